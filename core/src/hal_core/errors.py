@@ -1,0 +1,120 @@
+"""The error family: every error names who, what and the cure (guarantee G26).
+
+All errors derive from :class:`HalError`, and each also derives from the built-in that callers already
+catch for that kind of trouble (``ValueError``, ``TimeoutError``, ``LookupError``, …).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class HalError(Exception):
+    """Root of the family.
+
+    ``device``, ``hook`` and ``argument`` say who met the problem, ``what`` says the fact and ``cure`` what
+    to do about it. Each may be empty where it does not apply; the text puts them in that order.
+    """
+
+    def __init__(self, what: str, *, cure: str = "", device: str = "", hook: str = "", argument: str = "") -> None:
+        self.what, self.cure = what, cure
+        self.device, self.hook, self.argument = device, hook, argument
+        super().__init__(what)
+
+    def __str__(self) -> str:
+        who = ": ".join(part for part in (self.device, self.hook, self.argument) if part)
+        text = f"{who}: {self.what}" if who else self.what
+        return f"{text} ({self.cure})" if self.cure else text
+
+    def located(self, *, device: str = "", hook: str = "", argument: str = "") -> HalError:
+        """Fill in who met the error where it is not known yet, and return the error itself to raise."""
+        self.device, self.hook = self.device or device, self.hook or hook
+        self.argument = self.argument or argument
+        return self
+
+
+class InvalidValue(HalError, ValueError):
+    """An argument or option has a value that cannot be used; nothing was changed."""
+
+
+class InvalidBatch(InvalidValue):
+    """A task batch is invalid; nothing was changed. ``problems`` lists every one of them (G8)."""
+
+    def __init__(self, problems: Sequence[str], *, device: str = "", hook: str = "insert_tasks") -> None:
+        self.problems = tuple(problems)
+        super().__init__(
+            f"{len(self.problems)} problem(s), nothing was inserted: " + "; ".join(self.problems),
+            cure="mend or leave out the tasks named, then insert the batch again",
+            device=device,
+            hook=hook,
+            argument="tasks",
+        )
+
+
+class ConversionRefused(InvalidValue, TypeError):
+    """A value's type class or range does not fit the target's dtype (G6)."""
+
+
+class ShapeMismatch(InvalidValue):
+    """A value's element count or shape does not fit the target (G6)."""
+
+
+class DeviceNotFound(HalError, LookupError):
+    """No installed distribution provides a device of that name."""
+
+
+class Unavailable(HalError, RuntimeError):
+    """A plugin is sound but its device cannot be used here: no driver, no chip, no framework build."""
+
+
+class PluginError(HalError, RuntimeError):
+    """A plugin's distribution is broken: it does not import, or does not implement the contract."""
+
+
+class ContractMismatch(PluginError):
+    """A plugin was made for another contract version, or names no contract range."""
+
+
+class CapabilityMissing(HalError, RuntimeError):
+    """``require=`` asked for something that the device does not offer; nothing was opened."""
+
+
+class DeviceClosed(HalError, RuntimeError):
+    """The device (or its copy after a fork) takes no calls any more."""
+
+
+class StateUnusable(HalError, RuntimeError):
+    """Ranks disagree about a state, so it may not be used again (G14)."""
+
+
+class OutOfMemory(HalError, MemoryError):
+    """The device or the staging ring has no room left; nothing was half-queued."""
+
+
+class TicketTimeout(HalError, TimeoutError):
+    """A wait ended before the work did. The ticket stays pending and can be waited for again."""
+
+
+class GroupLost(HalError, ConnectionError):
+    """A peer of the group is lost or hung; the group is dead (G16)."""
+
+
+class SinkFull(HalError, TimeoutError):
+    """The sink took no record before its deadline. The record is kept and sent when there is room (G23)."""
+
+
+class SinkClosed(HalError, ConnectionError):
+    """The sink is closed; the record was not taken."""
+
+
+class Undelivered(HalError, ConnectionError):
+    """Records that could not be delivered, by request and position: ``records`` holds
+    ``(request_id, first_position, count)`` for each (G19)."""
+
+    def __init__(self, what: str, records: Sequence[tuple[str, int, int]], *, cure: str = "") -> None:
+        self.records = tuple(records)
+        super().__init__(what, cure=cure, hook="save_output", argument="sink")
+
+
+class FrameError(HalError, ValueError):
+    """Bytes that are no frame: wrong magic, version, length, checksum, count, or truncated."""
