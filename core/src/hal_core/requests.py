@@ -1,0 +1,252 @@
+"""Requests: sampling parameters, and admission, which checks a request once and packs what its slot will need."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+from .errors import InvalidValue
+from .layout import StateLayout
+
+Int64s = np.ndarray[Any, np.dtype[np.int64]]
+_serials = itertools.count(1)
+
+
+class SplitRole(IntEnum):
+    """Which part of a prefill/decode split the worker plays for a request."""
+
+    MIXED = 0
+    PREFILL = 1
+    DECODE = 2
+
+
+def _number(name: str, value: object, low: float, high: float = math.inf, *, whole: bool = False) -> None:
+    """Refuse anything but a number (a whole one where asked) from ``low`` to ``high``; NaN is none."""
+    kinds = (int, np.integer) if whole else (int, float, np.integer, np.floating)
+    if isinstance(value, bool | np.bool_) or not isinstance(value, kinds) or not low <= value <= high:  # type: ignore[operator]
+        kind = "a whole number" if whole else "a number"
+        bound = f"of at least {low}" if math.isinf(high) else f"from {low} to {high}"
+        raise InvalidValue(f"{name} = {value!r}", cure=f"give {kind} {bound}", argument=name)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token of a request is chosen.
+
+    - ``temperature``: 0 is greedy; otherwise logits are divided by it.
+    - ``top_k`` (0: off), ``top_p`` (1: off), ``min_p`` (0: off): truncate the distribution, in this order.
+    - ``seed``: draws depend on seed, request and position alone.
+    - ``repetition_penalty`` (1: off; Keskar et al. 2019), ``frequency_penalty``, ``presence_penalty`` (0: off).
+    - ``min_tokens``: end and stop tokens cannot be sampled before; ``max_tokens``: most tokens to generate.
+    - ``stop_sequences``, ``bad_words``, ``eos_token_ids``: token ids. A bad word is never sampled.
+    - ``logprobs``: how many alternatives to report besides the sampled token; None for no log-probabilities.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    min_tokens: int = 0
+    max_tokens: int = 16
+    stop_sequences: tuple[tuple[int, ...], ...] = ()
+    bad_words: tuple[int, ...] = ()
+    eos_token_ids: tuple[int, ...] = ()
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        _number("temperature", self.temperature, 0.0, 1e6)
+        _number("top_k", self.top_k, 0, 2**31 - 1, whole=True)
+        _number("top_p", self.top_p, 0.0, 1.0)
+        _number("min_p", self.min_p, 0.0, 1.0)
+        _number("seed", self.seed, 0, 2**63 - 1, whole=True)
+        _number("repetition_penalty", self.repetition_penalty, 1e-6, 1e6)
+        _number("frequency_penalty", self.frequency_penalty, -1e6, 1e6)
+        _number("presence_penalty", self.presence_penalty, -1e6, 1e6)
+        _number("max_tokens", self.max_tokens, 1, 2**31 - 1, whole=True)
+        _number("min_tokens", self.min_tokens, 0, self.max_tokens, whole=True)
+        if self.top_p == 0.0:
+            raise InvalidValue("top_p = 0", cure="give a number above 0, at most 1", argument="top_p")
+        if self.logprobs is not None:
+            _number("logprobs", self.logprobs, 0, 2**31 - 1, whole=True)
+        for name in ("bad_words", "eos_token_ids"):
+            object.__setattr__(self, name, _ids(name, getattr(self, name)))
+        object.__setattr__(self, "stop_sequences", tuple(_ids("stop_sequences", s) for s in self.stop_sequences))
+        if any(not sequence for sequence in self.stop_sequences):
+            raise InvalidValue("an empty stop sequence", cure="leave it out", argument="stop_sequences")
+
+
+def _ids(name: str, values: Sequence[int]) -> tuple[int, ...]:
+    ids = tuple(values)
+    for value in ids:
+        _number(name, value, 0, 2**31 - 1, whole=True)
+    return ids
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a user asks for: token ids of the prompt and how to go on.
+
+    ``output`` holds tokens generated before, when a preempted request is resumed.
+    """
+
+    request_id: str
+    prompt: Sequence[int]
+    params: SamplingParams = field(default_factory=SamplingParams)
+    output: Sequence[int] = ()
+    role: SplitRole = SplitRole.MIXED
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AdmittedRequest:
+    """A request that fits a state's sizes, packed for its slot. Made by :func:`admit`.
+
+    - ``serial``: the number that names this stay of the request in a slot; a resumed request has a new one.
+    - ``tokens``: int64 ``[prompt + output]``, read-only; ``prompt_len`` and ``generated`` are its two parts.
+    - ``record``: the packed record (``StateLayout.record_dtype``), as bytes; what depends on the moment of
+      insertion (lengths, blocks, drafts) is set then.
+    - ``bad_words`` int64, ``stop_seqs`` int64 ``[sequences * max_stop_length]`` padded with -1, ``stop_seqs_len``
+      int32 ``[sequences]``: rows.
+    """
+
+    request_id: str
+    serial: int
+    tokens: Int64s
+    prompt_len: int
+    generated: int
+    params: SamplingParams
+    role: SplitRole
+    record: bytes
+    bad_words: Int64s
+    stop_seqs: Int64s
+    stop_seqs_len: np.ndarray[Any, np.dtype[np.int32]]
+
+    @property
+    def total(self) -> int:
+        """Tokens known so far, prompt and generated."""
+        return self.prompt_len + self.generated
+
+
+_NO_INT64 = np.zeros(0, np.int64)
+_NO_INT32 = np.zeros(0, np.int32)
+
+
+def admit(request: Request, layout: StateLayout, *, vocab_size: int | None = None) -> AdmittedRequest:
+    """Check ``request`` against the sizes of a state, and pack it.
+
+    Raises :class:`InvalidValue`, naming the request and the cure, for an empty or too long prompt, tokens that
+    are no whole numbers of at least 0 (below ``vocab_size`` where that is given), and lists longer than the
+    state's bounds. One bad request never takes others along: nothing is shared.
+    """
+    sizes, params = layout.sizes, request.params
+    prompt, output = _tokens(request, request.prompt, "prompt"), _tokens(request, request.output, "output")
+    tokens = np.concatenate([prompt, output]) if len(output) else prompt
+    _check_lengths(request, len(prompt), len(output), layout)
+    if vocab_size is not None and len(tokens) and int(tokens.max()) >= vocab_size:
+        raise InvalidValue(
+            f"token {int(tokens.max())} is outside the vocabulary of {vocab_size}",
+            cure="tokenize with the model's own tokenizer",
+            argument=f"request {request.request_id!r}",
+        )
+    tokens.flags.writeable = False
+    stop_len = _NO_INT32
+    stop = _NO_INT64
+    if params.stop_sequences:
+        stop_len = np.array([len(s) for s in params.stop_sequences], np.int32)
+        stop = np.full((len(stop_len), sizes.max_stop_length), -1, np.int64)
+        for row, sequence in zip(stop, params.stop_sequences, strict=True):
+            row[: len(sequence)] = sequence
+        stop = stop.reshape(-1)
+    bad = np.array(params.bad_words, np.int64) if params.bad_words else _NO_INT64
+    serial = next(_serials)
+    return AdmittedRequest(
+        request.request_id,
+        serial,
+        tokens,
+        len(prompt),
+        len(output),
+        params,
+        request.role,
+        _pack(request, serial, len(prompt), len(output), layout),
+        bad,
+        stop,
+        stop_len,
+    )
+
+
+def _tokens(request: Request, values: Sequence[int], name: str) -> Int64s:
+    """The token ids as a new int64 array; floats, bools and negative numbers are refused by value."""
+    array = np.array(values)
+    if array.size == 0:
+        return np.zeros(0, np.int64)
+    if array.ndim != 1 or array.dtype.kind not in "iu" or int(array.min()) < 0 or int(array.max()) >= 2**31:
+        raise InvalidValue(
+            f"{name} must be one list of token ids, whole numbers from 0 to 2**31 - 1",
+            argument=f"request {request.request_id!r}",
+        )
+    return array.astype(np.int64)
+
+
+def _check_lengths(request: Request, prompt_len: int, generated: int, layout: StateLayout) -> None:
+    sizes, params, who = layout.sizes, request.params, f"request {request.request_id!r}"
+    if prompt_len == 0:
+        raise InvalidValue("the prompt has no tokens", cure="give at least one token", argument=who)
+    if prompt_len + generated >= sizes.max_tokens:
+        raise InvalidValue(
+            f"{prompt_len + generated} tokens leave no room to generate in {sizes.max_tokens}",
+            cure=f"shorten the prompt to at most {sizes.max_tokens - 1} tokens",
+            argument=who,
+        )
+    if generated >= params.max_tokens:
+        raise InvalidValue(f"{generated} tokens are generated already", cure="raise max_tokens", argument=who)
+    longest = max(map(len, params.stop_sequences), default=0)
+    for name, count, bound in (
+        ("stop_sequences", len(params.stop_sequences), sizes.max_stop_sequences),
+        ("the longest stop sequence", longest, sizes.max_stop_length),
+        ("bad_words", len(params.bad_words), sizes.max_bad_words),
+        ("eos_token_ids", len(params.eos_token_ids), sizes.max_eos),
+        ("logprobs", params.logprobs or 0, sizes.top_k),
+    ):
+        if count > bound:
+            raise InvalidValue(f"{name}: {count} is over the state's bound of {bound}", cure="ask for less", argument=who)
+
+
+_templates: dict[bytes, np.ndarray[Any, np.dtype[np.void]]] = {}
+
+
+def empty_record(layout: StateLayout) -> np.ndarray[Any, np.dtype[np.void]]:
+    """A record of an empty slot, shape ``[1]``: every field at its reset value."""
+    template = _templates.get(layout.digest)
+    if template is None:
+        template = np.zeros(1, layout.record_dtype)
+        for name in layout.record_dtype.names or ():
+            template[name] = layout.fields[name].field.reset
+        _templates[layout.digest] = template
+    return template.copy()
+
+
+def _pack(request: Request, serial: int, prompt_len: int, generated: int, layout: StateLayout) -> bytes:
+    params, rec = request.params, empty_record(layout)
+    row = rec[0]
+    row["request_serial"], row["prompt_lens"], row["step_idx"] = serial, prompt_len, generated
+    row["stop_flags"], row["split_role"] = False, request.role
+    row["temperature"], row["top_p"], row["top_k"] = params.temperature, params.top_p, params.top_k
+    row["min_p"], row["seed"] = params.min_p, params.seed
+    row["repetition_penalty"] = params.repetition_penalty
+    row["frequency_penalty"], row["presence_penalty"] = params.frequency_penalty, params.presence_penalty
+    row["min_dec_len"], row["max_dec_len"] = params.min_tokens, params.max_tokens
+    row["logprobs_num"] = -1 if params.logprobs is None else params.logprobs
+    if params.eos_token_ids:
+        row["eos_num"] = len(params.eos_token_ids)
+        rec["eos_token_ids"][0, : len(params.eos_token_ids)] = params.eos_token_ids
+    row["stop_seqs_num"], row["bad_words_num"] = len(params.stop_sequences), len(params.bad_words)
+    return rec.tobytes()

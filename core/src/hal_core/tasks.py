@@ -1,0 +1,171 @@
+"""Tasks: what ``insert_tasks`` puts into slots, one by one as :class:`Task` or in columns as :class:`TaskBatch`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from .errors import InvalidValue
+from .requests import AdmittedRequest
+
+Int32s = np.ndarray[Any, np.dtype[np.int32]]
+
+
+class TaskKind(IntEnum):
+    """What happens to a slot.
+
+    - ``PREFILL``: a new (or resumed) request takes the slot; the next step feeds its first ``length`` tokens.
+    - ``CHUNK``: the next ``length`` tokens of the request that is in the slot (chunked prefill).
+    - ``DECODE``: more KV blocks for the request that is decoding in the slot.
+    - ``HANDOFF``: the decode role of a prefill/decode split: the request goes on after its first token.
+    - ``PREEMPTED``: the request leaves the slot and will be resumed; reported once by the next output.
+    - ``ABORTED``: the request leaves the slot for good; reported once by the next output.
+    """
+
+    PREFILL = 1
+    CHUNK = 2
+    DECODE = 3
+    HANDOFF = 4
+    PREEMPTED = 5
+    ABORTED = 6
+
+
+ENTERING = (TaskKind.PREFILL, TaskKind.HANDOFF)
+LEAVING = (TaskKind.PREEMPTED, TaskKind.ABORTED)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One request, one slot.
+
+    - ``request``: needed by every kind; it names the request that the caller believes to be in the slot.
+    - ``start``: tokens of it whose KV is in the cache before the next step (PREFILL with a cached prefix, CHUNK).
+    - ``length``: tokens that the next step feeds (PREFILL, CHUNK).
+    - ``blocks``: physical KV block ids to put into the block table from entry ``first_block`` on.
+    - ``first_token``, ``drafts``: what the prefill node sampled (HANDOFF).
+    """
+
+    kind: TaskKind
+    slot: int
+    request: AdmittedRequest
+    start: int = 0
+    length: int = 0
+    blocks: Sequence[int] = ()
+    first_block: int = 0
+    first_token: int = -1
+    drafts: Sequence[int] = ()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.kind, TaskKind):
+            raise InvalidValue(f"kind {self.kind!r}", cure="give a TaskKind", argument="kind")
+        if not isinstance(self.request, AdmittedRequest):
+            raise InvalidValue(f"request {self.request!r}", cure="admit() the request first", argument="request")
+
+
+class TaskBatch:
+    """Tasks in columns, in order; immutable. ``TaskBatch.of(tasks)``, or ``TaskBatch.prefill(…)`` without objects.
+
+    Columns of length n: ``kinds``, ``slots``, ``starts``, ``lengths``, ``first_blocks``, ``block_counts``,
+    ``first_tokens`` (int32 or int64), ``requests`` and ``drafts`` (tuples). ``blocks``: int32, all tasks' block
+    ids one after the other.
+    """
+
+    __slots__ = (
+        "block_counts",
+        "blocks",
+        "drafts",
+        "first_blocks",
+        "first_tokens",
+        "kinds",
+        "lengths",
+        "requests",
+        "slots",
+        "starts",
+    )
+
+    def __init__(
+        self,
+        kinds: Int32s,
+        slots: Sequence[int],
+        requests: Sequence[AdmittedRequest],
+        starts: Sequence[int],
+        lengths: Sequence[int],
+        blocks: Sequence[Sequence[int]],
+        first_blocks: Sequence[int] | None = None,
+        first_tokens: Sequence[int] | None = None,
+        drafts: Sequence[Sequence[int]] | None = None,
+    ) -> None:
+        n = len(slots)
+        self.kinds = kinds
+        self.slots = _column(slots, "slots", np.int32)
+        self.requests = tuple(requests)
+        self.starts = _column(starts, "starts", np.int32)
+        self.lengths = _column(lengths, "lengths", np.int32)
+        self.block_counts = np.fromiter(map(len, blocks), np.int32, len(blocks))
+        self.blocks = _column(list(chain.from_iterable(blocks)), "blocks", np.int32)
+        self.first_blocks = np.zeros(n, np.int32) if first_blocks is None else _column(first_blocks, "first_blocks", np.int32)
+        self.first_tokens = np.full(n, -1, np.int64) if first_tokens is None else _column(first_tokens, "first_tokens", np.int64)
+        self.drafts = ((),) * n if drafts is None else tuple(tuple(d) for d in drafts)
+        columns = (self.kinds, self.requests, self.starts, self.lengths, self.block_counts, self.first_blocks)
+        if any(len(column) != n for column in (*columns, self.first_tokens, self.drafts)):
+            raise InvalidValue("the columns of a batch differ in length", cure=f"give {n} of each", argument="tasks")
+        for name in ("kinds", "slots", "starts", "lengths", "block_counts", "blocks", "first_blocks", "first_tokens"):
+            getattr(self, name).flags.writeable = False
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if hasattr(self, name):
+            raise AttributeError(f"TaskBatch is immutable: {name}")
+        object.__setattr__(self, name, value)
+
+    @classmethod
+    def of(cls, tasks: Sequence[Task]) -> TaskBatch:
+        """The batch of some tasks, in their order."""
+        return cls(
+            np.fromiter((task.kind for task in tasks), np.int32, len(tasks)),
+            [task.slot for task in tasks],
+            [task.request for task in tasks],
+            [task.start for task in tasks],
+            [task.length for task in tasks],
+            [task.blocks for task in tasks],
+            [task.first_block for task in tasks],
+            [task.first_token for task in tasks],
+            [task.drafts for task in tasks],
+        )
+
+    @classmethod
+    def prefill(
+        cls,
+        slots: Sequence[int],
+        requests: Sequence[AdmittedRequest],
+        lengths: Sequence[int],
+        blocks: Sequence[Sequence[int]],
+        starts: Sequence[int] | None = None,
+    ) -> TaskBatch:
+        """New requests for some slots; the next step feeds the first ``lengths`` tokens of each."""
+        n = len(slots)
+        return cls(
+            np.full(n, TaskKind.PREFILL, np.int32), slots, requests, [0] * n if starts is None else starts, lengths, blocks
+        )
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    def __repr__(self) -> str:
+        kinds = ", ".join(f"{TaskKind(k).name.lower()} -> {s}" for k, s in zip(self.kinds, self.slots, strict=True))
+        return f"TaskBatch({kinds})"
+
+
+def _column(values: Sequence[int], name: str, dtype: type[np.signedinteger[Any]]) -> Any:  # noqa: ANN401 (int32 or int64)
+    """A new integer array; floats and numbers out of range are refused, not rounded."""
+    array = np.array(values)
+    if array.size == 0:
+        return np.zeros(0, dtype)
+    limits = np.iinfo(dtype)
+    if array.ndim != 1 or array.dtype.kind not in "iu" or int(array.min()) < limits.min or int(array.max()) > limits.max:
+        raise InvalidValue(f"{name} must be whole numbers that fit {np.dtype(dtype)}", argument=name)
+    return array.astype(dtype)

@@ -1,0 +1,102 @@
+"""Tickets: what every hook returns. A ticket is done when the hook's work is, and carries what went wrong."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from typing import Literal
+
+from .errors import TicketTimeout
+
+Mode = Literal["async", "sync"]
+
+
+class Ticket(ABC):
+    """The promise of one hook call. It may be waited for from any thread, any number of times.
+
+    ``mode`` is "sync" where the work on the device was done when the hook returned, else "async".
+    ``observed`` turns true when an error was raised by :meth:`wait`; an error that nobody observed is raised by
+    the next hook call on the device and by ``close()``.
+    """
+
+    __slots__ = ("observed",)
+    mode: Mode
+
+    def __init__(self) -> None:
+        self.observed = False
+
+    @abstractmethod
+    def done(self) -> bool:
+        """True once the work is finished or has failed; never blocks, never raises."""
+
+    @abstractmethod
+    def _block(self, timeout: float | None) -> bool:
+        """Wait for at most ``timeout`` seconds (None: for ever); True when done."""
+
+    @abstractmethod
+    def failure(self) -> BaseException | None:
+        """The error the work ended with; None while it is pending or when it went well."""
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Return when the work is done; raise what went wrong later, or :class:`TicketTimeout`.
+
+        ``timeout`` is in seconds. After a timeout the ticket stays pending and can be waited for again.
+        """
+        if not self._block(timeout):
+            raise TicketTimeout(
+                f"not done after {timeout} s", cure="wait again; the ticket stays pending", argument="ticket"
+            )
+        error = self.failure()
+        if error is not None:
+            self.observed = True
+            raise error
+
+
+class DoneTicket(Ticket):
+    """Work that was finished when the hook returned."""
+
+    __slots__ = ()
+    mode: Mode = "sync"
+
+    def done(self) -> bool:
+        return True
+
+    def _block(self, timeout: float | None) -> bool:
+        return True
+
+    def failure(self) -> BaseException | None:
+        return None
+
+    def wait(self, timeout: float | None = None) -> None:
+        return None
+
+
+DONE = DoneTicket()
+"""The one ticket of all synchronous work that cannot fail later."""
+
+
+class PromiseTicket(Ticket):
+    """A ticket that another thread settles, for work that ends on the host (a record queued for sending)."""
+
+    __slots__ = ("_error", "_settled", "mode")
+
+    def __init__(self, mode: Mode) -> None:
+        super().__init__()
+        self.mode: Mode = mode
+        self._settled = threading.Event()
+        self._error: BaseException | None = None
+
+    def settle(self, error: BaseException | None = None) -> None:
+        """Finish the ticket, with the error if the work failed. Only the first call counts."""
+        if not self._settled.is_set():
+            self._error = error
+            self._settled.set()
+
+    def done(self) -> bool:
+        return self._settled.is_set()
+
+    def _block(self, timeout: float | None) -> bool:
+        return self._settled.wait(timeout)
+
+    def failure(self) -> BaseException | None:
+        return self._error

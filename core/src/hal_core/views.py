@@ -1,0 +1,118 @@
+"""Views: strided pieces of device memory, the targets of writes and the sources of copies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import numpy as np
+
+from .dtypes import DType
+from .errors import InvalidValue
+
+Index = int | slice
+
+
+class Memory(Protocol):
+    """A block of device memory. ``address`` is the device's own; the host must not follow it."""
+
+    @property
+    def address(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+class View:
+    """A strided view of device memory: what ``async_set_value`` writes to.
+
+    ``offset`` and ``strides`` are bytes (strides may be negative), ``shape`` elements. Views are made by
+    ``state.view(name)`` or ``device.resolve(tensor)`` and sliced with whole numbers and slices, as NumPy's are.
+    ``host`` caches the NumPy view of memory that the host may touch (the cpu device).
+    """
+
+    __slots__ = ("dtype", "host", "memory", "offset", "owner", "shape", "strides")
+
+    def __init__(
+        self,
+        memory: Memory,
+        offset: int,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        dtype: DType,
+        owner: object = None,
+    ) -> None:
+        self.memory, self.offset, self.shape, self.strides, self.dtype = memory, offset, shape, strides, dtype
+        self.owner = owner
+        self.host: np.ndarray[Any, Any] | None = None
+
+    @classmethod
+    def contiguous(cls, memory: Memory, offset: int, shape: tuple[int, ...], dtype: DType, owner: object = None) -> View:
+        """A view of ``shape`` elements that lie one after the other in row-major order."""
+        strides, step = [], dtype.itemsize
+        for extent in reversed(shape):
+            strides.append(step)
+            step *= extent
+        return cls(memory, offset, shape, tuple(reversed(strides)), dtype, owner)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+    def __getitem__(self, index: Index | tuple[Index, ...]) -> View:
+        """A view of the part; a whole number drops its axis. Raises :class:`InvalidValue` out of bounds."""
+        parts = index if isinstance(index, tuple) else (index,)
+        if len(parts) > len(self.shape):
+            raise InvalidValue(f"{len(parts)} indices for a view of shape {self.shape}", argument="index")
+        offset, shape, strides = self.offset, [], []
+        for axis, (extent, stride) in enumerate(zip(self.shape, self.strides, strict=True)):
+            part = parts[axis] if axis < len(parts) else slice(None)
+            if isinstance(part, slice):
+                start, stop, step = part.indices(extent)
+                count = len(range(start, stop, step))
+                offset += start * stride if count else 0
+                shape.append(count)
+                strides.append(step * stride)
+            else:
+                at = int(part)
+                if not -extent <= at < extent:
+                    raise InvalidValue(f"index {at} on axis {axis} of a view of shape {self.shape}", argument="index")
+                offset += (at % extent) * stride
+        return View(self.memory, offset, tuple(shape), tuple(strides), self.dtype, self.owner)
+
+    def runs(self) -> tuple[np.ndarray[Any, np.dtype[np.int64]], int]:
+        """``(offsets, nbytes)``: the view in row-major order as equal runs of neighbouring bytes.
+
+        ``offsets`` is int64 ``[runs]``, bytes into the memory; each run is ``nbytes`` long.
+        """
+        nbytes, keep = self.dtype.itemsize, len(self.shape)
+        while keep and (self.strides[keep - 1] == nbytes or self.shape[keep - 1] == 1):
+            nbytes *= self.shape[keep - 1]
+            keep -= 1
+        offsets = np.array([self.offset], np.int64)
+        for extent, stride in zip(self.shape[:keep], self.strides[:keep], strict=True):
+            offsets = (offsets[:, None] + np.arange(extent, dtype=np.int64) * stride).reshape(-1)
+        if nbytes == 0:
+            return np.empty(0, np.int64), 0
+        return offsets, nbytes
+
+    def bounds(self) -> tuple[int, int]:
+        """``(first, end)``: the smallest byte range of the memory that holds the view."""
+        if self.size == 0:
+            return self.offset, self.offset
+        low = high = self.offset
+        for extent, stride in zip(self.shape, self.strides, strict=True):
+            reach = (extent - 1) * stride
+            low, high = low + min(0, reach), high + max(0, reach)
+        return low, high + self.dtype.itemsize
+
+    def __iter__(self) -> Iterator[View]:
+        return (self[i] for i in range(self.shape[0]))
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        return f"View({self.dtype.name}{list(self.shape)} at byte {self.offset}, strides {self.strides})"
