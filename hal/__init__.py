@@ -1,0 +1,51 @@
+"""hal: one set of worker hooks for LLM inference on any accelerator.
+
+Names are loaded on first use, so that ``import hal`` costs nothing and ``hal devices`` imports no framework.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .listing import Listed as Listed
+    from .listing import devices as devices
+    from .opening import open_device as open_device
+    from .reader import OutputReader as OutputReader
+    from .worker import Worker as Worker
+
+    __version__: str
+
+_HOME = {
+    "Listed": "listing",
+    "devices": "listing",
+    "open_device": "opening",
+    "OutputReader": "reader",
+    "Worker": "worker",
+}
+__all__ = [*_HOME, "__version__"]
+
+
+def __getattr__(name: str) -> object:
+    if name == "__version__":
+        value: object = _version()
+    elif name in _HOME:
+        value = getattr(import_module(f".{_HOME[name]}", __name__), name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("paddle-hal")
+    except PackageNotFoundError:  # run from a source tree that was never installed
+        return "0+unknown"

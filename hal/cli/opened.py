@@ -1,0 +1,86 @@
+"""Open one device in a subprocess, so that a crash, a hang or a framework's memory stays out of ``hal devices``."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+#: The tail of a crashed child's stderr that goes into the report, in characters.
+_TAIL = 400
+
+
+def open_in_subprocess(name: str, timeout: float) -> dict[str, Any]:
+    """Open ``name`` in a child; ``{"seconds", "capabilities", "fallbacks"}`` or ``{"error"}``, never an exception.
+
+    The answer comes back in a file, because frameworks and drivers write to both standard streams.
+    """
+    with tempfile.TemporaryDirectory(prefix="hal-open-") as folder:
+        answer, noise = Path(folder, "answer.json"), Path(folder, "stderr")
+        command = [sys.executable, "-P", "-m", __name__, name, str(answer)]
+        with noise.open("wb") as stream:
+            child = subprocess.Popen(  # its own session: what it has started ends with it
+                command, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, start_new_session=True
+            )
+            try:
+                child.wait(timeout)
+            except subprocess.TimeoutExpired:
+                return {"error": f"opening took longer than {timeout:g} s (raise --timeout, or see why it hangs)"}
+            finally:
+                _end(child)
+        if answer.exists():
+            result: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
+            return result
+        code = child.returncode
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+        said = " ".join(noise.read_text(encoding="utf-8", errors="replace")[-_TAIL:].split())
+        return {"error": f"the process that opened it ended with {how}" + (f"; it said: {said}" if said else "")}
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+
+
+def _report(name: str) -> dict[str, Any]:
+    from hal_core.errors import HalError
+
+    from hal import open_device
+
+    begin = time.perf_counter()
+    try:
+        device = open_device(name)
+    except HalError as error:
+        return {"error": " ".join(str(error).split())}
+    seconds = time.perf_counter() - begin
+    with contextlib.closing(device):
+        capabilities = device.capabilities
+        return {
+            "seconds": seconds,
+            "capabilities": {
+                ability.name: getattr(capabilities, ability.name)
+                for ability in fields(capabilities)
+                if ability.name != "fallbacks"
+            },
+            "fallbacks": dict(capabilities.fallbacks),
+        }
+
+
+def _child(name: str, path: str) -> None:
+    target = Path(path)
+    partial = target.with_suffix(".partial")
+    partial.write_text(json.dumps(_report(name)), encoding="utf-8")
+    partial.replace(target)
+
+
+if __name__ == "__main__":
+    _child(*sys.argv[1:3])

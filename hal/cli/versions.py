@@ -1,0 +1,32 @@
+"""What ``hal --version`` prints, from metadata alone."""
+
+from __future__ import annotations
+
+import platform
+from importlib import metadata
+
+from hal import __version__, contract
+from hal.discovery import CORE, normalized
+
+
+def lines() -> list[str]:
+    """The versions of hal, the contract, Python, and of every installed build of Paddle."""
+    return [
+        f"hal {__version__}",
+        f"contract {contract.contract_version()} ({CORE} {metadata.version(CORE)})",
+        f"python {platform.python_version()}",
+        f"paddle {_paddle()}",
+    ]
+
+
+def _paddle() -> str:
+    """Every build installs the same ``paddle`` package under a name of its own, so two at once are worth seeing."""
+    builds = set()
+    for dist in metadata.distributions():
+        try:
+            name, version = dist.metadata["Name"], dist.version
+        except (OSError, UnicodeError, KeyError, TypeError, AttributeError):
+            continue  # a damaged distribution is none of ours
+        if name and normalized(name).startswith("paddlepaddle"):
+            builds.add(f"{version} ({name})")
+    return ", ".join(sorted(builds)) or "not installed"

@@ -1,0 +1,108 @@
+"""Whether a plugin was made for the installed contract, decided before its code is imported.
+
+The contract version is major.minor of the installed paddle-hal-core. A plugin states its range as the ordinary
+requirement ``Requires-Dist: paddle-hal-core>=X.Y,<X+1``; pip then refuses most mismatches, this module the rest
+(``--no-deps``, a core that was updated alone, editable installs).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+from hal_core.errors import ContractMismatch, PluginError
+
+from .discovery import CORE, normalized
+
+if TYPE_CHECKING:
+    from packaging.specifiers import SpecifierSet
+    from packaging.version import Version
+
+    from .discovery import Entry
+
+#: Operators that bound a range from below and from above.
+_LOWER = frozenset({">=", ">", "==", "===", "~="})
+_UPPER = frozenset({"<", "<=", "==", "===", "~="})
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The stated range as text, and "" or what is wrong with it and the cure."""
+
+    range: str
+    problem: str = ""
+    cure: str = ""
+
+
+def contract_version() -> str:
+    """major.minor of the installed paddle-hal-core."""
+    version = _core_version()
+    return f"{version.major}.{version.minor}"
+
+
+def _core_version() -> Version:
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        text = metadata.version(CORE)
+        return Version(text)
+    except metadata.PackageNotFoundError:
+        raise PluginError(f"{CORE} is not installed", cure=f"pip install {CORE}") from None
+    except (InvalidVersion, TypeError):
+        raise PluginError(f"the metadata of {CORE} has no valid version", cure=f"reinstall {CORE}") from None
+
+
+def check(entry: Entry) -> None:
+    """Raise :class:`ContractMismatch` unless the plugin's range holds the installed contract version."""
+    result = verdict(entry)
+    if result.problem:
+        raise ContractMismatch(f"{entry.who}: {result.problem}", cure=result.cure, device=entry.name)
+
+
+def verdict(entry: Entry) -> Verdict:
+    """Judge the plugin's range. The core's own device needs none."""
+    if entry.embedded:
+        return Verdict("embedded")
+    version = _core_version()
+    contract = f"{version.major}.{version.minor}"
+    state = f"its metadata must say Requires-Dist: {CORE}>={contract},<{version.major + 1}; then reinstall it"
+    try:
+        stated = _range(entry.requires)
+    except ValueError as error:
+        return Verdict("?", str(error), state)
+    operators = {specifier.operator for specifier in stated or ()}
+    if stated is None or not operators:
+        return Verdict("none", f"it names no contract range (contract {contract} is installed)", state)
+    text = str(stated)
+    if not (operators & _LOWER and operators & _UPPER):
+        bound = "upper" if operators & _LOWER else "lower"
+        return Verdict(text, f"its contract range {CORE}{text} has no {bound} bound", state)
+    # The base release, so that a development build of X.Y counts as X.Y, and patch-level bounds work too.
+    if not stated.contains(version.base_version, prereleases=True):
+        return Verdict(
+            text,
+            f"it is made for contract {text}, installed is {contract} ({CORE} {version})",
+            f"install a {entry.distribution} made for contract {contract}, or a {CORE} in {text}",
+        )
+    return Verdict(text)
+
+
+def _range(requires: tuple[str, ...]) -> SpecifierSet | None:
+    """What the requirements that apply here say of the core, all together; None where they do not name it."""
+    from packaging.requirements import InvalidRequirement, Requirement
+    from packaging.specifiers import SpecifierSet
+
+    found: SpecifierSet | None = None
+    for line in requires:
+        try:
+            requirement = Requirement(line)
+        except InvalidRequirement:
+            if normalized(line).startswith(CORE):
+                raise ValueError(f"its requirement {line!r} cannot be parsed") from None
+            continue  # some other dependency's line, which is pip's business
+        if normalized(requirement.name) != CORE:
+            continue
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            found = (found or SpecifierSet()) & requirement.specifier
+    return found

@@ -1,0 +1,229 @@
+"""Which device plugins are installed, read from their metadata alone, and the loading of the one that is chosen.
+
+This is the one file that knows stevedore. Listing, the allow-list, contract ranges and duplicates use
+``importlib.metadata`` before any code of a plugin is imported (docs/decisions/0002).
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+
+from hal_core.device import Plugin, Probe
+from hal_core.errors import HalError, InvalidValue, PluginError, Unavailable
+
+GROUP = "hal.devices"
+#: A device's priority, where code need not be imported to read it: ``name = "digits"``; no line: never automatic.
+PRIORITIES = "hal.priorities"
+#: The embedded core: its own device needs no contract range and no place in the allow-list.
+CORE = "paddle-hal-core"
+ALLOW_LIST = "HAL_PLUGINS"
+#: The priority of a device that declares none. Auto-selection leaves out whatever is below 0.
+NEVER = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One device name that one installed distribution provides. Nothing of it has been imported.
+
+    ``problem`` is "" or why the metadata cannot be used; ``allowed`` is false where ``HAL_PLUGINS`` leaves it out.
+    """
+
+    name: str
+    distribution: str
+    version: str
+    target: str
+    priority: int = NEVER
+    requires: tuple[str, ...] = ()
+    allowed: bool = True
+    problem: str = ""
+    point: metadata.EntryPoint | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def who(self) -> str:
+        """The distribution and its version, for error messages."""
+        return f"{self.distribution} {self.version}"
+
+    @property
+    def embedded(self) -> bool:
+        """True for a device of the core itself."""
+        return normalized(self.distribution) == CORE
+
+    def error(self, what: str, cure: str = "") -> PluginError:
+        """A :class:`PluginError` that names the device, the distribution and a cure."""
+        way_out = f"reinstall or update {self.distribution}"
+        if not self.embedded:
+            way_out += f", or leave it out with {ALLOW_LIST}"
+        return PluginError(f"{self.who}: {what}", cure=cure or way_out, device=self.name)
+
+
+def normalized(name: str) -> str:
+    """A distribution name as package indexes compare it (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def installed() -> tuple[Entry, ...]:
+    """Every device that an installed distribution declares, in the order in which they would be selected.
+
+    Raises :class:`InvalidValue` when ``HAL_PLUGINS`` names a distribution that is no installed plugin.
+    """
+    found = [*_plugin_distributions()]
+    allowed = _allow_list({normalized(name) for name, _ in found})
+    entries = [entry for name, dist in found for entry in _entries(name, dist, allowed)]
+    return tuple(sorted(entries, key=lambda entry: (-entry.priority, entry.name, entry.distribution)))
+
+
+def _plugin_distributions() -> list[tuple[str, metadata.Distribution]]:
+    """Name and distribution of each plugin. A damaged distribution elsewhere on the path does not matter."""
+    names = set()
+    for dist in metadata.distributions():
+        try:
+            if GROUP in (dist.read_text("entry_points.txt") or ""):
+                names.add(normalized(dist.metadata["Name"]))
+        except (OSError, UnicodeError, KeyError, TypeError, AttributeError):
+            continue  # no readable name: what is left of an interrupted uninstall, which nothing can be loaded from
+    found = []
+    for name in sorted(names):
+        try:  # the first on the path is the one that imports find; a shadowed older one does not count
+            dist = metadata.distribution(name)
+        except metadata.PackageNotFoundError:  # a folder that pip has renamed for removal
+            continue
+        found.append((dist.metadata["Name"], dist))
+    return found
+
+
+def _entries(name: str, dist: metadata.Distribution, allowed: frozenset[str] | None) -> list[Entry]:
+    is_allowed = allowed is None or normalized(name) == CORE or normalized(name) in allowed
+    try:
+        points = [*dist.entry_points]
+        requires = tuple(dist.requires or ())
+    except Exception as error:  # noqa: BLE001 (whatever damaged metadata provokes is reported, not raised)
+        why = f"its metadata cannot be read: {type(error).__name__}: {error}"
+        return [Entry("?", name, dist.version, "", allowed=is_allowed, problem=why)]
+    entries = []
+    for point in points:
+        if point.group == GROUP:
+            declared = [other.value for other in points if other.group == PRIORITIES and other.name == point.name]
+            priority, problem = _priority(declared)
+            entries.append(
+                Entry(point.name, name, dist.version, point.value, priority, requires, is_allowed, problem, point)
+            )
+    return entries
+
+
+def _priority(declared: Sequence[str]) -> tuple[int, str]:
+    if not declared:
+        return NEVER, ""
+    if len(declared) == 1 and re.fullmatch(r"[0-9]{1,9}", declared[0]):
+        return int(declared[0]), ""
+    wanted = "one number from 0 to 999999999 (no line for a device that is never selected automatically)"
+    return NEVER, f"entry-point group {PRIORITIES} gives priority {', '.join(declared)!r}, not {wanted}"
+
+
+def _allow_list(plugins: set[str]) -> frozenset[str] | None:
+    """The normalised names in ``HAL_PLUGINS``; None: all. An empty list leaves the embedded core alone."""
+    text = os.environ.get(ALLOW_LIST)
+    if text is None:
+        return None
+    names = frozenset(normalized(name.strip()) for name in text.split(",") if name.strip())
+    unknown = sorted(names - plugins)
+    if unknown:
+        raise InvalidValue(
+            f"no installed plugin is called {', '.join(unknown)}; installed: {', '.join(sorted(plugins)) or 'none'}",
+            cure="list distribution names separated by commas, or unset it to allow all",
+            argument=ALLOW_LIST,
+        )
+    return names
+
+
+def same_name(entries: Sequence[Entry], name: str) -> PluginError:
+    """The error for one device name that is declared more than once."""
+    claims = [entry for entry in entries if entry.name == name and entry.allowed]
+    both = " and ".join(f"{claim.who} ({claim.target})" for claim in claims)
+    cure = f"uninstall one of them, or name the one to use in {ALLOW_LIST}"
+    if len({claim.distribution for claim in claims}) == 1:
+        cure = f"mend the entry points of {claims[0].distribution}"
+    return PluginError(f"the device name is provided by {both}", cure=cure, device=name)
+
+
+def load(entry: Entry) -> type[Plugin]:
+    """Import the plugin of ``entry``, after its contract range was checked, and check what it declares.
+
+    Raises :class:`PluginError` (of which :class:`ContractMismatch` is one) with the distribution and the cure.
+    """
+    from . import contract
+
+    if entry.problem:
+        raise entry.error(entry.problem)
+    contract.check(entry)
+    plugin = _import(entry)
+    if not (isinstance(plugin, type) and issubclass(plugin, Plugin)):
+        raise entry.error(f"{entry.target} is not a class derived from hal_core.Plugin")
+    if inspect.isabstract(plugin):
+        missing = ", ".join(sorted(plugin.__abstractmethods__))
+        raise entry.error(f"{entry.target} does not implement {missing}")
+    if getattr(plugin, "name", None) != entry.name:
+        stated = getattr(plugin, "name", None)
+        raise entry.error(f"the entry point is called {entry.name!r}, {entry.target}.name is {stated!r}")
+    _check_priority(entry, plugin)
+    return plugin
+
+
+def _check_priority(entry: Entry, plugin: type[Plugin]) -> None:
+    stated = getattr(plugin, "priority", None)
+    if type(stated) is not int:
+        raise entry.error(f"{entry.target}.priority is {stated!r}, not an integer")
+    if max(stated, NEVER) != entry.priority:
+        declared = "declares none" if entry.priority == NEVER else f"declares {entry.priority}"
+        line = f'write {entry.name} = "{stated}" there' if stated >= 0 else "remove the line there"
+        raise entry.error(
+            f"{entry.target}.priority is {stated}, the entry-point group {PRIORITIES} {declared}",
+            cure=f"{line}, then reinstall {entry.distribution}",
+        )
+
+
+def _import(entry: Entry) -> object:
+    from stevedore.driver import DriverManager
+
+    class Fresh(DriverManager):  # type: ignore[misc]  # stevedore counts as untyped here (pyproject)
+        """A driver manager without stevedore's disk cache, which can be two minutes behind an installation."""
+
+        def list_entry_points(self) -> list[metadata.EntryPoint]:
+            return [entry.point] if entry.point else []
+
+    try:
+        manager = Fresh(GROUP, entry.name)
+        extension = manager.extensions[0]
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a plugin's import may even exit; the name of the culprit must not get lost
+        what = f"{type(error).__name__}: {error}".rstrip(": ")
+        raise entry.error(f"importing {entry.target} failed: {what}") from error
+    if extension.entry_point.value != entry.target:  # unless a later stevedore no longer asks list_entry_points
+        raise entry.error(
+            f"stevedore loaded {extension.entry_point.value}, the metadata says {entry.target}",
+            cure="stevedore's cache is stale: remove ~/.cache/python-entrypoints",
+        )
+    return extension.plugin
+
+
+def probe(entry: Entry, plugin: type[Plugin]) -> Probe:
+    """Ask a loaded plugin whether its device can be used. Raises :class:`PluginError` when it cannot answer."""
+    try:
+        answer: object = plugin.probe()
+    except Unavailable as error:
+        return Probe.no(error.what, error.cure)
+    except KeyboardInterrupt:
+        raise
+    except HalError as error:
+        error.located(device=entry.name)
+        raise
+    except BaseException as error:
+        raise entry.error(f"probe() failed: {type(error).__name__}: {error}".rstrip(": ")) from error
+    if not isinstance(answer, Probe):
+        raise entry.error(f"probe() returned {answer!r}, not a hal_core.Probe")
+    return answer

@@ -1,0 +1,65 @@
+"""Open a device: select it, open it, check what it can do, bind its hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from hal_core.capabilities import Capabilities
+from hal_core.errors import HalError, InvalidValue
+
+from .selection import Choice, first
+
+if TYPE_CHECKING:
+    from hal_core.bound import BoundDevice
+
+
+def open_device(
+    name: str | None = None,
+    *,
+    index: int | None = None,
+    require: Mapping[str, str | bool] | None = None,
+    options: Mapping[str, object] | None = None,
+) -> BoundDevice:
+    """Open a device and bind its hooks.
+
+    :param name: a device name or ``name:index``; else ``HAL_DEVICE``; else the best available device by priority.
+    :param index: which of several devices of that name; 0 unless ``name`` says another.
+    :param require: what the device must offer (:meth:`hal_core.capabilities.Capabilities.check`), for example
+        ``{"async_set_value": "async"}``; refused here rather than slowed silently (G7).
+    :param options: handed to the plugin as they are.
+    :raises DeviceNotFound: no plugin of that name, with what is installed and what may be meant.
+    :raises Unavailable: the device named cannot be used here, or none can.
+    :raises PluginError: a plugin does not import, breaks the contract, or was made for another one.
+    :raises CapabilityMissing: ``require`` asks for what the device does not offer; nothing stays open.
+    """
+    for argument, value in (("require", require), ("options", options)):
+        if value is not None and not isinstance(value, Mapping):
+            raise InvalidValue(f"{value!r} is no mapping", cure="give a dict", argument=argument)
+    return first(lambda choice: _open(choice, dict(require or {}), dict(options or {})), name, index)
+
+
+def _open(choice: Choice, require: Mapping[str, str | bool], options: Mapping[str, object]) -> BoundDevice:
+    from hal_core.bound import bind
+
+    entry = choice.entry
+    try:
+        device = choice.plugin.open(choice.index, options)
+    except HalError as error:
+        error.located(device=entry.name)
+        raise
+    except Exception as error:
+        what = f"opening index {choice.index} failed: {type(error).__name__}: {error}".rstrip(": ")
+        raise entry.error(what) from error
+    try:
+        capabilities: object = getattr(device, "capabilities", None)
+        if not isinstance(capabilities, Capabilities):
+            raise entry.error(f"the opened device has capabilities {capabilities!r}, not a hal_core.Capabilities")
+        capabilities.check(require, entry.name)
+        return bind(device)
+    except BaseException as error:
+        try:
+            device.close()
+        except Exception as second:  # noqa: BLE001 (the first error is the one to report)
+            error.add_note(f"closing the device failed too: {type(second).__name__}: {second}")
+        raise

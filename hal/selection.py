@@ -1,0 +1,151 @@
+"""Which device is used: the argument, then ``HAL_DEVICE``, then down the declared priority, loading one at a time."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from hal_core.errors import DeviceNotFound, InvalidValue, Unavailable
+
+from .discovery import ALLOW_LIST, CORE, Entry, installed, load, probe, same_name
+
+if TYPE_CHECKING:
+    from hal_core.device import Plugin
+
+T = TypeVar("T")
+ENVIRONMENT = "HAL_DEVICE"
+_LOG = logging.getLogger("hal")
+_NAME = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9_.-]*)(?P<colon>:(?P<index>[0-9]{1,9})?)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A device that was found available: its metadata, its loaded plugin, and the index to open."""
+
+    entry: Entry
+    plugin: type[Plugin]
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What was asked for: a device name (None: choose one), an index, and who asked."""
+
+    name: str | None
+    index: int
+    source: str
+
+
+def select(name: str | None = None, *, index: int | None = None) -> Choice:
+    """Choose a device without opening it: ``name`` ("cpu", "name:1"), else ``HAL_DEVICE``, else by priority.
+
+    Raises :class:`DeviceNotFound`, :class:`Unavailable`, :class:`PluginError` or :class:`InvalidValue`.
+    """
+    return first(lambda choice: choice, name, index)
+
+
+def first(use: Callable[[Choice], T], name: str | None = None, index: int | None = None) -> T:
+    """``use`` the device asked for; without one, use the first by priority that is not Unavailable.
+
+    A device that is unavailable (its probe says so, or ``use`` raises :class:`Unavailable`) is passed over with one
+    warning. Everything else that goes wrong with a plugin is raised: another device must not run in its place.
+    """
+    request = requested(name, index)
+    entries = installed()
+    if request.name is not None:
+        return _use(use, _find(entries, request), request.index)
+    reasons = []
+    for entry in _ranked(entries):
+        try:
+            return _use(use, entry, request.index)
+        except Unavailable as error:
+            error.located(device=entry.name)
+            _LOG.warning("%s; trying the next device", _one_line(error))
+            reasons.append(_one_line(error))
+    raise Unavailable(f"no device can be used here: {'; '.join(reasons)}", cure="hal devices shows each")
+
+
+def _use(use: Callable[[Choice], T], entry: Entry, index: int) -> T:
+    plugin = load(entry)
+    answer = probe(entry, plugin)
+    if not answer.available:
+        raise Unavailable(answer.reason or "not available here", cure=answer.cure, device=entry.name)
+    return use(Choice(entry, plugin, index))
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def requested(name: str | None, index: int | None = None) -> Request:
+    """Read what was asked for, from the arguments or ``HAL_DEVICE`` (empty: unset). Nothing is looked up."""
+    if index is not None and (type(index) is not int or index < 0):
+        raise InvalidValue(f"{index!r} is no device index", cure="give a whole number from 0", argument="index")
+    text, source = name, "name"
+    if name is None:
+        text, source = os.environ.get(ENVIRONMENT, "").strip() or None, ENVIRONMENT
+    if text is None:
+        return Request(None, index or 0, "priority")
+    match = _NAME.fullmatch(text) if isinstance(text, str) else None
+    if match is None:
+        cure = "give a name that hal devices lists, or name:index with a whole number from 0"
+        raise InvalidValue(f"{text!r} is no device name", cure=cure, argument=source)
+    stated = match["index"]
+    if match["colon"] and not stated:
+        cure = f"give {match['name']} or {match['name']}:0"
+        raise InvalidValue(f"{text!r} has no index after the colon", cure=cure, argument=source)
+    if stated and index is not None and int(stated) != index:
+        raise InvalidValue(
+            f"{text!r} and index={index} contradict each other", cure="give the index once", argument=source
+        )
+    return Request(match["name"], int(stated) if stated else index or 0, source)
+
+
+def _find(entries: Sequence[Entry], request: Request) -> Entry:
+    name = request.name or ""
+    claims = [entry for entry in entries if entry.name == name]
+    allowed = [entry for entry in claims if entry.allowed]
+    if len(allowed) > 1:
+        raise same_name(entries, name)
+    if allowed:
+        return allowed[0]
+    if claims:
+        raise DeviceNotFound(
+            f"no device {name!r}: {ALLOW_LIST} leaves {claims[0].distribution} out",
+            cure=f"add {claims[0].distribution} to {ALLOW_LIST}",
+            argument=request.source,
+        )
+    known = sorted({entry.name for entry in entries if entry.allowed})
+    close = difflib.get_close_matches(name.lower(), known, n=1)
+    meant = f"did you mean {close[0]!r}? else " if close else ""
+    raise DeviceNotFound(
+        f"no device {name!r}; installed: {', '.join(known) or 'none'}",
+        cure=f"{meant}pip install paddle-hal-{name.lower()}",
+        argument=request.source,
+    )
+
+
+def _ranked(entries: Sequence[Entry]) -> list[Entry]:
+    """The devices that may be selected automatically, best first; equal priorities by name.
+
+    Metadata that leaves the order open (a damaged plugin, a name claimed twice) is an error before anything is loaded.
+    """
+    allowed = [entry for entry in entries if entry.allowed]
+    for entry in allowed:
+        if entry.problem:
+            raise entry.error(entry.problem)
+    ranked = [entry for entry in allowed if entry.priority >= 0]
+    for entry in ranked:
+        if sum(other.name == entry.name for other in allowed) > 1:
+            raise same_name(entries, entry.name)
+    if not ranked:
+        others = ", ".join(sorted({entry.name for entry in allowed}))
+        what = f"no device is selected automatically; installed: {others}" if others else "no device is installed"
+        cure = f"name one in {ENVIRONMENT}" if others else f"pip install {CORE}"
+        raise DeviceNotFound(what, cure=cure)
+    return ranked
