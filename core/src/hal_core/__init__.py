@@ -56,7 +56,7 @@ _HOME = {
     "Ticket": "tickets",
     "View": "views",
 }
-__all__ = [*_HOME]  # noqa: PLE0604 (names come from the table above)
+__all__ = [*_HOME]
 
 
 def __getattr__(name: str) -> object:

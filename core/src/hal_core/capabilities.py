@@ -39,7 +39,9 @@ class Capabilities:
     def __post_init__(self) -> None:
         unknown = [hook for hook in self.fallbacks if hook not in HOOKS]
         if unknown:
-            raise InvalidValue(f"fallbacks name no hook: {unknown}", cure=f"use {', '.join(HOOKS)}", argument="fallbacks")
+            raise InvalidValue(
+                f"fallbacks name no hook: {unknown}", cure=f"use {', '.join(HOOKS)}", argument="fallbacks"
+            )
         if not self.async_h2d and not self.fallbacks.get("async_set_value"):
             raise InvalidValue(
                 "async_h2d is false and no reason is given",
@@ -59,7 +61,9 @@ class Capabilities:
                 self._check_hook(key, wanted, device)
             elif key not in abilities:
                 known = sorted([*HOOKS, *abilities])
-                raise InvalidValue(f"unknown requirement {key!r}", cure=f"known: {', '.join(known)}", argument="require")
+                raise InvalidValue(
+                    f"unknown requirement {key!r}", cure=f"known: {', '.join(known)}", argument="require"
+                )
             elif getattr(self, key) != wanted:
                 raise CapabilityMissing(
                     f"needs {key} = {wanted!r}, has {getattr(self, key)!r}",
@@ -70,7 +74,9 @@ class Capabilities:
 
     def _check_hook(self, hook: str, wanted: str | bool, device: str) -> None:
         if wanted not in ("async", "sync"):
-            raise InvalidValue(f"{hook} = {wanted!r}", cure='a hook can be required "async" or "sync"', argument="require")
+            raise InvalidValue(
+                f"{hook} = {wanted!r}", cure='a hook can be required "async" or "sync"', argument="require"
+            )
         if wanted == "async" and hook in self.fallbacks:
             raise CapabilityMissing(
                 f"{hook} is required to be asynchronous, but: {self.fallbacks[hook]}",

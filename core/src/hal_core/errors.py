@@ -100,7 +100,12 @@ class GroupLost(HalError, ConnectionError):
 
 
 class SinkFull(HalError, TimeoutError):
-    """The sink took no record before its deadline. The record is kept and sent when there is room (G23)."""
+    """The sink took no record before its deadline. The record is kept and sent when there is room (G23).
+
+    ``ticket`` is the ticket of the output that waits, so that a worker can still read it.
+    """
+
+    ticket: object = None
 
 
 class SinkClosed(HalError, ConnectionError):

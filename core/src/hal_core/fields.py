@@ -126,6 +126,7 @@ STATE_TABLE: tuple[Field, ...] = (
     _field("request_serial", "int64", "1", 0, _OUT),  # which request the slot holds; 0: none
     _field("last_preempted", "int64", "1", 0, _OUT, record=False),  # serial preempted since the last output, or 0
     _field("last_aborted", "int64", "1", 0, _OUT, record=False),  # serial aborted since the last output, or 0
+    _field("seq_lens_decoder", "int32", "1", 0, _OUT),  # tokens whose KV is in the cache
     _field("draft_num", "int32", "1", 0, _OUT),
     _field("draft_tokens", "int64", "draft", -1, _OUT),
     # What the next step reads besides.
@@ -133,7 +134,6 @@ STATE_TABLE: tuple[Field, ...] = (
     _field("prompt_lens", "int64", "1", 0, _STEP),
     _field("seq_lens_this_time", "int32", "1", 0, _STEP),  # tokens the next step feeds; 0: the slot is idle
     _field("seq_lens_encoder", "int32", "1", 0, _STEP),  # of these, tokens being prefilled; 0 while decoding
-    _field("seq_lens_decoder", "int32", "1", 0, _STEP),  # tokens whose KV is in the cache
     _field("split_role", "int32", "1", 0, _STEP),  # a SplitRole
     _field("temperature", "float32", "1", 0.0, _STEP),
     _field("top_p", "float32", "1", 1.0, _STEP),

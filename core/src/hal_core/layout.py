@@ -102,9 +102,7 @@ def lay_out(sizes: Sizes, table: Sequence[Field] = STATE_TABLE) -> StateLayout:
     return StateLayout(sizes, MappingProxyType(placed), MappingProxyType(groups), MappingProxyType(headers), at)
 
 
-def _group_range(
-    group: str, sizes: Sizes, placed: dict[str, Placed], headers: dict[str, ByteRange]
-) -> ByteRange:
+def _group_range(group: str, sizes: Sizes, placed: dict[str, Placed], headers: dict[str, ByteRange]) -> ByteRange:
     """The bytes of a group, its header included; its fields must be neighbours, or one copy would not do."""
     names = list(placed)
     inside = [name for name in names if group in placed[name].field.groups]

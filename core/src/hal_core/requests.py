@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -29,7 +30,7 @@ class SplitRole(IntEnum):
 def _number(name: str, value: object, low: float, high: float = math.inf, *, whole: bool = False) -> None:
     """Refuse anything but a number (a whole one where asked) from ``low`` to ``high``; NaN is none."""
     kinds = (int, np.integer) if whole else (int, float, np.integer, np.floating)
-    if isinstance(value, bool | np.bool_) or not isinstance(value, kinds) or not low <= value <= high:  # type: ignore[operator]
+    if isinstance(value, bool | np.bool_) or not isinstance(value, kinds) or not low <= value <= high:
         kind = "a whole number" if whole else "a number"
         bound = f"of at least {low}" if math.isinf(high) else f"from {low} to {high}"
         raise InvalidValue(f"{name} = {value!r}", cure=f"give {kind} {bound}", argument=name)
@@ -163,8 +164,8 @@ def admit(request: Request, layout: StateLayout, *, vocab_size: int | None = Non
     if params.stop_sequences:
         stop_len = np.array([len(s) for s in params.stop_sequences], np.int32)
         stop = np.full((len(stop_len), sizes.max_stop_length), -1, np.int64)
-        for row, sequence in zip(stop, params.stop_sequences, strict=True):
-            row[: len(sequence)] = sequence
+        for at, sequence in enumerate(params.stop_sequences):
+            stop[at, : len(sequence)] = sequence
         stop = stop.reshape(-1)
     bad = np.array(params.bad_words, np.int64) if params.bad_words else _NO_INT64
     serial = next(_serials)
@@ -217,7 +218,9 @@ def _check_lengths(request: Request, prompt_len: int, generated: int, layout: St
         ("logprobs", params.logprobs or 0, sizes.top_k),
     ):
         if count > bound:
-            raise InvalidValue(f"{name}: {count} is over the state's bound of {bound}", cure="ask for less", argument=who)
+            raise InvalidValue(
+                f"{name}: {count} is over the state's bound of {bound}", cure="ask for less", argument=who
+            )
 
 
 _templates: dict[bytes, np.ndarray[Any, np.dtype[np.void]]] = {}
@@ -234,13 +237,21 @@ def empty_record(layout: StateLayout) -> np.ndarray[Any, np.dtype[np.void]]:
     return template.copy()
 
 
+def draw_seed(seed: int, request_id: str) -> int:
+    """The number that a request's draws depend on besides their position: its seed and its name, mixed.
+
+    The multiplier is the 64-bit golden ratio of Knuth's multiplicative hashing; the result is 0 to 2**63 - 1.
+    """
+    return (seed ^ (zlib.crc32(request_id.encode()) * 0x9E37_79B9_7F4A_7C15)) & (2**63 - 1)
+
+
 def _pack(request: Request, serial: int, prompt_len: int, generated: int, layout: StateLayout) -> bytes:
     params, rec = request.params, empty_record(layout)
     row = rec[0]
     row["request_serial"], row["prompt_lens"], row["step_idx"] = serial, prompt_len, generated
     row["stop_flags"], row["split_role"] = False, request.role
     row["temperature"], row["top_p"], row["top_k"] = params.temperature, params.top_p, params.top_k
-    row["min_p"], row["seed"] = params.min_p, params.seed
+    row["min_p"], row["seed"] = params.min_p, draw_seed(params.seed, request.request_id)
     row["repetition_penalty"] = params.repetition_penalty
     row["frequency_penalty"], row["presence_penalty"] = params.frequency_penalty, params.presence_penalty
     row["min_dec_len"], row["max_dec_len"] = params.min_tokens, params.max_tokens

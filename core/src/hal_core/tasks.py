@@ -83,6 +83,7 @@ class TaskBatch:
         "first_tokens",
         "kinds",
         "lengths",
+        "packed_cache",
         "requests",
         "slots",
         "starts",
@@ -108,14 +109,36 @@ class TaskBatch:
         self.lengths = _column(lengths, "lengths", np.int32)
         self.block_counts = np.fromiter(map(len, blocks), np.int32, len(blocks))
         self.blocks = _column(list(chain.from_iterable(blocks)), "blocks", np.int32)
-        self.first_blocks = np.zeros(n, np.int32) if first_blocks is None else _column(first_blocks, "first_blocks", np.int32)
-        self.first_tokens = np.full(n, -1, np.int64) if first_tokens is None else _column(first_tokens, "first_tokens", np.int64)
+        self.first_blocks = (
+            np.zeros(n, np.int32) if first_blocks is None else _column(first_blocks, "first_blocks", np.int32)
+        )
+        self.first_tokens = (
+            np.full(n, -1, np.int64) if first_tokens is None else _column(first_tokens, "first_tokens", np.int64)
+        )
         self.drafts = ((),) * n if drafts is None else tuple(tuple(d) for d in drafts)
         columns = (self.kinds, self.requests, self.starts, self.lengths, self.block_counts, self.first_blocks)
         if any(len(column) != n for column in (*columns, self.first_tokens, self.drafts)):
             raise InvalidValue("the columns of a batch differ in length", cure=f"give {n} of each", argument="tasks")
         for name in ("kinds", "slots", "starts", "lengths", "block_counts", "blocks", "first_blocks", "first_tokens"):
             getattr(self, name).flags.writeable = False
+
+    def packed(self, record: np.dtype[np.void]) -> np.ndarray[Any, np.dtype[np.void]]:
+        """The requests' packed records ``[n]``, read-only. Raises when a request was admitted for other sizes."""
+        cached: tuple[np.dtype[np.void], np.ndarray[Any, np.dtype[np.void]]] | None = getattr(
+            self, "packed_cache", None
+        )
+        if cached is not None and cached[0] is record:
+            return cached[1]
+        joined = b"".join([request.record for request in self.requests])
+        if len(joined) != len(self) * record.itemsize:
+            raise InvalidValue(
+                "a request was admitted for a state of other sizes",
+                cure="admit it with this state's layout",
+                argument="tasks",
+            )
+        packed = np.frombuffer(joined, record)
+        object.__setattr__(self, "packed_cache", (record, packed))
+        return packed
 
     def __setattr__(self, name: str, value: object) -> None:
         if hasattr(self, name):
@@ -149,7 +172,12 @@ class TaskBatch:
         """New requests for some slots; the next step feeds the first ``lengths`` tokens of each."""
         n = len(slots)
         return cls(
-            np.full(n, TaskKind.PREFILL, np.int32), slots, requests, [0] * n if starts is None else starts, lengths, blocks
+            np.full(n, TaskKind.PREFILL, np.int32),
+            slots,
+            requests,
+            [0] * n if starts is None else starts,
+            lengths,
+            blocks,
         )
 
     def __len__(self) -> int:
@@ -166,6 +194,11 @@ def _column(values: Sequence[int], name: str, dtype: type[np.signedinteger[Any]]
     if array.size == 0:
         return np.zeros(0, dtype)
     limits = np.iinfo(dtype)
-    if array.ndim != 1 or array.dtype.kind not in "iu" or int(array.min()) < limits.min or int(array.max()) > limits.max:
+    if (
+        array.ndim != 1
+        or array.dtype.kind not in "iu"
+        or int(array.min()) < limits.min
+        or int(array.max()) > limits.max
+    ):
         raise InvalidValue(f"{name} must be whole numbers that fit {np.dtype(dtype)}", argument=name)
     return array.astype(dtype)

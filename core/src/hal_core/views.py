@@ -18,6 +18,10 @@ class Memory(Protocol):
     """A block of device memory. ``address`` is the device's own; the host must not follow it."""
 
     @property
+    def device(self) -> object:
+        """The opened device that the memory belongs to."""
+
+    @property
     def address(self) -> int: ...
 
     @property
@@ -48,7 +52,9 @@ class View:
         self.host: np.ndarray[Any, Any] | None = None
 
     @classmethod
-    def contiguous(cls, memory: Memory, offset: int, shape: tuple[int, ...], dtype: DType, owner: object = None) -> View:
+    def contiguous(
+        cls, memory: Memory, offset: int, shape: tuple[int, ...], dtype: DType, owner: object = None
+    ) -> View:
         """A view of ``shape`` elements that lie one after the other in row-major order."""
         strides, step = [], dtype.itemsize
         for extent in reversed(shape):

@@ -1,0 +1,213 @@
+"""The shared base of devices: the four hooks and ``advance``, written in terms of a device's primitives.
+
+A device that derives from :class:`DeviceBase` says how bytes move (``allocate``, ``submit``, ``copy_out``), what its
+streams are, and nothing else.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from . import advance as reference
+from .counters import Counters
+from .errors import CapabilityMissing
+from .insertion import plan_insert
+from .layout import ByteRange
+from .markers import hookimpl
+from .output import OutputTicket
+from .plan import PlanBuilder, WritePlan
+from .tickets import Ticket
+from .views import View
+
+if TYPE_CHECKING:
+    from .capabilities import Capabilities
+    from .device import Communicator, Device, Event, Stream
+    from .group import Group
+    from .sinks import Sink
+    from .state import SlotState
+    from .steps import Step
+    from .tasks import TaskBatch
+    from .transfers import CopyTicket
+    from .values import Value
+    from .views import Memory
+
+
+class DeviceBase(ABC):
+    """What devices share. Subclasses set ``name`` and ``capabilities`` and implement the abstract methods."""
+
+    name: str
+    capabilities: Capabilities
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self._counts: dict[str, int] = dict.fromkeys(Counters.__slots__, 0)
+
+    # -- primitives ---------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def allocate(self, nbytes: int) -> Memory:
+        """A block of device memory; see :class:`hal_core.device.Device`."""
+
+    @abstractmethod
+    def submit(self, plan: WritePlan, stream: Stream) -> Ticket:
+        """Write a plan in stream order."""
+
+    @abstractmethod
+    def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
+        """Copy byte ranges to the host, as they are after the work that is on ``stream`` now."""
+
+    @abstractmethod
+    def resolve(self, target: object) -> View:
+        """A view of a tensor that the device can write."""
+
+    @abstractmethod
+    def stream(self) -> Stream:
+        """A new stream."""
+
+    @property
+    @abstractmethod
+    def default_stream(self) -> Stream:
+        """The stream on which the framework computes."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give everything back."""
+
+    def is_device_value(self, value: object) -> bool:
+        """True for a value that is on this device; by default none is."""
+        return False
+
+    def event(self, stream: Stream) -> Event:
+        """An event after everything that is on ``stream`` now."""
+        return stream.record()
+
+    def communicator(self, group: Group) -> Communicator:
+        """Open a group. By default a device has no collectives."""
+        raise CapabilityMissing(
+            f"has no collectives, and the group {group.ranks} has {group.size} ranks",
+            cure="run one rank, or choose a device whose capabilities name a collective",
+            device=f"{self.name}:{self.index}",
+            hook="broadcast_tokens",
+            argument="group",
+        )
+
+    def hold(self, stream: Stream) -> AbstractContextManager[None]:
+        """Hold a stream. By default a device cannot."""
+        raise CapabilityMissing(
+            "cannot hold a stream", cure="ask capabilities.can_hold_stream first", device=f"{self.name}:{self.index}"
+        )
+
+    def counters(self) -> Counters:
+        """Counts since the device was opened."""
+        return Counters(**self._counts)
+
+    def count(self, name: str, by: int = 1) -> None:
+        """Add to one of the counts."""
+        self._counts[name] += by
+
+    def advance(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
+        """The reference on a copy of the state, written back as one plan; waits for the device once or twice."""
+        return advance_by_copy(self, state, step, stream)
+
+    # -- hooks --------------------------------------------------------------------------------------------------
+
+    @hookimpl
+    def insert_tasks(self, device: Device, state: SlotState, tasks: TaskBatch, stream: Stream) -> Ticket:
+        """One plan for all fields of all requests."""
+        return self.submit(plan_insert(state, tasks), stream)
+
+    @hookimpl
+    def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
+        """One plan for all runs of the target."""
+        if isinstance(value, View):
+            return self.copy_within(target, value, stream)
+        builder = PlanBuilder(target.memory)
+        offsets, nbytes = target.runs()
+        if isinstance(value, np.ndarray):
+            builder.copy(offsets, nbytes, value.reshape(-1).view(np.uint8))
+        else:
+            builder.fill(offsets, nbytes, value)
+        return self.submit(builder.build(), stream)
+
+    def copy_within(self, target: View, value: View, stream: Stream) -> Ticket:
+        """Copy between two views of this device's memory in stream order, row-major element by element."""
+        raise CapabilityMissing(
+            "cannot copy from one device tensor to another", cure="give a host value", hook="async_set_value"
+        )
+
+    @hookimpl
+    def save_output(self, device: Device, state: SlotState, step: Step, sink: Sink, stream: Stream) -> Ticket:
+        """One copy of the adjacent output fields; the record is built when the copy is there."""
+        part = state.output_range(topk=step.logprobs is not None)
+        ticket = OutputTicket(state, step, self.copy_out(state.memory, [part], stream), part)
+        sink.put(ticket)
+        return ticket
+
+    @hookimpl
+    def broadcast_tokens(self, device: Device, state: SlotState, group: Group, stream: Stream) -> Ticket:
+        """One collective over the state's broadcast slice."""
+        return self.communicator(group).broadcast(state.memory, state.broadcast_range(), stream)
+
+
+def advance_by_copy(device: DeviceBase, state: SlotState, step: Step, stream: Stream) -> Ticket:
+    """Copy out what ``advance`` reads, compute on the host, and write back what changed as one plan."""
+    part = state.layout.groups["step_input"]
+    copied = device.copy_out(state.memory, [part], stream)
+    copied.wait()
+    before = state.columns(copied.data[0], part)
+    fields = {name: before[name].copy() for name in reference.WRITES}
+    fields |= {name: before[name] for name in reference.READS}
+    fields["token_ids"] = _token_tails(device, state, before, stream)
+    known = (before["prompt_lens"] + before["step_idx"])[:, 0]
+    reference.advance(fields, state.sizes, speculative=step.speculative)
+    builder = PlanBuilder(state.memory)
+    for name in reference.WRITES:
+        changed = np.flatnonzero(fields[name][:, 0] != before[name][:, 0])
+        place = state.layout.fields[name]
+        data = np.ascontiguousarray(fields[name][changed]).view(np.uint8).reshape(-1)
+        builder.copy(place.offset + changed * place.stride, place.stride, data)
+    counts = np.maximum(fields["step_idx"] - before["step_idx"], 0)[:, 0]
+    _append_tokens(builder, state, fields["token_ids"], known, counts)
+    return device.submit(builder.build(), stream)
+
+
+def _token_tails(
+    device: DeviceBase, state: SlotState, before: dict[str, np.ndarray[Any, Any]], stream: Stream
+) -> np.ndarray[Any, Any]:
+    """A host stand-in for ``token_ids`` that holds the last tokens of slots with stop sequences, zeros elsewhere.
+
+    ``np.zeros`` takes memory only for the pages that are touched, so the stand-in costs little.
+    """
+    place, sizes = state.layout.fields["token_ids"], state.sizes
+    tokens = np.zeros((sizes.slots, place.width), np.int64)
+    slots = np.flatnonzero((before["stop_seqs_num"][:, 0] > 0) & (before["seq_lens_this_time"][:, 0] > 0))
+    if not len(slots):
+        return tokens
+    ends = (before["prompt_lens"] + before["step_idx"])[slots, 0].tolist()
+    spans = [(slot, max(0, end - sizes.max_stop_length), end) for slot, end in zip(slots.tolist(), ends, strict=True)]
+    parts = [ByteRange(place.offset + slot * place.stride + low * 8, (end - low) * 8) for slot, low, end in spans]
+    copied = device.copy_out(state.memory, parts, stream)
+    copied.wait()
+    for (slot, low, end), data in zip(spans, copied.data, strict=True):
+        tokens[slot, low:end] = data.view(np.int64)
+    return tokens
+
+
+def _append_tokens(
+    builder: PlanBuilder,
+    state: SlotState,
+    tokens: np.ndarray[Any, Any],
+    known: np.ndarray[Any, Any],
+    counts: np.ndarray[Any, Any],
+) -> None:
+    place = state.layout.fields["token_ids"]
+    slots = np.flatnonzero(counts)
+    if not len(slots):
+        return
+    data = np.concatenate([tokens[slot, known[slot] : known[slot] + counts[slot]] for slot in slots.tolist()])
+    builder.copy(place.offset + slots * place.stride + known[slots] * 8, counts[slots] * 8, data.view(np.uint8))

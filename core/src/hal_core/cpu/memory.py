@@ -1,0 +1,126 @@
+"""Host memory: blocks of our own, the memory of tensors, and how plans are written into them."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..dtypes import DType, dtype_of
+from ..errors import InvalidValue
+from ..layout import ALIGNMENT
+from ..views import View
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+Structured = np.ndarray[Any, np.dtype[np.void]]
+
+
+class HostMemory:
+    """A block of host memory: ``buffer`` is uint8 ``[nbytes]`` over it; ``keep`` holds its owner alive."""
+
+    __slots__ = ("address", "buffer", "device", "keep", "nbytes")
+
+    def __init__(self, device: object, buffer: Bytes, keep: object) -> None:
+        self.device, self.buffer, self.keep = device, buffer, keep
+        self.nbytes = buffer.nbytes
+        self.address = buffer.ctypes.data
+
+    @classmethod
+    def allocate(cls, device: object, nbytes: int) -> HostMemory:
+        """A new block on a cache-line boundary."""
+        raw = np.empty(nbytes + ALIGNMENT, np.uint8)
+        skip = -raw.ctypes.data % ALIGNMENT
+        return cls(device, raw[skip : skip + nbytes], raw)
+
+    @classmethod
+    def at(cls, device: object, address: int, nbytes: int, keep: object) -> HostMemory:
+        """The memory of somebody else's object, which ``keep`` holds alive."""
+        if nbytes == 0:
+            return cls(device, np.zeros(0, np.uint8), keep)
+        raw = (ctypes.c_uint8 * nbytes).from_address(address)
+        return cls(device, np.ctypeslib.as_array(raw), keep)
+
+    def write(self, writes: Structured, payload: Bytes) -> None:
+        """Carry out the descriptors of a plan (:data:`hal_core.plan.WRITE`)."""
+        buffer = self.buffer
+        for dst, source, nbytes, pattern in writes.tolist():
+            if pattern == 0:
+                buffer[dst : dst + nbytes] = payload[source : source + nbytes]
+            else:
+                self._fill(dst, source, nbytes)
+
+    def _fill(self, dst: int, source: int, nbytes: int) -> None:
+        """Fill with the 8-byte cycle ``source``; whole words first, where the place allows it."""
+        words, rest = divmod(nbytes, 8)
+        if words and dst % 8 == 0:
+            self.buffer[dst : dst + words * 8].view(np.uint64)[...] = source
+            dst, nbytes = dst + words * 8, rest
+        if nbytes:
+            cycle = np.frombuffer(source.to_bytes(8, "little") * (nbytes // 8 + 1), np.uint8)
+            self.buffer[dst : dst + nbytes] = cycle[:nbytes]
+
+
+class Spreader:
+    """Writes packed records into one state's fields: a typed view of each field, made once."""
+
+    def __init__(self, memory: HostMemory, spread: Structured) -> None:
+        self.memory = memory
+        self.keep = spread  # its id() is the key under which devices find the spreader
+        self.targets: list[tuple[str, Bytes]] = []
+        names, formats, offsets = [], [], []
+        end = 0
+        for at, (base, stride, source, nbytes) in enumerate(spread.tolist()):
+            word = np.dtype(f"<u{nbytes}") if nbytes in (1, 2, 4, 8) else np.dtype(f"V{nbytes}")
+            slots = (memory.nbytes - base) // stride
+            column = memory.buffer[base : base + slots * stride].view(word)
+            names.append(f"f{at}")
+            formats.append(word)
+            offsets.append(source)
+            self.targets.append((names[-1], column))
+            end = max(end, source + nbytes)
+        self.record = np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": end})
+
+    def write(self, slots: np.ndarray[Any, np.dtype[np.int32]], data: Bytes) -> None:
+        """Put record i, uint8 ``data[i]``, into slot ``slots[i]``."""
+        records = np.ascontiguousarray(data).view(self.record)[:, 0]
+        for name, column in self.targets:
+            column[slots] = records[name]
+
+
+def resolve_host(device: object, target: Any) -> View:  # noqa: ANN401 (any framework's tensor)
+    """A view over a NumPy array or a Paddle tensor on the CPU place. Raises :class:`InvalidValue` for others."""
+    if isinstance(target, np.ndarray):
+        return _resolve_array(device, target)
+    place = getattr(target, "place", None)
+    if place is None or not hasattr(target, "data_ptr") or not hasattr(target, "strides"):
+        raise InvalidValue(
+            f"{type(target).__name__} is no tensor of this device",
+            cure="give a view of a state, a NumPy array, or a Paddle tensor on the CPU place",
+            argument="target",
+        )
+    if not place.is_cpu_place():
+        raise InvalidValue(
+            f"the tensor is on {place}, not on the host", cure="open the device that holds it", argument="target"
+        )
+    shape, dtype = tuple(target.shape), dtype_of(str(target.dtype))
+    strides = tuple(step * dtype.itemsize for step in target.strides)
+    return _foreign(device, int(target.data_ptr()), shape, strides, dtype, target)
+
+
+def _resolve_array(device: object, target: np.ndarray[Any, Any]) -> View:
+    if not target.flags.writeable:
+        raise InvalidValue("the array is read-only", cure="give a writable one", argument="target")
+    return _foreign(device, target.ctypes.data, target.shape, target.strides, dtype_of(target.dtype), target)
+
+
+def _foreign(
+    device: object, address: int, shape: Sequence[int], strides: Sequence[int], dtype: DType, keep: object
+) -> View:
+    """A view at ``address``; its memory is cut to the view's own bounds, so nothing else can be reached by it."""
+    extent = [(count - 1) * step for count, step in zip(shape, strides, strict=True)] if 0 not in shape else []
+    low = sum(step for step in extent if step < 0)
+    nbytes = sum(map(abs, extent)) + dtype.itemsize if 0 not in shape else 0
+    memory = HostMemory.at(device, address + low, nbytes, keep)
+    return View(memory, -low, tuple(shape), tuple(strides), dtype)

@@ -1,0 +1,251 @@
+"""From the copied output fields of a step to its record: the ticket of ``save_output``."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .errors import HalError, InvalidValue
+from .records import FinishReason, OutputRecord, SlotStatus
+from .requests import SplitRole
+from .tickets import PromiseTicket
+
+if TYPE_CHECKING:
+    from .layout import ByteRange
+    from .state import SlotState
+    from .steps import Step
+    from .transfers import CopyTicket
+
+Columns = dict[str, np.ndarray[Any, Any]]
+
+
+class OutputTicket(PromiseTicket):
+    """The output of one step: what ``save_output`` returns, and what a sink resolves, encodes and settles.
+
+    Done when the record is queued for the wire (or discarded, on ranks that do not send). :meth:`record` gives the
+    record earlier, to the worker that needs the tokens itself; it is built once.
+    """
+
+    __slots__ = ("_copy", "_facts", "_lock", "_part", "_record", "_state", "_violation", "columns", "step")
+
+    def __init__(self, state: SlotState, step: Step, copy: CopyTicket, part: ByteRange) -> None:
+        super().__init__(copy.mode)
+        self.step = step.number
+        self.columns: Columns = {}
+        self._state, self._copy, self._part = state, copy, part
+        self._facts = _Facts.of(state, step)
+        self._lock = threading.Lock()
+        self._record: OutputRecord | None = None
+        self._violation: InvalidValue | None = None
+
+    @property
+    def request_ids(self) -> tuple[str, ...]:
+        """The requests that the step may report; for errors that name what was lost."""
+        return tuple(name for name in self._facts.names if name)
+
+    def record(self, timeout: float | None = None) -> OutputRecord:
+        """Wait for the copy and return the step's record. ``timeout`` in seconds. From any thread."""
+        with self._lock:
+            if self._record is None:
+                self._copy.wait(timeout)
+                self.columns = self._state.columns(self._copy.data[0], self._part)
+                self._record, self._violation = build_record(self.columns, self._facts)
+            return self._record
+
+    def resolve(self) -> OutputRecord:
+        """For the sink: the record, checked; see :meth:`record`."""
+        return self.record()
+
+    def settle(self, error: BaseException | None = None) -> None:
+        """Finish the ticket; what was found out of bounds is raised by it (G21)."""
+        super().settle(error or self._violation)
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What the host knows at the call: it must not change while the copy is under way."""
+
+    step: Step
+    order: np.ndarray[Any, np.dtype[np.int32]]
+    serials: np.ndarray[Any, np.dtype[np.int64]]
+    names: tuple[str, ...]
+    prefill_role: np.ndarray[Any, np.dtype[np.bool_]]
+    preempted: dict[int, tuple[int, str]]
+    aborted: dict[int, tuple[int, str]]
+    max_accept: int
+    max_draft: int
+    top_k: int
+
+    @classmethod
+    def of(cls, state: SlotState, step: Step) -> _Facts:
+        ledger, order = state.ledger, step.order(state.name)
+        slots = order.tolist()
+        held = [ledger.requests[slot] for slot in slots]
+        return cls(
+            step,
+            order,
+            ledger.serials[order],
+            tuple([request.request_id if request else "" for request in held]),
+            np.array([request is not None and request.role is SplitRole.PREFILL for request in held], np.bool_),
+            {slot: ledger.preempted[slot] for slot in slots if slot in ledger.preempted} if ledger.preempted else {},
+            {slot: ledger.aborted[slot] for slot in slots if slot in ledger.aborted} if ledger.aborted else {},
+            state.sizes.max_accept,
+            state.sizes.max_draft,
+            state.sizes.top_k,
+        )
+
+
+def build_record(columns: Columns, facts: _Facts) -> tuple[OutputRecord, InvalidValue | None]:
+    """The record of a step, rows in batch-id order, and what was found out of bounds (its rows are errors)."""
+    order = facts.order
+    held = facts.serials != 0
+    counts = np.where(held, columns["accept_num"][order, 0], 0)
+    bad = _out_of_bounds(columns, facts, counts, held)
+    for slot, message in facts.step.errors.items():
+        for row in np.flatnonzero(order == slot).tolist():
+            bad[row] = message
+    wrong = np.zeros(len(order), np.bool_)
+    wrong[list(bad)] = True
+    counts = np.where(wrong, 0, counts).astype(np.int32)
+    status = np.where(counts > 0, SlotStatus.TOKEN, SlotStatus.NONE).astype(np.uint8)
+    status[wrong] = SlotStatus.ERROR
+    finish = np.where(counts > 0, columns["stop_reason"][order, 0], 0).astype(np.uint8)
+    finish[wrong] = FinishReason.ERROR
+    positions = np.where(held, columns["step_idx"][order, 0] - counts, 0).astype(np.int64)
+    positions = np.maximum(positions, 0)
+    first = facts.prefill_role & (counts > 0) & (positions == 0)
+    parts = _token_parts(columns, facts, counts)
+    parts |= _draft_parts(columns, facts, first)
+    rows = _Rows(facts.names, held, status, finish, positions, counts, first, bad)
+    record = rows.record(facts, parts)
+    violations = [text for row, text in bad.items() if int(order[row]) not in facts.step.errors]
+    return record, _violation(violations, facts) if violations else None
+
+
+def _violation(texts: list[str], facts: _Facts) -> InvalidValue:
+    return InvalidValue(
+        f"step {facts.step.number}: " + "; ".join(texts),
+        cure="a kernel of the step wrote the state out of bounds; the rows named were reported as errors",
+        hook="save_output",
+        argument="state",
+    )
+
+
+def _out_of_bounds(
+    columns: Columns, facts: _Facts, counts: np.ndarray[Any, Any], held: np.ndarray[Any, Any]
+) -> dict[int, str]:
+    """Row to what is wrong with the numbers the device holds for it (G21)."""
+    order = facts.order
+    most = facts.max_accept if facts.step.speculative else 1
+    drafts, generated = columns["draft_num"][order, 0], columns["step_idx"][order, 0]
+    strange = columns["request_serial"][order, 0] != facts.serials
+    wrong = strange | (held & ((counts < 0) | (counts > most) | (drafts < 0) | (drafts > facts.max_draft)))
+    wrong |= held & (generated < counts)
+    found = {}
+    for row in np.flatnonzero(wrong).tolist():
+        name = facts.names[row] or f"slot {int(order[row])}"
+        if strange[row]:
+            found[row] = f"{name}: the slot holds serial {int(columns['request_serial'][order[row], 0])}"
+        else:
+            found[row] = (
+                f"{name}: {int(counts[row])} tokens (at most {most}), {int(drafts[row])} drafts (at most "
+                f"{facts.max_draft}), {int(generated[row])} generated in all"
+            )
+    return found
+
+
+def _token_parts(columns: Columns, facts: _Facts, counts: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
+    """The tokens of all rows one after the other, and their log-probabilities where the step made some."""
+    order, width = facts.order, facts.max_accept
+    source = columns["accept_tokens" if facts.step.speculative else "sampled_token_ids"]
+    chosen = np.arange(source.shape[1]) < counts[:, None]
+    parts = {"tokens": source[order][chosen]}
+    if facts.step.logprobs is not None:
+        columns_of = facts.step.logprobs + 1
+        chosen = np.arange(width) < counts[:, None]
+        for name, target in (("topk_token_ids", "logprob_token_ids"), ("topk_logprobs", "logprobs")):
+            alternatives = columns[name].reshape(len(columns[name]), width, facts.top_k + 1)
+            parts[target] = np.ascontiguousarray(alternatives[order][chosen][:, :columns_of])
+        parts["ranks"] = columns["topk_ranks"][order][chosen]
+    return parts
+
+
+def _draft_parts(columns: Columns, facts: _Facts, first: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
+    """The drafts that a prefill node hands over with the first token (G24)."""
+    if not facts.step.speculative or not facts.prefill_role.any():
+        return {}
+    counts = np.where(first, columns["draft_num"][facts.order, 0], 0).astype(np.int32)
+    drafts = columns["draft_tokens"][facts.order]
+    return {"draft_counts": counts, "drafts": drafts[np.arange(drafts.shape[1]) < counts[:, None]]}
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The rows of the slots' own requests, before those of requests that left are put among them."""
+
+    names: tuple[str, ...]
+    held: np.ndarray[Any, Any]
+    status: np.ndarray[Any, Any]
+    finish: np.ndarray[Any, Any]
+    positions: np.ndarray[Any, Any]
+    counts: np.ndarray[Any, Any]
+    first: np.ndarray[Any, Any]
+    bad: dict[int, str]
+
+    def record(self, facts: _Facts, parts: dict[str, np.ndarray[Any, Any]]) -> OutputRecord:
+        """The record: each slot's row in batch-id order, and before it a row for a request that left the slot."""
+        if not facts.preempted and not facts.aborted and self.held.all():
+            return self._record(facts, parts, self.names, np.arange(len(self.names)), None)
+        names: list[str] = []
+        source: list[int] = []
+        left: list[SlotStatus | None] = []
+        for row, slot in enumerate(facts.order.tolist()):
+            for leaving, status in ((facts.preempted, SlotStatus.PREEMPTED), (facts.aborted, SlotStatus.ABORTED)):
+                if slot in leaving:
+                    names.append(leaving[slot][1])
+                    source.append(row)
+                    left.append(status)
+            if self.held[row] or row in self.bad:
+                names.append(self.names[row] or f"slot {slot}")
+                source.append(row)
+                left.append(None)
+        return self._record(facts, parts, tuple(names), np.array(source, np.int64), left)
+
+    def _record(
+        self,
+        facts: _Facts,
+        parts: dict[str, np.ndarray[Any, Any]],
+        names: tuple[str, ...],
+        source: np.ndarray[Any, Any],
+        left: list[SlotStatus | None] | None,
+    ) -> OutputRecord:
+        status, finish, positions = self.status[source], self.finish[source], self.positions[source]
+        counts, first = self.counts[source], self.first[source]
+        messages = {row: self.bad[at] for row, at in enumerate(source.tolist()) if at in self.bad} if self.bad else {}
+        if "draft_counts" in parts:
+            parts = parts | {"draft_counts": parts["draft_counts"][source]}
+        for row, gone in enumerate(left or ()):
+            if gone is not None:
+                status[row], counts[row], positions[row], first[row] = gone, 0, 0, False
+                finish[row] = FinishReason.ABORT if gone is SlotStatus.ABORTED else FinishReason.NONE
+                messages.pop(row, None)
+                if "draft_counts" in parts:
+                    parts["draft_counts"][row] = 0
+        try:
+            return OutputRecord(
+                facts.step.number,
+                names,
+                status,
+                finish,
+                positions,
+                counts,
+                parts.pop("tokens"),
+                first,
+                messages=messages,
+                **parts,
+            )
+        except HalError as error:
+            raise error.located(hook="save_output") from None

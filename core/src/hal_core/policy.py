@@ -1,0 +1,167 @@
+"""The policy around each hook: check, decide, call the plugin's hook at most once, clean up. The same on every device.
+
+It is plain Python and not a pluggy wrapper: a wrapper cannot decide not to call, and a plugin's own would sit outside
+it. ``hook`` is the bound caller of the plugin's one implementation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from .errors import HalError, InvalidBatch, InvalidValue, PluginError, SinkFull
+from .insertion import plan_insert
+from .ledger import is_sound, problems
+from .sinks import PendingOutput, Sink
+from .state import SlotState
+from .steps import Step
+from .tasks import Task, TaskBatch
+from .tickets import DONE, Ticket
+from .values import host_array, prepare, prepare_array, prepare_on_device
+from .views import View
+
+if TYPE_CHECKING:
+    from .device import Device, Stream
+    from .group import Group
+
+Hook = Callable[..., Any]
+__all__ = ["Policy", "plan_insert"]
+
+
+class Outbox:
+    """The sink a plugin's ``save_output`` sees: it keeps the one output, for the policy to send or not (G17)."""
+
+    session = 0
+
+    def __init__(self) -> None:
+        self.pending: PendingOutput | None = None
+
+    def put(self, pending: PendingOutput) -> None:
+        """Keep the step's output. A second one is refused: a step has one record (G19)."""
+        if self.pending is not None:
+            raise PluginError("put two outputs of one step into the sink", cure="put one", hook="save_output")
+        self.pending = pending
+
+    def close(self, timeout: float) -> None:
+        """Nothing to drain: the policy sends."""
+
+
+class Policy:
+    """What is decided on the host around the four hooks. Stateless; one object serves any number of devices."""
+
+    def async_set_value(self, device: Device, hook: Hook, target: object, value: object, stream: Stream) -> Ticket:
+        """Resolve the target, convert the value (G6), keep it apart from the caller's (G2), then write it."""
+        view = target if type(target) is View else device.resolve(target)
+        if view.memory.device is not device:
+            raise InvalidValue(
+                "the target is memory of another opened device", cure="write it with that device", argument="target"
+            )
+        prepared: object
+        if type(value) is View or device.is_device_value(value):
+            source = value if type(value) is View else device.resolve(value)
+            if source.memory.device is not device:
+                raise InvalidValue(
+                    "the value is on another opened device", cure="copy it to the host first", argument="value"
+                )
+            prepared = prepare_on_device(view, source)
+        else:
+            tensor = host_array(value)
+            prepared = prepare(view, value) if tensor is None else prepare_array(view, *tensor)
+        if 0 in view.shape:
+            return DONE
+        if isinstance(view.owner, SlotState):
+            view.owner.check_usable()
+            view.owner.guard(None, stream)
+        ticket: Ticket = hook(device=device, target=view, value=prepared, stream=stream)
+        return ticket
+
+    def insert_tasks(
+        self, device: Device, hook: Hook, state: SlotState, tasks: TaskBatch | Sequence[Task], stream: Stream
+    ) -> Ticket:
+        """Check the whole batch (G8), order it after the slots' last readers (G28), write it, then book it."""
+        batch = tasks if isinstance(tasks, TaskBatch) else TaskBatch.of(tasks)
+        _check_state(device, state)
+        packed = batch.packed(state.layout.record_dtype)
+        if not is_sound(state.ledger, batch, packed):
+            found = problems(state.ledger, batch)
+            if found:
+                raise InvalidBatch(found)
+        if len(batch) == 0:
+            return DONE
+        state.guard(batch.slots, stream)
+        ticket: Ticket = hook(device=device, state=state, tasks=batch, stream=stream)
+        state.ledger.commit(batch, packed)
+        return ticket
+
+    def broadcast_tokens(self, device: Device, hook: Hook, state: SlotState, group: Group, stream: Stream) -> Ticket:
+        """A group of one communicates nothing (G15); otherwise the plugin's one collective."""
+        _check_state(device, state)
+        if group.size == 1:
+            return DONE
+        ticket: Ticket = hook(device=device, state=state, group=group, stream=stream)
+        return ticket
+
+    def save_output(
+        self, device: Device, hook: Hook, state: SlotState, step: Step, sink: Sink, stream: Stream
+    ) -> Ticket:
+        """Have the output copied, clean up after that copy on every rank (G18), then send on the first rank (G17)."""
+        _check_state(device, state)
+        order = _check_step(state, step)
+        outbox = Outbox()
+        try:
+            ticket: Ticket = hook(device=device, state=state, step=step, sink=outbox, stream=stream)
+        finally:
+            if state.ledger.preempted or state.ledger.aborted:
+                device.submit(state.cleanup_plan(order), stream)
+                state.ledger.reported(order.tolist())
+        if outbox.pending is None:
+            raise PluginError("save_output put no output into its sink", cure="call sink.put once", hook="save_output")
+        if not step.group.is_first:
+            outbox.pending.settle(None)
+            return ticket
+        try:
+            sink.put(outbox.pending)
+        except SinkFull as error:
+            error.ticket = ticket
+            raise
+        return ticket
+
+    def advance(self, device: Device, state: SlotState, step: Step, stream: Stream) -> Ticket:
+        """Advance the state by one step, and remember that the step reads its slots (G28)."""
+        _check_state(device, state)
+        order = _check_step(state, step)
+        ticket = device.advance(state, step, stream)
+        state.ledger.appended(order, state.sizes.max_accept if step.speculative else 1)
+        if device.capabilities.async_h2d:
+            state.read_by(order, device.event(stream))
+        return ticket
+
+
+def _check_state(device: Device, state: SlotState) -> None:
+    if not isinstance(state, SlotState):
+        raise InvalidValue(f"{type(state).__name__} is no SlotState", cure="make a SlotState", argument="state")
+    if state.device is not device:
+        raise InvalidValue("the state lives on another opened device", cure="use its own device", argument="state")
+    state.check_usable()
+
+
+def _check_step(state: SlotState, step: Step) -> Any:  # noqa: ANN401 (an int32 array)
+    """The step's order for this state, after checking all bounds that the host knows (G21)."""
+    order = step.order(state.name)
+    state.check_slots(order, "step")
+    if step.speculative and not state.speculative:
+        raise InvalidValue(
+            "a speculative step on a state without drafts", cure="give Sizes(max_draft=…)", argument="step"
+        )
+    if step.logprobs is not None and not 0 <= step.logprobs <= state.sizes.top_k:
+        raise InvalidValue(
+            f"{step.logprobs} log-probabilities, the state holds {state.sizes.top_k}",
+            cure="ask for less, or give Sizes(top_k=…)",
+            argument="step",
+        )
+    return order
+
+
+def located(error: HalError, device: str, hook: str) -> HalError:
+    """The error with device and hook filled in (G26)."""
+    return error.located(device=device, hook=hook)

@@ -1,0 +1,151 @@
+"""Slot state: one block of device memory laid out by the slot table, with the host's ledger of who is where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .errors import InvalidValue, StateUnusable
+from .fields import CLEANUP_FIELDS, HEADER_BYTES, STATE_TABLE, Field, Sizes
+from .layout import ByteRange, lay_out
+from .ledger import Ledger
+from .plan import SPREAD, PlanBuilder, WritePlan
+from .views import View
+
+if TYPE_CHECKING:
+    from .device import Device, Event, Stream
+    from .output import OutputTicket
+    from .records import OutputRecord
+
+Ints = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
+
+
+class SlotState:
+    """The state of one model in one worker: a worker may hold several, each with its own slot order.
+
+    - ``name``: how steps name it ("target" for the main model).
+    - ``speculative``: sized for drafts, so broadcasts carry the speculative slice.
+    - ``memory``: the one block of device memory; ``layout`` says where each field lies in it.
+    - ``ledger``: what the host knows for certain: which request is in which slot, and how long its rows are.
+    - ``mirror``: field name to array, the output fields as of the last step whose output was taken (G12).
+
+    Views of the fields are device memory: nobody applies a framework operator to them.
+    """
+
+    def __init__(
+        self, device: Device, sizes: Sizes, *, name: str = "target", table: Sequence[Field] = STATE_TABLE
+    ) -> None:
+        self.name, self.sizes, self.device = name, sizes, device
+        self.layout = lay_out(sizes, table)
+        self.speculative = sizes.max_draft > 0
+        self.ledger = Ledger(sizes)
+        self.memory = device.allocate(self.layout.nbytes)
+        self._views: dict[str, View] = {}
+        self._unusable = ""
+        self._readers: list[tuple[Event, Ints]] = []
+        self.spread = self._spread_map()
+        device.submit(self.reset_plan(), device.default_stream).wait()
+        self.mirror = self._columns(np.zeros(self.output_range(topk=False).nbytes, np.uint8))
+
+    def view(self, name: str) -> View:
+        """The view ``[slots, width]`` of a field; the same object each time. Raises for an unknown field."""
+        view = self._views.get(name)
+        if view is None:
+            place = self.layout.place(name)
+            shape = (self.sizes.slots, place.width)
+            view = self._views[name] = View.contiguous(self.memory, place.offset, shape, place.field.dtype, self)
+        return view
+
+    def reset_plan(self) -> WritePlan:
+        """Write every field of every slot to its reset value, and zero the headers."""
+        builder = PlanBuilder(self.memory)
+        for place in self.layout.fields.values():
+            value = place.field.dtype.storage.type(place.field.reset)
+            builder.fill(np.array([place.offset], np.int64), place.stride * self.sizes.slots, value)
+        for header in self.layout.headers.values():
+            builder.fill(np.array([header.offset], np.int64), HEADER_BYTES, np.uint8(0))
+        return builder.build()
+
+    def cleanup_plan(self, slots: Ints) -> WritePlan:
+        """Zero what ``save_output`` cleans up, for the slots of a step (G18)."""
+        builder = PlanBuilder(self.memory)
+        for name in CLEANUP_FIELDS:
+            place = self.layout.fields[name]
+            offsets = place.offset + slots.astype(np.int64) * place.stride
+            builder.fill(offsets, place.stride, place.field.dtype.storage.type(place.field.reset))
+        return builder.build()
+
+    def output_range(self, *, topk: bool) -> ByteRange:
+        """The bytes of the output fields, with the log-probabilities before them where ``topk``."""
+        output, alternatives = self.layout.groups["output"], self.layout.groups["output_topk"]
+        if not topk:
+            return output
+        return ByteRange(alternatives.offset, output.end - alternatives.offset)
+
+    def broadcast_range(self) -> ByteRange:
+        """The slice that ``broadcast_tokens`` sends, header first."""
+        return self.layout.groups["broadcast_speculative" if self.speculative else "broadcast"]
+
+    def columns(self, data: np.ndarray[Any, np.dtype[np.uint8]], part: ByteRange) -> dict[str, np.ndarray[Any, Any]]:
+        """The fields that lie wholly in ``part`` as arrays ``[slots, width]`` over its copied bytes (no copy)."""
+        found = {}
+        for name, place in self.layout.fields.items():
+            begin, nbytes = place.offset - part.offset, place.stride * self.sizes.slots
+            if begin >= 0 and begin + nbytes <= part.nbytes:
+                field = data[begin : begin + nbytes].view(place.field.dtype.storage)
+                found[name] = field.reshape(self.sizes.slots, place.width)
+        return found
+
+    def _columns(self, data: np.ndarray[Any, np.dtype[np.uint8]]) -> dict[str, np.ndarray[Any, Any]]:
+        return self.columns(data, self.output_range(topk=False))
+
+    def take(self, ticket: OutputTicket) -> OutputRecord:
+        """Wait for a step's output, bring ``mirror`` up to it, and return the record. For the worker's thread."""
+        record = ticket.record()
+        self.mirror = {name: ticket.columns[name] for name in self.mirror}
+        return record
+
+    def release(self, slots: Sequence[int]) -> None:
+        """Declare slots free whose requests have ended; their next request resets their rows."""
+        self.ledger.release(slots)
+
+    def read_by(self, slots: Ints, event: Event) -> None:
+        """Remember that a step up to ``event`` reads these slots (G28)."""
+        self._readers = [reader for reader in self._readers if not reader[0].done()]
+        if not event.done():
+            self._readers.append((event, slots))
+
+    def guard(self, slots: Ints | None, stream: Stream) -> None:
+        """Let ``stream`` wait until no step reads these slots (None: any slot) any more (G28), the host not."""
+        for event, read in self._readers:
+            if (slots is None or np.isin(slots, read).any()) and not event.done():
+                stream.wait(event)
+
+    def check_usable(self) -> None:
+        """Raise :class:`StateUnusable` after a disagreement between ranks (G14)."""
+        if self._unusable:
+            raise StateUnusable(self._unusable, cure="build the state anew on every rank", argument="state")
+
+    def mark_unusable(self, why: str) -> None:
+        """Refuse every later use of the state, for the reason given."""
+        self._unusable = why
+
+    def check_slots(self, slots: Ints, what: str) -> None:
+        """Raise :class:`InvalidValue` when ``slots`` are not all in this state."""
+        if len(slots) and not (int(slots.min()) >= 0 and int(slots.max()) < self.sizes.slots):
+            raise InvalidValue(
+                f"{what} names slots {int(slots.min())} to {int(slots.max())} of {self.sizes.slots}",
+                cure=f"slots go from 0 to {self.sizes.slots - 1}",
+                argument=what,
+            )
+
+    def _spread_map(self) -> np.ndarray[Any, np.dtype[np.void]]:
+        """Where each part of a packed record goes (:data:`hal_core.plan.SPREAD`)."""
+        record = self.layout.record_dtype
+        assert record.fields is not None
+        places = [self.layout.fields[name] for name in record.fields]
+        starts = [entry[1] for entry in record.fields.values()]
+        rows = [(p.offset, p.stride, start, p.stride) for p, start in zip(places, starts, strict=True)]
+        return np.array(rows, SPREAD)
