@@ -1,0 +1,182 @@
+"""One step's batch, its validation, and the index plan that turns it into a few gathers for all rows at once.
+
+Plain NumPy: nothing here needs a framework, so the plan is tested without one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from hal_core.errors import InvalidValue
+
+from hal.model.config import LlamaConfig
+
+
+@dataclass(frozen=True)
+class ModelBatch:
+    """The tokens of all rows of a step, one row after the other; decode rows and prefill chunks mix freely."""
+
+    token_ids: np.ndarray
+    """int64 ``[tokens]``, each below the vocabulary's size."""
+    positions: np.ndarray
+    """int64 ``[tokens]``: position of each token in its sequence, which is the row's context length and on."""
+    row_lengths: np.ndarray
+    """int32 ``[rows]``: how many of the tokens belong to each row, at least 1."""
+    context_lengths: np.ndarray
+    """int32 ``[rows]``: tokens of the row already in the cache."""
+    block_tables: np.ndarray
+    """int32 ``[rows, max_blocks]``: physical block of each ``block_size`` positions, -1 where there is none yet."""
+
+
+@dataclass(frozen=True)
+class CacheShape:
+    """Sizes of a paged cache, laid out ``[blocks + 1, kv_heads, block_size, head_dim]``: a head's tokens of one block
+    lie together, so that reading a block copies long rows. The last block is always zero; padding reads it."""
+
+    blocks: int
+    block_size: int
+
+
+@dataclass(frozen=True)
+class GroupPlan:
+    """Attention of rows that are padded to one another: ``rows`` x ``queries`` tokens against ``keys`` positions.
+
+    Indices count the heads in, so that one gather both collects and transposes.
+    """
+
+    rows: int
+    queries: int
+    keys: int
+    """A multiple of the block size."""
+    query_index: np.ndarray | None
+    """int64 ``[rows * heads * queries]`` into queries seen as ``[tokens * heads, head_dim]``; None: in order."""
+    block_index: np.ndarray
+    """int64 ``[rows * kv_heads * keys / block_size]`` into a cache seen as
+    ``[(blocks + 1) * kv_heads, block_size * head_dim]``."""
+    mask: np.ndarray
+    """float32 ``[rows, 1, heads_per_group * queries, keys]`` (a single decode token: 1 in the third place), 0 where
+    the query may look and -inf elsewhere; every query may look at position 0."""
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """Everything a step's layers have in common. Slots are rows of a cache seen as ``[…, head_dim]``."""
+
+    write_index: np.ndarray
+    """int64 ``[tokens * kv_heads]``: the slots of the step's tokens."""
+    clear_index: np.ndarray | None
+    """int64: slots that follow a row's last token in a block that this step begins; None: there are none."""
+    groups: tuple[GroupPlan, ...]
+    merge_index: np.ndarray | None
+    """int64 ``[tokens * heads]`` into the groups' outputs, one after the other; None: in order."""
+    last: np.ndarray
+    """int64 ``[rows]``: index of each row's last token."""
+
+
+def check_batch(batch: ModelBatch, config: LlamaConfig, cache: CacheShape) -> None:
+    """Raise ``InvalidValue`` naming the field unless the batch can be computed; nothing is written before."""
+    lengths, contexts = batch.row_lengths, batch.context_lengths
+    rows, tokens = lengths.size, batch.token_ids.size
+    tables = batch.block_tables
+    _require(rows > 0 and lengths.shape == (rows,) and lengths.min() > 0, "row_lengths", "must be [rows] of 1 or more")
+    _require(contexts.shape == (rows,) and contexts.min() >= 0, "context_lengths", "must be [rows] of 0 or more")
+    _require(tables.ndim == 2 and len(tables) == rows, "block_tables", "must be [rows, max_blocks]")
+    _require(batch.token_ids.shape == (int(lengths.sum()),), "token_ids", "must be as many as row_lengths add up to")
+    _require(batch.positions.shape == (tokens,), "positions", "must be as many as token_ids")
+    low, high = batch.token_ids.min(), batch.token_ids.max()
+    _require(low >= 0 and high < config.vocab_size, "token_ids", f"must be 0 to {config.vocab_size - 1}")
+    expected = _row_starts(contexts, lengths) + np.arange(tokens)
+    _require(np.array_equal(batch.positions, expected), "positions", "must continue each row from its context length")
+    limit = config.max_position_embeddings
+    _require(
+        int(batch.positions.max()) < limit,
+        "positions",
+        f"must be below max_position_embeddings={limit}; shorten the row",
+    )
+    totals = contexts.astype(np.int64) + lengths
+    needed = -(-totals // cache.block_size)
+    _require(int(needed.max()) <= tables.shape[1], "block_tables", "has fewer blocks than a row's tokens need")
+    used = tables[np.arange(tables.shape[1]) < needed[:, None]]
+    _require(used.min() >= 0 and used.max() < cache.blocks, "block_tables", f"must name blocks 0 to {cache.blocks - 1}")
+
+
+def _require(holds: bool | np.bool_, argument: str, what: str) -> None:
+    if not holds:
+        raise InvalidValue(what, cure="mend the batch; nothing was computed", argument=f"batch.{argument}")
+
+
+def _row_starts(contexts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """int64 ``[tokens]``: position of token ``t`` less ``t``, constant inside a row."""
+    ends = np.cumsum(lengths, dtype=np.int64)
+    return np.repeat(contexts - (ends - lengths), lengths)
+
+
+def plan_step(batch: ModelBatch, config: LlamaConfig, cache: CacheShape) -> StepPlan:
+    """The index plan of a valid batch.
+
+    Rows of one token and longer ones make a group each, so that a decode row is never padded to a prefill chunk. The
+    mask hides what lies behind a row's last token, but a hidden NaN would still come through as NaN times a weight of
+    zero: so the rest of a block is cleared when its first token is written, and blocks a row does not have are read
+    from the zero block. What another request left behind is therefore never read.
+    """
+    size, lengths = cache.block_size, batch.row_lengths
+    rows = np.arange(lengths.size)
+    firsts = np.cumsum(lengths, dtype=np.int64) - lengths
+    decode, chunks = np.flatnonzero(lengths == 1), np.flatnonzero(lengths > 1)
+    parts = [_plan_group(batch, config, cache, chosen, firsts[chosen]) for chosen in (decode, chunks) if chosen.size]
+    totals = batch.context_lengths.astype(np.int64) + lengths
+    begun = totals // size * size >= batch.context_lengths  # the last token's block is new to the row
+    left = np.where(begun, -totals % size, 0)
+    clear = np.repeat(totals - (np.cumsum(left) - left), left) + np.arange(left.sum())
+    return StepPlan(
+        write_index=_slots(batch, config, size, np.repeat(rows, lengths), batch.positions),
+        clear_index=_slots(batch, config, size, np.repeat(rows, left), clear) if clear.size else None,
+        groups=tuple(group for group, _ in parts),
+        merge_index=_merge_index(config, parts, batch.token_ids.size) if chunks.size else None,
+        last=firsts + lengths - 1,
+    )
+
+
+def _slots(batch: ModelBatch, config: LlamaConfig, size: int, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """int64 ``[n * kv_heads]``: the slots of these positions of these rows, the heads of a token together."""
+    blocks = batch.block_tables[rows, positions // size].astype(np.int64)
+    kv_heads = config.num_key_value_heads
+    index: np.ndarray = (blocks[:, None] * kv_heads + np.arange(kv_heads)) * size + (positions % size)[:, None]
+    return index.reshape(-1)
+
+
+def _plan_group(
+    batch: ModelBatch, config: LlamaConfig, cache: CacheShape, rows: np.ndarray, firsts: np.ndarray
+) -> tuple[GroupPlan, np.ndarray]:
+    """The plan of the rows with these numbers; int64 ``[rows, queries]`` which token each query is (-1: padding)."""
+    lengths, contexts = batch.row_lengths[rows], batch.context_lengths[rows].astype(np.int64)
+    needed = -(-(contexts + lengths) // cache.block_size)
+    blocks = np.arange(needed.max())
+    table = np.where(blocks < needed[:, None], batch.block_tables[rows][:, blocks], cache.blocks).astype(np.int64)
+    kv_heads = config.num_key_value_heads
+    block_index = table[:, None, :] * kv_heads + np.arange(kv_heads)[None, :, None]
+    queries, keys = int(lengths.max()), len(blocks) * cache.block_size
+    offsets, position = np.arange(queries), np.arange(keys)
+    tokens = np.where(offsets < lengths[:, None], firsts[:, None] + offsets, -1)
+    visible = position <= (contexts[:, None] + np.minimum(offsets, lengths[:, None] - 1))[:, :, None]
+    mask = np.where(visible, np.float32(0), np.float32(-np.inf))[:, None]
+    query_index = None
+    if queries > 1:
+        mask = np.tile(mask, (1, 1, config.heads_per_group, 1))
+    if queries > 1 or len(rows) < len(batch.row_lengths):
+        heads = config.num_attention_heads
+        query_index = (np.maximum(tokens, 0)[:, None, :] * heads + np.arange(heads)[None, :, None]).reshape(-1)
+    return GroupPlan(len(rows), queries, keys, query_index, block_index.reshape(-1), mask), tokens
+
+
+def _merge_index(config: LlamaConfig, parts: list[tuple[GroupPlan, np.ndarray]], count: int) -> np.ndarray:
+    """Where each token's heads lie in the groups' outputs, each ``[rows, heads, queries, head_dim]``."""
+    heads = np.arange(config.num_attention_heads)
+    index = np.empty((count, heads.size), np.int64)
+    start = 0
+    for group, tokens in parts:
+        row, query = np.nonzero(tokens >= 0)
+        index[tokens[row, query]] = start + (row[:, None] * heads.size + heads) * group.queries + query[:, None]
+        start += tokens.size * heads.size
+    return index.reshape(-1)

@@ -1,0 +1,205 @@
+"""The decoder: Llama and Qwen2 architecture in Paddle, float32, with a paged cache.
+
+Sources: RMSNorm, Zhang & Sennrich 2019; rotary positions, Su et al. 2021, in the half-split layout of Llama
+checkpoints; grouped-query attention, Ainslie et al. 2023; SwiGLU, Shazeer 2020; the multi-token-prediction layer,
+DeepSeek-V3 report 2024, section 2.2. A step is a fixed, small number of operators whatever the number of rows: at
+decode the operators' own cost is what a small model spends its time on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import paddle
+import paddle.nn.functional as functional
+from hal_core.errors import InvalidValue
+
+from hal.model.batch import GroupPlan, ModelBatch, check_batch, plan_step
+from hal.model.config import LlamaConfig, read_config
+from hal.model.dense import DenseModel
+from hal.model.kv_cache import PagedCache
+from hal.model.loading import read_tensors
+from hal.model.weights import DecoderWeights, LayerWeights, prepare_weights
+
+if TYPE_CHECKING:
+    from paddle import Tensor
+
+Tensors = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class _Group:
+    """A ``GroupPlan`` with its arrays on the model's place."""
+
+    plan: GroupPlan
+    query_index: Tensor | None
+    block_index: Tensor
+    mask: Tensor
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What all layers of one step share, on the model's place."""
+
+    write_index: Tensor
+    clear: tuple[Tensor, Tensor] | None
+    groups: tuple[_Group, ...]
+    merge_index: Tensor | None
+    cos: Tensor
+    sin: Tensor
+
+
+class LlamaModel:
+    """A loaded decoder. Not thread-safe: one worker drives it."""
+
+    def __init__(self, config: LlamaConfig, read: Callable[[], Tensors], *, place: str = "cpu") -> None:
+        """``read`` returns the checkpoint's tensors (``hal.model.loading``); it is called again for the oracle, so that
+        a large model is not kept twice."""
+        self.config = config
+        self.place = place
+        self.cache: PagedCache | None = None
+        self.weights: DecoderWeights = prepare_weights(config, read(), place)
+        """Weights on the place; ``weights.mtp`` is the multi-token-prediction layer, None where there is none."""
+        self._read = read
+        self._dense: DenseModel | None = None
+        self._frequencies = config.rope_theta ** (-np.arange(0, config.head_dim, 2) / config.head_dim)
+
+    @classmethod
+    def load(cls, directory: Path, *, place: str = "cpu") -> LlamaModel:
+        """Load ``config.json`` and the safetensors of ``directory`` onto ``place`` (Paddle's name).
+
+        Raises ``InvalidValue`` naming file and field or tensor for anything that is missing, broken or not supported.
+        """
+        directory = Path(directory)
+        config = read_config(directory)
+        try:
+            paddle.to_tensor(0, place=place)
+        except (ValueError, RuntimeError, OSError) as error:
+            why = str(error).strip().splitlines()[-1]
+            raise InvalidValue(
+                f"{place!r} is no place of this Paddle build: {why}", cure="use 'cpu'", argument="--model-place"
+            ) from None
+        return cls(config, lambda: read_tensors(directory, config), place=place)
+
+    def allocate_cache(self, blocks: int, block_size: int) -> None:
+        """Allocate (anew) the zeroed paged cache of ``blocks`` blocks of ``block_size`` tokens, ids 0 to blocks - 1."""
+        self.cache = PagedCache(self.config, blocks, block_size, self.place)
+
+    def forward(self, batch: ModelBatch) -> np.ndarray:
+        """One step: store the tokens' keys and values; float32 ``[rows, vocab]`` logits of each row's last token.
+
+        The result for a row does not depend on the other rows but for rounding (about 1e-6: the CPU's matrix product is
+        not batch-invariant). Raises ``InvalidValue`` for a batch that cannot be computed; nothing is written then.
+        """
+        hidden, last = self._run(batch)
+        return self._head(paddle.gather(hidden, self._put(last)))
+
+    def forward_all(self, batch: ModelBatch) -> np.ndarray:
+        """As ``forward``, with the logits of every token: float32 ``[tokens, vocab]``."""
+        return self._head(self._run(batch)[0])
+
+    def dense_logits(self, token_ids: Sequence[int] | np.ndarray) -> np.ndarray:
+        """float32 ``[n, vocab]``: logits after each token of one sequence, by the plain NumPy pass of
+        ``hal.model.dense`` (no cache, no paging, shares no code with ``forward``): the oracle of tests."""
+        return self._oracle().logits(token_ids)
+
+    def dense_mtp_logits(self, token_ids: Sequence[int] | np.ndarray) -> np.ndarray:
+        """float32 ``[n - 1, vocab]``: the prediction layer's logits for token i + 2, given tokens 0 to i + 1."""
+        return self._oracle().mtp_logits(token_ids)
+
+    def _oracle(self) -> DenseModel:
+        if self._dense is None:
+            self._dense = DenseModel(self.config, self._read())
+        return self._dense
+
+    def _put(self, array: np.ndarray) -> Tensor:
+        return paddle.to_tensor(array, place=self.place)
+
+    def _run(self, batch: ModelBatch) -> tuple[Tensor, np.ndarray]:
+        """Hidden states ``[tokens, hidden]`` before the last norm, and int64 ``[rows]`` each row's last token."""
+        if self.cache is None:
+            raise InvalidValue("no cache", cure="call allocate_cache first", argument="forward")
+        check_batch(batch, self.config, self.cache.shape)
+        plan = plan_step(batch, self.config, self.cache.shape)
+        with paddle.no_grad():
+            cos, sin = self._rotary(batch.positions)
+            step = _Step(
+                write_index=self._put(plan.write_index),
+                clear=None if plan.clear_index is None else self._place_clear(plan.clear_index),
+                groups=tuple(self._place_group(group) for group in plan.groups),
+                merge_index=None if plan.merge_index is None else self._put(plan.merge_index),
+                cos=cos,
+                sin=sin,
+            )
+            hidden = functional.embedding(self._put(batch.token_ids), self.weights.embedding)
+            for number, layer in enumerate(self.weights.layers):
+                hidden = self._layer(hidden, number, layer, step)
+        return hidden, plan.last
+
+    def _place_group(self, plan: GroupPlan) -> _Group:
+        query_index = None if plan.query_index is None else self._put(plan.query_index)
+        return _Group(plan, query_index, self._put(plan.block_index), self._put(plan.mask))
+
+    def _place_clear(self, index: np.ndarray) -> tuple[Tensor, Tensor]:
+        return self._put(index), self._put(np.zeros((index.size, self.config.head_dim), np.float32))
+
+    def _rotary(self, positions: np.ndarray) -> tuple[Tensor, Tensor]:
+        """cos and sin ``[tokens, 1, head_dim]`` of position times frequency; the sines of the first half negative, so
+        that rotate_half is a plain swap of the halves."""
+        angles = positions[:, None, None] * self._frequencies
+        cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+        return self._put(np.concatenate([cos, cos], axis=-1)), self._put(np.concatenate([-sin, sin], axis=-1))
+
+    def _normed(self, x: Tensor) -> Tensor:
+        """RMSNorm without its weight, which ``prepare_weights`` folded into the matrix that follows."""
+        return x * paddle.rsqrt(paddle.mean(x * x, axis=-1, keepdim=True) + self.config.rms_norm_eps)
+
+    def _layer(self, x: Tensor, number: int, layer: LayerWeights, step: _Step) -> Tensor:
+        """One decoder layer on ``[tokens, hidden]``: attention and SwiGLU, each with its norm and residual."""
+        heads, kv_heads, width = self.config.num_attention_heads, self.config.num_key_value_heads, self.config.head_dim
+        qkv = paddle.matmul(self._normed(x), layer.qkv)
+        if layer.qkv_bias is not None:
+            qkv = qkv + layer.qkv_bias
+        qk, value = paddle.split(qkv.reshape([-1, heads + 2 * kv_heads, width]), [heads + kv_heads, kv_heads], axis=1)
+        qk = qk * step.cos + paddle.roll(qk, width // 2, axis=-1) * step.sin
+        query, key = paddle.split(qk, [heads, kv_heads], axis=1)
+        assert self.cache is not None  # checked in _run
+        if step.clear is not None:
+            self.cache.clear(number, *step.clear)
+        self.cache.write(number, step.write_index, key.reshape([-1, width]), value.reshape([-1, width]))
+        attended = paddle.matmul(self._attention(query, number, step), layer.output)
+        if layer.output_bias is not None:
+            attended = attended + layer.output_bias
+        x = x + attended
+        gate, up = paddle.split(paddle.matmul(self._normed(x), layer.gate_up), 2, axis=-1)
+        return x + paddle.matmul(functional.silu(gate) * up, layer.down)
+
+    def _attention(self, query: Tensor, number: int, step: _Step) -> Tensor:
+        """Softmax attention of ``[tokens, heads, head_dim]`` over the cache: ``[tokens, heads * head_dim]``."""
+        assert self.cache is not None  # checked in _run
+        kv_heads, width = self.config.num_key_value_heads, self.config.head_dim
+        flat = query.reshape([-1, width])
+        outputs = []
+        for group in step.groups:
+            plan = group.plan
+            chosen = flat if group.query_index is None else paddle.gather(flat, group.query_index)
+            # Heads of one key/value head lie side by side, so its queries are the rows of one product.
+            chosen = chosen.reshape([plan.rows, kv_heads, -1, width])
+            shape = [plan.rows, kv_heads, plan.keys, width]
+            key, value = (read.reshape(shape) for read in self.cache.read(number, group.block_index))
+            scores = functional.softmax(paddle.matmul(chosen, key, transpose_y=True) + group.mask, axis=-1)
+            outputs.append(paddle.matmul(scores, value).reshape([-1, width]))
+        joined = outputs[0] if len(outputs) == 1 else paddle.concat(outputs)
+        if step.merge_index is not None:
+            joined = paddle.gather(joined, step.merge_index)
+        return joined.reshape([-1, self.config.num_attention_heads * width])
+
+    def _head(self, hidden: Tensor) -> np.ndarray:
+        with paddle.no_grad():
+            normed = self._normed(hidden) * self.weights.norm
+            logits: np.ndarray = paddle.matmul(normed, self.weights.head, transpose_y=True).numpy()
+        return logits

@@ -1,0 +1,109 @@
+"""The checkpoint's tensors as the decoder uses them: on a Paddle place, joined where one product serves several.
+
+Each norm's weight, and the attention's ``head_dim ** -0.5``, are multiplied into the matrix that follows, which saves
+operators and changes results by rounding only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import paddle
+
+from hal.model.config import LlamaConfig
+
+if TYPE_CHECKING:
+    from paddle import Tensor
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """One decoder layer, float32, matrices ``[in, out]``."""
+
+    qkv: Tensor
+    """``[hidden, (heads + 2 kv_heads) * head_dim]``; input norm folded in, queries scaled."""
+    qkv_bias: Tensor | None
+    output: Tensor
+    """``[heads * head_dim, hidden]``."""
+    output_bias: Tensor | None
+    gate_up: Tensor
+    """``[hidden, 2 * intermediate]``; post-attention norm folded in."""
+    down: Tensor
+    """``[intermediate, hidden]``."""
+
+
+@dataclass(frozen=True)
+class MtpWeights:
+    """The multi-token-prediction layer: ``layer(concat(enorm(embedding of the next token), hnorm(h)) @ eh_proj)``,
+    then its own norm and the model's head. ``h`` is the decoder's output after its last norm."""
+
+    eh_proj: Tensor
+    """``[2 * hidden, hidden]``, embedding rows first; both norms' weights folded in."""
+    layer: LayerWeights
+    norm: Tensor
+
+
+@dataclass(frozen=True)
+class DecoderWeights:
+    """All weights; ``head`` is ``embedding`` itself where the two are tied."""
+
+    embedding: Tensor
+    layers: tuple[LayerWeights, ...]
+    norm: Tensor
+    head: Tensor
+    """``[vocab, hidden]``."""
+    mtp: MtpWeights | None
+
+
+def prepare_weights(config: LlamaConfig, tensors: Mapping[str, np.ndarray], place: str) -> DecoderWeights:
+    """Join, fold and place the tensors of a validated checkpoint."""
+
+    def put(array: np.ndarray) -> Tensor:
+        return paddle.to_tensor(np.ascontiguousarray(array), place=place)
+
+    def layer(number: int) -> LayerWeights:
+        arrays = _join_layer(config, tensors, f"model.layers.{number}")
+        return LayerWeights(**{name: None if array is None else put(array) for name, array in arrays.items()})
+
+    mtp = None
+    if config.num_nextn_predict_layers:
+        number = config.num_hidden_layers
+        prefix = f"model.layers.{number}"
+        norms = np.concatenate([tensors[f"{prefix}.enorm.weight"], tensors[f"{prefix}.hnorm.weight"]])
+        mtp = MtpWeights(
+            eh_proj=put((tensors[f"{prefix}.eh_proj.weight"] * norms).T),
+            layer=layer(number),
+            norm=put(tensors[f"{prefix}.shared_head.norm.weight"]),
+        )
+    embedding = put(tensors["model.embed_tokens.weight"])
+    return DecoderWeights(
+        embedding=embedding,
+        layers=tuple(layer(number) for number in range(config.num_hidden_layers)),
+        norm=put(tensors["model.norm.weight"]),
+        head=embedding if config.tie_word_embeddings else put(tensors["lm_head.weight"]),
+        mtp=mtp,
+    )
+
+
+def _join_layer(config: LlamaConfig, tensors: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray | None]:
+    def weight(name: str, kind: str = "weight") -> np.ndarray:
+        return tensors[f"{prefix}.{name}.{kind}"]
+
+    scale = np.float32(config.head_dim**-0.5)
+
+    def qkv(kind: str) -> np.ndarray:
+        parts = [weight(f"self_attn.{name}_proj", kind) for name in ("q", "k", "v")]
+        return np.concatenate([parts[0] * scale, *parts[1:]])
+
+    gate_up = np.concatenate([weight("mlp.gate_proj"), weight("mlp.up_proj")])
+    return {
+        "qkv": (qkv("weight") * weight("input_layernorm")).T,
+        "qkv_bias": qkv("bias") if config.qkv_bias else None,
+        "output": weight("self_attn.o_proj").T,
+        "output_bias": weight("self_attn.o_proj", "bias") if config.output_bias else None,
+        "gate_up": (gate_up * weight("post_attention_layernorm")).T,
+        "down": weight("mlp.down_proj").T,
+    }
