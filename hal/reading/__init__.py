@@ -1,0 +1,19 @@
+"""The engine's side of the output path: read records, acknowledge them, learn of what was lost."""
+
+from __future__ import annotations
+
+from hal.reading.events import Event, FrameSkipped, Gap, SessionEnded, SessionLost, SessionStarted, StreamLoss
+from hal.reading.reader import OutputReader
+from hal.reading.streams import RequestStreams
+
+__all__ = [
+    "Event",
+    "FrameSkipped",
+    "Gap",
+    "OutputReader",
+    "RequestStreams",
+    "SessionEnded",
+    "SessionLost",
+    "SessionStarted",
+    "StreamLoss",
+]

@@ -1,0 +1,192 @@
+"""OutputReader: the records of all workers that send to one url, in order, each once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from types import TracebackType
+
+import zmq
+from hal_core.errors import InvalidValue
+from hal_core.frames import Frame
+from hal_core.records import OutputRecord
+
+from hal.reading.events import Event, SessionEnded, StreamLoss
+from hal.reading.receiver import Receiver
+from hal.reading.session import Session
+from hal.transport.urls import adopt_ipc, private_ipc_url, release_ipc
+
+#: How long acknowledgements wait for company when nothing comes in, in seconds.
+_ACKNOWLEDGE_DELAY = 0.002
+
+
+class OutputReader:
+    """Reads what workers send to ``url``, which it binds; without one it makes a private ipc url (see ``url``).
+
+    ``after`` is where to go on: the ``(session, sequence)`` of the last record that was dealt with, or a mapping of
+    several. Frames after it that the sender still holds come again; without it, all that no reader has acknowledged.
+    With ``auto_ack`` a record counts as dealt with when the next one is asked for, or at ``close``; else only
+    :meth:`acknowledge` says so. ``timeout`` bounds the wait of the iterators for one record, in seconds.
+
+    A session is lost when nothing was heard of it for ``lost_after`` seconds, ``grace`` seconds after its connection
+    broke, or when its worker is there again; nothing more of it is taken then. Events go to ``on_event``; without it,
+    losses (:class:`SessionLost`, :class:`Gap`) are raised by the next read, which may go on afterwards.
+
+    One thread at a time, or one event loop. A record's arrays are views of the message it came in, at most 64 KB or
+    one frame; copy what is to be kept for long.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        after: tuple[int, int] | Mapping[int, int] | None = None,
+        *,
+        auto_ack: bool = True,
+        timeout: float | None = None,
+        lost_after: float = 30.0,
+        grace: float = 2.0,
+        on_event: Callable[[Event], None] | None = None,
+    ) -> None:
+        cursors = {after[0]: after[1]} if isinstance(after, tuple) else dict(after or {})
+        if any(not 0 < session < 1 << 64 or not 0 <= sequence < 1 << 63 for session, sequence in cursors.items()):
+            raise InvalidValue(f"{after!r} is no (session, sequence)", cure="give a former cursor", argument="after")
+        self._owns_folder = url is None
+        url = private_ipc_url() if url is None else url
+        self._receiver = Receiver(url, cursors, lost_after, grace)
+        adopt_ipc(url)
+        self.url = self._receiver.url  #: where senders connect; port wildcards are resolved
+        self._auto_ack, self._timeout, self._on_event = auto_ack, timeout, on_event
+        self._last: Session | None = None  # the session of the last record given out
+        self._ended = self._closed = False
+
+    def read(self, timeout: float | None = None) -> Frame | None:
+        """Return the next frame, or None after ``timeout`` seconds or when the last session has ended."""
+        end = None if timeout is None else time.monotonic() + timeout
+        self._ended = False
+        while (frame := self._next_ready()) is None and not self._ended:
+            left = 3600.0 if end is None else end - time.monotonic()
+            if self._receiver.receive():
+                continue
+            if left <= 0:
+                self._acknowledge_read(at_least=1)
+                return None
+            if self._acknowledges_pending():
+                self._receiver.wait(min(left, _ACKNOWLEDGE_DELAY))
+                if not self._receiver.receive():
+                    self._acknowledge_read(at_least=1)
+            else:
+                self._receiver.wait(left)
+        return frame
+
+    async def read_async(self, timeout: float | None = None) -> Frame | None:
+        """As :meth:`read`, leaving the event loop to others while it waits."""
+        end = None if timeout is None else time.monotonic() + timeout
+        self._ended = False
+        while (frame := self._next_ready()) is None and not self._ended:
+            left = 3600.0 if end is None else end - time.monotonic()
+            if self._receiver.receive():
+                continue
+            self._acknowledge_read(at_least=1)
+            if left <= 0:
+                return None
+            await self._wait_async(left)
+        return frame
+
+    def __iter__(self) -> Iterator[OutputRecord]:
+        """Give records until the last session has ended, or none came for ``timeout`` seconds."""
+        while (frame := self.read(self._timeout)) is not None:
+            yield frame.record
+
+    async def __aiter__(self) -> AsyncIterator[OutputRecord]:
+        """Give records until the last session has ended, or none came for ``timeout`` seconds."""
+        while (frame := await self.read_async(self._timeout)) is not None:
+            yield frame.record
+
+    @property
+    def cursors(self) -> dict[int, int]:
+        """Session -> sequence of the last record given out, of the sessions that are alive."""
+        return {number: session.read for number, session in self._receiver.sessions.items()}
+
+    def acknowledge(self, session: int | None = None, sequence: int | None = None) -> None:
+        """Say that records are dealt with: all that were given out, those of one session, or those up to a sequence.
+
+        Raises InvalidValue for a sequence that was not given out. A session that is over needs no word.
+        """
+        for number, known in self._receiver.sessions.items():
+            if session in (None, number):
+                upto = known.read if sequence is None else sequence
+                if upto > known.read:
+                    raise InvalidValue(f"{upto} was not read yet", cure=f"at most {known.read}", argument="sequence")
+                self._receiver.acknowledge(known, upto)
+
+    def counters(self) -> dict[str, int]:
+        """Return the frames read, duplicates dropped, and stretches of bytes skipped because they were no frame."""
+        receiver = self._receiver
+        return {"frames": receiver.frames, "duplicates": receiver.duplicates, "skipped": receiver.skipped}
+
+    def close(self) -> None:
+        """Acknowledge what was given out if that is automatic, close, and remove the ipc socket. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._acknowledge_read(at_least=1)
+        self._receiver.close()
+        if self.url.startswith("ipc://"):
+            release_ipc(self.url, folder=self._owns_folder)
+
+    def __enter__(self) -> OutputReader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _next_ready(self) -> Frame | None:
+        """Return the next frame that is here; tell of the events before it."""
+        if self._last is not None and self._auto_ack and self._last.read - self._last.acknowledged >= 1:
+            self._acknowledge_read(at_least=self._last.acknowledge_every)
+        ready = self._receiver.ready
+        while ready:
+            item = ready.popleft()
+            if isinstance(item, tuple):
+                self._last, frame = item
+                self._last.read = frame.header.sequence
+                return frame
+            self._ended = isinstance(item, SessionEnded) and not self._receiver.sessions
+            if self._on_event is not None:
+                self._on_event(item)
+            elif isinstance(item, StreamLoss):
+                raise item
+            if self._ended:
+                return None
+        return None
+
+    def _acknowledges_pending(self) -> bool:
+        sessions = self._receiver.sessions.values()
+        return self._auto_ack and any(session.read > session.acknowledged for session in sessions)
+
+    def _acknowledge_read(self, at_least: int) -> None:
+        """Acknowledge, where it is automatic, sessions of which at least so many frames were read since."""
+        if self._auto_ack:
+            for session in self._receiver.sessions.values():
+                if session.read - session.acknowledged >= at_least:
+                    self._receiver.acknowledge(session, session.read)
+
+    async def _wait_async(self, seconds: float) -> None:
+        """Wait until a descriptor is readable. They tell of changes alone, so both were looked at before."""
+        loop, receiver = asyncio.get_running_loop(), self._receiver
+        changed = asyncio.Event()
+        descriptors = [int(socket.get(zmq.FD)) for socket in (receiver.socket, receiver.monitor)]
+        for descriptor in descriptors:
+            loop.add_reader(descriptor, changed.set)
+        try:
+            async with asyncio.timeout(max(0.0, min(seconds, receiver.seconds_to_next_loss()))):
+                await changed.wait()
+        except TimeoutError:
+            pass
+        finally:
+            for descriptor in descriptors:
+                loop.remove_reader(descriptor)
+        receiver.look_for_losses()

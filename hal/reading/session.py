@@ -1,0 +1,116 @@
+"""What a reader knows of one session, and what follows from each frame of it. No I/O: it is tested by itself."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from hal_core.records import OutputRecord
+
+from hal.reading.events import Gap, SessionStarted
+from hal.transport.protocol import Cursor, State
+
+#: Seconds after which a cursor that was not answered is given again.
+ASK_AGAIN_SECONDS = 0.5
+#: Most frames that are read before they are acknowledged.
+_ACKNOWLEDGE_EVERY = 64
+
+
+class Verdict(Enum):
+    """What to do with an output frame."""
+
+    TAKE = "the next one"
+    DUPLICATE = "had before"
+    HOLE = "something before it is missing"
+
+
+class Session:
+    """A sender's life as the reader sees it. Times are monotonic seconds."""
+
+    def __init__(self, number: int, now: float, after: int | None = None) -> None:
+        self.number, self.sender = number, 0
+        self.identity: bytes | None = None  # None: its cursor is known, itself was not heard of yet
+        self.descriptor = -1  # of its connection
+        self.heard = now
+        self.broken: float | None = None  # since when its connection is down
+        self.expected = None if after is None else after + 1
+        self.read = self.acknowledged = after or 0
+        self.acknowledge_every = 1
+        self.requests: dict[str, None] = {}  # unfinished, in the order of their appearance
+        self._last_ids: tuple[str, ...] = ()
+        self._token = self._asked = 0
+        self._asked_at = 0.0
+        self._unreadable = self._stalled = 0
+
+    @property
+    def last(self) -> int:
+        """The last frame that was taken in order."""
+        return (self.expected or 1) - 1
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether a cursor was given that is not answered yet."""
+        return self._asked != 0
+
+    def breaks(self, now: float) -> None:
+        """Its connection broke. Only the answer to a cursor given from now on mends that."""
+        if self.broken is None:
+            self.broken, self._asked = now, 0
+        self.descriptor = -1
+
+    def ask(self, now: float) -> tuple[int, Cursor]:
+        """Return the sequence and body of the CURSOR to give."""
+        self._token += 1
+        self._asked, self._asked_at = self._token, now
+        return self.last, Cursor(self._token, self.expected is not None)
+
+    def judge(self, sequence: int) -> Verdict:
+        """Say what to do with an output frame of this number."""
+        if self.expected is None or sequence > self.expected:
+            return Verdict.HOLE
+        return Verdict.TAKE if sequence == self.expected else Verdict.DUPLICATE
+
+    def take(self, record: OutputRecord) -> None:
+        """The expected frame was readable: note it and which requests are unfinished."""
+        self.expected = self.last + 2
+        if record.request_ids is not self._last_ids:  # the same tuple from step to step while the batch is the same
+            self._last_ids = record.request_ids
+            self.requests |= dict.fromkeys(record.request_ids)
+        if record.finish.tobytes().strip(b"\0"):
+            for row in record.finish.nonzero()[0].tolist():
+                self.requests.pop(record.request_ids[row], None)
+
+    def unreadable(self, sequence: int, why: str) -> Gap | None:
+        """The expected frame was unreadable: the second time it is given up, else it must be asked for again."""
+        if self._unreadable != sequence:
+            self._unreadable = sequence
+            return None
+        self.expected = sequence + 1
+        return Gap(self.number, self.sender, sequence, sequence, f"unreadable twice: {why}")
+
+    def hear(self, last: int, state: State) -> Gap | SessionStarted | None:
+        """Take the sender's STATE; ``last`` is the last number it made."""
+        self.acknowledge_every = max(1, min(_ACKNOWLEDGE_EVERY, state.capacity // 4))
+        if not self._asked or state.echo != self._asked:
+            return None
+        self._asked, self.broken = 0, None
+        if self.expected is None:
+            self.expected = state.oldest
+            self.read = self.acknowledged = state.oldest - 1
+            return SessionStarted(self.number, self.sender, state.oldest)
+        if state.oldest <= self.expected:
+            return None
+        gap = Gap(self.number, self.sender, self.expected, state.oldest - 1, "the sender no longer holds them")
+        self.expected = state.oldest
+        return gap
+
+    def must_ask(self, last: int, now: float) -> bool:
+        """Whether a STATE shows that the cursor must be given (again): unanswered, or frames that never came.
+
+        A sender sends what it has made before its next STATE; so what two of them tell of, and was not read, was lost.
+        """
+        if self._asked:
+            return now - self._asked_at > ASK_AGAIN_SECONDS
+        if self.expected is None:
+            return True
+        stalled, self._stalled = self._stalled, self.expected if last >= self.expected else 0
+        return self._stalled != 0 and stalled == self._stalled

@@ -1,0 +1,120 @@
+"""Addresses: which transport a url names, and private folders for ipc sockets (0700).
+
+A private folder is named ``hal-<random>`` and lies in ``$XDG_RUNTIME_DIR`` or the folder for temporary files. Its
+process holds a lock on the file ``lock`` inside; the kernel releases that when the process ends, however it ends, and
+in whatever namespace. A folder whose lock is free is a dead process's, and the next :func:`private_ipc_url` removes it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import os
+import shutil
+import socket
+import tempfile
+from pathlib import Path
+
+from hal_core.errors import HalError, InvalidValue, Unavailable
+
+SCHEMES = ("ipc", "tcp")
+_PREFIX, _LOCK, _SOCKET = "hal-", "lock", "output"
+_MAX_PATH = 107  #: bytes of a path in sockaddr_un without its end
+_locks: dict[Path, int] = {}  #: private folders of this process, with the descriptor of their lock
+
+
+def scheme_of(url: str) -> str:
+    """Return the scheme of a well-formed url. Raises InvalidValue."""
+    scheme, separator, address = url.partition("://")
+    if not separator or scheme not in SCHEMES:
+        raise _bad(url, f"has no scheme of {', '.join(SCHEMES)}", "write ipc:///folder/name or tcp://host:port")
+    if scheme == "tcp" and not address.rpartition(":")[0]:
+        raise _bad(url, "names no host and port", "write tcp://host:port")
+    if scheme == "ipc" and not address.startswith("/"):
+        raise _bad(url, "is no absolute path", "write ipc:///folder/name, or use private_ipc_url()")
+    if scheme == "ipc" and len(os.fsencode(address)) > _MAX_PATH:
+        raise _bad(url, f"has a path of more than {_MAX_PATH} bytes", "use a shorter folder, or set TMPDIR to one")
+    return scheme
+
+
+def private_ipc_url() -> str:
+    """Make a private folder and return the url of a socket in it. Removed by :func:`release_ipc` or at exit."""
+    parent = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+    try:
+        remove_stale_folders(parent)
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))  # mode 0700
+        _locks[folder] = descriptor = os.open(folder / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        cure = "make room there, or set XDG_RUNTIME_DIR or TMPDIR to a folder that can be written"
+        raise Unavailable(f"no private folder for ipc in {parent}: {error}", cure=cure) from error
+    url = f"ipc://{folder / _SOCKET}"
+    scheme_of(url)
+    return url
+
+
+def adopt_ipc(url: str) -> None:
+    """Hold the lock of the url's folder if it is the private one of a process that is gone, as after its restart."""
+    lock = Path(url.removeprefix("ipc://")).parent / _LOCK
+    if not url.startswith("ipc://") or lock.parent in _locks or not lock.parent.name.startswith(_PREFIX):
+        return
+    with contextlib.suppress(OSError):  # no such file, or its process lives and keeps the folder
+        descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            raise
+        _locks[lock.parent] = descriptor
+
+
+def release_ipc(url: str, *, folder: bool = True) -> None:
+    """Remove the socket and, with ``folder``, its folder if it is a private one of this process. Idempotent."""
+    path = Path(url.removeprefix("ipc://"))
+    path.unlink(missing_ok=True)
+    if folder and (descriptor := _locks.pop(path.parent, None)) is not None:
+        shutil.rmtree(path.parent, ignore_errors=True)
+        os.close(descriptor)
+
+
+def remove_stale_folders(parent: Path) -> list[Path]:
+    """Remove the private folders of this user in ``parent`` whose process is gone, and return them."""
+    removed = []
+    for lock in parent.glob(f"{_PREFIX}*/{_LOCK}"):
+        with contextlib.suppress(OSError):  # another user's, or just removed by another process
+            if lock.parent in _locks or lock.parent.stat().st_uid != os.getuid():
+                continue
+            descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(lock.parent, ignore_errors=True)
+                removed.append(lock.parent)
+            finally:
+                os.close(descriptor)
+    return removed
+
+
+def check_free(url: str) -> None:
+    """Raise if somebody listens on the ipc url: binding would take the address from under them, silently."""
+    path = url.removeprefix("ipc://")
+    if not os.path.exists(path):
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            return  # left by a process that is gone; binding replaces it
+        except OSError as error:
+            raise _bad(url, f"cannot be used: {error.strerror}", "choose another path") from error
+    raise _bad(url, "has a reader already", "stop that reader, or use private_ipc_url()")
+
+
+def _bad(url: str, what: str, cure: str) -> HalError:
+    return InvalidValue(f"{url!r} {what}", cure=cure, argument="url")
+
+
+@atexit.register
+def _release_all() -> None:
+    for folder in list(_locks):
+        release_ipc(f"ipc://{folder / _SOCKET}")

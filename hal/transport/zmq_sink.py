@@ -1,0 +1,295 @@
+"""The sink that sends frames over ZeroMQ, acknowledged and bounded (``hal.transport.protocol`` has the messages).
+
+``put`` only queues. One thread resolves the outputs in order, encodes them, holds each frame until the reader has
+acknowledged it, and talks to the reader. It sleeps in one poll on its socket and a pipe by which ``put`` wakes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections import deque
+from typing import Any
+
+import zmq
+from hal_core.errors import FrameError, HalError, SinkClosed, SinkFull, Undelivered
+from hal_core.frames import FrameKind, encode, split
+from hal_core.sinks import PendingOutput, new_session, settle_with, unresolved
+
+from hal.transport.protocol import MESSAGE_BYTES, Cursor, State, control, read_control
+from hal.transport.sockets import connected
+from hal.transport.window import Window
+
+#: From this size on ZeroMQ sends from the frame itself instead of copying it; frames never change.
+_NO_COPY_BYTES = 1 << 16
+#: How long a thread that was told to stop may take to leave.
+_LEAVE_SECONDS = 1.0
+
+
+class ZmqSink:
+    """See :func:`hal.transport.open_sink`."""
+
+    def __init__(
+        self, url: str, *, capacity: int, capacity_bytes: int, deadline: float, heartbeat: float, sender: int
+    ) -> None:
+        self.session, self.sender, self.url = new_session(), sender, url
+        self._capacity, self._capacity_bytes = capacity, capacity_bytes
+        self._deadline, self._heartbeat = deadline, heartbeat
+        self._window = Window()
+        self._outputs: deque[PendingOutput] = deque()
+        self._in_hand: PendingOutput | None = None  # being resolved
+        self._room = threading.Condition()  # notified when there may be room; guards _closing
+        self._closing = self._stop = self._sleeping = False
+        self._failure: HalError | None = None
+        self._abandoned: list[tuple[str, int, int]] = []  # outputs that the thread gave up when it failed
+        self._granted = False  # a reader has given its cursor
+        self._owed: int | None = 0  # the token of the cursor to answer with a STATE; 0 is the greeting
+        self._next_beat = 0.0
+        self._pid = os.getpid()
+        self._context = zmq.Context()
+        self._socket = connected(self._context, url, self.session)
+        self._wake_end, self._wake = os.pipe()
+        os.set_blocking(self._wake_end, False)
+        os.set_blocking(self._wake, False)
+        self._poller = zmq.Poller()
+        self._poller.register(self._wake_end, zmq.POLLIN)
+        self._thread = threading.Thread(target=self._run, name=f"hal-sink-{sender}", daemon=True)
+        self._thread.start()
+
+    def put(self, pending: PendingOutput) -> None:
+        """See :class:`hal_core.sinks.Sink`."""
+        if os.getpid() != self._pid:  # before the lock, which another thread may have held when this process forked
+            raise _closed("the sink belongs to the process that this one forked from")
+        with self._room:
+            self._refuse_if_closed()
+            full = self._is_full() and not self._room.wait_for(self._has_room_or_ended, self._deadline)
+            self._refuse_if_closed()
+            self._outputs.append(pending)
+            if self._sleeping:
+                self._wake_thread()
+        if full:
+            raise SinkFull(
+                f"no room for {self._deadline} s, step {pending.step} is kept all the same: {self._describe_backlog()}",
+                cure="start the reader, have it acknowledge, or raise capacity and deadline",
+                hook="save_output",
+                argument="sink",
+            )
+
+    def close(self, timeout: float) -> None:
+        """See :class:`hal_core.sinks.Sink`."""
+        if os.getpid() != self._pid:
+            return
+        with self._room:
+            if self._closing:
+                return
+            self._closing = True
+            backlog = self._describe_backlog()
+            self._wake_thread()
+            self._room.notify_all()
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            self._stop = True
+            self._wake_thread()
+            self._thread.join(_LEAVE_SECONDS)
+        self._report_undelivered(timeout, backlog)
+
+    def counters(self) -> dict[str, int]:
+        """Return frames made, waiting for their copy-out, not acknowledged, sent again; bytes not acknowledged."""
+        window = self._window
+        return {
+            "frames": window.next - 1,
+            "queued": len(self._outputs),
+            "unacknowledged": len(window),
+            "unacknowledged_bytes": window.nbytes,
+            "resent": window.resent,
+        }
+
+    # The caller's side -------------------------------------------------------------------------------------------
+
+    def _is_full(self) -> bool:
+        return len(self._outputs) + len(self._window) >= self._capacity or self._window.nbytes >= self._capacity_bytes
+
+    def _has_room_or_ended(self) -> bool:
+        return not self._is_full() or self._closing or self._failure is not None
+
+    def _refuse_if_closed(self) -> None:
+        if self._failure is not None:
+            raise _closed(self._failure.what)
+        if self._closing:
+            raise _closed("the sink is closed")
+
+    def _describe_backlog(self) -> str:
+        counts = self.counters()
+        silent = "" if self._granted else f"; no reader has answered on {self.url}"
+        return f"{counts['queued']} queued, {counts['unacknowledged']} unacknowledged{silent}"
+
+    def _wake_thread(self) -> None:
+        with contextlib.suppress(OSError):  # full: it is being woken; closed: it has left
+            os.write(self._wake, b"w")
+
+    def _report_undelivered(self, timeout: float, backlog: str) -> None:
+        """Settle what the thread left, and name all that no reader has acknowledged."""
+        names = self._window.deliveries() + self._abandoned
+        if (in_hand := self._in_hand) is not None:
+            names += unresolved(in_hand)
+        self._abandon_outputs(names)
+        if names:
+            why = self._failure.what if self._failure is not None else f"not within {timeout} s ({backlog})"
+            listed = ", ".join(f"{name} at {position} ({count} tokens)" for name, position, count in names[:8])
+            more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+            raise Undelivered(
+                f"not acknowledged by a reader: {listed}{more}: {why}", names, cure="run these requests again"
+            )
+
+    def _abandon_outputs(self, names: list[tuple[str, int, int]]) -> None:
+        """Settle what was never resolved, and add to ``names`` what that was."""
+        error = self._failure or _closed("the sink was closed first")
+        while self._outputs:
+            pending = self._outputs.popleft()
+            names += unresolved(pending)
+            pending.settle(error)
+
+    # The thread's side -------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._stop and not (self._closing and self._is_drained()):
+                self._take_outputs()
+                self._receive()
+                self._transmit()
+                self._sleep()
+            if not self._stop and self._granted:
+                self._send(control(FrameKind.BYE, self._window.next - 1, session=self.session, sender=self.sender))
+        except BaseException as error:  # noqa: BLE001  # whatever it was, callers must learn that nothing leaves now
+            self._failure = self._failure or _closed(f"the sender thread failed: {error!r}")
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        """Close everything; whoever waits for room learns that there will be none."""
+        self._socket.close(linger=0 if self._stop or self._failure else 500)
+        with self._room:
+            self._sleeping = False
+            if self._failure is not None:
+                self._abandon_outputs(self._abandoned)
+            os.close(self._wake)
+            self._wake = -1
+            self._room.notify_all()
+        os.close(self._wake_end)
+        self._context.term()
+
+    def _is_drained(self) -> bool:
+        return self._failure is not None or not (self._outputs or len(self._window))
+
+    def _take_outputs(self) -> None:
+        """Resolve and encode outputs, up to a message's worth as long as they say that they need not be waited for."""
+        size = 0
+        while self._outputs and size < MESSAGE_BYTES and not self._stop:
+            try:
+                self._in_hand = pending = self._outputs.popleft()
+            except IndexError:  # close() took it
+                return
+            size += self._take(pending)
+            self._in_hand = None
+            if not (self._outputs and _is_ready(self._outputs[0])):
+                return
+
+    def _take(self, pending: PendingOutput) -> int:
+        record = settle_with(pending)
+        if record is None:
+            return 0
+        if self._stop:  # close() has given up meanwhile and has named it
+            pending.settle(_closed("the sink was closed first"))
+            return 0
+        try:
+            frame = encode(record, session=self.session, sender=self.sender, sequence=self._window.next)
+        except Exception as error:  # noqa: BLE001  # handed on to the ticket, which raises it
+            pending.settle(error)
+            return 0
+        self._window.add(frame)
+        pending.settle(None)
+        return len(frame)
+
+    def _receive(self) -> None:
+        while int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
+            message = self._socket.recv(zmq.DONTWAIT)
+            try:
+                for header, frame in split(message):
+                    if header.session == self.session:
+                        self._obey(header.kind, header.sequence, frame)
+            except FrameError:  # not from a reader of ours; if it was, its next word repeats what it wants
+                continue
+
+    def _obey(self, kind: int, sequence: int, frame: memoryview) -> None:
+        if kind == FrameKind.ACKNOWLEDGE:
+            self._forget(sequence)
+        elif kind == FrameKind.CURSOR:
+            header = next(split(frame))[0]
+            cursor = read_control(header, frame, Cursor)
+            if cursor.explicit:
+                self._forget(sequence)
+            self._window.rewind(sequence if cursor.explicit else 0)
+            self._granted, self._owed = True, cursor.token
+        elif kind == FrameKind.REFUSE:
+            self._failure = _closed("the reader has declared this session lost and takes nothing more of it")
+            self._stop = True
+
+    def _forget(self, sequence: int) -> None:
+        if self._window.acknowledge(sequence):
+            with self._room:
+                self._room.notify_all()
+
+    def _transmit(self) -> None:
+        """Send what is due: answer or heartbeat first, then unsent frames, until ZeroMQ takes no more."""
+        now = time.monotonic()
+        if self._owed is None and now >= self._next_beat:
+            self._owed = 0
+        if self._owed is not None:
+            if not self._send(self._state(self._owed)):
+                return
+            self._owed, self._next_beat = None, now + self._heartbeat
+        window = self._window
+        while self._granted and window.unsent < window.next:
+            message, count = window.message(MESSAGE_BYTES)
+            if not self._send(message):
+                return
+            window.sent(count)
+
+    def _state(self, echo: int) -> bytes:
+        window = self._window
+        body = State(window.first, self._capacity, echo)
+        return control(FrameKind.STATE, window.next - 1, session=self.session, sender=self.sender, body=body)
+
+    def _send(self, message: bytes) -> bool:
+        try:
+            self._socket.send(message, zmq.DONTWAIT, copy=len(message) < _NO_COPY_BYTES)
+        except zmq.Again:  # no connection, or the reader does not keep up
+            return False
+        return True
+
+    def _sleep(self) -> None:
+        """Wait for a word of the reader, room in ZeroMQ if something is due, an output, or the next heartbeat."""
+        window = self._window
+        due = self._owed is not None or (self._granted and window.unsent < window.next)
+        self._poller.register(self._socket, zmq.POLLIN | (zmq.POLLOUT if due else 0))
+        self._sleeping = True  # from here on put() wakes us; what it queued before is seen below
+        try:
+            if not self._outputs and not self._stop and not (self._closing and self._is_drained()):
+                wait = max(0.0, self._next_beat - time.monotonic()) if self._owed is None else self._heartbeat
+                events: dict[Any, int] = dict(self._poller.poll(int(1000 * wait) + 1))
+                if self._wake_end in events:
+                    os.read(self._wake_end, 4096)
+        finally:
+            self._sleeping = False
+
+
+def _is_ready(pending: PendingOutput) -> bool:
+    """Whether the output says, by an optional method ``ready()``, that resolving it does not wait."""
+    ready = getattr(pending, "ready", None)
+    return ready is not None and bool(ready())
+
+
+def _closed(what: str) -> SinkClosed:
+    return SinkClosed(what, cure="open a new one", hook="save_output", argument="sink")
