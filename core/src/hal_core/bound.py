@@ -81,7 +81,7 @@ class BoundDevice:
             ticket = self.policy.async_set_value(self.device, self._async_set_value, target, value, stream)
         except HalError as error:
             raise error.located(device=self.name, hook="async_set_value") from error.__cause__
-        return ticket if ticket is DONE else self._track(ticket, "async_set_value")
+        return ticket if ticket is DONE else self._track(ticket)
 
     def insert_tasks(self, *, state: SlotState, tasks: TaskBatch | Sequence[Task], stream: Stream) -> Ticket:
         """Put requests into their slots; see :func:`hal_core.hookspecs.insert_tasks`."""
@@ -90,7 +90,7 @@ class BoundDevice:
             ticket = self.policy.insert_tasks(self.device, self._insert_tasks, state, tasks, stream)
         except HalError as error:
             raise error.located(device=self.name, hook="insert_tasks") from error.__cause__
-        return self._track(ticket, "insert_tasks")
+        return self._track(ticket)
 
     def broadcast_tokens(self, *, state: SlotState, group: Group, stream: Stream) -> Ticket:
         """Make all ranks agree with the first; see :func:`hal_core.hookspecs.broadcast_tokens`."""
@@ -99,7 +99,7 @@ class BoundDevice:
             ticket = self.policy.broadcast_tokens(self.device, self._broadcast_tokens, state, group, stream)
         except HalError as error:
             raise error.located(device=self.name, hook="broadcast_tokens") from error.__cause__
-        return self._track(ticket, "broadcast_tokens")
+        return self._track(ticket)
 
     def save_output(self, *, state: SlotState, step: Step, sink: Sink, stream: Stream) -> Ticket:
         """Hand the step's tokens to the engine; see :func:`hal_core.hookspecs.save_output`."""
@@ -108,7 +108,7 @@ class BoundDevice:
             ticket = self.policy.save_output(self.device, self._save_output, state, step, sink, stream)
         except HalError as error:
             raise error.located(device=self.name, hook="save_output") from error.__cause__
-        return self._track(ticket, "save_output")
+        return self._track(ticket)
 
     def advance(self, *, state: SlotState, step: Step, stream: Stream) -> Ticket:
         """Let the state change as the step changes it by itself; see :mod:`hal_core.advance`."""
@@ -117,7 +117,7 @@ class BoundDevice:
             ticket = self.policy.advance(self.device, state, step, stream)
         except HalError as error:
             raise error.located(device=self.name, hook="advance") from error.__cause__
-        return self._track(ticket, "advance")
+        return self._track(ticket)
 
     def close(self) -> None:
         """Close the device; raise an error that nobody waited for. Calling it again does nothing."""
@@ -144,14 +144,9 @@ class BoundDevice:
         if self._pending:
             self._raise_unobserved()
 
-    def _track(self, ticket: Ticket, hook: str) -> Ticket:
-        if ticket is DONE:
-            return ticket
-        if not isinstance(ticket, Ticket):
-            raise PluginError(
-                f"returned {ticket!r} instead of a Ticket", cure="return a Ticket", device=self.name, hook=hook
-            )
-        self._pending.append(ticket)
+    def _track(self, ticket: Ticket) -> Ticket:
+        if ticket is not DONE:
+            self._pending.append(ticket)
         return ticket
 
     def _raise_unobserved(self) -> None:

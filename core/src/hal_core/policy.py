@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .errors import HalError, InvalidBatch, InvalidValue, PluginError, SinkFull
+from .errors import InvalidBatch, InvalidValue, PluginError, SinkFull
 from .insertion import plan_insert
 from .ledger import is_sound, problems
 from .sinks import PendingOutput, Sink
@@ -72,8 +72,7 @@ class Policy:
         if isinstance(view.owner, SlotState):
             view.owner.check_usable()
             view.owner.guard(None, stream)
-        ticket: Ticket = hook(device=device, target=view, value=prepared, stream=stream)
-        return ticket
+        return _ticket(hook(device=device, target=view, value=prepared, stream=stream))
 
     def insert_tasks(
         self, device: Device, hook: Hook, state: SlotState, tasks: TaskBatch | Sequence[Task], stream: Stream
@@ -89,7 +88,7 @@ class Policy:
         if len(batch) == 0:
             return DONE
         state.guard(batch.slots, stream)
-        ticket: Ticket = hook(device=device, state=state, tasks=batch, stream=stream)
+        ticket = _ticket(hook(device=device, state=state, tasks=batch, stream=stream))
         state.ledger.commit(batch, packed)
         return ticket
 
@@ -98,8 +97,7 @@ class Policy:
         _check_state(device, state)
         if group.size == 1:
             return DONE
-        ticket: Ticket = hook(device=device, state=state, group=group, stream=stream)
-        return ticket
+        return _ticket(hook(device=device, state=state, group=group, stream=stream))
 
     def save_output(
         self, device: Device, hook: Hook, state: SlotState, step: Step, sink: Sink, stream: Stream
@@ -109,7 +107,7 @@ class Policy:
         order = _check_step(state, step)
         outbox = Outbox()
         try:
-            ticket: Ticket = hook(device=device, state=state, step=step, sink=outbox, stream=stream)
+            ticket = _ticket(hook(device=device, state=state, step=step, sink=outbox, stream=stream))
         finally:
             if state.ledger.preempted or state.ledger.aborted:
                 device.submit(state.cleanup_plan(order), stream)
@@ -137,6 +135,13 @@ class Policy:
         return ticket
 
 
+def _ticket(result: object) -> Ticket:
+    """What a plugin's hook returned, which must be a ticket: None would hide a hook that did nothing."""
+    if isinstance(result, Ticket):
+        return result
+    raise PluginError(f"the plugin's hook returned {result!r}", cure="return a Ticket, never None")
+
+
 def _check_state(device: Device, state: SlotState) -> None:
     if not isinstance(state, SlotState):
         raise InvalidValue(f"{type(state).__name__} is no SlotState", cure="make a SlotState", argument="state")
@@ -160,8 +165,3 @@ def _check_step(state: SlotState, step: Step) -> Any:  # noqa: ANN401 (an int32 
             argument="step",
         )
     return order
-
-
-def located(error: HalError, device: str, hook: str) -> HalError:
-    """The error with device and hook filled in (G26)."""
-    return error.located(device=device, hook=hook)

@@ -292,28 +292,37 @@ def _describe(value: object) -> str:
 
 def _value_problems(record: OutputRecord) -> list[str]:
     """Values within arrays of the right shapes. The plain case is checked on bytes: an order cheaper."""
-    problems = _optional_problems(record)
+    problems = []
     if type(record.step) is not int or not 0 <= record.step < 1 << 63:
         problems.append(f"step is {record.step!r}, not an int of 0 to 2**63 - 1")
     try:
         join_request_ids(record.request_ids)
     except (TypeError, ValueError) as error:
         problems.append(f"request_ids: {error}")
-    status, finish = record.status.tobytes(), record.finish.tobytes()
-    if np.minimum.reduce(record.positions, initial=0) < 0:
+    if record.positions.size and np.minimum.reduce(record.positions) < 0:
         problems.append(f"positions are negative in rows {_rows(record.positions < 0)}")
-    if status.translate(None, _STATUS_BYTES) or finish.translate(None, _FINISH_BYTES):
-        problems.append("status or finish holds a value that its type does not know")
-        return problems
-    rows = len(status)
-    plain = status == b"\1" * rows and record.counts.tobytes() == b"\1\0\0\0" * rows and record.tokens.size == rows
-    if not (plain and not finish.translate(None, _NATURAL_FINISH)):
+    if record.draft_counts is not None or record.logprobs is not None or record.messages:
+        problems += _optional_problems(record)
+    if not _is_plain(record):
         problems += _count_problems(record)
     return problems
 
 
+def _is_plain(record: OutputRecord) -> bool:
+    """Whether every row has one token and none ended otherwise than naturally."""
+    rows = len(record.request_ids)
+    return (
+        record.tokens.size == rows
+        and record.counts.tobytes() == b"\1\0\0\0" * rows
+        and record.status.tobytes() == b"\1" * rows
+        and not record.finish.tobytes().translate(None, _NATURAL_FINISH)
+    )
+
+
 def _count_problems(record: OutputRecord) -> list[str]:
     problems = []
+    if record.status.tobytes().translate(None, _STATUS_BYTES) or record.finish.tobytes().translate(None, _FINISH_BYTES):
+        return ["status or finish holds a value that its type does not know"]
     counts, has_tokens = record.counts, record.status == SlotStatus.TOKEN
     if (counts < 0).any() or int(counts.sum(dtype=np.int64)) != record.tokens.size:
         problems.append(f"counts add up to {counts.sum(dtype=np.int64)}, there are {record.tokens.size} tokens")

@@ -1,0 +1,153 @@
+"""Binding a device, deferred errors, forks, and what every error names."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import numpy as np
+import pytest
+from hal_core import Request, Task, TaskKind, admit, hookimpl
+from hal_core.bound import bind
+from hal_core.cpu import CpuPlugin
+from hal_core.cpu.device import CpuDevice
+from hal_core.errors import DeviceClosed, HalError, InvalidValue, PluginError, TicketTimeout
+from hal_core.fields import Sizes
+from hal_core.tickets import DONE, PromiseTicket
+
+SIZES = Sizes(slots=4, max_tokens=32)
+
+
+@pytest.fixture
+def bound():
+    device = bind(CpuPlugin.open(0, {}))
+    yield device
+    device.close()
+
+
+class Late(CpuDevice):
+    """A device whose writes end later, as the test says."""
+
+    def __init__(self):
+        super().__init__(0, {})
+        self.tickets = []
+
+    @hookimpl
+    def async_set_value(self, device, target, value, stream):
+        self.tickets.append(PromiseTicket("async"))
+        return self.tickets[-1]
+
+
+def test_an_error_nobody_waited_for_is_raised_by_the_next_hook_before_it_does_anything():
+    bound = bind(Late())
+    state = bound.state(SIZES)
+    stream, target = bound.default_stream, np.zeros(2)
+    bound.async_set_value(target=target, value=1.0, stream=stream)
+    bound.device.tickets[0].settle(InvalidValue("the copy engine fell over"))
+    with pytest.raises(InvalidValue, match="fell over") as raised:
+        bound.insert_tasks(state=state, tasks=[], stream=stream)
+    assert "nobody waited for" in raised.value.__notes__[0]
+    assert len(bound.device.tickets) == 1
+    bound.async_set_value(target=target, value=1.0, stream=stream)  # it is raised once
+    bound.device.tickets[1].settle(InvalidValue("again"))
+    with pytest.raises(InvalidValue, match="again"):
+        bound.close()
+
+
+def test_an_error_that_was_waited_for_is_not_raised_again():
+    bound = bind(Late())
+    ticket = bound.async_set_value(target=np.zeros(2), value=1.0, stream=bound.default_stream)
+    ticket.settle(InvalidValue("seen"))
+    with pytest.raises(InvalidValue, match="seen"):
+        ticket.wait()
+    bound.close()
+
+
+def test_a_wait_that_ends_too_early_leaves_the_ticket_pending():
+    ticket = PromiseTicket("async")
+    with pytest.raises(TicketTimeout, match="pending"):
+        ticket.wait(0)
+    assert not ticket.done()
+    ticket.settle()
+    ticket.wait(0)
+
+
+@pytest.mark.parametrize(
+    ("method", "complaint"),
+    [
+        (lambda self, device, target, value: DONE, "the contract is"),
+        (lambda self, device, target, value, stream=None: DONE, "without defaults"),
+        (lambda self, device, target, value, stream, extra: DONE, "extra"),
+    ],
+)
+def test_an_implementation_with_other_parameters_is_refused(method, complaint):
+    kind = type("Odd", (CpuDevice,), {"async_set_value": hookimpl(method)})
+    with pytest.raises(PluginError, match=complaint):
+        bind(kind(0, {}))
+
+
+def test_a_device_without_a_hook_or_with_a_wrapper_is_refused():
+    missing = type("Missing", (CpuDevice,), {"save_output": None})
+    with pytest.raises(PluginError, match="save_output: 0 implementations"):
+        bind(missing(0, {}))
+
+    def wrapping(self, device, target, value, stream):
+        return (yield)
+
+    wrapper = type("Wrapper", (CpuDevice,), {"async_set_value": hookimpl(wrapper=True)(wrapping)})
+    with pytest.raises(PluginError, match="may not wrap"):
+        bind(wrapper(0, {}))
+
+
+def test_a_hook_that_returns_no_ticket_is_an_error_of_the_plugin():
+    kind = type("Silent", (CpuDevice,), {"insert_tasks": hookimpl(lambda self, device, state, tasks, stream: 0)})
+    bound = bind(kind(0, {}))
+    state = bound.state(SIZES)
+    task = Task(TaskKind.PREFILL, 0, admit(Request("r", [1, 2]), state.layout), length=2, blocks=[0])
+    with pytest.raises(PluginError, match="insert_tasks: the plugin's hook returned 0"):
+        bound.insert_tasks(state=state, tasks=[task], stream=bound.default_stream)
+    assert not state.ledger.serials.any()
+
+
+def test_g07_one_log_record_for_each_opened_device(caplog):
+    with caplog.at_level(logging.WARNING, "hal"):
+        bound = bind(CpuPlugin.open(0, {}))
+        for _ in range(3):
+            bound.async_set_value(target=np.zeros(2), value=1.0, stream=bound.default_stream)
+    assert len([r for r in caplog.records if "fallbacks" in r.message]) == 1
+
+
+def test_a_closed_device_refuses_every_hook(bound):
+    state = bound.state(SIZES)
+    bound.close()
+    bound.close()
+    with pytest.raises(DeviceClosed, match="closed"):
+        bound.insert_tasks(state=state, tasks=[], stream=bound.default_stream)
+    with pytest.raises(DeviceClosed, match="closed"):
+        bound.async_set_value(target=np.zeros(2), value=1.0, stream=bound.default_stream)
+
+
+def test_the_childs_copy_of_a_device_refuses_every_call(bound):
+    pid = os.fork()
+    if pid == 0:
+        try:
+            bound.async_set_value(target=np.zeros(2), value=1.0, stream=bound.default_stream)
+        except DeviceClosed as error:
+            os._exit(7 if "fork" in str(error) else 1)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+
+
+def test_g26_an_error_names_device_hook_argument_and_cure(bound):
+    with pytest.raises(HalError) as raised:
+        bound.async_set_value(target=np.zeros(2, np.float32), value=[1.0, 2.0, 3.0], stream=bound.default_stream)
+    assert str(raised.value).startswith("cpu:0: async_set_value: value")
+    assert raised.value.cure
+
+
+def test_a_target_of_another_opened_device_is_refused(bound):
+    other = bind(CpuPlugin.open(0, {}))
+    view = other.state(SIZES).view("step_idx")
+    with pytest.raises(InvalidValue, match="another opened device"):
+        bound.async_set_value(target=view, value=1, stream=bound.default_stream)
+    other.close()

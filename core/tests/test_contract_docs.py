@@ -1,0 +1,53 @@
+"""docs/contract.md, the hookspecs and the design agree; each hook is documented in full."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+from hal_core import hookspecs
+from hal_core.capabilities import HOOKS
+
+CONTRACT = (Path(__file__).parents[2] / "docs" / "contract.md").read_text(encoding="utf-8")
+
+
+def guarantees(text):
+    """Guarantee number to its text, white space and quoting folded."""
+    found = re.findall(r"(?:^|- )\*{0,2}(G\d+)\*{0,2}:? (.*?)(?=\n\s*- |\n\s*\n|\Z)", text, re.M | re.S)
+    return {number: " ".join(body.replace("`", "").split()) for number, body in found}
+
+
+def section(hook):
+    match = re.search(rf"^## {hook}\(.*?$(.*?)(?=^## |\Z)", CONTRACT, re.M | re.S)
+    assert match, f"docs/contract.md has no heading for {hook}"
+    return match.group(1)
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_the_heading_is_the_signature(hook):
+    names = ", ".join(inspect.signature(getattr(hookspecs, hook)).parameters)
+    assert f"\n## {hook}({names})\n" in CONTRACT
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_the_document_states_the_guarantees_of_the_docstring(hook):
+    said = inspect.getdoc(getattr(hookspecs, hook)).split(":param")[0]
+    said = re.sub(r":\w+:`~?([\w.]+)`", r"\1", said)
+    promised, documented = guarantees(said), guarantees(section(hook))
+    assert documented == promised
+
+
+def test_every_guarantee_has_one_place():
+    numbers = [int(n) for hook in HOOKS for n in re.findall(r"\*\*G(\d+)\*\*", section(hook))]
+    numbers += [int(n) for n in re.findall(r"\*\*G(\d+)\*\*", CONTRACT.split("## ")[1])]
+    assert sorted(numbers) == list(range(1, 29))
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_a_hook_has_no_defaults_and_no_body(hook):
+    spec = getattr(hookspecs, hook)
+    parameters = inspect.signature(spec).parameters.values()
+    assert all(p.default is p.empty for p in parameters)
+    assert 4 <= len(parameters) <= 5

@@ -1,0 +1,143 @@
+"""Write plans against a dict of bytes: last write wins, nothing outside is touched, records are spread."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hal_core.dtypes import dtype_of
+from hal_core.errors import InvalidValue
+from hal_core.plan import SPREAD, PlanBuilder, Records, apply_to_host
+from hal_core.views import View
+from hypothesis import given
+from hypothesis import strategies as st
+
+SIZE = 96
+
+
+@dataclass
+class Block:
+    """A stand-in for device memory; plans ask it for its size alone."""
+
+    nbytes: int = SIZE
+    address: int = 0
+    device: object = None
+
+
+PATTERNS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+
+
+@st.composite
+def writes(draw):
+    """One write: ``(offset, bytes)`` to copy, or ``(offset, element, count)`` to fill."""
+    if draw(st.booleans(), label="fill"):
+        size = draw(st.sampled_from([1, 2, 4, 8]), label="element size")
+        count = draw(st.integers(0, SIZE // size), label="count")
+        value = draw(st.integers(0, 2 ** (8 * size) - 1), label="value")
+        offset = draw(st.integers(0, SIZE - size * count), label="offset")
+        return ("fill", offset, PATTERNS[size](value), count)
+    data = draw(st.binary(max_size=40), label="data")
+    return ("copy", draw(st.integers(0, SIZE - len(data)), label="offset"), data, 0)
+
+
+def build(program):
+    builder = PlanBuilder(Block())
+    for kind, offset, value, count in program:
+        at = np.array([offset], np.int64)
+        if kind == "fill":
+            builder.fill(at, count * value.itemsize, value)
+        else:
+            builder.copy(at, len(value), np.frombuffer(value, np.uint8))
+    return builder.build()
+
+
+@given(st.lists(writes(), max_size=8), st.binary(min_size=SIZE, max_size=SIZE))
+def test_g04_g05_a_plan_equals_its_writes_one_after_the_other(program, before):
+    model = dict(enumerate(before))
+    for kind, offset, value, count in program:
+        data = value.tobytes() * count if kind == "fill" else value
+        model.update({offset + i: byte for i, byte in enumerate(data)})
+    buffer = np.frombuffer(before, np.uint8).copy()
+    apply_to_host(build(program), buffer)
+    assert dict(enumerate(buffer.tolist())) == model
+
+
+@given(st.lists(writes(), max_size=8))
+def test_g04_the_writes_of_a_plan_never_overlap(program):
+    plan = build(program)
+    taken: set[int] = set()
+    for dst, _, nbytes, _ in plan.writes.tolist():
+        cells = set(range(dst, dst + nbytes))
+        assert not cells & taken, f"bytes {sorted(cells & taken)} are written twice"
+        taken |= cells
+
+
+@given(
+    slots=st.lists(st.integers(0, 5), unique=True, min_size=1),
+    widths=st.lists(st.sampled_from([1, 2, 4, 8, 24]), min_size=1, max_size=4),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_g09_records_reach_each_field_of_their_slot_and_nothing_else(slots, widths, seed):
+    """The packed form and its flat form write the same bytes: field after field, slot after slot."""
+    rng = np.random.default_rng(seed)
+    bases = np.cumsum([0, *[w * 6 for w in widths]])
+    sources = np.cumsum([0, *widths])
+    spread = np.array([(bases[i], w, sources[i], w) for i, w in enumerate(widths)], SPREAD)
+    data = rng.integers(0, 256, (len(slots), sources[-1]), np.uint8)
+    before = rng.integers(0, 256, bases[-1], np.uint8)
+    expected = before.copy()
+    for i, slot in enumerate(slots):
+        for base, source, width in zip(bases, sources, widths, strict=False):
+            expected[base + slot * width : base + (slot + 1) * width] = data[i, source : source + width]
+    plan = PlanBuilder(Block(int(bases[-1]))).build(Records(np.array(slots, np.int32), data, spread))
+    for form in (plan, plan.flat()):
+        buffer = before.copy()
+        apply_to_host(form, buffer)
+        np.testing.assert_array_equal(buffer, expected)
+
+
+def test_a_write_outside_the_memory_is_refused():
+    builder = PlanBuilder(Block())
+    builder.fill(np.array([SIZE - 4], np.int64), 8, np.uint64(1))
+    with pytest.raises(InvalidValue, match="outside the memory"):
+        builder.build()
+
+
+def test_data_of_another_length_than_its_runs_is_refused():
+    with pytest.raises(InvalidValue, match="7 bytes for runs of 8"):
+        PlanBuilder(Block()).copy(np.array([0, 8], np.int64), 4, np.zeros(7, np.uint8))
+
+
+@st.composite
+def indices(draw, shape):
+    parts = []
+    for extent in draw(st.sampled_from([shape, shape[:-1]]), label="axes"):
+        if draw(st.booleans(), label="whole number"):
+            parts.append(draw(st.integers(-extent, extent - 1), label="index"))
+        else:
+            bound = st.none() | st.integers(-extent - 1, extent + 1)
+            step = draw(st.sampled_from([None, 1, 2, 3, -1, -2]), label="step")
+            parts.append(slice(draw(bound, label="start"), draw(bound, label="stop"), step))
+    return tuple(parts)
+
+
+@given(data=st.data(), shape=st.lists(st.integers(1, 5), min_size=1, max_size=3).map(tuple))
+def test_g05_a_sliced_view_names_the_bytes_that_numpy_names(data, shape):
+    """Shape, strides, runs and bounds agree with NumPy's own slicing of the same memory."""
+    array = np.arange(np.prod(shape), dtype=np.int32).reshape(shape)
+    index = data.draw(indices(shape), label="index")
+    part, view = array[index], View.contiguous(Block(), 0, shape, dtype_of("int32"))[index]
+    assert view.shape == part.shape
+    offsets, nbytes = view.runs()
+    cells = [at + 4 * k for at in offsets.tolist() for k in range(nbytes // 4)]
+    assert cells == [int(value) * 4 for value in np.ravel(part)]
+    if cells:
+        assert view.bounds() == (min(cells), max(cells) + 4)
+
+
+def test_an_index_outside_the_view_is_refused():
+    view = View.contiguous(Block(), 0, (3, 4), dtype_of("int32"))
+    for index in (3, -4, (0, 4), (0, 0, 0)):
+        with pytest.raises(InvalidValue, match="shape"):
+            view[index]
