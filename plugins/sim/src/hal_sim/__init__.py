@@ -1,0 +1,46 @@
+"""A simulated accelerator: device memory the host cannot touch, streams that can be held, and a race checker."""
+
+from hal_sim._native import DeviceFault, KernelFunction, SubmissionRefused
+from hal_sim.accelerator import (
+    FIELD,
+    FREED_POISON,
+    FRESH_POISON,
+    PENDING_POISON,
+    WRITE,
+    Accelerator,
+    Event,
+    Mode,
+    PinnedMemory,
+    Stream,
+    get_option,
+    label,
+    options,
+    set_option,
+)
+from hal_sim.build import BuildFailed, NoCompiler, NoPaddle
+from hal_sim.records import Operation, Report
+
+__all__ = [
+    "FIELD",
+    "FREED_POISON",
+    "FRESH_POISON",
+    "PENDING_POISON",
+    "WRITE",
+    "Accelerator",
+    "BuildFailed",
+    "DeviceFault",
+    "Event",
+    "KernelFunction",
+    "Mode",
+    "NoCompiler",
+    "NoPaddle",
+    "Operation",
+    "PinnedMemory",
+    "Report",
+    "Stream",
+    "SubmissionRefused",
+    "get_option",
+    "label",
+    "options",
+    "set_option",
+]

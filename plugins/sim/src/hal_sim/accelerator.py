@@ -1,0 +1,369 @@
+"""The simulated accelerator as Python objects, over the library that Paddle's device uses as well.
+
+It needs no Paddle. Under Paddle both see the same memory and streams: ``Stream.adopt`` takes the ``raw_stream`` of a
+Paddle stream, and the address of a Paddle tensor is an address of this device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
+from typing import Any, Self
+
+import numpy as np
+from hal_core.errors import InvalidValue
+from numpy.typing import NDArray
+
+from hal_sim import _native
+from hal_sim._native import MAX_RANK, KernelFunction, native
+from hal_sim.records import Operation, Reader, Report
+
+FRESH_POISON, FREED_POISON, PENDING_POISON = 0xCB, 0xDD, 0xA5
+
+# One entry of a write plan (fill 0: copy from the staging block at offset `source`; 1, 2, 4, 8: repeat the low bytes of
+# `source`), and one field of a slot table.
+WRITE = np.dtype([("target", "<u8"), ("source", "<u8"), ("nbytes", "<u4"), ("fill", "<u4")])
+FIELD = np.dtype([("base", "<u8"), ("stride", "<u8"), ("offset", "<u4"), ("nbytes", "<u4")])
+
+_H2D, _D2H, _D2D, _P2P = range(4)
+
+
+class Mode(IntEnum):
+    """When a stream runs what was put on it."""
+
+    EAGER = 0
+    WORKER = 1
+    LAZY = 2
+
+
+def set_option(name: str, value: int) -> int:
+    """Set an option (``native/options.h`` lists them) for the whole process; returns the former value."""
+    former = ctypes.c_long()
+    native().check(native().set_option(name.encode(), int(value), ctypes.byref(former)))
+    return former.value
+
+
+def get_option(name: str) -> int:
+    value = ctypes.c_long()
+    native().check(native().get_option(name.encode(), ctypes.byref(value)))
+    return value.value
+
+
+@contextlib.contextmanager
+def options(**values: int) -> Iterator[None]:
+    """Options for the time of a ``with`` block."""
+    former: dict[str, int] = {}
+    try:
+        for name, value in values.items():
+            former[name] = set_option(name, value)
+        yield
+    finally:
+        for name, value in former.items():
+            set_option(name, value)
+
+
+def _milliseconds(timeout: float | None) -> int:
+    return -1 if timeout is None else max(0, round(timeout * 1000))
+
+
+class Event:
+    """A point on a stream, to wait for or to ask about. One that was never recorded counts as done."""
+
+    def __init__(self) -> None:
+        self._native = native()
+        handle = ctypes.c_void_p()
+        self._native.check(self._native.event_create(ctypes.byref(handle)))
+        self.handle: int = handle.value or 0
+
+    def record(self, stream: Stream) -> Self:
+        self._native.check(self._native.event_record(self.handle, stream.handle))
+        return self
+
+    def query(self) -> bool:
+        done = ctypes.c_int()
+        self._native.check(self._native.event_query(self.handle, ctypes.byref(done)))
+        return bool(done.value)
+
+    def synchronize(self, timeout: float | None = None) -> None:
+        """Let the host wait; None: as long as the option ``wait_limit_ms`` says."""
+        self._native.check(self._native.event_wait(self.handle, _milliseconds(timeout)))
+
+    def close(self) -> None:
+        if self.handle:
+            self._native.check(self._native.event_destroy(self.handle))
+            self.handle = 0
+
+
+class Stream:
+    """A queue of work with a worker of its own. ``handle`` is the raw stream that Paddle knows as well."""
+
+    def __init__(self, device: int, handle: int, *, owned: bool) -> None:
+        self._native = native()
+        self.device, self.handle, self._owned = device, handle, owned
+
+    @classmethod
+    def create(cls, device: int) -> Stream:
+        handle = ctypes.c_void_p()
+        native().check(native().stream_create(device, ctypes.byref(handle)))
+        return cls(device, handle.value or 0, owned=True)
+
+    @classmethod
+    def adopt(cls, raw_stream: int) -> Stream:
+        """A stream that somebody else made, such as Paddle."""
+        device, number = ctypes.c_int(), ctypes.c_int()
+        native().check(native().stream_info(raw_stream, ctypes.byref(device), ctypes.byref(number)))
+        return cls(device.value, raw_stream, owned=False)
+
+    @property
+    def number(self) -> int:
+        """Its number in traces and reports."""
+        device, number = ctypes.c_int(), ctypes.c_int()
+        self._native.check(self._native.stream_info(self.handle, ctypes.byref(device), ctypes.byref(number)))
+        return number.value
+
+    @property
+    def pending(self) -> int:
+        """Operations that are not done, the running one included."""
+        count = ctypes.c_long()
+        self._native.check(self._native.stream_pending(self.handle, ctypes.byref(count)))
+        return count.value
+
+    def hold(self) -> None:
+        """Start nothing more, whoever waits, until ``release``: the latch of every test of asynchrony."""
+        self._native.check(self._native.stream_hold(self.handle, 1))
+
+    def release(self) -> None:
+        self._native.check(self._native.stream_hold(self.handle, 0))
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[Self]:
+        self.hold()
+        try:
+            yield self
+        finally:
+            self.release()
+
+    def query(self) -> bool:
+        """True when everything put on it has ended, not only begun."""
+        done = ctypes.c_int()
+        self._native.check(self._native.stream_query(self.handle, ctypes.byref(done)))
+        return bool(done.value)
+
+    def synchronize(self, timeout: float | None = None) -> None:
+        self._native.check(self._native.stream_wait(self.handle, _milliseconds(timeout)))
+
+    def wait(self, event: Event) -> None:
+        """Work put on this stream from now on comes after the event; the host does not wait."""
+        self._native.check(self._native.stream_wait_event(self.handle, event.handle))
+
+    def close(self) -> None:
+        """Idempotent. What was put on it still runs."""
+        if self.handle and self._owned:
+            self._native.check(self._native.stream_destroy(self.handle))
+        self.handle = 0
+
+
+class PinnedMemory:
+    """Host memory that asynchronous copies read and write when they run."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._native = native()
+        address = ctypes.c_void_p()
+        self._native.check(self._native.pin(nbytes, ctypes.byref(address)))
+        self.address: int = address.value or 0
+        self.nbytes = nbytes
+        # After close() the bytes stay readable for a while and show poison.
+        buffer = (ctypes.c_uint8 * nbytes).from_address(self.address)
+        self.array: NDArray[np.uint8] = np.ctypeslib.as_array(buffer)
+
+    def close(self) -> None:
+        if self.address:
+            self._native.check(self._native.unpin(self.address))
+            self.address = 0
+
+
+class Accelerator:
+    """One simulated device. Addresses are plain integers, so that they mix with those of tensors and plans.
+
+    Several objects for one device share it. Counters, trace, reports, options and ``reset`` are the process's.
+    """
+
+    def __init__(self, device: int = 0) -> None:
+        self._native = native()
+        count = get_option("devices")
+        if not 0 <= device < count:
+            raise InvalidValue(
+                f"device {device} does not exist, there are {count}", cure="raise the option devices", device="sim"
+            )
+        self.device = device
+        self._reader = Reader(self._native)
+
+    # ---- memory ----
+    def allocate(self, nbytes: int) -> int:
+        """Device memory, filled with poison; the host cannot touch it."""
+        address = ctypes.c_void_p()
+        self._native.check(self._native.allocate(self.device, nbytes, ctypes.byref(address)))
+        return address.value or 0
+
+    def free(self, address: int) -> None:
+        self._native.check(self._native.free(self.device, address))
+
+    def pinned(self, nbytes: int) -> PinnedMemory:
+        return PinnedMemory(nbytes)
+
+    @property
+    def memory_used(self) -> int:
+        return int(self._native.memory_used(self.device))
+
+    def peek(self, address: int, nbytes: int) -> bytes:
+        """The bytes as they are now, by a back door: in no order, unchecked, untraced."""
+        out = ctypes.create_string_buffer(nbytes)
+        self._native.check(self._native.peek(out, address, nbytes))
+        return out.raw
+
+    def poke(self, address: int, data: bytes) -> None:
+        self._native.check(self._native.poke(address, data, len(data)))
+
+    # ---- streams and events ----
+    def stream(self) -> Stream:
+        return Stream.create(self.device)
+
+    def event(self) -> Event:
+        return Event()
+
+    def synchronize(self, timeout: float | None = None) -> None:
+        self._native.check(self._native.device_wait(self.device, _milliseconds(timeout)))
+
+    # ---- copies: host addresses or device addresses, in bytes ----
+    def h2d(self, dst: int, src: int, nbytes: int, stream: Stream) -> None:
+        n = self._native
+        n.check(n.copy_async(_H2D, stream.handle, self.device, -1, dst, src, nbytes))
+
+    def d2h(self, dst: int, src: int, nbytes: int, stream: Stream) -> None:
+        n = self._native
+        n.check(n.copy_async(_D2H, stream.handle, -1, self.device, dst, src, nbytes))
+
+    def d2d(self, dst: int, src: int, nbytes: int, stream: Stream, *, src_device: int | None = None) -> None:
+        """Within the device, or from another one with ``src_device``."""
+        n, other = self._native, self.device if src_device is None else src_device
+        route = _D2D if other == self.device else _P2P
+        n.check(n.copy_async(route, stream.handle, self.device, other, dst, src, nbytes))
+
+    def h2d_now(self, dst: int, src: int, nbytes: int) -> None:
+        """By the host, in no stream's order."""
+        self._native.check(self._native.copy_now(_H2D, self.device, -1, dst, src, nbytes))
+
+    def d2h_now(self, dst: int, src: int, nbytes: int) -> None:
+        self._native.check(self._native.copy_now(_D2H, -1, self.device, dst, src, nbytes))
+
+    # ---- what the host does with memory, told to the checker ----
+    def host_read(self, address: int, nbytes: int) -> None:
+        self._native.check(self._native.host_access(address, nbytes, 0))
+
+    def host_write(self, address: int, nbytes: int) -> None:
+        self._native.check(self._native.host_access(address, nbytes, 1))
+
+    def host_publish(self, token: int) -> None:
+        """With the option ``host_threads``: this thread hands what it knows to whoever acquires the token."""
+        self._native.host_publish(token)
+
+    def host_acquire(self, token: int) -> None:
+        self._native.host_acquire(token)
+
+    # ---- kernels ----
+    def scatter(
+        self, block: int, block_nbytes: int, count: int, stream: Stream, *, table: int = 0, base: int = 0
+    ) -> None:
+        """Apply the ``count`` entries (`WRITE`) at offset ``table`` of a staging block in device or pinned memory, in
+        order; ``base`` is added to every target."""
+        n = self._native
+        n.check(n.launch_scatter(stream.handle, block, block_nbytes, table, count, base))
+
+    def spread(
+        self,
+        *,
+        records: int,
+        record_nbytes: int,
+        count: int,
+        slots: int,
+        slot_nbytes: int,
+        fields: int,
+        field_count: int,
+        slot_limit: int,
+        stream: Stream,
+    ) -> None:
+        """Give each field (`FIELD`, the map is in device or pinned memory) of each record's slot its bytes."""
+        call = _native.Spread(records, record_nbytes, count, slots, slot_nbytes, field_count, fields, slot_limit)
+        self._native.check(self._native.launch_spread(stream.handle, ctypes.byref(call)))
+
+    def strided(
+        self,
+        *,
+        dst: int,
+        src: int,
+        shape: Sequence[int],
+        dst_strides: Sequence[int],
+        src_strides: Sequence[int],
+        item_nbytes: int,
+        stream: Stream,
+    ) -> None:
+        """Copy an n-dimensional view; strides in bytes, negative ones too."""
+        rank = len(shape)
+        if rank > MAX_RANK or len(dst_strides) != rank or len(src_strides) != rank:
+            raise InvalidValue(
+                f"shape {tuple(shape)} with strides {tuple(dst_strides)} and {tuple(src_strides)}",
+                cure=f"give each of at most {MAX_RANK} dimensions one stride a side",
+                device="sim",
+            )
+        longs = ctypes.c_int64 * MAX_RANK
+        call = _native.Strided(dst, src, rank, item_nbytes, longs(*shape), longs(*dst_strides), longs(*src_strides))
+        self._native.check(self._native.launch_strided(stream.handle, ctypes.byref(call)))
+
+    def fill(self, dst: int, nbytes: int, pattern: int, pattern_nbytes: int, stream: Stream) -> None:
+        n = self._native
+        n.check(n.launch_fill(stream.handle, dst, nbytes, pattern, pattern_nbytes))
+
+    def launch(self, name: str, arguments: bytes, stream: Stream) -> None:
+        """A kernel function of ``native/`` by its name; it gets a copy of the argument bytes."""
+        n = self._native
+        n.check(n.launch_function(stream.handle, name.encode(), arguments, len(arguments)))
+
+    def launch_callable(self, function: Any, arguments: bytes, stream: Stream) -> None:  # noqa: ANN401
+        """A `KernelFunction` made from a Python callable; keep it alive until it ran."""
+        if not isinstance(function, KernelFunction):
+            raise InvalidValue("a kernel must be made with KernelFunction", cure="KernelFunction(f)", device="sim")
+        n = self._native
+        n.check(n.launch_pointer(stream.handle, function, arguments, len(arguments)))
+
+    # ---- what happened ----
+    def counters(self) -> dict[str, int]:
+        return self._reader.counters()
+
+    def trace(self, after: int = 0) -> list[Operation]:
+        """The operations after a sequence number, oldest first."""
+        return self._reader.trace(after)
+
+    def races(self) -> list[Report]:
+        """What the checker found since the last reset: races, and faults of lifetime, address and collectives."""
+        return self._reader.reports()
+
+    @property
+    def dropped(self) -> tuple[int, int]:
+        """Trace records and reports that there was no room for."""
+        return int(self._native.dropped_records()), int(self._native.dropped_reports())
+
+    def reset(self) -> None:
+        """Forget trace, counters, reports and accesses. Nothing may be pending."""
+        self._native.check(self._native.reset())
+
+
+@contextlib.contextmanager
+def label(text: str) -> Iterator[None]:
+    """Name what this thread does in traces and reports."""
+    former = native().set_label(text.encode())
+    try:
+        yield
+    finally:
+        native().set_label(former)

@@ -1,0 +1,57 @@
+"""How Paddle is told of the device: by environment variables that must be set before ``import paddle``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from hal_core.errors import Unavailable
+
+from hal_sim.build import paddle_device
+
+DEFAULT_NAME = "hal_sim"
+
+
+def environment(name: str = DEFAULT_NAME, **options: int) -> dict[str, str]:
+    """The variables with which a process finds the device, built if need be, under the device type ``name``.
+
+    ``options`` are the simulator's (``mode=2``, ``devices=4``, ``staged=0``, …).
+    """
+    variables = {
+        "CUSTOM_DEVICE_ROOT": str(paddle_device().parent),
+        "HALSIM_NAME": name,
+        # Paddle logs six lines for each library that it loads; warnings and errors still appear.
+        "GLOG_minloglevel": os.environ.get("GLOG_minloglevel", "1"),
+    }
+    return variables | {f"HALSIM_{key.upper()}": str(value) for key, value in options.items()}
+
+
+def distributed(
+    rank: int, endpoints: Sequence[str], master: str, name: str = DEFAULT_NAME, **options: int
+) -> dict[str, str]:
+    """The variables of one rank of ``paddle.distributed`` over the simulated collectives."""
+    return environment(name, **options) | {
+        "PADDLE_DISTRI_BACKEND": "xccl",
+        "PADDLE_XCCL_BACKEND": name,  # Paddle up to 3.2 asks for it
+        f"FLAGS_selected_{name}s": str(rank),
+        "PADDLE_TRAINER_ID": str(rank),
+        "PADDLE_TRAINERS_NUM": str(len(endpoints)),
+        "PADDLE_CURRENT_ENDPOINT": endpoints[rank],
+        "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints),
+        "PADDLE_MASTER": master,
+    }
+
+
+def announce(name: str = DEFAULT_NAME, **options: int) -> None:
+    """Set the variables in this process. Paddle must not have been imported yet, unless it knows the device already."""
+    loaded = sys.modules.get("paddle")
+    if loaded is not None:
+        if name in loaded.device.get_all_custom_device_type():
+            return
+        raise Unavailable(
+            f"paddle was imported before the simulated device '{name}' was announced",
+            cure="call hal_sim.paddle_env.announce(), or set CUSTOM_DEVICE_ROOT, before the first import of paddle",
+            device="sim",
+        )
+    os.environ.update(environment(name, **options))
