@@ -74,7 +74,7 @@ def verdict(entry: Entry) -> Verdict:
     operators = {specifier.operator for specifier in stated or ()}
     if stated is None or not operators:
         return Verdict("none", f"it names no contract range (contract {contract} is installed)", state)
-    text = str(stated)
+    text = ",".join(sorted(map(str, stated), key=lambda part: (part.startswith("<"), part)))
     if not (operators & _LOWER and operators & _UPPER):
         bound = "upper" if operators & _LOWER else "lower"
         return Verdict(text, f"its contract range {CORE}{text} has no {bound} bound", state)

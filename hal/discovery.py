@@ -17,7 +17,8 @@ from hal_core.device import Plugin, Probe
 from hal_core.errors import HalError, InvalidValue, PluginError, Unavailable
 
 GROUP = "hal.devices"
-#: A device's priority, where code need not be imported to read it: ``name = "digits"``; no line: never automatic.
+#: A device's priority, where code need not be imported to read it: ``name = "priority_100"``; no line: never
+#: automatic. (Not plain digits: setuptools accepts only values that could be the name of a module.)
 PRIORITIES = "hal.priorities"
 #: The embedded core: its own device needs no contract range and no place in the allow-list.
 CORE = "paddle-hal-core"
@@ -118,10 +119,11 @@ def _entries(name: str, dist: metadata.Distribution, allowed: frozenset[str] | N
 def _priority(declared: Sequence[str]) -> tuple[int, str]:
     if not declared:
         return NEVER, ""
-    if len(declared) == 1 and re.fullmatch(r"[0-9]{1,9}", declared[0]):
-        return int(declared[0]), ""
-    wanted = "one number from 0 to 999999999 (no line for a device that is never selected automatically)"
-    return NEVER, f"entry-point group {PRIORITIES} gives priority {', '.join(declared)!r}, not {wanted}"
+    match = re.fullmatch(r"priority_([0-9]{1,9})", declared[0])
+    if len(declared) == 1 and match:
+        return int(match[1]), ""
+    wanted = "one like priority_100 (no line for a device that is never selected automatically)"
+    return NEVER, f"the entry-point group {PRIORITIES} gives priority {', '.join(declared)!r}, not {wanted}"
 
 
 def _allow_list(plugins: set[str]) -> frozenset[str] | None:
@@ -179,7 +181,7 @@ def _check_priority(entry: Entry, plugin: type[Plugin]) -> None:
         raise entry.error(f"{entry.target}.priority is {stated!r}, not an integer")
     if max(stated, NEVER) != entry.priority:
         declared = "declares none" if entry.priority == NEVER else f"declares {entry.priority}"
-        line = f'write {entry.name} = "{stated}" there' if stated >= 0 else "remove the line there"
+        line = f'write {entry.name} = "priority_{stated}" there' if stated >= 0 else "remove the line there"
         raise entry.error(
             f"{entry.target}.priority is {stated}, the entry-point group {PRIORITIES} {declared}",
             cure=f"{line}, then reinstall {entry.distribution}",

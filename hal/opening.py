@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from hal_core.capabilities import Capabilities
-from hal_core.errors import HalError, InvalidValue
+from hal_core.errors import HalError, InvalidValue, PluginError
 
 from .selection import Choice, first
 
 if TYPE_CHECKING:
     from hal_core.bound import BoundDevice
+    from hal_core.device import Device
 
 
 def open_device(
@@ -40,13 +41,10 @@ def open_device(
 
 
 def _open(choice: Choice, require: Mapping[str, str | bool], options: Mapping[str, object]) -> BoundDevice:
-    from hal_core.bound import bind
-
     entry = choice.entry
     try:
         device = choice.plugin.open(choice.index, options)
-    except HalError as error:
-        error.located(device=entry.name)
+    except HalError:
         raise
     except Exception as error:
         what = f"opening index {choice.index} failed: {type(error).__name__}: {error}".rstrip(": ")
@@ -56,10 +54,22 @@ def _open(choice: Choice, require: Mapping[str, str | bool], options: Mapping[st
         if not isinstance(capabilities, Capabilities):
             raise entry.error(f"the opened device has capabilities {capabilities!r}, not a hal_core.Capabilities")
         capabilities.check(require, entry.name)
-        return bind(device)
+        return _bound(choice, device)
     except BaseException as error:
         try:
             device.close()
         except Exception as second:  # noqa: BLE001 (the first error is the one to report)
             error.add_note(f"closing the device failed too: {type(second).__name__}: {second}")
         raise
+
+
+def _bound(choice: Choice, device: Device) -> BoundDevice:
+    from hal_core.bound import bind
+
+    try:
+        return bind(device)
+    except PluginError as error:
+        error.what = f"{choice.entry.who}: {error.what}"  # the binder knows the device, not who shipped it
+        raise
+    except Exception as error:
+        raise choice.entry.error(f"binding its hooks failed: {type(error).__name__}: {error}".rstrip(": ")) from error

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from hal_core.errors import DeviceNotFound, InvalidValue, Unavailable
+from hal_core.errors import DeviceNotFound, HalError, InvalidValue, Unavailable
 
 from .discovery import ALLOW_LIST, CORE, Entry, installed, load, probe, same_name
 
@@ -64,7 +64,6 @@ def first(use: Callable[[Choice], T], name: str | None = None, index: int | None
         try:
             return _use(use, entry, request.index)
         except Unavailable as error:
-            error.located(device=entry.name)
             _LOG.warning("%s; trying the next device", _one_line(error))
             reasons.append(_one_line(error))
     raise Unavailable(f"no device can be used here: {'; '.join(reasons)}", cure="hal devices shows each")
@@ -75,7 +74,11 @@ def _use(use: Callable[[Choice], T], entry: Entry, index: int) -> T:
     answer = probe(entry, plugin)
     if not answer.available:
         raise Unavailable(answer.reason or "not available here", cure=answer.cure, device=entry.name)
-    return use(Choice(entry, plugin, index))
+    try:
+        return use(Choice(entry, plugin, index))
+    except HalError as error:
+        error.located(device=entry.name)
+        raise
 
 
 def _one_line(error: Exception) -> str:

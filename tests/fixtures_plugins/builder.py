@@ -1,0 +1,151 @@
+"""Pretend installations: a folder with dist-info and modules is all that importlib.metadata needs.
+
+`Site.device(name, state=...)` installs one plugin whose code is `toy.py.txt` next to this file with one thing changed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+
+TOY = (Path(__file__).parent / "toy.py.txt").read_text(encoding="utf-8")
+RANGE = "paddle-hal-core>=0.1,<1"
+#: What is imported before site-packages leaves the path.
+PREPARED = (
+    "packaging.requirements",
+    "stevedore.driver",
+    "rich.table",
+    "rich.console",
+    "hal.listing",
+    "hal.opening",
+    "hal.cli.application",
+    "hal.cli.devices",
+    "hal.cli.versions",
+    "hal_core.bound",
+)
+_numbers = itertools.count()
+
+#: What differs from a sound, available plugin: text to replace in toy.py.txt, and with what.
+STATES: dict[str, tuple[str, str]] = {
+    "available": ("", ""),
+    "unavailable": ("return Probe.yes()", 'return Probe.no("no chip", "plug one in")'),
+    "unavailable_raised": ("return Probe.yes()", 'raise Unavailable("no driver", cure="install the driver")'),
+    "unavailable_at_open": ("return Device(index, options)", 'raise Unavailable("chip is busy", cure="free it")'),
+    "broken_import": ("# import", "import a_module_that_nobody_has"),
+    "syntax_error": ("# import", "def broken("),
+    "exits": ("# import", "raise SystemExit(3)"),
+    "asserts": ("# import", "assert False, 'half built'"),
+    "prints": ("# import", "print('noise of a plugin')"),
+    "no_class": ("# end", "ToyPlugin = object()"),
+    "abstract": ("def open(", "def open_it("),
+    "no_base": ("class ToyPlugin(Plugin)", "class ToyPlugin"),
+    "other_name": ("name = NAME", "name = 'somebody_else'"),
+    "bool_priority": ("priority = STATED", "priority = True"),
+    "probe_crashes": ("return Probe.yes()", "raise OSError('probe fell over')"),
+    "probe_exits": ("return Probe.yes()", "raise SystemExit(4)"),
+    "probe_odd": ("return Probe.yes()", "return True"),
+    "open_crashes": ("return Device(index, options)", "raise OSError('driver said no')"),
+    "open_hangs": ("return Device(index, options)", "import time; time.sleep(600)"),
+    "open_dies": ("return Device(index, options)", "import os; os.kill(os.getpid(), 11)"),
+    "no_capabilities": ("self.capabilities = ", "self.something = "),
+    "wrong_signature": (
+        "def insert_tasks(self, device, state, tasks, stream)",
+        "def insert_tasks(self, device, state)",
+    ),
+    "no_name": ("self.name, self.index", "self.nom, self.index"),
+    "missing_hook": ("def insert_tasks(self,", "def insert_nothing(self,"),
+    "close_crashes": ("self.closed += 1", "raise OSError('close fell over')"),
+}
+
+
+class Site:
+    """A folder that counts as site-packages, with whatever was installed into it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.modules: dict[str, str] = {}
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def activate(self, patch) -> Site:
+        """Make this the only place where distributions are installed; imports of our own packages still work."""
+        for module in PREPARED:
+            import_module(module)  # before site-packages goes
+        rest = [entry for entry in sys.path if "site-packages" not in entry]
+        patch.setattr(sys, "path", [str(self.folder), *rest])
+        patch.delenv("HAL_DEVICE", raising=False)
+        patch.delenv("HAL_PLUGINS", raising=False)
+        return self
+
+    def distribution(
+        self,
+        name: str,
+        *,
+        version: str = "1.0",
+        points: Mapping[str, Mapping[str, str]] | str,
+        requires: Sequence[str] = (RANGE,),
+    ) -> Path:
+        """Write the metadata of one distribution; ``points`` maps group to name to value, or is the raw text."""
+        info = self.folder / f"{name.replace('-', '_')}-{version}.dist-info"
+        info.mkdir()
+        lines = ["Metadata-Version: 2.4", f"Name: {name}", f"Version: {version}"]
+        lines += [f"Requires-Dist: {line}" for line in requires]
+        (info / "METADATA").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        if not isinstance(points, str):
+            sections = [
+                f"[{group}]\n" + "".join(f"{key} = {value}\n" for key, value in values.items())
+                for group, values in points.items()
+            ]
+            points = "\n".join(sections)
+        (info / "entry_points.txt").write_text(points, encoding="utf-8")
+        return info
+
+    def core(self, version: str = "0.1.0", *, device: bool = False, state: str = "available") -> None:
+        """A stand-in for paddle-hal-core, with the embedded device when asked."""
+        if device:
+            self.device(
+                "cpu", state=state, distribution="paddle-hal-core", version=version, requires=("numpy",), priority=0
+            )
+        else:
+            self.distribution("paddle-hal-core", version=version, points="", requires=())
+
+    def device(
+        self,
+        name: str,
+        *,
+        state: str = "available",
+        distribution: str | None = None,
+        version: str = "1.0",
+        requires: Sequence[str] = (RANGE,),
+        priority: int | str | None = 10,
+        stated: int | None = None,
+    ) -> str:
+        """Install a plugin with one device. ``priority``: as the metadata declares it (None: no line); ``stated``: as
+        the class says. Returns the name of its module, which is imported by nothing else."""
+        distribution = distribution or f"paddle-hal-{name}"
+        if stated is None:
+            stated = priority if isinstance(priority, int) else -1
+        module = self.module(name, state, stated)
+        self.modules[distribution] = module
+        points = {"hal.devices": {name: f"{module}:ToyPlugin"}}
+        if priority is not None:
+            points["hal.priorities"] = {name: priority if isinstance(priority, str) else f"priority_{priority}"}
+        self.distribution(distribution, version=version, points=points, requires=requires)
+        return module
+
+    def module(self, name: str, state: str = "available", stated: int = 10) -> str:
+        """Write the code of a plugin into a module with a fresh name."""
+        module = f"hal_fixture_{next(_numbers)}_{name}"
+        old, new = STATES[state]
+        assert old in TOY, f"toy.py.txt has no {old!r}"
+        source = TOY.replace(old, new) if old else TOY
+        source = source.replace("NAME", repr(name)).replace("STATED", repr(stated))
+        (self.folder / f"{module}.py").write_text(source, encoding="utf-8")
+        return module
+
+    def imported(self) -> set[str]:
+        """The distributions whose code has been imported, whether or not that went well."""
+        marks = {path.name for path in self.folder.glob("*.imported")}
+        return {dist for dist, module in self.modules.items() if f"{module}.imported" in marks}

@@ -1,0 +1,369 @@
+"""What is installed is read from metadata alone, and only the plugin that is asked for gets imported."""
+
+import importlib.metadata
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from hal_core.errors import ContractMismatch, InvalidValue, PluginError
+
+import hal.discovery
+from hal import contract
+from hal.discovery import installed, load, probe
+from hal.listing import devices
+
+from .fixtures_plugins.builder import RANGE, Site
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    return Site(tmp_path / "site").activate(monkeypatch)
+
+
+def only(name):
+    (entry,) = [entry for entry in installed() if entry.name == name]
+    return entry
+
+
+def test_listing_reads_metadata_and_imports_nothing(site):
+    site.core(device=True)
+    site.device("alpha", priority=100, version="2.5")
+    site.device("beta", priority=None)
+    assert [(entry.name, entry.who, entry.priority) for entry in installed()] == [
+        ("alpha", "paddle-hal-alpha 2.5", 100),
+        ("cpu", "paddle-hal-core 0.1.0", 0),
+        ("beta", "paddle-hal-beta 1.0", -1),
+    ]
+    assert site.imported() == set()
+
+
+def test_without_any_distribution_the_list_is_empty(site):
+    assert installed() == ()
+
+
+def test_load_imports_the_plugin_asked_for_and_no_other(site):
+    site.core(device=True)
+    site.device("alpha")
+    site.device("beta", state="exits")
+    plugin = load(only("alpha"))
+    assert (plugin.name, plugin.priority) == ("alpha", 10)
+    assert site.imported() == {"paddle-hal-alpha"}
+
+
+@pytest.mark.parametrize(
+    ("state", "says"),
+    [
+        ("broken_import", "ModuleNotFoundError: No module named 'a_module_that_nobody_has'"),
+        ("syntax_error", "SyntaxError"),
+        ("exits", "SystemExit: 3"),
+        ("asserts", "AssertionError: half built"),
+        ("no_class", "not a class derived from hal_core.Plugin"),
+        ("no_base", "not a class derived from hal_core.Plugin"),
+        ("abstract", "does not implement open"),
+        ("other_name", "'somebody_else'"),
+        ("bool_priority", "not an integer"),
+    ],
+)
+def test_a_broken_plugin_is_an_error_that_names_device_distribution_and_cure(site, state, says):
+    site.core()
+    site.device("alpha", state=state)
+    with pytest.raises(PluginError, match=re.escape(says)) as caught:
+        load(only("alpha"))
+    text = str(caught.value)
+    assert text.startswith("alpha: paddle-hal-alpha 1.0: ")
+    assert "HAL_PLUGINS" in caught.value.cure
+
+
+def test_an_entry_point_without_its_attribute_is_an_error(site):
+    site.core()
+    module = site.module("alpha")
+    site.distribution("paddle-hal-alpha", points={"hal.devices": {"alpha": f"{module}:NoSuchClass"}})
+    with pytest.raises(PluginError, match=r"paddle-hal-alpha 1\.0: importing .*NoSuchClass failed: AttributeError"):
+        load(only("alpha"))
+
+
+@pytest.mark.parametrize(
+    ("priority", "stated", "cure"),
+    [(10, 11, 'alpha = "priority_11"'), (None, 5, 'alpha = "priority_5"'), (0, -1, "remove the line")],
+)
+def test_the_declared_priority_must_be_the_plugins_own(site, priority, stated, cure):
+    site.core()
+    site.device("alpha", priority=priority, stated=stated)
+    with pytest.raises(PluginError, match=r"hal\.priorities") as caught:
+        load(only("alpha"))
+    assert cure in caught.value.cure
+
+
+def test_any_negative_priority_means_the_same_as_no_declaration(site):
+    site.core()
+    site.device("alpha", priority=None, stated=-7)
+    assert load(only("alpha")).priority == -7
+
+
+@pytest.mark.parametrize("text", ["high", "100", "priority_-1", "priority_1.5", "priority_" + "9" * 5000, "priority_²"])
+def test_an_unreadable_priority_is_a_broken_plugin(site, text):
+    site.core()
+    site.device("alpha", priority=text)
+    with pytest.raises(PluginError, match=r"hal\.priorities gives priority"):
+        load(only("alpha"))
+    assert site.imported() == set()
+
+
+# The contract range.
+
+
+@pytest.mark.parametrize(
+    ("core", "requires", "fine"),
+    [
+        ("0.1.0", [RANGE], True),
+        ("0.1.7", [RANGE], True),
+        ("0.1.0.dev3", [RANGE], True),
+        ("1.0rc1", [RANGE], False),
+        ("0.2.0", ["paddle-hal-core~=0.1"], True),
+        ("0.2.0", ["paddle-hal-core==0.1.*"], False),
+        ("0.2.0", ["paddle-hal-core>=0.3,<1"], False),
+        ("1.0.0", [RANGE], False),
+        ("0.1.0", ["paddle-hal-core[conformance]>=0.1,<1"], True),
+        ("0.1.0", ["Paddle_HAL.Core >= 0.1, < 1"], True),
+        ("0.1.0", ["paddle-hal-core>=0.1", "paddle-hal-core<1"], True),
+        (
+            "0.1.0",
+            ['paddle-hal-core>=0.1,<1; python_version >= "3"', 'paddle-hal-core>=9,<10; python_version < "3"'],
+            True,
+        ),
+        ("0.1.0", [RANGE, 'paddle-hal-core[conformance]>=5,<6; extra == "test"'], True),
+        ("0.1.0", ["this is no requirement", RANGE], True),
+    ],
+)
+def test_the_range_decides_before_the_import(site, core, requires, fine):
+    site.core(core)
+    site.device("alpha", requires=requires)
+    if fine:
+        load(only("alpha"))
+    else:
+        with pytest.raises(ContractMismatch, match="made for contract") as caught:
+            load(only("alpha"))
+        assert "paddle-hal-alpha 1.0" in str(caught.value)
+        assert "install a paddle-hal-alpha made for contract" in caught.value.cure
+    assert site.imported() == ({"paddle-hal-alpha"} if fine else set())
+
+
+@pytest.mark.parametrize(
+    ("requires", "says"),
+    [
+        ([], "names no contract range"),
+        (["numpy>=1"], "names no contract range"),
+        (["paddle-hal-core"], "names no contract range"),
+        (["paddle-hal-core-extras>=0.1,<1"], "names no contract range"),
+        ([RANGE + '; extra == "test"'], "names no contract range"),
+        (["paddle-hal-core @ https://example.invalid/core.whl"], "names no contract range"),
+        (["paddle-hal-core>=0.1"], "no upper bound"),
+        (["paddle-hal-core<1"], "no lower bound"),
+        (["paddle-hal-core!=0.2"], "no lower bound"),
+        (["paddle-hal-core>>1"], "cannot be parsed"),
+    ],
+)
+def test_a_missing_or_open_range_is_an_error_with_the_line_to_write(site, requires, says):
+    site.core()
+    site.device("alpha", requires=requires)
+    with pytest.raises(ContractMismatch, match=says) as caught:
+        load(only("alpha"))
+    assert "Requires-Dist: paddle-hal-core>=0.1,<1" in caught.value.cure
+    assert site.imported() == set()
+
+
+def test_the_cores_own_device_needs_no_range(site):
+    site.core(device=True)
+    assert load(only("cpu")).name == "cpu"
+
+
+def test_a_core_without_usable_metadata_is_an_error(site):
+    site.device("alpha")
+    with pytest.raises(PluginError, match="paddle-hal-core is not installed"):
+        load(only("alpha"))
+    site.core("not.a.version")
+    with pytest.raises(PluginError, match="no valid version"):
+        contract.contract_version()
+
+
+def test_the_contract_version_is_major_and_minor(site):
+    site.core("3.14.159")
+    assert contract.contract_version() == "3.14"
+
+
+# The allow-list, shadowing, damage.
+
+
+def allowed():
+    return {entry.name for entry in installed() if entry.allowed}
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        (None, {"cpu", "alpha", "beta"}),
+        ("", {"cpu"}),
+        (" , ", {"cpu"}),
+        ("paddle-hal-alpha", {"cpu", "alpha"}),
+        ("Paddle_Hal.ALPHA, paddle-hal-beta,", {"cpu", "alpha", "beta"}),
+        ("paddle-hal-core", {"cpu"}),
+    ],
+)
+def test_the_allow_list_names_distributions_and_always_keeps_the_core(site, monkeypatch, text, names):
+    site.core(device=True)
+    site.device("alpha")
+    site.device("beta")
+    if text is not None:
+        monkeypatch.setenv("HAL_PLUGINS", text)
+    assert allowed() == names
+
+
+def test_an_unknown_distribution_in_the_allow_list_is_an_error(site, monkeypatch):
+    site.core(device=True)
+    site.device("alpha")
+    monkeypatch.setenv("HAL_PLUGINS", "paddle-hal-alhpa,paddle-hal-alpha")
+    with pytest.raises(InvalidValue) as caught:
+        installed()
+    expected = (
+        "HAL_PLUGINS: no installed plugin is called paddle-hal-alhpa; installed: paddle-hal-alpha, paddle-hal-core"
+    )
+    assert expected in str(caught.value)
+
+
+def test_only_the_first_installation_of_a_distribution_counts(site, monkeypatch, tmp_path):
+    site.core()
+    site.device("alpha", version="2.0")
+    older = Site(tmp_path / "older")
+    older.device("alpha", version="1.0")
+    older.device("old_name", distribution="paddle-hal-ALPHA", version="0.9")
+    monkeypatch.setattr(sys, "path", [sys.path[0], str(older.folder), *sys.path[1:]])
+    assert [entry.who for entry in installed()] == ["paddle-hal-alpha 2.0"]
+
+
+def test_damaged_distributions_elsewhere_do_not_matter(site):
+    site.core()
+    site.device("alpha")
+    (site.folder / "empty-1.0.dist-info").mkdir()
+    broken = site.distribution("unrelated", points="[hal.devices_not]\nthis is = no [entry\nnonsense\n")
+    (broken / "METADATA").write_bytes(b"\xff\xfe\x00")
+    leftover = site.folder / "~addle_hal_gone-1.0.dist-info"
+    leftover.mkdir()
+    (leftover / "entry_points.txt").write_text("[hal.devices]\ngone = gone:Plugin\n")
+    (site.folder / "file_not_folder-1.0.dist-info").write_text("")
+    assert [entry.name for entry in installed()] == ["alpha"]
+
+
+def test_a_plugin_with_damaged_entry_points_is_listed_as_broken(site):
+    site.core()
+    site.device("alpha")
+    site.distribution("paddle-hal-bad", points="[hal.devices]\na line without an equals sign\n")
+    bad = [entry for entry in installed() if entry.problem]
+    assert [entry.distribution for entry in bad] == ["paddle-hal-bad"]
+    with pytest.raises(PluginError, match=r"paddle-hal-bad 1\.0: its metadata cannot be read"):
+        load(bad[0])
+    assert {row.name: row.status for row in devices()} == {"alpha": "available", "?": "broken"}
+
+
+# stevedore's cache.
+
+
+def test_a_stale_stevedore_cache_is_passed_by(site, monkeypatch):
+    """The disk cache still has the entry point of before a reinstallation."""
+    import stevedore._cache
+
+    site.core()
+    old = site.module("alpha", "exits")
+    new = site.device("alpha")
+    stale = importlib.metadata.EntryPoint("alpha", f"{old}:ToyPlugin", "hal.devices")
+    monkeypatch.setattr(stevedore._cache, "get_group_all", lambda namespace, path=None: [stale])
+    assert load(only("alpha")).__module__ == new
+
+
+def test_a_stevedore_that_loads_something_else_is_found_out(site, monkeypatch):
+    import stevedore.driver
+
+    site.core()
+    old, new = site.module("alpha"), site.device("alpha")
+    stale = importlib.metadata.EntryPoint("alpha", f"{old}:ToyPlugin", "hal.devices")
+
+    class Later(stevedore.driver.DriverManager):
+        def _load_plugins(self, *arguments):
+            self.list_entry_points = lambda: [stale]
+            return super()._load_plugins(*arguments)
+
+    monkeypatch.setattr(stevedore.driver, "DriverManager", Later)
+    with pytest.raises(PluginError, match=f"loaded {old}:ToyPlugin, the metadata says {new}:ToyPlugin") as caught:
+        load(only("alpha"))
+    assert "python-entrypoints" in caught.value.cure
+
+
+def test_stevedore_is_named_in_one_file_only():
+    folder = Path(hal.discovery.__file__).parent
+    users = [
+        path.name for path in folder.rglob("*.py") if re.search(r"(?m)^\s*(from|import) stevedore", path.read_text())
+    ]
+    assert users == ["discovery.py"]
+
+
+# Probing and listing.
+
+
+@pytest.mark.parametrize(
+    ("state", "says"),
+    [("probe_crashes", "OSError: probe fell over"), ("probe_exits", "SystemExit: 4"), ("probe_odd", "returned True")],
+)
+def test_a_probe_that_cannot_answer_is_a_broken_plugin(site, state, says):
+    site.core()
+    site.device("alpha", state=state)
+    entry = only("alpha")
+    with pytest.raises(PluginError, match=says):
+        probe(entry, load(entry))
+
+
+def test_the_listing_shows_every_plugin_whatever_its_state(site, monkeypatch):
+    site.core("0.1.0", device=True)
+    site.device("fine", priority=50)
+    site.device("away", state="unavailable", priority=40)
+    site.device("gone", state="unavailable_raised", priority=39)
+    site.device("broke", state="broken_import", priority=30)
+    site.device("quits", state="exits", priority=29)
+    site.device("late", requires=["paddle-hal-core>=2.0,<3"], priority=20)
+    site.device("norange", requires=[], priority=19)
+    site.device("twice", priority=15, distribution="paddle-hal-one")
+    site.device("twice", priority=14, distribution="paddle-hal-two")
+    site.device("sim", priority=None)
+    site.device("left", priority=1)
+    names = sorted(site.modules)
+    names.remove("paddle-hal-left")
+    monkeypatch.setenv("HAL_PLUGINS", ",".join(names))
+    rows = devices()
+    assert [(row.name, row.status, row.reason, row.cure) for row in rows if row.name != "broke"] == [
+        ("fine", "available", "", ""),
+        ("away", "unavailable", "no chip", "plug one in"),
+        ("gone", "unavailable", "no driver", "install the driver"),
+        ("quits", "broken", rows[4].reason, "reinstall or update paddle-hal-quits, or leave it out with HAL_PLUGINS"),
+        (
+            "late",
+            "mismatch",
+            "it is made for contract >=2.0,<3, installed is 0.1 (paddle-hal-core 0.1.0)",
+            "install a paddle-hal-late made for contract 0.1, or a paddle-hal-core in >=2.0,<3",
+        ),
+        (
+            "norange",
+            "mismatch",
+            "it names no contract range (contract 0.1 is installed)",
+            "its metadata must say Requires-Dist: paddle-hal-core>=0.1,<1; then reinstall it",
+        ),
+        ("twice", "duplicate", rows[7].reason, rows[7].cure),
+        ("twice", "duplicate", rows[7].reason, rows[7].cure),
+        ("left", "excluded", "HAL_PLUGINS leaves it out", "add paddle-hal-left to HAL_PLUGINS"),
+        ("cpu", "available", "", ""),
+        ("sim", "available", "", ""),
+    ]
+    assert "paddle-hal-one 1.0" in rows[7].reason
+    assert "paddle-hal-two 1.0" in rows[7].reason
+    assert rows[4].reason.endswith("failed: SystemExit: 3")
+    not_imported = {"paddle-hal-late", "paddle-hal-norange", "paddle-hal-one", "paddle-hal-two", "paddle-hal-left"}
+    assert site.imported() == set(site.modules) - not_imported
+    assert devices() == rows

@@ -1,0 +1,316 @@
+"""Which device is selected and opened, and that nothing goes wrong silently."""
+
+import logging
+import sys
+
+import pytest
+from hal_core.errors import (
+    CapabilityMissing,
+    ContractMismatch,
+    DeviceNotFound,
+    HalError,
+    InvalidValue,
+    PluginError,
+    Unavailable,
+)
+
+import hal
+from hal.selection import requested, select
+
+from .fixtures_plugins.builder import Site
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    site = Site(tmp_path / "site").activate(monkeypatch)
+    site.core(device=True)
+    return site
+
+
+def passed_over(caplog):
+    lines = [record.getMessage() for record in caplog.records if record.name == "hal"]
+    return [line for line in lines if "trying the next device" in line]
+
+
+def test_the_best_priority_wins_and_nothing_else_is_imported(site, caplog):
+    site.device("alpha", priority=10)
+    site.device("beta", priority=20)
+    site.device("gamma", priority=5, state="exits")
+    assert select().entry.name == "beta"
+    assert site.imported() == {"paddle-hal-beta"}
+    assert passed_over(caplog) == []
+
+
+def test_equal_priorities_go_by_name(site):
+    site.device("beta", priority=10)
+    site.device("alpha", priority=10)
+    assert select().entry.name == "alpha"
+
+
+def test_the_argument_goes_before_the_environment_before_the_priority(site, monkeypatch):
+    site.device("alpha", priority=30)
+    site.device("beta", priority=20)
+    monkeypatch.setenv("HAL_DEVICE", "beta")
+    assert select("cpu").entry.name == "cpu"
+    assert site.imported() == {"paddle-hal-core"}
+    assert select().entry.name == "beta"
+    monkeypatch.setenv("HAL_DEVICE", " ")
+    assert select().entry.name == "alpha"
+
+
+def test_a_device_without_declared_priority_is_never_selected_by_itself(site):
+    site.device("sim", priority=None)
+    assert select().entry.name == "cpu"
+    assert site.imported() == {"paddle-hal-core"}
+    assert select("sim").entry.name == "sim"
+
+
+@pytest.mark.parametrize("state", ["unavailable", "unavailable_raised"])
+def test_an_unavailable_device_is_passed_over_with_one_line(site, caplog, state):
+    site.device("alpha", priority=10, state=state)
+    assert select().entry.name == "cpu"
+    (line,) = passed_over(caplog)
+    assert line.startswith("alpha: no ")
+    assert line.endswith("; trying the next device")
+    assert caplog.records[-1].levelno == logging.WARNING
+
+
+def test_a_named_device_that_is_unavailable_is_an_error(site):
+    site.device("alpha", state="unavailable")
+    with pytest.raises(Unavailable, match=r"alpha: no chip \(plug one in\)"):
+        select("alpha")
+
+
+def test_when_all_are_unavailable_the_error_has_every_reason(tmp_path, monkeypatch):
+    site = Site(tmp_path / "other").activate(monkeypatch)
+    site.core(device=True, state="unavailable")
+    site.device("alpha", state="unavailable_raised")
+    with pytest.raises(Unavailable) as caught:
+        select()
+    expected = "alpha: no driver (install the driver); cpu: no chip (plug one in) (hal devices shows each)"
+    assert str(caught.value) == f"no device can be used here: {expected}"
+
+
+@pytest.mark.parametrize("state", ["broken_import", "exits", "no_class", "probe_crashes"])
+def test_a_broken_plugin_is_never_fallen_through(site, state):
+    site.device("alpha", priority=10, state=state)
+    with pytest.raises(PluginError, match="paddle-hal-alpha") as caught:
+        select()
+    assert caught.value.cure
+    assert site.imported() == {"paddle-hal-alpha"}
+
+
+def test_a_contract_mismatch_is_never_fallen_through(site):
+    site.device("alpha", requires=["paddle-hal-core>=7.0,<8"])
+    with pytest.raises(ContractMismatch, match="alpha: paddle-hal-alpha"):
+        select()
+    assert site.imported() == set()
+
+
+def test_a_broken_plugin_below_the_one_selected_does_not_matter(site):
+    site.device("alpha", priority=10)
+    site.device("beta", priority=5, state="exits")
+    assert select().entry.name == "alpha"
+
+
+@pytest.mark.parametrize("name", [None, "twin"])
+def test_two_distributions_with_one_name_are_an_error_that_names_both(site, name):
+    site.device("twin", priority=10, distribution="paddle-hal-twin")
+    site.device("twin", priority=None, distribution="acme-hal", version="3.1")
+    with pytest.raises(
+        PluginError, match=r"twin: .*acme-hal 3\.1 .*paddle-hal-twin 1\.0|paddle-hal-twin 1\.0 .*acme-hal 3\.1"
+    ):
+        select(name)
+    assert site.imported() == set()
+
+
+def test_the_allow_list_settles_a_name_claimed_twice(site, monkeypatch):
+    site.device("twin", distribution="paddle-hal-twin")
+    site.device("twin", distribution="acme-hal")
+    monkeypatch.setenv("HAL_PLUGINS", "acme-hal")
+    assert select().entry.distribution == "acme-hal"
+    assert site.imported() == {"acme-hal"}
+
+
+def test_one_distribution_that_claims_a_name_twice_is_an_error(site):
+    module = site.module("twin")
+    site.distribution("acme-hal", points=f"[hal.devices]\ntwin = {module}:ToyPlugin\ntwin = {module}:Other\n")
+    with pytest.raises(PluginError, match="mend the entry points of acme-hal"):
+        select("twin")
+
+
+def test_an_unreadable_plugin_stops_the_automatic_choice_but_not_a_named_one(site):
+    site.device("alpha", priority="high")
+    with pytest.raises(PluginError, match="paddle-hal-alpha"):
+        select()
+    assert select("cpu").entry.name == "cpu"
+
+
+def test_a_device_left_out_by_the_allow_list_is_not_found(site, monkeypatch):
+    site.device("alpha")
+    monkeypatch.setenv("HAL_PLUGINS", "")
+    with pytest.raises(DeviceNotFound, match=r"HAL_PLUGINS leaves paddle-hal-alpha out \(add paddle-hal-alpha to"):
+        select("alpha")
+    assert select().entry.name == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (
+            "alhpa",
+            "name: no device 'alhpa'; installed: alpha, cpu (did you mean 'alpha'? else pip install paddle-hal-alhpa)",
+        ),
+        ("CPU", "name: no device 'CPU'; installed: alpha, cpu (did you mean 'cpu'? else pip install paddle-hal-cpu)"),
+        ("zzz", "name: no device 'zzz'; installed: alpha, cpu (pip install paddle-hal-zzz)"),
+    ],
+)
+def test_an_unknown_name_says_what_is_installed_and_what_may_be_meant(site, name, text):
+    site.device("alpha")
+    with pytest.raises(DeviceNotFound) as caught:
+        select(name)
+    assert str(caught.value) == text
+
+
+def test_an_unknown_name_in_the_environment_is_blamed_on_it(site, monkeypatch):
+    monkeypatch.setenv("HAL_DEVICE", "zzz")
+    with pytest.raises(DeviceNotFound, match=r"^HAL_DEVICE: no device 'zzz'"):
+        select()
+
+
+def test_with_nothing_to_select_the_error_says_so(tmp_path, monkeypatch):
+    site = Site(tmp_path / "bare").activate(monkeypatch)
+    with pytest.raises(DeviceNotFound, match="no device is installed"):
+        select()
+    site.core()
+    site.device("sim", priority=None)
+    with pytest.raises(DeviceNotFound, match=r"installed: sim \(name one in HAL_DEVICE\)"):
+        select()
+
+
+# Names and indices.
+
+
+@pytest.mark.parametrize(
+    ("name", "index", "result"),
+    [("a", None, ("a", 0)), ("a:3", None, ("a", 3)), ("a", 2, ("a", 2)), ("a:2", 2, ("a", 2)), (None, 1, (None, 1))],
+)
+def test_names_and_indices(monkeypatch, name, index, result):
+    monkeypatch.delenv("HAL_DEVICE", raising=False)
+    request = requested(name, index)
+    assert (request.name, request.index) == result
+
+
+@pytest.mark.parametrize(
+    "name", ["", ":1", "a:", "a:x", "a:-1", "a:1:2", "a:1.0", "a b", "a:٣", "a\n", "é", 7, b"a", "a:9999999999"]
+)
+def test_a_bad_name_is_refused(name):
+    with pytest.raises(InvalidValue, match=r"^name: "):
+        requested(name)
+
+
+@pytest.mark.parametrize("index", [-1, True, 1.0, "0"])
+def test_a_bad_index_is_refused(index):
+    with pytest.raises(InvalidValue, match=r"^index: "):
+        requested("a", index)
+
+
+def test_two_different_indices_contradict_each_other(monkeypatch):
+    with pytest.raises(InvalidValue, match="'a:1' and index=0 contradict"):
+        requested("a:1", 0)
+    monkeypatch.setenv("HAL_DEVICE", "a:1")
+    with pytest.raises(InvalidValue, match=r"^HAL_DEVICE: .*contradict"):
+        requested(None, 2)
+    assert requested("b", 2).name == "b"
+
+
+# Opening.
+
+
+def devices_of(site, distribution):
+    return sys.modules[site.modules[distribution]].OPENED
+
+
+def test_open_device_opens_the_index_with_the_options_and_binds_it(site):
+    site.device("alpha")
+    bound = hal.open_device("alpha:2", options={"key": 1})
+    (device,) = devices_of(site, "paddle-hal-alpha")
+    assert (device.index, device.options, device.closed) == (2, {"key": 1}, 0)
+    assert bound.capabilities is device.capabilities
+    bound.close()
+    assert device.closed == 1
+
+
+def test_every_opening_binds_anew(site):
+    site.device("alpha")
+    with hal.open_device() as one, hal.open_device() as two:
+        assert one is not two
+    assert [device.closed for device in devices_of(site, "paddle-hal-alpha")] == [1, 1]
+
+
+def test_a_requirement_that_cannot_be_met_is_refused_and_nothing_stays_open(site):
+    site.device("alpha")
+    with pytest.raises(CapabilityMissing, match="a toy has no stream"):
+        hal.open_device(require={"async_set_value": "async"})
+    with pytest.raises(InvalidValue, match="unknown requirement 'speed'"):
+        hal.open_device(require={"speed": True})
+    assert [device.closed for device in devices_of(site, "paddle-hal-alpha")] == [1, 1]
+    hal.open_device(require={"async_set_value": "sync", "fused_scatter": True}).close()
+
+
+@pytest.mark.parametrize("state", ["wrong_signature", "missing_hook", "no_capabilities", "no_name"])
+def test_a_device_that_breaks_the_contract_is_refused_and_closed(site, state):
+    site.device("alpha", state=state)
+    with pytest.raises(PluginError) as caught:
+        hal.open_device()
+    assert "paddle-hal-alpha 1.0: " in str(caught.value)
+    assert caught.value.cure
+    (device,) = devices_of(site, "paddle-hal-alpha")
+    assert device.closed == 1
+
+
+def test_an_open_that_crashes_names_the_distribution(site):
+    site.device("alpha", state="open_crashes")
+    with pytest.raises(
+        PluginError, match=r"alpha: paddle-hal-alpha 1\.0: opening index 0 failed: OSError: driver said no"
+    ):
+        hal.open_device()
+
+
+def test_a_device_unavailable_only_at_open_is_passed_over_too(site, caplog):
+    site.device("alpha", state="unavailable_at_open")
+    site.device("beta", priority=5)
+    with hal.open_device() as device:
+        assert device.name == "beta:0"
+    assert passed_over(caplog) == ["alpha: chip is busy (free it); trying the next device"]
+    with pytest.raises(Unavailable, match="alpha: chip is busy"):
+        hal.open_device("alpha")
+
+
+def test_the_first_error_is_reported_when_closing_fails_as_well(site):
+    site.device("alpha", state="close_crashes")
+    with pytest.raises(CapabilityMissing) as caught:
+        hal.open_device(require={"can_hold_stream": True})
+    assert caught.value.__notes__ == ["closing the device failed too: OSError: close fell over"]
+
+
+@pytest.mark.parametrize("argument", ["require", "options"])
+def test_arguments_that_are_no_mappings_are_refused(argument):
+    with pytest.raises(InvalidValue, match=f"^{argument}: "):
+        hal.open_device(**{argument: ["async_set_value"]})
+
+
+def test_the_package_exports_what_it_says():
+    assert {"open_device", "devices", "Worker", "OutputReader", "__version__"} <= set(dir(hal))
+    assert hal.open_device.__module__ == "hal.opening"
+    assert hal.__version__
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = hal.nothing
+
+
+def test_every_error_has_a_cure(site):
+    site.device("alpha", state="exits")
+    for name in ("alpha", "alpah", "a:", "cpu:x"):
+        with pytest.raises(HalError) as caught:
+            select(name)
+        assert caught.value.cure, name
