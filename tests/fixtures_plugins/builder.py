@@ -21,12 +21,17 @@ PREPARED = (
     "rich.console",
     "hal.listing",
     "hal.opening",
-    "hal.cli.application",
     "hal.cli.devices",
     "hal.cli.versions",
     "hal_core.bound",
 )
 _numbers = itertools.count()
+
+#: A device that starts a helper, writes down its number, and never comes back.
+HANG = """import os, pathlib, subprocess
+        helper = subprocess.Popen(["sleep", "600"])
+        pathlib.Path(os.environ["HAL_TEST_MARK"]).write_text(str(helper.pid))
+        helper.wait()"""
 
 #: What differs from a sound, available plugin: text to replace in toy.py.txt, and with what.
 STATES: dict[str, tuple[str, str]] = {
@@ -48,7 +53,7 @@ STATES: dict[str, tuple[str, str]] = {
     "probe_exits": ("return Probe.yes()", "raise SystemExit(4)"),
     "probe_odd": ("return Probe.yes()", "return True"),
     "open_crashes": ("return Device(index, options)", "raise OSError('driver said no')"),
-    "open_hangs": ("return Device(index, options)", "import time; time.sleep(600)"),
+    "open_hangs": ("return Device(index, options)", HANG),
     "open_dies": ("return Device(index, options)", "import os; os.kill(os.getpid(), 11)"),
     "no_capabilities": ("self.capabilities = ", "self.something = "),
     "wrong_signature": (

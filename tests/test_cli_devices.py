@@ -1,0 +1,327 @@
+"""``hal devices`` and ``hal --version``: what they print, what they import, and how they fail."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+import hal
+from hal.cli import main
+from hal.cli.opened import open_in_subprocess
+
+from .fixtures_plugins.builder import Site
+
+HEAVY = {"numpy", "paddle", "torch", "zmq", "safetensors", "tokenizers", "typer", "pydantic"}
+#: Runs the command and reports on the last line of stderr what was imported by then.
+REPORTING = """
+import atexit, json, sys
+atexit.register(lambda: print(json.dumps(sorted(sys.modules)), file=sys.stderr))
+from hal.cli import main
+main()
+"""
+
+
+def environment(site=None, **extra):
+    clean = {
+        key: value for key, value in os.environ.items() if not key.startswith(("HAL_", "FORCE_COLOR", "PYTHONPATH"))
+    }
+    if site is not None:
+        clean["PYTHONPATH"] = str(site.folder)
+    return {**clean, **extra}
+
+
+def hal_command(*arguments, site=None, **extra):
+    command = [sys.executable, "-c", REPORTING, *arguments]
+    result = subprocess.run(command, env=environment(site, **extra), capture_output=True, text=True, timeout=60)
+    *lines, modules = result.stderr.rstrip("\n").split("\n")
+    result.stderr, result.modules = "\n".join(lines), set(json.loads(modules))
+    return result
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """Installed for subprocesses: on their path before the real site-packages, whose core it shadows."""
+    site = Site(tmp_path_factory.mktemp("cli") / "site")
+    site.core(device=True)
+    site.device("alpha", priority=30, state="prints")
+    site.device("beta", priority=20, state="broken_import")
+    site.device("gamma", priority=10, state="unavailable")
+    site.device("late", requires=["paddle-hal-core>=9.0,<10"], priority=None)
+    return site
+
+
+def rows_of(result, names=("alpha", "beta", "gamma", "late", "cpu")):
+    return {row["name"]: row for row in json.loads(result.stdout)["devices"] if row["name"] in names}
+
+
+def test_the_table_on_a_pipe_has_one_plain_line_for_each_device(site):
+    result = hal_command("devices", site=site)
+    assert result.returncode == 0, result.stderr
+    assert "\x1b" not in result.stdout
+    lines = {line.split()[0]: line for line in result.stdout.splitlines() if line}
+    assert lines["device"].split() == ["device", "distribution", "contract", "priority", "status"]
+    assert lines["alpha"].split() == ["alpha", "paddle-hal-alpha", "1.0", ">=0.1,<1", "ok", "30", "available"]
+    assert "broken: importing" in lines["beta"]
+    assert "a_module_that_nobody_has" in lines["beta"]
+    assert lines["gamma"].endswith("unavailable: no chip (plug one in)")
+    assert ">=9.0,<10 no" in lines["late"]
+    assert "by name only" in lines["late"]
+    assert "embedded ok" in lines["cpu"]
+    assert result.stdout.endswith("selected without a name: alpha\n")
+    assert hal_command("devices", site=site).stdout == result.stdout
+
+
+def test_json_is_one_object_whatever_a_plugin_prints(site):
+    result = hal_command("devices", "--json", site=site)
+    assert (result.returncode, "noise of a plugin" in result.stderr) == (0, True)
+    report = json.loads(result.stdout)
+    assert (report["contract"], report["selected"], report["why"]) == ("0.1", "alpha", "")
+    rows = rows_of(result)
+    assert {name: row["status"] for name, row in rows.items()} == {
+        "alpha": "available",
+        "beta": "broken",
+        "gamma": "unavailable",
+        "late": "mismatch",
+        "cpu": "available",
+    }
+    assert rows["gamma"] == {
+        "name": "gamma",
+        "distribution": "paddle-hal-gamma",
+        "version": "1.0",
+        "contract": ">=0.1,<1",
+        "priority": 10,
+        "status": "unavailable",
+        "reason": "no chip",
+        "cure": "plug one in",
+        "opened": None,
+    }
+
+
+def test_the_listing_says_why_nothing_would_be_selected(site):
+    report = json.loads(hal_command("devices", "--json", site=site, HAL_DEVICE="beta").stdout)
+    assert report["selected"] is None
+    assert report["why"].startswith("beta: paddle-hal-beta 1.0: importing")
+    result = hal_command("devices", site=site, HAL_DEVICE="alpha:3")
+    assert "selected without a name: alpha:3" in result.stdout
+
+
+@pytest.mark.parametrize("arguments", [("devices",), ("devices", "--json"), ("--version",), ("--help",)])
+def test_no_listing_imports_numpy_or_a_framework(arguments):
+    """With what is really installed, the embedded device included."""
+    result = hal_command(*arguments)
+    assert result.returncode == 0, result.stderr
+    assert result.modules & HEAVY == set()
+    assert {name for name in result.modules if name.startswith("hal.")} & {
+        "hal.cli.run",
+        "hal.worker",
+        "hal.reader",
+    } == set()
+
+
+def test_import_hal_imports_next_to_nothing():
+    code = "import sys; before = set(sys.modules); import hal; print(*sorted(set(sys.modules) - before))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment())
+    loaded = set(done.stdout.split())
+    assert not loaded & (HEAVY | {"importlib.metadata", "stevedore", "hal_core", "pluggy", "typer", "rich"})
+
+
+def test_version_names_hal_contract_python_and_paddle():
+    result = hal_command("--version")
+    first, second, third, fourth = result.stdout.splitlines()
+    assert first == f"hal {hal.__version__}"
+    assert second.startswith("contract 0.1 (paddle-hal-core 0.1.")
+    assert third == "python " + ".".join(map(str, sys.version_info[:3]))
+    assert fourth.startswith("paddle ")
+    assert "paddle" not in result.modules
+
+
+def test_version_shows_every_build_of_paddle_or_none(tmp_path, monkeypatch, capsys):
+    site = Site(tmp_path / "site").activate(monkeypatch)
+    site.core("0.1.4")
+    assert version_line(capsys) == "paddle not installed"
+    site.distribution("paddlepaddle", version="3.3.1", points="")
+    site.distribution("PaddlePaddle_gpu", version="3.2.0", points="")
+    assert version_line(capsys) == "paddle 3.2.0 (PaddlePaddle_gpu), 3.3.1 (paddlepaddle)"
+
+
+def version_line(capsys):
+    return listing(capsys, ["--version"]).splitlines()[-1]
+
+
+@pytest.mark.parametrize("arguments", [["devices"], ["devices", "--json"]])
+def test_without_any_plugin_the_listing_is_empty_and_well(tmp_path, monkeypatch, capsys, arguments):
+    listing(capsys, arguments)  # with what is really installed: imports what the command line needs
+    Site(tmp_path / "site").activate(monkeypatch).core()
+    for _ in range(2):
+        out = listing(capsys, arguments)
+        if "--json" in arguments:
+            report = json.loads(out)
+            assert (report["devices"], report["selected"]) == ([], None)
+            assert "no device is installed" in report["why"]
+        else:
+            assert "no device is installed (pip install paddle-hal-core)" in out
+
+
+def listing(capsys, arguments):
+    main(arguments)
+    return capsys.readouterr().out
+
+
+def test_an_error_of_ours_is_one_line_on_stderr_and_exit_status_2(site):
+    result = hal_command("devices", site=site, HAL_PLUGINS="paddle-hal-nothing")
+    assert (result.returncode, result.stdout) == (2, "")
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("hal: error: HAL_PLUGINS: no installed plugin is called paddle-hal-nothing; installed: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["devices", "--bad"], "unrecognized arguments: --bad"),
+        (["devices", "extra"], "unrecognized arguments: extra"),
+        (["devices", "--js"], "unrecognized arguments: --js"),
+        (["nothing"], "invalid choice: 'nothing'"),
+        (["devices", "--timeout", "0"], "'0' is no number of seconds"),
+        (["devices", "--timeout", "nan"], "'nan' is no number of seconds"),
+        (["devices", "--timeout", "soon"], "'soon' is no number of seconds"),
+        ([], "which command?"),
+        (["--version", "run"], "after the word run"),
+    ],
+)
+def test_a_usage_error_exits_2_with_a_message(capsys, arguments, says):
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 2
+    shown = capsys.readouterr()
+    assert says in shown.err
+    assert shown.out == ""
+
+
+def test_a_reason_in_another_script_does_not_break_an_ascii_terminal(tmp_path):
+    site = Site(tmp_path / "site")
+    site.core()
+    module = site.device("alpha", state="unavailable")
+    path = site.folder / f"{module}.py"
+    path.write_text(path.read_text(encoding="utf-8").replace("no chip", "没有芯片 [red]"), encoding="utf-8")
+    result = hal_command("devices", site=site, PYTHONIOENCODING="ascii", PYTHONUTF8="0")
+    assert result.returncode == 0, result.stderr
+    assert "\\u6ca1\\u6709\\u82af\\u7247 [red] (plug one in)" in result.stdout
+
+
+def test_a_closed_pipe_is_no_traceback(site):
+    command = [sys.executable, "-c", "from hal.cli import main; main()", "devices"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(site)) as child:
+        child.stdout.close()
+        said = child.stderr.read().decode()
+    assert "Traceback" not in said
+
+
+def test_a_terminal_gets_colour(site):
+    leader, follower = pty.openpty()
+    command = [sys.executable, "-c", "from hal.cli import main; main()", "devices"]
+    settings = environment(site, TERM="xterm", COLUMNS="100")
+    settings.pop("NO_COLOR", None)
+    with subprocess.Popen(command, stdout=follower, stderr=subprocess.DEVNULL, env=settings) as child:
+        os.close(follower)
+        shown = b""
+        while chunk := read_terminal(leader):
+            shown += chunk
+    os.close(leader)
+    assert child.returncode == 0
+    assert b"\x1b[32mavailable" in shown
+
+
+def read_terminal(leader):
+    try:
+        return os.read(leader, 65536)
+    except OSError:  # how Linux says that the other end is closed
+        return b""
+
+
+# --open
+
+
+def test_open_shows_capabilities_and_fallbacks_and_survives_a_crash(tmp_path):
+    site = Site(tmp_path / "site")
+    site.core()
+    site.device("alpha", state="prints")
+    site.device("crash", state="open_dies")
+    site.device("fault", state="open_crashes")
+    result = hal_command("devices", "--open", "--json", site=site, HAL_PLUGINS=",".join(site.modules))
+    rows = rows_of(result, ("alpha", "crash", "fault"))
+    opened = rows["alpha"]["opened"]
+    assert opened["capabilities"]["fused_scatter"] is True
+    assert opened["fallbacks"] == {"async_set_value": "a toy has no stream"}
+    assert opened["seconds"] > 0
+    assert "ended with signal SIGSEGV" in rows["crash"]["opened"]["error"]
+    assert (
+        "fault: paddle-hal-fault 1.0: opening index 0 failed: OSError: driver said no"
+        in rows["fault"]["opened"]["error"]
+    )
+    assert result.modules & HEAVY == set()
+
+
+def test_open_as_text(tmp_path):
+    site = Site(tmp_path / "site")
+    site.core()
+    site.device("alpha")
+    site.device("beta", state="open_crashes")
+    result = hal_command("devices", "--open", site=site, HAL_PLUGINS="paddle-hal-alpha,paddle-hal-beta")
+    assert result.returncode == 0, result.stderr
+    assert "beta: not opened: beta: paddle-hal-beta 1.0: opening index 0 failed" in result.stdout
+    assert "  fused_scatter: yes\n  pinned_host: no\n" in result.stdout
+    assert "  collective: none\n" in result.stdout
+    assert "  async_set_value falls back: a toy has no stream\n" in result.stdout
+
+
+def test_a_device_that_hangs_is_ended_with_all_it_has_started(tmp_path, monkeypatch):
+    site = Site(tmp_path / "site")
+    site.core()
+    site.device("alpha", state="open_hangs")
+    monkeypatch.setenv("PYTHONPATH", str(site.folder))
+    mark = site.folder / "hung"  # the helper that the device starts; it inherits nothing that we wait for
+    monkeypatch.setenv("HAL_TEST_MARK", str(mark))
+    result = open_in_subprocess("alpha", 3)
+    assert result == {"error": "opening took longer than 3 s (raise --timeout, or see why it hangs)"}
+    helper = int(mark.read_text())
+    assert not alive(helper)
+
+
+def alive(process):
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+# `hal run` is somebody else's module; what belongs here is that it is loaded late.
+
+
+def test_run_is_imported_only_when_it_is_invoked(monkeypatch, capsys):
+    seen = []
+    module = types.ModuleType("hal.cli.run")
+
+    def run(prompt: str = "none", count: int = 1) -> None:
+        """The real help text."""
+        seen.append((prompt, count))
+
+    module.run = run
+    monkeypatch.setitem(sys.modules, "hal.cli.run", module)
+    for arguments, code in (
+        (["run", "--prompt", "x", "--count", "3"], 0),
+        (["run", "--help"], 0),
+        (["run", "--odd"], 2),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            main(arguments)
+        assert stop.value.code == code
+    assert seen == [("x", 3)]
+    shown = capsys.readouterr()
+    assert "The real help text." in shown.out
+    assert "Usage: hal run" in shown.out
