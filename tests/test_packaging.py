@@ -1,0 +1,313 @@
+"""The wheels, the direction of imports, and words that must not be in the sources."""
+
+import ast
+import email
+import io
+import re
+import subprocess
+import sys
+import tokenize
+import zipfile
+from functools import cache
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[1]
+CORE = ROOT / "core/src/hal_core"
+HOST = ROOT / "hal"
+DISTRIBUTIONS = {"paddle-hal": (ROOT, "hal"), "paddle-hal-core": (ROOT / "core", "hal_core")}
+
+
+class Wheel:
+    """What a built wheel contains."""
+
+    def __init__(self, path):
+        with zipfile.ZipFile(path) as archive:
+            self.files = {name: archive.read(name) for name in archive.namelist()}
+        self.tops = {name.split("/")[0] for name in self.files}
+        (self.info,) = [top for top in self.tops if top.endswith(".dist-info")]
+        self.metadata = email.message_from_bytes(self.files[f"{self.info}/METADATA"])
+        self.requires = [Requirement(line) for line in self.metadata.get_all("Requires-Dist", [])]
+
+    def points(self, group):
+        text = self.files.get(f"{self.info}/entry_points.txt", b"").decode()
+        section = re.search(rf"(?ms)^\[{re.escape(group)}\]\n(.*?)(?=^\[|\Z)", text)
+        return {} if section is None else dict(line.split(" = ", 1) for line in section[1].split("\n") if line)
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory):
+    """Both wheels, built offline from the working tree with the backend that is installed."""
+    folder, built = tmp_path_factory.mktemp("wheels"), {}
+    for name, (source, _) in DISTRIBUTIONS.items():
+        out = folder / name
+        command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(source)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stdout + done.stderr
+        (path,) = out.glob("*.whl")
+        built[name] = Wheel(path)
+    return built
+
+
+@pytest.fixture(params=sorted(DISTRIBUTIONS))
+def package(request, wheels):
+    source, package = DISTRIBUTIONS[request.param]
+    return wheels[request.param], package, source
+
+
+def test_a_wheel_contains_its_package_and_nothing_else(package):
+    wheel, name, _ = package
+    assert wheel.tops == {name, wheel.info}
+    assert f"{name}/py.typed" in wheel.files
+    assert not [
+        file for file in wheel.files if re.search(r"(^|/)(tests?|test_[^/]*|conftest\.py|__pycache__)(/|$)", file)
+    ]
+    assert wheel.metadata["Name"] == ("paddle-hal" if name == "hal" else "paddle-hal-core")
+
+
+def test_a_wheel_contains_every_module_of_the_working_tree(package):
+    wheel, name, source = package
+    folder = source / "src" / name if (source / "src").exists() else source / name
+    modules = {f"{name}/{path.relative_to(folder).as_posix()}" for path in folder.rglob("*.py")}
+    assert modules <= set(wheel.files)
+
+
+def test_a_wheel_carries_the_license(package):
+    wheel, _, source = package
+    assert wheel.metadata["License-Expression"] == "Apache-2.0"
+    (file,) = [file for file in wheel.files if file.startswith(f"{wheel.info}/licenses/")]
+    assert wheel.files[file] == (source / "LICENSE").read_bytes()
+    assert b"Apache License" in wheel.files[file]
+
+
+def test_the_entry_points_are_there(wheels):
+    assert wheels["paddle-hal"].points("console_scripts") == {"hal": "hal.cli:main"}
+    assert wheels["paddle-hal"].points("hal.devices") == {}
+    assert wheels["paddle-hal-core"].points("hal.devices") == {"cpu": "hal_core.cpu:CpuPlugin"}
+    assert wheels["paddle-hal-core"].points("hal.priorities") == {"cpu": "priority_0"}
+
+
+def test_the_requirements_are_right(wheels):
+    for wheel in wheels.values():
+        assert wheel.metadata["Requires-Python"] == ">=3.11"
+        hard = {item.name for item in wheel.requires if item.marker is None}
+        assert "paddlepaddle" not in hard, "a hard dependency would lay the CPU build over a user's own build"
+        cpu = {
+            item.name: item.specifier
+            for item in wheel.requires
+            if item.marker and item.marker.evaluate({"extra": "cpu"})
+        }
+        assert {"paddlepaddle", "setuptools"} <= set(cpu)
+        assert cpu["paddlepaddle"].contains("3.1.0")
+        assert not cpu["paddlepaddle"].contains("3.4.0")
+    host = {item.name: item for item in wheels["paddle-hal"].requires if item.marker is None}
+    core_version = wheels["paddle-hal-core"].metadata["Version"]
+    assert host["paddle-hal-core"].specifier.contains(core_version)
+    assert {specifier.operator for specifier in host["paddle-hal-core"].specifier} == {">=", "<"}
+    assert not [item for item in wheels["paddle-hal-core"].requires if item.name == "paddle-hal"]
+
+
+def test_what_is_imported_is_required(package):
+    """A wheel whose metadata forgets a dependency works only where a developer has it by chance."""
+    wheel, name, source = package
+    folder = source / "src" / name if (source / "src").exists() else source / name
+    provided = {"safetensors": "safetensors", "zmq": "pyzmq", "hal_core": "paddle-hal-core"}
+    required = {item.name.lower().replace("_", "-") for item in wheel.requires}
+    for path in sources(folder):
+        for module, line, _ in imports(path):
+            top = module.split(".")[0]
+            if top in sys.stdlib_module_names or top in (name, "paddle"):
+                continue
+            assert provided.get(top, top).lower() in required, f"{path.relative_to(ROOT)}:{line} imports {module}"
+
+
+# Directions of imports.
+
+
+@cache
+def sources(folder):
+    return tuple(sorted(folder.rglob("*.py")))
+
+
+@cache
+def tree(path):
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def imports(path):
+    """(module, line, whether at module level) of each absolute import; imports for type checkers do not count."""
+
+    def visit(node, top):
+        if isinstance(node, ast.Import):
+            yield from ((name.name, node.lineno, top) for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            if node.level == 0:
+                yield (node.module, node.lineno, top)
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            for child in node.orelse:
+                yield from visit(child, top)
+        else:
+            inside = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            for child in ast.iter_child_nodes(node):
+                yield from visit(child, top and not inside)
+
+    return list(visit(tree(path), True))
+
+
+def test_the_core_imports_neither_the_host_nor_a_device():
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}: {module}"
+        for path in sources(CORE)
+        for module, line, _ in imports(path)
+        if re.match(r"hal(\.|$)|hal_(?!core(\.|$))", module)
+    ]
+    assert wrong == []
+
+
+def test_the_host_imports_no_device_package():
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}: {module}"
+        for path in sources(HOST)
+        for module, line, _ in imports(path)
+        if re.match(r"hal_(?!core(\.|$))", module) or module.startswith("hal_core.cpu")
+    ]
+    assert wrong == []
+
+
+def test_the_core_imports_no_framework_at_module_level():
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}: {module}"
+        for path in sources(CORE)
+        for module, line, top in imports(path)
+        if top and re.match(r"(paddle|torch|cupy|cuda|tensorflow|jax)(\.|$)", module)
+    ]
+    assert wrong == []
+
+
+def test_the_import_check_sees_what_it_should(tmp_path):
+    path = tmp_path / "example.py"
+    path.write_text(
+        "from typing import TYPE_CHECKING\n"
+        "if TYPE_CHECKING:\n    import a\nelse:\n    import b\n"
+        "try:\n    import c.d\nexcept ImportError:\n    pass\n"
+        "class K:\n    import e\n    def f(self):\n        from g.h import i\n"
+        "from . import j\n"
+    )
+    seen = {(module, top) for module, _, top in imports(path)}
+    assert seen == {("typing", True), ("b", True), ("c.d", True), ("e", True), ("g.h", False)}
+
+
+# Device names. The rule: in hal and hal_core, outside comments and docstrings, no identifier and no string may contain
+# the name of a device that is a plugin; and nothing, the embedded device's name included, may be compared with one.
+
+DEVICES = ("cuda", "xpu", "maca", "metax", "sim")
+#: Names of protocols of other projects, which have a device's name in them.
+PROTOCOLS = ("__cuda_array_interface__",)
+WORD = re.compile(rf"(?<![A-Za-z])({'|'.join(DEVICES)})(?![A-Za-z])", re.IGNORECASE)
+
+
+def docstrings(module):
+    for node in ast.walk(module):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.lineno
+
+
+def device_words(text):
+    """(line, word) of each forbidden word in identifiers and strings."""
+    prose = set(docstrings(ast.parse(text)))
+    kinds = {tokenize.NAME, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in kinds or (token.type == tokenize.STRING and token.start[0] in prose):
+            continue
+        content = token.string
+        for protocol in PROTOCOLS:
+            content = content.replace(protocol, "")
+        for match in WORD.finditer(content):
+            yield token.start[0], match[0]
+
+
+def compared_names(text):
+    """Lines that compare something with a device's name, the embedded one included."""
+    names = {*DEVICES, "cpu", "gpu"}
+
+    def strings(node):
+        return {item.value for item in ast.walk(node) if isinstance(item, ast.Constant) and isinstance(item.value, str)}
+
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Compare | ast.MatchValue) and strings(node) & names:
+            yield node.lineno
+
+
+@pytest.mark.parametrize("check", [device_words, compared_names])
+def test_nothing_in_host_or_core_branches_on_a_device_name(check):
+    wrong = [
+        f"{path.relative_to(ROOT)}: {found}"
+        for folder in (HOST, CORE)
+        for path in sources(folder)
+        for found in check(path.read_text(encoding="utf-8"))
+    ]
+    assert wrong == []
+
+
+def test_the_device_check_sees_what_it_should():
+    text = '"""cuda in prose"""\n# xpu in a comment\nis_cuda = 1\nx = "run on maca:0"\ny = f"{x} SIM"\n'
+    text += 'simple = similar = 3\nz = "__cuda_array_interface__"\n'
+    assert sorted(device_words(text)) == [(3, "cuda"), (4, "maca"), (5, "SIM")]
+    text = 'if name == "cpu":\n    pass\nok = f(name="cpu")\nbad = kind in ("gpu", "other")\n'
+    assert list(compared_names(text)) == [1, 4]
+
+
+# Hosts and absolute paths, in every file that is tracked.
+
+# Written in two pieces, so that this file does not contain what it looks for.
+HOSTS = [
+    "py" + "pi.org",
+    "python" + "hosted.org",
+    "anaconda" + ".org",
+    "npm" + "js.org",
+    "paddlepaddle" + ".org.cn/whl",
+]
+MACHINE_PATH = re.compile(r"(?<![\w.~$})-])/(?:home|root|work|Users|mnt|scratch|data)/\w|\b[A-Z]:\\\\?Users\b")
+
+
+def tracked():
+    done = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+    if done.returncode != 0:
+        pytest.skip("not a git checkout")
+    files = [ROOT / name for name in done.stdout.split("\0") if name]
+    return [file for file in files if file.is_file()]
+
+
+def lines_of_text(file):
+    content = file.read_bytes()
+    if b"\0" in content or len(content) > 1_000_000:  # weights, and a tokenizer's table of words
+        return []
+    return content.decode("utf-8", errors="replace").splitlines()
+
+
+def test_no_file_names_a_package_registry_or_a_path_of_one_machine():
+    wrong = [
+        f"{file.relative_to(ROOT)}:{number}: {line.strip()[:100]}"
+        for file in tracked()
+        for number, line in enumerate(lines_of_text(file), 1)
+        if any(host in line for host in HOSTS) or MACHINE_PATH.search(line)
+    ]
+    assert wrong == []
+
+
+def test_the_path_check_sees_what_it_should():
+    found = ["open('/home" + "/me/x')", "cd /work" + "/main", "C:\\Users" + "\\me"]
+    fine = [
+        "/dev/shm/x",
+        "/proc/1/stat",
+        "/tmp/x",
+        "docs/work/x",
+        "~/data/x",
+        "${HOME}/data/x",
+        "/usr/bin/env",
+        "a /data",
+    ]
+    assert [bool(MACHINE_PATH.search(text)) for text in found] == [True] * len(found)
+    assert [text for text in fine if MACHINE_PATH.search(text)] == []
