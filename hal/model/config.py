@@ -249,6 +249,7 @@ def _architecture(given: _Fields) -> str:
 
 def _rope_theta(given: _Fields) -> float:
     """The base of rotary positions; any scaling but the default is refused. Newer files keep both in one object."""
+    base = given.number("rope_theta", default=10000.0)
     for name in ("rope_scaling", "rope_parameters"):
         rope = given.get(name)
         if rope is None:
@@ -258,9 +259,11 @@ def _rope_theta(given: _Fields) -> float:
             given.refuse(name, "only the default rotary positions are supported", _SUPPORTED)
         if any(rope.get(key, "default") != "default" for key in ("rope_type", "type")):
             given.refuse(name, "only the type 'default' is supported", _SUPPORTED)
-        if "rope_theta" in rope:
-            return _Fields(rope, f"{given.source}: {name}").number("rope_theta", default=10000.0)
-    return given.number("rope_theta", default=10000.0)
+        inner = _Fields(rope, f"{given.source}: {name}").number("rope_theta", default=base)
+        if "rope_theta" in given and inner != base:
+            given.refuse("rope_theta", f"{name} says {inner}", "keep the right one of the two")
+        base = inner
+    return base
 
 
 def _check_attention_window(given: _Fields, layers: int) -> None:

@@ -1,0 +1,212 @@
+"""The paged decoder against the dense oracle, under any schedule, and what it refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+
+import numpy as np
+import paddle
+import pytest
+from hal_core.errors import InvalidValue
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hal.model.batch import ModelBatch
+from hal.model.llama import LlamaModel
+
+TOLERANCE = 1e-4
+VARIANTS = [
+    "llama",
+    "one key/value head",
+    "no grouping, own head width",
+    "llama with bias, tied",
+    "qwen2",
+    "with a prediction layer",
+]
+
+
+@dataclass(eq=False)
+class Row:
+    """One sequence: all its tokens, how many are in the cache, and its blocks."""
+
+    ids: np.ndarray
+    done: int = 0
+    blocks: list[int] = field(default_factory=list)
+
+
+def batch_of(rows: list[Row], lengths: list[int], width: int) -> ModelBatch:
+    """The next ``lengths`` tokens of each row."""
+    tables = np.full((len(rows), width), -1, np.int32)
+    for index, row in enumerate(rows):
+        tables[index, : len(row.blocks)] = row.blocks
+    parts = [slice(row.done, row.done + length) for row, length in zip(rows, lengths, strict=True)]
+    return ModelBatch(
+        token_ids=np.concatenate([row.ids[part] for row, part in zip(rows, parts, strict=True)]).astype(np.int64),
+        positions=np.concatenate([np.arange(part.start, part.stop) for part in parts]),
+        row_lengths=np.array(lengths, np.int32),
+        context_lengths=np.array([row.done for row in rows], np.int32),
+        block_tables=tables,
+    )
+
+
+def poison(model: LlamaModel, blocks: list[int]) -> None:
+    """Fill these blocks with NaN: whatever reads one and lets it matter returns NaN."""
+    shape = model.cache.shape
+    for tensor in (*model.cache.keys, *model.cache.values):
+        array = tensor.numpy().reshape(shape.blocks + 1, -1)
+        array[blocks] = np.nan
+        tensor.set_value(array.reshape(tensor.shape))
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory, checkpoints):
+    """One small model of each variant."""
+    made = {}
+    for number, name in enumerate(VARIANTS):
+        directory = checkpoints.make(tmp_path_factory.mktemp("model"), seed=number, **checkpoints.variants[name])
+        made[name] = LlamaModel.load(directory)
+    return made
+
+
+@pytest.fixture
+def model(models):
+    models["llama"].allocate_cache(8, 4)
+    return models["llama"]
+
+
+def tokens(count: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 61, count)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_whole_prefill_equals_the_dense_pass(models, name):
+    model = models[name]
+    model.allocate_cache(8, 4)
+    row = Row(tokens(30), blocks=[6, 0, 3, 7, 1, 5, 2, 4])
+    logits = model.forward_all(batch_of([row], [30], 8))
+    dense = model.dense_logits(row.ids)
+    assert logits.dtype == np.float32
+    assert np.abs(dense).max() > 1, "the random checkpoint says nothing"
+    np.testing.assert_allclose(logits, dense, atol=TOLERANCE)
+    np.testing.assert_allclose(model.forward(batch_of([row], [30], 8)), dense[-1:], atol=TOLERANCE)
+
+
+@settings(max_examples=25)
+@given(data=st.data())
+def test_any_schedule_over_any_blocks_equals_the_dense_pass(models, data):
+    """Sequences come and go, prefill in chunks beside decoding rows, in scattered and reused blocks; every block that
+    no running sequence owns is NaN."""
+    model = models[data.draw(st.sampled_from(VARIANTS), label="variant")]
+    size = data.draw(st.sampled_from([1, 3, 4, 16]), label="block size")
+    most = data.draw(st.integers(1, 4), label="rows")
+    width = -(-40 // size)
+    model.allocate_cache(most * width, size)
+    order = np.random.default_rng(data.draw(st.integers(0, 99), label="order of the free blocks"))
+    free = order.permutation(most * width).tolist()
+    running: list[Row] = []
+    for _ in range(data.draw(st.integers(1, 6), label="steps")):
+        while len(running) < most and (not running or data.draw(st.booleans(), label="admit")):
+            running.append(Row(tokens(data.draw(st.integers(1, 40), label="length"), len(running))))
+        lengths = [data.draw(st.integers(1, len(row.ids) - row.done), label="chunk") for row in running]
+        for row, length in zip(running, lengths, strict=True):
+            while len(row.blocks) * size < row.done + length:
+                row.blocks.append(free.pop())
+        started = [block for row in running for block in row.blocks[: -(-row.done // size)]]
+        poison(model, sorted(set(range(most * width)) - set(started)))
+        logits = model.forward(batch_of(running, lengths, width))
+        for row, length, got in zip(running, lengths, logits, strict=True):
+            row.done += length
+            np.testing.assert_allclose(got, model.dense_logits(row.ids[: row.done])[-1], atol=TOLERANCE)
+        for row in [row for row in running if row.done == len(row.ids) or data.draw(st.booleans(), label="drop")]:
+            running.remove(row)
+            free.extend(row.blocks)
+
+
+def test_a_row_does_not_depend_on_its_neighbours(model):
+    alone, crowd = (
+        Row(tokens(9), blocks=[0, 1, 2]),
+        [Row(tokens(9), blocks=[3, 4, 5]), Row(tokens(5, 1), blocks=[6, 7])],
+    )
+    first = model.forward(batch_of([alone], [9], 3))[0]
+    together = model.forward(batch_of(crowd, [9, 5], 3))[0]
+    np.testing.assert_allclose(first, together, atol=TOLERANCE)
+
+
+def test_prediction_layer_is_loaded(models):
+    model = models["with a prediction layer"]
+    assert model.weights.mtp is not None
+    assert model.weights.mtp.eh_proj.shape == [32, 16]
+    assert model.dense_mtp_logits(tokens(10)).shape == (9, 61)
+    assert models["llama"].weights.mtp is None
+    with pytest.raises(InvalidValue, match="multi-token"):
+        models["llama"].dense_mtp_logits(tokens(10))
+
+
+def test_prediction_layer_sees_only_the_past(models):
+    model = models["with a prediction layer"]
+    ids = tokens(12)
+    changed = np.concatenate([ids[:-1], [(ids[-1] + 1) % 61]])
+    # Entry i knows tokens 0 to i + 1, so the last token changes the last entry alone.
+    difference = np.abs(model.dense_mtp_logits(ids) - model.dense_mtp_logits(changed)).max(axis=1)
+    assert difference[:-1].max() == 0
+    assert difference[-1] > 0
+
+
+GOOD = Row(tokens(6), blocks=[2, 0])
+
+
+@pytest.mark.parametrize(
+    ("change", "argument"),
+    [
+        ({"token_ids": np.array([1, 2, 3, 4, 5, 61])}, "token_ids"),
+        ({"token_ids": np.array([1, 2, 3, 4, 5, -1])}, "token_ids"),
+        ({"token_ids": np.array([1, 2, 3])}, "token_ids"),
+        ({"positions": np.arange(1, 7)}, "positions"),
+        ({"positions": np.arange(5)}, "positions"),
+        ({"row_lengths": np.array([0], np.int32)}, "row_lengths"),
+        ({"row_lengths": np.array([], np.int32)}, "row_lengths"),
+        ({"context_lengths": np.array([-1], np.int32)}, "context_lengths"),
+        ({"context_lengths": np.array([0, 0], np.int32)}, "context_lengths"),
+        ({"block_tables": np.array([[2]], np.int32)}, "block_tables"),
+        ({"block_tables": np.array([[2, -1]], np.int32)}, "block_tables"),
+        ({"block_tables": np.array([[2, 8]], np.int32)}, "block_tables"),
+        ({"block_tables": np.array([2, 0], np.int32)}, "block_tables"),
+        ({"context_lengths": np.array([60], np.int32), "positions": np.arange(60, 66)}, "positions"),
+    ],
+)
+def test_a_batch_that_cannot_be_computed_is_refused_and_writes_nothing(model, change, argument):
+    good = batch_of([GOOD], [6], 2)
+    before = model.forward(good)
+    kept = [tensor.numpy() for tensor in model.cache.keys]
+    with pytest.raises(InvalidValue, match=rf"batch\.{argument}"):
+        model.forward(dataclasses.replace(good, **change))
+    for tensor, array in zip(model.cache.keys, kept, strict=True):
+        np.testing.assert_array_equal(tensor.numpy(), array)
+    np.testing.assert_array_equal(model.forward(good), before)
+
+
+def test_the_cache_is_asked_for_and_its_sizes_checked(models, tmp_path, checkpoints):
+    fresh = LlamaModel.load(checkpoints.make(tmp_path))
+    with pytest.raises(InvalidValue, match="allocate_cache"):
+        fresh.forward(batch_of([GOOD], [6], 2))
+    for blocks, size in ((0, 4), (4, 0), (-1, 4)):
+        with pytest.raises(InvalidValue, match="below 1"):
+            fresh.allocate_cache(blocks, size)
+
+
+def test_an_unknown_place_is_refused(tmp_path, checkpoints):
+    with pytest.raises(InvalidValue, match=r"--model-place.*'nowhere'"):
+        LlamaModel.load(checkpoints.make(tmp_path), place="nowhere")
+
+
+def test_no_gradients_are_recorded(model):
+    model.forward(batch_of([GOOD], [6], 2))
+    assert all(tensor.stop_gradient for tensor in model.cache.keys)
+    assert paddle.is_grad_enabled(), "the caller's own gradient mode is left alone"
+
+
+@pytest.mark.parametrize("ids", [[], [61], [-1], [[1]], list(range(61)) + [0] * 4])
+def test_the_oracle_refuses_what_is_no_sequence(model, ids):
+    with pytest.raises(InvalidValue, match="token_ids"):
+        model.dense_logits(ids)
