@@ -1,0 +1,68 @@
+"""One request on its way through the engine, and how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from hal_core.records import FinishReason
+from hal_core.requests import AdmittedRequest, Request
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """How a request ended. ``token_ids``: everything that it generated; ``message``: the text of an error."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    reason: FinishReason
+    message: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Generation:
+    """A request from its arrival to its end.
+
+    - ``admitted``: its packed form for the stay in a slot that is under way or comes next.
+    - ``generated``: every token so far; ``known`` counts them with the prompt's.
+    - ``slot``: where it runs, -1 while it waits; ``blocks``: the KV blocks that it holds, in order.
+    - ``prefilled``: tokens that its tasks have had fed in this stay; ``goal``: how many there are to prefill, the
+      prompt and, after a preemption, what was generated before.
+    """
+
+    request: Request
+    admitted: AdmittedRequest
+    prompt_len: int
+    generated: list[int]
+    slot: int = -1
+    blocks: list[int] = field(default_factory=list)
+    prefilled: int = 0
+    goal: int = 0
+
+    @property
+    def request_id(self) -> str:
+        """The user's name of the request."""
+        return self.request.request_id
+
+    @property
+    def known(self) -> int:
+        """Tokens known so far, prompt and generated."""
+        return self.prompt_len + len(self.generated)
+
+    @property
+    def limit(self) -> int:
+        """Most tokens whose KV it may ever need: the last one generated is not fed."""
+        return self.prompt_len + self.request.params.max_tokens - 1
+
+    @property
+    def decoding(self) -> bool:
+        """True when everything known at its entry has been fed, so that each step gives one token."""
+        return self.prefilled >= self.goal
+
+    def enter(self, slot: int, blocks: Sequence[int], length: int) -> None:
+        """Take a slot; the next step feeds the first ``length`` tokens."""
+        self.slot, self.blocks, self.prefilled, self.goal = slot, list(blocks), length, self.known
+
+    def finished(self, reason: FinishReason, message: str = "") -> Finished:
+        """The request's end as the engine reports it."""
+        return Finished(self.request_id, tuple(self.generated), reason, message)

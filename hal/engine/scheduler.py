@@ -1,0 +1,200 @@
+"""The scheduler: which requests are in which slots with which KV blocks, and what the next step does.
+
+Continuous batching: every step decodes all running requests, and feeds prompts of new ones with what is left of the
+step's token budget (chunked prefill). First come, first served: nobody overtakes the first one waiting. When blocks
+run out, the youngest running request gives up all of its own, waits at the front, and is computed again later
+(recomputation, as in Kwon et al. 2023, section 4.5): so the oldest always goes on, and every request ends.
+
+No device is needed here; :mod:`hal.engine.engine` carries the decisions out.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+
+from hal_core.errors import InvalidValue
+from hal_core.layout import StateLayout
+from hal_core.records import FinishReason, OutputRecord, SlotStatus
+from hal_core.requests import Request, admit
+from hal_core.steps import predict_launch_tokens
+from hal_core.tasks import Task, TaskKind
+
+from .blocks import BlockPool
+from .generation import Finished, Generation
+
+DEFAULT_CHUNK = 256
+"""Tokens that a step feeds at most, unless told otherwise."""
+
+
+class Scheduler:
+    """Requests, slots and blocks of one worker; ``schedule`` and ``update`` take turns, once each for a step.
+
+    - ``running``: the requests in slots, oldest first; ``waiting``: the others, oldest first. Whoever waits is younger
+      than whoever runs: requests enter in the order of their arrival, and the youngest leaves first.
+    - ``chunk``: the token budget of a step. Decoding is never held back, and at least one prompt token is fed.
+    - ``preemptions``, ``most_running``: counts for the user.
+    """
+
+    def __init__(
+        self, layout: StateLayout, blocks: int, *, chunk: int = DEFAULT_CHUNK, vocab_size: int | None = None
+    ) -> None:
+        if isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1:
+            raise InvalidValue(f"{chunk!r} tokens a step", cure="give a whole number of at least 1", argument="chunk")
+        self.layout, self.chunk, self.vocab_size = layout, chunk, vocab_size
+        self.pool = BlockPool(blocks)
+        self.running: list[Generation] = []
+        self.waiting: deque[Generation] = deque()
+        self.preemptions = self.most_running = 0
+        self._live: dict[str, Generation] = {}
+        self._to_abort: list[Generation] = []
+        self._slots = list(range(layout.sizes.slots - 1, -1, -1))
+
+    @property
+    def busy(self) -> bool:
+        """True while a request has not ended."""
+        return bool(self._live)
+
+    def add(self, request: Request) -> None:
+        """Let a request wait for its turn. Raises :class:`InvalidValue`, with the cure, when it can never run."""
+        who = f"request {request.request_id!r}"
+        if request.request_id in self._live:
+            raise InvalidValue("a request of that name has not ended yet", cure="choose another name", argument=who)
+        if not request.request_id or "\0" in request.request_id:
+            raise InvalidValue("the name is empty or holds a NUL character", cure="choose another", argument=who)
+        admitted = admit(request, self.layout, vocab_size=self.vocab_size)
+        generated = admitted.tokens[admitted.prompt_len :].tolist()
+        generation = Generation(request, admitted, admitted.prompt_len, generated)
+        sizes, wanted = self.layout.sizes, admitted.prompt_len + request.params.max_tokens
+        if wanted > sizes.max_tokens:
+            raise InvalidValue(
+                f"{admitted.prompt_len} prompt tokens and max_tokens = {request.params.max_tokens} are over the "
+                f"length of {sizes.max_tokens}",
+                cure=f"lower max_tokens to {sizes.max_tokens - admitted.prompt_len}, or shorten the prompt",
+                argument=who,
+            )
+        if (needed := self._blocks_for(generation.limit)) > self.pool.size:
+            raise InvalidValue(
+                f"needs up to {needed} KV blocks of {sizes.block_size} tokens, there are {self.pool.size}",
+                cure="give more blocks, shorten the prompt, or lower max_tokens",
+                argument=who,
+            )
+        self._live[request.request_id] = generation
+        self.waiting.append(generation)
+
+    def abort(self, request_id: str) -> Finished | None:
+        """End a request: at once while it waits (then this returns its end), else with the next step. Unknown: None."""
+        generation = self._live.get(request_id)
+        if generation is None or generation in self._to_abort:
+            return None
+        if generation.slot < 0:
+            self.waiting.remove(generation)
+            del self._live[request_id]
+            return generation.finished(FinishReason.ABORT)
+        self._to_abort.append(generation)
+        return None
+
+    def schedule(self) -> list[Task]:
+        """The tasks of the next step: who leaves, who needs a block, whose prompt goes on, who enters."""
+        tasks = [self._leave(generation, TaskKind.ABORTED) for generation in self._to_abort]
+        before = self.preemptions
+        self._grow(tasks)
+        decoding = sum([generation.decoding for generation in self.running])
+        left = max(1, self.chunk - predict_launch_tokens(decoding, 1))
+        left = self._continue_prefills(tasks, left)
+        if self.preemptions == before:
+            self._enter(tasks, left)
+        self.most_running = max(self.most_running, len(self.running))
+        return tasks
+
+    def update(self, record: OutputRecord) -> list[Finished]:
+        """Take over a step's output; the requests that ended with it."""
+        ended: list[Finished] = []
+        tokens, at = record.tokens.tolist(), 0
+        rows = zip(
+            record.request_ids, record.status.tolist(), record.finish.tolist(), record.counts.tolist(), strict=True
+        )
+        for row, (request_id, status, finish, count) in enumerate(rows):
+            if status == SlotStatus.PREEMPTED:
+                continue
+            generation = self._live[request_id]
+            if count:
+                generation.generated += tokens[at : at + count]
+                at += count
+            if finish != FinishReason.NONE:
+                if status != SlotStatus.ABORTED:
+                    self._vacate(generation)
+                del self._live[request_id]
+                ended.append(generation.finished(FinishReason(finish), record.messages.get(row, "")))
+        self._to_abort = [generation for generation in self._to_abort if generation.slot >= 0]
+        return ended
+
+    # -- the parts of a step --------------------------------------------------------------------------------------
+
+    def _grow(self, tasks: list[Task]) -> None:
+        """Give each decoding request, oldest first, the block that its next token needs; preempt for it if need be."""
+        for generation in tuple(self.running):
+            if generation.slot < 0 or not generation.decoding:
+                continue
+            have = len(generation.blocks)
+            if (more := self._blocks_for(generation.known) - have) <= 0:
+                continue
+            while more > self.pool.free and generation.slot >= 0:
+                self._preempt(self.running[-1], tasks)
+            if generation.slot >= 0:
+                blocks = self.pool.allocate(more)
+                generation.blocks += blocks
+                tasks.append(
+                    Task(TaskKind.DECODE, generation.slot, generation.admitted, blocks=blocks, first_block=have)
+                )
+
+    def _preempt(self, generation: Generation, tasks: list[Task]) -> None:
+        tasks.append(self._leave(generation, TaskKind.PREEMPTED))
+        resumed = replace(generation.request, output=tuple(generation.generated))
+        generation.admitted = admit(resumed, self.layout, vocab_size=self.vocab_size)
+        self.waiting.appendleft(generation)
+        self.preemptions += 1
+
+    def _continue_prefills(self, tasks: list[Task], left: int) -> int:
+        """Feed further chunks, oldest request first; what is left of the budget. Their blocks they have already."""
+        for generation in self.running:
+            length = min(left, generation.goal - generation.prefilled)
+            if length > 0:
+                start, have = generation.prefilled, len(generation.blocks)
+                tasks.append(
+                    Task(TaskKind.CHUNK, generation.slot, generation.admitted, start, length, first_block=have)
+                )
+                generation.prefilled += length
+                left -= length
+        return left
+
+    def _enter(self, tasks: list[Task], left: int) -> None:
+        """Let those in who come first, while there are slots, blocks and budget."""
+        while self.waiting and self._slots and left > 0:
+            generation = self.waiting[0]
+            needed = self._blocks_for(min(generation.known + 1, generation.limit))
+            if needed > self.pool.free:
+                return
+            self.waiting.popleft()
+            length = min(left, generation.known)
+            generation.enter(self._slots.pop(), self.pool.allocate(needed), length)
+            self.running.append(generation)
+            tasks.append(
+                Task(TaskKind.PREFILL, generation.slot, generation.admitted, 0, length, blocks=generation.blocks)
+            )
+            left -= length
+
+    def _leave(self, generation: Generation, kind: TaskKind) -> Task:
+        task = Task(kind, generation.slot, generation.admitted)
+        self._vacate(generation)
+        return task
+
+    def _vacate(self, generation: Generation) -> None:
+        """Free a request's slot and blocks."""
+        self.running.remove(generation)
+        self._slots.append(generation.slot)
+        self.pool.release(generation.blocks)
+        generation.slot, generation.blocks, generation.prefilled = -1, [], 0
+
+    def _blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self.layout.sizes.block_size)

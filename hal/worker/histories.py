@@ -1,0 +1,56 @@
+"""Token histories for penalties, kept on the host for the requests that ask for penalties and for no others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from hal_core.requests import AdmittedRequest, SamplingParams
+from hal_core.tasks import ENTERING, LEAVING, TaskBatch
+
+Int64s = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class History:
+    """The tokens of one request: ``tokens`` int64 ``[most]`` holds the prompt, then ``generated`` more."""
+
+    __slots__ = ("generated", "prompt_len", "tokens")
+
+    def __init__(self, request: AdmittedRequest) -> None:
+        self.prompt_len, self.generated = request.prompt_len, request.generated
+        self.tokens = np.empty(request.prompt_len + request.params.max_tokens, np.int64)
+        self.tokens[: request.total] = request.tokens
+
+    @property
+    def prompt(self) -> Int64s:
+        """The prompt's tokens."""
+        return self.tokens[: self.prompt_len]
+
+    @property
+    def output(self) -> Int64s:
+        """The generated tokens."""
+        return self.tokens[self.prompt_len : self.prompt_len + self.generated]
+
+    def append(self, token: int) -> None:
+        """Account for one more generated token."""
+        self.tokens[self.prompt_len + self.generated] = token
+        self.generated += 1
+
+
+class Histories(dict[int, History]):
+    """Slot to history, for the slots whose requests have penalties."""
+
+    def follow(self, tasks: TaskBatch) -> None:
+        """Take over who enters and who leaves."""
+        for kind, slot, request in zip(tasks.kinds.tolist(), tasks.slots.tolist(), tasks.requests, strict=True):
+            if kind in LEAVING:
+                self.pop(slot, None)
+            elif kind in ENTERING:
+                self.pop(slot, None)
+                if has_penalties(request.params):
+                    self[slot] = History(request)
+
+
+def has_penalties(params: SamplingParams) -> bool:
+    """Whether what was said before changes what is said next."""
+    return params.repetition_penalty != 1 or params.frequency_penalty != 0 or params.presence_penalty != 0

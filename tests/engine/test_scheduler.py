@@ -1,0 +1,235 @@
+"""The scheduler alone, without a device: every request ends once, with the oracle's tokens, whatever the sizes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hal_core.errors import InvalidValue
+from hal_core.fields import Sizes
+from hal_core.layout import lay_out
+from hal_core.ledger import Ledger, problems
+from hal_core.records import FinishReason, OutputRecord, SlotStatus
+from hal_core.requests import Request, SamplingParams
+from hal_core.tasks import TaskBatch, TaskKind
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hal.engine import Engine, Scheduler
+
+MAX_TOKENS, BLOCK = 24, 4
+
+
+def next_token(tokens: list[int]) -> int:
+    """The oracle: a token that depends on every token before it and on their number."""
+    value = len(tokens)
+    for token in tokens:
+        value = (value * 31 + token + 7) % 97
+    return value
+
+
+class PaperWorker:
+    """A worker on paper: a ledger checks each batch as ``insert_tasks`` does, and KV is a list of tokens a block.
+
+    It fails by assertion when a block is in two requests, or when a token's KV is not where the table says.
+    """
+
+    def __init__(self, sizes: Sizes, blocks: int) -> None:
+        self.layout, self.blocks, self.vocab_size = lay_out(sizes), blocks, 100
+        self.last = None
+        self.ledger = Ledger(sizes)
+        self.cache: dict[int, list[int]] = {block: [] for block in range(blocks)}
+        self.tables: dict[int, list[int]] = {}
+        self.known: dict[int, list[int]] = {}
+        self.fed: dict[int, int] = {}
+        self.most_fed = 0
+
+    def step(self, tasks):
+        batch = TaskBatch.of(tasks)
+        assert problems(self.ledger, batch) == []
+        rows = []
+        for task in tasks:
+            if task.kind in (TaskKind.PREEMPTED, TaskKind.ABORTED):
+                aborted = task.kind is TaskKind.ABORTED
+                status = SlotStatus.ABORTED if aborted else SlotStatus.PREEMPTED
+                rows.append((task.request.request_id, status, FinishReason.ABORT if aborted else 0, None))
+                self.leave(task.slot)
+        lengths = {}
+        for task in tasks:
+            if task.kind is TaskKind.PREFILL:
+                self.tables[task.slot], self.known[task.slot] = [], task.request.tokens.tolist()
+                self.fed[task.slot] = 0
+            if task.kind in (TaskKind.PREFILL, TaskKind.CHUNK, TaskKind.DECODE):
+                assert task.first_block == len(self.tables[task.slot])
+                self.tables[task.slot] += task.blocks
+            if task.kind in (TaskKind.PREFILL, TaskKind.CHUNK):
+                assert task.start == self.fed[task.slot]
+                lengths[task.slot] = task.length
+        self.ledger.commit(batch, batch.packed(self.layout.record_dtype))
+        held = [block for table in self.tables.values() for block in table]
+        assert len(set(held)) == len(held), "a block is in two requests"
+        rows += self.run(lengths)
+        self.ledger.reported(range(self.ledger.sizes.slots))
+        return self.record(rows)
+
+    def run(self, lengths):
+        rows, total = [], 0
+        for slot in list(self.tables):
+            known, fed, request = self.known[slot], self.fed[slot], self.ledger.requests[slot]
+            waiting = fed < request.total and slot not in lengths
+            length = 0 if waiting else lengths.get(slot, 1)
+            total += length
+            for at in range(fed, fed + length):
+                block = self.cache[self.tables[slot][at // BLOCK]]
+                del block[at % BLOCK :]
+                block.append(known[at])
+            self.fed[slot] = fed + length
+            if waiting or self.fed[slot] < len(known):
+                continue
+            cached = [self.cache[self.tables[slot][at // BLOCK]][at % BLOCK] for at in range(len(known))]
+            assert cached == known, "the paged cache lost a token"
+            known.append(next_token(cached))
+            finish = len(known) - request.prompt_len >= request.params.max_tokens
+            rows.append((request.request_id, SlotStatus.TOKEN, FinishReason.LENGTH if finish else 0, known[-1]))
+            if finish:
+                self.leave(slot)
+                self.ledger.release([slot])
+        self.most_fed = max(self.most_fed, total)
+        return rows
+
+    def leave(self, slot):
+        del self.tables[slot], self.known[slot], self.fed[slot]
+
+    def record(self, rows):
+        n = len(rows)
+        tokens = [token for *_, token in rows if token is not None]
+        return OutputRecord(
+            0,
+            tuple(row[0] for row in rows),
+            np.array([row[1] for row in rows], np.uint8),
+            np.array([row[2] for row in rows], np.uint8),
+            np.zeros(n, np.int64),
+            np.array([row[3] is not None for row in rows], np.int32),
+            np.array(tokens, np.int64),
+            np.zeros(n, np.bool_),
+        )
+
+
+def expected(prompt: list[int], count: int) -> tuple[int, ...]:
+    known = list(prompt)
+    for _ in range(count):
+        known.append(next_token(known))
+    return tuple(known[len(prompt) :])
+
+
+prompts = st.lists(st.integers(0, 96), min_size=0, max_size=MAX_TOKENS + 2)
+arrivals = st.tuples(prompts, st.integers(1, 10), st.integers(0, 12))  # prompt, max_tokens, step of arrival
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    slots=st.integers(1, 5),
+    blocks=st.integers(1, 16),
+    chunk=st.integers(1, 40),
+    requests=st.lists(arrivals, min_size=1, max_size=8),
+    aborts=st.lists(st.tuples(st.integers(0, 7), st.integers(0, 25)), max_size=3),
+)
+def test_every_request_ends_once_with_the_tokens_of_the_oracle(slots, blocks, chunk, requests, aborts):
+    worker = PaperWorker(Sizes(slots=slots, max_tokens=MAX_TOKENS, block_size=BLOCK), blocks)
+    engine = Engine(worker, chunk=chunk)
+    aborted, ended, step = set(), {}, 0
+    while engine.busy or step < 26:
+        for number, (prompt, most, arrival) in enumerate(requests):
+            if arrival == step:
+                engine.submit(Request(f"r{number}", prompt, SamplingParams(max_tokens=most)))
+        for number, when in aborts:
+            if when == step:
+                engine.abort(f"r{number}")
+                aborted.add(f"r{number}")
+        for finished in engine.step():
+            assert finished.request_id not in ended, "a request ended twice"
+            ended[finished.request_id] = finished
+        step += 1
+        assert step < 1500, "the scheduler makes no progress"
+    assert ended.keys() == {f"r{number}" for number in range(len(requests))}
+    for number, (prompt, most, _) in enumerate(requests):
+        finished = ended[f"r{number}"]
+        needed = -(-(len(prompt) + most - 1) // BLOCK)
+        fits = bool(prompt) and len(prompt) + most <= MAX_TOKENS and needed <= blocks
+        if not fits:
+            assert finished.reason is FinishReason.ERROR
+            assert finished.message
+        elif finished.reason is FinishReason.ABORT:
+            assert finished.request_id in aborted
+            assert finished.token_ids == expected(prompt, len(finished.token_ids))
+        else:
+            assert finished.reason is FinishReason.LENGTH
+            assert finished.token_ids == expected(prompt, most)
+    assert engine.scheduler.pool.free == blocks
+    assert worker.tables == {}
+    assert worker.most_fed <= max(chunk, slots + 1)
+
+
+def test_the_youngest_is_preempted_and_goes_on_where_it_was():
+    worker = PaperWorker(Sizes(slots=3, max_tokens=MAX_TOKENS, block_size=BLOCK), 6)
+    engine = Engine(worker)
+    for name in ("old", "middle", "young"):
+        engine.submit(Request(name, [1, 2, 3], SamplingParams(max_tokens=18)))
+    order = [finished.request_id for finished in engine.run()]
+    assert engine.scheduler.preemptions > 0
+    assert order == ["old", "middle", "young"]
+    assert engine.scheduler.most_running == 3
+
+
+def test_a_step_decodes_everybody_and_feeds_prompts_with_what_is_left():
+    sizes = Sizes(slots=2, max_tokens=MAX_TOKENS, block_size=BLOCK)
+    scheduler = Scheduler(lay_out(sizes), 12, chunk=5)
+    worker = PaperWorker(sizes, 12)
+    scheduler.add(Request("a", [1], SamplingParams(max_tokens=9)))
+    scheduler.add(Request("b", list(range(10)), SamplingParams(max_tokens=9)))
+    lengths = []
+    for _ in range(4):
+        tasks = scheduler.schedule()
+        lengths.append([task.length for task in tasks if task.request.request_id == "b"])
+        scheduler.update(worker.step(tasks))
+    assert lengths == [[4], [4], [2], []]
+
+
+def test_more_requests_than_slots_wait_in_order():
+    worker = PaperWorker(Sizes(slots=1, max_tokens=MAX_TOKENS, block_size=BLOCK), 4)
+    engine = Engine(worker)
+    for number in range(5):
+        engine.submit(Request(f"r{number}", [number + 1], SamplingParams(max_tokens=2)))
+    assert [finished.request_id for finished in engine.run()] == [f"r{number}" for number in range(5)]
+    assert engine.scheduler.most_running == 1
+
+
+@pytest.mark.parametrize(
+    ("request_", "names"),
+    [
+        (Request("r", []), "the prompt has no tokens"),
+        (Request("r", [1] * 20, SamplingParams(max_tokens=5)), "lower max_tokens to 4"),
+        (Request("r", [1] * 12, SamplingParams(max_tokens=6)), "needs up to 5 KV blocks of 4 tokens, there are 4"),
+        (Request("r", [100]), "outside the vocabulary"),
+        (Request("", [1], SamplingParams(max_tokens=2)), "the name is empty"),
+        (Request("taken", [1], SamplingParams(max_tokens=2)), "has not ended yet"),
+    ],
+)
+def test_a_request_that_can_never_run_is_refused_with_the_cure(request_, names):
+    scheduler = Scheduler(lay_out(Sizes(slots=2, max_tokens=MAX_TOKENS, block_size=BLOCK)), 4, vocab_size=100)
+    scheduler.add(Request("taken", [1], SamplingParams(max_tokens=2)))
+    with pytest.raises(InvalidValue, match=names):
+        scheduler.add(request_)
+    assert len(scheduler.waiting) == 1
+
+
+def test_an_abort_of_nobody_is_nothing_to_do():
+    engine = Engine(PaperWorker(Sizes(slots=1, max_tokens=MAX_TOKENS, block_size=BLOCK), 4))
+    engine.abort("nobody")
+    assert not engine.busy
+    assert engine.step() == []
+
+
+@pytest.mark.parametrize("chunk", [0, -1, 2.5, True])
+def test_the_budget_of_a_step_is_a_positive_count(chunk):
+    with pytest.raises(InvalidValue, match="chunk"):
+        Scheduler(lay_out(Sizes(slots=1, max_tokens=8)), 1, chunk=chunk)
