@@ -21,8 +21,8 @@ def environment(name: str = DEFAULT_NAME, **options: int) -> dict[str, str]:
     variables = {
         "CUSTOM_DEVICE_ROOT": str(paddle_device().parent),
         "HALSIM_NAME": name,
-        # Paddle logs six lines for each library that it loads; warnings and errors still appear.
-        "GLOG_minloglevel": os.environ.get("GLOG_minloglevel", "1"),
+        # glog spells it so. Paddle logs six lines for each library that it loads; warnings and errors still appear.
+        "GLOG_minloglevel": os.environ.get("GLOG_minloglevel", "1"),  # noqa: SIM112
     }
     return variables | {f"HALSIM_{key.upper()}": str(value) for key, value in options.items()}
 

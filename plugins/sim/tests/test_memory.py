@@ -1,0 +1,137 @@
+"""Device memory: untouchable, poisoned, limited; pinned memory; lifetimes."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hal_core.errors import InvalidValue, OutOfMemory
+from hal_sim import FREED_POISON, FRESH_POISON, Accelerator, DeviceFault, options
+
+
+def test_the_host_cannot_touch_device_memory():
+    code = (
+        "import ctypes\nfrom hal_sim import Accelerator\n"
+        "address = Accelerator(0).allocate(64)\nprint('ready', flush=True)\nctypes.string_at(address, 1)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "ready"
+    assert done.returncode == -signal.SIGSEGV
+
+
+def test_fresh_memory_shows_poison(lazy):
+    assert lazy.device.peek(lazy.memory(64), 64) == bytes([FRESH_POISON]) * 64
+    assert set(lazy.pinned(64).array) == {FRESH_POISON}
+
+
+def test_freed_pinned_memory_shows_poison(lazy):
+    buffer = lazy.pinned(64)
+    stale = buffer.array
+    stale[:] = 7
+    buffer.close()
+    assert set(stale) == {FREED_POISON}
+
+
+def test_memory_of_a_device_is_limited_and_comes_back(lazy):
+    with options(memory_mb=1):
+        address = lazy.memory(1 << 20)
+        with pytest.raises(OutOfMemory, match="0 of 1048576 bytes free, 1 were asked for"):
+            lazy.memory(1)
+        lazy.device.free(address)
+        lazy.memory(1 << 20)
+
+
+def test_the_nth_allocation_fails_once(lazy):
+    with options(fail_allocation=2):
+        lazy.memory()
+        with pytest.raises(OutOfMemory, match="on purpose"):
+            lazy.pinned()
+        lazy.memory()
+
+
+def test_devices_are_separate(lazy):
+    other = Accelerator(1)
+    mine, theirs = lazy.memory(64), other.allocate(64)
+    stream = lazy.stream()
+    lazy.device.fill(theirs, 64, 1, 1, stream)
+    with pytest.raises(DeviceFault, match="belongs to another device"):
+        stream.synchronize()
+    lazy.device.d2d(mine, theirs, 64, stream, src_device=1)
+    stream.synchronize()
+    assert lazy.device.peek(mine, 64) == other.peek(theirs, 64)
+    with pytest.raises(InvalidValue, match="no block of this device"):
+        lazy.device.free(theirs)
+    other.free(theirs)
+    with pytest.raises(InvalidValue, match="device 7 does not exist, there are 2"):
+        Accelerator(7)
+
+
+def test_a_second_free_is_refused(lazy):
+    address = lazy.memory()
+    lazy.device.free(address)
+    with pytest.raises(InvalidValue, match="freed already"):
+        lazy.device.free(address)
+
+
+def test_freeing_memory_with_pending_work_is_reported_and_the_work_does_nothing(lazy):
+    stream, address, neighbour = lazy.stream(), lazy.memory(), lazy.memory()
+    lazy.device.fill(address, 64, 1, 1, stream)
+    lazy.device.free(address)
+    with pytest.raises(DeviceFault, match="was freed before the operation ran"):
+        stream.synchronize()
+    pending, late = lazy.device.races()
+    assert (pending.kind, pending.first.kind, pending.second.kind) == ("lifetime", "kernel_fill", "free")
+    assert "must wait for kernel_fill" in pending.missing_edge
+    assert (late.kind, late.second) == ("lifetime", None)
+    assert lazy.device.peek(neighbour, 64) == bytes([FRESH_POISON]) * 64
+
+
+def test_freeing_pinned_memory_that_nobody_waited_for_is_reported_even_when_the_copy_is_over(bench):
+    stream, address, buffer = bench.stream(), bench.memory(), bench.pinned()
+    bench.device.h2d(address, buffer.address, 64, stream)
+    buffer.close()  # in eager mode the copy is over, and only luck made it so
+    stream._native.stream_wait(stream.handle, -1)
+    assert {r.kind for r in bench.device.races()} == {"lifetime"}
+
+
+def test_freeing_after_the_wait_is_fine(bench):
+    stream, address, buffer = bench.stream(), bench.memory(), bench.pinned()
+    bench.device.h2d(address, buffer.address, 64, stream)
+    stream.synchronize()
+    buffer.close()
+    bench.device.free(address)
+    assert bench.device.races() == []
+
+
+def test_an_operation_never_reaches_a_block_that_was_made_after_it(lazy):
+    stream = lazy.stream()
+    old = lazy.memory()
+    lazy.device.fill(old, 64, 1, 1, stream)
+    lazy.device.free(old)
+    fresh = [lazy.memory() for _ in range(50)]
+    lazy.device._native.stream_wait(stream.handle, -1)
+    assert all(lazy.device.peek(address, 64) == bytes([FRESH_POISON]) * 64 for address in fresh)
+
+
+@pytest.mark.parametrize(("offset", "nbytes", "why"), [(60, 8, "beyond the end"), (1 << 30, 1, "not in a live")])
+def test_an_access_outside_its_block_is_a_fault(lazy, offset, nbytes, why):
+    stream, address = lazy.stream(), lazy.memory(64)
+    target = address + offset
+    lazy.device.fill(target, nbytes, 1, 1, stream)
+    with pytest.raises(DeviceFault, match=why):
+        stream.synchronize()
+    stream.synchronize()  # said once, and the device works on
+    assert lazy.device.counters()["fault"] == 1
+
+
+def test_a_host_address_is_no_device_address(lazy):
+    stream, host = lazy.stream(), np.zeros(64, np.uint8)
+    lazy.device.d2d(lazy.memory(), host.ctypes.data, 64, stream)
+    with pytest.raises(DeviceFault, match="source is not in a live device block"):
+        stream.synchronize()
+    lazy.device.d2h(lazy.memory(), lazy.memory(), 64, stream)
+    with pytest.raises(DeviceFault, match="a device address where a host one belongs"):
+        stream.synchronize()
