@@ -1,8 +1,11 @@
-"""From a task batch to a write plan: plain NumPy, field by field, no device (G9 to G11).
+"""From a task batch to a write plan: plain NumPy, all fields of all requests at once, no device (G9 to G11).
 
 A slot that is entered or left gets a whole packed record: its request's, or the empty slot's. Rows are written to the
-request's own length and reset from there to the largest length written before. The builder reads the ledger and
-leaves it as it is; the policy commits the batch once the device has taken the plan.
+request's own length and reset from there to the largest length written before. The ledger is read and left as it is;
+the policy commits the batch once the device has taken the plan.
+
+This is the hot path of ``insert_tasks``: it works on ``[row fields, requests]`` matrices, so that the number of NumPy
+calls does not grow with either.
 """
 
 from __future__ import annotations
@@ -11,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .plan import PlanBuilder, Records, WritePlan
+from .fields import ROW_FIELDS
+from .plan import WRITE, Records, WritePlan
 from .requests import empty_record
 from .tasks import TaskBatch, TaskKind
 
@@ -20,53 +24,92 @@ if TYPE_CHECKING:
 
 Ints = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
 Packed = np.ndarray[Any, np.dtype[np.void]]
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+BLOCKS, TOKENS = ROW_FIELDS.index("block_tables"), ROW_FIELDS.index("token_ids")
+
+
+class _Writes:
+    """Descriptors as an int64 matrix ``[n, 3]`` (dst, source, pattern << 32 | nbytes), and their payload."""
+
+    def __init__(self) -> None:
+        self.rows: list[Ints] = []
+        self.pieces: list[Bytes] = []
+        self.size = 0
+
+    def copy(self, dst: Ints, nbytes: Ints | int, pieces: list[Bytes]) -> None:
+        """Copy the pieces, one after the other, in runs of ``nbytes`` to ``dst``."""
+        rows = np.empty((len(dst), 3), np.int64)
+        rows[:, 0], rows[:, 2] = dst, nbytes
+        ends = rows[:, 2].cumsum() + self.size
+        rows[:, 1] = ends - nbytes
+        self.size = int(ends[-1])
+        self.rows.append(rows)
+        self.pieces += pieces
+
+    def fill(self, dst: Ints, nbytes: Ints, cycles: Ints, pattern: Ints) -> None:
+        """Fill ``nbytes`` at ``dst`` with the 8-byte cycles, elements of ``pattern`` bytes."""
+        rows = np.empty((len(dst), 3), np.int64)
+        rows[:, 0], rows[:, 1], rows[:, 2] = dst, cycles, (pattern << 32) | nbytes
+        self.rows.append(rows)
+
+    def plan(self, state: SlotState, records: Records | None) -> WritePlan:
+        """The plan; its writes never overlap, as each slot's fields are written once in a batch."""
+        if not self.rows:
+            return WritePlan(state.memory, np.zeros(0, WRITE), (), records)
+        rows = self.rows[0] if len(self.rows) == 1 else np.concatenate(self.rows)
+        return WritePlan(state.memory, rows.reshape(-1).view(WRITE), self.pieces, records)
 
 
 def plan_insert(state: SlotState, tasks: TaskBatch) -> WritePlan:
     """The plan that puts ``tasks``, already checked, into their slots. Nothing is written or committed here."""
-    packed = tasks.packed(state.layout.record_dtype)
-    kinds = tasks.kinds
-    builder = PlanBuilder(state.memory)
-    entering = np.flatnonzero((kinds == TaskKind.PREFILL) | (kinds == TaskKind.HANDOFF))
-    leaving = np.flatnonzero(kinds >= TaskKind.PREEMPTED)
-    chunks = np.flatnonzero(kinds == TaskKind.CHUNK)
-    growing = np.flatnonzero((kinds == TaskKind.CHUNK) | (kinds == TaskKind.DECODE))
-    records = _records(state, tasks, packed, entering, leaving)
+    packed, kinds = tasks.packed(state.layout), tasks.kinds
+    first, last = int(kinds.min()), int(kinds.max())
+    if first == last == TaskKind.PREFILL:
+        writes = _Writes()
+        records = _entering_records(state, tasks, packed, None)
+        _rows(state, writes, tasks, packed, None)
+        return writes.plan(state, records)
+    return _plan_mixed(state, tasks, packed)
+
+
+def _plan_mixed(state: SlotState, tasks: TaskBatch, packed: Packed) -> WritePlan:
+    kinds, writes = tasks.kinds, _Writes()
+    entering = ((kinds == TaskKind.PREFILL) | (kinds == TaskKind.HANDOFF)).nonzero()[0]
+    leaving = (kinds >= TaskKind.PREEMPTED).nonzero()[0]
+    growing = ((kinds == TaskKind.CHUNK) | (kinds == TaskKind.DECODE)).nonzero()[0]
+    chunks = (kinds == TaskKind.CHUNK).nonzero()[0]
+    records = _entering_records(state, tasks, packed, entering) if len(entering) else None
+    left = leaving[~np.isin(tasks.slots[leaving], tasks.slots[entering])]
+    if len(left):
+        records = _with_empty(state, records, tasks.slots[left])
     if len(entering):
-        _rows(state, builder, tasks, packed, entering)
-    if len(tasks.blocks):
-        _blocks(state, builder, tasks)
+        _rows(state, writes, tasks, packed, entering)
+    if len(growing):
+        _grow(state, writes, tasks, growing)
     if len(chunks):
         for name in ("seq_lens_this_time", "seq_lens_encoder"):
-            _scalars(state, builder, name, tasks.slots[chunks], tasks.lengths[chunks])
-    if len(growing):
-        slots = tasks.slots[growing]
-        _scalars(state, builder, "blocks_num", slots, state.ledger.blocks[slots] + tasks.block_counts[growing])
+            _scalars(state, writes, name, tasks.slots[chunks], tasks.lengths[chunks])
     for name, kind in (("last_preempted", TaskKind.PREEMPTED), ("last_aborted", TaskKind.ABORTED)):
         chosen = leaving[kinds[leaving] == kind]
         if len(chosen):
-            _scalars(state, builder, name, tasks.slots[chosen], packed["request_serial"][chosen])
-    return builder.build(records)
+            _scalars(state, writes, name, tasks.slots[chosen], packed["record"]["request_serial"][chosen])
+    return writes.plan(state, records)
 
 
-def _records(state: SlotState, tasks: TaskBatch, packed: Packed, entering: Ints, leaving: Ints) -> Records | None:
-    """The records of all slots that are entered, and of those that are left and not entered again."""
-    left = leaving[~np.isin(tasks.slots[leaving], tasks.slots[entering])] if len(leaving) else leaving
-    if not len(entering) and not len(left):
-        return None
-    rows = packed[entering]
-    lengths, handoff = tasks.lengths[entering], tasks.kinds[entering] == TaskKind.HANDOFF
+def _entering_records(state: SlotState, tasks: TaskBatch, packed: Packed, chosen: Ints | None) -> Records:
+    """The records of the requests that enter slots (None: of all tasks), completed by what insertion decides."""
+    rows = packed["record"].copy() if chosen is None else packed["record"][chosen]
+    take = slice(None) if chosen is None else chosen
+    lengths = tasks.lengths[take]
     rows["seq_lens_this_time"] = lengths
     rows["seq_lens_encoder"] = lengths
-    rows["seq_lens_decoder"] = tasks.starts[entering]
-    rows["blocks_num"] = tasks.block_counts[entering]
-    for at in np.flatnonzero(handoff).tolist():
-        _hand_off(rows, at, tasks, int(entering[at]))
-    slots = tasks.slots[entering]
-    if len(left):
-        rows = np.concatenate([rows, np.repeat(empty_record(state.layout), len(left))])
-        slots = np.concatenate([slots, tasks.slots[left]])
-    return Records(slots, rows.view(np.uint8).reshape(len(rows), -1), state.spread)
+    rows["seq_lens_decoder"] = tasks.starts[take]
+    rows["blocks_num"] = tasks.block_counts[take]
+    if chosen is not None:
+        for at in (tasks.kinds[chosen] == TaskKind.HANDOFF).nonzero()[0].tolist():
+            _hand_off(rows, at, tasks, int(chosen[at]))
+    return Records(tasks.slots[take], rows.view(np.uint8).reshape(len(rows), -1), state.spread)
 
 
 def _hand_off(rows: Packed, at: int, tasks: TaskBatch, task: int) -> None:
@@ -82,55 +125,66 @@ def _hand_off(rows: Packed, at: int, tasks: TaskBatch, task: int) -> None:
         rows["draft_tokens"].reshape(len(rows), -1)[at, : len(drafts)] = drafts
 
 
-def _rows(state: SlotState, builder: PlanBuilder, tasks: TaskBatch, packed: Packed, entering: Ints) -> None:
-    """Each request's own rows, and the reset of what earlier requests left behind them."""
-    slots = tasks.slots[entering].astype(np.int64)
-    requests = [tasks.requests[at] for at in entering.tolist()]
-    rows = packed[entering]
-    handoff = tasks.kinds[entering] == TaskKind.HANDOFF
-    tokens = [request.tokens for request in requests]
-    if handoff.any():
-        first = tasks.first_tokens[entering]
-        tokens = [np.append(t, first[i]) if handoff[i] else t for i, t in enumerate(tokens)]
-    total = rows["prompt_lens"] + rows["step_idx"] + handoff
-    _row(state, builder, "token_ids", slots, total, tokens)
-    _row(state, builder, "block_tables", slots, tasks.block_counts[entering].astype(np.int64), None)
-    stops, bad = rows["stop_seqs_num"].astype(np.int64), rows["bad_words_num"].astype(np.int64)
-    _row(state, builder, "stop_seqs_len", slots, stops, [r.stop_seqs_len for r in requests])
-    _row(state, builder, "stop_seqs", slots, stops * state.sizes.max_stop_length, [r.stop_seqs for r in requests])
-    _row(state, builder, "bad_words", slots, bad, [r.bad_words for r in requests])
+def _with_empty(state: SlotState, records: Records | None, slots: Ints) -> Records:
+    """The records with those of empty slots after them."""
+    empty = np.repeat(empty_record(state.layout), len(slots)).view(np.uint8).reshape(len(slots), -1)
+    if records is None:
+        return Records(slots.astype(np.int32), empty, state.spread)
+    slots = np.concatenate([records.slots, slots])
+    return Records(slots, np.concatenate([records.data, empty]), state.spread)
 
 
-def _row(
-    state: SlotState, builder: PlanBuilder, name: str, slots: Ints, lengths: Ints, data: list[Ints] | None
-) -> None:
-    """One row field of some slots: ``lengths`` elements of ``data`` each, then the reset value up to the old length."""
-    place = state.layout.fields[name]
-    size = place.field.dtype.itemsize
-    begin = place.offset + slots * place.stride
-    if data is not None and lengths.any():
-        builder.copy(begin, lengths * size, np.concatenate(data).view(np.uint8))
-    stale = state.ledger.lengths[name][slots] - lengths
-    old = np.flatnonzero(stale > 0)
-    if len(old):
-        value = place.field.dtype.storage.type(place.field.reset)
-        builder.fill(begin[old] + lengths[old] * size, stale[old] * size, value)
+def _rows(state: SlotState, writes: _Writes, tasks: TaskBatch, packed: Packed, chosen: Ints | None) -> None:
+    """Each entering request's own rows, and the reset of what earlier requests left behind them (G11)."""
+    take = slice(None) if chosen is None else chosen
+    slots = tasks.slots[take]
+    extents = packed["extents"][take].T.copy()
+    extents[BLOCKS] = tasks.block_counts[take]
+    requests = list(tasks.requests) if chosen is None else [tasks.requests[at] for at in chosen.tolist()]
+    token_rows = [request.rows[TOKENS] for request in requests]
+    if chosen is not None:
+        handoff = tasks.kinds[chosen] == TaskKind.HANDOFF
+        extents[TOKENS] += handoff
+        for at in handoff.nonzero()[0].tolist():
+            first = tasks.first_tokens[chosen[at] : chosen[at] + 1].view(np.uint8)
+            token_rows[at] = np.concatenate([token_rows[at], first])
+    geometry = state.rows
+    begin = geometry.base + slots * geometry.stride
+    used = extents.any(axis=1)
+    for row in np.flatnonzero(used).tolist():
+        if row == BLOCKS:
+            pieces = [_blocks_of(tasks, chosen)]
+        else:
+            pieces = token_rows if row == TOKENS else [request.rows[row] for request in requests]
+        writes.copy(begin[row], extents[row] * geometry.size[row, 0], pieces)
+    stale = state.ledger.extents[:, slots] - extents
+    kinds, columns = np.nonzero(stale > 0)
+    if len(kinds):
+        at, size = (kinds, columns), geometry.size[kinds, 0]
+        writes.fill(begin[at] + extents[at] * size, stale[at] * size, geometry.cycle[kinds], size)
 
 
-def _blocks(state: SlotState, builder: PlanBuilder, tasks: TaskBatch) -> None:
-    """The new entries of every task's block table."""
-    place = state.layout.fields["block_tables"]
-    offsets = place.offset + tasks.slots.astype(np.int64) * place.stride + tasks.first_blocks * 4
-    staying = tasks.kinds < TaskKind.PREEMPTED
-    if staying.all():
-        builder.copy(offsets, tasks.block_counts * np.int64(4), tasks.blocks.view(np.uint8))
-        return
-    kept = np.repeat(staying, tasks.block_counts)
-    builder.copy(offsets[staying], tasks.block_counts[staying] * np.int64(4), tasks.blocks[kept].view(np.uint8))
+def _blocks_of(tasks: TaskBatch, chosen: Ints | None) -> Bytes:
+    """The KV block ids of the chosen tasks, as bytes."""
+    if chosen is None or len(chosen) == len(tasks):
+        return tasks.blocks.view(np.uint8)
+    kept = np.zeros(len(tasks), np.bool_)
+    kept[chosen] = True
+    return tasks.blocks[np.repeat(kept, tasks.block_counts)].view(np.uint8)
 
 
-def _scalars(state: SlotState, builder: PlanBuilder, name: str, slots: Ints, values: Ints) -> None:
+def _grow(state: SlotState, writes: _Writes, tasks: TaskBatch, growing: Ints) -> None:
+    """New entries of the block tables of requests that stay."""
+    slots, counts = tasks.slots[growing], tasks.block_counts[growing]
+    if counts.any():
+        place = state.layout.fields["block_tables"]
+        dst = place.offset + slots.astype(np.int64) * place.stride + tasks.first_blocks[growing] * np.int64(4)
+        writes.copy(dst, counts * np.int64(4), [_blocks_of(tasks, growing)])
+    _scalars(state, writes, "blocks_num", slots, state.ledger.blocks[slots] + counts)
+
+
+def _scalars(state: SlotState, writes: _Writes, name: str, slots: Ints, values: Ints) -> None:
     """One scalar field of some slots."""
     place = state.layout.fields[name]
     data = np.ascontiguousarray(values, place.field.dtype.storage).view(np.uint8)
-    builder.copy(place.offset + slots.astype(np.int64) * place.stride, place.stride, data)
+    writes.copy(place.offset + slots.astype(np.int64) * place.stride, place.stride, [data])

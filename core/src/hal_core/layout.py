@@ -11,7 +11,7 @@ from types import MappingProxyType
 import numpy as np
 
 from .errors import InvalidValue
-from .fields import GROUPS, HEADER_BYTES, STATE_TABLE, Field, Sizes
+from .fields import GROUPS, HEADER_BYTES, ROW_FIELDS, STATE_TABLE, Field, Sizes
 
 ALIGNMENT = 64
 """Bytes; each field begins on a cache line, which is also the coarsest alignment a vector copy asks for."""
@@ -71,6 +71,11 @@ class StateLayout:
                 if p.field.record
             ]
         )
+
+    @cached_property
+    def admission_dtype(self) -> np.dtype[np.void]:
+        """What admission packs: the lengths of a request's rows, in the order of ``ROW_FIELDS``, and its record."""
+        return np.dtype([("extents", np.int64, (len(ROW_FIELDS),)), ("record", self.record_dtype)])
 
     def place(self, name: str) -> Placed:
         """The place of a field. Raises :class:`InvalidValue` naming the fields there are."""

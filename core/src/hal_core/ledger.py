@@ -14,6 +14,9 @@ from .fields import ROW_FIELDS, Sizes
 from .requests import AdmittedRequest, SplitRole
 from .tasks import LEAVING, TaskBatch, TaskKind
 
+FEW = 4
+"""Up to so many tasks are faster checked one by one."""
+BLOCKS, TOKENS = ROW_FIELDS.index("block_tables"), ROW_FIELDS.index("token_ids")
 Ints = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
 Records = np.ndarray[Any, np.dtype[np.void]]
 
@@ -25,7 +28,9 @@ class Ledger:
     - ``serials`` int64: its serial, 0 where the slot is free.
     - ``prefilled`` int64: tokens whose KV the tasks inserted so far have asked for.
     - ``blocks`` int64: entries of the block table in use.
-    - ``lengths``: row field to int64: the largest length written since the row was last reset (G11), in elements.
+    - ``live``: serial to slot, for every request in a slot.
+    - ``extents`` int64 ``[row fields, slots]``, in the order of ``ROW_FIELDS``: the largest length, in elements, that
+      was written since the row was last reset (G11); ``lengths`` gives its rows by name.
     - ``preempted``, ``aborted``: slot to ``(serial, request id)`` of what left and no output has reported yet.
     """
 
@@ -36,13 +41,18 @@ class Ledger:
         self.serials = np.zeros(n, np.int64)
         self.prefilled = np.zeros(n, np.int64)
         self.blocks = np.zeros(n, np.int64)
-        self.lengths = {name: np.zeros(n, np.int64) for name in ROW_FIELDS}
+        self.live: dict[int, int] = {}
+        self.extents = np.zeros((len(ROW_FIELDS), n), np.int64)
+        self.lengths = {name: self.extents[row] for row, name in enumerate(ROW_FIELDS)}
         self.preempted: dict[int, tuple[int, str]] = {}
         self.aborted: dict[int, tuple[int, str]] = {}
 
     def commit(self, tasks: TaskBatch, packed: Records) -> None:
         """Take over what an insertion has put into the slots; ``packed`` are the tasks' records."""
         kinds, slots = tasks.kinds, tasks.slots
+        if int(kinds.max()) == TaskKind.PREFILL:
+            self._enter(tasks, packed, None)
+            return
         for at in np.flatnonzero(kinds >= TaskKind.PREEMPTED).tolist():
             slot, request = int(slots[at]), tasks.requests[at]
             leaving = self.preempted if kinds[at] == TaskKind.PREEMPTED else self.aborted
@@ -55,29 +65,32 @@ class Ledger:
         if len(staying):
             at = slots[staying]
             self.blocks[at] += tasks.block_counts[staying]
-            self.lengths["block_tables"][at] = np.maximum(self.lengths["block_tables"][at], self.blocks[at])
+            self.extents[BLOCKS, at] = np.maximum(self.extents[BLOCKS, at], self.blocks[at])
             self.prefilled[at] += np.where(kinds[staying] == TaskKind.CHUNK, tasks.lengths[staying], 0)
 
-    def _enter(self, tasks: TaskBatch, packed: Records, entering: Ints) -> None:
-        at, rows = tasks.slots[entering], packed[entering]
-        for slot, index in zip(at.tolist(), entering.tolist(), strict=True):
-            self.requests[slot] = tasks.requests[index]
-        handoff = tasks.kinds[entering] == TaskKind.HANDOFF
-        total = rows["prompt_lens"] + rows["step_idx"]
-        self.serials[at] = rows["request_serial"]
-        self.prefilled[at] = np.where(handoff, total, tasks.starts[entering] + tasks.lengths[entering])
-        self.blocks[at] = tasks.block_counts[entering]
-        lengths = self.lengths
-        lengths["block_tables"][at] = tasks.block_counts[entering]
-        lengths["token_ids"][at] = total + handoff
-        lengths["bad_words"][at] = rows["bad_words_num"]
-        lengths["stop_seqs_len"][at] = rows["stop_seqs_num"]
-        lengths["stop_seqs"][at] = rows["stop_seqs_num"].astype(np.int64) * self.sizes.max_stop_length
+    def _enter(self, tasks: TaskBatch, packed: Records, entering: Ints | None) -> None:
+        """Take over the entering tasks; None: all tasks, and none is a handoff."""
+        take = slice(None) if entering is None else entering
+        at, counts = tasks.slots[take], tasks.block_counts[take]
+        requests = list(tasks.requests) if entering is None else [tasks.requests[i] for i in entering.tolist()]
+        for slot, request in zip(at.tolist(), requests, strict=True):
+            self.requests[slot] = request
+            self.live[request.serial] = slot
+        extents = packed["extents"][take].T
+        self.extents[:, at] = extents
+        self.extents[BLOCKS, at] = counts
+        self.serials[at] = [request.serial for request in requests]
+        self.blocks[at] = counts
+        self.prefilled[at] = tasks.starts[take] + tasks.lengths[take]
+        if entering is not None:
+            handoff = tasks.kinds[entering] == TaskKind.HANDOFF
+            self.extents[TOKENS, at] += handoff
+            self.prefilled[at[handoff]] = extents[TOKENS][handoff]
 
     def appended(self, slots: Ints, most: int) -> None:
         """Account for a step that may append up to ``most`` tokens to ``token_ids`` of these slots."""
-        lengths = self.lengths["token_ids"]
-        lengths[slots] = np.minimum(lengths[slots] + most, self.sizes.max_tokens)
+        row = self.extents[TOKENS]
+        row[slots] = np.minimum(row[slots] + most, self.sizes.max_tokens)
 
     def reported(self, slots: Sequence[int]) -> None:
         """Forget what left these slots: an output that names them was put on its way."""
@@ -91,6 +104,9 @@ class Ledger:
             self._free(slot)
 
     def _free(self, slot: int) -> None:
+        request = self.requests[slot]
+        if request is not None:
+            del self.live[request.serial]
         self.requests[slot], self.serials[slot] = None, 0
         self.blocks[slot], self.prefilled[slot] = 0, 0
 
@@ -101,41 +117,26 @@ class Ledger:
 
 
 def is_sound(ledger: Ledger, tasks: TaskBatch, packed: Records) -> bool:
-    """True when ``tasks`` can surely go in: the common case, decided without a loop.
+    """True when ``tasks`` can surely go in: requests that enter free slots, decided without a loop.
 
-    False means that :func:`problems` has to look; it may still find nothing (a slot that is left and entered
-    in one batch).
+    False means that :func:`problems` has to look, which may still find nothing.
     """
-    sizes, kinds, slots = ledger.sizes, tasks.kinds, tasks.slots
+    sizes, slots = ledger.sizes, tasks.slots
     n = len(tasks)
-    if n == 0:
-        return True
+    if n <= FEW or int(tasks.kinds.max()) != TaskKind.PREFILL or any(tasks.drafts):
+        return False
     if int(slots.min()) < 0 or int(slots.max()) >= sizes.slots or len(set(slots.tolist())) != n:
         return False
-    serials, held = packed["request_serial"], ledger.serials[slots]
-    entering = (kinds == TaskKind.PREFILL) | (kinds == TaskKind.HANDOFF)
-    leaving = kinds >= TaskKind.PREEMPTED
-    if bool(np.where(entering, held != 0, held != serials).any()) or np.isin(serials[entering], ledger.serials).any():
+    serials = {request.serial for request in tasks.requests}
+    if len(serials) != n or not ledger.live.keys().isdisjoint(serials) or ledger.serials[slots].any():
         return False
-    if len(set(serials.tolist())) != n or (leaving.any() and (ledger.preempted or ledger.aborted)):
+    total, counts, starts = packed["extents"][:, TOKENS], tasks.block_counts, tasks.starts
+    end = starts + tasks.lengths
+    if int(total.max()) >= sizes.max_tokens or int(counts.max()) > sizes.max_blocks or int(tasks.lengths.min()) < 1:
         return False
-    total = packed["prompt_lens"] + packed["step_idx"]
-    blocks = np.where(entering, 0, ledger.blocks[slots])
-    end = np.where(kinds == TaskKind.HANDOFF, total, tasks.starts + tasks.lengths)
-    feeding = (kinds == TaskKind.PREFILL) | (kinds == TaskKind.CHUNK)
-    have = blocks + tasks.block_counts
-    wrong = (
-        (total >= sizes.max_tokens)
-        | (feeding & ((tasks.starts < 0) | (tasks.lengths < 1) | (end > total)))
-        | ((kinds == TaskKind.CHUNK) & (tasks.starts != ledger.prefilled[slots]))
-        | (tasks.first_blocks != blocks)
-        | (have > sizes.max_blocks)
-        | ((kinds != TaskKind.DECODE) & (end > have * sizes.block_size))
-        | ((kinds == TaskKind.HANDOFF) & (tasks.first_tokens < 0))
-    )
-    if bool((wrong & ~leaving).any()) or (len(tasks.blocks) and int(tasks.blocks.min()) < 0):
+    if bool((end > total).any()) or bool((end > counts * sizes.block_size).any()) or int(starts.min()) < 0:
         return False
-    return not any(tasks.drafts)
+    return not tasks.first_blocks.any() and (len(tasks.blocks) == 0 or int(tasks.blocks.min()) >= 0)
 
 
 def problems(ledger: Ledger, tasks: TaskBatch) -> list[str]:
@@ -148,21 +149,21 @@ def problems(ledger: Ledger, tasks: TaskBatch) -> list[str]:
     for at, (kind, slot, request) in enumerate(
         zip(tasks.kinds.tolist(), tasks.slots.tolist(), tasks.requests, strict=True)
     ):
-        who = f"task {at} ({TaskKind(kind).name} {request.request_id!r} in slot {slot}): "
+        texts: list[str] = []
         if not 0 <= slot < ledger.sizes.slots:
-            found.append(f"{who}slots go from 0 to {ledger.sizes.slots - 1}")
-            continue
-        if slot in used or (kind in LEAVING and slot in left):
-            found.append(f"{who}the batch already writes slot {slot}")
+            texts.append(f"slots go from 0 to {ledger.sizes.slots - 1}")
+        elif slot in used or (kind in LEAVING and slot in left):
+            texts.append(f"the batch already writes slot {slot}")
         elif kind in LEAVING:
-            found += [who + text for text in _leaving(ledger, kind, slot, request)]
+            texts += _leaving(ledger, kind, slot, request)
             left.add(slot)
         else:
             used.add(slot)
-            found += [who + text for text in _holding(ledger, kind, slot, request, left, entered)]
+            texts += _holding(ledger, kind, slot, request, left, entered)
             entered.add(request.serial)
             blocks = tasks.blocks[starts[at] : starts[at] + tasks.block_counts[at]]
-            found += [who + text for text in _extents(ledger, tasks, at, blocks)]
+            texts += _extents(ledger, tasks, at, blocks)
+        found += [f"task {at} ({TaskKind(kind).name} {request.request_id!r} in slot {slot}): {t}" for t in texts]
     return found
 
 
@@ -186,7 +187,7 @@ def _holding(
     holder = ledger.requests[slot]
     if holder is not None and slot not in left:
         texts.append(f"the slot still holds {holder.request_id!r}; release, preempt or abort it first")
-    if request.serial in entered or bool((ledger.serials == request.serial).any()):
+    if request.serial in entered or request.serial in ledger.live:
         texts.append("the request is in a slot already; admit it again to run it again")
     return texts
 

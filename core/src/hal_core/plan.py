@@ -41,39 +41,50 @@ class Records:
     spread: np.ndarray[Any, np.dtype[np.void]]
 
 
-@dataclass(frozen=True, slots=True)
 class WritePlan:
-    """Everything one submission writes to ``memory``; see the module's text."""
+    """Everything one submission writes to ``memory``; see the module's text. Immutable.
 
-    memory: Memory
-    writes: np.ndarray[Any, np.dtype[np.void]]
-    payload: Bytes
-    records: Records | None = None
+    The payload is given as ``pieces``, uint8 arrays one after the other, so that a device can join them where it
+    uploads from, and copies them once.
+    """
+
+    __slots__ = ("_payload", "memory", "pieces", "records", "writes")
+
+    def __init__(
+        self,
+        memory: Memory,
+        writes: np.ndarray[Any, np.dtype[np.void]],
+        pieces: Sequence[Bytes],
+        records: Records | None = None,
+    ) -> None:
+        self.memory, self.writes, self.pieces, self.records = memory, writes, pieces, records
+        self._payload: Bytes | None = None
+
+    @property
+    def payload(self) -> Bytes:
+        """The pieces as one uint8 array."""
+        if self._payload is None:
+            self._payload = np.concatenate(self.pieces) if self.pieces else np.zeros(0, np.uint8)
+        return self._payload
 
     @property
     def empty(self) -> bool:
         """True when nothing is to be written."""
         return len(self.writes) == 0 and self.records is None
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes a device has to upload: descriptors, payload, slots and records."""
-        packed = 0 if self.records is None else self.records.data.nbytes + self.records.slots.nbytes
-        return int(self.writes.nbytes + self.payload.nbytes + packed)
-
     def flat(self) -> WritePlan:
         """The same plan without records, for devices that know descriptors only."""
         if self.records is None:
             return self
-        rec = self.records
+        rec, payload = self.records, self.payload
         spread, n, width = rec.spread, len(rec.slots), rec.data.shape[1]
         flat = np.zeros((n, len(spread)), WRITE)
         flat["dst"] = spread["base"] + rec.slots[:, None].astype(np.uint64) * spread["stride"]
-        start = np.arange(n, dtype=np.uint64)[:, None] * np.uint64(width) + np.uint64(self.payload.nbytes)
+        start = np.arange(n, dtype=np.uint64)[:, None] * np.uint64(width) + np.uint64(payload.nbytes)
         flat["source"] = start + spread["source"]
         flat["nbytes"] = spread["nbytes"]
-        payload = np.concatenate([self.payload, rec.data.reshape(-1)])
-        return WritePlan(self.memory, np.concatenate([flat.reshape(-1), self.writes]), payload)
+        writes = np.concatenate([flat.reshape(-1), self.writes])
+        return WritePlan(self.memory, writes, [payload, rec.data.reshape(-1)])
 
 
 class PlanBuilder:
@@ -121,8 +132,7 @@ class PlanBuilder:
         writes = writes[writes["nbytes"] > 0]
         if len(writes) and int((writes["dst"] + writes["nbytes"]).max()) > self.memory.nbytes:
             raise InvalidValue("a write ends outside the memory", argument="plan")
-        payload = np.concatenate(self._payload) if self._payload else np.zeros(0, np.uint8)
-        return WritePlan(self.memory, last_wins(writes), payload, records)
+        return WritePlan(self.memory, last_wins(writes), self._payload, records)
 
 
 def last_wins(writes: np.ndarray[Any, np.dtype[np.void]]) -> np.ndarray[Any, np.dtype[np.void]]:

@@ -80,7 +80,7 @@ class Policy:
         """Check the whole batch (G8), order it after the slots' last readers (G28), write it, then book it."""
         batch = tasks if isinstance(tasks, TaskBatch) else TaskBatch.of(tasks)
         _check_state(device, state)
-        packed = batch.packed(state.layout.record_dtype)
+        packed = batch.packed(state.layout)
         if not is_sound(state.ledger, batch, packed):
             found = problems(state.ledger, batch)
             if found:

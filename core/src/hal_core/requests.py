@@ -16,6 +16,7 @@ from .errors import InvalidValue
 from .layout import StateLayout
 
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 _serials = itertools.count(1)
 
 
@@ -113,10 +114,10 @@ class AdmittedRequest:
 
     - ``serial``: the number that names this stay of the request in a slot; a resumed request has a new one.
     - ``tokens``: int64 ``[prompt + output]``, read-only; ``prompt_len`` and ``generated`` are its two parts.
-    - ``record``: the packed record (``StateLayout.record_dtype``), as bytes; what depends on the moment of
+    - ``total``: tokens known so far, prompt and generated.
+    - ``packed``: row lengths and record (``StateLayout.admission_dtype``), as bytes; what depends on the moment of
       insertion (lengths, blocks, drafts) is set then.
-    - ``bad_words`` int64, ``stop_seqs`` int64 ``[sequences * max_stop_length]`` padded with -1, ``stop_seqs_len``
-      int32 ``[sequences]``: rows.
+    - ``rows``: the bytes of each of ``ROW_FIELDS``, uint8; the block table is empty, its blocks come with the task.
     """
 
     request_id: str
@@ -126,19 +127,12 @@ class AdmittedRequest:
     generated: int
     params: SamplingParams
     role: SplitRole
-    record: bytes
-    bad_words: Int64s
-    stop_seqs: Int64s
-    stop_seqs_len: np.ndarray[Any, np.dtype[np.int32]]
-
-    @property
-    def total(self) -> int:
-        """Tokens known so far, prompt and generated."""
-        return self.prompt_len + self.generated
+    total: int
+    packed: bytes
+    rows: tuple[Bytes, ...]
 
 
-_NO_INT64 = np.zeros(0, np.int64)
-_NO_INT32 = np.zeros(0, np.int32)
+_EMPTY = np.zeros(0, np.uint8)
 
 
 def admit(request: Request, layout: StateLayout, *, vocab_size: int | None = None) -> AdmittedRequest:
@@ -159,28 +153,22 @@ def admit(request: Request, layout: StateLayout, *, vocab_size: int | None = Non
             argument=f"request {request.request_id!r}",
         )
     tokens.flags.writeable = False
-    stop_len = _NO_INT32
-    stop = _NO_INT64
-    if params.stop_sequences:
-        stop_len = np.array([len(s) for s in params.stop_sequences], np.int32)
-        stop = np.full((len(stop_len), sizes.max_stop_length), -1, np.int64)
+    serial, total, stops = next(_serials), len(tokens), len(params.stop_sequences)
+    head = np.zeros(1, layout.admission_dtype)
+    head["record"] = _record(request, serial, len(prompt), len(output), layout)
+    head["extents"] = (len(params.bad_words), stops, stops * sizes.max_stop_length, 0, total)
+    bad, stop_lengths, stop = _EMPTY, _EMPTY, _EMPTY
+    if params.bad_words:
+        bad = np.array(params.bad_words, np.int64).view(np.uint8)
+    if stops:
+        stop_lengths = np.array([len(s) for s in params.stop_sequences], np.int32).view(np.uint8)
+        padded = np.full((stops, sizes.max_stop_length), -1, np.int64)
         for at, sequence in enumerate(params.stop_sequences):
-            stop[at, : len(sequence)] = sequence
-        stop = stop.reshape(-1)
-    bad = np.array(params.bad_words, np.int64) if params.bad_words else _NO_INT64
-    serial = next(_serials)
+            padded[at, : len(sequence)] = sequence
+        stop = padded.reshape(-1).view(np.uint8)
+    rows = (bad, stop_lengths, stop, _EMPTY, tokens.view(np.uint8))
     return AdmittedRequest(
-        request.request_id,
-        serial,
-        tokens,
-        len(prompt),
-        len(output),
-        params,
-        request.role,
-        _pack(request, serial, len(prompt), len(output), layout),
-        bad,
-        stop,
-        stop_len,
+        request.request_id, serial, tokens, len(prompt), len(output), params, request.role, total, head.tobytes(), rows
     )
 
 
@@ -245,7 +233,10 @@ def draw_seed(seed: int, request_id: str) -> int:
     return (seed ^ (zlib.crc32(request_id.encode()) * 0x9E37_79B9_7F4A_7C15)) & (2**63 - 1)
 
 
-def _pack(request: Request, serial: int, prompt_len: int, generated: int, layout: StateLayout) -> bytes:
+def _record(
+    request: Request, serial: int, prompt_len: int, generated: int, layout: StateLayout
+) -> np.ndarray[Any, np.dtype[np.void]]:
+    """The request's packed record, shape ``[1]``."""
     params, rec = request.params, empty_record(layout)
     row = rec[0]
     row["request_serial"], row["prompt_lens"], row["step_idx"] = serial, prompt_len, generated
@@ -260,4 +251,4 @@ def _pack(request: Request, serial: int, prompt_len: int, generated: int, layout
         row["eos_num"] = len(params.eos_token_ids)
         rec["eos_token_ids"][0, : len(params.eos_token_ids)] = params.eos_token_ids
     row["stop_seqs_num"], row["bad_words_num"] = len(params.stop_sequences), len(params.bad_words)
-    return rec.tobytes()
+    return rec

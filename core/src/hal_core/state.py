@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .errors import InvalidValue, StateUnusable
-from .fields import CLEANUP_FIELDS, HEADER_BYTES, STATE_TABLE, Field, Sizes
-from .layout import ByteRange, lay_out
+from .fields import CLEANUP_FIELDS, HEADER_BYTES, ROW_FIELDS, STATE_TABLE, Field, Sizes
+from .layout import ByteRange, StateLayout, lay_out
 from .ledger import Ledger
 from .plan import SPREAD, PlanBuilder, WritePlan
 from .views import View
@@ -20,6 +21,32 @@ if TYPE_CHECKING:
     from .records import OutputRecord
 
 Ints = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
+
+
+@dataclass(frozen=True, slots=True)
+class RowGeometry:
+    """Where the row fields lie, for plans: int64 ``[row fields, 1]`` each, in the order of ``ROW_FIELDS``.
+
+    ``base`` and ``stride`` are bytes, ``size`` bytes an element; ``cycle`` (``[row fields]``) is the reset value
+    repeated to 8 bytes.
+    """
+
+    base: Ints
+    stride: Ints
+    size: Ints
+    cycle: Ints
+
+    @classmethod
+    def of(cls, layout: StateLayout) -> RowGeometry:
+        """The geometry of a layout's rows."""
+        places = [layout.fields[name] for name in ROW_FIELDS]
+        cycles = [p.field.dtype.storage.type(p.field.reset).tobytes() * (8 // p.field.dtype.itemsize) for p in places]
+        return cls(
+            np.array([[p.offset] for p in places]),
+            np.array([[p.stride] for p in places]),
+            np.array([[p.field.dtype.itemsize] for p in places]),
+            np.frombuffer(b"".join(cycles), np.int64),
+        )
 
 
 class SlotState:
@@ -46,6 +73,7 @@ class SlotState:
         self._unusable = ""
         self._readers: list[tuple[Event, Ints]] = []
         self.spread = self._spread_map()
+        self.rows = RowGeometry.of(self.layout)
         device.submit(self.reset_plan(), device.default_stream).wait()
         self.mirror = self._columns(np.zeros(self.output_range(topk=False).nbytes, np.uint8))
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from .errors import InvalidValue
+from .layout import StateLayout
 from .requests import AdmittedRequest
 
 Int32s = np.ndarray[Any, np.dtype[np.int32]]
@@ -96,7 +97,7 @@ class TaskBatch:
         requests: Sequence[AdmittedRequest],
         starts: Sequence[int],
         lengths: Sequence[int],
-        blocks: Sequence[Sequence[int]],
+        blocks: Sequence[Sequence[int] | Int32s],
         first_blocks: Sequence[int] | None = None,
         first_tokens: Sequence[int] | None = None,
         drafts: Sequence[Sequence[int]] | None = None,
@@ -108,10 +109,8 @@ class TaskBatch:
         self.starts = _column(starts, "starts", np.int32)
         self.lengths = _column(lengths, "lengths", np.int32)
         self.block_counts = np.fromiter(map(len, blocks), np.int32, len(blocks))
-        self.blocks = _column(list(chain.from_iterable(blocks)), "blocks", np.int32)
-        self.first_blocks = (
-            np.zeros(n, np.int32) if first_blocks is None else _column(first_blocks, "first_blocks", np.int32)
-        )
+        self.blocks = _flat_blocks(blocks)
+        self.first_blocks = _zeros(n) if first_blocks is None else _column(first_blocks, "first_blocks", np.int32)
         self.first_tokens = (
             np.full(n, -1, np.int64) if first_tokens is None else _column(first_tokens, "first_tokens", np.int64)
         )
@@ -122,22 +121,24 @@ class TaskBatch:
         for name in ("kinds", "slots", "starts", "lengths", "block_counts", "blocks", "first_blocks", "first_tokens"):
             getattr(self, name).flags.writeable = False
 
-    def packed(self, record: np.dtype[np.void]) -> np.ndarray[Any, np.dtype[np.void]]:
-        """The requests' packed records ``[n]``, read-only. Raises when a request was admitted for other sizes."""
-        cached: tuple[np.dtype[np.void], np.ndarray[Any, np.dtype[np.void]]] | None = getattr(
-            self, "packed_cache", None
-        )
-        if cached is not None and cached[0] is record:
+    def packed(self, layout: StateLayout) -> np.ndarray[Any, np.dtype[np.void]]:
+        """What admission packed ``[n]`` (``layout.admission_dtype``), read-only.
+
+        Raises :class:`InvalidValue` when a request was admitted for other sizes.
+        """
+        cached: tuple[StateLayout, np.ndarray[Any, np.dtype[np.void]]] | None = getattr(self, "packed_cache", None)
+        if cached is not None and cached[0] is layout:
             return cached[1]
-        joined = b"".join([request.record for request in self.requests])
-        if len(joined) != len(self) * record.itemsize:
+        joined = b"".join([request.packed for request in self.requests])
+        dtype = layout.admission_dtype
+        if len(joined) != len(self.requests) * dtype.itemsize:
             raise InvalidValue(
                 "a request was admitted for a state of other sizes",
                 cure="admit it with this state's layout",
                 argument="tasks",
             )
-        packed = np.frombuffer(joined, record)
-        object.__setattr__(self, "packed_cache", (record, packed))
+        packed = np.frombuffer(joined, dtype)
+        object.__setattr__(self, "packed_cache", (layout, packed))
         return packed
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -166,7 +167,7 @@ class TaskBatch:
         slots: Sequence[int],
         requests: Sequence[AdmittedRequest],
         lengths: Sequence[int],
-        blocks: Sequence[Sequence[int]],
+        blocks: Sequence[Sequence[int] | Int32s],
         starts: Sequence[int] | None = None,
     ) -> TaskBatch:
         """New requests for some slots; the next step feeds the first ``lengths`` tokens of each."""
@@ -188,11 +189,26 @@ class TaskBatch:
         return f"TaskBatch({kinds})"
 
 
+def _zeros(n: int) -> Int32s:
+    return np.zeros(n, np.int32)
+
+
+def _flat_blocks(blocks: Sequence[Sequence[int] | Int32s]) -> Int32s:
+    """All tasks' block ids one after the other; int32 arrays are joined as they are."""
+    if blocks and all(type(ids) is np.ndarray and ids.dtype == np.int32 for ids in blocks):
+        joined: Int32s = np.concatenate(blocks)
+        return joined
+    column: Int32s = _column(list(chain.from_iterable(blocks)), "blocks", np.int32)
+    return column
+
+
 def _column(values: Sequence[int], name: str, dtype: type[np.signedinteger[Any]]) -> Any:  # noqa: ANN401 (int32 or int64)
     """A new integer array; floats and numbers out of range are refused, not rounded."""
     array = np.array(values)
     if array.size == 0:
         return np.zeros(0, dtype)
+    if array.dtype == dtype and array.ndim == 1:
+        return array
     limits = np.iinfo(dtype)
     if (
         array.ndim != 1
