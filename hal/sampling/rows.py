@@ -1,0 +1,116 @@
+"""What the sampler is given for each row of logits, and what it gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from hal_core.errors import InvalidValue
+
+Float32s = np.ndarray[Any, np.dtype[np.float32]]
+Float64s = np.ndarray[Any, np.dtype[np.float64]]
+Int64s = np.ndarray[Any, np.dtype[np.int64]]
+Int32s = np.ndarray[Any, np.dtype[np.int32]]
+Bools = np.ndarray[Any, np.dtype[np.bool_]]
+Tokens = np.ndarray[Any, np.dtype[Any]]
+"""Token ids of one request; any integer type."""
+History = Sequence[Tokens | None] | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SamplingRows:
+    """How each of ``n`` rows of logits is sampled; the values were checked when the request was admitted.
+
+    Columns are the slot state's fields of the same name, but for ``position`` (``step_idx``: index of the token to
+    draw within the request's generated tokens) and ``min_tokens`` (``min_dec_len``). Lists are padded rows with
+    their count, as in the state; a token id outside the vocabulary cannot be drawn, so it is passed over.
+
+    - ``temperature``, ``top_p``, ``min_p`` float32 ``[n]``; ``top_k`` int32 ``[n]``.
+    - ``seed`` int64 ``[n]``: mixed with the request's name already (``hal_core.requests.draw_seed``).
+    - ``repetition_penalty``, ``frequency_penalty``, ``presence_penalty`` float32 ``[n]``.
+    - ``eos_token_ids`` int64 ``[n, E]`` with ``eos_num``; ``bad_words`` int64 ``[n, B]`` with ``bad_words_num``;
+      ``stop_seqs`` int64 ``[n, S * L]`` with ``stop_seqs_len`` int32 ``[n, S]`` and ``stop_seqs_num``.
+    - ``prompt``, ``output``: token ids of prompt and of generated tokens, one entry a row. Rows without penalties
+      (``needs_history``) may have None, and None stands for n times None.
+    """
+
+    temperature: Float32s
+    top_k: Int32s
+    top_p: Float32s
+    min_p: Float32s
+    seed: Int64s
+    position: Int64s
+    repetition_penalty: Float32s
+    frequency_penalty: Float32s
+    presence_penalty: Float32s
+    min_tokens: Int64s
+    eos_token_ids: Int64s
+    eos_num: Int32s
+    stop_seqs: Int64s
+    stop_seqs_len: Int32s
+    stop_seqs_num: Int32s
+    bad_words: Int64s
+    bad_words_num: Int32s
+    prompt: History
+    output: History
+
+    def __post_init__(self) -> None:
+        count = len(self.temperature)
+        for name in self.__slots__:
+            column = getattr(self, name)
+            if column is None:
+                continue
+            lists = name in ("eos_token_ids", "stop_seqs", "stop_seqs_len", "bad_words")
+            dimensions = 1 if name in ("prompt", "output") else column.ndim
+            if len(column) != count or dimensions != (2 if lists else 1):
+                shape = getattr(column, "shape", (len(column),))
+                raise InvalidValue(
+                    f"shape {tuple(shape)} where there are {count} rows",
+                    cure=f"give [{count}, width]" if lists else f"give [{count}]",
+                    argument=f"rows.{name}",
+                )
+
+    @classmethod
+    def from_state(
+        cls,
+        fields: Mapping[str, np.ndarray[Any, np.dtype[Any]]],
+        *,
+        prompt: History,
+        output: History,
+    ) -> SamplingRows:
+        """The rows of a slot state's fields, each ``[n, width]`` under its name in the table; nothing is copied."""
+        renamed = {"position": "step_idx", "min_tokens": "min_dec_len"}
+        lists = ("eos_token_ids", "stop_seqs", "stop_seqs_len", "bad_words")
+        columns: dict[str, Any] = {}
+        for name in cls.__slots__:
+            if name not in ("prompt", "output"):
+                column = fields[renamed.get(name, name)]
+                columns[name] = column if name in lists else column.reshape(len(column))
+        return cls(**columns, prompt=prompt, output=output)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sampled:
+    """One token a row.
+
+    - ``tokens`` int64 ``[n]``; -1 in a row of ``errors``.
+    - ``token_ids`` int64 and ``logprobs`` float32 ``[n, K + 1]``: column 0 the sampled token, then the K best in
+      descending order, equal ones by id. They are of the raw logits: before penalties, masks, temperature and
+      truncation. Columns past the vocabulary, and rows of ``errors``, are -1 and 0.0 (what an empty slot has).
+    - ``ranks`` int32 ``[n]``: place of the sampled token in that descending order, from 1; 0 in a row of ``errors``.
+      These three are None when no log-probabilities were asked for.
+    - ``margins`` float64 ``[n]``, how far the choice was from another one (DESIGN section 7). Greedy (temperature 0 or
+      top_k 1): the gap of the two best final logits, infinite for a lone token. Drawn: the distance of u to the
+      nearest edge of the token's interval in the cumulative distribution; it does not tell how near a token was to
+      falling in or out of the truncation. 0 in a row of ``errors``.
+    - ``errors``: row to what is wrong with it (NaN or +inf in its logits, every token masked). Only that row fails.
+    """
+
+    tokens: Int64s
+    token_ids: Int64s | None
+    logprobs: Float32s | None
+    ranks: Int32s | None
+    margins: Float64s
+    errors: Mapping[int, str]

@@ -1,0 +1,97 @@
+"""Softmax weights as whole numbers, so that no sum depends on its order, the NumPy version or the processor.
+
+``np.exp`` and pairwise sums differ in the last bits between NumPy versions and vector units. Here the exponential is
+made of single IEEE-754 operations and a table (argument reduction after Tang, "Table-driven implementation of the
+exponential function in IEEE floating-point arithmetic", ACM TOMS 15, 1989) and rounded to an int64; sums of those are
+exact.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from decimal import Decimal, localcontext
+from functools import lru_cache
+from itertools import product
+
+import numpy as np
+
+from .rows import Float32s, Float64s, Int64s
+
+_STEPS = 256  # table entries for each halving
+STEPS_PER_NAT = _STEPS / math.log(2.0)
+_RATE = math.log(2.0) / _STEPS
+# exp(-_RATE * r) for |r| <= 1/2: the next term of the series is below 2e-13.
+_FIRST, _SECOND, _THIRD = -_RATE, _RATE**2 / 2.0, -(_RATE**3) / 6.0
+
+_BLOCK = 8192  # numbers worked on at a time
+
+
+def unit_bits(vocab: int) -> int:
+    """The best token weighs ``2**unit_bits``; a vocabulary of such weights sums to less than 2**62."""
+    return min(50, 62 - vocab.bit_length())
+
+
+@lru_cache(maxsize=8)
+def _powers(bits: int) -> Float64s:
+    """``2 ** (bits - j / 256)`` down to a quarter, which rounds to a weight of 0."""
+    with localcontext() as context:
+        context.prec = 40
+        fractions = [float(Decimal(2) ** (Decimal(-step) / _STEPS)) for step in range(_STEPS)]
+    powers = np.array([math.ldexp(f, bits - half) for half in range(bits + 2) for f in fractions] + [0.25])
+    powers.flags.writeable = False
+    return powers
+
+
+def _blocks(logits: Float32s, best: Float32s, temperature: Float64s) -> Iterator[tuple[slice, slice, Float64s]]:
+    """Weights, block by block of rows and columns; each block is good until the next one is taken.
+
+    One block of scratch stays in the cache. Arrays the size of the logits would each be fetched from the system
+    and given back again, which takes longer than the arithmetic.
+    """
+    count, vocab = logits.shape
+    powers = _powers(unit_bits(vocab))
+    rate = STEPS_PER_NAT / temperature
+    across = min(vocab, _BLOCK)
+    down = min(count, max(1, _BLOCK // across))
+    scratch = np.empty((3, down, across))
+    places = np.empty((down, across), np.int64)
+    for row, column in product(range(0, count, down), range(0, vocab, across)):
+        rows, columns = slice(row, min(row + down, count)), slice(column, min(column + across, vocab))
+        height, width = rows.stop - rows.start, columns.stop - columns.start
+        steps, whole, series = scratch[:, :height, :width]
+        np.subtract(best[rows, None], logits[rows, columns], out=steps, dtype=np.float64)
+        steps *= rate[rows, None]
+        np.minimum(steps, float(len(powers) - 1), out=steps)
+        np.rint(steps, out=whole)
+        steps -= whole
+        np.multiply(steps, _THIRD, out=series)
+        for term in (_SECOND, _FIRST):
+            series += term
+            series *= steps
+        series += 1.0
+        place = places[:height, :width]
+        place[...] = whole
+        np.take(powers, place, out=whole, mode="clip")
+        series *= whole
+        yield rows, columns, np.rint(series, out=series)
+
+
+def weights(logits: Float32s, best: Float32s, temperature: Float64s) -> Int64s:
+    """``exp((logits - best) / temperature)`` in units of ``2 ** -unit_bits``, int64 ``[n, V]``.
+
+    ``best`` is each row's largest logit, finite; ``temperature`` is above 0. The relative error is below 1e-12 or
+    half a unit. A token less likely than the best by a factor of ``2 ** -(unit_bits + 1)`` weighs nothing.
+    """
+    weighed = np.empty(logits.shape, np.int64)
+    for rows, columns, block in _blocks(logits, best, temperature):
+        weighed[rows, columns] = block
+    return weighed
+
+
+def total_weights(logits: Float32s, best: Float32s) -> Int64s:
+    """The sum of each row's weights at temperature 1, int64 ``[n]``."""
+    totals = np.zeros(len(logits), np.int64)
+    for rows, _, block in _blocks(logits, best, np.ones(len(logits))):
+        totals[rows] += block.astype(np.int64).sum(axis=1)
+    return totals
