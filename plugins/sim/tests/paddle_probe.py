@@ -1,6 +1,6 @@
-"""Probes that need a Paddle with the simulated device: each runs in a process of its own and prints JSON.
+"""Probes that need a Paddle with the simulated device, in a process of their own; prints their answers as JSON.
 
-    python paddle_probe.py NAME [arguments]
+python paddle_probe.py NAME,NAME,…
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -98,7 +99,18 @@ def kernels() -> Any:
         "scattered": t.numpy()[:, 0].tolist(),
         "full of each type": [
             paddle.full([2], 3, dtype).cpu().astype("float32").numpy().tolist()
-            for dtype in ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64")
+            for dtype in (
+                "bool",
+                "uint8",
+                "int8",
+                "int16",
+                "int32",
+                "int64",
+                "float16",
+                "bfloat16",
+                "float32",
+                "float64",
+            )
         ],
         "halves": halves,
         "races": [str(r) for r in device.races()],
@@ -161,6 +173,15 @@ def device_fault() -> Any:
     return {"said": "CustomDevice error" in said or "error code" in said, "then": t.numpy().tolist()}
 
 
+def run(name: str) -> Any:
+    try:
+        return globals()[name]()
+    except Exception:  # noqa: BLE001 - the other probes still run; the test shows the text
+        return traceback.format_exc()
+    finally:
+        device._native.device_wait(0, -1)
+        device.reset()
+
+
 if __name__ == "__main__":
-    answer = globals()[sys.argv[1]]()
-    sys.stdout.write("\n" + json.dumps(answer) + "\n")
+    sys.stdout.write("\n" + json.dumps({name: run(name) for name in sys.argv[1].split(",")}) + "\n")

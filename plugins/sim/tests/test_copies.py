@@ -86,13 +86,23 @@ def test_every_operation_is_traced_and_counted(bench):
     bench.device.fill(address, 8, 1, 1, stream)
     stream.synchronize()
     copy, fill, wait = bench.device.trace(after=start)
-    assert (copy.kind, copy.dst, copy.src, copy.nbytes, copy.label) == ("async_h2d", address, buffer.address, 8, "upload")
+    assert (copy.kind, copy.dst, copy.src, copy.nbytes, copy.label) == (
+        "async_h2d",
+        address,
+        buffer.address,
+        8,
+        "upload",
+    )
     assert (fill.kind, fill.label, fill.stream) == ("kernel_fill", "", stream.number)
     assert 0 < copy.ran < fill.ran
     assert wait.kind == "wait_stream"
     counters = bench.device.counters()
     assert {k: counters[k] for k in ("async_h2d", "submissions", "copies", "launches", "host_waits")} == {
-        "async_h2d": 1, "submissions": 2, "copies": 1, "launches": 1, "host_waits": 1,
+        "async_h2d": 1,
+        "submissions": 2,
+        "copies": 1,
+        "launches": 1,
+        "host_waits": 1,
     }
 
 

@@ -88,9 +88,7 @@ class Model:
 
 def clash(a: Step, b: Step) -> bool:
     return any(
-        x == y and (wa or wb) and a0 < b1 and b0 < a1
-        for x, a0, a1, wa in a.touches()
-        for y, b0, b1, wb in b.touches()
+        x == y and (wa or wb) and a0 < b1 and b0 < a1 for x, a0, a1, wa in a.touches() for y, b0, b1, wb in b.touches()
     )
 
 

@@ -1,0 +1,74 @@
+"""`paddle.distributed` over the simulated collectives, two ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hal_sim import NoPaddle, paddle_env
+from hal_sim.build import installed_paddle
+
+SCRIPT = str(Path(__file__).parent / "paddle_rank.py")
+try:
+    installed_paddle()
+except NoPaddle as missing:
+    pytestmark = pytest.mark.skip(reason=str(missing))
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for s in sockets:
+            s.bind(("127.0.0.1", 0))
+        return [s.getsockname()[1] for s in sockets]
+
+
+def run_ranks(name: str, **options: int) -> list[tuple[int, Any, str]]:
+    master, *ports = [f"127.0.0.1:{port}" for port in free_ports(3)]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, SCRIPT, name],
+            env=os.environ | paddle_env.distributed(rank, ports, master, **options),
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    results = []
+    for process in processes:
+        out, err = process.communicate(timeout=90)
+        answers = [line for line in out.splitlines() if line.startswith("{")]
+        results.append((process.returncode, json.loads(answers[-1]) if answers else None, err))
+    return results
+
+
+def test_the_collectives_under_paddle():
+    for rank, (code, got, err) in enumerate(run_ranks("collectives", mode=2)):
+        assert code == 0, err
+        assert got["broadcast"] == [2.0] * 4
+        assert got["address kept"]
+        assert got["all_reduce"] == [3] * 3
+        assert got["reduce"] == ([3.0] if rank == 0 else got["reduce"])
+        assert got["all_gather"] == [1.0, 2.0]
+        assert got["reduce_scatter"] == [2.0 * rank]
+        assert got["received"] == [7.0] * 2
+        assert got["group"] == [1]
+        assert got["submissions"]["broadcast"] >= 1
+        assert got["races"] == []
+
+
+def test_a_lost_peer_is_an_error_of_the_survivor():
+    (code, got, err), (killed, _, _) = run_ranks("lost", collective_timeout_ms=5000)
+    assert killed == -signal.SIGKILL
+    assert code == 0, err
+    assert got["seconds"] < 10
+    assert all("error code" in said for said in got["said"]), got
+    assert "rank 1" in err
+    assert "is dead" in err
