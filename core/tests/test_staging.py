@@ -1,0 +1,132 @@
+"""The staging ring: nothing under a fence is handed out again, whatever the order in which fences pass."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hal_core.errors import InvalidValue, OutOfMemory
+from hal_core.staging import ALIGNMENT, CALM, StagingRing
+from hypothesis import given
+from hypothesis import strategies as st
+
+KB = 1024
+
+
+class Latch:
+    """An event that passes when the test says so; a wait passes it (the device catches up), unless it hangs."""
+
+    def __init__(self, hangs=False):
+        self.passed, self.hangs = False, hangs
+
+    def done(self):
+        return self.passed
+
+    def wait(self, timeout=None):
+        self.passed = self.passed or not self.hangs
+        return self.passed
+
+
+class Host:
+    """Staging memory that knows what is allocated."""
+
+    def __init__(self):
+        self.live = 0
+
+    def allocate(self, nbytes):
+        self.live += nbytes
+        return HostBlock(self, nbytes)
+
+
+class HostBlock:
+    def __init__(self, host, nbytes):
+        self.host, self.buffer, self.address, self.released = host, np.zeros(nbytes, np.uint8), id(self), False
+
+    def release(self):
+        assert not self.released
+        self.released = True
+        self.host.live -= len(self.buffer)
+
+
+def overlaps(one, other):
+    return (
+        one.segment is other.segment and one.begin < other.begin + other.nbytes and other.begin < one.begin + one.nbytes
+    )
+
+
+@given(st.data())
+def test_g03_a_span_is_never_handed_out_under_a_fence(data):
+    host = Host()
+    ring = StagingRing(host.allocate, start=2 * KB, limit=16 * KB)
+    guarded = []
+    for _ in range(data.draw(st.integers(1, 60), label="spans")):
+        if guarded and data.draw(st.booleans(), label="device goes on"):
+            for _, latch in guarded[: data.draw(st.integers(0, len(guarded)), label="passed")]:
+                latch.passed = True
+        span = ring.take(data.draw(st.integers(0, 9 * KB), label="nbytes"))
+        guarded = [(other, latch) for other, latch in guarded if not latch.passed]
+        clash = [other for other, _ in guarded if overlaps(span, other)]
+        assert not clash, f"{span.begin}+{span.nbytes} is still read by the device: {clash}"
+        assert not span.segment.block.released
+        assert len(span.buffer) == span.nbytes
+        assert ring.held == host.live <= 16 * KB
+        latch = Latch()
+        ring.fence(span, latch)
+        guarded.append((span, latch))
+    ring.close()
+    assert host.live == 0
+
+
+def test_g03_a_full_ring_waits_for_its_oldest_entry_alone():
+    ring = StagingRing(Host().allocate, start=4 * ALIGNMENT, limit=4 * ALIGNMENT)
+    latches = [Latch() for _ in range(3)]
+    for latch in latches:
+        ring.fence(ring.take(ALIGNMENT), latch)
+    ring.fence(ring.take(ALIGNMENT), Latch())
+    ring.take(ALIGNMENT)
+    assert [latch.passed for latch in latches] == [True, False, False]
+    assert ring.waits == 1
+
+
+def test_g03_a_ring_that_stays_full_raises_with_nothing_taken():
+    ring = StagingRing(Host().allocate, start=2 * ALIGNMENT, limit=2 * ALIGNMENT, deadline=0.01)
+    stuck = Latch(hangs=True)
+    ring.fence(ring.take(2 * ALIGNMENT), stuck)
+    for _ in range(2):
+        with pytest.raises(OutOfMemory, match="stayed full"):
+            ring.take(1)
+    stuck.passed = True
+    assert ring.take(1).begin == 0
+
+
+def test_more_than_the_limit_goes_in_pieces():
+    ring = StagingRing(Host().allocate, start=KB, limit=4 * KB)
+    with pytest.raises(InvalidValue, match="in pieces"):
+        ring.take(4 * KB + 1)
+    assert ring.take(4 * KB).nbytes == 4 * KB
+
+
+def test_the_ring_gives_back_what_a_burst_made_it_take():
+    host = Host()
+    ring = StagingRing(host.allocate, start=KB, limit=64 * KB)
+    for _ in range(8):
+        ring.fence(ring.take(8 * KB), Latch())
+    assert host.live > KB
+    for _ in range(CALM + 2):
+        latch = Latch()
+        ring.fence(ring.take(100), latch)
+        latch.passed = True
+        for _, _, event in ring._segment.entries:
+            event.passed = True
+        for segment in ring._draining:
+            for _, _, event in segment.entries:
+                event.passed = True
+    assert host.live == KB
+
+
+def test_a_span_without_a_fence_is_an_error_of_the_device():
+    ring = StagingRing(Host().allocate, start=KB, limit=KB)
+    span = ring.take(10)
+    with pytest.raises(InvalidValue, match="no fence"):
+        ring.take(10)
+    ring.drop(span)
+    assert ring.take(10).begin == 0
