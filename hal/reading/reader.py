@@ -62,27 +62,27 @@ class OutputReader:
 
     def read(self, timeout: float | None = None) -> Frame | None:
         """Return the next frame, or None after ``timeout`` seconds or when the last session has ended."""
-        end = None if timeout is None else time.monotonic() + timeout
         self._ended = False
+        if (frame := self._next_ready()) is not None or self._ended:
+            return frame
+        end = None if timeout is None else time.monotonic() + timeout
         while (frame := self._next_ready()) is None and not self._ended:
             left = 3600.0 if end is None else end - time.monotonic()
-            if self._receiver.receive():
+            pending = self._acknowledges_pending()
+            if self._receiver.receive(min(left, _ACKNOWLEDGE_DELAY) if pending else left):
                 continue
-            if left <= 0:
+            if pending:
                 self._acknowledge_read(at_least=1)
+            elif left <= 0:
                 return None
-            if self._acknowledges_pending():
-                self._receiver.wait(min(left, _ACKNOWLEDGE_DELAY))
-                if not self._receiver.receive():
-                    self._acknowledge_read(at_least=1)
-            else:
-                self._receiver.wait(left)
         return frame
 
     async def read_async(self, timeout: float | None = None) -> Frame | None:
         """As :meth:`read`, leaving the event loop to others while it waits."""
-        end = None if timeout is None else time.monotonic() + timeout
         self._ended = False
+        if (frame := self._next_ready()) is not None or self._ended:
+            return frame
+        end = None if timeout is None else time.monotonic() + timeout
         while (frame := self._next_ready()) is None and not self._ended:
             left = 3600.0 if end is None else end - time.monotonic()
             if self._receiver.receive():
@@ -145,8 +145,9 @@ class OutputReader:
 
     def _next_ready(self) -> Frame | None:
         """Return the next frame that is here; tell of the events before it."""
-        if self._last is not None and self._auto_ack and self._last.read - self._last.acknowledged >= 1:
-            self._acknowledge_read(at_least=self._last.acknowledge_every)
+        last = self._last
+        if last is not None and self._auto_ack and last.read - last.acknowledged >= last.acknowledge_every:
+            self._receiver.acknowledge(last, last.read)
         ready = self._receiver.ready
         while ready:
             item = ready.popleft()
@@ -182,11 +183,10 @@ class OutputReader:
         for descriptor in descriptors:
             loop.add_reader(descriptor, changed.set)
         try:
-            async with asyncio.timeout(max(0.0, min(seconds, receiver.seconds_to_next_loss()))):
+            async with asyncio.timeout(max(0.0, min(seconds, receiver.look_seconds()))):
                 await changed.wait()
         except TimeoutError:
             pass
         finally:
             for descriptor in descriptors:
                 loop.remove_reader(descriptor)
-        receiver.look_for_losses()

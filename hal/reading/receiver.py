@@ -12,12 +12,15 @@ from hal_core.frames import Frame, FrameHeader, FrameKind, decode_frame, split
 from zmq.utils.monitor import recv_monitor_message
 
 from hal.reading.events import Event, FrameSkipped, SessionEnded, SessionLost
-from hal.reading.session import Session, Verdict
+from hal.reading.session import Session
 from hal.transport.protocol import Cursor, Empty, State, control, read_control
-from hal.transport.sockets import bound
+from hal.transport.sockets import HIGH_WATER_MARK, bound
 
+_OUTPUT = int(FrameKind.OUTPUT)  # reading an enum's member costs a call
 #: Sessions that ended or were lost are remembered, so that a late word of theirs is not taken for a new one.
 _REMEMBERED = 4096
+#: How often broken connections and silent sessions are looked for while there are sessions.
+_LOOK_SECONDS = 0.25
 
 
 class Receiver:
@@ -35,35 +38,54 @@ class Receiver:
         self.url = bytes(self.socket.get(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
         self.monitor = self.socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
         self._connected: set[int] = set()  # descriptors
-        self._poller = zmq.Poller()
-        self._poller.register(self.socket, zmq.POLLIN)
-        self._poller.register(self.monitor, zmq.POLLIN)
+        self.messages = 0
+        self._looked, self._patience = now, -1
 
-    def receive(self) -> bool:
-        """Take messages that are here, without waiting, until something is ready. Return whether something is."""
-        while not self.ready and int(self.socket.get(zmq.EVENTS)) & zmq.POLLIN:
-            identity, message = self.socket.recv_multipart(zmq.DONTWAIT, copy=False)[:2]
-            self._take_message(identity.bytes, message)
+    def receive(self, timeout: float = 0.0) -> bool:
+        """Take messages until something is ready, waiting up to ``timeout`` seconds. Return whether something is."""
+        end = time.monotonic() + timeout
+        while not self.ready:
+            left = max(0.0, end - time.monotonic()) if timeout else 0.0
+            self._set_patience(min(left, _LOOK_SECONDS) if self.sessions else left)
+            try:
+                identity = self.socket.recv()
+                message = self.socket.recv(copy=False)  # parts of a message come together
+            except zmq.Again:
+                self.look_for_losses(drained=True)
+                if time.monotonic() >= end:
+                    break
+                continue
+            self.messages += 1
+            self._take_message(identity, message)
+            while message.more:  # not from a sender of ours
+                message = self.socket.recv(copy=False)
         return bool(self.ready)
 
-    def wait(self, timeout: float) -> None:
-        """Wait up to ``timeout`` seconds for a message, a broken connection, or the time a session counts as lost."""
-        self._poller.poll(int(1000 * max(0.0, min(timeout, self.seconds_to_next_loss()))) + 1)
-        self.look_for_losses()
+    def look_for_losses(self, *, drained: bool) -> None:
+        """Declare sessions lost whose time is over, unless something of theirs may not have been looked at yet.
 
-    def seconds_to_next_loss(self) -> float:
-        """How long until a session will count as lost if nothing is heard."""
-        now = time.monotonic()
-        return min((self._lost_at(session) - now for session in self.sessions.values()), default=3600.0)
-
-    def look_for_losses(self) -> None:
-        """Declare sessions lost whose time is over, unless there are messages that were not looked at yet."""
+        Without ``drained`` that is so until as many messages were read as ZeroMQ may hold: it serves senders in turn.
+        """
         self._watch_connections()
-        if int(self.socket.get(zmq.EVENTS)) & zmq.POLLIN:
-            return
-        now = time.monotonic()
-        for session in [session for session in self.sessions.values() if self._lost_at(session) <= now]:
-            self._lose(session, "its connection broke" if session.broken is not None else "it fell silent")
+        self._looked = now = time.monotonic()
+        for session in list(self.sessions.values()):
+            if self._lost_at(session) > now:
+                session.overdue = None
+            elif session.overdue is None:
+                session.overdue = self.messages
+            held = 2 * HIGH_WATER_MARK * len(self.sessions)
+            if session.overdue is not None and (drained or self.messages - session.overdue > held):
+                self._lose(session, "its connection broke" if session.broken is not None else "it fell silent")
+
+    def look_seconds(self) -> float:
+        """How long a wait outside of :meth:`receive` may be."""
+        return _LOOK_SECONDS if self.sessions else 3600.0
+
+    def _set_patience(self, seconds: float) -> None:
+        """How long the socket's receive call waits. ZeroMQ counts milliseconds."""
+        milliseconds = 0 if seconds <= 0 else int(1000 * seconds) + 1
+        if milliseconds != self._patience:
+            self._patience = self.socket.rcvtimeo = milliseconds
 
     def acknowledge(self, session: Session, sequence: int) -> None:
         """Tell the sender that it may forget everything up to ``sequence``."""
@@ -80,14 +102,18 @@ class Receiver:
     # Messages ----------------------------------------------------------------------------------------------------
 
     def _take_message(self, identity: bytes, message: zmq.Frame) -> None:
-        descriptor = message.get(zmq.SRCFD)
+        descriptor = int(message.get(zmq.SRCFD))
+        session: Session | None = None
         try:
             for header, frame in split(message.buffer):
-                session = self._session_of(header, identity, int(descriptor))
+                if session is None or session.number != header.session:
+                    session = self._session_of(header, identity, descriptor)
                 if session is not None:
                     self._take_frame(session, header, frame)
         except FrameError as error:  # what follows in this message cannot be found; if it was output, a hole shows it
             self._skip(error)
+        if session is not None and session.heard - self._looked > _LOOK_SECONDS:
+            self.look_for_losses(drained=False)
 
     def _session_of(self, header: FrameHeader, identity: bytes, descriptor: int) -> Session | None:
         """Return the session that the frame belongs to, getting to know it; None if it is over."""
@@ -112,7 +138,7 @@ class Receiver:
         return session
 
     def _take_frame(self, session: Session, header: FrameHeader, frame: memoryview) -> None:
-        if header.kind == FrameKind.OUTPUT:
+        if header.kind == _OUTPUT:
             self._take_output(session, header, frame)
         elif header.kind == FrameKind.STATE:
             self._take_state(session, header, frame)
@@ -123,25 +149,27 @@ class Receiver:
         # other kinds are of a later revision, or not for readers
 
     def _take_output(self, session: Session, header: FrameHeader, frame: memoryview) -> None:
-        verdict = session.judge(header.sequence)
-        if verdict is Verdict.DUPLICATE:
-            self.duplicates += 1
-        elif verdict is Verdict.TAKE:
+        if header.sequence == session.expected:
             try:
                 decoded = decode_frame(header, frame)
             except FrameError as error:
-                self._skip(error)
-                gap = session.unreadable(header.sequence, str(error))
-                if gap is None:
-                    self._ask(session)
-                else:
-                    self.ready.append(gap)
+                self._give_up_or_ask(session, header.sequence, error)
                 return
-            session.take(decoded.record)
+            session.take(header.sequence, decoded.record)
             self.frames += 1
             self.ready.append((session, decoded))
-        elif not session.is_asking:
+        elif session.expected is not None and header.sequence < session.expected:
+            self.duplicates += 1
+        elif not session.is_asking:  # something before it is missing
             self._ask(session)
+
+    def _give_up_or_ask(self, session: Session, sequence: int, error: FrameError) -> None:
+        self._skip(error)
+        gap = session.unreadable(sequence, str(error))
+        if gap is None:
+            self._ask(session)
+        else:
+            self.ready.append(gap)
 
     def _take_state(self, session: Session, header: FrameHeader, frame: memoryview) -> None:
         try:

@@ -1,8 +1,6 @@
-"""What a reader knows of one session, and what follows from each frame of it. No I/O: it is tested by itself."""
+"""What a reader knows of one session. No I/O: it is tested by itself."""
 
 from __future__ import annotations
-
-from enum import Enum
 
 from hal_core.records import OutputRecord
 
@@ -15,14 +13,6 @@ ASK_AGAIN_SECONDS = 0.5
 _ACKNOWLEDGE_EVERY = 64
 
 
-class Verdict(Enum):
-    """What to do with an output frame."""
-
-    TAKE = "the next one"
-    DUPLICATE = "had before"
-    HOLE = "something before it is missing"
-
-
 class Session:
     """A sender's life as the reader sees it. Times are monotonic seconds."""
 
@@ -32,6 +22,7 @@ class Session:
         self.descriptor = -1  # of its connection
         self.heard = now
         self.broken: float | None = None  # since when its connection is down
+        self.overdue: int | None = None  # messages that had been read when its time was over
         self.expected = None if after is None else after + 1
         self.read = self.acknowledged = after or 0
         self.acknowledge_every = 1
@@ -63,15 +54,9 @@ class Session:
         self._asked, self._asked_at = self._token, now
         return self.last, Cursor(self._token, self.expected is not None)
 
-    def judge(self, sequence: int) -> Verdict:
-        """Say what to do with an output frame of this number."""
-        if self.expected is None or sequence > self.expected:
-            return Verdict.HOLE
-        return Verdict.TAKE if sequence == self.expected else Verdict.DUPLICATE
-
-    def take(self, record: OutputRecord) -> None:
+    def take(self, sequence: int, record: OutputRecord) -> None:
         """The expected frame was readable: note it and which requests are unfinished."""
-        self.expected = self.last + 2
+        self.expected = sequence + 1
         if record.request_ids is not self._last_ids:  # the same tuple from step to step while the batch is the same
             self._last_ids = record.request_ids
             self.requests |= dict.fromkeys(record.request_ids)

@@ -8,7 +8,7 @@ from hal_core.errors import InvalidValue
 from hal.transport.urls import check_free, scheme_of
 
 #: Messages that ZeroMQ itself may hold on either side; the rest waits in the sender's window, where it is counted.
-_HIGH_WATER_MARK = 64
+HIGH_WATER_MARK = 64
 #: ZeroMQ's own heartbeat, in ms: a host that is gone without a word is noticed, whatever our threads are busy with.
 _PING, _PING_TIMEOUT = 1000, 5000
 
@@ -16,7 +16,7 @@ _PING, _PING_TIMEOUT = 1000, 5000
 def connected(context: zmq.Context[zmq.Socket[bytes]], url: str, session: int) -> zmq.Socket[bytes]:
     dealer = context.socket(zmq.DEALER)
     dealer.routing_id = b"h" + session.to_bytes(8, "little")
-    dealer.sndhwm = dealer.rcvhwm = _HIGH_WATER_MARK
+    dealer.sndhwm = dealer.rcvhwm = HIGH_WATER_MARK
     dealer.immediate = True  # nothing is queued for a reader that is not there: it stays in the window
     dealer.reconnect_ivl, dealer.reconnect_ivl_max = 10, 200  # ms
     dealer.heartbeat_ivl, dealer.heartbeat_timeout = _PING, _PING_TIMEOUT
@@ -33,7 +33,7 @@ def bound(context: zmq.Context[zmq.Socket[bytes]], url: str) -> zmq.Socket[bytes
     if scheme_of(url) == "ipc":
         check_free(url)
     router = context.socket(zmq.ROUTER)
-    router.sndhwm = router.rcvhwm = _HIGH_WATER_MARK
+    router.sndhwm = router.rcvhwm = HIGH_WATER_MARK
     router.router_handover = True  # a sender that connects anew takes over its own name
     router.router_mandatory = True  # a word to a sender that is gone is an error, not a silence
     router.heartbeat_ivl, router.heartbeat_timeout = _PING, _PING_TIMEOUT

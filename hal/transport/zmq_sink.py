@@ -157,8 +157,8 @@ class ZmqSink:
         try:
             while not self._stop and not (self._closing and self._is_drained()):
                 self._take_outputs()
+                self._transmit()  # first: what the reader has to say can wait for the frame, not the reverse
                 self._receive()
-                self._transmit()
                 self._sleep()
             if not self._stop and self._granted:
                 self._send(control(FrameKind.BYE, self._window.next - 1, session=self.session, sender=self.sender))

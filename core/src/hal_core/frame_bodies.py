@@ -6,7 +6,7 @@ it does not know, so a later revision may add optional parts.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -18,21 +18,27 @@ from hal_core.records import BOOL, FLOAT32, INT32, INT64, UINT8, OutputRecord, a
 MAX_COLUMNS = 1 << 20  #: most log-probability columns a reader believes
 
 
-class Body(msgspec.Struct, omit_defaults=True, gc=False):
-    """The body of an output frame. Names are short because every frame carries them."""
+Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
-    step: int
-    rows: int
+
+class Body(msgspec.Struct, omit_defaults=True, gc=False):
+    """The body of an output frame. Names are short because every frame carries them.
+
+    What is a few bytes a row is copied out of the message, what is many a token is a view of it.
+    """
+
+    step: Count
+    rows: Count
     ids: str  #: request ids joined by NUL characters
-    status: memoryview
-    finish: memoryview
-    pos: memoryview
-    counts: memoryview
-    tokens: memoryview
-    first: memoryview
-    dcounts: memoryview | None = None
-    drafts: memoryview | None = None
-    columns: int = 0  #: K+1, 0 without log-probabilities
+    status: bytes
+    finish: bytes
+    pos: bytes
+    counts: bytes
+    tokens: bytes
+    first: bytes
+    dcounts: bytes | None = None
+    drafts: bytes | None = None
+    columns: Count = 0  #: K+1, 0 without log-probabilities
     lids: memoryview | None = None
     lps: memoryview | None = None
     ranks: memoryview | None = None
@@ -55,7 +61,7 @@ def encode_body(record: OutputRecord) -> bytes:
 
 
 def decode_body(data: memoryview) -> OutputRecord:
-    """Return the record that the body holds; its arrays are views of the body. Raises FrameError and nothing else."""
+    """Return the record that the body holds; arrays may be views of the body. Raises FrameError and nothing else."""
     try:
         return _record_of(_decoder.decode(data))
     except FrameError:
@@ -69,15 +75,15 @@ def _body_of(record: OutputRecord) -> Body:
         record.step,
         len(record.request_ids),
         join_request_ids(record.request_ids),
-        record.status.data,
-        record.finish.data,
-        record.positions.data,
-        record.counts.data,
-        record.tokens.data,
-        record.first_token.data,
+        record.status.tobytes(),
+        record.finish.tobytes(),
+        record.positions.tobytes(),
+        record.counts.tobytes(),
+        record.tokens.tobytes(),
+        record.first_token.tobytes(),
     )
     if record.draft_counts is not None and record.drafts is not None:
-        body.dcounts, body.drafts = record.draft_counts.data, record.drafts.data
+        body.dcounts, body.drafts = record.draft_counts.tobytes(), record.drafts.tobytes()
     if record.logprob_token_ids is not None and record.logprobs is not None:
         body.columns, body.lps = record.logprobs.shape[1], record.logprobs.data
         body.lids = _narrowed(record.logprob_token_ids).data
@@ -93,58 +99,95 @@ def _narrowed(values: NDArray[np.int64]) -> NDArray[Any]:
     return narrow if np.array_equal(narrow, values) else values
 
 
-#: The ids of the last frame, joined and apart: a batch often keeps its requests from step to step.
-_last_split: tuple[str, tuple[str, ...]] = ("", ())
+class _Rows(NamedTuple):
+    """The parts of a body that stay the same while a batch does, and what they were found to be."""
+
+    key: tuple[str, bytes, bytes, bytes, bytes]  #: ids, status, finish, counts, first
+    request_ids: tuple[str, ...]
+    status: NDArray[np.uint8]
+    finish: NDArray[np.uint8]
+    counts: NDArray[np.int32]
+    first_token: NDArray[np.bool_]
+    tokens: int  #: sum of the counts
 
 
-def _split_ids(joined: str, rows: int) -> tuple[str, ...]:
-    global _last_split
-    last, request_ids = _last_split
-    if joined != last:
-        request_ids = tuple(joined.split("\0")) if joined else ()
-        _last_split = (joined, request_ids)
-    if len(request_ids) != rows:
-        raise FrameError(f"{len(request_ids)} request ids for {rows} rows", cure=_CURE)
-    return request_ids
+_NOTHING = np.zeros(0, UINT8)
+#: The rows of the last good record. What was checked once is not checked again. One assignment replaces it, so threads
+#: need no lock.
+_last_rows = _Rows(("", b"", b"", b"", b""), (), _NOTHING, _NOTHING, _NOTHING.astype(INT32), _NOTHING.astype(BOOL), 0)
 
 
 def _record_of(body: Body) -> OutputRecord:
-    rows, columns = body.rows, body.columns
-    if not 0 <= columns <= MAX_COLUMNS or not (
-        rows == body.status.nbytes == body.finish.nbytes == body.first.nbytes and body.counts.nbytes == 4 * rows
-    ):
-        raise FrameError(f"the arrays do not have {rows} rows, or {columns} columns are too many", cure=_CURE)
-    counts = np.frombuffer(body.counts, INT32)
-    tokens = _wide(body.tokens, _total(counts))
+    global _last_rows
+    rows, key = _last_rows, (body.ids, body.status, body.finish, body.counts, body.first)
+    options = (body.columns or None, body.dcounts, body.drafts, body.lids, body.lps, body.ranks, body.msgs)
+    known = rows.key == key
+    if not known:
+        rows = _read_rows(key)
+    if body.rows != len(rows.request_ids):
+        raise FrameError(f"{len(rows.request_ids)} request ids for {body.rows} rows", cure=_CURE)
+    if body.pos[7::8].isascii() and len(body.pos) == 8 * body.rows:  # no sign bit is set
+        positions = np.frombuffer(body.pos, INT64)
+    else:
+        positions, known = _wide(body.pos, body.rows), False
+    record = assemble(
+        body.step,
+        rows.request_ids,
+        rows.status,
+        rows.finish,
+        positions,
+        rows.counts,
+        _wide(body.tokens, rows.tokens),
+        rows.first_token,
+        *(_NO_OPTIONS if options == _ABSENT else _options(body, rows.tokens)),
+        checked=known and options == _ABSENT,
+    )
+    _last_rows = rows
+    return record
+
+
+_ABSENT = (None,) * 7
+_NO_OPTIONS: tuple[None, None, None, None, None, dict[int, str]] = (None, None, None, None, None, {})
+
+
+def _read_rows(key: tuple[str, bytes, bytes, bytes, bytes]) -> _Rows:
+    """Check lengths and flags; the record checks the values."""
+    joined, status, finish, counts, first = key
+    rows = len(status)
+    if len(finish) != rows or len(first) != rows or len(counts) != 4 * rows:
+        raise FrameError(f"the arrays do not all have {rows} rows", cure=_CURE)
+    if first.translate(None, b"\0\1"):  # any other byte would be a bool that NumPy computes wrongly with
+        raise FrameError("a flag is neither 0 nor 1", cure=_CURE)
+    last = _last_rows
+    request_ids = last.request_ids if joined == last.key[0] else tuple(joined.split("\0") if joined else ())
+    numbers = np.frombuffer(counts, INT32)
+    return _Rows(
+        key,
+        request_ids,
+        np.frombuffer(status, UINT8),
+        np.frombuffer(finish, UINT8),
+        numbers,
+        np.frombuffer(first, BOOL),
+        _total(numbers),
+    )
+
+
+def _options(body: Body, tokens: int) -> tuple[Any, ...]:
+    """The optional parts of a record, in the order of its fields."""
+    with_logprobs = {bool(body.columns), body.lids is not None, body.lps is not None}
+    lone = len(with_logprobs) > 1 or (body.ranks is not None and body.lps is None)
+    if lone or (body.dcounts is None) != (body.drafts is None) or body.columns > MAX_COLUMNS:
+        raise FrameError("parts that belong together do not fit", cure=_CURE)
     drafts = draft_counts = token_ids = logprobs = ranks = None
-    if (body.dcounts is None) != (body.drafts is None) or len(
-        {bool(columns), body.lids is not None, body.lps is not None}
-    ) > 1:
-        raise FrameError("of parts that belong together only some are there", cure=_CURE)
     if body.dcounts is not None and body.drafts is not None:
-        draft_counts = _sized(body.dcounts, INT32, rows)
+        draft_counts = _sized(body.dcounts, INT32, body.rows)
         drafts = _wide(body.drafts, _total(draft_counts))
     if body.lids is not None and body.lps is not None:
-        shape = (len(tokens), columns)
-        token_ids = _wide(body.lids, len(tokens) * columns).reshape(shape)
-        logprobs = _sized(body.lps, FLOAT32, len(tokens) * columns).reshape(shape)
-        ranks = None if body.ranks is None else _sized(body.ranks, INT32, len(tokens))
-    return assemble(
-        body.step,
-        _split_ids(body.ids, rows),
-        np.frombuffer(body.status, UINT8),
-        np.frombuffer(body.finish, UINT8),
-        _wide(body.pos, rows),
-        counts,
-        tokens,
-        _flags(body.first),
-        draft_counts,
-        drafts,
-        token_ids,
-        logprobs,
-        ranks,
-        body.msgs or {},
-    )
+        shape = (tokens, body.columns)
+        token_ids = _wide(body.lids, tokens * body.columns).reshape(shape)
+        logprobs = _sized(body.lps, FLOAT32, tokens * body.columns).reshape(shape)
+        ranks = None if body.ranks is None else _sized(body.ranks, INT32, tokens)
+    return draft_counts, drafts, token_ids, logprobs, ranks, body.msgs or {}
 
 
 def _total(counts: NDArray[np.int32]) -> int:
@@ -153,23 +196,16 @@ def _total(counts: NDArray[np.int32]) -> int:
     return rows if counts.tobytes() == b"\1\0\0\0" * rows else int(np.add.reduce(counts, dtype=INT64))
 
 
-def _sized(data: memoryview, dtype: np.dtype[Any], elements: int) -> NDArray[Any]:
-    if data.nbytes != dtype.itemsize * elements:
-        raise FrameError(f"{data.nbytes} bytes are not {elements} of {dtype}", cure=_CURE)
+def _sized(data: bytes | memoryview, dtype: np.dtype[Any], elements: int) -> NDArray[Any]:
+    if len(data) != dtype.itemsize * elements:
+        raise FrameError(f"{len(data)} bytes are not {elements} of {dtype}", cure=_CURE)
     return np.frombuffer(data, dtype)
 
 
-def _wide(data: memoryview, elements: int) -> NDArray[np.int64]:
+def _wide(data: bytes | memoryview, elements: int) -> NDArray[np.int64]:
     """An int64 array of so many elements, written with 64 or 32 bits each."""
-    if data.nbytes == 8 * elements:
+    if len(data) == 8 * elements:
         return np.frombuffer(data, INT64)
-    if data.nbytes == 4 * elements:
+    if len(data) == 4 * elements:
         return np.frombuffer(data, INT32).astype(INT64)
-    raise FrameError(f"{data.nbytes} bytes are not {elements} integers", cure=_CURE)
-
-
-def _flags(data: memoryview) -> NDArray[np.bool_]:
-    """A bool array; any byte but 0 and 1 would be a bool that NumPy computes wrongly with."""
-    if bytes(data).translate(None, b"\0\1"):
-        raise FrameError("a flag is neither 0 nor 1", cure=_CURE)
-    return np.frombuffer(data, BOOL)
+    raise FrameError(f"{len(data)} bytes are not {elements} integers", cure=_CURE)

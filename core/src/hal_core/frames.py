@@ -68,6 +68,9 @@ class FrameKind(IntEnum):
     REFUSE = 6  #: reader to sender: the session was declared lost, nothing more of it is taken
 
 
+_OUTPUT = int(FrameKind.OUTPUT)  # reading an enum's member costs a call
+
+
 class FrameHeader(NamedTuple):
     """The fields of a header that say something about the frame."""
 
@@ -89,7 +92,7 @@ class Frame(NamedTuple):
 
 def encode(record: OutputRecord, *, session: int, sender: int, sequence: int) -> bytes:
     """Return the record as one frame. Raises InvalidValue for a number that the header cannot hold."""
-    return seal(FrameKind.OUTPUT, encode_body(record), session=session, sender=sender, sequence=sequence)
+    return seal(_OUTPUT, encode_body(record), session=session, sender=sender, sequence=sequence)
 
 
 def seal(kind: int, body: bytes, *, session: int, sender: int, sequence: int) -> bytes:
@@ -124,7 +127,7 @@ def decode(buffer: Buffer) -> Frame:
 
 def decode_frame(header: FrameHeader, frame: memoryview) -> Frame:
     """Decode an output frame whose header is already read; ``frame`` is exactly its bytes."""
-    if header.kind != FrameKind.OUTPUT:
+    if header.kind != _OUTPUT:
         raise FrameError(f"a frame of kind {header.kind} carries no record", cure="only output frames do")
     return Frame(header, decode_body(read_body(header, frame)))
 
