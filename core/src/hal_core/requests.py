@@ -249,6 +249,6 @@ def _record(
     row["logprobs_num"] = -1 if params.logprobs is None else params.logprobs
     if params.eos_token_ids:
         row["eos_num"] = len(params.eos_token_ids)
-        rec["eos_token_ids"][0, : len(params.eos_token_ids)] = params.eos_token_ids
+        rec["eos_token_ids"].reshape(1, -1)[0, : len(params.eos_token_ids)] = params.eos_token_ids  # width 1: no axis
     row["stop_seqs_num"], row["bad_words_num"] = len(params.stop_sequences), len(params.bad_words)
     return rec
