@@ -97,7 +97,7 @@ def lazy() -> Iterator[Bench]:
 def probe() -> Callable[..., Any]:
     """Runs one function of a script in a process of its own and gives what it returned."""
 
-    def run(script: str, name: str, *arguments: str, environment: dict[str, str] | None = None) -> Any:  # noqa: ANN401
+    def run(script: str, name: str, *arguments: str, environment: dict[str, str] | None = None) -> Any:
         done = subprocess.run(
             [sys.executable, str(HERE / script), name, *arguments],
             env=os.environ | (environment or {}),

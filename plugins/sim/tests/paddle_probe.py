@@ -142,13 +142,14 @@ def fallback() -> Any:
     paddle.set_device(f"{NAME}:0")
     t = paddle.to_tensor(np.ones(4, np.float32))
     moved = changes(lambda: paddle.cos(t))
+    plain = changes(lambda: paddle.to_tensor(np.ones(4, np.float32)))
     paddle.set_flags({"FLAGS_enable_api_kernel_fallback": False})
     try:
         paddle.cos(t)
         refused = ""
     except Exception as error:  # noqa: BLE001 - Paddle's error types differ between versions
         refused = str(error)
-    return {"moved": moved, "refused": "cos" in refused and "not registered" in refused}
+    return {"moved": moved, "plain copy": plain, "refused": "cos" in refused and "not registered" in refused}
 
 
 def out_of_memory() -> Any:

@@ -5,7 +5,7 @@ python rank.py NAME GROUP RANKS RANK
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
 import json
 import os
 import signal
@@ -14,43 +14,38 @@ import time
 from typing import Any
 
 import numpy as np
-from hal_sim import Accelerator, Stream, set_option
-from hal_sim._native import native
-
-TYPES = {"uint8": 2, "int32": 8, "int64": 9, "float16": 10, "float32": 11, "float64": 12}
-SUM, AVERAGE, MAXIMUM = 0, 1, 2
+from hal_core.errors import GroupLost
+from hal_sim import Accelerator, Group, Reduce, Stream, set_option
 
 
 class Rank:
     def __init__(self, group: str, ranks: int, rank: int) -> None:
         self.ranks, self.rank = ranks, rank
-        self.device, self.native = Accelerator(0), native()
+        self.device = Accelerator(0)
         self.stream: Stream = self.device.stream()
-        handle = ctypes.c_void_p()
-        self.native.check(self.native.group_join(group.encode(), ranks, rank, ctypes.byref(handle)))
-        self.group = handle.value
+        self.group = Group(group, ranks, rank)
 
-    def call(self, name: str, send: np.ndarray, out: np.ndarray | None = None, *, how: int = SUM, root: int = 0) -> Any:
+    def call(self, name: str, send: np.ndarray, out: np.ndarray | None = None, **more: int) -> Any:
         """Puts the arrays on the device, communicates, and returns what is in the target."""
         out = send if out is None else out
         src, dst = self.device.allocate(max(1, send.nbytes)), self.device.allocate(max(1, out.nbytes))
         self.device.poke(src, send.tobytes())
         self.device.poke(dst, out.tobytes())
         target = src if name == "broadcast" else dst
-        count = {"all_gather": send.size, "reduce_scatter": out.size}.get(name, send.size)
-        self.native.check(
-            self.native.collective(
-                self.group, self.stream.handle, name.encode(), src, target, count, TYPES[send.dtype.name], how, root
-            )
-        )
+        count = out.size if name == "reduce_scatter" else send.size
+        if name == "barrier":
+            self.group.barrier(self.stream)
+        elif name == "broadcast":
+            self.group.broadcast(src, count, send.dtype, stream=self.stream, **more)
+        else:
+            getattr(self.group, name)(src, dst, count, send.dtype, stream=self.stream, **more)
         self.stream.synchronize()
         return np.frombuffer(self.device.peek(target, out.nbytes), out.dtype)
 
     def transfer(self, array: np.ndarray, peer: int, *, sending: bool) -> np.ndarray:
         address = self.device.allocate(array.nbytes)
         self.device.poke(address, array.tobytes())
-        n = self.native
-        n.check(n.transfer(self.group, self.stream.handle, address, array.nbytes, peer, int(sending)))
+        (self.group.send if sending else self.group.receive)(address, array.nbytes, peer, self.stream)
         self.stream.synchronize()
         return np.frombuffer(self.device.peek(address, array.nbytes), array.dtype)
 
@@ -62,8 +57,8 @@ def collectives(r: Rank) -> Any:
     answer = {
         "broadcast": r.call("broadcast", mine, root=1).tolist(),
         "sum": r.call("all_reduce", mine).tolist(),
-        "largest": r.call("all_reduce", mine, how=MAXIMUM).tolist(),
-        "average": r.call("all_reduce", mine.astype(np.float16), how=AVERAGE).tolist(),
+        "largest": r.call("all_reduce", mine, how=Reduce.MAXIMUM).tolist(),
+        "average": r.call("all_reduce", mine.astype(np.float16), how=Reduce.AVERAGE).tolist(),
         "reduce": r.call("reduce", mine, np.zeros_like(mine), root=1).tolist(),
         "gather": r.call("all_gather", mine, zeros).tolist(),
         "scatter": r.call("reduce_scatter", np.arange(2 * r.ranks, dtype=np.int32), np.zeros(2, np.int32)).tolist(),
@@ -102,7 +97,7 @@ def lost(r: Rank) -> Any:
 def left(r: Rank) -> Any:
     r.call("barrier", np.zeros(0, np.int32))
     if r.rank == r.ranks - 1:
-        r.native.check(r.native.group_leave(r.group))
+        r.group.leave()
         return None
     return [failure(r)]
 
@@ -113,11 +108,10 @@ def hung(r: Rank) -> Any:
     if r.rank == r.ranks - 1:
         data = r.device.allocate(16)
         with r.stream.held():
-            r.native.check(
-                r.native.collective(r.group, r.stream.handle, b"all_reduce", data, data, 4, TYPES["float32"], SUM, 0)
-            )
-            while r.native.group_check(r.group) == 0:
-                pass
+            r.group.all_reduce(data, data, 4, np.float32, r.stream)
+            with contextlib.suppress(GroupLost):
+                while True:
+                    r.group.check()
         try:
             r.stream.synchronize()
         except Exception as error:  # noqa: BLE001 - the test compares the text
@@ -128,7 +122,7 @@ def hung(r: Rank) -> Any:
 
 def disagree(r: Rank) -> Any:
     try:
-        r.call("broadcast" if r.rank else "all_reduce", np.ones(4, np.float32))
+        r.call("broadcast", np.ones(4, np.float32), root=0) if r.rank else r.call("all_reduce", np.ones(4, np.float32))
     except Exception as error:  # noqa: BLE001 - the test compares the text
         return f"{type(error).__name__}: {error}"
     return "no error"

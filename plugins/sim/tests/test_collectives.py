@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import signal
 import subprocess
@@ -13,22 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 from hal_core.errors import GroupLost, InvalidValue
-from hal_sim import options
-from hal_sim._native import native
+from hal_sim import Group, new_group_name, options
 
 RANK = str(Path(__file__).parent / "rank.py")
 SEGMENTS = Path("/dev/shm")
 
 
-def group_name() -> str:
-    out = ctypes.create_string_buffer(64)
-    native().group_name(out, 64)
-    return out.value.decode()
-
-
 def run_ranks(name: str, ranks: int) -> list[tuple[int, Any]]:
     """Exit code and answer of each rank."""
-    group = group_name()
+    group = new_group_name()
     processes = [
         subprocess.Popen(
             [sys.executable, RANK, name, group, str(ranks), str(r)],
@@ -101,17 +93,15 @@ def test_ranks_that_call_different_collectives_are_told():
 
 
 def test_a_peer_that_never_joins_ends_in_an_error():
-    handle = ctypes.c_void_p()
-    name = group_name()
+    name = new_group_name()
     with options(collective_timeout_ms=50), pytest.raises(GroupLost, match="joining the group: no answer from a peer"):
-        native().check(native().group_join(name.encode(), 2, 0, ctypes.byref(handle)))
+        Group(name, 2, 0)
     assert not (SEGMENTS / name[1:]).exists()
 
 
 def test_a_rank_outside_the_group_is_refused():
-    handle = ctypes.c_void_p()
     with pytest.raises(InvalidValue, match="rank 2 of 2"):
-        native().check(native().group_join(b"/halsim_none", 2, 2, ctypes.byref(handle)))
+        Group("/halsim_none", 2, 2)
 
 
 def test_segments_of_killed_processes_are_swept():
@@ -120,7 +110,7 @@ def test_segments_of_killed_processes_are_swept():
     stale.write_bytes(b"")
     other.write_bytes(b"")
     try:
-        group_name()
+        new_group_name()
         assert not stale.exists()
         assert other.exists()
     finally:

@@ -88,7 +88,8 @@ def test_two_paddle_streams(answers):
 def test_a_fallback_shows_and_can_be_refused(answers):
     got = answers["fallback"]
     assert got["refused"]
-    assert got["moved"]["copy_d2h"] == got["moved"]["copy_h2d"] == 1
+    assert got["moved"]["fallback"] == got["moved"]["copy_d2h"] == got["moved"]["copy_h2d"] == 1
+    assert "fallback" not in got["plain copy"]
     assert "launches" not in got["moved"]
 
 

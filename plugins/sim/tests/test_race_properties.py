@@ -129,7 +129,7 @@ def pair_of(report) -> tuple[int, int]:
     return min(a, b), max(a, b)
 
 
-class running:  # noqa: N801 - used as a block
+class running:
     def __enter__(self) -> tuple[Accelerator, list[Stream], list[Event], int, int]:
         self.device = Accelerator(0)
         self.device.reset()

@@ -18,6 +18,7 @@ from hal_sim.accelerator import (
     set_option,
 )
 from hal_sim.build import BuildFailed, NoCompiler, NoPaddle
+from hal_sim.group import Group, Reduce, new_group_name
 from hal_sim.records import Operation, Report
 
 __all__ = [
@@ -30,17 +31,20 @@ __all__ = [
     "BuildFailed",
     "DeviceFault",
     "Event",
+    "Group",
     "KernelFunction",
     "Mode",
     "NoCompiler",
     "NoPaddle",
     "Operation",
     "PinnedMemory",
+    "Reduce",
     "Report",
     "Stream",
     "SubmissionRefused",
     "get_option",
     "label",
+    "new_group_name",
     "options",
     "set_option",
 ]

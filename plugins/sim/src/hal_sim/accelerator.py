@@ -68,7 +68,20 @@ def _milliseconds(timeout: float | None) -> int:
     return -1 if timeout is None else max(0, round(timeout * 1000))
 
 
-class Event:
+class _Closing:
+    """Closed at the end of a ``with`` block."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+
+class Event(_Closing):
     """A point on a stream, to wait for or to ask about. One that was never recorded counts as done."""
 
     def __init__(self) -> None:
@@ -96,7 +109,7 @@ class Event:
             self.handle = 0
 
 
-class Stream:
+class Stream(_Closing):
     """A queue of work with a worker of its own. ``handle`` is the raw stream that Paddle knows as well."""
 
     def __init__(self, device: int, handle: int, *, owned: bool) -> None:
@@ -165,7 +178,7 @@ class Stream:
         self.handle = 0
 
 
-class PinnedMemory:
+class PinnedMemory(_Closing):
     """Host memory that asynchronous copies read and write when they run."""
 
     def __init__(self, nbytes: int) -> None:

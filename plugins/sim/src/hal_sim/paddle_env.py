@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from hal_core.errors import Unavailable
 
+from hal_sim.accelerator import set_option
 from hal_sim.build import paddle_device
 
 DEFAULT_NAME = "hal_sim"
@@ -55,3 +56,5 @@ def announce(name: str = DEFAULT_NAME, **options: int) -> None:
             device="sim",
         )
     os.environ.update(environment(name, **options))
+    for key, value in options.items():  # the library may be loaded already, and reads the environment only once
+        set_option(key, value)

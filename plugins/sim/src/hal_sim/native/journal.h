@@ -18,7 +18,7 @@ namespace halsim {
   X(host_read, "") X(host_write, "") X(kernel_scatter, "DL") X(kernel_spread, "DL") X(kernel_strided, "DL")          \
   X(kernel_fill, "DL") X(kernel_index, "DL") X(kernel_function, "DL") X(callback, "")                                \
   X(all_reduce, "D") X(broadcast, "D") X(reduce, "D") X(all_gather, "D") X(reduce_scatter, "D") X(barrier, "D")      \
-  X(send_recv, "D") X(blocked_wait, "") X(fault, "")
+  X(send_recv, "D") X(blocked_wait, "") X(fault, "") X(fallback, "")
 
 enum class Kind : uint32_t {
 #define HALSIM_ENUM(name, flags) name,

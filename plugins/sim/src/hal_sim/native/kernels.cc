@@ -11,7 +11,9 @@ char* Kernel::map(const char* role, uint64_t address, size_t bytes, bool write) 
   if (failed_) return nullptr;
   BlockRef block;
   for (const auto& b : blocks_) {
-    if (address >= b->begin && address + bytes <= b->begin + b->bytes) block = b;
+    if (address < b->begin || address + bytes > b->begin + b->bytes) continue;
+    block = b;
+    break;
   }
   if (!block) {
     Mapped mapped = map_any(op_, role, address, bytes);

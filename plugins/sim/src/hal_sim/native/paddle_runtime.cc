@@ -95,6 +95,7 @@ C_Status host_free(const C_Device, void* address, size_t) { return to_paddle(fre
 
 template <Route route>
 C_Status copy(const C_Device d, void* dst, const void* src, size_t bytes) {
+  if (route == Route::h2d) count_if_fallback();
   return to_paddle(copy_now({route, d->id, d->id, dst, src, bytes}));
 }
 template <Route route>

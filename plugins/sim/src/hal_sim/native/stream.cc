@@ -96,9 +96,9 @@ void await_other(Stream* s, Stream* other, uint64_t upto) {
 }
 
 Status enqueue_locked(Stream* s, std::unique_lock<std::mutex>& guard, Task task) {
+  ++pending;  // first: a host access that does not know of this work yet must be kept for it
   order_on_stream(*task.op, s->line);
   s->queue.push_back(std::move(task));
-  ++pending;
   const uint64_t upto = ++s->submitted;
   if (options.mode != kEager) {
     if (may_run(*s)) s->changed.notify_all();
