@@ -1,0 +1,70 @@
+"""``hal run``: its options, and the order in which they are checked; nothing runs before all of them are sound."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from hal_core.requests import SamplingParams
+
+from hal.model import DEFAULT_CHECKPOINT
+
+from .run_options import Options, read_prompts, sampling_params
+
+_defaults = SamplingParams()
+
+
+def run(
+    prompt: Annotated[list[str] | None, typer.Option(help="A text to continue; may be given several times.")] = None,
+    prompts: Annotated[Path | None, typer.Option(metavar="FILE", help="A file with one prompt a line.")] = None,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens to generate for each prompt.")] = 64,
+    device: Annotated[str | None, typer.Option(help="The device of the slot state (hal devices).")] = None,
+    model: Annotated[Path, typer.Option(metavar="DIR", help="A checkpoint directory.")] = DEFAULT_CHECKPOINT,
+    model_place: Annotated[str, typer.Option(help="The Paddle place that the model runs on.")] = "cpu",
+    temperature: Annotated[float, typer.Option(help="0: always the best token.")] = _defaults.temperature,
+    top_k: Annotated[int, typer.Option(help="Draw from the K best tokens; 0: from all.")] = _defaults.top_k,
+    top_p: Annotated[float, typer.Option(help="Draw from the best tokens that make up P.")] = _defaults.top_p,
+    seed: Annotated[int, typer.Option(help="Draws depend on it, the prompt's number and the position.")] = 0,
+    repetition_penalty: Annotated[
+        float, typer.Option(help="Above 1: less of what was said, prompt included.")
+    ] = _defaults.repetition_penalty,
+    frequency_penalty: Annotated[
+        float, typer.Option(help="Above 0: less of what was generated, for each time.")
+    ] = _defaults.frequency_penalty,
+    presence_penalty: Annotated[
+        float, typer.Option(help="Above 0: less of what was generated at all.")
+    ] = _defaults.presence_penalty,
+    min_tokens: Annotated[int, typer.Option(help="No end before so many tokens.")] = _defaults.min_tokens,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="End after the tokens of this text; may be given several times.")
+    ] = None,
+    logprobs: Annotated[
+        int | None, typer.Option(metavar="K", help="With --json: log-probabilities, and those of the K best tokens.")
+    ] = None,
+    slots: Annotated[int, typer.Option(help="Most prompts that run at once; the others wait.")] = 8,
+    blocks: Annotated[
+        int | None, typer.Option(help="KV blocks of 16 tokens; as many as may be needed if not given.")
+    ] = None,
+    chunk: Annotated[int, typer.Option(help="Most tokens that a step feeds: longer prompts go in pieces.")] = 256,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a prompt, in their order.")] = False,
+) -> None:
+    """Generate text with a model: the embedded default, or a Llama- or Qwen2-style checkpoint of your own."""
+    params = sampling_params(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        repetition_penalty=repetition_penalty,
+        frequency_penalty=frequency_penalty,
+        presence_penalty=presence_penalty,
+        min_tokens=min_tokens,
+        max_tokens=max_tokens,
+        logprobs=logprobs,
+    )
+    texts = read_prompts(prompt or [], prompts)
+    options = Options(device, model, model_place, slots, blocks, chunk, stop or [], as_json=as_json)
+    from .run_session import generate
+
+    if code := generate(texts, params, options):
+        raise typer.Exit(code)

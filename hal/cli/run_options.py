@@ -1,0 +1,76 @@
+"""The options of ``hal run``, checked: each error names the option and the cure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hal_core.errors import InvalidValue
+from hal_core.requests import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What concerns all prompts alike. Raises :class:`InvalidValue` for a count that is not positive."""
+
+    device: str | None
+    model: Path
+    model_place: str
+    slots: int
+    blocks: int | None
+    chunk: int
+    stop: Sequence[str]
+    as_json: bool
+
+    def __post_init__(self) -> None:
+        for name in ("slots", "blocks", "chunk"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InvalidValue(f"{value}", cure="give a whole number of at least 1", argument=f"--{name}")
+        if "" in self.stop:
+            raise InvalidValue("an empty text", cure="leave it out", argument="--stop")
+
+
+def sampling_params(**values: Any) -> SamplingParams:  # noqa: ANN401 (the types are those of SamplingParams)
+    """The parameters all prompts share; an error names the option."""
+    try:
+        return SamplingParams(**values)
+    except InvalidValue as error:
+        error.argument = f"--{error.argument.replace('_', '-')}"
+        error.what = error.what.split(" = ", 1)[-1]
+        raise
+
+
+def read_prompts(given: Sequence[str], file: Path | None) -> list[str]:
+    """All prompts in order, those of the file last, one a line. Refused when there is none that is not empty."""
+    texts = list(given)
+    if file is not None:
+        texts += _lines(file)
+    if not texts:
+        raise InvalidValue("there is none", cure="give --prompt TEXT or --prompts FILE", argument="prompt")
+    if not any(texts):
+        only = "the only prompt is empty" if len(texts) == 1 else f"all {len(texts)} prompts are empty"
+        raise InvalidValue(only, cure="give a text of at least one character", argument="--prompt")
+    return texts
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise InvalidValue(
+            f"no file {str(file)!r}", cure="give a file with one prompt a line", argument="--prompts"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise InvalidValue(
+            f"{str(file)!r} is no UTF-8 text: {error}", cure="convert it", argument="--prompts"
+        ) from None
+    except OSError as error:
+        raise InvalidValue(
+            f"cannot read {str(file)!r}: {error.strerror}", cure="give a readable file", argument="--prompts"
+        ) from None
+    if not text:
+        raise InvalidValue(f"{str(file)!r} is empty", cure="write one prompt a line", argument="--prompts")
+    return text.removesuffix("\n").split("\n")

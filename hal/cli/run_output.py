@@ -1,0 +1,168 @@
+"""What ``hal run`` makes of the records that its reader reads: text as it comes, or one JSON object a request."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+from hal_core.errors import HalError
+from hal_core.records import FinishReason, OutputRecord, OutputRow, SlotStatus
+
+from .run_screen import Screen
+
+if TYPE_CHECKING:
+    from hal.engine import Finished
+    from hal.model.tokenizer import StreamDecoder, Tokenizer
+
+
+@dataclass(slots=True, eq=False)
+class Answer:
+    """One request's answer as far as it has come."""
+
+    request_id: str
+    prompt: str
+    decoder: StreamDecoder
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    shown: int = 0  # characters of ``text`` on the screen
+    logprobs: list[dict[str, Any]] = field(default_factory=list)
+    finish: FinishReason = FinishReason.NONE
+    message: str = ""
+
+    def end(self, finish: FinishReason, message: str) -> None:
+        self.finish, self.message = finish, message
+        self.text += self.decoder.finish()
+
+    def as_json(self, with_logprobs: bool) -> str:
+        """One line; ASCII alone, so that it is the same in every terminal and locale."""
+        answer: dict[str, Any] = {
+            "request_id": self.request_id,
+            "prompt": self.prompt,
+            "text": self.text,
+            "token_ids": self.token_ids,
+            "finish_reason": self.finish.name.lower(),
+        }
+        if self.message:
+            answer["message"] = self.message
+        if with_logprobs:
+            answer["logprobs"] = self.logprobs
+        return json.dumps(answer)
+
+
+class Answers:
+    """All answers, in the order of the prompts. ``take`` is called by the reader's thread, ``end`` by the engine's.
+
+    As text, the first answer that is not complete streams, and those behind it are held back until their turn; as
+    JSON, each is written when it and all before it are complete.
+    """
+
+    def __init__(
+        self, prompts: Sequence[tuple[str, str]], tokenizer: Tokenizer, screen: Screen, *, as_json: bool, logprobs: bool
+    ) -> None:
+        self.answers = {name: Answer(name, text, tokenizer.stream()) for name, text in prompts}
+        self.tokens = self.ended = 0
+        self._screen, self._as_json, self._logprobs = screen, as_json, logprobs
+        self._order = list(self.answers.values())
+        self._next = 0  # the first answer that is not complete on the screen
+        self._begun = False
+        self._lock = Lock()
+
+    @property
+    def failed(self) -> list[Answer]:
+        """Answers that ended with an error."""
+        return [answer for answer in self._order if answer.finish is FinishReason.ERROR]
+
+    @property
+    def incomplete(self) -> list[str]:
+        """Names of the requests whose end is not known yet."""
+        return [answer.request_id for answer in self._order if answer.finish is FinishReason.NONE]
+
+    def take(self, record: OutputRecord) -> None:
+        """Take over a step's record and show what is new."""
+        with self._lock:
+            for row in record.rows():
+                self._take_row(row)
+            self._show()
+
+    def end(self, finished: Finished) -> None:
+        """Take over an end that no record tells."""
+        with self._lock:
+            answer = self.answers[finished.request_id]
+            self._add(answer, finished.token_ids[len(answer.token_ids) :])
+            self._end(answer, finished.reason, finished.message)
+            self._show()
+
+    def _take_row(self, row: OutputRow) -> None:
+        answer = self.answers[row.request_id]
+        if answer.finish is not FinishReason.NONE:  # told by ``end`` already, tokens included
+            return
+        if row.status is SlotStatus.TOKEN:
+            if row.position != len(answer.token_ids):
+                raise HalError(
+                    f"{row.request_id}: tokens from {row.position} on came after {len(answer.token_ids)}",
+                    cure="report it: the output path has lost or repeated tokens",
+                )
+            tokens = row.tokens.tolist()
+            if self._logprobs:
+                answer.logprobs += _logprobs(row)
+            self._add(answer, tokens)
+        if row.finish is not FinishReason.NONE:
+            self._end(answer, row.finish, row.message)
+
+    def _add(self, answer: Answer, tokens: Sequence[int]) -> None:
+        answer.token_ids += tokens
+        answer.text += answer.decoder.push(tokens)
+        self.tokens += len(tokens)
+
+    def _end(self, answer: Answer, finish: FinishReason, message: str) -> None:
+        answer.end(finish, message)
+        self.ended += 1
+
+    def _show(self) -> None:
+        while self._next < len(self._order):
+            answer = self._order[self._next]
+            complete = answer.finish is not FinishReason.NONE
+            if not self._as_json:
+                self._show_text(answer, complete)
+            elif complete:
+                self._screen.write(answer.as_json(self._logprobs) + "\n")
+            if not complete:
+                break
+            self._next, self._begun = self._next + 1, False
+        total = len(self._order)
+        self._screen.progress(f"{self.tokens} tokens, {self.ended} of {total} prompt{'s' * (total > 1)} done")
+
+    def _show_text(self, answer: Answer, complete: bool) -> None:
+        if not self._begun:
+            self._begun = True
+            if len(self._order) > 1:
+                self._screen.write(f"{chr(10) * (self._next > 0)}--- {answer.request_id} ---\n")
+            self._screen.write(answer.prompt)
+        self._screen.write(answer.text[answer.shown :])
+        answer.shown = len(answer.text)
+        if complete:
+            self._screen.write("\n")
+            if answer.finish in (FinishReason.ERROR, FinishReason.ABORT):
+                self._screen.note(answer.message or f"request {answer.request_id!r}: aborted")
+
+
+def _logprobs(row: OutputRow) -> list[dict[str, Any]]:
+    """One entry a token: its log-probability (nats) and rank, and the best alternatives."""
+    assert row.logprobs is not None
+    assert row.logprob_token_ids is not None
+    assert row.ranks is not None
+    entries = []
+    for ids, values, rank in zip(
+        row.logprob_token_ids.tolist(), row.logprobs.tolist(), row.ranks.tolist(), strict=True
+    ):
+        pairs = [
+            {"token_id": token, "logprob": value if math.isfinite(value) else None}
+            for token, value in zip(ids, values, strict=True)
+            if token >= 0
+        ]
+        entries.append({**pairs[0], "rank": rank, "top": pairs[1:]})
+    return entries

@@ -1,0 +1,93 @@
+"""What ``hal run`` is about to do, found out before anything runs: requests, sizes, and whether any of them can run."""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hal_core.errors import InvalidValue
+from hal_core.fields import Sizes
+from hal_core.layout import lay_out
+from hal_core.requests import Request, SamplingParams
+
+from hal.engine import Scheduler, tokens_to_keep
+from hal.model.config import LlamaConfig, read_config
+from hal.model.tokenizer import Tokenizer
+
+from .run_options import Options
+
+BLOCK_SIZE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The requests in the order of their prompts, and everything that engine and worker are made with."""
+
+    named_prompts: Sequence[tuple[str, str]]
+    requests: Sequence[Request]
+    tokenizer: Tokenizer
+    sizes: Sizes
+    blocks: int
+
+
+def make_plan(texts: Sequence[str], params: SamplingParams, options: Options) -> Plan:
+    """Tokenize and size up. Raises :class:`InvalidValue` when no request at all can run."""
+    config = read_config(options.model)
+    tokenizer = Tokenizer.load(options.model, config)
+    params = _for_model(params, options.stop, config, tokenizer)
+    prompts = [tokenizer.encode(text) if text else [] for text in texts]
+    requests = [Request(f"r{number}", tokens, params) for number, tokens in enumerate(prompts)]
+    sizes = Sizes(
+        slots=min(options.slots, len(requests)),  # more would never be used
+        max_tokens=config.max_position_embeddings,
+        block_size=BLOCK_SIZE,
+        top_k=params.logprobs or 0,
+        max_eos=max(1, len(params.eos_token_ids)),
+        max_stop_sequences=max(1, len(params.stop_sequences)),
+        max_stop_length=max(map(len, params.stop_sequences), default=1),
+        max_bad_words=1,
+    )
+    blocks = _blocks(requests, sizes, options)
+    return Plan([(r.request_id, t) for r, t in zip(requests, texts, strict=True)], requests, tokenizer, sizes, blocks)
+
+
+def _for_model(
+    params: SamplingParams, stop: Sequence[str], config: LlamaConfig, tokenizer: Tokenizer
+) -> SamplingParams:
+    """The parameters with what the model adds: its end tokens, and stop texts as tokens."""
+    if (params.logprobs or 0) > config.vocab_size:
+        raise InvalidValue(
+            f"{params.logprobs}", cure=f"the model has {config.vocab_size} tokens; ask for fewer", argument="--logprobs"
+        )
+    sequences = [tuple(tokenizer.encode(text)) for text in stop]
+    return dataclasses.replace(
+        params, eos_token_ids=config.eos_token_ids, stop_sequences=tuple(filter(None, sequences))
+    )
+
+
+def _blocks(requests: Sequence[Request], sizes: Sizes, options: Options) -> int:
+    """KV blocks for the cache: what was asked for, but no more than can be used at once.
+
+    Raises the first error when no request can run, before anything does.
+    """
+    unlimited = Scheduler(lay_out(sizes), sizes.slots * sizes.max_blocks)
+    needs, errors = [], []
+    for request in requests:
+        try:
+            unlimited.check(request)
+        except InvalidValue as error:
+            errors.append(error)
+        else:
+            needs.append(-(-tokens_to_keep(len(request.prompt), request.params.max_tokens) // sizes.block_size))
+    if not needs:
+        raise errors[0]
+    most = sum(heapq.nlargest(sizes.slots, needs))
+    if options.blocks is not None and options.blocks < min(needs):
+        raise InvalidValue(
+            f"{options.blocks} of {sizes.block_size} tokens cannot hold any of the prompts with its --max-tokens",
+            cure=f"give at least {min(needs)} ({max(needs)} can hold each of them), or lower --max-tokens",
+            argument="--blocks",
+        )
+    return min(options.blocks or most, most)

@@ -1,0 +1,102 @@
+"""Where ``hal run`` writes: text to standard output, progress and notes to standard error, or both to one terminal."""
+
+from __future__ import annotations
+
+import sys
+from typing import Protocol
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+
+class Screen(Protocol):
+    """Takes the text as it comes. Called by one thread at a time."""
+
+    def write(self, text: str) -> None:
+        """Text that belongs to standard output."""
+
+    def note(self, text: str) -> None:
+        """One line beside it."""
+
+    def progress(self, text: str) -> None:
+        """Replace the progress line."""
+
+    def close(self) -> None:
+        """Nothing more comes."""
+
+
+def open_screen(*, as_json: bool) -> Screen:
+    """The screen for where standard output and error lead. Without a terminal there is no progress line."""
+    if not sys.stderr.isatty():
+        return Plain()
+    return WithProgress() if as_json or not sys.stdout.isatty() else OneTerminal()
+
+
+class Plain:
+    """Standard output and error as they are."""
+
+    def write(self, text: str) -> None:
+        if text:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+
+    def note(self, text: str) -> None:
+        print(f"hal: {text}", file=sys.stderr)
+
+    def progress(self, text: str) -> None:
+        """None."""
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+class WithProgress(Plain):
+    """Output goes elsewhere (or is JSON), and standard error is a terminal: it shows a progress line meanwhile."""
+
+    def __init__(self) -> None:
+        self._live = Live(console=Console(stderr=True), transient=True, redirect_stdout=sys.stdout.isatty())
+        self._live.start()
+
+    def progress(self, text: str) -> None:
+        self._live.update(Text(text, style="dim"))
+
+    def note(self, text: str) -> None:
+        self._live.console.print(Text(f"hal: {text}"))
+
+    def close(self) -> None:
+        self._live.stop()
+
+
+class OneTerminal:
+    """Text and progress on one terminal: whole lines scroll by, and below them are the unfinished one and progress."""
+
+    def __init__(self) -> None:
+        self._line, self._progress = "", ""
+        self._console = Console()
+        self._live = Live(console=self._console, transient=True, vertical_overflow="visible", refresh_per_second=20)
+        self._live.start()
+
+    def write(self, text: str) -> None:
+        whole, newline, rest = (self._line + text).rpartition("\n")
+        if newline:
+            self._console.print(Text(whole), soft_wrap=True)
+        self._line = rest
+        self._update()
+
+    def note(self, text: str) -> None:
+        self._console.print(Text(f"hal: {text}"), soft_wrap=True)
+
+    def progress(self, text: str) -> None:
+        self._progress = text
+        self._update()
+
+    def close(self) -> None:
+        if self._line:
+            self._console.print(Text(self._line), soft_wrap=True)
+        self._line = ""
+        self._live.update(Text(""))
+        self._live.stop()
+
+    def _update(self) -> None:
+        self._live.update(Group(Text(self._line), Text(self._progress, style="dim")))
