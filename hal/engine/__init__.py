@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from .blocks import BlockPool
 from .engine import Engine
-from .generation import Finished
+from .generation import Finished, tokens_to_keep
 from .scheduler import Scheduler
 
-__all__ = ["BlockPool", "Engine", "Finished", "Scheduler"]
+__all__ = ["BlockPool", "Engine", "Finished", "Scheduler", "tokens_to_keep"]

@@ -61,7 +61,8 @@ class Engine:
         try:
             self.scheduler.add(request)
         except InvalidValue as error:
-            self._ended.append(Finished(request.request_id, tuple(request.output), FinishReason.ERROR, str(error)))
+            tokens = tuple(request.output)
+            self._ended.append(Finished(request.request_id, tokens, FinishReason.ERROR, str(error), reported=False))
 
     def abort(self, request_id: str) -> None:
         """End a request; its end is told by the next step. One that has ended, or never was, is nothing to do."""

@@ -11,12 +11,22 @@ from hal_core.requests import AdmittedRequest, Request
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """How a request ended. ``token_ids``: everything that it generated; ``message``: the text of an error."""
+    """How a request ended.
+
+    ``token_ids``: everything that it generated; ``message``: the text of an error; ``reported``: whether a record has
+    told the end too, so that a reader knows it. It has not for a request that was refused, or aborted while waiting.
+    """
 
     request_id: str
     token_ids: tuple[int, ...]
     reason: FinishReason
     message: str = ""
+    reported: bool = True
+
+
+def tokens_to_keep(prompt_len: int, max_tokens: int) -> int:
+    """Most tokens of a request whose KV is ever needed: the last one generated is not fed."""
+    return prompt_len + max_tokens - 1
 
 
 @dataclass(slots=True, eq=False)
@@ -51,8 +61,8 @@ class Generation:
 
     @property
     def limit(self) -> int:
-        """Most tokens whose KV it may ever need: the last one generated is not fed."""
-        return self.prompt_len + self.request.params.max_tokens - 1
+        """Most tokens whose KV it may ever need."""
+        return tokens_to_keep(self.prompt_len, self.request.params.max_tokens)
 
     @property
     def decoding(self) -> bool:
@@ -63,6 +73,6 @@ class Generation:
         """Take a slot; the next step feeds the first ``length`` tokens."""
         self.slot, self.blocks, self.prefilled, self.goal = slot, list(blocks), length, self.known
 
-    def finished(self, reason: FinishReason, message: str = "") -> Finished:
-        """The request's end as the engine reports it."""
-        return Finished(self.request_id, tuple(self.generated), reason, message)
+    def finished(self, reason: FinishReason, message: str = "", *, reported: bool = True) -> Finished:
+        """The request's end as the engine tells it."""
+        return Finished(self.request_id, tuple(self.generated), reason, message, reported)

@@ -16,12 +16,12 @@ from dataclasses import replace
 from hal_core.errors import InvalidValue
 from hal_core.layout import StateLayout
 from hal_core.records import FinishReason, OutputRecord, SlotStatus
-from hal_core.requests import Request, admit
+from hal_core.requests import AdmittedRequest, Request, admit
 from hal_core.steps import predict_launch_tokens
 from hal_core.tasks import Task, TaskKind
 
 from .blocks import BlockPool
-from .generation import Finished, Generation
+from .generation import Finished, Generation, tokens_to_keep
 
 DEFAULT_CHUNK = 256
 """Tokens that a step feeds at most, unless told otherwise."""
@@ -56,15 +56,20 @@ class Scheduler:
         return bool(self._live)
 
     def add(self, request: Request) -> None:
-        """Let a request wait for its turn. Raises :class:`InvalidValue`, with the cure, when it can never run."""
+        """Let a request wait for its turn. Raises as :meth:`check`."""
+        admitted = self.check(request)
+        generated = admitted.tokens[admitted.prompt_len :].tolist()
+        self._live[request.request_id] = generation = Generation(request, admitted, admitted.prompt_len, generated)
+        self.waiting.append(generation)
+
+    def check(self, request: Request) -> AdmittedRequest:
+        """The request, admitted. Raises :class:`InvalidValue`, with the cure, when it can never run."""
         who = f"request {request.request_id!r}"
         if request.request_id in self._live:
             raise InvalidValue("a request of that name has not ended yet", cure="choose another name", argument=who)
         if not request.request_id or "\0" in request.request_id:
             raise InvalidValue("the name is empty or holds a NUL character", cure="choose another", argument=who)
         admitted = admit(request, self.layout, vocab_size=self.vocab_size)
-        generated = admitted.tokens[admitted.prompt_len :].tolist()
-        generation = Generation(request, admitted, admitted.prompt_len, generated)
         sizes, wanted = self.layout.sizes, admitted.prompt_len + request.params.max_tokens
         if wanted > sizes.max_tokens:
             raise InvalidValue(
@@ -73,14 +78,14 @@ class Scheduler:
                 cure=f"lower max_tokens to {sizes.max_tokens - admitted.prompt_len}, or shorten the prompt",
                 argument=who,
             )
-        if (needed := self._blocks_for(generation.limit)) > self.pool.size:
+        needed = self._blocks_for(tokens_to_keep(admitted.prompt_len, request.params.max_tokens))
+        if needed > self.pool.size:
             raise InvalidValue(
                 f"needs up to {needed} KV blocks of {sizes.block_size} tokens, there are {self.pool.size}",
                 cure="give more blocks, shorten the prompt, or lower max_tokens",
                 argument=who,
             )
-        self._live[request.request_id] = generation
-        self.waiting.append(generation)
+        return admitted
 
     def abort(self, request_id: str) -> Finished | None:
         """End a request: at once while it waits (then this returns its end), else with the next step. Unknown: None."""
@@ -90,7 +95,7 @@ class Scheduler:
         if generation.slot < 0:
             self.waiting.remove(generation)
             del self._live[request_id]
-            return generation.finished(FinishReason.ABORT)
+            return generation.finished(FinishReason.ABORT, reported=False)
         self._to_abort.append(generation)
         return None
 

@@ -64,7 +64,8 @@ class PaperWorker:
             if task.kind in (TaskKind.PREFILL, TaskKind.CHUNK):
                 assert task.start == self.fed[task.slot]
                 lengths[task.slot] = task.length
-        self.ledger.commit(batch, batch.packed(self.layout.record_dtype))
+        if tasks:
+            self.ledger.commit(batch, batch.packed(self.layout))
         held = [block for table in self.tables.values() for block in table]
         assert len(set(held)) == len(held), "a block is in two requests"
         rows += self.run(lengths)
