@@ -214,8 +214,11 @@ def _extents(ledger: Ledger, tasks: TaskBatch, at: int, blocks: Ints) -> list[st
     needed = {TaskKind.HANDOFF: total, TaskKind.DECODE: 0}.get(TaskKind(kind), start + length)
     if needed > count * sizes.block_size:
         texts.append(f"{needed} tokens need {-(-needed // sizes.block_size)} blocks, has {count}")
-    if kind == TaskKind.HANDOFF and int(tasks.first_tokens[at]) < 0:
-        texts.append("a handoff needs the first token")
+    if kind == TaskKind.HANDOFF:
+        if int(tasks.first_tokens[at]) < 0:
+            texts.append("a handoff needs the first token")
+        if total + 1 >= sizes.max_tokens or request.generated + 1 >= request.params.max_tokens:
+            texts.append("the request has ended with its first token; there is nothing left to decode")
     if len(drafts) > (sizes.max_draft if kind == TaskKind.HANDOFF else 0):
         texts.append(f"{len(drafts)} drafts, but {sizes.max_draft if kind == TaskKind.HANDOFF else 0} fit here")
     if any(not isinstance(token, int) or token < 0 for token in drafts):
