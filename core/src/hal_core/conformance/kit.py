@@ -1,0 +1,142 @@
+"""The kit as tests see it: the opened device, how many examples to draw, and how to run a property."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+from ..bound import BoundDevice, bind
+
+if TYPE_CHECKING:
+    from ..capabilities import Capabilities
+    from ..device import Device, Stream
+    from .opening import Subject
+
+T = TypeVar("T")
+
+PROFILES = {"quick": 10, "default": 80, "nightly": 800}
+"""Examples a property."""
+STEPS = {"quick": 25, "default": 50, "nightly": 100}
+"""Steps of one run of the state machine."""
+
+
+class Draw(Protocol):
+    """Draws a value; the label is printed beside it when the example fails."""
+
+    def __call__(self, strategy: st.SearchStrategy[T], label: str) -> T: ...
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How hard the kit tries."""
+
+    profile: str = "default"
+    examples: int = 0
+    seed: int = 0
+    shrink: bool = True
+
+    def settings(self, scale: float = 1.0) -> settings:
+        """For one property: ``scale`` times the profile's examples, no database, so that a seed says it all."""
+        count = self.examples or PROFILES[self.profile]
+        phases = (Phase.explicit, Phase.generate, *((Phase.shrink,) if self.shrink else ()))
+        return settings(
+            max_examples=max(1, round(count * scale)),
+            stateful_step_count=STEPS[self.profile],
+            deadline=None,
+            database=None,
+            phases=phases,
+            report_multiple_bugs=False,
+            print_blob=False,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example],
+        )
+
+
+class Kit:
+    """One session's device under test, bound, and the effort to spend. A test that failed leaves a fresh device."""
+
+    def __init__(self, subject: Subject, effort: Effort) -> None:
+        self.subject, self.effort = subject, effort
+        self._bound: BoundDevice | None = None
+
+    @property
+    def bound(self) -> BoundDevice:
+        """The opened device with its hooks."""
+        if self._bound is None:
+            self._bound = self.open()
+        return self._bound
+
+    @property
+    def device(self) -> Device:
+        """The plugin's own object, with the primitives."""
+        return self.bound.device
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the device says it can do."""
+        return self.bound.capabilities
+
+    @property
+    def can_hold(self) -> bool:
+        """True where a stream can be held, so that asynchrony can be shown."""
+        return self.capabilities.can_hold_stream
+
+    def open(self) -> BoundDevice:
+        """Another opened device, for tests that close or break theirs."""
+        return bind(self.subject.open(), self.subject.policy)
+
+    def missing(self, needs: tuple[str, ...]) -> str:
+        """The first of ``needs`` that the device does not offer; "" when it offers them all."""
+        offered = self.subject.support.offers(self.device)
+        for need in needs:
+            wanted, name = (False, need[4:]) if need.startswith("not ") else (True, need)
+            has = bool(getattr(self.capabilities, name)) if hasattr(self.capabilities, name) else name in offered
+            if has is not wanted:
+                return need
+        return ""
+
+    def renew(self) -> None:
+        """Give the device back, whatever state it is in; the next test opens another."""
+        bound, self._bound = self._bound, None
+        if bound is not None:
+            try:
+                bound.close()
+            except Exception:  # noqa: BLE001 (the failure that led here is reported; this one follows from it)
+                bound.device.close()
+
+    @contextmanager
+    def held(self, stream: Stream) -> Iterator[None]:
+        """Keep a stream from executing, where the device can; otherwise the work is simply done at once."""
+        if not self.can_hold:
+            yield
+            return
+        with self.device.hold(stream):
+            yield
+
+
+def examples(scale: float = 1.0) -> Callable[[Callable[[Kit, Draw], None]], Callable[[Kit], None]]:
+    """Make a test ``(kit, draw)`` a property: it runs once an example, ``scale`` times the profile's count."""
+
+    def decorate(body: Callable[[Kit, Draw], None]) -> Callable[[Kit], None]:
+        @functools.wraps(body)
+        def test(kit: Kit) -> None:
+            @seed(kit.effort.seed)
+            @kit.effort.settings(scale)
+            @given(st.data())
+            def run(data: st.DataObject) -> None:
+                __tracebackhide__ = True
+                body(kit, lambda strategy, label: data.draw(strategy, label=label))
+
+            run()
+
+        del test.__wrapped__  # type: ignore[attr-defined]  # pytest would look behind it, and ask for `draw`
+        return test
+
+    return decorate
+
+

@@ -1,0 +1,86 @@
+"""Find and open the device under test, by the metadata of installed distributions or by ``module:attribute``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module, metadata
+from typing import TYPE_CHECKING, Any
+
+from ..errors import DeviceNotFound, InvalidValue, Unavailable
+from .seams import Support
+
+if TYPE_CHECKING:
+    from ..device import Device
+    from ..policy import Policy
+
+DEVICES, SUPPORTS = "hal.devices", "hal.conformance"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is tested: how to open a new device of it, under which policy, and what its plugin tells the kit."""
+
+    name: str
+    open: Callable[[], Device]
+    support: Support
+    policy: Policy | None = None
+    origin: str = ""
+
+
+def attribute(path: str) -> Any:  # noqa: ANN401 (whatever the path names)
+    """The object at ``module:attribute``."""
+    module, colon, name = path.partition(":")
+    if not colon:
+        raise InvalidValue(f"{path!r} names no attribute", cure="write module:attribute", argument="path")
+    found: Any = import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def subject(name: str = "", *, factory: str = "", policy: str = "", liar: str = "") -> Subject:
+    """The device called ``name``, or the one that ``factory`` makes, under the given policy, or made a liar."""
+    found = _by_factory(factory) if factory else _by_name(name)
+    if policy:
+        made = attribute(policy)
+        found = Subject(found.name, found.open, found.support, made() if isinstance(made, type) else made, found.origin)
+    if liar:
+        from .liars import by_name
+
+        found = by_name(liar).corrupt(found)
+    return found
+
+
+def _by_name(name: str) -> Subject:
+    """Open by entry point. The name may carry an index: ``name:1``."""
+    name, _, index = name.partition(":")
+    points = [point for point in metadata.entry_points(group=DEVICES) if point.name == name]
+    if len(points) != 1:
+        known = sorted({point.name for point in metadata.entry_points(group=DEVICES)})
+        how = "is installed more than once" if points else f"is not installed; installed: {', '.join(known) or 'none'}"
+        raise DeviceNotFound(f"device {name!r} {how}", cure="pip install one plugin that provides it", argument="name")
+    plugin = points[0].load()
+    probe = plugin.probe()
+    if not probe.available:
+        raise Unavailable(probe.reason, cure=probe.cure, device=name)
+    dist = points[0].dist
+    origin = f"{dist.name} {dist.version}" if dist else points[0].value
+    return Subject(name, lambda: plugin.open(int(index or 0), {}), _support(name), origin=origin)
+
+
+def _support(name: str) -> Support:
+    points = [point for point in metadata.entry_points(group=SUPPORTS) if point.name == name]
+    if not points:
+        return Support()
+    made = points[0].load()()
+    if not isinstance(made, Support):
+        raise InvalidValue(f"{points[0].value} is no Support", cure="derive it from hal_core.conformance.seams.Support")
+    return made
+
+
+def _by_factory(path: str) -> Subject:
+    """A factory is called without arguments; its attribute ``support``, where it has one, is the plugin's part."""
+    factory = attribute(path)
+    support = getattr(factory, "support", None) or Support()
+    return Subject(path, factory, support() if isinstance(support, type) else support, origin=path)

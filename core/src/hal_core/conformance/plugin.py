@@ -1,0 +1,124 @@
+"""The pytest plugin of the kit: options, the fixture ``kit``, selection by guarantee, and the report.
+
+It is loaded by every pytest of an environment that has the kit, so it imports pytest alone; everything else is
+imported when a test of the kit is really there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from .kit import Kit
+    from .opening import Subject
+    from .report import Recorder
+
+pytest.register_assert_rewrite("hal_core.conformance.suite", "hal_core.conformance.rig")
+
+KEY: pytest.StashKey[Recorder] = pytest.StashKey()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("hal", "hal conformance kit")
+    group.addoption("--hal-device", default="", metavar="NAME", help="device to test, as hal devices lists it")
+    group.addoption("--hal-device-factory", default="", metavar="MODULE:ATTR", help="callable that opens the device")
+    group.addoption("--hal-policy", default="", metavar="MODULE:ATTR", help="another Policy class or object")
+    group.addoption("--hal-liar", default="", metavar="NAME", help="turn the device into one of the kit's mutants")
+    group.addoption("--hal-profile", default="", metavar="NAME", help="quick, default or nightly (env HAL_PROFILE)")
+    group.addoption("--hal-examples", default=0, type=int, metavar="N", help="examples a property, over the profile's")
+    group.addoption("--hal-seed", default=None, type=int, metavar="N", help="seed of everything that is drawn")
+    group.addoption("--hal-only", default="", metavar="G3,G15", help="only the tests of these guarantees")
+    group.addoption("--hal-no-shrink", action="store_true", help="report the first failing example as it is")
+    group.addoption("--hal-report", default="", metavar="FILE", help="write the report; .json or .html")
+    parser.addini("hal_device", "device to test where --hal-device is not given", default="")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "guarantee(number, needs): the guarantee that a test of the kit checks")
+
+
+def _number(item: pytest.Item) -> int:
+    mark = item.get_closest_marker("guarantee")
+    return int(mark.args[0]) if mark else 0
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the chosen guarantees, and put the tests into the order of their numbers."""
+    ours = [item for item in items if _number(item)]
+    if not ours:
+        return
+    from .report import Recorder, chosen
+
+    config.stash[KEY] = Recorder(config, {item.name.partition("[")[0] for item in ours})
+    wanted = chosen(config.getoption("--hal-only"))
+    left_out = [item for item in ours if wanted and _number(item) not in wanted]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+    kept = sorted((item for item in ours if item not in left_out), key=_number)
+    items[:] = [item for item in items if not _number(item)] + kept
+
+
+@pytest.fixture(scope="session")
+def device_subject(request: pytest.FixtureRequest) -> Subject:
+    """The device under test. A plugin's own test file may override it with another Subject."""
+    from .opening import subject
+
+    option = request.config.getoption
+    name = option("--hal-device") or request.config.getini("hal_device")
+    factory = option("--hal-device-factory")
+    if not name and not factory:
+        pytest.exit("name the device to test: --hal-device=NAME (hal devices lists them)", returncode=4)
+    return subject(name, factory=factory, policy=option("--hal-policy"), liar=option("--hal-liar"))
+
+
+@pytest.fixture(scope="session")
+def kit_session(request: pytest.FixtureRequest, device_subject: Subject) -> Iterator[Kit]:
+    """The device under test, opened once and renewed after a failure."""
+    from .kit import Kit
+    from .report import effort
+
+    kit = Kit(device_subject, effort(request.config))
+    request.config.stash[KEY].kit = kit
+    yield kit
+    kit.renew()
+
+
+@pytest.fixture
+def kit(request: pytest.FixtureRequest, kit_session: Kit) -> Iterator[Kit]:
+    """The kit, for one test: skips it where the device does not offer what it requires."""
+    mark = request.node.get_closest_marker("guarantee")
+    missing = kit_session.missing(mark.args[1]) if mark else ""
+    if missing:
+        pytest.skip(f"needs {missing}")
+    yield kit_session
+    if request.config.stash[KEY].failed(request.node):
+        kit_session.renew()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Note how a test of the kit ended; an expected failure is no failure, an unexpected pass is one."""
+    report = yield
+    if _number(item) and KEY in item.config.stash:
+        item.config.stash[KEY].note(item, call, report, _number(item))
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if KEY in config.stash:
+        config.stash[KEY].summarize(terminalreporter.write_line)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail on expectations that match nothing, and write the report."""
+    if KEY in session.config.stash:
+        recorder = session.config.stash[KEY]
+        if recorder.finish() and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -1,0 +1,224 @@
+"""What the kit found: for each guarantee checked, skipped or failed, with a line to reproduce each failure."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import secrets
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field, fields
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ..errors import InvalidValue
+from .guarantees import BY_NUMBER, GUARANTEES
+
+if TYPE_CHECKING:
+    from .kit import Effort, Kit
+
+PROFILE = "HAL_PROFILE"
+
+
+@dataclass
+class Outcome:
+    """How one test ended: passed, failed, skipped, expected (to fail, and did) or unexpected (to fail, and passed)."""
+
+    test: str
+    guarantee: int
+    outcome: str = ""
+    reason: str = ""
+    error: str = ""
+    kind: str = ""
+    seconds: float = 0.0
+    reproduce: str = ""
+
+
+@dataclass
+class Report:
+    """The whole of one run; what ``--json`` prints."""
+
+    header: dict[str, Any]
+    guarantees: list[dict[str, Any]]
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """True when nothing failed and the list of expected failures is true."""
+        return not self.problems and all(entry["status"] != "failed" for entry in self.guarantees)
+
+
+def chosen(text: str) -> set[int]:
+    """The numbers in "G3,G15". Raises :class:`InvalidValue` for anything else."""
+    numbers = set()
+    for part in filter(None, re.split(r"[\s,]+", text)):
+        match = re.fullmatch(r"[Gg]?0*(\d+)", part)
+        if match is None or int(match[1]) not in BY_NUMBER:
+            raise InvalidValue(
+                f"{part!r} is no guarantee", cure=f"G1 to G{len(GUARANTEES)}, separated by commas", argument="only"
+            )
+        numbers.add(int(match[1]))
+    return numbers
+
+
+def effort(config: pytest.Config) -> Effort:
+    """The profile, examples and seed that were asked for. Quick is the same every time; the others draw a seed."""
+    from .kit import PROFILES, Effort
+
+    profile = config.getoption("--hal-profile") or os.environ.get(PROFILE) or "default"
+    if profile not in PROFILES:
+        raise InvalidValue(f"profile {profile!r}", cure=f"one of {', '.join(PROFILES)}", argument="profile")
+    given = config.getoption("--hal-seed")
+    seed = given if given is not None else 0 if profile == "quick" else secrets.randbelow(2**31)
+    return Effort(profile, config.getoption("--hal-examples"), seed, not config.getoption("--hal-no-shrink"))
+
+
+class Recorder:
+    """Collects the outcomes of a session and makes its report. ``present``: names of all tests, chosen or not."""
+
+    def __init__(self, config: pytest.Config, present: set[str]) -> None:
+        self.config, self.present = config, present
+        self.kit: Kit | None = None
+        self.outcomes: dict[str, Outcome] = {}
+        self.report: Report | None = None
+
+    def failed(self, item: pytest.Item) -> bool:
+        """True when the test's call has failed, expected or not."""
+        found = self.outcomes.get(item.nodeid)
+        return found is not None and found.outcome in ("failed", "expected")
+
+    def note(self, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport, number: int) -> None:
+        """Take one phase of a test. The worst phase counts."""
+        name = item.name.partition("[")[0]
+        entry = self.outcomes.setdefault(item.nodeid, Outcome(item.name, number))
+        entry.seconds += call.duration
+        if report.skipped:
+            entry.outcome, entry.reason = "skipped", call.excinfo.value.msg if call.excinfo else ""  # type: ignore[attr-defined]
+        elif report.failed:
+            self._note_failure(entry, call, report, name)
+        elif report.when == "call" and not entry.outcome:
+            entry.outcome = "passed"
+            if name in self.expected():
+                entry.outcome, entry.reason = "unexpected", self.expected()[name]
+
+    def _note_failure(
+        self, entry: Outcome, call: pytest.CallInfo[None], report: pytest.TestReport, name: str
+    ) -> None:
+        assert call.excinfo is not None
+        entry.kind = call.excinfo.typename
+        notes = getattr(call.excinfo.value, "__notes__", ())
+        entry.error = "\n".join([str(call.excinfo.value), *map(str, notes)])
+        entry.outcome = "failed"
+        if name in self.expected() and report.when == "call":
+            entry.outcome, entry.reason = "expected", self.expected()[name]
+            report.outcome, report.wasxfail = "skipped", entry.reason  # type: ignore[attr-defined]
+        else:
+            entry.reproduce = self.command(f"--only G{entry.guarantee}")
+            report.sections.append(("reproduce with", entry.reproduce))
+
+    def expected(self) -> dict[str, str]:
+        """The plugin's list of expected failures."""
+        return dict(self.kit.subject.support.expected_failures) if self.kit else {}
+
+    def command(self, what: str) -> str:
+        """The command line that does the same again."""
+        option = self.config.getoption
+        parts = ["hal conform", option("--hal-device") or self.config.getini("hal_device"), what]
+        for flag in ("device-factory", "policy", "liar"):
+            if option(f"--hal-{flag}"):
+                parts.append(f"--{flag} {option(f'--hal-{flag}')}")
+        if self.kit is not None:
+            chosen = self.kit.effort
+            parts.append(f"--profile {chosen.profile} --seed {chosen.seed}")
+            parts += [f"--examples {chosen.examples}"] if chosen.examples else []
+        return " ".join(filter(None, parts))
+
+    def finish(self) -> bool:
+        """Make and write the report; true when it must fail the session."""
+        self.report = Report(self.header(), [self._entry(number) for number in BY_NUMBER], self._problems())
+        target = self.config.getoption("--hal-report")
+        if target:
+            from .rendering import render
+
+            Path(target).write_text(render(self.report, html=target.endswith((".html", ".htm"))), encoding="utf-8")
+        return not self.report.ok
+
+    def header(self) -> dict[str, Any]:
+        """What ran, on what, with which versions."""
+        names = ("paddle-hal-core", "numpy", "pluggy", "hypothesis", "pytest")
+        header: dict[str, Any] = {"versions": {"python": platform.python_version()} | {n: _version(n) for n in names}}
+        if self.kit is not None:
+            kit = self.kit
+            header |= {
+                "device": kit.bound.name,
+                "origin": kit.subject.origin,
+                "policy": type(kit.bound.policy).__qualname__,
+                "capabilities": {
+                    f.name: getattr(kit.capabilities, f.name)
+                    for f in fields(kit.capabilities)
+                    if f.name != "fallbacks"
+                },
+                "fallbacks": dict(kit.capabilities.fallbacks),
+                "effort": asdict(kit.effort),
+            }
+        return header | {"reproduce": self.command("")}
+
+    def _entry(self, number: int) -> dict[str, Any]:
+        guarantee = BY_NUMBER[number]
+        mine = [outcome for outcome in self.outcomes.values() if outcome.guarantee == number]
+        return {
+            "guarantee": guarantee.name,
+            "hook": guarantee.hook,
+            "gist": guarantee.gist,
+            "status": _status(mine),
+            "note": _note(mine, guarantee.pending, chosen(self.config.getoption("--hal-only")), number),
+            "tests": [asdict(outcome) for outcome in mine],
+        }
+
+    def _problems(self) -> list[str]:
+        problems = []
+        for name, reason in self.expected().items():
+            if name not in self.present:
+                problems.append(f"expected failure {name!r} is no test of the kit; remove it, or mend the name")
+            if not reason.strip():
+                problems.append(f"expected failure {name!r} has no reason; write one")
+        for outcome in self.outcomes.values():
+            if outcome.outcome == "unexpected":
+                problems.append(f"{outcome.test} passes, but is listed as an expected failure; remove the entry")
+        return problems
+
+    def summarize(self, write: Callable[[str], None]) -> None:
+        """Print the report as text."""
+        from .rendering import lines
+
+        if self.report is not None:
+            for line in lines(self.report):
+                write(line)
+
+
+def _status(outcomes: Iterable[Outcome]) -> str:
+    found = {outcome.outcome for outcome in outcomes}
+    for status in ("failed", "unexpected", "expected"):
+        if status in found:
+            return {"unexpected": "failed", "expected": "expected failure"}.get(status, status)
+    return "checked" if "passed" in found else "skipped"
+
+
+def _note(outcomes: list[Outcome], pending: str, wanted: set[int], number: int) -> str:
+    """Why a guarantee, or a part of it, was not checked."""
+    reasons = [outcome.reason for outcome in outcomes if outcome.outcome in ("skipped", "expected", "unexpected")]
+    if not outcomes:
+        reasons = ["not chosen (--only)"] if wanted and number not in wanted else [pending or "no test was collected"]
+    counts = {reason: reasons.count(reason) for reason in reasons}
+    several = len(outcomes) > 1
+    return "; ".join(f"{n} of {len(outcomes)}: {r}" if several else r for r, n in counts.items())
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,79 @@
+"""What a plugin may tell the kit about its device, besides the contract: :class:`Support`.
+
+A plugin's distribution names its own in the entry-point group ``hal.conformance``, under the device's name::
+
+    [project.entry-points."hal.conformance"]
+    mychip = "hal_mychip.conformance:MyChipSupport"
+
+Without one the default below is used, and the tests that need more are skipped and say what was missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from ..counters import Counters
+    from ..device import Device
+
+
+@runtime_checkable
+class SubmissionProbe(Protocol):
+    """A device whose driver's calls can be counted below the plugin (a trace, or a proxy around the driver)."""
+
+    def probe_counts(self) -> Counters:
+        """What really reached the device since it was opened; ``counters()`` must say the same of submissions."""
+
+
+@runtime_checkable
+class StagingRing(Protocol):
+    """A device with a staging ring of fenced blocks."""
+
+    staging_deadline: float
+    """Seconds to wait for the oldest block of a full ring before the call is refused; the kit shortens it (G3)."""
+
+
+class Support:
+    """What the kit asks of a plugin. Derive from it, and override what your device can offer.
+
+    ``expected_failures``: name of a test of the kit to the reason why it fails on this device. An entry without a
+    reason, that no test bears, or whose test passes, is an error.
+    """
+
+    expected_failures: ClassVar[Mapping[str, str]] = {}
+    tensors: ClassVar[bool] = False
+    """True when :meth:`tensor` and :meth:`values_of` are offered."""
+
+    def offers(self, device: Device) -> set[str]:
+        """The names, usable in ``requires=``, of what is offered for an opened device."""
+        found = {"tensors"} if self.tensors else set()
+        if isinstance(device, SubmissionProbe):
+            found.add("probe_counts")
+        if isinstance(device, StagingRing):
+            found.add("staging_deadline")
+        return found
+
+    def tensor(self, device: Device, values: np.ndarray[Any, Any]) -> object:
+        """A framework's tensor on the device, with these values and strides as near to theirs as it can have."""
+        raise NotImplementedError("tensors is true, but tensor() is not implemented")
+
+    def values_of(self, device: Device, tensor: Any) -> np.ndarray[Any, Any]:  # noqa: ANN401 (the framework's)
+        """The values of such a tensor, read in the framework's own way."""
+        raise NotImplementedError("tensors is true, but values_of() is not implemented")
+
+
+class HostSupport(Support):
+    """Devices whose tensors are host memory that NumPy can share."""
+
+    tensors = True
+
+    def tensor(self, device: Device, values: np.ndarray[Any, Any]) -> object:
+        """The array itself: such a device writes NumPy arrays in place."""
+        return values
+
+    def values_of(self, device: Device, tensor: Any) -> np.ndarray[Any, Any]:  # noqa: ANN401 (an array)
+        """A copy of the array."""
+        return np.array(tensor)
