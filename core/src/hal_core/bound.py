@@ -92,6 +92,18 @@ class BoundDevice:
             raise error.located(device=self.name, hook="insert_tasks") from error.__cause__
         return self._track(ticket)
 
+    def open_group(self, *, state: SlotState, group: Group) -> None:
+        """Have all ranks of a group compare what they hold of a state (G14), which else its first broadcast does.
+
+        Every rank of the group calls it, and every rank raises :class:`hal_core.errors.StateUnusable` if they differ.
+        """
+        self._begin()
+        try:
+            if group.size > 1 and group.ranks not in state.agreements:
+                self.policy.open_group(self.device, state, group)
+        except HalError as error:
+            raise error.located(device=self.name, hook="broadcast_tokens") from error.__cause__
+
     def broadcast_tokens(self, *, state: SlotState, group: Group, stream: Stream) -> Ticket:
         """Make all ranks agree with the first; see :func:`hal_core.hookspecs.broadcast_tokens`."""
         self._begin()

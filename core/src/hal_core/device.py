@@ -97,7 +97,11 @@ class Communicator(Protocol):
     def broadcast(self, memory: Memory, part: ByteRange, stream: Stream) -> Ticket:
         """Make ``part`` of ``memory`` equal to that of the group's first rank, in one collective."""
 
-    def close(self) -> None: ...
+    def exchange(self, block: bytes) -> Mapping[int, bytes]:
+        """Give every rank of the group this rank's block, of one size on all, and return all by global rank."""
+
+    def close(self) -> None:
+        """Give back what this device holds for the group; the process's own connections stay."""
 
 
 class Device(Protocol):

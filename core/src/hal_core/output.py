@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .collective import OutputCheck
 from .errors import HalError, InvalidValue
 from .records import FinishReason, OutputRecord, SlotStatus
 from .requests import SplitRole
@@ -29,7 +30,7 @@ class OutputTicket(PromiseTicket):
     record earlier, to the worker that needs the tokens itself; it is built once.
     """
 
-    __slots__ = ("_copy", "_facts", "_lock", "_part", "_record", "_state", "_violation", "columns", "step")
+    __slots__ = ("_check", "_copy", "_facts", "_lock", "_part", "_record", "_state", "_violation", "columns", "step")
 
     def __init__(self, state: SlotState, step: Step, copy: CopyTicket, part: ByteRange) -> None:
         super().__init__(copy.mode)
@@ -37,6 +38,7 @@ class OutputTicket(PromiseTicket):
         self.columns: Columns = {}
         self._state, self._copy, self._part = state, copy, part
         self._facts = _Facts.of(state, step)
+        self._check = OutputCheck.of(state, step.group, part)
         self._lock = threading.Lock()
         self._record: OutputRecord | None = None
         self._violation: InvalidValue | None = None
@@ -51,6 +53,8 @@ class OutputTicket(PromiseTicket):
         with self._lock:
             if self._record is None:
                 self._copy.wait(timeout)
+                if self._check is not None:
+                    self._check.verify(self._copy.data[0])
                 self.columns = self._state.columns(self._copy.data[0], self._part)
                 self._record, self._violation = build_record(self.columns, self._facts)
             return self._record

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .errors import InvalidBatch, InvalidValue, PluginError, SinkFull
+from .collective import Agreement
+from .errors import GroupLost, InvalidBatch, InvalidValue, PluginError, SinkFull
 from .insertion import plan_insert
 from .ledger import is_sound, problems
 from .sinks import PendingOutput, Sink
@@ -93,11 +94,27 @@ class Policy:
         return ticket
 
     def broadcast_tokens(self, device: Device, hook: Hook, state: SlotState, group: Group, stream: Stream) -> Ticket:
-        """A group of one communicates nothing (G15); otherwise the plugin's one collective."""
+        """A group of one communicates nothing (G15); otherwise a header, the plugin's one collective, and its check.
+
+        A group that is lost, before or under way, makes the ticket raise (G16).
+        """
         _check_state(device, state)
         if group.size == 1:
             return DONE
-        return _ticket(hook(device=device, state=state, group=group, stream=stream))
+        agreement = state.agreements.get(group.ranks) or self.open_group(device, state, group)
+        agreement.begin(stream)
+        try:
+            ticket = _ticket(hook(device=device, state=state, group=group, stream=stream))
+        except GroupLost as error:
+            return agreement.lost(error)
+        return agreement.checked(ticket, stream)
+
+    def open_group(self, device: Device, state: SlotState, group: Group) -> Agreement:
+        """Have all ranks of the group compare what they hold of the state, before its first broadcast (G14)."""
+        _check_state(device, state)
+        agreement = Agreement(device, state, group, device.communicator(group))
+        state.agreements[group.ranks] = agreement
+        return agreement
 
     def save_output(
         self, device: Device, hook: Hook, state: SlotState, step: Step, sink: Sink, stream: Stream
@@ -129,6 +146,7 @@ class Policy:
         _check_state(device, state)
         order = _check_step(state, step)
         ticket = device.advance(state, step, stream)
+        state.advances += 1
         state.ledger.appended(order, state.sizes.max_accept if step.speculative else 1)
         if device.capabilities.async_h2d:
             state.read_by(order, device.event(stream))

@@ -16,6 +16,7 @@ from .plan import SPREAD, PlanBuilder, WritePlan
 from .views import View
 
 if TYPE_CHECKING:
+    from .collective import Agreement
     from .device import Device, Event, Stream
     from .output import OutputTicket
     from .records import OutputRecord
@@ -56,6 +57,7 @@ class SlotState:
     - ``speculative``: sized for drafts, so broadcasts carry the speculative slice.
     - ``memory``: the one block of device memory; ``layout`` says where each field lies in it.
     - ``ledger``: what the host knows for certain: which request is in which slot, and how long its rows are.
+    - ``advances``: how often the state was advanced; ``agreements``: by a group's ranks, what they agreed on (G14).
     - ``mirror``: field name to array, the output fields as of the last step whose output was taken (G12).
 
     Views of the fields are device memory: nobody applies a framework operator to them.
@@ -71,6 +73,8 @@ class SlotState:
         self.memory = device.allocate(self.layout.nbytes)
         self._views: dict[str, View] = {}
         self._unusable = ""
+        self.advances = 0
+        self.agreements: dict[tuple[int, ...], Agreement] = {}
         self._readers: list[tuple[Event, Ints]] = []
         self.spread = self._spread_map()
         self.rows = RowGeometry.of(self.layout)
@@ -106,11 +110,13 @@ class SlotState:
         return builder.build()
 
     def output_range(self, *, topk: bool) -> ByteRange:
-        """The bytes of the output fields, with the log-probabilities before them where ``topk``."""
+        """The bytes of the output fields, with the log-probabilities before them where ``topk``.
+
+        They begin no later than the broadcast slice, so that its header is copied out with them (G14).
+        """
         output, alternatives = self.layout.groups["output"], self.layout.groups["output_topk"]
-        if not topk:
-            return output
-        return ByteRange(alternatives.offset, output.end - alternatives.offset)
+        begin = alternatives.offset if topk else min(output.offset, self.broadcast_range().offset)
+        return ByteRange(begin, output.end - begin)
 
     def broadcast_range(self) -> ByteRange:
         """The slice that ``broadcast_tokens`` sends, header first."""

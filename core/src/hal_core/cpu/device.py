@@ -12,15 +12,17 @@ from ..base import DeviceBase
 from ..capabilities import Capabilities
 from ..errors import DeviceClosed, InvalidValue
 from ..markers import hookimpl
+from ..paddle_groups import PaddleCommunicator, opened
 from ..plan import WritePlan
 from ..sync import SyncStream
 from ..tickets import DONE, Ticket
 from ..transfers import CopyTicket, HostCopy
 from ..views import View
-from .memory import HostMemory, Spreader, resolve_host
+from .memory import HostMemory, Spreader, paddle_bytes, resolve_host
 
 if TYPE_CHECKING:
     from ..device import Device, Stream
+    from ..group import Group
     from ..layout import ByteRange
     from ..state import SlotState
     from ..steps import Step
@@ -40,7 +42,7 @@ class CpuDevice(DeviceBase):
         fused_scatter=True,
         pinned_host=False,
         can_hold_stream=False,
-        collective="",
+        collective="gloo",
         fallbacks={"async_set_value": SYNCHRONOUS},
     )
 
@@ -54,6 +56,7 @@ class CpuDevice(DeviceBase):
         self._streams = 0
         self._closed = False
         self._spreaders: dict[int, Spreader] = {}
+        self._communicators: dict[tuple[int, ...], PaddleCommunicator] = {}
 
     @property
     def default_stream(self) -> Stream:
@@ -103,6 +106,13 @@ class CpuDevice(DeviceBase):
         reference.advance(fields, state.sizes, speculative=step.speculative)
         return DONE
 
+    def communicator(self, group: Group) -> PaddleCommunicator:
+        """The group over gloo; see :func:`hal_core.paddle_groups.open_groups`."""
+        found = self._communicators.get(group.ranks)
+        if found is None:
+            found = self._communicators[group.ranks] = PaddleCommunicator(group, opened(group), paddle_bytes)
+        return found
+
     @hookimpl
     def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
         """One assignment of NumPy; the value is there on return (G7)."""
@@ -121,6 +131,9 @@ class CpuDevice(DeviceBase):
         """Forget the memory that was handed out; whoever still holds it keeps it alive."""
         self._closed = True
         self._spreaders.clear()
+        for communicator in self._communicators.values():
+            communicator.close()
+        self._communicators.clear()
 
 
 def host_view(view: View) -> np.ndarray[Any, Any]:

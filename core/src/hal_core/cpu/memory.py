@@ -10,8 +10,8 @@ import numpy as np
 
 from ..dtypes import DType, dtype_of
 from ..errors import InvalidValue
-from ..layout import ALIGNMENT
-from ..views import View
+from ..layout import ALIGNMENT, ByteRange
+from ..views import Memory, View
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Structured = np.ndarray[Any, np.dtype[np.void]]
@@ -20,7 +20,7 @@ Structured = np.ndarray[Any, np.dtype[np.void]]
 class HostMemory:
     """A block of host memory: ``buffer`` is uint8 ``[nbytes]`` over it; ``keep`` holds its owner alive."""
 
-    __slots__ = ("address", "buffer", "device", "keep", "nbytes")
+    __slots__ = ("__weakref__", "address", "buffer", "device", "keep", "nbytes")
 
     def __init__(self, device: object, buffer: Bytes, keep: object) -> None:
         self.device, self.buffer, self.keep = device, buffer, keep
@@ -60,6 +60,14 @@ class HostMemory:
         if nbytes:
             cycle = np.frombuffer(source.to_bytes(8, "little") * (nbytes // 8 + 1), np.uint8)
             self.buffer[dst : dst + nbytes] = cycle[:nbytes]
+
+
+def paddle_bytes(memory: Memory, part: ByteRange) -> Any:  # noqa: ANN401 (a Paddle tensor)
+    """A Paddle tensor, uint8, that shares ``part`` of a block of host memory and keeps it alive."""
+    import paddle
+
+    assert isinstance(memory, HostMemory)
+    return paddle.Tensor(value=memory.buffer[part.offset : part.end], place=paddle.CPUPlace(), zero_copy=True)
 
 
 class Spreader:

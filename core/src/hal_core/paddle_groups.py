@@ -1,0 +1,220 @@
+"""Process groups over ``paddle.distributed``, opened by all ranks in one order, watched, and used for broadcasts.
+
+Paddle is imported when a group is opened, not before. What is open belongs to the process, as Paddle's own groups do;
+devices borrow it through :class:`PaddleCommunicator`.
+
+    open_groups([(0, 1), (2, 3)], timeout=30.0)     # every rank of the job, the same call
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import socket
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .collective import contract_version
+from .errors import InvalidValue
+from .gloo_sockets import GlooSockets
+from .paddle_world import DEFAULT_TIMEOUT, distributed, exchange, join_world
+from .peers import ENDPOINT, Endpoint, Listener
+from .terms import BLOCK_BYTES, Terms, differences
+from .tickets import DONE, Ticket
+from .watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from .device import Stream
+    from .group import Group
+    from .layout import ByteRange
+    from .views import Memory
+
+MOST_GROUPS = 256
+"""Groups that one call of :func:`open_groups` can open: their block has a fixed size."""
+
+TensorOf = Callable[["Memory", "ByteRange"], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenGroup:
+    """A group that this process has opened: its global ranks in rising order, Paddle's handle, and its watchdog."""
+
+    ranks: tuple[int, ...]
+    handle: Any
+    watchdog: Watchdog
+
+    def broadcast(self, tensor: Any, source: int) -> None:  # noqa: ANN401 (a Paddle tensor)
+        """Broadcast in place from a global rank. Raises :class:`GroupLost` for this and every later call."""
+        watchdog = self.watchdog
+        watchdog.begin()
+        try:
+            # What paddle.distributed.broadcast does after its checks, which cost 10 us.
+            self.handle.process_group.broadcast(tensor, self.ranks.index(source), True).wait()
+        except Exception as error:  # gloo raises RuntimeError, ValueError or OSError, as it happens
+            raise watchdog.failed(error) from error
+        watchdog.end()
+        if watchdog.reason:
+            raise watchdog.error(watchdog.reason)
+
+
+_open: dict[tuple[int, ...], OpenGroup] = {}
+_lock = threading.RLock()
+
+
+def open_groups(groups: Sequence[Sequence[int]], *, backend: str = "gloo", timeout: float = DEFAULT_TIMEOUT) -> None:
+    """Open groups of global ranks. Every rank of the job makes the same call, members of a group or not.
+
+    Groups that are open stay open and take the new timeout; a group that was lost on any member is made anew. Raises
+    :class:`InvalidValue` on every rank, before any group is made, when the ranks' calls differ.
+    """
+    with _lock:
+        me, size = join_world(backend=backend, timeout=timeout)
+        wanted = list(dict.fromkeys(tuple(sorted(ranks)) for ranks in groups))
+        host = os.environ["PADDLE_CURRENT_ENDPOINT"].rpartition(":")[0].strip("[]")
+        with Listener(socket.gethostbyname(host) if host else "127.0.0.1") as listener:
+            endpoints, missing = _agree(wanted, groups, me, size, listener, timeout)
+            made = {ranks: _new_group(ranks, me) for ranks in wanted if ranks in missing}
+            mine = [ranks for ranks in made if me in ranks]
+            links = listener.meet(me, mine, endpoints, timeout)
+            for ranks, peers in zip(mine, links, strict=True):
+                handle, sockets = made[ranks]
+                _open[ranks] = OpenGroup(ranks, handle, Watchdog(me, peers, timeout, sockets.shut_down))
+        for ranks in wanted:
+            if me in ranks and len(ranks) > 1:
+                _open[ranks].watchdog.timeout = timeout
+
+
+def opened(group: Group, *, backend: str = "gloo", timeout: float = DEFAULT_TIMEOUT) -> OpenGroup:
+    """The open group of these ranks. A group of all ranks of the job is opened here, as all of them ask for it."""
+    ranks = tuple(sorted(group.ranks))
+    with _lock:
+        found = _open.get(ranks)
+        if found is not None:
+            return found
+        if len(ranks) != join_world(backend=backend, timeout=timeout)[1]:
+            raise InvalidValue(
+                f"the group {group.ranks} is not open",
+                cure="call hal_core.paddle_groups.open_groups with all groups of the job, on every rank, first",
+                argument="group",
+            )
+        open_groups([ranks], backend=backend, timeout=timeout)
+        return _open[ranks]
+
+
+def close_groups() -> None:
+    """Say goodbye to the members of every group that is open, and end the watchdogs. Idempotent."""
+    with _lock:
+        while _open:
+            _close(_open.popitem()[1])
+
+
+class PaddleCommunicator:
+    """One group's collectives on the memory of one device; see :class:`hal_core.device.Communicator`.
+
+    ``tensor_of(memory, part)`` gives a Paddle tensor, uint8, that shares the bytes; it is called once for each.
+    ``finish(stream)`` gives the ticket of what was put on a stream; by default the work is done on return.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        open_group: OpenGroup,
+        tensor_of: TensorOf,
+        finish: Callable[[Stream], Ticket] | None = None,
+    ) -> None:
+        self.group, self._open = group, open_group
+        self._tensor_of, self._finish = tensor_of, finish
+        self._tensors: weakref.WeakKeyDictionary[Memory, dict[ByteRange, Any]] = weakref.WeakKeyDictionary()
+
+    def broadcast(self, memory: Memory, part: ByteRange, stream: Stream) -> Ticket:
+        """Make ``part`` of ``memory`` equal to that of the group's first rank, in one collective, in place."""
+        tensors = self._tensors.setdefault(memory, {})
+        tensor = tensors.get(part)
+        if tensor is None:
+            tensor = tensors[part] = self._tensor_of(memory, part)
+        self._open.broadcast(tensor, self.group.source)
+        return DONE if self._finish is None else self._finish(stream)
+
+    def exchange(self, block: bytes) -> Mapping[int, bytes]:
+        """Every rank's block, by global rank: one broadcast of fixed size from each rank in turn."""
+        return exchange(block, self.group.rank, self._open.ranks, self._open.broadcast)
+
+    def close(self) -> None:
+        """Forget the tensors; the group stays open for the process (:func:`close_groups`)."""
+        self._tensors.clear()
+
+
+# -- opening ----------------------------------------------------------------------------------------------------
+
+
+def _agree(
+    wanted: Sequence[tuple[int, ...]],
+    given: Sequence[Sequence[int]],
+    me: int,
+    size: int,
+    listener: Listener,
+    timeout: float,
+) -> tuple[dict[int, Endpoint], set[tuple[int, ...]]]:
+    """All ranks compare what they are about to open: endpoints by rank, and the groups that have to be made."""
+    dist = distributed()
+    terms = Terms.of(
+        {
+            "contract": f"paddle-hal-core {contract_version()}",
+            "groups": " ".join(str(tuple(ranks)) for ranks in given),
+            "timeout": f"{timeout:g} s",
+        }
+    )
+    alive = bytes(ranks in _open and not _open[ranks].watchdog.reason for ranks in wanted)
+    block = terms.block() + listener.endpoint.pack() + alive[:MOST_GROUPS].ljust(MOST_GROUPS, b"\0")
+    blocks = exchange(block, me, range(size), lambda tensor, rank: dist.broadcast(tensor, rank) and None)
+    found = differences({rank: data[:BLOCK_BYTES] for rank, data in blocks.items()})
+    if found:
+        raise InvalidValue(
+            "the ranks do not open the same groups: " + "; ".join(found),
+            cure="call open_groups with the same arguments on every rank",
+            argument="groups",
+        )
+    _check_groups(wanted, size)  # only now, so that all ranks come here
+    end = BLOCK_BYTES + ENDPOINT.size
+    endpoints = {rank: Endpoint.unpack(data[BLOCK_BYTES:end]) for rank, data in blocks.items()}
+    missing = {
+        ranks for at, ranks in enumerate(wanted) if len(ranks) > 1 and not all(blocks[rank][end + at] for rank in ranks)
+    }
+    return endpoints, missing
+
+
+def _new_group(ranks: tuple[int, ...], me: int) -> tuple[Any, GlooSockets]:
+    """Make one group, all ranks of the job together; without the barrier gloo's connections race."""
+    dist = distributed()
+    old = _open.pop(ranks, None)
+    if old is not None:
+        _close(old)
+    with GlooSockets() as sockets:
+        handle = dist.new_group(list(ranks))
+        dist.barrier()
+    return handle, sockets
+
+
+def _close(group: OpenGroup) -> None:
+    group.watchdog.close()
+    with contextlib.suppress(Exception):  # the group may be lost; whatever Paddle says, we are leaving
+        distributed().destroy_process_group(group.handle)
+
+
+def _check_groups(wanted: Sequence[tuple[int, ...]], size: int) -> None:
+    for group in wanted:
+        if not group or group[0] < 0 or group[-1] >= size or len(set(group)) != len(group):
+            raise InvalidValue(
+                f"group {group} of a job of {size} ranks",
+                cure=f"give distinct global ranks from 0 to {size - 1}",
+                argument="groups",
+            )
+    if len(wanted) > MOST_GROUPS:
+        raise InvalidValue(f"{len(wanted)} groups, at most {MOST_GROUPS} at once", argument="groups")
+
+
+atexit.register(close_groups)
