@@ -21,6 +21,8 @@ _OUTPUT = int(FrameKind.OUTPUT)  # reading an enum's member costs a call
 _REMEMBERED = 4096
 #: How often broken connections and silent sessions are looked for while there are sessions.
 _LOOK_SECONDS = 0.25
+#: How long a reader that is closed waits for its senders to confirm the last acknowledgements.
+_LEAVE_SECONDS, _LEAVE_SLICE_SECONDS = 0.5, 0.02
 
 
 class Receiver:
@@ -33,11 +35,11 @@ class Receiver:
         self.ready: deque[tuple[Session, Frame] | Event] = deque()
         self.duplicates = self.skipped = self.frames = 0
         self._gone: dict[int, bool] = {}  # sessions that are over -> whether they were lost
-        self._context = zmq.Context()
-        self.socket = bound(self._context, url)
+        self.socket = bound(url)
         self.url = bytes(self.socket.get(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
         self.monitor = self.socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
         self._connected: set[int] = set()  # descriptors
+        self._leaving = False
         self.messages = 0
         self._looked, self._patience = now, -1
 
@@ -46,20 +48,27 @@ class Receiver:
         end = time.monotonic() + timeout
         while not self.ready:
             left = max(0.0, end - time.monotonic()) if timeout else 0.0
-            self._set_patience(min(left, _LOOK_SECONDS) if self.sessions else left)
-            try:
-                identity = self.socket.recv()
-                message = self.socket.recv(copy=False)  # parts of a message come together
-            except zmq.Again:
+            if not self._receive_one(min(left, _LOOK_SECONDS) if self.sessions else left):
                 self.look_for_losses(drained=True)
                 if time.monotonic() >= end:
                     break
-                continue
-            self.messages += 1
-            self._take_message(identity, message)
-            while message.more:  # not from a sender of ours
-                message = self.socket.recv(copy=False)
         return bool(self.ready)
+
+    def _receive_one(self, timeout: float) -> bool:
+        """Take one message, if one comes within ``timeout`` seconds."""
+        milliseconds = 0 if timeout <= 0 else int(1000 * timeout) + 1
+        if milliseconds != self._patience:
+            self._patience = self.socket.rcvtimeo = milliseconds
+        try:
+            identity = self.socket.recv()
+        except zmq.Again:
+            return False
+        message = self.socket.recv(copy=False)  # parts of a message come together
+        self.messages += 1
+        self._take_message(identity, message)
+        while message.more:  # not from a sender of ours
+            message = self.socket.recv(copy=False)
+        return True
 
     def look_for_losses(self, *, drained: bool) -> None:
         """Declare sessions lost whose time is over, unless something of theirs may not have been looked at yet.
@@ -81,23 +90,30 @@ class Receiver:
         """How long a wait outside of :meth:`receive` may be."""
         return _LOOK_SECONDS if self.sessions else 3600.0
 
-    def _set_patience(self, seconds: float) -> None:
-        """How long the socket's receive call waits. ZeroMQ counts milliseconds."""
-        milliseconds = 0 if seconds <= 0 else int(1000 * seconds) + 1
-        if milliseconds != self._patience:
-            self._patience = self.socket.rcvtimeo = milliseconds
-
     def acknowledge(self, session: Session, sequence: int) -> None:
         """Tell the sender that it may forget everything up to ``sequence``."""
         session.acknowledged = max(session.acknowledged, sequence)
         self._say(session, FrameKind.ACKNOWLEDGE, session.acknowledged)
 
     def close(self) -> None:
-        """Close the socket, giving the last acknowledgements a moment to leave."""
+        """Make sure that the last acknowledgements have arrived, if the senders are there to say so, and close."""
+        self._take_leave(time.monotonic() + _LEAVE_SECONDS)
         self.socket.disable_monitor()
         self.monitor.close(linger=0)
-        self.socket.close(linger=500)
-        self._context.term()
+        self.socket.close(linger=100)
+        self.socket.context.term()
+
+    def _take_leave(self, end: float) -> None:
+        self._leaving = True
+        there = {s.number: s for s in self.sessions.values() if s.expected is not None and s.broken is None}
+        for session in there.values():
+            self.acknowledge(session, session.acknowledged)
+            self._ask(session)
+        while there and (left := end - time.monotonic()) > 0:
+            self.ready.clear()
+            self._receive_one(min(left, _LEAVE_SLICE_SECONDS))
+            self._watch_connections()
+            there = {n: s for n, s in there.items() if n in self.sessions and s.is_asking and s.broken is None}
 
     # Messages ----------------------------------------------------------------------------------------------------
 
@@ -190,6 +206,7 @@ class Receiver:
 
     def _ask(self, session: Session) -> None:
         sequence, cursor = session.ask(time.monotonic())
+        cursor.leaving = self._leaving
         self._say(session, FrameKind.CURSOR, sequence, cursor)
 
     def _say(self, session: Session, kind: FrameKind, sequence: int, body: Cursor | Empty | None = None) -> None:

@@ -43,10 +43,16 @@ class State(msgspec.Struct, omit_defaults=True, gc=False):
 
 
 class Cursor(msgspec.Struct, omit_defaults=True, gc=False):
-    """Where a reader wants to go on. Without ``explicit`` it takes the oldest frame there is."""
+    """Where a reader wants to go on. Without ``explicit`` it takes the oldest frame there is.
+
+    It acknowledges nothing: what a reader has received its engine may not have dealt with yet. A reader that is
+    ``leaving`` wants no more frames, only the answer, because it shows that its last acknowledgement has arrived: what
+    is on its way when a connection ends may be lost.
+    """
 
     token: int
     explicit: bool = False
+    leaving: bool = False
 
 
 class Empty(msgspec.Struct, gc=False):

@@ -13,7 +13,9 @@ HIGH_WATER_MARK = 64
 _PING, _PING_TIMEOUT = 1000, 5000
 
 
-def connected(context: zmq.Context[zmq.Socket[bytes]], url: str, session: int) -> zmq.Socket[bytes]:
+def connected(url: str, session: int) -> zmq.Socket[bytes]:
+    """Return a sender's socket, of a context of its own. Raises InvalidValue for an address that makes no sense."""
+    context = zmq.Context()
     dealer = context.socket(zmq.DEALER)
     dealer.routing_id = b"h" + session.to_bytes(8, "little")
     dealer.sndhwm = dealer.rcvhwm = HIGH_WATER_MARK
@@ -28,10 +30,14 @@ def connected(context: zmq.Context[zmq.Socket[bytes]], url: str, session: int) -
     return dealer
 
 
-def bound(context: zmq.Context[zmq.Socket[bytes]], url: str) -> zmq.Socket[bytes]:
-    """Return the reader's socket. Raises InvalidValue for an address that cannot be bound, or has a reader already."""
+def bound(url: str) -> zmq.Socket[bytes]:
+    """Return the reader's socket, of a context of its own.
+
+    Raises InvalidValue for an address that cannot be bound, or has a reader already.
+    """
     if scheme_of(url) == "ipc":
         check_free(url)
+    context = zmq.Context()
     router = context.socket(zmq.ROUTER)
     router.sndhwm = router.rcvhwm = HIGH_WATER_MARK
     router.router_handover = True  # a sender that connects anew takes over its own name

@@ -48,8 +48,7 @@ class ZmqSink:
         self._owed: int | None = 0  # the token of the cursor to answer with a STATE; 0 is the greeting
         self._next_beat = 0.0
         self._pid = os.getpid()
-        self._context = zmq.Context()
-        self._socket = connected(self._context, url, self.session)
+        self._socket = connected(url, self.session)
         self._wake_end, self._wake = os.pipe()
         os.set_blocking(self._wake_end, False)
         os.set_blocking(self._wake, False)
@@ -122,7 +121,7 @@ class ZmqSink:
 
     def _describe_backlog(self) -> str:
         counts = self.counters()
-        silent = "" if self._granted else f"; no reader has answered on {self.url}"
+        silent = "" if self._granted else f"; no reader listens on {self.url}"
         return f"{counts['queued']} queued, {counts['unacknowledged']} unacknowledged{silent}"
 
     def _wake_thread(self) -> None:
@@ -178,7 +177,7 @@ class ZmqSink:
             self._wake = -1
             self._room.notify_all()
         os.close(self._wake_end)
-        self._context.term()
+        self._socket.context.term()
 
     def _is_drained(self) -> bool:
         return self._failure is not None or not (self._outputs or len(self._window))
@@ -228,10 +227,8 @@ class ZmqSink:
         elif kind == FrameKind.CURSOR:
             header = next(split(frame))[0]
             cursor = read_control(header, frame, Cursor)
-            if cursor.explicit:
-                self._forget(sequence)
             self._window.rewind(sequence if cursor.explicit else 0)
-            self._granted, self._owed = True, cursor.token
+            self._granted, self._owed = not cursor.leaving, cursor.token
         elif kind == FrameKind.REFUSE:
             self._failure = _closed("the reader has declared this session lost and takes nothing more of it")
             self._stop = True

@@ -1,0 +1,242 @@
+"""A reader among garbage, repetitions and holes; addresses that cannot be used; what dead processes leave."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import zmq
+from hal_core.errors import InvalidValue, Unavailable
+from hal_core.frames import FrameKind, encode, read_header, seal
+
+from hal.reading import FrameSkipped, Gap, OutputReader, SessionLost, SessionStarted
+from hal.transport import open_sink, private_ipc_url, release_ipc
+from hal.transport.protocol import Cursor, State, control, read_control
+from hal.transport.urls import remove_stale_folders
+
+SESSION = 77
+
+
+class ByHand:
+    """A sender that says what the test wants, for the wire and nothing else is what a reader may rely on."""
+
+    def __init__(self, url):
+        self.context = zmq.Context()
+        self.socket = self.context.socket(zmq.DEALER)
+        self.socket.routing_id = b"by hand"
+        self.socket.connect(url)
+
+    def say(self, *parts):
+        self.socket.send(b"".join(parts))
+
+    def state(self, last, oldest=1, echo=0):
+        return control(FrameKind.STATE, last, session=SESSION, body=State(oldest, 8, echo))
+
+    def hear(self, kind):
+        """Wait for the reader's next word of this kind; return its sequence and frame."""
+        while True:
+            assert self.socket.poll(10_000), f"no {kind.name} came"
+            message = memoryview(self.socket.recv())
+            header = read_header(message)
+            if header.kind == kind:
+                return header, message
+
+    def answer_cursor(self, reader, last, oldest=1):
+        """Let the reader ask, and answer it."""
+        reader.read(0.2)
+        header, message = self.hear(FrameKind.CURSOR)
+        self.say(self.state(last, oldest, read_control(header, message, Cursor).token))
+        return header.sequence
+
+
+@pytest.fixture
+def by_hand(opened, output, url):
+    """A reader, its events, a sender by hand, and the frames that it may send."""
+    events = []
+    reader = opened.reader(on_event=events.append)
+    sender = ByHand(url)
+    frames = {
+        number: encode(output(number).resolve(), session=SESSION, sender=0, sequence=number) for number in range(1, 6)
+    }
+    yield reader, events, sender, frames
+    sender.context.destroy(linger=0)
+
+
+def test_garbage_is_skipped_counted_and_told_and_the_stream_goes_on(by_hand, steps):
+    reader, events, sender, frames = by_hand
+    sender.say(b"no frame at all")
+    sender.say(sender.state(0))
+    assert sender.answer_cursor(reader, last=0) == 0
+    sender.say(frames[1], b"garbage behind a frame")
+    sender.say(seal(99, b"", session=SESSION, sender=0, sequence=1), frames[2])  # a kind of a later revision
+    assert steps(reader, 2) == [1, 2]
+    assert reader.counters()["skipped"] == 2
+    assert [type(event) for event in events] == [FrameSkipped, SessionStarted, FrameSkipped]
+
+
+def test_g19_duplicates_are_dropped_and_counted(by_hand, steps):
+    reader, _, sender, frames = by_hand
+    sender.say(sender.state(3))
+    sender.answer_cursor(reader, last=3)
+    sender.say(frames[1], frames[1], frames[2])
+    sender.say(frames[1], frames[2], frames[3])
+    assert steps(reader, 3) == [1, 2, 3]
+    assert reader.read(0.05) is None
+    assert reader.counters()["duplicates"] == 3
+
+
+def test_g19_a_hole_is_asked_for_again(by_hand, steps):
+    reader, events, sender, frames = by_hand
+    sender.say(sender.state(4))
+    sender.answer_cursor(reader, last=4)
+    sender.say(frames[1])
+    assert steps(reader, 1) == [1]
+    sender.say(frames[3], frames[4])
+    assert sender.answer_cursor(reader, last=4) == 1
+    sender.say(frames[2], frames[3], frames[4])
+    assert steps(reader, 3) == [2, 3, 4]
+    assert not [event for event in events if isinstance(event, Gap)]
+
+
+def test_g19_a_lost_tail_is_noticed_by_the_heartbeat(by_hand, steps):
+    reader, _, sender, frames = by_hand
+    sender.say(sender.state(2))
+    sender.answer_cursor(reader, last=2)
+    sender.say(frames[1], sender.state(2), sender.state(2))
+    assert steps(reader, 1) == [1]
+    assert sender.answer_cursor(reader, last=2) == 1
+    sender.say(frames[2])
+    assert steps(reader, 1) == [2]
+
+
+def test_g19_an_unreadable_frame_is_asked_for_once_and_then_reported_as_a_gap(by_hand, steps):
+    reader, events, sender, frames = by_hand
+    bad = seal(FrameKind.OUTPUT, b"no record", session=SESSION, sender=0, sequence=1)
+    sender.say(sender.state(2))
+    sender.answer_cursor(reader, last=2)
+    sender.say(bad, frames[2])
+    assert sender.answer_cursor(reader, last=2) == 0
+    sender.say(bad, frames[2])
+    assert steps(reader, 1) == [2]
+    gap = next(event for event in events if isinstance(event, Gap))
+    assert (gap.session, gap.first, gap.last) == (SESSION, 1, 1)
+
+
+WORKER = """
+    import os, signal, sys
+    import numpy as np
+    from hal.transport import open_sink
+    from hal_core.records import OutputRecord
+
+    class Output:
+        step = int(sys.argv[2])
+        def resolve(self):
+            one = np.ones(1, np.uint8)
+            return OutputRecord(self.step, ("a",), one, one * 0, np.arange(1), one.astype("i4"), np.arange(1), one < 0)
+        def settle(self, error):
+            pass
+
+    open_sink(sys.argv[1], heartbeat=0.05).put(Output())
+    signal.pause()
+"""
+
+
+def test_g19_a_killed_worker_is_a_lost_session_and_its_successor_a_new_one(opened, url):
+    def start(step):
+        return subprocess.Popen([sys.executable, "-c", textwrap.dedent(WORKER), url, str(step)])
+
+    reader = opened.reader(grace=0.2)
+    worker = start(1)
+    first = reader.read(30)
+    os.kill(worker.pid, signal.SIGKILL)
+    worker.wait()
+    with pytest.raises(SessionLost, match="connection broke") as caught:
+        reader.read(10)
+    assert (caught.value.session, caught.value.last_sequence) == (first.header.session, 1)
+    assert caught.value.requests == ("a",)
+    worker = start(2)
+    second = reader.read(30)
+    worker.kill()
+    worker.wait()
+    assert second.record.step == 2
+    assert second.header.session != first.header.session
+
+
+def test_a_cursor_of_a_session_that_never_comes_back_is_a_lost_session(opened):
+    with pytest.raises(SessionLost, match="after frame 12") as caught:
+        opened.reader(after=(SESSION, 12), lost_after=0.1).read(10)
+    assert caught.value.session == SESSION
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("nonsense", "no scheme of ipc, tcp"),
+        ("http://x:1", "no scheme"),
+        ("tcp://nowhere", "names no host and port"),
+        ("ipc://relative", "is no absolute path"),
+        ("ipc:///" + "x" * 120, "more than 107 bytes"),
+        ("tcp://127.0.0.1:notaport", "cannot connect"),
+    ],
+)
+def test_g26_a_url_that_cannot_be_is_refused_with_the_cure(url, message):
+    with pytest.raises(InvalidValue, match=message) as caught:
+        open_sink(url)
+    assert caught.value.cure
+
+
+@pytest.mark.parametrize("options", [{"capacity": 0}, {"capacity_bytes": -1}, {"deadline": -1}, {"sender": 1 << 32}])
+def test_g26_bad_options_are_refused(options):
+    with pytest.raises(InvalidValue, match=next(iter(options))):
+        open_sink("ipc:///tmp/hal-test", **options)
+
+
+def test_a_second_reader_does_not_take_the_address_away(opened, url):
+    opened.reader()
+    with pytest.raises(InvalidValue, match="has a reader already"):
+        OutputReader(url)
+
+
+def test_an_address_that_cannot_be_bound_is_named(tmp_path):
+    with pytest.raises(InvalidValue, match="cannot bind"):
+        OutputReader(f"ipc://{tmp_path}/missing/socket")
+
+
+def url_of_the_dead(code):
+    """The ``url`` that the code makes in a process that is killed then."""
+    code += "; import os; print(url, flush=True); os.kill(os.getpid(), 9)"
+    return subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True).stdout.strip()
+
+
+def test_private_folders_are_private_and_those_of_the_dead_are_removed(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    dead = url_of_the_dead("from hal.transport import private_ipc_url; url = private_ipc_url()")
+    left = Path(dead.removeprefix("ipc://")).parent
+    assert left.exists()
+    mine = private_ipc_url()
+    folder = Path(mine.removeprefix("ipc://")).parent
+    assert not left.exists()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert remove_stale_folders(tmp_path) == []
+    release_ipc(mine)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_reader_that_starts_again_keeps_the_folder_of_its_dead_predecessor(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    url = url_of_the_dead("from hal.reading import OutputReader; reader = OutputReader(); url = reader.url")
+    with OutputReader(url):  # replaces the socket that nobody listens on
+        assert remove_stale_folders(tmp_path) == []
+    release_ipc(url)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_with_a_cure(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "missing"))
+    with pytest.raises(Unavailable, match="XDG_RUNTIME_DIR"):
+        private_ipc_url()
