@@ -12,7 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 from hal_core.bound import bind
@@ -27,6 +27,7 @@ from hal.engine import Engine
 from hal.model.batch import ModelBatch
 from hal.worker import Worker
 
+P, R = ParamSpec("P"), TypeVar("R")
 SLOTS, MAX_TOKENS, PROMPT, STEPS, TARGET_MS = 32, 1024, 64, 600, 1.0
 
 
@@ -59,8 +60,10 @@ class Stopwatch:
     def __init__(self) -> None:
         self.spent: dict[str, float] = defaultdict(float)
 
-    def timed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        def timed_call(*args: Any, **kwargs: Any) -> Any:
+    def timed(self, name: str, call: Callable[P, R]) -> Callable[P, R]:
+        """``call``, with its time added to ``name``."""
+
+        def timed_call(*args: P.args, **kwargs: P.kwargs) -> R:
             begin = time.perf_counter()
             try:
                 return call(*args, **kwargs)
