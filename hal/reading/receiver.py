@@ -60,12 +60,14 @@ class Receiver:
         if milliseconds != self._patience:
             self._patience = self.socket.rcvtimeo = milliseconds
         try:
-            identity = self.socket.recv()
+            identity = self.socket.recv(copy=False)
         except zmq.Again:
             return False
+        if not identity.more:  # the rest of a message that an interrupt cut in two; what it held is asked for again
+            return True
         message = self.socket.recv(copy=False)  # parts of a message come together
         self.messages += 1
-        self._take_message(identity, message)
+        self._take_message(identity.bytes, message)
         while message.more:  # not from a sender of ours
             message = self.socket.recv(copy=False)
         return True

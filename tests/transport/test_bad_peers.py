@@ -103,6 +103,19 @@ def test_g19_a_hole_is_asked_for_again(by_hand, steps):
     assert not [event for event in events if isinstance(event, Gap)]
 
 
+def test_g19_an_interrupt_between_the_parts_of_a_message_loses_nothing(by_hand, steps):
+    reader, _, sender, frames = by_hand
+    sender.say(sender.state(2))
+    sender.answer_cursor(reader, last=2)
+    sender.say(frames[1])
+    assert reader._receiver.socket.poll(10_000)
+    reader._receiver.socket.recv()  # the sender's name; Ctrl-C comes before the rest is read
+    sender.say(frames[2])
+    assert sender.answer_cursor(reader, last=2) == 0
+    sender.say(frames[1], frames[2])
+    assert steps(reader, 2) == [1, 2]
+
+
 def test_g19_a_lost_tail_is_noticed_by_the_heartbeat(by_hand, steps):
     reader, _, sender, frames = by_hand
     sender.say(sender.state(2))
