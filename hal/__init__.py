@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .listing import Listed as Listed
     from .listing import devices as devices
     from .opening import open_device as open_device
-    from .reader import OutputReader as OutputReader
+    from .reading import OutputReader as OutputReader
     from .worker import Worker as Worker
 
     __version__: str
@@ -21,7 +21,7 @@ _HOME = {
     "Listed": "listing",
     "devices": "listing",
     "open_device": "opening",
-    "OutputReader": "reader",
+    "OutputReader": "reading",
     "Worker": "worker",
 }
 __all__ = [*_HOME, "__version__"]

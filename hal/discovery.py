@@ -73,45 +73,58 @@ def installed() -> tuple[Entry, ...]:
     Raises :class:`InvalidValue` when ``HAL_PLUGINS`` names a distribution that is no installed plugin.
     """
     found = [*_plugin_distributions()]
-    allowed = _allow_list({normalized(name) for name, _ in found})
-    entries = [entry for name, dist in found for entry in _entries(name, dist, allowed)]
+    allowed = _allow_list({normalized(name) for name, _, _ in found})
+    entries = [entry for name, version, dist in found for entry in _entries(name, version, dist, allowed)]
     return tuple(sorted(entries, key=lambda entry: (-entry.priority, entry.name, entry.distribution)))
 
 
-def _plugin_distributions() -> list[tuple[str, metadata.Distribution]]:
-    """Name and distribution of each plugin. A damaged distribution elsewhere on the path does not matter."""
+def identity(dist: metadata.Distribution) -> tuple[str, str] | None:
+    """Name and version; None where damaged metadata does not say (what an interrupted uninstall leaves behind)."""
+    try:
+        fields = dist.metadata
+        return (fields["Name"], fields["Version"]) if "Name" in fields and "Version" in fields else None
+    except (OSError, UnicodeError, TypeError, AttributeError):
+        return None
+
+
+def _plugin_distributions() -> list[tuple[str, str, metadata.Distribution]]:
+    """Name, version and distribution of each plugin. A damaged distribution elsewhere on the path does not matter."""
     names = set()
     for dist in metadata.distributions():
         try:
-            if GROUP in (dist.read_text("entry_points.txt") or ""):
-                names.add(normalized(dist.metadata["Name"]))
-        except (OSError, UnicodeError, KeyError, TypeError, AttributeError):
-            continue  # no readable name: what is left of an interrupted uninstall, which nothing can be loaded from
+            declares = GROUP in (dist.read_text("entry_points.txt") or "")
+        except (OSError, UnicodeError):
+            continue
+        who = identity(dist) if declares else None
+        if who:
+            names.add(normalized(who[0]))
     found = []
     for name in sorted(names):
         try:  # the first on the path is the one that imports find; a shadowed older one does not count
             dist = metadata.distribution(name)
         except metadata.PackageNotFoundError:  # a folder that pip has renamed for removal
             continue
-        found.append((dist.metadata["Name"], dist))
+        who = identity(dist)
+        if who:
+            found.append((*who, dist))
     return found
 
 
-def _entries(name: str, dist: metadata.Distribution, allowed: frozenset[str] | None) -> list[Entry]:
+def _entries(name: str, version: str, dist: metadata.Distribution, allowed: frozenset[str] | None) -> list[Entry]:
     is_allowed = allowed is None or normalized(name) == CORE or normalized(name) in allowed
     try:
         points = [*dist.entry_points]
         requires = tuple(dist.requires or ())
     except Exception as error:  # noqa: BLE001 (whatever damaged metadata provokes is reported, not raised)
         why = f"its metadata cannot be read: {type(error).__name__}: {error}"
-        return [Entry("?", name, dist.version, "", allowed=is_allowed, problem=why)]
+        return [Entry("?", name, version, "", allowed=is_allowed, problem=why)]
     entries = []
     for point in points:
         if point.group == GROUP:
             declared = [other.value for other in points if other.group == PRIORITIES and other.name == point.name]
             priority, problem = _priority(declared)
             entries.append(
-                Entry(point.name, name, dist.version, point.value, priority, requires, is_allowed, problem, point)
+                Entry(point.name, name, version, point.value, priority, requires, is_allowed, problem, point)
             )
     return entries
 

@@ -6,7 +6,7 @@ import platform
 from importlib import metadata
 
 from hal import __version__, contract
-from hal.discovery import CORE, normalized
+from hal.discovery import CORE, identity, normalized
 
 
 def lines() -> list[str]:
@@ -23,10 +23,7 @@ def _paddle() -> str:
     """Every build installs the same ``paddle`` package under a name of its own, so two at once are worth seeing."""
     builds = set()
     for dist in metadata.distributions():
-        try:
-            name, version = dist.metadata["Name"], dist.version
-        except (OSError, UnicodeError, KeyError, TypeError, AttributeError):
-            continue  # a damaged distribution is none of ours
-        if name and normalized(name).startswith("paddlepaddle"):
-            builds.add(f"{version} ({name})")
+        who = identity(dist)
+        if who and normalized(who[0]).startswith("paddlepaddle"):
+            builds.add(f"{who[1]} ({who[0]})")
     return ", ".join(sorted(builds)) or "not installed"
