@@ -1,0 +1,81 @@
+"""Kernels: compiled once by NVRTC for the chip at hand, kept on disk, loaded into the context."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from importlib.resources import files
+from pathlib import Path
+
+from hal_core.errors import Unavailable
+
+SOURCES = ("writes.cu", "advance.cu")
+
+
+def source(name: str) -> str:
+    """The text of a kernel file of this package."""
+    return (files("hal_cuda") / "kernels" / name).read_text(encoding="utf-8")
+
+
+def cache_folder() -> Path:
+    """Where compiled kernels are kept: ``HAL_CACHE``, else the user's cache folder."""
+    base = os.environ.get("HAL_CACHE") or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "paddle-hal" / "cuda"
+
+
+def cubin(name: str, arch: str) -> bytes:
+    """The machine code of a kernel file for ``arch`` ("sm_90"), from the cache or newly compiled.
+
+    A file that cannot be kept is compiled again the next time. Raises :class:`Unavailable` without a compiler.
+    """
+    text = source(name)
+    key = hashlib.sha256(f"{arch}|{_compiler()}|{text}".encode()).hexdigest()[:32]
+    path = cache_folder() / f"{name.removesuffix('.cu')}-{arch}-{key}.cubin"
+    try:
+        return path.read_bytes()
+    except OSError:
+        code = compile_source(text, arch)
+    _keep(path, code)
+    return code
+
+
+def compile_source(text: str, arch: str) -> bytes:
+    """Compile CUDA C++ to machine code by NVRTC, through cuda-core."""
+    try:
+        from cuda.core import Program, ProgramOptions
+    except ImportError:
+        from cuda.core.experimental import Program, ProgramOptions  # cuda-core before 0.5
+    try:
+        made = Program(text, "c++", ProgramOptions(std="c++17", arch=arch)).compile("cubin")
+    except (RuntimeError, ImportError, OSError) as error:
+        raise Unavailable(
+            f"NVRTC cannot compile for {arch}: {str(error).splitlines()[0]}",
+            cure="pip install 'paddle-hal-cuda[cu13]' (or [cu12]), whose NVRTC knows this chip",
+            device="cuda",
+        ) from error
+    return bytes(made.code)
+
+
+def _compiler() -> str:
+    """Which compiler makes the code, as far as the file's name must tell."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    names = []
+    for name in ("cuda-core", "cuda-bindings"):
+        try:
+            names.append(version(name))
+        except PackageNotFoundError:
+            names.append("-")
+    return "|".join(names)
+
+
+def _keep(path: Path, code: bytes) -> None:
+    """Write the file whole or not at all; several processes may do so at once."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(code)
+        os.replace(file.name, path)
+    except OSError:
+        return  # a read-only or full disk costs a compilation each start, nothing else

@@ -1,0 +1,93 @@
+"""Opening a GPU: its primary context, which is every framework's, and the facts that are asked once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hal_core.errors import InvalidValue, Unavailable
+
+from .driver import Driver
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What ``open`` takes: bytes of pinned staging memory at first and at most, seconds to wait for it."""
+
+    ring_start: int = 1 << 20
+    ring_limit: int = 64 << 20
+    deadline: float = 30.0
+    stream: int | None = None
+
+    @classmethod
+    def of(cls, given: Mapping[str, object]) -> Options:
+        """The options; raises :class:`InvalidValue` for an unknown or senseless one."""
+        unknown = set(given) - set(cls.__slots__)
+        if unknown:
+            known = ", ".join(cls.__slots__)
+            raise InvalidValue(f"unknown options {sorted(unknown)}", cure=f"known: {known}", argument="options")
+        options = cls(**given)  # type: ignore[arg-type]
+        for name in ("ring_start", "ring_limit"):
+            if not isinstance(getattr(options, name), int) or getattr(options, name) < 4096:
+                raise InvalidValue(
+                    f"{name} = {getattr(options, name)!r}", cure="give at least 4096", argument="options"
+                )
+        if options.ring_start > options.ring_limit or not options.deadline > 0:
+            raise InvalidValue("ring_start over ring_limit, or no deadline", cure="mend them", argument="options")
+        return options
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """A GPU's primary context, retained and current; ``arch`` is its machine code ("sm_90")."""
+
+    driver: Driver
+    device: Any
+    handle: Any
+    arch: str
+
+    @classmethod
+    def open(cls, driver: Driver, index: int) -> Context:
+        """Make GPU ``index`` current. Raises :class:`Unavailable`, or :class:`InvalidValue` for an index it lacks."""
+        api = driver.api
+        try:
+            driver.ok(api.cuInit(0), "cuInit")
+            count = int(driver.ok(api.cuDeviceGetCount(), "cuDeviceGetCount"))
+        except RuntimeError as error:
+            raise Unavailable(str(error), cure="check nvidia-smi", device="cuda") from error
+        if not 0 <= index < count:
+            raise InvalidValue(
+                f"index {index}, there are {count} GPUs",
+                cure=f"give 0 to {count - 1}; CUDA_VISIBLE_DEVICES hides others",
+                device="cuda",
+                argument="index",
+            )
+        device = driver.ok(api.cuDeviceGet(index), "cuDeviceGet")
+        handle = driver.ok(api.cuDevicePrimaryCtxRetain(device), "cuDevicePrimaryCtxRetain")
+        driver.ok(api.cuCtxSetCurrent(handle), "cuCtxSetCurrent")
+        attribute = api.CUdevice_attribute
+        major = driver.ok(
+            api.cuDeviceGetAttribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device), "attribute"
+        )
+        minor = driver.ok(
+            api.cuDeviceGetAttribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device), "attribute"
+        )
+        return cls(driver, device, handle, f"sm_{int(major)}{int(minor)}")
+
+    def check_stream(self, handle: int) -> None:
+        """Raise :class:`InvalidValue` for a stream of another context."""
+        if handle in (0, 1, 2):  # the default streams belong to whichever context is current
+            return
+        owner = self.driver.ok(self.driver.api.cuStreamGetCtx(handle), "cuStreamGetCtx")
+        if int(owner) != int(self.handle):
+            raise InvalidValue(
+                f"stream {handle:#x} belongs to another context",
+                cure="give a stream of the GPU that was opened",
+                device="cuda",
+                argument="stream",
+            )
+
+    def close(self) -> None:
+        """Give the context back."""
+        self.driver.api.cuDevicePrimaryCtxRelease(self.device)

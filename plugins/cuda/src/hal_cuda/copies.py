@@ -1,0 +1,110 @@
+"""Copies out: on a stream of their own, into pinned memory, with the compute stream left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from hal_core.layout import ByteRange
+from hal_core.tickets import Mode
+from hal_core.transfers import CopyTicket
+
+from .driver import Driver
+from .memory import CudaMemory, PinnedBlock
+from .streams import CudaEvent, CudaStream, CudaTicket
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+KEPT = 16
+"""Pinned blocks of one size kept for later copies; a worker has a few copies under way at once."""
+
+
+class OutputBlocks:
+    """Pinned blocks for copies out, by size; a block is used again once its ticket is gone."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._free: dict[int, list[PinnedBlock]] = {}
+
+    def take(self, nbytes: int) -> PinnedBlock:
+        """A block of at least ``nbytes``, of a power-of-two size."""
+        size = max(4096, 1 << (max(nbytes, 1) - 1).bit_length())
+        free = self._free.setdefault(size, [])
+        return free.pop() if free else PinnedBlock(self._driver, size, mirrored=False)
+
+    def give(self, block: PinnedBlock) -> None:
+        """Keep a block for later, or release it when enough are kept."""
+        free = self._free.setdefault(block.nbytes, [])
+        if len(free) < KEPT:
+            free.append(block)
+        else:
+            block.release()
+
+    def close(self) -> None:
+        """Release every block that is kept."""
+        for free in self._free.values():
+            while free:
+                free.pop().release()
+
+
+class CudaCopy(CudaTicket, CopyTicket):
+    """A copy under way. The arrays of ``data`` lie in its pinned block, which they keep alive."""
+
+    __slots__ = ("_data", "_lease")
+    mode: Mode = "async"
+
+    def __init__(self, event: CudaEvent, lease: Lease, parts: Sequence[tuple[int, int]]) -> None:
+        super().__init__(event)
+        self._lease = lease
+        whole = lease.array()
+        self._data = [whole[begin : begin + nbytes] for begin, nbytes in parts]
+
+    @property
+    def data(self) -> Sequence[Bytes]:
+        return self._data
+
+
+class Lease:
+    """Holds a pinned block; it goes back when the last array over it is gone and the copy has ended."""
+
+    def __init__(self, blocks: OutputBlocks, block: PinnedBlock) -> None:
+        self.blocks, self.block = blocks, block
+        self.event: CudaEvent | None = None
+
+    @property
+    def __array_interface__(self) -> dict[str, object]:
+        return {"shape": (self.block.nbytes,), "typestr": "|u1", "data": (self.block.address, False), "version": 3}
+
+    def array(self) -> Bytes:
+        """The block as uint8; the array holds the lease."""
+        return np.asarray(self)
+
+    def __del__(self) -> None:
+        if self.event is not None and not self.event.wait(60.0):
+            return  # a copy that never ends still writes here: the block is lost rather than used again
+        self.blocks.give(self.block)
+
+
+class PendingReads:
+    """Copies out under way: whoever writes what they read lets its stream wait for them first."""
+
+    def __init__(self) -> None:
+        self._reads: list[tuple[CudaMemory, int, int, CudaEvent]] = []
+
+    def add(self, memory: CudaMemory, parts: Sequence[ByteRange], event: CudaEvent) -> None:
+        """Remember that the copy up to ``event`` reads these parts."""
+        begin, end = min(part.offset for part in parts), max(part.end for part in parts)
+        self._reads.append((memory, begin, end, event))
+
+    def order(self, memory: object, stream: CudaStream) -> None:
+        """Let ``stream`` wait for copies that still read ``memory`` (None: any memory)."""
+        if not self._reads:
+            return
+        left = []
+        for read in self._reads:
+            if read[3].done():
+                continue
+            left.append(read)
+            if memory is None or read[0] is memory:
+                stream.wait(read[3])
+        self._reads = left

@@ -1,0 +1,219 @@
+"""The cuda device: pinned staging under fences, one kernel for a whole plan, copies out on a stream of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from hal_core.base import DeviceBase
+from hal_core.capabilities import Capabilities
+from hal_core.errors import DeviceClosed
+from hal_core.staging import StagingRing
+from hal_core.tickets import DONE, Ticket
+from hal_core.views import View
+
+from .context import Context, Options
+from .copies import CudaCopy, Lease, OutputBlocks, PendingReads
+from .driver import Driver
+from .frameworks import current_stream
+from .launching import Kernels
+from .memory import CudaMemory, PinnedBlock
+from .steps import StepKernel
+from .streams import CudaStream, CudaTicket, EventPool
+from .targets import is_on_device, resolve
+from .writing import Writer
+
+if TYPE_CHECKING:
+    from hal_core.device import Communicator, Device, Stream
+    from hal_core.group import Group
+    from hal_core.layout import ByteRange
+    from hal_core.markers import hookimpl
+    from hal_core.plan import WritePlan
+    from hal_core.state import SlotState
+    from hal_core.steps import Step
+    from hal_core.transfers import CopyTicket
+    from hal_core.values import Value
+    from hal_core.views import Memory
+else:
+    from hal_core.markers import hookimpl
+
+
+class CudaDevice(DeviceBase):
+    """One GPU. Targets are state views and tensors of Paddle, torch, CuPy and others on it."""
+
+    name = "cuda"
+
+    def __init__(self, index: int, options: Mapping[str, object], driver: Driver | None = None) -> None:
+        super().__init__(index)
+        chosen = Options.of(options)
+        self.driver = Driver() if driver is None else driver
+        self.context = Context.open(self.driver, index)
+        self.events = EventPool(self.driver)
+        self.kernels = Kernels(self.driver, self.context.arch)
+        self.ring = StagingRing(
+            lambda nbytes: PinnedBlock(self.driver, nbytes, mirrored=True),
+            start=chosen.ring_start,
+            limit=chosen.ring_limit,
+            deadline=chosen.deadline,
+        )
+        self.blocks = OutputBlocks(self.driver)
+        self.reads = PendingReads()
+        self.writer = Writer(self)
+        self.steps = StepKernel(self.driver, self.kernels)
+        self._copies = self._new_stream()
+        self._framework = ""
+        self._given = chosen.stream
+        self._wrapped: dict[int, CudaStream] = {}
+        self._communicators: dict[tuple[int, ...], Communicator] = {}
+        self._closed = False
+        self.capabilities = Capabilities(
+            async_h2d=True,
+            async_d2h=True,
+            fused_scatter=True,
+            pinned_host=True,
+            can_hold_stream=True,
+            collective="nccl",
+        )
+
+    # -- streams ------------------------------------------------------------------------------------------------
+
+    def _new_stream(self) -> CudaStream:
+        flags = int(self.driver.api.CUstream_flags.CU_STREAM_NON_BLOCKING)
+        handle = self.driver.ok(self.driver.api.cuStreamCreate(flags), "cuStreamCreate")
+        return CudaStream(self.events, int(handle), handle)
+
+    def stream(self) -> Stream:
+        """A new stream that does not wait for CUDA's default stream."""
+        return self._new_stream()
+
+    @property
+    def default_stream(self) -> Stream:
+        """The framework's current stream, or the one given at ``open``."""
+        handle = current_stream(self.index)[0] if self._given is None else self._given
+        return self.wrap(handle)
+
+    def wrap(self, handle: int) -> CudaStream:
+        """A stream by its handle. Raises :class:`hal_core.errors.InvalidValue` for one of another context."""
+        found = self._wrapped.get(handle)
+        if found is None:
+            self.context.check_stream(handle)
+            found = self._wrapped[handle] = CudaStream(self.events, handle)
+        return found
+
+    # -- memory -------------------------------------------------------------------------------------------------
+
+    def allocate(self, nbytes: int) -> CudaMemory:
+        """A block of device memory."""
+        self._check()
+        self.count("allocations")
+        return CudaMemory.allocate(self, self.driver, nbytes)
+
+    def resolve(self, target: object) -> View:
+        """A view over a tensor's own memory."""
+        return target if isinstance(target, View) else resolve(self, self.driver, self.index, target)
+
+    def is_device_value(self, value: object) -> bool:
+        """True for a tensor on a CUDA device."""
+        return not isinstance(value, int | float | list | tuple) and is_on_device(value)
+
+    # -- work ---------------------------------------------------------------------------------------------------
+
+    def submit(self, plan: WritePlan, stream: Stream) -> Ticket:
+        """One upload and one launch for each staging block that the plan fills."""
+        self._check()
+        return DONE if plan.empty else self.writer.submit(plan, self._own(stream))
+
+    @hookimpl
+    def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
+        """A fill, a value in the launch's parameters, one upload, or a plan, by what the value is."""
+        self._check()
+        return self.writer.set_value(target, value, self._own(stream))
+
+    def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
+        """Copy on the copy stream, after an event on ``stream``, which does not wait."""
+        self._check()
+        driver, copies = self.driver, self._copies
+        block = self.blocks.take(sum(part.nbytes for part in parts))
+        lease = Lease(self.blocks, block)
+        copies.wait(self._own(stream).record())
+        at, places = 0, []
+        for part in parts:
+            if part.nbytes:
+                source = memory.address + part.offset
+                result = driver.api.cuMemcpyDtoHAsync(block.address + at, source, part.nbytes, copies.handle)
+                driver.ok(result, "cuMemcpyDtoHAsync")
+            places.append((at, part.nbytes))
+            at += part.nbytes
+        self.count("copies_out", len(parts))
+        event = self.events.record(copies.handle)
+        lease.event = event
+        if parts:
+            assert isinstance(memory, CudaMemory)
+            self.reads.add(memory, parts, event)
+        return CudaCopy(event, lease, places)
+
+    def advance(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
+        """One kernel, a thread a slot; the host takes no part."""
+        self._check()
+        own = self._own(stream)
+        self.reads.order(state.memory, own)
+        self.steps.launch(state, own.handle, speculative=step.speculative)
+        return CudaTicket(self.events.record(own.handle))
+
+    def order_after_reads(self, stream: Stream) -> None:
+        """Let ``stream`` wait for copies out under way, before kernels of the caller's own write what they read."""
+        self.reads.order(None, self._own(stream))
+
+    def communicator(self, group: Group) -> Communicator:
+        """The group's NCCL communicator through ``paddle.distributed``; opened once."""
+        found = self._communicators.get(group.ranks)
+        if found is None:
+            from .nccl import open_communicator
+
+            found = self._communicators[group.ranks] = open_communicator(self, group)
+        return found
+
+    @contextmanager
+    def hold(self, stream: Stream) -> Iterator[None]:
+        """A kernel that spins on a flag in pinned memory until the context ends."""
+        block = self.blocks.take(4)
+        flag = block.buffer[:4].view("u4")
+        flag[0] = 0
+        self.kernels.hold.params["flag"] = block.address
+        self.kernels.hold.launch(1, 1, self._own(stream).handle)
+        try:
+            yield
+        finally:
+            flag[0] = 1
+            self._own(stream).synchronize()
+            self.blocks.give(block)
+
+    def close(self) -> None:
+        """Wait for the staging ring, then give everything back."""
+        if self._closed:
+            return
+        self._closed = True
+        for communicator in self._communicators.values():
+            communicator.close()
+        if not self.driver.broken:
+            self.ring.close()
+            self.blocks.close()
+            self.events.close()
+            self.context.close()
+
+    def _check(self) -> None:
+        if self._closed:
+            raise DeviceClosed("the device is closed", cure="open it again", device=f"cuda:{self.index}")
+        self.driver.check_sound()
+
+    def _own(self, stream: Any) -> CudaStream:  # noqa: ANN401 (ours, or a framework's)
+        """The stream as ours: a CudaStream, an object with ``__cuda_stream__``, or a handle."""
+        if type(stream) is CudaStream:
+            return stream
+        if isinstance(stream, int):
+            return self.wrap(stream)
+        protocol = getattr(stream, "__cuda_stream__", None)
+        if protocol is not None:
+            return self.wrap(int(protocol()[1]))
+        return self.wrap(int(stream.cuda_stream))

@@ -1,0 +1,70 @@
+"""The CUDA driver's calls, checked: an error says which call failed, what the driver calls it, and the cure.
+
+The bindings moved between CUDA 12 and 13 (``from cuda import cuda`` to ``cuda.bindings.driver``); both are handled here
+and nowhere else.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from hal_core.errors import DeviceClosed, HalError, OutOfMemory, Unavailable
+
+STICKY = {"CUDA_ERROR_ILLEGAL_ADDRESS", "CUDA_ERROR_LAUNCH_FAILED", "CUDA_ERROR_ASSERT", "CUDA_ERROR_ECC_UNCORRECTABLE"}
+"""Errors that spoil the context: every later call fails until the process is started anew."""
+
+
+class CudaError(HalError, RuntimeError):
+    """A call of the CUDA driver failed."""
+
+
+def load_bindings() -> Any:  # noqa: ANN401 (a module whose place depends on the version)
+    """The driver's bindings, from where this version of ``cuda-bindings`` has them."""
+    for name in ("cuda.bindings.driver", "cuda.cuda"):
+        try:
+            return import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not name.startswith(error.name):
+                raise
+    raise Unavailable("cuda-bindings is missing", cure="pip install 'paddle-hal-cuda[cu13]' (or [cu12])", device="cuda")
+
+
+class Driver:
+    """The bindings with their results checked. ``ok(call, name)`` returns what the call gave besides its status.
+
+    After a sticky error every later call says so and how to recover.
+    """
+
+    def __init__(self, bindings: Any = None) -> None:  # noqa: ANN401 (tests give a stand-in)
+        self.api = load_bindings() if bindings is None else bindings
+        self.success = self.api.CUresult.CUDA_SUCCESS
+        self.not_ready = self.api.CUresult.CUDA_ERROR_NOT_READY
+        self.broken = ""
+
+    def ok(self, result: tuple[Any, ...], call: str) -> Any:  # noqa: ANN401 (what the call returns)
+        """The value of a successful call; raises :class:`CudaError`, or :class:`OutOfMemory`, for another."""
+        if result[0] is not self.success and result[0] != self.success:
+            self._raise(result[0], call)
+        return result[1] if len(result) > 1 else None
+
+    def check_sound(self) -> None:
+        """Raise when the context was spoilt by an earlier error."""
+        if self.broken:
+            raise DeviceClosed(
+                f"the CUDA context is spoilt by an earlier error: {self.broken}",
+                cure="start the process anew; run it under compute-sanitizer to find the kernel at fault",
+                device="cuda",
+            )
+
+    def _raise(self, status: Any, call: str) -> None:  # noqa: ANN401 (a CUresult)
+        name = str(getattr(status, "name", status))
+        text = f"{call}: {name}"
+        if name == "CUDA_ERROR_OUT_OF_MEMORY":
+            raise OutOfMemory(text, cure="free memory, or lower ring_limit and the state's sizes", device="cuda")
+        if name in STICKY:
+            self.broken = self.broken or text
+            raise CudaError(
+                text, cure="the context is spoilt; start the process anew, under compute-sanitizer", device="cuda"
+            )
+        raise CudaError(text, cure="see the CUDA driver API's description of this error", device="cuda")

@@ -1,0 +1,98 @@
+// Kernels that carry out hal's write plans. Compiled by NVRTC for the chip at hand.
+typedef unsigned long long u64;
+typedef unsigned int u32;
+typedef unsigned char u8;
+
+// One descriptor of hal_core.plan.WRITE: pattern 0 copies from the payload, else source is an 8-byte cycle.
+struct Write { u64 dst, source; u32 nbytes, pattern; };
+// One field of a packed record, hal_core.plan.SPREAD.
+struct Spread { u64 base, stride; u32 source, nbytes; };
+
+// The staging block: descriptors, slots, records, payload, at the offsets given.
+struct Plan {
+  u64 memory;        // address of the memory the plan writes
+  u64 block;         // address of the staging block (device memory, or pinned host memory read in place)
+  u64 spread;        // address of the spread table
+  u32 writes, records, fields, record_bytes;
+  u32 slots_at, records_at;
+  u64 payload_at;
+};
+
+// Copy n bytes with the widest accesses that both addresses allow. All threads of a block call it.
+__device__ void copy_bytes(u8* dst, const u8* src, u32 n, u32 thread, u32 threads) {
+  u64 low = (u64)dst | (u64)src | n;
+  if ((low & 15) == 0) {
+    for (u32 i = thread; i < n / 16; i += threads) ((uint4*)dst)[i] = ((const uint4*)src)[i];
+  } else if ((low & 7) == 0) {
+    for (u32 i = thread; i < n / 8; i += threads) ((u64*)dst)[i] = ((const u64*)src)[i];
+  } else if ((low & 3) == 0) {
+    for (u32 i = thread; i < n / 4; i += threads) ((u32*)dst)[i] = ((const u32*)src)[i];
+  } else {
+    for (u32 i = thread; i < n; i += threads) dst[i] = src[i];
+  }
+}
+
+// Fill n bytes with the cycle, whose first byte belongs to dst[0].
+__device__ void fill_bytes(u8* dst, u64 cycle, u32 n, u32 thread, u32 threads) {
+  u32 head = ((u64)dst & 7) == 0 ? n & ~7u : 0;
+  for (u32 i = thread; i < head / 8; i += threads) ((u64*)dst)[i] = cycle;
+  for (u32 i = head + thread; i < n; i += threads) dst[i] = (u8)(cycle >> ((i & 7) * 8));
+}
+
+// Blocks 0 .. writes-1 carry out one descriptor each, the blocks after them one record each.
+extern "C" __global__ void hal_write(Plan plan) {
+  const u8* block = (const u8*)plan.block;
+  if (blockIdx.x < plan.writes) {
+    Write w = ((const Write*)block)[blockIdx.x];
+    u8* dst = (u8*)plan.memory + w.dst;
+    if (w.pattern) fill_bytes(dst, w.source, w.nbytes, threadIdx.x, blockDim.x);
+    else copy_bytes(dst, block + plan.payload_at + w.source, w.nbytes, threadIdx.x, blockDim.x);
+    return;
+  }
+  u32 at = blockIdx.x - plan.writes;
+  u64 slot = ((const u32*)(block + plan.slots_at))[at];
+  const u8* record = block + plan.records_at + (u64)at * plan.record_bytes;
+  for (u32 i = threadIdx.x; i < plan.fields; i += blockDim.x) {
+    Spread f = ((const Spread*)plan.spread)[i];
+    u8* dst = (u8*)plan.memory + f.base + slot * f.stride;
+    copy_bytes(dst, record + f.source, f.nbytes, 0, 1);
+  }
+}
+
+// Fill a strided view: run (i, j) of nbytes begins at dst + i * step0 + j * step1.
+extern "C" __global__ void hal_fill(u64 dst, u64 cycle, u32 nbytes, u32 n0, u32 n1, long long step0, long long step1) {
+  u32 runs = n0 * n1;
+  if (nbytes <= 16) {  // short runs: a thread each
+    for (u32 r = blockIdx.x * blockDim.x + threadIdx.x; r < runs; r += gridDim.x * blockDim.x)
+      fill_bytes((u8*)(dst + (r / n1) * step0 + (r % n1) * step1), cycle, nbytes, 0, 1);
+    return;
+  }
+  for (u32 r = blockIdx.x; r < runs; r += gridDim.x)
+    fill_bytes((u8*)(dst + (r / n1) * step0 + (r % n1) * step1), cycle, nbytes, threadIdx.x, blockDim.x);
+}
+
+// A small value that travels in the launch's own parameters.
+struct Small { u64 dst; u32 nbytes, unused; u64 data[128]; };
+extern "C" __global__ void hal_small(__grid_constant__ const Small value) {
+  copy_bytes((u8*)value.dst, (const u8*)value.data, value.nbytes, threadIdx.x, blockDim.x);
+}
+
+// Element by element between two strided views of up to four axes, row-major.
+struct Strided { u64 dst, src; u32 element, unused; u32 shape[4]; long long to[4], from[4]; u64 count; };
+extern "C" __global__ void hal_copy_strided(__grid_constant__ const Strided c) {
+  for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < c.count; i += (u64)gridDim.x * blockDim.x) {
+    u64 rest = i, dst = c.dst, src = c.src;
+    for (int axis = 3; axis >= 0; --axis) {
+      u64 at = rest % c.shape[axis];
+      rest /= c.shape[axis];
+      dst += at * c.to[axis];
+      src += at * c.from[axis];
+    }
+    copy_bytes((u8*)dst, (const u8*)src, c.element, 0, 1);
+  }
+}
+
+// Hold a stream until the host raises the flag (a test's latch). The flag is pinned host memory.
+extern "C" __global__ void hal_hold(volatile u32* flag) {
+  while (*flag == 0) __nanosleep(1000);
+}

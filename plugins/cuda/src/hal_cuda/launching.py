@@ -1,0 +1,106 @@
+"""Launching kernels with little host time: each kernel keeps its parameters in one block that is filled in place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .compiling import cubin
+from .driver import Driver
+
+THREADS = 128
+"""Threads a block: enough for an 8 KB row in four vector loads each, small enough for thousands of short rows."""
+
+
+class Kernel:
+    """One kernel. ``params`` is a structured NumPy record that lies where the driver reads the parameters."""
+
+    def __init__(self, driver: Driver, module: Any, name: str, params: np.dtype[np.void]) -> None:  # noqa: ANN401
+        self._driver = driver
+        self._function = driver.ok(driver.api.cuModuleGetFunction(module, name.encode()), f"loading {name}")
+        self._launch = driver.api.cuLaunchKernel
+        self.name = name
+        if hasattr(driver.api, "cuFuncLoad"):  # a lazily loaded kernel may wait for the device at its first launch
+            driver.ok(driver.api.cuFuncLoad(self._function), f"loading {name}")
+        self._block = np.zeros(1, params)
+        self.params = self._block[0]
+        addresses = [self._block.ctypes.data + offset for offset in self._parameter_offsets(params)]
+        self._pointers = np.array(addresses, np.uint64)
+        self._at = int(self._pointers.ctypes.data)
+
+    @staticmethod
+    def _parameter_offsets(params: np.dtype[np.void]) -> list[int]:
+        """Where each parameter begins: fields are parameters, except in a struct, which is one."""
+        assert params.fields is not None
+        if params.metadata and params.metadata.get("struct"):
+            return [0]
+        return [entry[1] for entry in params.fields.values()]
+
+    def fill(self, params: np.ndarray[Any, Any]) -> None:
+        """Take all parameters from an array of the same dtype, shape ``[1]``."""
+        self._block[...] = params
+
+    def launch(self, blocks: int, threads: int, stream: int) -> None:
+        """Launch with the parameters as they are in ``params`` now; the driver copies them before it returns."""
+        (status,) = self._launch(self._function, blocks, 1, 1, threads, 1, 1, 0, stream, self._at, 0)
+        if status != self._driver.success:
+            self._driver.ok((status,), f"launching {self.name}")
+
+
+def struct(*fields: tuple[Any, ...]) -> np.dtype[np.void]:
+    """A struct that a kernel takes by value, with the compiler's own alignment."""
+    return np.dtype(np.dtype([*fields], align=True), metadata={"struct": True})
+
+
+PLAN = struct(
+    ("memory", "<u8"),
+    ("block", "<u8"),
+    ("spread", "<u8"),
+    ("writes", "<u4"),
+    ("records", "<u4"),
+    ("fields", "<u4"),
+    ("record_bytes", "<u4"),
+    ("slots_at", "<u4"),
+    ("records_at", "<u4"),
+    ("payload_at", "<u8"),
+)
+FILL = np.dtype(
+    [
+        ("dst", "<u8"),
+        ("cycle", "<u8"),
+        ("nbytes", "<u4"),
+        ("n0", "<u4"),
+        ("n1", "<u4"),
+        ("step0", "<i8"),
+        ("step1", "<i8"),
+    ],
+    align=True,
+)
+SMALL_BYTES = 1024
+SMALL = struct(("dst", "<u8"), ("nbytes", "<u4"), ("unused", "<u4"), ("data", "u1", (SMALL_BYTES,)))
+STRIDED = struct(
+    ("dst", "<u8"),
+    ("src", "<u8"),
+    ("element", "<u4"),
+    ("unused", "<u4"),
+    ("shape", "<u4", (4,)),
+    ("to", "<i8", (4,)),
+    ("from", "<i8", (4,)),
+    ("count", "<u8"),
+)
+HOLD = np.dtype([("flag", "<u8")])
+
+
+class Kernels:
+    """All kernels of this package, for one context."""
+
+    def __init__(self, driver: Driver, arch: str) -> None:
+        writes = driver.ok(driver.api.cuModuleLoadData(cubin("writes.cu", arch)), "cuModuleLoadData")
+        steps = driver.ok(driver.api.cuModuleLoadData(cubin("advance.cu", arch)), "cuModuleLoadData")
+        self.write = Kernel(driver, writes, "hal_write", PLAN)
+        self.fill = Kernel(driver, writes, "hal_fill", FILL)
+        self.small = Kernel(driver, writes, "hal_small", SMALL)
+        self.copy_strided = Kernel(driver, writes, "hal_copy_strided", STRIDED)
+        self.hold = Kernel(driver, writes, "hal_hold", HOLD)
+        self.steps, self.driver = steps, driver

@@ -1,0 +1,119 @@
+"""From a write plan to the bytes of a staging block, and how big plans are cut. Plain NumPy, no device.
+
+A block is: descriptors, slots, records, payload, each on a 16-byte boundary (the widest load of the kernel).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from hal_core.plan import WRITE, Records, WritePlan
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+ROW = 16 << 10
+"""Bytes; a longer copy is cut into descriptors of so many, so that it is spread over blocks of threads."""
+
+
+def _up(nbytes: int) -> int:
+    return -(-nbytes // 16) * 16
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Where the parts of a plan lie in its staging block; byte offsets and counts."""
+
+    nbytes: int
+    writes: int
+    records: int
+    record_bytes: int
+    slots_at: int
+    records_at: int
+    payload_at: int
+
+    @classmethod
+    def of(cls, plan: WritePlan) -> Packed:
+        """Lay out a plan's block."""
+        at = _up(plan.writes.nbytes)
+        records = plan.records
+        count = 0 if records is None else len(records.slots)
+        slots_at, records_at = at, at
+        if records is not None:
+            records_at = _up(slots_at + 4 * count)
+            at = _up(records_at + records.data.nbytes)
+        size = sum([piece.nbytes for piece in plan.pieces])
+        width = 0 if records is None else records.data.shape[1]
+        return cls(at + size, len(plan.writes), count, width, slots_at, records_at, at)
+
+    def fill(self, block: Bytes, plan: WritePlan) -> None:
+        """Write the plan into the block; after this the plan's arrays may change (G2)."""
+        if self.writes:
+            block[: plan.writes.nbytes] = plan.writes.view(np.uint8)
+        if plan.records is not None:
+            slots = plan.records.slots
+            block[self.slots_at : self.slots_at + slots.nbytes] = slots.view(np.uint8)
+            data = plan.records.data
+            block[self.records_at : self.records_at + data.nbytes] = data.reshape(-1)
+        if plan.pieces:
+            np.concatenate(plan.pieces, out=block[self.payload_at : self.nbytes])
+
+
+def cut_rows(plan: WritePlan) -> WritePlan:
+    """The same plan with no copy or fill longer than ``ROW``; the plan itself when it has none."""
+    writes = plan.writes
+    if not len(writes) or int(writes["nbytes"].max()) <= ROW:
+        return plan
+    parts = -(-writes["nbytes"] // ROW)
+    index = np.repeat(np.arange(len(writes)), parts)
+    first = np.cumsum(parts) - parts
+    skip = (np.arange(len(index)) - first[index]).astype(np.uint64) * np.uint64(ROW)
+    rows = writes[index]
+    rows["dst"] += skip
+    rows["source"] += np.where(rows["pattern"] == 0, skip, 0).astype(np.uint64)  # ROW is a multiple of the cycle
+    rows["nbytes"] = np.minimum(writes["nbytes"][index] - skip, ROW)
+    return WritePlan(plan.memory, rows, plan.pieces, plan.records)
+
+
+def split(plan: WritePlan, limit: int) -> Iterator[WritePlan]:
+    """The plan as plans whose blocks fit ``limit`` bytes, in an order that has the same effect.
+
+    Records come first, then the writes in their order; a plan that fits is given as it is.
+    """
+    if Packed.of(plan).nbytes <= limit:
+        yield plan
+        return
+    plan = cut_rows(plan)
+    payload = plan.payload
+    if plan.records is not None:
+        yield from _split_records(plan, plan.records, limit)
+    begin, size = 0, 0
+    costs = np.where(plan.writes["pattern"] == 0, plan.writes["nbytes"], 0).tolist()
+    for at, cost in enumerate(costs):
+        if at > begin and _up((at + 1 - begin) * WRITE.itemsize) + size + cost > limit:
+            yield _some_writes(plan, payload, begin, at)
+            begin, size = at, 0
+        size += cost
+    if begin < len(costs):
+        yield _some_writes(plan, payload, begin, len(costs))
+
+
+def _split_records(plan: WritePlan, records: Records, limit: int) -> Iterator[WritePlan]:
+    each = records.data.shape[1] + 4
+    count = max(1, (limit - 64) // each)
+    for at in range(0, len(records.slots), count):
+        some = Records(records.slots[at : at + count], records.data[at : at + count], records.spread)
+        yield WritePlan(plan.memory, np.zeros(0, WRITE), (), some)
+
+
+def _some_writes(plan: WritePlan, payload: Bytes, begin: int, end: int) -> WritePlan:
+    """Some of the writes with just their own payload."""
+    rows = plan.writes[begin:end].copy()
+    copies = np.flatnonzero(rows["pattern"] == 0)
+    pieces = [
+        payload[int(s) : int(s) + int(n)] for s, n in zip(rows["source"][copies], rows["nbytes"][copies], strict=True)
+    ]
+    sizes = rows["nbytes"][copies].astype(np.uint64)
+    rows["source"][copies] = np.cumsum(sizes) - sizes
+    return WritePlan(plan.memory, rows, pieces)

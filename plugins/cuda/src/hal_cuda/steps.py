@@ -1,0 +1,54 @@
+"""The kernel of ``advance``: what it is told of a state, once."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .driver import Driver
+from .launching import Kernel, Kernels, struct
+
+if TYPE_CHECKING:
+    from hal_core.state import SlotState
+
+POINTERS = (
+    *("sampled_token_ids", "accept_tokens", "prompt_lens", "min_dec_len", "max_dec_len", "eos_token_ids", "stop_seqs"),
+    *("eos_num", "stop_seqs_num", "stop_seqs_len"),
+    *("accept_num", "stop_reason", "seq_lens_decoder", "seq_lens_encoder", "seq_lens_this_time", "draft_num"),
+    *("step_idx", "next_tokens", "token_ids"),
+    "stop_flags",
+)
+"""Fields in the order of the kernel's struct ``State``."""
+NUMBERS = ("slots", "max_tokens", "max_accept", "max_eos", "stop_sequences", "max_stop_length", "speculative", "unused")
+STATE = struct(*[(name, "<u8") for name in POINTERS], *[(name, "<i4") for name in NUMBERS])
+THREADS = 32
+
+
+class StepKernel:
+    """Launches ``hal_advance``; the parameters of each state are made once."""
+
+    def __init__(self, driver: Driver, kernels: Kernels) -> None:
+        self._kernel = Kernel(driver, kernels.steps, "hal_advance", STATE)
+        self._known: weakref.WeakKeyDictionary[Any, np.ndarray[Any, Any]] = weakref.WeakKeyDictionary()
+
+    def launch(self, state: SlotState, stream: int, *, speculative: bool) -> None:
+        """Advance every slot of the state, in stream order."""
+        params = self._known.get(state)
+        if params is None:
+            params = self._known[state] = self._describe(state)
+        self._kernel.fill(params)
+        self._kernel.params["speculative"] = int(speculative)
+        self._kernel.launch(-(-state.sizes.slots // THREADS), THREADS, stream)
+
+    @staticmethod
+    def _describe(state: SlotState) -> np.ndarray[Any, Any]:
+        sizes = state.sizes
+        params = np.zeros(1, STATE)
+        for name in POINTERS:
+            params[name] = state.memory.address + state.layout.fields[name].offset
+        params["slots"], params["max_tokens"], params["max_accept"] = sizes.slots, sizes.max_tokens, sizes.max_accept
+        params["max_eos"], params["stop_sequences"] = sizes.max_eos, sizes.max_stop_sequences
+        params["max_stop_length"] = sizes.max_stop_length
+        return params

@@ -1,0 +1,216 @@
+"""How writes reach the GPU: which of the ways for which value, and how a plan becomes one upload and one launch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from hal_core.errors import InvalidValue
+from hal_core.plan import PlanBuilder, WritePlan
+from hal_core.tickets import DONE, Ticket
+from hal_core.views import View
+
+from .launching import SMALL_BYTES, THREADS
+from .memory import CudaMemory
+from .packing import ROW, Packed, cut_rows, split
+from .streams import CudaStream, CudaTicket
+
+if TYPE_CHECKING:
+    from hal_core.values import Value
+
+    from .device import CudaDevice
+
+IN_PLACE = 8 << 10
+"""Bytes; a block up to this size is read by the kernel from pinned memory itself, without an upload."""
+PIECE = 256 << 10
+"""Bytes; a long contiguous value is staged and uploaded in pieces, so that both go on at once."""
+
+Ints = tuple[int, ...]
+
+
+class Writer:
+    """Submits plans and values for one device."""
+
+    def __init__(self, device: CudaDevice) -> None:
+        self._device = device
+        self._driver = device.driver
+        self._spreads: dict[int, tuple[Any, CudaMemory]] = {}
+
+    def submit(self, plan: WritePlan, stream: CudaStream) -> Ticket:
+        """One upload and one launch for each staging block; a plan over the ring's limit goes in several, in order."""
+        device = self._device
+        device.reads.order(plan.memory, stream)
+        packed = Packed.of(plan)
+        if packed.nbytes <= device.ring.limit:
+            return self._submit(plan, packed, stream)
+        ticket: Ticket = DONE
+        for part in split(plan, device.ring.limit):
+            ticket = self._submit(part, Packed.of(part), stream)
+        return ticket
+
+    def _submit(self, plan: WritePlan, packed: Packed, stream: CudaStream) -> Ticket:
+        if packed.nbytes - packed.payload_at > ROW:
+            cut = cut_rows(plan)
+            if cut is not plan:
+                plan, packed = cut, Packed.of(cut)
+        device, ring = self._device, self._device.ring
+        spread = 0 if plan.records is None else self._spread(plan.records.spread, stream)
+        span = ring.take(packed.nbytes)
+        try:
+            packed.fill(span.buffer, plan)
+            block = span.address
+            if packed.nbytes > IN_PLACE:
+                block = span.segment.block.mirror + span.begin  # type: ignore[attr-defined]
+                result = self._driver.api.cuMemcpyHtoDAsync(block, span.address, packed.nbytes, stream.handle)
+                self._driver.ok(result, "cuMemcpyHtoDAsync")
+                device._counts["uploads"] += 1
+                device._counts["submissions"] += 1
+            self._launch(plan, packed, block, spread, stream)
+        except BaseException:
+            ring.fence(span, device.events.record(stream.handle))
+            raise
+        event = device.events.record(stream.handle)
+        ring.fence(span, event)
+        return CudaTicket(event)
+
+    def _launch(self, plan: WritePlan, packed: Packed, block: int, spread: int, stream: CudaStream) -> None:
+        kernel, counts = self._device.kernels.write, self._device._counts
+        params = kernel.params
+        params["memory"], params["block"], params["spread"] = plan.memory.address, block, spread
+        params["writes"], params["records"], params["record_bytes"] = packed.writes, packed.records, packed.record_bytes
+        params["fields"] = 0 if plan.records is None else len(plan.records.spread)
+        params["slots_at"], params["records_at"] = packed.slots_at, packed.records_at
+        params["payload_at"] = packed.payload_at
+        kernel.launch(packed.writes + packed.records, THREADS, stream.handle)
+        counts["launches"] += 1
+        counts["submissions"] += 1
+
+    def _spread(self, table: Any, stream: CudaStream) -> int:  # noqa: ANN401 (a structured array)
+        """The spread table of a state on the device; uploaded once, the first time a state is written."""
+        found = self._spreads.get(id(table))
+        if found is None:
+            data = np.ascontiguousarray(table).view(np.uint8)
+            memory = CudaMemory.allocate(self._device, self._driver, data.nbytes)
+            self._device.count("allocations")
+            self._driver.ok(
+                self._driver.api.cuMemcpyHtoD(memory.address, data.ctypes.data, data.nbytes), "cuMemcpyHtoD"
+            )
+            found = self._spreads[id(table)] = (table, memory)
+        return found[1].address
+
+    def set_value(self, target: View, value: Value, stream: CudaStream) -> Ticket:
+        """Write a converted value into a view."""
+        device = self._device
+        device.reads.order(target.memory, stream)
+        if type(value) is View:
+            return self._copy(target, value, stream)
+        shape, steps, run = _collapse(target)
+        if not isinstance(value, np.ndarray):
+            if len(shape) <= 2:
+                return self._fill(target, value, shape, steps, run, stream)  # type: ignore[arg-type]
+        elif not shape:
+            return self._contiguous(target, value, stream)
+        builder = PlanBuilder(target.memory)
+        offsets, nbytes = target.runs()
+        if isinstance(value, np.ndarray):
+            builder.copy(offsets, nbytes, np.ascontiguousarray(value).reshape(-1).view(np.uint8))
+        else:
+            builder.fill(offsets, nbytes, value)  # type: ignore[arg-type]
+        return self.submit(builder.build(), stream)
+
+    def _fill(self, target: View, value: np.generic, shape: Ints, steps: Ints, run: int, stream: CudaStream) -> Ticket:
+        """One launch, no staging: the element travels in the parameters."""
+        pattern = value.tobytes()
+        kernel = self._device.kernels.fill
+        params = kernel.params
+        n0, n1 = (1, 1, *shape)[-2:]
+        step0, step1 = (0, 0, *steps)[-2:]
+        params["dst"] = target.memory.address + target.offset
+        params["cycle"] = int.from_bytes(pattern * (8 // len(pattern)), "little")
+        params["nbytes"], params["n0"], params["n1"] = run, n0, n1
+        params["step0"], params["step1"] = step0, step1
+        runs = n0 * n1
+        blocks = -(-runs // THREADS) if run <= 16 else runs
+        kernel.launch(min(blocks, 4096), THREADS, stream.handle)
+        return self._launched(stream)
+
+    def _contiguous(self, target: View, value: np.ndarray[Any, Any], stream: CudaStream) -> Ticket:
+        """A value for neighbouring bytes: in the parameters when small, else staged and uploaded."""
+        data = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+        address = target.memory.address + target.offset
+        if data.nbytes <= SMALL_BYTES:
+            kernel = self._device.kernels.small
+            params = kernel.params
+            params["dst"], params["nbytes"] = address, data.nbytes
+            params["data"][: data.nbytes] = data
+            kernel.launch(1, THREADS, stream.handle)
+            return self._launched(stream)
+        device, ring = self._device, self._device.ring
+        piece = min(PIECE, ring.limit)
+        ticket: Ticket = DONE
+        for at in range(0, data.nbytes, piece):
+            nbytes = min(piece, data.nbytes - at)
+            span = ring.take(nbytes)
+            span.buffer[...] = data[at : at + nbytes]
+            try:
+                result = self._driver.api.cuMemcpyHtoDAsync(address + at, span.address, nbytes, stream.handle)
+                self._driver.ok(result, "cuMemcpyHtoDAsync")
+            finally:
+                event = device.events.record(stream.handle)
+                ring.fence(span, event)
+            device._counts["uploads"] += 1
+            device._counts["submissions"] += 1
+            ticket = CudaTicket(event)
+        return ticket
+
+    def _copy(self, target: View, source: View, stream: CudaStream) -> Ticket:
+        """Between two views of this device, in stream order."""
+        if len(target.shape) > 4 or len(source.shape) > 4:
+            raise InvalidValue("a device value of more than four axes", cure="reshape it", argument="value")
+        if source.shape != target.shape:
+            source = _reshaped(source, target)
+        kernel = self._device.kernels.copy_strided
+        params = kernel.params
+        pad = 4 - len(target.shape)
+        params["dst"] = target.memory.address + target.offset
+        params["src"] = source.memory.address + source.offset
+        params["element"], params["count"] = target.dtype.itemsize, target.size
+        params["shape"] = (1,) * pad + target.shape
+        params["to"] = (0,) * pad + target.strides
+        params["from"] = (0,) * pad + source.strides
+        kernel.launch(min(-(-target.size // THREADS), 4096), THREADS, stream.handle)
+        ticket = self._launched(stream)
+        ticket.keep = (target.memory, source.memory)
+        return ticket
+
+    def _launched(self, stream: CudaStream) -> CudaTicket:
+        counts = self._device._counts
+        counts["launches"] += 1
+        counts["submissions"] += 1
+        return CudaTicket(self._device.events.record(stream.handle))
+
+
+def _collapse(view: View) -> tuple[Ints, Ints, int]:
+    """``(shape, strides, run)``: the outer axes that are left when neighbouring bytes are one run of ``run`` bytes."""
+    run, keep = view.dtype.itemsize, len(view.shape)
+    while keep and (view.strides[keep - 1] == run or view.shape[keep - 1] == 1):
+        run *= view.shape[keep - 1]
+        keep -= 1
+    shape, strides = [], []
+    for extent, step in zip(view.shape[:keep], view.strides[:keep], strict=True):
+        if extent != 1:
+            shape.append(extent)
+            strides.append(step)
+    return tuple(shape), tuple(strides), run
+
+
+def _reshaped(source: View, target: View) -> View:
+    """A contiguous source in the target's shape. Raises where the source would have to be copied first."""
+    shape, _, _ = _collapse(source)
+    if shape:
+        raise InvalidValue(
+            f"a strided device value of shape {source.shape} for a target of shape {target.shape}",
+            cure="give a contiguous value, or one of the target's shape",
+            argument="value",
+        )
+    return View.contiguous(source.memory, source.offset, target.shape, source.dtype, source.owner)
