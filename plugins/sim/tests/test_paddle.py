@@ -60,18 +60,20 @@ def test_paddle_does_not_keep_a_pageable_source_alive(answers):
 
 def test_our_kernels_run_on_the_stream_without_fallback(answers):
     got = answers["kernels"]
+    version = tuple(int(part) for part in got["version"].split(".")[:2])
     for operator, kind in [
         ("full", "kernel_fill"),
         ("assign", "kernel_strided"),
         ("contiguous", "kernel_strided"),
         ("fill_", "kernel_fill"),
         ("fill of a slice", "kernel_fill"),
-        ("copy into a view", "kernel_strided"),
         ("scatter_", "kernel_index"),
     ]:
         assert got[operator] == launch(kind), operator
     assert got["filled"] == [5.0, 7.0, 5.0]
-    assert got["copied"] == [5.0, 1.0, 1.0, 5.0]
+    if version >= (3, 2):  # before, copy_ into a view writes over its neighbours, on every place
+        assert got["copy into a view"] == launch("kernel_strided")
+        assert got["copied"] == [5.0, 1.0, 1.0, 5.0]
     assert got["scatter"] == got["scattered"] == [2.0, 4.0, 1.0]
     assert got["scatter adds"] == [0.0, 3.0, 8.0]
     assert got["full of each type"] == [[1.0, 1.0]] + [[3.0, 3.0]] * 9
