@@ -7,96 +7,133 @@ in order of probability two tokens nearly equal would swap whole intervals.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from .ranking import best_ids
-from .rows import Bools, Float32s, Float64s, Int32s, Int64s
-from .weights import unit_bits, weights
+from .rows import Float32s, Float64s, Int32s, Int64s
+from .weights import RUN, run_weights, unit_bits, weights
 
 _FIRST_LOOK = 64  # tokens that hold top-k and top-p nearly always; where they do not, 8 times as many, and so on
-_RUN = 64  # places in a run of the cumulative distribution
 
 
-def draw(
-    logits: Float32s,
-    best: Float32s,
-    temperature: Float32s,
-    top_k: Int32s,
-    top_p: Float32s,
-    min_p: Float32s,
-    u: Float64s,
-) -> tuple[Int64s, Float64s]:
-    """Tokens int64 ``[n]`` and their margins float64 ``[n]``, for ``u`` in [0, 1); ``best`` is each row's top logit."""
-    count, vocab = logits.shape
-    weighed = weights(logits, best, temperature.astype(np.float64))
-    # Relative to the best token's weight, which is one unit.
-    least = np.ceil(np.ldexp(min_p.astype(np.float64), unit_bits(vocab))).astype(np.int64)
+@dataclass(frozen=True, slots=True, eq=False)
+class Draws:
+    """Rows to draw from: final logits ``[n, V]``, each row's largest, how to shape them, and u in [0, 1)."""
+
+    logits: Float32s
+    best: Float32s
+    temperature: Float32s
+    top_k: Int32s
+    top_p: Float32s
+    min_p: Float32s
+    u: Float64s
+
+    def only(self, rows: Int64s) -> Draws:
+        """Some of the rows, in ascending order."""
+        if len(rows) == len(self.u):
+            return self
+        return Draws(*(getattr(self, name)[rows] for name in self.__slots__))
+
+    @property
+    def least(self) -> Int64s:
+        """The smallest weight that min-p keeps: it is relative to the best token, which weighs one unit."""
+        unit = unit_bits(self.logits.shape[1])
+        least: Int64s = np.ceil(np.ldexp(self.min_p.astype(np.float64), unit)).astype(np.int64)
+        return least
+
+    def weigh(self, logits: Float32s) -> Int64s:
+        """Weights of some of each row's logits."""
+        return weights(logits, self.best, self.temperature.astype(np.float64), unit_bits(self.logits.shape[1]))
+
+    def run_weights(self, least: Int64s) -> Int64s:
+        """Sums of the weights of each run of tokens, of those that weigh at least ``least``."""
+        bits = unit_bits(self.logits.shape[1])
+        return run_weights(self.logits, self.best, self.temperature.astype(np.float64), bits, least)
+
+
+def draw(draws: Draws) -> tuple[Int64s, Float64s]:
+    """Tokens int64 ``[n]`` and their margins float64 ``[n]``."""
+    count, vocab = draws.logits.shape
     tokens, margins = np.empty(count, np.int64), np.empty(count)
-    ordered = ((top_k > 0) & (top_k < vocab)) | (top_p < 1.0)
+    ordered = ((draws.top_k > 0) & (draws.top_k < vocab)) | (draws.top_p < 1.0)
     free = np.flatnonzero(~ordered)
     if len(free):
-        kept = weighed if len(free) == count else weighed[free]
-        if min_p[free].any():
-            kept = np.where(kept >= least[free, None], kept, 0)
-        tokens[free], margins[free] = _pick(kept, u[free])
+        tokens[free], margins[free] = _from_all(draws.only(free))
     pending, look = np.flatnonzero(ordered), _FIRST_LOOK
+    whole = np.flatnonzero(ordered & ((draws.top_k == 0) | (draws.top_k >= vocab)))
+    totals = np.zeros(count, np.int64)
+    if len(whole):
+        totals[whole] = draws.only(whole).run_weights(np.zeros(len(whole), np.int64)).sum(axis=1)
     while len(pending):
-        look = min(look, vocab)
-        part = slice(None) if len(pending) == count else pending
-        ids, kept, complete = _truncate(
-            logits[part], weighed[part], top_k[pending], top_p[pending], least[pending], look
-        )
-        done = pending[complete]
-        places, margins[done] = _pick(kept[complete], u[done])
-        tokens[done] = ids[complete, places]
-        pending, look = pending[~complete], look * 8
+        drawn, margin = _from_best(draws.only(pending), totals[pending], min(look, vocab))
+        done = drawn >= 0
+        tokens[pending[done]], margins[pending[done]] = drawn[done], margin[done]
+        pending, look = pending[~done], look * 8
     return tokens, margins
 
 
-def _truncate(
-    logits: Float32s, weighed: Int64s, top_k: Int32s, top_p: Float32s, least: Int64s, look: int
-) -> tuple[Int64s, Int64s, Bools]:
-    """Of the ``look`` best tokens: ids in ascending order, weights (0: cut off), and which rows need no others.
+def _from_all(draws: Draws) -> tuple[Int64s, Float64s]:
+    """Without top-k and top-p: first the run of tokens that holds u, then the token in the run.
 
-    Top-p keeps the smallest set of best tokens whose share of what top-k left is at least ``top_p``.
+    Sums are exact, so this is the same as one running sum over all tokens.
     """
-    vocab = logits.shape[1]
-    ids = best_ids(logits, look)
-    sizes = np.take_along_axis(weighed, ids, axis=1)
-    running = sizes.cumsum(axis=1)
-    limit = np.where(top_k > 0, np.minimum(top_k, vocab), vocab).astype(np.int64)
-    among = running[np.arange(len(ids)), np.minimum(limit, look) - 1]
-    total = np.where(limit < vocab, among, weighed.sum(axis=1))
-    needed = np.minimum(np.ceil(top_p.astype(np.float64) * total.astype(np.float64)).astype(np.int64), total)
-    enough = running >= needed[:, None]
-    complete: Bools = ((limit <= look) | (limit == vocab)) & enough.any(axis=1)
-    kept = (np.arange(look) <= enough.argmax(axis=1)[:, None]) & (sizes >= least[:, None])
-    order = ids.argsort(axis=1)
-    return (
-        np.take_along_axis(ids, order, axis=1),
-        np.take_along_axis(np.where(kept, sizes, 0), order, axis=1),
-        complete,
-    )
-
-
-def _pick(sizes: Int64s, u: Float64s) -> tuple[Int64s, Float64s]:
-    """The place whose interval of the cumulative distribution holds ``u``, and u's distance to its nearer edge.
-
-    First the run of places that holds it, then the place in the run: sums are exact, so it is the same as one
-    running sum over all.
-    """
-    width = sizes.shape[1]
-    row, starts = np.arange(len(sizes)), np.arange(0, width, _RUN)
-    sums = np.add.reduceat(sizes, starts, axis=1)
+    count, vocab = draws.logits.shape
+    least = draws.least
+    sums = draws.run_weights(least)
     running = sums.cumsum(axis=1)
     total = running[:, -1]
-    target = np.minimum((u * total.astype(np.float64)).astype(np.int64), total - 1)[:, None]
-    run = (running > target).argmax(axis=1)
-    places = starts[run][:, None] + np.arange(min(_RUN, width))
-    inside = np.where(places < width, sizes[row[:, None], np.minimum(places, width - 1)], 0)
-    within = inside.cumsum(axis=1) + (running[row, run] - sums[row, run])[:, None]
-    at = (within > target).argmax(axis=1)
-    upper = within[row, at]
-    lower = upper - inside[row, at]
+    target = _target(draws.u, total)
+    run = (running > target[:, None]).argmax(axis=1)
+    rows = np.arange(count)
+    ids = (run * RUN)[:, None] + np.arange(min(RUN, vocab))
+    sizes = draws.weigh(draws.logits[rows[:, None], np.minimum(ids, vocab - 1)])
+    sizes *= (ids < vocab) & (sizes >= least[:, None])
+    before = running[rows, run] - sums[rows, run]
+    at, margins = _pick(sizes, before, total, target, draws.u)
+    return ids[rows, at], margins
+
+
+def _from_best(draws: Draws, totals: Int64s, look: int) -> tuple[Int64s, Float64s]:
+    """With top-k or top-p, looking at the ``look`` best tokens; a token of -1 tells that they are too few.
+
+    ``totals`` are the weights of all tokens, known where top-k leaves them all. Top-p keeps the smallest set of
+    best tokens whose share of what top-k left is at least ``top_p``.
+    """
+    count, vocab = draws.logits.shape
+    rows, least = np.arange(count), draws.least
+    ids = best_ids(draws.logits, look)
+    sizes = draws.weigh(np.take_along_axis(draws.logits, ids, axis=1))
+    running = sizes.cumsum(axis=1)
+    limit = np.where(draws.top_k > 0, np.minimum(draws.top_k, vocab), vocab).astype(np.int64)
+    total = np.where(limit < vocab, running[rows, np.minimum(limit, look) - 1], totals)
+    shares = draws.top_p.astype(np.float64) * total.astype(np.float64)
+    enough = running >= np.minimum(np.ceil(shares).astype(np.int64), total)[:, None]
+    complete = ((limit <= look) | (limit == vocab)) & enough.any(axis=1)
+    sizes *= (np.arange(look) <= enough.argmax(axis=1)[:, None]) & (sizes >= least[:, None])
+    order = ids.argsort(axis=1)
+    ids, sizes = np.take_along_axis(ids, order, axis=1), np.take_along_axis(sizes, order, axis=1)
+    left = sizes.sum(axis=1)
+    at, margins = _pick(sizes, np.zeros(count, np.int64), left, _target(draws.u, left), draws.u)
+    return np.where(complete, ids[rows, at], -1), margins
+
+
+def _target(u: Float64s, total: Int64s) -> Int64s:
+    """The weight, below ``total``, that ``u`` points at."""
+    target: Int64s = np.minimum((u * total.astype(np.float64)).astype(np.int64), total - 1)
+    return target
+
+
+def _pick(sizes: Int64s, before: Int64s, total: Int64s, target: Int64s, u: Float64s) -> tuple[Int64s, Float64s]:
+    """The place whose interval of the cumulative distribution holds ``target``, and u's distance to its nearer edge.
+
+    ``before`` is the sum of what comes before the first place.
+    """
+    running = sizes.cumsum(axis=1) + before[:, None]
+    places = (running > target[:, None]).argmax(axis=1)
+    rows = np.arange(len(places))
+    upper = running[rows, places]
+    lower = upper - sizes[rows, places]
     margins = np.minimum(u - lower / total, upper / total - u)
-    return places[row, at], np.maximum(margins, 0.0)
+    return places, np.maximum(margins, 0.0)

@@ -8,7 +8,7 @@ import numpy as np
 
 from .ranking import best_ids
 from .rows import Float32s, Int32s, Int64s
-from .weights import total_weights, unit_bits
+from .weights import run_weights, unit_bits
 
 
 def log_probabilities(
@@ -19,9 +19,10 @@ def log_probabilities(
     ``log softmax(x) = x - max - log(sum(exp(x - max)))``, computed in float64, rounded to float32 at the end.
     """
     count, vocab = logits.shape
-    total = total_weights(logits, best)
+    bits = unit_bits(vocab)
+    total = run_weights(logits, best, np.ones(count), bits, np.zeros(count, np.int64)).sum(axis=1)
     # math.log rather than np.log: the same in every version of NumPy.
-    logs = np.array([math.log(t) for t in np.ldexp(total.astype(np.float64), -unit_bits(vocab)).tolist()])
+    logs = np.array([math.log(t) for t in np.ldexp(total.astype(np.float64), -bits).tolist()])
     normalizer = best.astype(np.float64) + logs
     shown = min(alternatives, vocab)
     ids = np.full((count, alternatives + 1), -1, np.int64)

@@ -18,12 +18,10 @@ import numpy as np
 from hal_core.errors import InvalidValue
 
 from .adjust import adjust
-from .drawing import draw
+from .drawing import Draws, draw
 from .logprobs import log_probabilities
 from .philox import uniform
 from .rows import Bools, Float32s, Float64s, Int32s, Int64s, Sampled, SamplingRows
-
-_GROUP = 1 << 17  # logits drawn from at a time; bounds the memory of a large vocabulary
 
 
 def sample(logits: Float32s, rows: SamplingRows, *, logprobs: int | None) -> Sampled:
@@ -81,19 +79,18 @@ def _trouble(logits: Float32s) -> str:
 
 
 def _draw(final: Float32s, best: Float32s, rows: SamplingRows, drawn: Bools, tokens: Int64s, margins: Float64s) -> None:
-    every = np.flatnonzero(drawn)
-    group = max(1, _GROUP // final.shape[1])
-    for start in range(0, len(every), group):
-        at = every[start : start + group]
-        tokens[at], margins[at] = draw(
-            final if len(at) == len(final) else final[at],
-            best[at],
-            rows.temperature[at],
-            rows.top_k[at],
-            rows.top_p[at],
-            rows.min_p[at],
-            uniform(rows.seed[at], rows.position[at]),
-        )
+    at = np.flatnonzero(drawn)
+    whole = len(at) == len(final)
+    draws = Draws(
+        final if whole else final[at],
+        best[at],
+        rows.temperature[at],
+        rows.top_k[at],
+        rows.top_p[at],
+        rows.min_p[at],
+        uniform(rows.seed[at], rows.position[at]),
+    )
+    tokens[at], margins[at] = draw(draws)
 
 
 def _gaps(final: Float32s, best: Float32s, tokens: Int64s, greedy: Bools, margins: Float64s) -> None:

@@ -24,7 +24,8 @@ _RATE = math.log(2.0) / _STEPS
 # exp(-_RATE * r) for |r| <= 1/2: the next term of the series is below 2e-13.
 _FIRST, _SECOND, _THIRD = -_RATE, _RATE**2 / 2.0, -(_RATE**3) / 6.0
 
-_BLOCK = 8192  # numbers worked on at a time
+RUN = 64  # tokens whose weights are summed at once
+_BLOCK = 128 * RUN  # numbers worked on at a time
 
 
 def unit_bits(vocab: int) -> int:
@@ -43,17 +44,19 @@ def _powers(bits: int) -> Float64s:
     return powers
 
 
-def _blocks(logits: Float32s, best: Float32s, temperature: Float64s) -> Iterator[tuple[slice, slice, Float64s]]:
+def _blocks(
+    logits: Float32s, best: Float32s, temperature: Float64s, bits: int
+) -> Iterator[tuple[slice, slice, Int64s]]:
     """Weights, block by block of rows and columns; each block is good until the next one is taken.
 
     One block of scratch stays in the cache. Arrays the size of the logits would each be fetched from the system
     and given back again, which takes longer than the arithmetic.
     """
     count, vocab = logits.shape
-    powers = _powers(unit_bits(vocab))
+    powers = _powers(bits)
     rate = STEPS_PER_NAT / temperature
     across = min(vocab, _BLOCK)
-    down = min(count, max(1, _BLOCK // across))
+    down = max(1, min(count, _BLOCK // across))
     scratch = np.empty((3, down, across))
     places = np.empty((down, across), np.int64)
     for row, column in product(range(0, count, down), range(0, vocab, across)):
@@ -74,24 +77,31 @@ def _blocks(logits: Float32s, best: Float32s, temperature: Float64s) -> Iterator
         place[...] = whole
         np.take(powers, place, out=whole, mode="clip")
         series *= whole
-        yield rows, columns, np.rint(series, out=series)
+        place[...] = np.rint(series, out=series)
+        yield rows, columns, place
 
 
-def weights(logits: Float32s, best: Float32s, temperature: Float64s) -> Int64s:
-    """``exp((logits - best) / temperature)`` in units of ``2 ** -unit_bits``, int64 ``[n, V]``.
+def weights(logits: Float32s, best: Float32s, temperature: Float64s, bits: int) -> Int64s:
+    """``exp((logits - best) / temperature)`` in units of ``2 ** -bits``, int64, as many as ``logits`` ``[n, any]``.
 
     ``best`` is each row's largest logit, finite; ``temperature`` is above 0. The relative error is below 1e-12 or
-    half a unit. A token less likely than the best by a factor of ``2 ** -(unit_bits + 1)`` weighs nothing.
+    half a unit. A token less likely than the best by a factor of ``2 ** -(bits + 1)`` weighs nothing.
     """
     weighed = np.empty(logits.shape, np.int64)
-    for rows, columns, block in _blocks(logits, best, temperature):
+    for rows, columns, block in _blocks(logits, best, temperature, bits):
         weighed[rows, columns] = block
     return weighed
 
 
-def total_weights(logits: Float32s, best: Float32s) -> Int64s:
-    """The sum of each row's weights at temperature 1, int64 ``[n]``."""
-    totals = np.zeros(len(logits), np.int64)
-    for rows, _, block in _blocks(logits, best, np.ones(len(logits))):
-        totals[rows] += block.astype(np.int64).sum(axis=1)
-    return totals
+def run_weights(logits: Float32s, best: Float32s, temperature: Float64s, bits: int, least: Int64s) -> Int64s:
+    """Sums of the weights of each ``RUN`` tokens in turn, int64 ``[n, ceil(V / RUN)]``; those below ``least`` are 0."""
+    count, vocab = logits.shape
+    sums = np.empty((count, -(-vocab // RUN)), np.int64)
+    bounded = bool(least.any())
+    for rows, columns, block in _blocks(logits, best, temperature, bits):
+        if bounded:
+            block *= block >= least[rows, None]
+        starts = np.arange(0, block.shape[1], RUN)
+        at = columns.start // RUN
+        np.add.reduceat(block, starts, axis=1, out=sums[rows, at : at + len(starts)])
+    return sums
