@@ -145,7 +145,7 @@ def _out_of_bounds(
     order = facts.order
     most = facts.max_accept if facts.step.speculative else 1
     drafts, generated = columns["draft_num"][order, 0], columns["step_idx"][order, 0]
-    strange = columns["request_serial"][order, 0] != facts.serials
+    strange = held & (columns["request_serial"][order, 0] != facts.serials)
     wrong = strange | (held & ((counts < 0) | (counts > most) | (drafts < 0) | (drafts > facts.max_draft)))
     wrong |= held & (generated < counts)
     found = {}

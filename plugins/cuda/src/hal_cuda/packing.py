@@ -65,7 +65,7 @@ def cut_rows(plan: WritePlan) -> WritePlan:
     writes = plan.writes
     if not len(writes) or int(writes["nbytes"].max()) <= ROW:
         return plan
-    parts = -(-writes["nbytes"] // ROW)
+    parts = (writes["nbytes"].astype(np.int64) + ROW - 1) // ROW
     index = np.repeat(np.arange(len(writes)), parts)
     first = np.cumsum(parts) - parts
     skip = (np.arange(len(index)) - first[index]).astype(np.uint64) * np.uint64(ROW)
