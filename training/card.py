@@ -25,7 +25,7 @@ the parameters; it takes the decoder's output after the last norm |
 | tokenizer | byte-level BPE, {vocab} tokens, `<\\|endoftext\\|>` (id 0) begins and ends every file |
 | stored as | float16, computed in float32 |
 | made with | {versions} |
-| command | `{command}` ({minutes:.0f} minutes on two cores) |
+| command | `{command}` ({cpu:.0f} minutes of processor time over two cores, {minutes:.0f} by the clock{note}) |
 | tokens seen | {seen:,} ({epochs:.1f} times the training half) |
 
 ## Corpus and license
@@ -42,9 +42,10 @@ distributed under this repository's license (Apache-2.0); text that it reproduce
 
 Held-out loss in nats a byte; a file's tokens and its end, each file on its own, windows of {context} tokens that
 overlap by half. The unigram model has the add-one smoothed frequencies of the training half's tokens. `encodings/`
-holds tables that are easy to predict, so the loss without them is given, too.
+holds tables that are easy to predict, so the loss without them is given, too. The prediction layer's loss is for the
+token after the next, given the next: it knows as much as the model does one token later, and is one layer deeper.
 
-| | bytes | model | unigram | model / unigram | MTP, second next token |
+| | bytes | model | unigram | model / unigram | MTP layer |
 |---|---|---|---|---|---|
 | all held-out files | {all[bytes]:,} | {all[model]:.3f} | {all[unigram]:.3f} | {all[model_over_unigram]:.1%} | \
 {all[mtp_second_token]:.3f} |
@@ -69,7 +70,9 @@ def card(record: dict[str, Any], result: dict[str, Any]) -> str:
         date=DATE,
         versions=", ".join(f"{name} {version}" for name, version in versions.items()),
         command=record["command"],
+        note="; " + record["note"] if "note" in record else "",
         minutes=record["seconds"] / 60,
+        cpu=record["cpu_seconds"] / 60,
         seen=tokens["seen"],
         epochs=tokens["seen"] / tokens["training"],
         python=versions["python"],
