@@ -46,7 +46,9 @@ def run(
     blocks: Annotated[
         int | None, typer.Option(help="KV blocks of 16 tokens; as many as may be needed if not given.")
     ] = None,
-    chunk: Annotated[int, typer.Option(help="Most tokens that a step feeds: longer prompts go in pieces.")] = 256,
+    chunk: Annotated[
+        int, typer.Option(help="Most prompt tokens that a step feeds: longer prompts go in pieces.")
+    ] = 256,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a prompt, in their order.")] = False,
 ) -> None:
     """Generate text with a model: the embedded default, or a Llama- or Qwen2-style checkpoint of your own."""

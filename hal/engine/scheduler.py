@@ -1,7 +1,7 @@
 """The scheduler: which requests are in which slots with which KV blocks, and what the next step does.
 
-Continuous batching: every step decodes all running requests, and feeds prompts of new ones with what is left of the
-step's token budget (chunked prefill). First come, first served: nobody overtakes the first one waiting. When blocks
+Continuous batching: every step decodes all running requests, and feeds up to ``chunk`` tokens of the prompts of new
+ones beside them (chunked prefill). First come, first served: nobody overtakes the first one waiting. When blocks
 run out, the youngest running request gives up all of its own, waits at the front, and is computed again later
 (recomputation, as in Kwon et al. 2023, section 4.5): so the oldest always goes on, and every request ends.
 
@@ -24,7 +24,7 @@ from .blocks import BlockPool
 from .generation import Finished, Generation, tokens_to_keep
 
 DEFAULT_CHUNK = 256
-"""Tokens that a step feeds at most, unless told otherwise."""
+"""Prompt tokens that a step feeds at most, unless told otherwise."""
 
 
 class Scheduler:
@@ -32,7 +32,8 @@ class Scheduler:
 
     - ``running``: the requests in slots, oldest first; ``waiting``: the others, oldest first. Whoever waits is younger
       than whoever runs: requests enter in the order of their arrival, and the youngest leaves first.
-    - ``chunk``: the token budget of a step. Decoding is never held back, and at least one prompt token is fed.
+    - ``chunk``: most prompt tokens of a step, all requests together. Decoding comes on top and is never held back.
+    - ``launch_tokens``: what the step that was scheduled last feeds, known before it runs.
     - ``preemptions``, ``most_running``: counts for the user.
     """
 
@@ -40,12 +41,14 @@ class Scheduler:
         self, layout: StateLayout, blocks: int, *, chunk: int = DEFAULT_CHUNK, vocab_size: int | None = None
     ) -> None:
         if isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1:
-            raise InvalidValue(f"{chunk!r} tokens a step", cure="give a whole number of at least 1", argument="chunk")
+            raise InvalidValue(
+                f"{chunk!r} prompt tokens a step", cure="give a whole number of at least 1", argument="chunk"
+            )
         self.layout, self.chunk, self.vocab_size = layout, chunk, vocab_size
         self.pool = BlockPool(blocks)
         self.running: list[Generation] = []
         self.waiting: deque[Generation] = deque()
-        self.preemptions = self.most_running = 0
+        self.preemptions = self.most_running = self.launch_tokens = 0
         self._live: dict[str, Generation] = {}
         self._to_abort: list[Generation] = []
         self._slots = list(range(layout.sizes.slots - 1, -1, -1))
@@ -105,10 +108,10 @@ class Scheduler:
         before = self.preemptions
         self._grow(tasks)
         decoding = sum([generation.decoding for generation in self.running])
-        left = max(1, self.chunk - predict_launch_tokens(decoding, 1))
-        left = self._continue_prefills(tasks, left)
+        left = self._continue_prefills(tasks, self.chunk)
         if self.preemptions == before:
-            self._enter(tasks, left)
+            left = self._enter(tasks, left)
+        self.launch_tokens = predict_launch_tokens(decoding, 1) + self.chunk - left
         self.most_running = max(self.most_running, len(self.running))
         return tasks
 
@@ -173,13 +176,13 @@ class Scheduler:
                 left -= length
         return left
 
-    def _enter(self, tasks: list[Task], left: int) -> None:
-        """Let those in who come first, while there are slots, blocks and budget."""
+    def _enter(self, tasks: list[Task], left: int) -> int:
+        """Let those in who come first, while there are slots, blocks and budget; what is left of the budget."""
         while self.waiting and self._slots and left > 0:
             generation = self.waiting[0]
             needed = self._blocks_for(min(generation.known + 1, generation.limit))
             if needed > self.pool.free:
-                return
+                break
             self.waiting.popleft()
             length = min(left, generation.known)
             generation.enter(self._slots.pop(), self.pool.allocate(needed), length)
@@ -188,6 +191,7 @@ class Scheduler:
                 Task(TaskKind.PREFILL, generation.slot, generation.admitted, 0, length, blocks=generation.blocks)
             )
             left -= length
+        return left
 
     def _leave(self, generation: Generation, kind: TaskKind) -> Task:
         task = Task(kind, generation.slot, generation.admitted)
