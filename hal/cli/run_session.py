@@ -38,8 +38,8 @@ _CLOSE_SECONDS, _LOOK_SECONDS = 10.0, 0.2
 def generate(texts: Sequence[str], params: SamplingParams, options: Options) -> int:
     """Generate for all prompts and show it; the exit status. Raises :class:`HalError` for what cannot be."""
     plan = make_plan(texts, params, options)
-    _quiet_logs()
     with ExitStack() as stack:
+        stack.enter_context(_plain_logs())
         device = stack.enter_context(_open(options.device))
         model = _load_model(options)
         from hal.worker import Worker
@@ -166,13 +166,19 @@ def _interrupts_held_back() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-def _quiet_logs() -> None:
+@contextmanager
+def _plain_logs() -> Iterator[None]:
     """Say what hal logs in a plain line; not the device's fallbacks, which ``hal devices --open`` shows."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("hal: %(message)s"))
     handler.addFilter(lambda record: record.module != "bound")
     log = logging.getLogger("hal")
+    former = log.handlers, log.propagate
     log.handlers, log.propagate = [handler], False
+    try:
+        yield
+    finally:
+        log.handlers, log.propagate = former
 
 
 def _summarize(screen: Screen, engine: Engine, answers: Answers, seconds: float) -> None:
