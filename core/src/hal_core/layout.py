@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
 
@@ -74,8 +74,18 @@ class StateLayout:
 
     @cached_property
     def admission_dtype(self) -> np.dtype[np.void]:
-        """What admission packs: the lengths of a request's rows, in the order of ``ROW_FIELDS``, and its record."""
-        return np.dtype([("extents", np.int64, (len(ROW_FIELDS),)), ("record", self.record_dtype)])
+        """What admission packs: the lengths of a request's rows, in the order of ``ROW_FIELDS``, the sizes it was
+        checked against (:attr:`admission_stamp`), and its record."""
+        extents = ("extents", np.int64, (len(ROW_FIELDS),))
+        return np.dtype([extents, ("stamp", np.int64), ("record", self.record_dtype)])
+
+    @cached_property
+    def admission_stamp(self) -> int:
+        """A number that differs where a request's rows or record would: in all sizes but ``slots`` and
+        ``block_size``, and in the fields of the record."""
+        sizes = replace(self.sizes, slots=1, block_size=1)
+        text = f"{sizes!r}{self.record_dtype.descr}"
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little", signed=True)
 
     def place(self, name: str) -> Placed:
         """The place of a field. Raises :class:`InvalidValue` naming the fields there are."""

@@ -155,6 +155,7 @@ def admit(request: Request, layout: StateLayout, *, vocab_size: int | None = Non
     tokens.flags.writeable = False
     serial, total, stops = next(_serials), len(tokens), len(params.stop_sequences)
     head = np.zeros(1, layout.admission_dtype)
+    head["stamp"] = layout.admission_stamp
     head["record"] = _record(request, serial, len(prompt), len(output), layout)
     head["extents"] = (len(params.bad_words), stops, stops * sizes.max_stop_length, 0, total)
     bad, stop_lengths, stop = _EMPTY, _EMPTY, _EMPTY

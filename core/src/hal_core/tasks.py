@@ -103,23 +103,25 @@ class TaskBatch:
         drafts: Sequence[Sequence[int]] | None = None,
     ) -> None:
         n = len(slots)
-        self.kinds = kinds
-        self.slots = _column(slots, "slots", np.int32)
-        self.requests = tuple(requests)
-        self.starts = _column(starts, "starts", np.int32)
-        self.lengths = _column(lengths, "lengths", np.int32)
-        self.block_counts = np.fromiter(map(len, blocks), np.int32, len(blocks))
-        self.blocks = _flat_blocks(blocks)
-        self.first_blocks = _zeros(n) if first_blocks is None else _column(first_blocks, "first_blocks", np.int32)
-        self.first_tokens = (
-            np.full(n, -1, np.int64) if first_tokens is None else _column(first_tokens, "first_tokens", np.int64)
-        )
-        self.drafts = ((),) * n if drafts is None else tuple(tuple(d) for d in drafts)
+        put = object.__setattr__
+        put(self, "kinds", kinds)
+        put(self, "slots", _column(slots, "slots", np.int32))
+        put(self, "requests", tuple(requests))
+        put(self, "starts", _column(starts, "starts", np.int32))
+        put(self, "lengths", _column(lengths, "lengths", np.int32))
+        put(self, "block_counts", np.array([len(ids) for ids in blocks], np.int32))
+        put(self, "blocks", _flat_blocks(blocks))
+        firsts = _zeros(n) if first_blocks is None else _column(first_blocks, "first_blocks", np.int32)
+        put(self, "first_blocks", firsts)
+        tokens = np.full(n, -1) if first_tokens is None else _column(first_tokens, "first_tokens", np.int64)
+        put(self, "first_tokens", tokens)
+        put(self, "drafts", ((),) * n if drafts is None else tuple([tuple(d) for d in drafts]))
         columns = (self.kinds, self.requests, self.starts, self.lengths, self.block_counts, self.first_blocks)
-        if any(len(column) != n for column in (*columns, self.first_tokens, self.drafts)):
+        if {len(column) for column in (*columns, self.first_tokens, self.drafts)} != {n}:
             raise InvalidValue("the columns of a batch differ in length", cure=f"give {n} of each", argument="tasks")
-        for name in ("kinds", "slots", "starts", "lengths", "block_counts", "blocks", "first_blocks", "first_tokens"):
-            getattr(self, name).flags.writeable = False
+        for array in (self.kinds, self.slots, self.starts, self.lengths, self.block_counts, self.blocks):
+            array.flags.writeable = False
+        self.first_blocks.flags.writeable = self.first_tokens.flags.writeable = False
 
     def packed(self, layout: StateLayout) -> np.ndarray[Any, np.dtype[np.void]]:
         """What admission packed ``[n]`` (``layout.admission_dtype``), read-only.
@@ -131,20 +133,19 @@ class TaskBatch:
             return cached[1]
         joined = b"".join([request.packed for request in self.requests])
         dtype = layout.admission_dtype
-        if len(joined) != len(self.requests) * dtype.itemsize:
+        fits = len(joined) == len(self.requests) * dtype.itemsize
+        packed = np.frombuffer(joined, dtype) if fits else np.zeros(0, dtype)
+        if not fits or (packed["stamp"] != layout.admission_stamp).any():
             raise InvalidValue(
                 "a request was admitted for a state of other sizes",
                 cure="admit it with this state's layout",
                 argument="tasks",
             )
-        packed = np.frombuffer(joined, dtype)
         object.__setattr__(self, "packed_cache", (layout, packed))
         return packed
 
     def __setattr__(self, name: str, value: object) -> None:
-        if hasattr(self, name):
-            raise AttributeError(f"TaskBatch is immutable: {name}")
-        object.__setattr__(self, name, value)
+        raise AttributeError(f"TaskBatch is immutable: {name}")
 
     @classmethod
     def of(cls, tasks: Sequence[Task]) -> TaskBatch:
@@ -204,17 +205,20 @@ def _flat_blocks(blocks: Sequence[Sequence[int] | Int32s]) -> Int32s:
 
 def _column(values: Sequence[int], name: str, dtype: type[np.signedinteger[Any]]) -> Any:  # noqa: ANN401 (int32 or int64)
     """A new integer array; floats and numbers out of range are refused, not rounded."""
+    limits = _LIMITS[dtype]
+    if type(values) is not np.ndarray:
+        plain = list(values)
+        if not plain or (set(map(type, plain)) == {int} and limits[0] <= min(plain) and max(plain) <= limits[1]):
+            return np.array(plain, dtype)
     array = np.array(values)
     if array.size == 0:
         return np.zeros(0, dtype)
     if array.dtype == dtype and array.ndim == 1:
         return array
-    limits = np.iinfo(dtype)
-    if (
-        array.ndim != 1
-        or array.dtype.kind not in "iu"
-        or int(array.min()) < limits.min
-        or int(array.max()) > limits.max
-    ):
+    fits = array.ndim == 1 and array.dtype.kind in "iu"
+    if not fits or int(array.min()) < limits[0] or int(array.max()) > limits[1]:
         raise InvalidValue(f"{name} must be whole numbers that fit {np.dtype(dtype)}", argument=name)
     return array.astype(dtype)
+
+
+_LIMITS = {kind: (int(np.iinfo(kind).min), int(np.iinfo(kind).max)) for kind in (np.int32, np.int64)}
