@@ -107,3 +107,8 @@ def goes_on(rig: Rig, request: Request) -> bool:
     """True when a request has something to generate after one more token, as a handoff needs."""
     total = len(request.prompt) + len(request.output)
     return total + 1 < rig.sizes.max_tokens and len(request.output) + 1 < request.params.max_tokens
+
+
+def told(tasks: list[Task]) -> str:
+    """A batch in a few words, for messages; the draws printed beside them say the rest."""
+    return ", ".join(f"{task.kind.name.lower()} {task.request.request_id!r} in slot {task.slot}" for task in tasks)

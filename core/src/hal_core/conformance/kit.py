@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -24,6 +25,8 @@ PROFILES = {"quick": 10, "default": 80, "nightly": 800}
 """Examples a property."""
 STEPS = {"quick": 25, "default": 50, "nightly": 100}
 """Steps of one run of the state machine."""
+HANG = 10.0
+"""Seconds after which a call that should return at once is taken to wait for the stream that the test holds."""
 
 
 class Draw(Protocol):
@@ -109,14 +112,41 @@ class Kit:
             except Exception:  # noqa: BLE001 (the failure that led here is reported; this one follows from it)
                 bound.device.close()
 
-    @contextmanager
-    def held(self, stream: Stream) -> Iterator[None]:
-        """Keep a stream from executing, where the device can; otherwise the work is simply done at once."""
-        if not self.can_hold:
-            yield
-            return
-        with self.device.hold(stream):
-            yield
+    def held(self, stream: Stream) -> Latch:
+        """Keep a stream from executing within a ``with``, where the device can; else the work is done at once."""
+        return Latch(self.device.hold(stream) if self.can_hold else nullcontext())
+
+
+class Latch:
+    """A held stream. A call that waits for it would hang, so a timer lets go in the end, and the test fails."""
+
+    def __init__(self, hold: AbstractContextManager[None]) -> None:
+        self._hold, self._lock = hold, threading.Lock()
+        self._held = self.forced = False
+        self._timer = threading.Timer(HANG, self._force)
+
+    def __enter__(self) -> Latch:
+        self._hold.__enter__()
+        self._held = True
+        self._timer.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        __tracebackhide__ = True
+        self._timer.cancel()
+        self.release()
+        assert not self.forced or error is not None, f"a call waited for the held stream (let go after {HANG} s)"
+
+    def _force(self) -> None:
+        self.forced = True
+        self.release()
+
+    def release(self) -> None:
+        """Let the stream go on."""
+        with self._lock:
+            if self._held:
+                self._held = False
+                self._hold.__exit__(None, None, None)
 
 
 def examples(scale: float = 1.0) -> Callable[[Callable[[Kit, Draw], None]], Callable[[Kit], None]]:

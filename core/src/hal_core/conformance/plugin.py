@@ -120,5 +120,5 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail on expectations that match nothing, and write the report."""
     if KEY in session.config.stash:
         recorder = session.config.stash[KEY]
-        if recorder.finish() and session.exitstatus == pytest.ExitCode.OK:
+        if recorder.finish(session.exitstatus) and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -136,9 +136,14 @@ class Recorder:
             parts += [f"--examples {chosen.examples}"] if chosen.examples else []
         return " ".join(filter(None, parts))
 
-    def finish(self) -> bool:
+    def finish(self, status: int | pytest.ExitCode) -> bool:
         """Make and write the report; true when it must fail the session."""
-        self.report = Report(self.header(), [self._entry(number) for number in BY_NUMBER], self._problems())
+        problems = self._problems()
+        if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+            problems.append(f"pytest ended early: {pytest.ExitCode(status).name.lower().replace('_', ' ')}")
+        if not any(outcome.outcome in ("passed", "expected", "failed") for outcome in self.outcomes.values()):
+            problems.append("no guarantee was checked")
+        self.report = Report(self.header(), [self._entry(number) for number in BY_NUMBER], problems)
         target = self.config.getoption("--hal-report")
         if target:
             from .rendering import render

@@ -137,7 +137,8 @@ class Rig:
         """Compare every byte of the state with the model."""
         __tracebackhide__ = True
         wrong = difference(self.model, self.bytes())
-        assert not wrong, f"after {after}: {wrong}"
+        if wrong:
+            raise AssertionError(f"after {after}: {wrong}")
 
 
 def assert_fresh(rig: Rig) -> None:
@@ -153,7 +154,8 @@ def assert_rows(record: OutputRecord, should: Sequence[oracle_output.Row]) -> No
     """The record says exactly what the rows say."""
     __tracebackhide__ = True
     wrong = oracle_output.row_difference(oracle_output.found_rows(record), should)
-    assert not wrong, f"record of step {record.step}: {wrong}"
+    if wrong:
+        raise AssertionError(f"record of step {record.step}: {wrong}")
 
 
 FOLLOWER = Group((0, 1), 1)

@@ -28,12 +28,18 @@ class SubmissionProbe(Protocol):
         """What really reached the device since it was opened; ``counters()`` must say the same of submissions."""
 
 
-@runtime_checkable
-class StagingRing(Protocol):
-    """A device with a staging ring of fenced blocks."""
+class Ring(Protocol):
+    """A ring of fenced staging blocks, as :class:`hal_core.staging.StagingRing`: bytes at most, seconds to wait."""
 
-    staging_deadline: float
-    """Seconds to wait for the oldest block of a full ring before the call is refused; the kit shortens it (G3)."""
+    limit: int
+    deadline: float
+
+
+@runtime_checkable
+class Staged(Protocol):
+    """A device that shows its staging ring, so that the kit can make it small and impatient (G3)."""
+
+    staging: Ring
 
 
 class Support:
@@ -52,8 +58,8 @@ class Support:
         found = {"tensors"} if self.tensors else set()
         if isinstance(device, SubmissionProbe):
             found.add("probe_counts")
-        if isinstance(device, StagingRing):
-            found.add("staging_deadline")
+        if isinstance(device, Staged):
+            found.add("staging")
         return found
 
     def tensor(self, device: Device, values: np.ndarray[Any, Any]) -> object:
