@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import paddle
+
 from hal_sim import Accelerator, Stream, options
 
 NAME = os.environ.get("HALSIM_NAME", "hal_sim")

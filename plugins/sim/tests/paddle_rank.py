@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import paddle
 import paddle.distributed as dist
+
 from hal_sim import Accelerator
 
 
@@ -59,6 +60,18 @@ def collectives() -> Any:
     answer["submissions"] = {k: v for k, v in device.counters().items() if k in ("broadcast", "all_reduce")}
     answer["races"] = [str(r) for r in device.races()]
     return answer
+
+
+def gather_list() -> Any:
+    """Paddle's all_gather into a list copies its parts before the collective is waited for."""
+    rank, ranks = start()
+    parts: list[paddle.Tensor] = []
+    dist.all_gather(parts, tensor([rank + 1.0] * 4))
+    seen = [part.numpy().tolist() for part in parts]
+    paddle.device.synchronize(f"{os.environ['HALSIM_NAME']}:0")
+    dist.barrier()
+    races = Accelerator(0).races()
+    return {"right": seen == [[r + 1.0] * 4 for r in range(ranks)], "races": [str(r) for r in races]}
 
 
 def lost() -> Any:

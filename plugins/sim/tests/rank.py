@@ -14,6 +14,7 @@ import time
 from typing import Any
 
 import numpy as np
+
 from hal_core.errors import GroupLost
 from hal_sim import Accelerator, Group, Reduce, Stream, set_option
 

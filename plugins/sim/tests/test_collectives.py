@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from hal_core.errors import GroupLost, InvalidValue
 from hal_sim import Group, new_group_name, options
 
@@ -29,10 +30,14 @@ def run_ranks(name: str, ranks: int) -> list[tuple[int, Any]]:
         for r in range(ranks)
     ]  # fmt: skip
     results = []
-    for process in processes:
-        out, err = process.communicate(timeout=60)
-        assert process.returncode in (0, -signal.SIGKILL), err
-        results.append((process.returncode, json.loads(out) if out else None))
+    try:
+        for process in processes:
+            out, err = process.communicate(timeout=60)
+            assert process.returncode in (0, -signal.SIGKILL), err
+            results.append((process.returncode, json.loads(out) if out else None))
+    finally:
+        for process in processes:
+            process.kill()  # a rank that hangs must not outlive the test
     assert not (SEGMENTS / group[1:]).exists(), "nothing is left in shared memory"
     return results
 

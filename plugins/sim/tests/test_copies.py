@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from hal_sim import PENDING_POISON, label, options
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hal_core.errors import InvalidValue
-from hal_sim import FIELD, WRITE, Accelerator, DeviceFault, Mode, options
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from hal_core.errors import InvalidValue
+from hal_sim import FIELD, WRITE, Accelerator, DeviceFault, Mode, options
 
 STATE = 256
 

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Sequence
 
 from hal_core.errors import Unavailable
-
 from hal_sim.accelerator import set_option
 from hal_sim.build import paddle_device
 

@@ -213,7 +213,7 @@ extern "C" __attribute__((visibility("default"))) void InitPlugin(CustomRuntimeP
   if (params->size != sizeof(CustomRuntimeParams) || params->interface->size != sizeof(C_DeviceInterface)) {
     std::fprintf(stderr,
                  "[hal_sim] built for another Paddle: its device interface has %zu bytes, this build's has %zu. "
-                 "Remove the cache folder or unset CUSTOM_DEVICE_ROOT; hal_sim.build makes one for this version.\n",
+                 "Remove the cache folder or unset CUSTOM_DEVICE_ROOT; `python -m hal_sim` builds one for this version.\n",
                  params->interface->size, sizeof(C_DeviceInterface));
     return;
   }

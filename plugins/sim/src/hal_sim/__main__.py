@@ -1,0 +1,7 @@
+"""``python -m hal_sim``: build the simulator and its Paddle device, and say where they are."""
+
+import sys
+
+from hal_sim.build import core_library, paddle_device
+
+sys.stdout.write(f"{core_library()}\n{paddle_device()}\n")
