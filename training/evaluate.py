@@ -111,7 +111,10 @@ def verdict(text: str, ended: bool) -> str:
             if token.type == tokenize.ERRORTOKEN and token.string.strip():
                 return f"error token {token.string!r}"
     except tokenize.TokenError as error:
-        return "open" if not ended and "EOF in multi-line" in str(error) else str(error)
+        opened = any(
+            text in str(error) for text in ("EOF in multi-line", "unterminated triple-quoted")
+        )  # 3.11; 3.12 on
+        return "open" if opened and not ended else str(error)
     except SyntaxError as error:  # IndentationError among them
         return str(error)
     return "ok"

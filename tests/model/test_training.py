@@ -126,13 +126,13 @@ def test_file_loss_scores_every_token_once_in_overlapping_windows():
     [
         ("x = 1\n", True, "ok"),
         ("x = (1\ny = '", False, "open"),
-        ("x = (1\n", True, "EOF"),
+        ("x = (1\n", True, "wrong"),
         ('"""text\nmore\nand', False, "open"),
-        ("x = 'open\ny = 1\n", True, "error token"),
+        ("x = 'open\ny = 1\n", True, "wrong"),
         ("x = 'open", False, "ok"),
-        ("if x:\n        y\n    z\n", False, "unindent"),
-        ("x = $\n", False, "error token"),
+        ("if x:\n        y\n    z\n", False, "wrong"),
     ],
 )
 def test_the_verdict_on_a_sample(text, ended, expected):
-    assert expected in verdict(text, ended)
+    got = verdict(text, ended)
+    assert (got if got in ("ok", "open") else "wrong") == expected
