@@ -136,8 +136,10 @@ class BoundDevice:
         if self._refusal:
             return
         self._refusal = "the device is closed"
-        self.device.close()
-        self._raise_unobserved()
+        try:
+            self._raise_unobserved()
+        finally:
+            self.device.close()
 
     def __enter__(self) -> BoundDevice:
         return self
@@ -157,7 +159,7 @@ class BoundDevice:
             self._raise_unobserved()
 
     def _track(self, ticket: Ticket) -> Ticket:
-        if ticket is not DONE:
+        if ticket is not DONE and ticket.watched:
             self._pending.append(ticket)
         return ticket
 

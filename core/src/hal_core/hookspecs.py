@@ -95,8 +95,8 @@ def async_set_value(device: Device, target: View, value: Value, stream: Stream) 
 
     :param device: the opened device.
     :param target: the view to write: any shape and strides, of the target's dtype.
-    :param value: the converted value: one element that fills, an array of the target's shape that nobody else
-        holds, or a view of device memory.
+    :param value: the converted value: one element that fills, a C-contiguous array of the target's shape, or a view
+        of device memory. The array may be the caller's own: the hook has read it when it returns.
     :param stream: the stream whose order counts.
     :return: done when the bytes are in place.
     """

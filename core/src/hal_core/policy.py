@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from .batch_checks import is_sound, problems
 from .collective import Agreement
 from .errors import GroupLost, InvalidBatch, InvalidValue, PluginError, SinkFull
 from .insertion import plan_insert
-from .ledger import is_sound, problems
 from .sinks import PendingOutput, Sink
 from .state import SlotState
 from .steps import Step

@@ -117,6 +117,7 @@ class AdmittedRequest:
     - ``total``: tokens known so far, prompt and generated.
     - ``packed``: row lengths and record (``StateLayout.admission_dtype``), as bytes; what depends on the moment of
       insertion (lengths, blocks, drafts) is set then.
+    - ``extents``: the lengths of its rows, in the order of ``ROW_FIELDS``, the block table's 0.
     - ``rows``: the bytes of each of ``ROW_FIELDS``, uint8; the block table is empty, its blocks come with the task.
     """
 
@@ -129,6 +130,7 @@ class AdmittedRequest:
     role: SplitRole
     total: int
     packed: bytes
+    extents: tuple[int, int, int, int, int]
     rows: tuple[Bytes, ...]
 
 
@@ -157,7 +159,8 @@ def admit(request: Request, layout: StateLayout, *, vocab_size: int | None = Non
     head = np.zeros(1, layout.admission_dtype)
     head["stamp"] = layout.admission_stamp
     head["record"] = _record(request, serial, len(prompt), len(output), layout)
-    head["extents"] = (len(params.bad_words), stops, stops * sizes.max_stop_length, 0, total)
+    extents = (len(params.bad_words), stops, stops * sizes.max_stop_length, 0, total)
+    head["extents"] = extents
     bad, stop_lengths, stop = _EMPTY, _EMPTY, _EMPTY
     if params.bad_words:
         bad = np.array(params.bad_words, np.int64).view(np.uint8)
@@ -169,7 +172,17 @@ def admit(request: Request, layout: StateLayout, *, vocab_size: int | None = Non
         stop = padded.reshape(-1).view(np.uint8)
     rows = (bad, stop_lengths, stop, _EMPTY, tokens.view(np.uint8))
     return AdmittedRequest(
-        request.request_id, serial, tokens, len(prompt), len(output), params, request.role, total, head.tobytes(), rows
+        request_id=request.request_id,
+        serial=serial,
+        tokens=tokens,
+        prompt_len=len(prompt),
+        generated=len(output),
+        params=params,
+        role=request.role,
+        total=total,
+        packed=head.tobytes(),
+        extents=extents,
+        rows=rows,
     )
 
 

@@ -68,6 +68,9 @@ class Task:
             raise InvalidValue(f"request {self.request!r}", cure="admit() the request first", argument="request")
 
 
+_PREFILLS = np.int32(TaskKind.PREFILL).tobytes()
+
+
 class TaskBatch:
     """Tasks in columns, in order; immutable. ``TaskBatch.of(tasks)``, or ``TaskBatch.prefill(…)`` without objects.
 
@@ -122,6 +125,11 @@ class TaskBatch:
         for array in (self.kinds, self.slots, self.starts, self.lengths, self.block_counts, self.blocks):
             array.flags.writeable = False
         self.first_blocks.flags.writeable = self.first_tokens.flags.writeable = False
+
+    @property
+    def all_prefill(self) -> bool:
+        """True when every task is a new request."""
+        return self.kinds.tobytes() == _PREFILLS * len(self)
 
     def packed(self, layout: StateLayout) -> np.ndarray[Any, np.dtype[np.void]]:
         """What admission packed ``[n]`` (``layout.admission_dtype``), read-only.

@@ -21,6 +21,9 @@ class Ticket(ABC):
 
     __slots__ = ("observed",)
     mode: Mode
+    watched = True
+    """False where the device itself raises a later failure at its next call (CUDA's sticky errors), so that nobody need
+    look at the ticket again."""
 
     def __init__(self) -> None:
         self.observed = False

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 
 from .convert import convert, convert_scalar
-from .dtypes import DType, dtype_of
+from .dtypes import ARRAY_TYPES, DType, dtype_of
 from .errors import ConversionRefused, ShapeMismatch
 from .views import View
 
 Array = np.ndarray[Any, Any]
 Value = np.generic | Array | View
-"""One element that fills, a C-contiguous array of the target's shape and storage dtype that nobody else holds, or a
-view of memory on the same device (G2, G6)."""
+"""One element that fills, a C-contiguous array of the target's shape and storage dtype, or a view of memory on the same
+device (G6). The array may be the caller's own memory: a hook has read it when it returns (G2)."""
 
 _PLAIN = (bool, int, float, list, tuple, np.ndarray)
 
@@ -28,6 +28,10 @@ def host_array(value: object) -> tuple[Array, DType] | None:
 
 def prepare(target: View, value: object) -> Value:
     """Convert a host value for ``target`` by the rules of G6 (:mod:`hal_core.convert`)."""
+    if type(value) is np.ndarray and value.ndim and ARRAY_TYPES.get(value.dtype) is target.dtype:
+        if value.size != target.size:
+            return convert(value, target.dtype, target.shape)  # which says what does not fit
+        return np.ascontiguousarray(value).reshape(target.shape)
     element = convert_scalar(value, target.dtype)
     return convert(value, target.dtype, target.shape) if element is None else element
 

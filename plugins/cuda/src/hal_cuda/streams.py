@@ -114,6 +114,7 @@ class CudaTicket(Ticket):
 
     __slots__ = ("_error", "_event", "keep")
     mode: Mode = "async"
+    watched = False  # an error of the device is sticky: its next call raises it
 
     def __init__(self, event: CudaEvent) -> None:
         super().__init__()

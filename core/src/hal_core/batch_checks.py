@@ -1,0 +1,162 @@
+"""Whether a task batch may go into a state: everything that forbids it, found before anything is written (G8)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .fields import Sizes
+from .ledger import FEW, TOKENS, Ledger
+from .requests import AdmittedRequest
+from .tasks import LEAVING, TaskBatch, TaskKind
+
+Ints = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
+Records = np.ndarray[Any, np.dtype[np.void]]
+
+
+def is_sound(ledger: Ledger, tasks: TaskBatch, packed: Records) -> bool:
+    """True when ``tasks`` can surely go in: requests that enter free slots, decided without a loop.
+
+    False means that :func:`problems` has to look, which may still find nothing.
+    """
+    sizes, slots = ledger.sizes, tasks.slots
+    n = len(tasks)
+    if n <= FEW or not tasks.all_prefill or any(tasks.drafts):
+        return False
+    if int(slots.min()) < 0 or int(slots.max()) >= sizes.slots or len(set(slots.tolist())) != n:
+        return False
+    serials = {request.serial for request in tasks.requests}
+    if len(serials) != n or not ledger.live.keys().isdisjoint(serials) or ledger.serials[slots].any():
+        return False
+    total, counts, starts = packed["extents"][:, TOKENS], tasks.block_counts, tasks.starts
+    end = starts + tasks.lengths
+    if int(total.max()) >= sizes.max_tokens or int(counts.max()) > sizes.max_blocks or int(tasks.lengths.min()) < 1:
+        return False
+    if bool((end > total).any()) or bool((end > counts * sizes.block_size).any()) or int(starts.min()) < 0:
+        return False
+    return not tasks.first_blocks.any() and (len(tasks.blocks) == 0 or int(tasks.blocks.min()) >= 0)
+
+
+def problems(ledger: Ledger, tasks: TaskBatch) -> list[str]:
+    """Everything that forbids inserting ``tasks`` now, each as one sentence; empty when they may go in (G8)."""
+    found: list[str] = []
+    left: set[int] = set()
+    used: set[int] = set()
+    entered: set[int] = set()
+    block = 0
+    for at, row in enumerate(Row.of(tasks)):
+        texts: list[str] = []
+        if not 0 <= row.slot < ledger.sizes.slots:
+            texts.append(f"slots go from 0 to {ledger.sizes.slots - 1}")
+        elif row.slot in used or (row.kind in LEAVING and row.slot in left):
+            texts.append(f"the batch already writes slot {row.slot}")
+        elif row.kind in LEAVING:
+            texts += _leaving(ledger, row)
+            left.add(row.slot)
+        else:
+            used.add(row.slot)
+            texts += _holding(ledger, row, left, entered)
+            entered.add(row.request.serial)
+            texts += _extents(ledger, row, tasks.blocks[block : block + row.blocks])
+        block += row.blocks
+        if texts:
+            who = f"task {at} ({TaskKind(row.kind).name} {row.request.request_id!r} in slot {row.slot})"
+            found += [f"{who}: {text}" for text in texts]
+    return found
+
+
+class Row(NamedTuple):
+    """One task of a batch in plain numbers."""
+
+    kind: int
+    slot: int
+    request: AdmittedRequest
+    start: int
+    length: int
+    blocks: int
+    first_block: int
+    first_token: int
+    drafts: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tasks: TaskBatch) -> Iterator[Row]:
+        """The tasks in their order."""
+        return map(
+            cls,
+            tasks.kinds.tolist(),
+            tasks.slots.tolist(),
+            tasks.requests,
+            tasks.starts.tolist(),
+            tasks.lengths.tolist(),
+            tasks.block_counts.tolist(),
+            tasks.first_blocks.tolist(),
+            tasks.first_tokens.tolist(),
+            tasks.drafts,
+        )
+
+
+def _leaving(ledger: Ledger, row: Row) -> list[str]:
+    pending = ledger.preempted if row.kind == TaskKind.PREEMPTED else ledger.aborted
+    if ledger.serials[row.slot] != row.request.serial:
+        return ["the slot does not hold this request"]
+    if row.slot in pending:
+        return [f"{pending[row.slot][1]!r} left this slot and is not reported yet; save an output first"]
+    return []
+
+
+def _holding(ledger: Ledger, row: Row, left: set[int], entered: set[int]) -> list[str]:
+    slot, serial = row.slot, row.request.serial
+    if row.kind in (TaskKind.CHUNK, TaskKind.DECODE):
+        if ledger.serials[slot] == serial and slot not in left:
+            return []
+        return ["the slot does not hold this request"]
+    texts = []
+    holder = ledger.requests[slot]
+    if holder is not None and slot not in left:
+        texts.append(f"the slot still holds {holder.request_id!r}; release, preempt or abort it first")
+    if serial in entered or serial in ledger.live:
+        texts.append("the request is in a slot already; admit it again to run it again")
+    return texts
+
+
+def _extents(ledger: Ledger, row: Row, blocks: Ints) -> list[str]:
+    """Lengths and blocks of one task against the sizes and the request."""
+    sizes, kind, slot, total = ledger.sizes, row.kind, row.slot, row.request.total
+    texts = []
+    end = row.start + row.length
+    if total >= sizes.max_tokens:
+        texts.append(f"{total} tokens do not fit {sizes.max_tokens}; it was admitted for another state")
+    if kind in (TaskKind.PREFILL, TaskKind.CHUNK) and not (row.start >= 0 and row.length >= 1 and end <= total):
+        texts.append(f"tokens {row.start} to {end} of {total}")
+    if kind == TaskKind.CHUNK and row.start != ledger.prefilled[slot]:
+        texts.append(f"starts at token {row.start}, but {int(ledger.prefilled[slot])} are prefilled")
+    have = 0 if kind in (TaskKind.PREFILL, TaskKind.HANDOFF) else int(ledger.blocks[slot])
+    if row.first_block != have:
+        texts.append(f"blocks begin at entry {row.first_block}, but {have} are in use")
+    if row.blocks and min(blocks.tolist()) < 0:
+        texts.append(f"block {min(blocks.tolist())} is negative")
+    count = have + row.blocks
+    if count > sizes.max_blocks:
+        texts.append(f"{count} blocks, the table holds {sizes.max_blocks}")
+    needed = total if kind == TaskKind.HANDOFF else 0 if kind == TaskKind.DECODE else end
+    if needed > count * sizes.block_size:
+        texts.append(f"{needed} tokens need {-(-needed // sizes.block_size)} blocks, has {count}")
+    return texts + _handoff(row, sizes) if kind == TaskKind.HANDOFF or row.drafts else texts
+
+
+def _handoff(row: Row, sizes: Sizes) -> list[str]:
+    """First token and drafts, which only a handoff may bring (G12)."""
+    texts = []
+    fit = sizes.max_draft if row.kind == TaskKind.HANDOFF else 0
+    if row.kind == TaskKind.HANDOFF:
+        if row.first_token < 0:
+            texts.append("a handoff needs the first token")
+        if row.request.total + 1 >= sizes.max_tokens or row.request.generated + 1 >= row.request.params.max_tokens:
+            texts.append("the request has ended with its first token; there is nothing left to decode")
+    if len(row.drafts) > fit:
+        texts.append(f"{len(row.drafts)} drafts, but {fit} fit here")
+    if any(not isinstance(token, int) or token < 0 for token in row.drafts):
+        texts.append("drafts must be token ids")
+    return texts
