@@ -49,13 +49,13 @@ def generate(texts: Sequence[str], params: SamplingParams, options: Options) -> 
         answers = Answers(
             plan.named_prompts, plan.tokenizer, screen, as_json=options.as_json, logprobs=params.logprobs is not None
         )
-        with _Show(answers) as show:
+        with _interrupts() as interrupted, _Show(answers) as show:
             engine = Engine(Worker(device, model, plan.sizes, plan.blocks, show.sink), chunk=options.chunk)
             began = time.perf_counter()
-            interrupted = _drive(engine, plan, answers, show)
+            _drive(engine, plan, answers, show, interrupted)
             seconds = time.perf_counter() - began
         _summarize(screen, engine, answers, seconds)
-    if interrupted:
+    if interrupted.is_set():
         return INTERRUPTED
     return FAILED if answers.failed else 0
 
@@ -104,21 +104,19 @@ class _Show:
             raise self.error
 
 
-def _drive(engine: Engine, plan: Plan, answers: Answers, show: _Show) -> bool:
-    """Run every request to its end; True when Ctrl-C ended them early (a second one ends this at once)."""
+def _drive(engine: Engine, plan: Plan, answers: Answers, show: _Show, interrupted: threading.Event) -> None:
+    """Run every request to its end, which may be that all are aborted."""
     for request in plan.requests:
         engine.submit(request)
-    with _interrupts() as interrupted:
-        stopping = False
-        while engine.busy and show.error is None:
-            for finished in engine.step():
-                if not finished.reported:
-                    answers.end(finished)
-            if interrupted.is_set() and not stopping:
-                stopping = True
-                for request in plan.requests:
-                    engine.abort(request.request_id)
-        return stopping
+    aborted = False
+    while engine.busy and show.error is None:
+        for finished in engine.step():
+            if not finished.reported:
+                answers.end(finished)
+        if interrupted.is_set() and not aborted:
+            aborted = True
+            for request in plan.requests:
+                engine.abort(request.request_id)
 
 
 @contextmanager

@@ -1,0 +1,291 @@
+"""``hal run``: what it prints, how it ends, and how it refuses. In this process but for signals and pipes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from hal.cli import main
+from hal.model import DEFAULT_CHECKPOINT
+from hal.model.config import read_config
+from hal.model.tokenizer import Tokenizer
+
+COMMAND = [sys.executable, "-c", "from hal.cli import main; main()", "run"]
+
+
+@pytest.fixture(autouse=True)
+def private_folders(tmp_path_factory, monkeypatch):
+    """Where the run puts its ipc folder; it must be empty afterwards. Other devices may be installed beside cpu."""
+    folder = tmp_path_factory.mktemp("ipc")
+    monkeypatch.setenv("HAL_DEVICE", "cpu")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    yield folder
+    assert list(folder.iterdir()) == [], "the run left an ipc file"
+
+
+@pytest.fixture
+def run(capsys):
+    """Run the command here: ``run(*arguments)`` gives ``(status, stdout, stderr)``."""
+
+    def call(*arguments):
+        status = 0
+        try:
+            main(["run", *map(str, arguments)])
+        except SystemExit as end:
+            status = end.code or 0
+        return status, *capsys.readouterr()
+
+    return call
+
+
+@pytest.fixture
+def run_json(run):
+    """As ``run`` with ``--json``; the objects instead of stdout."""
+
+    def call(*arguments):
+        status, out, err = run("--json", *arguments)
+        return status, [json.loads(line) for line in out.splitlines()], err
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return Tokenizer.load(DEFAULT_CHECKPOINT, read_config(DEFAULT_CHECKPOINT))
+
+
+def test_one_prompt_streams_prompt_and_text(run, run_json):
+    status, out, err = run("--prompt", "def main(", "--max-tokens", 24)
+    (answer,) = run_json("--prompt", "def main(", "--max-tokens", 24)[1]
+    assert status == 0
+    assert out == f"def main({answer['text']}\n"
+    assert "24 tokens in" in err
+    assert "tokens/s), 1 of 1 slots used, 0 preemptions" in err
+
+
+def test_several_prompts_are_labelled_and_in_order(run, run_json):
+    arguments = ("--prompt", "import", "--prompt", "class A", "--prompt", "x = ", "--max-tokens", 8, "--slots", 2)
+    status, out, err = run(*arguments)
+    answers = run_json(*arguments)[1]
+    assert status == 0
+    assert out == "\n".join(f"--- {a['request_id']} ---\n{a['prompt']}{a['text']}\n" for a in answers)
+    assert "2 of 2 slots used" in err
+
+
+def test_json_has_one_object_a_prompt_in_order(run_json, tokenizer, tmp_path):
+    file = tmp_path / "prompts"
+    file.write_text("import os\nclass Naïve:\n")
+    status, answers, _ = run_json("--prompt", "def f(", "--prompts", file, "--max-tokens", 6, "--slots", 1)
+    assert status == 0
+    assert [answer["prompt"] for answer in answers] == ["def f(", "import os", "class Naïve:"]
+    assert [answer["request_id"] for answer in answers] == ["r0", "r1", "r2"]
+    for answer in answers:
+        assert answer.keys() == {"request_id", "prompt", "text", "token_ids", "finish_reason"}
+        assert answer["text"] == tokenizer.decode(answer["token_ids"])
+        assert answer["finish_reason"] == "length"
+        assert len(answer["token_ids"]) == 6
+
+
+def test_logprobs_are_in_the_json_when_asked_for(run_json):
+    _, (answer,), _ = run_json("--prompt", "def f(", "--max-tokens", 5, "--logprobs", 2)
+    assert len(answer["logprobs"]) == 5
+    for token, entry in zip(answer["token_ids"], answer["logprobs"], strict=True):
+        assert entry["token_id"] == token
+        assert entry["rank"] == 1
+        assert len(entry["top"]) == 2
+        assert entry["top"][0] == {"token_id": token, "logprob": entry["logprob"]}
+        assert entry["top"][1]["logprob"] <= entry["logprob"] <= 0
+
+
+def test_tokens_do_not_depend_on_slots_blocks_or_chunk(run_json):
+    """The four ways of the issue, on prompts with clear margins (tests/test_end_to_end.py asserts those)."""
+    prompts = ("def main(", "for i in range(", "if __name__ ==", "with open(")
+    common = [part for text in prompts for part in ("--prompt", text)] + ["--max-tokens", 32]
+    ways = [("--slots", 1), ("--slots", 32), ("--chunk", 3), ("--slots", 4, "--blocks", 4)]
+    results = [run_json(*common, *way) for way in ways]
+    tokens = [[answer["token_ids"] for answer in answers] for _, answers, _ in results]
+    assert tokens[0] == tokens[1] == tokens[2] == tokens[3]
+    assert " 0 preemptions" in results[1][2]
+    assert " 0 preemptions" not in results[3][2]
+
+
+def test_a_draw_is_repeated_by_its_seed(run_json):
+    def text(seed):
+        return run_json("--prompt", "def ", "--temperature", 1.0, "--seed", seed, "--max-tokens", 12)[1][0]["text"]
+
+    assert text(5) == text(5)
+    assert text(5) != text(6)
+
+
+def test_stop_ends_the_text(run_json, tokenizer):
+    _, (whole,), _ = run_json("--prompt", "if __name__ ==", "--max-tokens", 20)
+    _, (answer,), _ = run_json("--prompt", "if __name__ ==", "--max-tokens", 20, "--stop", "':\n")
+    assert answer["finish_reason"] in ("stop", "length")
+    word = tokenizer.decode(whole["token_ids"][3:4])
+    if tokenizer.encode(word) == whole["token_ids"][3:4]:
+        _, (answer,), _ = run_json("--prompt", "if __name__ ==", "--max-tokens", 20, "--stop", word)
+        assert answer["finish_reason"] == "stop"
+        assert answer["token_ids"] == whole["token_ids"][: whole["token_ids"].index(whole["token_ids"][3]) + 1]
+
+
+BAD_OPTIONS = [
+    ((), "--prompts FILE"),
+    (("--prompt", ""), "the only prompt is empty"),
+    (("--prompt", "", "--prompt", ""), "all 2 prompts are empty"),
+    (("--prompt", "x", "--temperature", "nan"), "--temperature: nan (give a number from 0.0"),
+    (("--prompt", "x", "--temperature", "-1"), "--temperature: -1.0 (give a number"),
+    (("--prompt", "x", "--temperature", "warm"), "--temperature"),
+    (("--prompt", "x", "--top-k", "-2"), "--top-k: -2 (give a whole number"),
+    (("--prompt", "x", "--top-p", "0"), "--top-p"),
+    (("--prompt", "x", "--seed", "-1"), "--seed: -1"),
+    (("--prompt", "x", "--max-tokens", "0"), "--max-tokens: 0"),
+    (("--prompt", "x", "--max-tokens", "-5"), "--max-tokens: -5"),
+    (("--prompt", "x", "--min-tokens", "65"), "--min-tokens: 65 (give a whole number from 0 to 64)"),
+    (("--prompt", "x", "--slots", "0"), "--slots: 0 (give a whole number of at least 1)"),
+    (("--prompt", "x", "--blocks", "-1"), "--blocks: -1"),
+    (("--prompt", "x", "--chunk", "0"), "--chunk: 0"),
+    (("--prompt", "x", "--logprobs", "-1"), "--logprobs: -1"),
+    (("--prompt", "x", "--logprobs", "99999"), "ask for fewer"),
+    (("--prompt", "x", "--stop", ""), "--stop: an empty text"),
+    (("--prompt", "x", "--device", "cpuu"), "--device: no device 'cpuu'"),
+    (("--prompt", "x", "--model", "/nowhere"), "--model: no directory '/nowhere'"),
+    (("--prompt", "x", "--model-place", "moon"), "--model-place: 'moon'"),
+    (("--prompts", "/nowhere"), "--prompts: no file '/nowhere'"),
+    (("--prompt", "x", "--blocks", "1"), "--blocks: 1 of 16 tokens cannot hold any of the prompts"),
+    (("--prompt", "x", "--max-tokens", "512"), "lower max_tokens to 511"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD_OPTIONS, ids=lambda value: " ".join(value)[:40])
+def test_a_bad_option_ends_before_anything_runs(run, arguments, message):
+    status, out, err = run(*arguments)
+    assert status == 2
+    assert out == ""
+    assert message in err
+    assert "Traceback" not in err
+    assert "tokens/s" not in err
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"", "is empty"), (b"\n\n", "all 2 prompts are empty"), (b"\xff\xfe", "is no UTF-8 text")],
+)
+def test_a_bad_prompts_file_ends_before_anything_runs(run, tmp_path, content, message):
+    file = tmp_path / "prompts"
+    file.write_bytes(content)
+    status, out, err = run("--prompts", file)
+    assert (status, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def broken_config(folder):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"rope_scaling": {"rope_type": "yarn"}}))
+    return "rope_scaling"
+
+
+def unknown_field(folder):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_experts": 8}))
+    return "num_experts"
+
+
+def truncated_weights(folder):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1000])
+    return "model.safetensors"
+
+
+def no_tokenizer(folder):
+    (folder / "tokenizer.json").unlink()
+    return "tokenizer.json: no such file"
+
+
+@pytest.mark.parametrize("damage", [broken_config, unknown_field, truncated_weights, no_tokenizer])
+def test_a_damaged_checkpoint_ends_before_anything_runs(run, tmp_path, damage):
+    folder = tmp_path / "model"
+    shutil.copytree(DEFAULT_CHECKPOINT, folder)
+    named = damage(folder)
+    status, out, err = run("--prompt", "x", "--model", folder)
+    assert (status, out) == (2, "")
+    assert named in err
+    assert err.count("\n") == 1
+
+
+def test_a_bad_request_among_good_ones_ends_alone(run_json, tmp_path):
+    file = tmp_path / "prompts"
+    file.write_text(f"import\n\n{'x' * 4000}\ndef f(\n")
+    status, answers, _ = run_json("--prompts", file, "--max-tokens", 5)
+    assert status == 2
+    assert [answer["finish_reason"] for answer in answers] == ["length", "error", "error", "length"]
+    assert "the prompt has no tokens" in answers[1]["message"]
+    assert "512" in answers[2]["message"]
+    assert all("message" not in answer and len(answer["token_ids"]) == 5 for answer in (answers[0], answers[3]))
+
+
+def test_a_bad_request_is_told_on_stderr_too(run):
+    status, out, err = run("--prompt", "import", "--prompt", "", "--max-tokens", 3)
+    assert status == 2
+    assert "the prompt has no tokens" in err
+    assert "--- r1 ---" in out
+
+
+def test_blocks_too_few_for_some_are_errors_of_those(run_json):
+    status, answers, _ = run_json("--prompt", "x", "--prompt", "y " * 60, "--max-tokens", 16, "--blocks", 2)
+    assert status == 2
+    assert [answer["finish_reason"] for answer in answers] == ["length", "error"]
+    assert "KV blocks" in answers[1]["message"]
+
+
+def started(*arguments, **options):
+    return subprocess.Popen(
+        [*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
+    )
+
+
+def test_the_command_runs_by_itself_and_keeps_stdout_clean():
+    process = started("--prompt", "def main(", "--max-tokens", "8")
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert out.startswith("def main(")
+    assert len(err.splitlines()) == 1, "nothing but the summary, not even a warning of a framework"
+
+
+def test_interrupted_it_tells_what_it_has_and_leaves_nothing(private_folders):
+    process = started("--prompt", "def f(", "--prompt", "import", "--max-tokens", "480", "--slots", "1", "--json")
+    while not any(private_folders.iterdir()):  # the run has begun
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert [json.loads(line)["finish_reason"] for line in out.splitlines()] == ["abort", "abort"]
+
+
+def test_interrupted_while_loading_it_just_ends():
+    process = started("--prompt", "def f(")
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.7)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert (out, "Traceback" in err) == ("", False)
+
+
+def test_a_closed_pipe_ends_it_quietly():
+    reading, writing = os.pipe()
+    os.close(reading)
+    process = subprocess.Popen(
+        [*COMMAND, "--prompt", "def f(", "--max-tokens", "200"], stdout=writing, stderr=subprocess.PIPE, text=True
+    )
+    os.close(writing)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "Traceback" not in err
