@@ -142,6 +142,19 @@ def test_the_writes_of_a_plan_are_known_one_by_one(bench):
     assert (race.begin, race.nbytes) in {(state + 36, 2), (state + 32, 8)}
 
 
+def test_destroying_a_stream_orders_nothing(bench):
+    first, address = bench.stream(), bench.memory(8)
+    bench.device.fill(address, 8, 1, 1, first)
+    bench.streams.remove(first)
+    first.close()
+    while bench.device._native.pending_tasks():
+        pass  # its work is over, its thread ends, and nobody has waited for it
+    second = bench.stream()
+    bench.device.fill(address, 8, 2, 1, second)
+    bench.device.synchronize()
+    assert [kinds(r) for r in bench.device.races()] == [("kernel_fill", "kernel_fill")]
+
+
 def test_two_reads_need_no_order(bench):
     one, two, state = bench.stream(), bench.stream(), bench.memory(8)
     outs = [bench.pinned(8), bench.pinned(8)]
