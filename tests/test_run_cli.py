@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
 import shutil
 import signal
 import subprocess
@@ -123,15 +125,14 @@ def test_a_draw_is_repeated_by_its_seed(run_json):
     assert text(5) != text(6)
 
 
-def test_stop_ends_the_text(run_json, tokenizer):
+def test_stop_ends_the_text_after_its_tokens(run_json, tokenizer):
     _, (whole,), _ = run_json("--prompt", "if __name__ ==", "--max-tokens", 20)
-    _, (answer,), _ = run_json("--prompt", "if __name__ ==", "--max-tokens", 20, "--stop", "':\n")
-    assert answer["finish_reason"] in ("stop", "length")
-    word = tokenizer.decode(whole["token_ids"][3:4])
-    if tokenizer.encode(word) == whole["token_ids"][3:4]:
-        _, (answer,), _ = run_json("--prompt", "if __name__ ==", "--max-tokens", 20, "--stop", word)
-        assert answer["finish_reason"] == "stop"
-        assert answer["token_ids"] == whole["token_ids"][: whole["token_ids"].index(whole["token_ids"][3]) + 1]
+    tokens = whole["token_ids"]
+    words = [(at, tokenizer.decode([token])) for at, token in enumerate(tokens) if token not in tokens[:at]]
+    at, word = next((at, word) for at, word in words[2:] if tokenizer.encode(word) == [tokens[at]])
+    _, (answer,), _ = run_json("--prompt", "if __name__ ==", "--max-tokens", 20, "--stop", "never", "--stop", word)
+    assert answer["finish_reason"] == "stop"
+    assert answer["token_ids"] == tokens[: at + 1]
 
 
 BAD_OPTIONS = [
@@ -289,3 +290,53 @@ def test_a_closed_pipe_ends_it_quietly():
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "Traceback" not in err
+
+
+SHOW = """
+import time
+from hal.cli.run_screen import open_screen
+screen = open_screen()
+screen.write("def f(")
+screen.progress("3 tokens")
+time.sleep(0.3)
+screen.write("x):\\n" + "    long = " + "1 + " * 40)
+screen.note("a note")
+screen.close()
+"""
+
+
+def on_terminal(*, stdout: bool) -> tuple[str, str]:
+    """Run ``SHOW`` with standard error, and perhaps output, on a terminal: what a terminal and a pipe get."""
+    terminal, inner = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", SHOW], stdout=inner if stdout else subprocess.PIPE, stderr=inner, env=TERMINAL
+    )
+    os.close(inner)
+    piped = process.stdout.read().decode() if process.stdout else ""
+    shown = b""
+    with contextlib.suppress(OSError):  # EIO: the other end is closed
+        while piece := os.read(terminal, 4096):
+            shown += piece
+    os.close(terminal)
+    if process.stdout:
+        process.stdout.close()
+    assert process.wait(30) == 0
+    return shown.decode(), piped
+
+
+TERMINAL = os.environ | {"TERM": "xterm", "COLUMNS": "60", "NO_COLOR": "1"}
+
+
+def test_a_terminal_shows_text_with_a_progress_line_below():
+    shown, _ = on_terminal(stdout=True)
+    assert "3 tokens" in shown
+    assert "def f(x):\r\n" in shown
+    assert "    long = " + "1 + " * 40 in shown, "a long line is left to the terminal to wrap"
+    assert "hal: a note" in shown
+
+
+def test_piped_text_is_whole_and_progress_goes_to_the_terminal():
+    shown, piped = on_terminal(stdout=False)
+    assert piped == "def f(x):\n    long = " + "1 + " * 40
+    assert "3 tokens" in shown
+    assert "hal: a note" in shown

@@ -26,11 +26,11 @@ class Screen(Protocol):
         """Nothing more comes."""
 
 
-def open_screen(*, as_json: bool) -> Screen:
-    """The screen for where standard output and error lead. Without a terminal there is no progress line."""
+def open_screen() -> Screen:
+    """The screen for where standard output and error lead. Unless errors go to a terminal there is no progress line."""
     if not sys.stderr.isatty():
         return Plain()
-    return WithProgress() if as_json or not sys.stdout.isatty() else OneTerminal()
+    return OneTerminal() if sys.stdout.isatty() else WithProgress()
 
 
 class Plain:
@@ -52,10 +52,10 @@ class Plain:
 
 
 class WithProgress(Plain):
-    """Output goes elsewhere (or is JSON), and standard error is a terminal: it shows a progress line meanwhile."""
+    """Output goes elsewhere, and standard error is a terminal: it shows a progress line meanwhile."""
 
     def __init__(self) -> None:
-        self._live = Live(console=Console(stderr=True), transient=True, redirect_stdout=sys.stdout.isatty())
+        self._live = Live(console=Console(stderr=True), transient=True, redirect_stdout=False)
         self._live.start()
 
     def progress(self, text: str) -> None:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hal.engine import Engine, Scheduler
 from hal_core.errors import InvalidValue
 from hal_core.fields import Sizes
 from hal_core.layout import lay_out
@@ -11,10 +15,6 @@ from hal_core.ledger import Ledger, problems
 from hal_core.records import FinishReason, OutputRecord, SlotStatus
 from hal_core.requests import Request, SamplingParams
 from hal_core.tasks import TaskBatch, TaskKind
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from hal.engine import Engine, Scheduler
 
 MAX_TOKENS, BLOCK = 24, 4
 
