@@ -109,7 +109,12 @@ class SinkFull(HalError, TimeoutError):
 
 
 class SinkClosed(HalError, ConnectionError):
-    """The sink is closed; the record was not taken."""
+    """The sink is closed; the record was not taken.
+
+    ``ticket`` is the ticket of the output that was to be sent: its ``record()`` says what was lost (G19).
+    """
+
+    ticket: object = None
 
 
 class Undelivered(HalError, ConnectionError):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from .batch_checks import is_sound, problems
 from .collective import Agreement
-from .errors import GroupLost, InvalidBatch, InvalidValue, PluginError, SinkFull
+from .errors import GroupLost, InvalidBatch, InvalidValue, PluginError, SinkClosed, SinkFull
 from .insertion import plan_insert
 from .sinks import PendingOutput, Sink
 from .state import SlotState
@@ -138,6 +138,10 @@ class Policy:
             sink.put(outbox.pending)
         except SinkFull as error:
             error.ticket = ticket
+            raise
+        except SinkClosed as error:  # not taken: the ticket leads to the tokens that nobody will be sent (G19)
+            error.ticket = ticket
+            outbox.pending.settle(error)
             raise
         return ticket
 
