@@ -65,6 +65,9 @@ class OutputTicket(PromiseTicket):
 
     def settle(self, error: BaseException | None = None) -> None:
         """Finish the ticket; what was found out of bounds is raised by it (G21)."""
+        if self._violation is not None:
+            device = self._state.device
+            self._violation.located(device=f"{device.name}:{device.index}")
         super().settle(error or self._violation)
 
 
