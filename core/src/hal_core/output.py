@@ -30,12 +30,26 @@ class OutputTicket(PromiseTicket):
     record earlier, to the worker that needs the tokens itself; it is built once.
     """
 
-    __slots__ = ("_check", "_copy", "_facts", "_lock", "_part", "_record", "_state", "_violation", "columns", "step")
+    __slots__ = (
+        "_check",
+        "_copy",
+        "_facts",
+        "_lock",
+        "_part",
+        "_record",
+        "_state",
+        "_violation",
+        "batch_ids",
+        "columns",
+        "step",
+    )
 
     def __init__(self, state: SlotState, step: Step, copy: CopyTicket, part: ByteRange) -> None:
         super().__init__(copy.mode)
         self.step = step.number
         self.columns: Columns = {}
+        #: Of each row of the record, the batch id: where the step's order names its slot. There once the record is.
+        self.batch_ids: tuple[int, ...] = ()
         self._state, self._copy, self._part = state, copy, part
         self._facts = _Facts.of(state, step)
         self._check = OutputCheck.of(state, step.group, part)
@@ -48,6 +62,15 @@ class OutputTicket(PromiseTicket):
         """The requests that the step may report; for errors that name what was lost."""
         return tuple(name for name in self._facts.names if name)
 
+    @property
+    def batch_size(self) -> int:
+        """How many slots the step's order names."""
+        return len(self._facts.order)
+
+    def ready(self) -> bool:
+        """True when the copy is there, so that :meth:`resolve` does not wait; never blocks."""
+        return self._copy.done()
+
     def record(self, timeout: float | None = None) -> OutputRecord:
         """Wait for the copy and return the step's record. ``timeout`` in seconds. From any thread."""
         with self._lock:
@@ -56,7 +79,7 @@ class OutputTicket(PromiseTicket):
                 if self._check is not None:
                     self._check.verify(self._copy.data[0])
                 self.columns = self._state.columns(self._copy.data[0], self._part)
-                self._record, self._violation = build_record(self.columns, self._facts)
+                self._record, self.batch_ids, self._violation = build_record(self.columns, self._facts)
             return self._record
 
     def resolve(self) -> OutputRecord:
@@ -105,13 +128,16 @@ class _Facts:
         )
 
 
-def build_record(columns: Columns, facts: _Facts) -> tuple[OutputRecord, InvalidValue | None]:
-    """The record of a step, rows in batch-id order, and what was found out of bounds (its rows are errors)."""
+def build_record(columns: Columns, facts: _Facts) -> tuple[OutputRecord, tuple[int, ...], InvalidValue | None]:
+    """The record of a step, rows in batch-id order; each row's batch id; and what was found out of bounds.
+
+    Rows of what was out of bounds are errors.
+    """
     order = facts.order
     held = facts.serials != 0
     counts = np.where(held, columns["accept_num"][order, 0], 0)
     bad = _out_of_bounds(columns, facts, counts, held)
-    for slot, message in facts.step.errors.items():
+    for slot, message in (*facts.step.errors.items(), *facts.step.recovered.items()):
         for row in np.flatnonzero(order == slot).tolist():
             bad[row] = message
     wrong = np.zeros(len(order), np.bool_)
@@ -119,6 +145,8 @@ def build_record(columns: Columns, facts: _Facts) -> tuple[OutputRecord, Invalid
     counts = np.where(wrong, 0, counts).astype(np.int32)
     status = np.where(counts > 0, SlotStatus.TOKEN, SlotStatus.NONE).astype(np.uint8)
     status[wrong] = SlotStatus.ERROR
+    if facts.step.recovered:
+        status[np.isin(order, [*facts.step.recovered])] = SlotStatus.RECOVERED
     finish = np.where(counts > 0, columns["stop_reason"][order, 0], 0).astype(np.uint8)
     finish[wrong] = FinishReason.ERROR
     positions = np.where(held, columns["step_idx"][order, 0] - counts, 0).astype(np.int64)
@@ -127,9 +155,10 @@ def build_record(columns: Columns, facts: _Facts) -> tuple[OutputRecord, Invalid
     parts = _token_parts(columns, facts, counts)
     parts |= _draft_parts(columns, facts, first)
     rows = _Rows(facts.names, held, status, finish, positions, counts, first, bad)
-    record = rows.record(facts, parts)
-    violations = [text for row, text in bad.items() if int(order[row]) not in facts.step.errors]
-    return record, _violation(violations, facts) if violations else None
+    record, batch_ids = rows.record(facts, parts)
+    told = facts.step.errors.keys() | facts.step.recovered.keys()
+    violations = [text for row, text in bad.items() if int(order[row]) not in told]
+    return record, batch_ids, _violation(violations, facts) if violations else None
 
 
 def _violation(texts: list[str], facts: _Facts) -> InvalidValue:
@@ -202,10 +231,14 @@ class _Rows:
     first: np.ndarray[Any, Any]
     bad: dict[int, str]
 
-    def record(self, facts: _Facts, parts: dict[str, np.ndarray[Any, Any]]) -> OutputRecord:
-        """The record: each slot's row in batch-id order, and before it a row for a request that left the slot."""
+    def record(self, facts: _Facts, parts: dict[str, np.ndarray[Any, Any]]) -> tuple[OutputRecord, tuple[int, ...]]:
+        """The record: each slot's row in batch-id order, and before it a row for a request that left the slot.
+
+        With it, each row's batch id.
+        """
         if not facts.preempted and not facts.aborted and self.held.all():
-            return self._record(facts, parts, self.names, np.arange(len(self.names)), None)
+            every = tuple(range(len(self.names)))
+            return self._record(facts, parts, self.names, np.array(every, np.int64), None), every
         names: list[str] = []
         source: list[int] = []
         left: list[SlotStatus | None] = []
@@ -219,7 +252,7 @@ class _Rows:
                 names.append(self.names[row] or f"slot {slot}")
                 source.append(row)
                 left.append(None)
-        return self._record(facts, parts, tuple(names), np.array(source, np.int64), left)
+        return self._record(facts, parts, tuple(names), np.array(source, np.int64), left), tuple(source)
 
     def _record(
         self,

@@ -26,6 +26,7 @@ class Step:
     - ``group``: the caller's tensor-parallel group; only its first rank sends (G17).
     - ``logprobs``: how many alternatives the step wrote besides the sampled token, None for no log-probabilities.
     - ``errors``: slot to message, for requests that the step could not go on with.
+    - ``recovered``: slot to message, for requests that were stopped by the recovery of their worker.
     """
 
     number: int
@@ -34,6 +35,7 @@ class Step:
     group: Group = ALONE
     logprobs: int | None = None
     errors: Mapping[int, str] = field(default_factory=dict)
+    recovered: Mapping[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.number < 0:
@@ -51,6 +53,7 @@ class Step:
             orders[name] = slots
         object.__setattr__(self, "orders", MappingProxyType(orders))
         object.__setattr__(self, "errors", MappingProxyType(dict(self.errors)))
+        object.__setattr__(self, "recovered", MappingProxyType(dict(self.recovered)))
 
     def order(self, state: str) -> Int32s:
         """The slot of each batch id in a state. Raises :class:`InvalidValue` when the step names none."""
