@@ -15,15 +15,11 @@ from typing import Any
 import numpy as np
 import paddle
 
-from hal_sim import Accelerator, Stream, options
+from hal_sim import Accelerator, options, paddle_env
 
 NAME = os.environ.get("HALSIM_NAME", "hal_sim")
 PLACE = paddle.CustomPlace(NAME, 0)
 device = Accelerator(0)
-
-
-def current_stream() -> Stream:
-    return Stream.adopt(paddle.device.current_stream(f"{NAME}:0").stream_base.raw_stream)
 
 
 def changes(call: Callable[[], Any]) -> dict[str, int]:
@@ -53,7 +49,7 @@ def tensors() -> Any:
 
 def held_stream() -> Any:
     """Paddle's own current stream, held: asynchronous calls return, and nothing has happened yet."""
-    stream = current_stream()
+    stream = paddle_env.current_stream(name=NAME)
     t = paddle.to_tensor(np.zeros(4, np.float32), place=PLACE)
     source = paddle.to_tensor(np.ones(4, np.float32), place=paddle.CPUPlace())
     address = t.data_ptr()
@@ -168,7 +164,7 @@ def out_of_memory() -> Any:
 def device_fault() -> Any:
     """A kernel that goes wrong makes Paddle's next wait fail, once."""
     t = paddle.to_tensor(np.zeros(4, np.float32), place=PLACE)
-    device.fill(t.data_ptr() + (1 << 30), 4, 0, 4, current_stream())
+    device.fill(t.data_ptr() + (1 << 30), 4, 0, 4, paddle_env.current_stream(name=NAME))
     try:
         t.numpy()
         said = ""

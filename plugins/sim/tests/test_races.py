@@ -26,7 +26,7 @@ def test_a_missing_event_between_streams(bench):
     assert (race.kind, *kinds(race)) == ("race", "kernel_fill", "async_d2h")
     assert (race.first.label, race.second.label) == ("produce", "consume")
     assert (race.first.stream, race.second.stream) == (producer.number, consumer.number)
-    assert (race.begin, race.nbytes) == (address, 8)
+    assert (race.what, race.begin, race.nbytes) == ("write/read", address, 8)
     text = str(race)
     assert f"no event recorded on stream {producer.number} after kernel_fill #{race.first.sequence}" in text
     assert f"is waited for on stream {consumer.number} before async_d2h #{race.second.sequence}" in text

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from hal_core.errors import Unavailable
-from hal_sim.accelerator import set_option
+from hal_sim.accelerator import Stream, set_option
 from hal_sim.build import paddle_device
 
 DEFAULT_NAME = "hal_sim"
@@ -57,3 +57,10 @@ def announce(name: str = DEFAULT_NAME, **options: int) -> None:
     os.environ.update(environment(name, **options))
     for key, value in options.items():  # the library may be loaded already, and reads the environment only once
         set_option(key, value)
+
+
+def current_stream(device: int = 0, name: str = DEFAULT_NAME) -> Stream:
+    """The stream that Paddle uses now on this device, as one of ours."""
+    import paddle
+
+    return Stream.adopt(paddle.device.current_stream(f"{name}:{device}").stream_base.raw_stream)

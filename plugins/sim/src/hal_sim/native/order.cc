@@ -128,8 +128,15 @@ void store_read(const OperationRef& op, uintptr_t begin, uintptr_t end) {
 
 void publish_conflicts(const std::vector<Conflict>& found, const OperationRef& op, ReportKind kind) {
   for (const auto& c : found) {
-    bool earlier = c.first->sequence < op->sequence;
-    report(kind, earlier ? c.first : op, earlier ? op : c.first, c.begin, c.end - c.begin, c.what);
+    // Found in the order of execution, told in the order of issue.
+    const bool issued_first = c.first->sequence < op->sequence;
+    std::string what = c.what;
+    if (!issued_first && what == "read/write") {
+      what = "write/read";
+    } else if (!issued_first && what == "write/read") {
+      what = "read/write";
+    }
+    report(kind, issued_first ? c.first : op, issued_first ? op : c.first, c.begin, c.end - c.begin, what);
   }
 }
 
