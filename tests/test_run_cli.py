@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -261,7 +262,8 @@ def test_the_command_runs_by_itself_and_keeps_stdout_clean():
 
 def test_interrupted_it_tells_what_it_has_and_leaves_nothing(private_folders):
     process = started("--prompt", "def f(", "--prompt", "import", "--max-tokens", "480", "--slots", "1", "--json")
-    while not any(private_folders.iterdir()):  # the run has begun
+    while not any(private_folders.iterdir()):  # until the run has begun
+        time.sleep(0.02)
         assert process.poll() is None
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)

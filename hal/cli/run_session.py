@@ -52,6 +52,8 @@ def generate(texts: Sequence[str], params: SamplingParams, options: Options) -> 
             began = time.perf_counter()
             _drive(engine, plan, answers, show, interrupted)
             seconds = time.perf_counter() - began
+        if answers.incomplete:
+            raise HalError(f"no record told the end of {answers.incomplete}", cure="report it: the output path lost it")
         _summarize(screen, engine, answers, seconds)
     if interrupted.is_set():
         return INTERRUPTED

@@ -1,4 +1,4 @@
-"""The scheduler alone, without a device: every request ends once, with the oracle's tokens, whatever the sizes."""
+"""The scheduler with a worker on paper: every request ends once, with the oracle's tokens, whatever the sizes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hal.engine import Engine, Scheduler
+from hal_core.bound import bind
+from hal_core.cpu import CpuPlugin
 from hal_core.errors import InvalidValue
 from hal_core.fields import Sizes
 from hal_core.layout import lay_out
-from hal_core.ledger import Ledger, problems
 from hal_core.records import FinishReason, OutputRecord, SlotStatus
 from hal_core.requests import Request, SamplingParams
-from hal_core.tasks import TaskBatch, TaskKind
+from hal_core.tasks import TaskKind
 
 MAX_TOKENS, BLOCK = 24, 4
 
@@ -28,15 +29,17 @@ def next_token(tokens: list[int]) -> int:
 
 
 class PaperWorker:
-    """A worker on paper: a ledger checks each batch as ``insert_tasks`` does, and KV is a list of tokens a block.
+    """A worker on paper: ``insert_tasks`` of the cpu device checks each batch, and KV is a list of tokens a block.
 
     It fails by assertion when a block is in two requests, or when a token's KV is not where the table says.
     """
 
     def __init__(self, sizes: Sizes, blocks: int) -> None:
-        self.layout, self.blocks, self.vocab_size = lay_out(sizes), blocks, 100
+        self.device = bind(CpuPlugin.open(0, {}))
+        self.state = self.device.state(sizes)
+        self.ledger = self.state.ledger
+        self.layout, self.blocks, self.vocab_size = self.state.layout, blocks, 100
         self.last = None
-        self.ledger = Ledger(sizes)
         self.cache: dict[int, list[int]] = {block: [] for block in range(blocks)}
         self.tables: dict[int, list[int]] = {}
         self.known: dict[int, list[int]] = {}
@@ -44,8 +47,7 @@ class PaperWorker:
         self.fed_now = 0
 
     def step(self, tasks):
-        batch = TaskBatch.of(tasks)
-        assert problems(self.ledger, batch) == []
+        self.device.insert_tasks(state=self.state, tasks=tasks, stream=self.device.default_stream)
         rows = []
         for task in tasks:
             if task.kind in (TaskKind.PREEMPTED, TaskKind.ABORTED):
@@ -64,12 +66,10 @@ class PaperWorker:
             if task.kind in (TaskKind.PREFILL, TaskKind.CHUNK):
                 assert task.start == self.fed[task.slot]
                 lengths[task.slot] = task.length
-        if tasks:
-            self.ledger.commit(batch, batch.packed(self.layout))
         held = [block for table in self.tables.values() for block in table]
         assert len(set(held)) == len(held), "a block is in two requests"
         rows += self.run(lengths)
-        self.ledger.reported(range(self.ledger.sizes.slots))
+        self.ledger.reported(range(self.layout.sizes.slots))
         return self.record(rows)
 
     def run(self, lengths):
@@ -93,7 +93,7 @@ class PaperWorker:
             rows.append((request.request_id, SlotStatus.TOKEN, FinishReason.LENGTH if finish else 0, known[-1]))
             if finish:
                 self.leave(slot)
-                self.ledger.release([slot])
+                self.state.release([slot])
         self.fed_now = total
         return rows
 
