@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
-from hal_core.errors import InvalidValue, SinkFull
+from hal_core.errors import InvalidValue, SinkClosed, SinkFull
 from hal_core.layout import StateLayout
 from hal_core.records import FinishReason, OutputRecord
 from hal_core.requests import Request
@@ -31,7 +31,7 @@ class Steps(Protocol):
         """Token ids go from 0 to this number less one."""
 
     def step(self, tasks: list[Task]) -> OutputRecord:
-        """Run one step. On :class:`SinkFull` the step is done and its record is in ``last``."""
+        """Run one step. On :class:`SinkFull` and :class:`SinkClosed` it is done, and its record is in ``last``."""
 
     @property
     def last(self) -> OutputRecord | None:
@@ -77,7 +77,7 @@ class Engine:
         tasks = self.scheduler.schedule()
         try:
             record = self.worker.step(tasks)
-        except SinkFull:  # the sink has kept the record; so the step counts, and who catches this may go on
+        except (SinkFull, SinkClosed):  # the step is done all the same, and counts; who catches this may go on
             assert self.worker.last is not None
             self._ended = ended + self._take(self.worker.last)
             raise

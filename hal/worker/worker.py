@@ -11,7 +11,7 @@ from hal.model.batch import ModelBatch
 from hal.worker.histories import Histories
 from hal.worker.inputs import StepInput, chunks_of, read_inputs
 from hal.worker.tokens import StepTokens, choose_tokens
-from hal_core.errors import SinkFull
+from hal_core.errors import SinkClosed, SinkFull
 from hal_core.group import ALONE, Group
 from hal_core.output import OutputTicket
 from hal_core.steps import Step
@@ -85,8 +85,9 @@ class Worker:
         """Put ``tasks`` into their slots, run every slot that has something to feed, and hand out what came of it.
 
         Returns the step's record and keeps it in ``last``; slots whose requests have ended are free afterwards. Raises
-        what the hooks raise: :class:`hal_core.errors.InvalidBatch` before anything changed; on
-        :class:`hal_core.errors.SinkFull` the step is done, its record in ``last``, and the caller may go on.
+        what the hooks raise: :class:`hal_core.errors.InvalidBatch` before anything changed. On
+        :class:`hal_core.errors.SinkFull` (the record is kept, and sent when there is room) and
+        :class:`hal_core.errors.SinkClosed` (nobody will be sent it) the step is done and its record is in ``last``.
         """
         batch = tasks if isinstance(tasks, TaskBatch) else TaskBatch.of(tasks)
         self.device.insert_tasks(state=self.state, tasks=batch, stream=self.stream)
@@ -99,8 +100,8 @@ class Worker:
         self.device.advance(state=self.state, step=step, stream=self.stream)
         try:
             ticket = self.device.save_output(state=self.state, step=step, sink=self.sink, stream=self.stream)
-        except SinkFull as full:
-            self._take(full.ticket, inputs.slots)
+        except (SinkFull, SinkClosed) as error:
+            self._take(error.ticket, inputs.slots)
             raise
         return self._take(ticket, inputs.slots)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hal.engine import Engine
 from hal.worker import Worker
-from hal_core.errors import InvalidBatch, SinkFull
+from hal_core.errors import InvalidBatch, SinkClosed, SinkFull
 from hal_core.fields import Sizes
 from hal_core.records import FinishReason, SlotStatus
 from hal_core.requests import Request, SamplingParams, admit
@@ -270,24 +270,37 @@ def test_a_bad_batch_changes_nothing(opaque, oracle):
     assert worker.step(tasks[:1]).request_ids == ("good",)
 
 
-class FullOnce(MemorySink):
-    """Keeps every record, and says at the second that it is full."""
+class Refusing(MemorySink):
+    """Keeps every record but raises at the second: full, and it is kept; or closed, and it is not."""
+
+    def __init__(self, error):
+        super().__init__()
+        self.error = error
 
     def put(self, pending):
-        super().put(pending)
-        if len(self.records) == 2:
-            raise SinkFull("full", cure="read", hook="save_output", argument="sink")
+        second, keep = len(self.records) == 1, self.error is SinkFull
+        if keep or not second or self.error is None:
+            super().put(pending)
+        if second and (error := self.error) is not None:
+            self.error = None
+            raise error("at the second", cure="read", hook="save_output", argument="sink")
 
 
-def test_a_full_sink_does_not_lose_the_step(opaque, oracle):
-    """The record is kept (G23), so the step counts, and the engine goes on from it."""
-    sink = FullOnce()
+@pytest.mark.parametrize("error", [SinkFull, SinkClosed])
+def test_a_sink_that_raises_does_not_stop_the_engine(opaque, oracle, error):
+    """The step counts, and the engine goes on from it; a full sink has kept the record (G23), a closed one has not."""
+    sink = Refusing(error)
     engine = make(opaque, oracle, sink=sink)
     engine.submit(Request("a", [1, 2], SamplingParams(max_tokens=4)))
     engine.submit(Request("short", [5], SamplingParams(max_tokens=2)))
     assert engine.step() == []
-    with pytest.raises(SinkFull):
+    with pytest.raises(error) as raised:
         engine.step()
     ended = {finished.request_id: finished.token_ids for finished in engine.run()}
     assert ended == {"a": oracle.expected([1, 2], 4), "short": oracle.expected([5], 2)}
-    assert delivered(sink) == ended
+    if error is SinkFull:
+        assert delivered(sink) == ended
+    else:
+        lost = raised.value.ticket.record()
+        assert sorted(lost.request_ids) == ["a", "short"]
+        assert lost.positions.tolist() == [1, 1]
