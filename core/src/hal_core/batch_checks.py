@@ -8,35 +8,34 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .fields import Sizes
-from .ledger import FEW, TOKENS, Ledger
+from .ledger import FEW, Ledger
 from .requests import AdmittedRequest
 from .tasks import LEAVING, TaskBatch, TaskKind
 
 Ints = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
-Records = np.ndarray[Any, np.dtype[np.void]]
 
 
-def is_sound(ledger: Ledger, tasks: TaskBatch, packed: Records) -> bool:
+def is_sound(ledger: Ledger, tasks: TaskBatch) -> bool:
     """True when ``tasks`` can surely go in: requests that enter free slots, decided without a loop.
 
     False means that :func:`problems` has to look, which may still find nothing.
     """
-    sizes, slots = ledger.sizes, tasks.slots
-    n = len(tasks)
+    sizes, n = ledger.sizes, len(tasks)
     if n <= FEW or not tasks.all_prefill or any(tasks.drafts):
         return False
-    if int(slots.min()) < 0 or int(slots.max()) >= sizes.slots or len(set(slots.tolist())) != n:
+    chosen, serials = set(tasks.plain["slots"]), {request.serial for request in tasks.requests}
+    if min(chosen) < 0 or max(chosen) >= sizes.slots or len(chosen) != n or len(serials) != n:
         return False
-    serials = {request.serial for request in tasks.requests}
-    if len(serials) != n or not ledger.live.keys().isdisjoint(serials) or ledger.serials[slots].any():
+    if not ledger.live.keys().isdisjoint(serials) or ledger.serials[tasks.slots].any():
         return False
-    total, counts, starts = packed["extents"][:, TOKENS], tasks.block_counts, tasks.starts
-    end = starts + tasks.lengths
-    if int(total.max()) >= sizes.max_tokens or int(counts.max()) > sizes.max_blocks or int(tasks.lengths.min()) < 1:
+    total = np.array([request.total for request in tasks.requests])
+    starts, counts, lengths = tasks.starts, tasks.block_counts, tasks.lengths
+    end = starts + lengths
+    if int(total.max()) >= sizes.max_tokens or int(counts.max()) > sizes.max_blocks or int(lengths.min()) < 1:
         return False
     if bool((end > total).any()) or bool((end > counts * sizes.block_size).any()) or int(starts.min()) < 0:
         return False
-    return not tasks.first_blocks.any() and (len(tasks.blocks) == 0 or int(tasks.blocks.min()) >= 0)
+    return not any(tasks.plain["first_blocks"]) and (not counts.any() or int(tasks.blocks.min()) >= 0)
 
 
 def problems(ledger: Ledger, tasks: TaskBatch) -> list[str]:
@@ -45,7 +44,6 @@ def problems(ledger: Ledger, tasks: TaskBatch) -> list[str]:
     left: set[int] = set()
     used: set[int] = set()
     entered: set[int] = set()
-    block = 0
     for at, row in enumerate(Row.of(tasks)):
         texts: list[str] = []
         if not 0 <= row.slot < ledger.sizes.slots:
@@ -59,8 +57,7 @@ def problems(ledger: Ledger, tasks: TaskBatch) -> list[str]:
             used.add(row.slot)
             texts += _holding(ledger, row, left, entered)
             entered.add(row.request.serial)
-            texts += _extents(ledger, row, tasks.blocks[block : block + row.blocks])
-        block += row.blocks
+            texts += _extents(ledger, row, tasks.block_ids[at])
         if texts:
             who = f"task {at} ({TaskKind(row.kind).name} {row.request.request_id!r} in slot {row.slot})"
             found += [f"{who}: {text}" for text in texts]
@@ -83,18 +80,10 @@ class Row(NamedTuple):
     @classmethod
     def of(cls, tasks: TaskBatch) -> Iterator[Row]:
         """The tasks in their order."""
-        return map(
-            cls,
-            tasks.kinds.tolist(),
-            tasks.slots.tolist(),
-            tasks.requests,
-            tasks.starts.tolist(),
-            tasks.lengths.tolist(),
-            tasks.block_counts.tolist(),
-            tasks.first_blocks.tolist(),
-            tasks.first_tokens.tolist(),
-            tasks.drafts,
-        )
+        plain = tasks.plain
+        kinds, slots, starts, lengths = plain["kinds"], plain["slots"], plain["starts"], plain["lengths"]
+        blocks, first_blocks, first_tokens = plain["block_counts"], plain["first_blocks"], plain["first_tokens"]
+        return map(cls, kinds, slots, tasks.requests, starts, lengths, blocks, first_blocks, first_tokens, tasks.drafts)
 
 
 def _leaving(ledger: Ledger, row: Row) -> list[str]:

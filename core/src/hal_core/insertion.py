@@ -11,12 +11,13 @@ calls does not grow with either.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .ledger import BLOCKS, FEW, TOKENS
-from .plan import WRITE, Records, WritePlan
+from .plan import WRITE, Buffer, Records, WritePlan
 from .requests import empty_record
 from .tasks import TaskBatch, TaskKind
 
@@ -27,7 +28,7 @@ Ints = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
 Packed = np.ndarray[Any, np.dtype[np.void]]
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
-PUT = struct.Struct("<i")
+PUT, ROW = struct.Struct("<i"), struct.Struct("<3q")
 
 
 class _Writes:
@@ -35,10 +36,10 @@ class _Writes:
 
     def __init__(self) -> None:
         self.rows: list[Ints] = []
-        self.pieces: list[Bytes] = []
+        self.pieces: list[Buffer] = []
         self.size = 0
 
-    def copy(self, dst: Ints, nbytes: Ints | int, pieces: list[Bytes]) -> None:
+    def copy(self, dst: Ints, nbytes: Ints | int, pieces: Sequence[Buffer]) -> None:
         """Copy the pieces, one after the other, in runs of ``nbytes`` to ``dst``."""
         rows = np.empty((len(dst), 3), np.int64)
         rows[:, 0], rows[:, 2] = dst, nbytes
@@ -64,10 +65,10 @@ class _Writes:
 
 def plan_insert(state: SlotState, tasks: TaskBatch) -> WritePlan:
     """The plan that puts ``tasks``, already checked, into their slots. Nothing is written or committed here."""
+    if tasks.all_prefill and len(tasks) <= FEW:
+        return _plan_few(state, tasks)
     packed = tasks.packed(state.layout)
     if tasks.all_prefill:
-        if len(tasks) <= FEW:
-            return _plan_few(state, tasks)
         writes = _Writes()
         records = _entering_records(state, tasks, packed, None)
         _rows(state, writes, tasks, packed, None)
@@ -77,32 +78,31 @@ def plan_insert(state: SlotState, tasks: TaskBatch) -> WritePlan:
 
 def _plan_few(state: SlotState, tasks: TaskBatch) -> WritePlan:
     """The same for a few new requests: for them most of a NumPy call is overhead, so plain Python is faster."""
-    geometry, record = state.rows, state.record_places
-    starts, lengths, counts = tasks.starts.tolist(), tasks.lengths.tolist(), tasks.block_counts.tolist()
-    records, pieces = [], []
-    rows: list[tuple[int, int, int]] = []
-    source = block = 0
-    for at, slot in enumerate(tasks.slots.tolist()):
-        request, count = tasks.requests[at], counts[at]
+    geometry, record, plain = state.rows, state.record_places, tasks.plain
+    starts, lengths, counts = plain["starts"], plain["lengths"], plain["block_counts"]
+    records: list[bytearray] = []
+    pieces: list[Buffer] = []
+    rows: list[bytes] = []
+    source = 0
+    for at, slot in enumerate(plain["slots"]):
+        request, count, length = tasks.requests[at], counts[at], lengths[at]
         data = bytearray(request.packed)
-        for place, value in zip(record.dynamic, (lengths[at], lengths[at], starts[at], count), strict=True):
+        for place, value in zip(record.dynamic, (length, length, starts[at], count), strict=True):
             PUT.pack_into(data, place, value)
         records.append(data[record.begin :])
         written = state.ledger.extents[:, slot].tolist()
         for row, (base, stride, size, cycle) in enumerate(geometry.plain):
-            length = count if row == BLOCKS else request.extents[row]
-            dst, nbytes = base + slot * stride, length * size
+            used = count if row == BLOCKS else request.extents[row]
+            dst, nbytes = base + slot * stride, used * size
             if nbytes:
-                blocks = tasks.blocks[block : block + count].view(np.uint8) if row == BLOCKS else request.rows[row]
-                pieces.append(blocks)
-                rows.append((dst, source, nbytes))
+                pieces.append(tasks.block_ids[at].tobytes() if row == BLOCKS else request.rows[row])
+                rows.append(ROW.pack(dst, source, nbytes))
                 source += nbytes
-            if written[row] > length:
-                rows.append((dst + nbytes, cycle, (size << 32) | ((written[row] - length) * size)))
-        block += count
-    data = np.frombuffer(b"".join(records), np.uint8).reshape(len(tasks), -1)
-    writes = np.array(rows, np.int64).reshape(-1).view(WRITE)
-    return WritePlan(state.memory, writes, pieces, Records(tasks.slots, data, state.spread))
+            if written[row] > used:
+                rows.append(ROW.pack(dst + nbytes, cycle, (size << 32) | ((written[row] - used) * size)))
+    joined = np.frombuffer(b"".join(records), np.uint8).reshape(len(tasks), -1)
+    writes = np.frombuffer(b"".join(rows), WRITE)
+    return WritePlan(state.memory, writes, pieces, Records(tasks.slots, joined, state.spread))
 
 
 def _plan_mixed(state: SlotState, tasks: TaskBatch, packed: Packed) -> WritePlan:
@@ -178,14 +178,13 @@ def _rows(state: SlotState, writes: _Writes, tasks: TaskBatch, packed: Packed, c
         handoff = tasks.kinds[chosen] == TaskKind.HANDOFF
         extents[TOKENS] += handoff
         for at in handoff.nonzero()[0].tolist():
-            first = tasks.first_tokens[chosen[at] : chosen[at] + 1].view(np.uint8)
-            token_rows[at] = np.concatenate([token_rows[at], first])
+            token_rows[at] += tasks.first_tokens[chosen[at]].tobytes()
     geometry = state.rows
     begin = geometry.base + slots * geometry.stride
     used = extents.any(axis=1)
     for row in np.flatnonzero(used).tolist():
         if row == BLOCKS:
-            pieces = [_blocks_of(tasks, chosen)]
+            pieces: Sequence[Buffer] = _blocks_of(tasks, chosen)
         else:
             pieces = token_rows if row == TOKENS else [request.rows[row] for request in requests]
         writes.copy(begin[row], extents[row] * geometry.size[row, 0], pieces)
@@ -196,13 +195,11 @@ def _rows(state: SlotState, writes: _Writes, tasks: TaskBatch, packed: Packed, c
         writes.fill(begin[at] + extents[at] * size, stale[at] * size, geometry.cycle[kinds], size)
 
 
-def _blocks_of(tasks: TaskBatch, chosen: Ints | None) -> Bytes:
-    """The KV block ids of the chosen tasks, as bytes."""
-    if chosen is None or len(chosen) == len(tasks):
-        return tasks.blocks.view(np.uint8)
-    kept = np.zeros(len(tasks), np.bool_)
-    kept[chosen] = True
-    return tasks.blocks[np.repeat(kept, tasks.block_counts)].view(np.uint8)
+def _blocks_of(tasks: TaskBatch, chosen: Ints | None) -> list[Buffer]:
+    """The KV block ids of the chosen tasks."""
+    if chosen is None:
+        return [ids.view(np.uint8) for ids in tasks.block_ids]
+    return [tasks.block_ids[at].view(np.uint8) for at in chosen.tolist()]
 
 
 def _grow(state: SlotState, writes: _Writes, tasks: TaskBatch, growing: Ints) -> None:
@@ -211,7 +208,7 @@ def _grow(state: SlotState, writes: _Writes, tasks: TaskBatch, growing: Ints) ->
     if counts.any():
         place = state.layout.fields["block_tables"]
         dst = place.offset + slots.astype(np.int64) * place.stride + tasks.first_blocks[growing] * np.int64(4)
-        writes.copy(dst, counts * np.int64(4), [_blocks_of(tasks, growing)])
+        writes.copy(dst, counts * np.int64(4), _blocks_of(tasks, growing))
     _scalars(state, writes, "blocks_num", slots, state.ledger.blocks[slots] + counts)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from .fields import ROW_FIELDS, Sizes
+from .layout import StateLayout
 from .requests import AdmittedRequest, SplitRole
 from .tasks import TaskBatch, TaskKind
 
@@ -47,15 +48,16 @@ class Ledger:
         self.preempted: dict[int, tuple[int, str]] = {}
         self.aborted: dict[int, tuple[int, str]] = {}
 
-    def commit(self, tasks: TaskBatch, packed: Records) -> None:
-        """Take over what an insertion has put into the slots; ``packed`` are the tasks' records."""
-        kinds, slots = tasks.kinds, tasks.slots
-        if tasks.all_prefill:
-            if len(tasks) <= FEW:
-                self._enter_few(tasks)
-            else:
-                self._enter(tasks, packed, None)
+    def commit(self, tasks: TaskBatch, layout: StateLayout) -> None:
+        """Take over what an insertion has put into the slots."""
+        if tasks.all_prefill and len(tasks) <= FEW:
+            self._enter_few(tasks)
             return
+        packed = tasks.packed(layout)
+        if tasks.all_prefill:
+            self._enter(tasks, packed, None)
+            return
+        kinds, slots = tasks.kinds, tasks.slots
         for at in np.flatnonzero(kinds >= TaskKind.PREEMPTED).tolist():
             slot, request = int(slots[at]), tasks.requests[at]
             leaving = self.preempted if kinds[at] == TaskKind.PREEMPTED else self.aborted
@@ -92,14 +94,15 @@ class Ledger:
 
     def _enter_few(self, tasks: TaskBatch) -> None:
         """The same for a few new requests, without NumPy calls whose cost is all overhead."""
-        columns = zip(tasks.slots.tolist(), tasks.requests, tasks.starts.tolist(), tasks.lengths.tolist(), strict=True)
-        counts = tasks.block_counts.tolist()
-        for at, (slot, request, start, length) in enumerate(columns):
+        plain = tasks.plain
+        starts, lengths, counts = plain["starts"], plain["lengths"], plain["block_counts"]
+        for at, slot in enumerate(plain["slots"]):
+            request = tasks.requests[at]
             self.requests[slot] = request
             self.live[request.serial] = slot
             self.serials[slot] = request.serial
             self.blocks[slot] = counts[at]
-            self.prefilled[slot] = start + length
+            self.prefilled[slot] = starts[at] + lengths[at]
             bad, stop_lengths, stops, _, tokens = request.extents
             self.extents[:, slot] = (bad, stop_lengths, stops, counts[at], tokens)
 

@@ -20,6 +20,8 @@ from .errors import InvalidValue
 from .views import Memory
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+Buffer = Any
+"""bytes, or a contiguous uint8 array (which type checkers know as a buffer from Python 3.12 on)."""
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 WRITE = np.dtype([("dst", "<u8"), ("source", "<u8"), ("nbytes", "<u4"), ("pattern", "<u4")])
@@ -44,8 +46,8 @@ class Records:
 class WritePlan:
     """Everything one submission writes to ``memory``; see the module's text. Immutable.
 
-    The payload is given as ``pieces``, uint8 arrays one after the other, so that a device can join them where it
-    uploads from, and copies them once.
+    The payload is given as ``pieces``, bytes or contiguous uint8 arrays one after the other, so that a device can join
+    them where it uploads from.
     """
 
     __slots__ = ("_payload", "memory", "pieces", "records", "writes")
@@ -54,7 +56,7 @@ class WritePlan:
         self,
         memory: Memory,
         writes: np.ndarray[Any, np.dtype[np.void]],
-        pieces: Sequence[Bytes],
+        pieces: Sequence[Buffer],
         records: Records | None = None,
     ) -> None:
         self.memory, self.writes, self.pieces, self.records = memory, writes, pieces, records
@@ -64,7 +66,7 @@ class WritePlan:
     def payload(self) -> Bytes:
         """The pieces as one uint8 array."""
         if self._payload is None:
-            self._payload = np.concatenate(self.pieces) if self.pieces else np.zeros(0, np.uint8)
+            self._payload = np.frombuffer(b"".join(self.pieces), np.uint8)
         return self._payload
 
     @property

@@ -81,16 +81,16 @@ class Policy:
         """Check the whole batch (G8), order it after the slots' last readers (G28), write it, then book it."""
         batch = tasks if isinstance(tasks, TaskBatch) else TaskBatch.of(tasks)
         _check_state(device, state)
-        packed = batch.packed(state.layout)
-        if not is_sound(state.ledger, batch, packed):
+        batch.check_sizes(state.layout)
+        if not is_sound(state.ledger, batch):
             found = problems(state.ledger, batch)
             if found:
                 raise InvalidBatch(found)
         if len(batch) == 0:
             return DONE
-        state.guard(batch.slots, stream)
+        state.guard_batch(batch, stream)
         ticket = _ticket(hook(device=device, state=state, tasks=batch, stream=stream))
-        state.ledger.commit(batch, packed)
+        state.ledger.commit(batch, state.layout)
         return ticket
 
     def broadcast_tokens(self, device: Device, hook: Hook, state: SlotState, group: Group, stream: Stream) -> Ticket:

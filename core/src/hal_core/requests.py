@@ -16,7 +16,6 @@ from .errors import InvalidValue
 from .layout import StateLayout
 
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 _serials = itertools.count(1)
 
 
@@ -115,10 +114,11 @@ class AdmittedRequest:
     - ``serial``: the number that names this stay of the request in a slot; a resumed request has a new one.
     - ``tokens``: int64 ``[prompt + output]``, read-only; ``prompt_len`` and ``generated`` are its two parts.
     - ``total``: tokens known so far, prompt and generated.
+    - ``stamp``: which sizes it was checked against (``StateLayout.admission_stamp``).
     - ``packed``: row lengths and record (``StateLayout.admission_dtype``), as bytes; what depends on the moment of
       insertion (lengths, blocks, drafts) is set then.
     - ``extents``: the lengths of its rows, in the order of ``ROW_FIELDS``, the block table's 0.
-    - ``rows``: the bytes of each of ``ROW_FIELDS``, uint8; the block table is empty, its blocks come with the task.
+    - ``rows``: the bytes of each of ``ROW_FIELDS``; the block table is empty, its blocks come with the task.
     """
 
     request_id: str
@@ -129,12 +129,10 @@ class AdmittedRequest:
     params: SamplingParams
     role: SplitRole
     total: int
+    stamp: int
     packed: bytes
     extents: tuple[int, int, int, int, int]
-    rows: tuple[Bytes, ...]
-
-
-_EMPTY = np.zeros(0, np.uint8)
+    rows: tuple[bytes, ...]
 
 
 def admit(request: Request, layout: StateLayout, *, vocab_size: int | None = None) -> AdmittedRequest:
@@ -157,20 +155,21 @@ def admit(request: Request, layout: StateLayout, *, vocab_size: int | None = Non
     tokens.flags.writeable = False
     serial, total, stops = next(_serials), len(tokens), len(params.stop_sequences)
     head = np.zeros(1, layout.admission_dtype)
-    head["stamp"] = layout.admission_stamp
+    stamp = layout.admission_stamp
+    head["stamp"] = stamp
     head["record"] = _record(request, serial, len(prompt), len(output), layout)
     extents = (len(params.bad_words), stops, stops * sizes.max_stop_length, 0, total)
     head["extents"] = extents
-    bad, stop_lengths, stop = _EMPTY, _EMPTY, _EMPTY
+    bad = stop_lengths = stop = b""
     if params.bad_words:
-        bad = np.array(params.bad_words, np.int64).view(np.uint8)
+        bad = np.array(params.bad_words, np.int64).tobytes()
     if stops:
-        stop_lengths = np.array([len(s) for s in params.stop_sequences], np.int32).view(np.uint8)
+        stop_lengths = np.array([len(s) for s in params.stop_sequences], np.int32).tobytes()
         padded = np.full((stops, sizes.max_stop_length), -1, np.int64)
         for at, sequence in enumerate(params.stop_sequences):
             padded[at, : len(sequence)] = sequence
-        stop = padded.reshape(-1).view(np.uint8)
-    rows = (bad, stop_lengths, stop, _EMPTY, tokens.view(np.uint8))
+        stop = padded.tobytes()
+    rows = (bad, stop_lengths, stop, b"", tokens.tobytes())
     return AdmittedRequest(
         request_id=request.request_id,
         serial=serial,
@@ -180,6 +179,7 @@ def admit(request: Request, layout: StateLayout, *, vocab_size: int | None = Non
         params=params,
         role=request.role,
         total=total,
+        stamp=stamp,
         packed=head.tobytes(),
         extents=extents,
         rows=rows,

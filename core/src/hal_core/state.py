@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .device import Device, Event, Stream
     from .output import OutputTicket
     from .records import OutputRecord
+    from .tasks import TaskBatch
 
 Ints = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
 
@@ -179,6 +180,11 @@ class SlotState:
         for event, read in self._readers:
             if (slots is None or np.isin(slots, read).any()) and not event.done():
                 stream.wait(event)
+
+    def guard_batch(self, tasks: TaskBatch, stream: Stream) -> None:
+        """The same for the slots of a batch."""
+        if self._readers:
+            self.guard(tasks.slots, stream)
 
     def check_usable(self) -> None:
         """Raise :class:`StateUnusable` after a disagreement between ranks (G14)."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -68,87 +67,107 @@ class Task:
             raise InvalidValue(f"request {self.request!r}", cure="admit() the request first", argument="request")
 
 
-_PREFILLS = np.int32(TaskKind.PREFILL).tobytes()
+class _Column:
+    """A column of a batch: the array is made when it is first asked for, as a few tasks are handled without it."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, batch: TaskBatch, owner: type) -> Any:  # noqa: ANN401 (int32 or int64 [n])
+        array = batch.arrays.get(self.name)
+        if array is None:
+            array = np.array(batch.plain[self.name], _DTYPES[self.name])
+            array.flags.writeable = False
+            batch.arrays[self.name] = array
+        return array
+
+
+_DTYPES = {
+    **dict.fromkeys(("kinds", "slots", "starts", "lengths", "block_counts", "first_blocks"), np.int32),
+    "first_tokens": np.int64,
+}
+Ids = Sequence[int] | Int32s
 
 
 class TaskBatch:
     """Tasks in columns, in order; immutable. ``TaskBatch.of(tasks)``, or ``TaskBatch.prefill(…)`` without objects.
 
-    Columns of length n: ``kinds``, ``slots``, ``starts``, ``lengths``, ``first_blocks``, ``block_counts``,
-    ``first_tokens`` (int32 or int64), ``requests`` and ``drafts`` (tuples). ``blocks``: int32, all tasks' block
-    ids one after the other.
+    Columns of length n, int32 (``first_tokens`` int64): ``kinds``, ``slots``, ``starts``, ``lengths``,
+    ``first_blocks``, ``block_counts``. ``plain`` has them as lists. ``requests`` and ``drafts`` are tuples,
+    ``block_ids`` each task's block ids, ``blocks`` all of them one after the other, int32.
     """
 
-    __slots__ = (
-        "block_counts",
-        "blocks",
-        "drafts",
-        "first_blocks",
-        "first_tokens",
-        "kinds",
-        "lengths",
-        "packed_cache",
-        "requests",
-        "slots",
-        "starts",
-    )
+    __slots__ = ("all_prefill", "arrays", "block_ids", "drafts", "packed_cache", "plain", "requests")
+    all_prefill: bool
+    arrays: dict[str, Any]
+    block_ids: tuple[Int32s, ...]
+    drafts: tuple[tuple[int, ...], ...]
+    packed_cache: tuple[StateLayout, np.ndarray[Any, np.dtype[np.void]]] | None
+    plain: dict[str, list[int]]
+    requests: tuple[AdmittedRequest, ...]
+    kinds, slots, starts, lengths = _Column(), _Column(), _Column(), _Column()
+    block_counts, first_blocks, first_tokens = _Column(), _Column(), _Column()
 
     def __init__(
         self,
-        kinds: Int32s,
+        kinds: Sequence[int],
         slots: Sequence[int],
         requests: Sequence[AdmittedRequest],
         starts: Sequence[int],
         lengths: Sequence[int],
-        blocks: Sequence[Sequence[int] | Int32s],
+        blocks: Sequence[Ids],
         first_blocks: Sequence[int] | None = None,
         first_tokens: Sequence[int] | None = None,
         drafts: Sequence[Sequence[int]] | None = None,
     ) -> None:
         n = len(slots)
+        plain = {
+            "kinds": list(kinds),
+            "slots": _whole(slots, "slots"),
+            "starts": _whole(starts, "starts"),
+            "lengths": _whole(lengths, "lengths"),
+            "block_counts": [len(ids) for ids in blocks],
+            "first_blocks": [0] * n if first_blocks is None else _whole(first_blocks, "first_blocks"),
+            "first_tokens": [-1] * n if first_tokens is None else _whole(first_tokens, "first_tokens"),
+        }
         put = object.__setattr__
-        put(self, "kinds", kinds)
-        put(self, "slots", _column(slots, "slots", np.int32))
+        put(self, "plain", plain)
+        put(self, "arrays", {})
         put(self, "requests", tuple(requests))
-        put(self, "starts", _column(starts, "starts", np.int32))
-        put(self, "lengths", _column(lengths, "lengths", np.int32))
-        put(self, "block_counts", np.array([len(ids) for ids in blocks], np.int32))
-        put(self, "blocks", _flat_blocks(blocks))
-        firsts = _zeros(n) if first_blocks is None else _column(first_blocks, "first_blocks", np.int32)
-        put(self, "first_blocks", firsts)
-        tokens = np.full(n, -1) if first_tokens is None else _column(first_tokens, "first_tokens", np.int64)
-        put(self, "first_tokens", tokens)
         put(self, "drafts", ((),) * n if drafts is None else tuple([tuple(d) for d in drafts]))
-        columns = (self.kinds, self.requests, self.starts, self.lengths, self.block_counts, self.first_blocks)
-        if {len(column) for column in (*columns, self.first_tokens, self.drafts)} != {n}:
+        put(self, "block_ids", tuple([_block_ids(ids) for ids in blocks]))
+        put(self, "all_prefill", plain["kinds"] == [TaskKind.PREFILL] * n)
+        put(self, "packed_cache", None)
+        if {n} != {len(column) for column in (*plain.values(), self.requests, self.drafts)}:
             raise InvalidValue("the columns of a batch differ in length", cure=f"give {n} of each", argument="tasks")
-        for array in (self.kinds, self.slots, self.starts, self.lengths, self.block_counts, self.blocks):
-            array.flags.writeable = False
-        self.first_blocks.flags.writeable = self.first_tokens.flags.writeable = False
 
     @property
-    def all_prefill(self) -> bool:
-        """True when every task is a new request."""
-        return self.kinds.tobytes() == _PREFILLS * len(self)
+    def blocks(self) -> Int32s:
+        """All tasks' block ids one after the other."""
+        joined = self.arrays.get("blocks")
+        if joined is None:
+            joined = self.arrays["blocks"] = np.concatenate(self.block_ids or (np.zeros(0, np.int32),))
+        found: Int32s = joined
+        return found
+
+    def check_sizes(self, layout: StateLayout) -> None:
+        """Raise :class:`InvalidValue` when a request was admitted for other sizes."""
+        stamp = layout.admission_stamp
+        for request in self.requests:
+            if request.stamp != stamp:
+                raise InvalidValue(
+                    f"request {request.request_id!r} was admitted for a state of other sizes",
+                    cure="admit it with this state's layout",
+                    argument="tasks",
+                )
 
     def packed(self, layout: StateLayout) -> np.ndarray[Any, np.dtype[np.void]]:
-        """What admission packed ``[n]`` (``layout.admission_dtype``), read-only.
-
-        Raises :class:`InvalidValue` when a request was admitted for other sizes.
-        """
-        cached: tuple[StateLayout, np.ndarray[Any, np.dtype[np.void]]] | None = getattr(self, "packed_cache", None)
+        """What admission packed ``[n]`` (``layout.admission_dtype``), read-only."""
+        cached = self.packed_cache
         if cached is not None and cached[0] is layout:
             return cached[1]
-        joined = b"".join([request.packed for request in self.requests])
-        dtype = layout.admission_dtype
-        fits = len(joined) == len(self.requests) * dtype.itemsize
-        packed = np.frombuffer(joined, dtype) if fits else np.zeros(0, dtype)
-        if not fits or (packed["stamp"] != layout.admission_stamp).any():
-            raise InvalidValue(
-                "a request was admitted for a state of other sizes",
-                cure="admit it with this state's layout",
-                argument="tasks",
-            )
+        self.check_sizes(layout)
+        packed = np.frombuffer(b"".join([request.packed for request in self.requests]), layout.admission_dtype)
         object.__setattr__(self, "packed_cache", (layout, packed))
         return packed
 
@@ -159,7 +178,7 @@ class TaskBatch:
     def of(cls, tasks: Sequence[Task]) -> TaskBatch:
         """The batch of some tasks, in their order."""
         return cls(
-            np.fromiter((task.kind for task in tasks), np.int32, len(tasks)),
+            [task.kind for task in tasks],
             [task.slot for task in tasks],
             [task.request for task in tasks],
             [task.start for task in tasks],
@@ -176,57 +195,38 @@ class TaskBatch:
         slots: Sequence[int],
         requests: Sequence[AdmittedRequest],
         lengths: Sequence[int],
-        blocks: Sequence[Sequence[int] | Int32s],
+        blocks: Sequence[Ids],
         starts: Sequence[int] | None = None,
     ) -> TaskBatch:
         """New requests for some slots; the next step feeds the first ``lengths`` tokens of each."""
         n = len(slots)
-        return cls(
-            np.full(n, TaskKind.PREFILL, np.int32),
-            slots,
-            requests,
-            [0] * n if starts is None else starts,
-            lengths,
-            blocks,
-        )
+        return cls([TaskKind.PREFILL] * n, slots, requests, [0] * n if starts is None else starts, lengths, blocks)
 
     def __len__(self) -> int:
-        return len(self.slots)
+        return len(self.requests)
 
     def __repr__(self) -> str:
-        kinds = ", ".join(f"{TaskKind(k).name.lower()} -> {s}" for k, s in zip(self.kinds, self.slots, strict=True))
-        return f"TaskBatch({kinds})"
+        pairs = zip(self.plain["kinds"], self.plain["slots"], strict=True)
+        return f"TaskBatch({', '.join(f'{TaskKind(kind).name.lower()} -> {slot}' for kind, slot in pairs)})"
 
 
-def _zeros(n: int) -> Int32s:
-    return np.zeros(n, np.int32)
+_INT32 = (-(2**31), 2**31 - 1)
 
 
-def _flat_blocks(blocks: Sequence[Sequence[int] | Int32s]) -> Int32s:
-    """All tasks' block ids one after the other; int32 arrays are joined as they are."""
-    if blocks and all(type(ids) is np.ndarray and ids.dtype == np.int32 for ids in blocks):
-        joined: Int32s = np.concatenate(blocks)
-        return joined
-    column: Int32s = _column(list(chain.from_iterable(blocks)), "blocks", np.int32)
-    return column
+def _whole(values: Any, name: str) -> list[int]:  # noqa: ANN401 (a sequence or an array)
+    """The values as Python integers that fit the column; floats and bools are refused, not rounded."""
+    plain: list[Any] = values.tolist() if isinstance(values, np.ndarray) else list(values)
+    if plain and set(map(type, plain)) != {int}:
+        plain = [int(v) if isinstance(v, np.integer) else v for v in plain]
+        if set(map(type, plain)) != {int}:
+            raise InvalidValue(f"{name} must be whole numbers", argument=name)
+    if plain and not (_INT32[0] <= min(plain) and max(plain) <= _INT32[1]):
+        raise InvalidValue(f"{name} must be whole numbers that fit int32", argument=name)
+    return plain
 
 
-def _column(values: Sequence[int], name: str, dtype: type[np.signedinteger[Any]]) -> Any:  # noqa: ANN401 (int32 or int64)
-    """A new integer array; floats and numbers out of range are refused, not rounded."""
-    limits = _LIMITS[dtype]
-    if type(values) is not np.ndarray:
-        plain = list(values)
-        if not plain or (set(map(type, plain)) == {int} and limits[0] <= min(plain) and max(plain) <= limits[1]):
-            return np.array(plain, dtype)
-    array = np.array(values)
-    if array.size == 0:
-        return np.zeros(0, dtype)
-    if array.dtype == dtype and array.ndim == 1:
-        return array
-    fits = array.ndim == 1 and array.dtype.kind in "iu"
-    if not fits or int(array.min()) < limits[0] or int(array.max()) > limits[1]:
-        raise InvalidValue(f"{name} must be whole numbers that fit {np.dtype(dtype)}", argument=name)
-    return array.astype(dtype)
-
-
-_LIMITS = {kind: (int(np.iinfo(kind).min), int(np.iinfo(kind).max)) for kind in (np.int32, np.int64)}
+def _block_ids(ids: Ids) -> Int32s:
+    """One task's block ids; an int32 array is taken as it is."""
+    if type(ids) is np.ndarray and ids.dtype == np.int32 and ids.ndim == 1:
+        return ids
+    return np.array(_whole(ids, "blocks"), np.int32)

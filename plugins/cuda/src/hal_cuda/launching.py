@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from struct import Struct
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,8 @@ class Kernel:
             driver.ok(driver.api.cuFuncLoad(self._function), f"loading {name}")
         self._block = np.zeros(1, params)
         self.params = self._block[0]
+        self._buffer = memoryview(self._block.data).cast("B")
+        self._format = _native(params)
         addresses = [self._block.ctypes.data + offset for offset in self._parameter_offsets(params)]
         self._pointers = np.array(addresses, np.uint64)
         self._at = int(self._pointers.ctypes.data)
@@ -37,6 +40,10 @@ class Kernel:
             return [0]
         return [entry[1] for entry in params.fields.values()]
 
+    def pack(self, *values: int) -> None:
+        """Set all parameters, in their order, to whole numbers."""
+        self._format.pack_into(self._buffer, 0, *values)
+
     def fill(self, params: np.ndarray[Any, Any]) -> None:
         """Take all parameters from an array of the same dtype, shape ``[1]``."""
         self._block[...] = params
@@ -46,6 +53,14 @@ class Kernel:
         (status,) = self._launch(self._function, blocks, 1, 1, threads, 1, 1, 0, stream, self._at, 0)
         if status != self._driver.success:
             self._driver.ok((status,), f"launching {self.name}")
+
+
+def _native(params: np.dtype[np.void]) -> Struct:
+    """The layout of plain fields for the ``struct`` module, which fills them all in one call."""
+    codes = {"u8": "Q", "u4": "I", "i8": "q", "i4": "i"}
+    assert params.fields is not None
+    plain = [codes.get(entry[0].str[1:], "") for entry in params.fields.values()]
+    return Struct("@" + "".join(plain))
 
 
 def struct(*fields: tuple[Any, ...]) -> np.dtype[np.void]:

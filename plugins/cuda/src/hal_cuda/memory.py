@@ -6,6 +6,7 @@ import ctypes
 from typing import Any
 
 import numpy as np
+
 from hal_core.errors import InvalidValue
 
 from .driver import Driver

@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
 from hal_core.errors import InvalidValue
+from hal_core.packing import ROW, Packed, cut_rows, split
 from hal_core.plan import PlanBuilder, WritePlan
 from hal_core.tickets import DONE, Ticket
 from hal_core.views import View
 
 from .launching import SMALL_BYTES, THREADS
 from .memory import CudaMemory
-from .packing import ROW, Packed, cut_rows, split
 from .streams import CudaStream, CudaTicket
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from .device import CudaDevice
 
-IN_PLACE = 8 << 10
+IN_PLACE = 16 << 10
 """Bytes; a block up to this size is read by the kernel from pinned memory itself, without an upload."""
 PIECE = 256 << 10
 """Bytes; a long contiguous value is staged and uploaded in pieces, so that both go on at once."""
@@ -75,12 +76,20 @@ class Writer:
 
     def _launch(self, plan: WritePlan, packed: Packed, block: int, spread: int, stream: CudaStream) -> None:
         kernel, counts = self._device.kernels.write, self._device._counts
-        params = kernel.params
-        params["memory"], params["block"], params["spread"] = plan.memory.address, block, spread
-        params["writes"], params["records"], params["record_bytes"] = packed.writes, packed.records, packed.record_bytes
-        params["fields"] = 0 if plan.records is None else len(plan.records.spread)
-        params["slots_at"], params["records_at"] = packed.slots_at, packed.records_at
-        params["payload_at"] = packed.payload_at
+        records = plan.records
+        fields = 0 if records is None else len(records.spread)
+        kernel.pack(
+            plan.memory.address,
+            block,
+            spread,
+            packed.writes,
+            packed.records,
+            fields,
+            packed.record_bytes,
+            packed.slots_at,
+            packed.records_at,
+            packed.payload_at,
+        )
         kernel.launch(packed.writes + packed.records, THREADS, stream.handle)
         counts["launches"] += 1
         counts["submissions"] += 1
@@ -122,13 +131,10 @@ class Writer:
         """One launch, no staging: the element travels in the parameters."""
         pattern = value.tobytes()
         kernel = self._device.kernels.fill
-        params = kernel.params
         n0, n1 = (1, 1, *shape)[-2:]
         step0, step1 = (0, 0, *steps)[-2:]
-        params["dst"] = target.memory.address + target.offset
-        params["cycle"] = int.from_bytes(pattern * (8 // len(pattern)), "little")
-        params["nbytes"], params["n0"], params["n1"] = run, n0, n1
-        params["step0"], params["step1"] = step0, step1
+        cycle = int.from_bytes(pattern * (8 // len(pattern)), "little")
+        kernel.pack(target.memory.address + target.offset, cycle, run, n0, n1, step0, step1)
         runs = n0 * n1
         blocks = -(-runs // THREADS) if run <= 16 else runs
         kernel.launch(min(blocks, 4096), THREADS, stream.handle)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from hal_core.plan import WRITE, Records, WritePlan
+
+from .plan import WRITE, Records, WritePlan
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 ROW = 16 << 10
@@ -43,21 +44,26 @@ class Packed:
         if records is not None:
             records_at = _up(slots_at + 4 * count)
             at = _up(records_at + records.data.nbytes)
-        size = sum([piece.nbytes for piece in plan.pieces])
+        size = sum(map(len, plan.pieces))
         width = 0 if records is None else records.data.shape[1]
         return cls(at + size, len(plan.writes), count, width, slots_at, records_at, at)
 
     def fill(self, block: Bytes, plan: WritePlan) -> None:
         """Write the plan into the block; after this the plan's arrays may change (G2)."""
-        if self.writes:
-            block[: plan.writes.nbytes] = plan.writes.view(np.uint8)
+        parts = [plan.writes.tobytes()]
         if plan.records is not None:
-            slots = plan.records.slots
-            block[self.slots_at : self.slots_at + slots.nbytes] = slots.view(np.uint8)
-            data = plan.records.data
-            block[self.records_at : self.records_at + data.nbytes] = data.reshape(-1)
-        if plan.pieces:
-            np.concatenate(plan.pieces, out=block[self.payload_at : self.nbytes])
+            slots, data = plan.records.slots, plan.records.data
+            parts += [_gap(plan.writes.nbytes, self.slots_at), slots.tobytes()]
+            parts += [_gap(self.slots_at + slots.nbytes, self.records_at), data.tobytes()]
+            parts.append(_gap(self.records_at + data.nbytes, self.payload_at))
+        else:
+            parts.append(_gap(plan.writes.nbytes, self.payload_at))
+        # Joining bytes and copying once is faster than many small copies into page-locked memory.
+        block[: self.nbytes] = np.frombuffer(b"".join([*parts, *plan.pieces]), np.uint8)
+
+
+def _gap(begin: int, end: int) -> bytes:
+    return bytes(end - begin)
 
 
 def cut_rows(plan: WritePlan) -> WritePlan:
