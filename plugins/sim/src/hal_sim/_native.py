@@ -58,6 +58,18 @@ class Spread(ctypes.Structure):
         ("field_count", c_uint32),
         ("fields", c_uint64),
         ("slot_limit", c_uint64),
+        ("base", c_uint64),
+    )
+
+
+class Scatter(ctypes.Structure):
+    _fields_ = (
+        ("block", c_uint64),
+        ("block_bytes", c_uint64),
+        ("table", c_uint64),
+        ("count", c_uint64),
+        ("base", c_uint64),
+        ("payload", c_uint64),
     )
 
 
@@ -121,7 +133,8 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "stream_wait_event": (c_int, (c_void_p, c_void_p)),
     "copy_async": (c_int, (c_int, c_void_p, c_int, c_int, c_void_p, c_void_p, c_size_t)),
     "copy_now": (c_int, (c_int, c_int, c_int, c_void_p, c_void_p, c_size_t)),
-    "launch_scatter": (c_int, (c_void_p, c_uint64, c_uint64, c_uint64, c_uint64, c_uint64)),
+    "launch_scatter": (c_int, (c_void_p, c_uint64, c_uint64, c_uint64, c_uint64, c_uint64, c_uint64)),
+    "launch_plan": (c_int, (c_void_p, POINTER(Spread), POINTER(Scatter))),
     "launch_spread": (c_int, (c_void_p, POINTER(Spread))),
     "launch_strided": (c_int, (c_void_p, POINTER(Strided))),
     "launch_fill": (c_int, (c_void_p, c_uint64, c_uint64, c_uint64, c_uint32)),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Self
 
@@ -22,7 +23,7 @@ from hal_sim.records import Operation, Reader, Report
 
 FRESH_POISON, FREED_POISON, PENDING_POISON = 0xCB, 0xDD, 0xA5
 
-# One entry of a write plan (fill 0: copy from the staging block at offset `source`; 1, 2, 4, 8: repeat the low bytes of
+# One entry of a write plan (fill 0: copy from the payload at offset `source`; 1, 2, 4, 8: repeat the low bytes of
 # `source`), and one field of a slot table.
 WRITE = np.dtype([("target", "<u8"), ("source", "<u8"), ("nbytes", "<u4"), ("fill", "<u4")])
 FIELD = np.dtype([("base", "<u8"), ("stride", "<u8"), ("offset", "<u4"), ("nbytes", "<u4")])
@@ -197,6 +198,32 @@ class PinnedMemory(_Closing):
             self.address = 0
 
 
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """Packed records for some slots. All are addresses in device or pinned memory: ``records`` of ``count`` times
+    ``record_nbytes``, ``slots`` one index of ``slot_nbytes`` each, ``fields`` the map (`FIELD`). ``base`` is added to
+    every field's base; a slot at or beyond ``slot_limit`` is a fault."""
+
+    records: int
+    record_nbytes: int
+    count: int
+    slots: int
+    fields: int
+    field_count: int
+    slot_limit: int
+    slot_nbytes: int = 4
+    base: int = 0
+
+    def _native(self) -> _native.Spread:
+        return _native.Spread(
+            self.records, self.record_nbytes, self.count, self.slots, self.slot_nbytes,
+            self.field_count, self.fields, self.slot_limit, self.base,
+        )  # fmt: skip
+
+
+_NO_RECORDS = Spread(records=0, record_nbytes=0, count=0, slots=0, fields=0, field_count=0, slot_limit=0)
+
+
 class Accelerator:
     """One simulated device. Addresses are plain integers, so that they mix with those of tensors and plans.
 
@@ -287,29 +314,41 @@ class Accelerator:
 
     # ---- kernels ----
     def scatter(
-        self, block: int, block_nbytes: int, count: int, stream: Stream, *, table: int = 0, base: int = 0
+        self,
+        block: int,
+        block_nbytes: int,
+        count: int,
+        stream: Stream,
+        *,
+        table: int = 0,
+        base: int = 0,
+        payload: int = 0,
     ) -> None:
         """Apply the ``count`` entries (`WRITE`) at offset ``table`` of a staging block in device or pinned memory, in
-        order; ``base`` is added to every target."""
+        order. Sources count from offset ``payload`` of the block; ``base`` is added to every target."""
         n = self._native
-        n.check(n.launch_scatter(stream.handle, block, block_nbytes, table, count, base))
+        n.check(n.launch_scatter(stream.handle, block, block_nbytes, table, count, base, payload))
 
-    def spread(
+    def spread(self, call: Spread, stream: Stream) -> None:
+        """Give each field of each record's slot its bytes."""
+        self._native.check(self._native.launch_spread(stream.handle, ctypes.byref(call._native())))
+
+    def plan(
         self,
-        *,
-        records: int,
-        record_nbytes: int,
+        spread: Spread | None,
+        block: int,
+        block_nbytes: int,
         count: int,
-        slots: int,
-        slot_nbytes: int,
-        fields: int,
-        field_count: int,
-        slot_limit: int,
         stream: Stream,
+        *,
+        table: int = 0,
+        base: int = 0,
+        payload: int = 0,
     ) -> None:
-        """Give each field (`FIELD`, the map is in device or pinned memory) of each record's slot its bytes."""
-        call = _native.Spread(records, record_nbytes, count, slots, slot_nbytes, field_count, fields, slot_limit)
-        self._native.check(self._native.launch_spread(stream.handle, ctypes.byref(call)))
+        """``spread`` and then ``scatter`` in one launch: a whole write plan."""
+        first = (spread or _NO_RECORDS)._native()
+        then = _native.Scatter(block, block_nbytes, table, count, base, payload)
+        self._native.check(self._native.launch_plan(stream.handle, ctypes.byref(first), ctypes.byref(then)))
 
     def strided(
         self,

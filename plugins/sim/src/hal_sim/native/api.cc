@@ -128,10 +128,13 @@ HALSIM_API int halsim_copy_now(int route, int dst_device, int src_device, void* 
   return code(copy_now({static_cast<Route>(route), dst_device, src_device, dst, src, bytes}));
 }
 HALSIM_API int halsim_launch_scatter(Stream* stream, uint64_t block, uint64_t block_bytes, uint64_t table, uint64_t count,
-                                     uint64_t base) {
-  return code(launch_scatter(stream, {block, block_bytes, table, count, base}));
+                                     uint64_t base, uint64_t payload) {
+  return code(launch_scatter(stream, {block, block_bytes, table, count, base, payload}));
 }
 HALSIM_API int halsim_launch_spread(Stream* stream, const Spread* spread) { return code(launch_spread(stream, *spread)); }
+HALSIM_API int halsim_launch_plan(Stream* stream, const Spread* spread, const Scatter* scatter) {
+  return code(launch_plan(stream, *spread, *scatter));
+}
 HALSIM_API int halsim_launch_strided(Stream* stream, const Strided* strided) {
   return code(launch_strided(stream, *strided));
 }

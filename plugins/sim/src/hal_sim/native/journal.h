@@ -15,7 +15,7 @@ namespace halsim {
   X(stream_wait, "") X(wait_event, "W") X(wait_stream, "W") X(wait_device, "W")                                      \
   X(copy_h2d, "CW") X(copy_d2h, "CW") X(copy_d2d, "CW") X(copy_p2p, "CW") X(host_memset, "")                         \
   X(async_h2d, "DC") X(async_d2h, "DC") X(async_d2d, "DC") X(async_p2p, "DC")                                        \
-  X(host_read, "") X(host_write, "") X(kernel_scatter, "DL") X(kernel_spread, "DL") X(kernel_strided, "DL")          \
+  X(host_read, "") X(host_write, "") X(kernel_scatter, "DL") X(kernel_spread, "DL") X(kernel_plan, "DL") X(kernel_strided, "DL")          \
   X(kernel_fill, "DL") X(kernel_index, "DL") X(kernel_function, "DL") X(callback, "")                                \
   X(all_reduce, "D") X(broadcast, "D") X(reduce, "D") X(all_gather, "D") X(reduce_scatter, "D") X(barrier, "D")      \
   X(send_recv, "D") X(blocked_wait, "") X(fault, "") X(fallback, "")

@@ -53,36 +53,44 @@ void fill_bytes(char* out, size_t bytes, uint64_t pattern, uint32_t pattern_byte
 
 static bool good_pattern(uint32_t bytes) { return bytes == 1 || bytes == 2 || bytes == 4 || bytes == 8; }
 
-Status launch_scatter(Stream* stream, const Scatter& s) {
-  if (s.table > s.block_bytes || s.count > (s.block_bytes - s.table) / sizeof(Write)) {
-    return fail(Status::invalid, "%llu writes do not fit behind offset %llu of a staging block of %llu bytes",
-                static_cast<unsigned long long>(s.count), static_cast<unsigned long long>(s.table),
-                static_cast<unsigned long long>(s.block_bytes));
+namespace {
+
+Status check_scatter(const Scatter& s) {
+  if (s.table <= s.block_bytes && s.payload <= s.block_bytes && s.count <= (s.block_bytes - s.table) / sizeof(Write)) {
+    return Status::ok;
   }
-  std::vector<Range> known{{s.block, s.block_bytes, false}};
-  return submit(stream, Kind::kernel_scatter, s.base, s.block, s.block_bytes, known, [s](const OperationRef& op) {
-    Kernel kernel(op);
-    const char* block = kernel.read("staging block", s.block, s.block_bytes);
-    if (!block) return;
-    for (uint64_t i = 0; i < s.count; ++i) {
-      Write w;
-      std::memcpy(&w, block + s.table + i * sizeof w, sizeof w);
-      if (!w.bytes) continue;
-      if (w.fill ? !good_pattern(w.fill) : w.source > s.block_bytes || w.bytes > s.block_bytes - w.source) {
-        return kernel.fail(s.base + w.target, w.bytes, "write " + std::to_string(i) + " of the plan is malformed");
-      }
-      char* out = kernel.write("target of the plan", s.base + w.target, w.bytes);
-      if (!out) return;
-      if (w.fill) {
-        fill_bytes(out, w.bytes, w.source, w.fill);
-      } else {
-        std::memcpy(out, block + w.source, w.bytes);
-      }
-    }
-  });
+  return fail(Status::invalid, "%llu writes do not fit behind offset %llu of a staging block of %llu bytes",
+              static_cast<unsigned long long>(s.count), static_cast<unsigned long long>(s.table),
+              static_cast<unsigned long long>(s.block_bytes));
 }
 
-static uint64_t index_at(const char* indices, uint32_t width, uint64_t i) {
+Status check_spread(const Spread& s) {
+  return s.slot_bytes == 4 || s.slot_bytes == 8 ? Status::ok
+                                                : fail(Status::invalid, "slot indices have 4 or 8 bytes");
+}
+
+void run_scatter(Kernel& kernel, const Scatter& s) {
+  const char* block = kernel.read("staging block", s.block, s.block_bytes);
+  if (!block) return;
+  const uint64_t payload_bytes = s.block_bytes - s.payload;
+  for (uint64_t i = 0; i < s.count; ++i) {
+    Write w;
+    std::memcpy(&w, block + s.table + i * sizeof w, sizeof w);
+    if (!w.bytes) continue;
+    if (w.fill ? !good_pattern(w.fill) : w.source > payload_bytes || w.bytes > payload_bytes - w.source) {
+      return kernel.fail(s.base + w.target, w.bytes, "write " + std::to_string(i) + " of the plan is malformed");
+    }
+    char* out = kernel.write("target of the plan", s.base + w.target, w.bytes);
+    if (!out) return;
+    if (w.fill) {
+      fill_bytes(out, w.bytes, w.source, w.fill);
+    } else {
+      std::memcpy(out, block + s.payload + w.source, w.bytes);
+    }
+  }
+}
+
+uint64_t index_at(const char* indices, uint32_t width, uint64_t i) {
   int64_t wide = 0;
   int32_t narrow = 0;
   if (width == 8) {
@@ -94,35 +102,67 @@ static uint64_t index_at(const char* indices, uint32_t width, uint64_t i) {
   return static_cast<uint64_t>(wide);  // a negative one is beyond every limit
 }
 
-Status launch_spread(Stream* stream, const Spread& s) {
-  if (s.slot_bytes != 4 && s.slot_bytes != 8) return fail(Status::invalid, "slot indices have 4 or 8 bytes");
-  std::vector<Range> known{{s.records, s.record_bytes * s.count, false},
-                           {s.slots, s.slot_bytes * s.count, false},
-                           {s.fields, s.field_count * sizeof(Field), false}};
-  const uint64_t bytes = s.record_bytes * s.count;
-  return submit(stream, Kind::kernel_spread, 0, s.records, bytes, known, [s, bytes](const OperationRef& op) {
-    Kernel kernel(op);
-    const char* records = kernel.read("records", s.records, bytes);
-    const char* slots = kernel.read("slot indices", s.slots, s.slot_bytes * s.count);
-    const char* fields = kernel.read("field map", s.fields, s.field_count * sizeof(Field));
-    if (kernel.failed()) return;
-    for (uint32_t f = 0; f < s.field_count; ++f) {
-      Field field;
-      std::memcpy(&field, fields + f * sizeof field, sizeof field);
-      if (field.offset > s.record_bytes || field.bytes > s.record_bytes - field.offset) {
-        return kernel.fail(field.base, field.bytes, "field " + std::to_string(f) + " reaches beyond the record");
-      }
-      for (uint64_t i = 0; i < s.count; ++i) {
-        const uint64_t slot = index_at(slots, s.slot_bytes, i);
-        if (slot >= s.slot_limit) {
-          return kernel.fail(field.base, field.bytes, "slot of record " + std::to_string(i) + " does not exist");
-        }
-        char* out = kernel.write("field", field.base + slot * field.stride, field.bytes);
-        if (!out) return;
-        std::memcpy(out, records + i * s.record_bytes + field.offset, field.bytes);
-      }
+void run_spread(Kernel& kernel, const Spread& s) {
+  if (!s.count || !s.field_count) return;
+  const char* records = kernel.read("records", s.records, s.record_bytes * s.count);
+  const char* slots = kernel.read("slot indices", s.slots, s.slot_bytes * s.count);
+  const char* fields = kernel.read("field map", s.fields, s.field_count * sizeof(Field));
+  if (kernel.failed()) return;
+  for (uint32_t f = 0; f < s.field_count; ++f) {
+    Field field;
+    std::memcpy(&field, fields + f * sizeof field, sizeof field);
+    const uint64_t base = s.base + field.base;
+    if (field.offset > s.record_bytes || field.bytes > s.record_bytes - field.offset) {
+      return kernel.fail(base, field.bytes, "field " + std::to_string(f) + " reaches beyond the record");
     }
+    for (uint64_t i = 0; i < s.count; ++i) {
+      const uint64_t slot = index_at(slots, s.slot_bytes, i);
+      if (slot >= s.slot_limit) {
+        return kernel.fail(base, field.bytes, "slot of record " + std::to_string(i) + " does not exist");
+      }
+      char* out = kernel.write("field", base + slot * field.stride, field.bytes);
+      if (!out) return;
+      std::memcpy(out, records + i * s.record_bytes + field.offset, field.bytes);
+    }
+  }
+}
+
+std::vector<Range> reads_of(const Spread& s) {
+  return {{s.records, s.record_bytes * s.count, false},
+          {s.slots, s.slot_bytes * s.count, false},
+          {s.fields, s.field_count * sizeof(Field), false}};
+}
+
+}  // namespace
+
+Status launch_scatter(Stream* stream, const Scatter& s) {
+  if (check_scatter(s) != Status::ok) return Status::invalid;
+  const std::vector<Range> known{{s.block, s.block_bytes, false}};
+  return submit(stream, Kind::kernel_scatter, s.base, s.block, s.block_bytes, known, [s](const OperationRef& op) {
+    Kernel kernel(op);
+    run_scatter(kernel, s);
   });
+}
+
+Status launch_spread(Stream* stream, const Spread& s) {
+  if (check_spread(s) != Status::ok) return Status::invalid;
+  const uint64_t bytes = s.record_bytes * s.count;
+  return submit(stream, Kind::kernel_spread, s.base, s.records, bytes, reads_of(s), [s](const OperationRef& op) {
+    Kernel kernel(op);
+    run_spread(kernel, s);
+  });
+}
+
+Status launch_plan(Stream* stream, const Spread& spread, const Scatter& scatter) {
+  if (check_spread(spread) != Status::ok || check_scatter(scatter) != Status::ok) return Status::invalid;
+  std::vector<Range> known = reads_of(spread);
+  known.push_back({scatter.block, scatter.block_bytes, false});
+  return submit(stream, Kind::kernel_plan, scatter.base, scatter.block, scatter.block_bytes, known,
+                [spread, scatter](const OperationRef& op) {
+                  Kernel kernel(op);
+                  run_spread(kernel, spread);
+                  if (!kernel.failed()) run_scatter(kernel, scatter);
+                });
 }
 
 // The longest tail of dimensions that is dense on both sides moves as one run.

@@ -5,8 +5,8 @@
 
 namespace halsim {
 
-// One entry of a write plan. `fill` 0: copy `bytes` from the staging block at offset `source`; 1, 2, 4 or 8: repeat the
-// low `fill` bytes of `source` over the target.
+// One entry of a write plan. `fill` 0: copy `bytes` from the payload at offset `source`; 1, 2, 4 or 8: repeat the low
+// `fill` bytes of `source` over the target.
 struct Write {
   uint64_t target;
   uint64_t source;
@@ -27,7 +27,8 @@ struct Scatter {
   uint64_t block, block_bytes;  // the staging block, in device or pinned memory
   uint64_t table;               // offset of the entries in it
   uint64_t count;
-  uint64_t base;  // added to every target
+  uint64_t base;     // added to every target
+  uint64_t payload;  // offset of the payload in the block
 };
 
 struct Spread {
@@ -37,6 +38,7 @@ struct Spread {
   uint32_t field_count;
   uint64_t fields;       // the field map, in device or pinned memory
   uint64_t slot_limit;   // an index at or beyond it is a fault
+  uint64_t base;         // added to every field's base
 };
 
 constexpr int kMaxRank = 9;
@@ -48,6 +50,7 @@ struct Strided {
 
 Status launch_scatter(Stream* stream, const Scatter& scatter);
 Status launch_spread(Stream* stream, const Spread& spread);
+Status launch_plan(Stream* stream, const Spread& spread, const Scatter& scatter);  // the two in one launch, in this order
 Status launch_strided(Stream* stream, const Strided& strided);
 Status launch_fill(Stream* stream, uint64_t dst, uint64_t bytes, uint64_t pattern, uint32_t pattern_bytes);
 // dst[index[i]] = rows[i], in order, so of two rows for one index the last one stays. With an `add_type` (collectives.h)
