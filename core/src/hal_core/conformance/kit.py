@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-PROFILES = {"quick": 10, "default": 80, "nightly": 800}
+PROFILES = {"quick": 10, "default": 40, "nightly": 400}
 """Examples a property."""
-STEPS = {"quick": 25, "default": 50, "nightly": 100}
+STEPS = {"quick": 20, "default": 40, "nightly": 80}
 """Steps of one run of the state machine."""
 HANG = 10.0
 """Seconds after which a call that should return at once is taken to wait for the stream that the test holds."""

@@ -52,10 +52,15 @@ class Support:
     expected_failures: ClassVar[Mapping[str, str]] = {}
     tensors: ClassVar[bool] = False
     """True when :meth:`tensor` and :meth:`values_of` are offered."""
+    advance_waits: ClassVar[bool] = False
+    """True when the device's ``advance`` waits for the device, as the default of DeviceBase does; then what needs a
+    step that has not run yet (G28) cannot be shown."""
 
     def offers(self, device: Device) -> set[str]:
         """The names, usable in ``requires=``, of what is offered for an opened device."""
         found = {"tensors"} if self.tensors else set()
+        if not self.advance_waits:
+            found.add("overlapped_advance")
         if isinstance(device, SubmissionProbe):
             found.add("probe_counts")
         if isinstance(device, Staged):

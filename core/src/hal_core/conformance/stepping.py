@@ -40,7 +40,7 @@ def draw_sampling(draw: Draw, rig: Rig, step: Step) -> None:
         fields["sampled_token_ids"] = draw_array(draw, (n,), wide_tokens, "int64", "sampled tokens")
     if step.logprobs is not None:
         fields |= alternatives(draw, size, fields)
-    rig.poke(fields).wait(backdoor.PATIENCE)
+    rig.poke(fields)  # not waited for: what follows is on the same stream
 
 
 def alternatives(draw: Draw, size: Sizes, sampled: dict[str, Any]) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def draw_proposal(draw: Draw, rig: Rig) -> None:
         if lengths[slot, 0] == 1 and not rig.model.get("seq_lens_encoder", slot):
             given = draw(st.lists(tokens, max_size=rig.sizes.max_draft), f"drafts of slot {slot}")
             counts[slot], lengths[slot], drafts[slot, : len(given)] = len(given), 1 + len(given), given
-    rig.poke({"draft_num": counts, "draft_tokens": drafts, "seq_lens_this_time": lengths}).wait(backdoor.PATIENCE)
+    rig.poke({"draft_num": counts, "draft_tokens": drafts, "seq_lens_this_time": lengths})
 
 
 def run_step(draw: Draw, rig: Rig, *, speculative: bool | None = None) -> Step:
@@ -77,7 +77,7 @@ def run_step(draw: Draw, rig: Rig, *, speculative: bool | None = None) -> Step:
     step = draw_step(draw, rig, speculative=speculative)
     draw_sampling(draw, rig, step)
     rig.advance(step).wait(backdoor.PATIENCE)
-    rig.check(f"advance({step})")
+    rig.check(f"advance of step {step.number}")
     draw_proposal(draw, rig)
     return step
 
