@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hal_core.errors import InvalidValue
-from hal_sim import FIELD, WRITE, Accelerator, DeviceFault, Mode, options
+from hal_sim import FIELD, WRITE, Accelerator, DeviceFault, Mode, Spread, options
 
 STATE = 256
 
@@ -128,10 +128,11 @@ def test_spread_gives_each_slot_its_record(data):
         inputs = [device.allocate(max(1, a.nbytes)) for a in (records, index, fields)]
         for address, array in zip(inputs, (records, index, fields), strict=True):
             device.poke(address, array.tobytes())
-        device.spread(
+        spread = Spread(
             records=inputs[0], record_nbytes=record_nbytes, count=len(chosen), slots=inputs[1],
-            slot_nbytes=index.itemsize, fields=inputs[2], field_count=len(widths), slot_limit=slots, stream=stream,
+            slot_nbytes=index.itemsize, fields=inputs[2], field_count=len(widths), slot_limit=slots,
         )  # fmt: skip
+        device.spread(spread, stream)
         stream.synchronize()
         assert device.peek(state, expected.nbytes) == expected.tobytes()
         for address in (state, *inputs):
@@ -145,10 +146,8 @@ def test_spread_refuses_a_slot_that_does_not_exist(lazy, slot):
     stream, state = lazy.stream(), lazy.memory(24)
     records, index = lazy.upload(np.zeros((1, 8), np.uint8)), lazy.upload(np.array([slot], np.int32))
     fields = lazy.upload(np.array([(state, 8, 0, 8)], FIELD))
-    lazy.device.spread(
-        records=records, record_nbytes=8, count=1, slots=index, slot_nbytes=4,
-        fields=fields, field_count=1, slot_limit=3, stream=stream,
-    )  # fmt: skip
+    spread = Spread(records=records, record_nbytes=8, count=1, slots=index, fields=fields, field_count=1, slot_limit=3)
+    lazy.device.spread(spread, stream)
     with pytest.raises(DeviceFault, match="slot of record 0 does not exist"):
         stream.synchronize()
     assert set(lazy.device.peek(state, 24)) == {0xCB}
@@ -177,3 +176,30 @@ def test_strided_copies_touch_nothing_else(lazy, to, source):
     expected = a.copy()
     expected[to] = read
     np.testing.assert_array_equal(lazy.download(dst, a), expected)
+
+
+def test_a_whole_plan_is_one_launch_records_first(bench):
+    """Offsets instead of addresses, as plans have them: everything is relative to the state and to the payload."""
+    state, stream = bench.memory(64), bench.stream()
+    records = np.array([[1, 2], [3, 4]], np.int64)
+    slots = np.array([2, 0], np.int32)
+    table = np.array([(16, 0, 8, 0), (40, 9, 8, 8)], WRITE)  # slot 2 of the first field again, slot 1 of the second
+    payload = np.array([77], np.int64)
+    parts = [records, slots, table, payload]
+    starts = np.cumsum([0] + [part.nbytes for part in parts])
+    block = bench.upload(np.frombuffer(b"".join(part.tobytes() for part in parts), np.uint8))
+    fields = bench.upload(np.array([(0, 8, 0, 8), (32, 8, 8, 8)], FIELD))
+    spread = Spread(
+        records=block, record_nbytes=16, count=2, slots=block + int(starts[1]), fields=fields, field_count=2,
+        slot_limit=4, base=state,
+    )  # fmt: skip
+    before = bench.device.counters()["submissions"]
+    bench.device.poke(state, bytes(64))
+    bench.device.plan(
+        spread, block, int(starts[-1]), 2, stream, table=int(starts[2]), base=state, payload=int(starts[3])
+    )
+    stream.synchronize()
+    assert bench.device.counters()["submissions"] - before == 1
+    got = np.frombuffer(bench.device.peek(state, 64), np.int64).tolist()
+    assert got == [3, 0, 77, 0, 4, 9, 2, 0]
+    assert bench.device.races() == []

@@ -8,19 +8,15 @@ from hal_sim.accelerator import (
     PENDING_POISON,
     WRITE,
     Accelerator,
-    Event,
-    Mode,
     PinnedMemory,
     Spread,
-    Stream,
-    get_option,
     label,
-    options,
-    set_option,
 )
 from hal_sim.build import BuildFailed, NoCompiler, NoPaddle
 from hal_sim.group import Group, Reduce, new_group_name
 from hal_sim.records import Operation, Report
+from hal_sim.settings import Mode, get_option, options, set_option
+from hal_sim.streams import Event, Stream
 
 __all__ = [
     "FIELD",

@@ -10,8 +10,7 @@ import contextlib
 import ctypes
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +19,8 @@ from hal_core.errors import InvalidValue
 from hal_sim import _native
 from hal_sim._native import MAX_RANK, KernelFunction, native
 from hal_sim.records import Operation, Reader, Report
+from hal_sim.settings import get_option
+from hal_sim.streams import Closing, Event, Stream, milliseconds
 
 FRESH_POISON, FREED_POISON, PENDING_POISON = 0xCB, 0xDD, 0xA5
 
@@ -31,155 +32,7 @@ FIELD = np.dtype([("base", "<u8"), ("stride", "<u8"), ("offset", "<u4"), ("nbyte
 _H2D, _D2H, _D2D, _P2P = range(4)
 
 
-class Mode(IntEnum):
-    """When a stream runs what was put on it."""
-
-    EAGER = 0
-    WORKER = 1
-    LAZY = 2
-
-
-def set_option(name: str, value: int) -> int:
-    """Set an option (``native/options.h`` lists them) for the whole process; returns the former value."""
-    former = ctypes.c_long()
-    native().check(native().set_option(name.encode(), int(value), ctypes.byref(former)))
-    return former.value
-
-
-def get_option(name: str) -> int:
-    value = ctypes.c_long()
-    native().check(native().get_option(name.encode(), ctypes.byref(value)))
-    return value.value
-
-
-@contextlib.contextmanager
-def options(**values: int) -> Iterator[None]:
-    """Options for the time of a ``with`` block."""
-    former: dict[str, int] = {}
-    try:
-        for name, value in values.items():
-            former[name] = set_option(name, value)
-        yield
-    finally:
-        for name, value in former.items():
-            set_option(name, value)
-
-
-def _milliseconds(timeout: float | None) -> int:
-    return -1 if timeout is None else max(0, round(timeout * 1000))
-
-
-class _Closing:
-    """Closed at the end of a ``with`` block."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        raise NotImplementedError
-
-
-class Event(_Closing):
-    """A point on a stream, to wait for or to ask about. One that was never recorded counts as done."""
-
-    def __init__(self) -> None:
-        self._native = native()
-        handle = ctypes.c_void_p()
-        self._native.check(self._native.event_create(ctypes.byref(handle)))
-        self.handle: int = handle.value or 0
-
-    def record(self, stream: Stream) -> Self:
-        self._native.check(self._native.event_record(self.handle, stream.handle))
-        return self
-
-    def query(self) -> bool:
-        done = ctypes.c_int()
-        self._native.check(self._native.event_query(self.handle, ctypes.byref(done)))
-        return bool(done.value)
-
-    def synchronize(self, timeout: float | None = None) -> None:
-        """Let the host wait; None: as long as the option ``wait_limit_ms`` says."""
-        self._native.check(self._native.event_wait(self.handle, _milliseconds(timeout)))
-
-    def close(self) -> None:
-        if self.handle:
-            self._native.check(self._native.event_destroy(self.handle))
-            self.handle = 0
-
-
-class Stream(_Closing):
-    """A queue of work with a worker of its own. ``handle`` is the raw stream that Paddle knows as well."""
-
-    def __init__(self, device: int, handle: int, *, owned: bool) -> None:
-        self._native = native()
-        self.device, self.handle, self._owned = device, handle, owned
-
-    @classmethod
-    def create(cls, device: int) -> Stream:
-        handle = ctypes.c_void_p()
-        native().check(native().stream_create(device, ctypes.byref(handle)))
-        return cls(device, handle.value or 0, owned=True)
-
-    @classmethod
-    def adopt(cls, raw_stream: int) -> Stream:
-        """A stream that somebody else made, such as Paddle."""
-        device, number = ctypes.c_int(), ctypes.c_int()
-        native().check(native().stream_info(raw_stream, ctypes.byref(device), ctypes.byref(number)))
-        return cls(device.value, raw_stream, owned=False)
-
-    @property
-    def number(self) -> int:
-        """Its number in traces and reports."""
-        device, number = ctypes.c_int(), ctypes.c_int()
-        self._native.check(self._native.stream_info(self.handle, ctypes.byref(device), ctypes.byref(number)))
-        return number.value
-
-    @property
-    def pending(self) -> int:
-        """Operations that are not done, the running one included."""
-        count = ctypes.c_long()
-        self._native.check(self._native.stream_pending(self.handle, ctypes.byref(count)))
-        return count.value
-
-    def hold(self) -> None:
-        """Start nothing more, whoever waits, until ``release``: the latch of every test of asynchrony."""
-        self._native.check(self._native.stream_hold(self.handle, 1))
-
-    def release(self) -> None:
-        self._native.check(self._native.stream_hold(self.handle, 0))
-
-    @contextlib.contextmanager
-    def held(self) -> Iterator[Self]:
-        self.hold()
-        try:
-            yield self
-        finally:
-            self.release()
-
-    def query(self) -> bool:
-        """True when everything put on it has ended, not only begun."""
-        done = ctypes.c_int()
-        self._native.check(self._native.stream_query(self.handle, ctypes.byref(done)))
-        return bool(done.value)
-
-    def synchronize(self, timeout: float | None = None) -> None:
-        self._native.check(self._native.stream_wait(self.handle, _milliseconds(timeout)))
-
-    def wait(self, event: Event) -> None:
-        """Work put on this stream from now on comes after the event; the host does not wait."""
-        self._native.check(self._native.stream_wait_event(self.handle, event.handle))
-
-    def close(self) -> None:
-        """Idempotent. What was put on it still runs."""
-        if self.handle and self._owned:
-            self._native.check(self._native.stream_destroy(self.handle))
-        self.handle = 0
-
-
-class PinnedMemory(_Closing):
+class PinnedMemory(Closing):
     """Host memory that asynchronous copies read and write when they run."""
 
     def __init__(self, nbytes: int) -> None:
@@ -274,7 +127,7 @@ class Accelerator:
         return Event()
 
     def synchronize(self, timeout: float | None = None) -> None:
-        self._native.check(self._native.device_wait(self.device, _milliseconds(timeout)))
+        self._native.check(self._native.device_wait(self.device, milliseconds(timeout)))
 
     # ---- copies: host addresses or device addresses, in bytes ----
     def h2d(self, dst: int, src: int, nbytes: int, stream: Stream) -> None:

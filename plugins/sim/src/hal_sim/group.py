@@ -10,7 +10,7 @@ from numpy.typing import DTypeLike
 
 from hal_core.errors import InvalidValue
 from hal_sim._native import native
-from hal_sim.accelerator import Stream
+from hal_sim.streams import Stream
 
 _NAME_BYTES = 64
 

@@ -7,8 +7,9 @@ import sys
 from collections.abc import Sequence
 
 from hal_core.errors import Unavailable
-from hal_sim.accelerator import Stream, set_option
 from hal_sim.build import paddle_device
+from hal_sim.settings import set_option
+from hal_sim.streams import Stream
 
 DEFAULT_NAME = "hal_sim"
 

@@ -1,0 +1,124 @@
+"""Streams and events of the simulated accelerator."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Iterator
+from typing import Self
+
+from hal_sim._native import native
+
+
+def milliseconds(timeout: float | None) -> int:
+    return -1 if timeout is None else max(0, round(timeout * 1000))
+
+
+class Closing:
+    """Closed at the end of a ``with`` block."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+
+class Event(Closing):
+    """A point on a stream, to wait for or to ask about. One that was never recorded counts as done."""
+
+    def __init__(self) -> None:
+        self._native = native()
+        handle = ctypes.c_void_p()
+        self._native.check(self._native.event_create(ctypes.byref(handle)))
+        self.handle: int = handle.value or 0
+
+    def record(self, stream: Stream) -> Self:
+        self._native.check(self._native.event_record(self.handle, stream.handle))
+        return self
+
+    def query(self) -> bool:
+        done = ctypes.c_int()
+        self._native.check(self._native.event_query(self.handle, ctypes.byref(done)))
+        return bool(done.value)
+
+    def synchronize(self, timeout: float | None = None) -> None:
+        """Let the host wait; None: as long as the option ``wait_limit_ms`` says."""
+        self._native.check(self._native.event_wait(self.handle, milliseconds(timeout)))
+
+    def close(self) -> None:
+        if self.handle:
+            self._native.check(self._native.event_destroy(self.handle))
+            self.handle = 0
+
+
+class Stream(Closing):
+    """A queue of work with a worker of its own. ``handle`` is the raw stream that Paddle knows as well."""
+
+    def __init__(self, device: int, handle: int, *, owned: bool) -> None:
+        self._native = native()
+        self.device, self.handle, self._owned = device, handle, owned
+
+    @classmethod
+    def create(cls, device: int) -> Stream:
+        handle = ctypes.c_void_p()
+        native().check(native().stream_create(device, ctypes.byref(handle)))
+        return cls(device, handle.value or 0, owned=True)
+
+    @classmethod
+    def adopt(cls, raw_stream: int) -> Stream:
+        """A stream that somebody else made, such as Paddle."""
+        device, number = ctypes.c_int(), ctypes.c_int()
+        native().check(native().stream_info(raw_stream, ctypes.byref(device), ctypes.byref(number)))
+        return cls(device.value, raw_stream, owned=False)
+
+    @property
+    def number(self) -> int:
+        """Its number in traces and reports."""
+        device, number = ctypes.c_int(), ctypes.c_int()
+        self._native.check(self._native.stream_info(self.handle, ctypes.byref(device), ctypes.byref(number)))
+        return number.value
+
+    @property
+    def pending(self) -> int:
+        """Operations that are not done, the running one included."""
+        count = ctypes.c_long()
+        self._native.check(self._native.stream_pending(self.handle, ctypes.byref(count)))
+        return count.value
+
+    def hold(self) -> None:
+        """Start nothing more, whoever waits, until ``release``: the latch of every test of asynchrony."""
+        self._native.check(self._native.stream_hold(self.handle, 1))
+
+    def release(self) -> None:
+        self._native.check(self._native.stream_hold(self.handle, 0))
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[Self]:
+        self.hold()
+        try:
+            yield self
+        finally:
+            self.release()
+
+    def query(self) -> bool:
+        """True when everything put on it has ended, not only begun."""
+        done = ctypes.c_int()
+        self._native.check(self._native.stream_query(self.handle, ctypes.byref(done)))
+        return bool(done.value)
+
+    def synchronize(self, timeout: float | None = None) -> None:
+        self._native.check(self._native.stream_wait(self.handle, milliseconds(timeout)))
+
+    def wait(self, event: Event) -> None:
+        """Work put on this stream from now on comes after the event; the host does not wait."""
+        self._native.check(self._native.stream_wait_event(self.handle, event.handle))
+
+    def close(self) -> None:
+        """Idempotent. What was put on it still runs."""
+        if self.handle and self._owned:
+            self._native.check(self._native.stream_destroy(self.handle))
+        self.handle = 0
