@@ -8,14 +8,15 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from types import TracebackType
 
 import zmq
-from hal_core.errors import InvalidValue
-from hal_core.frames import Frame
-from hal_core.records import OutputRecord
 
 from hal.reading.events import Event, SessionEnded, StreamLoss
 from hal.reading.receiver import Receiver
 from hal.reading.session import Session
+from hal.transport.curve import CurveKeys
 from hal.transport.urls import adopt_ipc, private_ipc_url, release_ipc
+from hal_core.errors import InvalidValue
+from hal_core.frames import Frame
+from hal_core.records import OutputRecord
 
 #: How long acknowledgements wait for company when nothing comes in, in seconds.
 _ACKNOWLEDGE_DELAY = 0.002
@@ -33,6 +34,8 @@ class OutputReader:
     broke, or when its worker is there again; nothing more of it is taken then. Events go to ``on_event``; without it,
     losses (:class:`SessionLost`, :class:`Gap`) are raised by the next read, which may go on afterwards.
 
+    With ``curve`` a tcp url is encrypted, and only the senders that it names are let in.
+
     One thread at a time, or one event loop. A record's arrays are views of the message it came in, at most 64 KB or
     one frame; copy what is to be kept for long.
     """
@@ -47,13 +50,14 @@ class OutputReader:
         lost_after: float = 30.0,
         grace: float = 2.0,
         on_event: Callable[[Event], None] | None = None,
+        curve: CurveKeys | None = None,
     ) -> None:
         cursors = {after[0]: after[1]} if isinstance(after, tuple) else dict(after or {})
         if any(not 0 < session < 1 << 64 or not 0 <= sequence < 1 << 63 for session, sequence in cursors.items()):
             raise InvalidValue(f"{after!r} is no (session, sequence)", cure="give a former cursor", argument="after")
         self._owns_folder = url is None
         url = private_ipc_url() if url is None else url
-        self._receiver = Receiver(url, cursors, lost_after, grace)
+        self._receiver = Receiver(url, cursors, lost_after, grace, curve)
         adopt_ipc(url)
         self.url = self._receiver.url  #: where senders connect; port wildcards are resolved
         self._auto_ack, self._timeout, self._on_event = auto_ack, timeout, on_event

@@ -7,14 +7,15 @@ from collections import deque
 from collections.abc import Mapping
 
 import zmq
-from hal_core.errors import FrameError
-from hal_core.frames import Frame, FrameHeader, FrameKind, decode_frame, split
 from zmq.utils.monitor import recv_monitor_message
 
 from hal.reading.events import Event, FrameSkipped, SessionEnded, SessionLost
 from hal.reading.session import Session
+from hal.transport.curve import CurveKeys
 from hal.transport.protocol import Cursor, Empty, State, control, read_control
 from hal.transport.sockets import HIGH_WATER_MARK, bound
+from hal_core.errors import FrameError
+from hal_core.frames import Frame, FrameHeader, FrameKind, decode_frame, split
 
 _OUTPUT = int(FrameKind.OUTPUT)  # reading an enum's member costs a call
 #: Sessions that ended or were lost are remembered, so that a late word of theirs is not taken for a new one.
@@ -28,14 +29,16 @@ _LEAVE_SECONDS, _LEAVE_SLICE_SECONDS = 0.5, 0.02
 class Receiver:
     """One bound socket. ``ready`` holds what was received and not yet given to the caller."""
 
-    def __init__(self, url: str, after: Mapping[int, int], lost_after: float, grace: float) -> None:
+    def __init__(
+        self, url: str, after: Mapping[int, int], lost_after: float, grace: float, curve: CurveKeys | None = None
+    ) -> None:
         now = time.monotonic()
         self._lost_after, self._grace = lost_after, grace
         self.sessions = {number: Session(number, now, sequence) for number, sequence in after.items()}
         self.ready: deque[tuple[Session, Frame] | Event] = deque()
         self.duplicates = self.skipped = self.frames = 0
         self._gone: dict[int, bool] = {}  # sessions that are over -> whether they were lost
-        self.socket = bound(url)
+        self.socket, self._gate = bound(url, curve)
         self.url = bytes(self.socket.get(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
         self.monitor = self.socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
         self._connected: set[int] = set()  # descriptors
@@ -103,6 +106,8 @@ class Receiver:
         self.socket.disable_monitor()
         self.monitor.close(linger=0)
         self.socket.close(linger=100)
+        if self._gate is not None:
+            self._gate.stop()
         self.socket.context.term()
 
     def _take_leave(self, end: float) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from hal_core.errors import InvalidValue
-from hal_core.sinks import Sink
+from typing import TYPE_CHECKING
 
 from hal.transport.urls import private_ipc_url, release_ipc, scheme_of
+from hal_core.errors import CapabilityMissing, InvalidValue
+from hal_core.sinks import Sink
+
+if TYPE_CHECKING:
+    from hal.transport.curve import CurveKeys
 
 __all__ = ["open_sink", "private_ipc_url", "release_ipc"]
 
@@ -18,15 +22,31 @@ def open_sink(
     deadline: float = 10.0,
     heartbeat: float = 0.25,
     sender: int = 0,
+    curve: CurveKeys | None = None,
+    require_loss_detection: bool = False,
 ) -> Sink:
     """Open the sink that the url names; a reader may listen there already or come later.
+
+    ``ipc:///folder/name`` and ``tcp://host:port`` send frames over ZeroMQ, with ``curve`` (tcp) encrypted.
+    ``sysv://FOLDER?layout=…`` writes the System V messages of FastDeploy's own readers (``docs/output.md``); those
+    cannot notice a loss, so ``require_loss_detection`` refuses it; of the options ``capacity`` and ``deadline`` count.
 
     ``capacity`` frames and ``capacity_bytes`` bound what is queued and not acknowledged; a ``put`` beyond waits up to
     ``deadline`` seconds and then raises ``SinkFull``. The reader hears of the sink every ``heartbeat`` seconds.
     ``sender`` numbers the workers of one reader, which must differ. Raises ``InvalidValue`` for what cannot be.
     """
-    scheme_of(url)
+    scheme = scheme_of(url)
     _check_options(capacity, capacity_bytes, deadline, heartbeat, sender)
+    if scheme == "sysv":
+        if require_loss_detection or curve is not None:
+            raise CapabilityMissing(
+                f"{url!r}: the legacy messages have neither sequence numbers, so no reader can notice a loss, nor keys",
+                cure="use ipc or tcp",
+                argument="url",
+            )
+        from hal.transport.sysv_sink import SysvSink
+
+        return SysvSink(url, capacity=capacity, deadline=deadline)
     from hal.transport.zmq_sink import ZmqSink  # so that listing devices does not load ZeroMQ
 
     return ZmqSink(
@@ -36,6 +56,7 @@ def open_sink(
         deadline=deadline,
         heartbeat=heartbeat,
         sender=sender,
+        curve=curve,
     )
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import zmq
-from hal_core.errors import InvalidValue
+from typing import Any
 
+import zmq
+
+from hal.transport.curve import CurveKeys, secure_reader, secure_sender
 from hal.transport.urls import check_free, scheme_of
+from hal_core.errors import HalError, InvalidValue
 
 #: Messages that ZeroMQ itself may hold on either side; the rest waits in the sender's window, where it is counted.
 HIGH_WATER_MARK = 64
@@ -13,7 +16,7 @@ HIGH_WATER_MARK = 64
 _PING, _PING_TIMEOUT = 1000, 5000
 
 
-def connected(url: str, session: int) -> zmq.Socket[bytes]:
+def connected(url: str, session: int, curve: CurveKeys | None = None) -> zmq.Socket[bytes]:
     """Return a sender's socket, of a context of its own. Raises InvalidValue for an address that makes no sense."""
     context = zmq.Context()
     dealer = context.socket(zmq.DEALER)
@@ -23,18 +26,26 @@ def connected(url: str, session: int) -> zmq.Socket[bytes]:
     dealer.reconnect_ivl, dealer.reconnect_ivl_max = 10, 200  # ms
     dealer.heartbeat_ivl, dealer.heartbeat_timeout = _PING, _PING_TIMEOUT
     try:
+        if curve is not None:
+            secure_sender(dealer, url, curve)
         dealer.connect(url)
+    except HalError:
+        context.destroy(linger=0)
+        raise
     except zmq.ZMQError as error:
         context.destroy(linger=0)
         raise InvalidValue(f"cannot connect to {url!r}: {error}", cure="check host and port", argument="url") from error
     return dealer
 
 
-def bound(url: str) -> zmq.Socket[bytes]:
-    """Return the reader's socket, of a context of its own.
+def bound(url: str, curve: CurveKeys | None = None) -> tuple[zmq.Socket[bytes], Any]:
+    """Return the reader's socket, of a context of its own, and with keys the gate that is to be stopped before it.
 
     Raises InvalidValue for an address that cannot be bound, or has a reader already.
     """
+    if scheme_of(url) == "sysv":
+        cure = "have the engine's own reader read it; OutputReader reads ipc and tcp"
+        raise InvalidValue(f"{url!r} carries no frames", cure=cure, argument="url")
     if scheme_of(url) == "ipc":
         check_free(url)
     context = zmq.Context()
@@ -43,10 +54,18 @@ def bound(url: str) -> zmq.Socket[bytes]:
     router.router_handover = True  # a sender that connects anew takes over its own name
     router.router_mandatory = True  # a word to a sender that is gone is an error, not a silence
     router.heartbeat_ivl, router.heartbeat_timeout = _PING, _PING_TIMEOUT
+    gate: Any = None
     try:
+        if curve is not None:
+            gate = secure_reader(router, url, curve)
         router.bind(url)
+    except HalError:
+        context.destroy(linger=0)
+        raise
     except zmq.ZMQError as error:
+        if gate is not None:
+            gate.stop()
         context.destroy(linger=0)
         cure = "choose a free port or a folder that exists and can be written"
         raise InvalidValue(f"cannot bind {url!r}: {error}", cure=cure, argument="url") from error
-    return router
+    return router, gate

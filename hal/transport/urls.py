@@ -18,7 +18,7 @@ from pathlib import Path
 
 from hal_core.errors import HalError, InvalidValue, Unavailable
 
-SCHEMES = ("ipc", "tcp")
+SCHEMES = ("ipc", "tcp", "sysv")
 _PREFIX, _LOCK, _SOCKET = "hal-", "lock", "output"
 _MAX_PATH = 107  #: bytes of a path in sockaddr_un without its end
 _locks: dict[Path, int] = {}  #: private folders of this process, with the descriptor of their lock

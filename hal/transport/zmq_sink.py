@@ -14,13 +14,14 @@ from collections import deque
 from typing import Any
 
 import zmq
-from hal_core.errors import FrameError, HalError, SinkClosed, SinkFull, Undelivered
-from hal_core.frames import FrameKind, encode, split
-from hal_core.sinks import PendingOutput, new_session, settle_with, unresolved
 
+from hal.transport.curve import CurveKeys
 from hal.transport.protocol import MESSAGE_BYTES, Cursor, State, control, read_control
 from hal.transport.sockets import connected
 from hal.transport.window import Window
+from hal_core.errors import FrameError, HalError, SinkClosed, SinkFull, Undelivered
+from hal_core.frames import FrameKind, encode, split
+from hal_core.sinks import PendingOutput, new_session, settle_with, unresolved
 
 #: From this size on ZeroMQ sends from the frame itself instead of copying it; frames never change.
 _NO_COPY_BYTES = 1 << 16
@@ -31,8 +32,18 @@ _LEAVE_SECONDS = 1.0
 class ZmqSink:
     """See :func:`hal.transport.open_sink`."""
 
+    detects_loss = True
+
     def __init__(
-        self, url: str, *, capacity: int, capacity_bytes: int, deadline: float, heartbeat: float, sender: int
+        self,
+        url: str,
+        *,
+        capacity: int,
+        capacity_bytes: int,
+        deadline: float,
+        heartbeat: float,
+        sender: int,
+        curve: CurveKeys | None,
     ) -> None:
         self.session, self.sender, self.url = new_session(), sender, url
         self._capacity, self._capacity_bytes = capacity, capacity_bytes
@@ -48,7 +59,7 @@ class ZmqSink:
         self._owed: int | None = 0  # the token of the cursor to answer with a STATE; 0 is the greeting
         self._next_beat = 0.0
         self._pid = os.getpid()
-        self._socket = connected(url, self.session)
+        self._socket = connected(url, self.session, curve)
         self._wake_end, self._wake = os.pipe()
         os.set_blocking(self._wake_end, False)
         os.set_blocking(self._wake, False)

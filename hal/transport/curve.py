@@ -1,0 +1,87 @@
+"""Keys for tcp: CurveZMQ encrypts both ways, and each side knows the other by its public key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import zmq
+
+from hal.transport.urls import scheme_of
+from hal_core.errors import InvalidValue, Unavailable
+
+_LENGTH = 40  #: characters of a key in Z85
+
+
+@dataclass(frozen=True, slots=True)
+class CurveKeys:
+    """One side's keys in Z85, 40 characters each, and the public keys of those it talks to.
+
+    A sender names its reader, one key; a reader names every sender that it lets in.
+    """
+
+    public: str
+    secret: str = field(repr=False)
+    peers: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for key in (self.public, self.secret, *self.peers):
+            if not isinstance(key, str) or len(key.encode()) != _LENGTH:
+                raise InvalidValue(
+                    f"a key is no text of {_LENGTH} characters", cure="CurveKeys.new()", argument="curve"
+                )
+        if _needs_curve() and zmq.curve_public(self.secret.encode()).decode() != self.public:
+            raise InvalidValue("the public key is not the secret one's", cure="CurveKeys.new()", argument="curve")
+
+    @classmethod
+    def new(cls, *peers: str) -> CurveKeys:
+        """Return a new pair of keys for one side."""
+        _needs_curve()
+        public, secret = zmq.curve_keypair()
+        return cls(public.decode(), secret.decode(), peers)
+
+    def knowing(self, *peers: str) -> CurveKeys:
+        """Return the same keys for talking to these peers."""
+        return CurveKeys(self.public, self.secret, peers)
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        """Tell ZeroMQ's authenticator whether the sender with this public key is one of the peers."""
+        import zmq.utils.z85
+
+        return zmq.utils.z85.encode(key).decode() in self.peers
+
+
+def secure_sender(socket: zmq.Socket[bytes], url: str, keys: CurveKeys) -> None:
+    """Have the sender's socket, not yet connected, talk to the reader with that key alone."""
+    _check(url, keys)
+    if len(keys.peers) != 1:
+        raise InvalidValue(f"{len(keys.peers)} peers", cure="name the reader's public key", argument="curve")
+    socket.curve_publickey, socket.curve_secretkey = keys.public.encode(), keys.secret.encode()
+    socket.curve_serverkey = keys.peers[0].encode()
+
+
+def secure_reader(socket: zmq.Socket[bytes], url: str, keys: CurveKeys) -> object:
+    """Have the reader's socket, not yet bound, let in the senders with those keys alone. Return what to ``stop()``."""
+    from zmq.auth.thread import ThreadAuthenticator
+
+    _check(url, keys)
+    if not keys.peers:
+        raise InvalidValue("no peers, so nobody is let in", cure="name the senders' public keys", argument="curve")
+    gate = ThreadAuthenticator(socket.context)
+    gate.start()
+    gate.configure_curve_callback("*", keys)
+    socket.curve_publickey, socket.curve_secretkey = keys.public.encode(), keys.secret.encode()
+    socket.curve_server = True
+    return gate
+
+
+def _check(url: str, keys: CurveKeys) -> None:
+    if scheme_of(url) != "tcp":
+        raise InvalidValue(f"{url!r} is no tcp address", cure="ipc is private by its folder", argument="curve")
+    if not isinstance(keys, CurveKeys):
+        raise InvalidValue(f"{type(keys).__name__} is no CurveKeys", cure="CurveKeys.new()", argument="curve")
+
+
+def _needs_curve() -> bool:
+    if not zmq.has("curve"):
+        raise Unavailable("this ZeroMQ was built without CURVE", cure="install pyzmq's own wheel", argument="curve")
+    return True

@@ -1,0 +1,272 @@
+"""The sink that writes FastDeploy's System V messages, for engines that read them today.
+
+``put`` only queues. One thread resolves the outputs in order, makes the messages and hands them to the kernel; it waits
+while the queue is full, so nothing is lost on the way into it. Nobody acknowledges: that a message was read shows only
+in the number of those left, and a reader cannot notice a loss (``detects_loss`` is False, and a log record says so).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from urllib.parse import parse_qsl
+
+from hal.transport.sysv_layouts import Layout, Message, Variant, layout_named, messages
+from hal.transport.sysv_queue import KEYS, Queue, derive_key
+from hal_core.errors import HalError, InvalidValue, SinkClosed, SinkFull, Undelivered
+from hal_core.records import OutputRecord
+from hal_core.sinks import PendingOutput, new_session, settle_with, unresolved
+
+log = logging.getLogger("hal")
+Deliveries = list[tuple[str, int, int]]
+_SHORTEST, _LONGEST = 0.0002, 0.005  #: seconds between looks at a full queue
+_LEAVE_SECONDS = 1.0
+_open_keys: set[int] = set()  #: of this process
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """What a url ``sysv://FOLDER?layout=…&id=…`` says; each part has a default but the layout."""
+
+    layout: Layout
+    variant: Variant
+    key: int
+    mode: int
+    drop_stale: bool
+
+
+def address_of(url: str) -> Address:
+    """Read the url and the two environment variables that legacy readers obey. Raises InvalidValue."""
+    folder, _, query = url.removeprefix("sysv://").partition("?")
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    known = {"layout", "id", "slots", "meta", "key", "mode", "stale"}
+    if unknown := options.keys() - known:
+        raise _bad(url, f"has unknown options {sorted(unknown)}", f"there are {', '.join(sorted(known))}")
+    if "layout" not in options:
+        raise _bad(url, "names no layout", "write sysv://?layout=plain, topk, speculative or speculative-topk")
+    slots = _number(url, "slots", options["slots"]) if "slots" in options else None
+    layout = layout_named(options["layout"], slots)
+    packed = _choice(url, options, "meta", ("flag", "packed")) == "packed"
+    kind = _choice(url, options, "key", KEYS)
+    stale = _choice(url, options, "stale", ("refuse", "drop"))
+    key = derive_key(folder or layout.folder, _queue_number(url, options), kind)
+    mode = _number(url, "mode", options.get("mode", "600"), base=8)
+    return Address(layout, Variant(_message_id(), packed, layout.slots), key, mode, stale == "drop")
+
+
+def _queue_number(url: str, options: dict[str, str]) -> int:
+    """``INFERENCE_MSG_QUEUE_ID`` rules, as it does for the readers; a url that says otherwise would not be heard."""
+    asked = options.get("id")
+    if (told := os.environ.get("INFERENCE_MSG_QUEUE_ID")) is None:
+        return _number(url, "id", asked or "1")
+    number = _number("INFERENCE_MSG_QUEUE_ID", "its value", told)
+    if asked is not None and _number(url, "id", asked) != number:
+        raise _bad(url, f"asks for id {asked}, INFERENCE_MSG_QUEUE_ID is {number}", "let them agree, or unset one")
+    return number
+
+
+def _message_id() -> int:
+    number = _number("INFERENCE_MSG_ID", "its value", os.environ.get("INFERENCE_MSG_ID", "1"))
+    if number in (0, 2):
+        why = "has no sign to stop with" if number == 0 else "is reserved"
+        raise _bad(
+            "INFERENCE_MSG_ID", f"is {number}, which {why}", "leave it unset, or give another whole number above 0"
+        )
+    return number
+
+
+class SysvSink:
+    """See :func:`hal.transport.open_sink`."""
+
+    detects_loss = False
+
+    def __init__(self, url: str, *, capacity: int, deadline: float) -> None:
+        self.session, self.url = new_session(), url
+        self._address = address_of(url)
+        self._capacity, self._deadline = capacity, deadline
+        if self._address.key in _open_keys:
+            raise _bad(url, "is open in this process already", "close that sink, or choose another id")
+        self._queue = Queue(
+            self._address.key, self._address.layout.nbytes, self._address.mode, drop_stale=self._address.drop_stale
+        )
+        _open_keys.add(self._address.key)
+        log.warning("%s: readers of this transport cannot detect a loss", url)
+        self._outputs: deque[PendingOutput] = deque()
+        self._sent: deque[Callable[[], Deliveries]] = deque()  # of messages that may be unread
+        self._unsent: deque[Message] = deque()  # of the output in hand
+        self._in_hand: PendingOutput | None = None  # being resolved
+        self._changed = threading.Condition()  # guards what follows
+        self._closing = self._stop = False
+        self._failure: HalError | None = None
+        self._messages = self._full_waits = 0
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._run, name="hal-sink-sysv", daemon=True)
+        self._thread.start()
+
+    def put(self, pending: PendingOutput) -> None:
+        """See :class:`hal_core.sinks.Sink`."""
+        if os.getpid() != self._pid:
+            raise _closed("the sink belongs to the process that this one forked from")
+        with self._changed:
+            self._refuse_if_closed()
+            full = self._is_full() and not self._changed.wait_for(self._has_room_or_ended, self._deadline)
+            self._refuse_if_closed()
+            self._outputs.append(pending)
+            self._changed.notify_all()
+        if full:
+            raise SinkFull(
+                f"no room for {self._deadline} s, step {pending.step} is kept all the same: {self._backlog()}",
+                cure="start the reader, or raise capacity, deadline and kernel.msgmnb",
+                hook="save_output",
+                argument="sink",
+            )
+
+    def close(self, timeout: float) -> None:
+        """See :class:`hal_core.sinks.Sink`. What nobody has read by then is taken back and named."""
+        if os.getpid() != self._pid:
+            return
+        end = time.monotonic() + timeout
+        with self._changed:
+            if self._closing:
+                return
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join(timeout)
+        while self._queue.unread() and not self._thread.is_alive() and (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, _LONGEST))
+        with self._changed:
+            self._stop = True
+            self._changed.notify_all()
+        self._thread.join(_LEAVE_SECONDS)
+        _open_keys.discard(self._address.key)
+        self._report_undelivered(timeout)
+
+    def counters(self) -> dict[str, int]:
+        """Return messages sent and unread, outputs that wait, waits for room, and messages of the dead removed."""
+        return {
+            "frames": self._messages,
+            "queued": len(self._outputs),
+            "unacknowledged": self._queue.unread(),
+            "full_waits": self._full_waits,
+            "stale_removed": self._queue.stale_removed,
+        }
+
+    def _is_full(self) -> bool:
+        return len(self._outputs) + bool(self._unsent) >= self._capacity
+
+    def _has_room_or_ended(self) -> bool:
+        return not self._is_full() or self._closing or self._failure is not None
+
+    def _refuse_if_closed(self) -> None:
+        if self._failure is not None:
+            raise _closed(self._failure.what)
+        if self._closing:
+            raise _closed("the sink is closed")
+
+    def _backlog(self) -> str:
+        return f"{len(self._outputs)} outputs queued here, {self._queue.unread()} messages unread in {self._queue}"
+
+    def _report_undelivered(self, timeout: float) -> None:
+        taken = self._queue.take_back()
+        lost = [*self._sent][len(self._sent) - taken :] if taken else []
+        names: Deliveries = [told for deliveries in lost for told in deliveries()]
+        names += [told for message in self._unsent for told in message.deliveries()]
+        if (in_hand := self._in_hand) is not None:
+            names += unresolved(in_hand)
+        error = self._failure or _closed("the sink was closed first")
+        while self._outputs:
+            pending = self._outputs.popleft()
+            names += unresolved(pending)
+            pending.settle(error)
+        if names:
+            why = self._failure.what if self._failure is not None else f"not read within {timeout} s"
+            listed = ", ".join(f"{name} at {position} ({count} tokens)" for name, position, count in names[:8])
+            more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+            raise Undelivered(f"{listed}{more}: {why}", names, cure="run these requests again")
+
+    # The thread's side -------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while self._next_output() is not None:
+                self._send_all()
+        except HalError as error:
+            self._failure = error
+        except BaseException as error:  # noqa: BLE001  # whatever it was, callers must learn that nothing leaves now
+            self._failure = _closed(f"the sender thread failed: {error!r}")
+        finally:
+            with self._changed:
+                self._changed.notify_all()
+
+    def _next_output(self) -> PendingOutput | None:
+        """Wait for an output, resolve it and make its messages; None when there will be no more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._outputs or self._closing)
+            if self._stop or not self._outputs:
+                return None
+            self._in_hand = pending = self._outputs.popleft()
+        record = settle_with(pending)
+        if record is not None:
+            self._make(pending, record)
+        self._in_hand = None
+        return pending
+
+    def _make(self, pending: PendingOutput, record: OutputRecord) -> None:
+        batch_ids = getattr(pending, "batch_ids", None) or range(len(record))
+        batch_size = getattr(pending, "batch_size", None) or len(record)
+        try:
+            self._unsent.extend(messages(record, batch_ids, batch_size, self._address.layout, self._address.variant))
+        except InvalidValue as error:
+            self._unsent.clear()
+            lost = Undelivered(f"{error.what} ({error.cure})", record.deliveries())
+            lost.__cause__ = error
+            pending.settle(lost)
+        else:
+            pending.settle(None)
+
+    def _send_all(self) -> None:
+        """Hand the messages to the kernel in order, waiting while the queue is full; until close() gives up."""
+        wait = _SHORTEST
+        while self._unsent and not self._stop:
+            if self._queue.send(self._unsent[0].data):
+                self._sent.append(self._unsent.popleft().deliveries)
+                self._messages += 1
+                wait = _SHORTEST
+                continue
+            self._full_waits += 1
+            with self._changed:
+                self._changed.wait_for(lambda: self._stop, wait)
+            wait = min(2 * wait, _LONGEST)
+        if len(self._sent) > 64:
+            for _ in range(len(self._sent) - self._queue.unread()):
+                self._sent.popleft()
+        with self._changed:
+            self._changed.notify_all()
+
+
+def _number(where: str, name: str, text: str, base: int = 10) -> int:
+    with contextlib.suppress(ValueError):
+        if (number := int(text, base)) >= 0:
+            return number
+    raise _bad(where, f"gives {text!r} for {name}", "give a whole number of at least 0")
+
+
+def _choice(url: str, options: dict[str, str], name: str, choices: tuple[str, ...]) -> str:
+    chosen = options.get(name, choices[0])
+    if chosen not in choices:
+        raise _bad(url, f"gives {chosen!r} for {name}", f"there are {', '.join(choices)}")
+    return chosen
+
+
+def _bad(where: str, what: str, cure: str) -> HalError:
+    return InvalidValue(f"{where!r} {what}", cure=cure, argument="url")
+
+
+def _closed(what: str) -> SinkClosed:
+    return SinkClosed(what, cure="open a new one", hook="save_output", argument="sink")
