@@ -15,7 +15,7 @@ from .layout import StateLayout
 from .requests import AdmittedRequest, SplitRole
 from .tasks import TaskBatch, TaskKind
 
-FEW = 4
+FEW = 8
 """Up to so many tasks are faster checked one by one."""
 BLOCKS, TOKENS = ROW_FIELDS.index("block_tables"), ROW_FIELDS.index("token_ids")
 Ints = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]

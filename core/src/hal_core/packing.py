@@ -17,6 +17,10 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 ROW = 16 << 10
 """Bytes; a longer copy is cut into descriptors of so many, so that it is spread over blocks of threads."""
 
+JOINED = 96 << 10
+"""Bytes; up to here joining bytes and copying once is faster than many small copies. Beyond, the joined bytes would be
+fresh pages each time (malloc maps them), which costs more than the copies."""
+
 
 def _up(nbytes: int) -> int:
     return -(-nbytes // 16) * 16
@@ -58,8 +62,12 @@ class Packed:
             parts.append(_gap(self.records_at + data.nbytes, self.payload_at))
         else:
             parts.append(_gap(plan.writes.nbytes, self.payload_at))
-        # Joining bytes and copying once is faster than many small copies into page-locked memory.
-        block[: self.nbytes] = np.frombuffer(b"".join([*parts, *plan.pieces]), np.uint8)
+        if self.nbytes <= JOINED:
+            block[: self.nbytes] = np.frombuffer(b"".join([*parts, *plan.pieces]), np.uint8)
+            return
+        block[: self.payload_at] = np.frombuffer(b"".join(parts), np.uint8)
+        arrays = [np.frombuffer(piece, np.uint8) for piece in plan.pieces]
+        np.concatenate(arrays, out=block[self.payload_at : self.nbytes])
 
 
 def _gap(begin: int, end: int) -> bytes:

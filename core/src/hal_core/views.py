@@ -36,7 +36,7 @@ class View:
     ``host`` caches the NumPy view of memory that the host may touch (the cpu device).
     """
 
-    __slots__ = ("dtype", "host", "memory", "offset", "owner", "shape", "strides")
+    __slots__ = ("_collapsed", "dtype", "host", "memory", "offset", "owner", "shape", "strides")
 
     def __init__(
         self,
@@ -50,6 +50,7 @@ class View:
         self.memory, self.offset, self.shape, self.strides, self.dtype = memory, offset, shape, strides, dtype
         self.owner = owner
         self.host: np.ndarray[Any, Any] | None = None
+        self._collapsed: tuple[tuple[int, ...], tuple[int, ...], int] | None = None
 
     @classmethod
     def contiguous(
@@ -88,17 +89,28 @@ class View:
                 offset += (at % extent) * stride
         return View(self.memory, offset, tuple(shape), tuple(strides), self.dtype, self.owner)
 
+    def collapsed(self) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+        """``(shape, strides, run)``: the outer axes that are left when neighbouring bytes are one run of ``run`` bytes.
+
+        Row-major over ``shape``, the runs are the view's elements in order. Worked out once.
+        """
+        if self._collapsed is None:
+            run, keep = self.dtype.itemsize, len(self.shape)
+            while keep and (self.strides[keep - 1] == run or self.shape[keep - 1] == 1):
+                run *= self.shape[keep - 1]
+                keep -= 1
+            outer = [pair for pair in zip(self.shape[:keep], self.strides[:keep], strict=True) if pair[0] != 1]
+            self._collapsed = (tuple([pair[0] for pair in outer]), tuple([pair[1] for pair in outer]), run)
+        return self._collapsed
+
     def runs(self) -> tuple[np.ndarray[Any, np.dtype[np.int64]], int]:
         """``(offsets, nbytes)``: the view in row-major order as equal runs of neighbouring bytes.
 
         ``offsets`` is int64 ``[runs]``, bytes into the memory; each run is ``nbytes`` long.
         """
-        nbytes, keep = self.dtype.itemsize, len(self.shape)
-        while keep and (self.strides[keep - 1] == nbytes or self.shape[keep - 1] == 1):
-            nbytes *= self.shape[keep - 1]
-            keep -= 1
+        shape, strides, nbytes = self.collapsed()
         offsets = np.array([self.offset], np.int64)
-        for extent, stride in zip(self.shape[:keep], self.strides[:keep], strict=True):
+        for extent, stride in zip(shape, strides, strict=True):
             offsets = (offsets[:, None] + np.arange(extent, dtype=np.int64) * stride).reshape(-1)
         if nbytes == 0:
             return np.empty(0, np.int64), 0

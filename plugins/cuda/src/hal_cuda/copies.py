@@ -90,22 +90,20 @@ class PendingReads:
     """Copies out under way: whoever writes what they read lets its stream wait for them first."""
 
     def __init__(self) -> None:
-        self._reads: list[tuple[CudaMemory, int, int, CudaEvent]] = []
+        self.under_way: list[tuple[CudaMemory, int, int, CudaEvent]] = []
 
     def add(self, memory: CudaMemory, parts: Sequence[ByteRange], event: CudaEvent) -> None:
         """Remember that the copy up to ``event`` reads these parts."""
         begin, end = min(part.offset for part in parts), max(part.end for part in parts)
-        self._reads.append((memory, begin, end, event))
+        self.under_way.append((memory, begin, end, event))
 
     def order(self, memory: object, stream: CudaStream) -> None:
         """Let ``stream`` wait for copies that still read ``memory`` (None: any memory)."""
-        if not self._reads:
-            return
         left = []
-        for read in self._reads:
+        for read in self.under_way:
             if read[3].done():
                 continue
             left.append(read)
             if memory is None or read[0] is memory:
                 stream.wait(read[3])
-        self._reads = left
+        self.under_way = left
