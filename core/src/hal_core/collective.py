@@ -19,7 +19,7 @@ import numpy as np
 from .errors import GroupLost, HalError, StateUnusable
 from .fields import HEADER_BYTES
 from .layout import ByteRange
-from .plan import PlanBuilder
+from .plan import PlanBuilder, WritePlan
 from .terms import Terms, differences
 from .tickets import DONE, Mode, PromiseTicket, Ticket
 
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 HEADER = struct.Struct("<4sHHQQQ32s")
 """Magic, version, header bytes, slice bytes, number of the broadcast, advances of the state, digest of the terms."""
 MAGIC, VERSION = b"HALB", 1
+COUNTS, COUNTS_AT = struct.Struct("<QQ"), 16
+"""The part of the header that changes from call to call: number and advances."""
 assert HEADER.size == HEADER_BYTES
 
 
@@ -71,7 +73,9 @@ class Agreement:
     ``last`` its ticket.
     """
 
-    __slots__ = ("_digest", "_header", "_payload", "_plan", "device", "expected", "group", "last", "number", "state")
+    __slots__ = (
+        "_first", "_header", "_start", "_writes", "device", "expected", "group", "last", "number", "state"
+    )  # fmt: skip
 
     def __init__(self, device: Device, state: SlotState, group: Group, communicator: Communicator) -> None:
         """Exchange and compare the terms: every rank of the group calls this, and every rank raises if one differs."""
@@ -89,24 +93,21 @@ class Agreement:
         self.device, self.state, self.group = device, state, group
         self.number, self.expected = 0, b""
         self.last: Ticket = DONE
-        self._digest = terms.digest()
-        begin = state.broadcast_range().offset
+        self._first = group.is_first
+        begin, nbytes = state.broadcast_range().offset, state.broadcast_range().nbytes
+        self._start = bytearray(HEADER.pack(MAGIC, VERSION, HEADER_BYTES, nbytes, 0, 0, terms.digest()))
         self._header = ByteRange(begin, HEADER_BYTES)
         builder = PlanBuilder(state.memory)
         builder.copy(np.array([begin], np.int64), HEADER_BYTES, np.zeros(HEADER_BYTES, np.uint8))
-        self._plan = builder.build()  # built once: only the payload changes from call to call
-        self._payload = self._plan.payload.data
+        self._writes = builder.build().writes
 
     def begin(self, stream: Stream) -> None:
         """Count the broadcast; on the source, write its header in stream order."""
         self.number += 1
-        nbytes = self.state.broadcast_range().nbytes
-        self.expected = HEADER.pack(
-            MAGIC, VERSION, HEADER_BYTES, nbytes, self.number, self.state.advances, self._digest
-        )
-        if self.group.is_first:
-            self._payload[:] = self.expected
-            self.device.submit(self._plan, stream)
+        COUNTS.pack_into(self._start, COUNTS_AT, self.number, self.state.advances)
+        self.expected = bytes(self._start)
+        if self._first:
+            self.device.submit(WritePlan(self.state.memory, self._writes, (self.expected,)), stream)
 
     def lost(self, error: GroupLost) -> Ticket:
         """The ticket of a broadcast that met a lost group."""

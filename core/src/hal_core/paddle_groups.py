@@ -9,18 +9,16 @@ devices borrow it through :class:`PaddleCommunicator`.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import socket
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .collective import contract_version
 from .errors import InvalidValue
-from .gloo_sockets import GlooSockets
+from .gloo import make_group
 from .paddle_world import DEFAULT_TIMEOUT, distributed, exchange, join_world
 from .peers import ENDPOINT, Endpoint, Listener
 from .terms import BLOCK_BYTES, Terms, differences
@@ -39,21 +37,23 @@ MOST_GROUPS = 256
 TensorOf = Callable[["Memory", "ByteRange"], Any]
 
 
-@dataclass(frozen=True, slots=True)
 class OpenGroup:
-    """A group that this process has opened: its global ranks in rising order, Paddle's handle, and its watchdog."""
+    """A group that this process has opened: its global ranks in rising order, Paddle's process group, its watchdog.
 
-    ranks: tuple[int, ...]
-    handle: Any
-    watchdog: Watchdog
+    ``keep`` lives as long as the group does.
+    """
+
+    def __init__(self, ranks: tuple[int, ...], process_group: Any, watchdog: Watchdog, keep: object) -> None:  # noqa: ANN401
+        self.ranks, self.process_group, self.watchdog, self.keep = ranks, process_group, watchdog, keep
+        self._broadcast = process_group.broadcast
 
     def broadcast(self, tensor: Any, source: int) -> None:  # noqa: ANN401 (a Paddle tensor)
         """Broadcast in place from a global rank. Raises :class:`GroupLost` for this and every later call."""
         watchdog = self.watchdog
         watchdog.begin()
         try:
-            # What paddle.distributed.broadcast does after its checks, which cost 10 us.
-            self.handle.process_group.broadcast(tensor, self.ranks.index(source), True).wait()
+            # What paddle.distributed.broadcast calls after checks that cost 10 us; over gloo it returns when done.
+            self._broadcast(tensor, self.ranks.index(source), True)
         except Exception as error:  # gloo raises RuntimeError, ValueError or OSError, as it happens
             raise watchdog.failed(error) from error
         watchdog.end()
@@ -77,12 +77,14 @@ def open_groups(groups: Sequence[Sequence[int]], *, backend: str = "gloo", timeo
         host = os.environ["PADDLE_CURRENT_ENDPOINT"].rpartition(":")[0].strip("[]")
         with Listener(socket.gethostbyname(host) if host else "127.0.0.1") as listener:
             endpoints, missing = _agree(wanted, groups, me, size, listener, timeout)
-            made = {ranks: _new_group(ranks, me) for ranks in wanted if ranks in missing}
-            mine = [ranks for ranks in made if me in ranks]
+            mine = [ranks for ranks in wanted if ranks in missing and me in ranks]
+            for ranks in mine:
+                if ranks in _open:
+                    _open.pop(ranks).watchdog.close()
             links = listener.meet(me, mine, endpoints, timeout)
             for ranks, peers in zip(mine, links, strict=True):
-                handle, sockets = made[ranks]
-                _open[ranks] = OpenGroup(ranks, handle, Watchdog(me, peers, timeout, sockets.shut_down))
+                made, store, sockets = make_group(ranks, me, endpoints, peers, timeout)
+                _open[ranks] = OpenGroup(ranks, made, Watchdog(me, peers, timeout, sockets.shut_down), store)
         for ranks in wanted:
             if me in ranks and len(ranks) > 1:
                 _open[ranks].watchdog.timeout = timeout
@@ -109,7 +111,7 @@ def close_groups() -> None:
     """Say goodbye to the members of every group that is open, and end the watchdogs. Idempotent."""
     with _lock:
         while _open:
-            _close(_open.popitem()[1])
+            _open.popitem()[1].watchdog.close()
 
 
 class PaddleCommunicator:
@@ -128,15 +130,13 @@ class PaddleCommunicator:
     ) -> None:
         self.group, self._open = group, open_group
         self._tensor_of, self._finish = tensor_of, finish
+        self._source = group.source
         self._tensors: weakref.WeakKeyDictionary[Memory, dict[ByteRange, Any]] = weakref.WeakKeyDictionary()
+        self._last: tuple[weakref.ref[Memory], ByteRange, Any] | None = None
 
     def broadcast(self, memory: Memory, part: ByteRange, stream: Stream) -> Ticket:
         """Make ``part`` of ``memory`` equal to that of the group's first rank, in one collective, in place."""
-        tensors = self._tensors.setdefault(memory, {})
-        tensor = tensors.get(part)
-        if tensor is None:
-            tensor = tensors[part] = self._tensor_of(memory, part)
-        self._open.broadcast(tensor, self.group.source)
+        self._open.broadcast(self._tensor(memory, part), self._source)
         return DONE if self._finish is None else self._finish(stream)
 
     def exchange(self, block: bytes) -> Mapping[int, bytes]:
@@ -146,6 +146,17 @@ class PaddleCommunicator:
     def close(self) -> None:
         """Forget the tensors; the group stays open for the process (:func:`close_groups`)."""
         self._tensors.clear()
+        self._last = None
+
+    def _tensor(self, memory: Memory, part: ByteRange) -> Any:  # noqa: ANN401 (a Paddle tensor)
+        last = self._last  # usually the same again; looking into the weak dictionary takes 1 us
+        if last is not None and last[0]() is memory and last[1] is part:
+            return last[2]
+        tensors = self._tensors.setdefault(memory, {})
+        if part not in tensors:
+            tensors[part] = self._tensor_of(memory, part)
+        self._last = weakref.ref(memory), part, tensors[part]
+        return tensors[part]
 
 
 # -- opening ----------------------------------------------------------------------------------------------------
@@ -185,24 +196,6 @@ def _agree(
         ranks for at, ranks in enumerate(wanted) if len(ranks) > 1 and not all(blocks[rank][end + at] for rank in ranks)
     }
     return endpoints, missing
-
-
-def _new_group(ranks: tuple[int, ...], me: int) -> tuple[Any, GlooSockets]:
-    """Make one group, all ranks of the job together; without the barrier gloo's connections race."""
-    dist = distributed()
-    old = _open.pop(ranks, None)
-    if old is not None:
-        _close(old)
-    with GlooSockets() as sockets:
-        handle = dist.new_group(list(ranks))
-        dist.barrier()
-    return handle, sockets
-
-
-def _close(group: OpenGroup) -> None:
-    group.watchdog.close()
-    with contextlib.suppress(Exception):  # the group may be lost; whatever Paddle says, we are leaving
-        distributed().destroy_process_group(group.handle)
 
 
 def _check_groups(wanted: Sequence[tuple[int, ...]], size: int) -> None:

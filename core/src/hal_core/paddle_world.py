@@ -27,7 +27,9 @@ def join_world(*, backend: str = "gloo", timeout: float = DEFAULT_TIMEOUT) -> tu
     dist = distributed()
     if not dist.is_initialized():
         if int(os.environ["PADDLE_TRAINER_ID"]) != 0:
-            _wait_for_first_rank(timeout)
+            address = os.environ.get("PADDLE_MASTER") or os.environ["PADDLE_TRAINER_ENDPOINTS"].split(",")[0]
+            host, _, port = address.rpartition(":")
+            wait_for_listener(host.strip("[]"), int(port), timeout, 0)
         dist.init_parallel_env()
         dist.barrier()
     return dist.get_rank(), dist.get_world_size()
@@ -57,21 +59,19 @@ def _check_environment() -> None:
         )
 
 
-def _wait_for_first_rank(timeout: float) -> None:
-    """Wait until rank 0 listens. Paddle itself looks once and then again after 3 s, and never gives up."""
-    address = os.environ.get("PADDLE_MASTER") or os.environ["PADDLE_TRAINER_ENDPOINTS"].split(",")[0]
-    host, _, port = address.rpartition(":")
+def wait_for_listener(host: str, port: int, timeout: float, rank: int) -> None:
+    """Wait until a rank listens. Paddle itself looks once and then again after 3 s, and may never give up."""
     deadline = monotonic() + timeout
     pause = threading.Event()
     while True:
         try:
-            socket.create_connection((host.strip("[]"), int(port)), 1.0).close()
+            socket.create_connection((host, port), max(0.001, deadline - monotonic())).close()
             return
         except OSError as error:
             if monotonic() > deadline:
                 raise GroupLost(
-                    f"rank 0 does not listen at {address} within {timeout:g} s: {error}",
-                    cure="see whether rank 0 was started, and PADDLE_MASTER or PADDLE_TRAINER_ENDPOINTS",
+                    f"rank {rank} does not listen at {host}:{port} within {timeout:g} s: {error}",
+                    cure="see whether the rank was started, and PADDLE_MASTER or PADDLE_TRAINER_ENDPOINTS",
                     argument="group",
                 ) from error
         pause.wait(0.01)

@@ -105,8 +105,7 @@ class Listener:
             self._socket.settimeout(max(0.001, deadline - monotonic()))
             link, _ = self._socket.accept()
             try:
-                link.settimeout(max(0.001, min(1.0, deadline - monotonic())))
-                token, key, rank = HELLO.unpack(_receive(link, HELLO.size))
+                token, key, rank = HELLO.unpack(receive(link, HELLO.size, min(1.0, deadline - monotonic())))
                 at = next((i for i in range(len(groups)) if _key(groups, i) == key), -1)
                 if token == self.endpoint.token and at >= 0:
                     return at, rank, _ready(link)
@@ -137,11 +136,21 @@ def _ready(link: socket.socket) -> socket.socket:
     return link
 
 
-def _receive(link: socket.socket, nbytes: int) -> bytes:
-    data = b""
-    while len(data) < nbytes:
-        part = link.recv(nbytes - len(data))
-        if not part:
-            raise ConnectionResetError("closed early")
-        data += part
-    return data
+def send(link: socket.socket, data: bytes) -> None:
+    """Send a few bytes over a connection that nobody watches yet."""
+    link.sendall(data)
+
+
+def receive(link: socket.socket, nbytes: int, timeout: float) -> bytes:
+    """Receive exactly ``nbytes`` over a connection that nobody watches yet, within ``timeout`` seconds."""
+    link.settimeout(max(0.001, timeout))
+    try:
+        data = b""
+        while len(data) < nbytes:
+            part = link.recv(nbytes - len(data))
+            if not part:
+                raise ConnectionResetError("the other rank has closed the connection")
+            data += part
+        return data
+    finally:
+        link.setblocking(False)

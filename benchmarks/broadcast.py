@@ -1,0 +1,90 @@
+"""broadcast_tokens over gloo, two ranks, against one bare broadcast of the same bytes, in one run.
+
+Speculative decoding, 128 slots, 5 drafts. Rounds of the four ways are interleaved, so that a bad phase of the machine
+meets all of them; times are those of the first rank (the source). python benchmarks/broadcast.py [rounds]
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from time import perf_counter_ns
+from typing import Any
+
+import numpy as np
+from hal_core.ranks import Rank, RankPool
+
+SLOTS, DRAFTS, CALLS = 128, 5, 200
+LIMIT = 1.2
+
+
+def measure(rank: Rank, rounds: int) -> dict[str, list[float]]:
+    """Microseconds of each call, by way; run on every rank."""
+    import paddle.distributed as dist
+    from hal_core.bound import bind
+    from hal_core.cpu import CpuPlugin
+    from hal_core.fields import Sizes
+    from hal_core.group import Group
+    from hal_core.paddle_groups import open_groups
+
+    open_groups([range(rank.size)])
+    group = Group(tuple(range(rank.size)), rank.rank)
+    device = bind(CpuPlugin.open(0, {}))
+    state = device.state(Sizes(slots=SLOTS, max_tokens=256, max_draft=DRAFTS))
+    stream = device.default_stream
+    names = [n for n, p in state.layout.fields.items() if "broadcast_speculative" in p.field.groups]
+    fields = [_tensor(np.zeros(SLOTS * state.layout.fields[n].stride, np.uint8)) for n in names]
+    whole = _tensor(np.zeros(state.broadcast_range().nbytes, np.uint8))
+
+    def bare() -> None:
+        dist.broadcast(whole, 0)
+
+    def ours() -> None:
+        device.broadcast_tokens(state=state, group=group, stream=stream).wait()
+
+    def four() -> None:
+        for tensor in fields:
+            dist.broadcast(tensor, 0)
+
+    times: dict[str, list[float]] = {"bare": [], "broadcast_tokens": [], "four broadcasts": []}
+    for _ in range(rounds):
+        for name, way in (("bare", bare), ("broadcast_tokens", ours), ("four broadcasts", four)):
+            times[name] += _timed(way)
+    device.close()
+    return times
+
+
+def _tensor(array: np.ndarray[Any, Any]) -> Any:  # noqa: ANN401 (a Paddle tensor)
+    import paddle
+
+    return paddle.to_tensor(array, place=paddle.CPUPlace())
+
+
+def _timed(way: Callable[[], None]) -> list[float]:
+    for _ in range(10):
+        way()
+    found = []
+    for _ in range(CALLS):
+        begin = perf_counter_ns()
+        way()
+        found.append((perf_counter_ns() - begin) / 1000)
+    return found
+
+
+def main(rounds: int) -> int:
+    """Print the table; exit code 1 when broadcast_tokens takes more than 1.2 times the bare broadcast."""
+    with RankPool(2) as pool:
+        times = pool.run(measure, rounds, timeout=300)[0]
+    median = {name: float(np.median(found)) for name, found in times.items()}
+    for name, found in times.items():
+        print(
+            f"{name:18} median {median[name]:7.1f} us   p99 {np.percentile(found, 99):8.1f} us"
+            f"   {median[name] / median['bare']:5.2f} x bare"
+        )
+    ratio = median["broadcast_tokens"] / median["bare"]
+    print(f"limit {LIMIT} x: {'met' if ratio <= LIMIT else 'MISSED'}")
+    return int(ratio > LIMIT)
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 20))

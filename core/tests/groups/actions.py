@@ -1,0 +1,208 @@
+"""What the ranks of the pool do for the tests: plain functions, named to the ranks by this file."""
+
+from __future__ import annotations
+
+import threading
+from time import monotonic
+
+import numpy as np
+from hal_core import Request, Task, TaskKind, admit, collective, fields
+from hal_core.bound import bind
+from hal_core.cpu import CpuPlugin
+from hal_core.errors import GroupLost, HalError
+from hal_core.fields import STATE_TABLE
+from hal_core.group import Group
+from hal_core.paddle_groups import close_groups, open_groups
+from hal_core.plan import PlanBuilder
+from hal_core.sinks import MemorySink
+from hal_core.state import SlotState
+from hal_core.steps import Step
+
+
+def open_all(rank, groups, timeout):
+    """Open groups; every rank calls it."""
+    open_groups(groups, timeout=timeout)
+
+
+def open_own(rank, by_rank):
+    """Open what each rank is told apart; the error is the answer."""
+    return failing(lambda: open_groups(by_rank[rank.rank], timeout=3.0))
+
+
+def failing(call):
+    """The error's class and text, or None."""
+    try:
+        call()
+    except HalError as error:
+        return type(error).__name__, str(error)
+    return None
+
+
+def group_of(rank, groups):
+    """The one of ``groups`` that holds the rank."""
+    return Group(next(ranks for ranks in groups if rank.rank in ranks), rank.rank)
+
+
+def scribble(state, seed):
+    """Random bytes over the whole state, headers too."""
+    data = np.random.default_rng(seed).integers(0, 256, state.layout.nbytes, np.uint8)
+    state.memory.buffer[: state.layout.nbytes] = data
+
+
+def content(state):
+    """All bytes of a state."""
+    return state.memory.buffer[: state.layout.nbytes].tobytes()
+
+
+def agree(rank, groups, idle, sizes, seed, calls):
+    """Broadcast a scribbled state, but not on the groups in ``idle``: the bytes before each call, and at the end."""
+    group = group_of(rank, groups)
+    with bind(CpuPlugin.open(0, {})) as device:
+        state = device.state(sizes)
+        bytes_seen = []
+        for call in range(calls):
+            scribble(state, [seed, rank.rank, call])
+            bytes_seen.append(content(state))
+            if group.ranks not in idle:
+                device.broadcast_tokens(state=state, group=group, stream=device.default_stream).wait(10)
+            bytes_seen.append(content(state))
+        return bytes_seen
+
+
+def disagree(rank, sizes, changes):
+    """Open a state on a group as ``changes[rank]`` says; ``(error, bytes unchanged, then refused)``."""
+    change = changes.get(rank.rank, {})
+    table = list(STATE_TABLE)
+    if "swap" in change:
+        a, b = ([f.name for f in table].index(name) for name in change["swap"])
+        table[a], table[b] = table[b], table[a]
+    if "reset" in change:
+        at = [f.name for f in table].index(change["reset"])
+        f = table[at]
+        table[at] = fields.Field(f.name, f.dtype, f.width, 77, f.groups, f.record)
+    group = Group(change.get("ranks", (0, 1)), rank.rank)
+    original = collective.contract_version
+    if "version" in change:
+        collective.contract_version = lambda: change["version"]
+    try:
+        with bind(CpuPlugin.open(0, {})) as device:
+            state = SlotState(device.device, change.get("sizes", sizes), name=change.get("name", "target"), table=table)
+            scribble(state, rank.rank)
+            before = content(state)
+            stream = device.default_stream
+            error = failing(lambda: device.broadcast_tokens(state=state, group=group, stream=stream).wait())
+            return error, content(state) == before, failing(lambda: device.open_group(state=state, group=group))
+    finally:
+        collective.contract_version = original
+
+
+def hang_on(rank, ranks, most=30.0):
+    """Broadcast until the group is lost: the error, how long its call took, and what a later call says."""
+    group = Group(ranks, rank.rank)
+    with bind(CpuPlugin.open(0, {})) as device:
+        state = device.state(fields.Sizes(slots=4, max_tokens=16))
+        end = monotonic() + most
+        while monotonic() < end:
+            begin = monotonic()
+            try:
+                device.broadcast_tokens(state=state, group=group, stream=device.default_stream).wait()
+            except GroupLost as error:
+                took, begin = monotonic() - begin, monotonic()
+                again = failing(lambda: device.open_group(state=device.state(state.sizes, name="b"), group=group))
+                return str(error), took, again, monotonic() - begin
+        return None
+
+
+def one_step(device, state, group, step, tokens, sink, *, skip=False):
+    """Sample (the first rank alone knows the tokens), broadcast unless told to skip it, advance, save."""
+    stream = device.default_stream
+    slots = sorted(state.ledger.requests.index(r) for r in state.ledger.requests if r is not None)
+    order = np.array(sorted({*slots, *state.ledger.preempted}), np.int32)
+    if group.is_first and state.speculative:
+        rows = [[token, *[token + 1] * (state.sizes.max_accept - 1)] for token in tokens]
+        device.async_set_value(target=state.view("accept_tokens"), value=rows, stream=stream)
+        device.async_set_value(target=state.view("accept_num"), value=1 + step % 2, stream=stream)
+    elif group.is_first:
+        device.async_set_value(target=state.view("sampled_token_ids")[:, 0], value=tokens, stream=stream)
+    if not skip:
+        device.broadcast_tokens(state=state, group=group, stream=stream).wait()
+    named = Step(step, {"target": order}, speculative=state.speculative, group=group)
+    device.advance(state=state, step=named, stream=stream)
+    ticket = device.save_output(state=state, step=named, sink=sink, stream=stream)
+    ticket.wait()
+    return state.take(ticket)
+
+
+def prefilled(device, sizes):
+    """A state with a request in slots 0 and 2, its prompt of two tokens to be fed by the first step."""
+    state = device.state(sizes)
+    tasks = [
+        Task(TaskKind.PREFILL, slot, admit(Request(f"r{slot}", [1, 2]), state.layout), length=2, blocks=[slot])
+        for slot in (0, 2)
+    ]
+    device.insert_tasks(state=state, tasks=tasks, stream=device.default_stream)
+    return state
+
+
+def decode(rank, groups, sizes, steps):
+    """Some steps, then one in which slot 2 is preempted: tokens sent, tokens known, what the clean-up left."""
+    group = group_of(rank, groups)
+    with bind(CpuPlugin.open(0, {})) as device:
+        state, sink = prefilled(device, sizes), MemorySink()
+        for step in range(steps):
+            one_step(device, state, group, step, [10 * step + group.source + s for s in range(sizes.slots)], sink)
+        gone = Task(TaskKind.PREEMPTED, 2, state.ledger.requests[2])
+        device.insert_tasks(state=state, tasks=[gone], stream=device.default_stream)
+        marked = bool(content_of(state, "last_preempted").any())
+        record = one_step(device, state, group, steps, [99] * sizes.slots, sink)
+        sent = [(r.step, r.request_ids, r.status.tolist(), r.tokens.tolist()) for r in sink.records]
+        left = bool(content_of(state, "last_preempted").any())
+        return sent, record.tokens.tolist(), content_of(state, "token_ids")[0].tolist(), marked, left
+
+
+def content_of(state, name):
+    """A field as an array ``[slots, width]``."""
+    place = state.layout.fields[name]
+    data = state.memory.buffer[place.offset : place.offset + place.stride * state.sizes.slots]
+    return data.view(place.field.dtype.storage).reshape(state.sizes.slots, place.width).copy()
+
+
+def skipping(rank, sizes, who, at):
+    """Rank ``who`` leaves out the broadcast of step ``at``: the steps it sent, how it ended, and what follows."""
+    group = Group((0, 1), rank.rank)
+    device = bind(CpuPlugin.open(0, {}))
+    state, sink = prefilled(device, sizes), MemorySink()
+    error = None
+    for step in range(at + 3):
+        try:
+            skip = rank.rank == who and step == at
+            one_step(device, state, group, step, list(range(sizes.slots)), sink, skip=skip)
+        except HalError as met:
+            error = type(met).__name__, str(met)
+            break
+    stream = device.default_stream
+    later = failing(lambda: device.advance(state=state, step=Step(9, {"target": [0]}), stream=stream))
+    device.close()
+    return [r.step for r in sink.records], error, later
+
+
+def tampered(rank, sizes):
+    """The header is overwritten between broadcast and save_output on the first rank: nothing is sent."""
+    group = Group((0, 1), rank.rank)
+    device = bind(CpuPlugin.open(0, {}))
+    state, sink, stream = prefilled(device, sizes), MemorySink(), device.default_stream
+    device.broadcast_tokens(state=state, group=group, stream=stream).wait()
+    builder = PlanBuilder(state.memory)
+    builder.fill(np.array([state.broadcast_range().offset + 20], np.int64), 1, np.uint8(255))
+    device.device.submit(builder.build(), stream).wait()
+    step = Step(0, {"target": [0, 2]}, group=group)
+    ticket = device.save_output(state=state, step=step, sink=sink, stream=stream)
+    said = failing(lambda: ticket.record(1))
+    return said, len(sink.records), failing(state.check_usable)
+
+
+def leave(rank):
+    """Close every group; how many watchdogs are left."""
+    close_groups()
+    close_groups()
+    return [t.name for t in threading.enumerate() if t.name.startswith("hal-watchdog")]

@@ -1,0 +1,58 @@
+"""One pool of four ranks for all tests of this folder; made anew after a test has killed one of them."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+from hal_core.ranks import RankPool
+
+GROUPS = [(0, 1), (2, 3), (0, 1, 2, 3), (0, 2), (1, 3)]
+TIMEOUT = 2.0
+
+
+def _actions():
+    spec = importlib.util.spec_from_file_location("hal_group_actions", Path(__file__).with_name("actions.py"))
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Ranks:
+    """The pool, with every group of :data:`GROUPS` open."""
+
+    def __init__(self):
+        self.actions, self.pool = _actions(), None
+
+    def open(self):
+        """Start the pool if need be, and open (again) what is not open."""
+        if self.pool is None:
+            self.pool = RankPool(4)
+        self.pool.run(self.actions.open_all, GROUPS, TIMEOUT)
+        return self.pool
+
+    def end(self):
+        """End the pool, so that the next test gets a new one."""
+        if self.pool is not None:
+            self.pool.close()
+        self.pool = None
+
+
+@pytest.fixture(scope="session")
+def ranks():
+    found = Ranks()
+    yield found
+    found.end()
+
+
+@pytest.fixture
+def pool(ranks):
+    """Four ranks, every group open and sound."""
+    return ranks.open()
+
+
+@pytest.fixture(scope="session")
+def actions(ranks):
+    return ranks.actions

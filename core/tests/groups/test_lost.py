@@ -1,0 +1,90 @@
+"""G16 with real groups: lost and hung ranks. G17 and G18 with real groups: who sends, who cleans up."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from hal_core.fields import Sizes
+
+TIMEOUT = 2.0
+GENEROUS = 10.0
+PLAIN = Sizes(slots=4, max_tokens=16)
+
+
+def check_lost(answers, rank=None):
+    for survivor, answer in answers.items():
+        assert answer is not None, f"rank {survivor} never met an error"
+        text, took, again, took_again = answer
+        assert "is lost" in text
+        assert "start them anew" in text
+        assert rank is None or f"rank {rank}" in text or f"[{rank}]" in text, text
+        assert took < TIMEOUT + GENEROUS
+        assert again is not None
+        assert again[0] == "GroupLost"
+        assert took_again < TIMEOUT, "a dead group answers at once"
+
+
+@pytest.mark.parametrize("hung", [3, 0])
+def test_g16_a_stopped_rank_gives_an_error_on_every_survivor(pool, actions, hung):
+    everyone = (0, 1, 2, 3)
+    survivors = [rank for rank in everyone if rank != hung]
+    pool.signal(hung, signal.SIGSTOP)
+    try:
+        check_lost(pool.run(actions.hang_on, everyone, ranks=survivors), hung)
+    finally:
+        pool.signal(hung, signal.SIGCONT)
+
+
+def test_g16_a_rank_that_does_not_come_is_named_and_the_other_group_goes_on(pool, actions):
+    pool.begin(actions.hang_on, (2, 3), ranks=[2])
+    pool.run(actions.agree, [(0, 1)], (), PLAIN, 3, 20, ranks=[0, 1])
+    answers = pool.finish([2])
+    check_lost(answers, 3)
+    assert "did not come" in answers[2][0]
+
+
+def test_g16_a_group_that_was_lost_is_opened_anew_by_all_ranks(pool, actions):
+    """The pool's fixture opens what the test before has lost."""
+    pool.run(actions.agree, [(2, 3), (0, 1)], (), PLAIN, 4, 3)
+
+
+@pytest.mark.parametrize("speculative", [False, True])
+@pytest.mark.parametrize("groups", [[(0, 1), (2, 3)], [(0, 1, 2, 3)], [(3, 1), (2, 0)]])
+def test_g17_g18_only_the_first_rank_sends_and_every_rank_cleans_up(pool, actions, groups, speculative):
+    chosen = Sizes(slots=4, max_tokens=16, max_draft=2 if speculative else 0)
+    answers = pool.run(actions.decode, groups, chosen, 3)
+    for group in groups:
+        for rank in group:
+            sent, known, row, marked, left = answers[rank]
+            assert marked
+            assert not left, f"rank {rank} did not clean up"
+            if rank != group[0]:
+                assert sent == [], f"rank {rank} of {group} sent"
+            assert (known, row) == (answers[group[0]][1], answers[group[0]][2]), "ranks know other tokens"
+        sent = answers[group[0]][0]
+        assert [step for step, *_ in sent] == [0, 1, 2, 3]
+        one, two = 10 + group[0], 12 + group[0]
+        assert sent[1][3] == ([one, one + 1, two, two + 1] if speculative else [one, two])
+
+
+def test_g16_closing_says_goodbye_and_leaves_no_thread(ranks, pool, actions):
+    assert all(left == [] for left in pool.run(actions.leave).values())
+    ranks.open()
+
+
+@pytest.mark.parametrize("killed", [3, 0])
+def test_g16_a_killed_rank_gives_an_error_on_every_survivor(ranks, pool, actions, killed):
+    everyone = (0, 1, 2, 3)
+    survivors = [rank for rank in everyone if rank != killed]
+    other = (2, 3) if killed == 0 else (0, 1)
+    try:
+        pool.begin(actions.hang_on, everyone, ranks=everyone)
+        pool.signal(killed, signal.SIGKILL)
+        check_lost(pool.finish(survivors), killed)
+        pool.run(actions.agree, [other], (), PLAIN, 5, 3, ranks=other)
+        pair = next(pair for pair in ((0, 1), (2, 3)) if killed in pair)
+        alone = [rank for rank in pair if rank != killed]
+        check_lost(pool.run(actions.hang_on, pair, ranks=alone), killed)
+    finally:
+        ranks.end()
