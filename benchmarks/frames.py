@@ -20,12 +20,12 @@ from pathlib import Path
 
 import numpy as np
 import zmq
+from hal_core.frames import decode, encode
+from hal_core.records import OutputRecord
 
 from hal.reading import OutputReader
 from hal.transport import open_sink
 from hal.transport.zmq_sink import ZmqSink
-from hal_core.frames import decode, encode
-from hal_core.records import OutputRecord
 
 PACE = 0.001  #: seconds between frames whose latency is taken
 

@@ -9,12 +9,11 @@ from zlib import crc32
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
-
 from hal_core import frames
 from hal_core.errors import FrameError, InvalidValue
 from hal_core.records import ALLOWED_FINISH, OutputRecord, SlotStatus
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 
 #: Machines under load are slow; that is no finding.
 UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

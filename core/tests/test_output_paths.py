@@ -10,9 +10,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-
 from hal_core import frames
 from hal_core.bound import bind
 from hal_core.cpu import CpuPlugin
@@ -24,6 +21,8 @@ from hal_core.requests import Request, SamplingParams, SplitRole, admit
 from hal_core.sinks import MemorySink
 from hal_core.steps import Step
 from hal_core.tasks import Task, TaskKind
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 UNTIMED = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 DRAFTS, TOP = 3, 4

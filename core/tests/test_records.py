@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-
 from hal_core.errors import InvalidValue, SinkClosed, Undelivered
 from hal_core.records import FinishReason, OutputRecord, SlotStatus
 from hal_core.sinks import Discard, MemorySink, Sink

@@ -8,15 +8,15 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from types import TracebackType
 
 import zmq
+from hal_core.errors import InvalidValue
+from hal_core.frames import Frame
+from hal_core.records import OutputRecord
 
 from hal.reading.events import Event, SessionEnded, StreamLoss
 from hal.reading.receiver import Receiver
 from hal.reading.session import Session
 from hal.transport.curve import CurveKeys
 from hal.transport.urls import adopt_ipc, private_ipc_url, release_ipc
-from hal_core.errors import InvalidValue
-from hal_core.frames import Frame
-from hal_core.records import OutputRecord
 
 #: How long acknowledgements wait for company when nothing comes in, in seconds.
 _ACKNOWLEDGE_DELAY = 0.002

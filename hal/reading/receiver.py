@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Mapping
 
 import zmq
+from hal_core.errors import FrameError
+from hal_core.frames import Frame, FrameHeader, FrameKind, decode_frame, split
 from zmq.utils.monitor import recv_monitor_message
 
 from hal.reading.events import Event, FrameSkipped, SessionEnded, SessionLost
@@ -14,8 +16,6 @@ from hal.reading.session import Session
 from hal.transport.curve import CurveKeys
 from hal.transport.protocol import Cursor, Empty, State, control, read_control
 from hal.transport.sockets import HIGH_WATER_MARK, bound
-from hal_core.errors import FrameError
-from hal_core.frames import Frame, FrameHeader, FrameKind, decode_frame, split
 
 _OUTPUT = int(FrameKind.OUTPUT)  # reading an enum's member costs a call
 #: Sessions that ended or were lost are remembered, so that a late word of theirs is not taken for a new one.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from hal_core.records import OutputRecord
+
 from hal.reading.events import Gap, SessionStarted
 from hal.transport.protocol import Cursor, State
-from hal_core.records import OutputRecord
 
 #: Seconds after which a cursor that was not answered is given again.
 ASK_AGAIN_SECONDS = 0.5

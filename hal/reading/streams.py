@@ -6,9 +6,10 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
 
-from hal.reading.reader import OutputReader
 from hal_core.errors import InvalidValue, TicketTimeout
 from hal_core.records import FinishReason, OutputRow
+
+from hal.reading.reader import OutputReader
 
 
 class RequestStreams:

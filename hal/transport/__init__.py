@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hal.transport.urls import private_ipc_url, release_ipc, scheme_of
 from hal_core.errors import CapabilityMissing, InvalidValue
 from hal_core.sinks import Sink
+
+from hal.transport.urls import private_ipc_url, release_ipc, scheme_of
 
 if TYPE_CHECKING:
     from hal.transport.curve import CurveKeys

@@ -27,7 +27,6 @@ from __future__ import annotations
 from typing import TypeVar
 
 import msgspec
-
 from hal_core.errors import FrameError
 from hal_core.frames import FrameHeader, FrameKind, read_body, seal
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import zmq
+from hal_core.errors import HalError, InvalidValue
 
 from hal.transport.curve import CurveKeys, secure_reader, secure_sender
 from hal.transport.urls import check_free, scheme_of
-from hal_core.errors import HalError, InvalidValue
 
 #: Messages that ZeroMQ itself may hold on either side; the rest waits in the sender's window, where it is counted.
 HIGH_WATER_MARK = 64

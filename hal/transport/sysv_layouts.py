@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-
 from hal_core.errors import InvalidValue
 from hal_core.records import OutputRecord, SlotStatus
 

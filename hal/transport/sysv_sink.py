@@ -17,11 +17,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import parse_qsl
 
-from hal.transport.sysv_layouts import Layout, Message, Variant, layout_named, messages
-from hal.transport.sysv_queue import KEYS, Queue, derive_key
 from hal_core.errors import HalError, InvalidValue, SinkClosed, SinkFull, Undelivered
 from hal_core.records import OutputRecord
-from hal_core.sinks import PendingOutput, new_session, settle_with, unresolved
+from hal_core.sinks import PendingOutput, new_session, settle_with, unknown, unresolved
+
+from hal.transport.sysv_layouts import Layout, Message, Variant, layout_named, messages
+from hal.transport.sysv_queue import KEYS, Queue, derive_key
 
 log = logging.getLogger("hal")
 Deliveries = list[tuple[str, int, int]]
@@ -178,7 +179,7 @@ class SysvSink:
         names: Deliveries = [told for deliveries in lost for told in deliveries()]
         names += [told for message in self._unsent for told in message.deliveries()]
         if (in_hand := self._in_hand) is not None:
-            names += unresolved(in_hand)
+            names += unknown(in_hand)
         error = self._failure or _closed("the sink was closed first")
         while self._outputs:
             pending = self._outputs.popleft()

@@ -14,14 +14,14 @@ from collections import deque
 from typing import Any
 
 import zmq
+from hal_core.errors import FrameError, HalError, SinkClosed, SinkFull, Undelivered
+from hal_core.frames import FrameKind, encode, split
+from hal_core.sinks import PendingOutput, is_ready, new_session, settle_with, unknown, unresolved
 
 from hal.transport.curve import CurveKeys
 from hal.transport.protocol import MESSAGE_BYTES, Cursor, State, control, read_control
 from hal.transport.sockets import connected
 from hal.transport.window import Window
-from hal_core.errors import FrameError, HalError, SinkClosed, SinkFull, Undelivered
-from hal_core.frames import FrameKind, encode, split
-from hal_core.sinks import PendingOutput, new_session, settle_with, unresolved
 
 #: From this size on ZeroMQ sends from the frame itself instead of copying it; frames never change.
 _NO_COPY_BYTES = 1 << 16
@@ -143,7 +143,7 @@ class ZmqSink:
         """Settle what the thread left, and name all that no reader has acknowledged."""
         names = self._window.deliveries() + self._abandoned
         if (in_hand := self._in_hand) is not None:
-            names += unresolved(in_hand)
+            names += unknown(in_hand)
         self._abandon_outputs(names)
         if names:
             why = self._failure.what if self._failure is not None else f"not within {timeout} s ({backlog})"
@@ -203,7 +203,7 @@ class ZmqSink:
                 return
             size += self._take(pending)
             self._in_hand = None
-            if not (self._outputs and _is_ready(self._outputs[0])):
+            if not (self._outputs and is_ready(self._outputs[0])):
                 return
 
     def _take(self, pending: PendingOutput) -> int:
@@ -291,12 +291,6 @@ class ZmqSink:
                     os.read(self._wake_end, 4096)
         finally:
             self._sleeping = False
-
-
-def _is_ready(pending: PendingOutput) -> bool:
-    """Whether the output says, by an optional method ``ready()``, that resolving it does not wait."""
-    ready = getattr(pending, "ready", None)
-    return ready is not None and bool(ready())
 
 
 def _closed(what: str) -> SinkClosed:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hal_core.errors import InvalidValue
+from hal_core.records import FinishReason, OutputRecord, SlotStatus
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hal.transport.sysv_layouts import Variant, layout_named, messages
-from hal_core.errors import InvalidValue
-from hal_core.records import FinishReason, OutputRecord, SlotStatus
 
 _spec = importlib.util.spec_from_file_location("legacy_reader", Path(__file__).with_name("legacy_reader.py"))
 legacy = importlib.util.module_from_spec(_spec)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hal_core.records import FinishReason, OutputRecord, SlotStatus
 
 from hal.reading import OutputReader
 from hal.transport import open_sink, private_ipc_url, release_ipc
-from hal_core.records import FinishReason, OutputRecord, SlotStatus
 
 
 class Output:

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 import zmq
+from hal_core.errors import InvalidValue, Unavailable
+from hal_core.frames import FrameKind, encode, read_header, seal
 
 from hal.reading import FrameSkipped, Gap, OutputReader, SessionLost, SessionStarted
 from hal.transport import open_sink, private_ipc_url, release_ipc
 from hal.transport.protocol import Cursor, State, control, read_control
 from hal.transport.urls import remove_stale_folders
-from hal_core.errors import InvalidValue, Unavailable
-from hal_core.frames import FrameKind, encode, read_header, seal
 
 SESSION = 77
 

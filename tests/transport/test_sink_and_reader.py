@@ -10,12 +10,12 @@ import threading
 
 import numpy as np
 import pytest
-
-from hal.reading import Gap, OutputReader, RequestStreams, SessionEnded, SessionLost, SessionStarted
-from hal.transport import open_sink
 from hal_core.errors import InvalidValue, SinkClosed, SinkFull, TicketTimeout, Undelivered
 from hal_core.records import FinishReason
 from hal_core.sinks import Sink
+
+from hal.reading import Gap, OutputReader, RequestStreams, SessionEnded, SessionLost, SessionStarted
+from hal.transport import open_sink
 
 
 def close_in_thread(sink, timeout=10):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hal_core.frames import FrameKind, seal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -9,7 +10,6 @@ from hal.reading import Gap, SessionStarted
 from hal.reading.session import ASK_AGAIN_SECONDS, Session
 from hal.transport.protocol import State
 from hal.transport.window import Window
-from hal_core.frames import FrameKind, seal
 
 moves = st.lists(st.tuples(st.sampled_from(["add", "send", "ack", "rewind"]), st.integers(0, 12)), max_size=60)
 

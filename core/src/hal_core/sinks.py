@@ -6,6 +6,7 @@ owns it: it resolves it, in order, on a thread of its own, encodes the record, q
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections import deque
@@ -20,8 +21,13 @@ from hal_core.records import OutputRecord
 class PendingOutput(Protocol):
     """One step's output on its way to the host. Made by the policy, owned by the sink once ``put`` has taken it.
 
-    It may have an attribute ``request_ids: tuple[str, ...]``; a sink that is closed before the copy-out has ended
-    names them in :class:`~hal_core.errors.Undelivered`, with position and count -1 because nobody knows those.
+    It may have more, and the outputs of the hooks do:
+
+    - ``request_ids: tuple[str, ...]``; a sink that is closed before the copy-out has ended names them in
+      :class:`~hal_core.errors.Undelivered`, with position and count -1 because nobody knows those;
+    - ``ready() -> bool``: the copy-out has ended, so ``resolve`` does not wait;
+    - ``batch_ids: Sequence[int]`` and ``batch_size: int``, for sinks whose readers know batch ids instead of names: of
+      each row of the resolved record, and of the step.
     """
 
     step: int
@@ -71,9 +77,26 @@ def settle_with(pending: PendingOutput) -> OutputRecord | None:
 
 
 def unresolved(pending: PendingOutput) -> list[tuple[str, int, int]]:
-    """Name an output that was never resolved, for ``Undelivered``: its requests as far as they are known."""
+    """Name an output that will not be sent, for ``Undelivered``, once the sink's thread no longer resolves any.
+
+    By request, position and count if its copy-out has ended; else by request alone, with -1 for what nobody knows.
+    """
+    if is_ready(pending):
+        with contextlib.suppress(Exception):  # then its rows are unknown; the ticket is settled with the sink's error
+            return pending.resolve().deliveries()
+    return unknown(pending)
+
+
+def unknown(pending: PendingOutput) -> list[tuple[str, int, int]]:
+    """Name an output whose record nobody can have: by request alone, with position and count -1."""
     names = getattr(pending, "request_ids", ()) or (f"<step {pending.step}>",)
     return [(name, -1, -1) for name in names]
+
+
+def is_ready(pending: PendingOutput) -> bool:
+    """Whether the output says, by an optional method ``ready()``, that resolving it does not wait."""
+    ready = getattr(pending, "ready", None)
+    return ready is not None and bool(ready())
 
 
 class MemorySink:

@@ -1,0 +1,366 @@
+"""The sysv sink and FastDeploy's own way of reading: key, limits, order, no loss on the way in, nothing stale."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hal_core.errors import CapabilityMissing, HalError, InvalidValue, SinkClosed, SinkFull, Unavailable, Undelivered
+from hal_core.records import OutputRecord, SlotStatus
+
+from hal.transport import open_sink
+from hal.transport.sysv_queue import SYSCTL, derive_key, table
+
+pytest.importorskip("sysv_ipc")
+_spec = importlib.util.spec_from_file_location("legacy_reader", Path(__file__).with_name("legacy_reader.py"))
+legacy = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(legacy)
+#: Queues are of the whole machine: a number that no other process of these tests uses at the time.
+_ids = itertools.count(os.getpid() % (1 << 12) << 8)
+
+
+class Output:
+    """One token for each of some slots."""
+
+    def __init__(self, step, slots=(0, 1), token=None, latch=None):
+        self.step, self.slots, self.token, self.latch = step, slots, token, latch
+        self.request_ids = tuple(f"r{slot}" for slot in slots)
+        self.batch_ids, self.batch_size = tuple(slots), max(slots) + 1
+        self.settled = []
+
+    def ready(self):
+        return self.latch is None or self.latch.is_set()
+
+    def resolve(self):
+        if self.latch is not None:
+            assert self.latch.wait(20)
+        n = len(self.slots)
+        tokens = np.full(n, self.step if self.token is None else self.token)
+        status = np.full(n, SlotStatus.TOKEN, np.uint8)
+        zeros = np.zeros(n, np.uint8)
+        return OutputRecord(
+            self.step, self.request_ids, status, zeros, np.full(n, self.step), np.ones(n, np.int32), tokens, zeros > 0
+        )
+
+    def settle(self, error):
+        self.settled.append(error)
+
+
+class Place:
+    """A key of the test's own."""
+
+    def __init__(self, folder):
+        self.folder, self.number = folder, next(_ids)
+        self.key = legacy.custom_ftok(folder, self.number)
+        self.sinks, self.queues = [], []
+
+    def url(self, layout="plain", **options):
+        extra = "".join(f"&{name}={value}" for name, value in options.items())
+        return f"sysv://{self.folder}?layout={layout}&id={self.number}{extra}"
+
+    def sink(self, layout="plain", capacity=1024, deadline=10, **options):
+        self.sinks.append(open_sink(self.url(layout, **options), capacity=capacity, deadline=deadline))
+        return self.sinks[-1]
+
+    def reader(self, operation="get_output"):
+        self.queues.append(legacy.LegacyQueue(self.key, operation))
+        return self.queues[-1]
+
+    def mode(self):
+        return next(row["perms"] for row in table().values() if row["key"] == self.key)
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    for name in ("INFERENCE_MSG_QUEUE_ID", "INFERENCE_MSG_ID"):
+        monkeypatch.delenv(name, raising=False)
+    place = Place(tmp_path)
+    yield place
+    for sink in place.sinks:
+        try:
+            sink.close(0)
+        except Undelivered:
+            continue
+    place.reader().remove()
+
+
+def receive(queue, count, seconds=10):
+    """The next messages, waited for."""
+    found, end = [], time.monotonic() + seconds
+    while len(found) < count and time.monotonic() < end:
+        data = queue.receive()
+        if data is None:
+            time.sleep(0.001)
+        else:
+            found.append(data)
+    return found
+
+
+def told(sink, timeout=0.0):
+    """What closing reports as undelivered."""
+    try:
+        sink.close(timeout)
+    except Undelivered as error:
+        return list(error.records)
+    return []
+
+
+@pytest.mark.parametrize("reader_first", [True, False])
+def test_g19_every_message_comes_once_in_order_though_the_queue_is_tiny(place, reader_first):
+    reader = place.reader() if reader_first else None
+    sink = place.sink()
+    outputs = [Output(step) for step in range(60)]  # the queue holds seven
+    for output in outputs:
+        sink.put(output)
+    reader = reader or place.reader()
+    found = receive(reader, 60)
+    assert [legacy.parse_plain(data)["tokens"] for data in found] == [[step, step] for step in range(60)]
+    assert told(sink, 5) == []
+    assert all(output.settled == [None] for output in outputs)
+    assert sink.counters()["frames"] == 60
+    assert sink.counters()["full_waits"] > 0
+
+
+def test_g19_what_nobody_read_is_taken_back_and_named_neither_both_nor_neither(place):
+    sink, reader = place.sink(capacity=100), place.reader()
+    for step in range(30):
+        sink.put(Output(step))
+    read = {legacy.parse_plain(data)["tokens"][0] for data in receive(reader, 5)}
+    lost = {position for _, position, _ in told(sink, 0.1)}
+    left = receive(reader, 1, 0.1)
+    assert left == []
+    assert read | lost == set(range(30))
+    assert not read & lost
+
+
+def test_g23_a_full_queue_is_an_error_after_the_deadline_and_the_record_is_kept(place):
+    sink, reader = place.sink(capacity=2, deadline=0.1), place.reader()
+    kept = 0
+    full = None
+    while full is None and kept < 50:
+        kept += 1
+        try:
+            sink.put(Output(kept - 1))
+        except SinkFull as error:
+            full = error
+    assert "kept all the same" in str(full)
+    found = receive(reader, kept)
+    assert [legacy.parse_plain(data)["tokens"][0] for data in found] == list(range(kept))
+    assert told(sink, 5) == []
+
+
+def test_g21_a_record_that_does_not_fit_is_reported_and_the_next_one_comes(place):
+    sink, reader = place.sink(), place.reader()
+    bad, good = Output(1, token=1 << 40), Output(2)
+    sink.put(bad)
+    sink.put(good)
+    assert legacy.parse_plain(receive(reader, 1)[0])["tokens"] == [2, 2]
+    assert isinstance(bad.settled[0], Undelivered)
+    assert bad.settled[0].records == (("r0", 1, 1), ("r1", 1, 1))
+    assert told(sink, 5) == []
+
+
+def test_g22_nothing_of_an_earlier_step_is_in_a_message(place):
+    sink, reader = place.sink(layout="speculative"), place.reader("speculate_get_output")
+    sink.put(Output(1 << 30, slots=range(200)))
+    sink.put(Output(5, slots=(3,)))
+    data = receive(reader, 2)[1]
+    assert legacy.parse_speculative(data) == {"stop": 1, "counts": [0, 0, 0, 1], "tokens": [[], [], [], [5]]}
+    assert set(np.frombuffer(data, np.int32).tolist()) == {0, 1, 4, 5}
+
+
+def test_keys_are_those_of_the_readers(tmp_path):
+    for number in (1, 8_000, 8_256, (1 << 20) - 1):
+        assert derive_key(str(tmp_path), number) == legacy.custom_ftok(tmp_path, number)
+    assert derive_key(str(tmp_path), 8_000) != derive_key(str(tmp_path), 8_256)
+    found = os.stat(tmp_path)
+    former = (found.st_dev & 0xFF) << 24 | (found.st_ino & 0xFF) << 16 | 7
+    assert derive_key(str(tmp_path), 7, "16") & 0xFFFFFFFF == former
+    import sysv_ipc
+
+    assert derive_key(str(tmp_path), 7, "ftok") == sysv_ipc.ftok(str(tmp_path), 7, silence_warning=True)
+    with pytest.raises(InvalidValue, match="no key from"):  # they would go on with the key -1
+        derive_key(str(tmp_path / "missing"), 1)
+
+
+def test_environment_variables_rule_as_they_do_for_the_readers(place, monkeypatch):
+    monkeypatch.setenv("INFERENCE_MSG_QUEUE_ID", str(place.number))
+    monkeypatch.setenv("INFERENCE_MSG_ID", "9")
+    place.sinks.append(open_sink(f"sysv://{place.folder}?layout=plain"))
+    place.sinks[0].put(Output(4))
+    assert legacy.parse_plain(receive(place.reader(), 1)[0])["stop"] == 9
+    with pytest.raises(InvalidValue, match="let them agree"):
+        open_sink(f"sysv://{place.folder}?layout=plain&id={place.number + 1}")
+
+
+@pytest.mark.parametrize("number", ["0", "2", "-3", "x"])
+def test_message_ids_that_readers_refuse_or_that_have_no_sign_are_refused(place, monkeypatch, number):
+    monkeypatch.setenv("INFERENCE_MSG_ID", number)
+    with pytest.raises(InvalidValue, match="INFERENCE_MSG_ID"):
+        place.sink()
+
+
+@pytest.mark.parametrize(("asked", "mode"), [({}, 0o600), ({"mode": "660"}, 0o660)])
+def test_a_queue_is_private_unless_asked_otherwise(place, asked, mode):
+    place.sink(**asked)
+    assert int(str(place.mode()), 8) == mode
+
+
+def test_a_queue_that_is_open_to_all_already_is_used_and_told(place, caplog):
+    place.reader()
+    with caplog.at_level(logging.WARNING, "hal"):
+        place.sink()
+    assert "has mode 666, wider than the 600 asked for" in caplog.text
+    assert "cannot detect a loss" in caplog.text
+
+
+@pytest.mark.parametrize("layout", ["topk", "speculative-topk"])
+def test_limits_that_no_message_passes_are_an_error_at_open_with_both_cures(place, layout):
+    if int(Path("/proc/sys/kernel/msgmax").read_text()) >= 530_448:
+        pytest.skip("this machine's limits are raised")
+    with pytest.raises(Unavailable, match="none would ever be sent") as caught:
+        place.sink(layout=layout)
+    assert all(line in str(caught.value) for line in SYSCTL)
+
+
+def test_a_queue_of_another_layout_on_the_same_key_is_refused(place):
+    reader = place.reader()
+    reader.send(bytes(100))
+    with pytest.raises(InvalidValue, match="100 bytes in all, not of 2056 each: another layout"):
+        place.sink()
+
+
+def test_messages_of_a_worker_that_lives_are_not_touched_and_those_of_a_dead_one_removed(place):
+    code = """
+        import sys, time
+        sys.path.insert(0, sys.argv[1])
+        import legacy_reader
+        queue = legacy_reader.LegacyQueue(int(sys.argv[2]), "get_output")
+        queue.send(bytes(2056))
+        print("sent", flush=True)
+        time.sleep(60)
+    """
+    arguments = [sys.executable, "-c", textwrap.dedent(code), str(Path(__file__).parent), str(place.key)]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as former:
+        assert former.stdout.readline() == "sent\n"
+        with pytest.raises(InvalidValue, match=f"process {former.pid} sends"):
+            place.sink()
+        former.kill()
+    sink = place.sink()
+    assert sink.counters()["stale_removed"] == 1
+    sink.put(Output(8))
+    assert legacy.parse_plain(receive(place.reader(), 1)[0])["tokens"] == [8, 8]
+
+
+def test_a_queue_that_is_removed_under_the_sink_is_an_error_and_what_was_left_is_named(place):
+    sink, reader = place.sink(), place.reader()
+    reader.remove()
+    for step in range(3):
+        try:
+            sink.put(Output(step))
+        except SinkClosed:
+            break
+        time.sleep(0.05)
+    with pytest.raises(SinkClosed, match="takes nothing"):
+        sink.put(Output(9))
+    assert ("r0", 0, 1) in told(sink)
+
+
+def test_g26_bad_urls_name_the_cure(place):
+    for url, message in [
+        ("sysv://", "names no layout"),
+        (f"sysv://{place.folder}?layout=odd", "no layout 'odd'"),
+        (f"sysv://{place.folder}?layout=plain&slots=256", "has 512 slots"),
+        (f"sysv://{place.folder}?layout=plain&size=1", "unknown options"),
+        (f"sysv://{place.folder}?layout=plain&id=x", "for id"),
+        (f"sysv://{place.folder}?layout=plain&meta=x", "for meta"),
+        (f"sysv://{place.folder}?layout=plain&mode=8", "for mode"),
+        (f"sysv://{place.folder}/missing?layout=plain", "no key"),
+    ]:
+        with pytest.raises(InvalidValue, match=message) as caught:
+            open_sink(url)
+        assert caught.value.cure
+    place.sink()
+    with pytest.raises(InvalidValue, match="is open in this process already"):
+        place.sink()
+
+
+def test_what_the_transport_cannot_do_it_says(place):
+    with pytest.raises(CapabilityMissing, match="no reader can notice a loss"):
+        open_sink(place.url(), require_loss_detection=True)
+    assert place.sink().detects_loss is False
+
+
+def test_a_closed_sink_and_its_copy_after_a_fork_take_nothing(place):
+    sink = place.sink()
+    child = os.fork()
+    if child == 0:
+        try:
+            sink.put(Output(0))
+        except HalError:
+            sink.close(1)
+            os._exit(7)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    sink.close(1)
+    sink.close(1)
+    with pytest.raises(SinkClosed):
+        sink.put(Output(0))
+
+
+def test_g23_an_output_that_is_not_copied_yet_is_named_when_the_sink_is_closed(place):
+    latch, sink = threading.Event(), place.sink()
+    outputs = [Output(1, latch=latch), Output(2)]
+    for output in outputs:
+        sink.put(output)
+    time.sleep(0.05)
+    threading.Timer(0.3, latch.set).start()
+    assert told(sink, 0.1) == [("r0", 1, 1), ("r1", 1, 1), ("r0", 2, 1), ("r1", 2, 1)]
+    assert isinstance(outputs[1].settled[0], SinkClosed)
+
+
+LARGE = """
+    import os, sys
+    for name, value in (("msgmax", "1048576"), ("msgmnb", "16777216")):
+        open(f"/proc/sys/kernel/{name}", "w").write(value)
+    sys.path.insert(0, sys.argv[1])
+    import legacy_reader as legacy
+    from test_sysv import Output, receive, told
+    from hal.transport import open_sink
+    cases = [("topk", "get_output_topk", legacy.parse_topk, ""),
+             ("speculative-topk", "speculate_get_output_topk", legacy.parse_speculative_topk, ""),
+             ("speculative-topk", "speculate_get_output_topk_256", lambda d: legacy.parse_speculative_topk(d, 256),
+              "&slots=256&meta=packed")]
+    for number, (layout, operation, parse, more) in enumerate(cases, 1):
+        sink = open_sink(f"sysv://{sys.argv[1]}?layout={layout}&id={number}{more}")
+        queue = legacy.LegacyQueue(legacy.custom_ftok(sys.argv[1], number), operation)
+        for step in range(40):
+            sink.put(Output(step))
+        found = [parse(data) for data in receive(queue, 40)]
+        first = [row["tokens"][1][0] if layout == "topk" else row["tokens"][1][0][0] for row in found]
+        assert first == list(range(40)), first
+        assert told(sink, 5) == []
+        if "flag" in found[0]:
+            assert found[0]["flag"] == (3 | 1 << 8 if more else 3)
+    print("fine")
+"""
+
+
+def test_g19_the_large_messages_go_through_a_kernel_with_raised_limits():
+    """In an IPC namespace of its own, so that the machine's limits stay as they are."""
+    if shutil.which("unshare") is None or subprocess.run(["unshare", "-i", "true"], check=False).returncode:
+        pytest.skip("no IPC namespace may be made here")
+    arguments = ["unshare", "-i", sys.executable, "-c", textwrap.dedent(LARGE), str(Path(__file__).parent)]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout == "fine\n", done.stderr
