@@ -8,14 +8,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .fields import Sizes
-from .ledger import FEW, Ledger
+from .layout import StateLayout
+from .ledger import FEW, TOKENS, Ledger
 from .requests import AdmittedRequest
 from .tasks import LEAVING, TaskBatch, TaskKind
 
 Ints = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
 
 
-def is_sound(ledger: Ledger, tasks: TaskBatch) -> bool:
+def is_sound(ledger: Ledger, tasks: TaskBatch, layout: StateLayout) -> bool:
     """True when ``tasks`` can surely go in: requests that enter free slots, decided without a loop.
 
     False means that :func:`problems` has to look, which may still find nothing.
@@ -23,12 +24,13 @@ def is_sound(ledger: Ledger, tasks: TaskBatch) -> bool:
     sizes, n = ledger.sizes, len(tasks)
     if n <= FEW or not tasks.all_prefill or any(tasks.drafts):
         return False
-    chosen, serials = set(tasks.plain["slots"]), {request.serial for request in tasks.requests}
+    packed = tasks.packed(layout)
+    chosen, serials = set(tasks.plain["slots"]), set(packed["record"]["request_serial"].tolist())
     if min(chosen) < 0 or max(chosen) >= sizes.slots or len(chosen) != n or len(serials) != n:
         return False
     if not ledger.live.keys().isdisjoint(serials) or ledger.serials[tasks.slots].any():
         return False
-    total = np.array([request.total for request in tasks.requests])
+    total = packed["extents"][:, TOKENS]
     starts, counts, lengths = tasks.starts, tasks.block_counts, tasks.lengths
     end = starts + lengths
     if int(total.max()) >= sizes.max_tokens or int(counts.max()) > sizes.max_blocks or int(lengths.min()) < 1:

@@ -78,13 +78,14 @@ class Ledger:
         take = slice(None) if entering is None else entering
         at, counts = tasks.slots[take], tasks.block_counts[take]
         requests = list(tasks.requests) if entering is None else [tasks.requests[i] for i in entering.tolist()]
-        for slot, request in zip(at.tolist(), requests, strict=True):
+        slots, serials = at.tolist(), packed["record"]["request_serial"][take]
+        for slot, request in zip(slots, requests, strict=True):
             self.requests[slot] = request
-            self.live[request.serial] = slot
+        self.live.update(zip(serials.tolist(), slots, strict=True))
         extents = packed["extents"][take].T
         self.extents[:, at] = extents
         self.extents[BLOCKS, at] = counts
-        self.serials[at] = [request.serial for request in requests]
+        self.serials[at] = serials
         self.blocks[at] = counts
         self.prefilled[at] = tasks.starts[take] + tasks.lengths[take]
         if entering is not None:

@@ -66,8 +66,11 @@ class Packed:
             block[: self.nbytes] = np.frombuffer(b"".join([*parts, *plan.pieces]), np.uint8)
             return
         block[: self.payload_at] = np.frombuffer(b"".join(parts), np.uint8)
-        arrays = [np.frombuffer(piece, np.uint8) for piece in plan.pieces]
-        np.concatenate(arrays, out=block[self.payload_at : self.nbytes])
+        view, at = memoryview(block.data), self.payload_at
+        for piece in plan.pieces:
+            end = at + len(piece)
+            view[at:end] = piece.data if isinstance(piece, np.ndarray) else piece
+            at = end
 
 
 def _gap(begin: int, end: int) -> bytes:

@@ -82,7 +82,7 @@ class Policy:
         batch = tasks if isinstance(tasks, TaskBatch) else TaskBatch.of(tasks)
         _check_state(device, state)
         batch.check_sizes(state.layout)
-        if not is_sound(state.ledger, batch):
+        if not is_sound(state.ledger, batch, state.layout):
             found = problems(state.ledger, batch)
             if found:
                 raise InvalidBatch(found)

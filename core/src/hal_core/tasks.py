@@ -82,6 +82,8 @@ class _Column:
         return array
 
 
+JOINED = 8
+"""From more requests on, what admission packed is joined and checked at once, not request by request."""
 _DTYPES = {
     **dict.fromkeys(("kinds", "slots", "starts", "lengths", "block_counts", "first_blocks"), np.int32),
     "first_tokens": np.int64,
@@ -153,23 +155,30 @@ class TaskBatch:
     def check_sizes(self, layout: StateLayout) -> None:
         """Raise :class:`InvalidValue` when a request was admitted for other sizes."""
         stamp = layout.admission_stamp
-        for request in self.requests:
-            if request.stamp != stamp:
-                raise InvalidValue(
-                    f"request {request.request_id!r} was admitted for a state of other sizes",
-                    cure="admit it with this state's layout",
-                    argument="tasks",
-                )
+        if len(self) > JOINED or any(request.stamp != stamp for request in self.requests):
+            self.packed(layout)
 
     def packed(self, layout: StateLayout) -> np.ndarray[Any, np.dtype[np.void]]:
         """What admission packed ``[n]`` (``layout.admission_dtype``), read-only."""
         cached = self.packed_cache
         if cached is not None and cached[0] is layout:
             return cached[1]
-        self.check_sizes(layout)
-        packed = np.frombuffer(b"".join([request.packed for request in self.requests]), layout.admission_dtype)
-        object.__setattr__(self, "packed_cache", (layout, packed))
-        return packed
+        return self._join(layout)
+
+    def _join(self, layout: StateLayout) -> np.ndarray[Any, np.dtype[np.void]]:
+        joined = b"".join([request.packed for request in self.requests])
+        dtype = layout.admission_dtype
+        if len(joined) == len(self) * dtype.itemsize:
+            packed = np.frombuffer(joined, dtype)
+            if not (packed["stamp"] != layout.admission_stamp).any():
+                object.__setattr__(self, "packed_cache", (layout, packed))
+                return packed
+        other = next((r.request_id for r in self.requests if r.stamp != layout.admission_stamp), "")
+        raise InvalidValue(
+            f"request {other!r} was admitted for a state of other sizes",
+            cure="admit it with this state's layout",
+            argument="tasks",
+        )
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"TaskBatch is immutable: {name}")

@@ -1,0 +1,115 @@
+"""Many requests at once, a few at once, and one by one leave the same bytes: three ways, one effect."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hal_core import Request, SamplingParams, Sizes, Task, TaskBatch, TaskKind, admit
+from hal_core.bound import bind
+from hal_core.cpu import CpuPlugin
+from hal_core.cpu.device import host_view
+from hal_core.errors import InvalidBatch, InvalidValue
+from hal_core.ledger import FEW
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+SIZES = Sizes(slots=24, max_tokens=40, block_size=4, max_bad_words=4, max_stop_sequences=3, max_stop_length=4)
+ids = st.integers(0, 99)
+params = st.builds(
+    SamplingParams,
+    max_tokens=st.integers(1, 9),
+    temperature=st.sampled_from([0.0, 0.5]),
+    bad_words=st.lists(ids, max_size=4).map(tuple),
+    stop_sequences=st.lists(st.lists(ids, min_size=1, max_size=4).map(tuple), max_size=3).map(tuple),
+    eos_token_ids=st.lists(ids, max_size=3).map(tuple),
+)
+
+
+@pytest.fixture(scope="module")
+def device():
+    bound = bind(CpuPlugin.open(0, {}))
+    yield bound
+    bound.close()
+
+
+def blocks_for(tokens):
+    return -(-tokens // SIZES.block_size)
+
+
+@settings(max_examples=40)
+@given(data=st.data())
+def test_g09_g11_a_batch_equals_its_tasks_one_by_one(device, data):
+    """Two rounds, so that the second finds rows that the first has left."""
+    states = [device.state(SIZES) for _ in range(3)]
+    for turn in range(2):
+        n = data.draw(st.integers(1, SIZES.slots), label="requests")
+        slots = data.draw(st.permutations(range(SIZES.slots)), label="slots")[:n]
+        prompts = data.draw(st.lists(st.lists(ids, min_size=1, max_size=30), min_size=n, max_size=n), label="prompts")
+        requests = [
+            admit(Request(f"r{turn}-{i}", prompt, data.draw(params)), states[0].layout)
+            for i, prompt in enumerate(prompts)
+        ]
+        tasks = [
+            Task(TaskKind.PREFILL, slot, request, length=request.total, blocks=range(i, i + blocks_for(request.total)))
+            for i, (slot, request) in enumerate(zip(slots, requests, strict=True))
+        ]
+        for state, size in zip(states, (n, FEW, 1), strict=True):
+            for at in range(0, n, size):
+                batch = TaskBatch.of(tasks[at : at + size])
+                device.insert_tasks(state=state, tasks=batch, stream=device.default_stream)
+        for name in states[0].layout.fields:
+            whole, few, one = (host_view(state.view(name)) for state in states)
+            np.testing.assert_array_equal(whole, few, err_msg=name)
+            np.testing.assert_array_equal(whole, one, err_msg=name)
+        for state in states[1:]:
+            np.testing.assert_array_equal(state.ledger.extents, states[0].ledger.extents)
+            np.testing.assert_array_equal(state.ledger.serials, states[0].ledger.serials)
+            assert state.ledger.live == states[0].ledger.live
+        for state in states:
+            state.release(slots)
+
+
+@pytest.mark.parametrize("n", [1, FEW, FEW + 1, SIZES.slots])
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"lengths": 99}, "tokens 0 to 99"),
+        ({"starts": -1}, "tokens -1"),
+        ({"blocks": []}, "blocks, has 0"),
+        ({"blocks": [-7]}, "block -7 is negative"),
+        ({"blocks": [1] * 11}, "the table holds 10"),
+        ({"slots": 24}, "slots go from 0 to 23"),
+    ],
+)
+def test_g08_one_bad_task_is_found_however_many_there_are(device, n, change, complaint):
+    state = device.state(SIZES)
+    columns = {
+        "slots": list(range(n)),
+        "requests": [admit(Request(f"r{i}", [1, 2, 3]), state.layout) for i in range(n)],
+        "lengths": [3] * n,
+        "starts": [0] * n,
+        "blocks": [[i] for i in range(n)],
+    }
+    before = state.memory.buffer.copy()
+    for name, value in change.items():
+        columns[name][n - 1] = value
+    with pytest.raises(InvalidBatch, match=complaint):
+        device.insert_tasks(state=state, tasks=TaskBatch.prefill(**columns), stream=device.default_stream)
+    np.testing.assert_array_equal(state.memory.buffer, before)
+    assert not state.ledger.live
+
+
+@pytest.mark.parametrize("n", [1, FEW + 1])
+def test_g08_a_request_admitted_for_other_sizes_is_refused(device, n):
+    state, other = device.state(SIZES), device.state(Sizes(slots=24, max_tokens=41, block_size=4))
+    requests = [admit(Request(f"r{i}", [1, 2]), (other if i == n - 1 else state).layout) for i in range(n)]
+    batch = TaskBatch.prefill(range(n), requests, [2] * n, [[i] for i in range(n)])
+    with pytest.raises(InvalidValue, match=f"'r{n - 1}' was admitted for a state of other sizes"):
+        device.insert_tasks(state=state, tasks=batch, stream=device.default_stream)
+
+
+@pytest.mark.parametrize("bad", [[1.5], [True], ["1"], [2**31], [None]])
+def test_columns_take_whole_numbers_alone(device, bad):
+    request = admit(Request("r", [1, 2]), device.state(SIZES).layout)
+    with pytest.raises(InvalidValue, match="slots must be whole numbers"):
+        TaskBatch.prefill(bad, [request], [2], [[0]])
