@@ -1,0 +1,165 @@
+"""The chaos test's worker: random batches in a real state on the cpu device, saved into a sink with a tiny queue.
+
+    python chaos_worker.py URL JOURNAL LIFE SEED STEPS
+
+The journal gets one line for each step, after ``save_output`` has returned; a write of the kernel survives SIGKILL.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import time
+import zlib
+
+import numpy as np
+from hal_core.bound import bind
+from hal_core.cpu import CpuPlugin
+from hal_core.errors import SinkFull, Undelivered
+from hal_core.fields import Sizes
+from hal_core.requests import Request, SamplingParams, admit
+from hal_core.steps import Step
+from hal_core.tasks import Task, TaskKind
+
+from hal.transport import open_sink
+
+SIZES = Sizes(slots=8, max_tokens=64, block_size=64, max_draft=3, top_k=2)
+PARAMS = SamplingParams(max_tokens=60)
+LENGTH = 2
+
+
+def token(request, position):
+    """The token of a request at a position: known to both sides without a word between them."""
+    return zlib.crc32(f"{request}:{position}".encode()) & 0x7FFF_FFFF
+
+
+class Running:
+    """A request: how many tokens it has and shall have."""
+
+    def __init__(self, name, wanted):
+        self.name, self.wanted, self.generated, self.admitted = name, wanted, 0, None
+
+
+class Worker:
+    """Random batches."""
+
+    def __init__(self, url, life, seed):
+        self.random = random.Random(seed)
+        self.bound = bind(CpuPlugin.open(0, {}))
+        self.state = self.bound.state(SIZES)
+        self.stream = self.bound.default_stream
+        self.life, self.made = life, 0
+        self.slots = [None] * SIZES.slots
+        self.waiting = []
+        self.sink = open_sink(url, capacity=self.random.choice([2, 4, 16]), deadline=0.05, heartbeat=0.05)
+
+    def leave(self, rows):
+        """Preempt and abort; sometimes the whole batch. Notes what the next record must tell."""
+        dice = self.random.random()
+        for slot, running in enumerate(self.slots):
+            if running is None:
+                continue
+            kind = None
+            if dice < 0.04:
+                kind = TaskKind.PREEMPTED
+            elif self.random.random() < 0.03:
+                kind = self.random.choice([TaskKind.PREEMPTED, TaskKind.ABORTED])
+            if kind is None:
+                continue
+            yield Task(kind, slot, running.admitted)
+            rows.append([running.name, kind.name, 0, []])
+            if kind is TaskKind.PREEMPTED:
+                self.waiting.append(running)
+            self.slots[slot] = None
+
+    def enter(self):
+        for slot, running in enumerate(self.slots):
+            if running is not None or self.random.random() < 0.4:
+                continue
+            if self.waiting:
+                running = self.waiting.pop(0)
+            else:
+                self.made += 1
+                running = Running(f"{self.life}-{self.made}", self.random.randint(1, 30))
+            output = [token(running.name, at) for at in range(running.generated)]
+            running.admitted = admit(Request(running.name, [1, 2], PARAMS, output), self.state.layout)
+            self.slots[slot] = running
+            yield Task(TaskKind.PREFILL, slot, running.admitted, 0, LENGTH + len(output), [slot])
+
+    def step(self, number):
+        """Run one step up to its output; return the rows that its record must have, in any order."""
+        rows = []
+        whole = self.random.random() < 0.03  # a step of nothing but requests that leave
+        tasks = [*self.leave(rows)]
+        tasks += [] if whole else [*self.enter()]
+        if tasks:
+            self.bound.insert_tasks(state=self.state, tasks=tasks, stream=self.stream).wait()
+        speculative = self.random.random() < 0.5
+        columns, ended = self.sample(speculative, rows)
+        for name, values in columns.items():
+            self.bound.async_set_value(target=self.state.view(name), value=values, stream=self.stream).wait()
+        order = self.random.sample(range(SIZES.slots), SIZES.slots)
+        logprobs = self.random.choice([None, 0, 2])
+        step = Step(number, {"target": np.array(order, np.int32)}, speculative=speculative, logprobs=logprobs)
+        full = False
+        try:
+            self.bound.save_output(state=self.state, step=step, sink=self.sink, stream=self.stream)
+        except SinkFull:
+            full = True
+        self.state.release(ended)
+        for slot in ended:
+            self.slots[slot] = None
+        return rows, full
+
+    def sample(self, speculative, rows):
+        n, most = SIZES.slots, SIZES.max_accept
+        columns = {
+            "accept_num": np.zeros((n, 1), np.int32),
+            "step_idx": np.zeros((n, 1), np.int64),
+            "stop_reason": np.zeros((n, 1), np.int32),
+            "accept_tokens": np.full((n, most), -7, np.int64),
+            "sampled_token_ids": np.full((n, 1), -7, np.int64),
+            "topk_token_ids": np.full((n, most, 3), -7, np.int64),
+        }
+        ended = []
+        for slot, running in enumerate(self.slots):
+            if running is None:
+                continue
+            count = self.random.randint(0, min(most if speculative else 1, running.wanted - running.generated))
+            tokens = [token(running.name, running.generated + at) for at in range(count)]
+            rows.append([running.name, "TOKEN" if count else "NONE", running.generated, tokens])
+            running.generated += count
+            columns["accept_num"][slot] = count
+            columns["step_idx"][slot] = running.generated
+            columns["accept_tokens" if speculative else "sampled_token_ids"][slot, :count] = tokens
+            columns["topk_token_ids"][slot, :count, 0] = tokens
+            if count and running.generated == running.wanted:
+                columns["stop_reason"][slot] = 1
+                ended.append(slot)
+        columns["topk_token_ids"] = columns["topk_token_ids"].reshape(n, -1)
+        return columns, ended
+
+
+def main(url, journal, life, seed, steps):
+    worker = Worker(url, life, int(seed))
+    out = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def note(**facts):
+        os.write(out, (json.dumps({"life": life, "session": worker.sink.session} | facts) + "\n").encode())
+
+    note(event="opened")
+    for number in range(int(steps)):
+        rows, full = worker.step(number)
+        note(event="step", step=number, rows=rows, full=full)
+        time.sleep(0.002 * worker.random.random())
+    try:
+        worker.sink.close(60)
+    except Undelivered as error:
+        note(event="undelivered", records=error.records)
+    note(event="closed", counters=worker.sink.counters())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
