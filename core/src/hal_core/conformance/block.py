@@ -67,6 +67,8 @@ class Block:
         except ConversionRefused as error:
             assert refused, f"{value!r} for {target.dtype} was refused ({error}), but every element converts"
             return
+        except Exception as error:
+            raise AssertionError(f"{value!r} for {target}: raised {error!r}, which is no answer to a value") from error
         assert not refused, f"{value!r} was written to {target.dtype}, but {refused[0]!r} must be refused"
         self.expect(target, items[: target.size])
 

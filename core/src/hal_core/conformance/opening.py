@@ -26,6 +26,7 @@ class Subject:
     support: Support
     policy: Policy | None = None
     origin: str = ""
+    undo: Callable[[], None] = lambda: None
 
 
 def attribute(path: str) -> Any:  # noqa: ANN401 (whatever the path names)

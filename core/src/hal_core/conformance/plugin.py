@@ -82,9 +82,10 @@ def kit_session(request: pytest.FixtureRequest, device_subject: Subject) -> Iter
     from .report import effort
 
     kit = Kit(device_subject, effort(request.config))
-    request.config.stash[KEY].kit = kit
+    request.config.stash[KEY].opened(kit)
     yield kit
     kit.renew()
+    device_subject.undo()
 
 
 @pytest.fixture

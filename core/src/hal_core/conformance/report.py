@@ -82,6 +82,7 @@ class Recorder:
     def __init__(self, config: pytest.Config, present: set[str]) -> None:
         self.config, self.present = config, present
         self.kit: Kit | None = None
+        self.device: dict[str, Any] = {}
         self.outcomes: dict[str, Outcome] = {}
         self.report: Report | None = None
 
@@ -151,25 +152,24 @@ class Recorder:
             Path(target).write_text(render(self.report, html=target.endswith((".html", ".htm"))), encoding="utf-8")
         return not self.report.ok
 
+    def opened(self, kit: Kit) -> None:
+        """Note the device under test, once it is open."""
+        self.kit = kit
+        abilities = {f.name: getattr(kit.capabilities, f.name) for f in fields(kit.capabilities)}
+        self.device = {
+            "device": kit.bound.name,
+            "origin": kit.subject.origin,
+            "policy": type(kit.bound.policy).__qualname__,
+            "capabilities": {name: value for name, value in abilities.items() if name != "fallbacks"},
+            "fallbacks": dict(kit.capabilities.fallbacks),
+            "effort": asdict(kit.effort),
+        }
+
     def header(self) -> dict[str, Any]:
         """What ran, on what, with which versions."""
         names = ("paddle-hal-core", "numpy", "pluggy", "hypothesis", "pytest")
-        header: dict[str, Any] = {"versions": {"python": platform.python_version()} | {n: _version(n) for n in names}}
-        if self.kit is not None:
-            kit = self.kit
-            header |= {
-                "device": kit.bound.name,
-                "origin": kit.subject.origin,
-                "policy": type(kit.bound.policy).__qualname__,
-                "capabilities": {
-                    f.name: getattr(kit.capabilities, f.name)
-                    for f in fields(kit.capabilities)
-                    if f.name != "fallbacks"
-                },
-                "fallbacks": dict(kit.capabilities.fallbacks),
-                "effort": asdict(kit.effort),
-            }
-        return header | {"reproduce": self.command("")}
+        versions = {"python": platform.python_version()} | {name: _version(name) for name in names}
+        return {"versions": versions, **self.device, "reproduce": self.command("")}
 
     def _entry(self, number: int) -> dict[str, Any]:
         guarantee = BY_NUMBER[number]

@@ -106,6 +106,19 @@ def test_g06_what_is_no_value_is_refused(kit: Kit) -> None:
 
 
 @guarantee(6)
+def test_g06_the_whole_range_of_every_type_arrives(kit: Kit) -> None:
+    block = Block(kit)
+    for dtype in DTYPES:
+        bits = 8 * dtype.itemsize
+        edges = [0, 1, *(2**k for k in (bits // 2 - 1, bits // 2, bits - 1)), 2 ** (bits - 1) - 1, 2**bits - 1, -1]
+        edges += [-value for value in edges]
+        fits = [value for value in edges if converted(value, dtype) != REFUSED]
+        for value in (fits, np.array(fits, dtype.storage) if dtype.name != "bfloat16" else tuple(fits)):
+            block.set_if_convertible(block.view((len(fits),), dtype), value, fits)
+            block.check(f"{fits} into {dtype}")
+
+
+@guarantee(6)
 def test_g06_float_edges_are_kept_rounded_or_refused(kit: Kit) -> None:
     block = Block(kit)
     edges = [math.nan, math.inf, -math.inf, -0.0, 65519.99, 65520.0, 3.4028235e38, 3.4028236e38, 1e-46, -1e-46, 1e308]

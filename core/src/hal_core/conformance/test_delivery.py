@@ -32,7 +32,7 @@ def test_g19_each_token_of_each_request_is_delivered_once_and_in_order(kit: Kit,
     rig = Rig(kit, draw(sizes(), "sizes"))
     given: dict[str, list[int]] = defaultdict(list)
     left: dict[str, int] = defaultdict(int)
-    for _ in range(draw(st.integers(2, 6), "rounds")):
+    for saved in range(draw(st.integers(2, 6), "rounds")):
         tasks = draw_batch(draw, rig)
         rig.insert(tasks).wait(PATIENCE)
         for task in tasks:
@@ -41,6 +41,8 @@ def test_g19_each_token_of_each_request_is_delivered_once_and_in_order(kit: Kit,
                 given[task.request.request_id] = [*rig.model.requests[task.request.serial].output, *first]
             left[task.request.request_id] += task.kind in LEAVE
         rig.save(run_step(draw, rig)).wait(PATIENCE)
+        records = len(rig.sink.records)
+        assert records == saved + 1, f"{saved + 1} steps were saved, but {records} records were delivered"
         for row in found_rows(rig.sink.records[-1]):
             had = given[row.request_id]
             if row.tokens:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 from hypothesis import strategies as st
 
 from ..errors import SinkClosed, SinkFull
 from ..fields import Sizes
 from ..group import Group
+from ..output import OutputTicket
 from ..requests import Request, SamplingParams, SplitRole
 from ..steps import Step
 from ..tasks import Task, TaskKind
@@ -49,9 +52,9 @@ def test_g17_a_rank_that_is_not_the_first_sends_nothing(kit: Kit, draw: Draw) ->
     step = advanced(draw, rig, FOLLOWER)
     should = rig.rows_of(step)
     ticket = rig.save(step, sink)
-    ticket.wait(PATIENCE)
     assert not sink.pending, f"rank 1 of {FOLLOWER.ranks} gave {len(sink.pending)} outputs to its sink, not 0"
-    record = rig.state.take(ticket)  # type: ignore[arg-type]  # save_output's tickets carry the record
+    ticket.wait(PATIENCE)
+    record = rig.state.take(cast(OutputTicket, ticket))
     assert_rows(record, should)
 
 
@@ -99,10 +102,14 @@ def test_g18_the_clean_up_comes_after_the_copy(kit: Kit, draw: Draw) -> None:
     sink = KeepingSink()
     step = advanced(draw, rig, Group())
     should = rig.rows_of(step)
+    preempted = rig.model.cells["last_preempted"].copy()
     with kit.held(rig.stream):
-        rig.save(step, sink)
+        ticket = rig.save(step, sink)
     (record,) = sink.resolve_all()
     assert_rows(record, should)
+    rig.state.take(cast(OutputTicket, ticket))
+    copied = rig.state.mirror["last_preempted"]
+    assert (copied == preempted).all(), f"last_preempted was copied out as {copied}, but should be {preempted}"
     rig.check("save_output")
 
 
@@ -145,6 +152,19 @@ def test_g22_a_record_does_not_change_when_later_steps_run(kit: Kit, draw: Draw)
         step = run_step(draw, rig)
         kept.append(rig.output(step))
     for record, rows in zip(rig.sink.records, kept, strict=True):
+        assert_rows(record, rows)
+
+
+@guarantee(22)
+@examples(0.5)
+def test_g22_outputs_that_wait_do_not_share_memory(kit: Kit, draw: Draw) -> None:
+    rig = working(kit, draw)
+    sink, should = KeepingSink(), []
+    for _ in range(3):
+        step = advanced(draw, rig, Group())
+        should.append(rig.rows_of(step))
+        rig.save(step, sink)
+    for record, rows in zip(sink.resolve_all(), should, strict=True):
         assert_rows(record, rows)
 
 

@@ -1,0 +1,125 @@
+"""The command line of the kit: ``python -m hal_core.conformance NAME``, and what ``hal conform`` calls."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Options:
+    """What can be asked of a run; the fields are the options of the command."""
+
+    device: str = ""
+    device_factory: str = ""
+    policy: str = ""
+    liar: str = ""
+    only: str = ""
+    profile: str = ""
+    examples: int = 0
+    seed: int | None = None
+    shrink: bool = True
+    json: bool = False
+    html: str = ""
+    liars: bool = False
+    report: str = ""
+
+    def but(self, **changes: Any) -> Options:  # noqa: ANN401 (fields of this class)
+        """The same with some changes."""
+        return replace(self, **changes)
+
+
+def arguments(options: Options) -> list[str]:
+    """The arguments of the pytest run. It reads no settings of the folder it is started in."""
+    chosen = [
+        *("--pyargs", "hal_core.conformance", "-p", "hal_core.conformance.plugin", "-p", "no:cacheprovider"),
+        *("-p", "no:faulthandler", "-c", str(HERE / "conform.ini"), "--rootdir", str(HERE)),
+        *("--import-mode=importlib", "-W", "default"),
+    ]
+    for flag, value in (
+        ("--hal-device", options.device),
+        ("--hal-device-factory", options.device_factory),
+        ("--hal-policy", options.policy),
+        ("--hal-liar", options.liar),
+        ("--hal-only", options.only),
+        ("--hal-profile", options.profile),
+        ("--hal-examples", options.examples),
+        ("--hal-seed", options.seed),
+        ("--hal-report", options.report),
+    ):
+        if value not in ("", None) and not (value == 0 and flag == "--hal-examples"):
+            chosen.append(f"{flag}={value}")
+    return chosen if options.shrink else [*chosen, "--hal-no-shrink"]
+
+
+def run(options: Options) -> int:
+    """Run the kit, or its liars, and print the report; 0 when the device conforms (or every liar was killed)."""
+    try:
+        import hypothesis  # noqa: F401 (only whether it is there)
+        import pytest
+    except ImportError as error:
+        what = f"hal conform: error: {error.name} is not installed (pip install 'paddle-hal-core[conformance]')"
+        print(what, file=sys.stderr)
+        return 2
+    if options.liars:
+        return _run_liars(options)
+    with tempfile.TemporaryDirectory(prefix="hal-conform-") as folder:
+        report = Path(folder, "report.json")
+        wanted = options.but(report=options.html or str(report))
+        if not options.json:
+            return int(pytest.main([*arguments(wanted), "--tb=short", "-q"]))
+        noise = io.StringIO()
+        with contextlib.redirect_stdout(noise):
+            status = int(pytest.main([*arguments(options.but(report=str(report))), "--tb=no", "-q"]))
+        if not report.exists():
+            print(noise.getvalue(), file=sys.stderr)
+            return status or 2
+        print(report.read_text(encoding="utf-8"))
+        return status
+
+
+def _run_liars(options: Options) -> int:
+    from .liars.running import as_json, run, table
+
+    def tell(verdict: Any) -> None:  # noqa: ANN401 (a Verdict; the import is late)
+        if not options.json:
+            print("\n".join(table([verdict])), flush=True)
+
+    verdicts = run(options.but(profile=options.profile or "quick"), tell)
+    alive = [verdict.liar for verdict in verdicts if not verdict.ok]
+    if options.json:
+        print(json.dumps(as_json(verdicts), indent=2))
+    else:
+        killed = sum(verdict.verdict == "killed" for verdict in verdicts)
+        print(f"{killed} killed, {len(verdicts) - killed - len(alive)} skipped, {len(alive)} missed {alive or ''}")
+    return 1 if alive else 0
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """The command itself."""
+    parser = argparse.ArgumentParser("hal conform", description="Check that a device keeps the contract of hal.")
+    parser.add_argument("device", nargs="?", default="", help="device name, as hal devices lists it")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.add_argument("--html", default="", metavar="FILE", help="write the report as HTML")
+    parser.add_argument("--examples", type=int, default=0, metavar="N", help="examples a property")
+    parser.add_argument("--seed", type=int, metavar="N", help="seed of everything that is drawn")
+    parser.add_argument("--only", default="", metavar="G3,G15", help="only these guarantees")
+    parser.add_argument("--profile", default="", choices=["", "quick", "default", "nightly"])
+    parser.add_argument("--policy", default="", metavar="MODULE:ATTR", help="another Policy class or object")
+    parser.add_argument("--device-factory", default="", metavar="MODULE:ATTR", help="callable that opens the device")
+    parser.add_argument("--liar", default="", metavar="NAME", help="turn the device into one of the kit's mutants")
+    parser.add_argument("--liars", action="store_true", help="test the kit: every mutant must be killed")
+    found = vars(parser.parse_args(given))
+    if not found["device"] and not found["device_factory"]:
+        parser.error("name a device, or give --device-factory")
+    return run(Options(**found))

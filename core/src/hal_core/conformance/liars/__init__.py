@@ -1,0 +1,121 @@
+"""Liars: devices and policies with one bug each, and the guarantee whose tests must see it. They test the kit.
+
+A liar is a mixin laid over the class of an honest device (any device: ``hal conform NAME --liars``), or a Policy, or
+a patch that is in force while the liar's device is open. :func:`liar` registers it::
+
+    @liar(11, "the row tail of the block table is not reset", seen="FastDeploy")
+    class NoRowReset(Lie): ...
+
+To add one, put it into the module of its kind, or a new module named in :data:`MODULES`, and run
+``hal conform cpu --liars --only G11``. Historical bugs come first; ``seen`` says where.
+"""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from ...errors import InvalidValue
+from ...policy import Policy
+
+if TYPE_CHECKING:
+    from ...device import Device
+    from ..opening import Subject
+
+MODULES = ("devices", "policies", "outputs", "ordering")
+"""The modules of this package that register liars."""
+
+T = TypeVar("T", bound=type)
+LIARS: list[Liar] = []
+
+
+class Lie(ABC):
+    """Base of device liars: a mixin that is laid over the class of an honest, opened device.
+
+    It is an ABC because DeviceBase is one: only then does an opened device let itself be made a liar.
+    """
+
+
+class Patch:
+    """Base of liars in the core's own functions: ``target`` ("module:attribute") is replaced while the liar is tested.
+
+    ``lie(true)`` gives what stands in its place.
+    """
+
+    target: ClassVar[str]
+
+    @classmethod
+    def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
+        """What is called instead of ``true``."""
+        raise NotImplementedError(f"{cls.__name__} lies in no way")
+
+    @classmethod
+    def apply(cls) -> Callable[[], None]:
+        """Put the lie in place; returns what takes it back."""
+        module, _, path = cls.target.partition(":")
+        owner: Any = import_module(module)
+        *parents, name = path.split(".")
+        for parent in parents:
+            owner = getattr(owner, parent)
+        true = getattr(owner, name)
+        setattr(owner, name, cls.lie(true))
+        return lambda: setattr(owner, name, true)
+
+
+@dataclass(frozen=True)
+class Liar:
+    """One mutant: ``how`` is a :class:`Lie`, a :class:`Patch` or a :class:`hal_core.policy.Policy`."""
+
+    name: str
+    guarantee: int
+    story: str
+    how: type
+    requires: tuple[str, ...] = ()
+    seen: str = ""
+
+    def corrupt(self, honest: Subject) -> Subject:
+        """The subject with this bug."""
+        from ..opening import Subject
+
+        if issubclass(self.how, Policy):
+            return Subject(self.name, honest.open, honest.support, self.how(), honest.origin)
+        if issubclass(self.how, Patch):
+            undo = self.how.apply()
+            return Subject(self.name, honest.open, honest.support, honest.policy, honest.origin, undo)
+        return Subject(self.name, lambda: self._mixed(honest.open), honest.support, honest.policy, honest.origin)
+
+    def _mixed(self, open_honest: Callable[[], Device]) -> Device:
+        device = open_honest()
+        kind = type(device)
+        device.__class__ = type(f"{self.how.__name__}Of{kind.__name__}", (self.how, kind), {})
+        return device
+
+
+def liar(guarantee: int, story: str, *, requires: str | tuple[str, ...] = (), seen: str = "") -> Callable[[T], T]:
+    """Register a class as a liar against ``guarantee``, on devices that offer ``requires``."""
+
+    def register(how: T) -> T:
+        needs = (requires,) if isinstance(requires, str) else requires
+        LIARS.append(Liar(how.__name__, guarantee, story, how, needs, seen))
+        return how
+
+    return register
+
+
+def everyone() -> list[Liar]:
+    """All liars, in the order of their guarantees."""
+    for module in MODULES:
+        import_module(f"{__name__}.{module}")
+    return sorted(LIARS, key=lambda one: one.guarantee)
+
+
+def by_name(name: str) -> Liar:
+    """The liar of that name."""
+    found = [one for one in everyone() if one.name == name]
+    if not found:
+        known = ", ".join(one.name for one in LIARS)
+        raise InvalidValue(f"no liar {name!r}", cure=f"one of {known}", argument="liar")
+    return found[0]
