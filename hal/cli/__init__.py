@@ -1,4 +1,4 @@
-"""The command line: ``hal devices``, ``hal run``, ``hal --version``.
+"""The command line: ``hal devices``, ``hal run``, ``hal tail``, ``hal --version``.
 
 What only lists is read with argparse and costs no framework import; ``hal run`` with its many options is a typer
 command, imported when it is invoked (typer's own imports would be half the time of a listing).
@@ -34,6 +34,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _dispatch(arguments: list[str]) -> None:
     if arguments[:1] == ["run"]:
         _run(arguments[1:])
+        return
+    if arguments[:1] == ["tail"]:
+        from .tail import run as tail
+
+        tail(arguments[1:])
         return
     from .arguments import parse
 

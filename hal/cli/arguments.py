@@ -13,6 +13,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--version", action="store_true", help="show the versions of hal, contract, Python and Paddle")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
     commands.add_parser("run", help="generate text with a model (hal run --help)")
+    commands.add_parser("tail", help="print what workers send to a url (hal tail --help)")
     devices = commands.add_parser(
         "devices",
         help="list the installed devices",
@@ -28,9 +29,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     )
     options = parser.parse_args(arguments)
     if options.command is None and not options.version:
-        parser.error("which command? hal run, hal devices (hal --help says more)")
-    if options.command == "run":
-        parser.error("put options of hal run after the word run")
+        parser.error("which command? hal run, hal devices, hal tail (hal --help says more)")
+    if options.command in ("run", "tail"):
+        parser.error(f"put options of hal {options.command} after the word {options.command}")
     return options
 
 

@@ -8,6 +8,7 @@ The journal gets one line for each step, after ``save_output`` has returned; a w
 from __future__ import annotations
 
 import json
+import logging
 import os
 import random
 import sys
@@ -25,6 +26,7 @@ from hal_core.tasks import Task, TaskKind
 
 from hal.transport import open_sink
 
+logging.getLogger("hal").setLevel(logging.ERROR)  # that the cpu device is synchronous is known here
 SIZES = Sizes(slots=8, max_tokens=64, block_size=64, max_draft=3, top_k=2)
 PARAMS = SamplingParams(max_tokens=60)
 LENGTH = 2

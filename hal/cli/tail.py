@@ -1,0 +1,152 @@
+"""``hal tail URL``: what workers send to a url, as it comes, with gaps, duplicates, restarts and losses.
+
+It is the reader of that url, in an engine's place: a url has one reader, and what was printed is acknowledged.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hal_core.frames import Frame
+    from hal_core.records import OutputRow
+
+    from hal.reading import Event
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """Read the options of ``hal tail``. Exits 2 on bad usage."""
+    parser = argparse.ArgumentParser(
+        prog="hal tail",
+        description="Print what workers send to a url: records, gaps, duplicates, restarts, losses. It reads in the "
+        "engine's place and acknowledges what it has printed.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("url", metavar="URL", help="ipc:///folder/name or tcp://host:port, where workers send to")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.add_argument("--request", metavar="ID", help="only this request's rows")
+    parser.add_argument("--keep", action="store_true", help="acknowledge nothing: the next reader gets all of it again")
+    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="end when nothing came for so long")
+    return parser.parse_args(arguments)
+
+
+def run(arguments: list[str]) -> None:
+    """Print until every sender has said good-bye, the time is over, or Ctrl-C; the counts go to stderr."""
+    from hal.reading import OutputReader  # so that a listing does not load ZeroMQ
+
+    options = parse(arguments)
+    printer = Printer(as_json=options.json, request=options.request)
+    with OutputReader(options.url, auto_ack=not options.keep, on_event=printer.event) as reader:
+        printer.reader = reader
+        try:
+            while (frame := reader.read(options.timeout)) is not None:
+                printer.record(frame)
+        except KeyboardInterrupt:
+            pass
+        counts = reader.counters()
+    told = ", ".join(f"{number} {name}" for name, number in (counts | printer.counts).items())
+    print(f"hal tail: {told}", file=sys.stderr)
+
+
+class Printer:
+    """Lines of text or JSON. Duplicates were dropped already; that there were some is told as they are met."""
+
+    def __init__(self, *, as_json: bool, request: str | None) -> None:
+        self.as_json, self.request = as_json, request
+        self.counts = {"gaps": 0, "lost sessions": 0, "restarts": 0}
+        self.reader: Any = None
+        self._duplicates = 0
+        self._senders: set[int] = set()
+
+    def record(self, frame: Frame) -> None:
+        """Print a record: a line a row that tells something."""
+        self._tell_duplicates()
+        for row in frame.record.rows():
+            if self.request not in (None, row.request_id):
+                continue
+            if self.as_json:
+                self._print_json({"event": "row", "step": frame.record.step} | _place(frame) | _facts(row))
+            else:
+                place = f"{frame.header.session:016x}:{frame.header.sequence} step {frame.record.step}"
+                self._print(f"{place}  {row.request_id}  {_words(row)}")
+
+    def event(self, event: Event) -> None:
+        """Print what the reader says besides records."""
+        from hal.reading import Gap, SessionEnded, SessionLost, SessionStarted
+
+        words, name = str(event), type(event).__name__
+        if isinstance(event, SessionStarted):
+            again = event.sender in self._senders
+            self._senders.add(event.sender)
+            self.counts["restarts"] += again
+            words = f"session {event.session:016x} of sender {event.sender}, from frame {event.first}"
+            words += "; the sender was started again" if again else ""
+        elif isinstance(event, SessionEnded):
+            words = f"session {event.session:016x} ended after frame {event.last_sequence}"
+        elif isinstance(event, SessionLost):
+            self.counts["lost sessions"] += 1
+        elif isinstance(event, Gap):
+            self.counts["gaps"] += 1
+        if self.as_json:
+            self._print_json({"event": name, "text": words})
+        else:
+            self._print(f"-- {name}: {words}")
+
+    def _tell_duplicates(self) -> None:
+        number = self.reader.counters()["duplicates"] if self.reader is not None else 0
+        if number > self._duplicates:
+            words = f"{number - self._duplicates} frame(s) came again and were dropped"
+            self._duplicates = number
+            if self.as_json:
+                self._print_json({"event": "Duplicates", "text": words})
+            else:
+                self._print(f"-- Duplicates: {words}")
+
+    def _print_json(self, facts: dict[str, object]) -> None:
+        self._print(json.dumps(facts))
+
+    def _print(self, line: str) -> None:
+        print(line, flush=True)
+
+
+def _place(frame: Frame) -> dict[str, object]:
+    header = frame.header
+    return {"session": f"{header.session:016x}", "sender": header.sender, "sequence": header.sequence}
+
+
+def _facts(row: OutputRow) -> dict[str, object]:
+    facts: dict[str, object] = {
+        "request": row.request_id,
+        "status": row.status.name,
+        "finish": row.finish.name,
+        "position": row.position,
+        "tokens": row.tokens.tolist(),
+    }
+    if row.first_token:
+        facts["first_token"] = True
+    if row.drafts is not None and len(row.drafts):
+        facts["drafts"] = row.drafts.tolist()
+    if row.logprobs is not None and len(row.logprobs):
+        facts["logprobs"] = row.logprobs[:, 0].tolist()
+    if row.message:
+        facts["message"] = row.message
+    return facts
+
+
+def _words(row: OutputRow) -> str:
+    parts = [row.status.name.lower()]
+    if len(row.tokens):
+        parts = [f"at {row.position}: {' '.join(map(str, row.tokens.tolist()))}"]
+    if row.first_token:
+        drafts = [] if row.drafts is None else row.drafts.tolist()
+        parts.append(f"first token, drafts {drafts}")
+    if row.logprobs is not None and len(row.logprobs):
+        parts.append("logprobs " + " ".join(f"{value:.3f}" for value in row.logprobs[:, 0].tolist()))
+    if row.finish:
+        parts.append(f"finished: {row.finish.name.lower()}")
+    if row.message:
+        parts.append(row.message)
+    return ", ".join(parts)

@@ -1,0 +1,92 @@
+"""``hal tail URL``: rows, gaps, restarts, losses and duplicates as they come, in text and JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from hal.transport import private_ipc_url, release_ipc
+
+WORKER = """
+    import os, sys
+    import numpy as np
+    from hal_core.records import OutputRecord
+    from hal.transport import open_sink
+
+    class Output:
+        def __init__(self, step, finish=0):
+            self.step, self.finish = step, finish
+        def resolve(self):
+            one = np.ones(1, np.uint8)
+            ids = np.array([[70 + self.step, 5]])
+            lps = np.array([[-0.5, -2.0]], np.float32)
+            return OutputRecord(self.step, ("req-a",), one, one * self.finish, np.array([self.step]), one.astype("i4"),
+                                np.array([70 + self.step]), one < 0, logprob_token_ids=ids, logprobs=lps)
+        def settle(self, error):
+            pass
+
+    sink = open_sink(sys.argv[1], heartbeat=0.05)
+    sink.put(Output(0))
+    if sys.argv[2] == "dies":
+        while sink.counters()["unacknowledged"]:
+            pass
+        os.kill(os.getpid(), 9)
+    sink.put(Output(1, finish=1))
+    sink.close(20)
+"""
+
+
+@pytest.fixture
+def url():
+    url = private_ipc_url()
+    yield url
+    release_ipc(url)
+
+
+def tail(url, *lives, options=()):
+    """The lines of stdout and stderr while workers live one after the other."""
+    arguments = [sys.executable, "-m", "hal", "tail", url, "--timeout", "30", *options]
+    arguments[1:3] = ["-c", "from hal.cli import main; main()"]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        for life in lives:
+            subprocess.run([sys.executable, "-c", textwrap.dedent(WORKER), url, life], check=False, timeout=60)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    return out.splitlines(), err
+
+
+def test_it_prints_rows_a_loss_and_a_restart_and_ends_with_the_last_session(url):
+    lines, summary = tail(url, "dies", "closes")
+    words = [line.split("  ", 1)[1] if not line.startswith("--") else line.split(":")[0] for line in lines]
+    assert words[:2] == ["-- SessionStarted", "req-a  at 0: 70, logprobs -0.500"]
+    assert "-- SessionLost" in words
+    assert any("was started again" in line for line in lines)
+    assert words[-2:] == ["req-a  at 1: 71, logprobs -0.500, finished: stop", "-- SessionEnded"]
+    assert "3 frames" in summary
+    assert "1 lost sessions, 1 restarts" in summary
+
+
+def test_json_lines_of_one_request(url):
+    lines, _ = tail(url, "closes", options=["--json", "--request", "req-a"])
+    rows = [fact for fact in map(json.loads, lines) if fact["event"] == "row"]
+    assert [(row["position"], row["tokens"], row["finish"]) for row in rows] == [(0, [70], "NONE"), (1, [71], "STOP")]
+    assert rows[0]["logprobs"] == [-0.5]
+
+
+def test_g26_a_url_that_cannot_be_read_is_one_line(url):
+    for bad, message in [("nonsense", "no scheme"), ("sysv://?layout=plain", "carries no frames")]:
+        done = subprocess.run(
+            [sys.executable, "-c", "from hal.cli import main; main()", "tail", bad],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=os.environ,
+        )
+        assert done.returncode == 2
+        assert message in done.stderr
+        assert done.stderr.count("\n") == 1
