@@ -15,17 +15,17 @@ from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
 import numpy as np
+from hal_core.bound import bind
+from hal_core.cpu import CpuPlugin
+from hal_core.fields import Sizes
+from hal_core.requests import Request, SamplingParams
+from hal_core.sinks import Discard
 
 import hal.worker.tokens
 import hal.worker.worker
 from hal.engine import Engine
 from hal.model.batch import ModelBatch
 from hal.worker import Worker
-from hal_core.bound import bind
-from hal_core.cpu import CpuPlugin
-from hal_core.fields import Sizes
-from hal_core.requests import Request, SamplingParams
-from hal_core.sinks import Discard
 
 P, R = ParamSpec("P"), TypeVar("R")
 SLOTS, MAX_TOKENS, PROMPT, STEPS, TARGET_MS = 32, 1024, 64, 600, 1.0

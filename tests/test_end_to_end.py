@@ -14,18 +14,18 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-
-from hal.engine import Engine
-from hal.model import DEFAULT_CHECKPOINT
-from hal.model.llama import LlamaModel
-from hal.model.tokenizer import Tokenizer
-from hal.worker import Worker
 from hal_core.bound import bind
 from hal_core.cpu import CpuPlugin
 from hal_core.fields import Sizes
 from hal_core.records import SlotStatus
 from hal_core.requests import Request, SamplingParams
 from hal_core.sinks import MemorySink
+
+from hal.engine import Engine
+from hal.model import DEFAULT_CHECKPOINT
+from hal.model.llama import LlamaModel
+from hal.model.tokenizer import Tokenizer
+from hal.worker import Worker
 
 MARGIN, TOKENS, ALTERNATIVES = 1e-3, 32, 3
 GREEDY = ("def main(", "for i in range(", "try:\n    ", "if __name__ ==", "from collections import", "with open(")

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from hal_core.requests import SamplingParams
 
 from hal.model import DEFAULT_CHECKPOINT
-from hal_core.requests import SamplingParams
 
 from .run_options import Options, read_prompts, sampling_params
 

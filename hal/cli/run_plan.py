@@ -7,13 +7,14 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hal.engine import Scheduler, tokens_to_keep
-from hal.model.config import LlamaConfig, read_config
-from hal.model.tokenizer import Tokenizer
 from hal_core.errors import InvalidValue
 from hal_core.fields import Sizes
 from hal_core.layout import lay_out
 from hal_core.requests import Request, SamplingParams
+
+from hal.engine import Scheduler, tokens_to_keep
+from hal.model.config import LlamaConfig, read_config
+from hal.model.tokenizer import Tokenizer
 
 from .run_options import Options
 

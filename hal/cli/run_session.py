@@ -11,12 +11,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
+from hal_core.errors import HalError
+from hal_core.requests import SamplingParams
+
 from hal.engine import Engine
 from hal.opening import open_device
 from hal.reading import Event, OutputReader, SessionEnded, StreamLoss
 from hal.transport import open_sink
-from hal_core.errors import HalError
-from hal_core.requests import SamplingParams
 
 from .run_options import Options
 from .run_output import Answers
@@ -24,9 +25,10 @@ from .run_plan import Plan, make_plan
 from .run_screen import Screen, open_screen
 
 if TYPE_CHECKING:
-    from hal.model.llama import LlamaModel
     from hal_core.bound import BoundDevice
     from hal_core.sinks import Sink
+
+    from hal.model.llama import LlamaModel
 
 FAILED, INTERRUPTED = 2, 130
 """Exit statuses: a request ended with an error; Ctrl-C."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from hal_core.errors import InvalidValue
 
 from hal.model.config import LlamaConfig
-from hal_core.errors import InvalidValue
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
+from hal_core.errors import InvalidValue
 
 from hal.model.config import LlamaConfig
-from hal_core.errors import InvalidValue
 
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]

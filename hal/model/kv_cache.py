@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import paddle
+from hal_core.errors import InvalidValue
 
 from hal.model.batch import CacheShape
 from hal.model.config import LlamaConfig
-from hal_core.errors import InvalidValue
 
 if TYPE_CHECKING:
     from paddle import Tensor

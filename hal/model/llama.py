@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import paddle
 import paddle.nn.functional as functional
+from hal_core.errors import InvalidValue
 
 from hal.model.batch import GroupPlan, ModelBatch, check_batch, plan_step
 from hal.model.config import LlamaConfig, read_config
@@ -23,7 +24,6 @@ from hal.model.dense import DenseModel
 from hal.model.kv_cache import PagedCache
 from hal.model.loading import read_tensors
 from hal.model.weights import DecoderWeights, LayerWeights, prepare_weights
-from hal_core.errors import InvalidValue
 
 if TYPE_CHECKING:
     from paddle import Tensor

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from hal_core.errors import InvalidValue
 from safetensors import SafetensorError, safe_open
 
 from hal.model.config import LlamaConfig, read_json
-from hal_core.errors import InvalidValue
 
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 _STORED: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from hal_core.errors import InvalidValue
 from tokenizers import Tokenizer as _Backend
 
 from hal.model.config import LlamaConfig
-from hal_core.errors import InvalidValue
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-
 from hal_core.requests import AdmittedRequest, SamplingParams
 from hal_core.tasks import ENTERING, LEAVING, TaskBatch
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-
-from hal.model.batch import ModelBatch
 from hal_core.layout import ByteRange
 from hal_core.tasks import TaskBatch, TaskKind
+
+from hal.model.batch import ModelBatch
 
 if TYPE_CHECKING:
     from hal_core.device import Device, Stream

@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-
-from hal.model.batch import ModelBatch
-from hal.worker.histories import Histories
-from hal.worker.inputs import StepInput, chunks_of, read_inputs
-from hal.worker.tokens import StepTokens, choose_tokens
 from hal_core.errors import SinkClosed, SinkFull
 from hal_core.group import ALONE, Group
 from hal_core.output import OutputTicket
 from hal_core.steps import Step
 from hal_core.tasks import LEAVING, Task, TaskBatch
+
+from hal.model.batch import ModelBatch
+from hal.worker.histories import Histories
+from hal.worker.inputs import StepInput, chunks_of, read_inputs
+from hal.worker.tokens import StepTokens, choose_tokens
 
 if TYPE_CHECKING:
     from hal_core.bound import BoundDevice

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from hal_core.errors import HalError, InvalidValue, OutOfMemory
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hal.engine import BlockPool
-from hal_core.errors import HalError, InvalidValue, OutOfMemory
 
 
 @given(data=st.data(), size=st.integers(1, 20))

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from hal.engine import Engine, Scheduler
 from hal_core.bound import bind
 from hal_core.cpu import CpuPlugin
 from hal_core.errors import InvalidValue
@@ -16,6 +12,10 @@ from hal_core.layout import lay_out
 from hal_core.records import FinishReason, OutputRecord, SlotStatus
 from hal_core.requests import Request, SamplingParams
 from hal_core.tasks import TaskKind
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hal.engine import Engine, Scheduler
 
 MAX_TOKENS, BLOCK = 24, 4
 

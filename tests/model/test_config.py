@@ -9,11 +9,11 @@ import subprocess
 import sys
 
 import pytest
+from hal_core.errors import InvalidValue
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hal.model.config import parse_config, read_config
-from hal_core.errors import InvalidValue
 
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import paddle
 import pytest
+from hal_core.errors import InvalidValue
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hal.model.batch import ModelBatch
 from hal.model.llama import LlamaModel
-from hal_core.errors import InvalidValue
 
 TOLERANCE = 1e-4
 VARIANTS = [

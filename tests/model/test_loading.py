@@ -7,12 +7,12 @@ import json
 
 import numpy as np
 import pytest
+from hal_core.errors import InvalidValue
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hal.model.config import parse_config, read_config
 from hal.model.loading import read_tensors
-from hal_core.errors import InvalidValue
 
 
 def read(directory):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from hal_core.errors import InvalidValue
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
@@ -11,7 +12,6 @@ from tokenizers import decoders, models, pre_tokenizers
 from hal.model import DEFAULT_CHECKPOINT
 from hal.model.config import parse_config, read_config
 from hal.model.tokenizer import StreamDecoder, Tokenizer
-from hal_core.errors import InvalidValue
 
 TEXTS = st.text(alphabet=st.characters(codec="utf-8"), max_size=60)
 

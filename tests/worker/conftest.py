@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-
 from hal_core.base import DeviceBase
 from hal_core.bound import bind
 from hal_core.capabilities import Capabilities

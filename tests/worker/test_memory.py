@@ -10,14 +10,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-
-from hal.engine import Engine
-from hal.worker import Worker
 from hal_core.bound import bind
 from hal_core.cpu import CpuPlugin
 from hal_core.fields import Sizes
 from hal_core.requests import Request, SamplingParams
 from hal_core.sinks import Discard
+
+from hal.engine import Engine
+from hal.worker import Worker
 
 
 class Nonsense:

@@ -4,11 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-
-from hal.engine import Engine
-from hal.worker import Worker
 from hal_core.errors import InvalidBatch, SinkClosed, SinkFull
 from hal_core.fields import Sizes
 from hal_core.records import FinishReason, SlotStatus
@@ -16,6 +11,11 @@ from hal_core.requests import Request, SamplingParams, admit
 from hal_core.sinks import MemorySink
 from hal_core.tasks import Task, TaskKind
 from hal_core.views import View
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hal.engine import Engine
+from hal.worker import Worker
 
 SIZES = Sizes(slots=3, max_tokens=32, block_size=4, top_k=2, max_stop_length=3)
 HOOKS = ("insert_tasks", "async_set_value", "broadcast_tokens", "advance", "save_output")

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from hal_sim import Accelerator, Mode, NoCompiler, PinnedMemory, Stream, options
 from hal_sim.build import core_library
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import paddle
-
 from hal_sim import Accelerator, options, paddle_env
 
 NAME = os.environ.get("HALSIM_NAME", "hal_sim")

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import paddle
 import paddle.distributed as dist
-
 from hal_sim import Accelerator
 
 

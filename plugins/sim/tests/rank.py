@@ -14,7 +14,6 @@ import time
 from typing import Any
 
 import numpy as np
-
 from hal_core.errors import GroupLost
 from hal_sim import Accelerator, Group, Reduce, Stream, set_option
 

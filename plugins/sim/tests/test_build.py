@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from hal_sim import build
 
 TINY = 'extern "C" int answer() { return 42; }\n'

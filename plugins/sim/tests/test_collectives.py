@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from hal_core.errors import GroupLost, InvalidValue
 from hal_sim import Group, new_group_name, options
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
 from hal_sim import PENDING_POISON, label, options
 
 

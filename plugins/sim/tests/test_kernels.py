@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from hal_core.errors import InvalidValue
 from hal_sim import FIELD, WRITE, Accelerator, DeviceFault, Mode, Spread, options
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 STATE = 256
 

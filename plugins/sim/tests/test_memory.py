@@ -8,7 +8,6 @@ import sys
 
 import numpy as np
 import pytest
-
 from hal_core.errors import InvalidValue, OutOfMemory
 from hal_sim import FREED_POISON, FRESH_POISON, Accelerator, DeviceFault, options
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
 from hal_core.errors import Unavailable
 from hal_sim import NoPaddle, paddle_env
 from hal_sim.build import installed_paddle

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from hal_sim import Mode, NoPaddle, paddle_env
 from hal_sim.build import installed_paddle
 

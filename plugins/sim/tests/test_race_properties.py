@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import pytest
+from hal_sim import Accelerator, Event, Mode, Stream, label, options
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from hal_sim import Accelerator, Event, Mode, Stream, label, options
 
 STREAMS, EVENTS, BLOCK = 3, 2, 32
 Where = Literal["device", "host"]

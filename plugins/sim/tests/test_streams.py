@@ -7,7 +7,6 @@ import threading
 
 import numpy as np
 import pytest
-
 from hal_core.errors import InvalidValue, TicketTimeout
 from hal_sim import PENDING_POISON, DeviceFault, KernelFunction, Mode, SubmissionRefused, options
 

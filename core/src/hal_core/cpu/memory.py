@@ -27,6 +27,11 @@ class HostMemory:
         self.nbytes = buffer.nbytes
         self.address = buffer.ctypes.data
 
+    @property
+    def host_bytes(self) -> memoryview:
+        """The bytes themselves: the host may touch them at any time, as no work on them is ever pending."""
+        return self.buffer.data
+
     @classmethod
     def allocate(cls, device: object, nbytes: int) -> HostMemory:
         """A new block on a cache-line boundary."""

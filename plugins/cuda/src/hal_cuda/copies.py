@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-
 from hal_core.layout import ByteRange
 from hal_core.tickets import Mode
 from hal_core.transfers import CopyTicket

@@ -6,7 +6,6 @@ import ctypes
 from typing import Any
 
 import numpy as np
-
 from hal_core.errors import InvalidValue
 
 from .driver import Driver

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-
 from hal_core.errors import InvalidValue
 from hal_core.packing import ROW, Packed, cut_rows, split
 from hal_core.plan import PlanBuilder, WritePlan

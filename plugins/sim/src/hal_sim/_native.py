@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 from hal_core.errors import DeviceClosed, GroupLost, HalError, InvalidValue, OutOfMemory, TicketTimeout
+
 from hal_sim.build import BuildFailed, core_library
 
 ABI = 1

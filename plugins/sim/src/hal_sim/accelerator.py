@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from hal_core.errors import InvalidValue
 from numpy.typing import NDArray
 
-from hal_core.errors import InvalidValue
 from hal_sim import _native
 from hal_sim._native import MAX_RANK, KernelFunction, native
 from hal_sim.records import Operation, Reader, Report

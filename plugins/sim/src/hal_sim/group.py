@@ -6,9 +6,9 @@ import ctypes
 from enum import IntEnum
 
 import numpy as np
+from hal_core.errors import InvalidValue
 from numpy.typing import DTypeLike
 
-from hal_core.errors import InvalidValue
 from hal_sim._native import native
 from hal_sim.streams import Stream
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from hal_core.errors import Unavailable
+
 from hal_sim.build import paddle_device
 from hal_sim.settings import set_option
 from hal_sim.streams import Stream
