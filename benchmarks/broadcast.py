@@ -1,6 +1,6 @@
 """broadcast_tokens over gloo, two ranks, against one bare broadcast of the same bytes, in one run.
 
-Speculative decoding, 128 slots, 5 drafts. Rounds of the four ways are interleaved, so that a bad phase of the machine
+Speculative decoding, 128 slots, 5 drafts. Short rounds of the ways are interleaved, so that a bad phase of the machine
 meets all of them; times are those of the first rank (the source). python benchmarks/broadcast.py [rounds]
 """
 
@@ -14,8 +14,11 @@ from typing import Any
 import numpy as np
 from hal_core.ranks import Rank, RankPool
 
-SLOTS, DRAFTS, CALLS = 128, 5, 200
+SLOTS, DRAFTS, CALLS = 128, 5, 20
 LIMIT = 1.2
+SLICE = 1000.0
+"""Microseconds: a call that takes longer waited for another process to use up its time slice (4 ms), which says more
+of the machine than of the call. The quiet median leaves such calls out; it is what the limit is held against."""
 
 
 def measure(rank: Rank, rounds: int) -> dict[str, list[float]]:
@@ -61,7 +64,7 @@ def _tensor(array: np.ndarray[Any, Any]) -> Any:  # noqa: ANN401 (a Paddle tenso
 
 
 def _timed(way: Callable[[], None]) -> list[float]:
-    for _ in range(10):
+    for _ in range(3):
         way()
     found = []
     for _ in range(CALLS):
@@ -75,11 +78,13 @@ def main(rounds: int) -> int:
     """Print the table; exit code 1 when broadcast_tokens takes more than 1.2 times the bare broadcast."""
     with RankPool(2) as pool:
         times = pool.run(measure, rounds, timeout=300)[0]
-    median = {name: float(np.median(found)) for name, found in times.items()}
+    quiet = {name: [t for t in found if t < SLICE] for name, found in times.items()}
+    median = {name: float(np.median(found)) for name, found in quiet.items()}
     for name, found in times.items():
         print(
-            f"{name:18} median {median[name]:7.1f} us   p99 {np.percentile(found, 99):8.1f} us"
-            f"   {median[name] / median['bare']:5.2f} x bare"
+            f"{name:18} quiet median {median[name]:6.1f} us, {median[name] / median['bare']:4.2f} x bare (all calls: "
+            f"median {np.median(found):6.1f}, p99 {np.percentile(found, 99):7.1f} us; "
+            f"{100 - 100 * len(quiet[name]) / len(found):.0f} % met a time slice)"
         )
     ratio = median["broadcast_tokens"] / median["bare"]
     print(f"limit {LIMIT} x: {'met' if ratio <= LIMIT else 'MISSED'}")
@@ -87,4 +92,4 @@ def main(rounds: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 20))
+    sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 100))

@@ -15,6 +15,7 @@ import pluggy
 from . import hookspecs
 from .capabilities import HOOKS, Capabilities
 from .counters import Counters
+from .dispatch import direct
 from .errors import DeviceClosed, HalError, PluginError
 from .markers import PROJECT
 from .policy import Policy
@@ -48,7 +49,7 @@ class BoundDevice:
         self._refusal = ""
         self._async_set_value = hooks.async_set_value
         self._insert_tasks = hooks.insert_tasks
-        self._broadcast_tokens = hooks.broadcast_tokens
+        self._broadcast_tokens = direct(hooks.broadcast_tokens)
         self._save_output = hooks.save_output
         _open.add(self)
 

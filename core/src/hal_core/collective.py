@@ -74,7 +74,7 @@ class Agreement:
     """
 
     __slots__ = (
-        "_first", "_header", "_start", "_writes", "device", "expected", "group", "last", "number", "state"
+        "_first", "_header", "_host", "_start", "_writes", "device", "expected", "group", "last", "number", "state"
     )  # fmt: skip
 
     def __init__(self, device: Device, state: SlotState, group: Group, communicator: Communicator) -> None:
@@ -100,13 +100,21 @@ class Agreement:
         builder = PlanBuilder(state.memory)
         builder.copy(np.array([begin], np.int64), HEADER_BYTES, np.zeros(HEADER_BYTES, np.uint8))
         self._writes = builder.build().writes
+        # On a device whose memory the host may touch at any time, the header needs neither a plan nor a copy: they
+        # cost 10 us a call each, as everything does that runs right after a wait, with cold caches.
+        touchable: memoryview | None = getattr(state.memory, "host_bytes", None)
+        self._host = None if touchable is None else touchable[begin : begin + HEADER_BYTES]
 
     def begin(self, stream: Stream) -> None:
         """Count the broadcast; on the source, write its header in stream order."""
         self.number += 1
         COUNTS.pack_into(self._start, COUNTS_AT, self.number, self.state.advances)
         self.expected = bytes(self._start)
-        if self._first:
+        if not self._first:
+            return
+        if self._host is not None:
+            self._host[:] = self.expected
+        else:
             self.device.submit(WritePlan(self.state.memory, self._writes, (self.expected,)), stream)
 
     def lost(self, error: GroupLost) -> Ticket:
@@ -119,11 +127,11 @@ class Agreement:
 
     def checked(self, ticket: Ticket, stream: Stream) -> Ticket:
         """The ticket of a broadcast put on ``stream``: done when the bytes are there, and the header is right."""
-        copy = self.device.copy_out(self.state.memory, (self._header,), stream)
-        if ticket is DONE and copy.done() and copy.data[0].tobytes() == self.expected:
+        if ticket is DONE and self._host is not None and self._host.tobytes() == self.expected:
             self.last = DONE
-        else:
-            self.last = CheckedTicket(self, ticket, copy, self.expected)
+            return DONE
+        copy = self.device.copy_out(self.state.memory, (self._header,), stream)
+        self.last = CheckedTicket(self, ticket, copy, self.expected)
         return self.last
 
     def disagreement(self, header: bytes, expected: bytes) -> StateUnusable:

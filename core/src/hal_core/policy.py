@@ -159,7 +159,7 @@ class Policy:
 
 def _ticket(result: object) -> Ticket:
     """What a plugin's hook returned, which must be a ticket: None would hide a hook that did nothing."""
-    if isinstance(result, Ticket):
+    if result is DONE or isinstance(result, Ticket):
         return result
     raise PluginError(f"the plugin's hook returned {result!r}", cure="return a Ticket, never None")
 
