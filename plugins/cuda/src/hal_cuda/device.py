@@ -107,6 +107,8 @@ class CudaDevice(DeviceBase):
         """A block of device memory."""
         self._check()
         self.count("allocations")
+        if current_stream(self.index)[1] == "paddle":
+            return CudaMemory.of_paddle(self, nbytes, self.index)
         return CudaMemory.allocate(self, self.driver, nbytes)
 
     def resolve(self, target: object) -> View:

@@ -28,6 +28,15 @@ class CudaMemory:
         address = int(driver.ok(driver.api.cuMemAlloc(max(nbytes, 1)), "cuMemAlloc"))
         return cls(device, address, nbytes, None, driver)
 
+    @classmethod
+    def of_paddle(cls, device: object, nbytes: int, index: int) -> CudaMemory:
+        """A block that Paddle allocates, as an int64 tensor, so that its collectives can use slices of it."""
+        import paddle
+
+        zeros = np.zeros(-(-nbytes // 8) + 1, np.int64)
+        base = paddle.to_tensor(zeros, place=paddle.CUDAPlace(index))
+        return cls(device, int(base.data_ptr()), nbytes, base)
+
     def __del__(self) -> None:
         driver = getattr(self, "_driver", None)
         if driver is not None:

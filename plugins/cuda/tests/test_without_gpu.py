@@ -1,0 +1,196 @@
+"""What can be known of the cuda device without a GPU: why it is unavailable, its options, its drivers' two homes."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from types import ModuleType, SimpleNamespace
+
+import hal_cuda
+import pytest
+from hal_core.errors import DeviceClosed, HalError, InvalidValue, OutOfMemory, Unavailable
+from hal_cuda import CudaPlugin
+from hal_cuda.context import Context, Options
+from hal_cuda.driver import CudaError, Driver, load_bindings
+
+
+class FakeLibrary:
+    """Stands in for libcuda.so.1 as far as the probe asks."""
+
+    def __init__(self, devices=1, version=13000, init=0):
+        self.devices, self.version, self.init = devices, version, init
+
+    def cuInit(self, flags):
+        return self.init
+
+    def cuDeviceGetCount(self, place):
+        place._obj.value = self.devices
+        return 0
+
+    def cuDriverGetVersion(self, place):
+        place._obj.value = self.version
+        return 0
+
+
+def probe_with(monkeypatch, library):
+    def load(name):
+        if library is None:
+            raise OSError(name)
+        return library
+
+    monkeypatch.setattr(ctypes, "CDLL", load)
+    return CudaPlugin.probe()
+
+
+def test_no_driver(monkeypatch):
+    found = probe_with(monkeypatch, None)
+    assert (found.available, found.reason) == (False, "no CUDA driver (libcuda.so.1)")
+    assert found.cure
+
+
+@pytest.mark.parametrize("library", [FakeLibrary(devices=0), FakeLibrary(init=100)])
+def test_no_device(monkeypatch, library):
+    found = probe_with(monkeypatch, library)
+    assert not found.available
+    assert "sees no device" in found.reason
+    assert "nvidia-smi" in found.cure
+
+
+def test_cuda_core_missing(monkeypatch):
+    monkeypatch.setattr(hal_cuda, "find_spec", lambda name: None if name == "cuda.core" else object())
+    found = probe_with(monkeypatch, FakeLibrary())
+    assert found.reason == "cuda-core is missing"
+    assert "pip install" in found.cure
+
+
+def test_driver_older_than_the_runtime(monkeypatch):
+    monkeypatch.setattr(hal_cuda, "_bindings_major", lambda: 13)
+    found = probe_with(monkeypatch, FakeLibrary(version=12040))
+    assert "older than the runtime's 13" in found.reason
+    assert "[cu12]" in found.cure
+
+
+def test_paddle_without_cuda(monkeypatch):
+    monkeypatch.setattr(hal_cuda, "find_spec", lambda name: None if name in ("torch", "cupy") else object())
+    monkeypatch.setattr(hal_cuda, "_installed", lambda name: name == "paddlepaddle")
+    found = probe_with(monkeypatch, FakeLibrary(version=99000))
+    assert found.reason == "Paddle is installed without CUDA"
+    assert "paddlepaddle-gpu" in found.cure
+
+
+def test_a_gpu_and_all_it_needs(monkeypatch):
+    monkeypatch.setattr(hal_cuda, "find_spec", lambda name: object())
+    assert probe_with(monkeypatch, FakeLibrary(devices=2, version=99000)).reason == "2 device(s)"
+
+
+def test_opening_says_the_same(monkeypatch):
+    monkeypatch.setattr(CudaPlugin, "probe", lambda: hal_cuda.Probe.no("no CUDA driver (libcuda.so.1)", "install it"))
+    with pytest.raises(Unavailable, match=r"no CUDA driver \(libcuda"):
+        CudaPlugin.open(0, {})
+
+
+@pytest.mark.parametrize("home", ["cuda.bindings.driver", "cuda.cuda"])
+def test_the_bindings_are_found_in_both_their_homes(monkeypatch, home):
+    """cuda.bindings.driver since 12.8, ``from cuda import cuda`` before."""
+    for name in [n for n in sys.modules if n == "cuda" or n.startswith("cuda.")]:
+        monkeypatch.delitem(sys.modules, name)
+    parts = home.split(".")
+    for end in range(1, len(parts) + 1):
+        module = ModuleType(".".join(parts[:end]))
+        module.__path__ = []
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    assert load_bindings() is sys.modules[home]
+
+
+def test_no_bindings_in_either_home(monkeypatch):
+    for name in [n for n in sys.modules if n == "cuda" or n.startswith("cuda.")]:
+        monkeypatch.delitem(sys.modules, name)
+    empty = ModuleType("cuda")
+    empty.__path__ = []
+    monkeypatch.setitem(sys.modules, "cuda", empty)
+    with pytest.raises(Unavailable, match="cuda-bindings is missing"):
+        load_bindings()
+
+
+OK, NOT_READY = SimpleNamespace(name="CUDA_SUCCESS"), SimpleNamespace(name="CUDA_ERROR_NOT_READY")
+
+
+class FakeApi:
+    """Driver calls that answer as the test says."""
+
+    CUresult = SimpleNamespace(CUDA_SUCCESS=OK, CUDA_ERROR_NOT_READY=NOT_READY)
+    CUdevice_attribute = SimpleNamespace(
+        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR=0, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR=1
+    )
+
+    def __init__(self, gpus=2):
+        self.gpus = gpus
+
+    def cuInit(self, flags):
+        return (OK,)
+
+    def cuDeviceGetCount(self):
+        return OK, self.gpus
+
+    def cuDeviceGet(self, index):
+        return OK, index
+
+    def cuDevicePrimaryCtxRetain(self, device):
+        return OK, 700 + device
+
+    def cuCtxSetCurrent(self, handle):
+        return (OK,)
+
+    def cuDeviceGetAttribute(self, attribute, device):
+        return OK, (9, 0)[attribute]
+
+    def cuStreamGetCtx(self, handle):
+        return OK, handle // 10
+
+
+def test_a_failed_call_names_itself_the_error_and_the_cure():
+    driver = Driver(FakeApi())
+    with pytest.raises(CudaError, match="cuStreamCreate: CUDA_ERROR_INVALID_VALUE"):
+        driver.ok((SimpleNamespace(name="CUDA_ERROR_INVALID_VALUE"),), "cuStreamCreate")
+    with pytest.raises(OutOfMemory, match="ring_limit"):
+        driver.ok((SimpleNamespace(name="CUDA_ERROR_OUT_OF_MEMORY"),), "cuMemHostAlloc")
+    driver.check_sound()
+
+
+def test_after_a_sticky_error_every_call_says_so_and_how_to_recover():
+    driver = Driver(FakeApi())
+    with pytest.raises(CudaError, match="ILLEGAL_ADDRESS"):
+        driver.ok((SimpleNamespace(name="CUDA_ERROR_ILLEGAL_ADDRESS"),), "cuEventQuery")
+    for _ in range(2):
+        with pytest.raises(DeviceClosed, match=r"spoilt by an earlier error: cuEventQuery.*start the process anew"):
+            driver.check_sound()
+
+
+def test_a_context_knows_its_chip_and_refuses_streams_of_others():
+    context = Context.open(Driver(FakeApi()), 1)
+    assert context.arch == "sm_90"
+    context.check_stream(7010)
+    context.check_stream(0)
+    with pytest.raises(InvalidValue, match="another context"):
+        context.check_stream(7000)
+
+
+@pytest.mark.parametrize("index", [-1, 2])
+def test_an_index_that_is_not_there(index):
+    with pytest.raises(InvalidValue, match="there are 2 GPUs"):
+        Context.open(Driver(FakeApi()), index)
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ({"rings": 1}, "unknown options"),
+        ({"ring_start": 0}, "ring_start"),
+        ({"ring_limit": 1.5}, "ring_limit"),
+        ({"ring_start": 1 << 20, "ring_limit": 1 << 19}, "ring_start over ring_limit"),
+        ({"deadline": float("nan")}, "deadline"),
+    ],
+)
+def test_senseless_options_are_refused(given, complaint):
+    with pytest.raises(HalError, match=complaint):
+        Options.of(given)
