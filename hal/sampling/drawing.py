@@ -7,6 +7,7 @@ in order of probability two tokens nearly equal would swap whole intervals.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,8 +15,6 @@ import numpy as np
 from .ranking import best_ids
 from .rows import Float32s, Float64s, Int32s, Int64s
 from .weights import RUN, run_weights, unit_bits, weights
-
-_FIRST_LOOK = 64  # tokens that hold top-k and top-p nearly always; where they do not, 8 times as many, and so on
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,22 +55,33 @@ class Draws:
 def draw(draws: Draws) -> tuple[Int64s, Float64s]:
     """Tokens int64 ``[n]`` and their margins float64 ``[n]``."""
     count, vocab = draws.logits.shape
-    tokens, margins = np.empty(count, np.int64), np.empty(count)
+    tokens, margins = np.full(count, -1, np.int64), np.zeros(count)
     ordered = ((draws.top_k > 0) & (draws.top_k < vocab)) | (draws.top_p < 1.0)
     free = np.flatnonzero(~ordered)
     if len(free):
         tokens[free], margins[free] = _from_all(draws.only(free))
-    pending, look = np.flatnonzero(ordered), _FIRST_LOOK
+    pending = np.flatnonzero(ordered)
     whole = np.flatnonzero(ordered & ((draws.top_k == 0) | (draws.top_k >= vocab)))
     totals = np.zeros(count, np.int64)
     if len(whole):
         totals[whole] = draws.only(whole).run_weights(np.zeros(len(whole), np.int64)).sum(axis=1)
-    while len(pending):
-        drawn, margin = _from_best(draws.only(pending), totals[pending], min(look, vocab))
+    for look in _looks(vocab):
+        if not len(pending):
+            break
+        drawn, margin = _from_best(draws.only(pending), totals[pending], look)
         done = drawn >= 0
         tokens[pending[done]], margins[pending[done]] = drawn[done], margin[done]
-        pending, look = pending[~done], look * 8
+        pending = pending[~done]
     return tokens, margins
+
+
+def _looks(vocab: int) -> Iterator[int]:
+    """How many of the best tokens to look at: 64 hold top-k and top-p nearly always; where not, 8 times as many."""
+    look = 64
+    while look < vocab:
+        yield look
+        look *= 8
+    yield vocab
 
 
 def _from_all(draws: Draws) -> tuple[Int64s, Float64s]:
