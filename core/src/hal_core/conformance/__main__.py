@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import sys
 
+from ..errors import HalError
 from .command import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except HalError as error:
+        print(f"hal conform: error: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)

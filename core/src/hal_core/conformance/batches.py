@@ -66,8 +66,9 @@ def draw_tasks(draw: Draw, rig: Rig, slot: int, kinds: Sequence[TaskKind], role:
     resident = rig.model.residents[slot]
     if kind in LEAVE:
         found = [Task(kind, slot, resident.admitted)]
-        entering = [kind for kind in kinds if kind in ENTER]
-        if entering and draw(st.booleans(), f"slot {slot} is entered at once"):
+        entering = [other for other in kinds if other in ENTER]
+        again: bool = bool(entering) and draw(st.booleans(), f"slot {slot} is entered at once")
+        if again:
             found.append(draw_entering(draw, rig, slot, draw(st.sampled_from(entering), "how"), role))
         return found
     if kind is TaskKind.DECODE:

@@ -62,13 +62,16 @@ class Block:
         """Write the value; it must be refused exactly when one of its items is, and then change nothing."""
         __tracebackhide__ = True
         refused = [item for item in items if converted(item, target.dtype) == REFUSED]
+        told: Exception | None = None
         try:
             self.set(target, value).wait(backdoor.PATIENCE)
         except ConversionRefused as error:
-            assert refused, f"{value!r} for {target.dtype} was refused ({error}), but every element converts"
-            return
+            told = error
         except Exception as error:
             raise AssertionError(f"{value!r} for {target}: raised {error!r}, which is no answer to a value") from error
+        if told is not None:
+            assert refused, f"{value!r} for {target.dtype} was refused ({told}), but every element converts"
+            return
         assert not refused, f"{value!r} was written to {target.dtype}, but {refused[0]!r} must be refused"
         self.expect(target, items[: target.size])
 

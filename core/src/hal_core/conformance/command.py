@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -64,13 +65,18 @@ def arguments(options: Options) -> list[str]:
 
 def run(options: Options) -> int:
     """Run the kit, or its liars, and print the report; 0 when the device conforms (or every liar was killed)."""
-    try:
-        import hypothesis  # noqa: F401 (only whether it is there)
-        import pytest
-    except ImportError as error:
-        what = f"hal conform: error: {error.name} is not installed (pip install 'paddle-hal-core[conformance]')"
-        print(what, file=sys.stderr)
+    absent = [name for name in ("pytest", "hypothesis") if find_spec(name) is None]
+    if absent:
+        what = f"{' and '.join(absent)} not installed (pip install 'paddle-hal-core[conformance]')"
+        print(f"hal conform: error: {what}", file=sys.stderr)
         return 2
+    import pytest
+
+    from .opening import subject
+    from .report import chosen
+
+    chosen(options.only)  # both raise with the cure, before anything is run
+    subject(options.device, factory=options.device_factory, policy=options.policy)
     if options.liars:
         return _run_liars(options)
     with tempfile.TemporaryDirectory(prefix="hal-conform-") as folder:
@@ -107,7 +113,9 @@ def _run_liars(options: Options) -> int:
 
 def main(given: Sequence[str] | None = None) -> int:
     """The command itself."""
-    parser = argparse.ArgumentParser("hal conform", description="Check that a device keeps the contract of hal.")
+    parser = argparse.ArgumentParser(
+        "hal conform", description="Check that a device keeps the contract of hal.", allow_abbrev=False
+    )
     parser.add_argument("device", nargs="?", default="", help="device name, as hal devices lists it")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument("--html", default="", metavar="FILE", help="write the report as HTML")

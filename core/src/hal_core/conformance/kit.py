@@ -164,9 +164,7 @@ def examples(scale: float = 1.0) -> Callable[[Callable[[Kit, Draw], None]], Call
 
             run()
 
-        del test.__wrapped__  # type: ignore[attr-defined]  # pytest would look behind it, and ask for `draw`
+        del test.__wrapped__  # pytest would look behind it, and ask for `draw`
         return test
 
     return decorate
-
-

@@ -98,7 +98,7 @@ def found_rows(record: OutputRecord) -> list[Row]:
 
 
 def row_difference(got: Sequence[Row], should: Sequence[Row]) -> str:
-    """"" when the rows are equal, else the first that differs."""
+    """ "" when the rows are equal, else the first that differs."""
     names = [row.request_id for row in got], [row.request_id for row in should]
     if names[0] != names[1]:
         return f"the rows are of {names[0]}, but should be of {names[1]} (batch-id order)"

@@ -51,10 +51,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     ours = [item for item in items if _number(item)]
     if not ours:
         return
-    from .report import Recorder, chosen
+    from ..errors import HalError
+    from .report import Recorder, chosen, effort
 
     config.stash[KEY] = Recorder(config, {item.name.partition("[")[0] for item in ours})
-    wanted = chosen(config.getoption("--hal-only"))
+    try:
+        wanted = chosen(config.getoption("--hal-only"))
+        effort(config)
+    except HalError as error:
+        raise pytest.UsageError(str(error)) from None
     left_out = [item for item in ours if wanted and _number(item) not in wanted]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
@@ -65,6 +70,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="session")
 def device_subject(request: pytest.FixtureRequest) -> Subject:
     """The device under test. A plugin's own test file may override it with another Subject."""
+    from ..errors import HalError
     from .opening import subject
 
     option = request.config.getoption
@@ -72,7 +78,10 @@ def device_subject(request: pytest.FixtureRequest) -> Subject:
     factory = option("--hal-device-factory")
     if not name and not factory:
         pytest.exit("name the device to test: --hal-device=NAME (hal devices lists them)", returncode=4)
-    return subject(name, factory=factory, policy=option("--hal-policy"), liar=option("--hal-liar"))
+    try:
+        return subject(name, factory=factory, policy=option("--hal-policy"), liar=option("--hal-liar"))
+    except (HalError, ImportError, AttributeError) as error:
+        pytest.exit(f"the device under test was not found: {error}", returncode=4)
 
 
 @pytest.fixture(scope="session")
@@ -82,7 +91,10 @@ def kit_session(request: pytest.FixtureRequest, device_subject: Subject) -> Iter
     from .report import effort
 
     kit = Kit(device_subject, effort(request.config))
-    request.config.stash[KEY].opened(kit)
+    try:
+        request.config.stash[KEY].opened(kit)
+    except Exception as error:  # noqa: BLE001 (whatever a plugin raises, no test can run without its device)
+        pytest.exit(f"{device_subject.name} was not opened: {type(error).__name__}: {error}", returncode=4)
     yield kit
     kit.renew()
     device_subject.undo()

@@ -105,9 +105,7 @@ class Recorder:
             if name in self.expected():
                 entry.outcome, entry.reason = "unexpected", self.expected()[name]
 
-    def _note_failure(
-        self, entry: Outcome, call: pytest.CallInfo[None], report: pytest.TestReport, name: str
-    ) -> None:
+    def _note_failure(self, entry: Outcome, call: pytest.CallInfo[None], report: pytest.TestReport, name: str) -> None:
         assert call.excinfo is not None
         entry.kind = call.excinfo.typename
         notes = getattr(call.excinfo.value, "__notes__", ())
@@ -115,7 +113,7 @@ class Recorder:
         entry.outcome = "failed"
         if name in self.expected() and report.when == "call":
             entry.outcome, entry.reason = "expected", self.expected()[name]
-            report.outcome, report.wasxfail = "skipped", entry.reason  # type: ignore[attr-defined]
+            report.outcome, report.wasxfail = "skipped", entry.reason
         else:
             entry.reproduce = self.command(f"--only G{entry.guarantee}")
             report.sections.append(("reproduce with", entry.reproduce))
@@ -142,7 +140,7 @@ class Recorder:
         problems = self._problems()
         if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
             problems.append(f"pytest ended early: {pytest.ExitCode(status).name.lower().replace('_', ' ')}")
-        if not any(outcome.outcome in ("passed", "expected", "failed") for outcome in self.outcomes.values()):
+        elif not any(outcome.outcome in ("passed", "expected", "failed") for outcome in self.outcomes.values()):
             problems.append("no guarantee was checked")
         self.report = Report(self.header(), [self._entry(number) for number in BY_NUMBER], problems)
         target = self.config.getoption("--hal-report")
@@ -199,7 +197,7 @@ class Recorder:
         """Print the report as text."""
         from .rendering import lines
 
-        if self.report is not None:
+        if self.report is not None and self.device:
             for line in lines(self.report):
                 write(line)
 

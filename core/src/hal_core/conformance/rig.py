@@ -147,7 +147,9 @@ def assert_fresh(rig: Rig) -> None:
     got = rig.bytes()
     for name, place in rig.state.layout.fields.items():
         cells = got[place.offset : place.offset + place.stride * rig.sizes.slots].view(place.field.dtype.storage)
-        assert (cells == place.field.reset).all(), f"a new state has {name} = {cells}, but should be {place.field.reset}"
+        assert (cells == place.field.reset).all(), (
+            f"a new state has {name} = {cells}, but should be {place.field.reset}"
+        )
 
 
 def assert_rows(record: OutputRecord, should: Sequence[oracle_output.Row]) -> None:

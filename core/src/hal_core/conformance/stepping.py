@@ -49,7 +49,8 @@ def alternatives(draw: Draw, size: Sizes, sampled: dict[str, Any]) -> dict[str, 
     count = int(np.prod(shape))
     first = draw(st.integers(0, 1000), "first alternative")
     ids = (np.arange(count, dtype=np.int64) + first).reshape(shape)
-    chosen = sampled.get("accept_tokens", sampled.get("sampled_token_ids")).reshape(size.slots, -1)
+    chosen = next(iter(sampled[name] for name in ("accept_tokens", "sampled_token_ids") if name in sampled))
+    chosen = chosen.reshape(size.slots, -1)
     ids[:, : chosen.shape[1], 0] = chosen
     return {
         "topk_token_ids": ids,

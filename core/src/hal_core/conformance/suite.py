@@ -7,17 +7,11 @@ with the device named by ``--hal-device=NAME`` or, in the plugin's pytest settin
 
 from __future__ import annotations
 
-from .test_async_set_value import *
-from .test_asynchrony import *
-from .test_broadcast_tokens import *
-from .test_conversion import *
-from .test_delivery import *
-from .test_every_hook import *
-from .test_insert_tasks import *
-from .test_invalid_batches import *
-from .test_machine import *
-from .test_primitives import *
-from .test_save_output import *
-from .test_submissions import *
+from importlib import import_module
+from pathlib import Path
 
-__all__ = [name for name in dir() if name.startswith("test_g")]
+for _path in sorted(Path(__file__).parent.glob("test_*.py")):
+    _tests = vars(import_module(f"{__package__}.{_path.stem}"))
+    globals().update({_name: _test for _name, _test in _tests.items() if _name.startswith("test_g")})
+
+__all__ = sorted(_name for _name in globals() if _name.startswith("test_g"))

@@ -52,9 +52,7 @@ def test_g14_a_state_that_ranks_disagree_about_is_refused_by_every_hook(kit: Kit
         "insert_tasks": lambda: rig.bound.insert_tasks(state=rig.state, tasks=tasks, stream=rig.stream),
         "save_output": lambda: rig.bound.save_output(state=rig.state, step=step, sink=rig.sink, stream=rig.stream),
         "broadcast_tokens": lambda: rig.bound.broadcast_tokens(state=rig.state, group=Group(), stream=rig.stream),
-        "async_set_value": lambda: rig.bound.async_set_value(
-            target=rig.state.view("seed"), value=1, stream=rig.stream
-        ),
+        "async_set_value": lambda: rig.bound.async_set_value(target=rig.state.view("seed"), value=1, stream=rig.stream),
         "advance": lambda: rig.bound.advance(state=rig.state, step=step, stream=rig.stream),
     }
     for hook, call in calls.items():

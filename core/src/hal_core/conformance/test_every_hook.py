@@ -128,10 +128,11 @@ def sources() -> Iterator[tuple[str, ast.Module]]:
 def test_g27_the_core_imports_no_device(kit: Kit) -> None:
     for name, tree in sources():
         for node in ast.walk(tree):
+            line = getattr(node, "lineno", 0)
             modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             modules += [node.module or ""] if isinstance(node, ast.ImportFrom) and node.level == 0 else []
             wrong = [m for m in modules if m.partition(".")[0].startswith("hal_") and m.partition(".")[0] != "hal_core"]
-            assert not wrong, f"{name}:{node.lineno} imports {wrong}, but the core may import no device"
+            assert not wrong, f"{name}:{line} imports {wrong}, but the core may import no device"
 
 
 @guarantee(27)
@@ -177,9 +178,7 @@ def test_g28_a_slot_is_not_written_before_its_last_reader_has_passed(kit: Kit, d
         stepped = rig.advance(rig.step([0, 1, 2]))
         rig.stream = other
         new = rig.admit(Request("new", [7, 8, 9], SamplingParams(max_tokens=9)))
-        entered = rig.insert(
-            [Task(how, slot, tasks[slot].request), Task(TaskKind.PREFILL, slot, new, 0, 3, [5, 6])]
-        )
+        entered = rig.insert([Task(how, slot, tasks[slot].request), Task(TaskKind.PREFILL, slot, new, 0, 3, [5, 6])])
         assert not entered.done(), f"slot {slot} was written while a step that reads it was held"
     for ticket in (stepped, entered):
         ticket.wait(PATIENCE)

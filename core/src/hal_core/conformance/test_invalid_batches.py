@@ -48,7 +48,7 @@ def refuse(rig: Rig, tasks: list[Task]) -> InvalidBatch:
 @examples(2.0)
 def test_g08_an_invalid_batch_changes_nothing_and_every_problem_is_listed(kit: Kit, draw: Draw) -> None:
     rig = prepared(kit, draw)
-    tasks = [task for task in draw_batch(draw, rig, least=1)]
+    tasks = draw_batch(draw, rig, least=1)
     alone = [task for task in tasks if [other.slot for other in tasks].count(task.slot) == 1]
     assume(alone)
     chosen = draw(st.lists(st.sampled_from(range(len(alone))), min_size=1, unique=True), "tasks to spoil")

@@ -93,7 +93,7 @@ def _holds(dtype: DType, item: Any) -> bool:  # noqa: ANN401 (a Python scalar)
             back = np.array(item, dtype.storage).item()
     except OverflowError:
         return False
-    return bool(back == item or back != back and item != item)
+    return bool(back == item or (back != back and item != item))
 
 
 def reversed_memory(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -32,7 +32,7 @@ T = TypeVar("T", bound=type)
 LIARS: list[Liar] = []
 
 
-class Lie(ABC):
+class Lie(ABC):  # noqa: B024 (an ABC for its layout, see below)
     """Base of device liars: a mixin that is laid over the class of an honest, opened device.
 
     It is an ABC because DeviceBase is one: only then does an opened device let itself be made a liar.

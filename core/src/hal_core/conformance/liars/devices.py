@@ -214,4 +214,3 @@ def _raw(device: Any, memory: Memory, offset: int, data: bytes, stream: Stream) 
     from ..backdoor import put
 
     put(device, memory, [(offset, data)], stream)
-

@@ -68,7 +68,9 @@ class CountsOne(Lie):
         return replace(true, submissions=true.submissions // 2)
 
 
-@liar(23, "the copy out waits for the compute stream", requires=("async_d2h", "can_hold_stream"), seen="FastDeploy 7221")
+@liar(
+    23, "the copy out waits for the compute stream", requires=("async_d2h", "can_hold_stream"), seen="FastDeploy 7221"
+)
 class CopiesWhileHeld(Lie):
     """Blocking instead of ordered."""
 

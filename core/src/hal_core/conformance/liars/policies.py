@@ -184,7 +184,7 @@ class CleansUpFirst(Policy):
     ) -> Ticket:
         """Clean up, then do the rest."""
         order = step.order(state.name)
-        if len(order) and 0 <= int(order.min()) and int(order.max()) < state.sizes.slots:
+        if len(order) and int(order.min()) >= 0 and int(order.max()) < state.sizes.slots:
             device.submit(state.cleanup_plan(order), stream)
         return super().save_output(device, hook, state, step, sink, stream)
 

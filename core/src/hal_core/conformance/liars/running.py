@@ -70,7 +70,9 @@ def run(options: Options, tell: Callable[[Verdict], None]) -> list[Verdict]:
 def judge(one: Liar, options: Options, verdict: Verdict) -> None:
     """Run one liar against its guarantee's tests alone, and write down how it ended."""
     session = Session()
-    chosen_options = options.but(only=f"G{one.guarantee}", liar=one.name, shrink=False, report="", seed=options.seed or 0)
+    chosen_options = options.but(
+        only=f"G{one.guarantee}", liar=one.name, shrink=False, report="", seed=options.seed or 0
+    )
     quiet = io.StringIO()
     with contextlib.redirect_stdout(quiet), contextlib.redirect_stderr(quiet):
         status = pytest.main([*arguments(chosen_options), "--exitfirst", "--tb=no", "-qq"], plugins=[session])

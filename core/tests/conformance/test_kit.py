@@ -1,0 +1,158 @@
+"""The kit as its users meet it: the cpu device passes, failures can be reproduced, expectations must be true."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hal_core import conformance
+from hal_core.conformance.guarantees import GUARANTEES
+
+HERE = Path(__file__).parent
+KIT = Path(conformance.__file__).parent
+
+
+def conform(*arguments, code=None):
+    """Run the command in a process of its own; its exit status and what it printed."""
+    environment = {**os.environ, "PYTHONPATH": str(HERE)}
+    command = [sys.executable, "-m", "hal_core.conformance", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=280, check=False)
+    assert code is None or done.returncode == code, done.stdout[-4000:] + done.stderr[-4000:]
+    return done
+
+
+def report(*arguments, code):
+    return json.loads(conform(*arguments, "--json", "--profile=quick", code=code).stdout)
+
+
+def entry(found, name):
+    return next(one for one in found["guarantees"] if one["guarantee"] == name)
+
+
+def outcomes(found, name):
+    return {test["test"]: test["outcome"] for test in entry(found, name)["tests"]}
+
+
+def test_the_cpu_device_conforms_and_every_guarantee_is_listed():
+    found = report("cpu", code=0)
+    assert found["ok"]
+    assert [one["guarantee"] for one in found["guarantees"]] == [guarantee.name for guarantee in GUARANTEES]
+    skipped = {one["guarantee"]: one["note"] for one in found["guarantees"] if one["status"] != "checked"}
+    assert skipped.keys() == {"G3", "G13", "G16", "G28"}
+    assert "needs async_h2d" in skipped["G3"]
+    assert "several ranks" in skipped["G13"]
+    assert found["header"]["device"] == "cpu:0"
+    assert found["header"]["effort"] == {"profile": "quick", "examples": 0, "seed": 0, "shrink": True}
+
+
+def test_a_failure_has_a_shrunk_example_and_the_same_command_finds_it_again():
+    first = report("cpu", "--liar=NoStrides", "--only=G5", code=1)
+    again = report("cpu", "--liar=NoStrides", "--only=5", code=1)
+    told = [next(test for test in entry(run, "G5")["tests"] if test["outcome"] == "failed") for run in (first, again)]
+    assert told[0]["error"] == told[1]["error"]
+    assert told[0]["kind"] == "AssertionError"
+    assert "index of axis" in told[0]["error"]
+    assert told[0]["reproduce"] == "hal conform cpu --only G5 --liar NoStrides --profile quick --seed 0"
+
+
+def test_expected_failures_are_reported_with_their_reason():
+    found = report("--device-factory=kit_devices:true_list", "--only=G1", code=1)
+    assert outcomes(found, "G1")["test_g01_later_work_on_the_stream_sees_the_value"] == "expected"
+    assert "chip errata 7" in entry(found, "G1")["note"]
+    assert entry(found, "G1")["status"] == "failed"  # the other tests of G1 fail unexpectedly
+    assert not found["problems"]
+
+
+@pytest.mark.parametrize(
+    ("factory", "problem"),
+    [
+        ("passes", "passes, but is listed as an expected failure"),
+        ("unknown", "is no test of the kit"),
+        ("no_reason", "has no reason"),
+    ],
+)
+def test_a_list_of_expected_failures_must_be_true(factory, problem):
+    found = report(f"--device-factory=kit_devices:{factory}", "--only=G15", code=1)
+    assert not found["ok"]
+    assert problem in " ".join(found["problems"])
+
+
+def test_a_plugin_may_offer_tensors_of_its_framework():
+    found = report("--device-factory=kit_devices:with_tensors", "--only=G5", code=0)
+    assert outcomes(found, "G5")["test_g05_a_tensor_of_the_framework_is_written_where_it_is"] == "passed"
+
+
+def test_what_cannot_be_run_is_one_line_with_the_cure():
+    assert "no guarantee (G1 to G28" in conform("cpu", "--only=G99", code=2).stderr
+    assert "installed: cpu" in conform("nosuch", code=2).stderr
+    assert "name a device" in conform(code=2).stderr
+
+
+def test_the_report_comes_as_html(tmp_path):
+    target = tmp_path / "report.html"
+    conform("cpu", "--only=G15", "--profile=quick", f"--html={target}", code=0)
+    page = target.read_text(encoding="utf-8")
+    assert "<td>G15</td>" in page
+    assert 'class="checked"' in page
+
+
+def test_a_plugins_own_test_file_is_one_line(tmp_path):
+    (tmp_path / "test_mine.py").write_text("from hal_core.conformance.suite import *\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nhal_device = cpu\n")
+    command = [sys.executable, "-m", "pytest", "-p", "hal_core.conformance.plugin", "-p", "no:cacheprovider", "-q"]
+    chosen = ["--hal-profile=quick", "--hal-only=G15,G24"]
+    done = subprocess.run([*command, *chosen], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout
+    assert "3 passed" in done.stdout
+
+
+def test_pytest_loads_nothing_heavy_for_the_plugin():
+    code = (
+        "import sys, hal_core.conformance.plugin\n"
+        "print([m for m in ('numpy', 'hypothesis', 'hal_core.policy', 'pluggy._x', 'paddle') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_oracle_shares_no_code_with_what_it_judges():
+    judged = {
+        "insertion",
+        "advance",
+        "output",
+        "ledger",
+        "policy",
+        "base",
+        "convert",
+        "state",
+        "values",
+        "views",
+        "cpu",
+    }
+    for path in KIT.glob("*oracle*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.level == 2:
+                assert (node.module or "").partition(".")[0] not in judged, f"{path.name} imports {node.module}"
+
+
+def test_every_test_of_the_kit_carries_the_number_in_its_name():
+    for path in KIT.glob("test_*.py"):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test"):
+                marks = [call for call in node.decorator_list if getattr(call.func, "id", "") == "guarantee"]
+                assert len(marks) == 1, f"{path.name}: {node.name} has no @guarantee"
+                assert node.name.startswith(f"test_g{marks[0].args[0].value:02d}_"), f"{path.name}: {node.name}"
+
+
+def test_every_guarantee_of_one_process_has_a_test():
+    numbers = {
+        int(node.name[6:8])
+        for path in KIT.glob("test_*.py")
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.FunctionDef)
+        if node.name.startswith("test_g")
+    }
+    assert numbers | {guarantee.number for guarantee in GUARANTEES if guarantee.pending} == set(range(1, 29))

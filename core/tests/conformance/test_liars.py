@@ -1,0 +1,50 @@
+"""The kit is tested by liars: each must be killed by a test of its own guarantee, by assertion."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from hal_core.conformance.liars import everyone
+
+LIARS = {liar.name: liar for liar in everyone()}
+NEEDS_STREAMS = {"DoneEarly", "WaitsInside", "CountsOne", "CopiesWhileHeld", "NoGuard"}
+
+
+@pytest.fixture(scope="module")
+def verdicts():
+    command = [sys.executable, "-m", "hal_core.conformance", "cpu", "--liars", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=290, check=False)
+    table = json.loads(done.stdout)
+    assert done.returncode == any(one["verdict"] not in ("killed", "skipped") for one in table)
+    return {one["liar"]: one for one in table}
+
+
+@pytest.mark.parametrize("name", LIARS)
+def test_every_liar_is_killed_by_a_test_of_its_guarantee(name, verdicts):
+    verdict, number = verdicts[name], LIARS[name].guarantee
+    if name in NEEDS_STREAMS:
+        assert verdict["verdict"] == "skipped", verdict
+        pytest.skip(f"the cpu device cannot tell this lie: {verdict['by']}")
+    assert verdict["verdict"] == "killed", verdict
+    assert verdict["by"].startswith(f"test_g{number:02d}_")
+
+
+def test_there_are_liars_enough_and_their_stories_are_told():
+    assert len(LIARS) >= 25
+    assert all(liar.story for liar in LIARS.values())
+
+
+def test_a_liar_that_lives_fails_the_command():
+    code = (
+        "import sys\n"
+        "from hal_core.conformance import liars\n"
+        "from hal_core.conformance.command import Options, run\n"
+        "liars.everyone()\n"
+        "liars.LIARS[:] = [liars.Liar('Honest', 15, 'it does not lie', type('Honest', (liars.Lie,), {}))]\n"
+        "sys.exit(run(Options(device='cpu', liars=True)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert "alive" in done.stdout
+    assert "1 missed ['Honest']" in done.stdout
