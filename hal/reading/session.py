@@ -10,7 +10,7 @@ from hal.transport.protocol import Cursor, State
 #: Seconds after which a cursor that was not answered is given again.
 ASK_AGAIN_SECONDS = 0.5
 #: Most frames that are read before they are acknowledged.
-_ACKNOWLEDGE_EVERY = 64
+_ACKNOWLEDGE_EVERY = 128
 
 
 class Session:

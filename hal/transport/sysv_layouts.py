@@ -134,6 +134,9 @@ def _check(record: OutputRecord, at: Ints, batch_size: int, layout: Layout) -> N
     for values, what in ((record.tokens, "token"), (drafts, "draft")):
         if len(values) and (values.min() < 0 or values.max() >= 1 << 31):
             problems.append(f"a {what} is no int32 of at least 0")
+    alternatives = np.zeros(0, np.int64) if record.logprob_token_ids is None else record.logprob_token_ids
+    if alternatives.size and (alternatives.min() < NO_TOKEN or alternatives.max() >= 1 << 31):
+        problems.append("an alternative is no int32 of at least -1")
     counts = record.counts + (0 if record.draft_counts is None else record.draft_counts)
     most = MOST_TOKENS if layout.speculative else 1
     for row in np.flatnonzero(counts > most).tolist()[:4]:

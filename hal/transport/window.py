@@ -13,7 +13,8 @@ class Window:
 
     def __init__(self) -> None:
         self._frames: deque[bytes] = deque()
-        self.first = self.unsent = 1
+        self._waiting: deque[bytes] = deque()  # those of them that are to be sent, the last ones
+        self.first = 1
         self.nbytes = 0
         self.resent = 0  #: frames that a reader asked for again, counted
 
@@ -25,43 +26,61 @@ class Window:
         """The number that the next frame gets."""
         return self.first + len(self._frames)
 
+    @property
+    def unsent(self) -> int:
+        """The number of the frame to send next; ``next`` when all are sent."""
+        return self.first + len(self._frames) - len(self._waiting)
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether every frame is with the transport."""
+        return not self._waiting
+
     def add(self, frame: bytes) -> None:
         """Hold the frame, whose sequence is ``next``."""
         self._frames.append(frame)
+        self._waiting.append(frame)
         self.nbytes += len(frame)
 
     def acknowledge(self, sequence: int) -> int:
         """Forget everything up to ``sequence`` and return how many frames that were. Numbers never made are ignored."""
+        frames = self._frames
         count = min(sequence, self.next - 1) - self.first + 1
-        for _ in range(count):
-            self.nbytes -= len(self._frames.popleft())
         if count <= 0:
             return 0
+        freed = 0
+        for _ in range(count):
+            freed += len(frames.popleft())
+        while len(self._waiting) > len(frames):
+            self._waiting.popleft()
         self.first += count
-        self.unsent = max(self.unsent, self.first)
+        self.nbytes -= freed
         return count
 
     def rewind(self, after: int) -> None:
         """Have everything after ``after`` that is still held sent again."""
         target = min(max(after + 1, self.first), self.next)
         self.resent += max(0, self.unsent - target)
-        self.unsent = target
+        self._waiting = deque(islice(self._frames, target - self.first, None))
 
     def message(self, limit: int) -> tuple[bytes, int]:
         """Return the next unsent frames, joined up to about ``limit`` bytes, and how many; ``sent`` confirms them."""
-        start = self.unsent - self.first
-        if start == len(self._frames) - 1:  # the usual case: one frame, not copied
-            return self._frames[-1], 1
+        waiting = self._waiting
+        if len(waiting) == 1:  # the usual case: not copied
+            return waiting[0], 1
         size, count = 0, 0
-        for frame in islice(self._frames, start, None):
-            if count and size + len(frame) > limit:
+        for frame in waiting:
+            size += len(frame)
+            if count and size > limit:
                 break
-            size, count = size + len(frame), count + 1
-        return b"".join(islice(self._frames, start, start + count)), count
+            count += 1
+        return b"".join(islice(waiting, count)), count
 
     def sent(self, count: int) -> None:
         """The ``count`` frames of the last message are with the transport."""
-        self.unsent += count
+        popleft = self._waiting.popleft
+        for _ in range(count):
+            popleft()
 
     def deliveries(self) -> list[tuple[str, int, int]]:
         """``(request_id, first_position, count)`` of everything held: what is undelivered if the sender ends now."""

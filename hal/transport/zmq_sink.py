@@ -25,6 +25,9 @@ from hal.transport.window import Window
 
 #: From this size on ZeroMQ sends from the frame itself instead of copying it; frames never change.
 _NO_COPY_BYTES = 1 << 16
+_IN, _IN_OUT, _DONTWAIT = int(zmq.POLLIN), int(zmq.POLLIN | zmq.POLLOUT), int(zmq.DONTWAIT)  # enums cost a call
+#: So much is encoded before it is sent while outputs wait: then each look at the socket serves many frames.
+_TAKE_BYTES = 4 * MESSAGE_BYTES
 #: How long a thread that was told to stop may take to leave.
 _LEAVE_SECONDS = 1.0
 
@@ -64,7 +67,9 @@ class ZmqSink:
         os.set_blocking(self._wake_end, False)
         os.set_blocking(self._wake, False)
         self._poller = zmq.Poller()
-        self._poller.register(self._wake_end, zmq.POLLIN)
+        self._poller.register(self._wake_end, _IN)
+        self._poller.register(self._socket, _IN)
+        self._polls_out = False
         self._thread = threading.Thread(target=self._run, name=f"hal-sink-{sender}", daemon=True)
         self._thread.start()
 
@@ -78,6 +83,7 @@ class ZmqSink:
             self._refuse_if_closed()
             self._outputs.append(pending)
             if self._sleeping:
+                self._sleeping = False  # one word is enough
                 self._wake_thread()
         if full:
             raise SinkFull(
@@ -194,9 +200,9 @@ class ZmqSink:
         return self._failure is not None or not (self._outputs or len(self._window))
 
     def _take_outputs(self) -> None:
-        """Resolve and encode outputs, up to a message's worth as long as they say that they need not be waited for."""
+        """Resolve and encode outputs, up to some messages' worth as long as they say that they are ready."""
         size = 0
-        while self._outputs and size < MESSAGE_BYTES and not self._stop:
+        while self._outputs and size < _TAKE_BYTES and not self._stop:
             try:
                 self._in_hand = pending = self._outputs.popleft()
             except IndexError:  # close() took it
@@ -223,8 +229,11 @@ class ZmqSink:
         return len(frame)
 
     def _receive(self) -> None:
-        while int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
-            message = self._socket.recv(zmq.DONTWAIT)
+        while True:
+            try:
+                message = self._socket.recv(_DONTWAIT)
+            except zmq.Again:
+                return
             try:
                 for header, frame in split(message):
                     if header.session == self.session:
@@ -259,7 +268,7 @@ class ZmqSink:
                 return
             self._owed, self._next_beat = None, now + self._heartbeat
         window = self._window
-        while self._granted and window.unsent < window.next:
+        while self._granted and not window.is_sent:
             message, count = window.message(MESSAGE_BYTES)
             if not self._send(message):
                 return
@@ -272,7 +281,7 @@ class ZmqSink:
 
     def _send(self, message: bytes) -> bool:
         try:
-            self._socket.send(message, zmq.DONTWAIT, copy=len(message) < _NO_COPY_BYTES)
+            self._socket.send(message, _DONTWAIT, copy=len(message) < _NO_COPY_BYTES)
         except zmq.Again:  # no connection, or the reader does not keep up
             return False
         return True
@@ -280,8 +289,10 @@ class ZmqSink:
     def _sleep(self) -> None:
         """Wait for a word of the reader, room in ZeroMQ if something is due, an output, or the next heartbeat."""
         window = self._window
-        due = self._owed is not None or (self._granted and window.unsent < window.next)
-        self._poller.register(self._socket, zmq.POLLIN | (zmq.POLLOUT if due else 0))
+        due = self._owed is not None or (self._granted and not window.is_sent)
+        if due is not self._polls_out:
+            self._polls_out = due
+            self._poller.register(self._socket, _IN_OUT if due else _IN)
         self._sleeping = True  # from here on put() wakes us; what it queued before is seen below
         try:
             if not self._outputs and not self._stop and not (self._closing and self._is_drained()):

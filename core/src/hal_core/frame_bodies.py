@@ -139,7 +139,7 @@ def _record_of(body: Body) -> OutputRecord:
         rows.counts,
         _wide(body.tokens, rows.tokens),
         rows.first_token,
-        *(_NO_OPTIONS if options == _ABSENT else _options(body, rows.tokens)),
+        _NO_OPTIONS if options == _ABSENT else _options(body, rows.tokens),
         checked=known and options == _ABSENT,
     )
     _last_rows = rows

@@ -51,6 +51,7 @@ if sys.byteorder != "little":  # frames are written as the bytes of arrays
 
 MAGIC, VERSION, REVISION = b"HALf", 1, 0
 HEADER = struct.Struct("<4sBBHHHIQQQ16xI")  # all but the header's own checksum
+_WHOLE = struct.Struct(HEADER.format + "I")
 CHECKSUM, TRAILER = struct.Struct("<I"), struct.Struct("<QQ")
 HEADER_LENGTH = HEADER.size + CHECKSUM.size
 CHECKED_BODY = 1 << 16  #: bodies of up to so many bytes have a checksum, larger ones a trailer
@@ -140,14 +141,14 @@ def read_header(buffer: memoryview, offset: int = 0) -> FrameHeader:
     body = offset + HEADER_LENGTH
     if len(buffer) < body:
         raise FrameError(f"{len(buffer) - offset} bytes are too few for a header of {HEADER_LENGTH}", cure=_RESEND)
-    magic, version, _, length, kind, flags, sender, total, session, sequence, checksum = HEADER.unpack_from(
+    magic, version, _, length, kind, flags, sender, total, session, sequence, checksum, own = _WHOLE.unpack_from(
         buffer, offset
     )
     if magic != MAGIC:
         raise FrameError(f"the magic is {magic!r}, not {MAGIC!r}", cure="connect only hal's own senders here")
     if version != VERSION:
         raise FrameError(f"the frame has version {version}, this reader knows {VERSION}", cure="install one version")
-    if CHECKSUM.unpack_from(buffer, body - CHECKSUM.size)[0] != crc32(buffer[offset : body - CHECKSUM.size]):
+    if own != crc32(buffer[offset : body - 4]):
         raise FrameError("the header's checksum is wrong", cure=_RESEND)
     tail = TRAILER.size if flags & HAS_TRAILER else 0
     if length != HEADER_LENGTH or total < HEADER_LENGTH + tail or flags & ~(HAS_CHECKSUM | HAS_TRAILER):

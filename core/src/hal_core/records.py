@@ -10,7 +10,7 @@ log-probabilities asked for. Arrays are little-endian and C-contiguous.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -205,17 +205,39 @@ def _join_and_check(request_ids: tuple[str, ...]) -> str:
     return joined
 
 
-_SET_FIELD = tuple(OutputRecord.__dict__[item.name].__set__ for item in fields(OutputRecord))
+_SETTERS: Any = tuple(OutputRecord.__dict__[item.name].__set__ for item in fields(OutputRecord))
+(_step, _ids, _status, _finish, _positions, _counts, _tokens, _first, *_SET_OPTIONS) = _SETTERS
 
 
-def assemble(*values: Any, checked: bool) -> OutputRecord:  # noqa: ANN401  # the types are those of the fields
+def assemble(
+    step: int,
+    request_ids: tuple[str, ...],
+    status: NDArray[np.uint8],
+    finish: NDArray[np.uint8],
+    positions: NDArray[np.int64],
+    counts: NDArray[np.int32],
+    tokens: NDArray[np.int64],
+    first_token: NDArray[np.bool_],
+    options: Iterable[Any],
+    *,
+    checked: bool,
+) -> OutputRecord:
     """Return a record of all its fields, in order, whose dtypes, dimensions and lengths the caller has seen to.
 
-    For decoders: it checks the values alone, and not even those that the caller has ``checked``.
+    For decoders: it checks the values alone, and not even those that the caller has ``checked``. Written out, as a loop
+    over the fields costs as much as the rest of decoding a plain record.
     """
     record = object.__new__(OutputRecord)
-    for set_field, value in zip(_SET_FIELD, values, strict=True):
-        set_field(record, value)
+    _step(record, step)
+    _ids(record, request_ids)
+    _status(record, status)
+    _finish(record, finish)
+    _positions(record, positions)
+    _counts(record, counts)
+    _tokens(record, tokens)
+    _first(record, first_token)
+    for set_option, value in zip(_SET_OPTIONS, options, strict=True):
+        set_option(record, value)
     if not checked and (problems := _value_problems(record)):
         raise InvalidValue("; ".join(problems), hook="save_output", argument="record")
     return record
