@@ -98,8 +98,9 @@ def _from_all(draws: Draws) -> tuple[Int64s, Float64s]:
     run = (running > target[:, None]).argmax(axis=1)
     rows = np.arange(count)
     ids = (run * RUN)[:, None] + np.arange(min(RUN, vocab))
+    # Past the vocabulary the last token is repeated; u points before that.
     sizes = draws.weigh(draws.logits[rows[:, None], np.minimum(ids, vocab - 1)])
-    sizes *= (ids < vocab) & (sizes >= least[:, None])
+    sizes *= sizes >= least[:, None]
     before = running[rows, run] - sums[rows, run]
     at, margins = _pick(sizes, before, total, target, draws.u)
     return ids[rows, at], margins

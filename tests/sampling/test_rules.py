@@ -92,6 +92,11 @@ def test_penalties_that_overflow_stay_finite():
     assert (got.tokens.tolist(), got.errors) == ([1], {})
 
 
+def test_a_token_that_the_model_rules_out_stays_out_under_penalties():
+    row = one(repetition_penalty=2.0, frequency_penalty=-9.0, prompt=[0], output=[1], bad_words=[2])
+    assert sample(logits([-np.inf, -np.inf, 1]), pack([row]), logprobs=None).tokens.tolist() == [-1]
+
+
 def test_end_and_single_stop_tokens_are_masked_below_min_tokens_alone():
     row = {"eos_token_ids": [3], "stop_sequences": [(2,), (1, 3)], "min_tokens": 4}
     rows = pack([one(position=at, **row) for at in (3, 4)])
@@ -99,8 +104,9 @@ def test_end_and_single_stop_tokens_are_masked_below_min_tokens_alone():
 
 
 def test_tokens_outside_the_vocabulary_are_passed_over():
-    row = one(bad_words=[3, -1, 99], prompt=[77], output=[3, -1, 4], presence_penalty=1.0)
-    assert sample(logits([0, 1, 2, 3]), pack([row]), logprobs=None).tokens.tolist() == [2]
+    row = one(bad_words=[2, -1, 99], prompt=[77], output=[2, -1, 4], presence_penalty=2.5)
+    got = sample(logits([0, 1, 5, 3]), pack([row]), logprobs=None)
+    assert (got.tokens.tolist(), got.margins.tolist()) == ([3], [2.0])
 
 
 def test_a_row_that_cannot_be_sampled_is_reported_and_the_others_go_on():
@@ -172,13 +178,13 @@ def test_rows_are_taken_from_the_fields_of_a_slot_state():
 def test_a_draw_at_either_end_stays_inside():
     """u = 0 takes the first token with weight, the largest u the last one; never one that was cut off."""
     count, unit = 2, np.ones(2, np.float32)
-    values = logits(*[[-np.inf, 0, 1, 0, -np.inf] * 40] * count)
+    values = logits(*[[-np.inf] * 70 + [0, 1, 0, -np.inf] * 40 + [-np.inf] * 70] * count)
     for top_p, look in ((1.0, "all"), (0.99, "best")):
         draws = Draws(
             values, unit, unit, np.zeros(2, np.int32), unit * np.float32(top_p), unit * 0, np.array([0.0, 1 - 2**-53])
         )
         drawn, margins = draw(draws)
         assert values[0, drawn].min() > -np.inf, look
-        assert drawn[0] < 5
-        assert drawn[1] > 190
+        assert drawn[0] in (70, 71)
+        assert drawn[1] in (70 + 157, 70 + 158)
         assert (margins >= 0).all()
