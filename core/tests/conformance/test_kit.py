@@ -156,3 +156,11 @@ def test_every_guarantee_of_one_process_has_a_test():
         if node.name.startswith("test_g")
     }
     assert numbers | {guarantee.number for guarantee in GUARANTEES if guarantee.pending} == set(range(1, 29))
+
+
+def test_an_asynchronous_device_conforms_and_its_latches_are_used():
+    found = report("--device-factory=queued_device:queued", code=0)
+    skipped = {one["guarantee"] for one in found["guarantees"] if one["status"] != "checked"}
+    assert skipped == {"G13", "G16"}
+    assert set(outcomes(found, "G3").values()) == {"passed"}
+    assert set(outcomes(found, "G10").values()) == {"passed"}

@@ -107,7 +107,7 @@ class Recorder:
 
     def _note_failure(self, entry: Outcome, call: pytest.CallInfo[None], report: pytest.TestReport, name: str) -> None:
         assert call.excinfo is not None
-        entry.kind = call.excinfo.typename
+        entry.kind = _kind(call.excinfo.value)
         notes = getattr(call.excinfo.value, "__notes__", ())
         entry.error = "\n".join([str(call.excinfo.value), *map(str, notes)])
         entry.outcome = "failed"
@@ -200,6 +200,12 @@ class Recorder:
         if self.report is not None and self.device:
             for line in lines(self.report):
                 write(line)
+
+
+def _kind(error: BaseException) -> str:
+    """The error's type; that of its parts where Hypothesis saw it come and go, and reports a group."""
+    kinds = {_kind(part) for part in error.exceptions} if isinstance(error, BaseExceptionGroup) else set()
+    return kinds.pop() if len(kinds) == 1 else type(error).__name__
 
 
 def _status(outcomes: Iterable[Outcome]) -> str:

@@ -29,6 +29,8 @@ from .rig import Rig
 from .stepping import run_step
 from .strategies import sizes
 
+A_MOMENT = 0.1
+"""Seconds in which a write that waits for nobody is done; one that waits as it must is not, however long it is."""
 CORE = Path(__file__).resolve().parents[1]
 
 
@@ -179,7 +181,10 @@ def test_g28_a_slot_is_not_written_before_its_last_reader_has_passed(kit: Kit, d
         rig.stream = other
         new = rig.admit(Request("new", [7, 8, 9], SamplingParams(max_tokens=9)))
         entered = rig.insert([Task(how, slot, tasks[slot].request), Task(TaskKind.PREFILL, slot, new, 0, 3, [5, 6])])
-        assert not entered.done(), f"slot {slot} was written while a step that reads it was held"
+        error = assert_raises(
+            HalError, lambda: entered.wait(A_MOMENT), f"slot {slot}, whose reader is held, is written"
+        )
+        assert isinstance(error, TimeoutError), f"waiting for a write behind a held step raised {error!r}"
     for ticket in (stepped, entered):
         ticket.wait(PATIENCE)
     rig.check("a slot was left and entered on another stream than its step")
@@ -195,7 +200,8 @@ def test_g28_a_value_is_not_set_before_the_slots_last_reader_has_passed(kit: Kit
         stepped = rig.advance(rig.step([0]))
         view = rig.state.view("next_tokens")
         written = kit.bound.async_set_value(target=view, value=5, stream=other)
-        assert not written.done(), "a field was written while a step that reads it was held"
+        error = assert_raises(HalError, lambda: written.wait(A_MOMENT), "a field, whose reader is held, is written")
+        assert isinstance(error, TimeoutError), f"waiting for a write behind a held step raised {error!r}"
     stepped.wait(PATIENCE)
     written.wait(PATIENCE)
     rig.model.cells["next_tokens"][...] = 5
