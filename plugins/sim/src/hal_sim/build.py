@@ -112,6 +112,14 @@ def core_library() -> Path:
     return _built("core", CORE_NAME, sources, headers, (), link, "")
 
 
+def found_build() -> str:
+    """With what the simulator is built, or that it is built already; nothing is built. Raises :class:`NoCompiler`."""
+    try:
+        return compiler().version
+    except NoCompiler:
+        return f"no compiler, but {core_library()}"
+
+
 def paddle_device(paddle: Paddle | None = None) -> Path:
     """The Paddle device for the installed Paddle; its folder is what ``CUSTOM_DEVICE_ROOT`` must name."""
     core = core_library()
@@ -140,12 +148,17 @@ def _built(
     link_flags: Sequence[str],
     salt: str,
 ) -> Path:
-    with_compiler = compiler()
-    digest = hashlib.sha256(repr((with_compiler, FLAGS, tuple(compile_flags), tuple(link_flags), salt)).encode())
+    digest = hashlib.sha256(repr((FLAGS, tuple(compile_flags), tuple(link_flags), salt)).encode())
     for file in (*sources, *headers):
         digest.update(file.name.encode() + b"\0" + file.read_bytes())
-    cache_root = cache_folder()
-    folder = cache_root / f"{title}-{digest.hexdigest()[:16]}"
+    stem, cache_root = f"{title}-{digest.hexdigest()[:16]}", cache_folder()
+    try:
+        with_compiler = compiler()
+    except NoCompiler:
+        for found in sorted(cache_root.glob(f"{stem}-????????/{name}")):
+            return found  # built when there was one
+        raise
+    folder = cache_root / f"{stem}-{hashlib.sha256(repr(with_compiler).encode()).hexdigest()[:8]}"
     library = folder / name
     if library.is_file():
         return library

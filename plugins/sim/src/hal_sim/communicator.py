@@ -1,0 +1,143 @@
+"""A group's collectives on the sim device, over shared memory; no Paddle is needed.
+
+The group finds itself by a name that all ranks of a job work out alike. Loss and silence of a peer are noticed by the
+accelerator within its option ``collective_timeout_ms``, which is read when the group is opened.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+from hal_core.errors import GroupLost, HalError
+from hal_core.layout import ByteRange
+from hal_core.tickets import Ticket
+
+from hal_sim.group import Group as NativeGroup
+from hal_sim.memory import SimMemory
+from hal_sim.ordering import SimEvent, SimTicket
+from hal_sim.settings import get_option
+
+if TYPE_CHECKING:
+    from hal_core.device import Stream
+    from hal_core.group import Group
+    from hal_core.views import Memory
+
+    from hal_sim.device import SimDevice
+
+_opened: dict[tuple[str, tuple[int, ...]], int] = {}
+"""How often this process has opened a group; all ranks open their groups in one order."""
+
+
+def job_name() -> str:
+    """A name for the job that this process is a rank of: ``HALSIM_JOB``, else made of what its ranks have in common.
+
+    That is the process that started them, with its start time, and the endpoints that ``paddle.distributed`` gives
+    them. Ranks that were started by different processes need ``HALSIM_JOB`` or the option ``job``.
+    """
+    named = os.environ.get("HALSIM_JOB")
+    if named:
+        return named
+    parent = os.getppid()
+    try:
+        with open(f"/proc/{parent}/stat") as file:
+            started = file.read().rpartition(")")[2].split()[19]
+    except OSError:
+        started = "0"
+    return f"{parent}_{started}_{os.environ.get('PADDLE_TRAINER_ENDPOINTS', '')}"
+
+
+def _segment_name(job: str, ranks: tuple[int, ...]) -> str:
+    """The name of the group's segment; its beginning lets segments of jobs that are gone be swept (``group.cc``)."""
+    count = _opened[job, ranks] = _opened.get((job, ranks), 0) + 1
+    process, _, rest = job.partition("_")
+    started = rest.partition("_")[0]
+    maker = f"{process}_{started}" if process.isdigit() and started.isdigit() else "0_0"
+    return f"/halsim_{maker}_{hashlib.sha256(f'{job}|{ranks}|{count}'.encode()).hexdigest()[:16]}"
+
+
+class SimCommunicator:
+    """One rank's part in a group; see :class:`hal_core.device.Communicator`."""
+
+    def __init__(self, device: SimDevice, group: Group) -> None:
+        """Waits for the others to join, at most ``collective_timeout_ms``."""
+        self._device, self.ranks = device, tuple(sorted(group.ranks))
+        self._source = self.ranks.index(group.source)
+        try:
+            self._group = NativeGroup(_segment_name(device.job, self.ranks), len(self.ranks), self._me(group))
+        except HalError as error:
+            error.argument = "group"
+            raise
+        self.closed = False
+
+    def _me(self, group: Group) -> int:
+        return self.ranks.index(group.rank)
+
+    def broadcast(self, memory: Memory, part: ByteRange, stream: Stream) -> Ticket:
+        """Make ``part`` of ``memory`` equal to that of the group's first rank, in one collective on ``stream``."""
+        device, own = self._device, self._device._mine(stream)
+        assert isinstance(memory, SimMemory)
+        device.reads.order(memory, own)
+        self._group.broadcast(memory.address + part.offset, part.nbytes, np.uint8, self._source, own.stream)
+        device.count("collectives")
+        event = own.record()
+        memory.used(own, event)
+        return GroupTicket(event, self)
+
+    def exchange(self, block: bytes) -> Mapping[int, bytes]:
+        """Every rank's block, by global rank: one collective. Waits for the others."""
+        device, stream, size = self._device, self._device.stream(), len(block)
+        accelerator = device.accelerator
+        mine, all_of_them = device.allocate(size), device.allocate(size * len(self.ranks))
+        staged = device.blocks.take(size)
+        accelerator.host_write(staged.address, size)
+        staged.buffer[:size] = np.frombuffer(block, np.uint8)
+        accelerator.h2d(mine.address, staged.address, size, stream.stream)
+        self._group.all_gather(mine.address, all_of_them.address, size, np.uint8, stream.stream)
+        event = stream.record()
+        mine.used(stream, event)
+        all_of_them.used(stream, event)
+        GroupTicket(event, self).wait(get_option("collective_timeout_ms") / 1000 + 10)
+        device.blocks.give(staged)
+        copied = device.copy_out(all_of_them, [ByteRange(0, all_of_them.nbytes)], stream)
+        copied.wait()
+        data = copied.data[0].tobytes()
+        return {rank: data[at * size : (at + 1) * size] for at, rank in enumerate(self.ranks)}
+
+    def failure(self) -> GroupLost | None:
+        """Why the group is lost, or None."""
+        if self.closed:
+            return None
+        try:
+            self._group.check()
+        except GroupLost as error:
+            error.device, error.argument = self._device.located, "group"
+            return error
+        return None
+
+    def lost(self) -> bool:
+        """True when the group can be used no more."""
+        return self.closed or self.failure() is not None
+
+    def close(self) -> None:
+        """Leave the group; peers that still wait for this rank are told. Idempotent."""
+        if not self.closed:
+            self.closed = True
+            self._group.leave()
+
+
+class GroupTicket(SimTicket):
+    """A collective. It fails when the group is lost by the time that somebody asks."""
+
+    __slots__ = ("_communicator",)
+
+    def __init__(self, event: SimEvent, communicator: SimCommunicator) -> None:
+        super().__init__(event)
+        self._communicator = communicator
+
+    def _find(self) -> HalError | None:
+        fault = super()._find()
+        return self._communicator.failure() or fault

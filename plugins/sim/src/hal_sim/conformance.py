@@ -1,0 +1,34 @@
+"""What the sim plugin tells the conformance kit: how to make tensors on the accelerator, and to read them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from hal_core.conformance.seams import Support
+
+from hal_sim.targets import SimTensor, loaded_paddle
+
+if TYPE_CHECKING:
+    from hal_core.device import Device
+
+
+class SimSupport(Support):
+    """Paddle's tensors where Paddle knows the accelerator, else its own."""
+
+    tensors = True
+
+    def tensor(self, device: Device, values: np.ndarray[Any, Any]) -> object:
+        """A tensor with these values on the device."""
+        from hal_sim.device import SimDevice
+
+        assert isinstance(device, SimDevice)
+        known = loaded_paddle()
+        if known is None:
+            return SimTensor.of(device, values)
+        paddle, name = known
+        return paddle.to_tensor(values, place=paddle.CustomPlace(name, device.index))
+
+    def values_of(self, device: Device, tensor: Any) -> np.ndarray[Any, Any]:  # noqa: ANN401 (Paddle's, or ours)
+        """The values, read in the tensor's own way."""
+        return np.array(tensor.numpy())

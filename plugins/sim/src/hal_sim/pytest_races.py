@@ -1,0 +1,35 @@
+"""A pytest plugin (``-p hal_sim.pytest_races``): after every test the checker must have found nothing.
+
+A test may look at memory behind a stream that it holds, which nothing but the latch orders. Such a test is named here
+with the reason, and one that is named in vain is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+BEHIND_A_LATCH = {
+    "test_g03_the_call_returns_while_the_stream_is_held": "reads the target by another stream before letting go",
+}
+
+
+@pytest.fixture(autouse=True)
+def no_races(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail where the test made the checker report something."""
+    from hal_sim.accelerator import Accelerator
+    from hal_sim.settings import get_option
+
+    yield
+    accelerator = Accelerator(0)
+    found, dropped = accelerator.races(), accelerator.dropped[1]
+    exempt = request.node.name in BEHIND_A_LATCH
+    if not found:
+        assert not exempt, f"{request.node.name} made no report any more: take it out of BEHIND_A_LATCH"
+        return
+    for device in range(get_option("devices")):
+        Accelerator(device).synchronize()
+    accelerator.reset()
+    if not exempt:
+        pytest.fail(f"{len(found) + dropped} reports, the first of them:\n" + "\n".join(map(str, found[:3])))
