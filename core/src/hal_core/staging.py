@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 ALIGNMENT = 256
 """Bytes; every span begins on such a boundary, which suits vector loads of any device."""
+THINNED = 64
+"""Entries that are looked at together once twice as many have come together."""
 CALM = 1024
 """After so many spans that would all have fitted the first segment, the ring gives back what it grew by."""
 
@@ -85,6 +88,19 @@ class Segment:
         while self.entries and self.entries[0][2].done():
             self.entries.popleft()
 
+    def thin(self) -> None:
+        """Forget the oldest entries when the last of them has passed, so that fences do not pile up.
+
+        One look serves for all where the events are of one ``lane``, a stream whose work is executed in order.
+        """
+        oldest = [event for _, _, event in islice(self.entries, THINNED)]
+        lanes = {getattr(event, "lane", None) for event in oldest}
+        if len(lanes) != 1 or None in lanes:
+            self.retire()
+        elif oldest[-1].done():
+            for _ in oldest:
+                self.entries.popleft()
+
 
 class StagingRing:
     """The ring. Used from one thread.
@@ -147,6 +163,8 @@ class StagingRing:
         size = -(-max(span.nbytes, 1) // ALIGNMENT) * ALIGNMENT
         span.segment.entries.append((span.begin, span.begin + size, event))
         span.segment.head = span.begin + size
+        if len(span.segment.entries) >= 2 * THINNED:
+            span.segment.thin()
         self._taken = None
 
     def drop(self, span: Span) -> None:

@@ -202,6 +202,7 @@ class CudaDevice(DeviceBase):
             self.ring.close()
             self.blocks.close()
             self.events.close()
+            self.driver.free_unused()
             self.context.close()
 
     def _check(self) -> None:

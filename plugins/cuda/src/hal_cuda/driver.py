@@ -41,6 +41,12 @@ class Driver:
         self.success = self.api.CUresult.CUDA_SUCCESS
         self.not_ready = self.api.CUresult.CUDA_ERROR_NOT_READY
         self.broken = ""
+        self.unused: list[int] = []  # device memory that nobody holds any more
+
+    def free_unused(self) -> None:
+        """Free device memory that nobody holds; may wait for the device, so it is called where that is expected."""
+        while self.unused:
+            self.api.cuMemFree(self.unused.pop())
 
     def ok(self, result: tuple[Any, ...], call: str) -> Any:  # noqa: ANN401 (what the call returns)
         """The value of a successful call; raises :class:`CudaError`, or :class:`OutOfMemory`, for another."""

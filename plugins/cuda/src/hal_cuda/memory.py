@@ -24,7 +24,8 @@ class CudaMemory:
 
     @classmethod
     def allocate(cls, device: object, driver: Driver, nbytes: int) -> CudaMemory:
-        """A new block, aligned to 256 bytes by the driver."""
+        """A new block, aligned to 256 bytes by the driver. Memory that was given up before is freed now."""
+        driver.free_unused()
         address = int(driver.ok(driver.api.cuMemAlloc(max(nbytes, 1)), "cuMemAlloc"))
         return cls(device, address, nbytes, None, driver)
 
@@ -40,7 +41,7 @@ class CudaMemory:
     def __del__(self) -> None:
         driver = getattr(self, "_driver", None)
         if driver is not None:
-            driver.api.cuMemFree(self.address)
+            driver.unused.append(self.address)  # freeing waits for the whole device, so it is put off
 
 
 class PinnedBlock:

@@ -34,7 +34,7 @@ class EventPool:
             handle = driver.ok(driver.api.cuEventCreate(self._flags), "cuEventCreate")
             self.made += 1
         driver.ok(driver.api.cuEventRecord(handle, stream), "cuEventRecord")
-        return CudaEvent(self, handle)
+        return CudaEvent(self, handle, stream)
 
     def close(self) -> None:
         """Destroy the events that nobody holds."""
@@ -45,10 +45,10 @@ class EventPool:
 class CudaEvent:
     """A recorded event. Goes back to its pool when nobody holds it any more."""
 
-    __slots__ = ("handle", "passed", "pool")
+    __slots__ = ("handle", "lane", "passed", "pool")
 
-    def __init__(self, pool: EventPool, handle: Any) -> None:  # noqa: ANN401 (a CUevent)
-        self.pool, self.handle = pool, handle
+    def __init__(self, pool: EventPool, handle: Any, lane: int) -> None:  # noqa: ANN401 (a CUevent)
+        self.pool, self.handle, self.lane = pool, handle, lane
         self.passed = False
 
     def done(self) -> bool:
