@@ -1,0 +1,47 @@
+"""The device of :class:`hal_core.paddle.custom.CustomDevicePlugin`: asynchronous, on a place of a CustomDevice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from ..capabilities import Capabilities
+from .asynchronous import AsyncPaddleDevice
+from .groups import open_communicator
+from .places import custom_place
+
+if TYPE_CHECKING:
+    from ..device import Communicator
+    from ..group import Group
+    from .custom import CustomDevicePlugin
+
+
+class CustomDevice(AsyncPaddleDevice):
+    """One place of a CustomDevice, or of the simulated accelerator under its name."""
+
+    def __init__(self, plugin: type[CustomDevicePlugin], index: int, options: Mapping[str, object]) -> None:
+        substitute = plugin.substituted()
+        self.name = f"{plugin.name} (substituted: {substitute})" if substitute else plugin.name
+        simulator: Any = import_module(plugin.simulator) if substitute else None
+        if substitute:
+            import_module(f"{plugin.simulator}.paddle_env").announce(plugin.kind)
+        capabilities = Capabilities(
+            async_h2d=True,
+            async_d2h=True,
+            fused_scatter=False,
+            pinned_host=False,
+            can_hold_stream=bool(substitute),
+            collective=plugin.collective,
+            fallbacks={} if plugin.collective else {"broadcast_tokens": "no collective library is named"},
+            substituted=substitute,
+        )
+        place = custom_place(self.name, plugin.kind, index, plugin.cure)
+        hold = (lambda handle: simulator.Stream.adopt(handle).held()) if substitute else None
+        super().__init__(index, place, options, capabilities, hold)
+
+    def open_communicator(self, group: Group) -> Communicator:
+        """The group through ``paddle.distributed``, where a collective is named."""
+        if not self.capabilities.collective:
+            return super().open_communicator(group)
+        return open_communicator(self, group, self.capabilities.collective)

@@ -1,0 +1,261 @@
+"""A synchronous device that is reached through Paddle: what it is asked for is done when the call returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from ..base import DeviceBase, advance_by_copy
+from ..capabilities import Capabilities
+from ..errors import DeviceClosed, InvalidValue, Unavailable
+from ..markers import hookimpl
+from ..plan import PlanBuilder, WritePlan
+from ..staging import StagingRing
+from ..sync import PASSED, SyncStream
+from ..tickets import DONE, Ticket
+from ..transfers import CopyTicket, HostCopy
+from ..views import View
+from .memory import WORD, Bytes, PaddleMemory, Tensor, host_tensor, is_on, resolve
+from .scatters import COMMON, Candidates, find
+from .staging import PaddleBlock
+from .writing import Writer
+
+if TYPE_CHECKING:
+    from ..counters import Counters
+    from ..device import Communicator, Device, Event, Stream
+    from ..group import Group
+    from ..layout import ByteRange
+    from ..sinks import Sink
+    from ..state import SlotState
+    from ..steps import Step
+    from ..tasks import TaskBatch
+    from ..values import Value
+    from ..views import Memory
+
+OPTIONS = {"ring_start": 1 << 20, "ring_limit": 64 << 20, "deadline": 30.0}
+"""What ``open`` takes: bytes of staging memory at first and at most, and seconds a full ring is waited for."""
+
+
+class PaddleDevice(DeviceBase):
+    """One Paddle place. A subclass sets ``name`` and ``capabilities`` (before this constructor), and gives the place.
+
+    ``candidates``: scatters to try at opening (:mod:`hal_core.paddle.scatters`); ``blocking``: how copies
+    are asked for.
+    """
+
+    candidates: ClassVar[Candidates] = COMMON
+    blocking: ClassVar[bool] = True
+
+    def __init__(self, index: int, place: Any, options: Mapping[str, object], capabilities: Capabilities) -> None:  # noqa: ANN401
+        super().__init__(index)
+        chosen = self._options(options)
+        self.place = place
+        self._closed = False
+        self._stream = SyncStream(0)
+        self._streams = 0
+        self._communicators: dict[tuple[int, ...], Communicator] = {}
+        self._check_views()
+        self.scatters = find(place, self.candidates, self.synchronize)
+        if WORD not in self.scatters:
+            tried = ", ".join(f"{operator} of {dtype}" for operator, dtype in self.candidates[WORD])
+            raise Unavailable(
+                f"Paddle has no working in-place scatter of int64 on {place} (tried {tried})",
+                cure="use a Paddle build that registers one",
+                device=self.name,
+            )
+        self.capabilities = self._with_merges(capabilities)
+        self.staging = StagingRing(
+            lambda nbytes: PaddleBlock(place, nbytes),
+            start=int(chosen["ring_start"]),
+            limit=int(chosen["ring_limit"]),
+            deadline=float(chosen["deadline"]),
+        )
+        self.writer = Writer(self)
+
+    def _options(self, options: Mapping[str, object]) -> dict[str, Any]:
+        unknown = sorted(set(options) - set(OPTIONS))
+        if unknown:
+            raise InvalidValue(f"unknown options {unknown}", cure=f"known: {', '.join(OPTIONS)}", argument="options")
+        return {**OPTIONS, **options}
+
+    def _check_views(self) -> None:
+        """Views must share memory, or writing into one would write a copy (a Paddle flag can make them copies)."""
+        memory = PaddleMemory.allocate(self, self.place, 64)
+        if int(memory.bytes(8, 8).data_ptr()) != memory.address + 8:
+            raise Unavailable(
+                f"slices of a tensor on {self.place} are copies, not views",
+                cure="set FLAGS_use_stride_kernel=1",
+                device=self.name,
+            )
+
+    def _with_merges(self, capabilities: Capabilities) -> Capabilities:
+        """Say which element widths this place cannot scatter: they cost a read of the words around them."""
+        missing = [width for width in self.candidates if width not in self.scatters] + [
+            width for width in COMMON if width not in self.candidates
+        ]
+        if not missing:
+            return capabilities
+        widths = " and ".join(str(width) for width in sorted(missing))
+        why = f"no in-place scatter of {widths}-byte elements: the words around them are read back and written whole"
+        reasons = dict(capabilities.fallbacks)
+        for hook in ("insert_tasks", "async_set_value"):
+            reasons[hook] = f"{reasons[hook]}; {why}" if hook in reasons else why
+        return replace(capabilities, fallbacks=reasons)
+
+    # -- what a kind of device says differently -----------------------------------------------------------------------
+
+    def current(self, stream: Stream) -> AbstractContextManager[None]:
+        """Let Paddle put work on ``stream`` within the context."""
+        return nullcontext()
+
+    def before_write(self, memory: PaddleMemory, stream: Stream) -> None:
+        """Order a write after what still reads the memory."""
+
+    def after_work(self, stream: Stream, memory: PaddleMemory) -> tuple[Event, Ticket]:
+        """The event and the ticket of the work that was just put on ``stream`` and uses ``memory``."""
+        self.synchronize()
+        return PASSED, DONE
+
+    def synchronize(self) -> None:
+        """Wait for the place. Kernels of an accelerator are asynchronous even where its copies are not."""
+        import paddle
+
+        if not self.place.is_cpu_place():
+            paddle.device.synchronize(self.place)
+
+    def read_now(self, source: Tensor, target: Bytes, stream: Stream) -> None:
+        """Copy a contiguous tensor to the host, after the work on ``stream``, and wait."""
+        self.count("copies_out")
+        self.count("host_waits")
+        with self.current(stream):
+            host_tensor(target).copy_(source, True)
+
+    # -- primitives ---------------------------------------------------------------------------------------------------
+
+    @property
+    def default_stream(self) -> Stream:
+        """The stream on which Paddle computes."""
+        return self._stream
+
+    def stream(self) -> Stream:
+        """A new stream; as all work is done at once, it differs in its handle alone."""
+        self._streams += 1
+        return SyncStream(self._streams)
+
+    def allocate(self, nbytes: int) -> PaddleMemory:
+        """A block of device memory, from Paddle's own allocator."""
+        self.check_open()
+        self.count("allocations")
+        return PaddleMemory.allocate(self, self.place, nbytes)
+
+    def resolve(self, target: object) -> View:
+        """A view of a Paddle tensor on this place, sharing its memory."""
+        return target if isinstance(target, View) else resolve(self, self.place, target)
+
+    def is_device_value(self, value: object) -> bool:
+        """True for a Paddle tensor on this place; on the host's place a tensor is a host value like any other."""
+        return not self.place.is_cpu_place() and is_on(self.place, value)
+
+    def submit(self, plan: WritePlan, stream: Stream) -> Ticket:
+        """One upload, and at most one in-place scatter an element width."""
+        self.check_open()
+        return DONE if plan.empty else self.writer.submit(plan, stream)
+
+    def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
+        """Copy byte ranges; they are there on return."""
+        self.check_open()
+        assert isinstance(memory, PaddleMemory)
+        found = [np.empty(part.nbytes, np.uint8) for part in parts]
+        for part, data in zip(parts, found, strict=True):
+            if part.nbytes:
+                host_tensor(data).copy_(memory.bytes(part.offset, part.nbytes), True)
+        self.count("copies_out", len(parts))
+        return HostCopy(found)
+
+    def advance(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
+        """The reference on a copy of the state, written back as one plan."""
+        self.count("host_waits")
+        return advance_by_copy(self, state, step, stream)
+
+    def communicator(self, group: Group) -> Communicator:
+        """The group's collectives; opened once."""
+        self.check_open()
+        found = self._communicators.get(group.ranks)
+        if found is None:
+            found = self._communicators[group.ranks] = self.open_communicator(group)
+        return found
+
+    def open_communicator(self, group: Group) -> Communicator:
+        """Open a group, of all ranks that call this in one order."""
+        return super().communicator(group)
+
+    def counters(self) -> Counters:
+        """Counts since the device was opened."""
+        counted = super().counters()
+        waits = self.staging.waits
+        return replace(counted, ring_waits=waits, host_waits=counted.host_waits + waits)
+
+    def close(self) -> None:
+        """Wait for the staging ring, then forget what was handed out; whoever holds memory keeps it alive."""
+        if self._closed:
+            return
+        self._closed = True
+        for communicator in self._communicators.values():
+            communicator.close()
+        self._communicators.clear()
+        self.staging.close()
+
+    def check_open(self) -> None:
+        """Raise :class:`DeviceClosed` after :meth:`close`."""
+        if self._closed:
+            raise DeviceClosed("the device is closed", cure="open it again", device=f"{self.name}:{self.index}")
+
+    # -- hooks --------------------------------------------------------------------------------------------------------
+
+    @hookimpl
+    def insert_tasks(self, device: Device, state: SlotState, tasks: TaskBatch, stream: Stream) -> Ticket:
+        """One plan for all fields of all requests."""
+        self.fall_back("insert_tasks")
+        return super().insert_tasks(device, state, tasks, stream)
+
+    @hookimpl
+    def save_output(self, device: Device, state: SlotState, step: Step, sink: Sink, stream: Stream) -> Ticket:
+        """One copy of the adjacent output fields."""
+        self.fall_back("save_output")
+        return super().save_output(device, state, step, sink, stream)
+
+    @hookimpl
+    def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
+        """One upload, straight to a contiguous target; else one scatter after it."""
+        self.check_open()
+        self.fall_back("async_set_value")
+        if isinstance(value, View):
+            return self.copy_within(target, value, stream)
+        builder = PlanBuilder(target.memory)
+        offsets, nbytes = target.runs()
+        if isinstance(value, np.ndarray):
+            builder.copy(offsets, nbytes, np.ascontiguousarray(value).reshape(-1).view(np.uint8))
+        else:
+            builder.fill(offsets, nbytes, value)
+        return self.writer.submit(builder.build(), stream, target.dtype.itemsize)
+
+    def copy_within(self, target: View, value: View, stream: Stream) -> Ticket:
+        """Copy between two views of this device's memory, by way of the host."""
+        memory = value.memory
+        assert isinstance(memory, PaddleMemory)
+        low, high = value.bounds()
+        window = np.empty(high - low, np.uint8)
+        self.read_now(memory.bytes(low, high - low), window, stream)
+        strided = np.ndarray(value.shape, value.dtype.storage, window, value.offset - low, value.strides)
+        builder = PlanBuilder(target.memory)
+        builder.copy(*target.runs(), np.ascontiguousarray(strided).reshape(-1).view(np.uint8))
+        return self.writer.submit(builder.build(), stream, target.dtype.itemsize)
+
+    def fall_back(self, hook: str) -> None:
+        """Count a call that a fallback serves."""
+        if hook in self.capabilities.fallbacks:
+            self.count("fallbacks")

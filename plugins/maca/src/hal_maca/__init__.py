@@ -1,0 +1,35 @@
+"""The maca device of hal (MetaX chips): Paddle's CustomDevice ``metax_gpu``. Imports the standard library alone.
+
+``HAL_MACA_PLACE=sim`` declares a substitution: the same code on the simulated accelerator under the type name
+``metax_gpu``. The device then calls itself ``maca (substituted: sim)``.
+
+MetaX has a CUDA-compatible layer (its runtime libraries, a Triton, perhaps memory that the host can lock). Whoever can
+try it on the chip puts it here: override :meth:`MacaPlugin.make` and return a class derived from
+``hal_core.paddle.custom_device.CustomDevice`` that writes a plan with one kernel (``submit``), stages in locked memory
+(``staging``) and says so in its capabilities (``fused_scatter``, ``pinned_host``). Nothing of it is guessed at here.
+"""
+
+from __future__ import annotations
+
+import os
+
+from hal_core.paddle.custom import CustomDevicePlugin
+
+
+class MacaPlugin(CustomDevicePlugin):
+    """The entry point ``maca`` of group ``hal.devices``; selected by name only."""
+
+    name = "maca"
+    kind = "metax_gpu"
+    collective = "xccl"
+    simulator = "hal_sim"
+    cure = (
+        "install Paddle with MetaX's CustomDevice plugin (metax_gpu of PaddleCustomDevice), "
+        "or run the same code without the chip: HAL_MACA_PLACE=sim"
+    )
+
+    @classmethod
+    def substituted(cls) -> str:
+        """Declared by ``HAL_MACA_PLACE``, or plain from the type name that the simulated accelerator was given."""
+        simulated = "sim" if os.environ.get("HALSIM_NAME") == cls.kind else ""
+        return super().substituted() or simulated

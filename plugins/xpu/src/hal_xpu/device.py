@@ -1,0 +1,68 @@
+"""The xpu device: what differs from any other synchronous Paddle place, and why its calls are not asynchronous."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from hal_core.capabilities import Capabilities
+from hal_core.paddle.device import PaddleDevice
+from hal_core.paddle.places import check_index, custom_place, import_paddle
+from hal_core.paddle.scatters import Candidates
+
+from . import CURE
+
+if TYPE_CHECKING:
+    from hal_core.device import Communicator
+    from hal_core.group import Group
+
+COLLECTIVES = {"": "bkcl", "cpu": "gloo", "sim": "xccl"}
+WRITES = "Paddle offers XPU no asynchronous upload from host memory: every copy waits, pinned memory or not"
+READS = "Paddle offers XPU no asynchronous copy to host memory: the step's output is there when the call returns"
+
+
+class XpuDevice(PaddleDevice):
+    """One XPU, or the place that stands in for it; ``substitute`` is "", "cpu" or "sim"."""
+
+    # What XPU's own sources register for an in-place scatter (paddle/phi/kernels/xpu/scatter_kernel.cc: float and
+    # int64, read and not run). The substituted places may have more, and use no more.
+    candidates: ClassVar[Candidates] = {8: (("scatter_", "int64"),), 4: (("scatter_", "float32"),)}
+
+    def __init__(self, index: int, options: Mapping[str, object], substitute: str) -> None:
+        self.name = f"xpu (substituted: {substitute})" if substitute else "xpu"
+        self.substitute = substitute
+        reasons = {"async_set_value": WRITES, "insert_tasks": WRITES, "save_output": READS}
+        if substitute:
+            stand_in = COLLECTIVES[substitute]
+            reasons["broadcast_tokens"] = f"{stand_in} stands in for BKCL, which is not verified"
+        capabilities = Capabilities(
+            async_h2d=False,
+            async_d2h=False,
+            fused_scatter=False,
+            pinned_host=False,
+            can_hold_stream=False,
+            collective=COLLECTIVES[substitute],
+            fallbacks=reasons,
+            substituted=substitute,
+        )
+        super().__init__(index, _place(self.name, index, substitute), options, capabilities)
+
+    def open_communicator(self, group: Group) -> Communicator:
+        """BKCL through ``paddle.distributed``; under a substitution what that place has."""
+        from hal_core.paddle.groups import open_communicator
+
+        return open_communicator(self, group, self.capabilities.collective)
+
+
+def _place(name: str, index: int, substitute: str) -> Any:  # noqa: ANN401 (a Paddle place)
+    if substitute == "sim":
+        from hal_sim import paddle_env
+
+        paddle_env.announce()
+        return custom_place(name, paddle_env.DEFAULT_NAME, index, CURE)
+    paddle = import_paddle(name, CURE)
+    if substitute == "cpu":
+        check_index(name, index, 1)
+        return paddle.CPUPlace()
+    check_index(name, index, int(paddle.device.xpu.device_count()))
+    return paddle.XPUPlace(index)
