@@ -6,7 +6,7 @@ acknowledged it, and talks to the reader. It sleeps in one poll on its socket an
 
 from __future__ import annotations
 
-import contextlib
+import ctypes
 import os
 import threading
 import time
@@ -28,6 +28,10 @@ _NO_COPY_BYTES = 1 << 16
 _IN, _IN_OUT, _DONTWAIT = int(zmq.POLLIN), int(zmq.POLLIN | zmq.POLLOUT), int(zmq.DONTWAIT)  # enums cost a call
 #: So much is encoded before it is sent while outputs wait: then each look at the socket serves many frames.
 _TAKE_BYTES = 4 * MESSAGE_BYTES
+#: write(2) that keeps the interpreter's lock: ``os.write`` would hand it to the thread that is woken, and the
+#: caller of ``put`` would wait until that has built and encoded the record.
+_write = ctypes.PyDLL(None).write
+_write.argtypes, _write.restype = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t), ctypes.c_ssize_t
 #: How long a thread that was told to stop may take to leave.
 _LEAVE_SECONDS = 1.0
 
@@ -142,8 +146,7 @@ class ZmqSink:
         return f"{counts['queued']} queued, {counts['unacknowledged']} unacknowledged{silent}"
 
     def _wake_thread(self) -> None:
-        with contextlib.suppress(OSError):  # full: it is being woken; closed: it has left
-            os.write(self._wake, b"w")
+        _write(self._wake, b"w", 1)  # an error does not matter; full: it is being woken, closed: it has left
 
     def _report_undelivered(self, timeout: float, backlog: str) -> None:
         """Settle what the thread left, and name all that no reader has acknowledged."""

@@ -95,8 +95,9 @@ def _body_of(record: OutputRecord) -> Body:
 
 def _narrowed(values: NDArray[np.int64]) -> NDArray[Any]:
     """The values with 32 bits each if they fit: token ids do, and half of a large frame is token ids."""
-    narrow = values.astype(INT32)
-    return narrow if np.array_equal(narrow, values) else values
+    if values.size and (np.minimum.reduce(values, None) < -(1 << 31) or np.maximum.reduce(values, None) >= 1 << 31):
+        return values
+    return values.astype(INT32)
 
 
 class _Rows(NamedTuple):

@@ -16,6 +16,7 @@ from .tickets import PromiseTicket
 
 if TYPE_CHECKING:
     from .layout import ByteRange
+    from .ledger import Ledger
     from .state import SlotState
     from .steps import Step
     from .transfers import CopyTicket
@@ -112,20 +113,42 @@ class _Facts:
     @classmethod
     def of(cls, state: SlotState, step: Step) -> _Facts:
         ledger, order = state.ledger, step.order(state.name)
-        slots = order.tolist()
-        held = [ledger.requests[slot] for slot in slots]
+        serials = ledger.serials[order]
+        names, prefill_role = _held(ledger, order, serials)
+        slots = order.tolist() if ledger.preempted or ledger.aborted else []
         return cls(
             step,
             order,
-            ledger.serials[order],
-            tuple([request.request_id if request else "" for request in held]),
-            np.array([request is not None and request.role is SplitRole.PREFILL for request in held], np.bool_),
+            serials,
+            names,
+            prefill_role,
             {slot: ledger.preempted[slot] for slot in slots if slot in ledger.preempted} if ledger.preempted else {},
             {slot: ledger.aborted[slot] for slot in slots if slot in ledger.aborted} if ledger.aborted else {},
             state.sizes.max_accept,
             state.sizes.max_draft,
             state.sizes.top_k,
         )
+
+
+#: The requests of the last step: their serials, names and roles. A serial never names another request, and a batch
+#: mostly keeps its requests from step to step. One assignment replaces it, so threads need no lock.
+_last_held: tuple[bytes, tuple[str, ...], np.ndarray[Any, np.dtype[np.bool_]]] = (b"", (), np.zeros(0, np.bool_))
+
+
+def _held(
+    ledger: Ledger, order: np.ndarray[Any, Any], serials: np.ndarray[Any, Any]
+) -> tuple[tuple[str, ...], np.ndarray[Any, np.dtype[np.bool_]]]:
+    """The name in each slot, "" where it is free, and whether it plays the prefill part of a split."""
+    global _last_held
+    key, (last, names, prefill_role) = serials.tobytes(), _last_held
+    if key != last:
+        held = [ledger.requests[slot] for slot in order.tolist()]
+        names = tuple([request.request_id if request else "" for request in held])
+        prefill = [request is not None and request.role is SplitRole.PREFILL for request in held]
+        prefill_role = np.array(prefill, np.bool_)
+        prefill_role.flags.writeable = False
+        _last_held = (key, names, prefill_role)
+    return names, prefill_role
 
 
 def build_record(columns: Columns, facts: _Facts) -> tuple[OutputRecord, tuple[int, ...], InvalidValue | None]:
