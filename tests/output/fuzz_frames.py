@@ -1,0 +1,98 @@
+"""Fuzz the decoding of frames and of control messages with atheris (libFuzzer).
+
+    python tests/output/fuzz_frames.py [--seconds 600] [corpus folder]
+
+Any bytes must be a frame or a FrameError. Three ways in: the bytes as they are; as a body in a sound frame, so that
+checksums do not stop everything at the door; and as changes to a sound frame. atheris is not among the requirements:
+``pip install atheris``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import atheris
+
+with atheris.instrument_imports(include=["hal_core.frames", "hal_core.frame_bodies", "hal_core.records"]):
+    from hal_core import frames
+    from hal_core.errors import FrameError
+    from hal_core.records import OutputRecord
+
+import msgspec
+import numpy as np
+
+from hal.transport.protocol import Cursor, State, read_control
+
+
+def sample(columns: int, drafts: bool) -> bytes:
+    """A sound frame."""
+    ones = np.ones(3, np.uint8)
+    optional = {}
+    if columns:
+        ids = np.arange(3 * columns).reshape(3, columns)
+        ids[:, 0] = np.arange(3)
+        optional = {"logprob_token_ids": ids, "logprobs": np.zeros((3, columns), np.float32)}
+        optional["ranks"] = np.zeros(3, np.int32)
+    if drafts:
+        optional |= {"draft_counts": np.array([0, 2, 0], np.int32), "drafts": np.arange(2), "messages": {1: "text"}}
+    record = OutputRecord(
+        7, ("a", "b", "c"), ones, ones * 0, np.arange(3), ones.astype(np.int32), np.arange(3), ones < 0, **optional
+    )
+    return frames.encode(record, session=1, sender=2, sequence=3)
+
+
+SAMPLES = [sample(columns, drafts) for columns in (0, 3) for drafts in (False, True)]
+
+
+def read(data: bytes) -> None:
+    """Decode; a record that comes out must stand its own checks."""
+    try:
+        record = frames.decode(data).record
+    except FrameError:
+        return
+    assert replace(record) == record
+
+
+def one_input(data: bytes) -> None:
+    """What libFuzzer calls."""
+    read(data)
+    read(frames.seal(frames.FrameKind.OUTPUT, data, session=1, sender=2, sequence=3))
+    for body_type in (State, Cursor):
+        control = frames.seal(frames.FrameKind.STATE, data, session=1, sender=2, sequence=3)
+        try:
+            read_control(frames.read_header(memoryview(control)), memoryview(control), body_type)
+        except FrameError:
+            continue
+    source = SAMPLES[data[0] % len(SAMPLES)] if data else SAMPLES[0]
+    changed = bytearray(source)
+    for at in range(1, len(data) - 2, 3):
+        changed[int.from_bytes(data[at : at + 2], "little") % len(changed)] = data[at + 2]
+    read(bytes(changed))
+    body = msgspec.msgpack.decode(source[64:])
+    name = sorted(body)[len(data) % len(body)]
+    body[name] = data if isinstance(body[name], bytes) else len(data)
+    read(frames.seal(frames.FrameKind.OUTPUT, msgspec.msgpack.encode(body), session=1, sender=2, sequence=3))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=int, default=600)
+    parser.add_argument("corpus", nargs="?", type=Path, help="a folder that keeps what was found from run to run")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as seeds:
+        for number, frame in enumerate(SAMPLES):
+            Path(seeds, f"frame{number}").write_bytes(frame)
+            Path(seeds, f"body{number}").write_bytes(frame[64:])
+        folders = [str(options.corpus)] if options.corpus else []
+        atheris.Setup(
+            [sys.argv[0], *folders, seeds, f"-max_total_time={options.seconds}", "-rss_limit_mb=2048"], one_input
+        )
+        atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()
