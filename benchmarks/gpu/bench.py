@@ -1,0 +1,168 @@
+"""What hal costs on a GPU, beside the peers' ways in the same run: one table, JSON and a plot.
+
+    python -m benchmarks.gpu.bench [--out docs/evidence] [--rounds 30] [--steps 30] [--only insertion,gap] [--ranks N]
+
+With ``--ranks N`` only the decode gap is measured, on N GPUs whose ranks meet in an all-reduce each step. Needs torch,
+triton and an NVIDIA GPU; without them it checks imports and planning on the cpu device, says what is missing, and ends
+with 0. ``PYTHONPATH=core/src:plugins/cuda/src:.`` where hal is not installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from . import report
+
+SECTIONS = ("insertion", "single", "output", "stages", "gap", "soak")
+STAGE_CASES = ((1, 1024), (16, 1024), (128, 1024))
+
+
+def facts() -> dict[str, Any]:
+    """Command, date, machine and versions."""
+    versions = {}
+    for name in ("numpy", "torch", "triton", "cuda-core", "cuda-bindings", "paddle-hal-core"):
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            versions[name] = "from the source tree" if name == "paddle-hal-core" else "none"
+    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        gpus = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip().splitlines()
+    except (OSError, subprocess.CalledProcessError):
+        gpus = []
+    return {
+        "command": f"python -m benchmarks.gpu.bench {' '.join(sys.argv[1:])}".strip(),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+        "cpus": os.cpu_count(),
+        "versions": versions,
+        "gpus": gpus,
+    }
+
+
+def missing() -> str:
+    """Why nothing can be measured here, or ""."""
+    from hal_cuda import CudaPlugin
+
+    found = CudaPlugin.probe()
+    if not found.available:
+        return f"{found.reason}; {found.cure}"
+    for name in ("torch", "triton"):
+        try:
+            version(name)
+        except PackageNotFoundError:
+            return f"{name} is not installed; the peers' ways are written with it"
+    return ""
+
+
+def check_planning() -> None:
+    """Without a GPU: requests, batches and plans of the same sizes, written on the cpu device."""
+    from hal_core.bound import bind
+    from hal_core.cpu import CpuPlugin
+    from hal_core.insertion import plan_insert
+    from hal_core.packing import Packed
+    from hal_core.requests import Request, admit
+    from hal_core.tasks import TaskBatch
+
+    from .rig import PARAMS, SIZES, blocks_of
+
+    with bind(CpuPlugin.open(0, {})) as device:
+        state = device.state(SIZES)
+        for count in (1, 8, 128):
+            requests = [admit(Request(f"r{i}", np.arange(1024), PARAMS), state.layout) for i in range(count)]
+            batch = TaskBatch.prefill(list(range(count)), requests, [1024] * count, blocks_of(count, 1024))
+            packed = Packed.of(plan_insert(state, batch))
+            device.insert_tasks(state=state, tasks=batch, stream=device.default_stream)
+            state.release(range(count))
+            print(f"planned {count} x 1024: {packed.writes} writes, {packed.records} records, {packed.nbytes} bytes")
+
+
+def run(sections: list[str], rounds: int, steps: int) -> dict[str, Any]:
+    """The measurements on one GPU."""
+    from . import gap, insertion, single, stages
+    from .rig import Rig
+
+    rig = Rig.open()
+    work: dict[str, Callable[[], Any]] = {
+        "insertion": lambda: insertion.measure(rig, rounds),
+        "single": lambda: single.set_values(rig, rounds),
+        "output": lambda: single.output(rig, rounds),
+        "stages": lambda: {f"{n} x {t}": stages.stages(rig, n, t) for n, t in STAGE_CASES},
+        "gap": lambda: gap.measure(rig, steps, gap.alone),
+        "soak": lambda: stages.soak(rig),
+    }
+    found = {}
+    for name in sections:
+        print(f"measuring {name} …", file=sys.stderr, flush=True)
+        found[name] = work[name]()
+    return found
+
+
+def run_ranks(ranks: int, steps: int) -> dict[str, Any]:
+    """Start one process a GPU; rank 0 prints the result as one line of JSON."""
+    environment = os.environ | {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29531"}
+    command = [sys.executable, "-m", "benchmarks.gpu.bench", "--rank", "--steps", str(steps)]
+    processes = [
+        subprocess.Popen(command, env=environment | {"RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
+        for rank in range(ranks)
+    ]
+    texts = [process.communicate()[0] for process in processes]
+    if any(process.returncode for process in processes):
+        raise SystemExit(f"a rank failed: {[process.returncode for process in processes]}")
+    result: dict[str, Any] = json.loads(texts[0].splitlines()[-1])
+    return result
+
+
+def main() -> int:
+    """Measure what was asked for; write JSON, print the table, draw the plot."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("docs/evidence"))
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--steps", type=int, default=35)
+    parser.add_argument("--only", default=",".join(SECTIONS))
+    parser.add_argument("--ranks", type=int, default=0)
+    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--plot", action="store_true", help="only draw what --out holds")
+    chosen = parser.parse_args()
+    if chosen.plot:
+        report.plot(chosen.out)
+        return 0
+    why = missing()
+    if why:
+        print(f"nothing measured: {why}")
+        check_planning()
+        return 0
+    if chosen.rank:
+        from . import gap
+
+        result = gap.on_ranks(chosen.steps, (5.0, 20.0))
+        if result is not None:
+            print(json.dumps(result))
+        return 0
+    chosen.out.mkdir(parents=True, exist_ok=True)
+    if chosen.ranks:
+        name, found = "gpu-bench-ranks.json", run_ranks(chosen.ranks, chosen.steps)
+    else:
+        name, found = "gpu-bench.json", run(chosen.only.split(","), chosen.rounds, chosen.steps)
+    found = {"facts": facts(), **found}
+    (chosen.out / name).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    print(report.table(found))
+    report.plot(chosen.out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

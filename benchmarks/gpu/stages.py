@@ -1,0 +1,103 @@
+"""Where the host time of an insertion goes, stage by stage, and whether memory grows over many insertions."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from time import perf_counter_ns
+from typing import Any, TypeVar
+
+import torch
+from hal_core.batch_checks import is_sound, problems
+from hal_core.insertion import plan_insert
+from hal_core.packing import Packed
+from hal_core.tasks import TaskBatch
+
+from .rig import Rig, blocks_of, median, quiet
+
+T = TypeVar("T")
+
+
+def stages(rig: Rig, count: int, tokens: int, rounds: int = 40) -> dict[str, float]:
+    """Median microseconds of each stage; the clock's own calls make the sum a little larger than one insertion."""
+    device, state, stream = rig.device.device, rig.state, rig.stream
+    found: dict[str, list[float]] = {}
+    slots, lengths, blocks = list(range(count)), [tokens] * count, blocks_of(count, tokens)
+
+    def timed(name: str, work: Callable[[], T]) -> T:
+        begin = perf_counter_ns()
+        result = work()
+        found.setdefault(name, []).append((perf_counter_ns() - begin) / 1e3)
+        return result
+
+    with quiet():
+        for _ in range(rounds):
+            requests = rig.admit(count, tokens)
+            torch.cuda.synchronize()
+            batch = timed("batch", lambda r=requests: TaskBatch.prefill(slots, r, lengths, blocks))  # type: ignore[misc]
+            timed("join records", lambda b=batch: b.packed(state.layout))  # type: ignore[misc]
+            timed("checks", lambda b=batch: is_sound(state.ledger, b, state.layout) or problems(state.ledger, b))
+            plan = timed("plan", lambda b=batch: plan_insert(state, b))  # type: ignore[misc]
+            packed = timed("lay out", lambda p=plan: Packed.of(p))  # type: ignore[misc]
+            span = device.ring.take(packed.nbytes)
+            timed("copy to pinned", lambda p=plan, k=packed, s=span: k.fill(s.buffer, p))  # type: ignore[misc]
+            device.ring.drop(span)
+            timed("upload, launch, event", lambda p=plan: device.submit(p, stream))  # packs once more: see below
+            timed("commit", lambda b=batch: state.ledger.commit(b, state.layout))
+            state.release(slots)
+    medians = {name: median(times) for name, times in found.items()}
+    medians["upload, launch, event"] = round(
+        medians["upload, launch, event"] - medians["lay out"] - medians["copy to pinned"], 3
+    )
+    return medians
+
+
+def _resident() -> int:
+    """Bytes of this process in memory."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def soak(rig: Rig, inserts: int = 100_000) -> dict[str, Any]:
+    """Insertions in steady state, one after the other: host memory, pinned memory and device memory before and after.
+
+    The requests are admitted once and come again: what is asked is whether insertion keeps anything.
+    """
+    device, state, stream = rig.device, rig.state, rig.stream
+    requests, blocks = rig.admit(16, 64), blocks_of(16, 64)
+
+    def some(count: int) -> None:
+        for at in range(count):
+            slot = at % 16
+            batch = TaskBatch.prefill([slot], [requests[slot]], [64], [blocks[slot]])
+            device.insert_tasks(state=state, tasks=batch, stream=stream)
+            state.release([slot])
+            if at % 500 == 0:
+                torch.cuda.synchronize()
+
+    def levels() -> dict[str, int]:
+        ring, counts = device.device.ring, device.counters()
+        free = torch.cuda.mem_get_info()[0]
+        return {
+            "resident_bytes": _resident(),
+            "ring_bytes": ring.held,
+            "ring_waits": ring.waits,
+            "device_allocations": counts.allocations,
+            "device_free_bytes": free,
+            "events_made": device.device.events.made,
+        }
+
+    some(5_000)
+    before = levels()
+    begin = perf_counter_ns()
+    some(inserts)
+    torch.cuda.synchronize()
+    seconds = (perf_counter_ns() - begin) / 1e9
+    after = levels()
+    return {
+        "inserts": inserts,
+        "seconds": round(seconds, 2),
+        "before": before,
+        "after": after,
+        "growth": {name: after[name] - before[name] for name in before},
+    }
