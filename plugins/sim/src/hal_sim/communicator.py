@@ -19,7 +19,6 @@ from hal_core.tickets import Ticket
 from hal_sim.group import Group as NativeGroup
 from hal_sim.memory import SimMemory
 from hal_sim.ordering import SimEvent, SimTicket
-from hal_sim.settings import get_option
 
 if TYPE_CHECKING:
     from hal_core.device import Stream
@@ -60,26 +59,23 @@ def _segment_name(job: str, ranks: tuple[int, ...]) -> str:
 
 
 class SimCommunicator:
-    """One rank's part in a group; see :class:`hal_core.device.Communicator`."""
+    """One rank's part in a group; see :class:`hal_core.device.Communicator`. A group that is lost stays lost."""
 
     def __init__(self, device: SimDevice, group: Group) -> None:
         """Waits for the others to join, at most ``collective_timeout_ms``."""
-        self._device, self.ranks = device, tuple(sorted(group.ranks))
-        self._source = self.ranks.index(group.source)
+        self._device, self.ranks, self.rank = device, tuple(sorted(group.ranks)), group.rank
+        self._source, self.closed = self.ranks.index(group.source), False
+        name, place = _segment_name(device.job, self.ranks), self.ranks.index(group.rank)
         try:
-            self._group = NativeGroup(_segment_name(device.job, self.ranks), len(self.ranks), self._me(group))
-        except HalError as error:
-            error.argument = "group"
-            raise
-        self.closed = False
-
-    def _me(self, group: Group) -> int:
-        return self.ranks.index(group.rank)
+            self._group = NativeGroup(name, len(self.ranks), place)
+        except GroupLost as error:
+            raise self._loss(error.what) from error
 
     def broadcast(self, memory: Memory, part: ByteRange, stream: Stream) -> Ticket:
         """Make ``part`` of ``memory`` equal to that of the group's first rank, in one collective on ``stream``."""
-        device, own = self._device, self._device._mine(stream)
+        device, own = self._device, self._device.own(stream)
         assert isinstance(memory, SimMemory)
+        self._check()
         device.reads.order(memory, own)
         self._group.broadcast(memory.address + part.offset, part.nbytes, np.uint8, self._source, own.stream)
         device.count("collectives")
@@ -90,37 +86,51 @@ class SimCommunicator:
     def exchange(self, block: bytes) -> Mapping[int, bytes]:
         """Every rank's block, by global rank: one collective. Waits for the others."""
         device, stream, size = self._device, self._device.stream(), len(block)
-        accelerator = device.accelerator
-        mine, all_of_them = device.allocate(size), device.allocate(size * len(self.ranks))
-        staged = device.blocks.take(size)
+        accelerator, blocks = device.accelerator, device.blocks
+        self._check()
+        mine, everyones = device.allocate(size), device.allocate(size * len(self.ranks))
+        staged = blocks.take(size)
         accelerator.host_write(staged.address, size)
         staged.buffer[:size] = np.frombuffer(block, np.uint8)
-        accelerator.h2d(mine.address, staged.address, size, stream.stream)
-        self._group.all_gather(mine.address, all_of_them.address, size, np.uint8, stream.stream)
-        event = stream.record()
-        mine.used(stream, event)
-        all_of_them.used(stream, event)
-        GroupTicket(event, self).wait(get_option("collective_timeout_ms") / 1000 + 10)
-        device.blocks.give(staged)
-        copied = device.copy_out(all_of_them, [ByteRange(0, all_of_them.nbytes)], stream)
+        try:
+            accelerator.h2d(mine.address, staged.address, size, stream.stream)
+            self._group.all_gather(mine.address, everyones.address, size, np.uint8, stream.stream)
+        finally:
+            event = stream.record()
+            mine.used(stream, event)
+            everyones.used(stream, event)
+            device.limbo.release((event,), lambda: blocks.give(staged))
+        GroupTicket(event, self).wait()
+        copied = device.copy_out(everyones, [ByteRange(0, everyones.nbytes)], stream)
         copied.wait()
         data = copied.data[0].tobytes()
         return {rank: data[at * size : (at + 1) * size] for at, rank in enumerate(self.ranks)}
 
     def failure(self) -> GroupLost | None:
         """Why the group is lost, or None."""
-        if self.closed:
-            return None
         try:
-            self._group.check()
+            self._check()
         except GroupLost as error:
-            error.device, error.argument = self._device.located, "group"
             return error
         return None
 
-    def lost(self) -> bool:
-        """True when the group can be used no more."""
-        return self.closed or self.failure() is not None
+    def _check(self) -> None:
+        """Raise when the group is lost."""
+        if self.closed:
+            raise self._loss("it was closed here")
+        try:
+            self._group.check()
+        except GroupLost as error:
+            raise self._loss(error.what) from error
+
+    def _loss(self, why: str) -> GroupLost:
+        return GroupLost(
+            f"the group of rank {self.rank} is lost: {why}",
+            cure="its ranks no longer agree: end them all and start them anew",
+            device=self._device.located,
+            hook="broadcast_tokens",
+            argument="group",
+        )
 
     def close(self) -> None:
         """Leave the group; peers that still wait for this rank are told. Idempotent."""

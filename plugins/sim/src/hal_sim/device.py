@@ -123,7 +123,7 @@ class SimDevice(DeviceBase):
             found = self._adopted[handle] = SimStream(self.events, raw)
         return found
 
-    def _mine(self, stream: object) -> SimStream:
+    def own(self, stream: object) -> SimStream:
         """The stream as ours: a SimStream of this device, or something with the handle of one."""
         if isinstance(stream, SimStream) and stream.stream.device == self.index:
             return stream
@@ -137,7 +137,7 @@ class SimDevice(DeviceBase):
     @contextmanager
     def hold(self, stream: Stream) -> Iterator[None]:
         """Let nothing on ``stream`` begin until the context ends; an event recorded meanwhile has not passed."""
-        own = self._mine(stream)
+        own = self.own(stream)
         other = self._own if own.handle == self._copies.handle else self._copies
         with own.stream.held():
             own.wait(other.record())  # the accelerator's gate stops work alone: here is some, to stand before events
@@ -170,7 +170,7 @@ class SimDevice(DeviceBase):
     @primitive
     def submit(self, plan: WritePlan, stream: Stream) -> Ticket:
         """One upload and one launch for the staging block that the plan fills."""
-        return DONE if plan.empty else self.writer.submit(plan, self._mine(stream))
+        return DONE if plan.empty else self.writer.submit(plan, self.own(stream))
 
     @hookimpl
     def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
@@ -179,14 +179,16 @@ class SimDevice(DeviceBase):
 
     @primitive
     def _set_value(self, target: View, value: Value, stream: Stream) -> Ticket:
-        return self.writer.set_value(target, value, self._mine(stream))
+        return self.writer.set_value(target, value, self.own(stream))
 
     @primitive
     def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
         """Copy on the copy stream, after an event on ``stream``, which does not wait."""
         copies, places, at = self._copies, [], 0
+        if any(part.offset < 0 or part.end > memory.nbytes for part in parts):
+            raise InvalidValue(f"{parts} of a block of {memory.nbytes} bytes", cure="stay inside", argument="parts")
         lease = Lease(self.blocks, self.blocks.take(sum(part.nbytes for part in parts)))
-        copies.wait(self._mine(stream).record())
+        copies.wait(self.own(stream).record())
         try:
             for part in parts:
                 if part.nbytes:
@@ -205,7 +207,7 @@ class SimDevice(DeviceBase):
     @primitive
     def advance(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
         """One kernel over all slots; the host takes no part."""
-        own, memory = self._mine(stream), state.memory
+        own, memory = self.own(stream), state.memory
         assert isinstance(memory, SimMemory)
         self.reads.order(memory, own)
         self.steps.launch(state, own, speculative=step.speculative)
@@ -215,13 +217,13 @@ class SimDevice(DeviceBase):
 
     def order_after_reads(self, stream: Stream) -> None:
         """Let ``stream`` wait for copies out under way, before kernels of the caller's own write what they read."""
-        self.reads.order(None, self._mine(stream))
+        self.reads.order(None, self.own(stream))
 
     @primitive
     def communicator(self, group: Group) -> SimCommunicator:
-        """The group over shared memory; opened once, and anew after it was lost."""
+        """The group over shared memory; opened once."""
         found = self.health.communicators.get(group.ranks)
-        if found is None or found.lost():
+        if found is None:
             found = self.health.communicators[group.ranks] = SimCommunicator(self, group)
         return found
 

@@ -30,7 +30,7 @@ class Health:
 
     def met(self, error: HalError) -> None:
         """Remember a fault, unless it is a group's."""
-        if isinstance(error, GroupLost) and any(each.lost() for each in self.communicators.values()):
+        if isinstance(error, GroupLost) and any(each.failure() for each in self.communicators.values()):
             return
         error.device = self.name
         self.fault = self.fault or error

@@ -1,0 +1,99 @@
+"""What the ranks do for the tests of groups: plain functions, named to the ranks by this file."""
+
+from __future__ import annotations
+
+import sys
+from time import monotonic
+
+import numpy as np
+from hal_core.bound import bind
+from hal_core.errors import HalError
+from hal_core.fields import Sizes
+from hal_core.group import Group
+from hal_sim import SimPlugin
+
+BOTH = (0, 1)
+
+
+def failing(call):
+    """The error's class and text, or None."""
+    try:
+        call()
+    except HalError as error:
+        return type(error).__name__, str(error)
+    return None
+
+
+def opened(**options):
+    return bind(SimPlugin.open(0, {"collective_timeout_ms": 2000, **options}))
+
+
+def content(state):
+    return np.frombuffer(state.device.accelerator.peek(state.memory.address, state.layout.nbytes), np.uint8)
+
+
+def agree(rank, mode, sizes, calls, ranks=BOTH):
+    """Broadcast a scribbled state some times: what is wrong, collectives a call, and what the checker found."""
+    group, wrong, counts = Group(ranks, rank.rank), [], []
+    with opened(mode=mode, staged=0) as device:
+        state = device.state(sizes)
+        part, accelerator = state.broadcast_range(), device.device.accelerator
+        for call in range(calls):
+            device.default_stream.synchronize()
+            mine = np.random.default_rng([call, rank.rank]).integers(0, 256, state.layout.nbytes, np.uint8)
+            theirs = np.random.default_rng([call, group.source]).integers(0, 256, state.layout.nbytes, np.uint8)
+            accelerator.poke(state.memory.address, mine.tobytes())
+            before = device.counters()
+            with device.device.hold(device.default_stream):
+                device.open_group(state=state, group=group)
+                ticket = device.broadcast_tokens(state=state, group=group, stream=device.default_stream)
+                if ticket.done():
+                    wrong.append(f"call {call}: done while the stream is held")
+            ticket.wait(10)
+            counts.append((device.counters() - before).collectives)
+            should = mine.copy()
+            should[part.offset + 64 : part.end] = theirs[part.offset + 64 : part.end]
+            got = content(state)
+            outside = np.r_[0 : part.offset, part.offset + 64 : state.layout.nbytes]
+            if (got[outside] != should[outside]).any():
+                wrong.append(f"call {call}: other bytes than the source's")
+        return wrong, counts, [str(race) for race in device.device.races()], "paddle" in sys.modules
+
+
+def disagree(rank, sizes_of_rank_1, ranks_of_rank_1):
+    """Open a state on a group with what the ranks hold unequal: the error of the broadcast, and of the next one."""
+    ranks, sizes = BOTH, Sizes(slots=4, max_tokens=16)
+    if rank.rank == 1:
+        ranks, sizes = ranks_of_rank_1, sizes_of_rank_1
+    with opened() as device:
+        state, group = device.state(sizes), Group(ranks, rank.rank)
+
+        def call():
+            device.broadcast_tokens(state=state, group=group, stream=device.default_stream).wait(10)
+
+        return failing(call), failing(call)
+
+
+def alone(rank):
+    """Ask for a group that the other rank does not open."""
+    with opened(collective_timeout_ms=300) as device:
+        state, group = device.state(Sizes(slots=2, max_tokens=8)), Group(BOTH, rank.rank)
+        return failing(lambda: device.open_group(state=state, group=group))
+
+
+def go_on(rank, most):
+    """Broadcast until the group is lost: the error, how long its call took, what a later call says, and how soon."""
+    group = Group(BOTH, rank.rank)
+    with opened() as device:
+        stream = device.default_stream
+        state, other = (device.state(Sizes(slots=4, max_tokens=16), name=name) for name in ("a", "b"))
+        end = monotonic() + most
+        while monotonic() < end:
+            begin = monotonic()
+            error = failing(lambda: device.broadcast_tokens(state=state, group=group, stream=stream).wait(20))
+            if error:
+                took, begin = monotonic() - begin, monotonic()
+                again = failing(lambda: device.open_group(state=other, group=group))
+                inserted = failing(lambda: device.insert_tasks(state=other, tasks=[], stream=stream))
+                return error, took, again, monotonic() - begin, inserted
+        return None

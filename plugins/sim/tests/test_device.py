@@ -1,0 +1,301 @@
+"""The sim device beyond what the conformance kit asks: counts, faults, lifetimes, options; in every mode, adversarial.
+
+Every test ends with the checker having found nothing, unless it caused the report itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import threading
+from contextlib import closing
+
+import numpy as np
+import pytest
+from hal_core import Request, Sizes, Task, TaskKind, admit
+from hal_core.bound import bind
+from hal_core.dtypes import dtype_of
+from hal_core.errors import DeviceClosed, InvalidValue, OutOfMemory, TicketTimeout
+from hal_core.layout import ByteRange
+from hal_core.plan import PlanBuilder, apply_to_host
+from hal_core.views import View
+from hal_sim import DeviceFault, Mode, SimPlugin, SimTensor, SubmissionRefused, options, set_option
+
+INT64 = dtype_of("int64")
+
+
+@pytest.fixture(params=[mode.name.lower() for mode in Mode])
+def bound(request):
+    """An opened device in each mode; pageable memory would be read when the copy runs."""
+    with options(mode=Mode.WORKER, staged=0), bind(SimPlugin.open(0, {"mode": request.param})) as device:
+        yield device
+        accelerator = device.device.accelerator
+        races = accelerator.races()
+        accelerator.synchronize()
+        device.device.limbo.reap()
+        accelerator.reset()
+        assert [str(race) for race in races] == []
+
+
+@pytest.fixture
+def worker():
+    """An opened device whose test makes the checker report something, or the device fail."""
+    with options(mode=Mode.WORKER), closing(SimPlugin.open(0, {})) as device:
+        yield device
+        device.accelerator._native.device_wait(0, -1)
+        device.accelerator.reset()
+
+
+def tasks(state, slots, tokens=4):
+    return [
+        Task(TaskKind.PREFILL, slot, admit(Request(f"r{slot}", list(range(tokens))), state.layout), 0, tokens, [slot])
+        for slot in slots
+    ]
+
+
+def content(memory):
+    return np.frombuffer(memory.accelerator.peek(memory.address, memory.nbytes), np.uint8)
+
+
+def int64s(device, count):
+    return View.contiguous(device.allocate(8 * count), 0, (count,), INT64)
+
+
+def test_an_insertion_is_one_upload_and_one_launch_for_1_and_for_128_requests(bound):
+    state = bound.state(Sizes(slots=256, max_tokens=64))
+    for slots in (range(1), range(1, 129)):
+        before, below = bound.counters(), bound.device.probe_counts()
+        bound.insert_tasks(state=state, tasks=tasks(state, slots), stream=bound.default_stream).wait()
+        spent, seen = bound.counters() - before, bound.device.probe_counts() - below
+        assert (spent.uploads, spent.launches, spent.submissions, spent.host_waits) == (1, 1, 2, 0)
+        assert (seen.uploads, seen.launches, seen.submissions) == (1, 1, 2)
+
+
+def test_the_host_cannot_touch_the_state(bound):
+    address = bound.state(Sizes(slots=2, max_tokens=8)).memory.address
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGSEGV, signal.SIG_DFL)
+        ctypes.string_at(address, 1)
+        os._exit(0)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGSEGV
+
+
+def test_a_plan_over_the_ring_is_uploaded_in_pieces_and_launched_once(bound):
+    device = bound.device
+    device.staging.limit = 1 << 20
+    memory = device.allocate(3 << 20)
+    data = np.random.default_rng(1).integers(0, 256, 5 << 19, np.uint8)
+    builder = PlanBuilder(memory)
+    builder.copy(np.arange(10) * (5 << 14) * 3 % (memory.nbytes - (1 << 18)), 1 << 18, data)
+    plan, before = builder.build(), bound.counters()
+    device.submit(plan, bound.default_stream).wait()
+    spent, should = bound.counters() - before, np.full(memory.nbytes, 0xCB, np.uint8)
+    apply_to_host(plan, should)
+    assert spent.launches == 1
+    assert spent.uploads == -(-plan.payload.nbytes // (256 << 10)) + 1
+    assert (content(memory) == should).all()
+
+
+def test_a_large_write_that_the_ring_refuses_half_way_changes_nothing(bound):
+    device, stream = bound.device, bound.default_stream
+    target = int64s(device, 1 << 18)
+    bound.async_set_value(target=target, value=7, stream=stream).wait()
+    device.staging.limit, device.staging.deadline = 1 << 20, 0.05
+    with device.hold(stream), pytest.raises(OutOfMemory, match="sim:0: async_set_value: ring: the staging ring"):
+        bound.async_set_value(target=target, value=np.arange(target.size), stream=stream)
+    stream.synchronize()
+    assert (content(target.memory).view(np.int64) == 7).all()
+    bound.async_set_value(target=target, value=np.arange(target.size), stream=stream).wait()
+    assert (content(target.memory).view(np.int64) == np.arange(target.size)).all()
+    assert bound.counters().ring_waits == bound.counters().host_waits > 0
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+def test_a_refused_submission_leaves_nothing_half_done(bound, nth):
+    state, stream = bound.state(Sizes(slots=4, max_tokens=8)), bound.default_stream
+    stream.synchronize()
+    before, batch = content(state.memory), tasks(state, range(3))
+    with options(fail_submission=nth), pytest.raises(SubmissionRefused, match=r"sim:0: insert_tasks: .*submit again"):
+        bound.insert_tasks(state=state, tasks=batch, stream=stream)
+    stream.synchronize()
+    assert (content(state.memory) == before).all()
+    bound.insert_tasks(state=state, tasks=batch, stream=stream).wait()
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_out_of_memory_at_any_allocation_is_an_error_and_the_device_goes_on(bound, nth):
+    """The state's block, then the table of its records, then the block of a copy out."""
+
+    def work():
+        state = bound.state(Sizes(slots=2, max_tokens=8))
+        bound.insert_tasks(state=state, tasks=tasks(state, [1]), stream=bound.default_stream)
+        copied = bound.device.copy_out(state.memory, [ByteRange(0, state.layout.nbytes)], bound.default_stream)
+        return copied.wait()
+
+    with options(fail_allocation=nth), pytest.raises(OutOfMemory, match="sim:0"):
+        work()
+    work()
+
+
+def test_memory_goes_back_only_when_the_work_on_it_is_over(bound):
+    device, stream = bound.device, bound.default_stream
+    used = device.accelerator.memory_used
+    with device.hold(stream):
+        view = int64s(device, 1 << 16)
+        bound.async_set_value(target=view, value=1, stream=stream)
+        copied = device.copy_out(view.memory, [ByteRange(0, 64)], stream)
+        del view
+        assert device.accelerator.memory_used >= used + (1 << 19), "it is written yet"
+    copied.wait()
+    data = copied.data[0]
+    del copied
+    stream.synchronize()
+    device.limbo.reap()
+    assert device.accelerator.memory_used < used + (1 << 19)
+    assert (data.view(np.int64) == 1).all(), "the array keeps its block"
+
+
+def test_arrays_of_a_copy_stay_as_they_are_while_later_copies_go_on(bound):
+    view, stream = int64s(bound.device, 8), bound.default_stream
+    kept = []
+    for number in range(20):
+        bound.async_set_value(target=view, value=number, stream=stream)
+        copied = bound.device.copy_out(view.memory, [ByteRange(0, 64)], stream)
+        copied.wait()
+        kept.append(copied.data[0].view(np.int64))
+    assert [int(row[0]) for row in kept] == list(range(20))
+
+
+@pytest.mark.parametrize("shift", [-3, 2, 0])
+def test_a_device_value_that_overlaps_its_target_is_read_before_it_is_written(bound, shift):
+    whole, stream = int64s(bound.device, 24), bound.default_stream
+    bound.async_set_value(target=whole, value=np.arange(24), stream=stream)
+    should = np.arange(24)
+    should[8 + shift : 16 + shift] = should[8:16].copy()
+    bound.async_set_value(target=whole[8 + shift : 16 + shift], value=whole[8:16], stream=stream).wait()
+    assert content(whole.memory).view(np.int64).tolist() == should.tolist()
+
+
+@pytest.mark.parametrize("value", [3, "array"])
+def test_a_view_with_more_axes_than_the_strided_kernel_takes(bound, value):
+    shape = (2,) * 11
+    whole = View.contiguous(bound.device.allocate(8 << 11), 0, shape, INT64)
+    target = whole[(slice(None, None, -1),) * 11]
+    given = np.arange(1 << 11).reshape(shape) if value == "array" else value
+    bound.async_set_value(target=target, value=given, stream=bound.default_stream).wait()
+    should = np.broadcast_to(given, shape)[(slice(None, None, -1),) * 11]
+    assert (content(whole.memory).view(np.int64) == should.reshape(-1)).all()
+
+
+def test_tickets_are_waited_for_from_any_thread_and_time_out(bound):
+    view, stream = int64s(bound.device, 1), bound.default_stream
+    with bound.device.hold(stream):
+        ticket = bound.async_set_value(target=view, value=1, stream=stream)
+        with pytest.raises(TicketTimeout, match="ticket stays pending"):
+            ticket.wait(0.01)
+        with pytest.raises(TicketTimeout, match="sim:0: the stream is busy"):
+            stream.synchronize(0.01)
+        waiting = threading.Thread(target=ticket.wait, args=(30,))
+        waiting.start()
+    waiting.join(30)
+    assert ticket.done()
+
+
+def test_a_closed_device_waits_for_its_work_and_closes_once(bound):
+    other = SimPlugin.open(0, {})
+    view = int64s(other, 4)
+    ticket = bind(other).async_set_value(target=view, value=5, stream=other.default_stream)
+    other.close()
+    other.close()
+    assert ticket.done()
+    assert (content(view.memory).view(np.int64) == 5).all()
+    with pytest.raises(DeviceClosed, match="sim:0: the device is closed"):
+        other.allocate(8)
+
+
+def test_devices_do_not_take_each_other_s_memory_or_streams(bound):
+    with bind(SimPlugin.open(1, {})) as other:
+        tensor, stream = SimTensor.of(other.device, np.arange(4)), bound.default_stream
+        with pytest.raises(InvalidValue, match="memory of another opened device"):
+            bound.async_set_value(target=tensor, value=1, stream=stream)
+        with pytest.raises(InvalidValue, match="the value is on another opened device"):
+            bound.async_set_value(target=int64s(bound.device, 4), value=tensor, stream=stream)
+        with pytest.raises(InvalidValue, match="belongs to device 1"):
+            bound.async_set_value(target=int64s(bound.device, 4), value=1, stream=other.default_stream)
+        other.async_set_value(target=tensor[1:3], value=9, stream=other.default_stream).wait()
+        assert tensor.numpy().tolist() == [0, 9, 9, 3]
+
+
+@pytest.mark.parametrize("target", [np.zeros(3), [1], "text", None])
+def test_what_is_no_tensor_of_the_device_is_refused(bound, target):
+    with pytest.raises(InvalidValue, match=r"sim:0: async_set_value: target: \w+ is no tensor of this device"):
+        bound.async_set_value(target=target, value=1, stream=bound.default_stream)
+
+
+def test_a_fault_is_told_by_the_ticket_and_ends_the_device(worker):
+    """The target's memory is gone when the write runs."""
+    device, stream = bind(worker), worker.default_stream
+    view = int64s(worker, 4)
+    with worker.hold(stream):
+        ticket = device.async_set_value(target=view, value=1, stream=stream)
+        worker.accelerator.free(view.memory.address)
+    with pytest.raises(DeviceFault, match=r"sim:0: .*was freed before the operation ran"):
+        ticket.wait()
+    with pytest.raises(DeviceClosed, match=r"earlier work failed while it ran.*open the device again"):
+        device.async_set_value(target=view, value=1, stream=stream)
+    view.memory._free = lambda: None
+    assert {report.kind for report in worker.races()} == {"lifetime"}
+
+
+def test_a_fault_that_nobody_waited_for_is_raised_by_the_next_call(worker):
+    device, stream = bind(worker), worker.default_stream
+    view, good = int64s(worker, 4), int64s(worker, 4)
+    with worker.hold(stream):
+        ticket = device.async_set_value(target=view, value=1, stream=stream)
+        worker.accelerator.free(view.memory.address)
+    while not ticket.done():
+        pass
+    view.memory._free = lambda: None
+    with pytest.raises(DeviceFault, match="was freed"):
+        device.async_set_value(target=good, value=1, stream=stream)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"colour": 1}, r"sim: options: unknown options \['colour'\] \(known: ring_start, .*mode, devices"),
+        ({"mode": "fast"}, "mode = 'fast' .give one of eager, worker, lazy"),
+        ({"delay_us": -1}, "delay_us = -1"),
+        ({"ring_limit": 1}, "ring_limit = 1"),
+        ({"ring_start": 1 << 30}, "ring_start over ring_limit"),
+    ],
+)
+def test_options_are_checked_before_any_is_set(given, said):
+    with options(delay_us=0), pytest.raises(InvalidValue, match=said):
+        SimPlugin.open(0, {"delay_us": 5, **given})
+    assert set_option("delay_us", 0) == 0
+
+
+def test_options_reach_the_accelerator():
+    with (
+        options(mode=Mode.WORKER, devices=2, memory_mb=1024),
+        bind(SimPlugin.open(2, {"mode": "eager", "devices": 3, "memory_mb": 1})) as device,
+    ):
+        assert device.name == "sim:2"
+        with pytest.raises(OutOfMemory, match="sim:2: device 2 has "):
+            device.device.allocate(2 << 20)
+    with pytest.raises(InvalidValue, match="device 7 does not exist"):
+        SimPlugin.open(7, {})
+
+
+def test_without_a_compiler_the_probe_gives_reason_and_cure(monkeypatch, tmp_path):
+    assert SimPlugin.probe().available
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("CXX", raising=False)
+    assert SimPlugin.probe().available, "what was built before is enough"
+    monkeypatch.setenv("HALSIM_CACHE", str(tmp_path))
+    found = SimPlugin.probe()
+    assert (found.available, found.reason[:21]) == (False, "no C++ compiler found")
+    assert "install g++" in found.cure

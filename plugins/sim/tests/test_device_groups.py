@@ -1,0 +1,102 @@
+"""broadcast_tokens on the sim device: two ranks over shared memory, a lost and a hung one (G13 to G16)."""
+
+from __future__ import annotations
+
+import importlib.util
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from hal_core.fields import Sizes
+from hal_core.ranks import RankPool
+
+PLAIN = Sizes(slots=4, max_tokens=16)
+SPECULATIVE = Sizes(slots=3, max_tokens=16, max_draft=2)
+
+
+def _actions():
+    spec = importlib.util.spec_from_file_location("hal_sim_actions", Path(__file__).with_name("group_actions.py"))
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+actions = _actions()
+
+
+def environment(rank, endpoints):
+    return {"PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints)}
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with RankPool(2, environment=environment) as ranks:
+        yield ranks
+
+
+@pytest.mark.parametrize("mode", ["eager", "worker", "lazy"])
+@pytest.mark.parametrize("sizes", [PLAIN, SPECULATIVE], ids=["plain", "speculative"])
+def test_g13_g14_both_ranks_hold_the_source_s_bytes_after_one_collective(pool, mode, sizes):
+    for wrong, counts, races, paddle in pool.run(actions.agree, mode, sizes, 3).values():
+        assert wrong == []
+        assert counts == [1, 1, 1], "one collective a call"
+        assert races == []
+        assert not paddle, "Paddle is not needed"
+
+
+def test_g13_the_source_is_the_group_s_first_rank(pool):
+    for wrong, _, races, _ in pool.run(actions.agree, "worker", PLAIN, 2, (1, 0)).values():
+        assert wrong == races == []
+
+
+@pytest.mark.parametrize(
+    ("sizes", "ranks", "said"),
+    [(Sizes(slots=5, max_tokens=16), (0, 1), "sizes"), (PLAIN, (1, 0), "source")],
+    ids=["sizes", "source"],
+)
+def test_g14_ranks_that_differ_raise_on_every_rank_before_the_first_collective(pool, sizes, ranks, said):
+    for first, second in pool.run(actions.disagree, sizes, ranks).values():
+        assert first[0] == second[0] == "StateUnusable"
+        assert said in first[1]
+
+
+def test_g16_a_rank_that_never_opens_the_group_is_an_error_in_time(pool):
+    (error,) = pool.run(actions.alone, ranks=[0]).values()
+    assert error[0] == "GroupLost"
+    assert "sim:0: broadcast_tokens: group: " in error[1]
+    assert "joining the group" in error[1]
+    pool.run(actions.alone, ranks=[1])  # so that both have opened as many
+
+
+def check_lost(answer, limit):
+    assert answer is not None, "the survivor never met an error"
+    (name, text), took, (again, _), took_again, inserted = answer
+    assert name == again == "GroupLost"
+    assert text.startswith("sim:0: broadcast_tokens: group: the group of rank 0 is lost: ")
+    assert "start them anew" in text
+    assert took < limit
+    assert took_again < 1.0, "a dead group answers at once"
+    assert inserted is None, "the device goes on"
+
+
+def test_g16_a_hung_rank_is_an_error_within_the_timeout(pool):
+    pool.begin(actions.go_on, 30.0, ranks=[0, 1])
+    assert not pool._links[0].poll(1.0), "they broadcast for a while"
+    pool.signal(1, signal.SIGSTOP)
+    try:
+        check_lost(pool.finish([0], 30.0)[0], 8.0)
+    finally:
+        pool.signal(1, signal.SIGCONT)
+    pool.finish([1], 30.0)
+
+
+def test_g16_a_lost_rank_is_an_error_at_once_and_named():
+    with RankPool(2, environment=environment) as ranks:
+        ranks.begin(actions.go_on, 60.0, ranks=[0, 1])
+        assert not ranks._links[0].poll(1.0), "they broadcast for a while"
+        ranks.signal(1, signal.SIGKILL)
+        answer = ranks.finish([0], 30.0)[0]
+    check_lost(answer, 5.0)
+    assert "rank 1 (process" in answer[0][1]
+    assert "is dead" in answer[0][1]
