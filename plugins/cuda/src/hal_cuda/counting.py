@@ -1,0 +1,57 @@
+"""A cuda device whose driver calls are counted below the plugin, for the conformance kit (``HAL_CUDA_COUNT=1``)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hal_core.counters import Counters
+
+from .device import CudaDevice
+from .driver import Driver, load_bindings
+
+UPLOADS = ("cuMemcpyHtoDAsync",)
+LAUNCHES = ("cuLaunchKernel", "cuStreamWriteValue32", "cuStreamWriteValue64")
+COPIES_OUT = ("cuMemcpyDtoHAsync",)
+WAITS = ("cuEventSynchronize", "cuStreamSynchronize", "cuCtxSynchronize")
+
+
+class CountedApi:
+    """The bindings, counting every call by name."""
+
+    def __init__(self, api: Any) -> None:  # noqa: ANN401 (the bindings' module)
+        self._api, self.calls = api, Counter[str]()
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 (a call, a constant or a type)
+        found = getattr(self._api, name)
+        if not (name.startswith("cu") and callable(found)):
+            return found
+
+        def counted(*arguments: Any) -> Any:  # noqa: ANN401
+            self.calls[name] += 1
+            return found(*arguments)
+
+        self.__dict__[name] = counted
+        return counted
+
+
+class CountedCudaDevice(CudaDevice):
+    """The device with :meth:`probe_counts`."""
+
+    def __init__(self, index: int, options: Mapping[str, object]) -> None:
+        self._api = CountedApi(load_bindings())
+        super().__init__(index, options, Driver(self._api))
+
+    def probe_counts(self) -> Counters:
+        """What really reached the driver since the device was opened."""
+        calls = self._api.calls
+        count: Callable[[tuple[str, ...]], int] = lambda names: sum(calls[name] for name in names)  # noqa: E731
+        uploads, launches = count(UPLOADS), count(LAUNCHES)
+        return Counters(
+            submissions=uploads + launches,
+            uploads=uploads,
+            launches=launches,
+            copies_out=count(COPIES_OUT),
+            host_waits=count(WAITS),
+        )
