@@ -16,8 +16,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hal_core.bound import bind
+from hal_core.cpu import CpuPlugin
 from hal_core.errors import CapabilityMissing, HalError, InvalidValue, SinkClosed, SinkFull, Unavailable, Undelivered
+from hal_core.fields import Sizes
 from hal_core.records import OutputRecord, SlotStatus
+from hal_core.requests import Request, admit
+from hal_core.steps import Step
+from hal_core.tasks import Task, TaskKind
 
 from hal.transport import open_sink
 from hal.transport.sysv_queue import SYSCTL, derive_key, table
@@ -328,6 +334,23 @@ def test_g23_an_output_that_is_not_copied_yet_is_named_when_the_sink_is_closed(p
     threading.Timer(0.3, latch.set).start()
     assert told(sink, 0.1) == [("r0", 1, 1), ("r1", 1, 1), ("r0", 2, 1), ("r1", 2, 1)]
     assert isinstance(outputs[1].settled[0], SinkClosed)
+
+
+def test_g20_a_step_of_a_real_state_is_found_by_its_batch_ids(place):
+    """Slots 1 and 3 hold requests, 2 was preempted, 0 is free; the step names them in an order of its own."""
+    bound = bind(CpuPlugin.open(0, {}))
+    state, stream = bound.state(Sizes(slots=4, max_tokens=8)), bound.default_stream
+    held = [admit(Request(f"r{slot}", [1]), state.layout) for slot in range(4)]
+    tasks = [Task(TaskKind.PREFILL, slot, held[slot], 0, 1, [slot]) for slot in (1, 2, 3)]
+    bound.insert_tasks(state=state, tasks=tasks, stream=stream).wait()
+    tokens = np.array([[50], [51], [52], [53]])
+    bound.async_set_value(target=state.view("sampled_token_ids"), value=tokens, stream=stream).wait()
+    bound.insert_tasks(state=state, tasks=[Task(TaskKind.PREEMPTED, 2, held[2])], stream=stream).wait()
+    step = Step(0, {"target": np.array([3, 2, 0, 1])})
+    bound.advance(state=state, step=step, stream=stream).wait()
+    sink, reader = place.sink(), place.reader()
+    bound.save_output(state=state, step=step, sink=sink, stream=stream).wait(10)
+    assert legacy.parse_plain(receive(reader, 1)[0]) == {"stop": 1, "tokens": [53, -9, -1, 51]}
 
 
 LARGE = """
