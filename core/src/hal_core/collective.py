@@ -39,8 +39,11 @@ assert HEADER.size == HEADER_BYTES
 
 @cache
 def contract_version() -> str:
-    """The version of the contract that this process runs: that of the distribution that states it."""
-    return metadata.version("paddle-hal-core")
+    """The version of the contract that this process runs: that of the distribution, else "source"."""
+    try:
+        return metadata.version("paddle-hal-core")
+    except metadata.PackageNotFoundError:
+        return "source"
 
 
 def terms_of(state: SlotState, group: Group) -> Terms:

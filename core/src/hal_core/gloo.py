@@ -5,8 +5,8 @@ that a rank now and then reads those of an older group and connects to nobody, o
 a store of its own, which its first rank serves. Only members take part.
 
 Gloo waits 30 s whatever one asks for, and Paddle hands out no handle to its connections. They are the connected
-sockets that appear while the group is made. Shutting them down (not closing: the descriptors stay gloo's) makes the
-call that waits raise at once (G16).
+sockets that appear while the group is made. Shutting them down for reading (not closing: the descriptors stay gloo's)
+makes the call that waits raise at once (G16).
 """
 
 from __future__ import annotations
@@ -50,11 +50,15 @@ class GlooSockets:
         self.found = {fd: inode for fd, inode in now.items() if self._before.get(fd) != inode and _is_connected(fd)}
 
     def shut_down(self) -> None:
-        """End every call that waits on the sockets; they cannot be used again."""
+        """End every call that waits on the sockets; they cannot be used again.
+
+        Only reading is shut down. Gloo's own thread may be about to answer what it has read already: where it could
+        not write any more, it would throw, and end the process (seen on a rank that was stopped and went on later).
+        """
         for fd, inode in self.found.items():
-            if _inode(fd) == inode:
-                with _borrowed(fd) as link, contextlib.suppress(OSError):  # the peer may have ended it already
-                    link.shutdown(socket.SHUT_RDWR)
+            with contextlib.suppress(OSError), _borrowed(fd) as link:  # gloo may close it at any moment
+                if _inode(link.fileno()) == inode:
+                    link.shutdown(socket.SHUT_RD)
         self.found = {}
 
 
@@ -78,19 +82,22 @@ def _inode(fd: int) -> int:
 
 
 def _is_connected(fd: int) -> bool:
-    with _borrowed(fd) as link:
-        if link.family not in (socket.AF_INET, socket.AF_INET6) or link.type != socket.SOCK_STREAM:
-            return False
-        try:
+    try:
+        with _borrowed(fd) as link:
             link.getpeername()
-        except OSError:
-            return False
-        return True
+            return link.family in (socket.AF_INET, socket.AF_INET6) and link.type == socket.SOCK_STREAM
+    except OSError:
+        return False
 
 
 def _borrowed(fd: int) -> socket.socket:
-    """A socket object over a descriptor of its own, so that closing it leaves the other open."""
-    return socket.socket(fileno=os.dup(fd))
+    """A socket object over a descriptor of its own, so that closing it leaves the other open. Raises OSError."""
+    own = os.dup(fd)
+    try:
+        return socket.socket(fileno=own)
+    except OSError:  # no socket (any more)
+        os.close(own)
+        raise
 
 
 def make_group(

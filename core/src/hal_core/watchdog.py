@@ -202,6 +202,8 @@ class Watchdog:
         if self._over.is_set():
             return
         self.reason = reason
-        self._tell(Kind.LOST, about, self.calls)
-        self._abort()
-        self._over.set()
+        try:
+            self._tell(Kind.LOST, about, self.calls)
+            self._abort()
+        finally:
+            self._over.set()
