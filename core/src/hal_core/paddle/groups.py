@@ -114,7 +114,8 @@ class DeviceCommunicator:
     def _send(self, tensor: Tensor, source: int) -> None:
         self._watchdog.begin()
         try:
-            self._process_group.broadcast(tensor, self._ranks.index(source), True)
+            # wait() lets the current stream wait for the library's own stream, and not the host.
+            self._process_group.broadcast(tensor, self._ranks.index(source), True).wait()
         except Exception as error:  # the library's own error types differ
             raise self._watchdog.failed(error) from error
 

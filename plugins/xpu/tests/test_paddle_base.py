@@ -1,0 +1,206 @@
+"""The shared base of Paddle-backed devices on Paddle's CPU place: plans of any kind against plain bytes."""
+
+from __future__ import annotations
+
+import numpy as np
+import paddle
+import pytest
+from hal_core.capabilities import Capabilities
+from hal_core.errors import DeviceClosed, InvalidValue, Unavailable
+from hal_core.layout import ByteRange
+from hal_core.paddle import scatters
+from hal_core.paddle.device import PaddleDevice
+from hal_core.paddle.memory import PaddleMemory
+from hal_core.paddle.packing import elements, in_pieces
+from hal_core.plan import SPREAD, PlanBuilder, Records, WritePlan, apply_to_host
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+NBYTES = 256
+SYNCHRONOUS = Capabilities(
+    async_h2d=False,
+    async_d2h=False,
+    fused_scatter=False,
+    pinned_host=False,
+    can_hold_stream=False,
+    collective="",
+    fallbacks={"async_set_value": "it is a test"},
+)
+WAYS = {
+    "every width": scatters.COMMON,
+    "words and halves": {8: (("scatter_", "int64"),), 4: (("scatter_", "float32"),)},
+    "words only": {8: (("scatter_", "int64"),)},
+    "the wide ones by index_put": {8: (("scatter_", "int64"),), 4: (("index_put_", "int32"),)},
+}
+
+
+def opened(candidates=scatters.COMMON, **options):
+    class Tested(PaddleDevice):
+        name = "tested"
+
+    Tested.candidates = candidates
+    return Tested(0, paddle.CPUPlace(), options, SYNCHRONOUS)
+
+
+@pytest.fixture(scope="module", params=WAYS)
+def device(request):
+    with_small_ring = {"ring_start": 1 << 10, "ring_limit": 1 << 12}
+    made = opened(WAYS[request.param], **with_small_ring)
+    yield made
+    made.close()
+
+
+@st.composite
+def plans(draw, memory):
+    builder = PlanBuilder(memory)
+    if draw(st.booleans(), "no writes"):
+        return builder.build(draw_records(draw))
+    for _ in range(draw(st.integers(1, 6), "writes")):
+        offset = draw(st.integers(128, NBYTES - 40), "offset")
+        data = np.frombuffer(draw(st.binary(min_size=1, max_size=40), "bytes"), np.uint8)
+        if draw(st.booleans(), "a fill"):
+            element = np.frombuffer(data[:1].tobytes() * 8, draw(st.sampled_from(["u1", "u2", "u4", "u8"]), "of"))[0]
+            builder.fill(np.array([offset]), draw(st.integers(1, 5), "elements") * element.itemsize, element)
+        else:
+            builder.copy(np.array([offset]), len(data), data)
+    return builder.build(draw_records(draw) if draw(st.booleans(), "with records") else None)
+
+
+def draw_records(draw):
+    widths = draw(st.lists(st.sampled_from([1, 2, 4, 8, 12]), min_size=1, max_size=3), "widths")
+    slots = draw(st.lists(st.integers(0, 2), min_size=1, max_size=3, unique=True), "slots")
+    base, source, spread = 0, 0, []
+    for width in widths:
+        spread.append((base, width, source, width))
+        base, source = base + -(-3 * width // 8) * 8, source + width
+    data = draw(st.binary(min_size=len(slots) * source, max_size=len(slots) * source), "records")
+    rows = np.frombuffer(data, np.uint8).reshape(len(slots), source)
+    return Records(np.array(slots, np.int32), rows, np.array(spread, SPREAD))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_a_plan_writes_what_it_says_and_nothing_else(device, data):
+    memory = device.allocate(NBYTES)
+    should = np.arange(NBYTES, dtype=np.uint8)
+    device.writer.put(memory, 0, should, device.default_stream)
+    plan = data.draw(plans(memory), "plan")
+    apply_to_host(plan, should)
+    before = device.counters()
+    device.submit(plan, device.default_stream).wait()
+    cost = device.counters() - before
+    got = device.copy_out(memory, [ByteRange(0, NBYTES)], device.default_stream).data[0]
+    assert (got == should).all()
+    assert cost.launches <= 4 * cost.uploads
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_no_element_is_wider_than_asked_or_crosses_its_place(data):
+    memory = opened().allocate(NBYTES)
+    plan = data.draw(plans(memory), "plan")
+    widest, shift = data.draw(st.sampled_from([1, 2, 4, 8]), "widest"), 8 * data.draw(st.integers(0, 3), "shift")
+    flat = plan.flat()
+    written = np.zeros(NBYTES + 64, bool)
+    for width, found in elements(flat, shift, widest, None).items():
+        assert width <= widest
+        at = np.concatenate(found.indices) * width - shift
+        for begin in at.tolist():
+            assert not written[begin : begin + width].any(), "a byte is written twice"
+            written[begin : begin + width] = True
+    should = np.zeros(NBYTES + 64, bool)
+    for dst, _, nbytes, _ in flat.writes.tolist():
+        should[dst : dst + nbytes] = True
+    assert (written == should).all()
+
+
+def test_the_pieces_of_a_plan_are_the_plan():
+    class Block:
+        nbytes = 1 << 17
+
+    builder = PlanBuilder(Block())
+    data = np.random.default_rng(0).integers(0, 256, 50_000, dtype=np.uint8)
+    builder.copy(np.array([3]), len(data), data)
+    builder.fill(np.array([60_001]), 30_000, np.uint16(0x1234))
+    plan = builder.build()
+    whole, parts = np.zeros(Block.nbytes, np.uint8), np.zeros(Block.nbytes, np.uint8)
+    apply_to_host(plan, whole)
+    pieces = list(in_pieces(plan, 20_000))
+    for piece in pieces:
+        apply_to_host(piece, parts)
+    assert len(pieces) > 3
+    assert (whole == parts).all()
+
+
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int16", "int32", "int64", "float32", "bfloat16"])
+def test_slices_of_tensors_of_every_width_are_written_where_they_are(device, dtype):
+    whole = paddle.zeros([5, 7], "float32").astype(dtype)
+    part = whole[1:4, 2:6]
+    view = device.resolve(part)
+    assert view.shape == (3, 4)
+    data = np.arange(12 * view.dtype.itemsize, dtype=np.uint8) % 2
+    builder = PlanBuilder(view.memory)
+    builder.copy(*view.runs(), data)
+    device.submit(builder.build(), device.default_stream).wait()
+    should = np.zeros((5, 7), view.dtype.storage)
+    should[1:4, 2:6] = data.view(view.dtype.storage).reshape(3, 4)
+    stored = whole.view("uint8").numpy().reshape(-1).view(view.dtype.storage).reshape(5, 7)
+    assert (stored == should).all()
+
+
+def test_what_is_no_tensor_of_this_place_is_refused():
+    device = opened()
+    for target in (np.zeros(3), [1], 3, None):
+        with pytest.raises(InvalidValue, match="must be a Paddle tensor on"):
+            device.resolve(target)
+
+
+def test_a_place_without_a_scatter_of_words_is_refused_with_what_was_tried():
+    with pytest.raises(Unavailable, match=r"no working in-place scatter of int64.*tried scatter_ of no such type"):
+        opened({8: (("scatter_", "no such type"),)})
+
+
+def test_a_place_whose_slices_are_copies_is_refused(monkeypatch):
+    monkeypatch.setattr(PaddleMemory, "bytes", lambda self, offset, nbytes: paddle.zeros([nbytes], "uint8"))
+    with pytest.raises(Unavailable, match=r"copies, not views.*FLAGS_use_stride_kernel"):
+        opened()
+
+
+def test_a_scatter_that_gives_wrong_bytes_is_not_used(monkeypatch):
+    real = scatters.Scatter.put
+
+    def put(self, tensor, indices, values):
+        real(self, tensor, indices, values + 1 if self.dtype == "int32" else values)
+
+    monkeypatch.setattr(scatters.Scatter, "put", put)
+    assert opened().scatters[4].dtype == "float32"
+
+
+def test_the_fallback_flag_is_as_it_was():
+    before = paddle.get_flags([scatters.FALLBACK])
+    opened().close()
+    assert paddle.get_flags([scatters.FALLBACK]) == before
+
+
+def test_unknown_options_and_use_after_close():
+    with pytest.raises(InvalidValue, match="ring_start"):
+        opened(colour="red")
+    device = opened()
+    memory = device.allocate(8)
+    device.close()
+    device.close()
+    for call in (
+        lambda: device.allocate(8),
+        lambda: device.submit(PlanBuilder(memory).build(), device.default_stream),
+        lambda: device.copy_out(memory, [], device.default_stream),
+    ):
+        with pytest.raises(DeviceClosed):
+            call()
+
+
+def test_an_empty_plan_costs_nothing():
+    device = opened()
+    memory = device.allocate(8)
+    before = device.counters()
+    device.submit(WritePlan(memory, PlanBuilder(memory).build().writes, ()), device.default_stream).wait()
+    assert device.counters() - before == before - before

@@ -1,0 +1,242 @@
+"""The xpu device under its declared substitutions, and where there is no XPU. Nothing here ran on the chip."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import paddle
+import pytest
+from hal_core import Request, SamplingParams, Sizes, Task, TaskKind, admit
+from hal_core.errors import CapabilityMissing, InvalidValue, Unavailable
+from hal_core.paddle import probing
+from hal_xpu import XpuPlugin
+
+import hal
+
+SKIPPED_BY_NEED = {"async_h2d", "async_d2h", "fused_scatter", "probe_counts"}
+
+
+def run(*arguments, **environment):
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.fixture
+def on_cpu(monkeypatch):
+    monkeypatch.setenv("HAL_XPU_PLACE", "cpu")
+
+
+@pytest.fixture
+def opened(on_cpu):
+    with hal.open_device("xpu") as device:
+        yield device
+
+
+def pretend(monkeypatch, found):
+    monkeypatch.delenv("HAL_XPU_PLACE", raising=False)
+    monkeypatch.setattr(probing, "installed", lambda: found)
+
+
+# -- where there is none ----------------------------------------------------------------------------------------------
+
+
+def test_listing_and_probing_import_neither_numpy_nor_paddle():
+    code = "import sys, hal_xpu; print(hal_xpu.XpuPlugin.probe()); print({'numpy', 'paddle'} & set(sys.modules))"
+    done = run("-c", code, HAL_XPU_PLACE="")
+    assert done.stdout.splitlines()[-1] == "set()", done.stderr
+    assert "available=False" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("installed", "reason"),
+    [
+        (None, "paddle is not installed"),
+        (probing.Installed(None, "3.3.1", False, False), "Paddle 3.3.1 is built for the CPU, not for XPU"),
+        (probing.Installed(None, "3.1.0", False, True), "Paddle 3.1.0 is built for CUDA, not for XPU"),
+    ],
+)
+def test_without_an_xpu_build_it_says_why_in_a_line_and_what_to_install(monkeypatch, installed, reason):
+    pretend(monkeypatch, installed)
+    found = XpuPlugin.probe()
+    assert (found.available, found.reason) == (False, reason)
+    assert "paddlepaddle-xpu" in found.cure
+    assert "\n" not in found.reason + found.cure
+    with pytest.raises(Unavailable, match=reason):
+        hal.open_device("xpu")
+
+
+def test_an_xpu_build_is_taken_at_its_word_until_it_is_opened(monkeypatch):
+    pretend(monkeypatch, probing.Installed(None, "3.3.1", True, False))
+    assert XpuPlugin.probe().available
+    with pytest.raises(Exception, match=r"(?i)xpu"):  # this Paddle knows no XPU, whatever its version file says
+        hal.open_device("xpu")
+
+
+def test_an_unknown_substitute_is_named(monkeypatch):
+    monkeypatch.setenv("HAL_XPU_PLACE", "gpu")
+    with pytest.raises(Unavailable, match=r"HAL_XPU_PLACE=gpu names no substitute.*cpu or sim"):
+        hal.open_device("xpu")
+
+
+def test_the_version_file_of_paddle_is_read_without_importing_it():
+    found = probing.installed()
+    assert found is not None
+    assert found.version == paddle.__version__
+    assert found.build == "the CPU"
+
+
+# -- honesty ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_substitution_is_shown_everywhere(opened, caplog):
+    assert opened.name == "xpu (substituted: cpu):0"
+    assert opened.capabilities.substituted == "cpu"
+    assert "BKCL, which is not verified" in opened.capabilities.fallbacks["broadcast_tokens"]
+    with pytest.raises(InvalidValue, match=r"^xpu \(substituted: cpu\):0: async_set_value: target"):
+        opened.async_set_value(target=object(), value=1, stream=opened.default_stream)
+    assert "substituted: cpu" in XpuPlugin.probe().reason
+
+
+def test_a_substituted_device_is_never_selected_by_itself(on_cpu):
+    with hal.open_device() as device:
+        assert not device.name.startswith("xpu")
+
+
+@pytest.mark.parametrize("hook", ["async_set_value", "insert_tasks", "save_output", "broadcast_tokens"])
+def test_asking_for_asynchrony_is_refused_with_the_reason(on_cpu, hook):
+    with pytest.raises(CapabilityMissing, match=rf"{hook} is required to be asynchronous, but: "):
+        hal.open_device("xpu", require={hook: "async"})
+
+
+def test_one_record_is_logged_for_each_opened_device(on_cpu, caplog):
+    with hal.open_device("xpu"), hal.open_device("xpu"):
+        pass
+    said = [record.getMessage() for record in caplog.records if "asynchronous upload" in record.getMessage()]
+    assert len(said) == 2
+
+
+# -- what it costs ----------------------------------------------------------------------------------------------------
+
+
+def insertion(device, state, count):
+    params = SamplingParams(0.5, 3, 0.9, 0.1, 7, 1.1, 0.2, 0.3, 1, 9, ((1, 2), (3,)), (4, 5), (6,), 1)
+    requests = [admit(Request(f"r{count}-{i}", [5, 6, 7], params), state.layout) for i in range(count)]
+    tasks = [Task(TaskKind.PREFILL, i, request, length=3, blocks=[9]) for i, request in enumerate(requests)]
+    before = device.counters()
+    ticket = device.insert_tasks(state=state, tasks=tasks, stream=device.default_stream)
+    cost = device.counters() - before
+    state.release(range(count))
+    return ticket, cost
+
+
+def test_an_insertion_is_one_upload_and_as_many_scatters_for_128_requests_as_for_one(opened):
+    state = opened.state(Sizes(slots=128, max_tokens=32))
+    insertion(opened, state, 128)
+    costs = [insertion(opened, state, count) for count in (1, 128)]
+    for ticket, cost in costs:
+        assert (ticket.mode, ticket.done()) == ("sync", True)
+        assert (cost.uploads, cost.launches, cost.submissions, cost.fallbacks) == (1, 2, 3, 1)
+    assert costs[0][1] == costs[1][1]
+
+
+def test_each_call_that_falls_back_is_counted(opened):
+    state = opened.state(Sizes(slots=2, max_tokens=8))
+    before = opened.counters().fallbacks
+    for value in (0.5, 0.25):
+        opened.async_set_value(target=state.view("temperature"), value=value, stream=opened.default_stream)
+    assert opened.counters().fallbacks - before == 2
+
+
+@pytest.mark.parametrize(("name", "scatters"), [("temperature", 1), ("seed", 1), ("token_ids", 1), ("stop_flags", 1)])
+def test_a_strided_target_is_one_upload_and_one_scatter(opened, name, scatters):
+    state = opened.state(Sizes(slots=8, max_tokens=8))
+    before = opened.counters()
+    opened.async_set_value(target=state.view(name)[::3], value=1, stream=opened.default_stream)
+    cost = opened.counters() - before
+    assert (cost.uploads, cost.launches) == (1, scatters)
+
+
+def test_a_contiguous_target_takes_the_upload_itself(opened):
+    state = opened.state(Sizes(slots=8, max_tokens=8))
+    before = opened.counters()
+    opened.async_set_value(target=state.view("token_ids"), value=np.arange(64), stream=opened.default_stream)
+    cost = opened.counters() - before
+    assert (cost.uploads, cost.launches) == (1, 0)
+
+
+# -- bad input --------------------------------------------------------------------------------------------------------
+
+
+def test_an_index_that_is_not_there_is_refused(on_cpu):
+    with pytest.raises(InvalidValue, match=r"no device xpu \(substituted: cpu\):3: indices go from 0 to 0"):
+        hal.open_device("xpu:3")
+
+
+def test_a_refused_target_leaves_everything_as_it_was(opened):
+    array = np.zeros(4, np.int64)
+    with pytest.raises(InvalidValue, match="must be a Paddle tensor on"):
+        opened.async_set_value(target=array, value=1, stream=opened.default_stream)
+    assert not array.any()
+
+
+# -- the kit and the main job, in processes of their own --------------------------------------------------------------
+
+
+def needs_sim(place):
+    if place == "sim":
+        from hal_sim.build import NoCompiler, compiler
+
+        try:
+            compiler()
+        except NoCompiler as error:
+            pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("place", ["cpu", "sim"])
+def test_the_conformance_kit(place, tmp_path):
+    needs_sim(place)
+    report = tmp_path / "report.json"
+    plugin = ["-p", "no:cacheprovider", "-p", "hal_core.conformance.plugin"]
+    kit = ["-m", "pytest", "-q", *plugin, "--pyargs", "hal_core.conformance"]
+    options = ["--hal-device=xpu", "--hal-profile=quick", "--hal-examples=1", f"--hal-report={report}"]
+    done = run(*kit, *options, HAL_XPU_PLACE=place)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+    found = json.loads(report.read_text())
+    assert found["header"]["device"] == f"xpu (substituted: {place}):0"
+    status = {entry["guarantee"]: entry["status"] for entry in found["guarantees"]}
+    assert status["G3"] == status["G28"] == "skipped"
+    assert status["G7"] == status["G1"] == status["G9"] == "checked"
+    reasons = {test["reason"] for entry in found["guarantees"] for test in entry["tests"] if test["reason"]}
+    assert {reason.removeprefix("needs ") for reason in reasons} <= SKIPPED_BY_NEED
+
+
+def generated(device, **environment):
+    prompts = ["--prompt", "def main(", "--prompt", "for i in range(", "--prompt", "with open("]
+    code = "from hal.cli import main; main()"
+    options = ["--device", device, "--max-tokens", "12", "--slots", "2", "--json"]
+    done = run("-c", code, "run", *prompts, *options, **environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [json.loads(line)["token_ids"] for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+@pytest.fixture(scope="module")
+def reference():
+    tokens = generated("cpu")
+    assert [len(row) for row in tokens] == [12, 12, 12]
+    return tokens
+
+
+@pytest.mark.parametrize("place", ["cpu", "sim"])
+def test_the_main_job_gives_the_tokens_of_the_cpu(place, reference):
+    needs_sim(place)
+    assert generated("xpu", HAL_XPU_PLACE=place) == reference
