@@ -183,10 +183,9 @@ def legacy(samples: int) -> list[float]:
         queue = module.LegacyQueue(module.custom_ftok(folder, 1), "speculate_get_output_topk")
         process = started(send_legacy, f"sysv://{folder}?layout=speculative-topk", samples)
         while len(found) < samples:
-            data = queue.receive()
-            if data is not None:
-                stamp = np.frombuffer(data, np.int32, 2, 2060 + 1008).view(np.int64)[0]
-                found.append((time.monotonic_ns() - int(stamp)) / 1000)
+            data = queue.receive(wait=True)
+            stamp = np.frombuffer(data, np.int32, 2, 2060 + 1008).view(np.int64)[0]
+            found.append((time.monotonic_ns() - int(stamp)) / 1000)
         process.join()
         queue.remove()
     return found

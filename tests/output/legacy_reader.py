@@ -39,10 +39,10 @@ class LegacyQueue:
         if self.msqid < 0:
             raise OSError(ctypes.get_errno(), "msgget")
 
-    def receive(self):
-        """The bytes of the next message, or None when there is none."""
+    def receive(self, wait=False):
+        """The bytes of the next message; None when there is none, unless it shall be waited for."""
         buffer = ctypes.create_string_buffer(b"\xa5" * (8 + self.size), 8 + self.size)
-        got = _libc.msgrcv(self.msqid, buffer, ctypes.c_size_t(self.size), ctypes.c_long(0), IPC_NOWAIT)
+        got = _libc.msgrcv(self.msqid, buffer, ctypes.c_size_t(self.size), ctypes.c_long(0), 0 if wait else IPC_NOWAIT)
         if got < 0:
             if ctypes.get_errno() == 42:  # ENOMSG
                 return None

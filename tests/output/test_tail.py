@@ -13,7 +13,7 @@ import pytest
 from hal.transport import private_ipc_url, release_ipc
 
 WORKER = """
-    import os, sys
+    import os, sys, time
     import numpy as np
     from hal_core.records import OutputRecord
     from hal.transport import open_sink
@@ -33,8 +33,8 @@ WORKER = """
     sink = open_sink(sys.argv[1], heartbeat=0.05)
     sink.put(Output(0))
     if sys.argv[2] == "dies":
-        while sink.counters()["unacknowledged"]:
-            pass
+        while not sink.counters()["frames"] or sink.counters()["unacknowledged"]:
+            time.sleep(0.01)
         os.kill(os.getpid(), 9)
     sink.put(Output(1, finish=1))
     sink.close(20)

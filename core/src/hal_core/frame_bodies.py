@@ -18,6 +18,7 @@ from hal_core.records import BOOL, FLOAT32, INT32, INT64, UINT8, OutputRecord, a
 MAX_COLUMNS = 1 << 20  #: most log-probability columns a reader believes
 
 
+Part = bytes | memoryview
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
@@ -52,12 +53,35 @@ _UNREADABLE = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, Recur
 _CURE = "have it sent again; if that does not help, sender and reader differ in version"
 
 
-def encode_body(record: OutputRecord) -> bytes:
-    """Return the record as the body of a frame."""
+def encode_body(record: OutputRecord) -> tuple[Part, ...]:
+    """Return the record as the body of a frame, in parts that follow each other: large arrays are not copied."""
     try:
-        return _encoder.encode(_body_of(record))
+        body = _body_of(record)
+        if record.logprobs is None:
+            return (_encoder.encode(body),)
+        large = {name: getattr(body, name) for name in _LARGE if getattr(body, name) is not None}
+        for name in large:
+            setattr(body, name, None)
+        return _with_entries(_encoder.encode(body), large)
     except (UnicodeEncodeError, OverflowError, msgspec.MsgspecError) as error:
         raise InvalidValue(f"the record cannot be encoded: {error}", hook="save_output", argument="record") from error
+
+
+_LARGE = ("lids", "lps", "ranks")
+
+
+def _with_entries(encoded: bytes, entries: dict[str, memoryview]) -> tuple[Part, ...]:
+    """A MessagePack map of less than 2**16 entries with more entries, binary ones, behind them."""
+    if encoded[0] == 0xDE:  # map 16: the count follows; else it is a fixmap, which has it in its first byte
+        count, begin = int.from_bytes(encoded[1:3], "big"), 3
+    else:
+        count, begin = encoded[0] & 0x0F, 1
+    parts: list[Part] = [b"\xde" + (count + len(entries)).to_bytes(2, "big"), memoryview(encoded)[begin:]]
+    for name, data in entries.items():
+        parts.append(bytes((0xA0 | len(name),)) + name.encode() + b"\xc6" + data.nbytes.to_bytes(4, "big"))
+        if data.nbytes:
+            parts.append(data.cast("B"))
+    return tuple(parts)
 
 
 def decode_body(data: memoryview) -> OutputRecord:

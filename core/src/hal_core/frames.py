@@ -41,7 +41,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 from hal_core.errors import FrameError, InvalidValue
-from hal_core.frame_bodies import decode_body, encode_body
+from hal_core.frame_bodies import Part, decode_body, encode_body
 from hal_core.records import OutputRecord
 
 Buffer = bytes | bytearray | memoryview  #: what a frame may lie in
@@ -93,12 +93,16 @@ class Frame(NamedTuple):
 
 def encode(record: OutputRecord, *, session: int, sender: int, sequence: int) -> bytes:
     """Return the record as one frame. Raises InvalidValue for a number that the header cannot hold."""
-    return seal(_OUTPUT, encode_body(record), session=session, sender=sender, sequence=sequence)
+    return seal(_OUTPUT, *encode_body(record), session=session, sender=sender, sequence=sequence)
 
 
-def seal(kind: int, body: bytes, *, session: int, sender: int, sequence: int) -> bytes:
-    """Return header, body and, for a large body, trailer as one frame."""
+def seal(kind: int, body: Part, *more: Part, session: int, sender: int, sequence: int) -> bytes:
+    """Return header, body, which may be given in parts, and, for a large body, trailer as one frame."""
     size = len(body)
+    if more:
+        size += sum([len(part) for part in more])
+        if size <= CHECKED_BODY:
+            body, more = b"".join((body, *more)), ()
     try:
         if size <= CHECKED_BODY:
             total, flags, checksum, tail = HEADER_LENGTH + size, HAS_CHECKSUM, crc32(body), b""
@@ -111,7 +115,7 @@ def seal(kind: int, body: bytes, *, session: int, sender: int, sequence: int) ->
     except struct.error as error:
         numbers = f"session {session}, sender {sender}, sequence {sequence}"
         raise InvalidValue(f"the header cannot hold {numbers}: {error}", cure="unsigned, 64, 32, 64 bits") from error
-    return b"".join((head, CHECKSUM.pack(crc32(head)), body, tail))
+    return b"".join((head, CHECKSUM.pack(crc32(head)), body, *more, tail))
 
 
 def decode(buffer: Buffer) -> Frame:
