@@ -29,6 +29,7 @@ from .ways import WAYS, Inputs, Tensors, empty_tensors
 TOKENS, AHEAD, WARM = 1024, 2, 5
 OURS = "hal"
 Meet = Callable[[], None]
+Parts = dict[str, list[float]]
 
 
 def _slots(step: int, count: int) -> list[int]:
@@ -51,7 +52,8 @@ class Loop:
         torch.cuda.synchronize()
         run = self._ours if way == OURS else self._peer
         with quiet():
-            host = run(way, decode_ms, count, waits, steps, times)
+            parts: Parts = {}
+            host = run(way, decode_ms, count, waits, steps, times, parts)
             torch.cuda.synchronize()
         stamps = times.cpu().numpy()
         gaps = (stamps[1:, 0] - stamps[:-1, 1])[WARM:] / 1e6
@@ -63,12 +65,19 @@ class Loop:
             "gap_ms": median(gaps.tolist()),
             "gap_p90_ms": round(float(np.percentile(gaps, 90)), 3),
             "host_ms": median(host[WARM:]),
+            "host_parts_us": {name: median(values[WARM:]) for name, values in parts.items()},
         }
 
     def _ours(
-        self, way: str, decode_ms: float, count: int, waits: bool, steps: int, times: torch.Tensor
+        self, way: str, decode_ms: float, count: int, waits: bool, steps: int, times: torch.Tensor, parts: Parts
     ) -> list[float]:
         del way
+
+        def note(name: str, since: int) -> int:
+            now = perf_counter_ns()
+            parts.setdefault(name, []).append((now - since) / 1e3)
+            return now
+
         rig, device, state, stream = self.rig, self.rig.device, self.rig.state, self.rig.stream
         everybody, blocks, lengths = list(range(SLOTS)), blocks_of(count, TOKENS), [TOKENS] * count
         first = TaskBatch.prefill(everybody, rig.admit(SLOTS, TOKENS), [TOKENS] * SLOTS, blocks_of(SLOTS, TOKENS))
@@ -81,22 +90,30 @@ class Loop:
         for number in range(steps):
             if len(under_way) == AHEAD:
                 under_way.popleft().wait()
-            begin = perf_counter_ns()
+            at = begin = perf_counter_ns()
             slots = _slots(number, count)
             state.release(slots)
+            at = note("release", at)
             batch = TaskBatch.prefill(slots, admitted[number], lengths, blocks)
+            at = note("batch", at)
             device.insert_tasks(state=state, tasks=batch, stream=stream)
+            at = note("insert_tasks", at)
             device.async_set_value(target=temperature, value=0.5, stream=stream)
+            at = note("async_set_value", at)
             self.meet()
-            at = times.data_ptr() + number * 16
-            rig.stand_in.launch(decode_ms, stream.handle, times=at, tokens=sampled, step=number)
+            to = times.data_ptr() + number * 16
+            rig.stand_in.launch(decode_ms, stream.handle, times=to, tokens=sampled, step=number)
+            at = note("decode kernel", at)
             device.broadcast_tokens(state=state, group=ALONE, stream=stream)
             step = Step(number, {"target": order})
             device.advance(state=state, step=step, stream=stream)
+            at = note("advance", at)
             ticket = device.save_output(state=state, step=step, sink=sink, stream=stream)
-            host.append((perf_counter_ns() - begin) / 1e6)
+            at = note("save_output", at)
+            host.append((at - begin) / 1e6)
             if waits:
                 state.take(ticket)
+                note("take", at)
             else:
                 under_way.append(ticket)
         for ticket in under_way:
@@ -106,8 +123,9 @@ class Loop:
         return host
 
     def _peer(
-        self, way: str, decode_ms: float, count: int, waits: bool, steps: int, times: torch.Tensor
+        self, way: str, decode_ms: float, count: int, waits: bool, steps: int, times: torch.Tensor, parts: Parts
     ) -> list[float]:
+        del parts
         rig, insert = self.rig, WAYS[way]
         tensors = self.tensors.setdefault(way, empty_tensors(rig.state.layout))
         blocks = blocks_of(count, TOKENS)
@@ -137,10 +155,16 @@ class Loop:
         return host
 
 
-def measure(rig: Rig, steps: int, meet: Meet, decode: tuple[float, ...] = (5.0, 10.0, 20.0)) -> list[dict[str, Any]]:
+def measure(
+    rig: Rig,
+    steps: int,
+    meet: Meet,
+    decode: tuple[float, ...] = (5.0, 10.0, 20.0),
+    ways: tuple[str, ...] = (OURS, *WAYS),
+) -> list[dict[str, Any]]:
     """All combinations; a synchronous way cannot overlap."""
     loop, rows = Loop(rig, meet), []
-    for way in (OURS, *WAYS):
+    for way in ways:
         loop.run(way, 1.0, 1, waits=True, steps=WARM + 3)  # warm up: kernels, caches of pinned memory
         for decode_ms in decode:
             for count in (1, 4, 16):

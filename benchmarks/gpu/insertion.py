@@ -15,6 +15,7 @@ from .ways import WAYS, Inputs, Tensors, empty_tensors
 
 CASES = ((1, 1024), (8, 1024), (32, 1024), (128, 1024), (8, 8192))
 BUSY_MS = 20.0
+BLOCK = 10
 OURS = "hal"
 Prepared = Callable[[], None]
 
@@ -80,19 +81,20 @@ class Insertions:
 
 
 def measure(rig: Rig, rounds: int) -> dict[str, Any]:
-    """Every case and way; the ways take turns in each round, so that a bad phase of the machine meets all."""
+    """Every case and way; the ways take turns in blocks of rounds, so that a bad phase of the machine meets all."""
     insertions = Insertions(rig)
     different = [text for count, tokens in CASES for text in insertions.check_equal(count, tokens)]
     rows = []
     for count, tokens in CASES:
         found: dict[str, list[tuple[float, float, float]]] = {way: [] for way in (OURS, *WAYS)}
         with quiet():
-            for at in range(rounds + 3):
+            for _ in range(-(-rounds // BLOCK)):
                 for way, times in found.items():
-                    idle, _ = insertions.once(way, count, tokens, 0.0)
-                    busy, gpu = insertions.once(way, count, tokens, BUSY_MS)
-                    if at >= 3:
-                        times.append((idle, busy, gpu))
+                    block = []
+                    for _ in range(BLOCK + 2):  # the first two find the other ways' caches
+                        idle, _ = insertions.once(way, count, tokens, 0.0)
+                        block.append((idle, *insertions.once(way, count, tokens, BUSY_MS)))
+                    times += block[2:]
         for way, times in found.items():
             idle, busy, gpu = zip(*times, strict=True)
             rows.append(

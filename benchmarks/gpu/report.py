@@ -32,7 +32,7 @@ def table(found: Found) -> str:
         for case, row in found["stages"].items():
             parts = ", ".join(f"{name} {us:.0f}" for name, us in row.items())
             lines.append(f"  {case:10} {parts}; sum {sum(row.values()):.0f}")
-    rows = found.get("gap") or found.get("rows")
+    rows = found.get("gap") or found.get("hal-gap") or found.get("rows")
     if rows:
         lines += _gap(rows, found.get("ranks", 1))
     if "broadcast" in found:
@@ -61,6 +61,8 @@ def _gap(rows: list[Found], ranks: int) -> list[str]:
     for row in rows:
         head = f"{row['way']:20} {row['decode_ms']:4.0f} ms, {row['inserts']:2} inserts, {row['mode']:10}"
         lines.append(f"  {head} {row['gap_ms']:8.3f} {row['gap_p90_ms']:8.3f} {row['host_ms']:8.3f}")
+        if row["host_parts_us"] and row["inserts"] in (1, 16):
+            lines.append(f"    host us: {', '.join(f'{name} {us:.0f}' for name, us in row['host_parts_us'].items())}")
     return lines
 
 
@@ -94,7 +96,7 @@ def targets(found: Found) -> list[str]:
         checks.append(("1 MB / memcpy to pinned and driver copy", best / apart, 1.2))
     if "output" in found:
         checks.append(("save_output, host us", found["output"]["host"]["save_output, discarded"]["host_us"], 20))
-    rows = found.get("gap") or found.get("rows") or []
+    rows = found.get("gap") or found.get("hal-gap") or found.get("rows") or []
     if rows:
         several = "ranks" in found
         for mode, limit in (("overlapped", 0.3 if several else 0.03), ("waits", 0.4)):

@@ -21,23 +21,43 @@ def is_sound(ledger: Ledger, tasks: TaskBatch, layout: StateLayout) -> bool:
 
     False means that :func:`problems` has to look, which may still find nothing.
     """
-    sizes, n = ledger.sizes, len(tasks)
-    if n <= FEW or not tasks.all_prefill or any(tasks.drafts):
+    if not tasks.all_prefill or any(tasks.drafts) or any(tasks.plain["first_blocks"]):
         return False
-    packed = tasks.packed(layout)
-    chosen, serials = set(tasks.plain["slots"]), set(packed["record"]["request_serial"].tolist())
+    if len(tasks) <= FEW:
+        return _few_are_sound(ledger, tasks)
+    sizes, n, plain = ledger.sizes, len(tasks), tasks.plain
+    chosen, serials = set(plain["slots"]), set(tasks.serials(layout))
     if min(chosen) < 0 or max(chosen) >= sizes.slots or len(chosen) != n or len(serials) != n:
         return False
     if not ledger.live.keys().isdisjoint(serials) or ledger.serials[tasks.slots].any():
         return False
-    total = packed["extents"][:, TOKENS]
+    total = tasks.packed(layout)["extents"][:, TOKENS]
     starts, counts, lengths = tasks.starts, tasks.block_counts, tasks.lengths
     end = starts + lengths
-    if int(total.max()) >= sizes.max_tokens or int(counts.max()) > sizes.max_blocks or int(lengths.min()) < 1:
+    if int(total.max()) >= sizes.max_tokens or max(plain["block_counts"]) > sizes.max_blocks:
         return False
-    if bool((end > total).any()) or bool((end > counts * sizes.block_size).any()) or int(starts.min()) < 0:
+    if min(plain["lengths"]) < 1 or min(plain["starts"]) < 0:
         return False
-    return not any(tasks.plain["first_blocks"]) and (not counts.any() or int(tasks.blocks.min()) >= 0)
+    if (end > total).any() or (end > counts * sizes.block_size).any():
+        return False
+    return not len(tasks.blocks) or int(tasks.blocks.min()) >= 0
+
+
+def _few_are_sound(ledger: Ledger, tasks: TaskBatch) -> bool:
+    """The same for a few new requests, in plain Python."""
+    sizes, plain, live, holders = ledger.sizes, tasks.plain, ledger.live, ledger.requests
+    slots, starts, lengths, counts = plain["slots"], plain["starts"], plain["lengths"], plain["block_counts"]
+    for at, request in enumerate(tasks.requests):
+        slot, start, count = slots[at], starts[at], counts[at]
+        end = start + lengths[at]
+        if not 0 <= slot < sizes.slots or holders[slot] is not None or request.serial in live:
+            return False
+        if not 0 <= start < end <= request.total < sizes.max_tokens:
+            return False
+        if count > sizes.max_blocks or end > count * sizes.block_size or min(tasks.block_ids[at].tolist()) < 0:
+            return False
+    n = len(slots)
+    return n == 1 or (len(set(slots)) == n and len({request.serial for request in tasks.requests}) == n)
 
 
 def problems(ledger: Ledger, tasks: TaskBatch) -> list[str]:

@@ -47,10 +47,10 @@ class BoundDevice:
         self.name = f"{device.name}:{device.index}"
         self._pending: list[Ticket] = []
         self._refusal = ""
-        self._async_set_value = hooks.async_set_value
-        self._insert_tasks = hooks.insert_tasks
+        self._async_set_value = direct(hooks.async_set_value)
+        self._insert_tasks = direct(hooks.insert_tasks)
         self._broadcast_tokens = direct(hooks.broadcast_tokens)
-        self._save_output = hooks.save_output
+        self._save_output = direct(hooks.save_output)
         _open.add(self)
 
     @property

@@ -67,13 +67,43 @@ def plan_insert(state: SlotState, tasks: TaskBatch) -> WritePlan:
     """The plan that puts ``tasks``, already checked, into their slots. Nothing is written or committed here."""
     if tasks.all_prefill and len(tasks) <= FEW:
         return _plan_few(state, tasks)
-    packed = tasks.packed(state.layout)
     if tasks.all_prefill:
-        writes = _Writes()
-        records = _entering_records(state, tasks, packed, None)
-        _rows(state, writes, tasks, packed, None)
-        return writes.plan(state, records)
-    return _plan_mixed(state, tasks, packed)
+        return _plan_prefill(state, tasks)
+    return _plan_mixed(state, tasks, tasks.packed(state.layout))
+
+
+def _plan_prefill(state: SlotState, tasks: TaskBatch) -> WritePlan:
+    """New requests alone, all their rows in one ``[row fields, requests]`` matrix."""
+    packed, place, n = tasks.packed(state.layout), state.record_places, len(tasks)
+    slots, lengths, counts = tasks.slots, tasks.lengths, tasks.block_counts
+    data = packed.view(np.uint8).reshape(n, -1)[:, place.begin :].copy()
+    for at, values in zip(place.dynamic, (lengths, lengths, tasks.starts, counts), strict=True):
+        data[:, at - place.begin : at - place.begin + 4] = values.view(np.uint8).reshape(n, 4)
+    geometry = state.rows
+    extents = packed["extents"].T.copy()
+    extents[BLOCKS] = counts
+    begin, nbytes = geometry.base + slots * geometry.stride, extents * geometry.size
+    flat = nbytes.reshape(-1)
+    chosen = flat.nonzero()[0]
+    rows = np.empty((len(chosen), 3), np.int64)
+    rows[:, 0], rows[:, 2] = begin.reshape(-1)[chosen], flat[chosen]
+    rows[:, 1] = (flat.cumsum() - flat)[chosen]
+    writes = _Writes()
+    writes.rows.append(rows)
+    parts = list(zip(*[request.rows for request in tasks.requests], strict=True))
+    for row in nbytes.any(axis=1).nonzero()[0].tolist():
+        if row == BLOCKS:
+            writes.pieces.append(tasks.blocks.data.cast("B"))
+        elif row == TOKENS:
+            writes.pieces += parts[TOKENS]
+        else:
+            writes.pieces.append(b"".join(parts[row]))
+    stale = state.ledger.extents[:, slots] - extents
+    if stale.max() > 0:
+        at = (stale > 0).nonzero()
+        size = geometry.size[at[0], 0]
+        writes.fill(begin[at] + nbytes[at], stale[at] * size, geometry.cycle[at[0]], size)
+    return writes.plan(state, Records(slots, data, state.spread))
 
 
 def _plan_few(state: SlotState, tasks: TaskBatch) -> WritePlan:

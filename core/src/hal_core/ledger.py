@@ -53,9 +53,8 @@ class Ledger:
         if tasks.all_prefill and len(tasks) <= FEW:
             self._enter_few(tasks)
             return
-        packed = tasks.packed(layout)
         if tasks.all_prefill:
-            self._enter(tasks, packed, None)
+            self._enter(tasks, layout, None)
             return
         kinds, slots = tasks.kinds, tasks.slots
         for at in np.flatnonzero(kinds >= TaskKind.PREEMPTED).tolist():
@@ -65,7 +64,7 @@ class Ledger:
             self._free(slot)
         entering = np.flatnonzero((kinds == TaskKind.PREFILL) | (kinds == TaskKind.HANDOFF))
         if len(entering):
-            self._enter(tasks, packed, entering)
+            self._enter(tasks, layout, entering)
         staying = np.flatnonzero((kinds == TaskKind.CHUNK) | (kinds == TaskKind.DECODE))
         if len(staying):
             at = slots[staying]
@@ -73,15 +72,16 @@ class Ledger:
             self.extents[BLOCKS, at] = np.maximum(self.extents[BLOCKS, at], self.blocks[at])
             self.prefilled[at] += np.where(kinds[staying] == TaskKind.CHUNK, tasks.lengths[staying], 0)
 
-    def _enter(self, tasks: TaskBatch, packed: Records, entering: Ints | None) -> None:
+    def _enter(self, tasks: TaskBatch, layout: StateLayout, entering: Ints | None) -> None:
         """Take over the entering tasks; None: all tasks, and none is a handoff."""
-        take = slice(None) if entering is None else entering
+        take, packed = slice(None) if entering is None else entering, tasks.packed(layout)
         at, counts = tasks.slots[take], tasks.block_counts[take]
-        requests = list(tasks.requests) if entering is None else [tasks.requests[i] for i in entering.tolist()]
-        slots, serials = at.tolist(), packed["record"]["request_serial"][take]
+        requests = tasks.requests if entering is None else [tasks.requests[i] for i in entering.tolist()]
+        slots = tasks.plain["slots"] if entering is None else at.tolist()
+        serials = tasks.serials(layout) if entering is None else packed["record"]["request_serial"][take].tolist()
         for slot, request in zip(slots, requests, strict=True):
             self.requests[slot] = request
-        self.live.update(zip(serials.tolist(), slots, strict=True))
+        self.live.update(zip(serials, slots, strict=True))
         extents = packed["extents"][take].T
         self.extents[:, at] = extents
         self.extents[BLOCKS, at] = counts

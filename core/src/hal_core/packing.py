@@ -6,8 +6,7 @@ A block is: descriptors, slots, records, payload, each on a 16-byte boundary (th
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,8 +25,7 @@ def _up(nbytes: int) -> int:
     return -(-nbytes // 16) * 16
 
 
-@dataclass(frozen=True, slots=True)
-class Packed:
+class Packed(NamedTuple):
     """Where the parts of a plan lie in its staging block; byte offsets and counts."""
 
     nbytes: int

@@ -115,7 +115,7 @@ class TaskBatch:
         kinds: Sequence[int],
         slots: Sequence[int],
         requests: Sequence[AdmittedRequest],
-        starts: Sequence[int],
+        starts: Sequence[int] | None,
         lengths: Sequence[int],
         blocks: Sequence[Ids],
         first_blocks: Sequence[int] | None = None,
@@ -126,9 +126,9 @@ class TaskBatch:
         plain = {
             "kinds": list(kinds),
             "slots": _whole(slots, "slots"),
-            "starts": _whole(starts, "starts"),
+            "starts": [0] * n if starts is None else _whole(starts, "starts"),
             "lengths": _whole(lengths, "lengths"),
-            "block_counts": [len(ids) for ids in blocks],
+            "block_counts": list(map(len, blocks)),
             "first_blocks": [0] * n if first_blocks is None else _whole(first_blocks, "first_blocks"),
             "first_tokens": [-1] * n if first_tokens is None else _whole(first_tokens, "first_tokens"),
         }
@@ -137,7 +137,10 @@ class TaskBatch:
         put(self, "arrays", {})
         put(self, "requests", tuple(requests))
         put(self, "drafts", ((),) * n if drafts is None else tuple([tuple(d) for d in drafts]))
-        put(self, "block_ids", tuple([_block_ids(ids) for ids in blocks]))
+        ready = [
+            ids if type(ids) is _ARRAY and ids.dtype is _IDS and ids.ndim == 1 else _block_ids(ids) for ids in blocks
+        ]
+        put(self, "block_ids", tuple(ready))
         put(self, "all_prefill", plain["kinds"] == [TaskKind.PREFILL] * n)
         put(self, "packed_cache", None)
         if {n} != {len(column) for column in (*plain.values(), self.requests, self.drafts)}:
@@ -148,8 +151,19 @@ class TaskBatch:
         """All tasks' block ids one after the other."""
         joined = self.arrays.get("blocks")
         if joined is None:
-            joined = self.arrays["blocks"] = np.concatenate(self.block_ids or (np.zeros(0, np.int32),))
+            try:
+                joined = np.frombuffer(b"".join(self.block_ids), np.int32)
+            except BufferError:  # an array of the caller's that is not contiguous
+                joined = np.concatenate(self.block_ids)
+            self.arrays["blocks"] = joined
         found: Int32s = joined
+        return found
+
+    def serials(self, layout: StateLayout) -> list[int]:
+        """Each request's serial, from what admission packed: the requests themselves need not be looked at."""
+        found: list[int] | None = self.arrays.get("serials")
+        if found is None:
+            found = self.arrays["serials"] = self.packed(layout)["record"]["request_serial"].tolist()
         return found
 
     def check_sizes(self, layout: StateLayout) -> None:
@@ -209,7 +223,7 @@ class TaskBatch:
     ) -> TaskBatch:
         """New requests for some slots; the next step feeds the first ``lengths`` tokens of each."""
         n = len(slots)
-        return cls([TaskKind.PREFILL] * n, slots, requests, [0] * n if starts is None else starts, lengths, blocks)
+        return cls([TaskKind.PREFILL] * n, slots, requests, starts, lengths, blocks)
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -220,6 +234,7 @@ class TaskBatch:
 
 
 _INT32 = (-(2**31), 2**31 - 1)
+_ARRAY, _IDS = np.ndarray, np.dtype(np.int32)
 
 
 def _whole(values: Any, name: str) -> list[int]:  # noqa: ANN401 (a sequence or an array)
