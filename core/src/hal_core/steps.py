@@ -19,7 +19,7 @@ Int32s = np.ndarray[Any, np.dtype[np.int32]]
 class Step:
     """One step of a worker.
 
-    - ``number``: counts up from 0; it is in every frame and in the header of every broadcast.
+    - ``number``: counts up from 0; it is in every frame.
     - ``orders``: state name to int32 ``[n]``: the slot of each batch id, in batch-id order, for each state the step
       used (G20). Preempted and aborted slots are named too, so that they are reported.
     - ``speculative``: the step verified drafts, so its tokens are in ``accept_tokens``, else in ``sampled_token_ids``.

@@ -105,6 +105,13 @@ class Watchdog:
     # -- the watchdog's thread ----------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        try:
+            self._watch()
+        except Exception as error:  # a group that nobody watches may not go on
+            self._die(f"its watchdog failed: {error!r}", -1)
+            raise
+
+    def _watch(self) -> None:
         while not self._over.is_set():
             ready = self._selector.select(self._patience())
             for key, _ in ready:

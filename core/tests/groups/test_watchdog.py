@@ -1,0 +1,206 @@
+"""Parts of G14 and G16 that need neither Paddle nor other processes: terms, headers, tickets, watchdogs."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from time import monotonic
+
+import numpy as np
+import pytest
+from hal_core.bound import bind
+from hal_core.collective import CheckedTicket
+from hal_core.cpu.device import CpuDevice
+from hal_core.errors import GroupLost, StateUnusable
+from hal_core.fields import Sizes
+from hal_core.gloo import GlooSockets
+from hal_core.group import Group
+from hal_core.terms import BLOCK_BYTES, Terms, differences
+from hal_core.tickets import DONE, PromiseTicket
+from hal_core.transfers import HostCopy
+from hal_core.watchdog import Watchdog
+from hypothesis import given
+from hypothesis import strategies as st
+
+GENEROUS = 10.0
+PAIR = Group((0, 1), 0)
+
+
+@given(st.dictionaries(st.text("abc", min_size=1, max_size=8), st.text(max_size=400), min_size=1, max_size=10))
+def test_g14_blocks_have_one_size_and_differ_exactly_where_terms_do(items):
+    ours = Terms.of(items)
+    assert len(ours.block()) == BLOCK_BYTES
+    assert differences({0: ours.block(), 3: Terms.of(items).block()}) == []
+    label = next(iter(items))
+    other = Terms.of(items | {label: items[label] + "!"})
+    assert ours.digest() != other.digest()
+    (found,) = differences({0: ours.block(), 3: other.block()})
+    assert found.startswith(f"{label}: rank 0 has ")
+
+
+class Alone(CpuDevice):
+    """A device whose group is itself; ``broadcast`` does to the slice what ``after`` says."""
+
+    after = staticmethod(lambda memory, part: None)
+    ticket = DONE
+
+    def __init__(self):
+        super().__init__(0, {})
+
+    def communicator(self, group):
+        return self
+
+    def exchange(self, block):
+        return {0: block, 1: block}
+
+    def broadcast(self, memory, part, stream):
+        self.after(memory, part)
+        return self.ticket
+
+
+@pytest.mark.parametrize("byte", [0, 4, 8, 16, 24, 32, 63])
+def test_g14_any_byte_of_the_header_that_differs_makes_the_state_unusable(byte):
+    device = bind(Alone())
+    state, stream = device.state(Sizes(slots=2, max_tokens=8)), device.default_stream
+    device.broadcast_tokens(state=state, group=PAIR, stream=stream).wait()
+
+    def turn(memory, part):
+        memory.buffer[part.offset + byte] ^= 1
+
+    device.device.after = turn
+    ticket = device.broadcast_tokens(state=state, group=PAIR, stream=stream)
+    assert ticket.done()
+    with pytest.raises(StateUnusable, match="this rank, 0, is at broadcast 2 after 0 steps") as raised:
+        ticket.wait()
+    assert raised.value.cure
+    with pytest.raises(StateUnusable, match="build the state anew"):
+        device.broadcast_tokens(state=state, group=PAIR, stream=stream)
+
+
+def test_g14_the_header_is_checked_when_an_asynchronous_collective_ends_and_not_before():
+    device = bind(Alone())
+    device.device.ticket = pending = PromiseTicket("async")
+    state, stream = device.state(Sizes(slots=2, max_tokens=8)), device.default_stream
+    ticket = device.broadcast_tokens(state=state, group=PAIR, stream=stream)
+    assert not ticket.done()
+    assert ticket.failure() is None
+    assert ticket.mode == "async"
+    pending.settle()
+    assert ticket.done()
+    ticket.wait(0)
+    wrong = CheckedTicket(state.agreements[PAIR.ranks], pending, HostCopy([np.zeros(64, np.uint8)]), bytes(range(64)))
+    with pytest.raises(StateUnusable, match="begins with a header of zeros"):
+        wrong.wait(0)
+
+
+def test_g14_a_collective_that_failed_says_so_and_leaves_the_state_alone():
+    device = bind(Alone())
+    device.device.ticket = pending = PromiseTicket("async")
+    state, stream = device.state(Sizes(slots=2, max_tokens=8)), device.default_stream
+    ticket = device.broadcast_tokens(state=state, group=PAIR, stream=stream)
+    pending.settle(GroupLost("gone"))
+    with pytest.raises(GroupLost, match="gone"):
+        ticket.wait(0)
+    state.check_usable()
+
+
+def meet(timeout, size=2):
+    """Watchdogs that are connected with each other, each with the event that its abort sets."""
+    links = {rank: {} for rank in range(size)}
+    for low in range(size):
+        for high in range(low + 1, size):
+            links[low][high], links[high][low] = socket.socketpair()
+    for peers in links.values():
+        for link in peers.values():
+            link.setblocking(False)
+    aborted = [threading.Event() for _ in range(size)]
+    return [Watchdog(rank, links[rank], timeout, aborted[rank].set) for rank in range(size)], aborted, links
+
+
+def close(dogs):
+    for dog in dogs:
+        dog.close()
+        dog.close()
+
+
+def test_g16_a_call_that_outlives_the_timeout_ends_the_group_on_every_rank():
+    dogs, aborted, _ = meet(0.2, size=3)
+    dogs[0].begin()
+    assert all(event.wait(GENEROUS) for event in aborted)
+    assert "[1, 2] did not come" in dogs[0].reason
+    assert dogs[2].reason == "rank 0 gave it up because of rank 1"
+    for dog in dogs:
+        with pytest.raises(GroupLost, match="start them anew"):
+            dog.begin()
+    close(dogs)
+
+
+def test_g16_a_process_that_ends_without_a_word_ends_the_group_at_once():
+    dogs, aborted, links = meet(30.0, size=3)
+    for link in links[2].values():
+        link.shutdown(socket.SHUT_RDWR)
+    assert all(event.wait(GENEROUS) for event in aborted)
+    assert "rank 2" in dogs[0].reason
+    close(dogs)
+
+
+def test_g16_a_goodbye_is_no_loss_until_a_call_needs_who_left():
+    dogs, aborted, _ = meet(30.0)
+    for dog in dogs:
+        dog.begin()
+        dog.end()
+    dogs[1].begin()  # the second call: rank 1 has done its part of it and leaves
+    dogs[1].end()
+    dogs[1].close()
+    end = monotonic() + GENEROUS
+    while 1 not in dogs[0]._left and monotonic() < end:
+        threading.Event().wait(0.001)
+    dogs[0].begin()  # so rank 0 may still take part
+    dogs[0].end()
+    assert not aborted[0].is_set()
+    with pytest.raises(GroupLost, match="rank 1 has closed the group"):
+        dogs[0].begin()
+    close(dogs)
+
+
+def test_g16_calls_that_end_in_time_never_trouble_the_watchdog():
+    dogs, aborted, _ = meet(0.1)
+    for _ in range(30):
+        for dog in dogs:
+            dog.begin()
+        threading.Event().wait(0.01)
+        for dog in dogs:
+            dog.end()
+    assert not any(event.is_set() for event in aborted)
+    close(dogs)
+
+
+def test_g16_a_collective_that_fails_by_itself_is_explained_by_whoever_is_gone():
+    dogs, _, links = meet(30.0)
+    dogs[0].begin()
+    links[1][0].shutdown(socket.SHUT_RDWR)
+    error = dogs[0].failed(RuntimeError("connect: reset by peer"))
+    assert "the process of rank 1 has ended" in str(error)
+    close(dogs)
+    dogs, _, _ = meet(30.0)
+    dogs[0].begin()
+    assert "reset by peer" in str(dogs[0].failed(RuntimeError("reset by peer")))
+    close(dogs)
+
+
+def test_g16_only_sockets_that_appeared_and_are_still_the_same_are_shut_down():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        before = socket.create_connection(server.getsockname())
+        with GlooSockets() as found:
+            inside = socket.create_connection(server.getsockname())
+        assert list(found.found) == [inside.fileno()]
+        fd = inside.fileno()
+        inside.close()
+        again = socket.create_connection(server.getsockname())  # takes the number that was closed
+        assert again.fileno() == fd
+        accepted = [server.accept()[0] for _ in range(3)]
+        found.shut_down()
+        accepted[2].send(b"x")
+        assert again.recv(1) == b"x"
+        for link in (before, again, *accepted):
+            link.close()
