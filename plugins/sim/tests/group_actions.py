@@ -57,6 +57,7 @@ def agree(rank, mode, sizes, calls, ranks=BOTH):
             outside = np.r_[0 : part.offset, part.offset + 64 : state.layout.nbytes]
             if (got[outside] != should[outside]).any():
                 wrong.append(f"call {call}: other bytes than the source's")
+        accelerator.synchronize()
         return wrong, counts, [str(race) for race in device.device.races()], "paddle" in sys.modules
 
 

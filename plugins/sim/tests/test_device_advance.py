@@ -20,8 +20,8 @@ NAMES = (*reference.READS, *reference.WRITES, "token_ids")
 def device(request):
     with options(mode=Mode.WORKER, staged=0), bind(SimPlugin.open(0, {"mode": request.param})) as bound:
         yield bound
-        races = [str(race) for race in bound.device.races()]
         bound.device.accelerator.synchronize()
+        races = [str(race) for race in bound.device.races()]
         bound.device.accelerator.reset()
         assert races == []
 
