@@ -53,6 +53,9 @@ class DeviceBase(ABC):
     def allocate(self, nbytes: int) -> Memory:
         """A block of device memory; see :class:`hal_core.device.Device`."""
 
+    def adopt(self, state: SlotState) -> None:  # noqa: B027 (most devices need nothing)
+        """Make ready what the device needs for a state; by default nothing."""
+
     @abstractmethod
     def submit(self, plan: WritePlan, stream: Stream) -> Ticket:
         """Write a plan in stream order."""

@@ -118,6 +118,9 @@ class Device(Protocol):
     def allocate(self, nbytes: int) -> Memory:
         """A block of device memory, at least 64-byte aligned; the contents are undefined."""
 
+    def adopt(self, state: SlotState) -> None:
+        """Make ready what the device needs for a state (maps, parameters), once, so that no hook has to wait for it."""
+
     def submit(self, plan: WritePlan, stream: Stream) -> Ticket:
         """Write a plan in stream order. The plan's arrays may be changed by the caller once this returns (G2)."""
 

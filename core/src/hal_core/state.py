@@ -102,6 +102,7 @@ class SlotState:
         self.spread = self._spread_map()
         self.rows = RowGeometry.of(self.layout)
         self.record_places = RecordPlaces.of(self.layout)
+        device.adopt(self)
         device.submit(self.reset_plan(), device.default_stream).wait()
         self.mirror = self._columns(np.zeros(self.output_range(topk=False).nbytes, np.uint8))
 

@@ -50,17 +50,19 @@ class OutputBlocks:
 class CudaCopy(CudaTicket, CopyTicket):
     """A copy under way. The arrays of ``data`` lie in its pinned block, which they keep alive."""
 
-    __slots__ = ("_data", "_lease")
+    __slots__ = ("_data", "_lease", "_parts")
     mode: Mode = "async"
 
     def __init__(self, event: CudaEvent, lease: Lease, parts: Sequence[tuple[int, int]]) -> None:
         super().__init__(event)
-        self._lease = lease
-        whole = lease.array()
-        self._data = [whole[begin : begin + nbytes] for begin, nbytes in parts]
+        self._lease, self._parts = lease, parts
+        self._data: list[Bytes] | None = None
 
     @property
     def data(self) -> Sequence[Bytes]:
+        if self._data is None:  # made by whoever reads, not by the step
+            whole = self._lease.array()
+            self._data = [whole[begin : begin + nbytes] for begin, nbytes in self._parts]
         return self._data
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hal_core.base import DeviceBase
 from hal_core.capabilities import Capabilities
+from hal_core.counters import Counters
 from hal_core.errors import DeviceClosed
 from hal_core.staging import StagingRing
 from hal_core.tickets import DONE, Ticket
@@ -124,6 +126,12 @@ class CudaDevice(DeviceBase):
         """True for a tensor on a CUDA device."""
         return not isinstance(value, int | float | list | tuple) and is_on_device(value)
 
+    def adopt(self, state: SlotState) -> None:
+        """Put the state's spread table on the GPU, and describe the state to the kernel of ``advance``."""
+        self._check()
+        self.writer.adopt(state.spread)
+        self.steps.adopt(state)
+
     # -- work ---------------------------------------------------------------------------------------------------
 
     def submit(self, plan: WritePlan, stream: Stream) -> Ticket:
@@ -167,6 +175,10 @@ class CudaDevice(DeviceBase):
         self.reads.order(state.memory, own)
         self.steps.launch(state, own.handle, speculative=step.speculative)
         return CudaTicket(self.events.record(own.handle))
+
+    def counters(self) -> Counters:
+        """Counts since the device was opened; waits for a full ring are the only ones a hook makes."""
+        return replace(super().counters(), ring_waits=self.ring.waits, host_waits=self.ring.waits)
 
     def order_after_reads(self, stream: Stream) -> None:
         """Let ``stream`` wait for copies out under way, before kernels of the caller's own write what they read."""

@@ -33,12 +33,13 @@ class StepKernel:
         self._kernel = Kernel(driver, kernels.steps, "hal_advance", STATE)
         self._known: weakref.WeakKeyDictionary[Any, np.ndarray[Any, Any]] = weakref.WeakKeyDictionary()
 
+    def adopt(self, state: SlotState) -> None:
+        """Describe a state, once."""
+        self._known[state] = self._describe(state)
+
     def launch(self, state: SlotState, stream: int, *, speculative: bool) -> None:
         """Advance every slot of the state, in stream order."""
-        params = self._known.get(state)
-        if params is None:
-            params = self._known[state] = self._describe(state)
-        self._kernel.fill(params)
+        self._kernel.fill(self._known[state])
         self._kernel.params["speculative"] = int(speculative)
         self._kernel.launch(-(-state.sizes.slots // THREADS), THREADS, stream)
 

@@ -23,6 +23,7 @@ class EventPool:
         self.free: list[Any] = []
         flags = driver.api.CUevent_flags
         self._flags = int(flags.CU_EVENT_DISABLE_TIMING)
+        self._record = driver.api.cuEventRecord
         self.made = 0
 
     def record(self, stream: int) -> CudaEvent:
@@ -117,7 +118,7 @@ class CudaTicket(Ticket):
     watched = False  # an error of the device is sticky: its next call raises it
 
     def __init__(self, event: CudaEvent) -> None:
-        super().__init__()
+        self.observed = False
         self.keep: object = None  # what the device still reads or writes
         self._event = event
         self._error: BaseException | None = None

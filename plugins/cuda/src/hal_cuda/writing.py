@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,13 +36,12 @@ class Writer:
         self._device = device
         self._driver = device.driver
         self._write32, self._write64 = device.driver.api.cuStreamWriteValue32, device.driver.api.cuStreamWriteValue64
-        self._spreads: dict[int, tuple[Any, CudaMemory]] = {}
+        self._spreads: dict[int, CudaMemory] = {}
+        self._uploads = device._new_stream()
 
     def submit(self, plan: WritePlan, stream: CudaStream) -> Ticket:
         """One upload and one launch for each staging block; a plan over the ring's limit goes in several, in order."""
         device = self._device
-        if device.reads.under_way:
-            device.reads.order(plan.memory, stream)
         packed = Packed.of(plan)
         if packed.nbytes <= device.ring.limit:
             return self._submit(plan, packed, stream)
@@ -56,17 +56,16 @@ class Writer:
             if cut is not plan:
                 plan, packed = cut, Packed.of(cut)
         device, ring = self._device, self._device.ring
-        spread = 0 if plan.records is None else self._spread(plan.records.spread, stream)
+        spread = 0 if plan.records is None else self._spreads[id(plan.records.spread)].address
         span = ring.take(packed.nbytes)
         try:
             packed.fill(span.buffer, plan)
             block = span.address
             if packed.nbytes > IN_PLACE:
                 block = span.segment.block.mirror + span.begin  # type: ignore[attr-defined]
-                result = self._driver.api.cuMemcpyHtoDAsync(block, span.address, packed.nbytes, stream.handle)
-                self._driver.ok(result, "cuMemcpyHtoDAsync")
-                device._counts["uploads"] += 1
-                device._counts["submissions"] += 1
+                self._upload(block, span.address, packed.nbytes, stream)
+            if device.reads.under_way:
+                device.reads.order(plan.memory, stream)
             self._launch(plan, packed, block, spread, stream)
         except BaseException:
             ring.fence(span, device.events.record(stream.handle))
@@ -74,6 +73,18 @@ class Writer:
         event = device.events.record(stream.handle)
         ring.fence(span, event)
         return CudaTicket(event)
+
+    def _upload(self, block: int, address: int, nbytes: int, stream: CudaStream) -> None:
+        """Copy a staging block to its mirror on a stream of its own, while ``stream`` is still busy with other work.
+
+        The ring gives a span again only when what used it, the mirror included, is over.
+        """
+        device, uploads = self._device, self._uploads
+        result = self._driver.api.cuMemcpyHtoDAsync(block, address, nbytes, uploads.handle)
+        self._driver.ok(result, "cuMemcpyHtoDAsync")
+        stream.wait(device.events.record(uploads.handle))
+        device._counts["uploads"] += 1
+        device._counts["submissions"] += 1
 
     def _launch(self, plan: WritePlan, packed: Packed, block: int, spread: int, stream: CudaStream) -> None:
         kernel, counts = self._device.kernels.write, self._device._counts
@@ -95,18 +106,14 @@ class Writer:
         counts["launches"] += 1
         counts["submissions"] += 1
 
-    def _spread(self, table: Any, stream: CudaStream) -> int:  # noqa: ANN401 (a structured array)
-        """The spread table of a state on the device; uploaded once, the first time a state is written."""
-        found = self._spreads.get(id(table))
-        if found is None:
-            data = np.ascontiguousarray(table).view(np.uint8)
-            memory = CudaMemory.allocate(self._device, self._driver, data.nbytes)
-            self._device.count("allocations")
-            self._driver.ok(
-                self._driver.api.cuMemcpyHtoD(memory.address, data.ctypes.data, data.nbytes), "cuMemcpyHtoD"
-            )
-            found = self._spreads[id(table)] = (table, memory)
-        return found[1].address
+    def adopt(self, table: np.ndarray[Any, np.dtype[np.void]]) -> None:
+        """Put a state's spread table on the device; it goes when the table does."""
+        data = np.ascontiguousarray(table).view(np.uint8)
+        memory = CudaMemory.allocate(self._device, self._driver, data.nbytes)
+        self._device.count("allocations")
+        self._driver.ok(self._driver.api.cuMemcpyHtoD(memory.address, data.ctypes.data, data.nbytes), "cuMemcpyHtoD")
+        self._spreads[id(table)] = memory
+        weakref.finalize(table, self._spreads.pop, id(table), None)
 
     def set_value(self, target: View, value: Value, stream: CudaStream) -> Ticket:
         """Write a converted value into a view."""
