@@ -7,8 +7,8 @@ destinations only; destroying an event waits for it on the host; pinned memory d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -89,11 +89,20 @@ class AsyncPaddleDevice(PaddleDevice):
         """Let Paddle put its work on ``stream``."""
         return current(self.kind, self.index, self.own(stream))
 
-    def hold(self, stream: Stream) -> AbstractContextManager[None]:
-        """Hold a stream, where the runtime below can."""
+    @contextmanager
+    def hold(self, stream: Stream) -> Iterator[None]:
+        """Hold a stream, where the runtime below can. Something is left on it, so that later events are not done."""
         if self._hold is None:
-            return super().hold(stream)
-        return self._hold(self.own(stream).handle)
+            with super().hold(stream):
+                yield
+            return
+        own = self.own(stream)
+        with self._hold(own.handle):
+            marker = PaddleMemory.allocate(self, self.place, 16)
+            with self.current(own):
+                marker.bytes(8, 8).copy_(marker.bytes(0, 8), False)
+            self.under_way.add(marker, self.events.record(own.base), marker)
+            yield
 
     # -- work ---------------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from ..packing import cut_rows
 from ..plan import Records, WritePlan
 
 WIDTHS = (8, 4, 2, 1)
@@ -121,13 +120,26 @@ def in_pieces(plan: WritePlan, limit: int) -> Iterator[WritePlan]:
     if size <= limit:
         yield plan
         return
-    plan = cut_rows(plan)
-    none = plan.writes[:0]
+    none, rows = plan.writes[:0], cut(plan.writes, limit)
     if records is not None:
         some = max(1, limit // max(1, records.data.shape[1]))
         for at in range(0, len(records.slots), some):
             part = Records(records.slots[at : at + some], records.data[at : at + some], records.spread)
             yield WritePlan(plan.memory, none, (), part)
-    group = (np.cumsum(plan.writes["nbytes"], dtype=np.int64) - 1) // limit
+    group = (np.cumsum(rows["nbytes"], dtype=np.int64) - 1) // limit
     for number in np.unique(group):
-        yield WritePlan(plan.memory, plan.writes[group == number], (plan.payload,))
+        yield WritePlan(plan.memory, rows[group == number], (plan.payload,))
+
+
+def cut(writes: Rows, longest: int) -> Rows:
+    """The same writes with none longer than ``longest`` bytes, rounded down to words."""
+    longest = max(8, longest // 8 * 8)
+    parts = (writes["nbytes"].astype(np.int64) + longest - 1) // longest
+    index = np.repeat(np.arange(len(writes)), parts)
+    first = np.cumsum(parts) - parts
+    skip = (np.arange(len(index)) - first[index]).astype(np.uint64) * np.uint64(longest)
+    rows = writes[index]
+    rows["dst"] += skip
+    rows["source"] += np.where(rows["pattern"] == 0, skip, 0).astype(np.uint64)  # whole cycles of a pattern
+    rows["nbytes"] = np.minimum(writes["nbytes"][index] - skip, longest)
+    return rows

@@ -1,0 +1,159 @@
+"""Probes of the maca device on the simulated accelerator, in processes of their own: Paddle takes devices at import.
+
+python probe.py NAME [ARGUMENT]     prints the answer as JSON; HAL_MACA_PLACE=sim and the simulator's options are set
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import numpy as np
+from hal_core import Request, SamplingParams, Sizes, Task, TaskKind, admit
+from hal_core.errors import HalError
+from hal_core.layout import ByteRange
+from hal_sim import Accelerator
+
+import hal
+
+
+def insertion(device: Any, state: Any, count: int, name: str) -> dict[str, Any]:
+    """What inserting ``count`` requests costs, by the device's own counters and by the simulator's."""
+    params = SamplingParams(0.5, 3, 0.9, 0.1, 7, 1.1, 0.2, 0.3, 1, 9, ((1, 2), (3,)), (4, 5), (6,), 1)
+    requests = [admit(Request(f"{name}{i}", [5, 6, 7], params), state.layout) for i in range(count)]
+    tasks = [Task(TaskKind.PREFILL, i, request, length=3, blocks=[9]) for i, request in enumerate(requests)]
+    with device.device.hold(device.default_stream):
+        below, own = Accelerator(0).counters(), device.counters()
+        ticket = device.insert_tasks(state=state, tasks=tasks, stream=device.default_stream)
+        cost, held = device.counters() - own, ticket.done()
+    now = Accelerator(0).counters()
+    ticket.wait(20)
+    state.release(range(count))
+    seen = {key: now[key] - below[key] for key in ("submissions", "copies", "launches", "blocked_wait", "fallback")}
+    return {"own": [cost.submissions, cost.uploads, cost.launches, cost.host_waits], "seen": seen, "held": held}
+
+
+def insertions() -> Any:
+    with hal.open_device("maca") as device:
+        state = device.state(Sizes(slots=128, max_tokens=32))
+        insertion(device, state, 128, "first")
+        return {
+            "name": device.name,
+            "costs": [insertion(device, state, count, f"of {count} ") for count in (1, 128)],
+            "races": [str(race) for race in Accelerator(0).races()],
+        }
+
+
+def ring() -> Any:
+    """A small ring is used again and again, with the host's writes to it told to the checker; or without its fences."""
+    with hal.open_device("maca", options={"ring_start": 4096, "ring_limit": 4096}) as device:
+        staging, stream = device.device.staging, device.default_stream
+        take = staging.take
+
+        def told(nbytes: int) -> Any:
+            span = take(nbytes)
+            Accelerator(0).host_write(span.address, nbytes)
+            return span
+
+        staging.take = told
+        state = device.state(Sizes(slots=8, max_tokens=64))
+        Accelerator(0).synchronize()
+        Accelerator(0).reset()
+        if "unfenced" in sys.argv:
+            from hal_core.paddle.streams import PaddleEvent
+
+            PaddleEvent.done = lambda self: True
+        for round_ in range(20):
+            values = np.arange(512) + round_
+            device.async_set_value(target=state.view("token_ids"), value=values, stream=stream)
+        device.device.default_stream.base.synchronize()
+        copied = device.device.copy_out(state.memory, [_range(state, "token_ids")], stream)
+        device.device.copies.base.synchronize()
+        return {
+            "right": bool((copied.data[0].view(np.int64) == np.arange(512) + 19).all()),
+            "waits": device.counters().ring_waits,
+            "races": len(Accelerator(0).races()),
+        }
+
+
+def _range(state: Any, name: str) -> ByteRange:
+    place = state.layout.fields[name]
+    return ByteRange(place.offset, place.stride * state.sizes.slots)
+
+
+def two_devices() -> Any:
+    """Two in one process, their work interleaved; a tensor of one is refused by the other."""
+    import contextlib
+
+    with contextlib.ExitStack() as stack:
+        devices = [stack.enter_context(hal.open_device("maca", index=i)) for i in (0, 1)]
+        states = [device.state(Sizes(slots=8, max_tokens=16)) for device in devices]
+        for step in range(10):
+            for device, state in zip(devices, states, strict=True):
+                value = np.arange(8) * (device.device.index + 1) + step
+                device.async_set_value(target=state.view("seed")[::-1], value=value, stream=device.default_stream)
+        parts = [
+            device.device.copy_out(state.memory, [_range(state, "seed")], device.default_stream)
+            for device, state in zip(devices, states, strict=True)
+        ]
+        for part in parts:
+            part.wait(20)
+        return {
+            "names": [device.name for device in devices],
+            "values": [part.data[0].view(np.int64)[::-1].tolist() for part in parts],
+            "races": [str(race) for race in Accelerator(0).races()],
+            "refused": _refusals(devices, states),
+        }
+
+
+def _refusals(devices: Any, states: Any) -> list[str]:
+    import paddle
+
+    stream = devices[0].default_stream
+    targets = [
+        states[1].view("seed"),
+        paddle.to_tensor(np.zeros(4), place=paddle.CustomPlace("metax_gpu", 1)),
+        paddle.to_tensor(np.zeros(4), place=paddle.CPUPlace()),
+    ]
+    said = []
+    for target in targets:
+        try:
+            devices[0].async_set_value(target=target, value=1, stream=stream)
+            said.append("taken")
+        except HalError as error:
+            said.append(str(error))
+    return said
+
+
+def bad_input() -> Any:
+    said = []
+    for call in (
+        lambda: hal.open_device("maca:7"),
+        lambda: hal.open_device("maca", options={"colour": 1}),
+        lambda: _other_kind().open(0, {}),
+    ):
+        try:
+            call()
+            said.append("opened")
+        except HalError as error:
+            said.append(str(error))
+    return said
+
+
+def _other_kind() -> Any:
+    from hal_core.paddle.custom import CustomDevicePlugin
+    from hal_core.paddle.custom_device import CustomDevice
+
+    class Other(CustomDevicePlugin):
+        name, kind, cure = "other", "no_such_gpu", "install its plugin"
+
+        @classmethod
+        def open(cls, index: int, options: Any) -> Any:
+            return CustomDevice(cls, index, options)
+
+    return Other
+
+
+if __name__ == "__main__":
+    sys.stdout.write("\n" + json.dumps(globals()[sys.argv[1]]()) + "\n")

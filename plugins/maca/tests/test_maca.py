@@ -1,0 +1,213 @@
+"""The maca device on the simulated accelerator, under the type name metax_gpu. Nothing here ran on the chip."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hal_core.errors import Unavailable
+from hal_core.paddle import probing
+from hal_maca import MacaPlugin
+
+import hal
+
+HERE = Path(__file__).parent
+ADVERSARIAL = {"HALSIM_MODE": "2", "HALSIM_STAGED": "0", "HALSIM_SYNC_DRAINS": "0"}
+MODES = {"eager": {"HALSIM_MODE": "0"}, "worker": {"HALSIM_MODE": "1"}, "lazy": {"HALSIM_MODE": "2"}}
+MODES["adversarial"] = ADVERSARIAL
+
+
+@pytest.fixture(scope="module")
+def sim():
+    """What a process needs to find the simulated accelerator; built once."""
+    from hal_sim.build import NoCompiler, paddle_device
+
+    try:
+        paddle_device()
+    except (NoCompiler, Unavailable) as error:
+        pytest.skip(str(error))
+    return {**os.environ, "HAL_MACA_PLACE": "sim", "GLOG_minloglevel": "1"}
+
+
+def answer(sim, name, *arguments, **options):
+    done = subprocess.run(
+        [sys.executable, str(HERE / "probe.py"), name, *arguments],
+        env=sim | options,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+# -- where there is none ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def unset(monkeypatch):
+    for name in ("HAL_MACA_PLACE", "HALSIM_NAME", "CUSTOM_DEVICE_ROOT"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_without_the_chip_it_says_why_in_a_line_and_what_to_install(unset, monkeypatch):
+    found = MacaPlugin.probe()
+    assert not found.available
+    assert "has no CustomDevice library, so no metax_gpu" in found.reason
+    assert "metax_gpu of PaddleCustomDevice" in found.cure
+    with pytest.raises(Unavailable, match="no metax_gpu"):
+        hal.open_device("maca")
+    monkeypatch.setattr(probing, "installed", lambda: None)
+    assert MacaPlugin.probe().reason == "paddle is not installed"
+
+
+def test_an_unknown_substitute_is_named(unset, monkeypatch):
+    monkeypatch.setenv("HAL_MACA_PLACE", "cpu")
+    assert MacaPlugin.probe().reason == "HAL_MACA_PLACE=cpu names no substitute"
+
+
+def test_the_simulator_under_the_type_name_is_never_shown_as_the_chip(unset, monkeypatch):
+    monkeypatch.setenv("HALSIM_NAME", "metax_gpu")
+    assert MacaPlugin.substituted() == "sim"
+    assert MacaPlugin.probe().reason.startswith("substituted: sim")
+
+
+def test_probing_imports_neither_numpy_nor_paddle():
+    code = "import sys, hal_maca; hal_maca.MacaPlugin.probe(); print({'numpy', 'paddle', 'hal_sim'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "set()", done.stderr
+
+
+# -- what it costs, and what it must not do ---------------------------------------------------------------------------
+
+
+def test_an_insertion_is_one_upload_and_as_many_scatters_for_128_requests_as_for_one(sim):
+    got = answer(sim, "insertions", **ADVERSARIAL)
+    assert got["name"] == "maca (substituted: sim):0"
+    for cost in got["costs"]:
+        assert cost["own"] == [4, 1, 3, 0]  # submissions, uploads, launches, host waits
+        assert cost["seen"] == {"submissions": 4, "copies": 1, "launches": 3, "blocked_wait": 0, "fallback": 0}
+        assert not cost["held"], "the ticket was done while the stream was held"
+    assert got["races"] == []
+
+
+def test_a_span_of_the_ring_is_written_again_only_after_its_copy(sim):
+    got = answer(sim, "ring", **ADVERSARIAL)
+    assert got["right"]
+    assert got["races"] == 0
+    assert got["waits"] > 0
+
+
+def test_the_checker_would_see_a_ring_without_fences(sim):
+    got = answer(sim, "ring", "unfenced", **ADVERSARIAL)
+    assert got["races"] > 0
+
+
+def test_two_devices_in_one_process(sim):
+    got = answer(sim, "two_devices", **ADVERSARIAL, HALSIM_DEVICES="2")
+    assert got["names"] == ["maca (substituted: sim):0", "maca (substituted: sim):1"]
+    assert got["values"] == [[9 + i for i in range(8)], [9 + 2 * i for i in range(8)]]
+    assert got["races"] == []
+    state, tensor, host = got["refused"]
+    assert "another opened device" in state
+    assert "the tensor is on Place(metax_gpu:1), and the target must be a Paddle tensor on Place(metax_gpu:0)" in tensor
+    assert "the tensor is on Place(cpu)" in host
+
+
+def test_bad_input_is_refused_with_the_cure(sim):
+    index, option, kind = answer(sim, "bad_input", HALSIM_DEVICES="2")
+    assert "no device maca (substituted: sim):7: indices go from 0 to 1" in index
+    assert "unknown options ['colour']" in option
+    assert "Paddle knows no device type 'no_such_gpu'; it knows" in kind
+
+
+# -- the kit, two ranks, the main job ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_conformance_kit_under_the_checker(sim, mode, tmp_path):
+    report = tmp_path / "report.json"
+    plugins = ["-p", "no:cacheprovider", "-p", "hal_core.conformance.plugin", "-p", "hal_sim.pytest_races"]
+    kit = ["-m", "pytest", "-q", *plugins, "--pyargs", "hal_core.conformance"]
+    device = "maca:1" if mode == "adversarial" else "maca"
+    options = [f"--hal-device={device}", "--hal-profile=quick", "--hal-examples=1", f"--hal-report={report}"]
+    done = subprocess.run(
+        [sys.executable, *kit, *options],
+        env=sim | MODES[mode] | {"HALSIM_DEVICES": "2"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+    status = {entry["guarantee"]: entry["status"] for entry in json.loads(report.read_text())["guarantees"]}
+    assert status["G3"] == status["G7"] == status["G23"] == "checked"
+    assert {name for name, value in status.items() if value == "skipped"} <= {"G10", "G13", "G16", "G28"}
+
+
+def ranks(sim, what, **options):
+    from hal_sim import paddle_env
+
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(3)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        master, *ends = [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]
+    started = []
+    for rank in range(2):
+        told = paddle_env.distributed(rank, ends, master, "metax_gpu", devices=1, **options)
+        environment = sim | told | {"FLAGS_selected_metax_gpus": "0"}
+        command = [sys.executable, str(HERE / "rank.py"), what]
+        pipe = subprocess.PIPE
+        started.append(subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True))
+    try:
+        return [(process, *process.communicate(timeout=60)) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+
+
+@pytest.mark.parametrize("mode", [1, 2])
+def test_two_ranks_agree_by_one_collective_a_call(sim, mode):
+    for process, out, err in ranks(sim, "agree", mode=mode, staged=0):
+        assert process.returncode == 0, err[-2000:]
+        got = json.loads(out.splitlines()[-1])
+        assert got["accept_tokens"] == list(range(12))
+        assert len(set(got["seed"])) == 1, "a field that is not broadcast is each rank's own"
+        assert (got["mode"], got["collectives"]) == ("async", 6)
+        assert (got["races"], got["fallback"]) == ([], 0)
+
+
+def test_a_lost_rank_is_an_error_on_the_survivor_in_time(sim):
+    survivor, _ = ranks(sim, "lost", mode=1, collective_timeout_ms=3000)
+    process, out, err = survivor
+    assert process.returncode == 0, err[-2000:]
+    got = json.loads(out.splitlines()[-1])
+    assert got["error"].startswith("GroupLost: ")
+    assert got["seconds"] < 20
+
+
+def test_the_main_job_gives_the_tokens_of_the_cpu(sim):
+    prompts = ["--prompt", "def main(", "--prompt", "for i in range(", "--prompt", "with open("]
+    found = []
+    for device in ("cpu", "maca"):
+        command = ["run", "--device", device, *prompts, "--max-tokens", "12", "--slots", "2", "--json"]
+        done = subprocess.run(
+            [sys.executable, "-c", "from hal.cli import main; main()", *command],
+            env=sim | ADVERSARIAL,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        found.append([json.loads(line)["token_ids"] for line in done.stdout.splitlines() if line.startswith("{")])
+    assert [len(row) for row in found[0]] == [12, 12, 12]
+    assert found[0] == found[1]
