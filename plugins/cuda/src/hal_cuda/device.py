@@ -174,7 +174,13 @@ class CudaDevice(DeviceBase):
         own = self._own(stream)
         self.reads.order(state.memory, own)
         self.steps.launch(state, own.handle, speculative=step.speculative)
+        self.count_launch()
         return CudaTicket(self.events.record(own.handle))
+
+    def count_launch(self) -> None:
+        """Count a kernel that is no part of a plan."""
+        self.count("launches")
+        self.count("submissions")
 
     def counters(self) -> Counters:
         """Counts since the device was opened; waits for a full ring are the only ones a hook makes."""
@@ -201,6 +207,7 @@ class CudaDevice(DeviceBase):
         flag[0] = 0
         self.kernels.hold.params["flag"] = block.address
         self.kernels.hold.launch(1, 1, self._own(stream).handle)
+        self.count_launch()
         try:
             yield
         finally:

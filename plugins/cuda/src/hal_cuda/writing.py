@@ -25,6 +25,8 @@ IN_PLACE = 16 << 10
 """Bytes; a block up to this size is read by the kernel from pinned memory itself, without an upload."""
 PIECE = 256 << 10
 """Bytes; a long contiguous value is staged and uploaded in pieces, so that both go on at once."""
+SPAN = 1 << 20
+"""Bytes; so much of a long value is taken from the ring at once, under one fence."""
 
 Ints = tuple[int, ...]
 
@@ -56,7 +58,12 @@ class Writer:
             if cut is not plan:
                 plan, packed = cut, Packed.of(cut)
         device, ring = self._device, self._device.ring
-        spread = 0 if plan.records is None else self._spreads[id(plan.records.spread)].address
+        spread = 0
+        if plan.records is not None:
+            adopted = self._spreads.get(id(plan.records.spread))
+            if adopted is None:  # a map of no state; putting it on the GPU would wait for the device
+                return self.submit(plan.flat(), stream)
+            spread = adopted.address
         span = ring.take(packed.nbytes)
         try:
             packed.fill(span.buffer, plan)
@@ -79,12 +86,9 @@ class Writer:
 
         The ring gives a span again only when what used it, the mirror included, is over.
         """
-        device, uploads = self._device, self._uploads
-        result = self._driver.api.cuMemcpyHtoDAsync(block, address, nbytes, uploads.handle)
-        self._driver.ok(result, "cuMemcpyHtoDAsync")
-        stream.wait(device.events.record(uploads.handle))
-        device._counts["uploads"] += 1
-        device._counts["submissions"] += 1
+        uploads = self._uploads
+        self._upload_to(block, address, nbytes, uploads)
+        stream.wait(self._device.events.record(uploads.handle))
 
     def _launch(self, plan: WritePlan, packed: Packed, block: int, spread: int, stream: CudaStream) -> None:
         kernel, counts = self._device.kernels.write, self._device._counts
@@ -176,22 +180,28 @@ class Writer:
             kernel.launch(1, THREADS, stream.handle)
             return self._launched(stream)
         device, ring = self._device, self._device.ring
-        piece = min(PIECE, ring.limit)
+        most = min(SPAN, ring.limit)
         ticket: Ticket = DONE
-        for at in range(0, data.nbytes, piece):
-            nbytes = min(piece, data.nbytes - at)
-            span = ring.take(nbytes)
-            span.buffer[...] = data[at : at + nbytes]
+        for at in range(0, data.nbytes, most):
+            span = ring.take(min(most, data.nbytes - at))
             try:
-                result = self._driver.api.cuMemcpyHtoDAsync(address + at, span.address, nbytes, stream.handle)
-                self._driver.ok(result, "cuMemcpyHtoDAsync")
+                for begin in range(0, span.nbytes, PIECE):
+                    end = min(begin + PIECE, span.nbytes)
+                    span.buffer[begin:end] = data[at + begin : at + end]
+                    self._upload_to(address + at + begin, span.address + begin, end - begin, stream)
             finally:
                 event = device.events.record(stream.handle)
                 ring.fence(span, event)
-            device._counts["uploads"] += 1
-            device._counts["submissions"] += 1
             ticket = CudaTicket(event)
         return ticket
+
+    def _upload_to(self, address: int, source: int, nbytes: int, stream: CudaStream) -> None:
+        (status,) = self._driver.api.cuMemcpyHtoDAsync(address, source, nbytes, stream.handle)
+        if status is not self._driver.success:
+            self._driver.ok((status,), "cuMemcpyHtoDAsync")
+        counts = self._device._counts
+        counts["uploads"] += 1
+        counts["submissions"] += 1
 
     def _copy(self, target: View, source: View, stream: CudaStream) -> Ticket:
         """Between two views of this device, in stream order."""
