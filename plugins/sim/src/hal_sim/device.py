@@ -106,9 +106,9 @@ class SimDevice(DeviceBase):
     def default_stream(self) -> SimStream:
         """Paddle's current stream where Paddle computes on this accelerator, else one of our own."""
         known = loaded_paddle()
-        return self._own if known is None else self.adopt(current_stream(self.index, known[1]).handle)
+        return self._own if known is None else self.wrap(current_stream(self.index, known[1]).handle)
 
-    def adopt(self, handle: int) -> SimStream:
+    def wrap(self, handle: int) -> SimStream:
         """A stream that somebody else made, such as Paddle. Raises :class:`InvalidValue` for one of another device."""
         found = self._adopted.get(handle)
         if found is None:
@@ -132,7 +132,7 @@ class SimDevice(DeviceBase):
             raise InvalidValue(
                 f"{type(stream).__name__} is no stream of this device", cure="use device.stream()", argument="stream"
             )
-        return self.adopt(handle)
+        return self.wrap(handle)
 
     @contextmanager
     def hold(self, stream: Stream) -> Iterator[None]:
@@ -151,6 +151,12 @@ class SimDevice(DeviceBase):
         memory = SimMemory.allocate(self, self.accelerator, self.limbo, nbytes)
         self.count("allocations")
         return memory
+
+    @primitive
+    def adopt(self, state: SlotState) -> None:
+        """Put the map of the state's records where kernels find it."""
+        assert isinstance(state.memory, SimMemory)
+        state.memory.table(state.spread)
 
     @primitive
     def resolve(self, target: object) -> View:
