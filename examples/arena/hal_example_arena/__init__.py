@@ -1,0 +1,28 @@
+"""An example: a device of hal without Paddle. Listing devices imports this module, so it stays light."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from hal_core.device import Plugin, Probe
+
+if TYPE_CHECKING:
+    from .device import ArenaDevice
+
+
+class ArenaPlugin(Plugin):
+    """The entry point ``arena`` of group ``hal.devices``."""
+
+    name = "arena"
+    priority = -1  # by name only; for auto-selection write a number here and in the group hal.priorities
+
+    @classmethod
+    def probe(cls) -> Probe:
+        """Ask the driver, with the standard library alone; say the reason and the cure when it is not there."""
+        return Probe.yes("anonymous memory")
+
+    @classmethod
+    def open(cls, index: int, options: Mapping[str, object]) -> "ArenaDevice":
+        """Import what is heavy here, and open."""
+        from .device import ArenaDevice
+
+        return ArenaDevice(index, options)

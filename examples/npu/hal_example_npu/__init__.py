@@ -1,0 +1,13 @@
+"""An example: Paddle's CustomDevice ``npu`` as a device of hal. Verified on the simulated accelerator alone."""
+
+from hal_core.paddle.custom import CustomDevicePlugin
+
+
+class NpuPlugin(CustomDevicePlugin):
+    """The entry point ``npu`` of group ``hal.devices``."""
+
+    name = "npu"  # the name users say, and the entry point's
+    kind = "npu"  # the name Paddle says: paddle.CustomPlace("npu", 0)
+    collective = "xccl"  # what paddle.distributed uses there; "" for none
+    cure = "install Paddle and the CustomDevice plugin for npu"
+    simulator = "hal_sim"  # lets HAL_NPU_PLACE=sim run the same code without the chip

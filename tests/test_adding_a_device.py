@@ -1,0 +1,104 @@
+"""The walk-through of docs/adding-a-device.md: its example packages, installed into a fresh environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples"
+DOCUMENT = ROOT / "docs" / "adding-a-device.md"
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory):
+    """A fresh environment that sees what is installed here, with both examples installed by pip. Nothing is fetched."""
+    folder = tmp_path_factory.mktemp("fresh")
+    venv.create(folder, with_pip=False)
+    found = folder / "bin" / "python"
+    (libraries,) = folder.glob("lib/python*/site-packages")
+    here = sysconfig.get_path("purelib")
+    (libraries / "here.pth").write_text(f"import site; site.addsitedir({here!r})\n")
+    install = ["--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check", "-q"]
+    packages = [str(folder / name) for name in ("npu", "arena")]
+    for package in packages:  # copied, so that nothing is built into the repository
+        subprocess.run(["cp", "-r", str(EXAMPLES / Path(package).name), package], check=True)
+    done = run(found, "-m", "pip", "install", *install, *packages)
+    assert done.returncode == 0, done.stderr
+    return found
+
+
+def run(python, *arguments, **environment):
+    variables = {
+        key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "HAL_DEVICE", "HAL_PLUGINS")
+    }
+    return subprocess.run(
+        [str(python), *arguments],
+        env=variables | environment,
+        cwd=Path(python).parent,
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+
+
+def test_both_are_found_by_their_entry_points(python):
+    code = "from hal.cli import main; main()"
+    done = run(python, "-c", code, "devices", "--json")
+    assert done.returncode == 0, done.stderr
+    rows = {row["name"]: row for row in json.loads(done.stdout)["devices"]}
+    assert rows["arena"]["distribution"] == "hal-example-arena"
+    assert rows["arena"]["status"] == "available"
+    assert rows["npu"]["distribution"] == "hal-example-npu"
+    assert rows["npu"]["status"] == "unavailable"
+    assert "no npu" in rows["npu"]["reason"]
+    assert rows["npu"]["priority"] < 0
+
+
+@pytest.mark.parametrize(
+    ("device", "environment"), [("arena", {}), ("npu", {"HAL_NPU_PLACE": "sim", "HALSIM_MODE": "2"})]
+)
+def test_both_pass_the_conformance_kit(python, device, environment, tmp_path):
+    if device == "npu":
+        from hal_sim.build import NoCompiler, paddle_device
+
+        try:
+            paddle_device()
+        except NoCompiler as error:
+            pytest.skip(str(error))
+    report = tmp_path / "report.json"
+    plugins = ["-p", "no:cacheprovider", "-p", "hal_core.conformance.plugin"]
+    kit = ["-m", "pytest", "-q", *plugins, "--pyargs", "hal_core.conformance", f"--hal-device={device}"]
+    done = run(python, *kit, "--hal-profile=quick", "--hal-examples=1", f"--hal-report={report}", **environment)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+    found = json.loads(report.read_text())
+    assert found["header"]["origin"] == f"hal-example-{device} 0.1.0"
+    shown = "npu (substituted: sim):0" if device == "npu" else "arena:0"
+    assert found["header"]["device"] == shown
+
+
+def lines(folder):
+    return sum(
+        1
+        for path in (EXAMPLES / folder).rglob("*.py")
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if line.strip()
+    )
+
+
+def test_they_are_as_small_as_the_document_says():
+    assert lines("npu") + len((EXAMPLES / "npu" / "pyproject.toml").read_text().splitlines()) <= 40
+    assert lines("arena") <= 125
+
+
+@pytest.mark.parametrize("path", ["npu/hal_example_npu/__init__.py", "npu/pyproject.toml"])
+def test_the_document_shows_the_example_as_it_is(path):
+    text = (EXAMPLES / path).read_text(encoding="utf-8").strip()
+    assert text in DOCUMENT.read_text(encoding="utf-8")
