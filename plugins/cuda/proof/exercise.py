@@ -1,0 +1,46 @@
+"""Every kernel of the cuda device once or a few times, small enough to run under compute-sanitizer."""
+
+from __future__ import annotations
+
+import numpy as np
+from hal_core import Request, SamplingParams, Sizes, TaskBatch, admit
+from hal_core.bound import bind
+from hal_core.sinks import MemorySink
+from hal_core.steps import Step
+from hal_cuda import CudaPlugin
+
+
+def main() -> None:
+    """Run the hooks on one GPU and check the last record."""
+    bound = bind(CudaPlugin.open(0, {}))
+    state = bound.state(Sizes(slots=8, max_tokens=5000, block_size=16, max_draft=2, top_k=2))
+    stream = bound.default_stream
+    params = SamplingParams(max_tokens=5, stop_sequences=((7, 8),), eos_token_ids=(3,), bad_words=(1, 2))
+    record = None
+    for turn, length in enumerate((4900, 3)):
+        requests = [admit(Request(f"r{turn}-{i}", [5] * length, params), state.layout) for i in range(8)]
+        blocks = [range(-(-length // 16))] * 8
+        batch = TaskBatch.prefill(range(8), requests, [length] * 8, blocks)
+        bound.insert_tasks(state=state, tasks=batch, stream=stream)
+        bound.async_set_value(target=state.view("sampled_token_ids"), value=np.arange(8), stream=stream)
+        bound.async_set_value(target=state.view("topk_logprobs")[::2, ::3], value=-0.5, stream=stream)
+        bound.async_set_value(target=state.view("topk_logprobs")[1::2, 1::3], value=np.zeros((4, 3)), stream=stream)
+        bound.async_set_value(target=state.view("temperature")[3], value=0.5, stream=stream)
+        bound.async_set_value(
+            target=state.view("accept_tokens")[0], value=state.view("accept_tokens")[1], stream=stream
+        )
+        for number in range(2):
+            step = Step(2 * turn + number, {"target": np.arange(8)}, speculative=bool(number))
+            bound.async_set_value(target=state.view("accept_tokens"), value=9, stream=stream)
+            bound.async_set_value(target=state.view("accept_num"), value=2, stream=stream)
+            bound.advance(state=state, step=step, stream=stream)
+            record = state.take(bound.save_output(state=state, step=step, sink=MemorySink(), stream=stream))
+        state.release(range(8))
+    assert record is not None
+    assert record.counts.tolist() == [2, 2, 2, 0, 2, 2, 2, 2], record.counts
+    bound.close()
+    print("every kernel ran")
+
+
+if __name__ == "__main__":
+    main()
