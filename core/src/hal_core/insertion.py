@@ -91,7 +91,7 @@ def _plan_prefill(state: SlotState, tasks: TaskBatch) -> WritePlan:
     writes = _Writes()
     writes.rows.append(rows)
     parts = list(zip(*[request.rows for request in tasks.requests], strict=True))
-    for row in nbytes.any(axis=1).nonzero()[0].tolist():
+    for row in np.flatnonzero(nbytes.any(axis=1)).tolist():
         if row == BLOCKS:
             writes.pieces.append(tasks.blocks.data.cast("B"))
         elif row == TOKENS:

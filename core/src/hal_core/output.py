@@ -74,9 +74,10 @@ class OutputTicket(PromiseTicket):
 
     def record(self, timeout: float | None = None) -> OutputRecord:
         """Wait for the copy and return the step's record. ``timeout`` in seconds. From any thread."""
+        if self._record is None:
+            self._copy.wait(timeout)  # not under the lock: a thread that sleeps there wakes to cold caches
         with self._lock:
             if self._record is None:
-                self._copy.wait(timeout)
                 if self._check is not None:
                     self._check.verify(self._copy.data[0])
                 self.columns = self._state.columns(self._copy.data[0], self._part)

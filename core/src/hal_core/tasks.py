@@ -152,7 +152,8 @@ class TaskBatch:
         joined = self.arrays.get("blocks")
         if joined is None:
             try:
-                joined = np.frombuffer(b"".join(self.block_ids), np.int32)
+                pieces: tuple[Any, ...] = self.block_ids
+                joined = np.frombuffer(b"".join(pieces), np.int32)
             except BufferError:  # an array of the caller's that is not contiguous
                 joined = np.concatenate(self.block_ids)
             self.arrays["blocks"] = joined
