@@ -102,3 +102,11 @@ def test_they_are_as_small_as_the_document_says():
 def test_the_document_shows_the_example_as_it_is(path):
     text = (EXAMPLES / path).read_text(encoding="utf-8").strip()
     assert text in DOCUMENT.read_text(encoding="utf-8")
+
+
+def test_the_support_page_is_what_the_reports_say():
+    done = run(Path(sys.executable), str(ROOT / "tools" / "support_table.py"), "--check")
+    assert done.returncode == 0, done.stderr
+    kept = json.loads((ROOT / "docs" / "support.json").read_text(encoding="utf-8"))
+    for device, row in kept.items():
+        assert bool(row["capabilities"]["substituted"]) == ("substituted" in device) == ("no chip" in row["on"])

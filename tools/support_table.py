@@ -1,0 +1,145 @@
+"""The support table, made from reports of the conformance kit and from nothing else.
+
+    hal conform maca --report /tmp/maca.json              # or pytest … --hal-report=/tmp/maca.json
+    python tools/support_table.py /tmp/maca.json …        # take reports, then write docs/support.md
+    python tools/support_table.py --readme                # and the README's table, between its markers
+    python tools/support_table.py --readme --check        # write nothing; say what is out of date (for tests)
+
+What was taken is kept in docs/support.json: by device as it calls itself, so that a substituted device has its own row.
+``--on TEXT`` names the hardware of the reports given, where it is more than the machine's architecture.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+KEPT, PAGE, README = ROOT / "docs" / "support.json", ROOT / "docs" / "support.md", ROOT / "README.md"
+MARKERS = "<!-- support table -->", "<!-- end of support table -->"
+HOOKS = ("insert_tasks", "async_set_value", "save_output", "broadcast_tokens")
+ASYNC = {"insert_tasks": "async_h2d", "async_set_value": "async_h2d", "save_output": "async_d2h"}
+
+
+def taken(report: dict[str, Any], on: str, before: dict[str, Any]) -> dict[str, Any]:
+    """What is kept of one report. ``since``: the plugin's version when the device was first taken."""
+    header = report["header"]
+    capabilities = header["capabilities"]
+    distribution, _, version = header["origin"].partition(" ")
+    where = capabilities["substituted"] and f"no chip: {capabilities['substituted']} stands in"
+    return {
+        "distribution": distribution,
+        "version": version,
+        "since": before.get("since", version),
+        "on": where or on or f"{platform.system()} {platform.machine()}",
+        "capabilities": capabilities,
+        "fallbacks": header["fallbacks"],
+        "versions": header["versions"],
+        "profile": header["effort"]["profile"],
+        "guarantees": {
+            entry["guarantee"]: {"hook": entry["hook"], "status": entry["status"], "note": entry["note"]}
+            for entry in report["guarantees"]
+        },
+    }
+
+
+def how(row: dict[str, Any], hook: str) -> str:
+    """How the bytes of a hook move, by the device's own capabilities and fallbacks."""
+    able, reason = row["capabilities"], row["fallbacks"].get(hook, "")
+    if hook == "broadcast_tokens":
+        return f"one collective of one slice ({able['collective']})" if able["collective"] else "one rank only"
+    text = "asynchronous" if able[ASYNC[hook]] else "synchronous"
+    if hook == "insert_tasks":
+        text += ", at most two submissions a call" if able["fused_scatter"] else ", one upload and a scatter a width"
+    if hook == "save_output":
+        text += ", one copy of adjacent fields"
+    return text + (", from locked memory" if able["pinned_host"] else "") + (" (falls back)" if reason else "")
+
+
+def verdict(row: dict[str, Any], hook: str) -> str:
+    """What the kit found of the guarantees of a hook."""
+    found = [(name, entry) for name, entry in row["guarantees"].items() if entry["hook"] == hook]
+    checked = [name for name, entry in found if entry["status"] == "checked"]
+    others = [f"{name} {entry['status']}" for name, entry in found if entry["status"] != "checked"]
+    return ", ".join([" ".join(checked) + " checked" if checked else "", *others]).strip(", ")
+
+
+def table(kept: dict[str, Any]) -> str:
+    """The table of the README: one row for each device and hook."""
+    lines = ["| device | hook | how bytes move | verified on | by the kit | since |", "|---|---|---|---|---|---|"]
+    for device, row in sorted(kept.items()):
+        since = f"{row['distribution']} {row['since']}"
+        for at, hook in enumerate(HOOKS):
+            first = (device, row["on"], since) if at == 0 else ("", "", "")
+            lines.append(
+                f"| {first[0]} | `{hook}` | {how(row, hook)} | {first[1]} | {verdict(row, hook)} | {first[2]} |"
+            )
+    return "\n".join(lines)
+
+
+def page(kept: dict[str, Any]) -> str:
+    """docs/support.md: the table, and for each device its reasons and what was not checked."""
+    parts = [
+        "# What is supported, and on what it was verified\n",
+        "Made by `tools/support_table.py` from reports of the conformance kit (`docs/support.json`); do not edit it.",
+        "A substituted device ran the plugin's code on a place that stands in for its chip: nothing here says that the",
+        "chip was ever used.\n",
+        table(kept),
+    ]
+    for device, row in sorted(kept.items()):
+        versions = ", ".join(f"{name} {version}" for name, version in row["versions"].items())
+        parts += [
+            f"\n## {device}\n",
+            f"{row['distribution']} {row['version']}, profile {row['profile']}; {versions}.\n",
+        ]
+        parts += [f"- falls back, `{hook}`: {reason}" for hook, reason in row["fallbacks"].items()]
+        for name, entry in row["guarantees"].items():
+            if entry["status"] != "checked" or entry["note"]:
+                part = "in part" if entry["status"] == "checked" else entry["status"]
+                parts.append(f"- {name} {part}: {entry['note'] or 'no reason given'}")
+    return "\n".join(parts) + "\n"
+
+
+def readme(text: str, made: str) -> str:
+    """The README with the table between its markers."""
+    head, marker, rest = text.partition(MARKERS[0])
+    if not marker:
+        raise SystemExit(f"{README.name} has no line {MARKERS[0]}")
+    _, end, tail = rest.partition(MARKERS[1])
+    return f"{head}{MARKERS[0]}\n{made}\n{MARKERS[1]}{tail if end else rest}"
+
+
+def main() -> int:
+    """Take reports, and write or check what is made of them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("reports", nargs="*", type=Path)
+    parser.add_argument("--on", default="", help="the hardware of these reports")
+    parser.add_argument("--readme", action="store_true", help="the README's table as well")
+    parser.add_argument("--check", action="store_true", help="write nothing; say what is out of date")
+    chosen = parser.parse_args()
+    kept: dict[str, Any] = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
+    for path in chosen.reports:
+        report = json.loads(path.read_text(encoding="utf-8"))
+        device = report["header"]["device"].rpartition(":")[0]
+        kept[device] = taken(report, chosen.on, kept.get(device, {}))
+    made = {
+        KEPT: json.dumps(dict(sorted(kept.items())), indent=1) + "\n",
+        PAGE: page(kept),
+    }
+    if chosen.readme:
+        made[README] = readme(README.read_text(encoding="utf-8"), table(kept))
+    stale = [path for path, text in made.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
+    for path in stale:
+        if chosen.check:
+            print(f"{path.relative_to(ROOT)} is out of date: python tools/support_table.py", file=sys.stderr)
+        else:
+            path.write_text(made[path], encoding="utf-8")
+    return 1 if chosen.check and stale else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
