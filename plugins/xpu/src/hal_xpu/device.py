@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hal_core.capabilities import Capabilities
+from hal_core.errors import Unavailable
 from hal_core.paddle.device import PaddleDevice
-from hal_core.paddle.places import check_index, custom_place, import_paddle
+from hal_core.paddle.places import check_index, custom_place, import_paddle, paddle_core
 from hal_core.paddle.scatters import Candidates
 
 from . import CURE
@@ -64,5 +65,7 @@ def _place(name: str, index: int, substitute: str) -> Any:  # noqa: ANN401 (a Pa
     if substitute == "cpu":
         check_index(name, index, 1)
         return paddle.CPUPlace()
-    check_index(name, index, int(paddle.device.xpu.device_count()))
+    if not paddle.is_compiled_with_xpu():
+        raise Unavailable("this Paddle was not compiled with XPU", cure=CURE, device=name)
+    check_index(name, index, int(paddle_core().get_xpu_device_count()))
     return paddle.XPUPlace(index)
