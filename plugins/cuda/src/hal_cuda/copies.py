@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,14 +21,17 @@ KEPT = 16
 
 
 class OutputBlocks:
-    """Pinned blocks for copies out, by size; a block is used again once its ticket is gone."""
+    """Pinned blocks for copies out, by size; a block is used again once its ticket is gone and its copy has ended."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._free: dict[int, list[PinnedBlock]] = {}
+        self._ending: deque[tuple[CudaEvent, PinnedBlock]] = deque()
 
     def take(self, nbytes: int) -> PinnedBlock:
         """A block of at least ``nbytes``, of a power-of-two size."""
+        while self._ending and self._ending[0][0].done():
+            self.give(self._ending.popleft()[1])
         size = max(4096, 1 << (max(nbytes, 1) - 1).bit_length())
         free = self._free.setdefault(size, [])
         return free.pop() if free else PinnedBlock(self._driver, size, mirrored=False)
@@ -40,8 +44,16 @@ class OutputBlocks:
         else:
             block.release()
 
+    def give_after(self, event: CudaEvent, block: PinnedBlock) -> None:
+        """Keep a block whose copy may still be under way, for when it has ended. Never waits; from any thread."""
+        self._ending.append((event, block))
+
     def close(self) -> None:
-        """Release every block that is kept."""
+        """Release every block that is kept; one whose copy does not end is lost rather than used again."""
+        while self._ending:
+            event, block = self._ending.popleft()
+            if event.wait(60.0):
+                block.release()
         for free in self._free.values():
             while free:
                 free.pop().release()
@@ -67,7 +79,7 @@ class CudaCopy(CudaTicket, CopyTicket):
 
 
 class Lease:
-    """Holds a pinned block; it goes back when the last array over it is gone and the copy has ended."""
+    """Holds a pinned block; it goes back when the last array over it is gone. A ticket may be dropped at any time."""
 
     def __init__(self, blocks: OutputBlocks, block: PinnedBlock) -> None:
         self.blocks, self.block = blocks, block
@@ -82,9 +94,10 @@ class Lease:
         return np.asarray(self)
 
     def __del__(self) -> None:
-        if self.event is not None and not self.event.wait(60.0):
-            return  # a copy that never ends still writes here: the block is lost rather than used again
-        self.blocks.give(self.block)
+        if self.event is None:
+            self.blocks.give(self.block)
+        else:
+            self.blocks.give_after(self.event, self.block)
 
 
 class PendingReads:
