@@ -23,7 +23,7 @@ def library() -> str:
 class CudaSupport(Support):
     """Tensors with the strides of the array they are made of, as far as the library has them."""
 
-    # The kit slices tensors as NumPy would. torch has no views with negative steps, and Paddle 2.6 refuses empty slices;
+    # The kit slices tensors as NumPy would. torch has no views with negative steps, Paddle 2.6 refuses empty slices;
     # their tensors are tested whole and by hal's own views in plugins/cuda/tests.
     tensors = library() == "cupy"
 
