@@ -1,5 +1,7 @@
 """An example: Paddle's CustomDevice ``npu`` as a device of hal. Verified on the simulated accelerator alone."""
 
+from types import MappingProxyType
+
 from hal_core.paddle.custom import CustomDevicePlugin
 
 
@@ -10,4 +12,4 @@ class NpuPlugin(CustomDevicePlugin):
     kind = "npu"  # the name Paddle says: paddle.CustomPlace("npu", 0)
     collective = "xccl"  # what paddle.distributed uses there; "" for none
     cure = "install Paddle and the CustomDevice plugin for npu"
-    simulator = "hal_sim"  # lets HAL_NPU_PLACE=sim run the same code without the chip
+    stand_ins = MappingProxyType({"sim": "hal_sim"})  # HAL_NPU_PLACE=sim runs the same code without the chip

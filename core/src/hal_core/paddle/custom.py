@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from importlib.util import find_spec
+from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
 
 from ..device import Plugin, Probe
@@ -26,21 +27,21 @@ if TYPE_CHECKING:
 class CustomDevicePlugin(Plugin):
     """Derive from it. ``kind``: Paddle's device type; ``collective``: the library's name, "" where there is none.
 
-    ``simulator`` names the module of a simulated accelerator that can show itself to Paddle under any type name. It has
-    ``paddle_env.announce(kind)`` and ``Stream.adopt(handle).held()``. The environment variable ``HAL_<NAME>_PLACE=sim``
-    declares that it stands in; the device then says everywhere that it is substituted.
+    ``stand_ins``: what may stand in for the chip, by the word with which ``HAL_<NAME>_PLACE`` declares it: the module
+    of a simulated accelerator that shows itself to Paddle under any type name. It has ``paddle_env.announce(kind)`` and
+    ``Stream.adopt(handle).held()``. The device then says everywhere that it is substituted.
     """
 
     priority = -1
     kind: ClassVar[str]
     cure: ClassVar[str]
     collective: ClassVar[str] = "xccl"
-    simulator: ClassVar[str] = ""
+    stand_ins: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     @classmethod
     def substituted(cls) -> str:
-        """ "sim" where the simulated accelerator stands in, else ""."""
-        return os.environ.get(cls.variable(), "") if cls.simulator else ""
+        """The word for what stands in, or ""."""
+        return os.environ.get(cls.variable(), "") if cls.stand_ins else ""
 
     @classmethod
     def variable(cls) -> str:
@@ -51,14 +52,20 @@ class CustomDevicePlugin(Plugin):
     def probe(cls) -> Probe:
         """Look for Paddle and for a CustomDevice library, in files; the chip itself is looked for by ``open``."""
         substitute = cls.substituted()
-        if substitute not in ("", "sim"):
-            return Probe.no(f"{cls.variable()}={substitute} names no substitute", f"{cls.variable()}=sim, or unset it")
+        if substitute and substitute not in cls.stand_ins:
+            known = " or ".join(cls.stand_ins)
+            return Probe.no(
+                f"{cls.variable()}={substitute} names no substitute", f"{cls.variable()}={known}, or unset it"
+            )
         paddle = probing.installed()
         if paddle is None:
             return Probe.no(probing.NO_PADDLE, cls.cure)
         if substitute:
-            if find_spec(cls.simulator) is None:
-                return Probe.no(f"the simulated accelerator {cls.simulator} is not installed", "install paddle-hal-sim")
+            module = cls.stand_ins[substitute]
+            if find_spec(module) is None:
+                return Probe.no(
+                    f"{module}, which stands in, is not installed", f"install paddle-{module.replace('_', '-')}"
+                )
             return Probe.yes(f"substituted: {substitute}, no chip is used")
         libraries = probing.custom_device_libraries(paddle)
         if not libraries:

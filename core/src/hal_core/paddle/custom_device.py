@@ -23,9 +23,10 @@ class CustomDevice(AsyncPaddleDevice):
     def __init__(self, plugin: type[CustomDevicePlugin], index: int, options: Mapping[str, object]) -> None:
         substitute = plugin.substituted()
         self.name = f"{plugin.name} (substituted: {substitute})" if substitute else plugin.name
-        simulator: Any = import_module(plugin.simulator) if substitute else None
-        if substitute:
-            import_module(f"{plugin.simulator}.paddle_env").announce(plugin.kind)
+        module = plugin.stand_ins.get(substitute, "")
+        simulator: Any = import_module(module) if module else None
+        if module:
+            import_module(f"{module}.paddle_env").announce(plugin.kind)
         capabilities = Capabilities(
             async_h2d=True,
             async_d2h=True,
@@ -37,7 +38,7 @@ class CustomDevice(AsyncPaddleDevice):
             substituted=substitute,
         )
         place = custom_place(self.name, plugin.kind, index, plugin.cure)
-        hold = (lambda handle: simulator.Stream.adopt(handle).held()) if substitute else None
+        hold = (lambda handle: simulator.Stream.adopt(handle).held()) if module else None
         super().__init__(index, place, options, capabilities, hold)
 
     def open_communicator(self, group: Group) -> Communicator:

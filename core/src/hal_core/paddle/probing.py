@@ -9,21 +9,25 @@ from importlib.util import find_spec
 from pathlib import Path
 
 NO_PADDLE = "paddle is not installed"
+NOTHING = ("", "0", "False", "None")
+"""What Paddle writes as the version of a library that it was built without."""
 
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """An installed Paddle: its folder, version, and what it says that it was built with."""
+    """An installed Paddle: its folder, its version, and the libraries that its version file names.
+
+    ``parts`` holds X for each ``X_version`` that is one; a build for the CPU alone names none.
+    """
 
     folder: Path
     version: str
-    xpu: bool
-    cuda: bool
+    parts: frozenset[str] = frozenset()
 
     @property
     def build(self) -> str:
-        """What it was built for, in a word."""
-        return "XPU" if self.xpu else "CUDA" if self.cuda else "the CPU"
+        """What it was built for, in a word or two."""
+        return ", ".join(sorted(self.parts)) or "the CPU"
 
 
 def installed() -> Installed | None:
@@ -36,14 +40,9 @@ def installed() -> Installed | None:
         text = (folder / "version" / "__init__.py").read_text(encoding="utf-8")
     except OSError:
         text = ""
-    said = dict(re.findall(r"^(\w+)\s*=\s*'([^']*)'", text, re.MULTILINE))
-    nothing = ("", "False", "None", "0")
-    return Installed(
-        folder,
-        said.get("full_version", "unknown"),
-        said.get("xpu_xre_version", "") not in nothing,
-        said.get("cuda_version", "") not in nothing,
-    )
+    said = dict(re.findall(r"^(\w+)_version\s*=\s*'([^']*)'", text, re.MULTILINE))
+    version = said.pop("full", "unknown")
+    return Installed(folder, version, frozenset(name for name, value in said.items() if value not in NOTHING))
 
 
 def custom_device_libraries(paddle: Installed) -> list[str]:

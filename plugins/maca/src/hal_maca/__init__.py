@@ -12,6 +12,8 @@ try it on the chip puts it here: override :meth:`MacaPlugin.make` and return a c
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from typing import ClassVar
 
 from hal_core.paddle.custom import CustomDevicePlugin
 
@@ -22,7 +24,7 @@ class MacaPlugin(CustomDevicePlugin):
     name = "maca"
     kind = "metax_gpu"
     collective = "xccl"
-    simulator = "hal_sim"
+    stand_ins: ClassVar[Mapping[str, str]] = {"sim": "hal_sim"}
     cure = (
         "install Paddle with MetaX's CustomDevice plugin (metax_gpu of PaddleCustomDevice), "
         "or run the same code without the chip: HAL_MACA_PLACE=sim"

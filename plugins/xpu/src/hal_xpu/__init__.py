@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from .device import XpuDevice
 
 PLACE = "HAL_XPU_PLACE"
+XPU_RUNTIME = "xpu_xre"
+"""The library by which Paddle's version file shows a build for XPU (``xpu_xre_version``)."""
 SUBSTITUTES = ("cpu", "sim")
 CURE = f"install a Paddle that is built for XPU (paddlepaddle-xpu), or run the same code without the chip: {PLACE}=cpu"
 
@@ -39,7 +41,7 @@ class XpuPlugin(Plugin):
             return Probe.no(probing.NO_PADDLE, CURE)
         if substitute:
             return Probe.yes(f"substituted: {substitute} ({PLACE}), no XPU is used")
-        if not paddle.xpu:
+        if XPU_RUNTIME not in paddle.parts:
             return Probe.no(f"Paddle {paddle.version} is built for {paddle.build}, not for XPU", CURE)
         return Probe.yes(f"Paddle {paddle.version} for XPU (not verified on the chip)")
 
