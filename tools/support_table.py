@@ -63,8 +63,9 @@ def how(row: dict[str, Any], hook: str) -> str:
 def verdict(row: dict[str, Any], hook: str) -> str:
     """What the kit found of the guarantees of a hook."""
     found = [(name, entry) for name, entry in row["guarantees"].items() if entry["hook"] == hook]
-    checked = [name for name, entry in found if entry["status"] == "checked"]
-    others = [f"{name} {entry['status']}" for name, entry in found if entry["status"] != "checked"]
+    checked = [name for name, entry in found if entry["status"] == "checked" and not entry["note"]]
+    partly = [f"{name} in part" for name, entry in found if entry["status"] == "checked" and entry["note"]]
+    others = [*partly, *(f"{name} {entry['status']}" for name, entry in found if entry["status"] != "checked")]
     return ", ".join([" ".join(checked) + " checked" if checked else "", *others]).strip(", ")
 
 
