@@ -246,9 +246,19 @@ def test_blocks_too_few_for_some_are_errors_of_those(run_json):
     assert "KV blocks" in answers[1]["message"]
 
 
+def heed_interrupts():
+    """A shell's background job starts with interrupts ignored, and hands that on to what it starts."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def started(*arguments, **options):
     return subprocess.Popen(
-        [*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
+        [*COMMAND, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=heed_interrupts,
+        **options,
     )
 
 
