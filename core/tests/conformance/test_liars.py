@@ -53,7 +53,7 @@ def test_a_liar_that_lives_fails_the_command():
         "from hal_core.conformance import liars\n"
         "from hal_core.conformance.command import Options, run\n"
         "liars.everyone()\n"
-        "liars.LIARS[:] = [liars.Liar('Honest', 15, 'it does not lie', type('Honest', (liars.Lie,), {}))]\n"
+        "liars.LIARS[:] = [liars.Liar('Honest', 25, 'it does not lie', type('Honest', (liars.Lie,), {}))]\n"
         "sys.exit(run(Options(device='cpu', liars=True)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)

@@ -25,6 +25,7 @@ class Options:
     device_factory: str = ""
     policy: str = ""
     liar: str = ""
+    fault: str = ""
     only: str = ""
     profile: str = ""
     examples: int = 0
@@ -52,6 +53,7 @@ def arguments(options: Options) -> list[str]:
         ("--hal-device-factory", options.device_factory),
         ("--hal-policy", options.policy),
         ("--hal-liar", options.liar),
+        ("--hal-fault", options.fault),
         ("--hal-only", options.only),
         ("--hal-profile", options.profile),
         ("--hal-examples", options.examples),
@@ -126,6 +128,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--policy", default="", metavar="MODULE:ATTR", help="another Policy class or object")
     parser.add_argument("--device-factory", default="", metavar="MODULE:ATTR", help="callable that opens the device")
     parser.add_argument("--liar", default="", metavar="NAME", help="turn the device into one of the kit's mutants")
+    parser.add_argument("--fault", default="", metavar="NAME", help="run the device under one of the kit's faults")
     parser.add_argument("--liars", action="store_true", help="test the kit: every mutant must be killed")
     found = vars(parser.parse_args(given))
     if not found["device"] and not found["device_factory"]:

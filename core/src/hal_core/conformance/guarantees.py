@@ -18,16 +18,12 @@ class Guarantee(NamedTuple):
     number: int
     hook: str
     gist: str
-    pending: str = ""
-    """"" or why no test of the kit can check it yet."""
 
     @property
     def name(self) -> str:
         """As it is written everywhere: "G5"."""
         return f"G{self.number}"
 
-
-RANKS = "needs several ranks, which the kit cannot start yet"
 
 GUARANTEES: tuple[Guarantee, ...] = (
     Guarantee(1, "async_set_value", "later work on the stream sees the value; the host after ticket.wait()"),
@@ -42,10 +38,10 @@ GUARANTEES: tuple[Guarantee, ...] = (
     Guarantee(10, "insert_tasks", "submissions do not grow with requests or fields"),
     Guarantee(11, "insert_tasks", "nothing of the slot's former request can be read"),
     Guarantee(12, "insert_tasks", "the decode role goes on after the first token, with exactly the given drafts"),
-    Guarantee(13, "broadcast_tokens", "every broadcast field is equal on all ranks of the group", RANKS),
+    Guarantee(13, "broadcast_tokens", "every broadcast field is equal on all ranks of the group"),
     Guarantee(14, "broadcast_tokens", "one checked collective; on a mismatch the state is unusable"),
     Guarantee(15, "broadcast_tokens", "a group of one communicates nothing"),
-    Guarantee(16, "broadcast_tokens", "a lost or hung peer is an error on every survivor, in time", RANKS),
+    Guarantee(16, "broadcast_tokens", "a lost or hung peer is an error on every survivor, in time"),
     Guarantee(17, "save_output", "only the first rank of a group sends, on every path"),
     Guarantee(18, "save_output", "the step's clean-up happens on every rank, also where sending fails"),
     Guarantee(19, "save_output", "each token and each preemption is delivered once, in order, or reported"),
@@ -63,8 +59,12 @@ GUARANTEES: tuple[Guarantee, ...] = (
 BY_NUMBER = {guarantee.number: guarantee for guarantee in GUARANTEES}
 
 
-def guarantee(number: int, *, requires: str | tuple[str, ...] = ()) -> Callable[[T], T]:
-    """Mark a test as checking guarantee ``number``.
+RANKS = "several_ranks"
+"""Required by tests that start several ranks."""
+
+
+def guarantee(number: int, *, requires: str | tuple[str, ...] = (), last: bool = False) -> Callable[[T], T]:
+    """Mark a test as checking guarantee ``number``; ``last``: it costs a rank its life, so it comes after the others.
 
     ``requires`` names what the device must offer for the test to make sense: fields of
     :class:`hal_core.capabilities.Capabilities` (with "not " in front: must be without), or what a
@@ -73,7 +73,7 @@ def guarantee(number: int, *, requires: str | tuple[str, ...] = ()) -> Callable[
     needs = (requires,) if isinstance(requires, str) else requires
 
     def mark(test: T) -> T:
-        marked: T = pytest.mark.guarantee(number, needs)(test)
+        marked: T = pytest.mark.guarantee(number, needs, last)(test)
         return marked
 
     return mark

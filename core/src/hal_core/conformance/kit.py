@@ -17,7 +17,8 @@ from ..bound import BoundDevice, bind
 if TYPE_CHECKING:
     from ..capabilities import Capabilities
     from ..device import Device, Stream
-    from .opening import Subject
+    from .opening import Recipe, Subject
+    from .rank_pool import Ranks
 
 T = TypeVar("T")
 
@@ -96,12 +97,27 @@ class Kit:
     def missing(self, needs: tuple[str, ...]) -> str:
         """The first of ``needs`` that the device does not offer; "" when it offers them all."""
         offered = self.subject.support.offers(self.device)
+        if self.subject.recipe is None:  # a test file's own subject, which another process cannot find
+            offered.discard("several_ranks")
         for need in needs:
             wanted, name = (False, need[4:]) if need.startswith("not ") else (True, need)
             has = bool(getattr(self.capabilities, name)) if hasattr(self.capabilities, name) else name in offered
             if has is not wanted:
                 return need
         return ""
+
+    @property
+    def ranks(self) -> Ranks:
+        """The worker processes; they are started by the first call."""
+        from .rank_pool import shared
+
+        return shared(self.subject.support)
+
+    @property
+    def recipe(self) -> Recipe:
+        """How a rank opens the same device."""
+        assert self.subject.recipe is not None, "missing() says so"
+        return self.subject.recipe
 
     def renew(self) -> None:
         """Give the device back, whatever state it is in; the next test opens another."""

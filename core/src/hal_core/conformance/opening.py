@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,24 @@ class Subject:
     policy: Policy | None = None
     origin: str = ""
     undo: Callable[[], None] = lambda: None
+    recipe: Recipe | None = None
+    """How another process finds the same; None where it cannot."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The arguments of :func:`subject`, which may be pickled, so that a rank opens what the kit has opened."""
+
+    name: str = ""
+    factory: str = ""
+    policy: str = ""
+    liar: str = ""
+    fault: str = ""
+
+    def subject(self) -> Subject:
+        """What these arguments lead to, in this process."""
+        parts = {"factory": self.factory, "policy": self.policy, "liar": self.liar, "fault": self.fault}
+        return subject(self.name, **parts)
 
 
 def attribute(path: str) -> Any:  # noqa: ANN401 (whatever the path names)
@@ -40,17 +58,22 @@ def attribute(path: str) -> Any:  # noqa: ANN401 (whatever the path names)
     return found
 
 
-def subject(name: str = "", *, factory: str = "", policy: str = "", liar: str = "") -> Subject:
-    """The device called ``name``, or the one that ``factory`` makes, under the given policy, or made a liar."""
+def subject(name: str = "", *, factory: str = "", policy: str = "", liar: str = "", fault: str = "") -> Subject:
+    """The device called ``name``, or that ``factory`` makes; under another policy, made a liar, or under a fault."""
     found = _by_factory(factory) if factory else _by_name(name)
     if policy:
         made = attribute(policy)
-        found = Subject(found.name, found.open, found.support, made() if isinstance(made, type) else made, found.origin)
+        found = replace(found, policy=made() if isinstance(made, type) else made)
     if liar:
         from .liars import by_name
 
         found = by_name(liar).corrupt(found)
-    return found
+    if fault:
+        from .faults import lay, named
+
+        honest, chosen = found, named(fault)
+        found = replace(found, open=lambda: lay(honest.open(), chosen))
+    return replace(found, recipe=Recipe(name, factory, policy, liar, fault))
 
 
 def _by_name(name: str) -> Subject:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 pytest.register_assert_rewrite("hal_core.conformance.suite", "hal_core.conformance.rig")
 
 KEY: pytest.StashKey[Recorder] = pytest.StashKey()
+_RANKS = "several_ranks"  # guarantees.RANKS, without importing it
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -27,6 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--hal-device-factory", default="", metavar="MODULE:ATTR", help="callable that opens the device")
     group.addoption("--hal-policy", default="", metavar="MODULE:ATTR", help="another Policy class or object")
     group.addoption("--hal-liar", default="", metavar="NAME", help="turn the device into one of the kit's mutants")
+    group.addoption("--hal-fault", default="", metavar="NAME", help="run the device under one of the kit's faults")
     group.addoption("--hal-profile", default="", metavar="NAME", help="quick, default or nightly (env HAL_PROFILE)")
     group.addoption("--hal-examples", default=0, type=int, metavar="N", help="examples a property, over the profile's")
     group.addoption("--hal-seed", default=None, type=int, metavar="N", help="seed of everything that is drawn")
@@ -43,6 +45,12 @@ def pytest_configure(config: pytest.Config) -> None:
 def _number(item: pytest.Item) -> int:
     mark = item.get_closest_marker("guarantee")
     return int(mark.args[0]) if mark else 0
+
+
+def _place(item: pytest.Item) -> tuple[bool, int, bool]:
+    """By number; tests of one process before those of several; those that kill a rank after everything else."""
+    mark = item.get_closest_marker("guarantee")
+    return (bool(mark.args[2]), int(mark.args[0]), _RANKS in mark.args[1]) if mark else (False, 0, False)
 
 
 @pytest.hookimpl(trylast=True)
@@ -63,7 +71,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = [item for item in ours if wanted and _number(item) not in wanted]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-    kept = sorted((item for item in ours if item not in left_out), key=_number)
+    kept = sorted((item for item in ours if item not in left_out), key=_place)
     items[:] = [item for item in items if not _number(item)] + kept
 
 
@@ -79,7 +87,8 @@ def device_subject(request: pytest.FixtureRequest) -> Subject:
     if not name and not factory:
         pytest.exit("name the device to test: --hal-device=NAME (hal devices lists them)", returncode=4)
     try:
-        return subject(name, factory=factory, policy=option("--hal-policy"), liar=option("--hal-liar"))
+        laid = {"policy": option("--hal-policy"), "liar": option("--hal-liar"), "fault": option("--hal-fault")}
+        return subject(name, factory=factory, **laid)
     except (HalError, ImportError, AttributeError) as error:
         pytest.exit(f"the device under test was not found: {error}", returncode=4)
 
@@ -98,6 +107,9 @@ def kit_session(request: pytest.FixtureRequest, device_subject: Subject) -> Iter
     yield kit
     kit.renew()
     device_subject.undo()
+    from .rank_pool import release
+
+    release()
 
 
 @pytest.fixture
@@ -107,6 +119,9 @@ def kit(request: pytest.FixtureRequest, kit_session: Kit) -> Iterator[Kit]:
     missing = kit_session.missing(mark.args[1]) if mark else ""
     if missing:
         pytest.skip(f"needs {missing}")
+    quick = kit_session.effort.profile == "quick" and not request.config.getoption("--hal-only")
+    if mark and _RANKS in mark.args[1] and quick:
+        pytest.skip("several ranks are started by the profiles default and nightly, or by --only")
     yield kit_session
     if request.config.stash[KEY].failed(request.node):
         kit_session.renew()

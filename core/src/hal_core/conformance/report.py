@@ -126,7 +126,7 @@ class Recorder:
         """The command line that does the same again."""
         option = self.config.getoption
         parts = ["hal conform", option("--hal-device") or self.config.getini("hal_device"), what]
-        for flag in ("device-factory", "policy", "liar"):
+        for flag in ("device-factory", "policy", "liar", "fault"):
             if option(f"--hal-{flag}"):
                 parts.append(f"--{flag} {option(f'--hal-{flag}')}")
         if self.kit is not None:
@@ -177,7 +177,7 @@ class Recorder:
             "hook": guarantee.hook,
             "gist": guarantee.gist,
             "status": _status(mine),
-            "note": _note(mine, guarantee.pending, chosen(self.config.getoption("--hal-only")), number),
+            "note": _note(mine, chosen(self.config.getoption("--hal-only")), number),
             "tests": [asdict(outcome) for outcome in mine],
         }
 
@@ -216,11 +216,11 @@ def _status(outcomes: Iterable[Outcome]) -> str:
     return "checked" if "passed" in found else "skipped"
 
 
-def _note(outcomes: list[Outcome], pending: str, wanted: set[int], number: int) -> str:
+def _note(outcomes: list[Outcome], wanted: set[int], number: int) -> str:
     """Why a guarantee, or a part of it, was not checked."""
     reasons = [outcome.reason for outcome in outcomes if outcome.outcome in ("skipped", "expected", "unexpected")]
     if not outcomes:
-        reasons = ["not chosen (--only)"] if wanted and number not in wanted else [pending or "no test was collected"]
+        reasons = ["not chosen (--only)"] if wanted and number not in wanted else ["no test was collected"]
     counts = {reason: reasons.count(reason) for reason in reasons}
     several = len(outcomes) > 1
     return "; ".join(f"{n} of {len(outcomes)}: {r}" if several else r for r, n in counts.items())

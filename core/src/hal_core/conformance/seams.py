@@ -10,7 +10,8 @@ Without one the default below is used, and the tests that need more are skipped 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
@@ -52,6 +53,8 @@ class Support:
     expected_failures: ClassVar[Mapping[str, str]] = {}
     tensors: ClassVar[bool] = False
     """True when :meth:`tensor` and :meth:`values_of` are offered."""
+    ranks: ClassVar[bool] = False
+    """True when :meth:`rank_environment` is offered, so that the kit can start several ranks (G13, G14, G16, G17)."""
     advance_waits: ClassVar[bool] = False
     """True when the device's ``advance`` waits for the device, as the default of DeviceBase does; then what needs a
     step that has not run yet (G28) cannot be shown."""
@@ -59,6 +62,8 @@ class Support:
     def offers(self, device: Device) -> set[str]:
         """The names, usable in ``requires=``, of what is offered for an opened device."""
         found = {"tensors"} if self.tensors else set()
+        if self.ranks:
+            found.add("several_ranks")
         if not self.advance_waits:
             found.add("overlapped_advance")
         if isinstance(device, SubmissionProbe):
@@ -75,11 +80,26 @@ class Support:
         """The values of such a tensor, read in the framework's own way."""
         raise NotImplementedError("tensors is true, but values_of() is not implemented")
 
+    def rank_environment(self, rank: int, endpoints: Sequence[str]) -> Mapping[str, str]:
+        """The variables with which the process of a rank is started; ``endpoints`` are free ports of this host.
+
+        The process lives for all tests of a session. It opens the device as this one does, by its name.
+        """
+        raise NotImplementedError("ranks is true, but rank_environment() is not implemented")
+
+    def join(self, groups: Sequence[Sequence[int]], timeout: float, epoch: str) -> None:
+        """In each rank, before the device is opened for a test: open groups, on which no call lasts beyond ``timeout``.
+
+        Every rank calls it with the same arguments. A group that a test before has lost must be sound again; ``epoch``
+        names the test, for devices whose groups find each other by a name. By default nothing needs to be done.
+        """
+
 
 class HostSupport(Support):
-    """Devices whose tensors are host memory that NumPy can share."""
+    """Devices whose tensors are host memory that NumPy can share, and whose groups are those of gloo."""
 
     tensors = True
+    ranks = find_spec("paddle") is not None
 
     def tensor(self, device: Device, values: np.ndarray[Any, Any]) -> object:
         """The array itself: such a device writes NumPy arrays in place."""
@@ -88,3 +108,15 @@ class HostSupport(Support):
     def values_of(self, device: Device, tensor: Any) -> np.ndarray[Any, Any]:  # noqa: ANN401 (an array)
         """A copy of the array."""
         return np.array(tensor)
+
+    def rank_environment(self, rank: int, endpoints: Sequence[str]) -> Mapping[str, str]:
+        """What ``paddle.distributed`` asks for."""
+        from ..ranks import gloo
+
+        return gloo(rank, endpoints)
+
+    def join(self, groups: Sequence[Sequence[int]], timeout: float, epoch: str) -> None:
+        """Open all groups in one order; those that were lost are made anew."""
+        from ..paddle_groups import open_groups
+
+        open_groups(groups, timeout=timeout)

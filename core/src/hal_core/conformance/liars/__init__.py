@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ...device import Device
     from ..opening import Subject
 
-MODULES = ("devices", "policies", "outputs", "ordering")
+MODULES = ("devices", "policies", "outputs", "ordering", "ranks")
 """The modules of this package that register liars."""
 
 T = TypeVar("T", bound=type)
@@ -78,20 +78,18 @@ class Liar:
 
     def corrupt(self, honest: Subject) -> Subject:
         """The subject with this bug."""
-        from ..opening import Subject
-
         if issubclass(self.how, Policy):
-            return Subject(self.name, honest.open, honest.support, self.how(), honest.origin)
+            return replace(honest, name=self.name, policy=self.how())
         if issubclass(self.how, Patch):
-            undo = self.how.apply()
-            return Subject(self.name, honest.open, honest.support, honest.policy, honest.origin, undo)
-        return Subject(self.name, lambda: self._mixed(honest.open), honest.support, honest.policy, honest.origin)
+            return replace(honest, name=self.name, undo=self.how.apply())
+        return replace(honest, name=self.name, open=lambda: lay_over(honest.open(), self.how))
 
-    def _mixed(self, open_honest: Callable[[], Device]) -> Device:
-        device = open_honest()
-        kind = type(device)
-        device.__class__ = type(f"{self.how.__name__}Of{kind.__name__}", (self.how, kind), {})
-        return device
+
+def lay_over(device: Device, mixin: type) -> Device:
+    """Lay a mixin over the class of an opened device."""
+    kind = type(device)
+    device.__class__ = type(f"{mixin.__name__}Of{kind.__name__}", (mixin, kind), {})
+    return device
 
 
 def liar(guarantee: int, story: str, *, requires: str | tuple[str, ...] = (), seen: str = "") -> Callable[[T], T]:

@@ -14,6 +14,7 @@ from ..command import Options, arguments
 from ..kit import Effort, Kit
 from ..opening import subject
 from ..plugin import KEY
+from ..rank_pool import kept
 from ..report import Recorder, chosen
 from . import Liar, everyone
 
@@ -51,6 +52,11 @@ class Session:
 def run(options: Options, tell: Callable[[Verdict], None]) -> list[Verdict]:
     """Test all liars of the chosen guarantees on the device of ``options``."""
     wanted = chosen(options.only)
+    with kept():
+        return _run(options, wanted, tell)
+
+
+def _run(options: Options, wanted: set[int], tell: Callable[[Verdict], None]) -> list[Verdict]:
     verdicts = []
     honest = Kit(subject(options.device, factory=options.device_factory), Effort())
     for one in everyone():
