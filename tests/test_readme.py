@@ -18,5 +18,5 @@ def test_the_library_example_runs(capsys):
 def test_the_folders_of_the_table_are_there():
     root = Path(__file__).parents[1]
     named = re.findall(r"^\| `([\w/]+)`", README, re.M)
-    assert len(named) >= 6
+    assert len(named) >= 10
     assert all((root / folder).is_dir() for folder in named)

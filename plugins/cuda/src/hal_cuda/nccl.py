@@ -78,7 +78,7 @@ class NcclCommunicator:
         if tensor is None:
             tensor = self._tensors[key] = tensor_over(memory, part)
         self._watchdog.begin()
-        self._process_group.broadcast(tensor, self._source, True)
+        self._process_group.broadcast(tensor, self._source, True).wait()  # orders the stream, not the host
         self._device.count("collectives")
         event = stream.record()
         assert isinstance(event, CudaEvent)
@@ -90,7 +90,7 @@ class NcclCommunicator:
 
     def _send(self, tensor: Any, source: int) -> None:  # noqa: ANN401
         self._watchdog.begin()
-        self._process_group.broadcast(tensor, self._ranks.index(source), True)
+        self._process_group.broadcast(tensor, self._ranks.index(source), True).wait()
         self._watchdog.end()
 
     def close(self) -> None:
