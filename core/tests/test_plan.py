@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from hal_core.cpu.memory import HostMemory
 from hal_core.dtypes import dtype_of
 from hal_core.errors import InvalidValue
 from hal_core.plan import SPREAD, PlanBuilder, Records, apply_to_host
@@ -141,3 +142,25 @@ def test_an_index_outside_the_view_is_refused():
     for index in (3, -4, (0, 4), (0, 0, 0)):
         with pytest.raises(InvalidValue, match="shape"):
             view[index]
+
+
+@given(
+    runs=st.lists(st.tuples(st.integers(1, 40), st.sampled_from([0, 1, 4, 16])), min_size=1, max_size=4),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_g05_the_cpu_device_writes_a_plan_as_it_reads(runs, seed):
+    """Rows of one length, many or few, among others of other lengths, in any places: as one after the other."""
+    rng = np.random.default_rng(seed)
+    rows = [size for count, size in runs for _ in range(count)]
+    places = rng.permutation(len(rows)) * 16
+    memory = HostMemory.allocate(None, 16 * len(rows))
+    memory.buffer[...] = expected = rng.integers(0, 256, memory.nbytes, np.uint8)
+    builder = PlanBuilder(memory)
+    for (count, size), end in zip(runs, np.cumsum([count for count, _ in runs]), strict=True):
+        builder.copy(places[end - count : end], size, rng.integers(0, 256, count * size, np.uint8))
+        if rng.random() < 0.3:
+            builder.fill(places[end - 1 : end], min(size, 8), np.uint8(7))
+    plan = builder.build()
+    apply_to_host(plan, expected)
+    memory.write(plan.writes, plan.payload)
+    np.testing.assert_array_equal(memory.buffer, expected)

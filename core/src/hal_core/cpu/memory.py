@@ -17,6 +17,10 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Structured = np.ndarray[Any, np.dtype[np.void]]
 
 
+MANY = 16
+"""From so many rows on, one NumPy call for all costs less than a slice assignment each."""
+
+
 class HostMemory:
     """A block of host memory: ``buffer`` is uint8 ``[nbytes]`` over it; ``keep`` holds its owner alive."""
 
@@ -49,12 +53,36 @@ class HostMemory:
 
     def write(self, writes: Structured, payload: Bytes) -> None:
         """Carry out the descriptors of a plan (:data:`hal_core.plan.WRITE`)."""
+        if len(writes) >= MANY:
+            writes = self._write_runs(writes, payload)
         buffer = self.buffer
         for dst, source, nbytes, pattern in writes.tolist():
             if pattern == 0:
                 buffer[dst : dst + nbytes] = payload[source : source + nbytes]
             else:
                 self._fill(dst, source, nbytes)
+
+    def _write_runs(self, writes: Structured, payload: Bytes) -> Structured:
+        """Copy rows of one length whose bytes follow each other in one NumPy call each; give back the other writes.
+
+        Writes of a plan never overlap, so their order does not matter.
+        """
+        nbytes, copies = writes["nbytes"], writes["pattern"] == 0
+        follows = copies[1:] & copies[:-1] & (nbytes[1:] == nbytes[:-1])
+        follows &= writes["source"][1:] == writes["source"][:-1] + nbytes[:-1]
+        edges = np.flatnonzero(np.concatenate(([True], ~follows, [True])))
+        kept = np.ones(len(writes), np.bool_)
+        for begin, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+            size = int(nbytes[begin])
+            if end - begin < MANY or size == 0:
+                continue
+            rows = np.lib.stride_tricks.as_strided(self.buffer, (self.nbytes - size + 1, size), (1, 1))
+            first = int(writes["source"][begin])
+            rows[writes["dst"][begin:end].astype(np.int64)] = payload[first : first + size * (end - begin)].reshape(
+                -1, size
+            )
+            kept[begin:end] = False
+        return writes[kept]
 
     def _fill(self, dst: int, source: int, nbytes: int) -> None:
         """Fill with the 8-byte cycle ``source``; whole words first, where the place allows it."""
