@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+EMBEDDED = "cpu"
+"""The device that every core brings: where the kit itself is tested (``--liars``) unless another is named."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,8 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--fault", default="", metavar="NAME", help="run the device under one of the kit's faults")
     parser.add_argument("--liars", action="store_true", help="test the kit: every mutant must be killed")
     found = vars(parser.parse_args(given))
+    if found["liars"] and not found["device"] and not found["device_factory"]:
+        found["device"] = EMBEDDED
     if not found["device"] and not found["device_factory"]:
         parser.error("name a device, or give --device-factory")
     return run(Options(**found))

@@ -175,27 +175,52 @@ def disagree(rank: Rank, recipe: Recipe, sizes: Sizes, changes: Mapping[int, Map
         return error, content(bound, state) == before, meeting(broadcast) if error else None
 
 
-def skip(rank: Rank, recipe: Recipe, who: int) -> tuple[Met | None, int, Met | None]:
-    """Rank ``who`` leaves one of three broadcasts out: how the next ended, records sent, and a later call's error."""
+def skip(rank: Rank, recipe: Recipe, who: int, by: str) -> tuple[Met | None, int, Met | None]:
+    """Rank ``who`` leaves one of three broadcasts out: how the next ended, records sent, and a later call's error.
+
+    The others look at the ticket of each broadcast alone, or (``by``) at the output alone.
+    """
     group, sink, error = Group((0, 1), rank.rank), MemorySink(), None
     with opened(recipe) as bound:
         stream = bound.default_stream
         state = filled(bound, Sizes(slots=2, max_tokens=16))
 
         def step(number: int, broadcasts: bool) -> None:
-            if broadcasts:  # not waited for: who takes the output has to hear of it
-                bound.broadcast_tokens(state=state, group=group, stream=stream)
+            if broadcasts:
+                ticket = bound.broadcast_tokens(state=state, group=group, stream=stream)
+                if by == "ticket":
+                    ticket.wait(backdoor.PATIENCE)
             named = Step(number, {"target": np.arange(2, dtype=np.int32)}, group=group)
             bound.advance(state=state, step=named, stream=stream).wait(backdoor.PATIENCE)
-            ticket: Any = bound.save_output(state=state, step=named, sink=sink, stream=stream)
-            state.take(ticket)
+            if by == "output":
+                saved: Any = bound.save_output(state=state, step=named, sink=sink, stream=stream)
+                state.take(saved)
 
         for number in range(3 if rank.rank == who else 2):
             error = meeting(lambda number=number: step(number, rank.rank != who or number != 1))  # type: ignore[misc]
             if error is not None:
                 break
-        later = meeting(lambda: bound.advance(state=state, step=Step(9, {"target": [0]}), stream=stream))  # type: ignore[dict-item]
-        return error, len(sink.records), later
+        last = Step(9, {"target": np.zeros(1, np.int32)})
+        return error, len(sink.records), meeting(lambda: bound.advance(state=state, step=last, stream=stream))
+
+
+def tamper(rank: Rank, recipe: Recipe) -> tuple[Met | None, int, Met | None]:
+    """A header is overwritten between broadcast and output: how taking the output ends, records sent, later calls."""
+    group, sink = Group((0, 1), rank.rank), MemorySink()
+    with opened(recipe) as bound:
+        stream = bound.default_stream
+        state = filled(bound, Sizes(slots=2, max_tokens=16))
+        bound.broadcast_tokens(state=state, group=group, stream=stream).wait(backdoor.PATIENCE)
+        at = state.broadcast_range().offset + 20
+        backdoor.write(bound.device, state.memory, at, np.full(1, 0xFF, np.uint8), stream)
+        step = Step(0, {"target": np.arange(2, dtype=np.int32)}, group=group)
+
+        def take() -> None:
+            saved: Any = bound.save_output(state=state, step=step, sink=sink, stream=stream)
+            state.take(saved)
+
+        error = meeting(take)
+        return error, len(sink.records), meeting(lambda: bound.advance(state=state, step=step, stream=stream))
 
 
 def filled(bound: BoundDevice, sizes: Sizes, role: SplitRole = SplitRole.MIXED) -> SlotState:

@@ -130,6 +130,27 @@ def test_g06_float_edges_are_kept_rounded_or_refused(kit: Kit) -> None:
 
 
 @guarantee(6)
+def test_g06_arrays_are_converted_by_value_at_the_edges_of_every_type(kit: Kit) -> None:
+    block = Block(kit)
+    floats = [65519.0, 65520.0, 3.4028235e38, 3.4028236e38, -3.4028236e38, 1e308, math.inf, -math.inf, math.nan]
+    for source in DTYPES:
+        if source.kind == "bool" or source.name == "bfloat16":
+            continue
+        if source.kind == "int":
+            limits = np.iinfo(source.storage)
+            values = {int(limits.min), int(limits.max), *(2**k for k in range(1, limits.bits - 1, 2)), 0, 1}
+            arrays = [np.array([value, 1], source.storage) for value in sorted(values)]
+        else:
+            with np.errstate(over="ignore"):
+                arrays = [np.array([value, 1], source.storage) for value in floats]
+        for dtype in DTYPES:
+            target = block.view((2,), dtype)
+            for array in arrays:
+                block.set_if_convertible(target, array, array.tolist())
+        block.check(f"arrays of {source}")
+
+
+@guarantee(6)
 @examples()
 def test_g06_a_device_value_must_have_the_targets_type_and_count(kit: Kit, draw: Draw) -> None:
     block, source = Block(kit), Block(kit, fill=5)

@@ -112,15 +112,29 @@ def test_g14_what_ranks_hold_unequal_is_found_before_the_first_collective(kit: K
         assert later.kind == "StateUnusable", f"rank {rank} met {later.kind} later: {later.text}"
 
 
+def assert_found(answer: tuple[Met | None, int, Met | None], rank: int, what: str) -> None:
+    """The rank met the disagreement, sent nothing, and does not use the state again."""
+    __tracebackhide__ = True
+    error, sent, later = answer
+    assert error is not None, f"{what}, and rank {rank} went on with another step's tokens"
+    assert error.kind == "StateUnusable", f"{what}: rank {rank} met {error.kind}: {error.text}"
+    assert sent == 0, f"{what}: rank {rank} sent {sent} records of it"
+    assert later is not None, f"{what}: rank {rank} may use the state again"
+
+
 @guarantee(14, requires=RANKS)
+@pytest.mark.parametrize("by", ["ticket", "output"])
 @pytest.mark.parametrize("who", [0, 1])
-def test_g14_a_rank_that_missed_a_broadcast_is_found_by_the_header(kit: Kit, who: int) -> None:
-    answers = kit.ranks.run(kit.recipe, rank_work.skip, who, ranks=[0, 1])
-    error, sent, later = answers[1]  # the source's own header is right; the receiver has to notice
-    assert error is not None, f"rank {who} missed a broadcast, and rank 1 went on with another step's tokens"
-    assert error.kind == "StateUnusable", f"rank 1 met {error.kind}: {error.text}"
-    assert sent == 0, f"rank 1 sent {sent} records, but is not the first"
-    assert later is not None, "rank 1 may use the state again"
+def test_g14_a_rank_that_missed_a_broadcast_is_found_by_the_header(kit: Kit, who: int, by: str) -> None:
+    answers = kit.ranks.run(kit.recipe, rank_work.skip, who, by, ranks=[0, 1])
+    assert_found(answers[1], 1, f"rank {who} missed a broadcast")  # the source's own header is right
+
+
+@guarantee(14, requires=RANKS)
+def test_g14_the_output_of_a_slice_with_another_header_is_not_sent(kit: Kit) -> None:
+    answers = kit.ranks.run(kit.recipe, rank_work.tamper, ranks=[0, 1])
+    for rank, answer in answers.items():
+        assert_found(answer, rank, "the header was overwritten after the broadcast")
 
 
 @guarantee(15, requires=RANKS)
