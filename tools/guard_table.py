@@ -1,0 +1,246 @@
+"""The guards of the core: where each is, what it guarantees, and which tests miss it when it is gone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+CORE = "core/src/hal_core/"
+QUEUED = "queued_device:queued"
+"""The asynchronous device of threads in core/tests/conformance."""
+
+
+@dataclass(frozen=True)
+class Guard:
+    """``fragment`` of ``file`` is the guard, ``replacement`` the code without it; ``tests`` must then fail."""
+
+    name: str
+    guarantee: str
+    file: str
+    fragment: str
+    replacement: str
+    tests: tuple[str, ...]
+    device: str = "cpu"
+
+
+GUARDS: tuple[Guard, ...] = (
+    # -- policy ------------------------------------------------------------------------------------------------
+    Guard(
+        "an invalid batch is refused",
+        "G8",
+        CORE + "policy.py",
+        "            if found:\n                raise InvalidBatch(found)\n",
+        "",
+        ("test_g08_an_invalid_batch_changes_nothing_and_every_problem_is_listed",),
+    ),
+    Guard(
+        "a group of one does not communicate",
+        "G15",
+        CORE + "policy.py",
+        "        if group.size == 1:\n            return DONE\n",
+        "",
+        ("test_g15_a_group_of_one_communicates_nothing",),
+    ),
+    Guard(
+        "only the first rank sends",
+        "G17",
+        CORE + "policy.py",
+        "        if not step.group.is_first:\n",
+        "        if False:\n",
+        ("test_g17_a_rank_that_is_not_the_first_sends_nothing",),
+    ),
+    Guard(
+        "the clean-up is in a finally",
+        "G18",
+        CORE + "policy.py",
+        "                device.submit(state.cleanup_plan(order), stream)\n",
+        "",
+        ("test_g18_every_rank_cleans_up_also_where_nothing_is_sent",),
+    ),
+    Guard(
+        "an unusable state is refused",
+        "G14",
+        CORE + "policy.py",
+        'cure="use its own device", argument="state")\n    state.check_usable()\n',
+        'cure="use its own device", argument="state")\n',
+        ("test_g14_a_state_that_ranks_disagree_about_is_refused_by_every_hook",),
+    ),
+    Guard(
+        "memory of another device is refused",
+        "G26",
+        CORE + "policy.py",
+        "        if view.memory.device is not device:\n",
+        "        if False:\n",
+        ("test_g26_memory_of_another_opened_device_is_refused",),
+    ),
+    Guard(
+        "a step's slots are checked",
+        "G21",
+        CORE + "policy.py",
+        '    state.check_slots(order, "step")\n',
+        "",
+        ("test_g21_what_the_host_can_see_out_of_bounds_raises_at_the_call",),
+    ),
+    Guard(
+        "a batch waits for its slots' readers",
+        "G28",
+        CORE + "policy.py",
+        "        state.guard_batch(batch, stream)\n",
+        "",
+        ("test_g28_a_slot_is_not_written_before_its_last_reader_has_passed",),
+        QUEUED,
+    ),
+    # -- ledger and batch checks -------------------------------------------------------------------------------
+    Guard(
+        "only who is in a slot can leave it",
+        "G8",
+        CORE + "batch_checks.py",
+        "    if ledger.serials[row.slot] != row.request.serial:\n",
+        "    if False:\n",
+        ("test_g08_an_invalid_batch_changes_nothing_and_every_problem_is_listed",),
+    ),
+    Guard(
+        "a slot that is held is not entered",
+        "G8",
+        CORE + "batch_checks.py",
+        "not 0 <= slot < sizes.slots or holders[slot] is not None or",
+        "not 0 <= slot < sizes.slots or",
+        ("test_g08_a_slot_that_is_held_is_not_entered",),
+    ),
+    Guard(
+        "a large batch is checked too",
+        "G8",
+        CORE + "batch_checks.py",
+        "    return not len(tasks.blocks) or int(tasks.blocks.min()) >= 0\n",
+        "    return True\n",
+        ("core/tests/test_insertion.py::test_g08_one_bad_task_is_found_however_many_there_are",),
+    ),
+    Guard(
+        "the ledger knows what a step appended",
+        "G11",
+        CORE + "ledger.py",
+        "        row[slots] = np.minimum(row[slots] + most, self.sizes.max_tokens)\n",
+        "",
+        (
+            "test_g11_nothing_of_the_former_request_is_left_in_a_slot",
+            "test_g11_every_row_is_reset_to_the_largest_length_written_before",
+        ),
+    ),
+    # -- insertion ---------------------------------------------------------------------------------------------
+    Guard(
+        "tails of rows are reset (few requests)",
+        "G11",
+        CORE + "insertion.py",
+        "            if written[row] > used:\n",
+        "            if False:\n",
+        ("test_g11_nothing_of_the_former_request_is_left_in_a_slot",),
+    ),
+    Guard(
+        "tails of rows are reset (many requests)",
+        "G11",
+        CORE + "insertion.py",
+        "    if stale.max() > 0:\n",
+        "    if False:\n",
+        ("core/tests/test_insertion.py::test_g09_g11_a_batch_equals_its_tasks_one_by_one",),
+    ),
+    Guard(
+        "tails of rows are reset (mixed batch)",
+        "G11",
+        CORE + "insertion.py",
+        "    if len(kinds):\n        at, size",
+        "    if False:\n        at, size",
+        ("test_g11_nothing_of_the_former_request_is_left_in_a_slot",),
+    ),
+    # -- staging -----------------------------------------------------------------------------------------------
+    Guard(
+        "a staging block waits for its fence",
+        "G3",
+        CORE + "staging.py",
+        "        while self.entries and self.entries[0][2].done():\n",
+        "        while self.entries:\n",
+        ("core/tests/test_staging.py::test_g03_a_span_is_never_handed_out_under_a_fence",),
+    ),
+    Guard(
+        "a ring that stays full raises",
+        "G3",
+        CORE + "staging.py",
+        "        if not segment.entries[0][2].wait(self.deadline):\n",
+        "        if not segment.entries.popleft()[2].wait(self.deadline) and False:\n",
+        ("core/tests/test_staging.py::test_g03_a_ring_that_stays_full_raises_with_nothing_taken",),
+    ),
+    # -- output ------------------------------------------------------------------------------------------------
+    Guard(
+        "counts and drafts are in bounds",
+        "G21",
+        CORE + "output.py",
+        "wrong = strange | (held & ((counts < 0) | (counts > most) | (drafts < 0) | (drafts > facts.max_draft)))",
+        "wrong = strange",
+        ("test_g21_a_draft_count_out_of_bounds_is_an_error_of_its_row",),
+    ),
+    Guard(
+        "the output is of the broadcast's step",
+        "G14",
+        CORE + "output.py",
+        "                    self._check.verify(self._copy.data[0])\n",
+        "                    pass\n",
+        ("test_g14_the_output_of_a_slice_with_another_header_is_not_sent",),
+    ),
+    # -- collectives -------------------------------------------------------------------------------------------
+    Guard(
+        "ranks compare their terms",
+        "G14",
+        CORE + "collective.py",
+        "        if found:\n            error = StateUnusable(",
+        "        if False:\n            error = StateUnusable(",
+        ("test_g14_what_ranks_hold_unequal_is_found_before_the_first_collective",),
+    ),
+    Guard(
+        "a slice's header is compared",
+        "G14",
+        CORE + "collective.py",
+        "error = None if header == self._expected else self._agreement.disagreement(header, self._expected)",
+        "error = None",
+        ("test_g14_a_rank_that_missed_a_broadcast_is_found_by_the_header",),
+    ),
+    # -- advance -----------------------------------------------------------------------------------------------
+    Guard(
+        "a count out of bounds appends nothing",
+        "G21",
+        CORE + "advance.py",
+        "    gives = gives & ~bad\n",
+        "",
+        ("test_g21_what_only_the_device_knows_is_checked_before_encoding",),
+    ),
+    Guard(
+        "a full row ends its request",
+        "G9",
+        CORE + "advance.py",
+        '    full = (generated >= column["max_dec_len"][slots]) | (total >= sizes.max_tokens)\n',
+        '    full = generated >= column["max_dec_len"][slots]\n',
+        ("test_g09_a_step_changes_only_what_its_documentation_says",),
+    ),
+    # -- conversion --------------------------------------------------------------------------------------------
+    Guard(
+        "ints that do not fit are refused",
+        "G6",
+        CORE + "convert.py",
+        "        _refuse_where(out != native, native, source, dtype)  # NumPy compares mixed signs by value\n",
+        "        pass\n",
+        ("test_g06_arrays_are_converted_by_value_at_the_edges_of_every_type",),
+    ),
+    Guard(
+        "floats that would overflow are refused",
+        "G6",
+        CORE + "convert.py",
+        "            _refuse_where(np.isfinite(values) & (np.abs(values) >= limit), native, source, dtype)\n",
+        "            pass\n",
+        ("test_g06_arrays_are_converted_by_value_at_the_edges_of_every_type",),
+    ),
+    Guard(
+        "counts of elements must fit",
+        "G6",
+        CORE + "convert.py",
+        "    if count != wanted:\n",
+        "    if False:\n",
+        ("test_g06_a_count_that_does_not_fit_is_refused_and_both_shapes_are_named",),
+    ),
+)
