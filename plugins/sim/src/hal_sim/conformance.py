@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from hal_core.conformance.seams import Support
 
+from hal_sim.settings import set_option
 from hal_sim.targets import SimTensor, loaded_paddle
 
 if TYPE_CHECKING:
@@ -17,6 +21,18 @@ class SimSupport(Support):
     """Paddle's tensors where Paddle knows the accelerator, else its own."""
 
     tensors = True
+    ranks = True
+
+    def rank_environment(self, rank: int, endpoints: Sequence[str]) -> Mapping[str, str]:
+        """Ranks of one set of endpoints find each other's shared memory."""
+        return {"PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints)}
+
+    def join(self, groups: Sequence[Sequence[int]], timeout: float, epoch: str) -> None:
+        """Name the job after the parent, its start and the test, so that no group of a test before is met again."""
+        set_option("collective_timeout_ms", round(1000 * timeout))
+        parent = os.getppid()
+        started = Path(f"/proc/{parent}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
+        os.environ["HALSIM_JOB"] = f"{parent}_{started}_{epoch}"
 
     def tensor(self, device: Device, values: np.ndarray[Any, Any]) -> object:
         """A tensor with these values on the device."""
