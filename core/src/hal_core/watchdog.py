@@ -153,12 +153,12 @@ class Watchdog:
 
     def _whom_we_miss(self, calls: int) -> tuple[str, int]:
         """After a deadline: what to say, and of which rank."""
-        silent = [rank for rank in self._peers if rank not in self._answers]
+        silent = sorted(rank for rank in self._peers if rank not in self._answers)
         if silent:
             return f"no answer from rank(s) {silent} within {self.timeout:g} s (stopped, or the host is lost)", silent[
                 0
             ]
-        behind = [rank for rank, count in self._answers.items() if count < calls]
+        behind = sorted(rank for rank, count in self._answers.items() if count < calls)
         if behind:
             return f"rank(s) {behind} did not come to the collective within {self.timeout:g} s", behind[0]
         return f"the collective did not end within {self.timeout:g} s, though every rank is in it", -1
