@@ -54,6 +54,28 @@ def test_an_error_nobody_waited_for_is_raised_by_the_next_hook_before_it_does_an
         bound.close()
 
 
+def test_of_several_errors_nobody_waited_for_the_first_is_raised_and_names_the_others():
+    bound = bind(Late())
+    for _ in range(3):
+        bound.async_set_value(target=np.zeros(2), value=1.0, stream=bound.default_stream)
+    for ticket, what in zip(bound.device.tickets, ("first", "second", None), strict=True):
+        ticket.settle(InvalidValue(what) if what else None)
+    with pytest.raises(InvalidValue, match="first") as raised:
+        bound.close()
+    assert "second" in raised.value.__notes__[1]
+
+
+def test_what_closing_meets_does_not_hide_the_error_that_is_under_way():
+    bound = bind(Late())
+    bound.async_set_value(target=np.zeros(2), value=1.0, stream=bound.default_stream)
+    bound.device.tickets[0].settle(InvalidValue("a consequence"))
+    with pytest.raises(BrokenPipeError) as raised, bound:
+        raise BrokenPipeError
+    assert "a consequence" in raised.value.__notes__[0]
+    with pytest.raises(DeviceClosed):
+        bound.async_set_value(target=np.zeros(2), value=1.0, stream=bound.default_stream)
+
+
 def test_an_error_that_was_waited_for_is_not_raised_again():
     bound = bind(Late())
     ticket = bound.async_set_value(target=np.zeros(2), value=1.0, stream=bound.default_stream)

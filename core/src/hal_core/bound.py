@@ -148,7 +148,14 @@ class BoundDevice:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        """Close the device. What closing it meets becomes a note of an error that is under way: the cause stays."""
+        if error is None:
+            self.close()
+            return
+        try:
+            self.close()
+        except Exception as late:  # noqa: BLE001 (told as a note; the error under way goes on)
+            error.add_note(f"closing the device met: {late!r}")
 
     def __repr__(self) -> str:
         return f"<BoundDevice {self.name}{' closed' if self._refusal else ''}>"
@@ -165,19 +172,22 @@ class BoundDevice:
         return ticket
 
     def _raise_unobserved(self) -> None:
-        """Forget tickets that are done, and raise the first error among them that nobody has seen."""
+        """Forget tickets that are done; raise the first error among them that nobody has seen, naming the others."""
         left = []
-        unseen: BaseException | None = None
+        unseen = []
         for ticket in self._pending:
             if not ticket.done():
                 left.append(ticket)
-            elif unseen is None and not ticket.observed:
-                unseen = ticket.failure()
-                ticket.observed = unseen is not None
+            elif not ticket.observed and (failure := ticket.failure()) is not None:
+                ticket.observed = True
+                unseen.append(failure)
         self._pending = left
-        if unseen is not None:
-            unseen.add_note("met by an earlier call, whose ticket nobody waited for")
-            raise unseen
+        if unseen:
+            first, *others = dict.fromkeys(unseen)
+            first.add_note("met by an earlier call, whose ticket nobody waited for")
+            for other in others:
+                first.add_note(f"another such call met: {other!r}")
+            raise first
 
 
 def bind(device: Device, policy: Policy | None = None) -> BoundDevice:
