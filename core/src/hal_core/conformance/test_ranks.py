@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ..fields import HEADER_BYTES, Sizes
 from ..layout import lay_out
 from ..records import SlotStatus
-from . import rank_work
+from . import rank_losses, rank_work
 from .guarantees import RANKS, guarantee
 from .kit import Draw, Kit, examples
 from .rank_pool import GROUPS, TIMEOUT
@@ -181,7 +181,7 @@ def check_casualty(kit: Kit, groups: Any, victim: int, how: str) -> None:  # noq
     """One rank is lost or hung: its group hears of it in time, everybody else does not, and devices go on."""
     __tracebackhide__ = True
     ranks = [rank for rank in told(groups) if rank != victim]
-    with kit.ranks.casualty(kit.recipe, rank_work.lose, victim, how, groups):
+    with kit.ranks.casualty(kit.recipe, rank_losses.lose, victim, how, groups):
         answers = kit.ranks.collect(ranks)
     for rank, lost in answers.items():
         if not any(rank in group and victim in group for group in groups):

@@ -49,6 +49,13 @@ class DoneEarly(Lie):
 class WaitsInside(Lie):
     """A hidden synchronisation."""
 
+    @hookimpl
+    def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
+        """The same where a device writes values in a way of its own."""
+        ticket = super().async_set_value(device, target, value, stream)  # type: ignore[misc]
+        stream.synchronize()
+        return ticket  # type: ignore[no-any-return]
+
     def submit(self, plan: WritePlan, stream: Stream) -> Ticket:
         """Wait for everything on the stream."""
         ticket = super().submit(plan, stream)  # type: ignore[misc]
