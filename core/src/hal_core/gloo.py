@@ -1,8 +1,4 @@
-"""Groups over gloo: made so that they cannot meet each other's leavings, and so that a call that waits can be ended.
-
-``paddle.distributed.new_group`` has every group of a job publish its addresses in one store under the same keys, so
-that a rank now and then reads those of an older group and connects to nobody, or waits for ever. Each group here gets
-a store of its own, which its first rank serves. Only members take part.
+"""The sockets of a group over gloo, so that a call that waits in it can be ended.
 
 Gloo waits 30 s whatever one asks for, and Paddle hands out no handle to its connections. They are the connected
 sockets that appear while the group is made. Shutting them down for reading (not closing: the descriptors stay gloo's)
@@ -15,17 +11,7 @@ import contextlib
 import os
 import socket
 import stat
-import struct
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-from .errors import GroupLost
-from .paddle_world import wait_for_listener
-from .peers import Endpoint, receive, send
-
-WHERE = struct.Struct("<II")
-"""Port of a group's store, and the number under which Paddle keeps the group."""
 
 FOLDER = Path("/proc/self/fd")
 
@@ -98,45 +84,3 @@ def _borrowed(fd: int) -> socket.socket:
     except OSError:  # no socket (any more)
         os.close(own)
         raise
-
-
-def make_group(
-    ranks: Sequence[int],
-    me: int,
-    endpoints: Mapping[int, Endpoint],
-    links: Mapping[int, socket.socket],
-    timeout: float,
-) -> tuple[Any, Any, GlooSockets]:
-    """Make the group of these ranks, as its members do together: Paddle's process group, its store, its sockets.
-
-    ``links`` are the connections with the other members. Raises :class:`GroupLost` when one does not come.
-    """
-    from paddle.base import core
-
-    host, first = endpoints[ranks[0]].host, me == ranks[0]
-    try:
-        if first:
-            port, number = _free_port(host), int.from_bytes(os.urandom(4), "little") % (1 << 30) + (1 << 30)
-            for link in links.values():
-                send(link, WHERE.pack(port, number))
-        else:
-            port, number = WHERE.unpack(receive(links[ranks[0]], WHERE.size, timeout))
-            wait_for_listener(host, port, timeout, ranks[0])
-        store = core.TCPStore(host, port, first, len(ranks), max(1, round(timeout)))
-        with GlooSockets() as sockets:
-            group = core.ProcessGroupGloo.create(store, list(ranks).index(me), len(ranks), number)
-    except (RuntimeError, ValueError, OSError) as error:
-        if isinstance(error, GroupLost):
-            raise
-        raise GroupLost(
-            f"rank {me} could not make the group {tuple(ranks)}: {error}",
-            cure="see what became of its ranks, and whether they reach each other",
-            argument="group",
-        ) from error
-    return group, store, sockets
-
-
-def _free_port(host: str) -> int:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.create_server((host, 0), family=family) as server:
-        return int(server.getsockname()[1])

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from .collective import contract_version
 from .errors import InvalidValue
-from .gloo import make_group
 from .paddle_world import DEFAULT_TIMEOUT, distributed, exchange, join_world
 from .peers import ENDPOINT, Endpoint, Listener
+from .process_groups import make_group
 from .terms import BLOCK_BYTES, Terms, differences
 from .tickets import DONE, Ticket
 from .watchdog import Watchdog
@@ -46,6 +46,11 @@ class OpenGroup:
     def __init__(self, ranks: tuple[int, ...], process_group: Any, watchdog: Watchdog, keep: object) -> None:  # noqa: ANN401
         self.ranks, self.process_group, self.watchdog, self.keep = ranks, process_group, watchdog, keep
         self._broadcast = process_group.broadcast
+
+    def start(self, tensor: Any, source: int) -> None:  # noqa: ANN401 (a Paddle tensor)
+        """Put a broadcast in place, from a global rank, on the current stream; its end is the caller's affair."""
+        # wait() lets the current stream wait for the library's own stream, and not the host.
+        self._broadcast(tensor, self.ranks.index(source), True).wait()
 
     def broadcast(self, tensor: Any, source: int) -> None:  # noqa: ANN401 (a Paddle tensor)
         """Broadcast in place from a global rank. Raises :class:`GroupLost` for this and every later call."""
@@ -83,8 +88,8 @@ def open_groups(groups: Sequence[Sequence[int]], *, backend: str = "gloo", timeo
                     _open.pop(ranks).watchdog.close()
             links = listener.meet(me, mine, endpoints, timeout)
             for ranks, peers in zip(mine, links, strict=True):
-                made, store, sockets = make_group(ranks, me, endpoints, peers, timeout)
-                _open[ranks] = OpenGroup(ranks, made, Watchdog(me, peers, timeout, sockets.shut_down), store)
+                made, abort, store = make_group(backend, ranks, me, endpoints, peers, timeout)
+                _open[ranks] = OpenGroup(ranks, made, Watchdog(me, peers, timeout, abort), store)
         for ranks in wanted:
             if me in ranks and len(ranks) > 1:
                 _open[ranks].watchdog.timeout = timeout
@@ -118,26 +123,18 @@ class PaddleCommunicator:
     """One group's collectives on the memory of one device; see :class:`hal_core.device.Communicator`.
 
     ``tensor_of(memory, part)`` gives a Paddle tensor, uint8, that shares the bytes; it is called once for each.
-    ``finish(stream)`` gives the ticket of what was put on a stream; by default the work is done on return.
     """
 
-    def __init__(
-        self,
-        group: Group,
-        open_group: OpenGroup,
-        tensor_of: TensorOf,
-        finish: Callable[[Stream], Ticket] | None = None,
-    ) -> None:
+    def __init__(self, group: Group, open_group: OpenGroup, tensor_of: TensorOf) -> None:
         self.group, self._open = group, open_group
-        self._tensor_of, self._finish = tensor_of, finish
-        self._source = group.source
+        self._tensor_of, self._source = tensor_of, group.source
         self._tensors: weakref.WeakKeyDictionary[Memory, dict[ByteRange, Any]] = weakref.WeakKeyDictionary()
         self._last: tuple[weakref.ref[Memory], ByteRange, Any] | None = None
 
     def broadcast(self, memory: Memory, part: ByteRange, stream: Stream) -> Ticket:
         """Make ``part`` of ``memory`` equal to that of the group's first rank, in one collective, in place."""
         self._open.broadcast(self._tensor(memory, part), self._source)
-        return DONE if self._finish is None else self._finish(stream)
+        return DONE
 
     def exchange(self, block: bytes) -> Mapping[int, bytes]:
         """Every rank's block, by global rank: one broadcast of fixed size from each rank in turn."""

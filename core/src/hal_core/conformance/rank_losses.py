@@ -54,7 +54,8 @@ def lose(rank: Rank, recipe: Recipe, groups: Groups, victim: int, how: str, well
         again, another = meeting(lambda: broadcast(state)), meeting(lambda: broadcast(other))
 
         def work_on() -> None:
-            bound.async_set_value(target=other.view("seed"), value=7, stream=stream).wait(backdoor.PATIENCE)
-            bound.insert_tasks(state=other, tasks=[], stream=stream).wait(backdoor.PATIENCE)
+            elsewhere = bound.device.stream()  # the other may wait for the lost rank as long as the process lives
+            bound.async_set_value(target=other.view("seed"), value=7, stream=elsewhere).wait(backdoor.PATIENCE)
+            bound.insert_tasks(state=other, tasks=[], stream=elsewhere).wait(backdoor.PATIENCE)
 
         return Lost(calls, error, again, another, meeting(work_on))

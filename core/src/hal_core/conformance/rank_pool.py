@@ -76,7 +76,9 @@ class Ranks:
         try:
             yield
         finally:
-            if how == "lost":
+            if self._support.loss_ends_ranks:
+                self._gone.update(next(group for group in groups if rank in group))
+            elif how == "lost":
                 self._gone.add(rank)
             elif self._pool is pool:
                 pool.signal(rank, signal.SIGCONT)

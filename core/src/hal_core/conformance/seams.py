@@ -53,8 +53,11 @@ class Support:
     expected_failures: ClassVar[Mapping[str, str]] = {}
     tensors: ClassVar[bool] = False
     """True when :meth:`tensor` and :meth:`values_of` are offered."""
-    ranks: ClassVar[bool] = False
+    ranks: bool = False
     """True when :meth:`rank_environment` is offered, so that the kit can start several ranks (G13, G14, G16, G17)."""
+    loss_ends_ranks: bool = False
+    """True when a process that lost a group has to end, as it cannot make its library give up the call that waits: the
+    kit then starts new ranks after each test of a loss. Otherwise :meth:`join` opens the group again."""
     advance_waits: ClassVar[bool] = False
     """True when the device's ``advance`` waits for the device, as the default of DeviceBase does; then what needs a
     step that has not run yet (G28) cannot be shown."""
@@ -95,19 +98,10 @@ class Support:
         """
 
 
-class HostSupport(Support):
-    """Devices whose tensors are host memory that NumPy can share, and whose groups are those of gloo."""
+class GlooRanks(Support):
+    """Devices whose groups are those of gloo."""
 
-    tensors = True
     ranks = find_spec("paddle") is not None
-
-    def tensor(self, device: Device, values: np.ndarray[Any, Any]) -> object:
-        """The array itself: such a device writes NumPy arrays in place."""
-        return values
-
-    def values_of(self, device: Device, tensor: Any) -> np.ndarray[Any, Any]:  # noqa: ANN401 (an array)
-        """A copy of the array."""
-        return np.array(tensor)
 
     def rank_environment(self, rank: int, endpoints: Sequence[str]) -> Mapping[str, str]:
         """What ``paddle.distributed`` asks for."""
@@ -120,3 +114,17 @@ class HostSupport(Support):
         from ..paddle_groups import open_groups
 
         open_groups(groups, timeout=timeout)
+
+
+class HostSupport(GlooRanks):
+    """The same, and tensors that are host memory which NumPy can share."""
+
+    tensors = True
+
+    def tensor(self, device: Device, values: np.ndarray[Any, Any]) -> object:
+        """The array itself: such a device writes NumPy arrays in place."""
+        return values
+
+    def values_of(self, device: Device, tensor: Any) -> np.ndarray[Any, Any]:  # noqa: ANN401 (an array)
+        """A copy of the array."""
+        return np.array(tensor)

@@ -110,10 +110,10 @@ class AsyncPaddleDevice(PaddleDevice):
         """Writes wait on their stream for copies out that still read the memory."""
         self.under_way.order(memory, self.own(stream))
 
-    def after_work(self, stream: Stream, memory: PaddleMemory) -> tuple[PaddleEvent, Ticket]:
+    def after_work(self, stream: Stream, keep: object) -> tuple[PaddleEvent, Ticket]:
         """An event, which keeps the memory alive until the device is done with it."""
         event = self.events.record(self.own(stream).base)
-        event.keep = memory
+        event.keep = keep
         return event, PaddleTicket(event)
 
     def read_now(self, source: Tensor, target: Bytes, stream: Stream) -> None:

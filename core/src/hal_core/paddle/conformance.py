@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..conformance.seams import Support
+from ..paddle_groups import open_groups
+from ..paddle_world import join_world
 
 if TYPE_CHECKING:
     from ..device import Device
@@ -27,3 +31,32 @@ class PaddleSupport(Support):
     def values_of(self, device: Device, tensor: Any) -> np.ndarray[Any, Any]:  # noqa: ANN401 (a Paddle tensor)
         """The values as Paddle itself copies them to the host."""
         return np.asarray(tensor.numpy())
+
+
+class SimulatedRanks(PaddleSupport):
+    """Several ranks where a simulated accelerator stands in for the chip, each a process with that accelerator.
+
+    ``module`` stands in (see :class:`hal_core.paddle.custom.CustomDevicePlugin`), ``kind`` is the type name that Paddle
+    knows it by. Ranks are not offered on a chip: which of its devices a rank should take, nobody here could try.
+    """
+
+    ranks = True
+    loss_ends_ranks = True
+
+    def __init__(self, module: str, kind: str) -> None:
+        self.module, self.kind = module, kind
+
+    def rank_environment(self, rank: int, endpoints: Sequence[str]) -> Mapping[str, str]:
+        """What ``paddle.distributed`` and the accelerator ask for; each rank has devices of its own."""
+        environment = import_module(f"{self.module}.paddle_env")
+        told: dict[str, str] = environment.distributed(rank, endpoints, endpoints[0], self.kind)
+        return told | {f"FLAGS_selected_{self.kind}s": "0"}
+
+    def join(self, groups: Sequence[Sequence[int]], timeout: float, epoch: str) -> None:
+        """Join the job, in whatever time it takes; open all groups. The accelerator gives up before the watchdog."""
+        import paddle
+
+        paddle.set_device(f"{self.kind}:0")
+        join_world(backend="xccl")
+        import_module(self.module).set_option("collective_timeout_ms", round(800 * timeout))
+        open_groups(groups, backend="xccl", timeout=timeout)

@@ -21,6 +21,7 @@ from ..errors import Unavailable
 from . import probing
 
 if TYPE_CHECKING:
+    from ..conformance.seams import Support
     from ..device import Device
 
 
@@ -28,7 +29,8 @@ class CustomDevicePlugin(Plugin):
     """Derive from it. ``kind``: Paddle's device type; ``collective``: the library's name, "" where there is none.
 
     ``stand_ins``: what may stand in for the chip, by the word with which ``HAL_<NAME>_PLACE`` declares it: the module
-    of a simulated accelerator that shows itself to Paddle under any type name. It has ``paddle_env.announce(kind)`` and
+    of a simulated accelerator that shows itself to Paddle under any type name. It has ``paddle_env.announce(kind)``,
+    ``paddle_env.distributed(rank, endpoints, master, kind)``, ``set_option(name, value)`` and
     ``Stream.adopt(handle).held()``. The device then says everywhere that it is substituted.
     """
 
@@ -87,3 +89,11 @@ class CustomDevicePlugin(Plugin):
         from .custom_device import CustomDevice
 
         return CustomDevice(cls, index, options)
+
+    @classmethod
+    def support(cls) -> Support:
+        """For the conformance kit; the entry point in ``hal.conformance`` says ``my_plugin:MyPlugin.support``."""
+        from .conformance import PaddleSupport, SimulatedRanks
+
+        module = cls.stand_ins.get(cls.substituted(), "")
+        return SimulatedRanks(module, cls.kind) if module and cls.collective else PaddleSupport()

@@ -115,8 +115,8 @@ class PaddleDevice(DeviceBase):
     def before_write(self, memory: PaddleMemory, stream: Stream) -> None:
         """Order a write after what still reads the memory."""
 
-    def after_work(self, stream: Stream, memory: PaddleMemory) -> tuple[Event, Ticket]:
-        """The event and the ticket of the work that was just put on ``stream`` and uses ``memory``."""
+    def after_work(self, stream: Stream, keep: object) -> tuple[Event, Ticket]:
+        """The event and the ticket of the work that was just put on ``stream`` and uses the memory of ``keep``."""
         self.synchronize()
         return PASSED, DONE
 

@@ -7,20 +7,16 @@ is lost, the ticket raises :class:`hal_core.errors.GroupLost` within the timeout
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ..errors import InvalidValue
-from ..paddle_groups import PaddleCommunicator, opened
-from ..paddle_world import DEFAULT_TIMEOUT, distributed, exchange, join_world
-from ..peers import Endpoint, Listener
+from ..paddle_groups import OpenGroup, PaddleCommunicator, opened
+from ..paddle_world import DEFAULT_TIMEOUT, exchange
 from ..tickets import Mode, Ticket
 from ..watchdog import Watchdog
-from .memory import WORD, PaddleMemory, Tensor
+from .memory import PaddleMemory, Tensor
 from .streams import POLL
 
 if TYPE_CHECKING:
@@ -29,6 +25,10 @@ if TYPE_CHECKING:
     from ..layout import ByteRange
     from ..views import Memory
     from .device import PaddleDevice
+
+
+GRACE = 0.5
+"""Seconds in which a library may tell of a lost group itself, once the watchdog has."""
 
 
 class CollectiveTicket(Ticket):
@@ -54,7 +54,17 @@ class CollectiveTicket(Ticket):
             return True
         if self._watchdog.reason:
             self._error = self._watchdog.error(self._watchdog.reason)
+            self._let_the_library_speak()
         return self._error is not None
+
+    def _let_the_library_speak(self) -> None:
+        """A runtime tells of work that failed at one wait, whoever waits then. Here is where it belongs: later it would
+        come as an error of work that has no part in the group."""
+        assert self._error is not None
+        try:
+            self._event.wait(GRACE)
+        except Exception as error:  # noqa: BLE001 (the loss is known already; this is what the library says of it)
+            self._error.__cause__ = error
 
     def _block(self, timeout: float | None) -> bool:
         end = None if timeout is None else monotonic() + timeout
@@ -68,56 +78,42 @@ class CollectiveTicket(Ticket):
         return self._error
 
 
-class DeviceCommunicator:
-    """One group on one device; see :class:`hal_core.device.Communicator`."""
+class DeviceCommunicator(PaddleCommunicator):
+    """One group on one device, over its own library; see :class:`hal_core.device.Communicator`."""
 
-    def __init__(self, device: PaddleDevice, group: Group, process_group: Any, watchdog: Watchdog) -> None:  # noqa: ANN401
-        self._device, self.group = device, group
-        self._process_group, self._watchdog = process_group, watchdog
-        self._ranks = tuple(sorted(group.ranks))
-        self._tensors: dict[tuple[int, ByteRange], Tensor] = {}
+    def __init__(self, device: PaddleDevice, group: Group, open_group: OpenGroup) -> None:
+        super().__init__(group, open_group, _bytes)
+        self._device = device
 
     def broadcast(self, memory: Memory, part: ByteRange, stream: Stream) -> Ticket:
-        """Make ``part`` equal to that of the group's first rank, in one collective, in place.
-
-        It goes as whole int64 words, which every library knows; what follows a field up to the next is padding.
-        """
+        """Make ``part`` equal to that of the group's first rank, in one collective, in place."""
         assert isinstance(memory, PaddleMemory)
-        key = (memory.address, part)
-        tensor = self._tensors.get(key)
-        if tensor is None:
-            first = memory.begin + part.offset
-            words = slice(first // WORD, -(-(first + part.nbytes) // WORD))
-            tensor = self._tensors[key] = memory.typed("int64")[words]
         self._device.before_write(memory, stream)
-        with self._device.current(stream):
-            self._send(tensor, self.group.source)
+        ticket = self._collective(self._tensor(memory, part), self._source, stream, memory)
         self._device.count("collectives")
-        event, ticket = self._device.after_work(stream, memory)
-        return CollectiveTicket(event, self._watchdog, ticket.mode)
+        return ticket
 
     def exchange(self, block: bytes) -> Mapping[int, bytes]:
         """Every rank's block, by global rank."""
+        stream = self._device.default_stream
 
         def send(tensor: Tensor, source: int) -> None:
-            self._send(tensor, source)
-            self._watchdog.end()
+            self._collective(tensor, source, stream, tensor).wait()
 
         with _on(self._device):
-            return exchange(block, self.group.rank, self._ranks, send)
+            return exchange(block, self.group.rank, self._open.ranks, send)
 
-    def close(self) -> None:
-        """Say goodbye to the other ranks."""
-        self._tensors.clear()
-        self._watchdog.close()
-
-    def _send(self, tensor: Tensor, source: int) -> None:
-        self._watchdog.begin()
+    def _collective(self, tensor: Tensor, source: int, stream: Stream, keep: object) -> CollectiveTicket:
+        """One broadcast on the stream; ``keep`` lives until it is over."""
+        watchdog = self._open.watchdog
+        watchdog.begin()
         try:
-            # wait() lets the current stream wait for the library's own stream, and not the host.
-            self._process_group.broadcast(tensor, self._ranks.index(source), True).wait()
+            with self._device.current(stream):
+                self._open.start(tensor, source)
+            event, ticket = self._device.after_work(stream, keep)
         except Exception as error:  # the library's own error types differ
-            raise self._watchdog.failed(error) from error
+            raise watchdog.failed(error) from error
+        return CollectiveTicket(event, watchdog, ticket.mode)
 
 
 @contextmanager
@@ -136,29 +132,13 @@ def _on(device: PaddleDevice) -> Iterator[None]:
 def open_communicator(
     device: PaddleDevice, group: Group, backend: str, timeout: float = DEFAULT_TIMEOUT
 ) -> Communicator:
-    """Open a group over gloo, or one of all ranks of the job over a device's own library."""
+    """The group over gloo, or over the device's own library; see :func:`hal_core.paddle_groups.open_groups`."""
     if backend == "gloo":
-        return PaddleCommunicator(group, opened(group), _host_bytes)
+        return PaddleCommunicator(group, opened(group), _bytes)
     with _on(device):
-        me, size = join_world(backend=backend, timeout=timeout)
-        ranks = tuple(sorted(group.ranks))
-        if len(ranks) != size or group.rank != me:
-            raise InvalidValue(
-                f"the group {group.ranks}, rank {group.rank}, of a job of {size} ranks in which this process is {me}",
-                cure=f"over {backend} a group is all ranks of the job",
-                argument="group",
-            )
-        dist = distributed()
-        host = os.environ["PADDLE_CURRENT_ENDPOINT"].rpartition(":")[0].strip("[]")
-        with Listener(socket.gethostbyname(host) if host else "127.0.0.1") as listener:
-            block = listener.endpoint.pack()
-            blocks = exchange(block, me, ranks, lambda tensor, rank: dist.broadcast(tensor, rank) and None)
-            endpoints = {rank: Endpoint.unpack(found) for rank, found in blocks.items()}
-            links = listener.meet(me, [ranks], endpoints, timeout)
-    watchdog = Watchdog(me, links[0], timeout, lambda: None)
-    return DeviceCommunicator(device, group, dist.collective._get_default_group().process_group, watchdog)
+        return DeviceCommunicator(device, group, opened(group, backend=backend, timeout=timeout))
 
 
-def _host_bytes(memory: Memory, part: ByteRange) -> Tensor:
+def _bytes(memory: Memory, part: ByteRange) -> Tensor:
     assert isinstance(memory, PaddleMemory)
     return memory.bytes(part.offset, part.nbytes)

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
 
-from hal_core.paddle.conformance import PaddleSupport
+from hal_core.conformance.seams import GlooRanks, Support
+from hal_core.paddle.conformance import PaddleSupport, SimulatedRanks
 
 from . import PLACE
 
 
-class XpuSupport(PaddleSupport):
-    """Several ranks where Paddle's CPU place stands in, whose groups are those of gloo; BKCL cannot be started here."""
+class OnCpu(GlooRanks, PaddleSupport):
+    """Paddle's CPU place stands in, and gloo for BKCL."""
 
-    ranks = os.environ.get(PLACE) == "cpu"
 
-    def rank_environment(self, rank: int, endpoints: Sequence[str]) -> Mapping[str, str]:
-        """What ``paddle.distributed`` asks for."""
-        from hal_core.ranks import gloo
+def support() -> Support:
+    """Several ranks where something stands in for the chip; BKCL cannot be started without one."""
+    if os.environ.get(PLACE) == "cpu":
+        return OnCpu()
+    if os.environ.get(PLACE) == "sim":
+        from hal_sim.paddle_env import DEFAULT_NAME
 
-        return gloo(rank, endpoints)
-
-    def join(self, groups: Sequence[Sequence[int]], timeout: float, epoch: str) -> None:
-        """Open all groups in one order; those that were lost are made anew."""
-        from hal_core.paddle_groups import open_groups
-
-        open_groups(groups, timeout=timeout)
+        return SimulatedRanks("hal_sim", DEFAULT_NAME)
+    return PaddleSupport()
