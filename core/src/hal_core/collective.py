@@ -191,7 +191,8 @@ class CheckedTicket(Ticket):
             header = self._copy.data[0].tobytes()
             error = None if header == self._expected else self._agreement.disagreement(header, self._expected)
         elif isinstance(error, HalError):
-            error.located(device=f"{self._agreement.device.name}:{self._agreement.device.index}")
+            device = self._agreement.device
+            error.located(device=f"{device.name}:{device.index}", hook="broadcast_tokens")
         self._error, self._known = error, True
         return error
 

@@ -53,10 +53,10 @@ class SimulatedRanks(PaddleSupport):
         return told | {f"FLAGS_selected_{self.kind}s": "0"}
 
     def join(self, groups: Sequence[Sequence[int]], timeout: float, epoch: str) -> None:
-        """Join the job, in whatever time it takes; open all groups. The accelerator gives up before the watchdog."""
+        """Join the job, in whatever time it takes; open all groups. The accelerator gives up after the watchdog."""
         import paddle
 
         paddle.set_device(f"{self.kind}:0")
         join_world(backend="xccl")
-        import_module(self.module).set_option("collective_timeout_ms", round(800 * timeout))
+        import_module(self.module).set_option("collective_timeout_ms", round(1500 * timeout))
         open_groups(groups, backend="xccl", timeout=timeout)

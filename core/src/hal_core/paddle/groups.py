@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from .device import PaddleDevice
 
 
-GRACE = 0.5
-"""Seconds in which a library may tell of a lost group itself, once the watchdog has."""
-
-
 class CollectiveTicket(Ticket):
-    """A broadcast under way: done when its event has passed, failed when the watchdog has given the group up."""
+    """A broadcast under way: done when its event has passed, failed when the watchdog has given the group up.
+
+    An event also passes when a library gives a collective up, and says nothing of it (the runtime keeps the error for
+    the next wait of a stream). So the watchdog decides: of a group that was given up, nothing is taken for sent.
+    """
 
     __slots__ = ("_error", "_event", "_watchdog", "mode")
 
@@ -46,25 +46,16 @@ class CollectiveTicket(Ticket):
         if self._error is not None:
             return True
         try:
-            if self._event.done():
-                self._watchdog.end()
-                return True
+            passed = self._event.done()
         except Exception as error:  # noqa: BLE001 (kept for wait() and the next hook: done() never raises)
             self._error = self._watchdog.failed(error)
             return True
         if self._watchdog.reason:
             self._error = self._watchdog.error(self._watchdog.reason)
-            self._let_the_library_speak()
-        return self._error is not None
-
-    def _let_the_library_speak(self) -> None:
-        """A runtime tells of work that failed at one wait, whoever waits then. Here is where it belongs: later it would
-        come as an error of work that has no part in the group."""
-        assert self._error is not None
-        try:
-            self._event.wait(GRACE)
-        except Exception as error:  # noqa: BLE001 (the loss is known already; this is what the library says of it)
-            self._error.__cause__ = error
+            return True
+        if passed:
+            self._watchdog.end()
+        return passed
 
     def _block(self, timeout: float | None) -> bool:
         end = None if timeout is None else monotonic() + timeout
@@ -96,6 +87,9 @@ class DeviceCommunicator(PaddleCommunicator):
     def exchange(self, block: bytes) -> Mapping[int, bytes]:
         """Every rank's block, by global rank."""
         stream = self._device.default_stream
+        # Paddle's own copies wait for the stream without end: a collective that is still on it may never be over.
+        event, ticket = self._device.after_work(stream, None)
+        CollectiveTicket(event, self._open.watchdog, ticket.mode).wait()
 
         def send(tensor: Tensor, source: int) -> None:
             self._collective(tensor, source, stream, tensor).wait()
