@@ -45,7 +45,7 @@ Send = Callable[[str, Any, int], None]
 def large() -> OutputRecord:
     """512 rows of 6 tokens with top-20 log-probabilities each."""
     count = ROWS * TOKENS
-    ids = np.random.default_rng(0).integers(0, 150_000, (count, COLUMNS))
+    ids = np.random.default_rng(0).integers(0, 150_000, (count, COLUMNS), np.int32)
     ones = np.ones(ROWS, np.uint8)
     return OutputRecord(
         0,
@@ -54,7 +54,7 @@ def large() -> OutputRecord:
         ones * 0,
         np.zeros(ROWS, np.int64),
         ones.astype(np.int32) * TOKENS,
-        np.ascontiguousarray(ids[:, 0]),
+        ids[:, 0].astype(np.int64),
         ones < 0,
         logprob_token_ids=ids,
         logprobs=np.random.default_rng(1).random((count, COLUMNS), np.float32),

@@ -120,7 +120,8 @@ def test_what_is_imported_is_required(package):
             top = module.split(".")[0]
             if top in sys.stdlib_module_names or top in (name, "paddle"):
                 continue
-            assert provided.get(top, top).lower() in required, f"{path.relative_to(ROOT)}:{line} imports {module}"
+            distribution = provided.get(top, top).lower().replace("_", "-")
+            assert distribution in required, f"{path.relative_to(ROOT)}:{line} imports {module}"
 
 
 # Directions of imports.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import replace
+from dataclasses import fields, replace
 from zlib import crc32
 
 import msgspec
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hal_core import frames
 from hal_core.errors import FrameError, InvalidValue
-from hal_core.records import ALLOWED_FINISH, OutputRecord, SlotStatus
+from hal_core.records import ALLOWED_FINISH, OutputRecord, SlotStatus, narrowed
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -42,7 +42,7 @@ def records(draw, max_rows=6):
         shape = (len(tokens), columns)
         wide = drawn_array(draw, np.int64, st.sampled_from([-1, 5, 1 << 40]), len(tokens) * columns).reshape(shape)
         wide[:, 0] = tokens
-        optional["logprob_token_ids"] = wide
+        optional["logprob_token_ids"] = narrowed(wide) if draw(st.booleans(), label="narrow") else wide
         optional["logprobs"] = drawn_array(draw, np.float32, st.floats(width=32), len(tokens) * columns).reshape(shape)
         if draw(st.booleans(), label="ranks"):
             optional["ranks"] = drawn_array(draw, np.int32, st.integers(-1, 1 << 30), len(tokens))
@@ -240,11 +240,18 @@ def test_frames_that_follow_each_other_are_taken_apart_up_to_the_first_torn_one(
     assert cut or len(found) == len(several)
 
 
+@given(data=st.binary(max_size=300), times=st.integers(1, 300))
+@UNTIMED
+def test_the_checksum_of_a_body_is_the_one_of_zlib_whoever_computes_it(data, times):
+    data *= times
+    assert frames.body_crc32(data) == frames.body_crc32(memoryview(data)) == crc32(data)
+
+
 def test_numbers_that_a_header_cannot_hold_and_ids_that_are_no_text_are_refused():
     with pytest.raises(InvalidValue, match="sequence -1"):
         frames.encode(plain(), session=1, sender=0, sequence=-1)
     record = plain(1)
-    lone = OutputRecord(0, ("\ud800",), *(getattr(record, name) for name in record.__slots__[2:8]))
+    lone = OutputRecord(0, ("\ud800",), *(getattr(record, item.name) for item in fields(record)[2:8]))
     with pytest.raises(InvalidValue, match="cannot be encoded"):
         frames.encode(lone, **IDS)
 

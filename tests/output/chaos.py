@@ -141,7 +141,8 @@ class Account:
         return dict(self.totals)
 
     def check_session(self, session):
-        killed = self.lives[session] in self.chaos.killed
+        # Killed after it had said good-bye, and before its process was over, it is one that ended.
+        killed = self.lives[session] in self.chaos.killed and session not in self.ended
         saved = [tuple_rows(fact) for fact in self.saved.get(session, [])]
         read = [tuple_rows(fact) for fact in self.read.get(session, [])]
         steps = [fact["step"] for fact in self.read.get(session, [])]

@@ -1,13 +1,13 @@
 """The shared base of devices: the four hooks and ``advance``, written in terms of a device's primitives.
 
 A device that derives from :class:`DeviceBase` says how bytes move (``allocate``, ``submit``, ``copy_out``), what its
-streams are, and nothing else.
+streams are (or derives from :class:`hal_core.sync.SyncDevice`), and nothing else.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from . import advance as reference
 from .counters import Counters
-from .errors import CapabilityMissing
+from .errors import CapabilityMissing, DeviceClosed, InvalidValue
 from .insertion import plan_insert
 from .layout import ByteRange
 from .markers import hookimpl
@@ -46,6 +46,8 @@ class DeviceBase(ABC):
     def __init__(self, index: int) -> None:
         self.index = index
         self._counts: dict[str, int] = dict.fromkeys(Counters.__slots__, 0)
+        self._communicators: dict[tuple[int, ...], Communicator] = {}
+        self._closed = False
 
     # -- primitives ---------------------------------------------------------------------------------------------
 
@@ -65,10 +67,6 @@ class DeviceBase(ABC):
         """Copy byte ranges to the host, as they are after the work that is on ``stream`` now."""
 
     @abstractmethod
-    def resolve(self, target: object) -> View:
-        """A view of a tensor that the device can write."""
-
-    @abstractmethod
     def stream(self) -> Stream:
         """A new stream."""
 
@@ -77,9 +75,24 @@ class DeviceBase(ABC):
     def default_stream(self) -> Stream:
         """The stream on which the framework computes."""
 
-    @abstractmethod
+    def resolve(self, target: object) -> View:
+        """A view of a tensor that the device can write; by default there is no framework, and views alone are taken."""
+        if isinstance(target, View):
+            return target
+        raise InvalidValue(
+            f"{type(target).__name__} is no tensor of this device", cure="give a view of a state", argument="target"
+        )
+
     def close(self) -> None:
-        """Give everything back."""
+        """Leave the groups; whoever still holds memory keeps it. Idempotent. A device with more to give back does so."""
+        self._closed = True
+        while self._communicators:
+            self._communicators.popitem()[1].close()
+
+    def check_open(self) -> None:
+        """Raise :class:`DeviceClosed` after :meth:`close`; for primitives to begin with."""
+        if self._closed:
+            raise DeviceClosed("the device is closed", cure="open it again", device=f"{self.name}:{self.index}")
 
     def is_device_value(self, value: object) -> bool:
         """True for a value that is on this device; by default none is."""
@@ -90,7 +103,15 @@ class DeviceBase(ABC):
         return stream.record()
 
     def communicator(self, group: Group) -> Communicator:
-        """Open a group. By default a device has no collectives."""
+        """The group's collectives; opened once."""
+        found = self._communicators.get(group.ranks)
+        if found is None:
+            self.check_open()
+            found = self._communicators[group.ranks] = self.open_communicator(group)
+        return found
+
+    def open_communicator(self, group: Group) -> Communicator:
+        """Open a group, of all ranks that call this in one order. By default a device has no collectives."""
         raise CapabilityMissing(
             f"has no collectives, and the group {group.ranks} has {group.size} ranks",
             cure="run one rank, or choose a device whose capabilities name a collective",
@@ -113,6 +134,11 @@ class DeviceBase(ABC):
         """Add to one of the counts."""
         self._counts[name] += by
 
+    def fall_back(self, hook: str) -> None:
+        """Count a call of a hook that the capabilities name a fallback for."""
+        if hook in self.capabilities.fallbacks:
+            self._counts["fallbacks"] += 1
+
     def advance(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
         """The reference on a copy of the state, written back as one plan; waits for the device once or twice."""
         return advance_by_copy(self, state, step, stream)
@@ -122,30 +148,38 @@ class DeviceBase(ABC):
     @hookimpl
     def insert_tasks(self, device: Device, state: SlotState, tasks: TaskBatch, stream: Stream) -> Ticket:
         """One plan for all fields of all requests."""
+        self.fall_back("insert_tasks")
         return self.submit(plan_insert(state, tasks), stream)
 
     @hookimpl
     def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
         """One plan for all runs of the target."""
+        self.check_open()
+        self.fall_back("async_set_value")
         if isinstance(value, View):
             return self.copy_within(target, value, stream)
-        builder = PlanBuilder(target.memory)
-        offsets, nbytes = target.runs()
-        if isinstance(value, np.ndarray):
-            builder.copy(offsets, nbytes, value.reshape(-1).view(np.uint8))
-        else:
-            builder.fill(offsets, nbytes, value)
-        return self.submit(builder.build(), stream)
+        return self.submit_value(target, value, stream)
+
+    def submit_value(self, target: View, value: np.ndarray[Any, Any] | np.generic, stream: Stream) -> Ticket:
+        """Write a host value: an array of the target's shape, or one element that fills."""
+        return self.submit(plan_value(target, value), stream)
 
     def copy_within(self, target: View, value: View, stream: Stream) -> Ticket:
-        """Copy between two views of this device's memory in stream order, row-major element by element."""
-        raise CapabilityMissing(
-            "cannot copy from one device tensor to another", cure="give a host value", hook="async_set_value"
-        )
+        """Copy between two views of this device's memory in stream order, row-major element by element.
+
+        By default by way of the host, which waits for the copy out.
+        """
+        low, high = value.bounds()
+        copied = self.copy_out(value.memory, [ByteRange(low, high - low)], stream)
+        copied.wait()
+        self.count("host_waits")
+        strided = np.ndarray(value.shape, value.dtype.storage, copied.data[0], value.offset - low, value.strides)
+        return self.submit_value(target, np.ascontiguousarray(strided).reshape(target.shape), stream)
 
     @hookimpl
     def save_output(self, device: Device, state: SlotState, step: Step, sink: Sink, stream: Stream) -> Ticket:
         """One copy of the adjacent output fields; the record is built when the copy is there."""
+        self.fall_back("save_output")
         part = state.output_range(topk=step.logprobs is not None)
         ticket = OutputTicket(state, step, self.copy_out(state.memory, [part], stream), part)
         sink.put(ticket)
@@ -154,7 +188,36 @@ class DeviceBase(ABC):
     @hookimpl
     def broadcast_tokens(self, device: Device, state: SlotState, group: Group, stream: Stream) -> Ticket:
         """One collective over the state's broadcast slice."""
+        self.fall_back("broadcast_tokens")
         return self.communicator(group).broadcast(state.memory, state.broadcast_range(), stream)
+
+
+def check_index(device: str, index: int, count: int) -> None:
+    """Raise :class:`InvalidValue` for an index of a device that is not there."""
+    if not 0 <= index < count:
+        there = f"indices go from 0 to {count - 1}" if count else "there is none"
+        raise InvalidValue(
+            f"no device {device}:{index}: {there}", cure="choose another", device=device, argument="index"
+        )
+
+
+def check_options(device: str, options: Mapping[str, object], known: Sequence[str] = ()) -> None:
+    """Raise :class:`InvalidValue` for options that the device does not take."""
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        cure = f"known: {', '.join(known)}" if known else "give none"
+        raise InvalidValue(f"unknown options {unknown}", cure=cure, device=device, argument="options")
+
+
+def plan_value(target: View, value: np.ndarray[Any, Any] | np.generic) -> WritePlan:
+    """The plan that writes a host value to all runs of a view: an array of its shape, or one element that fills."""
+    builder = PlanBuilder(target.memory)
+    offsets, nbytes = target.runs()
+    if isinstance(value, np.ndarray):
+        builder.copy(offsets, nbytes, value.reshape(-1).view(np.uint8))
+    else:
+        builder.fill(offsets, nbytes, value)
+    return builder.build()
 
 
 def advance_by_copy(device: DeviceBase, state: SlotState, step: Step, stream: Stream) -> Ticket:

@@ -13,7 +13,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hal_core.errors import FrameError, InvalidValue
-from hal_core.records import BOOL, FLOAT32, INT32, INT64, UINT8, OutputRecord, assemble, join_request_ids
+from hal_core.records import (
+    BOOL,
+    FLOAT32,
+    INT32,
+    INT64,
+    OPTIONAL,
+    UINT8,
+    OutputRecord,
+    assemble,
+    join_request_ids,
+    narrowed,
+)
 
 MAX_COLUMNS = 1 << 20  #: most log-probability columns a reader believes
 
@@ -110,18 +121,11 @@ def _body_of(record: OutputRecord) -> Body:
         body.dcounts, body.drafts = record.draft_counts.tobytes(), record.drafts.tobytes()
     if record.logprob_token_ids is not None and record.logprobs is not None:
         body.columns, body.lps = record.logprobs.shape[1], record.logprobs.data
-        body.lids = _narrowed(record.logprob_token_ids).data
+        body.lids = narrowed(record.logprob_token_ids).data
         body.ranks = None if record.ranks is None else record.ranks.data
     if record.messages:
         body.msgs = dict(record.messages)
     return body
-
-
-def _narrowed(values: NDArray[np.int64]) -> NDArray[Any]:
-    """The values with 32 bits each if they fit: token ids do, and half of a large frame is token ids."""
-    if values.size and (np.minimum.reduce(values, None) < -(1 << 31) or np.maximum.reduce(values, None) >= 1 << 31):
-        return values
-    return values.astype(INT32)
 
 
 class _Rows(NamedTuple):
@@ -165,14 +169,14 @@ def _record_of(body: Body) -> OutputRecord:
         _wide(body.tokens, rows.tokens),
         rows.first_token,
         _NO_OPTIONS if options == _ABSENT else _options(body, rows.tokens),
-        checked=known and options == _ABSENT,
+        checked=known,
     )
     _last_rows = rows
     return record
 
 
 _ABSENT = (None,) * 7
-_NO_OPTIONS: tuple[None, None, None, None, None, dict[int, str]] = (None, None, None, None, None, {})
+_NO_OPTIONS: dict[str, Any] = {**dict.fromkeys(OPTIONAL), "messages": {}}
 
 
 def _read_rows(key: tuple[str, bytes, bytes, bytes, bytes]) -> _Rows:
@@ -197,8 +201,8 @@ def _read_rows(key: tuple[str, bytes, bytes, bytes, bytes]) -> _Rows:
     )
 
 
-def _options(body: Body, tokens: int) -> tuple[Any, ...]:
-    """The optional parts of a record, in the order of its fields."""
+def _options(body: Body, tokens: int) -> dict[str, Any]:
+    """The optional parts of a record."""
     with_logprobs = {bool(body.columns), body.lids is not None, body.lps is not None}
     lone = len(with_logprobs) > 1 or (body.ranks is not None and body.lps is None)
     if lone or (body.dcounts is None) != (body.drafts is None) or body.columns > MAX_COLUMNS:
@@ -209,10 +213,12 @@ def _options(body: Body, tokens: int) -> tuple[Any, ...]:
         drafts = _wide(body.drafts, _total(draft_counts))
     if body.lids is not None and body.lps is not None:
         shape = (tokens, body.columns)
-        token_ids = _wide(body.lids, tokens * body.columns).reshape(shape)
+        narrow = len(body.lids) == 4 * tokens * body.columns
+        token_ids = _sized(body.lids, INT32 if narrow else INT64, tokens * body.columns).reshape(shape)
         logprobs = _sized(body.lps, FLOAT32, tokens * body.columns).reshape(shape)
         ranks = None if body.ranks is None else _sized(body.ranks, INT32, tokens)
-    return draft_counts, drafts, token_ids, logprobs, ranks, body.msgs or {}
+    found = (draft_counts, drafts, token_ids, logprobs, ranks)
+    return {**dict(zip(OPTIONAL, found, strict=True)), "messages": body.msgs or {}}
 
 
 def _total(counts: NDArray[np.int32]) -> int:

@@ -44,6 +44,11 @@ from hal_core.errors import FrameError, InvalidValue
 from hal_core.frame_bodies import Part, decode_body, encode_body
 from hal_core.records import OutputRecord
 
+try:  # the same checksum by vector instructions: a tenth of the time for 4 KB, but more for a header
+    from zlib_ng.zlib_ng import crc32 as body_crc32
+except ImportError:  # a platform it has no wheel for
+    body_crc32 = crc32
+
 Buffer = bytes | bytearray | memoryview  #: what a frame may lie in
 
 if sys.byteorder != "little":  # frames are written as the bytes of arrays
@@ -105,7 +110,7 @@ def seal(kind: int, body: Part, *more: Part, session: int, sender: int, sequence
             body, more = b"".join((body, *more)), ()
     try:
         if size <= CHECKED_BODY:
-            total, flags, checksum, tail = HEADER_LENGTH + size, HAS_CHECKSUM, crc32(body), b""
+            total, flags, checksum, tail = HEADER_LENGTH + size, HAS_CHECKSUM, body_crc32(body), b""
         else:
             total, flags, checksum = HEADER_LENGTH + size + TRAILER.size, HAS_TRAILER, 0
             tail = TRAILER.pack(total, sequence)
@@ -170,7 +175,7 @@ def read_body(header: FrameHeader, frame: memoryview) -> memoryview:
     elif not header.flags & HAS_CHECKSUM:
         raise FrameError("the frame has neither checksum nor trailer", cure=_RESEND)
     body = frame[HEADER_LENGTH:end]
-    if header.flags & HAS_CHECKSUM and crc32(body) != header.checksum:
+    if header.flags & HAS_CHECKSUM and body_crc32(body) != header.checksum:
         raise FrameError("the body's checksum is wrong", cure=_RESEND)
     return body
 

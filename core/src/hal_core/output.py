@@ -10,7 +10,7 @@ import numpy as np
 
 from .collective import OutputCheck
 from .errors import HalError, InvalidValue
-from .records import FinishReason, OutputRecord, SlotStatus
+from .records import FinishReason, OutputRecord, SlotStatus, narrowed
 from .requests import SplitRole
 from .tickets import PromiseTicket
 
@@ -229,6 +229,7 @@ def _token_parts(columns: Columns, facts: _Facts, counts: np.ndarray[Any, Any]) 
         for name, target in (("topk_token_ids", "logprob_token_ids"), ("topk_logprobs", "logprobs")):
             alternatives = columns[name].reshape(len(columns[name]), width, facts.top_k + 1)
             parts[target] = np.ascontiguousarray(alternatives[order][chosen][:, :columns_of])
+        parts["logprob_token_ids"] = narrowed(parts["logprob_token_ids"])  # half the bytes from here to the engine
         parts["ranks"] = columns["topk_ranks"][order][chosen]
     return parts
 

@@ -10,7 +10,7 @@ log-probabilities asked for. Arrays are little-endian and C-contiguous.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -61,7 +61,7 @@ ALLOWED_FINISH: NDArray[np.bool_] = np.array(
 _STATUS_BYTES, _FINISH_BYTES = bytes(SlotStatus), bytes(FinishReason)
 _NATURAL_FINISH = bytes((FinishReason.NONE, FinishReason.STOP, FinishReason.LENGTH))
 
-#: The arrays of a record: dtype, number of dimensions, what the first dimension counts.
+#: The arrays of a record: dtype, number of dimensions, what the first dimension counts. Ids may be int32 as well.
 LAYOUT: dict[str, tuple[np.dtype[Any], int, str]] = {
     "status": (UINT8, 1, "rows"),
     "finish": (UINT8, 1, "rows"),
@@ -76,6 +76,8 @@ LAYOUT: dict[str, tuple[np.dtype[Any], int, str]] = {
     "ranks": (INT32, 1, "tokens"),
 }
 OPTIONAL = ("draft_counts", "drafts", "logprob_token_ids", "logprobs", "ranks")
+#: Arrays that may be int32 too: half of a large record is token ids, which fit.
+_MAY_BE_NARROW = ("logprob_token_ids",)
 
 
 class OutputRow(NamedTuple):
@@ -88,13 +90,13 @@ class OutputRow(NamedTuple):
     tokens: NDArray[np.int64]  #: int64[count]
     first_token: bool
     drafts: NDArray[np.int64] | None  #: int64[draft_count]
-    logprob_token_ids: NDArray[np.int64] | None  #: int64[count, K+1]
+    logprob_token_ids: NDArray[np.int64] | NDArray[np.int32] | None  #: int64 or int32[count, K+1]
     logprobs: NDArray[np.float32] | None  #: float32[count, K+1], nats
     ranks: NDArray[np.int32] | None  #: int32[count]
     message: str  #: text of an error, else empty
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class OutputRecord:
     """One step's output, rows in batch-id order. Validates itself; an error lists every problem found.
 
@@ -111,7 +113,8 @@ class OutputRecord:
     first_token: NDArray[np.bool_]  #: bool[n], the row reports a prefill's first token
     draft_counts: NDArray[np.int32] | None = None  #: int32[n]
     drafts: NDArray[np.int64] | None = None  #: int64[sum(draft_counts)]
-    logprob_token_ids: NDArray[np.int64] | None = None  #: int64[t, K+1], column 0 the sampled token, unused -1
+    #: int64 or int32[t, K+1], column 0 the sampled token, unused -1
+    logprob_token_ids: NDArray[np.int64] | NDArray[np.int32] | None = None
     logprobs: NDArray[np.float32] | None = None  #: float32[t, K+1], natural logarithms, unused -inf
     ranks: NDArray[np.int32] | None = None  #: int32[t], rank of the sampled token
     messages: Mapping[int, str] = field(default_factory=dict)  #: row -> text of an error
@@ -130,7 +133,7 @@ class OutputRecord:
         return len(self.request_ids)
 
     def __eq__(self, other: object) -> bool:
-        """Whether the two say the same, bit for bit (so a NaN log-probability equals itself)."""
+        """Whether the two say the same; floats bit for bit (so a NaN log-probability equals itself)."""
         if not isinstance(other, OutputRecord):
             return NotImplemented
         return all(_same(getattr(self, item.name), getattr(other, item.name)) for item in fields(self))
@@ -173,6 +176,8 @@ def _ends(counts: NDArray[np.int32] | None) -> list[int]:
 
 def _same(mine: object, other: object) -> bool:
     if isinstance(mine, np.ndarray) and isinstance(other, np.ndarray):
+        if mine.dtype != other.dtype and {mine.dtype, other.dtype} <= {INT32, INT64}:
+            return np.array_equal(mine, other)
         return mine.shape == other.shape and mine.dtype == other.dtype and mine.tobytes() == other.tobytes()
     return type(mine) is type(other) and mine == other
 
@@ -205,8 +210,13 @@ def _join_and_check(request_ids: tuple[str, ...]) -> str:
     return joined
 
 
-_SETTERS: Any = tuple(OutputRecord.__dict__[item.name].__set__ for item in fields(OutputRecord))
-(_step, _ids, _status, _finish, _positions, _counts, _tokens, _first, *_SET_OPTIONS) = _SETTERS
+def narrowed(ids: NDArray[np.int64] | NDArray[np.int32]) -> NDArray[np.int64] | NDArray[np.int32]:
+    """The ids with 32 bits each if they fit, as token ids do."""
+    if ids.dtype == INT32:
+        return ids
+    if ids.size and (np.minimum.reduce(ids, None) < -(1 << 31) or np.maximum.reduce(ids, None) >= 1 << 31):
+        return ids
+    return ids.astype(INT32)
 
 
 def assemble(
@@ -218,27 +228,29 @@ def assemble(
     counts: NDArray[np.int32],
     tokens: NDArray[np.int64],
     first_token: NDArray[np.bool_],
-    options: Iterable[Any],
+    options: Mapping[str, Any],
     *,
     checked: bool,
 ) -> OutputRecord:
-    """Return a record of all its fields, in order, whose dtypes, dimensions and lengths the caller has seen to.
+    """Return a record of all its fields whose dtypes, dimensions and lengths the caller has seen to.
 
-    For decoders: it checks the values alone, and not even those that the caller has ``checked``. Written out, as a loop
-    over the fields costs as much as the rest of decoding a plain record.
+    For decoders: it checks the values alone, and of the optional parts alone where the caller has ``checked`` the rest.
+    ``options`` has every field that is not named here. Setting fields one by one would cost twice as much.
     """
     record = object.__new__(OutputRecord)
-    _step(record, step)
-    _ids(record, request_ids)
-    _status(record, status)
-    _finish(record, finish)
-    _positions(record, positions)
-    _counts(record, counts)
-    _tokens(record, tokens)
-    _first(record, first_token)
-    for set_option, value in zip(_SET_OPTIONS, options, strict=True):
-        set_option(record, value)
-    if not checked and (problems := _value_problems(record)):
+    values = {
+        "step": step,
+        "request_ids": request_ids,
+        "status": status,
+        "finish": finish,
+        "positions": positions,
+        "counts": counts,
+        "tokens": tokens,
+        "first_token": first_token,
+        **options,
+    }
+    object.__setattr__(record, "__dict__", values)
+    if problems := _optional_problems(record) if checked else _value_problems(record):
         raise InvalidValue("; ".join(problems), hook="save_output", argument="record")
     return record
 
@@ -281,7 +293,8 @@ def _shape_problems(record: OutputRecord) -> list[str]:
         array = getattr(record, name)
         if array is None and name in OPTIONAL:
             continue
-        if not isinstance(array, np.ndarray) or not (array.dtype is dtype or array.dtype == dtype):
+        narrow = name in _MAY_BE_NARROW and getattr(array, "dtype", None) == INT32
+        if not isinstance(array, np.ndarray) or not (array.dtype is dtype or array.dtype == dtype or narrow):
             problems.append(f"{name} is {_describe(array)}, not an array of {dtype}")
         elif array.ndim != dimensions or not array.flags.c_contiguous:
             problems.append(f"{name} is {_describe(array)}, not C-contiguous with {dimensions} dimension(s)")
@@ -323,8 +336,7 @@ def _value_problems(record: OutputRecord) -> list[str]:
         problems.append(f"request_ids: {error}")
     if record.positions.size and np.minimum.reduce(record.positions) < 0:
         problems.append(f"positions are negative in rows {_rows(record.positions < 0)}")
-    if record.draft_counts is not None or record.logprobs is not None or record.messages:
-        problems += _optional_problems(record)
+    problems += _optional_problems(record)
     if not _is_plain(record):
         problems += _count_problems(record)
     return problems
@@ -358,6 +370,8 @@ def _count_problems(record: OutputRecord) -> list[str]:
 
 
 def _optional_problems(record: OutputRecord) -> list[str]:
+    if record.draft_counts is None and record.logprobs is None and not record.messages:
+        return []
     problems = []
     if record.draft_counts is not None and record.drafts is not None:
         counts = record.draft_counts

@@ -1,8 +1,13 @@
-"""Streams and events of devices that execute each call before it returns."""
+"""Devices that execute each call before it returns: their base, their streams and events."""
 
 from __future__ import annotations
 
-from .device import Event
+from typing import TYPE_CHECKING
+
+from .base import DeviceBase
+
+if TYPE_CHECKING:
+    from .device import Event, Stream
 
 
 class PassedEvent:
@@ -40,3 +45,22 @@ class SyncStream:
 
     def synchronize(self, timeout: float | None = None) -> None:
         """Nothing to wait for."""
+
+
+class SyncDevice(DeviceBase):
+    """The base of devices without asynchrony. Their streams differ in their handles alone."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        self._stream = SyncStream(0)
+        self._streams = 0
+
+    @property
+    def default_stream(self) -> Stream:
+        """The stream on which the framework computes."""
+        return self._stream
+
+    def stream(self) -> Stream:
+        """A new stream."""
+        self._streams += 1
+        return SyncStream(self._streams)

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import advance as reference
-from ..base import DeviceBase
+from ..base import check_index, check_options
 from ..capabilities import Capabilities
-from ..errors import DeviceClosed, InvalidValue
 from ..markers import hookimpl
 from ..paddle_groups import PaddleCommunicator, opened
 from ..plan import WritePlan
-from ..sync import SyncStream
+from ..sync import SyncDevice
 from ..tickets import DONE, Ticket
 from ..transfers import CopyTicket, HostCopy
 from ..views import View
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 SYNCHRONOUS = "host memory: there is no copy engine to hand the write to, so it is done when the call returns"
 
 
-class CpuDevice(DeviceBase):
+class CpuDevice(SyncDevice):
     """Host memory as a device. Targets are state views, writable NumPy arrays and Paddle tensors on the CPU place."""
 
     name = "cpu"
@@ -47,31 +46,14 @@ class CpuDevice(DeviceBase):
     )
 
     def __init__(self, index: int, options: Mapping[str, object]) -> None:
-        if index != 0:
-            raise InvalidValue(f"index {index}: there is one host", cure="open cpu:0", device="cpu", argument="index")
-        if options:
-            raise InvalidValue(f"unknown options {sorted(options)}", cure="give none", device="cpu", argument="options")
+        check_index(self.name, index, 1)
+        check_options(self.name, options)
         super().__init__(index)
-        self._stream = SyncStream(0)
-        self._streams = 0
-        self._closed = False
         self._spreaders: dict[int, Spreader] = {}
-        self._communicators: dict[tuple[int, ...], PaddleCommunicator] = {}
-
-    @property
-    def default_stream(self) -> Stream:
-        """The stream on which the framework computes."""
-        return self._stream
-
-    def stream(self) -> Stream:
-        """A new stream; as all work is done at once, it differs in its handle alone."""
-        self._streams += 1
-        return SyncStream(self._streams)
 
     def allocate(self, nbytes: int) -> HostMemory:
         """A block of host memory on a 64-byte boundary."""
-        if self._closed:
-            raise DeviceClosed("the device is closed", cure="open it again", device="cpu:0")
+        self.check_open()
         self.count("allocations")
         return HostMemory.allocate(self, nbytes)
 
@@ -106,12 +88,9 @@ class CpuDevice(DeviceBase):
         reference.advance(fields, state.sizes, speculative=step.speculative)
         return DONE
 
-    def communicator(self, group: Group) -> PaddleCommunicator:
+    def open_communicator(self, group: Group) -> PaddleCommunicator:
         """The group over gloo; see :func:`hal_core.paddle_groups.open_groups`."""
-        found = self._communicators.get(group.ranks)
-        if found is None:
-            found = self._communicators[group.ranks] = PaddleCommunicator(group, opened(group), paddle_bytes)
-        return found
+        return PaddleCommunicator(group, opened(group), paddle_bytes)
 
     @hookimpl
     def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
@@ -129,11 +108,8 @@ class CpuDevice(DeviceBase):
 
     def close(self) -> None:
         """Forget the memory that was handed out; whoever still holds it keeps it alive."""
-        self._closed = True
+        super().close()
         self._spreaders.clear()
-        for communicator in self._communicators.values():
-            communicator.close()
-        self._communicators.clear()
 
 
 def host_view(view: View) -> np.ndarray[Any, Any]:

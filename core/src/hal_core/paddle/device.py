@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from ..base import DeviceBase, advance_by_copy
+from ..base import advance_by_copy, check_options, plan_value
 from ..capabilities import Capabilities
-from ..errors import DeviceClosed, InvalidValue, Unavailable
-from ..markers import hookimpl
-from ..plan import PlanBuilder, WritePlan
+from ..errors import Unavailable
+from ..plan import WritePlan
 from ..staging import StagingRing
-from ..sync import PASSED, SyncStream
+from ..sync import PASSED, SyncDevice
 from ..tickets import DONE, Ticket
 from ..transfers import CopyTicket, HostCopy
 from ..views import View
@@ -26,21 +25,17 @@ from .writing import Writer
 
 if TYPE_CHECKING:
     from ..counters import Counters
-    from ..device import Communicator, Device, Event, Stream
-    from ..group import Group
+    from ..device import Event, Stream
     from ..layout import ByteRange
-    from ..sinks import Sink
     from ..state import SlotState
     from ..steps import Step
-    from ..tasks import TaskBatch
-    from ..values import Value
     from ..views import Memory
 
 OPTIONS = {"ring_start": 1 << 20, "ring_limit": 64 << 20, "deadline": 30.0}
 """What ``open`` takes: bytes of staging memory at first and at most, and seconds a full ring is waited for."""
 
 
-class PaddleDevice(DeviceBase):
+class PaddleDevice(SyncDevice):
     """One Paddle place. A subclass sets ``name`` and ``capabilities`` (before this constructor), and gives the place.
 
     ``candidates``: scatters to try at opening (:mod:`hal_core.paddle.scatters`); ``blocking``: how copies
@@ -52,12 +47,9 @@ class PaddleDevice(DeviceBase):
 
     def __init__(self, index: int, place: Any, options: Mapping[str, object], capabilities: Capabilities) -> None:  # noqa: ANN401
         super().__init__(index)
-        chosen = self._options(options)
+        check_options(self.name, options, tuple(OPTIONS))
+        chosen: dict[str, Any] = {**OPTIONS, **options}
         self.place = place
-        self._closed = False
-        self._stream = SyncStream(0)
-        self._streams = 0
-        self._communicators: dict[tuple[int, ...], Communicator] = {}
         self._check_views()
         self.scatters = find(place, self.candidates, self.synchronize)
         if WORD not in self.scatters:
@@ -75,12 +67,6 @@ class PaddleDevice(DeviceBase):
             deadline=float(chosen["deadline"]),
         )
         self.writer = Writer(self)
-
-    def _options(self, options: Mapping[str, object]) -> dict[str, Any]:
-        unknown = sorted(set(options) - set(OPTIONS))
-        if unknown:
-            raise InvalidValue(f"unknown options {unknown}", cure=f"known: {', '.join(OPTIONS)}", argument="options")
-        return {**OPTIONS, **options}
 
     def _check_views(self) -> None:
         """Views must share memory, or writing into one would write a copy (a Paddle flag can make them copies)."""
@@ -136,16 +122,6 @@ class PaddleDevice(DeviceBase):
 
     # -- primitives ---------------------------------------------------------------------------------------------------
 
-    @property
-    def default_stream(self) -> Stream:
-        """The stream on which Paddle computes."""
-        return self._stream
-
-    def stream(self) -> Stream:
-        """A new stream; as all work is done at once, it differs in its handle alone."""
-        self._streams += 1
-        return SyncStream(self._streams)
-
     def allocate(self, nbytes: int) -> PaddleMemory:
         """A block of device memory, from Paddle's own allocator."""
         self.check_open()
@@ -181,18 +157,6 @@ class PaddleDevice(DeviceBase):
         self.count("host_waits")
         return advance_by_copy(self, state, step, stream)
 
-    def communicator(self, group: Group) -> Communicator:
-        """The group's collectives; opened once."""
-        self.check_open()
-        found = self._communicators.get(group.ranks)
-        if found is None:
-            found = self._communicators[group.ranks] = self.open_communicator(group)
-        return found
-
-    def open_communicator(self, group: Group) -> Communicator:
-        """Open a group, of all ranks that call this in one order."""
-        return super().communicator(group)
-
     def counters(self) -> Counters:
         """Counts since the device was opened."""
         counted = super().counters()
@@ -201,61 +165,10 @@ class PaddleDevice(DeviceBase):
 
     def close(self) -> None:
         """Wait for the staging ring, then forget what was handed out; whoever holds memory keeps it alive."""
-        if self._closed:
-            return
-        self._closed = True
-        for communicator in self._communicators.values():
-            communicator.close()
-        self._communicators.clear()
-        self.staging.close()
+        if not self._closed:
+            super().close()
+            self.staging.close()
 
-    def check_open(self) -> None:
-        """Raise :class:`DeviceClosed` after :meth:`close`."""
-        if self._closed:
-            raise DeviceClosed("the device is closed", cure="open it again", device=f"{self.name}:{self.index}")
-
-    # -- hooks --------------------------------------------------------------------------------------------------------
-
-    @hookimpl
-    def insert_tasks(self, device: Device, state: SlotState, tasks: TaskBatch, stream: Stream) -> Ticket:
-        """One plan for all fields of all requests."""
-        self.fall_back("insert_tasks")
-        return super().insert_tasks(device, state, tasks, stream)
-
-    @hookimpl
-    def save_output(self, device: Device, state: SlotState, step: Step, sink: Sink, stream: Stream) -> Ticket:
-        """One copy of the adjacent output fields."""
-        self.fall_back("save_output")
-        return super().save_output(device, state, step, sink, stream)
-
-    @hookimpl
-    def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
-        """One upload, straight to a contiguous target; else one scatter after it."""
-        self.check_open()
-        self.fall_back("async_set_value")
-        if isinstance(value, View):
-            return self.copy_within(target, value, stream)
-        builder = PlanBuilder(target.memory)
-        offsets, nbytes = target.runs()
-        if isinstance(value, np.ndarray):
-            builder.copy(offsets, nbytes, np.ascontiguousarray(value).reshape(-1).view(np.uint8))
-        else:
-            builder.fill(offsets, nbytes, value)
-        return self.writer.submit(builder.build(), stream, target.dtype.itemsize)
-
-    def copy_within(self, target: View, value: View, stream: Stream) -> Ticket:
-        """Copy between two views of this device's memory, by way of the host."""
-        memory = value.memory
-        assert isinstance(memory, PaddleMemory)
-        low, high = value.bounds()
-        window = np.empty(high - low, np.uint8)
-        self.read_now(memory.bytes(low, high - low), window, stream)
-        strided = np.ndarray(value.shape, value.dtype.storage, window, value.offset - low, value.strides)
-        builder = PlanBuilder(target.memory)
-        builder.copy(*target.runs(), np.ascontiguousarray(strided).reshape(-1).view(np.uint8))
-        return self.writer.submit(builder.build(), stream, target.dtype.itemsize)
-
-    def fall_back(self, hook: str) -> None:
-        """Count a call that a fallback serves."""
-        if hook in self.capabilities.fallbacks:
-            self.count("fallbacks")
+    def submit_value(self, target: View, value: np.ndarray[Any, Any] | np.generic, stream: Stream) -> Ticket:
+        """One upload, straight to a contiguous target; else one scatter after it, of elements of the target's width."""
+        return self.writer.submit(plan_value(target, value), stream, target.dtype.itemsize)

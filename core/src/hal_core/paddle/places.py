@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..errors import InvalidValue, Unavailable
+from ..base import check_index
+from ..errors import Unavailable
 
 
 def paddle_core() -> Any:  # noqa: ANN401 (a module without types)
@@ -21,15 +22,6 @@ def import_paddle(device: str, cure: str) -> Any:  # noqa: ANN401 (a module with
     except ImportError as error:
         raise Unavailable(f"paddle does not import: {error}", cure=cure, device=device) from error
     return paddle
-
-
-def check_index(device: str, index: int, count: int) -> None:
-    """Raise :class:`InvalidValue` for an index of a device that is not there."""
-    if not 0 <= index < count:
-        there = f"indices go from 0 to {count - 1}" if count else "there is none"
-        raise InvalidValue(
-            f"no device {device}:{index}: {there}", cure="choose another", device=device, argument="index"
-        )
 
 
 def custom_place(device: str, kind: str, index: int, cure: str) -> Any:  # noqa: ANN401 (a Paddle place)
