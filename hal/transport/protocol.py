@@ -31,7 +31,7 @@ from hal_core.errors import FrameError
 from hal_core.frames import FrameHeader, FrameKind, read_body, seal
 
 #: Frames that wait together are joined to messages of about this many bytes.
-MESSAGE_BYTES = 1 << 15
+MESSAGE_BYTES = 1 << 16
 
 
 class State(msgspec.Struct, omit_defaults=True, gc=False):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from threading import Lock
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -54,7 +54,7 @@ class OutputTicket(PromiseTicket):
         self._state, self._copy, self._part = state, copy, part
         self._facts = _Facts.of(state, step)
         self._check = OutputCheck.of(state, step.group, part)
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._record: OutputRecord | None = None
         self._violation: InvalidValue | None = None
 
@@ -96,8 +96,7 @@ class OutputTicket(PromiseTicket):
         super().settle(error or self._violation)
 
 
-@dataclass(frozen=True, slots=True)
-class _Facts:
+class _Facts(NamedTuple):
     """What the host knows at the call: it must not change while the copy is under way."""
 
     step: Step

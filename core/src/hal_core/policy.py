@@ -175,7 +175,7 @@ def _check_state(device: Device, state: SlotState) -> None:
 def _check_step(state: SlotState, step: Step) -> Any:  # noqa: ANN401 (an int32 array)
     """The step's order for this state, after checking all bounds that the host knows (G21)."""
     order = step.order(state.name)
-    state.check_slots(order, "step")
+    state.check_slots(step.spans[state.name], "step")
     if step.speculative and not state.speculative:
         raise InvalidValue(
             "a speculative step on a state without drafts", cure="give Sizes(max_draft=…)", argument="step"

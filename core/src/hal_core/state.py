@@ -95,6 +95,7 @@ class SlotState:
         self.ledger = Ledger(sizes)
         self.memory = device.allocate(self.layout.nbytes)
         self._views: dict[str, View] = {}
+        self._output_ranges: dict[bool, ByteRange] = {}  # by whether with log-probabilities
         self._unusable = ""
         self.advances = 0
         self.agreements: dict[tuple[int, ...], Agreement] = {}
@@ -139,9 +140,12 @@ class SlotState:
 
         They begin no later than the broadcast slice, so that its header is copied out with them (G14).
         """
-        output, alternatives = self.layout.groups["output"], self.layout.groups["output_topk"]
-        begin = alternatives.offset if topk else min(output.offset, self.broadcast_range().offset)
-        return ByteRange(begin, output.end - begin)
+        found = self._output_ranges.get(topk)
+        if found is None:
+            output, alternatives = self.layout.groups["output"], self.layout.groups["output_topk"]
+            begin = alternatives.offset if topk else min(output.offset, self.broadcast_range().offset)
+            found = self._output_ranges[topk] = ByteRange(begin, output.end - begin)
+        return found
 
     def broadcast_range(self) -> ByteRange:
         """The slice that ``broadcast_tokens`` sends, header first."""
@@ -196,11 +200,11 @@ class SlotState:
         """Refuse every later use of the state, for the reason given."""
         self._unusable = why
 
-    def check_slots(self, slots: Ints, what: str) -> None:
-        """Raise :class:`InvalidValue` when ``slots`` are not all in this state."""
-        if len(slots) and not (int(slots.min()) >= 0 and int(slots.max()) < self.sizes.slots):
+    def check_slots(self, span: tuple[int, int], what: str) -> None:
+        """Raise :class:`InvalidValue` when the slots, of which ``span`` is the lowest and highest, are not all here."""
+        if span[0] < 0 or span[1] >= self.sizes.slots:
             raise InvalidValue(
-                f"{what} names slots {int(slots.min())} to {int(slots.max())} of {self.sizes.slots}",
+                f"{what} names slots {span[0]} to {span[1]} of {self.sizes.slots}",
                 cure=f"slots go from 0 to {self.sizes.slots - 1}",
                 argument=what,
             )

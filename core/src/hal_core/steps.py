@@ -36,14 +36,18 @@ class Step:
     logprobs: int | None = None
     errors: Mapping[int, str] = field(default_factory=dict)
     recovered: Mapping[int, str] = field(default_factory=dict)
+    spans: Mapping[str, tuple[int, int]] = field(init=False, repr=False)
+    """State name to the lowest and the highest slot of its order; (0, -1) for an empty one."""
 
     def __post_init__(self) -> None:
         if self.number < 0:
             raise InvalidValue(f"step number {self.number}", cure="count up from 0", argument="step")
         orders: dict[str, Int32s] = {}
+        spans: dict[str, tuple[int, int]] = {}
         for name, order in self.orders.items():
             slots = np.array(order, np.int32)
-            if slots.ndim != 1 or len(np.unique(slots)) != len(slots):
+            rising = np.unique(slots)
+            if slots.ndim != 1 or len(rising) != len(slots):
                 raise InvalidValue(
                     f"the order of state {name!r} must name each slot once, as one list",
                     cure="give the slot of each batch id, in batch-id order",
@@ -51,6 +55,8 @@ class Step:
                 )
             slots.flags.writeable = False
             orders[name] = slots
+            spans[name] = (int(rising[0]), int(rising[-1])) if len(rising) else (0, -1)
+        object.__setattr__(self, "spans", MappingProxyType(spans))
         object.__setattr__(self, "orders", MappingProxyType(orders))
         object.__setattr__(self, "errors", MappingProxyType(dict(self.errors)))
         object.__setattr__(self, "recovered", MappingProxyType(dict(self.recovered)))
