@@ -84,7 +84,7 @@ class DeviceBase(ABC):
         )
 
     def close(self) -> None:
-        """Leave the groups; whoever still holds memory keeps it. Idempotent. A device with more to give back does so."""
+        """Leave the groups; whoever holds memory keeps it. Idempotent. A device with more to give back adds that."""
         self._closed = True
         while self._communicators:
             self._communicators.popitem()[1].close()

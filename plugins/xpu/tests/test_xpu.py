@@ -6,11 +6,13 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 
 import numpy as np
 import paddle
 import pytest
 from hal_core import Request, SamplingParams, Sizes, Task, TaskKind, admit
+from hal_core.conformance.apart import KitProcess
 from hal_core.errors import CapabilityMissing, InvalidValue, Unavailable
 from hal_core.paddle import probing
 from hal_xpu import XpuPlugin
@@ -202,16 +204,21 @@ def needs_sim(place):
             pytest.skip(str(error))
 
 
+@pytest.fixture(scope="module")
+def kits():
+    """Both runs of the kit, started at once."""
+    quick = ("--hal-profile=quick", "--hal-examples=1")
+    with ExitStack() as stack:
+        yield {
+            place: stack.enter_context(KitProcess("xpu", *quick, environment={**os.environ, "HAL_XPU_PLACE": place}))
+            for place in ("cpu", "sim")
+        }
+
+
 @pytest.mark.parametrize("place", ["cpu", "sim"])
-def test_the_conformance_kit(place, tmp_path):
+def test_the_conformance_kit(place, kits):
     needs_sim(place)
-    report = tmp_path / "report.json"
-    plugin = ["-p", "no:cacheprovider", "-p", "hal_core.conformance.plugin"]
-    kit = ["-m", "pytest", "-q", *plugin, "--pyargs", "hal_core.conformance"]
-    options = ["--hal-device=xpu", "--hal-profile=quick", "--hal-examples=1", f"--hal-report={report}"]
-    done = run(*kit, *options, HAL_XPU_PLACE=place)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
-    found = json.loads(report.read_text())
+    found = kits[place].report()
     assert found["header"]["device"] == f"xpu (substituted: {place}):0"
     tests = {test["test"]: test for entry in found["guarantees"] for test in entry["tests"]}
     assert tests["test_g03_the_call_returns_while_the_stream_is_held"]["reason"] == "needs async_h2d"

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from hal_core.base import check_index
 from hal_core.capabilities import Capabilities
 from hal_core.errors import Unavailable
 from hal_core.paddle.device import PaddleDevice
-from hal_core.paddle.places import check_index, custom_place, import_paddle, paddle_core
+from hal_core.paddle.places import custom_place, import_paddle, paddle_core
 from hal_core.paddle.scatters import Candidates
 
 from . import CURE
