@@ -33,6 +33,7 @@ class Options:
     examples: int = 0
     seed: int | None = None
     shrink: bool = True
+    hang: float = 0.0
     json: bool = False
     html: str = ""
     liars: bool = False
@@ -60,9 +61,10 @@ def arguments(options: Options) -> list[str]:
         ("--hal-profile", options.profile),
         ("--hal-examples", options.examples),
         ("--hal-seed", options.seed),
+        ("--hal-hang", options.hang),
         ("--hal-report", options.report),
     ):
-        if value not in ("", None) and not (value == 0 and flag == "--hal-examples"):
+        if value not in ("", None) and not (value == 0 and flag in ("--hal-examples", "--hal-hang")):
             chosen.append(f"{flag}={value}")
     return chosen if options.shrink else [*chosen, "--hal-no-shrink"]
 

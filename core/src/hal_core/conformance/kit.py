@@ -44,6 +44,7 @@ class Effort:
     examples: int = 0
     seed: int = 0
     shrink: bool = True
+    hang: float = HANG
 
     def settings(self, scale: float = 1.0) -> settings:
         """For one property: ``scale`` times the profile's examples, no database, so that a seed says it all."""
@@ -130,16 +131,16 @@ class Kit:
 
     def held(self, stream: Stream) -> Latch:
         """Keep a stream from executing within a ``with``, where the device can; else the work is done at once."""
-        return Latch(self.device.hold(stream) if self.can_hold else nullcontext())
+        return Latch(self.device.hold(stream) if self.can_hold else nullcontext(), self.effort.hang)
 
 
 class Latch:
     """A held stream. A call that waits for it would hang, so a timer lets go in the end, and the test fails."""
 
-    def __init__(self, hold: AbstractContextManager[None]) -> None:
-        self._hold, self._lock = hold, threading.Lock()
+    def __init__(self, hold: AbstractContextManager[None], hang: float) -> None:
+        self._hold, self._lock, self._hang = hold, threading.Lock(), hang
         self._held = self.forced = False
-        self._timer = threading.Timer(HANG, self._force)
+        self._timer = threading.Timer(hang, self._force)
 
     def __enter__(self) -> Latch:
         self._hold.__enter__()
@@ -151,7 +152,7 @@ class Latch:
         __tracebackhide__ = True
         self._timer.cancel()
         self.release()
-        assert not self.forced or error is not None, f"a call waited for the held stream (let go after {HANG} s)"
+        assert not self.forced or error is not None, f"a call waited for the held stream (let go after {self._hang} s)"
 
     def _force(self) -> None:
         self.forced = True

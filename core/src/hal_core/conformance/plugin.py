@@ -34,6 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--hal-seed", default=None, type=int, metavar="N", help="seed of everything that is drawn")
     group.addoption("--hal-only", default="", metavar="G3,G15", help="only the tests of these guarantees")
     group.addoption("--hal-no-shrink", action="store_true", help="report the first failing example as it is")
+    group.addoption("--hal-hang", default=0.0, type=float, metavar="SECONDS", help="after which a call is said to wait")
     group.addoption("--hal-report", default="", metavar="FILE", help="write the report; .json or .html")
     parser.addini("hal_device", "device to test where --hal-device is not given", default="")
 

@@ -66,14 +66,15 @@ def chosen(text: str) -> set[int]:
 
 def effort(config: pytest.Config) -> Effort:
     """The profile, examples and seed that were asked for. Quick is the same every time; the others draw a seed."""
-    from .kit import PROFILES, Effort
+    from .kit import HANG, PROFILES, Effort
 
     profile = config.getoption("--hal-profile") or os.environ.get(PROFILE) or "default"
     if profile not in PROFILES:
         raise InvalidValue(f"profile {profile!r}", cure=f"one of {', '.join(PROFILES)}", argument="profile")
     given = config.getoption("--hal-seed")
     seed = given if given is not None else 0 if profile == "quick" else secrets.randbelow(2**31)
-    return Effort(profile, config.getoption("--hal-examples"), seed, not config.getoption("--hal-no-shrink"))
+    shrink, hang = not config.getoption("--hal-no-shrink"), config.getoption("--hal-hang") or HANG
+    return Effort(profile, config.getoption("--hal-examples"), seed, shrink, hang)
 
 
 class Recorder:

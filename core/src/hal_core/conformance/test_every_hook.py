@@ -196,7 +196,7 @@ def test_g28_a_value_is_not_set_before_the_slots_last_reader_has_passed(kit: Kit
     request = rig.admit(Request("r", [1, 2]))
     rig.insert([Task(TaskKind.PREFILL, 0, request, 0, 2, [0])]).wait(PATIENCE)
     other = kit.device.stream()
-    with Latch(kit.device.hold(rig.stream)):
+    with Latch(kit.device.hold(rig.stream), kit.effort.hang):
         stepped = rig.advance(rig.step([0]))
         view = rig.state.view("next_tokens")
         written = kit.bound.async_set_value(target=view, value=5, stream=other)

@@ -6,5 +6,6 @@ streams and targets are here, once. Paddle is imported inside functions: importi
 - ``probing``: what is installed, from files alone (standard library).
 - ``device``: :class:`~hal_core.paddle.device.PaddleDevice`, every call done when it returns.
 - ``asynchronous``: :class:`~hal_core.paddle.asynchronous.AsyncPaddleDevice`, for Paddle's CustomDevices.
+- ``plugins``: the plugin class, which looks for Paddle and for what may stand in.
 - ``custom``: a plugin class for a CustomDevice of somebody else, in a few lines.
 """

@@ -21,8 +21,7 @@ class CustomDevice(AsyncPaddleDevice):
     """One place of a CustomDevice, or of the simulated accelerator under its name."""
 
     def __init__(self, plugin: type[CustomDevicePlugin], index: int, options: Mapping[str, object]) -> None:
-        substitute = plugin.substituted()
-        self.name = f"{plugin.name} (substituted: {substitute})" if substitute else plugin.name
+        self.name, substitute = plugin.shown(), plugin.substituted()
         module = plugin.stand_ins.get(substitute, "")
         simulator: Any = import_module(module) if module else None
         if module:

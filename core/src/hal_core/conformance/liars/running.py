@@ -19,6 +19,8 @@ from ..report import Recorder, chosen
 from . import Liar, everyone
 
 KILLS = "AssertionError"
+HANG = 2.0
+"""Seconds after which a liar's call is taken to wait for a stream that is held; some do, so the runs wait as long."""
 
 
 @dataclass
@@ -77,7 +79,7 @@ def judge(one: Liar, options: Options, verdict: Verdict) -> None:
     """Run one liar against its guarantee's tests alone, and write down how it ended."""
     session = Session()
     chosen_options = options.but(
-        only=f"G{one.guarantee}", liar=one.name, shrink=False, report="", seed=options.seed or 0
+        only=f"G{one.guarantee}", liar=one.name, shrink=False, hang=HANG, report="", seed=options.seed or 0
     )
     quiet = io.StringIO()
     with contextlib.redirect_stdout(quiet), contextlib.redirect_stderr(quiet):
