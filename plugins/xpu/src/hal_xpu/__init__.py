@@ -6,51 +6,40 @@ accelerator. The device then calls itself ``xpu (substituted: cpu)``.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from hal_core.device import Plugin, Probe
-from hal_core.errors import Unavailable
-from hal_core.paddle import probing
+from hal_core.device import Probe
+from hal_core.paddle.plugins import PaddlePlugin
+from hal_core.paddle.probing import Installed
 
 if TYPE_CHECKING:
     from .device import XpuDevice
 
-PLACE = "HAL_XPU_PLACE"
 XPU_RUNTIME = "xpu_xre"
 """The library by which Paddle's version file shows a build for XPU (``xpu_xre_version``)."""
-SUBSTITUTES = ("cpu", "sim")
-CURE = f"install a Paddle that is built for XPU (paddlepaddle-xpu), or run the same code without the chip: {PLACE}=cpu"
 
 
-class XpuPlugin(Plugin):
+class XpuPlugin(PaddlePlugin):
     """The entry point ``xpu`` of group ``hal.devices``; selected by name only."""
 
     name = "xpu"
-    priority = -1
+    stand_ins: ClassVar[Mapping[str, str]] = {"cpu": "", "sim": "hal_sim"}
+    cure = (
+        "install a Paddle that is built for XPU (paddlepaddle-xpu), "
+        "or run the same code without the chip: HAL_XPU_PLACE=cpu"
+    )
 
     @classmethod
-    def probe(cls) -> Probe:
-        """Look for a Paddle built for XPU, in its files; the chip itself is looked for by ``open``."""
-        substitute = os.environ.get(PLACE, "")
-        if substitute and substitute not in SUBSTITUTES:
-            return Probe.no(f"{PLACE}={substitute} names no substitute", f"{PLACE}=cpu or sim, or unset it")
-        paddle = probing.installed()
-        if paddle is None:
-            return Probe.no(probing.NO_PADDLE, CURE)
-        if substitute:
-            return Probe.yes(f"substituted: {substitute} ({PLACE}), no XPU is used")
+    def probe_build(cls, paddle: Installed) -> Probe:
+        """Only a build for XPU has what is needed."""
         if XPU_RUNTIME not in paddle.parts:
-            return Probe.no(f"Paddle {paddle.version} is built for {paddle.build}, not for XPU", CURE)
+            return Probe.no(f"Paddle {paddle.version} is built for {paddle.build}, not for XPU", cls.cure)
         return Probe.yes(f"Paddle {paddle.version} for XPU (not verified on the chip)")
 
     @classmethod
-    def open(cls, index: int, options: Mapping[str, object]) -> XpuDevice:
-        """Open XPU ``index``. Options: ``ring_start``, ``ring_limit`` (bytes), ``deadline`` (seconds)."""
-        found = cls.probe()
-        if not found.available:
-            raise Unavailable(found.reason, cure=found.cure, device="xpu")
+    def make(cls, index: int, options: Mapping[str, object]) -> XpuDevice:
+        """The XPU, or what stands in for it."""
         from .device import XpuDevice
 
-        return XpuDevice(index, options, os.environ.get(PLACE, ""))
+        return XpuDevice(index, options)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-
 from hal_core.conformance.seams import GlooRanks, Support
 from hal_core.paddle.conformance import PaddleSupport, SimulatedRanks
 
-from . import PLACE
+from . import XpuPlugin
 
 
 class OnCpu(GlooRanks, PaddleSupport):
@@ -16,9 +14,10 @@ class OnCpu(GlooRanks, PaddleSupport):
 
 def support() -> Support:
     """Several ranks where something stands in for the chip; BKCL cannot be started without one."""
-    if os.environ.get(PLACE) == "cpu":
+    place = XpuPlugin.substituted()
+    if place == "cpu":
         return OnCpu()
-    if os.environ.get(PLACE) == "sim":
+    if place == "sim":
         from hal_sim.paddle_env import DEFAULT_NAME
 
         return SimulatedRanks("hal_sim", DEFAULT_NAME)

@@ -12,7 +12,7 @@ from hal_core.paddle.device import PaddleDevice
 from hal_core.paddle.places import custom_place, import_paddle, paddle_core
 from hal_core.paddle.scatters import Candidates
 
-from . import CURE
+from . import XpuPlugin
 
 if TYPE_CHECKING:
     from hal_core.device import Communicator
@@ -24,15 +24,14 @@ READS = "Paddle offers XPU no asynchronous copy to host memory: the step's outpu
 
 
 class XpuDevice(PaddleDevice):
-    """One XPU, or the place that stands in for it; ``substitute`` is "", "cpu" or "sim"."""
+    """One XPU, or the place that stands in for it."""
 
     # What XPU's own sources register for an in-place scatter (paddle/phi/kernels/xpu/scatter_kernel.cc: float and
     # int64, read and not run). The substituted places may have more, and use no more.
     candidates: ClassVar[Candidates] = {8: (("scatter_", "int64"),), 4: (("scatter_", "float32"),)}
 
-    def __init__(self, index: int, options: Mapping[str, object], substitute: str) -> None:
-        self.name = f"xpu (substituted: {substitute})" if substitute else "xpu"
-        self.substitute = substitute
+    def __init__(self, index: int, options: Mapping[str, object]) -> None:
+        self.name, substitute = XpuPlugin.shown(), XpuPlugin.substituted()
         reasons = {"async_set_value": WRITES, "insert_tasks": WRITES, "save_output": READS}
         if substitute:
             stand_in = COLLECTIVES[substitute]
@@ -61,12 +60,12 @@ def _place(name: str, index: int, substitute: str) -> Any:  # noqa: ANN401 (a Pa
         from hal_sim import paddle_env
 
         paddle_env.announce()
-        return custom_place(name, paddle_env.DEFAULT_NAME, index, CURE)
-    paddle = import_paddle(name, CURE)
+        return custom_place(name, paddle_env.DEFAULT_NAME, index, XpuPlugin.cure)
+    paddle = import_paddle(name, XpuPlugin.cure)
     if substitute == "cpu":
         check_index(name, index, 1)
         return paddle.CPUPlace()
     if not paddle.is_compiled_with_xpu():
-        raise Unavailable("this Paddle was not compiled with XPU", cure=CURE, device=name)
+        raise Unavailable("this Paddle was not compiled with XPU", cure=XpuPlugin.cure, device=name)
     check_index(name, index, int(paddle_core().get_xpu_device_count()))
     return paddle.XPUPlace(index)
