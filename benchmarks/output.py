@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import timeit
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,14 +29,14 @@ import zmq
 from hal_core.bound import bind
 from hal_core.cpu import CpuPlugin
 from hal_core.fields import Sizes
-from hal_core.frames import encode
+from hal_core.frames import decode, encode
 from hal_core.records import OutputRecord
 from hal_core.requests import Request, admit
 from hal_core.steps import Step
 from hal_core.tasks import Task, TaskKind
 
-from hal.reading import OutputReader
-from hal.transport import open_sink, private_ipc_url, release_ipc
+from hal.reading import OutputReader, receiver
+from hal.transport import open_sink, private_ipc_url, release_ipc, zmq_sink
 
 PACE = 0.002  #: seconds between frames
 ROWS, TOKENS, COLUMNS = 512, 6, 21  #: what the largest legacy message can hold
@@ -78,8 +79,8 @@ class Stamped:
             raise error
 
 
-def hook(slots: int, samples: int) -> None:
-    """``save_output`` on the caller's thread, its output leaving by zmq."""
+def hook(slots: int, samples: int, pause: float) -> None:
+    """``save_output`` on the caller's thread, its output leaving by zmq, ``pause`` seconds after the one before."""
     bound = bind(CpuPlugin.open(0, {}))
     state, stream = bound.state(Sizes(slots=slots, max_tokens=64)), bound.default_stream
     tasks = [
@@ -98,15 +99,14 @@ def hook(slots: int, samples: int) -> None:
         ticket = bound.save_output(state=state, step=step, sink=sink, stream=stream)
         times.append(time.perf_counter() - start)
         ticket.wait(10)
-        while time.perf_counter() - start < PACE / 4:  # awake, as a worker is: after a sleep any call takes longer
+        while time.perf_counter() - start < pause:  # awake, as a worker is: after a sleep any call takes longer
             time.sleep(0)
     sink.close(20)
     process.join()
     release_ipc(url)
     cuts = statistics.quantiles(times[samples // 10 :], n=100)
-    print(
-        f"save_output, cpu, {slots} slots, caller's thread   p50 {cuts[49] * 1e6:6.1f} us  p90 {cuts[89] * 1e6:6.1f} us"
-    )
+    when = f"{pause * 1e6:.0f} us after the last" if pause else "one after the other"
+    print(f"save_output, cpu, {slots} slots, {when}   p50 {cuts[49] * 1e6:6.1f} us  p90 {cuts[89] * 1e6:6.1f} us")
 
 
 def drain(url: str) -> None:
@@ -210,6 +210,47 @@ class InRanks(Stamped):
         return self.source
 
 
+def timed(owner: object, name: str) -> list[float]:
+    """Have the calls of a function keep how long they took, in seconds."""
+    function, times = getattr(owner, name), []
+
+    def call(*arguments: object, **more: object) -> object:
+        start = time.perf_counter()
+        result = function(*arguments, **more)
+        times.append(time.perf_counter() - start)
+        return result
+
+    setattr(owner, name, call)
+    return times
+
+
+def in_us(times: list[float]) -> str:
+    """The median."""
+    return f"{statistics.median(times) * 1e6:.0f} us"
+
+
+def send_timed(url: str, pipe: Any, samples: int) -> None:  # noqa: ANN401  # a Connection
+    encoding, sending = timed(zmq_sink, "encode"), timed(zmq_sink.ZmqSink, "_send")
+    send_records(url, pipe, samples)
+    print(f"  within: encode {in_us(encoding)}, send {in_us(sending)}", end=", ", flush=True)
+
+
+def within(samples: int) -> None:
+    """What of the way of a large frame is encoding, handing over and decoding; and the same again and again."""
+    function, decoding = receiver.decode_frame, timed(receiver, "decode_frame")
+    with OutputReader(timeout=20) as reader:
+        process = started(send_timed, reader.url, samples)
+        for _ in reader:
+            pass
+        process.join()
+    receiver.decode_frame = function
+    source, numbers = large(), {"session": 1, "sender": 0, "sequence": 1}
+    frame = encode(source, **numbers)
+    encoding = timeit.timeit(lambda: encode(source, **numbers), number=100) / 100
+    again = timeit.timeit(lambda: decode(frame), number=100) / 100
+    print(f"decode {in_us(decoding)}; again and again encode {in_us([encoding])}, decode {in_us([again])}")
+
+
 def table(names: list[str], samples: int, rounds: int) -> None:
     """Medians of the rounds, taken in turn."""
     measures = {"frames, zmq": records, "raw bytes, zmq": raw, "legacy, sysv": legacy}
@@ -224,6 +265,7 @@ def table(names: list[str], samples: int, rounds: int) -> None:
         nbytes = 530_448 if "legacy" in name else size
         print(f"one way, {nbytes} bytes, {name:15} p50 {p50:7.1f} us  p99 {p99:7.1f} us")
     if "raw bytes, zmq" in found:
+        within(samples)
         ratios = [f[0] / r[0] for f, r in zip(found["frames, zmq"], found["raw bytes, zmq"], strict=True)]
         print(f"frames / raw bytes: {statistics.median(ratios):.2f} (p50, median of {rounds} rounds)")
 
@@ -239,8 +281,8 @@ def main() -> None:
             Path("/proc/sys/kernel", name).write_text(value)
         table(["legacy, sysv"], options.samples, options.rounds)
         return
-    for slots in (8, 128):
-        hook(slots, 4 * options.samples)
+    for slots, pause in ((8, 0.0), (128, 0.0), (128, PACE / 4)):
+        hook(slots, 4 * options.samples, pause)
     table(["frames, zmq", "raw bytes, zmq"], options.samples, options.rounds)
     if shutil.which("unshare") and importlib.util.find_spec("sysv_ipc") and os.geteuid() == 0:
         arguments = ["--legacy-only", "--samples", str(options.samples), "--rounds", str(options.rounds)]
