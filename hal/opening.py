@@ -53,7 +53,7 @@ def _open(choice: Choice, require: Mapping[str, str | bool], options: Mapping[st
         capabilities: object = getattr(device, "capabilities", None)
         if not isinstance(capabilities, Capabilities):
             raise entry.error(f"the opened device has capabilities {capabilities!r}, not a hal_core.Capabilities")
-        capabilities.check(require, entry.name)
+        capabilities.check(require, getattr(device, "name", entry.name))  # which may say that it is substituted
         return _bound(choice, device)
     except BaseException as error:
         try:

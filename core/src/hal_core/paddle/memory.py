@@ -72,7 +72,8 @@ class PaddleMemory:
 def resolve(device: Any, place: Any, target: Any) -> View:  # noqa: ANN401 (a device; a place; any tensor)
     """A view of a Paddle tensor on ``place``. Raises :class:`InvalidValue` for anything else."""
     if not is_on(place, target):
-        where = f"the tensor is on {target.place}" if hasattr(target, "place") else f"{type(target).__name__} is none"
+        what = type(target).__name__
+        where = f"the tensor is on {target.place}" if hasattr(target, "place") else f"{what} is no tensor"
         raise InvalidValue(
             f"{where}, and the target must be a Paddle tensor on {place}",
             cure="give a view of a state, or a tensor on that place",
