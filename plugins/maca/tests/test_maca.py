@@ -82,6 +82,19 @@ def test_the_simulator_under_the_type_name_is_never_shown_as_the_chip(unset, mon
     assert MacaPlugin.probe().reason.startswith("substituted: sim")
 
 
+def test_another_library_is_taken_for_what_it_is(unset, monkeypatch, tmp_path):
+    (tmp_path / "libpaddle-custom-npu.so").touch()
+    monkeypatch.setenv("CUSTOM_DEVICE_ROOT", str(tmp_path))
+    reason = MacaPlugin.probe().reason
+    assert reason.endswith("loads libpaddle-custom-npu.so; that it brings metax_gpu is checked when opened")
+
+
+def test_several_ranks_are_offered_where_a_simulator_stands_in(unset, monkeypatch):
+    assert not MacaPlugin.support().ranks
+    monkeypatch.setenv("HAL_MACA_PLACE", "sim")
+    assert MacaPlugin.support().ranks
+
+
 def test_probing_imports_neither_numpy_nor_paddle():
     code = "import sys, hal_maca; hal_maca.MacaPlugin.probe(); print({'numpy', 'paddle', 'hal_sim'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -8,12 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..capabilities import Capabilities
 from .asynchronous import AsyncPaddleDevice
-from .groups import open_communicator
 from .places import custom_place
 
 if TYPE_CHECKING:
-    from ..device import Communicator
-    from ..group import Group
     from .custom import CustomDevicePlugin
 
 
@@ -39,9 +36,3 @@ class CustomDevice(AsyncPaddleDevice):
         place = custom_place(self.name, plugin.kind, index, plugin.cure)
         hold = (lambda handle: simulator.Stream.adopt(handle).held()) if module else None
         super().__init__(index, place, options, capabilities, hold)
-
-    def open_communicator(self, group: Group) -> Communicator:
-        """The group through ``paddle.distributed``, where a collective is named."""
-        if not self.capabilities.collective:
-            return super().open_communicator(group)
-        return open_communicator(self, group, self.capabilities.collective)

@@ -18,6 +18,7 @@ from ..sync import PASSED, SyncDevice
 from ..tickets import DONE, Ticket
 from ..transfers import CopyTicket, HostCopy
 from ..views import View
+from .groups import open_communicator
 from .memory import WORD, Bytes, PaddleMemory, Tensor, host_tensor, is_on, resolve
 from .scatters import COMMON, Candidates, find
 from .staging import PaddleBlock
@@ -25,7 +26,8 @@ from .writing import Writer
 
 if TYPE_CHECKING:
     from ..counters import Counters
-    from ..device import Event, Stream
+    from ..device import Communicator, Event, Stream
+    from ..group import Group
     from ..layout import ByteRange
     from ..state import SlotState
     from ..steps import Step
@@ -156,6 +158,11 @@ class PaddleDevice(SyncDevice):
         """The reference on a copy of the state, written back as one plan."""
         self.count("host_waits")
         return advance_by_copy(self, state, step, stream)
+
+    def open_communicator(self, group: Group) -> Communicator:
+        """The group over the library that the capabilities name; where they name none, there are no collectives."""
+        library = self.capabilities.collective
+        return open_communicator(self, group, library) if library else super().open_communicator(group)
 
     def counters(self) -> Counters:
         """Counts since the device was opened."""

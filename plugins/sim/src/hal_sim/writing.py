@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from hal_core.base import plan_value
 from hal_core.errors import InvalidValue
 from hal_core.packing import Packed
-from hal_core.plan import PlanBuilder, WritePlan
+from hal_core.plan import WritePlan
 from hal_core.tickets import Ticket
 from hal_core.views import View
 
@@ -64,7 +65,7 @@ class Writer:
             self._count("launches")
             return self._ticket(stream, memory)
         if len(shape) >= MAX_RANK:  # the elements of a run may take one axis more
-            return self.submit(_plan(target, value), stream)
+            return self.submit(plan_value(target, value), stream)
         data = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
         if not shape and data.nbytes <= self._device.staging.limit:
             self._upload(address, data, stream)
@@ -181,17 +182,6 @@ def _ours(memory: object) -> SimMemory:
     raise InvalidValue(
         f"{type(memory).__name__} is no memory of this device", cure="use what its allocate() gave", argument="plan"
     )
-
-
-def _plan(target: View, value: np.generic | np.ndarray[Any, Any]) -> WritePlan:
-    """The same as a plan, for views with more axes than the strided kernel takes."""
-    builder = PlanBuilder(target.memory)
-    offsets, nbytes = target.runs()
-    if isinstance(value, np.ndarray):
-        builder.copy(offsets, nbytes, np.ascontiguousarray(value).reshape(-1).view(np.uint8))
-    else:
-        builder.fill(offsets, nbytes, value)
-    return builder.build()
 
 
 def collapse(view: View) -> tuple[Ints, Ints, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from hal_core.base import check_index
 from hal_core.capabilities import Capabilities
@@ -13,10 +13,6 @@ from hal_core.paddle.places import custom_place, import_paddle, paddle_core
 from hal_core.paddle.scatters import Candidates
 
 from . import XpuPlugin
-
-if TYPE_CHECKING:
-    from hal_core.device import Communicator
-    from hal_core.group import Group
 
 COLLECTIVES = {"": "bkcl", "cpu": "gloo", "sim": "xccl"}
 WRITES = "Paddle offers XPU no asynchronous upload from host memory: every copy waits, pinned memory or not"
@@ -47,12 +43,6 @@ class XpuDevice(PaddleDevice):
             substituted=substitute,
         )
         super().__init__(index, _place(self.name, index, substitute), options, capabilities)
-
-    def open_communicator(self, group: Group) -> Communicator:
-        """BKCL through ``paddle.distributed``; under a substitution what that place has."""
-        from hal_core.paddle.groups import open_communicator
-
-        return open_communicator(self, group, self.capabilities.collective)
 
 
 def _place(name: str, index: int, substitute: str) -> Any:  # noqa: ANN401 (a Paddle place)
