@@ -33,11 +33,14 @@ bench: $(STAMP)  ## the benchmarks, compared in one run
 SIM = HALSIM_MODE=$(1) HALSIM_STAGED=0 $(3) -m pytest -q --no-header -p no:cacheprovider -p hal_sim.pytest_races \
 	--pyargs hal_core.conformance --hal-device=sim --hal-profile=$(2)
 
-conform: $(STAMP) $(OLDER)/.installed ## the conformance kit, default profile: cpu, sim in three modes, an older Paddle, liars, guards
+conform: $(STAMP) $(OLDER)/.installed ## the conformance kit, default profile: cpu, sim in three modes, maca and xpu substituted, an older Paddle, liars, guards
 	$(BIN)/hal conform cpu --profile default
 	$(call SIM,0,default,$(BIN)/python)
 	$(call SIM,1,default,$(BIN)/python)
 	$(call SIM,2,default,$(BIN)/python)
+	HAL_MACA_PLACE=sim HALSIM_MODE=2 HALSIM_STAGED=0 $(BIN)/hal conform maca --profile default
+	HAL_XPU_PLACE=sim $(BIN)/hal conform xpu --profile default
+	HAL_XPU_PLACE=cpu $(BIN)/hal conform xpu --profile default
 	$(OLDER)/bin/hal conform cpu --profile default
 	$(call SIM,2,default,$(OLDER)/bin/python)
 	$(BIN)/hal conform --liars
