@@ -76,7 +76,7 @@ GUARDS: tuple[Guard, ...] = (
         "a step's slots are checked",
         "G21",
         CORE + "policy.py",
-        '    state.check_slots(order, "step")\n',
+        '    state.check_slots(step.spans[state.name], "step")\n',
         "",
         ("test_g21_what_the_host_can_see_out_of_bounds_raises_at_the_call",),
     ),
