@@ -33,7 +33,7 @@ bench: $(STAMP)  ## the benchmarks, compared in one run
 SIM = HALSIM_MODE=$(1) HALSIM_STAGED=0 $(3) -m pytest -q --no-header -p no:cacheprovider -p hal_sim.pytest_races \
 	--pyargs hal_core.conformance --hal-device=sim --hal-profile=$(2)
 
-conform: $(STAMP) $(OLDER)/.installed ## the conformance kit, default profile: cpu, sim in three modes, maca and xpu substituted, an older Paddle, liars, guards
+conform: $(STAMP) $(OLDER)/.installed ## the kit, default profile: cpu, sim (three modes), maca, xpu, an older Paddle, liars, guards
 	$(BIN)/hal conform cpu --profile default
 	$(call SIM,0,default,$(BIN)/python)
 	$(call SIM,1,default,$(BIN)/python)
