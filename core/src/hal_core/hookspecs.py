@@ -117,7 +117,8 @@ def insert_tasks(device: Device, state: SlotState, tasks: TaskBatch, stream: Str
 
     :param device: the opened device.
     :param state: the slot state to write.
-    :param tasks: the batch, checked by the policy.
+    :param tasks: the batch, checked by the policy. Save the output of a slot's last step before its request leaves:
+        what is still in the slot's output fields goes with it.
     :param stream: the stream whose order counts: later steps see the requests, earlier ones do not.
     :return: done when every field is in place.
     """
