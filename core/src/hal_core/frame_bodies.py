@@ -13,18 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hal_core.errors import FrameError, InvalidValue
-from hal_core.records import (
-    BOOL,
-    FLOAT32,
-    INT32,
-    INT64,
-    OPTIONAL,
-    UINT8,
-    OutputRecord,
-    assemble,
-    join_request_ids,
-    narrowed,
-)
+from hal_core.record_checks import join_request_ids
+from hal_core.record_terms import BOOL, FLOAT32, INT32, INT64, OPTIONAL, UINT8
+from hal_core.records import OutputRecord, assemble, narrowed
 
 MAX_COLUMNS = 1 << 20  #: most log-probability columns a reader believes
 
