@@ -46,7 +46,7 @@ def test_the_cpu_device_conforms_and_every_guarantee_is_listed():
     assert "needs async_h2d" in skipped["G3"]
     assert "several ranks" in skipped["G13"]
     assert found["header"]["device"] == "cpu:0"
-    assert found["header"]["effort"] == {"profile": "quick", "examples": 0, "seed": 0, "shrink": True}
+    assert found["header"]["effort"] == {"profile": "quick", "examples": 0, "seed": 0, "shrink": True, "hang": 10.0}
 
 
 def test_a_failure_has_a_shrunk_example_and_the_same_command_finds_it_again():
