@@ -51,7 +51,8 @@ def how(row: dict[str, Any], hook: str) -> str:
     """How the bytes of a hook move, by the device's own capabilities and fallbacks."""
     able, reason = row["capabilities"], row["fallbacks"].get(hook, "")
     if hook == "broadcast_tokens":
-        return f"one collective of one slice ({able['collective']})" if able["collective"] else "one rank only"
+        library = able["collective"]
+        return f"one collective of one slice ({reason or library})" if library else "one rank only"
     text = "asynchronous" if able[ASYNC[hook]] else "synchronous"
     if hook == "insert_tasks":
         text += ", at most two submissions a call" if able["fused_scatter"] else ", one upload and a scatter a width"
