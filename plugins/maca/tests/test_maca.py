@@ -220,18 +220,20 @@ def test_a_lost_rank_is_an_error_on_the_survivor_in_time(sim):
 
 def test_the_main_job_gives_the_tokens_of_the_cpu(sim):
     prompts = ["--prompt", "def main(", "--prompt", "for i in range(", "--prompt", "with open("]
-    found = []
-    for device in ("cpu", "maca"):
-        command = ["run", "--device", device, *prompts, "--max-tokens", "12", "--slots", "2", "--json"]
-        done = subprocess.run(
-            [sys.executable, "-c", "from hal.cli import main; main()", *command],
-            env=sim | ADVERSARIAL,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr[-2000:]
-        found.append([json.loads(line)["token_ids"] for line in done.stdout.splitlines() if line.startswith("{")])
+    code = "from hal.cli import main; main()"
+    options = [*prompts, "--max-tokens", "12", "--slots", "2", "--json"]
+    pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": sim | ADVERSARIAL}
+    with contextlib.ExitStack() as stack:
+        started = [
+            stack.enter_context(
+                subprocess.Popen([sys.executable, "-c", code, "run", "--device", name, *options], **pipe)
+            )
+            for name in ("cpu", "maca")
+        ]
+        found = []
+        for process in started:
+            out, err = process.communicate(timeout=120)
+            assert process.returncode == 0, err[-2000:]
+            found.append([json.loads(line)["token_ids"] for line in out.splitlines() if line.startswith("{")])
     assert [len(row) for row in found[0]] == [12, 12, 12]
     assert found[0] == found[1]
