@@ -131,8 +131,12 @@ class Receiver:
             for header, frame in split(message.buffer):
                 if session is None or session.number != header.session:
                     session = self._session_of(header, identity, descriptor)
-                if session is not None:
-                    self._take_frame(session, header, frame)
+                if session is None:
+                    continue
+                if header.kind == _OUTPUT:
+                    self._take_output(session, header, frame)
+                else:
+                    self._take_word(session, header, frame)
         except FrameError as error:  # what follows in this message cannot be found; if it was output, a hole shows it
             self._skip(error)
         if session is not None and session.heard - self._looked > _LOOK_SECONDS:
@@ -160,10 +164,8 @@ class Receiver:
         session.heard = time.monotonic()
         return session
 
-    def _take_frame(self, session: Session, header: FrameHeader, frame: memoryview) -> None:
-        if header.kind == _OUTPUT:
-            self._take_output(session, header, frame)
-        elif header.kind == FrameKind.STATE:
+    def _take_word(self, session: Session, header: FrameHeader, frame: memoryview) -> None:
+        if header.kind == FrameKind.STATE:
             self._take_state(session, header, frame)
         elif header.kind == FrameKind.BYE:
             read_control(header, frame, Empty)

@@ -6,7 +6,7 @@ it does not know, so a later revision may add optional parts.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -119,22 +119,27 @@ def _body_of(record: OutputRecord) -> Body:
     return body
 
 
-class _Rows(NamedTuple):
+class _Rows:
     """The parts of a body that stay the same while a batch does, and what they were found to be."""
 
-    key: tuple[str, bytes, bytes, bytes, bytes]  #: ids, status, finish, counts, first
-    request_ids: tuple[str, ...]
-    status: NDArray[np.uint8]
-    finish: NDArray[np.uint8]
-    counts: NDArray[np.int32]
-    first_token: NDArray[np.bool_]
-    tokens: int  #: sum of the counts
+    __slots__ = ("fields", "key", "names", "tokens")
 
-
-_NOTHING = np.zeros(0, UINT8)
-#: The rows of the last good record. What was checked once is not checked again. One assignment replaces it, so threads
-#: need no lock.
-_last_rows = _Rows(("", b"", b"", b"", b""), (), _NOTHING, _NOTHING, _NOTHING.astype(INT32), _NOTHING.astype(BOOL), 0)
+    def __init__(self, key: tuple[str, bytes, bytes, bytes, bytes], names: tuple[str, ...]) -> None:
+        _, status, finish, counts, first = key
+        numbers = np.frombuffer(counts, INT32)
+        self.key = key  #: ids, status, finish, counts, first
+        self.names = names
+        self.tokens = _total(numbers)
+        #: A record's fields, but for step, positions and tokens; without optional parts.
+        self.fields: dict[str, Any] = {
+            "request_ids": names,
+            "status": np.frombuffer(status, UINT8),
+            "finish": np.frombuffer(finish, UINT8),
+            "counts": numbers,
+            "first_token": np.frombuffer(first, BOOL),
+            **dict.fromkeys(OPTIONAL),
+            "messages": {},
+        }
 
 
 def _record_of(body: Body) -> OutputRecord:
@@ -144,30 +149,23 @@ def _record_of(body: Body) -> OutputRecord:
     known = rows.key == key
     if not known:
         rows = _read_rows(key)
-    if body.rows != len(rows.request_ids):
-        raise FrameError(f"{len(rows.request_ids)} request ids for {body.rows} rows", cure=_CURE)
+    if body.rows != len(rows.names):
+        raise FrameError(f"{len(rows.names)} request ids for {body.rows} rows", cure=_CURE)
+    values = rows.fields.copy()
+    values["step"] = body.step
     if body.pos[7::8].isascii() and len(body.pos) == 8 * body.rows:  # no sign bit is set
-        positions = np.frombuffer(body.pos, INT64)
+        values["positions"] = np.frombuffer(body.pos, INT64)
     else:
-        positions, known = _wide(body.pos, body.rows), False
-    record = assemble(
-        body.step,
-        rows.request_ids,
-        rows.status,
-        rows.finish,
-        positions,
-        rows.counts,
-        _wide(body.tokens, rows.tokens),
-        rows.first_token,
-        _NO_OPTIONS if options == _ABSENT else _options(body, rows.tokens),
-        checked=known,
-    )
+        values["positions"], known = _wide(body.pos, body.rows), False
+    values["tokens"] = _wide(body.tokens, rows.tokens)
+    if options != _ABSENT:
+        values |= _options(body, rows.tokens)
+    record = assemble(values, checked=known)
     _last_rows = rows
     return record
 
 
 _ABSENT = (None,) * 7
-_NO_OPTIONS: dict[str, Any] = {**dict.fromkeys(OPTIONAL), "messages": {}}
 
 
 def _read_rows(key: tuple[str, bytes, bytes, bytes, bytes]) -> _Rows:
@@ -179,17 +177,7 @@ def _read_rows(key: tuple[str, bytes, bytes, bytes, bytes]) -> _Rows:
     if first.translate(None, b"\0\1"):  # any other byte would be a bool that NumPy computes wrongly with
         raise FrameError("a flag is neither 0 nor 1", cure=_CURE)
     last = _last_rows
-    request_ids = last.request_ids if joined == last.key[0] else tuple(joined.split("\0") if joined else ())
-    numbers = np.frombuffer(counts, INT32)
-    return _Rows(
-        key,
-        request_ids,
-        np.frombuffer(status, UINT8),
-        np.frombuffer(finish, UINT8),
-        numbers,
-        np.frombuffer(first, BOOL),
-        _total(numbers),
-    )
+    return _Rows(key, last.names if joined == last.key[0] else tuple(joined.split("\0") if joined else ()))
 
 
 def _options(body: Body, tokens: int) -> dict[str, Any]:
@@ -231,3 +219,8 @@ def _wide(data: bytes | memoryview, elements: int) -> NDArray[np.int64]:
     if len(data) == 4 * elements:
         return np.frombuffer(data, INT32).astype(INT64)
     raise FrameError(f"{len(data)} bytes are not {elements} integers", cure=_CURE)
+
+
+#: The rows of the last good record. What was checked once is not checked again. One assignment replaces it, so threads
+#: need no lock.
+_last_rows = _Rows(("", b"", b"", b"", b""), ())

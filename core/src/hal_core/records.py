@@ -135,36 +135,13 @@ def narrowed(ids: NDArray[np.int64] | NDArray[np.int32]) -> NDArray[np.int64] | 
     return ids.astype(INT32)
 
 
-def assemble(
-    step: int,
-    request_ids: tuple[str, ...],
-    status: NDArray[np.uint8],
-    finish: NDArray[np.uint8],
-    positions: NDArray[np.int64],
-    counts: NDArray[np.int32],
-    tokens: NDArray[np.int64],
-    first_token: NDArray[np.bool_],
-    options: Mapping[str, Any],
-    *,
-    checked: bool,
-) -> OutputRecord:
-    """Return a record of all its fields whose dtypes, dimensions and lengths the caller has seen to.
+def assemble(values: dict[str, Any], *, checked: bool) -> OutputRecord:
+    """Return a record of ``values``, which has every field, and whose shapes and dtypes the caller has seen to.
 
     For decoders: it checks the values alone, and of the optional parts alone where the caller has ``checked`` the rest.
-    ``options`` has every field that is not named here. Setting fields one by one would cost twice as much.
+    The record keeps the dictionary: setting fields one by one would cost twice as much.
     """
     record = object.__new__(OutputRecord)
-    values = {
-        "step": step,
-        "request_ids": request_ids,
-        "status": status,
-        "finish": finish,
-        "positions": positions,
-        "counts": counts,
-        "tokens": tokens,
-        "first_token": first_token,
-        **options,
-    }
     object.__setattr__(record, "__dict__", values)
     if problems := optional_problems(record) if checked else value_problems(record):
         raise InvalidValue("; ".join(problems), hook="save_output", argument="record")
