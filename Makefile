@@ -5,7 +5,7 @@ STAMP  := $(VENV)/.installed
 OLDER  := .venv-older
 ARGS   ?=
 
-.PHONY: help run test lint bench conform nightly soak fuzz clean
+.PHONY: help run test tests lint bench conform nightly soak fuzz clean
 help:            ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
@@ -22,7 +22,10 @@ lint: $(STAMP)   ## ruff and mypy (strict)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: lint       ## lint, then every test
+test: $(STAMP)   ## lint and every test, beside each other
+	@$(MAKE) --no-print-directory -j2 lint tests
+
+tests: $(STAMP)  ## every test, without lint
 	$(BIN)/python -m pytest $(ARGS)
 
 bench: $(STAMP)  ## the benchmarks, compared in one run
