@@ -2,6 +2,7 @@
 
     hal conform maca --report /tmp/maca.json              # or pytest … --hal-report=/tmp/maca.json
     python tools/support_table.py /tmp/maca.json …        # take reports, then write docs/support.md
+    python tools/support_table.py proof.json --on H200    # or reports as printed, in the record of a proof on hardware
     python tools/support_table.py --readme                # and the README's table, between its markers
     python tools/support_table.py --readme --check        # write nothing; say what is out of date (for tests)
 
@@ -17,6 +18,8 @@ import platform
 import sys
 from pathlib import Path
 from typing import Any
+
+from printed_report import printed_report
 
 ROOT = Path(__file__).parents[1]
 KEPT, PAGE, README = ROOT / "docs" / "support.json", ROOT / "docs" / "support.md", ROOT / "README.md"
@@ -115,6 +118,12 @@ def readme(text: str, made: str) -> str:
     return f"{head}{MARKERS[0]}\n{made}\n{MARKERS[1]}{tail if end else rest}"
 
 
+def reports(path: Path) -> list[dict[str, Any]]:
+    """The reports in a file: one in the kit's JSON form, or those that ``plugins/cuda/proof/prove.py`` wrote down."""
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return [found] if "header" in found else [printed_report(lines) for lines in found["kit"].values()]
+
+
 def main() -> int:
     """Take reports, and write or check what is made of them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -124,8 +133,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; say what is out of date")
     chosen = parser.parse_args()
     kept: dict[str, Any] = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
-    for path in chosen.reports:
-        report = json.loads(path.read_text(encoding="utf-8"))
+    for report in (one for path in chosen.reports for one in reports(path)):
         device = report["header"]["device"].rpartition(":")[0]
         kept[device] = taken(report, chosen.on, kept.get(device, {}))
     made = {

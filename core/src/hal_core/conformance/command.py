@@ -49,7 +49,7 @@ def arguments(options: Options) -> list[str]:
     chosen = [
         *("--pyargs", "hal_core.conformance", "-p", "hal_core.conformance.plugin", "-p", "no:cacheprovider"),
         *("-p", "no:faulthandler", "-c", str(HERE / "conform.ini"), "--rootdir", str(HERE)),
-        *("--import-mode=importlib", "-W", "default"),
+        *("--import-mode=importlib", "-W", "default", "-W", "ignore::pytest.PytestAssertRewriteWarning"),
     ]
     for flag, value in (
         ("--hal-device", options.device),
@@ -87,7 +87,7 @@ def run(options: Options) -> int:
         return _run_liars(options)
     with tempfile.TemporaryDirectory(prefix="hal-conform-") as folder:
         report = Path(folder, "report.json")
-        wanted = options.but(report=options.html or str(report))
+        wanted = options.but(report=options.html or options.report or str(report))
         if not options.json:
             return int(pytest.main([*arguments(wanted), "--tb=short", "-q"]))
         noise = io.StringIO()
@@ -125,6 +125,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("device", nargs="?", default="", help="device name, as hal devices lists it")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument("--html", default="", metavar="FILE", help="write the report as HTML")
+    parser.add_argument("--report", default="", metavar="FILE", help="write the report; .json or .html")
     parser.add_argument("--examples", type=int, default=0, metavar="N", help="examples a property")
     parser.add_argument("--seed", type=int, metavar="N", help="seed of everything that is drawn")
     parser.add_argument("--only", default="", metavar="G3,G15", help="only these guarantees")
@@ -137,6 +138,8 @@ def main(given: Sequence[str] | None = None) -> int:
     found = vars(parser.parse_args(given))
     if found["liars"] and not found["device"] and not found["device_factory"]:
         found["device"] = EMBEDDED
+    if len([name for name in ("json", "html", "report") if found[name]]) > 1:
+        parser.error("--json, --html and --report each say where the report goes: give one")
     if not found["device"] and not found["device_factory"]:
         parser.error("name a device, or give --device-factory")
     return run(Options(**found))

@@ -21,9 +21,10 @@ def lines(report: Report) -> Iterator[str]:
     if "capabilities" in header:
         has = [name if value is True else f"{name}={value}" for name, value in header["capabilities"].items() if value]
         yield f"  capabilities: {', '.join(has) or 'none'}"
-        effort = header["effort"]
+        effort, fallbacks = header["effort"], header["fallbacks"]
         count = f", {effort['examples']} examples" if effort["examples"] else ""
         yield f"  profile {effort['profile']}{count}, seed {effort['seed']}, policy {header['policy']}"
+        yield from (f"  falls back, {hook}: {reason}" for hook, reason in fallbacks.items())
     for entry in report.guarantees:
         tests = f"{len(entry['tests'])} tests" if entry["tests"] else ""
         note = f"  [{entry['note']}]" if entry["note"] else ""
