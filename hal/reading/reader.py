@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from types import TracebackType
 
 import zmq
-from hal_core.errors import InvalidValue
+from hal_core.errors import HalError, InvalidValue
 from hal_core.frames import Frame
 from hal_core.records import OutputRecord
 
@@ -22,13 +22,18 @@ from hal.transport.urls import adopt_ipc, private_ipc_url, release_ipc
 _ACKNOWLEDGE_DELAY = 0.002
 
 
+#: Seconds that may be waited at most, so that the milliseconds fit ZeroMQ's int.
+_LONGEST = 2e6
+
+
 class OutputReader:
     """Reads what workers send to ``url``, which it binds; without one it makes a private ipc url (see ``url``).
 
     ``after`` is where to go on: the ``(session, sequence)`` of the last record that was dealt with, or a mapping of
     several. Frames after it that the sender still holds come again; without it, all that no reader has acknowledged.
-    With ``auto_ack`` a record counts as dealt with when the next one is asked for, or at ``close``; else only
-    :meth:`acknowledge` says so. ``timeout`` bounds the wait of the iterators for one record, in seconds.
+    With ``auto_ack`` a record counts as dealt with when the next one is asked for, or at ``close``, but not when an
+    exception ends the ``with`` block; else only :meth:`acknowledge` says so. ``timeout`` bounds the wait of the
+    iterators for one record, in seconds.
 
     A session is lost when nothing was heard of it for ``lost_after`` seconds, ``grace`` seconds after its connection
     broke, or when its worker is there again; nothing more of it is taken then. Events go to ``on_event``; without it,
@@ -52,9 +57,10 @@ class OutputReader:
         on_event: Callable[[Event], None] | None = None,
         curve: CurveKeys | None = None,
     ) -> None:
-        cursors = {after[0]: after[1]} if isinstance(after, tuple) else dict(after or {})
-        if any(not 0 < session < 1 << 64 or not 0 <= sequence < 1 << 63 for session, sequence in cursors.items()):
-            raise InvalidValue(f"{after!r} is no (session, sequence)", cure="give a former cursor", argument="after")
+        cursors = _cursors(after)
+        for name, seconds in (("timeout", timeout), ("lost_after", lost_after), ("grace", grace)):
+            if not (seconds is None and name == "timeout"):
+                _check_seconds(seconds, name)
         self._owns_folder = url is None
         url = private_ipc_url() if url is None else url
         self._receiver = Receiver(url, cursors, lost_after, grace, curve)
@@ -69,6 +75,7 @@ class OutputReader:
         self._ended = False
         if (frame := self._next_ready()) is not None or self._ended:
             return frame
+        self._check_wait(timeout)
         end = None if timeout is None else time.monotonic() + timeout
         while (frame := self._next_ready()) is None and not self._ended:
             left = 3600.0 if end is None else end - time.monotonic()
@@ -86,6 +93,7 @@ class OutputReader:
         self._ended = False
         if (frame := self._next_ready()) is not None or self._ended:
             return frame
+        self._check_wait(timeout)
         end = None if timeout is None else time.monotonic() + timeout
         while (frame := self._next_ready()) is None and not self._ended:
             left = 3600.0 if end is None else end - time.monotonic()
@@ -145,7 +153,16 @@ class OutputReader:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Close. After an exception the record that was given out last counts as not dealt with: it comes again."""
+        if kind is not None and self._last is not None:
+            self._last.read = max(self._last.acknowledged, self._last.read - 1)
         self.close()
+
+    def _check_wait(self, timeout: float | None) -> None:
+        if self._closed:
+            raise HalError("the reader is closed", cure="open a new one")
+        if timeout is not None:
+            _check_seconds(timeout, "timeout")
 
     def _next_ready(self) -> Frame | None:
         """Return the next frame that is here; tell of the events before it."""
@@ -194,3 +211,21 @@ class OutputReader:
         finally:
             for descriptor in descriptors:
                 loop.remove_reader(descriptor)
+
+
+def _cursors(after: tuple[int, int] | Mapping[int, int] | None) -> dict[int, int]:
+    """``after`` as session -> sequence."""
+    try:
+        cursors = dict([after]) if isinstance(after, tuple) else dict(after or {})
+        sound = all(0 < session < 1 << 64 and 0 <= sequence < 1 << 63 for session, sequence in cursors.items())
+    except (TypeError, ValueError):
+        sound = False
+    if not sound:
+        raise InvalidValue(f"{after!r} is no (session, sequence)", cure="give a former cursor", argument="after")
+    return cursors
+
+
+def _check_seconds(value: object, name: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < _LONGEST:
+        cure = f"give seconds, 0 to {_LONGEST:.0f}" + (", or None" if name == "timeout" else "")
+        raise InvalidValue(f"{name} is {value!r}", cure=cure, argument=name)

@@ -127,19 +127,22 @@ class Receiver:
     def _take_message(self, identity: bytes, message: zmq.Frame) -> None:
         descriptor = int(message.get(zmq.SRCFD))
         session: Session | None = None
+        heard: Session | None = None
         try:
             for header, frame in split(message.buffer):
                 if session is None or session.number != header.session:
                     session = self._session_of(header, identity, descriptor)
                 if session is None:
                     continue
+                heard = session
                 if header.kind == _OUTPUT:
                     self._take_output(session, header, frame)
                 else:
                     self._take_word(session, header, frame)
+                    session = None  # it may be over
         except FrameError as error:  # what follows in this message cannot be found; if it was output, a hole shows it
             self._skip(error)
-        if session is not None and session.heard - self._looked > _LOOK_SECONDS:
+        if heard is not None and heard.heard - self._looked > _LOOK_SECONDS:
             self.look_for_losses(drained=False)
 
     def _session_of(self, header: FrameHeader, identity: bytes, descriptor: int) -> Session | None:

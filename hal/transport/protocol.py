@@ -24,7 +24,7 @@ harm.
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 from hal_core.errors import FrameError
@@ -34,12 +34,16 @@ from hal_core.frames import FrameHeader, FrameKind, read_body, seal
 MESSAGE_BYTES = 1 << 16
 
 
+Positive = Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
+Token = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+
+
 class State(msgspec.Struct, omit_defaults=True, gc=False):
     """What a sender holds."""
 
-    oldest: int  #: the oldest number still held, or the next one if none is
-    capacity: int  #: how many frames it holds at most before it makes its caller wait
-    echo: int = 0  #: the token of the cursor that this answers, 0 for none
+    oldest: Positive  #: the oldest number still held, or the next one if none is
+    capacity: Positive  #: how many frames it holds at most before it makes its caller wait
+    echo: Token = 0  #: the token of the cursor that this answers, 0 for none
 
 
 class Cursor(msgspec.Struct, omit_defaults=True, gc=False):
@@ -50,7 +54,7 @@ class Cursor(msgspec.Struct, omit_defaults=True, gc=False):
     is on its way when a connection ends may be lost.
     """
 
-    token: int
+    token: Token
     explicit: bool = False
     leaving: bool = False
 

@@ -13,6 +13,7 @@ import fcntl
 import os
 import shutil
 import socket
+import stat
 import tempfile
 from pathlib import Path
 
@@ -29,8 +30,8 @@ def scheme_of(url: str) -> str:
     scheme, separator, address = url.partition("://")
     if not separator or scheme not in SCHEMES:
         raise _bad(url, f"has no scheme of {', '.join(SCHEMES)}", "write ipc:///folder/name or tcp://host:port")
-    if scheme == "tcp" and not address.rpartition(":")[0]:
-        raise _bad(url, "names no host and port", "write tcp://host:port")
+    if scheme == "tcp":
+        _check_host_and_port(url, address)
     if scheme == "ipc" and not address.startswith("/"):
         raise _bad(url, "is no absolute path", "write ipc:///folder/name, or use private_ipc_url()")
     if scheme == "ipc" and len(os.fsencode(address)) > _MAX_PATH:
@@ -38,9 +39,22 @@ def scheme_of(url: str) -> str:
     return scheme
 
 
+def _check_host_and_port(url: str, address: str) -> None:
+    host, _, port = address.rpartition(":")
+    if not host:
+        raise _bad(url, "names no host and port", "write tcp://host:port")
+    if port != "*" and not (port.isascii() and port.isdigit() and int(port) <= 65535):
+        raise _bad(url, f"has the port {port!r}", "write a port of 1 to 65535; a reader may take any with *")
+
+
 def private_ipc_url() -> str:
     """Make a private folder and return the url of a socket in it. Removed by :func:`release_ipc` or at exit."""
     parent = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+    room = _MAX_PATH - len(os.fsencode(parent / f"{_PREFIX}{'x' * 8}" / _SOCKET))
+    if not parent.is_absolute() or room < 0:
+        what = "is no absolute path" if room >= 0 else f"leaves no room for a socket: {-room} bytes too long"
+        cure = "set XDG_RUNTIME_DIR (or TMPDIR, where that is not set) to a short absolute path"
+        raise Unavailable(f"no private folder for ipc: {str(parent)!r} {what}", cure=cure)
     try:
         remove_stale_folders(parent)
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))  # mode 0700
@@ -72,7 +86,9 @@ def adopt_ipc(url: str) -> None:
 def release_ipc(url: str, *, folder: bool = True) -> None:
     """Remove the socket and, with ``folder``, its folder if it is a private one of this process. Idempotent."""
     path = Path(url.removeprefix("ipc://"))
-    path.unlink(missing_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_ISSOCK(path.lstat().st_mode):  # never a file that somebody has put there
+            path.unlink(missing_ok=True)
     if folder and (descriptor := _locks.pop(path.parent, None)) is not None:
         shutil.rmtree(path.parent, ignore_errors=True)
         os.close(descriptor)
@@ -96,10 +112,17 @@ def remove_stale_folders(parent: Path) -> list[Path]:
 
 
 def check_free(url: str) -> None:
-    """Raise if somebody listens on the ipc url: binding would take the address from under them, silently."""
+    """Raise unless the ipc url names nothing, or a dead process's socket: binding removes whatever is there."""
     path = url.removeprefix("ipc://")
-    if not os.path.exists(path):
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
         return
+    except OSError as error:
+        raise _bad(url, f"cannot be used: {error.strerror}", "choose another path") from error
+    if not stat.S_ISSOCK(mode):
+        what = "folder" if stat.S_ISDIR(mode) else "symbolic link" if stat.S_ISLNK(mode) else "file"
+        raise _bad(url, f"names a {what}, not a socket", "choose another path; nothing was touched")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
             probe.connect(path)

@@ -14,7 +14,7 @@ import zmq
 from hal_core.errors import InvalidValue, Unavailable
 from hal_core.frames import FrameKind, encode, read_header, seal
 
-from hal.reading import FrameSkipped, Gap, OutputReader, SessionLost, SessionStarted
+from hal.reading import FrameSkipped, Gap, OutputReader, SessionEnded, SessionLost, SessionStarted
 from hal.transport import open_sink, private_ipc_url, release_ipc
 from hal.transport.protocol import Cursor, State, control, read_control
 from hal.transport.urls import remove_stale_folders
@@ -73,6 +73,19 @@ def test_garbage_is_skipped_counted_and_told_and_the_stream_goes_on(by_hand, ste
     assert steps(reader, 2) == [1, 2]
     assert reader.counters()["skipped"] == 2
     assert [type(event) for event in events] == [FrameSkipped, SessionStarted, FrameSkipped]
+
+
+def test_a_word_after_good_bye_and_numbers_that_cannot_be_are_no_errors_of_the_caller(by_hand):
+    reader, events, sender, _ = by_hand
+    sender.say(sender.state(0))
+    sender.answer_cursor(reader, last=0)
+    sender.say(control(FrameKind.STATE, 0, session=SESSION, body=State(-5, 4)))
+    sender.say(control(FrameKind.STATE, 0, session=SESSION, body=State(1, 0)))
+    bye = control(FrameKind.BYE, 0, session=SESSION)
+    sender.say(bye + bye)
+    assert reader.read(10) is None
+    assert [type(event) for event in events] == [SessionStarted, FrameSkipped, FrameSkipped, SessionEnded]
+    reader.close()
 
 
 def test_g19_duplicates_are_dropped_and_counted(by_hand, steps):
@@ -192,7 +205,7 @@ def test_a_cursor_of_a_session_that_never_comes_back_is_a_lost_session(opened):
         ("tcp://nowhere", "names no host and port"),
         ("ipc://relative", "is no absolute path"),
         ("ipc:///" + "x" * 120, "more than 107 bytes"),
-        ("tcp://127.0.0.1:notaport", "cannot connect"),
+        ("tcp://127.0.0.1:notaport", "has the port"),
     ],
 )
 def test_g26_a_url_that_cannot_be_is_refused_with_the_cure(url, message):

@@ -71,6 +71,26 @@ def test_large_records_and_tcp_work_the_same(output):
     assert second.step == 4
 
 
+def test_g19_a_record_whose_handling_failed_comes_again(opened, output, steps):
+    sink = opened.sink()
+    for step in range(1, 6):
+        sink.put(output(step))
+
+    def work():
+        with opened.reader() as reader:
+            for record in reader:
+                if record.step == 3:
+                    raise RuntimeError("the engine's own")
+
+    with pytest.raises(RuntimeError, match="own"):
+        work()
+    again = opened.reader()
+    assert steps(again, 3) == [3, 4, 5]
+    join = close_in_thread(sink)
+    assert again.read(10) is None
+    join()
+
+
 def test_g19_a_reader_that_starts_again_goes_on_after_its_cursor(opened, output, steps):
     sink = opened.sink()
     for step in range(1, 11):
