@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+import operator
 from typing import TYPE_CHECKING
 
 from hal_core.errors import CapabilityMissing, InvalidValue
@@ -11,6 +14,10 @@ from hal.transport.urls import private_ipc_url, release_ipc, scheme_of
 
 if TYPE_CHECKING:
     from hal.transport.curve import CurveKeys
+
+_MOST_FRAMES, _MOST_SENDER = (1 << 63) - 1, (1 << 32) - 1  #: what the fields of a frame can hold
+_MOST_DEADLINE = 1e9  #: seconds; a wait for ever is none that Python's locks take (threading.TIMEOUT_MAX)
+_LEAST_HEARTBEAT, _MOST_HEARTBEAT = 0.001, 3600.0  #: seconds; ZeroMQ's poll counts milliseconds
 
 __all__ = ["open_sink", "private_ipc_url", "release_ipc"]
 
@@ -33,11 +40,16 @@ def open_sink(
     cannot notice a loss, so ``require_loss_detection`` refuses it; of the options ``capacity`` and ``deadline`` count.
 
     ``capacity`` frames and ``capacity_bytes`` bound what is queued and not acknowledged; a ``put`` beyond waits up to
-    ``deadline`` seconds and then raises ``SinkFull``. The reader hears of the sink every ``heartbeat`` seconds.
+    ``deadline`` seconds (0 to 1e9) and then raises ``SinkFull``. The reader hears of the sink every ``heartbeat``
+    seconds (0.001 to 3600).
     ``sender`` numbers the workers of one reader, which must differ. Raises ``InvalidValue`` for what cannot be.
     """
-    scheme = scheme_of(url)
-    _check_options(capacity, capacity_bytes, deadline, heartbeat, sender)
+    scheme = scheme_of(_text(url))
+    capacity = _whole("capacity", capacity, 1, _MOST_FRAMES)
+    capacity_bytes = _whole("capacity_bytes", capacity_bytes, 1, _MOST_FRAMES)
+    sender = _whole("sender", sender, 0, _MOST_SENDER)
+    deadline = _seconds("deadline", deadline, 0.0, _MOST_DEADLINE)
+    heartbeat = _seconds("heartbeat", heartbeat, _LEAST_HEARTBEAT, _MOST_HEARTBEAT)
     if scheme == "sysv":
         if require_loss_detection or curve is not None:
             raise CapabilityMissing(
@@ -61,11 +73,32 @@ def open_sink(
     )
 
 
-def _check_options(capacity: int, capacity_bytes: int, deadline: float, heartbeat: float, sender: int) -> None:
-    for name, value in (("capacity", capacity), ("capacity_bytes", capacity_bytes), ("heartbeat", heartbeat)):
-        if not value > 0:
-            raise InvalidValue(f"{value!r} is not positive", argument=name)
-    if not deadline >= 0:
-        raise InvalidValue(f"{deadline!r} is negative", cure="give seconds", argument="deadline")
-    if not 0 <= sender < 1 << 32:
-        raise InvalidValue(f"{sender!r} is not a number of 0 to 2**32 - 1", argument="sender")
+def _text(url: object) -> str:
+    if not isinstance(url, str):
+        cure = "give a str: ipc:///folder/name or tcp://host:port"
+        raise InvalidValue(f"{url!r} is no url", cure=cure, argument="url")
+    return url
+
+
+def _whole(name: str, value: object, low: int, high: int) -> int:
+    """The value as an int: NumPy's count too, but True is a slip, and a float would fail in the sender's thread."""
+    try:
+        number = low - 1 if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = low - 1
+    if not low <= number <= high:
+        cure = f"give a whole number from {low} to 2**{high.bit_length()} - 1"
+        raise InvalidValue(f"{value!r} cannot be used", cure=cure, argument=name)
+    return number
+
+
+def _seconds(name: str, value: object, least: float, most: float) -> float:
+    """The value as a float of seconds. Not a number is not within any bounds."""
+    number = math.nan
+    if not isinstance(value, bool | str | bytes | bytearray):
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
+            number = float(value)  # type: ignore[arg-type]
+    if not least <= number <= most:
+        cure = f"give seconds, a number from {least:g} to {most:g}"
+        raise InvalidValue(f"{value!r} cannot be used", cure=cure, argument=name)
+    return number
