@@ -81,16 +81,35 @@ class SamplingParams:
             _number("logprobs", self.logprobs, 0, 2**31 - 1, whole=True)
         for name in ("bad_words", "eos_token_ids"):
             object.__setattr__(self, name, _ids(name, getattr(self, name)))
-        object.__setattr__(self, "stop_sequences", tuple(_ids("stop_sequences", s) for s in self.stop_sequences))
+        sequences = _items("stop_sequences", self.stop_sequences, "a tuple of tuples of token ids, such as ((13, 10),)")
+        object.__setattr__(self, "stop_sequences", tuple([_sequence(sequence) for sequence in sequences]))
         if any(not sequence for sequence in self.stop_sequences):
             raise InvalidValue("an empty stop sequence", cure="leave it out", argument="stop_sequences")
 
 
+def _items(name: str, values: Any, wanted: str) -> tuple[Any, ...]:  # noqa: ANN401 (the caller's)
+    try:
+        return tuple(values)
+    except TypeError:
+        raise InvalidValue(f"{name} = {values!r}", cure=f"give {wanted}", argument=name) from None
+
+
 def _ids(name: str, values: Sequence[int]) -> tuple[int, ...]:
-    ids = tuple(values)
+    ids = _items(name, values, "a tuple of token ids, such as (2,)")
     for value in ids:
         _number(name, value, 0, 2**31 - 1, whole=True)
     return ids
+
+
+def _sequence(values: Sequence[int]) -> tuple[int, ...]:
+    """One stop sequence; a token id by itself is most likely a list that lacks its outer brackets."""
+    if isinstance(values, int | np.integer):
+        raise InvalidValue(
+            f"stop_sequences has {values!r} where a sequence should be",
+            cure="give a tuple of tuples of token ids, such as ((13, 10),)",
+            argument="stop_sequences",
+        )
+    return _ids("stop_sequences", values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +124,28 @@ class Request:
     params: SamplingParams = field(default_factory=SamplingParams)
     output: Sequence[int] = ()
     role: SplitRole = SplitRole.MIXED
+
+    def __post_init__(self) -> None:
+        name = self.request_id
+        if not isinstance(name, str) or not (name.isascii() or _is_text(name)):
+            raise InvalidValue(
+                f"request_id = {name!r}", cure="give a string that UTF-8 can encode", argument="request_id"
+            )
+        if not isinstance(self.params, SamplingParams):
+            raise InvalidValue(
+                f"params = {self.params!r}", cure="give SamplingParams(…), or leave it out", argument="params"
+            )
+        if not isinstance(self.role, SplitRole):
+            raise InvalidValue(f"role = {self.role!r}", cure="give a SplitRole, or leave it out", argument="role")
+
+
+def _is_text(name: str) -> bool:
+    """False for a surrogate by itself: frames and draws need the name's bytes."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -142,6 +183,7 @@ def admit(request: Request, layout: StateLayout, *, vocab_size: int | None = Non
     are no whole numbers of at least 0 (below ``vocab_size`` where that is given), and lists longer than the
     state's bounds. One bad request never takes others along: nothing is shared.
     """
+    _check_admission(request, layout, vocab_size)
     sizes, params = layout.sizes, request.params
     prompt, output = _tokens(request, request.prompt, "prompt"), _tokens(request, request.output, "output")
     tokens = np.concatenate([prompt, output]) if len(output) else prompt
@@ -186,14 +228,34 @@ def admit(request: Request, layout: StateLayout, *, vocab_size: int | None = Non
     )
 
 
+def _check_admission(request: Request, layout: StateLayout, vocab_size: int | None) -> None:
+    """Refuse arguments of another kind; the name is one that a frame can carry among others."""
+    if not isinstance(request, Request):
+        raise InvalidValue(f"{type(request).__name__} is no Request", cure="make a Request", argument="request")
+    if not isinstance(layout, StateLayout):
+        raise InvalidValue(f"{type(layout).__name__} is no layout", cure="give state.layout", argument="layout")
+    if not request.request_id or "\0" in request.request_id:
+        raise InvalidValue(
+            f"request_id = {request.request_id!r}",
+            cure="give a name that is not empty, without NUL",
+            argument="request_id",
+        )
+    if vocab_size is not None:
+        _number("vocab_size", vocab_size, 1, whole=True)
+
+
 def _tokens(request: Request, values: Sequence[int], name: str) -> Int64s:
     """The token ids as a new int64 array; floats, bools and negative numbers are refused by value."""
-    array = np.array(values)
+    try:
+        array = np.array(values)
+    except (TypeError, ValueError):  # a ragged list, or something that cannot be an array
+        array = np.array(None)
     if array.size == 0:
         return np.zeros(0, np.int64)
     if array.ndim != 1 or array.dtype.kind not in "iu" or int(array.min()) < 0 or int(array.max()) >= 2**31:
         raise InvalidValue(
             f"{name} must be one list of token ids, whole numbers from 0 to 2**31 - 1",
+            cure="give the ids that the model's own tokenizer makes, one flat list a request",
             argument=f"request {request.request_id!r}",
         )
     return array.astype(np.int64)

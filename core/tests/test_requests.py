@@ -1,0 +1,68 @@
+"""What a user asks for: every wrong argument is refused by name and with a cure, before anything is packed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hal_core.bound import bind
+from hal_core.cpu import CpuPlugin
+from hal_core.errors import InvalidValue
+from hal_core.fields import Sizes
+from hal_core.layout import lay_out
+from hal_core.requests import Request, SamplingParams, SplitRole, admit
+
+SIZES = Sizes(slots=2, max_tokens=16)
+
+
+def refused(argument, call):
+    with pytest.raises(InvalidValue) as raised:
+        call()
+    assert raised.value.argument == argument
+    assert raised.value.cure
+
+
+@pytest.mark.parametrize("name", [None, 7, b"r", "", "a\0b", "\ud800", "r\udfff"])
+def test_a_name_that_no_frame_can_carry_is_refused(name):
+    refused("request_id", lambda: admit(Request(name, [1]), lay_out(SIZES)))
+
+
+def test_any_other_text_is_a_name():
+    assert admit(Request("żółć \U0001f600", [1]), lay_out(SIZES)).request_id == "żółć \U0001f600"
+
+
+@pytest.mark.parametrize("role", [9, 1, "prefill", None])
+def test_a_role_is_a_split_role(role):
+    refused("role", lambda: Request("r", [1], role=role))
+    assert Request("r", [1], role=SplitRole(1)).role is SplitRole.PREFILL
+
+
+@pytest.mark.parametrize("params", [{"max_tokens": 3}, None, SamplingParams])
+def test_params_are_sampling_params(params):
+    refused("params", lambda: Request("r", [1], params))
+
+
+@pytest.mark.parametrize("prompt", [[[1], [2, 3]], [[1, 2]], "abc", None, 5, [1.5], [None], {1: 2}, [2**80], [True]])
+def test_a_prompt_is_one_list_of_whole_numbers(prompt):
+    for request in (Request("r", prompt), Request("r", [1], output=prompt)):
+        refused("request 'r'", lambda request=request: admit(request, lay_out(SIZES)))
+
+
+@pytest.mark.parametrize("name", ["eos_token_ids", "bad_words", "stop_sequences"])
+@pytest.mark.parametrize("value", [2, None, "ab", (1.5,), (None,), (-1,)])
+def test_lists_of_token_ids_are_lists_of_token_ids(name, value):
+    refused(name, lambda: SamplingParams(**{name: value}))
+
+
+@pytest.mark.parametrize("value", [(13, 10), [13], np.array([13, 10]), ((),), ((1, "a"),)])
+def test_stop_sequences_are_lists_in_a_list(value):
+    refused("stop_sequences", lambda: SamplingParams(stop_sequences=value))
+
+
+def test_admission_takes_a_request_a_layout_and_a_count():
+    device = bind(CpuPlugin.open(0, {}))
+    state = device.state(SIZES)
+    refused("layout", lambda: admit(Request("r", [1]), state))
+    refused("layout", lambda: admit(Request("r", [1]), SIZES))
+    refused("request", lambda: admit("r", state.layout))
+    refused("vocab_size", lambda: admit(Request("r", [1]), state.layout, vocab_size="100"))
+    device.close()
