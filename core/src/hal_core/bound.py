@@ -16,9 +16,9 @@ from . import hookspecs
 from .capabilities import HOOKS, Capabilities
 from .counters import Counters
 from .dispatch import direct
-from .errors import DeviceClosed, HalError, PluginError
+from .errors import DeviceClosed, HalError, OutOfMemory, PluginError
 from .markers import PROJECT
-from .policy import Policy
+from .policy import Policy, check_kinds, check_stream
 from .tickets import DONE, Ticket
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ class BoundDevice:
         self.name = f"{device.name}:{device.index}"
         self._pending: list[Ticket] = []
         self._refusal = ""
+        self._streams: set[type] = set()  # classes that were seen to be streams
         self._async_set_value = direct(hooks.async_set_value)
         self._insert_tasks = direct(hooks.insert_tasks)
         self._broadcast_tokens = direct(hooks.broadcast_tokens)
@@ -72,12 +73,26 @@ class BoundDevice:
         from .state import SlotState  # imported here, as the state imports what the policy imports
 
         self._begin()
-        return SlotState(self.device, sizes, name=name)
+        try:
+            return SlotState(self.device, sizes, name=name)
+        except HalError as error:
+            argument = "sizes" if isinstance(error, OutOfMemory) else ""
+            raise error.located(device=self.name, hook="state", argument=argument) from error.__cause__
+        except MemoryError as error:
+            raise OutOfMemory(
+                f"no room for {sizes}: {error}",
+                cure="free memory, or give fewer slots or smaller sizes",
+                device=self.name,
+                hook="state",
+                argument="sizes",
+            ) from error
 
     def async_set_value(self, *, target: object, value: object, stream: Stream) -> Ticket:
         """Write a value into a device tensor or a view of it; see :func:`hal_core.hookspecs.async_set_value`."""
         if self._pending or self._refusal:
             self._begin()
+        if type(stream) not in self._streams:
+            self._learn_stream(stream, "async_set_value")
         try:
             ticket = self.policy.async_set_value(self.device, self._async_set_value, target, value, stream)
         except HalError as error:
@@ -87,10 +102,15 @@ class BoundDevice:
     def insert_tasks(self, *, state: SlotState, tasks: TaskBatch | Sequence[Task], stream: Stream) -> Ticket:
         """Put requests into their slots; see :func:`hal_core.hookspecs.insert_tasks`."""
         self._begin()
+        if type(stream) not in self._streams:
+            self._learn_stream(stream, "insert_tasks")
         try:
             ticket = self.policy.insert_tasks(self.device, self._insert_tasks, state, tasks, stream)
         except HalError as error:
             raise error.located(device=self.name, hook="insert_tasks") from error.__cause__
+        except (AttributeError, TypeError):
+            self._blame("insert_tasks", state=state, tasks=tasks)
+            raise
         return self._track(ticket)
 
     def open_group(self, *, state: SlotState, group: Group) -> None:
@@ -104,32 +124,50 @@ class BoundDevice:
                 self.policy.open_group(self.device, state, group)
         except HalError as error:
             raise error.located(device=self.name, hook="broadcast_tokens") from error.__cause__
+        except (AttributeError, TypeError):
+            self._blame("broadcast_tokens", state=state, group=group)
+            raise
 
     def broadcast_tokens(self, *, state: SlotState, group: Group, stream: Stream) -> Ticket:
         """Make all ranks agree with the first; see :func:`hal_core.hookspecs.broadcast_tokens`."""
         self._begin()
+        if type(stream) not in self._streams:
+            self._learn_stream(stream, "broadcast_tokens")
         try:
             ticket = self.policy.broadcast_tokens(self.device, self._broadcast_tokens, state, group, stream)
         except HalError as error:
             raise error.located(device=self.name, hook="broadcast_tokens") from error.__cause__
+        except (AttributeError, TypeError):
+            self._blame("broadcast_tokens", state=state, group=group)
+            raise
         return self._track(ticket)
 
     def save_output(self, *, state: SlotState, step: Step, sink: Sink, stream: Stream) -> Ticket:
         """Hand the step's tokens to the engine; see :func:`hal_core.hookspecs.save_output`."""
         self._begin()
+        if type(stream) not in self._streams:
+            self._learn_stream(stream, "save_output")
         try:
             ticket = self.policy.save_output(self.device, self._save_output, state, step, sink, stream)
         except HalError as error:
             raise error.located(device=self.name, hook="save_output") from error.__cause__
+        except (AttributeError, TypeError):
+            self._blame("save_output", state=state, step=step, sink=sink)
+            raise
         return self._track(ticket)
 
     def advance(self, *, state: SlotState, step: Step, stream: Stream) -> Ticket:
         """Let the state change as the step changes it by itself; see :mod:`hal_core.advance`."""
         self._begin()
+        if type(stream) not in self._streams:
+            self._learn_stream(stream, "advance")
         try:
             ticket = self.policy.advance(self.device, state, step, stream)
         except HalError as error:
             raise error.located(device=self.name, hook="advance") from error.__cause__
+        except (AttributeError, TypeError):
+            self._blame("advance", state=state, step=step)
+            raise
         return self._track(ticket)
 
     def close(self) -> None:
@@ -165,6 +203,21 @@ class BoundDevice:
             raise DeviceClosed(self._refusal, cure="open a device in this process", device=self.name)
         if self._pending:
             self._raise_unobserved()
+
+    def _learn_stream(self, stream: object, hook: str) -> None:
+        """Look at a stream of a class that was not seen before: the devices do not, and some take anything."""
+        try:
+            check_stream(stream)
+        except HalError as error:
+            raise error.located(device=self.name, hook=hook) from None
+        self._streams.add(type(stream))
+
+    def _blame(self, hook: str, **arguments: object) -> None:
+        """Raise what is wrong with the arguments of a call that failed rawly; nothing, where they are sound."""
+        try:
+            check_kinds(arguments)
+        except HalError as error:
+            raise error.located(device=self.name, hook=hook) from None
 
     def _track(self, ticket: Ticket) -> Ticket:
         if ticket is not DONE and ticket.watched:

@@ -48,9 +48,9 @@ class Sizes:
         for name in self.__slots__:
             value = getattr(self, name)
             least = 0 if name in ("max_draft", "top_k") else 1
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise InvalidValue(
-                    f"{name} = {value!r}", cure=f"give a whole number of at least {least}", argument="sizes"
+            if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**31:
+                raise InvalidValue(  # lengths and slots are int32 in the state and in plans
+                    f"{name} = {value!r}", cure=f"give a whole number from {least} to 2**31 - 1", argument="sizes"
                 )
 
     @property

@@ -6,24 +6,25 @@ it. ``hook`` is the bound caller of the plugin's one implementation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .batch_checks import is_sound, problems
 from .collective import Agreement
 from .errors import GroupLost, InvalidBatch, InvalidValue, PluginError, SinkClosed, SinkFull
+from .group import Group
 from .insertion import plan_insert
 from .sinks import PendingOutput, Sink
 from .state import SlotState
 from .steps import Step
 from .tasks import Task, TaskBatch
+from .tasks import check_kinds as check_tasks
 from .tickets import DONE, Ticket
 from .values import host_array, prepare, prepare_array, prepare_on_device
 from .views import View
 
 if TYPE_CHECKING:
     from .device import Device, Stream
-    from .group import Group
 
 Hook = Callable[..., Any]
 __all__ = ["Policy", "plan_insert"]
@@ -123,6 +124,8 @@ class Policy:
         _check_state(device, state)
         order = _check_step(state, step)
         outbox = Outbox()
+        first = step.group.is_first
+        send = sink.put if first else outbox.put  # looked up before anything is done: what is no sink ends here
         try:
             ticket = _ticket(hook(device=device, state=state, step=step, sink=outbox, stream=stream))
         finally:
@@ -131,11 +134,11 @@ class Policy:
                 state.ledger.reported(order.tolist())
         if outbox.pending is None:
             raise PluginError("save_output put no output into its sink", cure="call sink.put once", hook="save_output")
-        if not step.group.is_first:
+        if not first:
             outbox.pending.settle(None)
             return ticket
         try:
-            sink.put(outbox.pending)
+            send(outbox.pending)
         except SinkFull as error:
             error.ticket = ticket
             raise
@@ -155,6 +158,44 @@ class Policy:
         if device.capabilities.async_h2d:
             state.read_by(order, device.event(stream))
         return ticket
+
+
+def check_kinds(arguments: Mapping[str, object]) -> None:
+    """Raise :class:`InvalidValue` for an argument of the wrong kind: asked once a call has failed, not at each call."""
+    for name, given in arguments.items():
+        kind, cure = _KINDS.get(name, (object, ""))
+        if not isinstance(given, kind):
+            raise InvalidValue(f"{given!r} is no {kind.__name__}", cure=cure, argument=name)
+        if name == "tasks":
+            check_tasks(given)
+        if name == "sink" and _sends(arguments) and not callable(getattr(given, "put", None)):
+            raise InvalidValue(
+                f"{given!r} is no sink: it has no put", cure="give a MemorySink or open_sink(url)", argument=name
+            )
+
+
+def _sends(arguments: Mapping[str, object]) -> bool:
+    """True on the rank that sends; the others need no sink."""
+    step = arguments.get("step")
+    return isinstance(step, Step) and step.group.is_first
+
+
+def check_stream(stream: object) -> None:
+    """Raise :class:`InvalidValue` for what is no stream, which a device without asynchrony would never notice."""
+    methods = ("record", "wait", "synchronize")
+    if isinstance(stream, type) or not all(callable(getattr(stream, method, None)) for method in methods):
+        raise InvalidValue(
+            f"{stream!r} is no stream",
+            cure="give device.default_stream, or one that device.device.stream() made",
+            argument="stream",
+        )
+
+
+_KINDS: dict[str, tuple[type, str]] = {
+    "state": (SlotState, "give what device.state(Sizes(…)) returned"),
+    "step": (Step, "give Step(number, {state.name: slots})"),
+    "group": (Group, "give Group(ranks, rank), or ALONE"),
+}
 
 
 def _ticket(result: object) -> Ticket:

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 Ints = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
 
 
+ADDRESSABLE = 2**47
+"""Bytes that a process can address on x86_64; beyond, libraries fail in ways of their own."""
+
+
 @dataclass(frozen=True, slots=True)
 class RowGeometry:
     """Where the row fields lie, for plans: int64 ``[row fields, 1]`` each, in the order of ``ROW_FIELDS``.
@@ -89,11 +93,13 @@ class SlotState:
     def __init__(
         self, device: Device, sizes: Sizes, *, name: str = "target", table: Sequence[Field] = STATE_TABLE
     ) -> None:
+        if not isinstance(name, str) or not name:
+            raise InvalidValue(f"name = {name!r}", cure="give the state a name, as steps will", argument="name")
         self.name, self.sizes, self.device = name, sizes, device
-        self.layout = lay_out(sizes, table)
+        self.layout = _placed(sizes, table)
         self.speculative = sizes.max_draft > 0
+        self.memory = device.allocate(self.layout.nbytes)  # first: sizes that are too large end here
         self.ledger = Ledger(sizes)
-        self.memory = device.allocate(self.layout.nbytes)
         self._views: dict[str, View] = {}
         self._output_ranges: dict[bool, ByteRange] = {}  # by whether with log-probabilities
         self._unusable = ""
@@ -217,3 +223,21 @@ class SlotState:
         starts = [entry[1] for entry in record.fields.values()]
         rows = [(p.offset, p.stride, start, p.stride) for p, start in zip(places, starts, strict=True)]
         return np.array(rows, SPREAD)
+
+
+def _placed(sizes: Sizes, table: Sequence[Field]) -> StateLayout:
+    """The layout. Raises :class:`InvalidValue` for sizes that no machine has room for, before memory is asked for."""
+    if not isinstance(sizes, Sizes):
+        raise InvalidValue(f"{type(sizes).__name__} is no Sizes", cure="give Sizes(slots=…, …)", argument="sizes")
+    layout = lay_out(sizes, table)
+    try:
+        fits = layout.nbytes < ADDRESSABLE and layout.admission_dtype.itemsize > 0
+    except ValueError:  # NumPy: a record is at most 2 GiB
+        fits = False
+    if not fits:
+        raise InvalidValue(
+            f"{sizes} are a state of {layout.nbytes} bytes",
+            cure="give fewer slots, or lower the sizes of one request",
+            argument="sizes",
+        )
+    return layout

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -201,17 +201,21 @@ class TaskBatch:
     @classmethod
     def of(cls, tasks: Sequence[Task]) -> TaskBatch:
         """The batch of some tasks, in their order."""
-        return cls(
-            [task.kind for task in tasks],
-            [task.slot for task in tasks],
-            [task.request for task in tasks],
-            [task.start for task in tasks],
-            [task.length for task in tasks],
-            [task.blocks for task in tasks],
-            [task.first_block for task in tasks],
-            [task.first_token for task in tasks],
-            [task.drafts for task in tasks],
-        )
+        try:
+            return cls(
+                [task.kind for task in tasks],
+                [task.slot for task in tasks],
+                [task.request for task in tasks],
+                [task.start for task in tasks],
+                [task.length for task in tasks],
+                [task.blocks for task in tasks],
+                [task.first_block for task in tasks],
+                [task.first_token for task in tasks],
+                [task.drafts for task in tasks],
+            )
+        except (AttributeError, TypeError):
+            check_kinds(tasks)
+            raise
 
     @classmethod
     def prefill(
@@ -255,3 +259,23 @@ def _block_ids(ids: Ids) -> Int32s:
     if type(ids) is np.ndarray and ids.dtype == np.int32 and ids.ndim == 1:
         return ids
     return np.array(_whole(ids, "blocks"), np.int32)
+
+
+def check_kinds(tasks: Any) -> None:  # noqa: ANN401 (whatever the caller gave)
+    """Raise :class:`InvalidValue` for what is neither a batch nor tasks. Asked once an error is under way."""
+    if isinstance(tasks, TaskBatch):
+        wrong = next((r for r in tasks.requests if not isinstance(r, AdmittedRequest)), None)
+        if wrong is not None:
+            raise InvalidValue(f"request {wrong!r}", cure="admit() the request first", argument="tasks")
+        return
+    cure = "give a list of tasks, or a TaskBatch"
+    if isinstance(tasks, Task) or not isinstance(tasks, Iterable):
+        raise InvalidValue(f"{type(tasks).__name__} by itself is no list of tasks", cure=cure, argument="tasks")
+    for at, task in enumerate(tasks):
+        if not isinstance(task, Task):
+            raise InvalidValue(f"entry {at} is {task!r}, which is no Task", cure=cure, argument="tasks")
+        for name in ("blocks", "drafts"):
+            if not isinstance(getattr(task, name), Sized) or not isinstance(getattr(task, name), Iterable):
+                raise InvalidValue(
+                    f"{name} of task {at} = {getattr(task, name)!r}", cure="give a list of numbers", argument="tasks"
+                )
