@@ -221,6 +221,45 @@ def test_a_closed_pipe_is_no_traceback(site):
     assert "Traceback" not in said
 
 
+@pytest.mark.parametrize("buffered", [True, False], ids=["buffered", "unbuffered"])
+@pytest.mark.parametrize("arguments", ["--version", "devices", "devices --json", "--help", "tail --help", "run --help"])
+@pytest.mark.parametrize(
+    ("shell", "why"),
+    [(">/dev/full", "No space left on device"), (">&-", "Bad file descriptor")],
+    ids=["full", "closed"],
+)
+def test_an_output_that_cannot_be_written_is_one_line(site, arguments, shell, why, buffered):
+    done = in_shell(arguments, shell, site=site, **({} if buffered else {"PYTHONUNBUFFERED": "1"}))
+    assert done.returncode == 2
+    (line,) = (line for line in done.stderr.splitlines() if line != "noise of a plugin")
+    assert line == f"hal: error: standard output: cannot be written: {why} (make room there, or send it elsewhere)"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shell", "status"),
+    [
+        ("--version", "2>&-", 0),
+        ("--version", "2>/dev/full", 0),
+        ("--version", "<&- >&- 2>&-", 2),
+        ("devices --json", ">&- 2>/dev/full", 2),
+        ("tail nonsense", "2>/dev/full", 2),
+        ("tail nonsense", "2>&-", 2),
+    ],
+)
+def test_errors_that_nobody_can_read_change_nothing(arguments, shell, status):
+    done = in_shell(arguments, shell)
+    assert (done.returncode, done.stderr) == (status, "")
+    assert done.stdout.startswith("hal " if status == 0 else "")
+
+
+def in_shell(arguments, shell, site=None, **extra):
+    command = f"exec {sys.executable} -c 'from hal.cli import main; main()' {arguments} {shell}"
+    settings = environment(site, **extra)
+    if not extra:
+        settings.pop("PYTHONUNBUFFERED", None)
+    return subprocess.run(["bash", "-c", command], env=settings, capture_output=True, text=True, timeout=60)
+
+
 def test_a_terminal_gets_colour(site):
     leader, follower = pty.openpty()
     command = [sys.executable, "-c", "from hal.cli import main; main()", "devices"]

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pty
+import shlex
 import shutil
 import signal
 import subprocess
@@ -302,6 +303,29 @@ def test_a_closed_pipe_ends_it_quietly():
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "Traceback" not in err
+
+
+def in_shell(*arguments, shell):
+    line = f"exec {shlex.join([*COMMAND, *arguments])} {shell}"
+    return subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)], ids=["text", "json"])
+@pytest.mark.parametrize("shell", [">/dev/full", ">&-"])
+def test_an_output_that_cannot_be_written_is_one_line_and_waits_for_nothing(shell, options):
+    began = time.monotonic()
+    done = in_shell("--prompt", "def f(", "--max-tokens", "4", *options, shell=shell)
+    assert done.returncode == 2
+    assert done.stderr.startswith("hal: error: standard output: cannot be written: ")
+    assert done.stderr.count("\n") == 1
+    assert time.monotonic() - began < 9, "it waited for a reader that had gone"
+
+
+@pytest.mark.parametrize("shell", ["2>&-", "2>/dev/full", "<&- 2>&-"])
+def test_the_text_comes_without_a_standard_error_too(shell):
+    done = in_shell("--prompt", "def f(", "--max-tokens", "4", shell=shell)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("def f(")
 
 
 SHOW = """

@@ -6,7 +6,6 @@ command, imported when it is invoked (typer's own imports would be half the time
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 
@@ -15,20 +14,34 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The entry point of the ``hal`` command. An error of ours is one line on stderr and exit status 2."""
     from hal_core.errors import HalError
 
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")  # text in another script must not break a listing
-    try:
-        _dispatch([*sys.argv[1:]] if arguments is None else [*arguments])
-        sys.stdout.flush()
-    except HalError as error:
-        print(f"hal: error: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(2)
-    except BrokenPipeError:  # `hal devices | head`: who reads has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    from .streams import prepared, say
+
+    ended: SystemExit | None = None
+    told = ""
+    with prepared() as output:
+        try:
+            try:
+                _dispatch([*sys.argv[1:]] if arguments is None else [*arguments])
+            finally:
+                sys.stdout.flush()  # what fails at the interpreter's own exit is told in its own words
+        except SystemExit as end:
+            ended = end
+        except HalError as error:
+            ended, told = SystemExit(2), " ".join(str(error).split())
+        except KeyboardInterrupt:
+            ended = SystemExit(130)
+        except OSError:
+            if output.failure is None:
+                raise
+        if isinstance(output.failure, BrokenPipeError):  # `hal devices | head`: who reads has seen enough
+            ended, told = SystemExit(1), ""
+        elif output.failure is not None:  # whatever else came of it
+            why = f"cannot be written: {output.failure.strerror} (make room there, or send it elsewhere)"
+            ended, told = SystemExit(2), f"standard output: {why}"
+        if told:
+            say(f"hal: error: {told}")
+    if ended is not None:
+        raise ended
 
 
 def _dispatch(arguments: list[str]) -> None:

@@ -26,7 +26,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         "--open", action="store_true", help="open each available device in a subprocess and show what it can do"
     )
     devices.add_argument(
-        "--timeout", type=_seconds, default=120.0, metavar="SECONDS", help="what opening one may take (default 120)"
+        "--timeout", type=seconds, default=120.0, metavar="SECONDS", help="what opening one may take (default 120)"
     )
     options = parser.parse_args(arguments)
     if options.command is None and not options.version:
@@ -36,11 +36,12 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     return options
 
 
-def _seconds(text: str) -> float:
+def seconds(text: str) -> float:
+    """A time to wait, as the type of an option."""
     try:
-        seconds = float(text)
+        number = float(text)
     except ValueError:
-        seconds = float("nan")
-    if not 0.1 <= seconds <= 86_400:
+        number = float("nan")
+    if not 0.1 <= number <= 86_400:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds from 0.1 to 86400")
-    return seconds
+    return number

@@ -9,6 +9,8 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from .streams import say
+
 
 class Screen(Protocol):
     """Takes the text as it comes. Called by one thread at a time."""
@@ -42,7 +44,7 @@ class Plain:
             sys.stdout.flush()
 
     def note(self, text: str) -> None:
-        print(f"hal: {text}", file=sys.stderr)
+        say(f"hal: {text}")
 
     def progress(self, text: str) -> None:
         """None."""

@@ -26,6 +26,7 @@ from .run_screen import Screen, open_screen
 
 if TYPE_CHECKING:
     from hal_core.bound import BoundDevice
+    from hal_core.records import OutputRecord
     from hal_core.sinks import Sink
 
     from hal.model.llama import LlamaModel
@@ -78,9 +79,16 @@ class _Show:
         try:
             with reader:
                 while not self._over:
-                    if (frame := reader.read(_LOOK_SECONDS)) is not None:
-                        self._answers.take(frame.record)
+                    if (frame := reader.read(_LOOK_SECONDS)) is not None and self.error is None:
+                        self._take(frame.record)
         except BaseException as error:  # noqa: BLE001 (handed to the command's thread, which raises it)
+            self.error = error
+
+    def _take(self, record: OutputRecord) -> None:
+        """Show the record. After an error reading goes on all the same: the sink would wait for that to close."""
+        try:
+            self._answers.take(record)
+        except BaseException as error:  # noqa: BLE001 (handed on, as above)
             self.error = error
 
     def _hear(self, event: Event) -> None:
@@ -97,7 +105,7 @@ class _Show:
         try:
             self.sink.close(0.0 if failed else _CLOSE_SECONDS)
         except HalError:
-            if not failed:
+            if not failed and self.error is None:  # that one says why
                 raise
         finally:
             self._over = self._over or failed

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from typing import TYPE_CHECKING, Any
+
+from .arguments import seconds
+from .streams import say
 
 if TYPE_CHECKING:
     from hal_core.frames import Frame
@@ -29,7 +31,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     parser.add_argument("--request", metavar="ID", help="only this request's rows")
     parser.add_argument("--keep", action="store_true", help="acknowledge nothing: the next reader gets all of it again")
-    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="end when nothing came for so long")
+    parser.add_argument("--timeout", type=seconds, metavar="SECONDS", help="end when nothing came for so long")
     return parser.parse_args(arguments)
 
 
@@ -48,7 +50,7 @@ def run(arguments: list[str]) -> None:
             pass
         counts = reader.counters()
     told = ", ".join(f"{number} {name}" for name, number in (counts | printer.counts).items())
-    print(f"hal tail: {told}", file=sys.stderr)
+    say(f"hal tail: {told}")
 
 
 class Printer:

@@ -10,6 +10,7 @@ import textwrap
 
 import pytest
 
+from hal.cli import main
 from hal.transport import private_ipc_url, release_ipc
 
 WORKER = """
@@ -90,3 +91,26 @@ def test_g26_a_url_that_cannot_be_read_is_one_line(url):
         assert done.returncode == 2
         assert message in done.stderr
         assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-1", "0", "soon"])
+def test_a_timeout_that_would_never_end_is_refused(url, text, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["tail", url, f"--timeout={text}"])
+    assert stop.value.code == 2
+    assert f"--timeout: {text!r} is no number of seconds from 0.1 to 86400" in capsys.readouterr().err
+
+
+def test_an_output_that_cannot_be_written_is_one_line(url):
+    command = [sys.executable, "-c", "from hal.cli import main; main()", "tail", url, "--timeout", "30"]
+    worker = [sys.executable, "-c", textwrap.dedent(WORKER), url, "closes"]
+    with (
+        open("/dev/full", "w") as full,
+        subprocess.Popen(command, stdout=full, stderr=subprocess.PIPE) as process,
+        subprocess.Popen(worker, stderr=subprocess.DEVNULL) as sending,
+    ):
+        _, err = process.communicate(timeout=60)
+        sending.kill()
+    assert process.returncode == 2
+    assert err.startswith(b"hal: error: standard output: cannot be written: No space left")
+    assert err.count(b"\n") == 1

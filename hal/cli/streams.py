@@ -1,0 +1,90 @@
+"""The standard streams of the commands, where one of them may be closed (``1>&-``) or refuse what is written."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any, TextIO, cast
+
+
+class Output:
+    """Standard output, noting why it took nothing: libraries on the way may swallow the error, or make it theirs."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+        self.failure: OSError | None = None
+
+    def write(self, text: str) -> int:
+        with self._noting():
+            return self.stream.write(text)
+
+    def flush(self) -> None:
+        with self._noting():
+            self.stream.flush()
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 (whatever else a stream has)
+        return getattr(self.stream, name)
+
+    @contextlib.contextmanager
+    def _noting(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.failure = self.failure or error
+            raise
+
+
+@contextlib.contextmanager
+def prepared() -> Iterator[Output]:
+    """Standard output, watched; a stream that is closed has a stand-in meanwhile.
+
+    Without it a file that is opened later would take the number, and what libraries write there would go into it.
+    What goes to a closed standard error is lost, as its user wants it. A closed standard output cannot be written, and
+    the command fails as on a full disk.
+    """
+    _occupy(0, os.O_RDONLY)
+    if sys.stdout is None:
+        _occupy(1, os.O_RDONLY)
+        sys.stdout = vars(sys)["__stdout__"] = os.fdopen(1, "w", closefd=False)
+    if sys.stderr is None:
+        _occupy(2, os.O_WRONLY)
+        sys.stderr = vars(sys)["__stderr__"] = os.fdopen(2, "w", buffering=1, closefd=False)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # text in another script must not break a listing
+    output = Output(sys.stdout)
+    sys.stdout = cast(TextIO, output)
+    try:
+        yield output
+    finally:
+        sys.stdout = output.stream
+        if output.failure is not None:
+            _mute(output.stream)
+
+
+def _occupy(number: int, flags: int) -> None:
+    try:
+        os.fstat(number)
+    except OSError:
+        descriptor = os.open(os.devnull, flags)
+        if descriptor != number:
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+
+
+def say(text: str) -> None:
+    """A line on standard error. Where that cannot be written nobody can be told, and what is done goes on."""
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:
+        _mute(sys.stderr)
+
+
+def _mute(stream: TextIO) -> None:
+    """Lead a stream that failed to nowhere, so that the interpreter's last flush of it finds nothing to say."""
+    with contextlib.suppress(OSError, ValueError):  # a test's stream has no number
+        descriptor = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(descriptor, stream.fileno())
+        os.close(descriptor)
