@@ -43,14 +43,14 @@ class Step:
 
     def __post_init__(self) -> None:
         self._check_scalars()
-        if not isinstance(self.orders, Mapping):
+        if not _is_mapping(self.orders):
             raise _refused(f"orders = {self.orders!r}", "give a mapping of state name to slots in batch-id order")
         orders: dict[str, Int32s] = {}
         spans: dict[str, tuple[int, int]] = {}
         for name, order in self.orders.items():
             slots = _slots(name, order)
-            rising = np.unique(slots)
-            if len(rising) != len(slots):
+            rising = np.sort(slots)
+            if np.count_nonzero(rising[1:] == rising[:-1]):
                 raise _refused(f"the order of state {name!r} must name each slot once, as one list", _ORDER)
             slots.flags.writeable = False
             orders[name] = slots
@@ -84,6 +84,7 @@ class Step:
             ) from None
 
 
+_INT32 = np.dtype(np.int32)
 _ORDER = "give the slot of each batch id, in batch-id order"
 
 
@@ -91,11 +92,18 @@ def _refused(what: str, cure: str) -> InvalidValue:
     return InvalidValue(what, cure=cure, argument="step")
 
 
+def _is_mapping(given: object) -> bool:
+    """A dict is told apart first: asking an abstract class costs more than all else that is checked."""
+    return type(given) is dict or isinstance(given, Mapping)
+
+
 def _slots(name: object, order: Any) -> Int32s:  # noqa: ANN401 (a list or an array)
     """An order as an array of its own; what is no whole number that fits int32 is refused, not rounded or cut."""
     if type(name) is not str:
         raise _refused(f"orders names a state {name!r}", "name states by strings")
     plain = isinstance(order, np.ndarray)
+    if plain and order.dtype == _INT32 and order.ndim == 1:
+        return np.array(order, np.int32)
     try:
         found = np.array(order) if plain or not {bool, np.bool_} & set(map(type, order)) else None
     except (TypeError, ValueError, OverflowError):  # a number by itself, a ragged list, no sequence at all
@@ -104,8 +112,6 @@ def _slots(name: object, order: Any) -> Int32s:  # noqa: ANN401 (a list or an ar
         return np.zeros(0, np.int32)
     if found is None or found.ndim != 1 or found.dtype.kind not in "iu":
         raise _refused(f"the order of state {name!r} must be one list of whole numbers", _ORDER)
-    if found.dtype == np.int32:
-        return found
     low, high = int(found.min()), int(found.max())
     if low < -(2**31) or high >= 2**31:
         raise _refused(f"the order of state {name!r} names slots {low} to {high}, which do not fit int32", _ORDER)
@@ -114,7 +120,7 @@ def _slots(name: object, order: Any) -> Int32s:  # noqa: ANN401 (a list or an ar
 
 def _messages(name: str, given: Any, orders: Mapping[str, Int32s]) -> dict[int, str]:  # noqa: ANN401 (the caller's)
     """Slot to message, as a copy; a slot that no order names has no row that could carry its message."""
-    if not isinstance(given, Mapping):
+    if not _is_mapping(given):
         raise _refused(f"{name} = {given!r}", "give a mapping of slot to message")
     if not given:
         return {}
