@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 from hal_core import conformance
+from hal_core.conformance.command import main
 from hal_core.conformance.guarantees import GUARANTEES
+from hal_core.errors import InvalidValue
 
 HERE = Path(__file__).parent
 KIT = Path(conformance.__file__).parent
@@ -201,4 +203,45 @@ def test_the_cpu_device_conforms_with_several_ranks_and_one_pool_serves_them_all
 def test_the_kit_passes_under_copies_that_come_late():
     found = report("cpu", "--fault=DelayedCopies", "--only=G12,G19,G20,G22,G23,G24", code=0)
     assert found["ok"]
-    assert "one of FailingWrites" in conform("cpu", "--fault=NoSuchFault", code=4).stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--policy=nomod:x"], "--policy: 'nomod:x': importing nomod failed: ModuleNotFoundError"),
+        (["--policy=os:nosuch"], "--policy: 'os:nosuch': module 'os' has no attribute 'nosuch' (mend the name)"),
+        (["--policy=os:sep"], "--policy: 'os:sep' is no Policy, but str (name a class"),
+        (["--policy=argparse:Action"], "--policy: 'argparse:Action' was not made: TypeError"),
+        (["--policy=os"], "--policy: 'os' names no attribute (write module:attribute)"),
+        (["--policy=:x"], "--policy: ':x' names no attribute"),
+        (["--device-factory=os:nosuch"], "--device-factory: 'os:nosuch': module 'os' has no attribute 'nosuch'"),
+        (["--device-factory=os:sep"], "--device-factory: 'os:sep' cannot be called (name a function"),
+        (["--liar=Nobody"], "no liar 'Nobody' (one of "),
+        (["--fault=NoSuchFault"], "no fault 'NoSuchFault' (one of FailingWrites"),
+        (["--html=/nonexist/x.html"], "--html: '/nonexist/x.html' cannot be written: there is no folder '/nonexist'"),
+        (["--report=/nonexist/x.json"], "--report: '/nonexist/x.json' cannot be written: there is no folder"),
+        (["--report=/"], "--report: '/' is a folder (name a file"),
+        ([f"--report=/{'x' * 300}"], "cannot be written: File name too long"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_an_option_that_cannot_be_is_told_before_anything_runs(arguments, told, capsys):
+    with pytest.raises(InvalidValue) as refused:
+        main(["cpu", *arguments])
+    assert told in str(refused.value)
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("argument", ["--examples=0", "--examples=-3", "--examples=x", "--seed=-1", "--seed=1.5"])
+def test_a_count_that_cannot_be_is_a_usage_error(argument, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["cpu", argument])
+    assert stop.value.code == 2
+    option, _, text = argument.partition("=")
+    assert f"argument {option}: {text!r} is no whole number of at least" in capsys.readouterr().err
+
+
+def test_a_report_that_could_not_be_written_after_all_fails_the_run():
+    done = conform("cpu", "--only=G25", "--profile=quick", "--report=/dev/full", code=1)
+    assert "the report was not written to '/dev/full': No space left on device" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr

@@ -8,7 +8,7 @@ import io
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -78,11 +78,7 @@ def run(options: Options) -> int:
         return 2
     import pytest
 
-    from .opening import subject
-    from .report import chosen
-
-    chosen(options.only)  # both raise with the cure, before anything is run
-    subject(options.device, factory=options.device_factory, policy=options.policy)
+    _check(options)
     if options.liars:
         return _run_liars(options)
     with tempfile.TemporaryDirectory(prefix="hal-conform-") as folder:
@@ -98,6 +94,24 @@ def run(options: Options) -> int:
             return status or 2
         print(report.read_text(encoding="utf-8"))
         return status
+
+
+def _check(options: Options) -> None:
+    """Raise with the cure for what cannot be run, before anything is."""
+    from .faults import named
+    from .liars import by_name
+    from .opening import subject
+    from .report import check_target, chosen
+
+    chosen(options.only)
+    for option in ("html", "report"):
+        if path := getattr(options, option):
+            check_target(path, f"--{option}")
+    if options.liar:
+        by_name(options.liar)  # not more: some liars take effect at once
+    if options.fault:
+        named(options.fault)
+    subject(options.device, factory=options.device_factory, policy=options.policy)
 
 
 def _run_liars(options: Options) -> int:
@@ -117,6 +131,21 @@ def _run_liars(options: Options) -> int:
     return 1 if alive else 0
 
 
+def _at_least(least: int) -> Callable[[str], int]:
+    """The type of an option that is a count."""
+
+    def read(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            number = least - 1
+        if number < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least {least}")
+        return number
+
+    return read
+
+
 def main(given: Sequence[str] | None = None) -> int:
     """The command itself."""
     parser = argparse.ArgumentParser(
@@ -126,8 +155,8 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument("--html", default="", metavar="FILE", help="write the report as HTML")
     parser.add_argument("--report", default="", metavar="FILE", help="write the report; .json or .html")
-    parser.add_argument("--examples", type=int, default=0, metavar="N", help="examples a property")
-    parser.add_argument("--seed", type=int, metavar="N", help="seed of everything that is drawn")
+    parser.add_argument("--examples", type=_at_least(1), default=0, metavar="N", help="examples a property")
+    parser.add_argument("--seed", type=_at_least(0), metavar="N", help="seed of everything that is drawn")
     parser.add_argument("--only", default="", metavar="G3,G15", help="only these guarantees")
     parser.add_argument("--profile", default="", choices=["", "quick", "default", "nightly"])
     parser.add_argument("--policy", default="", metavar="MODULE:ATTR", help="another Policy class or object")

@@ -47,14 +47,24 @@ class Recipe:
         return subject(self.name, **parts)
 
 
-def attribute(path: str) -> Any:  # noqa: ANN401 (whatever the path names)
-    """The object at ``module:attribute``."""
-    module, colon, name = path.partition(":")
-    if not colon:
-        raise InvalidValue(f"{path!r} names no attribute", cure="write module:attribute", argument="path")
-    found: Any = import_module(module)
+def attribute(path: str, option: str = "path") -> Any:  # noqa: ANN401 (whatever the path names)
+    """The object at ``module:attribute``; ``option`` is who asked. Raises :class:`InvalidValue`."""
+    module, _, name = path.partition(":")
+    if not module or not name:
+        raise InvalidValue(f"{path!r} names no attribute", cure="write module:attribute", argument=option)
+    try:
+        found: Any = import_module(module)
+    except Exception as error:
+        raise InvalidValue(
+            f"{path!r}: importing {module} failed: {type(error).__name__}: {error}",
+            cure="mend the name or the module; its folder must be on PYTHONPATH",
+            argument=option,
+        ) from error
     for part in name.split("."):
-        found = getattr(found, part)
+        try:
+            found = getattr(found, part)
+        except AttributeError as error:
+            raise InvalidValue(f"{path!r}: {error}", cure="mend the name", argument=option) from None
     return found
 
 
@@ -62,8 +72,7 @@ def subject(name: str = "", *, factory: str = "", policy: str = "", liar: str = 
     """The device called ``name``, or that ``factory`` makes; under another policy, made a liar, or under a fault."""
     found = _by_factory(factory) if factory else _by_name(name)
     if policy:
-        made = attribute(policy)
-        found = replace(found, policy=made() if isinstance(made, type) else made)
+        found = replace(found, policy=_policy(policy))
     if liar:
         from .liars import by_name
 
@@ -74,6 +83,22 @@ def subject(name: str = "", *, factory: str = "", policy: str = "", liar: str = 
         honest, chosen = found, named(fault)
         found = replace(found, open=lambda: lay(honest.open(), chosen))
     return replace(found, recipe=Recipe(name, factory, policy, liar, fault))
+
+
+def _policy(path: str) -> Policy:
+    """The policy at ``module:attribute``, or one made by the class there."""
+    from ..policy import Policy
+
+    made = attribute(path, "--policy")
+    try:
+        made = made() if isinstance(made, type) else made
+    except Exception as error:
+        what = f"{path!r} was not made: {type(error).__name__}: {error}"
+        raise InvalidValue(what, cure="a policy is made without arguments", argument="--policy") from error
+    if not isinstance(made, Policy):
+        cure = "name a class derived from hal_core.policy.Policy, or an object of one"
+        raise InvalidValue(f"{path!r} is no Policy, but {type(made).__name__}", cure=cure, argument="--policy")
+    return made
 
 
 def _by_name(name: str) -> Subject:
@@ -105,6 +130,9 @@ def _support(name: str) -> Support:
 
 def _by_factory(path: str) -> Subject:
     """A factory is called without arguments; its attribute ``support``, where it has one, is the plugin's part."""
-    factory = attribute(path)
+    factory = attribute(path, "--device-factory")
+    if not callable(factory):
+        cure = "name a function that opens the device"
+        raise InvalidValue(f"{path!r} cannot be called", cure=cure, argument="--device-factory")
     support = getattr(factory, "support", None) or Support()
     return Subject(path, factory, support() if isinstance(support, type) else support, origin=path)

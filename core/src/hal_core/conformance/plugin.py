@@ -61,12 +61,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not ours:
         return
     from ..errors import HalError
-    from .report import Recorder, chosen, effort
+    from .report import Recorder, check_target, chosen, effort
 
     config.stash[KEY] = Recorder(config, {item.name.partition("[")[0] for item in ours})
     try:
         wanted = chosen(config.getoption("--hal-only"))
         effort(config)
+        if target := config.getoption("--hal-report"):
+            check_target(target, "--hal-report")
     except HalError as error:
         raise pytest.UsageError(str(error)) from None
     left_out = [item for item in ours if wanted and _number(item) not in wanted]
@@ -90,7 +92,7 @@ def device_subject(request: pytest.FixtureRequest) -> Subject:
     try:
         laid = {"policy": option("--hal-policy"), "liar": option("--hal-liar"), "fault": option("--hal-fault")}
         return subject(name, factory=factory, **laid)
-    except (HalError, ImportError, AttributeError) as error:
+    except HalError as error:
         pytest.exit(f"the device under test was not found: {error}", returncode=4)
 
 

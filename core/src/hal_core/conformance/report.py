@@ -64,6 +64,23 @@ def chosen(text: str) -> set[int]:
     return numbers
 
 
+def check_target(path: str, option: str) -> None:
+    """Raise :class:`InvalidValue` where no report can be written: that is better known before a run than after it."""
+    target = Path(path)
+    try:
+        if target.is_dir():
+            what = "is a folder"
+        elif not target.parent.is_dir():
+            what = f"cannot be written: there is no folder {str(target.parent)!r}"
+        else:
+            writable = os.access(target if target.exists() else target.parent, os.W_OK)
+            what = "" if writable else "cannot be written: no permission"
+    except OSError as error:  # a name that is too long
+        what = f"cannot be written: {error.strerror}"
+    if what:
+        raise InvalidValue(f"{path!r} {what}", cure="name a file in a folder that can be written", argument=option)
+
+
 def effort(config: pytest.Config) -> Effort:
     """The profile, examples and seed that were asked for. Quick is the same every time; the others draw a seed."""
     from .kit import HANG, PROFILES, Effort
@@ -71,10 +88,14 @@ def effort(config: pytest.Config) -> Effort:
     profile = config.getoption("--hal-profile") or os.environ.get(PROFILE) or "default"
     if profile not in PROFILES:
         raise InvalidValue(f"profile {profile!r}", cure=f"one of {', '.join(PROFILES)}", argument="profile")
-    given = config.getoption("--hal-seed")
+    given, examples = config.getoption("--hal-seed"), config.getoption("--hal-examples")
+    if given is not None and given < 0:
+        raise InvalidValue(f"{given}", cure="give a whole number of at least 0", argument="seed")
+    if examples < 0:
+        raise InvalidValue(f"{examples}", cure="give at least 1, or 0 for the profile's", argument="examples")
     seed = given if given is not None else 0 if profile == "quick" else secrets.randbelow(2**31)
     shrink, hang = not config.getoption("--hal-no-shrink"), config.getoption("--hal-hang") or HANG
-    return Effort(profile, config.getoption("--hal-examples"), seed, shrink, hang)
+    return Effort(profile, examples, seed, shrink, hang)
 
 
 class Recorder:
@@ -146,10 +167,17 @@ class Recorder:
         self.report = Report(self.header(), [self._entry(number) for number in BY_NUMBER], problems)
         target = self.config.getoption("--hal-report")
         if target:
-            from .rendering import render
-
-            Path(target).write_text(render(self.report, html=target.endswith((".html", ".htm"))), encoding="utf-8")
+            self._write(self.report, target)
         return not self.report.ok
+
+    @staticmethod
+    def _write(report: Report, target: str) -> None:
+        from .rendering import render
+
+        try:
+            Path(target).write_text(render(report, html=target.endswith((".html", ".htm"))), encoding="utf-8")
+        except OSError as error:  # the disk is full, or the folder has gone meanwhile
+            report.problems.append(f"the report was not written to {target!r}: {error.strerror}; make room, run again")
 
     def opened(self, kit: Kit) -> None:
         """Note the device under test, once it is open."""
