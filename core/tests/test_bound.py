@@ -235,7 +235,7 @@ def test_g26_an_argument_of_another_kind_is_refused_before_anything_is_done(boun
 def test_g26_tasks_that_are_none_are_refused(bound):
     state = bound.state(SIZES)
     task = prefill(state)
-    for tasks in (None, task, 5, [1], [task, None], "ab", {1: 2}):
+    for tasks in (None, task, 5, [1], [task, None], "ab", {1: 2}, iter([task])):
         check_refused(bound, "insert_tasks", "tasks", sound(bound, "insert_tasks") | {"state": state, "tasks": tasks})
     for name in ("blocks", "drafts"):
         for value in (None, 5):

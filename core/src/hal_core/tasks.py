@@ -213,7 +213,7 @@ class TaskBatch:
                 [task.first_token for task in tasks],
                 [task.drafts for task in tasks],
             )
-        except (AttributeError, TypeError):
+        except (AttributeError, TypeError, InvalidValue):
             check_kinds(tasks)
             raise
 
@@ -248,9 +248,11 @@ def _whole(values: Any, name: str) -> list[int]:  # noqa: ANN401 (a sequence or 
     if plain and set(map(type, plain)) != {int}:
         plain = [int(v) if isinstance(v, np.integer) else v for v in plain]
         if set(map(type, plain)) != {int}:
-            raise InvalidValue(f"{name} must be whole numbers", argument=name)
+            raise InvalidValue(f"{name} must be whole numbers", cure="give int, no bool or float", argument=name)
     if plain and not (_INT32[0] <= min(plain) and max(plain) <= _INT32[1]):
-        raise InvalidValue(f"{name} must be whole numbers that fit int32", argument=name)
+        raise InvalidValue(
+            f"{name} must be whole numbers that fit int32", cure="give numbers from -2**31 to 2**31 - 1", argument=name
+        )
     return plain
 
 
@@ -269,7 +271,7 @@ def check_kinds(tasks: Any) -> None:  # noqa: ANN401 (whatever the caller gave)
             raise InvalidValue(f"request {wrong!r}", cure="admit() the request first", argument="tasks")
         return
     cure = "give a list of tasks, or a TaskBatch"
-    if isinstance(tasks, Task) or not isinstance(tasks, Iterable):
+    if not isinstance(tasks, Iterable) or not isinstance(tasks, Sized):  # one task, or an iterator: it ends once
         raise InvalidValue(f"{type(tasks).__name__} by itself is no list of tasks", cure=cure, argument="tasks")
     for at, task in enumerate(tasks):
         if not isinstance(task, Task):
