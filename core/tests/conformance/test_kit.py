@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import signal
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -171,6 +172,45 @@ def test_an_asynchronous_device_conforms_and_its_latches_are_used():
     assert skipped == {"G13": "needs several_ranks"}
     assert set(outcomes(found, "G3").values()) == {"passed"}
     assert set(outcomes(found, "G10").values()) == {"passed"}
+
+
+TROUBLED = """
+import os, signal, sys, time
+from hal_core.conformance import command
+from hal_core.cpu.device import CpuDevice
+from hal_core.markers import hookimpl
+class Troubled(CpuDevice):
+    @hookimpl
+    def async_set_value(self, device, target, value, stream):
+        {trouble}
+sys.modules["troubled"] = sys.modules["__main__"]
+factory = lambda: Troubled(0, {{}})
+command.SILENCE = 0.5
+sys.exit(command.main(["--device-factory=troubled:factory", "--only=G1", "--profile=quick", *sys.argv[1:]]))
+"""
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]], ids=["text", "json"])
+@pytest.mark.parametrize("trouble", ["os.kill(os.getpid(), signal.SIGSEGV)", "os._exit(3)"], ids=["crash", "exit"])
+def test_a_device_that_ends_the_process_leaves_the_name_of_the_test(trouble, options):
+    command = [sys.executable, "-c", TROUBLED.format(trouble=trouble), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode in (3, -11)
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("hal conform: the process ended while test_g01_")
+    assert last.endswith(" was running")
+    assert ("in async_set_value" in done.stderr) == (done.returncode < 0), "where it crashed"
+
+
+def test_a_device_that_hangs_is_named_with_its_test_while_it_does():
+    command = [sys.executable, "-c", TROUBLED.format(trouble="time.sleep(1000)")]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        told = process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        rest = process.communicate(timeout=60)[1]
+    assert told.startswith("hal conform: test_g01_")
+    assert told.endswith(" has been running for 0.5 s\n")
+    assert "the process ended" not in rest, "it was interrupted, and said so itself"
 
 
 COUNTING = """

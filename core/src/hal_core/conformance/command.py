@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import io
 import json
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -48,7 +49,7 @@ def arguments(options: Options) -> list[str]:
     """The arguments of the pytest run. It reads no settings of the folder it is started in."""
     chosen = [
         *("--pyargs", "hal_core.conformance", "-p", "hal_core.conformance.plugin", "-p", "no:cacheprovider"),
-        *("-p", "no:faulthandler", "-c", str(HERE / "conform.ini"), "--rootdir", str(HERE)),
+        *("-c", str(HERE / "conform.ini"), "--rootdir", str(HERE)),
         *("--import-mode=importlib", "-W", "default", "-W", "ignore::pytest.PytestAssertRewriteWarning"),
     ]
     for flag, value in (
@@ -66,6 +67,8 @@ def arguments(options: Options) -> list[str]:
     ):
         if value not in ("", None) and not (value == 0 and flag in ("--hal-examples", "--hal-hang")):
             chosen.append(f"{flag}={value}")
+    if sys.__stderr__ is None:  # closed: pytest would fail for want of a place to dump to
+        chosen += ["-p", "no:faulthandler"]
     return chosen if options.shrink else [*chosen, "--hal-no-shrink"]
 
 
@@ -85,15 +88,74 @@ def run(options: Options) -> int:
         report = Path(folder, "report.json")
         wanted = options.but(report=options.html or options.report or str(report))
         if not options.json:
-            return int(pytest.main([*arguments(wanted), "--tb=short", "-q"]))
+            with Witness() as witness:
+                return int(pytest.main([*arguments(wanted), "--tb=short", "-q"], plugins=[witness]))
         noise = io.StringIO()
-        with contextlib.redirect_stdout(noise):
-            status = int(pytest.main([*arguments(options.but(report=str(report))), "--tb=no", "-q"]))
+        with contextlib.redirect_stdout(noise), Witness() as witness:
+            chosen = arguments(options.but(report=str(report)))
+            status = int(pytest.main([*chosen, "--tb=no", "-q"], plugins=[witness]))
         if not report.exists():
             print(noise.getvalue(), file=sys.stderr)
             return status or 2
         print(report.read_text(encoding="utf-8"))
         return status
+
+
+class Witness:
+    """A pytest plugin that says on standard error which test was running when the process crashes, or hangs.
+
+    The process cannot say so itself: a process of its own does, which is told each test's name through a pipe and
+    sees the pipe end. What is written to the pipe outlives a crash.
+    """
+
+    def __enter__(self) -> Witness:
+        command = [sys.executable, "-I", "-S", "-c", _WITNESS, str(SILENCE)]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, bufsize=0, start_new_session=True
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """A test begins."""
+        self._tell(nodeid.rpartition("::")[2])
+
+    def pytest_runtest_logfinish(self) -> None:
+        """It has ended."""
+        self._tell("")
+
+    def pytest_sessionfinish(self) -> None:
+        """All have ended, perhaps because of an interrupt."""
+        self._tell("")
+
+    def _tell(self, test: str) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # somebody has ended the witness
+            self._process.stdin.write(f"{test}\n".encode())
+
+
+SILENCE = 60.0
+"""Seconds after which a test that goes on is named."""
+_WITNESS = """
+import os, select, sys
+limit, rest, test, told = float(sys.argv[1]), b"", "", False
+while True:
+    if not select.select([0], [], [], limit if test and not told else None)[0]:
+        told = True
+        print(f"hal conform: {test} has been running for {limit:g} s", file=sys.stderr, flush=True)
+    elif not (data := os.read(0, 65536)):
+        break
+    else:
+        *lines, rest = (rest + data).split(b"\\n")
+        if lines:
+            test, told = lines[-1].decode(), False
+if test:
+    print(f"hal conform: the process ended while {test} was running", file=sys.stderr, flush=True)
+"""
 
 
 def _check(options: Options) -> None:
