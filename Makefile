@@ -9,8 +9,14 @@ ARGS   ?=
 help:            ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
+# Said before a virtual environment is made: one of another Python fails late, and in words of pip's. --clear below, because
+# one that is broken, or of another Python than is asked for now, would stay so.
+CHECK_PYTHON = @$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { \
+	echo "hal: $(PYTHON) is $$($(PYTHON) --version 2>&1): Python 3.11, 3.12 or 3.13 is needed (make PYTHON=python3.11 …)" >&2; exit 1; }
+
 $(STAMP): requirements-dev.txt pyproject.toml core/pyproject.toml $(wildcard plugins/*/pyproject.toml)
-	$(PYTHON) -m venv $(VENV)
+	$(CHECK_PYTHON)
+	$(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -r requirements-dev.txt
 	@touch $@
 
@@ -56,7 +62,8 @@ nightly: $(STAMP) ## ten times the examples
 	$(call SIM,2,nightly,$(BIN)/python)
 
 $(OLDER)/.installed: requirements-dev.txt
-	$(PYTHON) -m venv $(OLDER)
+	$(CHECK_PYTHON)
+	$(PYTHON) -m venv --clear $(OLDER)
 	$(OLDER)/bin/python -m pip install -q --disable-pip-version-check 'paddlepaddle==3.1.*' setuptools pytest hypothesis \
 		-e './core[conformance]' -e . -e ./plugins/sim
 	@touch $@
