@@ -304,3 +304,15 @@ def test_g26_memory_that_is_not_there_names_the_sizes():
         bound.state(SIZES)
     assert str(raised.value).startswith("cpu:0: state: sizes: ")
     assert raised.value.cure
+
+
+@pytest.mark.parametrize("slots", [[-1], [4], [0, 9], [0.0], None, 2, "ab"])
+def test_only_slots_of_the_state_can_be_released(bound, slots):
+    state = bound.state(SIZES)
+    task = Task(TaskKind.PREFILL, 3, admit(Request("r", [1, 2]), state.layout), 0, 2, [0])
+    bound.insert_tasks(state=state, tasks=[task], stream=bound.default_stream).wait()
+    with pytest.raises(InvalidValue) as raised:
+        state.release(slots)
+    assert raised.value.argument == "slots"
+    assert raised.value.cure
+    assert state.ledger.requests[3] is not None

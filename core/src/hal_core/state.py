@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -177,8 +178,19 @@ class SlotState:
         return record
 
     def release(self, slots: Sequence[int]) -> None:
-        """Declare slots free whose requests have ended; their next request resets their rows."""
-        self.ledger.release(slots)
+        """Declare slots free whose requests have ended; their next request resets their rows.
+
+        A slot that is free already stays so. Raises :class:`InvalidValue`, and frees none, for what is no slot.
+        """
+        try:
+            numbers = [index(slot) for slot in slots]
+        except TypeError:
+            raise InvalidValue(
+                f"{slots!r} is no list of slots", cure="give the numbers of the slots", argument="slots"
+            ) from None
+        if numbers:
+            self.check_slots((min(numbers), max(numbers)), "slots")
+        self.ledger.release(numbers)
 
     def read_by(self, slots: Ints, event: Event) -> None:
         """Remember that a step up to ``event`` reads these slots (G28)."""
