@@ -229,6 +229,8 @@ def main(given: Sequence[str] | None = None) -> int:
     found = vars(parser.parse_args(given))
     if found["liars"] and not found["device"] and not found["device_factory"]:
         found["device"] = EMBEDDED
+    if found["html"] and not found["html"].endswith((".html", ".htm")):
+        parser.error("--html FILE: name it .html; other names are written as JSON, by --report")
     if len([name for name in ("json", "html", "report") if found[name]]) > 1:
         parser.error("--json, --html and --report each say where the report goes: give one")
     if not found["device"] and not found["device_factory"]:
