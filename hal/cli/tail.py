@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hal_core.frames import Frame
     from hal_core.records import OutputRow
 
-    from hal.reading import Event
+    from hal.reading import Event, OutputReader
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -43,14 +43,20 @@ def run(arguments: list[str]) -> None:
     printer = Printer(as_json=options.json, request=options.request)
     with OutputReader(options.url, auto_ack=not options.keep, on_event=printer.event) as reader:
         printer.reader = reader
-        try:
-            while (frame := reader.read(options.timeout)) is not None:
-                printer.record(frame)
-        except KeyboardInterrupt:
-            pass
+        if reader.url != options.url:
+            say(f"hal tail: listens on {reader.url}")
+        while (frame := _next(reader, options.timeout)) is not None:
+            printer.record(frame)  # broken off, it is not acknowledged
         counts = reader.counters()
     told = ", ".join(f"{number} {name}" for name, number in (counts | printer.counts).items())
     say(f"hal tail: {told}")
+
+
+def _next(reader: OutputReader, timeout: float | None) -> Frame | None:
+    try:
+        return reader.read(timeout)
+    except KeyboardInterrupt:
+        return None
 
 
 class Printer:
