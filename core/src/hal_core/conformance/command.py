@@ -118,7 +118,11 @@ class Witness:
     def __exit__(self, *_: object) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait()
+        try:
+            self._process.wait(2.0)
+        except subprocess.TimeoutExpired:  # a process that was forked meanwhile holds the pipe open
+            self._process.kill()
+            self._process.wait()
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """A test begins."""
