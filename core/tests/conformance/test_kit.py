@@ -186,6 +186,7 @@ class Troubled(CpuDevice):
 sys.modules["troubled"] = sys.modules["__main__"]
 factory = lambda: Troubled(0, {{}})
 command.SILENCE = 0.5
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background of a script ignores it
 sys.exit(command.main(["--device-factory=troubled:factory", "--only=G1", "--profile=quick", *sys.argv[1:]]))
 """
 
@@ -205,9 +206,12 @@ def test_a_device_that_ends_the_process_leaves_the_name_of_the_test(trouble, opt
 def test_a_device_that_hangs_is_named_with_its_test_while_it_does():
     command = [sys.executable, "-c", TROUBLED.format(trouble="time.sleep(1000)")]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
-        told = process.stderr.readline()
-        process.send_signal(signal.SIGINT)
-        rest = process.communicate(timeout=60)[1]
+        try:
+            told = process.stderr.readline()
+            process.send_signal(signal.SIGINT)
+            rest = process.communicate(timeout=60)[1]
+        finally:
+            process.kill()
     assert told.startswith("hal conform: test_g01_")
     assert told.endswith(" has been running for 0.5 s\n")
     assert "the process ended" not in rest, "it was interrupted, and said so itself"
