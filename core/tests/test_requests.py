@@ -66,3 +66,14 @@ def test_admission_takes_a_request_a_layout_and_a_count():
     refused("request", lambda: admit("r", state.layout))
     refused("vocab_size", lambda: admit(Request("r", [1]), state.layout, vocab_size="100"))
     device.close()
+
+
+def test_what_admission_packs_is_the_requests_own_and_no_others():
+    layout = lay_out(Sizes(slots=2, max_tokens=64))
+    params = SamplingParams(temperature=0.25, top_k=7, eos_token_ids=(3,), max_tokens=9)
+    first, second = admit(Request("r", [1, 2], params), layout), admit(Request("s", [4]), layout)
+    one, other = (np.frombuffer(each.packed, layout.admission_dtype)[0] for each in (first, second))
+    assert (one["stamp"], other["stamp"]) == (layout.admission_stamp,) * 2
+    assert (one["record"]["request_serial"], other["record"]["request_serial"]) == (first.serial, second.serial)
+    assert (one["record"]["temperature"], one["record"]["top_k"], one["record"]["eos_num"]) == (0.25, 7, 1)
+    assert (other["record"]["top_k"], other["record"]["eos_num"]) == (SamplingParams().top_k, 0)

@@ -196,10 +196,10 @@ def admit(request: Request, layout: StateLayout, *, vocab_size: int | None = Non
         )
     tokens.flags.writeable = False
     serial, total, stops = next(_serials), len(tokens), len(params.stop_sequences)
-    head = np.zeros(1, layout.admission_dtype)
+    # Filled in place, from bytes: NumPy copies structured values field by field.
+    head = np.frombuffer(bytearray(_template(layout)), layout.admission_dtype)
     stamp = layout.admission_stamp
-    head["stamp"] = stamp
-    head["record"] = _record(request, serial, len(prompt), len(output), layout)
+    _fill(head["record"], request, serial, len(prompt), len(output))
     extents = (len(params.bad_words), stops, stops * sizes.max_stop_length, 0, total)
     head["extents"] = extents
     bad = stop_lengths = stop = b""
@@ -287,18 +287,24 @@ def _check_lengths(request: Request, prompt_len: int, generated: int, layout: St
             )
 
 
-_templates: dict[bytes, np.ndarray[Any, np.dtype[np.void]]] = {}
+_templates: dict[bytes, bytes] = {}
+
+
+def _template(layout: StateLayout) -> bytes:
+    """What admission packs (``layout.admission_dtype``) with an empty slot's record, as bytes."""
+    template = _templates.get(layout.digest)
+    if template is None:
+        head = np.zeros(1, layout.admission_dtype)
+        head["stamp"], record = layout.admission_stamp, head["record"]
+        for name in layout.record_dtype.names or ():
+            record[name] = layout.fields[name].field.reset
+        template = _templates[layout.digest] = head.tobytes()
+    return template
 
 
 def empty_record(layout: StateLayout) -> np.ndarray[Any, np.dtype[np.void]]:
     """A record of an empty slot, shape ``[1]``: every field at its reset value."""
-    template = _templates.get(layout.digest)
-    if template is None:
-        template = np.zeros(1, layout.record_dtype)
-        for name in layout.record_dtype.names or ():
-            template[name] = layout.fields[name].field.reset
-        _templates[layout.digest] = template
-    return template.copy()
+    return np.frombuffer(_template(layout), layout.admission_dtype)["record"].copy()
 
 
 def draw_seed(seed: int, request_id: str) -> int:
@@ -309,12 +315,11 @@ def draw_seed(seed: int, request_id: str) -> int:
     return (seed ^ (zlib.crc32(request_id.encode()) * 0x9E37_79B9_7F4A_7C15)) & (2**63 - 1)
 
 
-def _record(
-    request: Request, serial: int, prompt_len: int, generated: int, layout: StateLayout
-) -> np.ndarray[Any, np.dtype[np.void]]:
-    """The request's packed record, shape ``[1]``."""
-    params, rec = request.params, empty_record(layout)
-    row = rec[0]
+def _fill(
+    rec: np.ndarray[Any, np.dtype[np.void]], request: Request, serial: int, prompt_len: int, generated: int
+) -> None:
+    """Put the request into a packed record, shape ``[1]``."""
+    params, row = request.params, rec[0]
     row["request_serial"], row["prompt_lens"], row["step_idx"] = serial, prompt_len, generated
     row["stop_flags"], row["split_role"] = False, request.role
     row["temperature"], row["top_p"], row["top_k"] = params.temperature, params.top_p, params.top_k
@@ -327,4 +332,3 @@ def _record(
         row["eos_num"] = len(params.eos_token_ids)
         rec["eos_token_ids"].reshape(1, -1)[0, : len(params.eos_token_ids)] = params.eos_token_ids  # width 1: no axis
     row["stop_seqs_num"], row["bad_words_num"] = len(params.stop_sequences), len(params.bad_words)
-    return rec
