@@ -199,8 +199,9 @@ def ranks(sim, what, **options):
             process.kill()
 
 
-def test_two_ranks_agree_by_one_collective_a_call_without_races_or_fallbacks(sim):
-    for process, out, err in ranks(sim, "agree", mode=2, staged=0):
+@pytest.mark.parametrize("mode", [0, 1, 2], ids=["eager", "worker", "lazy"])
+def test_two_ranks_agree_by_one_collective_a_call_without_races_or_fallbacks(sim, mode):
+    for process, out, err in ranks(sim, "agree", mode=mode, staged=0):
         assert process.returncode == 0, err[-2000:]
         got = json.loads(out.splitlines()[-1])
         assert got["accept_tokens"] == list(range(12))
