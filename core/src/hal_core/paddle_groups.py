@@ -73,7 +73,9 @@ _lock = threading.RLock()
 def open_groups(groups: Sequence[Sequence[int]], *, backend: str = "gloo", timeout: float = DEFAULT_TIMEOUT) -> None:
     """Open groups of global ranks. Every rank of the job makes the same call, members of a group or not.
 
-    ``backend``: "gloo", or the library of the device that is Paddle's current one ("xccl", "bkcl").
+    ``backend``: "gloo", or the library of the device that is Paddle's current one ("xccl", "bkcl", "nccl"). The job
+    itself may be joined over another (``PADDLE_DISTRI_BACKEND``): over gloo, ranks that share a GPU may be in it, as
+    long as those of one group have a GPU each.
     Groups that are open stay open and take the new timeout; a group that was lost on any member is made anew. Raises
     :class:`InvalidValue` on every rank, before any group is made, when the ranks' calls differ.
     """

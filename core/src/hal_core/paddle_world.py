@@ -35,14 +35,23 @@ def join_world(*, backend: str = "gloo", timeout: float = DEFAULT_TIMEOUT) -> tu
     return dist.get_rank(), dist.get_world_size()
 
 
-def exchange(block: bytes, me: int, ranks: Sequence[int], broadcast: Callable[[Any, int], None]) -> dict[int, bytes]:
-    """Every rank's block, by global rank. All blocks are of one size; waits for the device."""
+def exchange(
+    block: bytes,
+    me: int,
+    ranks: Sequence[int],
+    broadcast: Callable[[Any, int], None],
+    on: Any = None,  # noqa: ANN401 (a Paddle place)
+) -> dict[int, bytes]:
+    """Every rank's block, by global rank, over tensors on the place ``on``; by default that of the job's collectives.
+
+    All blocks are of one size; waits for the device.
+    """
     import paddle
 
-    found = {}
+    on, found = place() if on is None else on, {}
     for rank in ranks:
         mine = np.frombuffer(block, np.uint8) if rank == me else np.zeros(len(block), np.uint8)
-        tensor = paddle.to_tensor(mine, place=place())
+        tensor = paddle.to_tensor(mine, place=on)
         broadcast(tensor, rank)
         found[rank] = tensor.numpy().tobytes()
     return found

@@ -10,8 +10,12 @@ from __future__ import annotations
 import os
 import socket
 import struct
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from time import monotonic, sleep
 from typing import Any
+
+import numpy as np
 
 from .errors import GroupLost, InvalidValue
 from .gloo import GlooSockets
@@ -21,6 +25,9 @@ from .peers import Endpoint, receive, send
 
 WHERE = struct.Struct("<II")
 """Port of a group's store, and the number under which Paddle keeps the group."""
+
+CONNECTING = 60.0
+"""Seconds, at least, in which the ranks of a group over NCCL must have found each other: its start alone takes some."""
 
 Made = tuple[Any, Callable[[], None]]
 """A process group, and what ends a call that waits in it."""
@@ -38,7 +45,9 @@ def make_group(
 
     ``links`` are the connections with the other members. Raises :class:`GroupLost` when one does not come.
     """
-    core, create = paddle_core(), _creator(backend)
+    if backend == "nccl":
+        timeout = max(timeout, CONNECTING)
+    core, create = paddle_core(), _creator(backend, timeout)
     host, first = endpoints[ranks[0]].host, me == ranks[0]
     try:
         if first:
@@ -61,7 +70,7 @@ def make_group(
     return group, abort, store
 
 
-def _creator(backend: str) -> Callable[[Any, int, int, int], Made]:
+def _creator(backend: str, timeout: float) -> Callable[[Any, int, int, int], Made]:
     """The way to make a group over this library, from a store, the rank within the group, its size, and a number."""
     core = paddle_core()
 
@@ -79,7 +88,15 @@ def _creator(backend: str) -> Callable[[Any, int, int, int], Made]:
     def bkcl(store: Any, rank: int, size: int, number: int) -> Made:  # noqa: ANN401
         return core.ProcessGroupBKCL.create(store, rank, size, number), _nothing
 
-    known = {"gloo": gloo, "xccl": xccl, "bkcl": bkcl}
+    def nccl(store: Any, rank: int, size: int, number: int) -> Made:  # noqa: ANN401
+        place = _current_gpu()
+        # As Paddle itself does before it uses NCCL; a group's communicator has no stream otherwise.
+        core.CommContextManager.set_device_id(place.get_device_id())
+        group = _by_paddle("nccl", store, rank, size, number)
+        connect(group, place, timeout)
+        return group, _nothing
+
+    known = {"gloo": gloo, "xccl": xccl, "bkcl": bkcl, "nccl": nccl}
     if backend not in known:
         raise InvalidValue(
             f"no process groups over {backend!r} are known", cure=f"known: {', '.join(known)}", argument="group"
@@ -89,6 +106,62 @@ def _creator(backend: str) -> Callable[[Any, int, int, int], Made]:
 
 def _nothing() -> None:
     """Libraries of devices cannot be told to give up: their watchdog tells the caller, and the process has to end."""
+
+
+def _by_paddle(backend: str, store: Any, rank: int, size: int, number: int) -> Any:  # noqa: ANN401 (a store; a group)
+    """The group as Paddle's own Python makes it, which knows what the class of its version takes.
+
+    ``ProcessGroupNCCL.create`` takes five arguments in Paddle 2.6 and seven in 3.3.
+    """
+    from paddle.distributed.collective import _new_process_group_impl
+
+    return _new_process_group_impl(backend, store, rank, size, f"hal-{number}", pg_options=None, group_id=number)
+
+
+def _current_gpu() -> Any:  # noqa: ANN401 (a Paddle place)
+    """The place of Paddle's current device, which must be a GPU."""
+    import paddle
+
+    kind, _, index = str(paddle.get_device()).partition(":")
+    if kind != "gpu":
+        raise InvalidValue(
+            f"a group over nccl, and Paddle's current device is {kind}",
+            cure="call paddle.set_device('gpu:N') first, in each rank with a GPU of its own",
+            argument="group",
+        )
+    return paddle.CUDAPlace(int(index or 0))
+
+
+def connect(group: Any, place: Any, timeout: float) -> None:  # noqa: ANN401 (a Paddle process group; a place)
+    """Make the first collective of a group whose library connects the ranks only then: now, while all are here.
+
+    The library waits for a rank that does not come without end and cannot be told to give up. So a thread makes the
+    call; after ``timeout`` seconds :class:`GroupLost` is raised, and the thread stays behind: the process has to end.
+    """
+    import paddle
+
+    tensor, told, deadline = paddle.to_tensor(np.zeros(8, np.uint8), place=place), [], monotonic() + timeout
+
+    def call() -> None:
+        try:
+            told.append(group.broadcast(tensor, 0, True))
+        except BaseException as error:  # noqa: BLE001 (raised by the caller of connect)
+            told.append(error)
+
+    thread = threading.Thread(target=call, name="hal-connect", daemon=True)
+    thread.start()
+    thread.join(timeout)
+    if told and isinstance(told[0], BaseException):
+        raise RuntimeError(f"its first collective failed: {told[0]}") from told[0]
+    while not (told and told[0].is_completed()):
+        if monotonic() >= deadline:
+            raise GroupLost(
+                f"the ranks of the group did not find each other within {timeout:g} s",
+                cure="end this process; see what became of the others (NCCL_DEBUG=INFO says what NCCL does), and that "
+                "each rank of the group has a GPU of its own",
+                argument="group",
+            )
+        sleep(0.001)
 
 
 def _free_port(host: str) -> int:

@@ -38,6 +38,10 @@ Environment = Callable[[int, Sequence[str]], Mapping[str, str]]
 """From a rank and the endpoints of all to the variables that this rank needs."""
 
 
+LEAVING = 4
+"""Seconds that the process of a rank may take to end once its pipe is closed."""
+
+
 @dataclass(slots=True)
 class Rank:
     """What a function sees of the rank that runs it; ``kept`` is its own to keep things in between calls."""
@@ -247,6 +251,9 @@ def main(arguments: Sequence[str]) -> None:
     descriptor, rank, size = map(int, arguments)
     faulthandler.register(signal.SIGUSR1)
     serve(Connection(descriptor), Rank(rank, size))
+    # Nobody asks any more. Leaving a device may wait for a collective that will never end: then the kernel ends it.
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(LEAVING)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ sleeps on the connections with the other members (:mod:`hal_core.peers`), and wa
 - when a connection ends without a goodbye: that process is gone;
 - when a member says that it has given the group up;
 - when a call has lasted half of the timeout: it asks who is there; and at the whole of it: it gives up, naming the
-  ranks that did not answer, or that have not come to the call.
+  ranks that did not answer, or that have not come to the call. Of calls that overlap, as they do on devices, the
+  oldest counts.
 
 Giving up is for good: the others are told, ``abort`` ends the call that waits, and every later one raises.
 """
@@ -37,11 +38,12 @@ class Watchdog:
         self.me, self.timeout, self.calls = me, timeout, 0
         self.reason = ""
         self._abort, self._peers = abort, dict(peers)
-        self._since = 0.0  # when the call that is under way began; 0: none is
+        self._since = 0.0  # when the oldest call that is under way began; 0: none is
+        self._ended = 0  # the last call that is over
         self._left: dict[int, int] = {}
         self._partial = dict.fromkeys(peers, b"")
         self._answers: dict[int, int] = {}
-        self._asked = 0  # the call about which the others were asked
+        self._asked = 0.0  # the ``_since`` of the call about which the others were asked
         self._failed = ""
         self._give_up_at = 0.0
         self._closing = False
@@ -57,19 +59,24 @@ class Watchdog:
 
     # -- the caller's thread ------------------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        """A collective begins. Raises :class:`GroupLost` where it could not end well any more."""
+    def begin(self) -> int:
+        """A collective begins; its number. Raises :class:`GroupLost` where it could not end well any more."""
         self.calls += 1
-        self._since = monotonic()
+        if not self._since:
+            self._since = monotonic()
         if self.reason or self._left:
             early = [rank for rank, calls in self._left.items() if calls < self.calls]
             if self.reason or early:
                 self._since = 0.0
                 raise self.error(self.reason or f"rank {early[0]} has closed the group")
+        return self.calls
 
-    def end(self) -> None:
-        """The collective is over."""
-        self._since = 0.0
+    def end(self, number: int = -1) -> None:
+        """A collective is over: the one of this number, and all before it; by default the last."""
+        number = self.calls if number < 0 else number
+        if number > self._ended:
+            self._ended = number
+            self._since = 0.0 if number == self.calls else monotonic()  # the next had to wait for this one
 
     def failed(self, error: BaseException) -> GroupLost:
         """A collective raised: give the group up, and return the error that says why."""
@@ -133,7 +140,7 @@ class Watchdog:
         since, half = self._since, self.timeout / 2
         if not since:
             return half
-        return max(0.0, since + (2 * half if self._asked == self.calls else half) - now)
+        return max(0.0, since + (2 * half if self._asked == since else half) - now)
 
     def _look_at_the_clock(self, now: float) -> None:
         if self._failed:
@@ -144,9 +151,9 @@ class Watchdog:
         since, calls = self._since, self.calls
         if not since:
             return
-        if self._asked != calls:
+        if self._asked != since:
             if now >= since + self.timeout / 2:
-                self._asked, self._answers = calls, {}
+                self._asked, self._answers = since, {}
                 self._tell(Kind.PROBE, self.me, calls)
         elif now >= since + self.timeout:
             self._die(*self._whom_we_miss(calls))

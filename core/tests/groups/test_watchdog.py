@@ -181,6 +181,38 @@ def test_g16_calls_that_end_in_time_never_trouble_the_watchdog(meet):
     assert not any(event.is_set() for event in aborted)
 
 
+def test_g16_of_calls_that_overlap_one_that_ends_does_not_hide_the_next(meet):
+    dogs, aborted, _ = meet(0.4)
+    first, second = dogs[0].begin(), dogs[0].begin()
+    assert (first, second) == (1, 2)
+    threading.Event().wait(0.25)
+    dogs[0].end(first)  # the second had to wait for it, so its time begins now
+    assert not aborted[0].wait(0.25)
+    assert aborted[0].wait(GENEROUS)
+    assert "[1] did not come" in dogs[0].reason
+
+
+def test_g16_a_call_that_is_said_to_be_over_late_starts_no_clock(meet):
+    dogs, aborted, _ = meet(0.2)
+    first, second = dogs[0].begin(), dogs[0].begin()
+    dogs[0].end(second)
+    dogs[0].end(first)
+    assert not aborted[0].wait(0.6)
+
+
+def test_g16_calls_that_keep_coming_do_not_put_off_the_end_of_one_that_hangs(meet):
+    dogs, _, _ = meet(0.3)
+
+    def go_on():
+        end = monotonic() + GENEROUS
+        while monotonic() < end:
+            dogs[0].begin()  # as a device does, which queues the next while the first is under way
+            threading.Event().wait(0.01)
+
+    with pytest.raises(GroupLost, match="did not come"):
+        go_on()
+
+
 def test_g16_a_collective_that_fails_by_itself_is_explained_by_whoever_is_gone(meet):
     dogs, _, links = meet(30.0)
     dogs[0].begin()

@@ -1,18 +1,19 @@
-"""Collectives of Paddle-backed devices: one broadcast of one slice, through ``paddle.distributed``.
+"""Collectives of devices whose memory Paddle knows: one broadcast of one slice, through ``paddle.distributed``.
 
-Over gloo (the CPU place) that is :class:`hal_core.paddle_groups.PaddleCommunicator`. Device libraries (XCCL, BKCL) put
-their work on the stream and return; what is here watches it. They cannot be told to give up from outside: where a rank
-is lost, the ticket raises :class:`hal_core.errors.GroupLost` within the timeout, and the process has to be ended.
+Over gloo (the CPU place) that is :class:`hal_core.paddle_groups.PaddleCommunicator`. Device libraries (XCCL, BKCL,
+NCCL) put their work on the stream and return; what is here watches it. They cannot be told to give up from outside:
+where a rank is lost, the ticket raises :class:`hal_core.errors.GroupLost` within the timeout, and the process has to be
+ended.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from time import monotonic, sleep
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
-from ..paddle_groups import OpenGroup, PaddleCommunicator, opened
+from ..paddle_groups import OpenGroup, PaddleCommunicator, TensorOf, opened
 from ..paddle_world import DEFAULT_TIMEOUT, exchange
 from ..tickets import Mode, Ticket
 from ..watchdog import Watchdog
@@ -24,7 +25,30 @@ if TYPE_CHECKING:
     from ..group import Group
     from ..layout import ByteRange
     from ..views import Memory
-    from .device import PaddleDevice
+
+
+class CollectiveDevice(Protocol):
+    """What a device does around a collective of Paddle's."""
+
+    @property
+    def place(self) -> Any:  # noqa: ANN401 (a Paddle place)
+        """Where its tensors are."""
+
+    @property
+    def default_stream(self) -> Stream:
+        """The stream on which Paddle computes."""
+
+    def before_write(self, memory: Any, stream: Any) -> None:  # noqa: ANN401 (the device's own)
+        """Order a write on ``stream`` after what still reads the memory."""
+
+    def current(self, stream: Any) -> AbstractContextManager[None]:  # noqa: ANN401 (the device's own)
+        """Let what Paddle does within the context be in the order of ``stream``."""
+
+    def after_work(self, stream: Any, keep: object) -> tuple[Event, Ticket]:  # noqa: ANN401 (the device's own)
+        """The event and the ticket of the work just put on ``stream``; ``keep`` must live until it is over."""
+
+    def count(self, name: str, by: int = 1) -> None:
+        """Add to one of the device's counts."""
 
 
 class CollectiveTicket(Ticket):
@@ -34,11 +58,12 @@ class CollectiveTicket(Ticket):
     the next wait of a stream). So the watchdog decides: of a group that was given up, nothing is taken for sent.
     """
 
-    __slots__ = ("_error", "_event", "_watchdog", "mode")
+    __slots__ = ("_error", "_event", "_number", "_watchdog", "mode")
 
-    def __init__(self, event: Event, watchdog: Watchdog, mode: Mode) -> None:
+    def __init__(self, event: Event, watchdog: Watchdog, mode: Mode, number: int) -> None:
+        """``number``: the watchdog's call that is over, with all before it, when the event has passed."""
         super().__init__()
-        self._event, self._watchdog = event, watchdog
+        self._event, self._watchdog, self._number = event, watchdog, number
         self._error: BaseException | None = None
         self.mode: Mode = mode
 
@@ -54,7 +79,7 @@ class CollectiveTicket(Ticket):
             self._error = self._watchdog.error(self._watchdog.reason)
             return True
         if passed:
-            self._watchdog.end()
+            self._watchdog.end(self._number)
         return passed
 
     def _block(self, timeout: float | None) -> bool:
@@ -72,13 +97,17 @@ class CollectiveTicket(Ticket):
 class DeviceCommunicator(PaddleCommunicator):
     """One group on one device, over its own library; see :class:`hal_core.device.Communicator`."""
 
-    def __init__(self, device: PaddleDevice, group: Group, open_group: OpenGroup) -> None:
-        super().__init__(group, open_group, _bytes)
+    def __init__(self, device: CollectiveDevice, group: Group, open_group: OpenGroup, tensor_of: TensorOf) -> None:
+        super().__init__(group, open_group, tensor_of)
         self._device = device
+
+    @property
+    def lost(self) -> str:
+        """Why the group was given up; "" while it is sound. What waits for it on the device then waits for ever."""
+        return self._open.watchdog.reason
 
     def broadcast(self, memory: Memory, part: ByteRange, stream: Stream) -> Ticket:
         """Make ``part`` equal to that of the group's first rank, in one collective, in place."""
-        assert isinstance(memory, PaddleMemory)
         self._device.before_write(memory, stream)
         ticket = self._collective(self._tensor(memory, part), self._source, stream, memory)
         self._device.count("collectives")
@@ -89,29 +118,29 @@ class DeviceCommunicator(PaddleCommunicator):
         stream = self._device.default_stream
         # Paddle's own copies wait for the stream without end: a collective that is still on it may never be over.
         event, ticket = self._device.after_work(stream, None)
-        CollectiveTicket(event, self._open.watchdog, ticket.mode).wait()
+        CollectiveTicket(event, self._open.watchdog, ticket.mode, self._open.watchdog.calls).wait()
 
         def send(tensor: Tensor, source: int) -> None:
             self._collective(tensor, source, stream, tensor).wait()
 
         with _on(self._device):
-            return exchange(block, self.group.rank, self._open.ranks, send)
+            return exchange(block, self.group.rank, self._open.ranks, send, self._device.place)
 
     def _collective(self, tensor: Tensor, source: int, stream: Stream, keep: object) -> CollectiveTicket:
         """One broadcast on the stream; ``keep`` lives until it is over."""
         watchdog = self._open.watchdog
-        watchdog.begin()
+        number = watchdog.begin()
         try:
             with self._device.current(stream):
                 self._open.start(tensor, source)
             event, ticket = self._device.after_work(stream, keep)
         except Exception as error:  # the library's own error types differ
             raise watchdog.failed(error) from error
-        return CollectiveTicket(event, watchdog, ticket.mode)
+        return CollectiveTicket(event, watchdog, ticket.mode, number)
 
 
 @contextmanager
-def _on(device: PaddleDevice) -> Iterator[None]:
+def _on(device: CollectiveDevice) -> Iterator[None]:
     """Let Paddle make new tensors on the device, as it does for collectives."""
     import paddle
 
@@ -124,13 +153,21 @@ def _on(device: PaddleDevice) -> Iterator[None]:
 
 
 def open_communicator(
-    device: PaddleDevice, group: Group, backend: str, timeout: float = DEFAULT_TIMEOUT
+    device: CollectiveDevice,
+    group: Group,
+    backend: str,
+    timeout: float = DEFAULT_TIMEOUT,
+    tensor_of: TensorOf | None = None,
 ) -> Communicator:
-    """The group over gloo, or over the device's own library; see :func:`hal_core.paddle_groups.open_groups`."""
+    """The group over gloo, or over the device's own library; see :func:`hal_core.paddle_groups.open_groups`.
+
+    ``tensor_of``: for memory that is no :class:`hal_core.paddle.memory.PaddleMemory`.
+    """
+    made = tensor_of or _bytes
     if backend == "gloo":
-        return PaddleCommunicator(group, opened(group), _bytes)
+        return PaddleCommunicator(group, opened(group), made)
     with _on(device):
-        return DeviceCommunicator(device, group, opened(group, backend=backend, timeout=timeout))
+        return DeviceCommunicator(device, group, opened(group, backend=backend, timeout=timeout), made)
 
 
 def _bytes(memory: Memory, part: ByteRange) -> Tensor:
