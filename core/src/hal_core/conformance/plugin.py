@@ -121,7 +121,8 @@ def kit(request: pytest.FixtureRequest, kit_session: Kit) -> Iterator[Kit]:
     mark = request.node.get_closest_marker("guarantee")
     missing = kit_session.missing(mark.args[1]) if mark else ""
     if missing:
-        pytest.skip(f"needs {missing}")
+        why = kit_session.subject.support.why_not(missing)
+        pytest.skip(f"needs {missing}" + (f": {why}" if why else ""))
     quick = kit_session.effort.profile == "quick" and not request.config.getoption("--hal-only")
     if mark and _RANKS in mark.args[1] and quick:
         pytest.skip("several ranks are started by the profiles default and nightly, or by --only")

@@ -75,6 +75,10 @@ class Support:
             found.add("staging")
         return found
 
+    def why_not(self, need: str) -> str:
+        """Why something that :meth:`offers` leaves out is not offered here, where the reader may wonder; else ""."""
+        return ""
+
     def tensor(self, device: Device, values: np.ndarray[Any, Any]) -> object:
         """A framework's tensor on the device, with these values and strides as near to theirs as it can have."""
         raise NotImplementedError("tensors is true, but tensor() is not implemented")

@@ -31,8 +31,8 @@ class CudaPlugin(Plugin):
             driver = ctypes.CDLL(LIBRARY)
         except OSError:
             return Probe.no(f"no CUDA driver ({LIBRARY})", "install the NVIDIA driver, or choose another device")
-        count = ctypes.c_int(0)
-        if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0 or count.value == 0:
+        count = _devices(driver)
+        if count == 0:
             return Probe.no("the CUDA driver sees no device", "check nvidia-smi and CUDA_VISIBLE_DEVICES")
         missing = _missing_bindings()
         if missing:
@@ -46,7 +46,7 @@ class CudaPlugin(Plugin):
             )
         if _paddle_without_cuda():
             return Probe.no("Paddle is installed without CUDA", "install paddlepaddle-gpu in place of paddlepaddle")
-        return Probe.yes(f"{count.value} device(s)")
+        return Probe.yes(f"{count} device(s)")
 
     @classmethod
     def open(cls, index: int, options: Mapping[str, object]) -> CudaDevice:
@@ -61,6 +61,19 @@ class CudaPlugin(Plugin):
         from .device import CudaDevice
 
         return CudaDevice(index, options)
+
+
+def gpu_count() -> int:
+    """How many GPUs the driver shows this process (``CUDA_VISIBLE_DEVICES`` hides others); 0 without a driver."""
+    try:
+        return _devices(ctypes.CDLL(LIBRARY))
+    except OSError:
+        return 0
+
+
+def _devices(driver: ctypes.CDLL) -> int:
+    count = ctypes.c_int(0)
+    return count.value if driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 else 0
 
 
 def _missing_bindings() -> str:

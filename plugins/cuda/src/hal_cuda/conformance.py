@@ -1,17 +1,26 @@
-"""What the cuda device lends to the conformance kit: tensors of Paddle, torch or CuPy on the GPU.
+"""What the cuda device lends to the conformance kit: tensors of Paddle, torch or CuPy on the GPU, and ranks over NCCL.
 
-``HAL_CUDA_TENSORS`` names the library (paddle, torch, cupy); without it the first that is installed is used.
+``HAL_CUDA_TENSORS`` names the library (paddle, torch, cupy); without it the first that is installed is used. Ranks need
+two GPUs and a CUDA build of Paddle.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 from hal_core.conformance.seams import Support
 from hal_core.device import Device
+from hal_core.paddle import probing
+from hal_core.ranks import gloo
+
+from . import gpu_count
+
+STARTING = 100.0
+"""Seconds in which all ranks must have joined the job: each imports Paddle first."""
 
 
 def library() -> str:
@@ -20,12 +29,59 @@ def library() -> str:
     return chosen or next((name for name in ("paddle", "torch", "cupy") if find_spec(name) is not None), "")
 
 
+def visible_gpus() -> list[str]:
+    """The GPUs of this process, as ``CUDA_VISIBLE_DEVICES`` names them."""
+    count = gpu_count()
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return [str(index) for index in range(count)] if named is None else named.split(",")[:count]
+
+
+def no_ranks(gpus: int) -> str:
+    """Why the kit cannot start several ranks here, or ""."""
+    paddle = probing.installed()
+    if paddle is None:
+        return "NCCL is reached through Paddle, and paddle is not installed"
+    if "cuda" not in paddle.parts:
+        return f"NCCL is reached through Paddle, and Paddle {paddle.version} is built for {paddle.build}"
+    return "" if gpus > 1 else f"two GPUs are needed, and {gpus} is visible"
+
+
 class CudaSupport(Support):
     """Tensors with the strides of the array they are made of, as far as the library has them."""
 
     # The kit slices tensors as NumPy would. torch has no views with negative steps, Paddle 2.6 refuses empty slices;
     # their tensors are tested whole and by hal's own views in plugins/cuda/tests.
     tensors = library() == "cupy"
+    loss_ends_ranks = True
+
+    def __init__(self) -> None:
+        self._gpus = visible_gpus()
+        self._no_ranks = no_ranks(len(self._gpus))
+        self.ranks = not self._no_ranks
+
+    def why_not(self, need: str) -> str:
+        """Why there are no ranks."""
+        return self._no_ranks if need == "several_ranks" else ""
+
+    def rank_environment(self, rank: int, endpoints: Sequence[str]) -> Mapping[str, str]:
+        """A GPU of its own for each rank of a group, which is the first that its process sees; it opens that one.
+
+        The others stay visible, so that NCCL can look at them. The four ranks of the kit share two GPUs where there are
+        no more, which NCCL allows to ranks of different groups only: so they join the job over gloo.
+        """
+        at = rank % len(self._gpus)
+        own = ",".join(self._gpus[at:] + self._gpus[:at])
+        return gloo(rank, endpoints) | {"CUDA_VISIBLE_DEVICES": own, "FLAGS_selected_gpus": "0"}
+
+    def join(self, groups: Sequence[Sequence[int]], timeout: float, epoch: str) -> None:
+        """Join the job, in whatever time it takes; open all groups over NCCL."""
+        import paddle
+        from hal_core.paddle_groups import open_groups
+        from hal_core.paddle_world import join_world
+
+        join_world(timeout=STARTING)
+        paddle.set_device("gpu:0")
+        open_groups(groups, backend="nccl", timeout=timeout)
 
     def tensor(self, device: Device, values: np.ndarray[Any, Any]) -> object:
         """A tensor on the device's GPU."""

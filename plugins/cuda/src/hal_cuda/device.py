@@ -67,8 +67,6 @@ class CudaDevice(DeviceBase):
         self._framework = ""
         self._given = chosen.stream
         self._wrapped: dict[int, CudaStream] = {}
-        self._communicators: dict[tuple[int, ...], Communicator] = {}
-        self._closed = False
         self.capabilities = Capabilities(
             async_h2d=True,
             async_d2h=True,
@@ -190,14 +188,11 @@ class CudaDevice(DeviceBase):
         """Let ``stream`` wait for copies out under way, before kernels of the caller's own write what they read."""
         self.reads.order(None, self._own(stream))
 
-    def communicator(self, group: Group) -> Communicator:
-        """The group's NCCL communicator through ``paddle.distributed``; opened once."""
-        found = self._communicators.get(group.ranks)
-        if found is None:
-            from .nccl import open_communicator
+    def open_communicator(self, group: Group) -> Communicator:
+        """The group's NCCL communicator, through Paddle."""
+        from .nccl import open_communicator
 
-            found = self._communicators[group.ranks] = open_communicator(self, group)
-        return found
+        return open_communicator(self, group)
 
     @contextmanager
     def hold(self, stream: Stream) -> Iterator[None]:
@@ -216,13 +211,16 @@ class CudaDevice(DeviceBase):
             self.blocks.give(block)
 
     def close(self) -> None:
-        """Wait for the staging ring, then give everything back."""
+        """Wait for the staging ring, then give everything back.
+
+        Not so after a group was lost: a collective on a stream then waits for ever, what is behind it may still read
+        the staging memory, and only the end of the process gives that back.
+        """
         if self._closed:
             return
-        self._closed = True
-        for communicator in self._communicators.values():
-            communicator.close()
-        if not self.driver.broken:
+        lost = any(getattr(communicator, "lost", "") for communicator in self._communicators.values())
+        super().close()
+        if not self.driver.broken and not lost:
             self.ring.close()
             self.blocks.close()
             self.events.close()

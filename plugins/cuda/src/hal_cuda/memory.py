@@ -16,7 +16,7 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 class CudaMemory:
     """A block of device memory at ``address``; ``keep`` holds the owner of a tensor's memory alive."""
 
-    __slots__ = ("_driver", "address", "device", "keep", "nbytes")
+    __slots__ = ("__weakref__", "_driver", "address", "device", "keep", "nbytes")
 
     def __init__(self, device: object, address: int, nbytes: int, keep: object, driver: Driver | None = None) -> None:
         self.device, self.address, self.nbytes, self.keep = device, address, nbytes, keep

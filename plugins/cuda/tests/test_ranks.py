@@ -1,0 +1,174 @@
+"""What can be known without a GPU of ranks over NCCL: which GPUs they get, why there are none, how they are ordered."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import hal_cuda
+import numpy as np
+import pytest
+from hal_core.errors import InvalidValue, Unavailable
+from hal_core.layout import ByteRange
+from hal_core.paddle.probing import Installed
+from hal_cuda import conformance, nccl
+from hal_cuda.conformance import CudaSupport
+from hal_cuda.device import CudaDevice
+from hal_cuda.streams import CudaStream
+
+ENDPOINTS = [f"127.0.0.1:{9000 + rank}" for rank in range(4)]
+GPU_BUILD = Installed("/nowhere", "2.6.2", frozenset({"cuda", "cudnn"}))
+
+
+def support(monkeypatch, gpus, visible=None, paddle=GPU_BUILD):
+    monkeypatch.setattr(conformance, "gpu_count", lambda: gpus)
+    monkeypatch.setattr(conformance.probing, "installed", lambda: paddle)
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    return CudaSupport()
+
+
+@pytest.mark.parametrize(
+    ("gpus", "visible", "firsts"),
+    [
+        (2, None, ["0", "1", "0", "1"]),
+        (3, None, ["0", "1", "2", "0"]),
+        (8, None, ["0", "1", "2", "3"]),
+        (2, "5,GPU-6f", ["5", "GPU-6f", "5", "GPU-6f"]),
+    ],
+)
+def test_ranks_of_one_group_get_a_gpu_each_and_see_all(monkeypatch, gpus, visible, firsts):
+    lent = support(monkeypatch, gpus, visible)
+    assert lent.ranks
+    assert lent.loss_ends_ranks
+    told = [lent.rank_environment(rank, ENDPOINTS) for rank in range(4)]
+    orders = [one["CUDA_VISIBLE_DEVICES"].split(",") for one in told]
+    assert [order[0] for order in orders] == firsts
+    assert all(sorted(order) == sorted(orders[0]) for order in orders)
+    assert orders[0][0] != orders[1][0]
+    assert orders[2][0] != orders[3][0]
+    assert {one["PADDLE_DISTRI_BACKEND"] for one in told} == {"gloo"}  # NCCL refuses a job whose ranks share a GPU
+    assert [one["PADDLE_TRAINER_ID"] for one in told] == ["0", "1", "2", "3"]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "paddle", "why"),
+    [
+        (1, GPU_BUILD, "two GPUs are needed, and 1 is visible"),
+        (2, None, "paddle is not installed"),
+        (2, Installed("/nowhere", "3.3.1", frozenset()), "Paddle 3.3.1 is built for the CPU"),
+    ],
+)
+def test_without_ranks_the_kit_is_told_why(monkeypatch, gpus, paddle, why):
+    lent = support(monkeypatch, gpus, paddle=paddle)
+    assert not lent.ranks
+    assert why in lent.why_not("several_ranks")
+    assert lent.why_not("tensors") == ""
+    assert "several_ranks" not in lent.offers(SimpleNamespace())
+
+
+def test_gpus_that_cuda_does_not_count_are_not_given_to_ranks(monkeypatch):
+    """CUDA stops at the first name that it does not know."""
+    assert support(monkeypatch, 2, "0,1,77")._gpus == ["0", "1"]
+
+
+def test_without_a_driver_there_are_no_gpus(monkeypatch):
+    def load(name):
+        raise OSError(name)
+
+    monkeypatch.setattr(hal_cuda.ctypes, "CDLL", load)
+    assert hal_cuda.gpu_count() == 0
+
+
+@pytest.fixture
+def base():
+    paddle = pytest.importorskip("paddle")
+    return paddle.to_tensor(np.arange(16, dtype=np.int64), place=paddle.CPUPlace())
+
+
+def test_a_collective_is_over_the_parts_own_bytes_and_not_one_more(base):
+    tensor = nccl.tensor_over(SimpleNamespace(keep=base), ByteRange(16, 21))
+    assert tensor.data_ptr() == base.data_ptr() + 16
+    assert tensor.numpy().tobytes() == base.numpy().tobytes()[16:37]
+
+
+def test_memory_that_is_not_paddles_cannot_be_broadcast():
+    with pytest.raises(InvalidValue, match="not Paddle's") as raised:
+        nccl.tensor_over(SimpleNamespace(keep=None), ByteRange(0, 8))
+    assert "before the state is made" in raised.value.cure
+
+
+def test_a_paddle_without_cuda_has_no_nccl():
+    paddle = pytest.importorskip("paddle")
+    if paddle.is_compiled_with_cuda():
+        pytest.skip("this Paddle has CUDA")
+    with pytest.raises(Unavailable, match="built without CUDA") as raised:
+        nccl.open_communicator(SimpleNamespace(index=0), None)
+    assert "paddlepaddle-gpu" in raised.value.cure
+
+
+class Recorded:
+    """Notes which stream waited for which, in order."""
+
+    def __init__(self, current):
+        self.notes, self.current = [], current
+        self.index, self.reads = 0, SimpleNamespace(order=lambda memory, stream: self.notes.append((memory, stream)))
+
+    def wrap(self, handle):
+        return Stream(self.notes, handle)
+
+    def _own(self, stream):
+        return stream
+
+
+class Stream(CudaStream):
+    """A stream that notes what it is asked."""
+
+    def __init__(self, notes, handle):
+        self.notes, self.handle = notes, handle
+
+    def record(self):
+        return f"event on {self.handle}"
+
+    def wait(self, event):
+        self.notes.append(f"{self.handle} waits for {event}")
+
+
+@pytest.mark.parametrize(
+    ("handle", "before", "after"),
+    [(7, [], []), (8, ["7 waits for event on 8"], ["8 waits for event on 7"])],
+    ids=["Paddle's current stream", "another stream"],
+)
+def test_a_collective_is_in_the_order_of_the_callers_stream(monkeypatch, handle, before, after):
+    monkeypatch.setattr(nccl, "current_stream", lambda index: (7, "paddle"))
+    device = Recorded(7)
+    collectives = nccl.Collectives(device, None)
+    with collectives.current(Stream(device.notes, handle)):
+        assert device.notes == before
+        device.notes.append("collective")
+    assert device.notes == [*before, "collective", *after]
+
+
+def test_a_collective_waits_for_copies_out_that_still_read_what_it_writes():
+    device = Recorded(7)
+    nccl.Collectives(device, None).before_write("memory", "stream")
+    assert device.notes == [("memory", "stream")]
+
+
+@pytest.mark.parametrize("lost", ["rank 1 is gone", ""])
+def test_closing_does_not_wait_for_what_is_behind_a_lost_group(lost):
+    device, closed = object.__new__(CudaDevice), []
+
+    def part(name):
+        return SimpleNamespace(close=lambda: closed.append(name))
+
+    device._closed, device._communicators = False, {(0, 1): SimpleNamespace(lost=lost, close=lambda: closed.append(1))}
+    device.driver = SimpleNamespace(broken="", free_unused=lambda: closed.append("memory"))
+    for name in ("ring", "blocks", "events", "context", "admissions"):
+        setattr(device, name, part(name))
+    device.close()
+    device.close()
+    assert closed[0] == 1
+    assert ("ring" in closed) is (not lost)
+    assert ("context" in closed) is (not lost)
