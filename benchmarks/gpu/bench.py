@@ -5,6 +5,10 @@
 With ``--ranks N`` only the decode gap is measured, on N GPUs whose ranks meet in an all-reduce each step. Needs torch,
 triton and an NVIDIA GPU; without them it checks imports and planning on the cpu device, says what is missing, and ends
 with 0. ``PYTHONPATH=core/src:plugins/cuda/src:.`` where hal is not installed.
+
+    python -m benchmarks.gpu.bench --only broadcast [--ranks 2] [--device cuda] [--rounds 200]
+
+measures ``broadcast_tokens`` through Paddle alone (with ``--device cpu`` over gloo), without torch.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from hal_core.paddle import probing
 
 from . import report
 
@@ -37,6 +42,8 @@ def facts() -> dict[str, Any]:
             versions[name] = version(name)
         except PackageNotFoundError:
             versions[name] = "from the source tree" if name == "paddle-hal-core" else "none"
+    paddle = probing.installed()
+    versions["paddle"] = "none" if paddle is None else f"{paddle.version} for {paddle.build}"
     query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     try:
         gpus = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip().splitlines()
@@ -127,6 +134,17 @@ def run_ranks(ranks: int, steps: int) -> dict[str, Any]:
     return result
 
 
+def run_broadcast(device: str, ranks: int, rounds: int, out: Path) -> int:
+    """The broadcast through Paddle: a table, and ``gpu-broadcast.json`` in ``out``."""
+    from . import broadcast
+
+    found = {"facts": facts(), **broadcast.run(device, ranks, rounds)}
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "gpu-broadcast.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    print(broadcast.table(found))
+    return 0
+
+
 def main() -> int:
     """Measure what was asked for; write JSON, print the table, draw the plot."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -135,12 +153,15 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=35)
     parser.add_argument("--only", default=",".join(SECTIONS))
     parser.add_argument("--ranks", type=int, default=0)
+    parser.add_argument("--device", default="cuda", help="for --only broadcast")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--plot", action="store_true", help="only draw what --out holds")
     chosen = parser.parse_args()
     if chosen.plot:
         report.plot(chosen.out)
         return 0
+    if chosen.only == "broadcast":
+        return run_broadcast(chosen.device, chosen.ranks or 2, chosen.rounds, chosen.out)
     why = missing()
     if why:
         print(f"nothing measured: {why}")

@@ -1,113 +1,130 @@
-"""G13 to G16 on two GPUs over NCCL: the parent starts two ranks of itself and prints what each found.
+"""Two ranks over NCCL, step by step, each told as it is done: what to run first where the kit's rank tests go wrong.
 
-python plugins/cuda/proof/nccl_ranks.py
+    python plugins/cuda/proof/nccl_ranks.py [device]
+
+It uses what the kit uses (the pool, the plugin's ``Support``, what ranks do for its tests) and judges little: the ranks
+start and connect, agree on a state, refuse states that differ, and one is stopped, then (in new processes) killed.
+With another device, ``cpu`` for instance, the same goes over that device's library.
 """
 
 from __future__ import annotations
 
-import json
+import faulthandler
 import os
-import socket
-import subprocess
+import signal
 import sys
 import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-TIMEOUT = 6.0
+from hal_core.conformance import rank_losses, rank_work
+from hal_core.conformance.opening import Recipe
+from hal_core.conformance.seams import Support
+from hal_core.fields import Sizes
+from hal_core.ranks import RankPool
+
+PAIR = ((0, 1),)
+TIMEOUT = 4.0
+"""Seconds that a collective may last."""
+STARTING, ANSWERING, ALL = 120.0, 30.0, 220
+"""Seconds until the ranks must be up, have answered, and this script has ended, wherever it is."""
+SIZES = Sizes(slots=128, max_tokens=64, max_draft=5)
 
 
-def rank_main() -> None:
-    """One rank: equal fields after a broadcast, terms that differ, and a peer that is lost."""
-    import numpy as np
-    import paddle
+def say(text: str, begin: float) -> None:
+    """Print a line with the seconds since the beginning."""
+    print(f"[{time.monotonic() - begin:6.1f} s] {text}", flush=True)
 
-    rank = int(os.environ["PADDLE_TRAINER_ID"])
-    paddle.device.set_device(f"gpu:{rank}")
-    from hal_core import Group, Sizes
-    from hal_core.bound import bind
-    from hal_core.errors import GroupLost, HalError
-    from hal_cuda import CudaPlugin, nccl
 
-    nccl.DEFAULT_TIMEOUT = TIMEOUT
-    nccl.open_communicator.__defaults__ = (TIMEOUT,)
-    bound, group = bind(CudaPlugin.open(rank, {})), Group((0, 1), rank)
-    found: dict[str, object] = {}
-    for name, sizes in (("plain", Sizes(slots=128, max_tokens=64)), ("speculative", Sizes(128, 64, max_draft=5))):
-        state, stream = bound.state(sizes), bound.default_stream
-        fields = ["accept_tokens", "accept_num", "step_idx"] if state.speculative else ["sampled_token_ids"]
-        for turn in range(3):
-            for field in fields:
-                place = state.layout.fields[field]
-                value = np.random.default_rng(100 * turn + rank).integers(0, 99, (128, place.width))
-                bound.async_set_value(target=state.view(field), value=value, stream=stream)
-            bound.async_set_value(target=state.view("prompt_lens"), value=rank + 5, stream=stream)
-            before = bound.counters().collectives
-            bound.broadcast_tokens(state=state, group=group, stream=stream).wait(TIMEOUT)
-            assert bound.counters().collectives - before == 1
-            part = state.output_range(topk=False)
-            copied = bound.device.copy_out(state.memory, [part], stream)
-            copied.wait(TIMEOUT)
-            columns = state.columns(copied.data[0], part)
-            for field in fields:
-                place = state.layout.fields[field]
-                source = np.random.default_rng(100 * turn).integers(0, 99, (128, place.width))
-                np.testing.assert_array_equal(columns[field], source)
-        found[f"G13 {name}"] = "equal on both ranks, 3 broadcasts, one collective each"
+def start(support: Support, recipe: Recipe, begin: float) -> RankPool:
+    """Two ranks with their group open."""
+
+    def environment(rank: int, endpoints: Sequence[str]) -> Mapping[str, str]:
+        paths = os.pathsep.join(path for path in sys.path if path)
+        told = dict(support.rank_environment(rank, endpoints))
+        say(f"rank {rank} gets {told}", begin)
+        return {"PYTHONPATH": paths, "NCCL_DEBUG": os.environ.get("NCCL_DEBUG", "WARN")} | told
+
+    pool = RankPool(2, environment=environment)
+    join = lambda: pool.run(rank_work.join, recipe, PAIR, TIMEOUT, "proof", timeout=STARTING)  # noqa: E731
+    attempt(pool, begin, "joined, group open", join)
+    return pool
+
+
+def attempt(pool: RankPool, begin: float, what: str, call: Callable[[], Any]) -> Any:  # noqa: ANN401
+    """The answer of a call; where it raises, the ranks' output is printed before, and the ranks are ended."""
     try:
-        other = bound.state(Sizes(slots=128 + rank, max_tokens=64), name="other")
-        bound.broadcast_tokens(state=other, group=group, stream=bound.default_stream).wait(TIMEOUT)
-        found["G14"] = "NOT REFUSED"
-    except HalError as error:
-        found["G14"] = f"refused: {str(error)[:120]}"
-    print(json.dumps(found), flush=True)
-    if rank == 1:
-        os._exit(9)  # the lost peer
-    begin = time.monotonic()
-    try:
-        while time.monotonic() < begin + 2 * TIMEOUT:  # a source may push a few into buffers of the dead
-            bound.broadcast_tokens(state=state, group=group, stream=bound.default_stream).wait(2 * TIMEOUT)
-        found["G16"] = "NO ERROR"
-    except GroupLost as error:
-        found["G16"] = f"GroupLost after {time.monotonic() - begin:.1f} s: {str(error)[:100]}"
-    print(json.dumps(found), flush=True)
-    os._exit(0)
+        answer = call()
+    except Exception:
+        for rank in range(pool.size):
+            print(f"--- output of rank {rank}:\n{pool.output(rank, 6000)}\n---", flush=True)
+        end(pool)
+        raise
+    say(what, begin)
+    return answer
 
 
-def main() -> int:
-    """Start both ranks; 0 when each found what it should."""
-    if "PADDLE_TRAINER_ID" in os.environ:
-        rank_main()
-    ports = []
-    for _ in range(2):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            ports.append(free.getsockname()[1])
-    endpoints = [f"127.0.0.1:{port}" for port in ports]
-    ranks = []
-    for rank, endpoint in enumerate(endpoints):
-        env = os.environ | {
-            "PADDLE_TRAINER_ID": str(rank),
-            "PADDLE_TRAINERS_NUM": "2",
-            "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints),
-            "PADDLE_CURRENT_ENDPOINT": endpoint,
-            "FLAGS_selected_gpus": str(rank),
-            "PADDLE_DISTRI_BACKEND": "nccl",
-            "NCCL_NVLS_ENABLE": "0",
-        }
-        ranks.append(subprocess.Popen([sys.executable, __file__], env=env, stdout=subprocess.PIPE, text=True))
+def end(pool: RankPool) -> None:
+    """End every rank, one that is stopped or that its GPU keeps waiting too."""
+    for rank in range(pool.size):
+        pool.signal(rank, signal.SIGKILL)
+    pool.close()
+
+
+def agree(pool: RankPool, recipe: Recipe, begin: float) -> bool:
+    """Three broadcasts leave both ranks with the source's bytes; states that differ are refused."""
+    run = lambda: pool.run(rank_work.agree, recipe, PAIR, (), SIZES, 1, 3, timeout=ANSWERING)  # noqa: E731
+    seen = attempt(pool, begin, "three broadcasts are over", run)
+    good = all(one.error is None and one.collectives == [1, 1, 1] for one in seen.values())
+    part = slice(*_slice())
+    good = good and all(seen[1].after[at][part] == seen[0].before[at][part] for at in range(3))
+    say(f"G13: {'equal on both ranks, one collective a call' if good else [one.error for one in seen.values()]}", begin)
+    other = {1: {"sizes": Sizes(slots=129, max_tokens=64, max_draft=5)}}
+    refuse = lambda: pool.run(rank_work.disagree, recipe, SIZES, other, timeout=ANSWERING)  # noqa: E731
+    answers = attempt(pool, begin, "states that differ were opened", refuse)
+    kinds = {rank: getattr(error, "kind", "no error") for rank, (error, *_) in answers.items()}
+    say(f"G14: {kinds}", begin)
+    return good and set(kinds.values()) == {"StateUnusable"}
+
+
+def _slice() -> tuple[int, int]:
+    """The broadcast slice without its header, which the source writes between before and after."""
+    from hal_core.fields import HEADER_BYTES
+    from hal_core.layout import lay_out
+
+    part = lay_out(SIZES).groups["broadcast_speculative"]
+    return part.offset + HEADER_BYTES, part.end
+
+
+def lose(pool: RankPool, recipe: Recipe, begin: float, victim: int, how: str) -> bool:
+    """What the survivor sees when ``victim`` stops or kills itself after two broadcasts."""
+    pool.begin(rank_losses.lose, recipe, PAIR, victim, how, ranks=[0, 1])
+    survivor = 1 - victim
+    answer = attempt(pool, begin, f"rank {victim} was {how}", lambda: pool.finish([survivor], ANSWERING))[survivor]
+    say(f"G16, rank {victim} {how}: {answer}", begin)
+    error = answer.error
+    return error is not None and error.kind == "GroupLost" and error.seconds < TIMEOUT + 8.0 and answer.rest is None
+
+
+def main(device: str) -> int:
+    """0 when the ranks found what they should."""
+    faulthandler.dump_traceback_later(ALL, exit=True)
+    begin, recipe = time.monotonic(), Recipe(device)
+    support = recipe.subject().support
+    if not support.ranks:
+        print(f"no ranks of {device} can be started here: {support.why_not('several_ranks')}")
+        return 1
     good = True
-    for rank, process in enumerate(ranks):
-        try:
-            output = process.communicate(timeout=120)[0]
-        except subprocess.TimeoutExpired:
-            process.kill()
-            output = process.communicate()[0] + "\nTIMED OUT"
-        lines = [line for line in output.splitlines() if line.startswith("{")]
-        found = json.loads(lines[-1]) if lines else {}
-        print(f"rank {rank}: {json.dumps(found, indent=1)}")
-        wanted = {"G13 plain", "G13 speculative", "G14"} | ({"G16"} if rank == 0 else set())
-        good = good and wanted <= set(found) and "NO" not in "".join(str(v)[:3] for v in found.values())
+    for victim, how in ((0, "hung"), (1, "lost")):
+        pool = start(support, recipe, begin)
+        if how == "hung":
+            good = agree(pool, recipe, begin) and good
+        good = lose(pool, recipe, begin, victim, how) and good
+        end(pool)
+        say("the ranks have ended", begin)
+    print("well" if good else "NOT WELL", flush=True)
     return 0 if good else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1] if len(sys.argv) > 1 else "cuda"))

@@ -1,24 +1,33 @@
 """Everything that proves the cuda device on the hardware, in one go; what cannot run here says why.
 
-    python plugins/cuda/proof/prove.py [evidence.json]
+    python plugins/cuda/proof/prove.py [evidence.json] [--only NAME,NAME] [--list]
 
-Run it where GPU Paddle is installed for the kit with Paddle tensors, the main job and NCCL (two GPUs), and where it is
-not for CuPy tensors (numpy 2). Steps that lack something are listed as "not here", never as passed.
+Run it where GPU Paddle is installed for the kit with Paddle tensors, the main job and the ranks (two GPUs), and where
+it is not for CuPy tensors (numpy 2). Steps that lack something are listed as "not here", never as passed. ``--only``
+takes the steps whose name contains one of the words. hal itself need not be installed: entry points are then written
+from each pyproject.toml. Every step has a limit, and its processes, stopped ranks too, are ended with it.
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import json
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import time
+import tomllib
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
@@ -52,91 +61,160 @@ def paddle_with_cuda() -> bool:
     return subprocess.run(check, capture_output=True, check=False).returncode == 0
 
 
-def steps() -> list[tuple[str, list[str], dict[str, str], str]]:
-    """``(name, arguments of python, environment, "" or why it cannot run here)``."""
+@dataclass(frozen=True)
+class Step:
+    """A program to run: ``arguments`` of python, more environment, why it cannot run here (or ""), seconds at most."""
+
+    name: str
+    arguments: list[str]
+    environment: dict[str, str] = field(default_factory=dict)
+    missing: str = ""
+    limit: int = 240
+
+
+def steps(out: Path) -> list[Step]:
+    """All steps, in order; what they measure is written to ``out``."""
     count, paddle = len(gpus()), paddle_with_cuda()
     no_gpu = "" if count else "no GPU"
     no_paddle = no_gpu or ("" if paddle else "no CUDA build of Paddle")
     cupy = no_gpu or ("CuPy does not import beside numpy 1.26" if paddle or find_spec("cupy") is None else "")
     sanitizer = no_gpu or ("" if shutil.which("compute-sanitizer") else "no compute-sanitizer")
+    no_pair = no_paddle or ("" if count > 1 else "one GPU")
     counted = {"HAL_CUDA_COUNT": "1"}
-    profile = ["--hal-profile=quick"]
+    quick = ["--hal-profile=quick"]
+    ranks = [*quick, "--hal-only=G13,G14,G15,G16,G17,G18", "-k", "test_ranks", "--maxfail=3", "-vv"]
     job = ["run", "--model-place", "cpu", "--prompt", "def main(", "--prompt", "import", "--max-tokens", "48", "--json"]
+    check = "compute-sanitizer --tool"
+    exercise = str(HERE / "exercise.py")
+    bench = ["-m", "benchmarks.gpu.bench", "--only", "broadcast", "--rounds", "200", "--out", str(out)]
     return [
-        ("tests of the plugin", [*PYTEST, str(HERE.parent / "tests")], {}, ""),
-        ("kit, CuPy tensors", [*KIT, *profile], counted | {"HAL_CUDA_TENSORS": "cupy"}, cupy),
-        ("kit, Paddle tensors", [*KIT, *profile], counted | {"HAL_CUDA_TENSORS": "paddle"}, no_paddle),
-        (
-            "memcheck",
-            ["compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 1", str(HERE / "exercise.py")],
-            {},
-            sanitizer,
-        ),
-        (
-            "racecheck",
-            ["compute-sanitizer --tool racecheck --error-exitcode 1", str(HERE / "exercise.py")],
-            {},
-            sanitizer,
-        ),
-        ("main job, cpu", ["-c", HAL, *job, "--device", "cpu"], {}, no_paddle),
-        ("main job, cuda", ["-c", HAL, *job, "--device", "cuda"], {}, no_paddle),
-        ("NCCL, two GPUs", [str(HERE / "nccl_ranks.py")], {}, no_paddle or ("" if count > 1 else "one GPU")),
+        Step("ranks, step by step", [str(HERE / "nccl_ranks.py")], {}, no_pair),
+        Step("broadcast bench", bench, {}, no_pair),
+        Step("kit, ranks over NCCL", [*KIT, *ranks], {}, no_pair, 330),
+        Step("tests of the plugin", [*PYTEST, str(HERE.parent / "tests")]),
+        Step("kit, CuPy tensors", [*KIT, *quick], counted | {"HAL_CUDA_TENSORS": "cupy"}, cupy),
+        Step("kit, Paddle tensors", [*KIT, *quick], counted | {"HAL_CUDA_TENSORS": "paddle"}, no_paddle),
+        Step("memcheck", [f"{check} memcheck --report-api-errors no --error-exitcode 1", exercise], {}, sanitizer),
+        Step("racecheck", [f"{check} racecheck --error-exitcode 1", exercise], {}, sanitizer),
+        Step("main job, cpu", ["-c", HAL, *job, "--device", "cpu"], {}, no_paddle),
+        Step("main job, cuda", ["-c", HAL, *job, "--device", "cuda"], {}, no_paddle),
     ]
 
 
-def run(arguments: list[str], extra: dict[str, str]) -> tuple[int, str]:
-    """Exit status and output of one step, at most four minutes."""
-    command = [sys.executable, *arguments]
-    if arguments[0].startswith("compute-sanitizer"):
-        command = [*arguments[0].split(), sys.executable, *arguments[1:]]
-    env = os.environ | extra
-    paths = [str(ROOT / "core" / "src"), str(ROOT / "plugins" / "cuda" / "src"), str(ROOT)]
+def write_entry_points(folder: Path) -> list[str]:
+    """Metadata of our distributions that are not installed, as far as entry points are looked up: their names."""
+    written = []
+    for project in (ROOT / "core", ROOT, ROOT / "plugins" / "cuda"):
+        told = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        name, number = told["name"], told["version"]
+        if installed(name) != "-":
+            continue
+        info = folder / f"{name.replace('-', '_')}-{number}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n", encoding="utf-8")
+        groups = dict(told.get("entry-points", {}))
+        lines = [
+            f"[{group}]\n" + "".join(f"{key} = {value}\n" for key, value in points.items())
+            for group, points in groups.items()
+        ]
+        (info / "entry_points.txt").write_text("\n".join(lines), encoding="utf-8")
+        written.append(name)
+    return written
+
+
+def run(step: Step, metadata: Path) -> tuple[int, str]:
+    """Exit status and output of one step, errors last; 124 after its limit, with what it had printed by then."""
+    command = [sys.executable, *step.arguments]
+    if step.arguments[0].startswith("compute-sanitizer"):
+        command = [*step.arguments[0].split(), sys.executable, *step.arguments[1:]]
+    env = os.environ | {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"} | step.environment
+    paths = [str(ROOT / "core" / "src"), str(ROOT / "plugins" / "cuda" / "src"), str(ROOT), str(metadata)]
     env["PYTHONPATH"] = os.pathsep.join([*paths, env.get("PYTHONPATH", "")])
-    try:
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240, check=False, cwd=ROOT)
-    except subprocess.TimeoutExpired as error:
-        return 124, str(error)
-    return done.returncode, done.stdout + ("" if done.returncode == 0 else done.stderr)
+    text: dict[str, Any] = {"mode": "w+", "encoding": "utf-8", "errors": "replace"}
+    # Files, not pipes: what a process of the step leaves behind cannot keep this script reading.
+    with tempfile.TemporaryFile(**text) as log, tempfile.TemporaryFile(**text) as errors:
+        process = subprocess.Popen(command, env=env, stdout=log, stderr=errors, cwd=ROOT, start_new_session=True)
+        try:
+            status = process.wait(step.limit)
+        except subprocess.TimeoutExpired:
+            status = 124
+        with contextlib.suppress(ProcessLookupError):  # ranks that are stopped, or that their GPU keeps waiting
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        log.seek(0)
+        errors.seek(0)
+        return status, log.read() + (errors.read()[-5000:] if status else "")
 
 
-def main(target: str) -> int:
-    """Run every step; 1 when one that could run failed."""
-    rows, outputs, failed = [], {}, 0
-    for name, arguments, extra, missing in steps():
+def report(rows: list[dict[str, str]]) -> str:
+    """The rows as a table."""
+    return "\n".join(f"{r['step']:22s} {r['result']:9s} {r['seconds']:>7s} s  {r['detail']}" for r in rows)
+
+
+def go(chosen: list[Step], metadata: Path) -> tuple[list[dict[str, str]], dict[str, str]]:
+    """Run the steps, each row printed as it comes: rows, and outputs by name."""
+    rows: list[dict[str, str]] = []
+    outputs: dict[str, str] = {}
+    for step in chosen:
         begin = time.monotonic()
-        if missing:
-            rows.append({"step": name, "result": "not here", "detail": missing})
-        else:
-            status, output = run(arguments, extra)
-            outputs[name] = output
+        result, detail = "not here", step.missing
+        if not step.missing:
+            print(f"--- {step.name}: at most {step.limit} s", flush=True)
+            status, output = run(step, metadata)
+            outputs[step.name] = output
             lines = [line for line in output.strip().splitlines() if line.strip()]
+            result = "ok" if status == 0 else "TOO LONG" if status == 124 else "FAILED"
             detail = lines[-1][:160] if lines else ""
-            rows.append({"step": name, "result": "ok" if status == 0 else "FAILED", "detail": detail})
-            failed |= status != 0
-            if status:
-                print(f"--- {name}\n{output[-3000:]}", flush=True)
-        row = rows[-1]
-        print(f"{row['step']:22s} {row['result']:9s} {time.monotonic() - begin:6.1f} s  {row['detail']}", flush=True)
-    if "main job, cuda" in outputs:
+            if status or not step.name.startswith(("kit", "tests", "main", "memcheck", "racecheck")):
+                print(output[-5000:], flush=True)
+        seconds = f"{time.monotonic() - begin:.1f}"
+        rows.append({"step": step.name, "result": result, "seconds": seconds, "detail": detail})
+        print(report(rows[-1:]), flush=True)
+    if {"main job, cpu", "main job, cuda"} <= set(outputs):
         same = outputs["main job, cpu"] == outputs["main job, cuda"]
-        rows.append({"step": "same tokens", "result": "ok" if same else "FAILED", "detail": "cpu against cuda"})
-        print(f"{'same tokens':22s} {rows[-1]['result']}")
-        failed |= not same
+        told = {"seconds": "0.0", "detail": "cpu against cuda"}
+        rows.append({"step": "same tokens", "result": "ok" if same else "FAILED", **told})
+    return rows, outputs
+
+
+def main() -> int:
+    """Run every step that was asked for, then print the table; 1 when one that could run failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("evidence", nargs="?", default="", help="write what was found to this JSON file")
+    parser.add_argument("--only", default="", help="words, separated by commas: the steps whose name contains one")
+    parser.add_argument("--list", action="store_true", help="say what would run, and why not the rest")
+    chosen = parser.parse_args()
+    words = [word for word in chosen.only.split(",") if word]
+    with tempfile.TemporaryDirectory() as made:
+        metadata, out = Path(made) / "metadata", Path(made) / "out"
+        metadata.mkdir()
+        out.mkdir()
+        wanted = [step for step in steps(out) if not words or any(word in step.name for word in words)]
+        if chosen.list or not wanted:
+            for step in wanted or steps(out):
+                print(f"{step.name:22s} {step.missing or f'at most {step.limit} s'}")
+            return int(not wanted)
+        written = write_entry_points(metadata)
+        print(f"entry points written for: {', '.join(written) or 'none, all are installed'}", flush=True)
+        rows, outputs = go(wanted, metadata)
+        measured = {path.name: json.loads(path.read_text(encoding="utf-8")) for path in out.glob("*.json")}
     names = ("paddlepaddle-gpu", "numpy", "torch", "cupy-cuda13x", "cuda-core", "cuda-bindings", "paddle-hal-core")
     evidence = {
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
-        "command": "python plugins/cuda/proof/prove.py",
+        "command": " ".join(["python", "plugins/cuda/proof/prove.py", *sys.argv[1:]]),
         "python": platform.python_version(),
         "gpus": gpus(),
         "versions": {name: installed(name) for name in names},
         "rows": rows,
-        "kit": {name: output.splitlines()[-40:] for name, output in outputs.items() if name.startswith("kit")},
-        "nccl": outputs.get("NCCL, two GPUs", ""),
+        "kit": {name: output.splitlines()[-60:] for name, output in outputs.items() if name.startswith("kit")},
+        "ranks": outputs.get("ranks, step by step", "").splitlines(),
+        "measured": measured,
     }
-    if target:
-        Path(target).write_text(json.dumps(evidence, indent=1) + "\n", encoding="utf-8")
-    return int(failed)
+    if chosen.evidence:
+        Path(chosen.evidence).write_text(json.dumps(evidence, indent=1) + "\n", encoding="utf-8")
+    print("\n" + report(rows))
+    return int(any(row["result"] in ("FAILED", "TOO LONG") for row in rows))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1] if len(sys.argv) > 1 else ""))
+    sys.exit(main())

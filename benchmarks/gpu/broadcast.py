@@ -1,0 +1,118 @@
+"""Host and total time of a broadcast on several ranks: ``broadcast_tokens``, one collective, and one a field.
+
+Every way is timed on the same state, in turns, through Paddle's process groups: over NCCL on the device cuda, over gloo
+on the device cpu, which shows that the measurement works where there is no GPU.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter_ns
+from typing import Any
+
+from hal_core.conformance import rank_work
+from hal_core.conformance.opening import Recipe
+from hal_core.fields import Sizes
+from hal_core.group import Group
+from hal_core.layout import ByteRange
+from hal_core.paddle_groups import opened
+from hal_core.ranks import Rank, RankPool
+
+SIZES = Sizes(slots=128, max_tokens=64, max_draft=5)
+"""128 slots with 5 drafts each."""
+WARM = 20
+TIMEOUT = 10.0
+"""Seconds that a collective may last."""
+STARTING, MEASURING = 120.0, 90.0
+"""Seconds in which the ranks must be up, and have measured."""
+
+
+def measure(rank: Rank, recipe: Recipe, groups: Sequence[Sequence[int]], rounds: int) -> dict[str, Any]:
+    """In each rank: for each way, host and total us of every round."""
+    group = rank_work.group_of(rank, groups)
+    with rank_work.opened(recipe) as bound:
+        state = bound.state(SIZES)
+        bound.open_group(state=state, group=group)
+        named, ways = _ways(bound, state, group)
+        stream = bound.default_stream
+        times: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in ways}
+        for turn in range(WARM + rounds):
+            for name, way in ways.items():
+                begin = perf_counter_ns()
+                tickets = way()
+                called = perf_counter_ns()
+                for ticket in tickets or [stream.record()]:
+                    while not ticket.done():  # a wait would sleep between two looks
+                        pass
+                if turn >= WARM:
+                    times[name][0].append((called - begin) / 1e3)
+                    times[name][1].append((perf_counter_ns() - begin) / 1e3)
+                for ticket in tickets:
+                    ticket.wait(TIMEOUT)
+    return {"fields": named, "bytes": state.broadcast_range().nbytes, "times": times}
+
+
+def _ways(bound: Any, state: Any, group: Group) -> tuple[list[str], dict[str, Callable[[], list[Any]]]]:  # noqa: ANN401
+    """The names of the fields, and the ways: each returns tickets, or nothing where the stream tells the end."""
+    communicator = bound.device.communicator(group)
+    memory, stream, whole = state.memory, bound.default_stream, state.broadcast_range()
+    places = {n: p for n, p in state.layout.fields.items() if whole.offset <= p.offset < whole.end}
+    parts = [ByteRange(p.offset, p.stride * SIZES.slots) for p in places.values()]
+    made = opened(group)
+    tensors = [communicator._tensor(memory, part) for part in (whole, *parts)]
+    source = made.ranks.index(group.source)
+
+    def paddles(chosen: Sequence[Any]) -> list[Any]:
+        for tensor in chosen:  # what paddle.distributed.broadcast does after its checks
+            made.process_group.broadcast(tensor, source, True).wait()
+        return []
+
+    count = len(parts)
+    return list(places), {
+        "broadcast_tokens": lambda: [bound.broadcast_tokens(state=state, group=group, stream=stream)],
+        "one collective": lambda: [communicator.broadcast(memory, whole, stream)],
+        f"{count} collectives": lambda: [communicator.broadcast(memory, part, stream) for part in parts],
+        "Paddle, one call": lambda: paddles(tensors[:1]),
+        f"Paddle, {count} calls": lambda: paddles(tensors[1:]),
+    }
+
+
+def run(device: str, ranks: int, rounds: int) -> dict[str, Any]:
+    """Start the ranks, measure, end them. Raises what a rank met, with its output."""
+    from .rig import median, spread
+
+    recipe = Recipe(device)
+    support = recipe.subject().support
+    if not support.ranks:
+        raise SystemExit(f"no ranks of {device} can be started here: {support.why_not('several_ranks')}")
+    groups = (tuple(range(ranks)),)
+
+    def environment(rank: int, endpoints: Sequence[str]) -> Mapping[str, str]:
+        paths = os.pathsep.join(path for path in sys.path if path)
+        return {"PYTHONPATH": paths} | dict(support.rank_environment(rank, endpoints))
+
+    with RankPool(ranks, environment=environment) as pool:
+        pool.run(rank_work.join, recipe, groups, TIMEOUT, "bench", timeout=STARTING)
+        answers = pool.run(measure, recipe, groups, rounds, timeout=MEASURING)
+    first = answers[0]
+    rows = []
+    for way in first["times"]:
+        host, total = first["times"][way]
+        slowest = [max(values) for values in zip(*(a["times"][way][1] for a in answers.values()), strict=True)]
+        row = {"way": way, "host_us": median(host), "host_p10_p90": spread(host), "total_us": median(total)}
+        rows.append(row | {"total_slowest_rank_us": median(slowest)})
+    facts = {"device": device, "ranks": ranks, "rounds": rounds, "slots": SIZES.slots}
+    return facts | {"fields": first["fields"], "bytes": first["bytes"], "rows": rows}
+
+
+def table(found: Mapping[str, Any]) -> str:
+    """The rows as text."""
+    fields, where = ", ".join(found["fields"]), f"{found['ranks']} ranks, {found['device']}"
+    what = "us: host of the source (p10, p90), total there, total of the slowest"
+    lines = [f"broadcast of {found['bytes']} bytes ({fields}), {where}", f"  medians of {found['rounds']}, {what}"]
+    for row in found["rows"]:
+        host = f"{row['host_us']:9.1f} {row['host_p10_p90']!s:20}"
+        lines.append(f"  {row['way']:20} {host} {row['total_us']:9.1f} {row['total_slowest_rank_us']:9.1f}")
+    return "\n".join(lines)
