@@ -12,7 +12,7 @@ import numpy as np
 from hal_core.bound import BoundDevice, bind
 from hal_core.fields import Sizes
 from hal_core.layout import ByteRange
-from hal_core.requests import AdmittedRequest, Request, SamplingParams, admit
+from hal_core.requests import AdmittedRequest, Request, SamplingParams
 from hal_core.state import SlotState
 
 SLOTS, MAX_TOKENS = 128, 9216
@@ -90,7 +90,7 @@ class Rig:
     def admit(self, count: int, tokens: int) -> list[AdmittedRequest]:
         """Requests of random prompts, admitted now."""
         prompts = np.random.default_rng(count * 100_003 + tokens).integers(10, 30_000, (count, tokens))
-        return [admit(Request(f"r{i}", prompts[i], PARAMS), self.state.layout) for i in range(count)]
+        return [self.state.admit(Request(f"r{i}", prompts[i], PARAMS)) for i in range(count)]
 
 
 def blocks_of(count: int, tokens: int) -> list[np.ndarray[Any, Any]]:

@@ -9,8 +9,6 @@ from typing import Any, TypeVar
 
 import torch
 from hal_core.batch_checks import is_sound, problems
-from hal_core.insertion import plan_insert
-from hal_core.packing import Packed
 from hal_core.tasks import TaskBatch
 
 from .rig import Rig, blocks_of, median, quiet
@@ -35,21 +33,12 @@ def stages(rig: Rig, count: int, tokens: int, rounds: int = 40) -> dict[str, flo
             requests = rig.admit(count, tokens)
             torch.cuda.synchronize()
             batch = timed("batch", lambda r=requests: TaskBatch.prefill(slots, r, lengths, blocks))  # type: ignore[misc]
-            timed("join records", lambda b=batch: b.packed(state.layout))  # type: ignore[misc]
+            timed("sizes", lambda b=batch: b.check_sizes(state.layout))  # type: ignore[misc]
             timed("checks", lambda b=batch: is_sound(state.ledger, b, state.layout) or problems(state.ledger, b))
-            plan = timed("plan", lambda b=batch: plan_insert(state, b))  # type: ignore[misc]
-            packed = timed("lay out", lambda p=plan: Packed.of(p))  # type: ignore[misc]
-            span = device.ring.take(packed.nbytes)
-            timed("copy to pinned", lambda p=plan, k=packed, s=span: k.fill(s.buffer, p))  # type: ignore[misc]
-            device.ring.drop(span)
-            timed("upload, launch, event", lambda p=plan: device.submit(p, stream))  # packs once more: see below
+            timed("entries, upload, launch, event", lambda b=batch: device.entering.submit(state, b, stream))
             timed("commit", lambda b=batch: state.ledger.commit(b, state.layout))
             state.release(slots)
-    medians = {name: median(times) for name, times in found.items()}
-    medians["upload, launch, event"] = round(
-        medians["upload, launch, event"] - medians["lay out"] - medians["copy to pinned"], 3
-    )
-    return medians
+    return {name: median(times) for name, times in found.items()}
 
 
 def _resident() -> int:

@@ -8,7 +8,7 @@ from typing import Protocol
 from hal_core.errors import InvalidValue, SinkClosed, SinkFull
 from hal_core.layout import StateLayout
 from hal_core.records import FinishReason, OutputRecord
-from hal_core.requests import Request
+from hal_core.requests import AdmittedRequest, Request
 from hal_core.tasks import Task
 
 from .generation import Finished
@@ -30,6 +30,9 @@ class Steps(Protocol):
     def vocab_size(self) -> int:
         """Token ids go from 0 to this number less one."""
 
+    def admit(self, request: Request) -> AdmittedRequest:
+        """Check a request and pack it for the state."""
+
     def step(self, tasks: list[Task]) -> OutputRecord:
         """Run one step. On :class:`SinkFull` and :class:`SinkClosed` it is done, and its record is in ``last``."""
 
@@ -47,7 +50,7 @@ class Engine:
 
     def __init__(self, worker: Steps, *, chunk: int = DEFAULT_CHUNK) -> None:
         self.worker = worker
-        self.scheduler = Scheduler(worker.layout, worker.blocks, chunk=chunk, vocab_size=worker.vocab_size)
+        self.scheduler = Scheduler(worker.layout, worker.blocks, chunk=chunk, admit=worker.admit)
         self.steps = 0
         self._ended: list[Finished] = []
 

@@ -11,18 +11,22 @@ No device is needed here; :mod:`hal.engine.engine` carries the decisions out.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from hal_core.errors import InvalidValue
 from hal_core.layout import StateLayout
 from hal_core.records import FinishReason, OutputRecord, SlotStatus
-from hal_core.requests import AdmittedRequest, Request, admit
+from hal_core.requests import AdmittedRequest, Request
+from hal_core.requests import admit as admit_for
 from hal_core.steps import predict_launch_tokens
 from hal_core.tasks import Task, TaskKind
 
 from .blocks import BlockPool
 from .generation import Finished, Generation, tokens_to_keep
 
+Admit = Callable[[Request], AdmittedRequest]
 DEFAULT_CHUNK = 256
 """Prompt tokens that a step feeds at most, unless told otherwise."""
 
@@ -32,19 +36,26 @@ class Scheduler:
 
     - ``running``: the requests in slots, oldest first; ``waiting``: the others, oldest first. Whoever waits is younger
       than whoever runs: requests enter in the order of their arrival, and the youngest leaves first.
+    - ``admit``: what admits a request, such as ``Worker.admit``; by default it is checked against ``layout`` alone.
     - ``chunk``: most prompt tokens of a step, all requests together. Decoding comes on top and is never held back.
     - ``launch_tokens``: what the step that was scheduled last feeds, known before it runs.
     - ``preemptions``, ``most_running``: counts for the user.
     """
 
     def __init__(
-        self, layout: StateLayout, blocks: int, *, chunk: int = DEFAULT_CHUNK, vocab_size: int | None = None
+        self,
+        layout: StateLayout,
+        blocks: int,
+        *,
+        chunk: int = DEFAULT_CHUNK,
+        admit: Admit | None = None,
     ) -> None:
         if isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1:
             raise InvalidValue(
                 f"{chunk!r} prompt tokens a step", cure="give a whole number of at least 1", argument="chunk"
             )
-        self.layout, self.chunk, self.vocab_size = layout, chunk, vocab_size
+        self.layout, self.chunk = layout, chunk
+        self._admit: Admit = admit or partial(admit_for, layout=layout)
         self.pool = BlockPool(blocks)
         self.running: list[Generation] = []
         self.waiting: deque[Generation] = deque()
@@ -72,7 +83,7 @@ class Scheduler:
             raise InvalidValue("a request of that name has not ended yet", cure="choose another name", argument=who)
         if not request.request_id or "\0" in request.request_id:
             raise InvalidValue("the name is empty or holds a NUL character", cure="choose another", argument=who)
-        admitted = admit(request, self.layout, vocab_size=self.vocab_size)
+        admitted = self._admit(request)
         sizes, wanted = self.layout.sizes, admitted.prompt_len + request.params.max_tokens
         if wanted > sizes.max_tokens:
             raise InvalidValue(
@@ -159,7 +170,7 @@ class Scheduler:
     def _preempt(self, generation: Generation, tasks: list[Task]) -> None:
         tasks.append(self._leave(generation, TaskKind.PREEMPTED))
         resumed = replace(generation.request, output=tuple(generation.generated))
-        generation.admitted = admit(resumed, self.layout, vocab_size=self.vocab_size)
+        generation.admitted = self._admit(resumed)
         self.waiting.appendleft(generation)
         self.preemptions += 1
 

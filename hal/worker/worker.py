@@ -9,6 +9,7 @@ import numpy as np
 from hal_core.errors import SinkClosed, SinkFull
 from hal_core.group import ALONE, Group
 from hal_core.output import OutputTicket
+from hal_core.requests import AdmittedRequest, Request
 from hal_core.steps import Step
 from hal_core.tasks import LEAVING, Task, TaskBatch
 
@@ -80,6 +81,10 @@ class Worker:
     def vocab_size(self) -> int:
         """Token ids go from 0 to this number less one."""
         return self.model.config.vocab_size
+
+    def admit(self, request: Request) -> AdmittedRequest:
+        """Check a request and pack it for the state. Raises :class:`hal_core.errors.InvalidValue`. From any thread."""
+        return self.state.admit(request, vocab_size=self.vocab_size)
 
     def step(self, tasks: TaskBatch | Sequence[Task]) -> OutputRecord:
         """Put ``tasks`` into their slots, run every slot that has something to feed, and hand out what came of it.

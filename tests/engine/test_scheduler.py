@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from hal_core.bound import bind
@@ -10,7 +12,7 @@ from hal_core.errors import InvalidValue
 from hal_core.fields import Sizes
 from hal_core.layout import lay_out
 from hal_core.records import FinishReason, OutputRecord, SlotStatus
-from hal_core.requests import Request, SamplingParams
+from hal_core.requests import Request, SamplingParams, admit
 from hal_core.tasks import TaskKind
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -45,6 +47,9 @@ class PaperWorker:
         self.known: dict[int, list[int]] = {}
         self.fed: dict[int, int] = {}
         self.fed_now = 0
+
+    def admit(self, request):
+        return self.state.admit(request, vocab_size=self.vocab_size)
 
     def step(self, tasks):
         self.device.insert_tasks(state=self.state, tasks=tasks, stream=self.device.default_stream)
@@ -218,7 +223,8 @@ def test_more_requests_than_slots_wait_in_order():
     ],
 )
 def test_a_request_that_can_never_run_is_refused_with_the_cure(request_, names):
-    scheduler = Scheduler(lay_out(Sizes(slots=2, max_tokens=MAX_TOKENS, block_size=BLOCK)), 4, vocab_size=100)
+    layout = lay_out(Sizes(slots=2, max_tokens=MAX_TOKENS, block_size=BLOCK))
+    scheduler = Scheduler(layout, 4, admit=partial(admit, layout=layout, vocab_size=100))
     scheduler.add(Request("taken", [1], SamplingParams(max_tokens=2)))
     with pytest.raises(InvalidValue, match=names):
         scheduler.add(request_)

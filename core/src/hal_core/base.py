@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .capabilities import Capabilities
     from .device import Communicator, Device, Event, Stream
     from .group import Group
+    from .requests import AdmittedRequest
     from .sinks import Sink
     from .state import SlotState
     from .steps import Step
@@ -57,6 +58,9 @@ class DeviceBase(ABC):
 
     def adopt(self, state: SlotState) -> None:  # noqa: B027 (most devices need nothing)
         """Make ready what the device needs for a state; by default nothing."""
+
+    def stage(self, state: SlotState, request: AdmittedRequest) -> None:  # noqa: B027 (most devices take nothing)
+        """Take an admitted request's bytes ahead of its insertion; by default nothing."""
 
     @abstractmethod
     def submit(self, plan: WritePlan, stream: Stream) -> Ticket:

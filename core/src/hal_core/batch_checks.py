@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .fields import Sizes
-from .layout import StateLayout
+from .layout import SERIAL, StateLayout
 from .ledger import FEW, TOKENS, Ledger
 from .requests import AdmittedRequest
 from .tasks import LEAVING, TaskBatch, TaskKind
@@ -25,15 +25,15 @@ def is_sound(ledger: Ledger, tasks: TaskBatch, layout: StateLayout) -> bool:
         return False
     if len(tasks) <= FEW:
         return _few_are_sound(ledger, tasks)
-    sizes, n, plain = ledger.sizes, len(tasks), tasks.plain
-    chosen, serials = set(plain["slots"]), set(tasks.serials(layout))
+    sizes, n, plain, brief = ledger.sizes, len(tasks), tasks.plain, tasks.brief(layout)
+    chosen, serials = set(plain["slots"]), set(brief[:, SERIAL].tolist())
     if min(chosen) < 0 or max(chosen) >= sizes.slots or len(chosen) != n or len(serials) != n:
         return False
     if not ledger.live.keys().isdisjoint(serials) or ledger.serials[tasks.slots].any():
         return False
-    total = tasks.packed(layout)["extents"][:, TOKENS]
-    starts, counts, lengths = tasks.starts, tasks.block_counts, tasks.lengths
-    end = starts + lengths
+    total = brief[:, TOKENS]
+    starts, counts = tasks.starts, tasks.block_counts
+    end = starts + tasks.lengths
     if int(total.max()) >= sizes.max_tokens or max(plain["block_counts"]) > sizes.max_blocks:
         return False
     if min(plain["lengths"]) < 1 or min(plain["starts"]) < 0:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .group import Group
     from .layout import ByteRange
     from .plan import WritePlan
+    from .requests import AdmittedRequest
     from .state import SlotState
     from .steps import Step
     from .tickets import Ticket
@@ -120,6 +121,12 @@ class Device(Protocol):
 
     def adopt(self, state: SlotState) -> None:
         """Make ready what the device needs for a state (maps, parameters), once, so that no hook has to wait for it."""
+
+    def stage(self, state: SlotState, request: AdmittedRequest) -> None:
+        """A request was just admitted for a state: the device may take its bytes ahead of the insertion, or do nothing.
+
+        From any thread. What it took is known again by the number that it gives to ``request.stage``.
+        """
 
     def submit(self, plan: WritePlan, stream: Stream) -> Ticket:
         """Write a plan in stream order. The plan's arrays may be changed by the caller once this returns (G2)."""

@@ -16,6 +16,13 @@ from .fields import GROUPS, HEADER_BYTES, ROW_FIELDS, STATE_TABLE, Field, Sizes
 ALIGNMENT = 64
 """Bytes; each field begins on a cache line, which is also the coarsest alignment a vector copy asks for."""
 
+BRIEF = np.dtype([("extents", np.int64, (len(ROW_FIELDS),)), *[(n, np.int64) for n in ("stamp", "serial", "staged")]])
+"""What insertion asks of each request: the lengths of its rows, in the order of ``ROW_FIELDS``, the sizes it was
+checked against (:attr:`StateLayout.admission_stamp`), its serial, and the number under which a device has its bytes
+already, or 0 (:meth:`hal_core.device.Device.stage`). All int64, so that a batch of them is a matrix."""
+STAMP, SERIAL, STAGED = range(len(ROW_FIELDS), len(ROW_FIELDS) + 3)
+"""Columns of that matrix, after the lengths."""
+
 BROADCAST_GROUPS = ("broadcast", "broadcast_speculative")
 
 
@@ -74,10 +81,8 @@ class StateLayout:
 
     @cached_property
     def admission_dtype(self) -> np.dtype[np.void]:
-        """What admission packs: the lengths of a request's rows, in the order of ``ROW_FIELDS``, the sizes it was
-        checked against (:attr:`admission_stamp`), and its record."""
-        extents = ("extents", np.int64, (len(ROW_FIELDS),))
-        return np.dtype([extents, ("stamp", np.int64), ("record", self.record_dtype)])
+        """What admission packs: the fields of :data:`BRIEF`, and the request's record."""
+        return np.dtype([*BRIEF.descr, ("record", self.record_dtype)])
 
     @cached_property
     def admission_stamp(self) -> int:

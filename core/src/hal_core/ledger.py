@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from .fields import ROW_FIELDS, Sizes
-from .layout import StateLayout
+from .layout import SERIAL, STAMP, StateLayout
 from .requests import AdmittedRequest, SplitRole
 from .tasks import TaskBatch, TaskKind
 
@@ -74,15 +74,14 @@ class Ledger:
 
     def _enter(self, tasks: TaskBatch, layout: StateLayout, entering: Ints | None) -> None:
         """Take over the entering tasks; None: all tasks, and none is a handoff."""
-        take, packed = slice(None) if entering is None else entering, tasks.packed(layout)
-        at, counts = tasks.slots[take], tasks.block_counts[take]
+        take = slice(None) if entering is None else entering
+        brief, at, counts = tasks.brief(layout)[take], tasks.slots[take], tasks.block_counts[take]
         requests = tasks.requests if entering is None else [tasks.requests[i] for i in entering.tolist()]
         slots = tasks.plain["slots"] if entering is None else at.tolist()
-        serials = tasks.serials(layout) if entering is None else packed["record"]["request_serial"][take].tolist()
+        serials, extents = brief[:, SERIAL], brief[:, :STAMP].T
         for slot, request in zip(slots, requests, strict=True):
             self.requests[slot] = request
-        self.live.update(zip(serials, slots, strict=True))
-        extents = packed["extents"][take].T
+        self.live.update(zip(serials.tolist(), slots, strict=True))
         self.extents[:, at] = extents
         self.extents[BLOCKS, at] = counts
         self.serials[at] = serials

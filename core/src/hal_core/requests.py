@@ -1,9 +1,8 @@
-"""Requests: sampling parameters, and admission, which checks a request once and packs what its slot will need."""
+"""Requests and their admission, which checks a request once and packs what its slot will need."""
 
 from __future__ import annotations
 
 import itertools
-import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,7 +12,9 @@ from typing import Any
 import numpy as np
 
 from .errors import InvalidValue
-from .layout import StateLayout
+from .layout import BRIEF, StateLayout
+from .params import SamplingParams as SamplingParams
+from .params import check_number
 
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
 _serials = itertools.count(1)
@@ -25,91 +26,6 @@ class SplitRole(IntEnum):
     MIXED = 0
     PREFILL = 1
     DECODE = 2
-
-
-def _number(name: str, value: object, low: float, high: float = math.inf, *, whole: bool = False) -> None:
-    """Refuse anything but a number (a whole one where asked) from ``low`` to ``high``; NaN is none."""
-    kinds = (int, np.integer) if whole else (int, float, np.integer, np.floating)
-    if isinstance(value, bool | np.bool_) or not isinstance(value, kinds) or not low <= value <= high:
-        kind = "a whole number" if whole else "a number"
-        bound = f"of at least {low}" if math.isinf(high) else f"from {low} to {high}"
-        raise InvalidValue(f"{name} = {value!r}", cure=f"give {kind} {bound}", argument=name)
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """How the next token of a request is chosen.
-
-    - ``temperature``: 0 is greedy; otherwise logits are divided by it.
-    - ``top_k`` (0: off), ``top_p`` (1: off), ``min_p`` (0: off): truncate the distribution, in this order.
-    - ``seed``: draws depend on seed, request and position alone.
-    - ``repetition_penalty`` (1: off; Keskar et al. 2019), ``frequency_penalty``, ``presence_penalty`` (0: off).
-    - ``min_tokens``: end and stop tokens cannot be sampled before; ``max_tokens``: most tokens to generate.
-    - ``stop_sequences``, ``bad_words``, ``eos_token_ids``: token ids. A bad word is never sampled.
-    - ``logprobs``: how many alternatives to report besides the sampled token; None for no log-probabilities.
-    """
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int = 0
-    repetition_penalty: float = 1.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    min_tokens: int = 0
-    max_tokens: int = 16
-    stop_sequences: tuple[tuple[int, ...], ...] = ()
-    bad_words: tuple[int, ...] = ()
-    eos_token_ids: tuple[int, ...] = ()
-    logprobs: int | None = None
-
-    def __post_init__(self) -> None:
-        _number("temperature", self.temperature, 0.0, 1e6)
-        _number("top_k", self.top_k, 0, 2**31 - 1, whole=True)
-        _number("top_p", self.top_p, 0.0, 1.0)
-        _number("min_p", self.min_p, 0.0, 1.0)
-        _number("seed", self.seed, 0, 2**63 - 1, whole=True)
-        _number("repetition_penalty", self.repetition_penalty, 1e-6, 1e6)
-        _number("frequency_penalty", self.frequency_penalty, -1e6, 1e6)
-        _number("presence_penalty", self.presence_penalty, -1e6, 1e6)
-        _number("max_tokens", self.max_tokens, 1, 2**31 - 1, whole=True)
-        _number("min_tokens", self.min_tokens, 0, self.max_tokens, whole=True)
-        if self.top_p == 0.0:
-            raise InvalidValue("top_p = 0", cure="give a number above 0, at most 1", argument="top_p")
-        if self.logprobs is not None:
-            _number("logprobs", self.logprobs, 0, 2**31 - 1, whole=True)
-        for name in ("bad_words", "eos_token_ids"):
-            object.__setattr__(self, name, _ids(name, getattr(self, name)))
-        sequences = _items("stop_sequences", self.stop_sequences, "a tuple of tuples of token ids, such as ((13, 10),)")
-        object.__setattr__(self, "stop_sequences", tuple([_sequence(sequence) for sequence in sequences]))
-        if any(not sequence for sequence in self.stop_sequences):
-            raise InvalidValue("an empty stop sequence", cure="leave it out", argument="stop_sequences")
-
-
-def _items(name: str, values: Any, wanted: str) -> tuple[Any, ...]:  # noqa: ANN401 (the caller's)
-    try:
-        return tuple(values)
-    except TypeError:
-        raise InvalidValue(f"{name} = {values!r}", cure=f"give {wanted}", argument=name) from None
-
-
-def _ids(name: str, values: Sequence[int]) -> tuple[int, ...]:
-    ids = _items(name, values, "a tuple of token ids, such as (2,)")
-    for value in ids:
-        _number(name, value, 0, 2**31 - 1, whole=True)
-    return ids
-
-
-def _sequence(values: Sequence[int]) -> tuple[int, ...]:
-    """One stop sequence; a token id by itself is most likely a list that lacks its outer brackets."""
-    if isinstance(values, int | np.integer):
-        raise InvalidValue(
-            f"stop_sequences has {values!r} where a sequence should be",
-            cure="give a tuple of tuples of token ids, such as ((13, 10),)",
-            argument="stop_sequences",
-        )
-    return _ids("stop_sequences", values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,10 +72,11 @@ class AdmittedRequest:
     - ``tokens``: int64 ``[prompt + output]``, read-only; ``prompt_len`` and ``generated`` are its two parts.
     - ``total``: tokens known so far, prompt and generated.
     - ``stamp``: which sizes it was checked against (``StateLayout.admission_stamp``).
-    - ``packed``: row lengths and record (``StateLayout.admission_dtype``), as bytes; what depends on the moment of
-      insertion (lengths, blocks, drafts) is set then.
+    - ``packed``: row lengths, stamp, serial and record (``StateLayout.admission_dtype``), as bytes; what depends on the
+      moment of insertion (lengths, blocks, drafts) is set then. ``brief`` is what comes before the record.
     - ``extents``: the lengths of its rows, in the order of ``ROW_FIELDS``, the block table's 0.
     - ``rows``: the bytes of each of ``ROW_FIELDS``; the block table is empty, its blocks come with the task.
+    - ``staged``: what a device that has its bytes ahead of the insertion wants to live as long as the request; or None.
     """
 
     request_id: str
@@ -172,8 +89,15 @@ class AdmittedRequest:
     total: int
     stamp: int
     packed: bytes
+    brief: bytes
     extents: tuple[int, int, int, int, int]
     rows: tuple[bytes, ...]
+    staged: Any = None
+
+    def stage(self, number: int, keep: object) -> None:
+        """For devices that have the request's bytes now: under which number of theirs, from 1 on, and ``staged``."""
+        object.__setattr__(self, "brief", self.brief[:-8] + number.to_bytes(8, "little"))
+        object.__setattr__(self, "staged", keep)
 
 
 def admit(request: Request, layout: StateLayout, *, vocab_size: int | None = None) -> AdmittedRequest:
@@ -201,7 +125,7 @@ def admit(request: Request, layout: StateLayout, *, vocab_size: int | None = Non
     stamp = layout.admission_stamp
     _fill(head["record"], request, serial, len(prompt), len(output))
     extents = (len(params.bad_words), stops, stops * sizes.max_stop_length, 0, total)
-    head["extents"] = extents
+    head["extents"], head["serial"] = extents, serial
     bad = stop_lengths = stop = b""
     if params.bad_words:
         bad = np.array(params.bad_words, np.int64).tobytes()
@@ -211,7 +135,7 @@ def admit(request: Request, layout: StateLayout, *, vocab_size: int | None = Non
         for at, sequence in enumerate(params.stop_sequences):
             padded[at, : len(sequence)] = sequence
         stop = padded.tobytes()
-    rows = (bad, stop_lengths, stop, b"", tokens.tobytes())
+    rows, packed = (bad, stop_lengths, stop, b"", tokens.tobytes()), head.tobytes()
     return AdmittedRequest(
         request_id=request.request_id,
         serial=serial,
@@ -222,7 +146,8 @@ def admit(request: Request, layout: StateLayout, *, vocab_size: int | None = Non
         role=request.role,
         total=total,
         stamp=stamp,
-        packed=head.tobytes(),
+        packed=packed,
+        brief=packed[: BRIEF.itemsize],
         extents=extents,
         rows=rows,
     )
@@ -241,7 +166,7 @@ def _check_admission(request: Request, layout: StateLayout, vocab_size: int | No
             argument="request_id",
         )
     if vocab_size is not None:
-        _number("vocab_size", vocab_size, 1, whole=True)
+        check_number("vocab_size", vocab_size, 1, whole=True)
 
 
 def _tokens(request: Request, values: Sequence[int], name: str) -> Int64s:

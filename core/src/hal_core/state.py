@@ -14,6 +14,7 @@ from .fields import CLEANUP_FIELDS, HEADER_BYTES, ROW_FIELDS, STATE_TABLE, Field
 from .layout import ByteRange, StateLayout, lay_out
 from .ledger import Ledger
 from .plan import SPREAD, PlanBuilder, WritePlan
+from .requests import AdmittedRequest, Request, admit
 from .views import View
 
 if TYPE_CHECKING:
@@ -170,6 +171,15 @@ class SlotState:
 
     def _columns(self, data: np.ndarray[Any, np.dtype[np.uint8]]) -> dict[str, np.ndarray[Any, Any]]:
         return self.columns(data, self.output_range(topk=False))
+
+    def admit(self, request: Request, *, vocab_size: int | None = None) -> AdmittedRequest:
+        """Check a request and pack it for a slot of this state; see :func:`hal_core.requests.admit`. From any thread.
+
+        The device may begin to move its bytes, so that its insertion has less to do.
+        """
+        admitted = admit(request, self.layout, vocab_size=vocab_size)
+        self.device.stage(self, admitted)
+        return admitted
 
     def take(self, ticket: OutputTicket) -> OutputRecord:
         """Wait for a step's output, bring ``mirror`` up to it, and return the record. For the worker's thread."""

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from .errors import InvalidValue
-from .layout import StateLayout
+from .layout import STAMP, StateLayout
 from .requests import AdmittedRequest
 
 Int32s = np.ndarray[Any, np.dtype[np.int32]]
+Int64s = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class TaskKind(IntEnum):
@@ -99,11 +100,12 @@ class TaskBatch:
     ``block_ids`` each task's block ids, ``blocks`` all of them one after the other, int32.
     """
 
-    __slots__ = ("all_prefill", "arrays", "block_ids", "drafts", "packed_cache", "plain", "requests")
+    __slots__ = ("all_prefill", "arrays", "block_ids", "brief_cache", "drafts", "packed_cache", "plain", "requests")
     all_prefill: bool
     arrays: dict[str, Any]
     block_ids: tuple[Int32s, ...]
     drafts: tuple[tuple[int, ...], ...]
+    brief_cache: tuple[int, Int64s] | None
     packed_cache: tuple[StateLayout, np.ndarray[Any, np.dtype[np.void]]] | None
     plain: dict[str, list[int]]
     requests: tuple[AdmittedRequest, ...]
@@ -142,6 +144,7 @@ class TaskBatch:
         ]
         put(self, "block_ids", tuple(ready))
         put(self, "all_prefill", plain["kinds"] == [TaskKind.PREFILL] * n)
+        put(self, "brief_cache", None)
         put(self, "packed_cache", None)
         if {n} != {len(column) for column in (*plain.values(), self.requests, self.drafts)}:
             raise InvalidValue("the columns of a batch differ in length", cure=f"give {n} of each", argument="tasks")
@@ -160,35 +163,42 @@ class TaskBatch:
         found: Int32s = joined
         return found
 
-    def serials(self, layout: StateLayout) -> list[int]:
-        """Each request's serial, from what admission packed: the requests themselves need not be looked at."""
-        found: list[int] | None = self.arrays.get("serials")
-        if found is None:
-            found = self.arrays["serials"] = self.packed(layout)["record"]["request_serial"].tolist()
-        return found
+    def brief(self, layout: StateLayout) -> Int64s:
+        """What insertion asks of the requests: :data:`hal_core.layout.BRIEF` as int64 ``[n, 8]``, read-only.
+
+        Raises :class:`InvalidValue` when a request was admitted for other sizes.
+        """
+        stamp, cached = layout.admission_stamp, self.brief_cache
+        if cached is not None and cached[0] == stamp:
+            return cached[1]
+        brief = np.frombuffer(b"".join([request.brief for request in self.requests]), np.int64).reshape(len(self), -1)
+        if (brief[:, STAMP] != stamp).any():
+            self._refuse_stamp(stamp)
+        object.__setattr__(self, "brief_cache", (stamp, brief))
+        return brief
 
     def check_sizes(self, layout: StateLayout) -> None:
         """Raise :class:`InvalidValue` when a request was admitted for other sizes."""
+        if len(self) > JOINED:
+            self.brief(layout)
+            return
         stamp = layout.admission_stamp
-        if len(self) > JOINED or any(request.stamp != stamp for request in self.requests):
-            self.packed(layout)
+        for request in self.requests:
+            if request.stamp != stamp:
+                self._refuse_stamp(stamp)
 
     def packed(self, layout: StateLayout) -> np.ndarray[Any, np.dtype[np.void]]:
-        """What admission packed ``[n]`` (``layout.admission_dtype``), read-only."""
+        """What admission packed ``[n]`` (``layout.admission_dtype``), read-only. Raises as :meth:`brief`."""
         cached = self.packed_cache
         if cached is not None and cached[0] is layout:
             return cached[1]
-        return self._join(layout)
+        self.check_sizes(layout)
+        packed = np.frombuffer(b"".join([request.packed for request in self.requests]), layout.admission_dtype)
+        object.__setattr__(self, "packed_cache", (layout, packed))
+        return packed
 
-    def _join(self, layout: StateLayout) -> np.ndarray[Any, np.dtype[np.void]]:
-        joined = b"".join([request.packed for request in self.requests])
-        dtype = layout.admission_dtype
-        if len(joined) == len(self) * dtype.itemsize:
-            packed = np.frombuffer(joined, dtype)
-            if not (packed["stamp"] != layout.admission_stamp).any():
-                object.__setattr__(self, "packed_cache", (layout, packed))
-                return packed
-        other = next((r.request_id for r in self.requests if r.stamp != layout.admission_stamp), "")
+    def _refuse_stamp(self, stamp: int) -> NoReturn:
+        other = next((r.request_id for r in self.requests if r.stamp != stamp), "")
         raise InvalidValue(
             f"request {other!r} was admitted for a state of other sizes",
             cure="admit it with this state's layout",

@@ -18,7 +18,9 @@ def main() -> None:
     params = SamplingParams(max_tokens=5, stop_sequences=((7, 8),), eos_token_ids=(3,), bad_words=(1, 2))
     record = None
     for turn, length in enumerate((4900, 3)):
-        requests = [admit(Request(f"r{turn}-{i}", [5] * length, params), state.layout) for i in range(8)]
+        asked = [Request(f"r{turn}-{i}", [5] * length, params) for i in range(8)]
+        # The first turn is of requests staged by the device, the second of bare ones, which take the general way.
+        requests = [admit(r, state.layout) if turn else state.admit(r) for r in asked]
         blocks = [range(-(-length // 16))] * 8
         batch = TaskBatch.prefill(range(8), requests, [length] * 8, blocks)
         bound.insert_tasks(state=state, tasks=batch, stream=stream)

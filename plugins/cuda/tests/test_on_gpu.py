@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from hal_core.errors import HalError, InvalidValue, OutOfMemory
 from hal_core.layout import ByteRange
 from hal_core.sinks import MemorySink
 from hal_core.steps import Step
-from hal_cuda import CudaPlugin
+from hal_cuda import CudaPlugin, admissions
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -61,13 +62,12 @@ params = st.builds(
 def test_g09_g12_insert_advance_and_output_equal_the_cpu_devices(pair, data, speculative):
     states = [bound.state(SIZES) for bound in pair]
     for turn in range(3):
+        staged = data.draw(st.booleans(), label="staged")
+        admitting = states[0].admit if staged else partial(admit, layout=states[0].layout)
         free = [slot for slot in range(SIZES.slots) if not states[0].ledger.serials[slot]]
         slots = data.draw(st.lists(st.sampled_from(free), unique=True) if free else st.just([]), label="slots")
         requests = [
-            admit(
-                Request(f"r{turn}-{slot}", data.draw(st.lists(ids, min_size=1, max_size=600)), data.draw(params)),
-                states[0].layout,
-            )
+            admitting(Request(f"r{turn}-{slot}", data.draw(st.lists(ids, min_size=1, max_size=600)), data.draw(params)))
             for slot in slots
         ]
         tasks = [
@@ -207,6 +207,48 @@ def test_g10_submissions_grow_with_neither_requests_nor_fields(pair):
         state.release(range(n))
     assert counts[0] <= 2
     assert counts[1] == 2
+
+
+def test_g10_staged_requests_take_one_upload_and_one_launch(pair):
+    """Whatever the length of their prompts, and in any order: of what is staged, only the new bytes are uploaded."""
+    bound, state = pair[0], pair[0].state(SIZES)
+    requests = [state.admit(Request(f"s{i}", [i] * 600)) for i in range(2 * SIZES.slots)]
+    for chosen, uploads in ((requests[::2], 1), (requests[1::2], 0)):
+        n = len(chosen)
+        batch = TaskBatch.prefill(range(n), chosen, [600] * n, [range(150)] * n)
+        before = bound.counters()
+        bound.insert_tasks(state=state, tasks=batch, stream=bound.default_stream)
+        spent = bound.counters() - before
+        assert (spent.uploads, spent.launches, spent.host_waits) == (uploads, 1, 0)
+        tokens = contents(bound, state)["token_ids"]
+        assert (tokens[:, :600] == [[request.tokens[0]] for request in chosen]).all()
+        assert (tokens[:, 600:] == -1).all()
+        state.release(range(n))
+
+
+def test_g10_chunks_of_staged_requests_are_used_again(pair, monkeypatch):
+    """Many more requests than the pinned memory holds, in changing order: the slots get each its own."""
+    monkeypatch.setattr(admissions, "CHUNK", 1 << 15)
+    bound = bind(CudaPlugin.open(0, {"admission_limit": 1 << 17}))
+    state, n, random = bound.state(SIZES), SIZES.slots, np.random.default_rng(0)
+    waiting, staged = [], 0
+    for turn in range(60):
+        waiting += [
+            state.admit(Request(f"{turn}-{i}", random.integers(0, 99, random.integers(1, 600)))) for i in range(n)
+        ]
+        random.shuffle(waiting)
+        chosen, waiting = waiting[:n], waiting[n : 2 * n]
+        staged += sum([request.staged is not None for request in chosen])
+        batch = TaskBatch.prefill(range(n), chosen, [r.total for r in chosen], [range(150)] * n)
+        bound.insert_tasks(state=state, tasks=batch, stream=bound.default_stream)
+        tokens = contents(bound, state)["token_ids"]
+        for slot, request in enumerate(chosen):
+            np.testing.assert_array_equal(tokens[slot, : request.total], request.tokens)
+            assert (tokens[slot, request.total :] == -1).all()
+        state.release(range(n))
+        assert bound.device.admissions.held <= 1 << 17
+    assert staged > 30 * n
+    bound.close()
 
 
 def test_g10_a_batch_over_the_rings_limit_takes_two_submissions_a_block():

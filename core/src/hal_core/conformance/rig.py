@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from .kit import Kit
 
 
+UNSTAGED = 8
+"""Of so many requests one is admitted without the state: a device that stages requests must take both kinds."""
+
+
 class Rig:
     """One slot state of the device under test, and the model of what it must be.
 
@@ -41,12 +45,15 @@ class Rig:
         self.sink = MemorySink()
         self.steps = 0
         self._names = itertools.count()
+        self._admitted = 0
         assert_fresh(self)
         backdoor.write(self.device, self.state.memory, 0, self.model.block, self.stream)
 
     def admit(self, request: Request) -> AdmittedRequest:
         """Admit a request, and tell the model of it."""
-        admitted = admit(request, self.state.layout)
+        self._admitted += 1
+        bare = self._admitted % UNSTAGED == 0
+        admitted = admit(request, self.state.layout) if bare else self.state.admit(request)
         self.model.requests[admitted.serial] = request
         return admitted
 

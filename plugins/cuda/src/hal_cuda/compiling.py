@@ -10,12 +10,13 @@ from pathlib import Path
 
 from hal_core.errors import Unavailable
 
-SOURCES = ("writes.cu", "advance.cu")
+SOURCES = ("writes.cu", "enter.cu", "advance.cu")
 
 
 def source(name: str) -> str:
-    """The text of a kernel file of this package."""
-    return (files("hal_cuda") / "kernels" / name).read_text(encoding="utf-8")
+    """The text of a kernel file of this package, after what all of them share."""
+    folder = files("hal_cuda") / "kernels"
+    return "".join([(folder / part).read_text(encoding="utf-8") for part in ("bytes.cuh", name)])
 
 
 def cache_folder() -> Path:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,11 +14,13 @@ from .driver import Driver
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What ``open`` takes: bytes of pinned staging memory at first and at most, seconds to wait for it."""
+    """What ``open`` takes: bytes of pinned staging memory at first and at most, seconds to wait for it; bytes of pinned
+    memory for admitted requests that wait for a slot, at most (0: none); the handle of the framework's stream."""
 
     ring_start: int = 1 << 20
     ring_limit: int = 64 << 20
     deadline: float = 30.0
+    admission_limit: int = 64 << 20
     stream: int | None = None
 
     @classmethod
@@ -33,6 +36,10 @@ class Options:
                 raise InvalidValue(
                     f"{name} = {getattr(options, name)!r}", cure="give at least 4096", argument="options"
                 )
+        if not isinstance(options.admission_limit, int) or options.admission_limit < 0:
+            raise InvalidValue(
+                f"admission_limit = {options.admission_limit!r}", cure="give bytes, 0 for none", argument="options"
+            )
         if options.ring_start > options.ring_limit or not options.deadline > 0:
             raise InvalidValue("ring_start over ring_limit, or no deadline", cure="mend them", argument="options")
         return options
@@ -74,6 +81,16 @@ class Context:
             api.cuDeviceGetAttribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device), "attribute"
         )
         return cls(driver, device, handle, f"sm_{int(major)}{int(minor)}")
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Make the context current for a while, for threads in which another one, or none, may be."""
+        driver = self.driver
+        driver.ok(driver.api.cuCtxPushCurrent(self.handle), "cuCtxPushCurrent")
+        try:
+            yield
+        finally:
+            driver.ok(driver.api.cuCtxPopCurrent(), "cuCtxPopCurrent")
 
     def check_stream(self, handle: int) -> None:
         """Raise :class:`InvalidValue` for a stream of another context."""

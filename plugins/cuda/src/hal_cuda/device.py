@@ -11,13 +11,17 @@ from hal_core.base import DeviceBase
 from hal_core.capabilities import Capabilities
 from hal_core.counters import Counters
 from hal_core.errors import DeviceClosed
+from hal_core.insertion import plan_insert
+from hal_core.layout import BRIEF
 from hal_core.staging import StagingRing
 from hal_core.tickets import DONE, Ticket
 from hal_core.views import View
 
+from .admissions import Admissions
 from .context import Context, Options
 from .copies import CudaCopy, Lease, OutputBlocks, PendingReads
 from .driver import Driver
+from .entering import Entering
 from .frameworks import current_stream
 from .launching import Kernels
 from .memory import CudaMemory, PinnedBlock
@@ -32,8 +36,10 @@ if TYPE_CHECKING:
     from hal_core.layout import ByteRange
     from hal_core.markers import hookimpl
     from hal_core.plan import WritePlan
+    from hal_core.requests import AdmittedRequest
     from hal_core.state import SlotState
     from hal_core.steps import Step
+    from hal_core.tasks import TaskBatch
     from hal_core.transfers import CopyTicket
     from hal_core.values import Value
     from hal_core.views import Memory
@@ -62,6 +68,12 @@ class CudaDevice(DeviceBase):
         self.blocks = OutputBlocks(self.driver)
         self.reads = PendingReads()
         self.writer = Writer(self)
+        self.admissions = Admissions(
+            lambda nbytes: PinnedBlock(self.driver, nbytes, mirrored=True),
+            self.context.entered,
+            limit=chosen.admission_limit,
+        )
+        self.entering = Entering(self)
         self.steps = StepKernel(self.driver, self.kernels)
         self._copies = self._new_stream()
         self._framework = ""
@@ -127,8 +139,12 @@ class CudaDevice(DeviceBase):
     def adopt(self, state: SlotState) -> None:
         """Put the state's spread table on the GPU, and describe the state to the kernel of ``advance``."""
         self._check()
-        self.writer.adopt(state.spread)
+        self.entering.adopt(state, self.writer.adopt(state.spread))
         self.steps.adopt(state)
+
+    def stage(self, state: SlotState, request: AdmittedRequest) -> None:
+        """Put the request's bytes into pinned memory, where its insertion finds them; from any thread."""
+        self.admissions.put(request, request.packed[BRIEF.itemsize :])
 
     # -- work ---------------------------------------------------------------------------------------------------
 
@@ -136,6 +152,17 @@ class CudaDevice(DeviceBase):
         """One upload and one launch for each staging block that the plan fills."""
         self._check()
         return DONE if plan.empty else self.writer.submit(plan, self._own(stream))
+
+    @hookimpl
+    def insert_tasks(self, device: Device, state: SlotState, tasks: TaskBatch, stream: Stream) -> Ticket:
+        """New requests that were staged at admission by one entry each; every other batch as one plan."""
+        self._check()
+        own = self._own(stream)
+        if tasks.all_prefill:
+            ticket = self.entering.submit(state, tasks, own)
+            if ticket is not None:
+                return ticket
+        return self.submit(plan_insert(state, tasks), own)
 
     @hookimpl
     def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
@@ -222,6 +249,7 @@ class CudaDevice(DeviceBase):
         super().close()
         if not self.driver.broken and not lost:
             self.ring.close()
+            self.admissions.close()
             self.blocks.close()
             self.events.close()
             self.driver.free_unused()

@@ -6,6 +6,8 @@ from struct import Struct
 from typing import Any
 
 import numpy as np
+from hal_core.fields import ROW_FIELDS
+from hal_core.state import DYNAMIC
 
 from .compiling import cubin
 from .driver import Driver
@@ -26,7 +28,7 @@ class Kernel:
             driver.ok(driver.api.cuFuncLoad(self._function), f"loading {name}")
         self._block = np.zeros(1, params)
         self.params = self._block[0]
-        self._buffer = memoryview(self._block.data).cast("B")
+        self.buffer = memoryview(self._block.data).cast("B")
         self._format = _native(params)
         addresses = [self._block.ctypes.data + offset for offset in self._parameter_offsets(params)]
         self._pointers = np.array(addresses, np.uint64)
@@ -42,15 +44,15 @@ class Kernel:
 
     def pack(self, *values: int) -> None:
         """Set all parameters, in their order, to whole numbers."""
-        self._format.pack_into(self._buffer, 0, *values)
+        self._format.pack_into(self.buffer, 0, *values)
 
-    def fill(self, params: np.ndarray[Any, Any]) -> None:
-        """Take all parameters from an array of the same dtype, shape ``[1]``."""
-        self._block[...] = params
+    def load(self, params: bytes) -> None:
+        """Take all parameters as bytes; ``buffer`` is where they are, for those that differ from launch to launch."""
+        self.buffer[:] = params
 
-    def launch(self, blocks: int, threads: int, stream: int) -> None:
-        """Launch with the parameters as they are in ``params`` now; the driver copies them before it returns."""
-        (status,) = self._launch(self._function, blocks, 1, 1, threads, 1, 1, 0, stream, self._at, 0)
+    def launch(self, blocks: int, threads: int, stream: int, rows: int = 1) -> None:
+        """Launch ``blocks`` times ``rows`` blocks, with the parameters as they are now; the driver copies them."""
+        (status,) = self._launch(self._function, blocks, rows, 1, threads, 1, 1, 0, stream, self._at, 0)
         if status != self._driver.success:
             self._driver.ok((status,), f"launching {self.name}")
 
@@ -105,6 +107,17 @@ STRIDED = struct(
     ("count", "<u8"),
 )
 HOLD = np.dtype([("flag", "<u8")])
+ROW = np.dtype([(name, "<u8") for name in ("base", "stride", "cycle", "size")])
+ENTER = struct(
+    ("entries", "<u8"),
+    ("blocks", "<u8"),
+    ("memory", "<u8"),
+    ("spread", "<u8"),
+    ("dynamic", "<u8", (len(DYNAMIC),)),
+    ("fields", "<u4"),
+    ("rows_at", "<u4"),
+    ("rows", ROW, (len(ROW_FIELDS),)),
+)
 
 
 class Kernels:
@@ -112,10 +125,12 @@ class Kernels:
 
     def __init__(self, driver: Driver, arch: str) -> None:
         writes = driver.ok(driver.api.cuModuleLoadData(cubin("writes.cu", arch)), "cuModuleLoadData")
+        enter = driver.ok(driver.api.cuModuleLoadData(cubin("enter.cu", arch)), "cuModuleLoadData")
         steps = driver.ok(driver.api.cuModuleLoadData(cubin("advance.cu", arch)), "cuModuleLoadData")
         self.write = Kernel(driver, writes, "hal_write", PLAN)
         self.fill = Kernel(driver, writes, "hal_fill", FILL)
         self.small = Kernel(driver, writes, "hal_small", SMALL)
         self.copy_strided = Kernel(driver, writes, "hal_copy_strided", STRIDED)
         self.hold = Kernel(driver, writes, "hal_hold", HOLD)
+        self.enter = Kernel(driver, enter, "hal_enter", ENTER)
         self.steps, self.driver = steps, driver

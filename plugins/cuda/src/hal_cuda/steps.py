@@ -31,16 +31,18 @@ class StepKernel:
 
     def __init__(self, driver: Driver, kernels: Kernels) -> None:
         self._kernel = Kernel(driver, kernels.steps, "hal_advance", STATE)
-        self._known: weakref.WeakKeyDictionary[Any, np.ndarray[Any, Any]] = weakref.WeakKeyDictionary()
+        self._known: weakref.WeakKeyDictionary[Any, tuple[bytes, bytes]] = weakref.WeakKeyDictionary()
 
     def adopt(self, state: SlotState) -> None:
         """Describe a state, once."""
-        self._known[state] = self._describe(state)
+        params = self._describe(state)
+        plain = params.tobytes()
+        params["speculative"] = 1
+        self._known[state] = plain, params.tobytes()
 
     def launch(self, state: SlotState, stream: int, *, speculative: bool) -> None:
         """Advance every slot of the state, in stream order."""
-        self._kernel.fill(self._known[state])
-        self._kernel.params["speculative"] = int(speculative)
+        self._kernel.load(self._known[state][speculative])
         self._kernel.launch(-(-state.sizes.slots // THREADS), THREADS, stream)
 
     @staticmethod

@@ -110,14 +110,15 @@ class Writer:
         counts["launches"] += 1
         counts["submissions"] += 1
 
-    def adopt(self, table: np.ndarray[Any, np.dtype[np.void]]) -> None:
-        """Put a state's spread table on the device; it goes when the table does."""
+    def adopt(self, table: np.ndarray[Any, np.dtype[np.void]]) -> int:
+        """Put a state's spread table on the device, where it is until the table goes; its address there."""
         data = np.ascontiguousarray(table).view(np.uint8)
         memory = CudaMemory.allocate(self._device, self._driver, data.nbytes)
         self._device.count("allocations")
         self._driver.ok(self._driver.api.cuMemcpyHtoD(memory.address, data.ctypes.data, data.nbytes), "cuMemcpyHtoD")
         self._spreads[id(table)] = memory
         weakref.finalize(table, self._spreads.pop, id(table), None)
+        return memory.address
 
     def set_value(self, target: View, value: Value, stream: CudaStream) -> Ticket:
         """Write a converted value into a view."""
