@@ -170,6 +170,11 @@ class RankPool:
             pause.wait(0.05)
         return self.output(rank)
 
+    def kill(self, ranks: Iterable[int] | None = None) -> None:
+        """End all (or the given) ranks, those that are stopped or wait for ever too; does not wait until they have."""
+        for rank in range(self.size) if ranks is None else ranks:
+            self._processes[rank].kill()
+
     def close(self) -> None:
         """End every rank: by closing its pipe, and after 5 s by force. Idempotent."""
         for link in self._links.values():

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import faulthandler
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -58,17 +57,11 @@ def attempt(pool: RankPool, begin: float, what: str, call: Callable[[], Any]) ->
     except Exception:
         for rank in range(pool.size):
             print(f"--- output of rank {rank}:\n{pool.output(rank, 6000)}\n---", flush=True)
-        end(pool)
+        pool.kill()
+        pool.close()
         raise
     say(what, begin)
     return answer
-
-
-def end(pool: RankPool) -> None:
-    """End every rank, one that is stopped or that its GPU keeps waiting too."""
-    for rank in range(pool.size):
-        pool.signal(rank, signal.SIGKILL)
-    pool.close()
 
 
 def agree(pool: RankPool, recipe: Recipe, begin: float) -> bool:
@@ -120,7 +113,8 @@ def main(device: str) -> int:
         if how == "hung":
             good = agree(pool, recipe, begin) and good
         good = lose(pool, recipe, begin, victim, how) and good
-        end(pool)
+        pool.kill()
+        pool.close()
         say("the ranks have ended", begin)
     print("well" if good else "NOT WELL", flush=True)
     return 0 if good else 1

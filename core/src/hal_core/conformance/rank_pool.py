@@ -77,7 +77,10 @@ class Ranks:
             yield
         finally:
             if self._support.loss_ends_ranks:
-                self._gone.update(next(group for group in groups if rank in group))
+                gone = next(group for group in groups if rank in group)
+                self._gone.update(gone)
+                if self._pool is pool:
+                    pool.kill(gone)  # what they left waiting would keep a device busy that others may share
             elif how == "lost":
                 self._gone.add(rank)
             elif self._pool is pool:
@@ -126,8 +129,7 @@ class Ranks:
         """End every process, those that hang too. The next test starts new ones."""
         pool, self._pool = self._pool, None
         if pool is not None:
-            for rank in range(SIZE):
-                pool.signal(rank, signal.SIGKILL)
+            pool.kill()
             pool.close()
 
 
