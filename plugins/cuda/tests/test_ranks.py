@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import hal_cuda
 import numpy as np
 import pytest
+from hal_core import paddle_groups, paddle_world
 from hal_core.errors import InvalidValue, Unavailable
 from hal_core.layout import ByteRange
 from hal_core.paddle.probing import Installed
@@ -79,6 +80,23 @@ def test_without_a_driver_there_are_no_gpus(monkeypatch):
 
     monkeypatch.setattr(hal_cuda.ctypes, "CDLL", load)
     assert hal_cuda.gpu_count() == 0
+
+
+def test_a_rank_has_opened_its_device_before_a_collective_can_wait_for_it(monkeypatch):
+    paddle, calls = pytest.importorskip("paddle"), []
+
+    def note(name):
+        return lambda *arguments, **named: calls.append((name, *arguments, *named.values()))
+
+    device = SimpleNamespace(allocate=note("allocate"), close=note("close"))
+    monkeypatch.setattr(paddle, "set_device", note("set_device"))
+    monkeypatch.setattr(paddle_world, "join_world", note("join_world"))
+    monkeypatch.setattr(paddle_groups, "open_groups", note("open_groups"))
+    monkeypatch.setattr(conformance.CudaPlugin, "open", lambda index, options: calls.append(("open", index)) or device)
+    support(monkeypatch, 2).join(((0, 1), (2, 3)), 2.0, "a test")
+    assert [name for name, *_ in calls] == ["join_world", "set_device", "open", "allocate", "close", "open_groups"]
+    assert calls[1][1:] == ("gpu:0",)
+    assert calls[-1][1:] == (((0, 1), (2, 3)), "nccl", 2.0)
 
 
 @pytest.fixture

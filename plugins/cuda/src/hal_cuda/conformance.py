@@ -17,7 +17,7 @@ from hal_core.device import Device
 from hal_core.paddle import probing
 from hal_core.ranks import gloo
 
-from . import gpu_count
+from . import CudaPlugin, gpu_count
 
 STARTING = 100.0
 """Seconds in which all ranks must have joined the job: each imports Paddle first."""
@@ -74,13 +74,20 @@ class CudaSupport(Support):
         return gloo(rank, endpoints) | {"CUDA_VISIBLE_DEVICES": own, "FLAGS_selected_gpus": "0"}
 
     def join(self, groups: Sequence[Sequence[int]], timeout: float, epoch: str) -> None:
-        """Join the job, in whatever time it takes; open all groups over NCCL."""
+        """Join the job and open the device once, in whatever time it takes; open all groups over NCCL.
+
+        The first opening in a process imports, compiles and makes a context, in seconds that differ from rank to rank.
+        A test would begin with it, and the rank that is ready first would take the others for lost after ``timeout``.
+        """
         import paddle
         from hal_core.paddle_groups import open_groups
         from hal_core.paddle_world import join_world
 
         join_world(timeout=STARTING)
         paddle.set_device("gpu:0")
+        device = CudaPlugin.open(0, {})
+        device.allocate(1 << 16)
+        device.close()
         open_groups(groups, backend="nccl", timeout=timeout)
 
     def tensor(self, device: Device, values: np.ndarray[Any, Any]) -> object:
