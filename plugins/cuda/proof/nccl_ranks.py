@@ -47,6 +47,9 @@ def start(support: Support, recipe: Recipe, begin: float) -> RankPool:
     pool = RankPool(2, environment=environment)
     join = lambda: pool.run(rank_work.join, recipe, PAIR, TIMEOUT, "proof", timeout=STARTING)  # noqa: E731
     attempt(pool, begin, "joined, group open", join)
+    for line in pool.output(0, 20_000).splitlines():
+        if "NCCL version" in line:
+            say(line, begin)
     return pool
 
 
