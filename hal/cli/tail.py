@@ -27,7 +27,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         "engine's place and acknowledges what it has printed.",
         allow_abbrev=False,
     )
-    parser.add_argument("url", metavar="URL", help="ipc:///folder/name or tcp://host:port, where workers send to")
+    where = "ipc:///folder/name, shm:///folder/name or tcp://host:port, where workers send to"
+    parser.add_argument("url", metavar="URL", help=where)
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     parser.add_argument("--request", metavar="ID", help="only this request's rows")
     parser.add_argument("--keep", action="store_true", help="acknowledge nothing: the next reader gets all of it again")

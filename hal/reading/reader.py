@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from types import TracebackType
@@ -42,7 +43,8 @@ class OutputReader:
     With ``curve`` a tcp url is encrypted, and only the senders that it names are let in.
 
     One thread at a time, or one event loop. A record's arrays are views of the message it came in, at most 64 KB or
-    one frame; copy what is to be kept for long.
+    one frame; copy what is to be kept for long. Of a shm url it is the place in shared memory: of a session's records
+    that are kept the first four hold theirs, what comes then is copied.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class OutputReader:
         self._auto_ack, self._timeout, self._on_event = auto_ack, timeout, on_event
         self._last: Session | None = None  # the session of the last record given out
         self._ended = self._closed = False
+        self._pid = os.getpid()
 
     def read(self, timeout: float | None = None) -> Frame | None:
         """Return the next frame, or None after ``timeout`` seconds or when the last session has ended."""
@@ -133,19 +136,25 @@ class OutputReader:
                 self._receiver.acknowledge(known, upto)
 
     def counters(self) -> dict[str, int]:
-        """Return the frames read, duplicates dropped, and stretches of bytes skipped because they were no frame."""
+        """Return the frames read, duplicates dropped, and stretches of bytes skipped because they were no frame.
+
+        Of a shm url also the frames that came through shared memory, which ``frames`` counts too.
+        """
         receiver = self._receiver
-        return {"frames": receiver.frames, "duplicates": receiver.duplicates, "skipped": receiver.skipped}
+        counts = {"frames": receiver.frames, "duplicates": receiver.duplicates, "skipped": receiver.skipped}
+        return counts | {"shared": receiver.shared} if self.url.startswith("shm:") else counts
 
     def close(self) -> None:
-        """Acknowledge what was given out if that is automatic, close, and remove the ipc socket. Idempotent."""
-        if self._closed:
+        """Acknowledge what was given out if that is automatic, close, and remove the ipc socket. Idempotent.
+
+        In a forked child it does nothing: all of that is the parent's.
+        """
+        if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
         self._acknowledge_read(at_least=1)
         self._receiver.close()
-        if self.url.startswith("ipc://"):
-            release_ipc(self.url, folder=self._owns_folder)
+        release_ipc(self.url, folder=self._owns_folder)
 
     def __enter__(self) -> OutputReader:
         return self

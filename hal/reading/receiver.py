@@ -8,14 +8,16 @@ from collections.abc import Mapping
 
 import zmq
 from hal_core.errors import FrameError
-from hal_core.frames import Frame, FrameHeader, FrameKind, decode_frame, split
+from hal_core.frames import HAS_TRAILER, Frame, FrameHeader, FrameKind, decode_frame, split
 from zmq.utils.monitor import recv_monitor_message
 
 from hal.reading.events import Event, FrameSkipped, SessionEnded, SessionLost
 from hal.reading.session import Session
 from hal.transport.curve import CurveKeys
 from hal.transport.protocol import Cursor, Empty, State, control, read_control
+from hal.transport.shared_memory import SharedReceiver
 from hal.transport.sockets import HIGH_WATER_MARK, bound
+from hal.transport.urls import socket_of
 
 _OUTPUT = int(FrameKind.OUTPUT)  # reading an enum's member costs a call
 #: Sessions that ended or were lost are remembered, so that a late word of theirs is not taken for a new one.
@@ -36,11 +38,19 @@ class Receiver:
         self._lost_after, self._grace = lost_after, grace
         self.sessions = {number: Session(number, now, sequence) for number, sequence in after.items()}
         self.ready: deque[tuple[Session, Frame] | Event] = deque()
-        self.duplicates = self.skipped = self.frames = 0
+        self.duplicates = self.skipped = self.frames = self.shared = 0
         self._gone: dict[int, bool] = {}  # sessions that are over -> whether they were lost
         self.socket, self._gate = bound(url, curve)
-        self.url = bytes(self.socket.get(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
         self.monitor = self.socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+        path = socket_of(url)
+        self.url = url if path else bytes(self.socket.get(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
+        self._memory: SharedReceiver | None = None
+        if path is not None and url.startswith("shm:"):
+            try:
+                self._memory = SharedReceiver(path)
+            except BaseException:
+                self._close_sockets()
+                raise
         self._connected: set[int] = set()  # descriptors
         self._leaving = False
         self.messages = 0
@@ -103,6 +113,14 @@ class Receiver:
     def close(self) -> None:
         """Make sure that the last acknowledgements have arrived, if the senders are there to say so, and close."""
         self._take_leave(time.monotonic() + _LEAVE_SECONDS)
+        self._close_sockets()
+        for session in self.sessions.values():
+            if session.shared is not None:
+                session.shared.close()
+        if self._memory is not None:
+            self._memory.close()
+
+    def _close_sockets(self) -> None:
         self.socket.disable_monitor()
         self.monitor.close(linger=0)
         self.socket.close(linger=100)
@@ -136,7 +154,11 @@ class Receiver:
                     continue
                 heard = session
                 if header.kind == _OUTPUT:
+                    if session.shared is not None and header.flags & HAS_TRAILER:
+                        self._forget_shared(session, header.sequence)
                     self._take_output(session, header, frame)
+                elif header.kind == FrameKind.SHARED:
+                    self._take_shared(session, header)
                 else:
                     self._take_word(session, header, frame)
                     session = None  # it may be over
@@ -155,6 +177,8 @@ class Receiver:
             session = self.sessions[header.session] = Session(header.session, time.monotonic())
         if session.identity is None:
             session.identity, session.sender = identity, header.sender
+            if self._memory is not None:
+                session.shared = self._memory.queue(session.number)
             self._ask(session)
         if session.descriptor != descriptor:
             self._watch_connections()  # what broke before this connection was made concerns the former one
@@ -191,6 +215,28 @@ class Receiver:
         elif not session.is_asking:  # something before it is missing
             self._ask(session)
 
+    def _take_shared(self, session: Session, header: FrameHeader) -> None:
+        """An output frame that lies in shared memory. If it does not, it is asked for, and comes as bytes."""
+        if session.shared is None:
+            return  # nobody asked for it there; the hole is noticed
+        try:
+            found, frame = session.shared.take(header.sequence)
+        except FrameError as error:
+            if header.sequence == session.expected:
+                self._give_up_or_ask(session, header.sequence, error)
+            return
+        before = self.frames
+        self._take_output(session, found, frame)
+        self.shared += self.frames - before
+
+    def _forget_shared(self, session: Session, sequence: int) -> None:
+        """A large frame came as bytes. Had it been laid into shared memory before, it takes a place there."""
+        assert session.shared is not None
+        try:
+            session.shared.forget(sequence)
+        except FrameError as error:
+            self._skip(error)
+
     def _give_up_or_ask(self, session: Session, sequence: int, error: FrameError) -> None:
         self._skip(error)
         gap = session.unreadable(sequence, str(error))
@@ -219,6 +265,8 @@ class Receiver:
     def _ask(self, session: Session) -> None:
         sequence, cursor = session.ask(time.monotonic())
         cursor.leaving = self._leaving
+        if session.shared is not None and self._memory is not None:
+            cursor.shared = self._memory.name
         self._say(session, FrameKind.CURSOR, sequence, cursor)
 
     def _say(self, session: Session, kind: FrameKind, sequence: int, body: Cursor | Empty | None = None) -> None:
@@ -264,6 +312,9 @@ class Receiver:
 
     def _forget(self, session: Session, *, lost: bool) -> None:
         del self.sessions[session.number]
+        if session.shared is not None and self._memory is not None:
+            session.shared.close()
+            self._memory.clean()
         self._gone[session.number] = lost
         while len(self._gone) > _REMEMBERED:
             del self._gone[next(iter(self._gone))]

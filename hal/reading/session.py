@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hal_core.records import OutputRecord
 
 from hal.reading.events import Gap, SessionStarted
 from hal.transport.protocol import Cursor, State
+
+if TYPE_CHECKING:
+    from hal.transport.shared_memory import SharedQueue
 
 #: Seconds after which a cursor that was not answered is given again.
 ASK_AGAIN_SECONDS = 0.5
@@ -20,6 +25,7 @@ class Session:
         self.number, self.sender = number, 0
         self.identity: bytes | None = None  # None: its cursor is known, itself was not heard of yet
         self.descriptor = -1  # of its connection
+        self.shared: SharedQueue | None = None  # where its large frames may lie
         self.heard = now
         self.broken: float | None = None  # since when its connection is down
         self.overdue: int | None = None  # messages that had been read when its time was over

@@ -12,6 +12,7 @@ CURSOR         reader → sender   send everything after this number again; :cla
 ACKNOWLEDGE    reader → sender   everything up to this number is taken, the sender may forget it
 BYE            sender → reader   the session ended with this number, everything is acknowledged
 REFUSE         reader → sender   the session was declared lost, nothing more of it is taken
+SHARED         sender → reader   the number of an OUTPUT frame that lies in shared memory
 =============  ================  ==========================================================================
 
 A sender sends no output before a reader has given its CURSOR. It answers with a STATE that echoes the cursor's token
@@ -20,6 +21,10 @@ repetition (dropped), a hole on the way (it gives its cursor again) and a real g
 to every session it does not know, whatever frame it hears of it first; so after a restart of either side, or a broken
 connection, nothing else is needed. Acknowledgements are cumulative and repeated at every heartbeat: losing one does no
 harm.
+
+A CURSOR may name the reader's domain of shared memory (:mod:`hal.transport.domains`). Then the sender may lay a large
+OUTPUT frame there, whole, and send SHARED in its place. It does so once for each frame: what is asked for again, and
+what finds no room there, comes as bytes. So a sample that cannot be had is a hole like any other.
 """
 
 from __future__ import annotations
@@ -57,6 +62,7 @@ class Cursor(msgspec.Struct, omit_defaults=True, gc=False):
     token: Token
     explicit: bool = False
     leaving: bool = False
+    shared: str = ""  #: the name of the domain where large frames may be laid, "" for none
 
 
 class Empty(msgspec.Struct, gc=False):

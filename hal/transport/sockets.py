@@ -8,7 +8,7 @@ import zmq
 from hal_core.errors import HalError, InvalidValue
 
 from hal.transport.curve import CurveKeys, secure_reader, secure_sender
-from hal.transport.urls import check_free, scheme_of
+from hal.transport.urls import check_free, endpoint_of, scheme_of, socket_of
 
 #: Messages that ZeroMQ itself may hold on either side; the rest waits in the sender's window, where it is counted.
 HIGH_WATER_MARK = 64
@@ -42,7 +42,7 @@ def connected(url: str, session: int, curve: CurveKeys | None = None) -> zmq.Soc
     try:
         if curve is not None:
             secure_sender(dealer, url, curve)
-        dealer.connect(url)
+        dealer.connect(endpoint_of(url))
     except HalError:
         context.destroy(linger=0)
         raise
@@ -58,9 +58,9 @@ def bound(url: str, curve: CurveKeys | None = None) -> tuple[zmq.Socket[bytes], 
     Raises InvalidValue for an address that cannot be bound, or has a reader already.
     """
     if scheme_of(url) == "sysv":
-        cure = "have the engine's own reader read it; OutputReader reads ipc and tcp"
+        cure = "have the engine's own reader read it; OutputReader reads ipc, shm and tcp"
         raise InvalidValue(f"{url!r} carries no frames", cure=cure, argument="url")
-    if scheme_of(url) == "ipc":
+    if socket_of(url) is not None:
         check_free(url)
     _keep_freed_memory()
     context = zmq.Context()
@@ -73,7 +73,7 @@ def bound(url: str, curve: CurveKeys | None = None) -> tuple[zmq.Socket[bytes], 
     try:
         if curve is not None:
             gate = secure_reader(router, url, curve)
-        router.bind(url)
+        router.bind(endpoint_of(url))
     except HalError:
         context.destroy(linger=0)
         raise

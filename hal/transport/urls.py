@@ -19,7 +19,10 @@ from pathlib import Path
 
 from hal_core.errors import HalError, InvalidValue, Unavailable
 
-SCHEMES = ("ipc", "tcp", "sysv")
+from hal.transport.domains import remove_stale_domains
+
+SCHEMES = ("ipc", "tcp", "shm", "sysv")
+_ON_ONE_HOST = ("ipc", "shm")  #: schemes whose address is the path of a socket
 _PREFIX, _LOCK, _SOCKET = "hal-", "lock", "output"
 _MAX_PATH = 107  #: bytes of a path in sockaddr_un without its end
 _locks: dict[Path, int] = {}  #: private folders of this process, with the descriptor of their lock
@@ -32,11 +35,22 @@ def scheme_of(url: str) -> str:
         raise _bad(url, f"has no scheme of {', '.join(SCHEMES)}", "write ipc:///folder/name or tcp://host:port")
     if scheme == "tcp":
         _check_host_and_port(url, address)
-    if scheme == "ipc" and not address.startswith("/"):
-        raise _bad(url, "is no absolute path", "write ipc:///folder/name, or use private_ipc_url()")
-    if scheme == "ipc" and len(os.fsencode(address)) > _MAX_PATH:
+    if scheme in _ON_ONE_HOST and not address.startswith("/"):
+        raise _bad(url, "is no absolute path", f"write {scheme}:///folder/name, or use private_ipc_url()")
+    if scheme in _ON_ONE_HOST and len(os.fsencode(address)) > _MAX_PATH:
         raise _bad(url, f"has a path of more than {_MAX_PATH} bytes", "use a shorter folder, or set TMPDIR to one")
     return scheme
+
+
+def socket_of(url: str) -> Path | None:
+    """Return the path of the url's socket; None for a scheme whose address is none."""
+    scheme, _, address = url.partition("://")
+    return Path(address) if scheme in _ON_ONE_HOST else None
+
+
+def endpoint_of(url: str) -> str:
+    """Return the url that ZeroMQ connects to or binds."""
+    return "ipc" + url.removeprefix("shm") if url.startswith("shm://") else url
 
 
 def _check_host_and_port(url: str, address: str) -> None:
@@ -47,8 +61,11 @@ def _check_host_and_port(url: str, address: str) -> None:
         raise _bad(url, f"has the port {port!r}", "write a port of 1 to 65535; a reader may take any with *")
 
 
-def private_ipc_url() -> str:
-    """Make a private folder and return the url of a socket in it. Removed by :func:`release_ipc` or at exit."""
+def private_ipc_url(*, shared: bool = False) -> str:
+    """Make a private folder and return the url of a socket in it, ``ipc://`` or, with ``shared``, ``shm://``.
+
+    Removed by :func:`release_ipc` or at exit.
+    """
     parent = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
     room = _MAX_PATH - len(os.fsencode(parent / f"{_PREFIX}{'x' * 8}" / _SOCKET))
     if not parent.is_absolute() or room < 0:
@@ -63,16 +80,17 @@ def private_ipc_url() -> str:
     except OSError as error:
         cure = "make room there, or set XDG_RUNTIME_DIR or TMPDIR to a folder that can be written"
         raise Unavailable(f"no private folder for ipc in {parent}: {error}", cure=cure) from error
-    url = f"ipc://{folder / _SOCKET}"
+    url = f"{'shm' if shared else 'ipc'}://{folder / _SOCKET}"
     scheme_of(url)
     return url
 
 
 def adopt_ipc(url: str) -> None:
     """Hold the lock of the url's folder if it is the private one of a process that is gone, as after its restart."""
-    lock = Path(url.removeprefix("ipc://")).parent / _LOCK
-    if not url.startswith("ipc://") or lock.parent in _locks or not lock.parent.name.startswith(_PREFIX):
+    path = socket_of(url)
+    if path is None or path.parent in _locks or not path.parent.name.startswith(_PREFIX):
         return
+    lock = path.parent / _LOCK
     with contextlib.suppress(OSError):  # no such file, or its process lives and keeps the folder
         descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
@@ -85,11 +103,14 @@ def adopt_ipc(url: str) -> None:
 
 def release_ipc(url: str, *, folder: bool = True) -> None:
     """Remove the socket and, with ``folder``, its folder if it is a private one of this process. Idempotent."""
-    path = Path(url.removeprefix("ipc://"))
+    path = socket_of(url)
+    if path is None:
+        return
     with contextlib.suppress(FileNotFoundError):
         if stat.S_ISSOCK(path.lstat().st_mode):  # never a file that somebody has put there
             path.unlink(missing_ok=True)
     if folder and (descriptor := _locks.pop(path.parent, None)) is not None:
+        remove_stale_domains(path.parent)
         shutil.rmtree(path.parent, ignore_errors=True)
         os.close(descriptor)
 
@@ -104,6 +125,7 @@ def remove_stale_folders(parent: Path) -> list[Path]:
             descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                remove_stale_domains(lock.parent)
                 shutil.rmtree(lock.parent, ignore_errors=True)
                 removed.append(lock.parent)
             finally:
@@ -113,7 +135,8 @@ def remove_stale_folders(parent: Path) -> list[Path]:
 
 def check_free(url: str) -> None:
     """Raise unless the ipc url names nothing, or a dead process's socket: binding removes whatever is there."""
-    path = url.removeprefix("ipc://")
+    path = socket_of(url)
+    assert path is not None
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:
@@ -125,7 +148,7 @@ def check_free(url: str) -> None:
         raise _bad(url, f"names a {what}, not a socket", "choose another path; nothing was touched")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
-            probe.connect(path)
+            probe.connect(os.fspath(path))
         except ConnectionRefusedError:
             return  # left by a process that is gone; binding replaces it
         except OSError as error:
@@ -141,3 +164,12 @@ def _bad(url: str, what: str, cure: str) -> HalError:
 def _release_all() -> None:
     for folder in list(_locks):
         release_ipc(f"ipc://{folder / _SOCKET}")
+
+
+def _leave_to_parent() -> None:
+    """In a forked child: the folders are the parent's, and its locks end with it, not with the last of its children."""
+    while _locks:
+        os.close(_locks.popitem()[1])
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)

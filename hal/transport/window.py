@@ -5,15 +5,43 @@ from __future__ import annotations
 from collections import deque
 from itertools import islice
 
+from hal_core.frame_bodies import Part
 from hal_core.frames import decode
+
+
+class LargeFrame:
+    """A frame in parts that follow each other, most of them its record's own arrays, which nobody writes to.
+
+    It is put together where it is to go: in shared memory, or as bytes.
+    """
+
+    __slots__ = ("_length", "_parts", "offered")
+
+    def __init__(self, parts: tuple[Part, ...]) -> None:
+        self._parts, self._length = parts, sum([len(part) for part in parts])
+        self.offered = False  #: it was given to shared memory once; from then on it travels as bytes
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __bytes__(self) -> bytes:
+        return b"".join(self._parts)
+
+    def write_to(self, target: memoryview) -> None:
+        """Write the frame into ``target``, which has at least its length in bytes."""
+        at = 0
+        for part in self._parts:
+            end = at + len(part)
+            target[at:end] = part
+            at = end
 
 
 class Window:
     """Encoded frames by sequence number: ``first`` is the oldest held, ``unsent`` the next to send."""
 
     def __init__(self) -> None:
-        self._frames: deque[bytes] = deque()
-        self._waiting: deque[bytes] = deque()  # those of them that are to be sent, the last ones
+        self._frames: deque[bytes | LargeFrame] = deque()
+        self._waiting: deque[bytes | LargeFrame] = deque()  # those of them that are to be sent, the last ones
         self.first = 1
         self.nbytes = 0
         self.resent = 0  #: frames that a reader asked for again, counted
@@ -36,7 +64,7 @@ class Window:
         """Whether every frame is with the transport."""
         return not self._waiting
 
-    def add(self, frame: bytes) -> None:
+    def add(self, frame: bytes | LargeFrame) -> None:
         """Hold the frame, whose sequence is ``next``."""
         self._frames.append(frame)
         self._waiting.append(frame)
@@ -63,18 +91,22 @@ class Window:
         self.resent += max(0, self.unsent - target)
         self._waiting = deque(islice(self._frames, target - self.first, None))
 
-    def message(self, limit: int) -> tuple[bytes, int]:
-        """Return the next unsent frames, joined up to about ``limit`` bytes, and how many; ``sent`` confirms them."""
+    def message(self, limit: int) -> tuple[bytes | LargeFrame, int]:
+        """Return the next unsent frames, joined up to about ``limit`` bytes, and how many; ``sent`` confirms them.
+
+        A large frame comes alone and as it is.
+        """
         waiting = self._waiting
-        if len(waiting) == 1:  # the usual case: not copied
-            return waiting[0], 1
-        size, count = 0, 0
-        for frame in waiting:
+        first = waiting[0]
+        if len(waiting) == 1 or isinstance(first, LargeFrame):  # the usual case: not copied
+            return first, 1
+        size, joined = len(first), [first]
+        for frame in islice(waiting, 1, None):
             size += len(frame)
-            if count and size > limit:
+            if size > limit or isinstance(frame, LargeFrame):
                 break
-            count += 1
-        return b"".join(islice(waiting, count)), count
+            joined.append(frame)
+        return b"".join(joined), len(joined)
 
     def sent(self, count: int) -> None:
         """The ``count`` frames of the last message are with the transport."""
@@ -84,4 +116,4 @@ class Window:
 
     def deliveries(self) -> list[tuple[str, int, int]]:
         """``(request_id, first_position, count)`` of everything held: what is undelivered if the sender ends now."""
-        return [told for frame in self._frames for told in decode(frame).record.deliveries()]
+        return [told for frame in self._frames for told in decode(bytes(frame)).record.deliveries()]

@@ -15,13 +15,16 @@ from typing import Any
 
 import zmq
 from hal_core.errors import FrameError, HalError, SinkClosed, SinkFull, Undelivered
-from hal_core.frames import FrameKind, encode, split
+from hal_core.frames import CHECKED_BODY, HEADER_LENGTH, FrameKind, encode, encode_parts, split
+from hal_core.records import OutputRecord
 from hal_core.sinks import PendingOutput, is_ready, new_session, settle_with, unknown, unresolved
 
 from hal.transport.curve import CurveKeys
 from hal.transport.protocol import MESSAGE_BYTES, Cursor, State, control, read_control
+from hal.transport.shared_memory import SharedSender
 from hal.transport.sockets import connected
-from hal.transport.window import Window
+from hal.transport.urls import socket_of
+from hal.transport.window import LargeFrame, Window
 
 #: From this size on ZeroMQ sends from the frame itself instead of copying it; frames never change.
 _NO_COPY_BYTES = 1 << 16
@@ -66,6 +69,9 @@ class ZmqSink:
         self._owed: int | None = 0  # the token of the cursor to answer with a STATE; 0 is the greeting
         self._next_beat = 0.0
         self._pid = os.getpid()
+        path = socket_of(url)
+        shared = path is not None and url.startswith("shm:")
+        self._memory = SharedSender(path, self.session, capacity_bytes) if path is not None and shared else None
         self._socket = connected(url, self.session, curve)
         self._wake_end, self._wake = os.pipe()
         os.set_blocking(self._wake_end, False)
@@ -116,15 +122,19 @@ class ZmqSink:
         self._report_undelivered(timeout, backlog)
 
     def counters(self) -> dict[str, int]:
-        """Return frames made, waiting for their copy-out, not acknowledged, sent again; bytes not acknowledged."""
-        window = self._window
-        return {
+        """Return frames made, waiting for their copy-out, not acknowledged, sent again; bytes not acknowledged.
+
+        Of a shm url also the frames that were laid into shared memory.
+        """
+        window, memory = self._window, self._memory
+        counts = {
             "frames": window.next - 1,
             "queued": len(self._outputs),
             "unacknowledged": len(window),
             "unacknowledged_bytes": window.nbytes,
             "resent": window.resent,
         }
+        return counts if memory is None else counts | {"shared": memory.sent}
 
     # The caller's side -------------------------------------------------------------------------------------------
 
@@ -189,6 +199,8 @@ class ZmqSink:
     def _leave(self) -> None:
         """Close everything; whoever waits for room learns that there will be none."""
         self._socket.close(linger=0 if self._stop or self._failure else 500)
+        if self._memory is not None:
+            self._memory.close()
         with self._room:
             self._sleeping = False
             if self._failure is not None:
@@ -223,13 +235,20 @@ class ZmqSink:
             pending.settle(_closed("the sink was closed first"))
             return 0
         try:
-            frame = encode(record, session=self.session, sender=self.sender, sequence=self._window.next)
+            frame = self._encode(record)
         except Exception as error:  # noqa: BLE001  # handed on to the ticket, which raises it
             pending.settle(error)
             return 0
         self._window.add(frame)
         pending.settle(None)
         return len(frame)
+
+    def _encode(self, record: OutputRecord) -> bytes | LargeFrame:
+        if self._memory is None:
+            return encode(record, session=self.session, sender=self.sender, sequence=self._window.next)
+        parts = encode_parts(record, session=self.session, sender=self.sender, sequence=self._window.next)
+        frame = LargeFrame(parts)
+        return frame if len(frame) > HEADER_LENGTH + CHECKED_BODY else bytes(frame)
 
     def _receive(self) -> None:
         while True:
@@ -252,6 +271,8 @@ class ZmqSink:
             cursor = read_control(header, frame, Cursor)
             self._window.rewind(sequence if cursor.explicit else 0)
             self._granted, self._owed = not cursor.leaving, cursor.token
+            if self._memory is not None:
+                self._memory.follow(cursor.shared)
         elif kind == FrameKind.REFUSE:
             self._failure = _closed("the reader has declared this session lost and takes nothing more of it")
             self._stop = True
@@ -282,12 +303,20 @@ class ZmqSink:
         body = State(window.first, self._capacity, echo)
         return control(FrameKind.STATE, window.next - 1, session=self.session, sender=self.sender, body=body)
 
-    def _send(self, message: bytes) -> bool:
+    def _send(self, message: bytes | LargeFrame) -> bool:
+        if isinstance(message, LargeFrame):
+            message = self._in_memory(message) or bytes(message)
         try:
             self._socket.send(message, _DONTWAIT, copy=len(message) < _NO_COPY_BYTES)
         except zmq.Again:  # no connection, or the reader does not keep up
             return False
         return True
+
+    def _in_memory(self, frame: LargeFrame) -> bytes | None:
+        """Lay the frame, the next one, into shared memory and return the word about it; None if it finds no room."""
+        if self._memory is None or not self._memory.offer(frame):
+            return None
+        return control(FrameKind.SHARED, self._window.unsent, session=self.session, sender=self.sender)
 
     def _sleep(self) -> None:
         """Wait for a word of the reader, room in ZeroMQ if something is due, an output, or the next heartbeat."""

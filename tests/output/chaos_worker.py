@@ -27,7 +27,8 @@ from hal_core.tasks import Task, TaskKind
 from hal.transport import open_sink
 
 logging.getLogger("hal").setLevel(logging.ERROR)  # that the cpu device is synchronous is known here
-SIZES = Sizes(slots=8, max_tokens=64, block_size=64, max_draft=3, top_k=2)
+TOP_K = 1023 if sys.argv[1:] and sys.argv[1].startswith("shm:") else 2  # then most frames are large
+SIZES = Sizes(slots=8, max_tokens=64, block_size=64, max_draft=3, top_k=TOP_K)
 PARAMS = SamplingParams(max_tokens=60)
 LENGTH = 2
 
@@ -103,7 +104,7 @@ class Worker:
         for name, values in columns.items():
             self.bound.async_set_value(target=self.state.view(name), value=values, stream=self.stream).wait()
         order = self.random.sample(range(SIZES.slots), SIZES.slots)
-        logprobs = self.random.choice([None, 0, 2])
+        logprobs = self.random.choice([None, 0, TOP_K])
         step = Step(number, {"target": np.array(order, np.int32)}, speculative=speculative, logprobs=logprobs)
         full = False
         try:
@@ -123,7 +124,7 @@ class Worker:
             "stop_reason": np.zeros((n, 1), np.int32),
             "accept_tokens": np.full((n, most), -7, np.int64),
             "sampled_token_ids": np.full((n, 1), -7, np.int64),
-            "topk_token_ids": np.full((n, most, 3), -7, np.int64),
+            "topk_token_ids": np.full((n, most, TOP_K + 1), -7, np.int64),
         }
         ended = []
         for slot, running in enumerate(self.slots):

@@ -1,20 +1,31 @@
-"""Outputs to send, sinks and readers that are closed at the end, and a look for what they leave behind."""
+"""Outputs to send, sinks and readers that are closed at the end, and a look for what they leave behind.
+
+What asks for ``url`` runs twice: over a socket, and with its frames, made large, in shared memory.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hal_core.records import FinishReason, OutputRecord, SlotStatus
+from zmq.utils.garbage import GarbageCollectorThread
 
 from hal.reading import OutputReader
-from hal.transport import open_sink, private_ipc_url, release_ipc
+from hal.transport import domains, open_sink, private_ipc_url, release_ipc
+from hal.transport.urls import socket_of
+
+needs_iceoryx2 = pytest.mark.skipif(
+    importlib.util.find_spec("iceoryx2") is None, reason="needs iceoryx2: pip install 'paddle-hal[shm]'"
+)
 
 
 class Output:
     """A pending output of one token for each request; it may wait for a latch, or fail."""
+
+    columns = 0  #: of log-probabilities
 
     def __init__(self, step, requests=("a", "b"), *, finish=FinishReason.NONE, error=None, latch=None):
         self.step, self.request_ids, self.finish = step, tuple(requests), finish
@@ -30,6 +41,11 @@ class Output:
         if self.error is not None:
             raise self.error
         rows = len(self.request_ids)
+        optional = {}
+        if self.columns:
+            numbers = np.arange(rows * self.columns, dtype=np.int32).reshape(rows, self.columns) + self.step
+            numbers[:, 0] = np.arange(rows) + 100 * self.step
+            optional = {"logprob_token_ids": numbers, "logprobs": numbers.astype(np.float32)}
         return OutputRecord(
             self.step,
             self.request_ids,
@@ -39,6 +55,7 @@ class Output:
             np.ones(rows, np.int32),
             np.arange(rows) + 100 * self.step,
             np.zeros(rows, np.bool_),
+            **optional,
         )
 
     def settle(self, error):
@@ -46,21 +63,42 @@ class Output:
         self.done.set()
 
 
-@pytest.fixture
-def output():
-    """The class of pending outputs."""
-    return Output
+class Large(Output):
+    """The same with log-probabilities: its frame is too large for a checksum."""
+
+    columns = 1 << 14
 
 
 @pytest.fixture
-def url():
-    """A private address. Its folder is gone afterwards, and so is every thread of the test."""
-    before = set(threading.enumerate())
-    url = private_ipc_url()
+def output(request):
+    """The class of pending outputs: large ones where they may lie in shared memory."""
+    shared = "url" in request.fixturenames and request.getfixturevalue("url").startswith("shm:")
+    return Large if shared else Output
+
+
+@pytest.fixture
+def large():
+    """The class of pending outputs whose frames are large."""
+    return Large
+
+
+@pytest.fixture(params=["ipc", pytest.param("shm", marks=needs_iceoryx2)])
+def url(request, monkeypatch):
+    """A private address. Its folder is gone afterwards, and so are its memory and every thread of the test."""
+    before, made = set(threading.enumerate()), []
+
+    def noted(socket, make=domains.make_domain):
+        made.append(make(socket))
+        return made[-1]
+
+    monkeypatch.setattr(domains, "make_domain", noted)
+    url = private_ipc_url(shared=request.param == "shm")
     yield url
     release_ipc(url)
-    assert not Path(url.removeprefix("ipc://")).parent.exists()
+    assert not socket_of(url).parent.exists()
+    assert not [path for name, *_ in made for path in domains.MEMORY.glob(f"{domains.prefix_of(name)}*")]
     left = [thread for thread in threading.enumerate() if thread not in before]
+    left = [thread for thread in left if not isinstance(thread, GarbageCollectorThread)]  # pyzmq's, one a process
     for thread in left:
         thread.join(5)
     assert not [thread for thread in left if thread.is_alive()]

@@ -72,6 +72,7 @@ class FrameKind(IntEnum):
     CURSOR = 4  #: reader to sender: send everything after this sequence
     BYE = 5  #: sender to reader: the session has ended with this sequence
     REFUSE = 6  #: reader to sender: the session was declared lost, nothing more of it is taken
+    SHARED = 7  #: sender to reader: the output frame of this sequence lies in shared memory
 
 
 _OUTPUT = int(FrameKind.OUTPUT)  # reading an enum's member costs a call
@@ -104,8 +105,18 @@ def encode(record: OutputRecord, *, session: int, sender: int, sequence: int) ->
     return seal(_OUTPUT, *encode_body(record), session=session, sender=sender, sequence=sequence)
 
 
+def encode_parts(record: OutputRecord, *, session: int, sender: int, sequence: int) -> tuple[Part, ...]:
+    """As :func:`encode`, in parts that follow each other: of a large frame the arrays are the record's, not copied."""
+    return seal_parts(_OUTPUT, *encode_body(record), session=session, sender=sender, sequence=sequence)
+
+
 def seal(kind: int, body: Part, *more: Part, session: int, sender: int, sequence: int) -> bytes:
     """Return header, body, which may be given in parts, and, for a large body, trailer as one frame."""
+    return b"".join(seal_parts(kind, body, *more, session=session, sender=sender, sequence=sequence))
+
+
+def seal_parts(kind: int, body: Part, *more: Part, session: int, sender: int, sequence: int) -> tuple[Part, ...]:
+    """As :func:`seal`, in parts that follow each other: more than three where the body is large."""
     size = len(body)
     if more:
         size += sum([len(part) for part in more])
@@ -123,7 +134,7 @@ def seal(kind: int, body: Part, *more: Part, session: int, sender: int, sequence
     except struct.error as error:
         numbers = f"session {session}, sender {sender}, sequence {sequence}"
         raise InvalidValue(f"the header cannot hold {numbers}: {error}", cure="unsigned, 64, 32, 64 bits") from error
-    return b"".join((head, CHECKSUM.pack(crc32(head)), body, *more, tail))
+    return head, CHECKSUM.pack(crc32(head)), body, *more, tail
 
 
 def decode(buffer: Buffer) -> Frame:

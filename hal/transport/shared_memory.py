@@ -1,0 +1,308 @@
+"""Large frames in shared memory, over iceoryx2: one queue a session, which its reader makes and its sink fills.
+
+A frame is written once, into memory that the sink has borrowed, and decoded where it lies. Words about it travel over
+ZeroMQ (:mod:`hal.transport.protocol`), and so does every frame that finds no room here. iceoryx2 is an extra, [shm].
+
+Ports, and the samples that records are views of, count in memory that both processes share. A forked child must not
+count for its parent, so there they are never freed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import sys
+import weakref
+from pathlib import Path
+from typing import Any
+
+from hal_core.errors import FrameError, HalError, Unavailable
+from hal_core.frames import FrameHeader, read_header
+
+from hal.transport import domains
+from hal.transport.window import LargeFrame
+
+#: Samples that wait for the reader, and samples that it may hold: records that are views of them, one that is looked
+#: at, and one that came before its turn.
+QUEUED, VIEWS = 4, 4
+_BORROWED = VIEWS + 2
+SLOTS = QUEUED + _BORROWED + 1  #: of a sink; in one more it writes
+_LEAST_SLOT = 1 << 17  #: bytes
+_log = logging.getLogger("hal.transport")
+_owned: weakref.WeakSet[Any] = weakref.WeakSet()  #: whoever has something that a forked child must not free
+
+
+def library() -> Any:  # noqa: ANN401  # iceoryx2 has no types
+    """Return the module iceoryx2. Raises Unavailable where it is not installed."""
+    silent = "iceoryx2" not in sys.modules  # else its user has set what it tells
+    try:
+        import iceoryx2
+    except ImportError as error:
+        cure = "pip install 'paddle-hal[shm]' (wheels: Linux, glibc 2.34), or use ipc:// on both sides"
+        raise Unavailable(f"no shared memory without iceoryx2: {error}", cure=cure, argument="url") from error
+    if silent:  # what fails is raised, so it need not be on stderr too
+        iceoryx2.set_log_level_from_env_or(iceoryx2.LogLevel.Fatal)
+    return iceoryx2
+
+
+def _errors(iox: Any) -> tuple[type[BaseException], ...]:  # noqa: ANN401
+    """What iceoryx2 raises when ports are made or used, and what the system does."""
+    names = "NodeCreationFailure PublishSubscribeCreateError PublishSubscribeOpenError PublisherCreateError "
+    names += "SubscriberCreateError LoanError SendError ReceiveError ConnectionFailure SemanticStringError"
+    return (OSError, *(getattr(iox, name) for name in names.split()))
+
+
+def _node(iox: Any, name: str, folder: Path) -> Any:  # noqa: ANN401
+    config = iox.config.default()
+    config.global_cfg.root_path = iox.Path.new(str(folder))
+    config.global_cfg.prefix = iox.FileName.new(domains.prefix_of(name))
+    builder = iox.NodeBuilder.new().config(config)
+    node = builder.signal_handling_mode(iox.SignalHandlingMode.Disabled).create(iox.ServiceType.Ipc)
+    for path in domains.MEMORY.glob(f"{domains.prefix_of(name)}*.global_mgmt"):
+        if path.stat().st_mode & 0o077:
+            path.chmod(0o600)  # the one file that iceoryx2 makes for everybody
+    return node
+
+
+def _service(iox: Any, node: Any, session: int) -> Any:  # noqa: ANN401
+    name = iox.ServiceName.new(f"{session:016x}")
+    return node.service_builder(name).publish_subscribe(iox.Slice[ctypes.c_uint8])
+
+
+_Bytes = ctypes.c_ubyte * (1 << 40)  #: of a length that no view has; a type for each length would be made anew
+
+
+class _Loan:
+    """Memory that belongs to a sample: alive as long as something views it."""
+
+    __slots__ = ("__weakref__", "sample")
+    owns = ("sample",)  #: what a forked child must not free
+
+    def __init__(self, sample: Any) -> None:  # noqa: ANN401
+        self.sample = sample
+        _owned.add(self)
+
+    def view(self, length: int) -> memoryview:
+        """Return the first ``length`` bytes."""
+        memory = _Bytes.from_address(self.sample.payload_ptr)
+        memory._loan = self  # type: ignore[attr-defined]  # the view keeps the memory, and this what it lies in
+        return memoryview(memory).cast("B")[:length]
+
+
+class SharedSender:
+    """The sink's side, for its thread alone. Its slots have at most ``most`` bytes together."""
+
+    owns = ("_publisher", "_service", "_node")
+
+    def __init__(self, socket: Path, session: int, most: int) -> None:
+        self._iox = library()
+        self._errors: tuple[type[BaseException], ...] = (*_errors(self._iox), HalError)
+        self._socket, self._session, self._most = socket, session, most
+        self._name: str | None = None  # the reader's domain, "" for none
+        self._usable = False
+        self._node: Any = None
+        self._service: Any = None
+        self._publisher: Any = None
+        self._slot = 0  # bytes
+        self.sent = 0  #: frames
+        _owned.add(self)
+
+    def follow(self, name: str) -> None:
+        """Use the domain that the reader's cursor names, "" for none."""
+        if name != self._name:
+            self.close()
+            self._name, self._usable = name, True
+            if not name:
+                self._refuse("the reader takes none: open it with a shm:// url too")
+
+    def offer(self, frame: LargeFrame) -> bool:
+        """Lay the frame where the reader finds it. False: it has to travel as bytes."""
+        if frame.offered or not self._usable:
+            return False
+        frame.offered = True
+        try:
+            if len(frame) > self._slot and not self._open(len(frame)):
+                return False
+            loan = self._publisher.loan_slice_uninit(len(frame))
+            frame.write_to(_Loan(loan).view(len(frame)))
+            taken = loan.assume_init().send()
+        except self._errors as error:
+            self._refuse(str(error))
+            return False
+        self.sent += taken
+        return bool(taken)
+
+    def close(self) -> None:
+        """Give everything back. What the reader has not looked at yet it still can."""
+        self._close_publisher()
+        self._service = self._node = None
+
+    def _close_publisher(self) -> None:
+        if self._publisher is not None:
+            self._publisher.delete()
+            self._publisher, self._slot = None, 0
+
+    def _open(self, length: int) -> bool:
+        """Make the slots anew, large enough for ``length`` bytes. False where they may not be."""
+        slot = max(_LEAST_SLOT, 1 << (length - 1).bit_length())
+        if slot * SLOTS > self._most:
+            return False
+        iox, name = self._iox, self._name or ""
+        if self._service is None:
+            self._node = _node(iox, name, domains.folder_of(self._socket, name))
+            self._service = _service(iox, self._node, self._session).open()
+        self._close_publisher()
+        builder = self._service.publisher_builder().initial_max_slice_len(slot).max_loaned_samples(1)
+        builder = builder.allocation_strategy(iox.AllocationStrategy.Static)
+        self._publisher = builder.backpressure_strategy(iox.BackpressureStrategy.DiscardData).create()
+        self._reserve(slot)
+        self._slot = slot
+        return True
+
+    def _reserve(self, slot: int) -> None:
+        """Have the kernel give the memory now: where there is too little, a write would end the process (SIGBUS)."""
+        pattern = f"{domains.prefix_of(self._name or '')}*_{self._publisher.id.value}.data"
+        found = list(domains.MEMORY.glob(pattern))
+        if len(found) != 1:
+            raise Unavailable(f"{len(found)} files {pattern} in {domains.MEMORY}", cure="iceoryx2 0.10")
+        descriptor = os.open(found[0], os.O_RDWR | os.O_CLOEXEC)
+        try:
+            os.posix_fallocate(descriptor, 0, os.fstat(descriptor).st_size)
+        except OSError as error:
+            raise Unavailable(f"{domains.MEMORY} has no room for {SLOTS} slots of {slot} bytes: {error}") from error
+        finally:
+            os.close(descriptor)
+
+    def _refuse(self, why: str) -> None:
+        """Frames go through the socket as long as the reader keeps this domain; said once for each."""
+        self._usable = False
+        self.close()
+        _log.warning("no shared memory for %s, large frames go through the socket: %s", self._socket, why)
+
+
+class SharedQueue:
+    """The reader's side of one session."""
+
+    owns = ("_subscriber", "_service")
+
+    def __init__(self, iox: Any, node: Any, session: int) -> None:  # noqa: ANN401
+        self._session = session
+        self._receive_errors = (iox.ReceiveError, iox.ConnectionFailure)
+        builder = _service(iox, node, session).max_publishers(1).max_subscribers(1).max_nodes(2).history_size(0)
+        builder = builder.enable_safe_overflow(False).subscriber_max_buffer_size(QUEUED)
+        self._service = builder.subscriber_max_borrowed_samples(_BORROWED).create()
+        self._subscriber = self._service.subscriber_builder().create()
+        self._ahead: tuple[FrameHeader, memoryview] | None = None
+        self._views: weakref.WeakSet[_Loan] = weakref.WeakSet()
+        _owned.add(self)
+
+    def take(self, sequence: int) -> tuple[FrameHeader, memoryview]:
+        """Return the frame of that number, read-only, a view of its sample. Raises FrameError if it is not there.
+
+        Those before it are dropped. While ``VIEWS`` frames are still viewed by somebody it is a copy.
+        """
+        while (found := self._next()) is not None:
+            header, frame = found
+            if header.sequence > sequence:
+                self._ahead = found
+                break
+            if header.sequence == sequence:
+                if len(self._views) > VIEWS:
+                    frame = memoryview(bytes(frame))
+                return header, frame
+        raise FrameError(f"frame {sequence} is not in shared memory", cure="none: it is asked for again")
+
+    def forget(self, sequence: int) -> None:
+        """Drop what waits up to this frame, which came as bytes: it would take the place of others."""
+        while (found := self._next()) is not None:
+            if found[0].sequence > sequence:
+                self._ahead = found
+                break
+
+    def close(self) -> None:
+        """Frames that were taken stay as they are."""
+        self._ahead = None
+        if self._subscriber is not None:
+            self._subscriber.delete()
+        self._subscriber = self._service = None
+
+    def _next(self) -> tuple[FrameHeader, memoryview] | None:
+        """The sample that waits first. Raises FrameError for one that is no frame of this session."""
+        if (ahead := self._ahead) is not None:
+            self._ahead = None
+            return ahead
+        try:
+            sample = self._subscriber.receive()
+        except self._receive_errors as error:
+            raise FrameError(f"shared memory cannot be read: {error}", cure="none: it is asked for again") from error
+        if sample is None:
+            return None
+        length, loan = sample.header.number_of_elements, _Loan(sample)
+        frame = loan.view(length).toreadonly()
+        header = read_header(frame)
+        if header.session != self._session or header.total_length != length:
+            raise FrameError(f"{length} bytes in shared memory are no frame of this session", cure="none")
+        self._views.add(loan)
+        return header, frame
+
+
+class SharedReceiver:
+    """The reader's side: its domain, where each session gets a queue."""
+
+    owns = ("_node",)
+
+    def __init__(self, socket: Path) -> None:
+        self._iox = iox = library()
+        domains.remove_stale_domains(socket.parent, socket.name)
+        self.name, self._folder, self._lock = domains.make_domain(socket)
+        self._node: Any = None
+        try:
+            self._node = _node(iox, self.name, self._folder)
+        except _errors(iox) as error:
+            self._remove()
+            cure = f"make room in {domains.MEMORY}, choose a path of plain ASCII without quotes, or use ipc://"
+            raise Unavailable(f"no shared memory for {socket}: {error}", cure=cure, argument="url") from error
+        _owned.add(self)
+
+    def queue(self, session: int) -> SharedQueue | None:
+        """Make the session's queue; None, and a word in the log, where that fails."""
+        try:
+            return SharedQueue(self._iox, self._node, session)
+        except _errors(self._iox) as error:
+            _log.warning("no shared memory for session %016x, it comes through the socket: %s", session, error)
+            return None
+
+    def clean(self) -> None:
+        """Remove what workers that are dead have left here."""
+        self._node.try_cleanup_dead_nodes()
+
+    def close(self) -> None:
+        """Remove the domain. Idempotent; frames that were taken stay as they are."""
+        self._node = None
+        if self._lock >= 0:
+            self._remove()
+
+    def leave(self) -> None:
+        """Let go of the lock without removing anything: the domain is the parent's."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def _remove(self) -> None:
+        domains.remove_domain(self._folder)
+        self.leave()
+
+
+def _keep_in_child() -> None:
+    """In a forked child: freeing a port removes the parent's files, freeing a sample hands its memory out again."""
+    for owner in list(_owned):
+        for name in owner.owns:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(getattr(owner, name)))
+            if not isinstance(owner, _Loan):  # the bytes of a sample can still be read
+                setattr(owner, name, None)
+        if isinstance(owner, SharedReceiver):
+            owner.leave()
+
+
+os.register_at_fork(after_in_child=_keep_in_child)

@@ -1,0 +1,483 @@
+"""Large frames in shared memory: read where they lie, never lost, and nothing left of the dead."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hal_core.errors import Unavailable
+from hal_core.frames import FrameKind, encode_parts, seal
+
+from hal.reading import FrameSkipped, Gap, OutputReader, SessionLost
+from hal.transport import domains, open_sink, private_ipc_url, release_ipc, shared_memory
+from hal.transport.protocol import control
+from hal.transport.shared_memory import SLOTS, VIEWS, SharedSender
+from hal.transport.urls import remove_stale_folders, socket_of
+from hal.transport.window import LargeFrame
+
+from .conftest import needs_iceoryx2
+
+pytestmark = needs_iceoryx2
+SESSION = 77
+
+
+@pytest.fixture
+def url():
+    """A private address whose large frames lie in shared memory; nothing of it is left."""
+    url = private_ipc_url(shared=True)
+    yield url
+    release_ipc(url)
+    assert not socket_of(url).parent.exists()
+
+
+def files_of(reader):
+    """The files in memory of the reader's domain."""
+    return sorted(domains.MEMORY.glob(f"{domains.prefix_of(reader._receiver._memory.name)}*"))
+
+
+def lies_in_memory(array):
+    """Whether the array's bytes are a mapping of a domain's file."""
+    address = array.__array_interface__["data"][0]
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        begin, end = (int(number, 16) for number in line.split(maxsplit=1)[0].split("-"))
+        if begin <= address < end:
+            return f"{domains.MEMORY}/hal-" in line
+    return False
+
+
+def test_a_large_frame_is_read_where_it_lies_and_nobody_can_write_to_it(opened, large, output):
+    reader, sink = opened.reader(), opened.sink()
+    first = large(1)
+    sink.put(first)
+    record = reader.read(10).record
+    assert record == first.resolve()
+    assert lies_in_memory(record.logprobs)
+    assert not record.logprobs.flags.writeable
+    sink.put(output(2))
+    assert reader.read(10).record.step == 2  # a small one comes through the socket
+    assert reader.counters() == {"frames": 2, "duplicates": 0, "skipped": 0, "shared": 1}
+    assert sink.counters()["shared"] == 1
+
+
+@pytest.fixture
+def output():
+    """The class of small outputs."""
+    from .conftest import Output
+
+    return Output
+
+
+def test_records_that_are_kept_stay_as_they_are_and_hold_few_places(opened, large):
+    reader, sink = opened.reader(), opened.sink()
+    kept = []
+    for step in range(3 * SLOTS):
+        sink.put(large(step))
+        kept.append(reader.read(10).record)
+    assert reader.counters()["shared"] == 3 * SLOTS
+    assert [lies_in_memory(record.logprobs) for record in kept] == [step < VIEWS for step in range(3 * SLOTS)]
+    assert [record == large(step).resolve() for step, record in enumerate(kept)] == [True] * (3 * SLOTS)
+    del kept[:VIEWS]
+    sink.put(large(0))
+    assert lies_in_memory(reader.read(10).record.logprobs)
+
+
+def test_a_record_outlives_reader_and_sink_and_may_be_dropped_by_any_thread(opened, large):
+    reader, sink = opened.reader(), opened.sink()
+    sink.put(large(1))
+    kept = [reader.read(10).record]
+    files = files_of(reader)
+    reader.close()
+    sink.close(5)
+    assert not [path for path in files if path.exists()]
+    assert kept[0] == large(1).resolve()
+    thread = threading.Thread(target=kept.clear)
+    thread.start()
+    thread.join()
+    gc.collect()
+    assert not [path for path in files if path.exists()]
+
+
+@pytest.mark.parametrize(("capacity_bytes", "shared"), [(64 << 20, 4), (SLOTS * (1 << 18), 2), (1 << 20, 0)])
+def test_places_grow_with_the_frames_up_to_the_sinks_bound_and_the_rest_comes_as_bytes(
+    opened, large, capacity_bytes, shared
+):
+    reader, sink = opened.reader(), opened.sink(capacity_bytes=capacity_bytes)
+    for step, rows in enumerate((2, 4, 1, 8)):  # rows of 128 KB
+        pending = large(step, requests=[f"r{row}" for row in range(rows)])
+        pending.columns = (1 << 14) - 64
+        sink.put(pending)
+        assert reader.read(10).record == pending.resolve()
+    assert reader.counters()["shared"] == shared
+
+
+def test_a_sample_that_is_gone_is_asked_for_and_comes_as_bytes(opened, large):
+    events = []
+    reader, sink = opened.reader(on_event=events.append), opened.sink()
+    sink.put(large(1))
+    assert reader.read(10).record.step == 1
+    (session,) = reader._receiver.sessions.values()
+    second = large(2)
+    sink.put(second)
+    assert reader._receiver.socket.poll(10_000)  # the word is here, so the sample is
+    session.shared.forget(1 << 62)
+    assert reader.read(10).record == second.resolve()
+    sink.put(large(3))
+    assert reader.read(10).record.step == 3
+    assert reader.counters() == {"frames": 3, "duplicates": 0, "skipped": 1, "shared": 2}
+    assert [type(event) for event in events if not isinstance(event, FrameSkipped)] == [type(events[0])]
+    assert any("frame 2 is not in shared memory" in str(event) for event in events)
+
+
+def test_samples_whose_words_were_lost_do_not_take_the_places_of_others(opened, large):
+    """A connection that breaks takes the words along; what they spoke of comes as bytes."""
+    reader, sink = opened.reader(auto_ack=False), opened.sink()
+    sink.put(large(1))
+    assert reader.read(10).record.step == 1
+    for step in range(2, 2 + shared_memory.QUEUED):
+        sink.put(large(step))
+        assert reader._receiver.socket.poll(10_000)
+        reader._receiver.socket.recv_multipart()
+    for step in range(2, 9):
+        if step >= 2 + shared_memory.QUEUED:
+            sink.put(large(step))
+        assert reader.read(10).record.step == step
+    assert reader.counters()["shared"] >= 3  # the first and the last ones
+
+
+@pytest.fixture
+def by_hand(opened, large):
+    """A sender that writes into shared memory, and says, what the test wants."""
+    from .test_bad_peers import ByHand
+
+    events = []
+    reader = opened.reader(on_event=events.append)
+    sender = ByHand(reader.url)
+    sender.say(control(FrameKind.STATE, 0, session=SESSION, body=sender_state(3)))
+    assert sender.answer_cursor(reader, last=3) == 0
+    memory = SharedSender(socket_of(reader.url), SESSION, 64 << 20)
+    memory.follow(reader._receiver._memory.name)
+    yield reader, events, sender, memory
+    memory.close()
+    sender.context.destroy(linger=0)
+
+
+def sender_state(capacity):
+    from hal.transport.protocol import State
+
+    return State(1, capacity)
+
+
+def parts_of(pending, *, session=SESSION, sequence=1):
+    return encode_parts(pending.resolve(), session=session, sender=0, sequence=sequence)
+
+
+def unsound(large):
+    """Frames that are none, or not the one that is spoken of."""
+    good = b"".join(parts_of(large(1)))
+    return {
+        "garbage": b"x" * 70_000,
+        "another session's": b"".join(parts_of(large(1), session=SESSION + 1)),
+        "too short": good[:-1],
+        "torn": good[:-8] + b"\0" * 8,
+        "no record": seal(FrameKind.OUTPUT, b"\xc1" * 70_000, session=SESSION, sender=0, sequence=1),
+        "another number": b"".join(parts_of(large(1), sequence=2)),
+        "nothing": None,
+    }
+
+
+@pytest.mark.parametrize("kind", ["garbage", "another session's", "too short", "torn", "no record", "nothing"])
+def test_what_is_no_frame_is_skipped_told_and_asked_for_and_the_second_time_a_gap(by_hand, large, kind, steps):
+    reader, events, sender, memory = by_hand
+    word = control(FrameKind.SHARED, 1, session=SESSION)
+    for _ in range(2):
+        data = unsound(large)[kind]
+        assert data is None or memory.offer(LargeFrame((data,)))
+        sender.say(word)
+        if not any(isinstance(event, FrameSkipped) for event in events):
+            assert sender.answer_cursor(reader, last=3) == 0
+    assert memory.offer(LargeFrame(parts_of(large(2), sequence=2)))
+    sender.say(control(FrameKind.SHARED, 2, session=SESSION))
+    assert steps(reader, 1) == [2]
+    (gap,) = [event for event in events if isinstance(event, Gap)]
+    assert (gap.session, gap.first, gap.last) == (SESSION, 1, 1)
+    assert reader.counters()["skipped"] == 2
+
+
+def test_a_sample_that_comes_before_its_turn_waits(by_hand, large, steps):
+    reader, _, sender, memory = by_hand
+    assert memory.offer(LargeFrame(parts_of(large(2), sequence=2)))
+    sender.say(control(FrameKind.SHARED, 1, session=SESSION))
+    assert sender.answer_cursor(reader, last=3) == 0
+    sender.say(b"".join(parts_of(large(1))))
+    sender.say(control(FrameKind.SHARED, 2, session=SESSION))
+    assert steps(reader, 2) == [1, 2]
+
+
+def test_a_word_about_shared_memory_that_nobody_asked_for_is_a_hole_like_any_other(large, steps):
+    from .test_bad_peers import ByHand
+
+    url = private_ipc_url()
+    with OutputReader(url, timeout=10) as reader:
+        sender = ByHand(url)
+        sender.say(control(FrameKind.STATE, 1, session=SESSION, body=sender_state(3)))
+        assert sender.answer_cursor(reader, last=1) == 0
+        sender.say(control(FrameKind.SHARED, 1, session=SESSION))
+        for _ in range(2):
+            sender.say(control(FrameKind.STATE, 1, session=SESSION, body=sender_state(3)))
+        assert sender.answer_cursor(reader, last=1) == 0
+        sender.say(b"".join(parts_of(large(1))))
+        assert steps(reader, 1) == [1]
+        sender.context.destroy(linger=0)
+    release_ipc(url)
+
+
+@pytest.mark.parametrize(("theirs", "mine"), [("shm", "ipc"), ("ipc", "shm")])
+def test_one_side_alone_is_served_through_the_socket_and_a_sink_says_so(url, large, theirs, mine, caplog):
+    path = socket_of(url)
+    with caplog.at_level(logging.WARNING, "hal.transport"), OutputReader(f"{mine}://{path}", timeout=10) as reader:
+        sink = open_sink(f"{theirs}://{path}")
+        for step in range(2):
+            sink.put(large(step))
+            assert reader.read(10).record == large(step).resolve()
+        assert reader.counters().get("shared", 0) == sink.counters().get("shared", 0) == 0
+        reader.acknowledge()
+        sink.close(10)
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == (theirs == "shm")
+    assert all("open it with a shm:// url too" in text for text in said)
+
+
+@pytest.mark.parametrize("spoil", ["mode", "name", "gone"])
+def test_a_domain_that_is_not_this_users_alone_is_not_used(url, large, spoil, caplog):
+    with caplog.at_level(logging.WARNING, "hal.transport"), OutputReader(url, timeout=10) as reader:
+        memory = reader._receiver._memory
+        if spoil == "mode":
+            memory._folder.chmod(0o755)
+        elif spoil == "name":
+            memory.name = "../" + memory.name
+        else:
+            memory.name = "0" * 16
+        sink = open_sink(url)
+        sink.put(large(1))
+        assert reader.read(10).record == large(1).resolve()
+        assert reader.counters()["shared"] == 0
+        reader.acknowledge()
+        sink.close(10)
+    assert "large frames go through the socket" in caplog.text
+
+
+def test_files_and_folders_are_this_users_alone_whatever_the_umask_is(opened, large):
+    umask = os.umask(0)
+    try:
+        reader, sink = opened.reader(), opened.sink()
+        sink.put(large(1))
+        record = reader.read(10).record
+        assert lies_in_memory(record.logprobs)
+        folder = reader._receiver._memory._folder
+        assert folder.stat().st_mode & 0o777 == 0o700
+        assert len(files_of(reader)) >= 4
+        assert {path.name: path.stat().st_mode & 0o077 for path in files_of(reader)} == {
+            path.name: 0 for path in files_of(reader)
+        }
+    finally:
+        os.umask(umask)
+
+
+def test_g26_without_iceoryx2_both_sides_say_what_to_install_and_leave_nothing(url, monkeypatch):
+    monkeypatch.setitem(sys.modules, "iceoryx2", None)
+    before = set(threading.enumerate())
+    for opening in (open_sink, OutputReader):
+        with pytest.raises(Unavailable, match=r"without iceoryx2.*pip install 'paddle-hal\[shm\]'"):
+            opening(url)
+    assert set(threading.enumerate()) == before
+    with OutputReader(url.replace("shm:", "ipc:")):
+        pass  # the address is free again
+
+
+def test_g26_a_path_that_iceoryx2_cannot_take_is_named_with_the_cure(tmp_path):
+    folder = tmp_path / "grün"
+    folder.mkdir()
+    with pytest.raises(Unavailable, match="plain ASCII"):
+        OutputReader(f"shm://{folder}/socket")
+    assert not [path for path in folder.iterdir() if path.is_dir()]
+
+
+# Those that die, and those that fork ------------------------------------------------------------------------------
+
+WORKER = """
+    import os, signal, sys
+    import numpy as np
+    from hal.transport import open_sink
+    from hal_core.records import OutputRecord
+
+    class Output:
+        step = int(sys.argv[2])
+        def resolve(self):
+            one, ids = np.ones(1, np.uint8), np.zeros((1, 1 << 14), np.int32)
+            return OutputRecord(self.step, ("a",), one, one * 0, np.arange(1), one.astype("i4"), np.arange(1), one < 0,
+                                logprob_token_ids=ids, logprobs=ids.astype("f4"))
+        def settle(self, error):
+            pass
+
+    open_sink(sys.argv[1], heartbeat=0.05).put(Output())
+    if "forks" in sys.argv and os.fork() == 0:
+        print(os.getpid(), flush=True)
+    signal.pause()
+"""
+
+READER = """
+    import os, sys
+    from hal.reading import OutputReader
+    with OutputReader(sys.argv[1], auto_ack=False) as reader:
+        assert reader.read(30).record.step == 1
+        print(reader._receiver._memory.name, flush=True)
+        os.kill(os.getpid(), 9)
+"""
+
+
+def start(code, *arguments):
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code), *arguments], stdout=subprocess.PIPE, text=True
+    )
+
+
+@pytest.mark.parametrize("forks", [False, True])
+def test_a_killed_worker_leaves_nothing_while_its_reader_lives(opened, url, forks):
+    """Also where a forked child of it lives on, which has all that it had open."""
+    reader = opened.reader(grace=0.2, lost_after=0.5)
+    alone = files_of(reader)
+    for life in (1, 2):
+        worker = start(WORKER, url, str(life), *(["forks"] if forks else []))
+        record = reader.read(30).record
+        child = int(worker.stdout.readline()) if forks else 0
+        os.kill(worker.pid, signal.SIGKILL)
+        worker.wait()
+        worker.stdout.close()
+        with pytest.raises(SessionLost):
+            reader.read(10)
+        assert not record.logprobs.any()  # still there
+        del record
+        gc.collect()
+        assert files_of(reader) == alone
+        if forks:
+            os.kill(child, signal.SIGKILL)
+
+
+def test_a_killed_readers_memory_is_removed_by_the_next_and_the_worker_goes_on(opened, url, large, steps):
+    sink = opened.sink()
+    dying = start(READER, url)
+    sink.put(large(1))
+    name = dying.stdout.readline().strip()
+    dying.wait()
+    dying.stdout.close()
+    assert list(domains.MEMORY.glob(f"{domains.prefix_of(name)}*"))
+    for step in range(2, 2 + SLOTS):  # nobody takes them out
+        sink.put(large(step))
+    reader = opened.reader()
+    assert steps(reader, 1 + SLOTS) == list(range(1, 2 + SLOTS))
+    sink.put(large(100))
+    assert steps(reader, 1) == [100]
+    assert reader.counters()["shared"] >= 1
+    assert not list(domains.MEMORY.glob(f"{domains.prefix_of(name)}*"))
+    assert [path.name for path in socket_of(url).parent.glob("*.shm-*")] == [reader._receiver._memory._folder.name]
+
+
+def test_what_both_sides_leave_when_they_are_killed_goes_with_their_private_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    code = "import sys\nfrom hal.transport import private_ipc_url\nimport os, signal\n"
+    code += "print(private_ipc_url(shared=True), flush=True)\nsignal.pause()"
+    owner = start(code)
+    url = owner.stdout.readline().strip()
+    worker, reader = start(WORKER, url, "1"), start(READER, url)
+    name = reader.stdout.readline().strip()
+    for process in (worker, reader, owner):
+        process.kill()
+        process.wait()
+        process.stdout.close()
+    assert list(domains.MEMORY.glob(f"{domains.prefix_of(name)}*.data"))
+    assert remove_stale_folders(tmp_path) == [socket_of(url).parent]
+    assert not list(domains.MEMORY.glob(f"{domains.prefix_of(name)}*"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_forked_child_that_ends_takes_nothing_away(opened, large, steps):
+    """Neither files nor places: what the child drops, and its end, are none of the parent's business."""
+    reader, sink = opened.reader(), opened.sink()
+    sink.put(large(1))
+    kept = [reader.read(10).record]
+    files = files_of(reader)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            kept.clear()
+            reader.close()
+            for session in reader._receiver.sessions.values():
+                session.shared.close()
+            reader._receiver._memory.close()
+            sink.close(1)
+            sink._memory.close()
+            gc.collect()
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    assert files_of(reader) == files
+    for step in range(2, 2 + 2 * SLOTS):
+        sink.put(large(step))
+        assert steps(reader, 1) == [step]
+    assert reader.counters()["shared"] == 1 + 2 * SLOTS
+    assert kept[0] == large(1).resolve()
+
+
+SMALL = """
+    import os, subprocess, sys
+    import numpy as np
+    from hal.reading import OutputReader
+    from hal.transport import open_sink, private_ipc_url
+    from hal_core.records import OutputRecord
+
+    class Output:
+        step = 1
+        def resolve(self):
+            one, ids = np.ones(1, np.uint8), np.zeros((1, 1 << 17), np.int32)
+            return OutputRecord(self.step, ("a",), one, one * 0, np.arange(1), one.astype("i4"), np.arange(1), one < 0,
+                                logprob_token_ids=ids, logprobs=ids.astype("f4"))
+        def settle(self, error):
+            pass
+
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=" + sys.argv[1], "tmpfs", "/dev/shm"], check=True)
+    url = private_ipc_url(shared=True)
+    with OutputReader(url, timeout=20) as reader:
+        sink = open_sink(url)
+        for _ in range(3):
+            sink.put(Output())
+            assert reader.read(20).record == Output().resolve()
+        print(reader.counters()["shared"], flush=True)
+        reader.acknowledge()
+        sink.close(10)
+"""
+
+
+@pytest.mark.parametrize(("size", "shared"), [("4m", "0"), ("64m", "3")])
+def test_g26_where_memory_is_short_frames_go_through_the_socket_and_the_log_says_so(size, shared):
+    """On a file system of its own, in a mount namespace of its own. A write there would end the process (SIGBUS)."""
+    if subprocess.run(["unshare", "-m", "true"], check=False, stderr=subprocess.DEVNULL).returncode:
+        pytest.skip("no mount namespace may be made here")
+    arguments = ["unshare", "-m", sys.executable, "-c", textwrap.dedent(SMALL), size]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False)
+    if "CalledProcessError" in done.stderr:
+        pytest.skip("nothing may be mounted here")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [shared]
+    assert ("has no room for" in done.stderr) == (shared == "0")
+    assert np.bool_(shared == "0") or not done.stderr
