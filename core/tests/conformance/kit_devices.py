@@ -43,6 +43,20 @@ no_reason = expecting({NAME: " "})
 true_list = expecting({"test_g01_later_work_on_the_stream_sees_the_value": "it writes nothing: chip errata 7"}, deaf)
 
 
+class NoPair(Support):
+    """Ranks would be offered elsewhere."""
+
+    def why_not(self, need):
+        return "two chips are needed" if need == "several_ranks" else ""
+
+
+def no_pair():
+    return cpu()
+
+
+no_pair.support = NoPair
+
+
 def with_tensors():
     return CpuDevice(0, {})
 

@@ -174,6 +174,12 @@ def test_an_asynchronous_device_conforms_and_its_latches_are_used():
     assert set(outcomes(found, "G10").values()) == {"passed"}
 
 
+def test_a_skip_says_why_the_plugin_does_not_offer_what_is_needed():
+    found = report("--device-factory=kit_devices:no_pair", "--only=G13,G17", code=0)
+    assert entry(found, "G13")["note"] == "needs several_ranks: two chips are needed"
+    assert "needs several_ranks: two chips are needed" in entry(found, "G17")["note"]
+
+
 TROUBLED = """
 import os, signal, sys, time
 from hal_core.conformance import command

@@ -1,0 +1,105 @@
+"""The proof script and the broadcast bench, as far as they go without a GPU: what they run, limits, entry points."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+STOPS = """
+import os, signal, subprocess, sys, time
+print("begun", flush=True)
+subprocess.Popen([sys.executable, "-c", "import os, signal; print(os.getpid(), flush=True); os.kill(os.getpid(), 19)"])
+time.sleep(60)
+"""
+
+
+@pytest.fixture(scope="module")
+def prove():
+    spec = importlib.util.spec_from_file_location("hal_prove", ROOT / "plugins" / "cuda" / "proof" / "prove.py")
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_without_a_gpu_only_what_needs_none_is_run(prove, monkeypatch, tmp_path):
+    monkeypatch.setattr(prove, "gpus", list)
+    runs = {step.name: step.missing for step in prove.steps(tmp_path)}
+    assert [name for name, missing in runs.items() if not missing] == ["tests of the plugin"]
+    assert runs["kit, ranks over NCCL"] == "no GPU"
+
+
+@pytest.mark.parametrize(("count", "why"), [(1, "one GPU"), (2, "")])
+def test_ranks_need_two_gpus_and_a_cuda_build_of_paddle(prove, monkeypatch, tmp_path, count, why):
+    monkeypatch.setattr(prove, "gpus", lambda: ["NVIDIA H200"] * count)
+    monkeypatch.setattr(prove, "paddle_with_cuda", lambda: True)
+    steps = {step.name: step for step in prove.steps(tmp_path)}
+    ranks = ("ranks, step by step", "broadcast bench", "kit, ranks over NCCL")
+    assert {steps[name].missing for name in ranks} == {why}
+    monkeypatch.setattr(prove, "paddle_with_cuda", lambda: False)
+    assert {step.missing for step in prove.steps(tmp_path) if step.name in ranks} == {"no CUDA build of Paddle"}
+
+
+def test_a_step_over_its_limit_is_ended_with_the_processes_it_has_stopped(prove, tmp_path):
+    begin = time.monotonic()
+    status, output = prove.run(prove.Step("stops", ["-c", STOPS], limit=2), tmp_path)
+    assert time.monotonic() - begin < 30
+    begun, stopped = output.split()
+    assert (status, begun) == (124, "begun")
+    end = time.monotonic() + 10
+    while _runs(int(stopped)) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not _runs(int(stopped))
+
+
+def _runs(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def test_entry_points_of_what_is_not_installed_are_those_of_its_project(prove, monkeypatch, tmp_path):
+    assert prove.write_entry_points(tmp_path) == []  # all is installed here
+    monkeypatch.setattr(prove, "installed", lambda name: "-")
+    assert "paddle-hal-cuda" in prove.write_entry_points(tmp_path)
+    (ours,) = (one for one in metadata.distributions(path=[str(tmp_path)]) if one.name == "paddle-hal-cuda")
+    installed = metadata.distribution("paddle-hal-cuda")
+    told = lambda found: {(point.group, point.name, point.value) for point in found.entry_points}  # noqa: E731
+    assert told(ours) == told(installed)
+    assert ours.version == installed.version
+
+
+def test_the_broadcast_is_measured_on_two_ranks(tmp_path):
+    pytest.importorskip("paddle")
+    command = [
+        "-m",
+        "benchmarks.gpu.bench",
+        "--only",
+        "broadcast",
+        "--device",
+        "cpu",
+        "--rounds",
+        "5",
+        "--out",
+        tmp_path,
+    ]
+    done = subprocess.run(
+        [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "gpu-broadcast.json").read_text(encoding="utf-8"))
+    assert found["fields"] == ["accept_tokens", "accept_num", "step_idx", "stop_flags"]
+    ways = [row["way"] for row in found["rows"]]
+    assert ways == ["broadcast_tokens", "one collective", "4 collectives", "Paddle, one call", "Paddle, 4 calls"]
+    for row in found["rows"]:
+        assert 0 < row["host_us"] <= row["total_us"] <= row["total_slowest_rank_us"]
+    assert "broadcast of 7872 bytes" in done.stdout
