@@ -1,6 +1,6 @@
 """Everything that proves the cuda device on the hardware, in one go; what cannot run here says why.
 
-    python plugins/cuda/proof/prove.py [evidence.json] [--only NAME,NAME] [--list]
+    python plugins/cuda/proof/prove.py [evidence.json] [--only NAME,NAME] [--within SECONDS] [--list]
 
 Run it where GPU Paddle is installed for the kit with Paddle tensors, the main job and the ranks (two GPUs), and where
 it is not for CuPy tensors (numpy 2). Steps that lack something are listed as "not here", never as passed. ``--only``
@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 import tomllib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -33,6 +33,8 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 PYTEST = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, "--import-mode=importlib"]
 KIT = [*PYTEST, "--pyargs", "hal_core.conformance", "--hal-device=cuda"]
+LEAST = 20
+"""Seconds under which no step is begun."""
 HAL = "import sys; from hal.cli import main; sys.argv[0] = 'hal'; main()"
 
 
@@ -138,8 +140,9 @@ def run(step: Step, metadata: Path) -> tuple[int, str]:
             status = process.wait(step.limit)
         except subprocess.TimeoutExpired:
             status = 124
-        with contextlib.suppress(ProcessLookupError):  # ranks that are stopped, or that their GPU keeps waiting
-            os.killpg(process.pid, signal.SIGKILL)
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # ranks that are stopped, or that their GPU keeps waiting
+                os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         log.seek(0)
         errors.seek(0)
@@ -151,12 +154,16 @@ def report(rows: list[dict[str, str]]) -> str:
     return "\n".join(f"{r['step']:22s} {r['result']:9s} {r['seconds']:>7s} s  {r['detail']}" for r in rows)
 
 
-def go(chosen: list[Step], metadata: Path) -> tuple[list[dict[str, str]], dict[str, str]]:
-    """Run the steps, each row printed as it comes: rows, and outputs by name."""
+def go(chosen: list[Step], metadata: Path, within: float) -> tuple[list[dict[str, str]], dict[str, str]]:
+    """Run the steps ``within`` seconds, each row printed as it comes: rows, and outputs by name."""
     rows: list[dict[str, str]] = []
     outputs: dict[str, str] = {}
-    for step in chosen:
+    end = time.monotonic() + within
+    for planned in chosen:
         begin = time.monotonic()
+        step = replace(planned, limit=min(planned.limit, int(end - begin)))
+        if step.limit < LEAST and not step.missing:
+            step = replace(step, missing=f"less than {LEAST} s left")
         result, detail = "not here", step.missing
         if not step.missing:
             print(f"--- {step.name}: at most {step.limit} s", flush=True)
@@ -182,8 +189,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("evidence", nargs="?", default="", help="write what was found to this JSON file")
     parser.add_argument("--only", default="", help="words, separated by commas: the steps whose name contains one")
+    parser.add_argument("--within", type=float, default=3600.0, metavar="SECONDS", help="for all steps together")
     parser.add_argument("--list", action="store_true", help="say what would run, and why not the rest")
     chosen = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the step that runs, too
     words = [word for word in chosen.only.split(",") if word]
     with tempfile.TemporaryDirectory() as made:
         metadata, out = Path(made) / "metadata", Path(made) / "out"
@@ -196,7 +205,7 @@ def main() -> int:
             return int(not wanted)
         written = write_entry_points(metadata)
         print(f"entry points written for: {', '.join(written) or 'none, all are installed'}", flush=True)
-        rows, outputs = go(wanted, metadata)
+        rows, outputs = go(wanted, metadata, chosen.within)
         measured = {path.name: json.loads(path.read_text(encoding="utf-8")) for path in out.glob("*.json")}
     names = ("paddlepaddle-gpu", "numpy", "torch", "cupy-cuda13x", "cuda-core", "cuda-bindings", "paddle-hal-core")
     evidence = {

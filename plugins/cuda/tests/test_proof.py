@@ -59,6 +59,19 @@ def test_a_step_over_its_limit_is_ended_with_the_processes_it_has_stopped(prove,
     assert not _runs(int(stopped))
 
 
+def test_a_step_for_which_no_time_is_left_is_not_begun_and_says_so(prove, tmp_path):
+    steps = [prove.Step("quick", ["-c", "print('here')"]), prove.Step("none", ["-c", ""], missing="no GPU")]
+    rows, outputs = prove.go(steps, tmp_path, 60.0)
+    assert [row["result"] for row in rows] == ["ok", "not here"]
+    assert outputs == {"quick": "here\n"}
+    rows, outputs = prove.go(steps, tmp_path, 10.0)
+    assert [(row["result"], row["detail"]) for row in rows] == [
+        ("not here", "less than 20 s left"),
+        ("not here", "no GPU"),
+    ]
+    assert outputs == {}
+
+
 def _runs(process: int) -> bool:
     try:
         state = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
