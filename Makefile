@@ -18,6 +18,8 @@ $(STAMP): requirements-dev.txt pyproject.toml core/pyproject.toml $(wildcard plu
 	$(CHECK_PYTHON)
 	$(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -r requirements-dev.txt
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --only-binary iceoryx2 -e '.[shm]' || \
+		echo "hal: iceoryx2 has no wheel for this machine: the tests of shared memory are skipped" >&2
 	@touch $@
 
 run: $(STAMP)    ## generate text: make run ARGS='--prompt "def main(" --max-tokens 64'

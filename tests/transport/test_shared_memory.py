@@ -335,11 +335,13 @@ WORKER = """
 """
 
 READER = """
-    import os, sys
+    import os, signal, sys
     from hal.reading import OutputReader
     with OutputReader(sys.argv[1], auto_ack=False) as reader:
         assert reader.read(30).record.step == 1
-        print(reader._receiver._memory.name, flush=True)
+        if "forks" in sys.argv and (child := os.fork()) == 0:
+            signal.pause()
+        print(reader._receiver._memory.name, child if "forks" in sys.argv else 0, flush=True)
         os.kill(os.getpid(), 9)
 """
 
@@ -372,11 +374,24 @@ def test_a_killed_worker_leaves_nothing_while_its_reader_lives(opened, url, fork
             os.kill(child, signal.SIGKILL)
 
 
+def test_a_killed_reader_is_known_as_dead_by_its_lock_although_a_forked_child_lives_on(opened, url, large):
+    """The child holds the socket too, so a next reader needs another url; its memory is removed all the same."""
+    dying = start(READER, url, "forks")
+    opened.sink().put(large(1))
+    name, child = dying.stdout.readline().split()
+    dying.wait()
+    dying.stdout.close()
+    folder = socket_of(url).parent
+    assert [path.name for path in domains.remove_stale_domains(folder)] == [f"output.shm-{name}"]
+    assert not list(domains.MEMORY.glob(f"{domains.prefix_of(name)}*"))
+    os.kill(int(child), signal.SIGKILL)
+
+
 def test_a_killed_readers_memory_is_removed_by_the_next_and_the_worker_goes_on(opened, url, large, steps):
     sink = opened.sink()
     dying = start(READER, url)
     sink.put(large(1))
-    name = dying.stdout.readline().strip()
+    name = dying.stdout.readline().split()[0]
     dying.wait()
     dying.stdout.close()
     assert list(domains.MEMORY.glob(f"{domains.prefix_of(name)}*"))
@@ -398,7 +413,7 @@ def test_what_both_sides_leave_when_they_are_killed_goes_with_their_private_fold
     owner = start(code)
     url = owner.stdout.readline().strip()
     worker, reader = start(WORKER, url, "1"), start(READER, url)
-    name = reader.stdout.readline().strip()
+    name = reader.stdout.readline().split()[0]
     for process in (worker, reader, owner):
         process.kill()
         process.wait()
