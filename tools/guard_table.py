@@ -171,7 +171,7 @@ GUARDS: tuple[Guard, ...] = (
     Guard(
         "counts and drafts are in bounds",
         "G21",
-        CORE + "output.py",
+        CORE + "output_rows.py",
         "wrong = strange | (held & ((counts < 0) | (counts > most) | (drafts < 0) | (drafts > facts.max_draft)))",
         "wrong = strange",
         ("test_g21_a_draft_count_out_of_bounds_is_an_error_of_its_row",),

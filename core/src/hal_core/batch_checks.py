@@ -31,14 +31,11 @@ def is_sound(ledger: Ledger, tasks: TaskBatch, layout: StateLayout) -> bool:
         return False
     if not ledger.live.keys().isdisjoint(serials) or ledger.serials[tasks.slots].any():
         return False
-    total = brief[:, TOKENS]
-    starts, counts = tasks.starts, tasks.block_counts
-    end = starts + tasks.lengths
-    if int(total.max()) >= sizes.max_tokens or max(plain["block_counts"]) > sizes.max_blocks:
+    if min(plain["lengths"]) < 1 or min(plain["starts"]) < 0 or max(plain["block_counts"]) > sizes.max_blocks:
         return False
-    if min(plain["lengths"]) < 1 or min(plain["starts"]) < 0:
-        return False
-    if (end > total).any() or (end > counts * sizes.block_size).any():
+    # Of requests whose stamp is this state's, admission has seen to it that their tokens fit.
+    end = tasks.starts + tasks.lengths
+    if (end > np.minimum(brief[:, TOKENS], tasks.block_counts * sizes.block_size)).any():
         return False
     return not len(tasks.blocks) or int(tasks.blocks.min()) >= 0
 

@@ -208,7 +208,7 @@ def _rows(state: SlotState, writes: _Writes, tasks: TaskBatch, packed: Packed, c
         handoff = tasks.kinds[chosen] == TaskKind.HANDOFF
         extents[TOKENS] += handoff
         for at in handoff.nonzero()[0].tolist():
-            token_rows[at] += tasks.first_tokens[chosen[at]].tobytes()
+            token_rows[at] = bytes(token_rows[at]) + tasks.first_tokens[chosen[at]].tobytes()
     geometry = state.rows
     begin = geometry.base + slots * geometry.stride
     used = extents.any(axis=1)

@@ -5,19 +5,23 @@ It says what the host has decided, not what the device has done, so it never wai
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from .fields import ROW_FIELDS, Sizes
-from .layout import SERIAL, STAMP, StateLayout
+from .layout import BRIEF, SERIAL, STAGED, STAMP, StateLayout
 from .requests import AdmittedRequest, SplitRole
 from .tasks import TaskBatch, TaskKind
 
 FEW = 8
 """Up to so many tasks are faster checked one by one."""
 BLOCKS, TOKENS = ROW_FIELDS.index("block_tables"), ROW_FIELDS.index("token_ids")
+BRIEF_COLUMNS = range(BRIEF.itemsize // 8)
+PREFILLED, HELD = STAMP, STAGED
+"""Columns of the ledger's table in the places of those of a brief that it has no use for."""
 Ints = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
 Records = np.ndarray[Any, np.dtype[np.void]]
 
@@ -25,6 +29,9 @@ Records = np.ndarray[Any, np.dtype[np.void]]
 class Ledger:
     """Arrays of one entry a slot, and the requests in the slots.
 
+    - ``table`` int64 ``[slots, 8]``: what the arrays below are columns of, so that an insertion reads and writes all of
+      them at once: five ``extents``, ``prefilled``, ``serials``, ``blocks``. All but two lie where
+      :data:`hal_core.layout.BRIEF` has them.
     - ``requests``: the admitted request in each slot, or None.
     - ``serials`` int64: its serial, 0 where the slot is free.
     - ``prefilled`` int64: tokens whose KV the tasks inserted so far have asked for.
@@ -39,11 +46,10 @@ class Ledger:
         n = sizes.slots
         self.sizes = sizes
         self.requests: list[AdmittedRequest | None] = [None] * n
-        self.serials = np.zeros(n, np.int64)
-        self.prefilled = np.zeros(n, np.int64)
-        self.blocks = np.zeros(n, np.int64)
+        self.table = np.zeros((n, len(BRIEF_COLUMNS)), np.int64)
+        self.extents = self.table[:, : len(ROW_FIELDS)].T
+        self.prefilled, self.serials, self.blocks = self.table[:, PREFILLED], self.table[:, SERIAL], self.table[:, HELD]
         self.live: dict[int, int] = {}
-        self.extents = np.zeros((len(ROW_FIELDS), n), np.int64)
         self.lengths = {name: self.extents[row] for row, name in enumerate(ROW_FIELDS)}
         self.preempted: dict[int, tuple[int, str]] = {}
         self.aborted: dict[int, tuple[int, str]] = {}
@@ -74,37 +80,33 @@ class Ledger:
 
     def _enter(self, tasks: TaskBatch, layout: StateLayout, entering: Ints | None) -> None:
         """Take over the entering tasks; None: all tasks, and none is a handoff."""
-        take = slice(None) if entering is None else entering
-        brief, at, counts = tasks.brief(layout)[take], tasks.slots[take], tasks.block_counts[take]
-        requests = tasks.requests if entering is None else [tasks.requests[i] for i in entering.tolist()]
-        slots = tasks.plain["slots"] if entering is None else at.tolist()
-        serials, extents = brief[:, SERIAL], brief[:, :STAMP].T
-        for slot, request in zip(slots, requests, strict=True):
-            self.requests[slot] = request
-        self.live.update(zip(serials.tolist(), slots, strict=True))
-        self.extents[:, at] = extents
-        self.extents[BLOCKS, at] = counts
-        self.serials[at] = serials
-        self.blocks[at] = counts
-        self.prefilled[at] = tasks.starts[take] + tasks.lengths[take]
+        brief, slots, counts, ends = tasks.brief(layout), tasks.slots, tasks.block_counts, tasks.starts + tasks.lengths
+        requests: Sequence[AdmittedRequest] = tasks.requests
+        if entering is not None:
+            brief, slots, counts, ends = brief[entering], slots[entering], counts[entering], ends[entering]
+            requests = [requests[at] for at in entering.tolist()]
+        rows, places = brief.copy(), slots.tolist()
+        rows[:, BLOCKS] = rows[:, HELD] = counts
+        rows[:, PREFILLED] = ends
         if entering is not None:
             handoff = tasks.kinds[entering] == TaskKind.HANDOFF
-            self.extents[TOKENS, at] += handoff
-            self.prefilled[at[handoff]] = extents[TOKENS][handoff]
+            rows[handoff, PREFILLED] = rows[handoff, TOKENS]
+            rows[:, TOKENS] += handoff
+        self.table[slots] = rows
+        self.live.update(zip(brief[:, SERIAL].tolist(), places, strict=True))
+        deque(map(self.requests.__setitem__, places, requests), maxlen=0)
 
     def _enter_few(self, tasks: TaskBatch) -> None:
         """The same for a few new requests, without NumPy calls whose cost is all overhead."""
         plain = tasks.plain
         starts, lengths, counts = plain["starts"], plain["lengths"], plain["block_counts"]
         for at, slot in enumerate(plain["slots"]):
-            request = tasks.requests[at]
+            request, count = tasks.requests[at], counts[at]
             self.requests[slot] = request
             self.live[request.serial] = slot
-            self.serials[slot] = request.serial
-            self.blocks[slot] = counts[at]
-            self.prefilled[slot] = starts[at] + lengths[at]
             bad, stop_lengths, stops, _, tokens = request.extents
-            self.extents[:, slot] = (bad, stop_lengths, stops, counts[at], tokens)
+            end = starts[at] + lengths[at]
+            self.table[slot] = (bad, stop_lengths, stops, count, tokens, end, request.serial, count)
 
     def appended(self, slots: Ints, most: int) -> None:
         """Account for a step that may append up to ``most`` tokens to ``token_ids`` of these slots."""
@@ -119,15 +121,23 @@ class Ledger:
 
     def release(self, slots: Sequence[int]) -> None:
         """Free slots whose requests have ended."""
+        if len(slots) <= FEW:
+            for slot in slots:
+                self._free(slot)
+            return
         for slot in slots:
-            self._free(slot)
+            request = self.requests[slot]
+            if request is not None:
+                del self.live[request.serial]
+                self.requests[slot] = None
+        self.table[np.array(slots), PREFILLED:] = 0
 
     def _free(self, slot: int) -> None:
         request = self.requests[slot]
         if request is not None:
             del self.live[request.serial]
-        self.requests[slot], self.serials[slot] = None, 0
-        self.blocks[slot], self.prefilled[slot] = 0, 0
+        self.requests[slot] = None
+        self.table[slot, PREFILLED:] = 0
 
     def role(self, slot: int) -> SplitRole:
         """The split role of the request in a slot."""

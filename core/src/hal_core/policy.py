@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .device import Device, Stream
 
 Hook = Callable[..., Any]
+_SCALARS = {bool, int, float}
 __all__ = ["Policy", "plan_insert"]
 
 
@@ -59,7 +60,9 @@ class Policy:
                 "the target is memory of another opened device", cure="write it with that device", argument="target"
             )
         prepared: object
-        if type(value) is View or device.is_device_value(value):
+        if type(value) in _SCALARS:
+            prepared = prepare(view, value)
+        elif type(value) is View or device.is_device_value(value):
             source = value if type(value) is View else device.resolve(value)
             if source.memory.device is not device:
                 raise InvalidValue(

@@ -75,7 +75,8 @@ class AdmittedRequest:
     - ``packed``: row lengths, stamp, serial and record (``StateLayout.admission_dtype``), as bytes; what depends on the
       moment of insertion (lengths, blocks, drafts) is set then. ``brief`` is what comes before the record.
     - ``extents``: the lengths of its rows, in the order of ``ROW_FIELDS``, the block table's 0.
-    - ``rows``: the bytes of each of ``ROW_FIELDS``; the block table is empty, its blocks come with the task.
+    - ``rows``: the bytes of each of ``ROW_FIELDS``, of the tokens those of ``tokens`` themselves; the block table is
+      empty, its blocks come with the task.
     - ``staged``: what a device that has its bytes ahead of the insertion wants to live as long as the request; or None.
     """
 
@@ -91,7 +92,7 @@ class AdmittedRequest:
     packed: bytes
     brief: bytes
     extents: tuple[int, int, int, int, int]
-    rows: tuple[bytes, ...]
+    rows: tuple[bytes | memoryview, ...]
     staged: Any = None
 
     def stage(self, number: int, keep: object) -> None:
@@ -135,7 +136,7 @@ def admit(request: Request, layout: StateLayout, *, vocab_size: int | None = Non
         for at, sequence in enumerate(params.stop_sequences):
             padded[at, : len(sequence)] = sequence
         stop = padded.tobytes()
-    rows, packed = (bad, stop_lengths, stop, b"", tokens.tobytes()), head.tobytes()
+    rows, packed = (bad, stop_lengths, stop, b"", tokens.data.cast("B")), head.tobytes()
     return AdmittedRequest(
         request_id=request.request_id,
         serial=serial,
@@ -172,7 +173,7 @@ def _check_admission(request: Request, layout: StateLayout, vocab_size: int | No
 def _tokens(request: Request, values: Sequence[int], name: str) -> Int64s:
     """The token ids as a new int64 array; floats, bools and negative numbers are refused by value."""
     try:
-        array = np.array(values)
+        array = np.asarray(values)
     except (TypeError, ValueError):  # a ragged list, or something that cannot be an array
         array = np.array(None)
     if array.size == 0:
@@ -183,7 +184,9 @@ def _tokens(request: Request, values: Sequence[int], name: str) -> Int64s:
             cure="give the ids that the model's own tokenizer makes, one flat list a request",
             argument=f"request {request.request_id!r}",
         )
-    return array.astype(np.int64)
+    # Copied once: a list's array is new already.
+    tokens: Int64s = array.astype(np.int64, copy=not isinstance(values, list | tuple))
+    return tokens
 
 
 def _check_lengths(request: Request, prompt_len: int, generated: int, layout: StateLayout) -> None:

@@ -10,8 +10,7 @@ import contextlib
 import os
 import threading
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import wait as wait_for
+from queue import SimpleQueue
 from typing import Protocol, runtime_checkable
 
 from hal_core.errors import SinkClosed, Undelivered
@@ -110,9 +109,10 @@ class MemorySink:
     def __init__(self, *, threaded: bool = False) -> None:
         self.session = new_session()
         self.records: list[OutputRecord] = []
-        self._closed = False
-        self._jobs: deque[tuple[Future[None], PendingOutput]] = deque()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="hal-memory-sink") if threaded else None
+        self._closed = self._given_up = False
+        self._left: deque[PendingOutput] = deque()  # what the thread has not settled, the one it is at included
+        self._queue: SimpleQueue[PendingOutput | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, name="hal-memory-sink", daemon=True) if threaded else None
         self._lock = threading.Lock()
 
     def put(self, pending: PendingOutput) -> None:
@@ -121,9 +121,10 @@ class MemorySink:
             if self._closed:
                 raise SinkClosed("the sink is closed", cure="open a new one", hook="save_output", argument="sink")
             if self._thread is not None:
-                while self._jobs and self._jobs[0][0].done():
-                    self._jobs.popleft()
-                self._jobs.append((self._thread.submit(self._take, pending), pending))
+                if self._thread.ident is None:
+                    self._thread.start()
+                self._left.append(pending)
+                self._queue.put(pending)
                 return
         self._take(pending)
 
@@ -133,17 +134,27 @@ class MemorySink:
             if self._closed:
                 return
             self._closed = True
-        if self._thread is None:
+        if self._thread is None or self._thread.ident is None:
             return
-        left = wait_for([job for job, _ in self._jobs], timeout).not_done
-        late = [(job, pending) for job, pending in self._jobs if job in left]
-        self._thread.shutdown(wait=not late, cancel_futures=True)
-        for job, pending in late:
-            if job.cancelled():
-                pending.settle(SinkClosed("the sink was closed first", hook="save_output", argument="sink"))
+        self._queue.put(None)
+        self._thread.join(timeout)
+        with self._lock:
+            self._given_up = True
+            late = tuple(self._left)
+        for pending in late[1:]:  # the first is the thread's, which waits for it
+            pending.settle(SinkClosed("the sink was closed first", hook="save_output", argument="sink"))
         if late:
-            names = [name for _, pending in late for name in unresolved(pending)]
+            names = [name for pending in late for name in unresolved(pending)]
             raise Undelivered(f"{len(late)} record(s) not copied out within {timeout} s", names, cure="wait longer")
+
+    def _serve(self) -> None:
+        """The thread: settle what comes, in order, until the sink is closed or gives up."""
+        while (pending := self._queue.get()) is not None:
+            self._take(pending)
+            with self._lock:
+                if self._given_up:
+                    return
+                self._left.popleft()
 
     def _take(self, pending: PendingOutput) -> None:
         record = settle_with(pending)

@@ -104,6 +104,7 @@ class SlotState:
         self.ledger = Ledger(sizes)
         self._views: dict[str, View] = {}
         self._output_ranges: dict[bool, ByteRange] = {}  # by whether with log-probabilities
+        self._parts: dict[ByteRange, np.dtype[np.void]] = {}
         self._unusable = ""
         self.advances = 0
         self.agreements: dict[tuple[int, ...], Agreement] = {}
@@ -161,13 +162,27 @@ class SlotState:
 
     def columns(self, data: np.ndarray[Any, np.dtype[np.uint8]], part: ByteRange) -> dict[str, np.ndarray[Any, Any]]:
         """The fields that lie wholly in ``part`` as arrays ``[slots, width]`` over its copied bytes (no copy)."""
-        found = {}
-        for name, place in self.layout.fields.items():
-            begin, nbytes = place.offset - part.offset, place.stride * self.sizes.slots
-            if begin >= 0 and begin + nbytes <= part.nbytes:
-                field = data[begin : begin + nbytes].view(place.field.dtype.storage)
-                found[name] = field.reshape(self.sizes.slots, place.width)
-        return found
+        kind = self._parts.get(part)
+        if kind is None:
+            kind = self._parts[part] = self._fields_of(part)
+        if kind.names is None:
+            return {}
+        fields = data[: part.nbytes].view(kind)[0]
+        return {name: fields[name] for name in kind.names}
+
+    def _fields_of(self, part: ByteRange) -> np.dtype[np.void]:
+        """The fields that lie wholly in ``part`` as one NumPy structure of its size, so that one view has them all."""
+        slots = self.sizes.slots
+        inside = {
+            name: (place.field.dtype.storage, (slots, place.width), place.offset - part.offset)
+            for name, place in self.layout.fields.items()
+            if part.offset <= place.offset and place.offset + place.stride * slots <= part.end
+        }
+        if not inside:
+            return np.dtype([])
+        kinds = [(storage, shape) for storage, shape, _ in inside.values()]
+        offsets = [offset for _, _, offset in inside.values()]
+        return np.dtype({"names": list(inside), "formats": kinds, "offsets": offsets, "itemsize": part.nbytes})
 
     def _columns(self, data: np.ndarray[Any, np.dtype[np.uint8]]) -> dict[str, np.ndarray[Any, Any]]:
         return self.columns(data, self.output_range(topk=False))

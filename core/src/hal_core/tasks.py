@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import chain
 from typing import Any, NoReturn
 
 import numpy as np
@@ -77,10 +78,24 @@ class _Column:
     def __get__(self, batch: TaskBatch, owner: type) -> Any:  # noqa: ANN401 (int32 or int64 [n])
         array = batch.arrays.get(self.name)
         if array is None:
+            _fill_columns(batch)
+            array = batch.arrays.get(self.name)
+        if array is None:
             array = np.array(batch.plain[self.name], _DTYPES[self.name])
             array.flags.writeable = False
             batch.arrays[self.name] = array
         return array
+
+
+_TOGETHER = ("slots", "starts", "lengths", "block_counts")
+
+
+def _fill_columns(batch: TaskBatch) -> None:
+    """Make the columns that every insertion needs, in one call."""
+    lists = [batch.plain[name] for name in _TOGETHER]
+    table = np.fromiter(chain.from_iterable(lists), np.int32, len(_TOGETHER) * len(batch)).reshape(len(_TOGETHER), -1)
+    table.flags.writeable = False
+    batch.arrays.update(zip(_TOGETHER, table, strict=True))
 
 
 JOINED = 8

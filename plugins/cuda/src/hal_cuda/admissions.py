@@ -24,7 +24,7 @@ import numpy as np
 from hal_core.fields import ROW_FIELDS
 
 from .memory import PinnedBlock
-from .streams import CudaEvent
+from .streams import CudaEvent, CudaStream
 
 if TYPE_CHECKING:
     from hal_core.requests import AdmittedRequest
@@ -49,7 +49,8 @@ def _up16(nbytes: int) -> int:
 class Chunk:
     """Pinned memory that is filled from the front, and how far it was uploaded.
 
-    ``fences``: by stream, the last work that read it. ``first`` and ``last``: the numbers of the requests in it.
+    ``fences``: by stream, the last work that read it. ``arrival``: the end of the last upload, and ``ordered``: the
+    streams that wait for it already.
     """
 
     def __init__(self, block: PinnedBlock, nbytes: int) -> None:
@@ -61,6 +62,14 @@ class Chunk:
         """Empty it."""
         self.used = self.uploaded = 0
         self.fences.clear()
+        self.arrival: CudaEvent | None = None
+        self.ordered: set[int] = set()
+
+    def order(self, stream: CudaStream) -> None:
+        """Let a stream wait for what was uploaded, which may have been for a batch on another."""
+        if self.arrival is not None and stream.handle not in self.ordered:
+            stream.wait(self.arrival)
+            self.ordered.add(stream.handle)
 
     @property
     def passed(self) -> bool:
@@ -100,12 +109,11 @@ class Admissions:
         self.chunks: list[Chunk] = []
         self._filling: Chunk | None = None
         self._dropped: deque[int] = deque()
-        # By a request's number modulo PLACES: the number itself, where its bytes are on the device, the chunk, and
-        # whether it still waits for its insertion.
-        self._at = np.zeros(PLACES, np.int64)
-        self._address = np.zeros(PLACES, np.int64)
-        self._chunk = np.full(PLACES, -1, np.int64)
-        self._waits = np.zeros(PLACES, np.bool_)
+        # By a request's number modulo PLACES: its number, its address on the device, its chunk's place in ``chunks``,
+        # and 1 while it waits for its insertion. One table, so that an insertion looks once.
+        self._table = np.full((PLACES, 4), -1, np.int64)
+        self._number, self._address, self._chunk, self._waits = self._table.T
+        self._waits[:] = 0
 
     @property
     def held(self) -> int:
@@ -131,8 +139,7 @@ class Admissions:
             for begin, piece in zip(begins, (record, *rows), strict=True):
                 buffer[at + begin : at + begin + len(piece)] = piece
             chunk.used = at + nbytes
-            self._at[place], self._address[place] = number, chunk.block.mirror + at
-            self._chunk[place], self._waits[place] = self.chunks.index(chunk), True
+            self._table[place] = number, chunk.block.mirror + at, self.chunks.index(chunk), 1
         request.stage(number, Staged(number, self._dropped))
 
     def _next(self, nbytes: int) -> Chunk | None:
@@ -160,12 +167,11 @@ class Admissions:
             return chosen
 
     def _idle(self, at: int, chunk: Chunk) -> bool:
-        return not (self._waits & (self._chunk == at)).any() and chunk.passed
+        return not self._waits[self._chunk == at].any() and chunk.passed
 
     def _empty(self, at: int) -> None:
         self.chunks[at].clear()
-        self._at[self._chunk == at] = 0
-        self._chunk[self._chunk == at] = -1
+        self._table[self._chunk == at] = -1, -1, -1, 0
 
     def _give_back(self, idle: list[int], wanted: int) -> None:
         """Release idle chunks, the last first, until ``wanted`` bytes are free."""
@@ -182,8 +188,8 @@ class Admissions:
         """Requests that are gone without having been inserted wait no longer."""
         while self._dropped:
             number = self._dropped.popleft()
-            if self._at[number % PLACES] == number:
-                self._waits[number % PLACES] = False
+            if self._number[number % PLACES] == number:
+                self._waits[number % PLACES] = 0
 
     def _forget(self, place: int) -> bool:
         self._forget_dropped()
@@ -191,37 +197,30 @@ class Admissions:
 
     # -- at insertion -------------------------------------------------------------------------------------------
 
-    def find(self, numbers: Int64s) -> tuple[Int64s, list[Chunk]] | None:
-        """Where the requests of these numbers lie in device memory, and in which chunks; None unless all are here."""
+    def find(self, numbers: Int64s) -> Int64s | None:
+        """Where the requests of these numbers lie in device memory; None unless all of them are here."""
         places = numbers & (PLACES - 1)
-        if (self._at[places] != numbers).any() or not numbers.all():
+        rows = self._table[places]
+        if (rows[:, 0] != numbers).any():
             return None
-        self._waits[places] = False
-        chosen = self._chunk[places]
-        first = int(chosen[0])
-        if (chosen == first).all():
-            return self._address[places], [self.chunks[first]]
-        return self._address[places], [self.chunks[at] for at in sorted(set(chosen.tolist()))]
+        self._waits[places] = 0
+        addresses: Int64s = rows[:, 1]
+        return addresses
 
-    def find_few(self, numbers: list[int]) -> tuple[list[int], list[Chunk]] | None:
+    def find_few(self, numbers: list[int]) -> list[int] | None:
         """The same for a few requests, in plain Python."""
-        addresses, chunks = [], []
+        rows = [self._table[number & (PLACES - 1)].tolist() for number in numbers]
+        if [row[0] for row in rows] != numbers:
+            return None
         for number in numbers:
-            place = number & (PLACES - 1)
-            if not number or self._at[place] != number:
-                return None
-            self._waits[place] = False
-            addresses.append(int(self._address[place]))
-            chunk = self.chunks[self._chunk[place]]
-            if chunk not in chunks:
-                chunks.append(chunk)
-        return addresses, chunks
+            self._waits[number & (PLACES - 1)] = 0
+        return [row[1] for row in rows]
 
     def close(self) -> None:
         """Release every chunk whose work is over; one whose work does not end is lost rather than used again."""
         with self.lock:
             self.limit, self._filling = 0, None
-            self._at[:] = 0
+            self._number[:] = -1
             for chunk in self.chunks:
                 if all(event.wait(60.0) for event in chunk.fences.values()):
                     chunk.block.release()

@@ -108,7 +108,10 @@ class PendingReads:
 
     def add(self, memory: CudaMemory, parts: Sequence[ByteRange], event: CudaEvent) -> None:
         """Remember that the copy up to ``event`` reads these parts."""
-        begin, end = min(part.offset for part in parts), max(part.end for part in parts)
+        if len(parts) == 1:
+            begin, end = parts[0].offset, parts[0].end
+        else:
+            begin, end = min([part.offset for part in parts]), max([part.end for part in parts])
         self.under_way.append((memory, begin, end, event))
 
     def order(self, memory: object, stream: CudaStream) -> None:

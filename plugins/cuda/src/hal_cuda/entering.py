@@ -1,12 +1,13 @@
 """New requests into slots by one small entry each: their bytes were staged at admission, the kernel does the rest.
 
 This is ``insert_tasks`` for batches of new requests alone, the common case and the one that counts: of each request the
-host writes 48 bytes and its block ids, whatever the length of the prompt. At most one upload and one launch a batch.
+host writes 112 bytes and its block ids, whatever the length of the prompt. At most one upload and one launch a batch.
 """
 
 from __future__ import annotations
 
 import weakref
+from itertools import accumulate
 from struct import Struct
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +29,10 @@ if TYPE_CHECKING:
     from .device import CudaDevice
 
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
-ENTRY = Struct("<Q10i")
-"""One request: ``Entry`` of kernels/enter.cu."""
+ENTRY = Struct("<8q6q")
+"""One request: ``Entry`` of kernels/enter.cu. The ledger's row of its slot comes first."""
+SOURCE = 8
+"""Column of the entries' matrix, after that row."""
 BRIEFS = Struct("<8q")
 PIECE = 16 << 10
 """Bytes of a token row that one block of threads writes; ``PIECE`` of kernels/enter.cu."""
@@ -57,7 +60,7 @@ class Entering:
         self._known[state] = params.tobytes()
 
     def submit(self, state: SlotState, tasks: TaskBatch, stream: CudaStream) -> Ticket | None:
-        """Put the batch into its slots; None, with nothing done, unless all its requests are staged here."""
+        """Put the batch into its slots; None, with nothing done, where a request is not staged here or it does not fit."""
         device, few, n = self._device, len(tasks) <= FEW, len(tasks)
         numbers: Any  # a list for a few requests, an array for many
         fill: Any = _fill_few if few else _fill
@@ -67,22 +70,26 @@ class Entering:
                 return None
         else:
             numbers = tasks.brief(state.layout)[:, STAGED]
-        span = device.ring.take(n * ENTRY.size + 4 * sum(tasks.plain["block_counts"]))
+        nbytes = n * ENTRY.size + 4 * sum(tasks.plain["block_counts"])
+        if nbytes > device.ring.limit:
+            return None
+        span = device.ring.take(nbytes)
         admissions = device.admissions
         with admissions.lock:  # until the chunks are fenced: no thread that admits may give them other contents
             found = admissions.find_few(numbers) if few else admissions.find(numbers)
             if found is None:
                 device.ring.drop(span)
                 return None
-            addresses, chunks = found
             try:
-                longest = fill(state, tasks, addresses, span)
-                self._upload(chunks, span, n, stream)
+                longest = fill(state, tasks, found, span)
+                self._upload(span, n, stream)
+                for chunk in admissions.chunks:
+                    chunk.order(stream)
                 self._launch(state, n, longest, span, stream)
             finally:
                 event = device.events.record(stream.handle)
                 device.ring.fence(span, event)
-                for chunk in chunks:
+                for chunk in admissions.chunks:  # few; which of them the batch is in would cost more to find out
                     chunk.fences[event.lane] = event
         return CudaTicket(event)
 
@@ -96,12 +103,12 @@ class Entering:
         kernel.launch(n, THREADS, stream.handle, 1 - (-longest * 8 // PIECE))
         device.count_launch()
 
-    def _upload(self, chunks: list[Chunk], span: Span, n: int, stream: CudaStream) -> None:
+    def _upload(self, span: Span, n: int, stream: CudaStream) -> None:
         """Copy the new bytes of the chunk that has most of them to the device, on a stream of their own.
 
-        A batch over several chunks that have new bytes is rare: of the others the kernel reads the pinned memory.
+        Several chunks with new bytes are rare: of the others the kernel reads the pinned memory.
         """
-        dirty = [chunk for chunk in chunks if chunk.used > chunk.uploaded]
+        dirty = [chunk for chunk in self._device.admissions.chunks if chunk.used > chunk.uploaded]
         if not dirty:
             return
         largest = max(dirty, key=lambda chunk: chunk.used - chunk.uploaded)
@@ -114,44 +121,45 @@ class Entering:
         )
         device.driver.ok(result, "cuMemcpyHtoDAsync")
         event = device.events.record(self._uploads.handle)
-        largest.fences[event.lane] = event
-        stream.wait(event)
+        largest.fences[event.lane] = largest.arrival = event
+        largest.ordered.clear()
         largest.uploaded = largest.used
         device.count("uploads")
         device.count("submissions")
 
 
-def _read_in_place(chunk: Chunk, span: Span, n: int) -> None:
-    """Let the entries whose requests are in this chunk, beyond what was uploaded, name its pinned memory."""
-    sources = span.buffer[: n * ENTRY.size].view(np.int64).reshape(n, -1)[:, 0]
-    mirror = chunk.block.mirror
-    sources[(sources >= mirror + chunk.uploaded) & (sources < mirror + chunk.used)] += chunk.block.address - mirror
-
-
 def _fill(state: SlotState, tasks: TaskBatch, addresses: Int64s, span: Span) -> int:
     """Fill the span with entries and block ids; the longest token row, in elements, that is written or reset."""
-    n, counts, buffer = len(tasks), tasks.block_counts, span.buffer
-    entries = buffer[: n * ENTRY.size].view(np.int32).reshape(n, -1)
-    entries.view(np.int64)[:, 0] = addresses
-    written = state.ledger.extents[:, tasks.slots]
-    columns = entries.T
-    columns[2], columns[3], columns[4], columns[5] = tasks.slots, tasks.starts, tasks.lengths, counts
-    columns[6] = counts.cumsum() - counts
-    columns[7:] = written
+    n, counts, buffer = len(tasks), tasks.plain["block_counts"], span.buffer
+    entries = buffer[: n * ENTRY.size].view(np.int64).reshape(n, -1)
+    entries[:, :SOURCE] = written = state.ledger.table[tasks.slots]
+    entries[:, SOURCE] = addresses
+    entries[:, SOURCE + 1] = tasks.slots
+    entries[:, SOURCE + 2] = tasks.starts
+    entries[:, SOURCE + 3] = tasks.lengths
+    entries[:, SOURCE + 4] = tasks.block_counts
+    entries[:, SOURCE + 5] = list(accumulate(counts[:-1], initial=0))
     buffer[n * ENTRY.size :] = tasks.blocks.view(np.uint8)
-    return max(int(written[TOKENS].max()), int(tasks.brief(state.layout)[:, TOKENS].max()))
+    return int(np.maximum(written[:, TOKENS], tasks.brief(state.layout)[:, TOKENS]).max())
 
 
 def _fill_few(state: SlotState, tasks: TaskBatch, addresses: list[int], span: Span) -> int:
     """The same for a few requests, without NumPy calls whose cost is all overhead."""
-    plain, extents, buffer = tasks.plain, state.ledger.extents, span.buffer.data
+    plain, table, buffer = tasks.plain, state.ledger.table, span.buffer.data
     starts, lengths, counts = plain["starts"], plain["lengths"], plain["block_counts"]
     at, longest = 0, 0
     for i, slot in enumerate(plain["slots"]):
-        written = extents[:, slot].tolist()
+        written = table[slot].tolist()
         longest = max(longest, written[TOKENS], tasks.requests[i].total)
-        ENTRY.pack_into(buffer, i * ENTRY.size, addresses[i], slot, starts[i], lengths[i], counts[i], at, *written)
+        ENTRY.pack_into(buffer, i * ENTRY.size, *written, addresses[i], slot, starts[i], lengths[i], counts[i], at)
         at += counts[i]
     blocks: Any = tasks.block_ids
     buffer[len(tasks) * ENTRY.size :] = blocks[0].data.cast("B") if len(blocks) == 1 else tasks.blocks.data.cast("B")
     return longest
+
+
+def _read_in_place(chunk: Chunk, span: Span, n: int) -> None:
+    """Let the entries whose requests are in this chunk, beyond what was uploaded, name its pinned memory."""
+    sources = span.buffer[: n * ENTRY.size].view(np.int64).reshape(n, -1)[:, SOURCE]
+    mirror = chunk.block.mirror
+    sources[(sources >= mirror + chunk.uploaded) & (sources < mirror + chunk.used)] += chunk.block.address - mirror

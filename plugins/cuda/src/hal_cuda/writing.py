@@ -23,10 +23,9 @@ if TYPE_CHECKING:
 
 IN_PLACE = 16 << 10
 """Bytes; a block up to this size is read by the kernel from pinned memory itself, without an upload."""
-PIECE = 256 << 10
-"""Bytes; a long contiguous value is staged and uploaded in pieces, so that both go on at once."""
 SPAN = 1 << 20
-"""Bytes; so much of a long value is taken from the ring at once, under one fence."""
+"""Bytes; so much of a long value is staged and uploaded at once, under one fence. Smaller pieces, one uploaded while
+the next is staged, were slower: each call more costs the host more than the overlap gives (docs/evidence)."""
 
 Ints = tuple[int, ...]
 
@@ -186,10 +185,8 @@ class Writer:
         for at in range(0, data.nbytes, most):
             span = ring.take(min(most, data.nbytes - at))
             try:
-                for begin in range(0, span.nbytes, PIECE):
-                    end = min(begin + PIECE, span.nbytes)
-                    span.buffer[begin:end] = data[at + begin : at + end]
-                    self._upload_to(address + at + begin, span.address + begin, end - begin, stream)
+                span.buffer[:] = data[at : at + span.nbytes]
+                self._upload_to(address + at, span.address, span.nbytes, stream)
             finally:
                 event = device.events.record(stream.handle)
                 ring.fence(span, event)

@@ -1,8 +1,9 @@
 // Requests that enter slots: their bytes lie in device memory already (hal_cuda.admissions); what the moment of insertion
 // adds comes as one small entry each. Compiled by NVRTC after bytes.cuh.
 
-// What insertion decides for one request. `written`: elements of each row field that earlier requests left in the slot.
-struct Entry { u64 source; int slot, start, length, blocks, blocks_at; int written[5]; };
+// What insertion decides for one request, after the ledger's row of the slot as it was before. `written`: elements of
+// each row field that earlier requests left there. `source`: address of the request's bytes.
+struct Entry { u64 written[5], unused[3], source, slot, start, length, blocks, blocks_at; };
 // Where one row field of the state lies: bytes, and the reset value repeated to 8 bytes.
 struct Row { u64 base, stride, cycle, size; };
 
@@ -36,8 +37,8 @@ extern "C" __global__ void hal_enter(__grid_constant__ const Enter p) {
   u32 at = p.rows_at;
   for (int i = 0; i < TOKENS; ++i) {
     Row row = p.rows[i];
-    u32 size = row.size, have = (i == BLOCKS ? e.blocks : lengths[i]) * size;
-    const u8* from = i == BLOCKS ? (const u8*)(p.blocks + (u64)e.blocks_at * size) : source + at;
+    u32 size = row.size, have = (i == BLOCKS ? (u32)e.blocks : lengths[i]) * size;
+    const u8* from = i == BLOCKS ? (const u8*)(p.blocks + e.blocks_at * size) : source + at;
     if (i != BLOCKS) at += up16(have);
     if (blockIdx.y == 0)
       write_row(memory + row.base + slot * row.stride, from, have, e.written[i] * size, row.cycle, 0, ~0u);
@@ -54,6 +55,6 @@ extern "C" __global__ void hal_enter(__grid_constant__ const Enter p) {
     copy_bytes(memory + f.base + slot * f.stride, source + HEAD + f.source, f.nbytes, 0, 1);
   }
   __syncthreads();  // the record has these fields too, as they were at admission
-  int values[4] = {e.length, e.length, e.start, e.blocks};
+  int values[4] = {(int)e.length, (int)e.length, (int)e.start, (int)e.blocks};
   if (threadIdx.x < 4) ((int*)(memory + p.dynamic[threadIdx.x]))[slot] = values[threadIdx.x];
 }

@@ -1,0 +1,198 @@
+"""Staged requests without a GPU: chunks of pinned memory by a stand-in for the driver's blocks and events."""
+
+from __future__ import annotations
+
+import gc
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+from hal_core import Request, SamplingParams, Sizes
+from hal_core.fields import ROW_FIELDS
+from hal_core.layout import BRIEF, STAGED, lay_out
+from hal_core.requests import admit
+from hal_cuda import admissions
+from hal_cuda.admissions import HEAD, Admissions
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+LAYOUT = lay_out(Sizes(slots=4, max_tokens=400, max_stop_length=3))
+CHUNK = 1 << 13
+
+
+class Block:
+    """Pinned memory with a mirror: what an upload would copy is copied by the test."""
+
+    made = released = 0
+
+    def __init__(self, nbytes):
+        self.buffer, self.copied = np.zeros(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
+        self.address, self.mirror = self.buffer.ctypes.data, self.copied.ctypes.data
+        Block.made += 1
+
+    def release(self):
+        Block.released += 1
+
+
+class Event:
+    """Passes when the test says so."""
+
+    def __init__(self, passed=False):
+        self.passed = passed
+
+    def done(self):
+        return self.passed
+
+    def wait(self, timeout=None):
+        return self.passed
+
+
+@pytest.fixture
+def staging(monkeypatch):
+    monkeypatch.setattr(admissions, "CHUNK", CHUNK)
+    monkeypatch.setattr(Block, "made", 0)
+    monkeypatch.setattr(Block, "released", 0)
+    return Admissions(Block, nullcontext, limit=3 * CHUNK)
+
+
+def staged(staging, name, tokens):
+    request = admit(Request(name, tokens, SamplingParams(bad_words=(3, 4), stop_sequences=((1,),))), LAYOUT)
+    staging.put(request, request.packed[BRIEF.itemsize :])
+    return request
+
+
+def number(request):
+    return int(np.frombuffer(request.brief, np.int64)[STAGED])
+
+
+def found_at(staging, request):
+    """The request's bytes by its address, from the pinned memory; None where it is not staged."""
+    places = staging.find(np.array([number(request)]))
+    again = staging.find_few([number(request)])
+    assert (places is None) == (again is None)
+    if places is None:
+        return None
+    assert places.tolist() == again
+    for chunk in staging.chunks:
+        at = int(places[0]) - chunk.block.mirror
+        if 0 <= at < chunk.nbytes:
+            return chunk.block.buffer[at:]
+    raise AssertionError("the address is in no chunk")
+
+
+def check(data, request):
+    """The bytes are what the kernel reads: lengths, record, rows."""
+    assert HEAD.unpack(data[: HEAD.size].tobytes()) == request.extents
+    record = request.packed[BRIEF.itemsize :]
+    assert data[HEAD.size : HEAD.size + len(record)].tobytes() == record
+    at = -(-(HEAD.size + len(record)) // 16) * 16
+    for name, row in zip(ROW_FIELDS, request.rows, strict=True):
+        if name != "block_tables":
+            assert data[at : at + len(row)].tobytes() == bytes(row), name
+            at += -(-len(row) // 16) * 16
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_g02_g11_every_staged_request_is_found_whole_until_it_was_inserted(data):
+    """Whatever is admitted, inserted, dropped and finished in whatever order: no waiting request is overwritten."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(admissions, "CHUNK", CHUNK)
+        staging, waiting, events = Admissions(Block, nullcontext, limit=3 * CHUNK), [], []
+        for turn in range(data.draw(st.integers(1, 40), label="turns")):
+            act = data.draw(st.sampled_from(["admit", "admit", "insert", "drop", "finish"]), label="act")
+            if act == "admit":
+                waiting.append(staged(staging, f"r{turn}", [turn] * data.draw(st.integers(1, 399), label="tokens")))
+            elif act == "insert" and waiting:
+                request = waiting.pop(data.draw(st.integers(0, len(waiting) - 1), label="which"))
+                if number(request):
+                    check(found_at(staging, request), request)
+                    events.append(Event())
+                    for chunk in staging.chunks:  # as an insertion does: each in a lane of its own
+                        chunk.fences[len(events)] = events[-1]
+            elif act == "drop" and waiting:
+                del waiting[data.draw(st.integers(0, len(waiting) - 1), label="which")]
+                gc.collect()
+            elif act == "finish" and events:
+                events[data.draw(st.integers(0, len(events) - 1), label="event")].passed = True
+            assert staging.held <= 3 * CHUNK
+        for request in waiting:
+            if number(request):
+                check(found_at(staging, request), request)
+
+
+def fill(staging, name):
+    """Requests until the chunk that is being filled is another one."""
+    made, before = [staged(staging, f"{name}-0", [1] * 300)], staging._filling
+    while staging._filling is before and number(made[-1]):
+        made.append(staged(staging, f"{name}-{len(made)}", [1] * 300))
+    return made
+
+
+def test_g03_a_chunk_is_not_used_again_while_the_gpu_reads_it(staging):
+    requests = fill(staging, "a") + fill(staging, "b") + fill(staging, "c")
+    assert number(requests[-1]) == 0, "three chunks hold no more"
+    event = Event()
+    for request in requests[:-1]:
+        assert found_at(staging, request) is not None
+    for chunk in staging.chunks:
+        chunk.fences[1] = event
+    assert number(staged(staging, "early", [1])) == 0
+    event.passed = True
+    assert number(staged(staging, "later", [1] * 300))
+    assert Block.made == 3
+
+
+def test_what_a_burst_took_is_given_back(staging):
+    requests = fill(staging, "a") + fill(staging, "b") + fill(staging, "c")
+    del requests
+    gc.collect()
+    for turn in range(3):
+        fill(staging, f"d{turn}")
+    assert Block.released == 1
+    assert staging.held == 2 * CHUNK
+
+
+def test_requests_that_are_gone_make_room(staging):
+    requests = fill(staging, "a") + fill(staging, "b") + fill(staging, "c")
+    assert number(staged(staging, "none", [1] * 300)) == 0
+    del requests
+    gc.collect()
+    assert number(staged(staging, "some", [1] * 300))
+
+
+def test_a_number_of_an_emptied_chunk_finds_nothing(staging):
+    (first, *rest) = fill(staging, "a") + fill(staging, "b") + fill(staging, "c")
+    for request in (first, *rest[:-1]):
+        assert found_at(staging, request) is not None
+    staged(staging, "d", [1] * 300)  # takes over the first chunk
+    assert found_at(staging, first) is None
+    assert staging.find(np.array([number(first), number(rest[-2])])) is None
+
+
+def test_a_request_that_no_chunk_can_hold_is_not_staged(monkeypatch):
+    monkeypatch.setattr(admissions, "CHUNK", 64)
+    none = Admissions(Block, nullcontext, limit=0)
+    assert number(staged(none, "a", [1] * 100)) == 0
+    assert none.held == 0
+    one = Admissions(Block, nullcontext, limit=CHUNK)
+    assert number(staged(one, "a", [1] * 300)), "longer than a chunk: it gets one of its own"
+
+
+def test_numbers_of_another_device_find_nothing(staging):
+    other = Admissions(Block, nullcontext, limit=CHUNK)
+    request = staged(other, "a", [1])
+    staged(staging, "b", [2])
+    assert staging.find(np.array([number(request)])) is None
+    assert staging.find_few([number(request)]) is None
+    assert staging.find(np.array([0])) is None
+
+
+def test_closing_releases_what_the_gpu_has_left(staging):
+    fill(staging, "a")
+    first, second = staging.chunks
+    first.fences[1] = Event(passed=True)
+    second.fences[1] = Event()
+    staging.close()
+    assert (Block.released, staging.chunks) == (1, [])
+    assert number(staged(staging, "late", [1])) == 0
