@@ -60,7 +60,7 @@ class Entering:
         self._known[state] = params.tobytes()
 
     def submit(self, state: SlotState, tasks: TaskBatch, stream: CudaStream) -> Ticket | None:
-        """Put the batch into its slots; None, with nothing done, where a request is not staged here or it does not fit."""
+        """Put the batch into its slots; None, with nothing done, where a request is not staged or it does not fit."""
         device, few, n = self._device, len(tasks) <= FEW, len(tasks)
         numbers: Any  # a list for a few requests, an array for many
         fill: Any = _fill_few if few else _fill
