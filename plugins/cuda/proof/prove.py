@@ -104,7 +104,7 @@ def steps(out: Path) -> list[Step]:
 
 
 def write_entry_points(folder: Path) -> list[str]:
-    """Metadata of our distributions that are not installed, as far as entry points are looked up: their names."""
+    """Metadata of our distributions that are not installed, as far as hal looks it up: their names."""
     written = []
     for project in (ROOT / "core", ROOT, ROOT / "plugins" / "cuda"):
         told = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -113,7 +113,9 @@ def write_entry_points(folder: Path) -> list[str]:
             continue
         info = folder / f"{name.replace('-', '_')}-{number}.dist-info"
         info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n", encoding="utf-8")
+        needs = "".join(f"Requires-Dist: {need}\n" for need in told.get("dependencies", []))
+        text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n{needs}"
+        (info / "METADATA").write_text(text, encoding="utf-8")
         groups = dict(told.get("entry-points", {}))
         lines = [
             f"[{group}]\n" + "".join(f"{key} = {value}\n" for key, value in points.items())

@@ -91,38 +91,40 @@ class OneWordForTwo(Told):
 class ClipsCounts(Patch):
     """No violation is ever found."""
 
-    target = "hal_core.output:_out_of_bounds"
+    target = "hal_core.output:build_record"
 
     @classmethod
     def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
-        """Clip in place."""
+        """Clip before anything is looked at."""
 
-        def clip(columns: Any, facts: Any, counts: Any, held: Any) -> dict[int, str]:  # noqa: ANN401
-            np.clip(counts, 0, 1, out=counts)
-            return {}
+        def build(columns: Any, facts: Any) -> Any:  # noqa: ANN401 (as the true one)
+            most = facts.max_accept if facts.step.speculative else 1
+            return true(columns | {"accept_num": np.clip(columns["accept_num"], 0, most)}, facts)
 
-        return clip
+        return build
 
 
 @liar(25, "without a proposer there are no tokens", seen="FastDeploy 7172: the naive path")
 class NeedsAProposer(Patch):
     """A plain step on a state that is sized for drafts reports nothing."""
 
-    target = "hal_core.output:_token_parts"
+    target = "hal_core.output:build_record"
 
     @classmethod
     def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
-        """Zero the counts of plain steps."""
+        """Zero the tokens of plain steps."""
 
-        def parts(columns: Any, facts: Any, counts: Any) -> Any:  # noqa: ANN401 (as the true one)
-            found = true(columns, facts, counts)
+        def build(columns: Any, facts: Any) -> Any:  # noqa: ANN401 (as the true one)
+            record, batch_ids, violation = true(columns, facts)
             if facts.max_draft and not facts.step.speculative:
-                found["tokens"] = np.zeros_like(found["tokens"])
-                if "logprob_token_ids" in found:
-                    found["logprob_token_ids"][:, 0] = 0
-            return found
+                changes = {"tokens": np.zeros_like(record.tokens)}
+                if record.logprob_token_ids is not None:
+                    changes["logprob_token_ids"] = record.logprob_token_ids.copy()
+                    changes["logprob_token_ids"][:, 0] = 0
+                record = replace(record, **changes)
+            return record, batch_ids, violation
 
-        return parts
+        return build
 
 
 @liar(22, "outputs share one static buffer", seen="FastDeploy's static message structures")
