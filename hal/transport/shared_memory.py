@@ -238,11 +238,11 @@ class SharedQueue:
             raise FrameError(f"shared memory cannot be read: {error}", cure="none: it is asked for again") from error
         if sample is None:
             return None
-        length, loan = sample.header.number_of_elements, _Loan(sample)
-        frame = loan.view(length).toreadonly()
+        loan = _Loan(sample)
+        frame = loan.view(sample.header.number_of_elements).toreadonly()
         header = read_header(frame)
-        if header.session != self._session or header.total_length != length:
-            raise FrameError(f"{length} bytes in shared memory are no frame of this session", cure="none")
+        if header.session != self._session:
+            raise FrameError("a frame of another session lies in shared memory", cure="none: it is asked for again")
         self._views.add(loan)
         return header, frame
 

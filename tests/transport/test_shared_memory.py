@@ -56,6 +56,7 @@ def lies_in_memory(array):
 
 def test_a_large_frame_is_read_where_it_lies_and_nobody_can_write_to_it(opened, large, output):
     reader, sink = opened.reader(), opened.sink()
+    alone = files_of(reader)
     first = large(1)
     sink.put(first)
     record = reader.read(10).record
@@ -66,6 +67,11 @@ def test_a_large_frame_is_read_where_it_lies_and_nobody_can_write_to_it(opened, 
     assert reader.read(10).record.step == 2  # a small one comes through the socket
     assert reader.counters() == {"frames": 2, "duplicates": 0, "skipped": 0, "shared": 1}
     assert sink.counters()["shared"] == 1
+    reader.acknowledge()
+    sink.close(10)
+    del record
+    assert reader.read(10) is None  # it has said good-bye, and taken everything along
+    assert files_of(reader) == alone
 
 
 @pytest.fixture
@@ -339,9 +345,12 @@ READER = """
     from hal.reading import OutputReader
     with OutputReader(sys.argv[1], auto_ack=False) as reader:
         assert reader.read(30).record.step == 1
-        if "forks" in sys.argv and (child := os.fork()) == 0:
+        print(reader._receiver._memory.name, flush=True)
+        if "forks" in sys.argv and os.fork() == 0:
+            print(os.getpid(), flush=True)
+            os.kill(os.getppid(), 9)
             signal.pause()
-        print(reader._receiver._memory.name, child if "forks" in sys.argv else 0, flush=True)
+        signal.pause() if "forks" in sys.argv else None
         os.kill(os.getpid(), 9)
 """
 
@@ -378,7 +387,7 @@ def test_a_killed_reader_is_known_as_dead_by_its_lock_although_a_forked_child_li
     """The child holds the socket too, so a next reader needs another url; its memory is removed all the same."""
     dying = start(READER, url, "forks")
     opened.sink().put(large(1))
-    name, child = dying.stdout.readline().split()
+    name, child = (dying.stdout.readline().strip() for _ in range(2))
     dying.wait()
     dying.stdout.close()
     folder = socket_of(url).parent
@@ -391,7 +400,7 @@ def test_a_killed_readers_memory_is_removed_by_the_next_and_the_worker_goes_on(o
     sink = opened.sink()
     dying = start(READER, url)
     sink.put(large(1))
-    name = dying.stdout.readline().split()[0]
+    name = dying.stdout.readline().strip()
     dying.wait()
     dying.stdout.close()
     assert list(domains.MEMORY.glob(f"{domains.prefix_of(name)}*"))
@@ -413,7 +422,7 @@ def test_what_both_sides_leave_when_they_are_killed_goes_with_their_private_fold
     owner = start(code)
     url = owner.stdout.readline().strip()
     worker, reader = start(WORKER, url, "1"), start(READER, url)
-    name = reader.stdout.readline().split()[0]
+    name = reader.stdout.readline().strip()
     for process in (worker, reader, owner):
         process.kill()
         process.wait()
