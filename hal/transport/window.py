@@ -94,19 +94,19 @@ class Window:
     def message(self, limit: int) -> tuple[bytes | LargeFrame, int]:
         """Return the next unsent frames, joined up to about ``limit`` bytes, and how many; ``sent`` confirms them.
 
-        A large frame comes alone and as it is.
+        A large frame comes alone and as it is: it is longer than any limit.
         """
         waiting = self._waiting
         first = waiting[0]
         if len(waiting) == 1 or isinstance(first, LargeFrame):  # the usual case: not copied
             return first, 1
-        size, joined = len(first), [first]
-        for frame in islice(waiting, 1, None):
+        size, count = 0, 0
+        for frame in waiting:
             size += len(frame)
-            if size > limit or isinstance(frame, LargeFrame):
+            if count and size > limit:
                 break
-            joined.append(frame)
-        return b"".join(joined), len(joined)
+            count += 1
+        return b"".join(map(bytes, islice(waiting, count))), count
 
     def sent(self, count: int) -> None:
         """The ``count`` frames of the last message are with the transport."""

@@ -102,7 +102,7 @@ _new: Any = tuple.__new__  # of a NamedTuple's fields in a tuple: half the time 
 
 def encode(record: OutputRecord, *, session: int, sender: int, sequence: int) -> bytes:
     """Return the record as one frame. Raises InvalidValue for a number that the header cannot hold."""
-    return seal(_OUTPUT, *encode_body(record), session=session, sender=sender, sequence=sequence)
+    return b"".join(seal_parts(_OUTPUT, *encode_body(record), session=session, sender=sender, sequence=sequence))
 
 
 def encode_parts(record: OutputRecord, *, session: int, sender: int, sequence: int) -> tuple[Part, ...]:
@@ -134,7 +134,8 @@ def seal_parts(kind: int, body: Part, *more: Part, session: int, sender: int, se
     except struct.error as error:
         numbers = f"session {session}, sender {sender}, sequence {sequence}"
         raise InvalidValue(f"the header cannot hold {numbers}: {error}", cure="unsigned, 64, 32, 64 bits") from error
-    return head, CHECKSUM.pack(crc32(head)), body, *more, tail
+    sealed = CHECKSUM.pack(crc32(head))
+    return (head, sealed, body, *more, tail) if more else (head, sealed, body, tail)
 
 
 def decode(buffer: Buffer) -> Frame:
