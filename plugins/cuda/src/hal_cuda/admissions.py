@@ -1,10 +1,10 @@
 """Admitted requests on their way to the GPU: their bytes are put into pinned memory at admission, before any insertion.
 
 What an insertion has to move of a request is known when it is admitted: its record and rows. They are put one after
-the other into chunks of pinned memory, each with device memory of the same size beside it. An insertion uploads what a
-chunk has gained since the last one in one copy, whichever requests it is about, and its kernel reads them there. A
-request that is not here (no room, or admitted without the state) is inserted by the general way, from its own bytes:
-nothing depends on being staged but time.
+the other into chunks of pinned memory, each with device memory of the same size beside it. An insertion puts its own
+entries (hal_cuda.entering) after them, uploads what the chunk has gained since the last one in one copy, whichever
+requests it is about, and its kernel reads all of it there. A request that is not here (no room, or admitted without the
+state) is inserted by the general way, from its own bytes: nothing depends on being staged but time.
 
 A request's bytes: five int32 lengths of its rows (elements, in the order of ``ROW_FIELDS``) in 32 bytes, then
 its record, then its rows without the block table; record and rows each begin on a 16-byte boundary.
@@ -128,19 +128,34 @@ class Admissions:
         begins = list(itertools.accumulate([HEAD.size, len(record), *map(len, rows)], lambda at, n: _up16(at + n)))
         nbytes = begins.pop()
         with self.lock:
-            chunk, number = self._filling, next(_numbers)
-            if chunk is None or chunk.used + nbytes > chunk.nbytes:
-                chunk = self._next(nbytes)
+            number = next(_numbers)
             place = number % PLACES
-            if chunk is None or (self._waits[place] and not self._forget(place)):
+            if self._waits[place] and not self._forget(place):
                 return
-            at, buffer = chunk.used, chunk.block.buffer.data
+            found = self.room(nbytes)
+            if found is None:
+                return
+            chunk, at = found
+            buffer = chunk.block.buffer.data
             HEAD.pack_into(buffer, at, *request.extents)
             for begin, piece in zip(begins, (record, *rows), strict=True):
                 buffer[at + begin : at + begin + len(piece)] = piece
-            chunk.used = at + nbytes
             self._table[place] = number, chunk.block.mirror + at, self.chunks.index(chunk), 1
         request.stage(number, Staged(number, self._dropped))
+
+    def room(self, nbytes: int) -> tuple[Chunk, int] | None:
+        """Take ``nbytes`` of the chunk that is being filled, or of another; None without room. Under ``lock``.
+
+        Where they begin is a multiple of 16. They are uploaded with the next insertion.
+        """
+        chunk = self._filling
+        if chunk is None or chunk.used + nbytes > chunk.nbytes:
+            chunk = self._next(nbytes)
+            if chunk is None:
+                return None
+        at = chunk.used
+        chunk.used = at + _up16(nbytes)
+        return chunk, at
 
     def _next(self, nbytes: int) -> Chunk | None:
         """Go on with another chunk: an idle one, else a new one, else none."""

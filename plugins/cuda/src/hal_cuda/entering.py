@@ -1,7 +1,7 @@
 """New requests into slots by one small entry each: their bytes were staged at admission, the kernel does the rest.
 
 This is ``insert_tasks`` for batches of new requests alone, the common case and the one that counts: of each request the
-host writes 112 bytes and its block ids, whatever the length of the prompt. At most one upload and one launch a batch.
+host writes 112 bytes and its block ids, whatever the length of the prompt. One upload and one launch a batch.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from .launching import ENTER, THREADS
 from .streams import CudaStream, CudaTicket
 
 if TYPE_CHECKING:
-    from hal_core.staging import Span
     from hal_core.state import SlotState
     from hal_core.tasks import TaskBatch
 
     from .device import CudaDevice
 
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
 ENTRY = Struct("<8q6q")
 """One request: ``Entry`` of kernels/enter.cu. The ledger's row of its slot comes first."""
@@ -70,67 +70,65 @@ class Entering:
                 return None
         else:
             numbers = tasks.brief(state.layout)[:, STAGED]
-        nbytes = n * ENTRY.size + 4 * sum(tasks.plain["block_counts"])
-        if nbytes > device.ring.limit:
-            return None
-        span = device.ring.take(nbytes)
-        admissions = device.admissions
+        admissions, entries = device.admissions, n * ENTRY.size
         with admissions.lock:  # until the chunks are fenced: no thread that admits may give them other contents
-            found = admissions.find_few(numbers) if few else admissions.find(numbers)
-            if found is None:
-                device.ring.drop(span)
+            room = admissions.room(entries + 4 * sum(tasks.plain["block_counts"]))  # first: it may empty a chunk
+            found = None if room is None else (admissions.find_few if few else admissions.find)(numbers)
+            if room is None or found is None:
                 return None
+            chunk, at = room
             try:
-                longest = fill(state, tasks, found, span)
-                self._upload(span, n, stream)
-                for chunk in admissions.chunks:
-                    chunk.order(stream)
-                self._launch(state, n, longest, span, stream)
+                longest = fill(state, tasks, found, chunk.block.buffer[at : chunk.used])
+                self._upload(chunk, chunk.block.buffer[at : at + entries])
+                for other in admissions.chunks:
+                    other.order(stream)
+                self._launch(state, n, longest, chunk.block.mirror + at, stream)
             finally:
                 event = device.events.record(stream.handle)
-                device.ring.fence(span, event)
-                for chunk in admissions.chunks:  # few; which of them the batch is in would cost more to find out
-                    chunk.fences[event.lane] = event
+                for other in admissions.chunks:  # few; which of them the batch is in would cost more to find out
+                    other.fences[event.lane] = event
         return CudaTicket(event)
 
-    def _launch(self, state: SlotState, n: int, longest: int, span: Span, stream: CudaStream) -> None:
-        """The kernel reads the entries from pinned memory itself: they are small, and a copy costs the host more."""
+    def _launch(self, state: SlotState, n: int, longest: int, entries: int, stream: CudaStream) -> None:
         device, kernel = self._device, self._device.kernels.enter
         if device.reads.under_way:
             device.reads.order(state.memory, stream)
         kernel.load(self._known[state])
-        WHERE.pack_into(kernel.buffer, 0, span.address, span.address + n * ENTRY.size)
+        WHERE.pack_into(kernel.buffer, 0, entries, entries + n * ENTRY.size)
         kernel.launch(n, THREADS, stream.handle, 1 - (-longest * 8 // PIECE))
         device.count_launch()
 
-    def _upload(self, span: Span, n: int, stream: CudaStream) -> None:
-        """Copy the new bytes of the chunk that has most of them to the device, on a stream of their own.
+    def _upload(self, chunk: Chunk, entries: Bytes) -> None:
+        """Copy what the chunk has gained, the entries at its end included, to the device, on a stream of its own.
 
-        Several chunks with new bytes are rare: of the others the kernel reads the pinned memory.
+        That another chunk has new bytes is rare: of that one the kernel reads the pinned memory.
         """
-        dirty = [chunk for chunk in self._device.admissions.chunks if chunk.used > chunk.uploaded]
-        if not dirty:
-            return
-        largest = max(dirty, key=lambda chunk: chunk.used - chunk.uploaded)
-        for chunk in dirty:
-            if chunk is not largest:
-                _read_in_place(chunk, span, n)
-        device, block, begin = self._device, largest.block, largest.uploaded
+        device, block, begin = self._device, chunk.block, chunk.uploaded
+        for other in device.admissions.chunks:
+            if other is not chunk and other.used > other.uploaded:
+                _read_in_place(other, entries)
         result = device.driver.api.cuMemcpyHtoDAsync(
-            block.mirror + begin, block.address + begin, largest.used - begin, self._uploads.handle
+            block.mirror + begin, block.address + begin, chunk.used - begin, self._uploads.handle
         )
         device.driver.ok(result, "cuMemcpyHtoDAsync")
         event = device.events.record(self._uploads.handle)
-        largest.fences[event.lane] = largest.arrival = event
-        largest.ordered.clear()
-        largest.uploaded = largest.used
+        chunk.fences[event.lane] = chunk.arrival = event
+        chunk.ordered.clear()
+        chunk.uploaded = chunk.used
         device.count("uploads")
         device.count("submissions")
 
 
-def _fill(state: SlotState, tasks: TaskBatch, addresses: Int64s, span: Span) -> int:
-    """Fill the span with entries and block ids; the longest token row, in elements, that is written or reset."""
-    n, counts, buffer = len(tasks), tasks.plain["block_counts"], span.buffer
+def _read_in_place(chunk: Chunk, entries: Bytes) -> None:
+    """Let the entries whose requests are in this chunk, beyond what was uploaded, name its pinned memory."""
+    sources = entries.view(np.int64).reshape(-1, ENTRY.size // 8)[:, SOURCE]
+    mirror = chunk.block.mirror
+    sources[(sources >= mirror + chunk.uploaded) & (sources < mirror + chunk.used)] += chunk.block.address - mirror
+
+
+def _fill(state: SlotState, tasks: TaskBatch, addresses: Int64s, buffer: Bytes) -> int:
+    """Write entries and block ids; the longest token row, in elements, that is written or reset."""
+    n, counts, blocks = len(tasks), tasks.plain["block_counts"], tasks.blocks.view(np.uint8)
     entries = buffer[: n * ENTRY.size].view(np.int64).reshape(n, -1)
     entries[:, :SOURCE] = written = state.ledger.table[tasks.slots]
     entries[:, SOURCE] = addresses
@@ -139,27 +137,21 @@ def _fill(state: SlotState, tasks: TaskBatch, addresses: Int64s, span: Span) -> 
     entries[:, SOURCE + 3] = tasks.lengths
     entries[:, SOURCE + 4] = tasks.block_counts
     entries[:, SOURCE + 5] = list(accumulate(counts[:-1], initial=0))
-    buffer[n * ENTRY.size :] = tasks.blocks.view(np.uint8)
+    buffer[n * ENTRY.size : n * ENTRY.size + len(blocks)] = blocks
     return int(np.maximum(written[:, TOKENS], tasks.brief(state.layout)[:, TOKENS]).max())
 
 
-def _fill_few(state: SlotState, tasks: TaskBatch, addresses: list[int], span: Span) -> int:
+def _fill_few(state: SlotState, tasks: TaskBatch, addresses: list[int], buffer: Bytes) -> int:
     """The same for a few requests, without NumPy calls whose cost is all overhead."""
-    plain, table, buffer = tasks.plain, state.ledger.table, span.buffer.data
+    plain, table, data = tasks.plain, state.ledger.table, buffer.data
     starts, lengths, counts = plain["starts"], plain["lengths"], plain["block_counts"]
     at, longest = 0, 0
     for i, slot in enumerate(plain["slots"]):
         written = table[slot].tolist()
         longest = max(longest, written[TOKENS], tasks.requests[i].total)
-        ENTRY.pack_into(buffer, i * ENTRY.size, *written, addresses[i], slot, starts[i], lengths[i], counts[i], at)
+        ENTRY.pack_into(data, i * ENTRY.size, *written, addresses[i], slot, starts[i], lengths[i], counts[i], at)
         at += counts[i]
-    blocks: Any = tasks.block_ids
-    buffer[len(tasks) * ENTRY.size :] = blocks[0].data.cast("B") if len(blocks) == 1 else tasks.blocks.data.cast("B")
+    ids = tasks.block_ids[0] if len(tasks) == 1 else tasks.blocks
+    begin = len(tasks) * ENTRY.size
+    data[begin : begin + ids.nbytes] = ids.tobytes()
     return longest
-
-
-def _read_in_place(chunk: Chunk, span: Span, n: int) -> None:
-    """Let the entries whose requests are in this chunk, beyond what was uploaded, name its pinned memory."""
-    sources = span.buffer[: n * ENTRY.size].view(np.int64).reshape(n, -1)[:, SOURCE]
-    mirror = chunk.block.mirror
-    sources[(sources >= mirror + chunk.uploaded) & (sources < mirror + chunk.used)] += chunk.block.address - mirror

@@ -1,0 +1,188 @@
+"""A driver that stands in for CUDA's: device memory is host memory, kernels are carried out in Python when launched.
+
+It executes everything at once, on every stream: what it shows is what the host asked for, not when.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hal_core.bound import bind
+from hal_cuda import device as device_module
+from hal_cuda import launching
+from hal_cuda.driver import Driver
+from hal_cuda.launching import ENTER, FILL, PLAN
+
+OK, NOT_READY = SimpleNamespace(name="CUDA_SUCCESS"), SimpleNamespace(name="CUDA_ERROR_NOT_READY")
+WRITE = np.dtype([("dst", "<u8"), ("source", "<u8"), ("nbytes", "<u4"), ("pattern", "<u4")])
+SPREAD = np.dtype([("base", "<u8"), ("stride", "<u8"), ("source", "<u4"), ("nbytes", "<u4")])
+PIECE = 16 << 10
+
+
+def at(address, nbytes):
+    """Bytes of memory as an array."""
+    return np.ctypeslib.as_array((ctypes.c_uint8 * max(int(nbytes), 1)).from_address(int(address)))[: int(nbytes)]
+
+
+def fill(address, nbytes, cycle):
+    at(address, nbytes)[:] = np.resize(np.frombuffer(int(cycle).to_bytes(8, "little"), np.uint8), int(nbytes))
+
+
+class StandIn:
+    """Calls are answered; ``calls`` has the names of those that put work on a stream. ``fail`` names one that fails."""
+
+    CUresult = SimpleNamespace(CUDA_SUCCESS=OK, CUDA_ERROR_NOT_READY=NOT_READY)
+    CUdevice_attribute = SimpleNamespace(
+        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR=0, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR=1
+    )
+    CUevent_flags = SimpleNamespace(CU_EVENT_DISABLE_TIMING=2)
+    CUstream_flags = SimpleNamespace(CU_STREAM_NON_BLOCKING=1)
+    CU_MEMHOSTALLOC_PORTABLE = 1
+
+    def __init__(self):
+        self.kept, self.number, self.calls, self.fail = {}, 100, [], ""
+
+    def __getattr__(self, name):
+        if not name.startswith("cu") or name == "cuFuncLoad":
+            raise AttributeError(name)
+        return lambda *arguments: (OK,)
+
+    def _next(self):
+        self.number += 1
+        return OK, self.number
+
+    def cuDeviceGetCount(self):
+        return OK, 1
+
+    def cuDeviceGet(self, index):
+        return OK, index
+
+    def cuDevicePrimaryCtxRetain(self, device):
+        return OK, 7
+
+    def cuDeviceGetAttribute(self, attribute, device):
+        return OK, (9, 0)[attribute]
+
+    def cuStreamGetCtx(self, handle):
+        return OK, 7
+
+    def cuStreamCreate(self, flags):
+        return self._next()
+
+    def cuEventCreate(self, flags):
+        return self._next()
+
+    def cuModuleLoadData(self, code):
+        return self._next()
+
+    def cuModuleGetFunction(self, module, name):
+        return OK, name.decode()
+
+    def cuMemHostAlloc(self, nbytes, flags):
+        return self.cuMemAlloc(nbytes)
+
+    def cuMemAlloc(self, nbytes):
+        block = np.full(nbytes + 256, 0xA5, np.uint8)
+        address = -(-block.ctypes.data // 256) * 256
+        self.kept[address] = block
+        return OK, address
+
+    def cuMemFree(self, address):
+        del self.kept[address]
+        return (OK,)
+
+    cuMemFreeHost = cuMemFree
+
+    def cuMemcpyHtoD(self, to, source, nbytes):
+        at(to, nbytes)[:] = at(source, nbytes)
+        return (OK,)
+
+    def cuMemcpyHtoDAsync(self, to, source, nbytes, stream):
+        if self.fail == "copy":
+            return (SimpleNamespace(name="CUDA_ERROR_INVALID_VALUE"),)
+        self.calls.append("copy")
+        return self.cuMemcpyHtoD(to, source, nbytes)
+
+    def cuMemcpyDtoHAsync(self, to, source, nbytes, stream):
+        return self.cuMemcpyHtoD(to, source, nbytes)
+
+    def cuStreamWaitEvent(self, stream, event, flags):
+        self.calls.append(f"stream {stream} waits")
+        return (OK,)
+
+    def cuLaunchKernel(self, name, blocks, rows, _z, threads, _y, _w, _shared, stream, parameters, _extra):
+        if self.fail == name:
+            return (SimpleNamespace(name="CUDA_ERROR_INVALID_VALUE"),)
+        self.calls.append(name)
+        kernels = {"hal_write": (PLAN, hal_write), "hal_enter": (ENTER, hal_enter), "hal_fill": (FILL, hal_fill)}
+        dtype, kernel = kernels[name]
+        place = at(parameters, 8).view(np.uint64)[0]
+        kernel(at(place, dtype.itemsize).view(dtype)[0], blocks, rows)
+        return (OK,)
+
+
+def hal_fill(p, blocks, rows):
+    for i in range(p["n0"]):
+        for j in range(p["n1"]):
+            fill(p["dst"] + i * p["step0"] + j * p["step1"], p["nbytes"], p["cycle"])
+
+
+def hal_write(p, blocks, rows):
+    """As in kernels/writes.cu."""
+    block, memory = int(p["block"]), int(p["memory"])
+    for write in at(block, p["writes"] * WRITE.itemsize).view(WRITE):
+        if write["pattern"]:
+            fill(memory + write["dst"], write["nbytes"], write["source"])
+        else:
+            at(memory + write["dst"], write["nbytes"])[:] = at(
+                block + p["payload_at"] + write["source"], write["nbytes"]
+            )
+    slots_at, records_at, width = int(p["slots_at"]), int(p["records_at"]), int(p["record_bytes"])
+    for i in range(p["records"]):
+        slot = at(block + slots_at + 4 * i, 4).view(np.int32)[0]
+        spread_record(p, slot, block + records_at + i * width)
+
+
+def spread_record(p, slot, record):
+    for field in at(p["spread"], p["fields"] * SPREAD.itemsize).view(SPREAD):
+        to = int(p["memory"]) + int(field["base"]) + int(slot) * int(field["stride"])
+        at(to, field["nbytes"])[:] = at(record + int(field["source"]), field["nbytes"])
+
+
+def hal_enter(p, blocks, rows):
+    """As in kernels/enter.cu."""
+    memory, longest = int(p["memory"]), (rows - 1) * PIECE
+    for entry in at(p["entries"], blocks * 112).view(np.int64).reshape(blocks, 14):
+        written, (source, slot, start, length, count, blocks_at) = entry[:5], entry[8:].tolist()
+        lengths, place = at(source, 20).view(np.int32), source + int(p["rows_at"])
+        spread_record(p, slot, source + 32)
+        for field, value in zip(p["dynamic"], (length, length, start, count), strict=True):
+            at(memory + int(field) + 4 * slot, 4).view(np.int32)[0] = value
+        for i, row in enumerate(p["rows"]):
+            size = int(row["size"])
+            nbytes = (count if i == 3 else int(lengths[i])) * size
+            to = memory + int(row["base"]) + slot * int(row["stride"])
+            at(to, nbytes)[:] = at(int(p["blocks"]) + blocks_at * size if i == 3 else place, nbytes)
+            fill(to + nbytes, max(0, int(written[i]) * size - nbytes), row["cycle"])
+            if i != 3:
+                place += -(-nbytes // 16) * 16
+        assert longest >= max(int(lengths[4]), int(written[4])) * 8, "too few blocks of threads for the tokens"
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """Opens a cuda device over a stand-in: ``opened(options)``; its driver is ``bound.device.driver.api``."""
+    monkeypatch.setattr(launching, "cubin", lambda name, arch: b"")
+    found = []
+
+    def open_with(options=None):
+        device = device_module.CudaDevice(0, {"stream": 1, **(options or {})}, Driver(StandIn()))
+        found.append(bind(device))
+        return found[-1]
+
+    yield open_with
+    for bound in found:
+        bound.close()

@@ -1,0 +1,179 @@
+"""Staged batches over a driver that stands in: the same bytes as on the cpu device, by one upload and one launch."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from hal_core import Request, SamplingParams, Sizes, TaskBatch
+from hal_core.bound import bind
+from hal_core.cpu import CpuPlugin
+from hal_core.layout import ByteRange
+from hal_core.requests import admit
+from hal_cuda import admissions
+from hal_cuda.driver import CudaError
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+SIZES = Sizes(slots=20, max_tokens=90, block_size=4, max_stop_length=3, max_bad_words=4)
+ids = st.integers(0, 99)
+params = st.builds(
+    SamplingParams,
+    max_tokens=st.integers(1, 6),
+    temperature=st.sampled_from([0.0, 0.75]),
+    bad_words=st.lists(ids, max_size=4).map(tuple),
+    stop_sequences=st.lists(st.lists(ids, min_size=1, max_size=3).map(tuple), max_size=3).map(tuple),
+    eos_token_ids=st.lists(ids, max_size=3).map(tuple),
+)
+
+
+def contents(bound, state):
+    whole = ByteRange(0, state.layout.nbytes)
+    copied = bound.device.copy_out(state.memory, [whole], bound.default_stream)
+    copied.wait()
+    return {name: column.copy() for name, column in state.columns(copied.data[0], whole).items()}
+
+
+def prefill(slots, requests, starts=None):
+    lengths = [r.total - s for r, s in zip(requests, starts or [0] * len(requests), strict=True)]
+    return TaskBatch.prefill(slots, requests, lengths, [range(-(-r.total // 4)) for r in requests], starts)
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_g09_g11_a_staged_batch_writes_what_the_cpu_device_writes(opened, data):
+    bound, cpu = opened(), bind(CpuPlugin.open(0, {}))
+    mine, theirs = bound.state(SIZES), cpu.state(SIZES)
+    for turn in range(3):
+        slots = data.draw(st.lists(st.integers(0, SIZES.slots - 1), unique=True, min_size=1), label="slots")
+        prompts = [data.draw(st.lists(ids, min_size=2, max_size=89), label="prompt") for _ in slots]
+        requests = [mine.admit(Request(f"{turn}-{i}", p, data.draw(params))) for i, p in enumerate(prompts)]
+        starts = [data.draw(st.integers(0, 1), label="start") for _ in slots]
+        del bound.device.driver.api.calls[:]
+        bound.insert_tasks(state=mine, tasks=prefill(slots, requests, starts), stream=bound.default_stream)
+        assert bound.device.driver.api.calls[0] == "copy"
+        assert bound.device.driver.api.calls[-1] == "hal_enter"
+        assert len(bound.device.driver.api.calls) <= 3, "one copy, perhaps a wait for it, one launch"
+        cpu.insert_tasks(state=theirs, tasks=prefill(slots, requests, starts), stream=cpu.default_stream)
+        got, expected = contents(bound, mine), contents(cpu, theirs)
+        for name, column in expected.items():
+            np.testing.assert_array_equal(got[name], column, err_msg=name)
+        for state in (mine, theirs):
+            state.release(slots)
+
+
+@pytest.mark.parametrize("count", [3, 20])
+def test_requests_admitted_without_the_state_take_the_general_way(opened, count):
+    bound = opened()
+    state = bound.state(SIZES)
+    requests = [state.admit(Request(f"s{i}", [i] * 9)) for i in range(count - 1)]
+    requests.append(admit(Request("bare", [7] * 9), state.layout))
+    del bound.device.driver.api.calls[:]
+    bound.insert_tasks(state=state, tasks=prefill(range(count), requests), stream=bound.default_stream)
+    assert "hal_enter" not in bound.device.driver.api.calls
+    assert "hal_write" in bound.device.driver.api.calls
+    tokens = contents(bound, state)["token_ids"]
+    assert tokens[: count - 1, 0].tolist() == list(range(count - 1))
+    assert tokens[count - 1, :9].tolist() == [7] * 9
+
+
+def test_without_room_for_staging_the_general_way_is_taken(opened):
+    bound = opened({"admission_limit": 0})
+    state = bound.state(SIZES)
+    requests = [state.admit(Request(f"s{i}", [i] * 9)) for i in range(20)]
+    bound.insert_tasks(state=state, tasks=prefill(range(20), requests), stream=bound.default_stream)
+    assert contents(bound, state)["token_ids"][:, 0].tolist() == list(range(20))
+    assert bound.device.admissions.held == 0
+
+
+@pytest.mark.parametrize("count", [2, 20])
+def test_g01_what_another_streams_batch_uploaded_is_waited_for(opened, count):
+    """The second batch's requests came with the first one's upload, to another stream: its stream waits for it too."""
+    bound = opened()
+    state, first, second = bound.state(SIZES), bound.device.stream(), bound.device.stream()
+    requests = [state.admit(Request(f"s{i}", [i] * 9)) for i in range(2 * count)]
+    calls = bound.device.driver.api.calls
+    bound.insert_tasks(state=state, tasks=prefill(range(count), requests[:count]), stream=first)
+    assert f"stream {first.handle} waits" in calls
+    state.release(range(count))
+    del calls[:]
+    bound.insert_tasks(state=state, tasks=prefill(range(count), requests[count:]), stream=second)
+    assert f"stream {second.handle} waits" in calls
+
+
+@pytest.mark.parametrize("count", [1, 20])
+def test_bytes_in_another_chunk_that_were_not_uploaded_are_read_where_they_are(opened, monkeypatch, count):
+    monkeypatch.setattr(admissions, "CHUNK", 1 << 15)
+    bound = opened()
+    state = bound.state(SIZES)
+    requests = [state.admit(Request(f"s{i}", [i] * 80)) for i in range(count)]
+    while len(bound.device.admissions.chunks) == 1:
+        late = state.admit(Request("late", [5] * 80))
+    del bound.device.driver.api.calls[:]
+    bound.insert_tasks(state=state, tasks=prefill(range(count), requests), stream=bound.default_stream)
+    assert bound.device.driver.api.calls.count("copy") == 1
+    assert contents(bound, state)["token_ids"][:count, 79].tolist() == list(range(count))
+    state.release(range(count))
+    bound.insert_tasks(state=state, tasks=prefill([3], [late]), stream=bound.default_stream)
+    assert contents(bound, state)["token_ids"][3, 79] == 5
+
+
+@pytest.mark.parametrize("call", ["copy", "hal_enter"])
+def test_a_failed_call_leaves_the_slots_free_and_the_requests_usable(opened, call):
+    bound = opened()
+    state, api = bound.state(SIZES), bound.device.driver.api
+    requests = [state.admit(Request(f"s{i}", [i] * 9)) for i in range(20)]
+    api.fail = call
+    with pytest.raises(CudaError, match="CUDA_ERROR_INVALID_VALUE"):
+        bound.insert_tasks(state=state, tasks=prefill(range(20), requests), stream=bound.default_stream)
+    assert not state.ledger.serials.any()
+    api.fail = ""
+    bound.insert_tasks(state=state, tasks=prefill(range(20), requests), stream=bound.default_stream)
+    assert contents(bound, state)["token_ids"][:, 0].tolist() == list(range(20))
+
+
+def test_admission_from_other_threads_beside_insertions(opened, monkeypatch):
+    """Threads admit while the device's thread inserts, chunks going round all the time: each slot gets its request."""
+    monkeypatch.setattr(admissions, "CHUNK", 1 << 15)
+    bound = opened({"admission_limit": 1 << 17})
+    state, ready, condition = bound.state(SIZES), [], threading.Condition()
+
+    def admit_many(name):
+        for i in range(120):
+            request = state.admit(Request(f"{name}-{i}", [name * 10 + i % 10] * 40))
+            with condition:
+                ready.append(request)
+                condition.notify()
+
+    threads = [threading.Thread(target=admit_many, args=(name,)) for name in range(3)]
+    for thread in threads:
+        thread.start()
+    for _ in range(36):
+        with condition:
+            assert condition.wait_for(lambda: len(ready) >= 10, 30)
+            chosen, ready[:] = ready[:10], ready[10:]
+        bound.insert_tasks(state=state, tasks=prefill(range(10), chosen), stream=bound.default_stream)
+        tokens = contents(bound, state)["token_ids"]
+        assert tokens[:10, 39].tolist() == [request.tokens[39] for request in chosen]
+        state.release(range(10))
+    for thread in threads:
+        thread.join()
+
+
+def test_waiting_by_looking_again_and_again_is_for_the_devices_own_thread(opened, monkeypatch):
+    bound = opened({"spin": True})
+    api, waits = bound.device.driver.api, []
+
+    def synchronize(event):
+        waits.append(event)
+        return (api.CUresult.CUDA_SUCCESS,)
+
+    api.cuEventSynchronize = synchronize
+    event = bound.default_stream.record()
+    event.wait()
+    assert not waits
+    thread = threading.Thread(target=bound.default_stream.record().wait)
+    thread.start()
+    thread.join()
+    assert len(waits) == 1
