@@ -17,6 +17,8 @@ CASES = ((1, 1024), (8, 1024), (32, 1024), (128, 1024), (8, 8192))
 BUSY_MS = 20.0
 BLOCK = 10
 OURS = "hal"
+AGAIN = "hal, one by one"
+"""Ours with all batches of a block admitted first: between two insertions lies nothing but a wait for the idle GPU."""
 Prepared = Callable[[], None]
 
 
@@ -60,6 +62,19 @@ class Insertions:
             rig.state.release(range(count))
         return host, begin.elapsed_time(end) * 1e3 if busy_ms else 0.0
 
+    def one_by_one(self, count: int, tokens: int) -> list[float]:
+        """Host microseconds of ``BLOCK`` insertions, the first two of the block left out."""
+        ready = [self.prepared(OURS, count, tokens) for _ in range(BLOCK + 2)]
+        found = []
+        for insert in ready:
+            torch.cuda.synchronize()
+            start = perf_counter_ns()
+            insert()
+            found.append((perf_counter_ns() - start) / 1e3)
+            self.rig.state.release(range(count))
+        torch.cuda.synchronize()
+        return found[2:]
+
     def check_equal(self, count: int, tokens: int) -> list[str]:
         """Insert the same requests in every way and compare all fields of all slots; what differs."""
         rig, slots, lengths = self.rig, list(range(count)), [tokens] * count
@@ -86,10 +101,13 @@ def measure(rig: Rig, rounds: int) -> dict[str, Any]:
     different = [text for count, tokens in CASES for text in insertions.check_equal(count, tokens)]
     rows = []
     for count, tokens in CASES:
-        found: dict[str, list[tuple[float, float, float]]] = {way: [] for way in (OURS, *WAYS)}
+        found: dict[str, list[tuple[float, float, float]]] = {way: [] for way in (OURS, AGAIN, *WAYS)}
         with quiet():
             for _ in range(-(-rounds // BLOCK)):
                 for way, times in found.items():
+                    if way == AGAIN:
+                        times += [(host, float("nan"), float("nan")) for host in insertions.one_by_one(count, tokens)]
+                        continue
                     block = []
                     for _ in range(BLOCK + 2):  # the first two find the other ways' caches
                         idle, _ = insertions.once(way, count, tokens, 0.0)

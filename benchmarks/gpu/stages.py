@@ -7,11 +7,13 @@ from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from hal_core.batch_checks import is_sound, problems
+from hal_core.requests import Request
 from hal_core.tasks import TaskBatch
 
-from .rig import Rig, blocks_of, median, quiet
+from .rig import PARAMS, Rig, blocks_of, median, quiet
 
 T = TypeVar("T")
 
@@ -48,17 +50,14 @@ def _resident() -> int:
 
 
 def soak(rig: Rig, inserts: int = 100_000) -> dict[str, Any]:
-    """Insertions in steady state, one after the other: host memory, pinned memory and device memory before and after.
-
-    The requests are admitted once and come again: what is asked is whether insertion keeps anything.
-    """
+    """Admissions and insertions in steady state, one after the other: host, pinned and device memory before and after."""
     device, state, stream = rig.device, rig.state, rig.stream
-    requests, blocks = rig.admit(16, 64), blocks_of(16, 64)
+    blocks, asked = blocks_of(16, 64), [Request(f"r{i}", np.arange(64), PARAMS) for i in range(16)]
 
     def some(count: int) -> None:
         for at in range(count):
             slot = at % 16
-            batch = TaskBatch.prefill([slot], [requests[slot]], [64], [blocks[slot]])
+            batch = TaskBatch.prefill([slot], [state.admit(asked[slot])], [64], [blocks[slot]])
             device.insert_tasks(state=state, tasks=batch, stream=stream)
             state.release([slot])
             if at % 500 == 0:
@@ -70,6 +69,7 @@ def soak(rig: Rig, inserts: int = 100_000) -> dict[str, Any]:
         return {
             "resident_bytes": _resident(),
             "ring_bytes": ring.held,
+            "admission_bytes": device.device.admissions.held,
             "ring_waits": ring.waits,
             "device_allocations": counts.allocations,
             "device_free_bytes": free,
