@@ -106,7 +106,7 @@ def measure(rig: Rig, rounds: int) -> dict[str, Any]:
             for _ in range(-(-rounds // BLOCK)):
                 for way, times in found.items():
                     if way == AGAIN:
-                        times += [(host, float("nan"), float("nan")) for host in insertions.one_by_one(count, tokens)]
+                        times += [(host, 0.0, 0.0) for host in insertions.one_by_one(count, tokens)]
                         continue
                     block = []
                     for _ in range(BLOCK + 2):  # the first two find the other ways' caches
@@ -122,8 +122,8 @@ def measure(rig: Rig, rounds: int) -> dict[str, Any]:
                     "way": way,
                     "host_idle_us": median(idle),
                     "host_idle_p10_p90": spread(idle),
-                    "host_busy_us": median(busy),
-                    "gpu_us": median(gpu),
+                    "host_busy_us": median(busy) or None,
+                    "gpu_us": median(gpu) or None,
                 }
             )
     return {"rows": rows, "rounds": rounds, "busy_ms": BUSY_MS, "differences": different}

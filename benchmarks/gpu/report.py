@@ -51,7 +51,8 @@ def _insertion(found: Found) -> list[str]:
     for row in found["rows"]:
         case = f"{row['requests']} x {row['tokens']}"
         idle = f"{row['host_idle_us']:10.1f} {row['host_idle_p10_p90']!s:20}"
-        lines.append(f"  {case:11} {row['way']:20} {idle} {row['host_busy_us']:10.1f} {row['gpu_us']:10.1f}")
+        others = [f"{us:10.1f}" if us is not None else f"{'-':>10}" for us in (row["host_busy_us"], row["gpu_us"])]
+        lines.append(f"  {case:11} {row['way']:20} {idle} {' '.join(others)}")
     wrong = found["differences"]
     return [*lines, f"  all ways leave the same state: {wrong or 'yes'}"]
 
@@ -149,7 +150,7 @@ def _bars(axis: Any, rows: list[Found], case: Any, key: str, title: str) -> None
     cases = list(dict.fromkeys(case(row) for row in rows))
     ways = list(dict.fromkeys(row["way"] for row in rows))
     for at, way in enumerate(ways):
-        heights = {case(row): row[key] for row in rows if row["way"] == way}
+        heights = {case(row): row[key] for row in rows if row["way"] == way and row[key] is not None}
         places = [i + (at - (len(ways) - 1) / 2) * 0.16 for i, c in enumerate(cases) if c in heights]
         axis.bar(places, [heights[c] for c in cases if c in heights], 0.15, label=way)
     axis.set_xticks(range(len(cases)), cases, fontsize=8)

@@ -50,7 +50,7 @@ def _resident() -> int:
 
 
 def soak(rig: Rig, inserts: int = 100_000) -> dict[str, Any]:
-    """Admissions and insertions in steady state, one after the other: host, pinned and device memory before and after."""
+    """Admissions and insertions in steady state: host, pinned and device memory before and after."""
     device, state, stream = rig.device, rig.state, rig.stream
     blocks, asked = blocks_of(16, 64), [Request(f"r{i}", np.arange(64), PARAMS) for i in range(16)]
 
