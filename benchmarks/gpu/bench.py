@@ -109,7 +109,7 @@ def run(sections: list[str], rounds: int, steps: int) -> dict[str, Any]:
         "output": lambda: single.output(rig, rounds),
         "stages": lambda: {f"{n} x {t}": stages.stages(rig, n, t) for n, t in STAGE_CASES},
         "gap": lambda: gap.measure(rig, steps, gap.alone),
-        "hal-gap": lambda: gap.measure(rig, steps, gap.alone, (5.0, 20.0), (gap.OURS, gap.SPINNING)),
+        "hal-gap": lambda: gap.measure(rig, steps, gap.alone, (5.0, 20.0), (gap.OURS,)),
         "soak": lambda: stages.soak(rig),
     }
     found = {}

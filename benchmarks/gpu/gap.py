@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable
-from threading import get_ident
 from time import perf_counter_ns
 from typing import Any
 
@@ -28,8 +27,7 @@ from .rig import SLOTS, Rig, blocks_of, median, quiet
 from .ways import WAYS, Inputs, Tensors, empty_tensors
 
 TOKENS, AHEAD, WARM = 1024, 2, 5
-OURS, SPINNING = "hal", "hal, spinning"
-"""Waiting in the driver, and looking at the event again and again (``open(spin=True)``)."""
+OURS = "hal"
 Meet = Callable[[], None]
 Parts = dict[str, list[float]]
 
@@ -52,8 +50,7 @@ class Loop:
         torch.cuda.synchronize()
         self.meet()
         torch.cuda.synchronize()
-        run = self._ours if way in (OURS, SPINNING) else self._peer
-        self.rig.device.device.events.spinner = get_ident() if way == SPINNING else None
+        run = self._ours if way == OURS else self._peer
         with quiet():
             parts: Parts = {}
             host = run(way, decode_ms, count, waits, steps, times, parts)
@@ -163,7 +160,7 @@ def measure(
     steps: int,
     meet: Meet,
     decode: tuple[float, ...] = (5.0, 10.0, 20.0),
-    ways: tuple[str, ...] = (OURS, SPINNING, *WAYS),
+    ways: tuple[str, ...] = (OURS, *WAYS),
 ) -> list[dict[str, Any]]:
     """All combinations; a synchronous way cannot overlap."""
     loop, rows = Loop(rig, meet), []

@@ -196,3 +196,16 @@ def test_closing_releases_what_the_gpu_has_left(staging):
     staging.close()
     assert (Block.released, staging.chunks) == (1, [])
     assert number(staged(staging, "late", [1])) == 0
+
+
+def test_more_requests_wait_than_there_are_places(monkeypatch):
+    """The places go round: one whose request still waits is not given to another."""
+    monkeypatch.setattr(admissions, "PLACES", 8)
+    monkeypatch.setattr(admissions, "CHUNK", 1 << 16)
+    staging = Admissions(Block, nullcontext, limit=1 << 16)
+    requests = [staged(staging, f"r{i}", [i]) for i in range(20)]
+    held = [request for request in requests if number(request)]
+    assert len(held) == 8
+    for request in held:
+        check(found_at(staging, request), request)
+    assert number(staged(staging, "after", [1])), "an insertion has made room"

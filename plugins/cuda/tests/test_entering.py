@@ -159,21 +159,3 @@ def test_admission_from_other_threads_beside_insertions(opened, monkeypatch):
         state.release(range(10))
     for thread in threads:
         thread.join()
-
-
-def test_waiting_by_looking_again_and_again_is_for_the_devices_own_thread(opened, monkeypatch):
-    bound = opened({"spin": True})
-    api, waits = bound.device.driver.api, []
-
-    def synchronize(event):
-        waits.append(event)
-        return (api.CUresult.CUDA_SUCCESS,)
-
-    api.cuEventSynchronize = synchronize
-    event = bound.default_stream.record()
-    event.wait()
-    assert not waits
-    thread = threading.Thread(target=bound.default_stream.record().wait)
-    thread.start()
-    thread.join()
-    assert len(waits) == 1

@@ -15,16 +15,13 @@ from .driver import Driver
 @dataclass(frozen=True, slots=True)
 class Options:
     """What ``open`` takes: bytes of pinned staging memory at first and at most, seconds to wait for it; bytes of pinned
-    memory for admitted requests that wait for a slot, at most (0: none); the handle of the framework's stream; whether
-    the thread that opens the device waits for the GPU by looking again and again: the code after it starts sooner, and
-    other Python threads get the interpreter later."""
+    memory for admitted requests that wait for a slot, at most (0: none); the handle of the framework's stream."""
 
     ring_start: int = 1 << 20
     ring_limit: int = 64 << 20
     deadline: float = 30.0
     admission_limit: int = 64 << 20
     stream: int | None = None
-    spin: bool = False
 
     @classmethod
     def of(cls, given: Mapping[str, object]) -> Options:
@@ -43,8 +40,6 @@ class Options:
             raise InvalidValue(
                 f"admission_limit = {options.admission_limit!r}", cure="give bytes, 0 for none", argument="options"
             )
-        if not isinstance(options.spin, bool):
-            raise InvalidValue(f"spin = {options.spin!r}", cure="give True or False", argument="options")
         if options.ring_start > options.ring_limit or not options.deadline > 0:
             raise InvalidValue("ring_start over ring_limit, or no deadline", cure="mend them", argument="options")
         return options

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from hal_core.base import DeviceBase
@@ -58,7 +57,7 @@ class CudaDevice(DeviceBase):
         chosen = Options.of(options)
         self.driver = Driver() if driver is None else driver
         self.context = Context.open(self.driver, index)
-        self.events = EventPool(self.driver, spinner=get_ident() if chosen.spin else None)
+        self.events = EventPool(self.driver)
         self.kernels = Kernels(self.driver, self.context.arch)
         self.ring = StagingRing(
             lambda nbytes: PinnedBlock(self.driver, nbytes, mirrored=True),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from threading import get_ident
 from typing import Any
 
 from hal_core.device import Event
@@ -17,13 +16,10 @@ POLL = 50e-6
 
 
 class EventPool:
-    """Events without timing, made as needed and used again once nobody holds them.
+    """Events without timing, made as needed and used again once nobody holds them."""
 
-    ``spinner``: the thread whose waits look at the event again and again, instead of in the driver.
-    """
-
-    def __init__(self, driver: Driver, *, spinner: int | None = None) -> None:
-        self.driver, self.spinner = driver, spinner
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
         self.free: list[Any] = []
         flags = driver.api.CUevent_flags
         self._flags = int(flags.CU_EVENT_DISABLE_TIMING)
@@ -70,10 +66,6 @@ class CudaEvent:
     def wait(self, timeout: float | None = None) -> bool:
         """Block the host; True when done, False after ``timeout`` seconds."""
         driver = self.pool.driver
-        if timeout is None and self.pool.spinner == get_ident():
-            while not self.done():
-                pass
-            return True
         if timeout is None:
             driver.ok(driver.api.cuEventSynchronize(self.handle), "cuEventSynchronize")
             self.passed = True
