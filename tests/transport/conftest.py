@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -80,6 +81,21 @@ def output(request):
 def large():
     """The class of pending outputs whose frames are large."""
     return Large
+
+
+def files_of(reader):
+    """The files in memory of the reader's domain."""
+    return sorted(domains.MEMORY.glob(f"{domains.prefix_of(reader._receiver._memory.name)}*"))
+
+
+def lies_in_memory(array):
+    """Whether the array's bytes are a mapping of a domain's file."""
+    address = array.__array_interface__["data"][0]
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        begin, end = (int(number, 16) for number in line.split(maxsplit=1)[0].split("-"))
+        if begin <= address < end:
+            return f"{domains.MEMORY}/hal-" in line
+    return False
 
 
 @pytest.fixture(params=["ipc", pytest.param("shm", marks=needs_iceoryx2)])
