@@ -120,16 +120,16 @@ def _by_paddle(backend: str, store: Any, rank: int, size: int, number: int) -> A
 
 def _current_gpu() -> Any:  # noqa: ANN401 (a Paddle place)
     """The place of Paddle's current device, which must be a GPU."""
-    import paddle
+    from paddle.framework import _current_expected_place
 
-    kind, _, index = str(paddle.get_device()).partition(":")
-    if kind != "gpu":
+    place = _current_expected_place()
+    if not isinstance(place, paddle_core().CUDAPlace):
         raise InvalidValue(
-            f"a group over nccl, and Paddle's current device is {kind}",
+            f"a group over nccl, and Paddle's current place is {place}",
             cure="call paddle.set_device('gpu:N') first, in each rank with a GPU of its own",
             argument="group",
         )
-    return paddle.CUDAPlace(int(index or 0))
+    return place
 
 
 def connect(group: Any, place: Any, timeout: float) -> None:  # noqa: ANN401 (a Paddle process group; a place)
