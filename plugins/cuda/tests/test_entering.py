@@ -159,3 +159,32 @@ def test_admission_from_other_threads_beside_insertions(opened, monkeypatch):
         state.release(range(10))
     for thread in threads:
         thread.join()
+
+
+def test_threads_beside_the_one_that_works_are_not_woken_by_the_driver(opened):
+    """They look at the event now and then: woken with it, they would take the interpreter from the next step."""
+    bound = opened()
+    api, woken, looks = bound.device.driver.api, [], threading.Semaphore(0)
+    passed = threading.Event()
+
+    def synchronize(event):
+        woken.append(threading.get_ident())
+        return (api.CUresult.CUDA_SUCCESS,)
+
+    def query(event):
+        looks.release()
+        return (api.CUresult.CUDA_SUCCESS if passed.is_set() else api.CUresult.CUDA_ERROR_NOT_READY,)
+
+    event, other = bound.default_stream.record(), bound.default_stream.record()
+    api.cuEventSynchronize, api.cuEventQuery = synchronize, query
+    thread = threading.Thread(target=other.wait)
+    thread.start()
+    for _ in range(3):
+        assert looks.acquire(timeout=30)
+    assert thread.is_alive()
+    event.wait()
+    assert woken == [threading.get_ident()]
+    passed.set()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert len(woken) == 1

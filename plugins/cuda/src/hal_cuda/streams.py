@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from threading import get_ident
 from typing import Any
 
 from hal_core.device import Event
@@ -13,6 +14,9 @@ from .driver import Driver
 
 POLL = 50e-6
 """Seconds between two looks at an event while a wait has a deadline; the driver's own wait has none."""
+PATIENT = 500e-6
+"""The same for threads beside the one that puts work on streams, such as a sink's. The driver would wake all of them at
+once, and they would want the interpreter just when the GPU waits for the next step: 0.1 to 0.2 ms of each gap."""
 
 
 class EventPool:
@@ -20,6 +24,7 @@ class EventPool:
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
+        self.busy = get_ident()  # the thread that puts work on streams
         self.free: list[Any] = []
         flags = driver.api.CUevent_flags
         self._flags = int(flags.CU_EVENT_DISABLE_TIMING)
@@ -29,6 +34,7 @@ class EventPool:
     def record(self, stream: int) -> CudaEvent:
         """An event after everything that is on ``stream`` (a handle) now."""
         driver = self.driver
+        self.busy = get_ident()
         if self.free:
             handle = self.free.pop()
         else:
@@ -66,6 +72,10 @@ class CudaEvent:
     def wait(self, timeout: float | None = None) -> bool:
         """Block the host; True when done, False after ``timeout`` seconds."""
         driver = self.pool.driver
+        if timeout is None and self.pool.busy != get_ident():
+            while not self.done():
+                time.sleep(PATIENT)
+            return True
         if timeout is None:
             driver.ok(driver.api.cuEventSynchronize(self.handle), "cuEventSynchronize")
             self.passed = True
