@@ -13,7 +13,8 @@ from hal_core.conformance.rendering import MARKS
 STATUSES = {mark: status for status, mark in MARKS.items()}
 HOOKS = {guarantee.name: guarantee.hook for guarantee in GUARANTEES}
 DEVICE = re.compile(r"hal conformance: (?P<device>.+) \((?P<origin>.*)\)")
-ROW = re.compile(r"  (?P<name>G\d+) +(?P<mark>\S+) +.*?  (?:\d+ tests)?(?:  \[(?P<note>.*)\])?")
+LEFT_OUT = re.compile(r"(\d+) of (\d+): ")
+ROW = re.compile(r"  (?P<name>G\d+) +(?P<mark>\S+) +.*?  (?:(?P<tests>\d+) tests)?(?:  \[(?P<note>.*)\])?")
 
 
 def printed_report(lines: Sequence[str]) -> dict[str, Any]:
@@ -40,7 +41,13 @@ def printed_report(lines: Sequence[str]) -> dict[str, Any]:
         elif row := ROW.fullmatch(line):
             status = STATUSES[row["mark"]]
             guarantees.append(
-                {"guarantee": row["name"], "hook": HOOKS[row["name"]], "status": status, "note": row["note"] or ""}
+                {
+                    "guarantee": row["name"],
+                    "hook": HOOKS[row["name"]],
+                    "status": status,
+                    "note": row["note"] or "",
+                    "tests": int(row["tests"] or 0),
+                }
             )
     if [entry["guarantee"] for entry in guarantees] != list(HOOKS):
         raise ValueError(f"it lists {len(guarantees)} of {len(HOOKS)} guarantees")
@@ -56,3 +63,28 @@ def _capabilities(text: str) -> dict[str, Any]:
         if name != "fallbacks":
             found[name] = named.get(name, "") if field.type == "str" else name in named
     return found
+
+
+def together(reports: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Reports of one proof, those of one device as one: what a run left out, another one with ``--only`` has checked.
+
+    A note "14 of 16: …" goes when the other run left none of its own out and checked the 14, or all 16.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for report in reports:
+        device = report["header"]["device"]
+        if device not in found:
+            found[device] = report
+            continue
+        pairs = zip(found[device]["guarantees"], report["guarantees"], strict=True)
+        found[device] = {**found[device], "guarantees": [_fuller(mine, other) for mine, other in pairs]}
+    return list(found.values())
+
+
+def _fuller(mine: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    for one, more in ((mine, other), (other, mine)):
+        if one["status"] == "checked" and not one["note"]:
+            left = LEFT_OUT.match(more["note"])
+            if more["status"] != "checked" or (left and one["tests"] in (int(left[1]), int(left[2]))):
+                return {**one, "tests": int(left[2]) if left else one["tests"]}
+    return mine if mine["status"] == "checked" and (mine["note"] or not other["note"]) else other

@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from printed_report import printed_report
+from printed_report import printed_report, together
 
 ROOT = Path(__file__).parents[1]
 KEPT, PAGE, README = ROOT / "docs" / "support.json", ROOT / "docs" / "support.md", ROOT / "README.md"
@@ -118,10 +118,14 @@ def readme(text: str, made: str) -> str:
     return f"{head}{MARKERS[0]}\n{made}\n{MARKERS[1]}{tail if end else rest}"
 
 
-def reports(path: Path) -> list[dict[str, Any]]:
-    """The reports in a file: one in the kit's JSON form, or those that ``plugins/cuda/proof/prove.py`` wrote down."""
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return [found] if "header" in found else [printed_report(lines) for lines in found["kit"].values()]
+def reports(paths: list[Path]) -> list[dict[str, Any]]:
+    """The reports in files: in the kit's JSON form, or as ``plugins/cuda/proof/prove.py`` wrote them down.
+
+    The latter are parts of one proof: those of a device are taken together.
+    """
+    found: list[dict[str, Any]] = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    printed = [printed_report(lines) for record in found if "kit" in record for lines in record["kit"].values()]
+    return [record for record in found if "header" in record] + together(printed)
 
 
 def main() -> int:
@@ -133,7 +137,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; say what is out of date")
     chosen = parser.parse_args()
     kept: dict[str, Any] = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
-    for report in (one for path in chosen.reports for one in reports(path)):
+    for report in reports(chosen.reports):
         device = report["header"]["device"].rpartition(":")[0]
         kept[device] = taken(report, chosen.on, kept.get(device, {}))
     made = {
