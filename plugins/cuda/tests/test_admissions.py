@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from contextlib import nullcontext
 
 import numpy as np
@@ -92,7 +91,7 @@ def check(data, request):
             at += -(-len(row) // 16) * 16
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_g02_g11_every_staged_request_is_found_whole_until_it_was_inserted(data):
     """Whatever is admitted, inserted, dropped and finished in whatever order: no waiting request is overwritten."""
@@ -112,7 +111,6 @@ def test_g02_g11_every_staged_request_is_found_whole_until_it_was_inserted(data)
                         chunk.fences[len(events)] = events[-1]
             elif act == "drop" and waiting:
                 del waiting[data.draw(st.integers(0, len(waiting) - 1), label="which")]
-                gc.collect()
             elif act == "finish" and events:
                 events[data.draw(st.integers(0, len(events) - 1), label="event")].passed = True
             assert staging.held <= 3 * CHUNK
@@ -146,7 +144,6 @@ def test_g03_a_chunk_is_not_used_again_while_the_gpu_reads_it(staging):
 def test_what_a_burst_took_is_given_back(staging):
     requests = fill(staging, "a") + fill(staging, "b") + fill(staging, "c")
     del requests
-    gc.collect()
     for turn in range(3):
         fill(staging, f"d{turn}")
     assert Block.released == 1
@@ -157,7 +154,6 @@ def test_requests_that_are_gone_make_room(staging):
     requests = fill(staging, "a") + fill(staging, "b") + fill(staging, "c")
     assert number(staged(staging, "none", [1] * 300)) == 0
     del requests
-    gc.collect()
     assert number(staged(staging, "some", [1] * 300))
 
 
