@@ -9,6 +9,7 @@ from hal_core.bound import bind
 from hal_core.cpu import CpuPlugin
 from hal_core.cpu.device import host_view
 from hal_core.errors import InvalidBatch, InvalidValue
+from hal_core.layout import ByteRange
 from hal_core.ledger import FEW
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -113,3 +114,28 @@ def test_columns_take_whole_numbers_alone(device, bad):
     request = admit(Request("r", [1, 2]), device.state(SIZES).layout)
     with pytest.raises(InvalidValue, match="slots must be whole numbers"):
         TaskBatch.prefill(bad, [request], [2], [[0]])
+
+
+@pytest.mark.parametrize("n", [3, 12])
+def test_g08_a_start_that_overflows_with_its_length_is_refused(device, n):
+    state = device.state(SIZES)
+    requests = [state.admit(Request(f"r{i}", [1, 2])) for i in range(n)]
+    batch = TaskBatch.prefill(range(n), requests, [1] * n, [[i] for i in range(n)], [2**31 - 1, *[0] * (n - 1)])
+    with pytest.raises(InvalidBatch, match="tokens 2147483647 to 2147483648 of 2"):
+        device.insert_tasks(state=state, tasks=batch, stream=device.default_stream)
+    assert not state.ledger.table.any()
+
+
+@pytest.mark.parametrize("n", [3, 12])
+def test_block_ids_that_are_not_contiguous_are_taken(device, n):
+    state = device.state(SIZES)
+    requests = [state.admit(Request(f"r{i}", [1, 2])) for i in range(n)]
+    ids = [np.arange(4, dtype=np.int32)[::2] + i for i in range(n - 1)] + [np.arange(4, dtype=np.int32)[::2]]
+    batch = TaskBatch.prefill(range(n), requests, [2] * n, ids)
+    device.insert_tasks(state=state, tasks=batch, stream=device.default_stream)
+    assert state.ledger.blocks[:n].tolist() == [2] * n
+
+
+def test_a_part_of_a_state_that_holds_no_whole_field_has_no_columns(device):
+    state = device.state(SIZES)
+    assert state.columns(np.zeros(8, np.uint8), ByteRange(1, 8)) == {}

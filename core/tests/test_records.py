@@ -161,3 +161,16 @@ def test_g17_discard_settles_without_resolving():
     output = Output(0, error=AssertionError("resolved"))
     Discard().put(output)
     assert output.settled == [None]
+
+
+def test_g19_an_output_that_cannot_be_settled_does_not_stop_those_after_it(caplog):
+    sink, settled = MemorySink(threaded=True), threading.Event()
+    faulty, last = Output(0), Output(1)
+    faulty.settle = lambda error: int("no number")
+    last.settle = lambda error: settled.set()
+    sink.put(faulty)
+    sink.put(last)
+    assert settled.wait(30)
+    sink.close(30)
+    assert [record.step for record in sink.records] == [0, 1]
+    assert "could not settle the output of step 0" in caplog.text

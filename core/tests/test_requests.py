@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 from hal_core.bound import bind
@@ -77,3 +80,11 @@ def test_what_admission_packs_is_the_requests_own_and_no_others():
     assert (one["record"]["request_serial"], other["record"]["request_serial"]) == (first.serial, second.serial)
     assert (one["record"]["temperature"], one["record"]["top_k"], one["record"]["eos_num"]) == (0.25, 7, 1)
     assert (other["record"]["top_k"], other["record"]["eos_num"]) == (SamplingParams().top_k, 0)
+
+
+def test_an_admitted_request_stays_in_its_process():
+    """Its serial, and the number under which a device has staged it, mean another request elsewhere."""
+    request = admit(Request("r", [1, 2]), lay_out(Sizes(slots=1, max_tokens=8)))
+    for carry in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(InvalidValue, match="admit it where it is inserted"):
+            carry(request)

@@ -33,6 +33,8 @@ def is_sound(ledger: Ledger, tasks: TaskBatch, layout: StateLayout) -> bool:
         return False
     if min(plain["lengths"]) < 1 or min(plain["starts"]) < 0 or max(plain["block_counts"]) > sizes.max_blocks:
         return False
+    if max(plain["starts"]) >= sizes.max_tokens or max(plain["lengths"]) >= sizes.max_tokens:
+        return False  # the sum may be more than int32 holds
     # Of requests whose stamp is this state's, admission has seen to it that their tokens fit.
     end = tasks.starts + tasks.lengths
     if (end > np.minimum(brief[:, TOKENS], tasks.block_counts * sizes.block_size)).any():

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from .errors import GroupLost, InvalidValue
+from .errors import GroupLost, HalError, InvalidValue
 from .gloo import GlooSockets
 from .paddle.places import paddle_core
 from .paddle_world import wait_for_listener
@@ -60,7 +60,7 @@ def make_group(
         store = core.TCPStore(host, port, first, len(ranks), max(1, round(timeout)))
         group, abort = create(store, list(ranks).index(me), len(ranks), number)
     except (RuntimeError, ValueError, OSError) as error:
-        if isinstance(error, GroupLost):
+        if isinstance(error, HalError):
             raise
         raise GroupLost(
             f"rank {me} could not make the group {tuple(ranks)}: {error}",
@@ -151,9 +151,7 @@ def connect(group: Any, place: Any, timeout: float) -> None:  # noqa: ANN401 (a 
     thread = threading.Thread(target=call, name="hal-connect", daemon=True)
     thread.start()
     thread.join(timeout)
-    if told and isinstance(told[0], BaseException):
-        raise RuntimeError(f"its first collective failed: {told[0]}") from told[0]
-    while not (told and told[0].is_completed()):
+    while not (told and (isinstance(told[0], BaseException) or told[0].is_completed())):
         if monotonic() >= deadline:
             raise GroupLost(
                 f"the ranks of the group did not find each other within {timeout:g} s",
@@ -162,6 +160,8 @@ def connect(group: Any, place: Any, timeout: float) -> None:  # noqa: ANN401 (a 
                 argument="group",
             )
         sleep(0.001)
+    if isinstance(told[0], BaseException):
+        raise RuntimeError(f"its first collective failed: {told[0]}") from told[0]
 
 
 def _free_port(host: str) -> int:

@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -95,6 +95,14 @@ class AdmittedRequest:
     rows: tuple[bytes | memoryview, ...]
     staged: Any = None
 
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be copied or pickled: the serial, and what a device has staged, are of this process alone."""
+        raise InvalidValue(
+            f"the admitted request {self.request_id!r} belongs to the process that admitted it",
+            cure="send the Request, and admit it where it is inserted",
+            argument="request",
+        )
+
     def stage(self, number: int, keep: object) -> None:
         """For devices that have the request's bytes now: under which number of theirs, from 1 on, and ``staged``."""
         object.__setattr__(self, "brief", self.brief[:-8] + number.to_bytes(8, "little"))
@@ -173,7 +181,7 @@ def _check_admission(request: Request, layout: StateLayout, vocab_size: int | No
 def _tokens(request: Request, values: Sequence[int], name: str) -> Int64s:
     """The token ids as a new int64 array; floats, bools and negative numbers are refused by value."""
     try:
-        array = np.asarray(values)
+        array = np.array(values)  # the caller's own may change while it is checked
     except (TypeError, ValueError):  # a ragged list, or something that cannot be an array
         array = np.array(None)
     if array.size == 0:
@@ -184,8 +192,7 @@ def _tokens(request: Request, values: Sequence[int], name: str) -> Int64s:
             cure="give the ids that the model's own tokenizer makes, one flat list a request",
             argument=f"request {request.request_id!r}",
         )
-    # Copied once: a list's array is new already.
-    tokens: Int64s = array.astype(np.int64, copy=not isinstance(values, list | tuple))
+    tokens: Int64s = array.astype(np.int64, copy=False)
     return tokens
 
 

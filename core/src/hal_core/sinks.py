@@ -7,6 +7,7 @@ owns it: it resolves it, in order, on a thread of its own, encodes the record, q
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 from collections import deque
@@ -15,6 +16,8 @@ from typing import Protocol, runtime_checkable
 
 from hal_core.errors import SinkClosed, Undelivered
 from hal_core.records import OutputRecord
+
+log = logging.getLogger("hal")
 
 
 class PendingOutput(Protocol):
@@ -150,7 +153,10 @@ class MemorySink:
     def _serve(self) -> None:
         """The thread: settle what comes, in order, until the sink is closed or gives up."""
         while (pending := self._queue.get()) is not None:
-            self._take(pending)
+            try:
+                self._take(pending)
+            except Exception:  # the output's own settle() failed: those after it are still to be served
+                log.exception("a memory sink could not settle the output of step %d", pending.step)
             with self._lock:
                 if self._given_up:
                     return

@@ -165,7 +165,7 @@ class SlotState:
         kind = self._parts.get(part)
         if kind is None:
             kind = self._parts[part] = self._fields_of(part)
-        if kind.names is None:
+        if not kind.names:
             return {}
         fields = data[: part.nbytes].view(kind)[0]
         return {name: fields[name] for name in kind.names}

@@ -155,7 +155,7 @@ class TaskBatch:
             try:
                 pieces: tuple[Any, ...] = self.block_ids
                 joined = np.frombuffer(b"".join(pieces), np.int32)
-            except BufferError:  # an array of the caller's that is not contiguous
+            except (BufferError, TypeError, ValueError):  # an array of the caller's that is not contiguous
                 joined = np.concatenate(self.block_ids)
             self.arrays["blocks"] = joined
         found: Int32s = joined

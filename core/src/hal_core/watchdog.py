@@ -67,7 +67,9 @@ class Watchdog:
         if self.reason or self._left:
             early = [rank for rank, calls in self._left.items() if calls < self.calls]
             if self.reason or early:
-                self._since = 0.0
+                self.calls -= 1  # this one never begins; what is under way before it may still end
+                if self._ended == self.calls:
+                    self._since = 0.0
                 raise self.error(self.reason or f"rank {early[0]} has closed the group")
         return self.calls
 

@@ -82,6 +82,8 @@ class StandIn:
         return OK, name.decode()
 
     def cuMemHostAlloc(self, nbytes, flags):
+        if self.fail == "alloc":
+            return SimpleNamespace(name="CUDA_ERROR_OUT_OF_MEMORY"), 0
         return self.cuMemAlloc(nbytes)
 
     def cuMemAlloc(self, nbytes):

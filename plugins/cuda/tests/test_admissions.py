@@ -7,6 +7,7 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 from hal_core import Request, SamplingParams, Sizes
+from hal_core.errors import OutOfMemory
 from hal_core.fields import ROW_FIELDS
 from hal_core.layout import BRIEF, STAGED, lay_out
 from hal_core.requests import admit
@@ -189,7 +190,7 @@ def test_closing_releases_what_the_gpu_has_left(staging):
     first, second = staging.chunks
     first.fences[1] = Event(passed=True)
     second.fences[1] = Event()
-    staging.close()
+    staging.close(release=True)
     assert (Block.released, staging.chunks) == (1, [])
     assert number(staged(staging, "late", [1])) == 0
 
@@ -205,3 +206,64 @@ def test_more_requests_wait_than_there_are_places(monkeypatch):
     for request in held:
         check(found_at(staging, request), request)
     assert number(staged(staging, "after", [1])), "an insertion has made room"
+
+
+class NoMemory:
+    """Allocates so many blocks, then there is no memory left."""
+
+    def __init__(self, blocks):
+        self.left = blocks
+
+    def __call__(self, nbytes):
+        if not self.left:
+            raise OutOfMemory("cuMemAlloc: none", cure="free some")
+        self.left -= 1
+        return Block(nbytes)
+
+
+def test_without_memory_for_another_chunk_staging_stays_as_it_is(monkeypatch, caplog):
+    monkeypatch.setattr(admissions, "CHUNK", CHUNK)
+    staging = Admissions(NoMemory(1), nullcontext, limit=9 * CHUNK)
+    requests = fill(staging, "a")
+    assert number(requests[-1]) == 0
+    assert staging.limit == staging.held == CHUNK
+    assert "are staged in 8192 bytes from now on" in caplog.text
+    for request in requests[:-1]:
+        check(found_at(staging, request), request)
+    assert number(staged(staging, "again", [1] * 300)), "its requests were inserted: the chunk is filled anew"
+
+
+def test_a_chunk_that_leaves_is_not_filled_any_more(monkeypatch):
+    """A request is too long for the idle chunk, which holds what a longer one needs: it is given back, forgotten."""
+    monkeypatch.setattr(admissions, "CHUNK", 2048)
+    monkeypatch.setattr(Block, "released", 0)
+    staging = Admissions(Block, nullcontext, limit=4096)
+    first = staged(staging, "first", [1] * 10)
+    assert found_at(staging, first) is not None
+    assert number(staged(staging, "long", [1] * 390)) == 0
+    assert (Block.released, staging.chunks, staging._filling) == (1, [], None)
+    again = staged(staging, "again", [1] * 390)
+    check(found_at(staging, again), again)
+
+
+def test_requests_inserted_by_the_general_way_wait_no_longer(staging):
+    requests = fill(staging, "a") + fill(staging, "b") + fill(staging, "c")
+    assert number(staged(staging, "none", [1] * 300)) == 0
+    staging.inserted(np.array([number(request) for request in requests]))
+    assert number(staged(staging, "some", [1] * 300))
+    other = staged(staging, "kept", [2])
+    staging.inserted(np.array([0, 10**9]))
+    check(found_at(staging, other), other)
+
+
+def test_a_limit_below_one_chunk_is_a_limit_still(monkeypatch):
+    monkeypatch.setattr(admissions, "CHUNK", 1 << 20)
+    staging = Admissions(Block, nullcontext, limit=CHUNK)
+    assert number(staged(staging, "a", [1] * 100))
+    assert staging.held == CHUNK
+
+
+def test_a_forks_child_stages_nothing(staging, monkeypatch):
+    monkeypatch.setattr(admissions.os, "getpid", lambda: -1)
+    assert number(staged(staging, "child", [1])) == 0
+    assert staging.held == 0

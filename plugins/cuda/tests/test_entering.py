@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 import pytest
-from hal_core import Request, SamplingParams, Sizes, TaskBatch
+from hal_core import Request, SamplingParams, Sizes, Task, TaskBatch, TaskKind
 from hal_core.bound import bind
 from hal_core.cpu import CpuPlugin
 from hal_core.layout import ByteRange
@@ -188,3 +188,55 @@ def test_threads_beside_the_one_that_works_are_not_woken_by_the_driver(opened):
     thread.join(30)
     assert not thread.is_alive()
     assert len(woken) == 1
+
+
+@pytest.mark.parametrize("count", [3, 20])
+def test_a_backlog_does_not_take_the_fast_way_from_staged_requests(opened, monkeypatch, count):
+    """Where waiting requests leave the entries no room, the kernel reads them from the ring."""
+    monkeypatch.setattr(admissions, "CHUNK", 1 << 15)
+    bound = opened({"admission_limit": 1 << 15})
+    state, waiting = bound.state(SIZES), []
+    while not waiting or waiting[-1].staged is not None:
+        waiting.append(state.admit(Request(f"s{len(waiting)}", [len(waiting)] * 9)))
+    calls = bound.device.driver.api.calls
+    for turn in range(2):
+        chosen, waiting = waiting[:count], waiting[count:]
+        del calls[:]
+        bound.insert_tasks(state=state, tasks=prefill(range(count), chosen), stream=bound.default_stream)
+        assert calls.count("hal_enter") == 1, turn
+        assert calls.count("copy") <= 1
+        tokens = contents(bound, state)["token_ids"]
+        assert tokens[:count, 8].tolist() == [request.tokens[8] for request in chosen]
+        state.release(range(count))
+
+
+def test_a_mixed_batch_gives_back_the_places_of_its_requests(opened):
+    bound = opened()
+    state = bound.state(SIZES)
+    first, second = (state.admit(Request(f"s{i}", [i] * 9)) for i in range(2))
+    bound.insert_tasks(state=state, tasks=prefill([0], [first]), stream=bound.default_stream)
+    tasks = [
+        Task(TaskKind.DECODE, 0, first, blocks=[7], first_block=3),
+        Task(TaskKind.PREFILL, 1, second, length=9, blocks=[1, 2, 3]),
+    ]
+    assert bound.device.admissions._waits.sum() == 1
+    bound.insert_tasks(state=state, tasks=tasks, stream=bound.default_stream)
+    assert bound.device.admissions._waits.sum() == 0
+
+
+def test_memory_for_staging_is_no_condition(opened, caplog):
+    bound = opened()
+    state, api = bound.state(SIZES), bound.device.driver.api
+    api.fail = "alloc"
+    requests = [state.admit(Request(f"s{i}", [i] * 9)) for i in range(20)]
+    bound.insert_tasks(state=state, tasks=prefill(range(20), requests), stream=bound.default_stream)
+    api.fail = ""
+    assert contents(bound, state)["token_ids"][:, 0].tolist() == list(range(20))
+    assert "staged in 0 bytes from now on" in caplog.text
+
+
+def test_a_closed_device_stages_nothing(opened):
+    bound = opened()
+    state = bound.state(SIZES)
+    bound.close()
+    assert state.admit(Request("late", [1, 2])).staged is None

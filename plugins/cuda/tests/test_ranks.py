@@ -179,7 +179,7 @@ def test_closing_does_not_wait_for_what_is_behind_a_lost_group(lost):
     device, closed = object.__new__(CudaDevice), []
 
     def part(name):
-        return SimpleNamespace(close=lambda: closed.append(name))
+        return SimpleNamespace(close=lambda **release: closed.append((name, *release.values()) if release else name))
 
     device._closed, device._communicators = False, {(0, 1): SimpleNamespace(lost=lost, close=lambda: closed.append(1))}
     device.driver = SimpleNamespace(broken="", free_unused=lambda: closed.append("memory"))
@@ -188,5 +188,6 @@ def test_closing_does_not_wait_for_what_is_behind_a_lost_group(lost):
     device.close()
     device.close()
     assert closed[0] == 1
+    assert ("admissions", not lost) in closed, "nothing is staged any more; what is behind the group is not released"
     assert ("ring" in closed) is (not lost)
     assert ("context" in closed) is (not lost)

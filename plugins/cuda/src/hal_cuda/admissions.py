@@ -4,7 +4,8 @@ What an insertion has to move of a request is known when it is admitted: its rec
 the other into chunks of pinned memory, each with device memory of the same size beside it. An insertion puts its own
 entries (hal_cuda.entering) after them, uploads what the chunk has gained since the last one in one copy, whichever
 requests it is about, and its kernel reads all of it there. A request that is not here (no room, or admitted without the
-state) is inserted by the general way, from its own bytes: nothing depends on being staged but time.
+state) is inserted by the general way, from its own bytes: nothing depends on being staged but time. Where a backlog has
+left the entries no room, the kernel reads them from the device's ring.
 
 A request's bytes: five int32 lengths of its rows (elements, in the order of ``ROW_FIELDS``) in 32 bytes, then
 its record, then its rows without the block table; record and rows each begin on a 16-byte boundary.
@@ -13,6 +14,8 @@ its record, then its rows without the block table; record and rows each begin on
 from __future__ import annotations
 
 import itertools
+import logging
+import os
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -21,14 +24,16 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from hal_core.errors import OutOfMemory
 from hal_core.fields import ROW_FIELDS
 
 from .memory import PinnedBlock
-from .streams import CudaEvent, CudaStream
+from .streams import CudaEvent
 
 if TYPE_CHECKING:
     from hal_core.requests import AdmittedRequest
 
+log = logging.getLogger("hal")
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
 HEAD = Struct("<5i12x")
 """The lengths that begin a request's bytes; ``HEAD`` of kernels/enter.cu."""
@@ -49,27 +54,21 @@ def _up16(nbytes: int) -> int:
 class Chunk:
     """Pinned memory that is filled from the front, and how far it was uploaded.
 
-    ``fences``: by stream, the last work that read it. ``arrival``: the end of the last upload, and ``ordered``: the
-    streams that wait for it already.
+    ``number``: names it in the table of requests. ``fences``: by stream, the last work that read or filled it.
     """
 
-    def __init__(self, block: PinnedBlock, nbytes: int) -> None:
-        self.block, self.nbytes = block, nbytes
+    def __init__(self, number: int, block: PinnedBlock, nbytes: int) -> None:
+        self.number, self.block, self.nbytes = number, block, nbytes
         self.fences: dict[int, CudaEvent] = {}
-        self.clear()
-
-    def clear(self) -> None:
-        """Empty it."""
         self.used = self.uploaded = 0
-        self.fences.clear()
-        self.arrival: CudaEvent | None = None
-        self.ordered: set[int] = set()
 
-    def order(self, stream: CudaStream) -> None:
-        """Let a stream wait for what was uploaded, which may have been for a batch on another."""
-        if self.arrival is not None and stream.handle not in self.ordered:
-            stream.wait(self.arrival)
-            self.ordered.add(stream.handle)
+    def take(self, nbytes: int) -> int | None:
+        """Where ``nbytes`` begin, a multiple of 16; None where they do not fit."""
+        at = self.used
+        if at + nbytes > self.nbytes:
+            return None
+        self.used = at + _up16(nbytes)
+        return at
 
     @property
     def passed(self) -> bool:
@@ -108,9 +107,12 @@ class Admissions:
         self.lock = Lock()
         self.chunks: list[Chunk] = []
         self._filling: Chunk | None = None
+        self._made = itertools.count()
+        self._leaving: deque[Chunk] = deque()
         self._dropped: deque[int] = deque()
-        # By a request's number modulo PLACES: its number, its address on the device, its chunk's place in ``chunks``,
-        # and 1 while it waits for its insertion. One table, so that an insertion looks once.
+        self._process = os.getpid()
+        # By a request's number modulo PLACES: its number, its address on the device, the number of its chunk, and 1
+        # while it waits for its insertion. One table, so that an insertion looks once.
         self._table = np.full((PLACES, 4), -1, np.int64)
         self._number, self._address, self._chunk, self._waits = self._table.T
         self._waits[:] = 0
@@ -118,86 +120,86 @@ class Admissions:
     @property
     def held(self) -> int:
         """Bytes of pinned memory held now."""
-        return sum([chunk.nbytes for chunk in self.chunks])
+        return sum([chunk.nbytes for chunk in (*self.chunks, *self._leaving)])
 
     # -- at admission -------------------------------------------------------------------------------------------
 
     def put(self, request: AdmittedRequest, record: bytes) -> None:
         """Put a request's bytes into a chunk, ``record`` among them; where there is no room, do nothing."""
+        if os.getpid() != self._process:  # a fork's child: the pinned memory is not its own
+            return
         rows = [row for at, row in enumerate(request.rows) if at != BLOCKS]
         begins = list(itertools.accumulate([HEAD.size, len(record), *map(len, rows)], lambda at, n: _up16(at + n)))
         nbytes = begins.pop()
         with self.lock:
             number = next(_numbers)
             place = number % PLACES
-            if self._waits[place] and not self._forget(place):
-                return
-            found = self.room(nbytes)
-            if found is None:
-                return
-            chunk, at = found
-            buffer = chunk.block.buffer.data
-            HEAD.pack_into(buffer, at, *request.extents)
-            for begin, piece in zip(begins, (record, *rows), strict=True):
-                buffer[at + begin : at + begin + len(piece)] = piece
-            self._table[place] = number, chunk.block.mirror + at, self.chunks.index(chunk), 1
-        request.stage(number, Staged(number, self._dropped))
+            chunk = self._chunk_for(nbytes) if not self._waits[place] or self._forget(place) else None
+            at = None if chunk is None else chunk.take(nbytes)
+            if chunk is not None and at is not None:
+                buffer = chunk.block.buffer.data
+                HEAD.pack_into(buffer, at, *request.extents)
+                for begin, piece in zip(begins, (record, *rows), strict=True):
+                    buffer[at + begin : at + begin + len(piece)] = piece
+                self._table[place] = number, chunk.block.mirror + at, chunk.number, 1
+                request.stage(number, Staged(number, self._dropped))
+        if self._leaving:  # freeing waits for the device, so not under the lock, which an insertion needs
+            with self._entered():
+                while self._leaving:
+                    self._leaving.popleft().block.release()
 
-    def room(self, nbytes: int) -> tuple[Chunk, int] | None:
-        """Take ``nbytes`` of the chunk that is being filled, or of another; None without room. Under ``lock``.
-
-        Where they begin is a multiple of 16. They are uploaded with the next insertion.
-        """
-        chunk = self._filling
-        if chunk is None or chunk.used + nbytes > chunk.nbytes:
-            chunk = self._next(nbytes)
-            if chunk is None:
-                return None
-        at = chunk.used
-        chunk.used = at + _up16(nbytes)
-        return chunk, at
-
-    def _next(self, nbytes: int) -> Chunk | None:
-        """Go on with another chunk: an idle one, else a new one, else none."""
-        if self.limit < nbytes:
+    def _chunk_for(self, nbytes: int) -> Chunk | None:
+        """The chunk to fill: the one that is being filled, another with room, an idle one, a new one; or none."""
+        for chunk in (*filter(None, [self._filling]), *self.chunks):
+            if chunk.used + nbytes <= chunk.nbytes:
+                self._filling = chunk
+                return chunk
+        self._filling = None
+        if nbytes > self.limit:
             return None
+        self._forget_dropped()
         with self._entered():
-            self._forget_dropped()
-            idle = [at for at, chunk in enumerate(self.chunks) if self._idle(at, chunk)]
-            fitting = [at for at in idle if self.chunks[at].nbytes >= nbytes]
-            if not fitting:
-                self._give_back(idle, max(0, self.held + max(CHUNK, nbytes) - self.limit))
-                if self.held + max(CHUNK, nbytes) > self.limit:
-                    self._filling = None
-                    return None
-                size = max(CHUNK, nbytes)
-                self._filling = Chunk(self._allocate(size), size)
-                self.chunks.append(self._filling)
-                return self._filling
-            chosen = self.chunks[fitting[0]]
-            self._empty(fitting[0])
-            self._filling = chosen
-            others = [at for at in idle if at != fitting[0]]
-            self._give_back(others[SPARE:], self.limit)
-            return chosen
+            idle = [chunk for chunk in self.chunks if self._idle(chunk)]
+            chosen = next((chunk for chunk in idle if nbytes <= chunk.nbytes), None)
+            if chosen is not None:
+                self._empty(chosen)
+                idle.remove(chosen)
+                self._leave(idle[SPARE:])
+            else:
+                chosen = self._new(nbytes)
+                if chosen is None:  # what is idle is too short for this one, and holds what a longer one needs
+                    self._leave(idle)
+        self._filling = chosen
+        return chosen
 
-    def _idle(self, at: int, chunk: Chunk) -> bool:
-        return not self._waits[self._chunk == at].any() and chunk.passed
+    def _leave(self, chunks: list[Chunk]) -> None:
+        """Have idle chunks released once the lock is free."""
+        for chunk in chunks:
+            self._empty(chunk)
+            self.chunks.remove(chunk)
+            self._leaving.append(chunk)
 
-    def _empty(self, at: int) -> None:
-        self.chunks[at].clear()
-        self._table[self._chunk == at] = -1, -1, -1, 0
+    def _new(self, nbytes: int) -> Chunk | None:
+        """A new chunk; None beyond the limit, and where the memory is not to be had, which is then the limit."""
+        size = max(nbytes, min(CHUNK, self.limit))
+        if self.held + size > self.limit:
+            return None
+        try:
+            chunk = Chunk(next(self._made), self._allocate(size), size)
+        except OutOfMemory as error:
+            self.limit = self.held
+            log.warning("cuda: admitted requests are staged in %d bytes from now on: %s", self.limit, error)
+            return None
+        self.chunks.append(chunk)
+        return chunk
 
-    def _give_back(self, idle: list[int], wanted: int) -> None:
-        """Release idle chunks, the last first, until ``wanted`` bytes are free."""
-        for at in sorted(idle, reverse=True):
-            if wanted <= 0:
-                return
-            self._empty(at)
-            chunk = self.chunks.pop(at)
-            self._chunk[self._chunk > at] -= 1
-            wanted -= chunk.nbytes
-            chunk.block.release()
+    def _idle(self, chunk: Chunk) -> bool:
+        return not self._waits[self._chunk == chunk.number].any() and chunk.passed
+
+    def _empty(self, chunk: Chunk) -> None:
+        self._table[self._chunk == chunk.number] = -1, -1, -1, 0
+        chunk.used = chunk.uploaded = 0
+        chunk.fences.clear()
 
     def _forget_dropped(self) -> None:
         """Requests that are gone without having been inserted wait no longer."""
@@ -211,6 +213,17 @@ class Admissions:
         return not self._waits[place]
 
     # -- at insertion -------------------------------------------------------------------------------------------
+
+    def tail(self, nbytes: int) -> tuple[Chunk, int] | None:
+        """Take ``nbytes`` behind the requests of the chunk that is being filled, where they fit; never waits."""
+        chunk = self._filling
+        at = None if chunk is None else chunk.take(nbytes)
+        return None if chunk is None or at is None else (chunk, at)
+
+    def fits(self, nbytes: int) -> bool:
+        """Whether ``tail`` would give so many bytes now. Without ``lock``: another thread may take them meanwhile."""
+        chunk = self._filling
+        return chunk is not None and chunk.used + nbytes <= chunk.nbytes
 
     def find(self, numbers: Int64s) -> Int64s | None:
         """Where the requests of these numbers lie in device memory; None unless all of them are here."""
@@ -231,12 +244,18 @@ class Admissions:
             self._waits[number & (PLACES - 1)] = 0
         return [row[1] for row in rows]
 
-    def close(self) -> None:
-        """Release every chunk whose work is over; one whose work does not end is lost rather than used again."""
+    def inserted(self, numbers: Int64s) -> None:
+        """Requests of these numbers, 0 for those that are not staged, were inserted by the general way."""
+        places = numbers & (PLACES - 1)
+        here = places[self._number[places] == numbers]
+        self._waits[here] = 0
+
+    def close(self, *, release: bool) -> None:
+        """Stage nothing any more; with ``release``, give back the chunks whose work ends (others are lost)."""
         with self.lock:
             self.limit, self._filling = 0, None
             self._number[:] = -1
-            for chunk in self.chunks:
-                if all(event.wait(60.0) for event in chunk.fences.values()):
-                    chunk.block.release()
-            self.chunks.clear()
+            chunks, self.chunks = self.chunks, []
+        for chunk in chunks if release else ():
+            if all(event.wait(60.0) for event in chunk.fences.values()):
+                chunk.block.release()

@@ -12,7 +12,7 @@ from hal_core.capabilities import Capabilities
 from hal_core.counters import Counters
 from hal_core.errors import DeviceClosed
 from hal_core.insertion import plan_insert
-from hal_core.layout import BRIEF
+from hal_core.layout import BRIEF, STAGED
 from hal_core.staging import StagingRing
 from hal_core.tickets import DONE, Ticket
 from hal_core.views import View
@@ -162,7 +162,10 @@ class CudaDevice(DeviceBase):
             ticket = self.entering.submit(state, tasks, own)
             if ticket is not None:
                 return ticket
-        return self.submit(plan_insert(state, tasks), own)
+        ticket = self.submit(plan_insert(state, tasks), own)
+        with self.admissions.lock:
+            self.admissions.inserted(tasks.brief(state.layout)[:, STAGED])
+        return ticket
 
     @hookimpl
     def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
@@ -247,9 +250,10 @@ class CudaDevice(DeviceBase):
             return
         lost = any(getattr(communicator, "lost", "") for communicator in self._communicators.values())
         super().close()
-        if not self.driver.broken and not lost:
+        whole = not self.driver.broken and not lost
+        self.admissions.close(release=whole)
+        if whole:
             self.ring.close()
-            self.admissions.close()
             self.blocks.close()
             self.events.close()
             self.driver.free_unused()

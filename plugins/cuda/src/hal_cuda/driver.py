@@ -67,7 +67,9 @@ class Driver:
         name = str(getattr(status, "name", status))
         text = f"{call}: {name}"
         if name == "CUDA_ERROR_OUT_OF_MEMORY":
-            raise OutOfMemory(text, cure="free memory, or lower ring_limit and the state's sizes", device="cuda")
+            raise OutOfMemory(
+                text, cure="free memory, or lower ring_limit, admission_limit and the state's sizes", device="cuda"
+            )
         if name in STICKY:
             self.broken = self.broken or text
             raise CudaError(

@@ -19,9 +19,10 @@ from hal_core.tickets import Ticket
 
 from .admissions import HEAD, Chunk
 from .launching import ENTER, THREADS
-from .streams import CudaStream, CudaTicket
+from .streams import CudaEvent, CudaStream, CudaTicket
 
 if TYPE_CHECKING:
+    from hal_core.staging import Span
     from hal_core.state import SlotState
     from hal_core.tasks import TaskBatch
 
@@ -48,6 +49,7 @@ class Entering:
         self._device = device
         self._known: weakref.WeakKeyDictionary[SlotState, bytes] = weakref.WeakKeyDictionary()
         self._uploads = device._new_stream()
+        self._arrival: CudaEvent | None = None  # the end of the last upload, and so of all before it
 
     def adopt(self, state: SlotState, spread: int) -> None:
         """Describe a state to the kernel, once; ``spread`` is the address of its spread table."""
@@ -66,28 +68,40 @@ class Entering:
         fill: Any = _fill_few if few else _fill
         if few:
             numbers = [BRIEFS.unpack(request.brief)[STAGED] for request in tasks.requests]
-            if 0 in numbers:
-                return None
         else:
             numbers = tasks.brief(state.layout)[:, STAGED]
-        admissions, entries = device.admissions, n * ENTRY.size
+        admissions, nbytes = device.admissions, n * ENTRY.size + 4 * sum(tasks.plain["block_counts"])
+        if not (all(numbers) if few else numbers.all()):
+            return None
+        span = None if admissions.fits(nbytes) else self._span(nbytes)  # before the lock: a full ring is waited for
         with admissions.lock:  # until the chunks are fenced: no thread that admits may give them other contents
-            room = admissions.room(entries + 4 * sum(tasks.plain["block_counts"]))  # first: it may empty a chunk
-            found = None if room is None else (admissions.find_few if few else admissions.find)(numbers)
-            if room is None or found is None:
+            place = admissions.tail(nbytes) if span is None else None
+            found = (admissions.find_few if few else admissions.find)(numbers)
+            if found is None or (place is None and span is None):
+                if span is not None:
+                    device.ring.drop(span)
                 return None
-            chunk, at = room
+            chunk, at = place or (None, 0)
+            buffer = chunk.block.buffer[at : chunk.used] if chunk is not None else span.buffer  # type: ignore[union-attr]
             try:
-                longest = fill(state, tasks, found, chunk.block.buffer[at : chunk.used])
-                self._upload(chunk, chunk.block.buffer[at : at + entries])
-                for other in admissions.chunks:
-                    other.order(stream)
-                self._launch(state, n, longest, chunk.block.mirror + at, stream)
+                longest = fill(state, tasks, found, buffer)
+                self._upload(chunk, buffer[: n * ENTRY.size])
+                if self._arrival is not None:
+                    stream.wait(self._arrival)
+                entries = chunk.block.mirror + at if chunk is not None else span.address  # type: ignore[union-attr]
+                self._launch(state, n, longest, entries, stream)
             finally:
                 event = device.events.record(stream.handle)
-                for other in admissions.chunks:  # few; which of them the batch is in would cost more to find out
-                    other.fences[event.lane] = event
+                for one in admissions.chunks:  # few; which of them the batch is in would cost more to find out
+                    one.fences[event.lane] = event
+                if span is not None:
+                    device.ring.fence(span, event)
         return CudaTicket(event)
+
+    def _span(self, nbytes: int) -> Span | None:
+        """Room for entries in the ring, whose pinned memory the kernel reads; None beyond the ring's limit."""
+        ring = self._device.ring
+        return ring.take(nbytes) if nbytes <= ring.limit else None
 
     def _launch(self, state: SlotState, n: int, longest: int, entries: int, stream: CudaStream) -> None:
         device, kernel = self._device, self._device.kernels.enter
@@ -98,23 +112,28 @@ class Entering:
         kernel.launch(n, THREADS, stream.handle, 1 - (-longest * 8 // PIECE))
         device.count_launch()
 
-    def _upload(self, chunk: Chunk, entries: Bytes) -> None:
-        """Copy what the chunk has gained, the entries at its end included, to the device, on a stream of its own.
+    def _upload(self, chunk: Chunk | None, entries: Bytes) -> None:
+        """Copy what a chunk has gained to the device, on a stream of their own: ``chunk``, which holds the entries, or
+        else the one that has gained most.
 
         That another chunk has new bytes is rare: of that one the kernel reads the pinned memory.
         """
-        device, block, begin = self._device, chunk.block, chunk.uploaded
-        for other in device.admissions.chunks:
-            if other is not chunk and other.used > other.uploaded:
-                _read_in_place(other, entries)
+        device = self._device
+        dirty = [one for one in device.admissions.chunks if one.used > one.uploaded]
+        if not dirty:
+            return
+        chosen = chunk or max(dirty, key=lambda one: one.used - one.uploaded)
+        for one in dirty:
+            if one is not chosen:
+                _read_in_place(one, entries)
+        block, begin = chosen.block, chosen.uploaded
         result = device.driver.api.cuMemcpyHtoDAsync(
-            block.mirror + begin, block.address + begin, chunk.used - begin, self._uploads.handle
+            block.mirror + begin, block.address + begin, chosen.used - begin, self._uploads.handle
         )
         device.driver.ok(result, "cuMemcpyHtoDAsync")
-        event = device.events.record(self._uploads.handle)
-        chunk.fences[event.lane] = chunk.arrival = event
-        chunk.ordered.clear()
-        chunk.uploaded = chunk.used
+        self._arrival = event = device.events.record(self._uploads.handle)
+        chosen.fences[event.lane] = event
+        chosen.uploaded = chosen.used
         device.count("uploads")
         device.count("submissions")
 
