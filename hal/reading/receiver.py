@@ -14,10 +14,11 @@ from zmq.utils.monitor import recv_monitor_message
 from hal.reading.events import Event, FrameSkipped, SessionEnded, SessionLost
 from hal.reading.session import Session
 from hal.transport.curve import CurveKeys
+from hal.transport.domains import remove_stale_domains
 from hal.transport.protocol import Cursor, Empty, State, control, read_control
 from hal.transport.shared_memory import SharedReceiver
 from hal.transport.sockets import HIGH_WATER_MARK, bound
-from hal.transport.urls import socket_of
+from hal.transport.urls import release_ipc, socket_of
 
 _OUTPUT = int(FrameKind.OUTPUT)  # reading an enum's member costs a call
 #: Sessions that ended or were lost are remembered, so that a late word of theirs is not taken for a new one.
@@ -45,11 +46,13 @@ class Receiver:
         path = socket_of(url)
         self.url = url if path else bytes(self.socket.get(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
         self._memory: SharedReceiver | None = None
-        if path is not None and url.startswith("shm:"):
+        if path is not None:
             try:
-                self._memory = SharedReceiver(path)
+                remove_stale_domains(path.parent, path.name)  # also where this reader has none: no other one comes
+                self._memory = SharedReceiver(path) if url.startswith("shm:") else None
             except BaseException:
                 self._close_sockets()
+                release_ipc(url, folder=False)
                 raise
         self._connected: set[int] = set()  # descriptors
         self._leaving = False
@@ -112,13 +115,15 @@ class Receiver:
 
     def close(self) -> None:
         """Make sure that the last acknowledgements have arrived, if the senders are there to say so, and close."""
-        self._take_leave(time.monotonic() + _LEAVE_SECONDS)
-        self._close_sockets()
-        for session in self.sessions.values():
-            if session.shared is not None:
-                session.shared.close()
-        if self._memory is not None:
-            self._memory.close()
+        try:
+            self._take_leave(time.monotonic() + _LEAVE_SECONDS)
+            self._close_sockets()
+            for session in self.sessions.values():
+                if session.shared is not None:
+                    session.shared.close()
+        finally:
+            if self._memory is not None:
+                self._memory.close()
 
     def _close_sockets(self) -> None:
         self.socket.disable_monitor()

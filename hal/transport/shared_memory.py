@@ -39,7 +39,7 @@ def library() -> Any:  # noqa: ANN401  # iceoryx2 has no types
     try:
         import iceoryx2
     except ImportError as error:
-        cure = "pip install 'paddle-hal[shm]' (wheels: Linux, glibc 2.34), or use ipc:// on both sides"
+        cure = "pip install 'paddle-hal[shm]' (wheels: x86-64 Linux, glibc 2.34), or use ipc:// on both sides"
         raise Unavailable(f"no shared memory without iceoryx2: {error}", cure=cure, argument="url") from error
     if silent:  # what fails is raised, so it need not be on stderr too
         iceoryx2.set_log_level_from_env_or(iceoryx2.LogLevel.Fatal)
@@ -47,13 +47,14 @@ def library() -> Any:  # noqa: ANN401  # iceoryx2 has no types
 
 
 def _errors(iox: Any) -> tuple[type[BaseException], ...]:  # noqa: ANN401
-    """What iceoryx2 raises when ports are made or used, and what the system does."""
+    """What iceoryx2 raises when ports are made or used, what the system does, and we do."""
     names = "NodeCreationFailure PublishSubscribeCreateError PublishSubscribeOpenError PublisherCreateError "
     names += "SubscriberCreateError LoanError SendError ReceiveError ConnectionFailure SemanticStringError"
-    return (OSError, *(getattr(iox, name) for name in names.split()))
+    return (HalError, OSError, *(getattr(iox, name) for name in names.split()))
 
 
 def _node(iox: Any, name: str, folder: Path) -> Any:  # noqa: ANN401
+    domains.check_room()
     config = iox.config.default()
     config.global_cfg.root_path = iox.Path.new(str(folder))
     config.global_cfg.prefix = iox.FileName.new(domains.prefix_of(name))
@@ -97,14 +98,16 @@ class SharedSender:
 
     def __init__(self, socket: Path, session: int, most: int) -> None:
         self._iox = library()
-        self._errors: tuple[type[BaseException], ...] = (*_errors(self._iox), HalError)
+        self._errors = _errors(self._iox)
         self._socket, self._session, self._most = socket, session, most
         self._name: str | None = None  # the reader's domain, "" for none
         self._usable = False
         self._node: Any = None
         self._service: Any = None
         self._publisher: Any = None
-        self._slot = 0  # bytes
+        self._slot = self._wanted = 0  # bytes; what is wanted, but has to wait
+        self._laid = 0  # the last frame in these slots
+        self._folder: Path | None = None  # of the domain, once it was found to be one
         self.sent = 0  #: frames
         _owned.add(self)
 
@@ -116,13 +119,16 @@ class SharedSender:
             if not name:
                 self._refuse("the reader takes none: open it with a shm:// url too")
 
-    def offer(self, frame: LargeFrame) -> bool:
-        """Lay the frame where the reader finds it. False: it has to travel as bytes."""
+    def offer(self, frame: LargeFrame, sequence: int, unacknowledged: int) -> bool:
+        """Lay the frame of that number where the reader finds it. False: it has to travel as bytes.
+
+        ``unacknowledged`` is the first frame that the reader has not acknowledged.
+        """
         if frame.offered or not self._usable:
             return False
         frame.offered = True
         try:
-            if len(frame) > self._slot and not self._open(len(frame)):
+            if not self._has_slots(len(frame), unacknowledged):
                 return False
             loan = self._publisher.loan_slice_uninit(len(frame))
             frame.write_to(_Loan(loan).view(len(frame)))
@@ -130,35 +136,51 @@ class SharedSender:
         except self._errors as error:
             self._refuse(str(error))
             return False
-        self.sent += taken
+        if taken:
+            self.sent, self._laid = self.sent + 1, sequence
         return bool(taken)
 
     def close(self) -> None:
-        """Give everything back. What the reader has not looked at yet it still can."""
+        """Give everything back. What the reader has not taken out yet is gone for it, and comes as bytes."""
         self._close_publisher()
-        self._service = self._node = None
+        self._service = self._node = self._folder = None
 
     def _close_publisher(self) -> None:
         if self._publisher is not None:
             self._publisher.delete()
-            self._publisher, self._slot = None, 0
+            self._publisher, self._slot, self._wanted, self._laid = None, 0, 0, 0
 
-    def _open(self, length: int) -> bool:
-        """Make the slots anew, large enough for ``length`` bytes. False where they may not be."""
+    def _has_slots(self, length: int, unacknowledged: int) -> bool:
+        """Whether there are slots of ``length`` bytes; made anew where they are smaller and may grow.
+
+        What lies in the former ones goes with them, so first the reader has to acknowledge it. Until then nothing is
+        laid there any more, or that might never come to an end.
+        """
         slot = max(_LEAST_SLOT, 1 << (length - 1).bit_length())
         if slot * SLOTS > self._most:
             return False
+        self._wanted = max(self._wanted, slot)
+        if self._wanted > self._slot:
+            if self._laid >= unacknowledged:
+                return False
+            self._open(self._wanted)
+        return True
+
+    def _open(self, slot: int) -> None:
+        """Make slots of so many bytes, in place of those that are there. Raises what ``_errors`` names."""
         iox, name = self._iox, self._name or ""
+        self._folder = domains.folder_of(self._socket, name)  # iceoryx2 would make one that was removed again
         if self._service is None:
-            self._node = _node(iox, name, domains.folder_of(self._socket, name))
+            self._node = _node(iox, name, self._folder)
             self._service = _service(iox, self._node, self._session).open()
         self._close_publisher()
+        domains.check_room(slot * SLOTS)
         builder = self._service.publisher_builder().initial_max_slice_len(slot).max_loaned_samples(1)
         builder = builder.allocation_strategy(iox.AllocationStrategy.Static)
         self._publisher = builder.backpressure_strategy(iox.BackpressureStrategy.DiscardData).create()
         self._reserve(slot)
-        self._slot = slot
-        return True
+        domains.folder_of(self._socket, name)  # removed meanwhile: the files are too, or _refuse() does it
+        self._slot = self._wanted = slot
 
     def _reserve(self, slot: int) -> None:
         """Have the kernel give the memory now: where there is too little, a write would end the process (SIGBUS)."""
@@ -176,8 +198,11 @@ class SharedSender:
 
     def _refuse(self, why: str) -> None:
         """Frames go through the socket as long as the reader keeps this domain; said once for each."""
+        folder = self._folder
         self._usable = False
         self.close()
+        if folder is not None:
+            domains.remove_if_revived(folder)
         _log.warning("no shared memory for %s, large frames go through the socket: %s", self._socket, why)
 
 
@@ -187,6 +212,7 @@ class SharedQueue:
     owns = ("_subscriber", "_service")
 
     def __init__(self, iox: Any, node: Any, session: int) -> None:  # noqa: ANN401
+        domains.check_room()
         self._session = session
         self._receive_errors = (iox.ReceiveError, iox.ConnectionFailure)
         builder = _service(iox, node, session).max_publishers(1).max_subscribers(1).max_nodes(2).history_size(0)
@@ -254,22 +280,33 @@ class SharedReceiver:
 
     def __init__(self, socket: Path) -> None:
         self._iox = iox = library()
-        domains.remove_stale_domains(socket.parent, socket.name)
+        self._socket = socket
         self.name, self._folder, self._lock = domains.make_domain(socket)
         self._node: Any = None
         try:
             self._node = _node(iox, self.name, self._folder)
+        except Unavailable as error:
+            self._remove()
+            cure = f"{error.cure}; or use ipc://"
+            raise Unavailable(f"no shared memory for {socket}: {error.what}", cure=cure, argument="url") from error
         except _errors(iox) as error:
             self._remove()
-            cure = f"make room in {domains.MEMORY}, choose a path of plain ASCII without quotes, or use ipc://"
+            cure = 'choose a path of plain ASCII without control characters and "*<>?|, or use ipc://'
             raise Unavailable(f"no shared memory for {socket}: {error}", cure=cure, argument="url") from error
         _owned.add(self)
 
     def queue(self, session: int) -> SharedQueue | None:
         """Make the session's queue; None, and a word in the log, where that fails."""
+        queue: SharedQueue | None = None
         try:
-            return SharedQueue(self._iox, self._node, session)
+            domains.folder_of(self._socket, self.name)  # iceoryx2 would make one that was removed again
+            queue = SharedQueue(self._iox, self._node, session)
+            domains.folder_of(self._socket, self.name)
+            return queue
         except _errors(self._iox) as error:
+            if queue is not None:
+                queue.close()
+            domains.remove_if_revived(self._folder)
             _log.warning("no shared memory for session %016x, it comes through the socket: %s", session, error)
             return None
 
@@ -295,11 +332,14 @@ class SharedReceiver:
 
 
 def _keep_in_child() -> None:
-    """In a forked child: freeing a port removes the parent's files, freeing a sample hands its memory out again."""
+    """In a forked child: freeing a port removes the parent's files, freeing a sample hands its memory out again.
+
+    A sample's bytes can be read in the child, but only until the parent drops its own: then the worker writes there.
+    """
     for owner in list(_owned):
         for name in owner.owns:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(getattr(owner, name)))
-            if not isinstance(owner, _Loan):  # the bytes of a sample can still be read
+            if not isinstance(owner, _Loan):
                 setattr(owner, name, None)
         if isinstance(owner, SharedReceiver):
             owner.leave()

@@ -19,11 +19,11 @@ from pathlib import Path
 
 from hal_core.errors import HalError, InvalidValue, Unavailable
 
-from hal.transport.domains import remove_stale_domains
+from hal.transport.domains import PRIVATE, remove_domains
 
 SCHEMES = ("ipc", "tcp", "shm", "sysv")
 _ON_ONE_HOST = ("ipc", "shm")  #: schemes whose address is the path of a socket
-_PREFIX, _LOCK, _SOCKET = "hal-", "lock", "output"
+_PREFIX, _LOCK, _SOCKET = PRIVATE, "lock", "output"
 _MAX_PATH = 107  #: bytes of a path in sockaddr_un without its end
 _locks: dict[Path, int] = {}  #: private folders of this process, with the descriptor of their lock
 
@@ -31,6 +31,8 @@ _locks: dict[Path, int] = {}  #: private folders of this process, with the descr
 def scheme_of(url: str) -> str:
     """Return the scheme of a well-formed url. Raises InvalidValue."""
     scheme, separator, address = url.partition("://")
+    if "\0" in url:  # the system would take what is before it for the whole
+        raise _bad(url, "has a NUL character in it", "leave it out")
     if not separator or scheme not in SCHEMES:
         raise _bad(url, f"has no scheme of {', '.join(SCHEMES)}", "write ipc:///folder/name or tcp://host:port")
     if scheme == "tcp":
@@ -110,7 +112,7 @@ def release_ipc(url: str, *, folder: bool = True) -> None:
         if stat.S_ISSOCK(path.lstat().st_mode):  # never a file that somebody has put there
             path.unlink(missing_ok=True)
     if folder and (descriptor := _locks.pop(path.parent, None)) is not None:
-        remove_stale_domains(path.parent)
+        remove_domains(path.parent)
         shutil.rmtree(path.parent, ignore_errors=True)
         os.close(descriptor)
 
@@ -125,7 +127,7 @@ def remove_stale_folders(parent: Path) -> list[Path]:
             descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                remove_stale_domains(lock.parent)
+                remove_domains(lock.parent)
                 shutil.rmtree(lock.parent, ignore_errors=True)
                 removed.append(lock.parent)
             finally:

@@ -12,7 +12,8 @@ from hal_core.frames import decode
 class LargeFrame:
     """A frame in parts that follow each other, most of them its record's own arrays, which nobody writes to.
 
-    It is put together where it is to go: in shared memory, or as bytes.
+    It is put together where it is to go: in shared memory, or as bytes, which are then kept instead of the parts:
+    ZeroMQ may take none now, and is asked again and again.
     """
 
     __slots__ = ("_length", "_parts", "offered")
@@ -25,7 +26,10 @@ class LargeFrame:
         return self._length
 
     def __bytes__(self) -> bytes:
-        return b"".join(self._parts)
+        if not isinstance(whole := self._parts[0], bytes) or len(self._parts) > 1:
+            whole = b"".join(self._parts)
+            self._parts = (whole,)
+        return whole
 
     def write_to(self, target: memoryview) -> None:
         """Write the frame into ``target``, which has at least its length in bytes."""

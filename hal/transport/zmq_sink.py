@@ -199,17 +199,21 @@ class ZmqSink:
     def _leave(self) -> None:
         """Close everything; whoever waits for room learns that there will be none."""
         self._socket.close(linger=0 if self._stop or self._failure else 500)
-        if self._memory is not None:
-            self._memory.close()
-        with self._room:
-            self._sleeping = False
-            if self._failure is not None:
-                self._abandon_outputs(self._abandoned)
-            os.close(self._wake)
-            self._wake = -1
-            self._room.notify_all()
-        os.close(self._wake_end)
-        self._socket.context.term()
+        try:
+            if self._memory is not None:
+                self._memory.close()
+        finally:
+            with self._room:
+                self._sleeping = False
+                try:
+                    if self._failure is not None:
+                        self._abandon_outputs(self._abandoned)
+                finally:
+                    os.close(self._wake)
+                    self._wake = -1
+                    self._room.notify_all()
+            os.close(self._wake_end)
+            self._socket.context.term()
 
     def _is_drained(self) -> bool:
         return self._failure is not None or not (self._outputs or len(self._window))
@@ -314,9 +318,10 @@ class ZmqSink:
 
     def _in_memory(self, frame: LargeFrame) -> bytes | None:
         """Lay the frame, the next one, into shared memory and return the word about it; None if it finds no room."""
-        if self._memory is None or not self._memory.offer(frame):
+        window = self._window
+        if self._memory is None or not self._memory.offer(frame, window.unsent, window.first):
             return None
-        return control(FrameKind.SHARED, self._window.unsent, session=self.session, sender=self.sender)
+        return control(FrameKind.SHARED, window.unsent, session=self.session, sender=self.sender)
 
     def _sleep(self) -> None:
         """Wait for a word of the reader, room in ZeroMQ if something is due, an output, or the next heartbeat."""
