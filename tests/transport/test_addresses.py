@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import os
 import socket
+import sys
+import threading
 
 import pytest
 from hal_core.errors import HalError, InvalidValue, Unavailable
 
 from hal.reading import OutputReader
-from hal.transport import private_ipc_url
+from hal.transport import open_sink, private_ipc_url
 from hal.transport.urls import release_ipc, scheme_of
 
 
@@ -54,6 +56,27 @@ def test_what_a_dead_reader_left_is_replaced_and_a_living_one_is_not(tmp_path):
 def test_a_port_that_is_none_is_refused(url):
     with pytest.raises(InvalidValue, match="has the port"):
         scheme_of(url)
+
+
+@pytest.mark.parametrize("scheme", ["ipc", "shm"])
+@pytest.mark.parametrize("opening", [open_sink, OutputReader])
+def test_g26_a_path_with_a_nul_is_refused_by_both_sides(tmp_path, scheme, opening):
+    with pytest.raises(InvalidValue, match="NUL") as raised:
+        opening(f"{scheme}://{tmp_path}/soc\0ket")
+    assert (raised.value.argument, raised.value.cure) == ("url", "leave it out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_g26_without_iceoryx2_both_sides_say_what_to_install_and_leave_nothing(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "iceoryx2", None)
+    before = set(threading.enumerate())
+    for opening in (open_sink, OutputReader):
+        with pytest.raises(Unavailable, match=r"without iceoryx2.*pip install 'paddle-hal\[shm\]'.*x86-64"):
+            opening(f"shm://{tmp_path}/socket")
+    assert set(threading.enumerate()) == before
+    assert list(tmp_path.iterdir()) == []
+    with OutputReader(f"ipc://{tmp_path}/socket"):
+        pass  # the address is free again
 
 
 @pytest.mark.parametrize("folder", ["relative", "/" + "x" * 120])
