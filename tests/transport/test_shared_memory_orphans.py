@@ -13,7 +13,7 @@ import pytest
 
 from hal.reading import OutputReader
 from hal.reading.receiver import Receiver
-from hal.transport import domains, private_ipc_url, release_ipc, shared_memory
+from hal.transport import domains, open_sink, private_ipc_url, release_ipc, shared_memory
 from hal.transport.shared_memory import SharedSender
 from hal.transport.urls import remove_stale_folders, socket_of
 
