@@ -44,7 +44,8 @@ class OutputReader:
 
     One thread at a time, or one event loop. A record's arrays are views of the message it came in, at most 64 KB or
     one frame; copy what is to be kept for long. Of a shm url it is the place in shared memory: of a session's records
-    that are kept the first four hold theirs, what comes then is copied.
+    that are kept the first four hold theirs, what comes then is copied. Copy them before a fork: once this process
+    drops them, the worker writes there, and a child would read that.
     """
 
     def __init__(
