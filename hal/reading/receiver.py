@@ -16,7 +16,7 @@ from hal.reading.session import Session
 from hal.transport.curve import CurveKeys
 from hal.transport.domains import remove_stale_domains
 from hal.transport.protocol import Cursor, Empty, State, control, read_control
-from hal.transport.shared_memory import SharedReceiver
+from hal.transport.shared_queue import SharedReceiver
 from hal.transport.sockets import HIGH_WATER_MARK, bound
 from hal.transport.urls import release_ipc, socket_of
 

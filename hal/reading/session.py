@@ -10,7 +10,7 @@ from hal.reading.events import Gap, SessionStarted
 from hal.transport.protocol import Cursor, State
 
 if TYPE_CHECKING:
-    from hal.transport.shared_memory import SharedQueue
+    from hal.transport.shared_queue import SharedQueue
 
 #: Seconds after which a cursor that was not answered is given again.
 ASK_AGAIN_SECONDS = 0.5

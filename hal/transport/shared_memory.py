@@ -2,6 +2,7 @@
 
 A frame is written once, into memory that the sink has borrowed, and decoded where it lies. Words about it travel over
 ZeroMQ (:mod:`hal.transport.protocol`), and so does every frame that finds no room here. iceoryx2 is an extra, [shm].
+:mod:`hal.transport.shared_queue` is the reader's side.
 
 Ports, and the samples that records are views of, count in memory that both processes share. A forked child must not
 count for its parent, so there they are never freed.
@@ -17,8 +18,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-from hal_core.errors import FrameError, HalError, Unavailable
-from hal_core.frames import FrameHeader, read_header
+from hal_core.errors import HalError, Unavailable
 
 from hal.transport import domains
 from hal.transport.window import LargeFrame
@@ -26,11 +26,11 @@ from hal.transport.window import LargeFrame
 #: Samples that wait for the reader, and samples that it may hold: records that are views of them, one that is looked
 #: at, and one that came before its turn.
 QUEUED, VIEWS = 4, 4
-_BORROWED = VIEWS + 2
-SLOTS = QUEUED + _BORROWED + 1  #: of a sink; in one more it writes
+BORROWED = VIEWS + 2
+SLOTS = QUEUED + BORROWED + 1  #: of a sink; in one more it writes
 _LEAST_SLOT = 1 << 17  #: bytes
 _log = logging.getLogger("hal.transport")
-_owned: weakref.WeakSet[Any] = weakref.WeakSet()  #: whoever has something that a forked child must not free
+owned: weakref.WeakSet[Any] = weakref.WeakSet()  #: whoever has something that a forked child must not free
 
 
 def library() -> Any:  # noqa: ANN401  # iceoryx2 has no types
@@ -46,14 +46,14 @@ def library() -> Any:  # noqa: ANN401  # iceoryx2 has no types
     return iceoryx2
 
 
-def _errors(iox: Any) -> tuple[type[BaseException], ...]:  # noqa: ANN401
+def errors(iox: Any) -> tuple[type[BaseException], ...]:  # noqa: ANN401
     """What iceoryx2 raises when ports are made or used, what the system does, and we do."""
     names = "NodeCreationFailure PublishSubscribeCreateError PublishSubscribeOpenError PublisherCreateError "
     names += "SubscriberCreateError LoanError SendError ReceiveError ConnectionFailure SemanticStringError"
     return (HalError, OSError, *(getattr(iox, name) for name in names.split()))
 
 
-def _node(iox: Any, name: str, folder: Path) -> Any:  # noqa: ANN401
+def make_node(iox: Any, name: str, folder: Path) -> Any:  # noqa: ANN401
     domains.check_room()
     config = iox.config.default()
     config.global_cfg.root_path = iox.Path.new(str(folder))
@@ -66,7 +66,7 @@ def _node(iox: Any, name: str, folder: Path) -> Any:  # noqa: ANN401
     return node
 
 
-def _service(iox: Any, node: Any, session: int) -> Any:  # noqa: ANN401
+def builder_of(iox: Any, node: Any, session: int) -> Any:  # noqa: ANN401
     name = iox.ServiceName.new(f"{session:016x}")
     return node.service_builder(name).publish_subscribe(iox.Slice[ctypes.c_uint8])
 
@@ -74,7 +74,7 @@ def _service(iox: Any, node: Any, session: int) -> Any:  # noqa: ANN401
 _Bytes = ctypes.c_ubyte * (1 << 40)  #: of a length that no view has; a type for each length would be made anew
 
 
-class _Loan:
+class Loan:
     """Memory that belongs to a sample: alive as long as something views it."""
 
     __slots__ = ("__weakref__", "sample")
@@ -82,7 +82,7 @@ class _Loan:
 
     def __init__(self, sample: Any) -> None:  # noqa: ANN401
         self.sample = sample
-        _owned.add(self)
+        owned.add(self)
 
     def view(self, length: int) -> memoryview:
         """Return the first ``length`` bytes."""
@@ -98,7 +98,7 @@ class SharedSender:
 
     def __init__(self, socket: Path, session: int, most: int) -> None:
         self._iox = library()
-        self._errors = _errors(self._iox)
+        self._errors = errors(self._iox)
         self._socket, self._session, self._most = socket, session, most
         self._name: str | None = None  # the reader's domain, "" for none
         self._usable = False
@@ -109,7 +109,7 @@ class SharedSender:
         self._laid = 0  # the last frame in these slots
         self._folder: Path | None = None  # of the domain, once it was found to be one
         self.sent = 0  #: frames
-        _owned.add(self)
+        owned.add(self)
 
     def follow(self, name: str) -> None:
         """Use the domain that the reader's cursor names, "" for none."""
@@ -131,7 +131,7 @@ class SharedSender:
             if not self._has_slots(len(frame), unacknowledged):
                 return False
             loan = self._publisher.loan_slice_uninit(len(frame))
-            frame.write_to(_Loan(loan).view(len(frame)))
+            frame.write_to(Loan(loan).view(len(frame)))
             taken = loan.assume_init().send()
         except self._errors as error:
             self._refuse(str(error))
@@ -171,8 +171,8 @@ class SharedSender:
         iox, name = self._iox, self._name or ""
         self._folder = domains.folder_of(self._socket, name)  # iceoryx2 would make one that was removed again
         if self._service is None:
-            self._node = _node(iox, name, self._folder)
-            self._service = _service(iox, self._node, self._session).open()
+            self._node = make_node(iox, name, self._folder)
+            self._service = builder_of(iox, self._node, self._session).open()
         self._close_publisher()
         domains.check_room(slot * SLOTS)
         builder = self._service.publisher_builder().initial_max_slice_len(slot).max_loaned_samples(1)
@@ -206,142 +206,17 @@ class SharedSender:
         _log.warning("no shared memory for %s, large frames go through the socket: %s", self._socket, why)
 
 
-class SharedQueue:
-    """The reader's side of one session."""
-
-    owns = ("_subscriber", "_service")
-
-    def __init__(self, iox: Any, node: Any, session: int) -> None:  # noqa: ANN401
-        domains.check_room()
-        self._session = session
-        self._receive_errors = (iox.ReceiveError, iox.ConnectionFailure)
-        builder = _service(iox, node, session).max_publishers(1).max_subscribers(1).max_nodes(2).history_size(0)
-        builder = builder.enable_safe_overflow(False).subscriber_max_buffer_size(QUEUED)
-        self._service = builder.subscriber_max_borrowed_samples(_BORROWED).create()
-        self._subscriber = self._service.subscriber_builder().create()
-        self._ahead: tuple[FrameHeader, memoryview] | None = None
-        self._views: weakref.WeakSet[_Loan] = weakref.WeakSet()
-        _owned.add(self)
-
-    def take(self, sequence: int) -> tuple[FrameHeader, memoryview]:
-        """Return the frame of that number, read-only, a view of its sample. Raises FrameError if it is not there.
-
-        Those before it are dropped. While ``VIEWS`` frames are still viewed by somebody it is a copy.
-        """
-        while (found := self._next()) is not None:
-            header, frame = found
-            if header.sequence > sequence:
-                self._ahead = found
-                break
-            if header.sequence == sequence:
-                if len(self._views) > VIEWS:
-                    frame = memoryview(bytes(frame))
-                return header, frame
-        raise FrameError(f"frame {sequence} is not in shared memory", cure="none: it is asked for again")
-
-    def forget(self, sequence: int) -> None:
-        """Drop what waits up to this frame, which came as bytes: it would take the place of others."""
-        while (found := self._next()) is not None:
-            if found[0].sequence > sequence:
-                self._ahead = found
-                break
-
-    def close(self) -> None:
-        """Frames that were taken stay as they are."""
-        self._ahead = None
-        if self._subscriber is not None:
-            self._subscriber.delete()
-        self._subscriber = self._service = None
-
-    def _next(self) -> tuple[FrameHeader, memoryview] | None:
-        """The sample that waits first. Raises FrameError for one that is no frame of this session."""
-        if (ahead := self._ahead) is not None:
-            self._ahead = None
-            return ahead
-        try:
-            sample = self._subscriber.receive()
-        except self._receive_errors as error:
-            raise FrameError(f"shared memory cannot be read: {error}", cure="none: it is asked for again") from error
-        if sample is None:
-            return None
-        loan = _Loan(sample)
-        frame = loan.view(sample.header.number_of_elements).toreadonly()
-        header = read_header(frame)
-        if header.session != self._session:
-            raise FrameError("a frame of another session lies in shared memory", cure="none: it is asked for again")
-        self._views.add(loan)
-        return header, frame
-
-
-class SharedReceiver:
-    """The reader's side: its domain, where each session gets a queue."""
-
-    owns = ("_node",)
-
-    def __init__(self, socket: Path) -> None:
-        self._iox = iox = library()
-        self._socket = socket
-        self.name, self._folder, self._lock = domains.make_domain(socket)
-        self._node: Any = None
-        try:
-            self._node = _node(iox, self.name, self._folder)
-        except Unavailable as error:
-            self._remove()
-            cure = f"{error.cure}; or use ipc://"
-            raise Unavailable(f"no shared memory for {socket}: {error.what}", cure=cure, argument="url") from error
-        except _errors(iox) as error:
-            self._remove()
-            cure = 'choose a path of plain ASCII without control characters and "*<>?|, or use ipc://'
-            raise Unavailable(f"no shared memory for {socket}: {error}", cure=cure, argument="url") from error
-        _owned.add(self)
-
-    def queue(self, session: int) -> SharedQueue | None:
-        """Make the session's queue; None, and a word in the log, where that fails."""
-        queue: SharedQueue | None = None
-        try:
-            domains.folder_of(self._socket, self.name)  # iceoryx2 would make one that was removed again
-            queue = SharedQueue(self._iox, self._node, session)
-            domains.folder_of(self._socket, self.name)
-            return queue
-        except _errors(self._iox) as error:
-            if queue is not None:
-                queue.close()
-            domains.remove_if_revived(self._folder)
-            _log.warning("no shared memory for session %016x, it comes through the socket: %s", session, error)
-            return None
-
-    def clean(self) -> None:
-        """Remove what workers that are dead have left here."""
-        self._node.try_cleanup_dead_nodes()
-
-    def close(self) -> None:
-        """Remove the domain. Idempotent; frames that were taken stay as they are."""
-        self._node = None
-        if self._lock >= 0:
-            self._remove()
-
-    def leave(self) -> None:
-        """Let go of the lock without removing anything: the domain is the parent's."""
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
-
-    def _remove(self) -> None:
-        domains.remove_domain(self._folder)
-        self.leave()
-
-
 def _keep_in_child() -> None:
     """In a forked child: freeing a port removes the parent's files, freeing a sample hands its memory out again.
 
     A sample's bytes can be read in the child, but only until the parent drops its own: then the worker writes there.
     """
-    for owner in list(_owned):
+    for owner in list(owned):
         for name in owner.owns:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(getattr(owner, name)))
-            if not isinstance(owner, _Loan):
+            if not isinstance(owner, Loan):
                 setattr(owner, name, None)
-        if isinstance(owner, SharedReceiver):
+        if hasattr(owner, "leave"):  # the lock of a domain
             owner.leave()
 
 
