@@ -3,7 +3,8 @@
 A domain is a folder ``SOCKET.shm-NAME`` (0700) beside the reader's socket, for iceoryx2's own files, and the files in
 ``/dev/shm`` that begin with ``hal-NAME-`` (0600). NAME is random. The reader holds a lock on the file ``lock`` in the
 folder; the kernel releases that when the process ends, however it ends. A domain whose lock is free is a dead
-reader's: the next reader of that url removes it. Workers that still use it keep what they have mapped.
+reader's: the next reader of that path removes it. With a private folder all domains in it go, whoever holds them. Who
+still uses a domain that was removed keeps what it has mapped, and makes nothing more in it.
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ class SharedSender:
         return True
 
     def _open(self, slot: int) -> None:
-        """Make slots of so many bytes, in place of those that are there. Raises what ``_errors`` names."""
+        """Make slots of so many bytes, in place of those that are there. Raises what :func:`errors` names."""
         iox, name = self._iox, self._name or ""
         self._folder = domains.folder_of(self._socket, name)  # iceoryx2 would make one that was removed again
         if self._service is None:
