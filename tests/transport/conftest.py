@@ -98,6 +98,15 @@ def lies_in_memory(array):
     return False
 
 
+@pytest.fixture
+def shared_url():
+    """A private address whose large frames lie in shared memory; nothing of it is left."""
+    url = private_ipc_url(shared=True)
+    yield url
+    release_ipc(url)
+    assert not socket_of(url).parent.exists()
+
+
 @pytest.fixture(params=["ipc", pytest.param("shm", marks=needs_iceoryx2)])
 def url(request, monkeypatch):
     """A private address. Its folder is gone afterwards, and so are its memory and every thread of the test."""

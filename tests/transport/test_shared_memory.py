@@ -25,12 +25,8 @@ SESSION = 77
 
 
 @pytest.fixture
-def url():
-    """A private address whose large frames lie in shared memory; nothing of it is left."""
-    url = private_ipc_url(shared=True)
-    yield url
-    release_ipc(url)
-    assert not socket_of(url).parent.exists()
+def url(shared_url):
+    return shared_url
 
 
 def test_a_large_frame_is_read_where_it_lies_and_nobody_can_write_to_it(opened, large, output):

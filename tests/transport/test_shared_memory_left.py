@@ -12,7 +12,7 @@ import textwrap
 import pytest
 
 from hal.reading import SessionLost
-from hal.transport import domains, private_ipc_url, release_ipc
+from hal.transport import domains
 from hal.transport.shared_memory import SLOTS
 from hal.transport.urls import remove_stale_folders, socket_of
 
@@ -22,12 +22,8 @@ pytestmark = needs_iceoryx2
 
 
 @pytest.fixture
-def url():
-    """A private address whose large frames lie in shared memory; nothing of it is left."""
-    url = private_ipc_url(shared=True)
-    yield url
-    release_ipc(url)
-    assert not socket_of(url).parent.exists()
+def url(shared_url):
+    return shared_url
 
 
 WORKER = """

@@ -13,7 +13,7 @@ import pytest
 
 from hal.reading import OutputReader
 from hal.reading.receiver import Receiver
-from hal.transport import domains, open_sink, private_ipc_url, release_ipc, shared_memory
+from hal.transport import domains, open_sink, release_ipc, shared_memory
 from hal.transport.shared_memory import SharedSender
 from hal.transport.urls import remove_stale_folders, socket_of
 
@@ -58,12 +58,8 @@ def left_of(name):
 
 
 @pytest.fixture
-def url():
-    """A private address whose large frames lie in shared memory."""
-    url = private_ipc_url(shared=True)
-    yield url
-    release_ipc(url)
-    assert not socket_of(url).parent.exists()
+def url(shared_url):
+    return shared_url
 
 
 def test_a_reader_that_is_never_closed_leaves_nothing_when_its_process_ends():

@@ -21,14 +21,8 @@ pytestmark = needs_iceoryx2
 
 
 @pytest.fixture
-def url():
-    """A private address whose large frames lie in shared memory; nothing of it is left."""
-    from hal.transport import private_ipc_url, release_ipc
-
-    url = private_ipc_url(shared=True)
-    yield url
-    release_ipc(url)
-    assert not socket_of(url).parent.exists()
+def url(shared_url):
+    return shared_url
 
 
 @pytest.fixture
