@@ -1,4 +1,4 @@
-"""Frames and the zmq transport against pickled objects over zmq, in one run (DESIGN section 9, issue 5).
+"""Frames and the zmq transport against pickled objects over zmq, in one run.
 
     python benchmarks/frames.py [--frames 100000] [--rounds 5] [--samples 400]
 

@@ -1,4 +1,4 @@
-"""The output path in whole: the hook on the caller's thread, large frames, the legacy queues beside them (issue 5).
+"""The output path in whole: the hook on the caller's thread, large frames, the legacy queues beside them.
 
     python benchmarks/output.py [--samples 200] [--rounds 3]
 

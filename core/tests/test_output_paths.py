@@ -1,4 +1,4 @@
-"""One record for every path (issue 5): drawn step outputs in a real state on the cpu device, against plain lists.
+"""One record for every path: drawn step outputs in a real state on the cpu device, against plain lists.
 
 No product code makes most of these outputs yet, so the tests write what a step's kernels would have written. The
 oracle is a list of rows made while drawing; it shares nothing with the code that builds records.
