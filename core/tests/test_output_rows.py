@@ -1,0 +1,89 @@
+"""The short way of a plain step's record says what the general way says, or leaves it to that (G21)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hal_core import Request, Sizes, TaskBatch
+from hal_core.bound import bind
+from hal_core.cpu import CpuPlugin
+from hal_core.output_rows import Facts, _any_record, build_record
+from hal_core.steps import Step
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+SLOTS = 4
+SIZES = Sizes(slots=SLOTS, max_tokens=16, max_draft=2)
+
+
+@pytest.fixture(scope="module")
+def state():
+    with bind(CpuPlugin.open(0, {})) as device:
+        state = device.state(SIZES)
+        requests = [state.admit(Request(f"r{i}", [1, 2])) for i in range(SLOTS)]
+        batch = TaskBatch.prefill(range(SLOTS), requests, [2] * SLOTS, [[i] for i in range(SLOTS)])
+        device.insert_tasks(state=state, tasks=batch, stream=device.default_stream)
+        yield state
+
+
+def columns_of(state, **changed):
+    """The output fields after a step that gave each slot one token, but for what is changed."""
+    plain = {
+        "accept_num": [1] * SLOTS,
+        "step_idx": [3] * SLOTS,
+        "draft_num": [0] * SLOTS,
+        "stop_reason": [0] * SLOTS,
+        "sampled_token_ids": [5, 6, 7, 8],
+        "request_serial": [request.serial for request in state.ledger.requests],
+        "accept_tokens": [[9] * SIZES.max_accept] * SLOTS,
+        "draft_tokens": [[9] * SIZES.max_draft] * SLOTS,
+    }
+    fields = state.layout.fields
+    return {
+        name: np.array(values, fields[name].field.dtype.storage).reshape(SLOTS, -1)
+        for name, values in (plain | changed).items()
+    }
+
+
+def some(*values):
+    return st.lists(st.sampled_from(values), min_size=SLOTS, max_size=SLOTS)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), order=st.permutations(range(SLOTS)))
+def test_g20_g21_both_ways_say_the_same(state, data, order):
+    serials = [request.serial for request in state.ledger.requests]
+    changed = {
+        "accept_num": data.draw(some(0, 1, 1, 1, 2, -1), label="accept_num"),
+        "step_idx": data.draw(some(0, 1, 3), label="step_idx"),
+        "draft_num": data.draw(some(0, 0, 0, 2, 3, -1), label="draft_num"),
+        "stop_reason": data.draw(some(0, 1, 2), label="stop_reason"),
+        "request_serial": [serial + data.draw(st.sampled_from([0, 0, 0, 1])) for serial in serials],
+    }
+    columns, facts = columns_of(state, **changed), Facts.of(state, Step(1, {"target": np.array(order)}))
+    assert facts.plain
+    record, batch_ids, violation = build_record(columns, facts)
+    expected, expected_ids, expected_violation = _any_record(columns, facts)
+    assert record == expected
+    assert batch_ids == expected_ids
+    assert str(violation) == str(expected_violation)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "told"),
+    [
+        ("accept_num", 2, "2 tokens (at most 1)"),
+        ("accept_num", -1, "-1 tokens (at most 1)"),
+        ("draft_num", 3, "3 drafts (at most 2)"),
+        ("draft_num", -1, "-1 drafts (at most 2)"),
+        ("step_idx", 0, "0 generated in all"),
+        ("request_serial", 10**9, "the slot holds serial 1000000000"),
+    ],
+)
+def test_g21_what_is_out_of_bounds_in_a_plain_step_is_an_error_of_its_row_alone(state, field, value, told):
+    columns = columns_of(state)
+    columns[field][2] = value
+    record, _, violation = build_record(columns, Facts.of(state, Step(1, {"target": np.arange(SLOTS)})))
+    assert told in str(violation)
+    assert [row for row, text in record.messages.items() if text] == [2]
+    assert record.tokens.tolist() == [5, 6, 8]
