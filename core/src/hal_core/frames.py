@@ -28,7 +28,8 @@ The body of an output frame is a MessagePack map from short names to values (:cl
 arrays are binary strings of their bytes. A reader skips names it does not know, so a writer may add optional parts. An
 array of 64-bit integers may be written with 32 bits an element; which of the two follows from its length.
 
-Several frames may follow each other in one buffer: :func:`split` takes them apart.
+Several frames may follow each other in one buffer: :func:`split` takes them apart. A header may also stand alone, with
+neither flag: its frame says nothing more, or what it is about comes beside it (:mod:`hal_core.frame_pieces`).
 """
 
 from __future__ import annotations
@@ -73,6 +74,10 @@ class FrameKind(IntEnum):
     BYE = 5  #: sender to reader: the session has ended with this sequence
     REFUSE = 6  #: reader to sender: the session was declared lost, nothing more of it is taken
     SHARED = 7  #: sender to reader: the output frame of this sequence lies in shared memory
+    COMING = 8  #: sender to reader: a header alone; a large output frame is being made, whoever sleeps may wake up
+    TOKEN_IDS = 9  #: this and the next two: pieces of a large output frame (:mod:`hal_core.frame_pieces`)
+    ROWS = 10
+    LOGPROBS = 11
 
 
 _OUTPUT = int(FrameKind.OUTPUT)  # reading an enum's member costs a call
@@ -136,6 +141,14 @@ def seal_parts(kind: int, body: Part, *more: Part, session: int, sender: int, se
         raise InvalidValue(f"the header cannot hold {numbers}: {error}", cure="unsigned, 64, 32, 64 bits") from error
     sealed = CHECKSUM.pack(crc32(head))
     return (head, sealed, body, *more, tail) if more else (head, sealed, body, tail)
+
+
+def seal_apart(kind: int, length: int, *, session: int, sender: int, sequence: int) -> bytes:
+    """Return a header alone: what it is about, ``length`` bytes, travels beside or behind it, without checksum."""
+    head = HEADER.pack(
+        MAGIC, VERSION, REVISION, HEADER_LENGTH, kind, 0, sender, HEADER_LENGTH + length, session, sequence, 0
+    )
+    return head + CHECKSUM.pack(crc32(head))
 
 
 def decode(buffer: Buffer) -> Frame:
