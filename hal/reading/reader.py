@@ -210,7 +210,7 @@ class OutputReader:
         """Wait until a descriptor is readable. They tell of changes alone, so both were looked at before."""
         loop, receiver = asyncio.get_running_loop(), self._receiver
         changed = asyncio.Event()
-        descriptors = [int(socket.get(zmq.FD)) for socket in (receiver.socket, receiver.monitor)]
+        descriptors = [int(socket.get(zmq.FD)) for socket in (receiver.socket, receiver.connections.monitor)]
         for descriptor in descriptors:
             loop.add_reader(descriptor, changed.set)
         try:

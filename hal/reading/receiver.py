@@ -8,9 +8,10 @@ from collections.abc import Mapping
 
 import zmq
 from hal_core.errors import FrameError
+from hal_core.frame_pieces import PIECES, apart, is_word_ahead
 from hal_core.frames import HAS_TRAILER, Frame, FrameHeader, FrameKind, decode_frame, split
-from zmq.utils.monitor import recv_monitor_message
 
+from hal.reading.connections import Connections
 from hal.reading.events import Event, FrameSkipped, SessionEnded, SessionLost
 from hal.reading.session import Session
 from hal.transport.curve import CurveKeys
@@ -20,7 +21,8 @@ from hal.transport.shared_queue import SharedReceiver
 from hal.transport.sockets import HIGH_WATER_MARK, bound
 from hal.transport.urls import release_ipc, socket_of
 
-_OUTPUT = int(FrameKind.OUTPUT)  # reading an enum's member costs a call
+# Reading an enum's member costs a call.
+_OUTPUT, _ROWS = int(FrameKind.OUTPUT), int(FrameKind.ROWS)
 #: Sessions that ended or were lost are remembered, so that a late word of theirs is not taken for a new one.
 _REMEMBERED = 4096
 #: How often broken connections and silent sessions are looked for while there are sessions.
@@ -42,7 +44,7 @@ class Receiver:
         self.duplicates = self.skipped = self.frames = self.shared = 0
         self._gone: dict[int, bool] = {}  # sessions that are over -> whether they were lost
         self.socket, self._gate = bound(url, curve)
-        self.monitor = self.socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+        self.connections = Connections(self.socket)
         path = socket_of(url)
         self.url = url if path else bytes(self.socket.get(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
         self._memory: SharedReceiver | None = None
@@ -54,7 +56,6 @@ class Receiver:
                 self._close_sockets()
                 release_ipc(url, folder=False)
                 raise
-        self._connected: set[int] = set()  # descriptors
         self._leaving = False
         self.messages = 0
         self._looked, self._patience = now, -1
@@ -83,9 +84,12 @@ class Receiver:
             return True
         message = self.socket.recv(copy=False)  # parts of a message come together
         self.messages += 1
-        self._take_message(identity.bytes, message)
-        while message.more:  # not from a sender of ours
-            message = self.socket.recv(copy=False)
+        if not message.more and is_word_ahead(message.buffer):
+            return True
+        beside = self.socket.recv(copy=False) if message.more else None
+        self._take_message(identity.bytes, message, beside)
+        while beside is not None and beside.more:  # not from a sender of ours
+            beside = self.socket.recv(copy=False)
         return True
 
     def look_for_losses(self, *, drained: bool) -> None:
@@ -126,8 +130,7 @@ class Receiver:
                 self._memory.close()
 
     def _close_sockets(self) -> None:
-        self.socket.disable_monitor()
-        self.monitor.close(linger=0)
+        self.connections.close()
         self.socket.close(linger=100)
         if self._gate is not None:
             self._gate.stop()
@@ -147,12 +150,14 @@ class Receiver:
 
     # Messages ----------------------------------------------------------------------------------------------------
 
-    def _take_message(self, identity: bytes, message: zmq.Frame) -> None:
+    def _take_message(self, identity: bytes, message: zmq.Frame, beside: zmq.Frame | None) -> None:
+        """Take the frames of a message, or the header of an array that is ``beside`` it."""
         descriptor = int(message.get(zmq.SRCFD))
         session: Session | None = None
         heard: Session | None = None
         try:
-            for header, frame in split(message.buffer):
+            frames = split(message.buffer) if beside is None else apart(message.buffer, beside.buffer)
+            for header, frame in frames:
                 if session is None or session.number != header.session:
                     session = self._session_of(header, identity, descriptor)
                 if session is None:
@@ -162,6 +167,8 @@ class Receiver:
                     if session.shared is not None and header.flags & HAS_TRAILER:
                         self._forget_shared(session, header.sequence)
                     self._take_output(session, header, frame)
+                elif header.kind in PIECES:
+                    self._take_piece(session, header, frame)
                 elif header.kind == FrameKind.SHARED:
                     self._take_shared(session, header)
                 else:
@@ -187,7 +194,7 @@ class Receiver:
             self._ask(session)
         if session.descriptor != descriptor:
             self._watch_connections()  # what broke before this connection was made concerns the former one
-            if descriptor not in self._connected:
+            if descriptor not in self.connections.there:
                 session.breaks(time.monotonic())
             session.descriptor = descriptor
             if session.broken is not None and not session.is_asking:
@@ -212,10 +219,32 @@ class Receiver:
             except FrameError as error:
                 self._give_up_or_ask(session, header.sequence, error)
                 return
-            session.take(header.sequence, decoded.record)
-            self.frames += 1
-            self.ready.append((session, decoded))
-        elif session.expected is not None and header.sequence < session.expected:
+            self._give(session, decoded)
+        else:
+            self._out_of_turn(session, header)
+
+    def _take_piece(self, session: Session, header: FrameHeader, data: memoryview) -> None:
+        if header.sequence != session.expected:
+            if header.kind == _ROWS:  # there is one of each frame
+                self._out_of_turn(session, header)
+            return
+        if session.is_asking:  # it comes whole
+            return
+        try:
+            decoded = session.piece(header, data)
+        except FrameError as error:
+            self._give_up_or_ask(session, header.sequence, error)
+            return
+        if decoded is not None:
+            self._give(session, decoded)
+
+    def _give(self, session: Session, decoded: Frame) -> None:
+        session.take(decoded.header.sequence, decoded.record)
+        self.frames += 1
+        self.ready.append((session, decoded))
+
+    def _out_of_turn(self, session: Session, header: FrameHeader) -> None:
+        if session.expected is not None and header.sequence < session.expected:
             self.duplicates += 1
         elif not session.is_asking:  # something before it is missing
             self._ask(session)
@@ -289,14 +318,7 @@ class Receiver:
     # Losses ------------------------------------------------------------------------------------------------------
 
     def _watch_connections(self) -> None:
-        """Note which connections came and went. Descriptors are reused, so the order of these events counts."""
-        while int(self.monitor.get(zmq.EVENTS)) & zmq.POLLIN:
-            event = recv_monitor_message(self.monitor, zmq.DONTWAIT)
-            descriptor = int(event["value"])
-            if event["event"] == zmq.EVENT_ACCEPTED:
-                self._connected.add(descriptor)
-                continue
-            self._connected.discard(descriptor)
+        for descriptor in self.connections.broken():
             for session in self.sessions.values():
                 if session.descriptor == descriptor:
                     session.breaks(time.monotonic())

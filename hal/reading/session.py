@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hal_core.frame_pieces import Reading
+from hal_core.frames import Frame, FrameHeader
 from hal_core.records import OutputRecord
 
 from hal.reading.events import Gap, SessionStarted
@@ -32,6 +34,7 @@ class Session:
         self.expected = None if after is None else after + 1
         self.read = self.acknowledged = after or 0
         self.acknowledge_every = 1
+        self.pieces: Reading | None = None  # of the expected frame
         self.requests: dict[str, None] = {}  # unfinished, in the order of their appearance
         self._last_ids: tuple[str, ...] = ()
         self._token = self._asked = 0
@@ -58,17 +61,26 @@ class Session:
         """Return the sequence and body of the CURSOR to give."""
         self._token += 1
         self._asked, self._asked_at = self._token, now
-        return self.last, Cursor(self._token, self.expected is not None)
+        return self.last, Cursor(self._token, self.expected is not None, pieces=True)
 
     def take(self, sequence: int, record: OutputRecord) -> None:
         """The expected frame was readable: note it and which requests are unfinished."""
-        self.expected = sequence + 1
+        self.expected, self.pieces = sequence + 1, None
         if record.request_ids is not self._last_ids:  # the same tuple from step to step while the batch is the same
             self._last_ids = record.request_ids
             self.requests |= dict.fromkeys(record.request_ids)
         if record.finish.tobytes().strip(b"\0"):
             for row in record.finish.nonzero()[0].tolist():
                 self.requests.pop(record.request_ids[row], None)
+
+    def piece(self, header: FrameHeader, data: memoryview) -> Frame | None:
+        """Take a piece of the expected frame; return the frame once it is whole. Raises FrameError.
+
+        Should one have been lost, the frame stays a hole, and comes whole when it is asked for.
+        """
+        if self.pieces is None or self.pieces.sequence != header.sequence:
+            self.pieces = Reading(header.sequence)
+        return self.pieces.take(header, data)
 
     def unreadable(self, sequence: int, why: str) -> Gap | None:
         """The expected frame was unreadable: the second time it is given up, else it must be asked for again."""

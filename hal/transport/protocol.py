@@ -12,7 +12,11 @@ CURSOR         reader → sender   send everything after this number again; :cla
 ACKNOWLEDGE    reader → sender   everything up to this number is taken, the sender may forget it
 BYE            sender → reader   the session ended with this number, everything is acknowledged
 REFUSE         reader → sender   the session was declared lost, nothing more of it is taken
-SHARED         sender → reader   the number of an OUTPUT frame that lies in shared memory
+SHARED         sender → reader   the number of an OUTPUT frame that lies in shared memory; no body
+COMING         sender → reader   0, no body: a large frame is being made, and who sleeps may wake up
+TOKEN_IDS,     sender → reader   pieces of the OUTPUT frame of that number (:mod:`hal_core.frame_pieces`)
+ROWS,
+LOGPROBS
 =============  ================  ==========================================================================
 
 A sender sends no output before a reader has given its CURSOR. It answers with a STATE that echoes the cursor's token
@@ -25,6 +29,9 @@ harm.
 A CURSOR may name the reader's domain of shared memory (:mod:`hal.transport.domains`). Then the sender may lay a large
 OUTPUT frame there, whole, and send SHARED in its place. It does so once for each frame: what is asked for again, and
 what finds no room there, comes as bytes. So a sample that cannot be had is a hole like any other.
+
+A CURSOR may also say that the reader knows pieces. Then a large frame goes through the socket in pieces, the arrays as
+second parts of messages, and whole when it is asked for again: a piece that is lost or unsound makes the frame a hole.
 """
 
 from __future__ import annotations
@@ -62,6 +69,7 @@ class Cursor(msgspec.Struct, omit_defaults=True, gc=False):
     token: Token
     explicit: bool = False
     leaving: bool = False
+    pieces: bool = False  #: large frames may come in pieces
     shared: str = ""  #: the name of the domain where large frames may be laid, "" for none
 
 

@@ -21,7 +21,7 @@ from typing import Any
 from hal_core.errors import HalError, Unavailable
 
 from hal.transport import domains
-from hal.transport.window import LargeFrame
+from hal.transport.large import Parts
 
 #: Samples that wait for the reader, and samples that it may hold: records that are views of them, one that is looked
 #: at, and one that came before its turn.
@@ -119,14 +119,13 @@ class SharedSender:
             if not name:
                 self._refuse("the reader takes none: open it with a shm:// url too")
 
-    def offer(self, frame: LargeFrame, sequence: int, unacknowledged: int) -> bool:
+    def offer(self, frame: Parts, sequence: int, unacknowledged: int) -> bool:
         """Lay the frame of that number where the reader finds it. False: it has to travel as bytes.
 
         ``unacknowledged`` is the first frame that the reader has not acknowledged.
         """
-        if frame.offered or not self._usable:
+        if not self._usable:
             return False
-        frame.offered = True
         try:
             if not self._has_slots(len(frame), unacknowledged):
                 return False

@@ -5,39 +5,9 @@ from __future__ import annotations
 from collections import deque
 from itertools import islice
 
-from hal_core.frame_bodies import Part
 from hal_core.frames import decode
 
-
-class LargeFrame:
-    """A frame in parts that follow each other, most of them its record's own arrays, which nobody writes to.
-
-    It is put together where it is to go: in shared memory, or as bytes, which are then kept instead of the parts:
-    ZeroMQ may take none now, and is asked again and again.
-    """
-
-    __slots__ = ("_length", "_parts", "offered")
-
-    def __init__(self, parts: tuple[Part, ...]) -> None:
-        self._parts, self._length = parts, sum([len(part) for part in parts])
-        self.offered = False  #: it was given to shared memory once; from then on it travels as bytes
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __bytes__(self) -> bytes:
-        if not isinstance(whole := self._parts[0], bytes) or len(self._parts) > 1:
-            whole = b"".join(self._parts)
-            self._parts = (whole,)
-        return whole
-
-    def write_to(self, target: memoryview) -> None:
-        """Write the frame into ``target``, which has at least its length in bytes."""
-        at = 0
-        for part in self._parts:
-            end = at + len(part)
-            target[at:end] = part
-            at = end
+from hal.transport.large import LargeFrame
 
 
 class Window:
@@ -94,23 +64,27 @@ class Window:
         target = min(max(after + 1, self.first), self.next)
         self.resent += max(0, self.unsent - target)
         self._waiting = deque(islice(self._frames, target - self.first, None))
+        for frame in self._waiting:
+            if not isinstance(frame, bytes):
+                frame.restart()
 
     def message(self, limit: int) -> tuple[bytes | LargeFrame, int]:
         """Return the next unsent frames, joined up to about ``limit`` bytes, and how many; ``sent`` confirms them.
 
-        A large frame comes alone and as it is: it is longer than any limit.
+        A large frame comes alone and as it is.
         """
         waiting = self._waiting
         first = waiting[0]
-        if len(waiting) == 1 or isinstance(first, LargeFrame):  # the usual case: not copied
+        if len(waiting) == 1 or not isinstance(first, bytes):  # the usual case: not copied
             return first, 1
-        size, count = 0, 0
+        size = 0
+        joined: list[bytes] = []
         for frame in waiting:
             size += len(frame)
-            if count and size > limit:
+            if (joined and size > limit) or not isinstance(frame, bytes):
                 break
-            count += 1
-        return b"".join(map(bytes, islice(waiting, count))), count
+            joined.append(frame)
+        return b"".join(joined), len(joined)
 
     def sent(self, count: int) -> None:
         """The ``count`` frames of the last message are with the transport."""
@@ -120,4 +94,7 @@ class Window:
 
     def deliveries(self) -> list[tuple[str, int, int]]:
         """``(request_id, first_position, count)`` of everything held: what is undelivered if the sender ends now."""
-        return [told for frame in self._frames for told in decode(bytes(frame)).record.deliveries()]
+        told = []
+        for frame in self._frames:
+            told += decode(frame).record.deliveries() if isinstance(frame, bytes) else frame.deliveries()
+        return told

@@ -15,19 +15,14 @@ from typing import Any
 
 import zmq
 from hal_core.errors import FrameError, HalError, SinkClosed, SinkFull, Undelivered
-from hal_core.frames import CHECKED_BODY, HEADER_LENGTH, FrameKind, encode, encode_parts, split
-from hal_core.records import OutputRecord
+from hal_core.frames import FrameKind, split
 from hal_core.sinks import PendingOutput, is_ready, new_session, settle_with, unknown, unresolved
 
 from hal.transport.curve import CurveKeys
 from hal.transport.protocol import MESSAGE_BYTES, Cursor, State, control, read_control
-from hal.transport.shared_memory import SharedSender
-from hal.transport.sockets import connected
-from hal.transport.urls import socket_of
-from hal.transport.window import LargeFrame, Window
+from hal.transport.window import Window
+from hal.transport.wire import Wire
 
-#: From this size on ZeroMQ sends from the frame itself instead of copying it; frames never change.
-_NO_COPY_BYTES = 1 << 16
 _IN, _IN_OUT, _DONTWAIT = int(zmq.POLLIN), int(zmq.POLLIN | zmq.POLLOUT), int(zmq.DONTWAIT)  # enums cost a call
 #: So much is encoded before it is sent while outputs wait: then each look at the socket serves many frames.
 _TAKE_BYTES = 4 * MESSAGE_BYTES
@@ -69,16 +64,13 @@ class ZmqSink:
         self._owed: int | None = 0  # the token of the cursor to answer with a STATE; 0 is the greeting
         self._next_beat = 0.0
         self._pid = os.getpid()
-        path = socket_of(url)
-        shared = path is not None and url.startswith("shm:")
-        self._memory = SharedSender(path, self.session, capacity_bytes) if path is not None and shared else None
-        self._socket = connected(url, self.session, curve)
+        self._wire = Wire(url, self.session, sender, self._window, capacity_bytes, curve)
         self._wake_end, self._wake = os.pipe()
         os.set_blocking(self._wake_end, False)
         os.set_blocking(self._wake, False)
         self._poller = zmq.Poller()
         self._poller.register(self._wake_end, _IN)
-        self._poller.register(self._socket, _IN)
+        self._poller.register(self._wire.socket, _IN)
         self._polls_out = False
         self._thread = threading.Thread(target=self._run, name=f"hal-sink-{sender}", daemon=True)
         self._thread.start()
@@ -126,7 +118,7 @@ class ZmqSink:
 
         Of a shm url also the frames that were laid into shared memory.
         """
-        window, memory = self._window, self._memory
+        window, memory = self._window, self._wire.memory
         counts = {
             "frames": window.next - 1,
             "queued": len(self._outputs),
@@ -190,7 +182,7 @@ class ZmqSink:
                 self._receive()
                 self._sleep()
             if not self._stop and self._granted:
-                self._send(control(FrameKind.BYE, self._window.next - 1, session=self.session, sender=self.sender))
+                self._wire.send(control(FrameKind.BYE, self._window.next - 1, session=self.session, sender=self.sender))
         except BaseException as error:  # noqa: BLE001  # whatever it was, callers must learn that nothing leaves now
             self._failure = self._failure or _closed(f"the sender thread failed: {error!r}")
         finally:
@@ -198,10 +190,9 @@ class ZmqSink:
 
     def _leave(self) -> None:
         """Close everything; whoever waits for room learns that there will be none."""
-        self._socket.close(linger=0 if self._stop or self._failure else 500)
+        self._wire.socket.close(linger=0 if self._stop or self._failure else 500)
         try:
-            if self._memory is not None:
-                self._memory.close()
+            self._wire.close_memory()
         finally:
             with self._room:
                 self._sleeping = False
@@ -213,7 +204,7 @@ class ZmqSink:
                     self._wake = -1
                     self._room.notify_all()
             os.close(self._wake_end)
-            self._socket.context.term()
+            self._wire.socket.context.term()
 
     def _is_drained(self) -> bool:
         return self._failure is not None or not (self._outputs or len(self._window))
@@ -239,7 +230,8 @@ class ZmqSink:
             pending.settle(_closed("the sink was closed first"))
             return 0
         try:
-            frame = self._encode(record)
+            free = self._granted and self._owed is None and self._window.is_sent and not self._outputs
+            frame = self._wire.encode(record, way_is_free=free)
         except Exception as error:  # noqa: BLE001  # handed on to the ticket, which raises it
             pending.settle(error)
             return 0
@@ -247,17 +239,10 @@ class ZmqSink:
         pending.settle(None)
         return len(frame)
 
-    def _encode(self, record: OutputRecord) -> bytes | LargeFrame:
-        if self._memory is None:
-            return encode(record, session=self.session, sender=self.sender, sequence=self._window.next)
-        parts = encode_parts(record, session=self.session, sender=self.sender, sequence=self._window.next)
-        frame = LargeFrame(parts)
-        return frame if len(frame) > HEADER_LENGTH + CHECKED_BODY else bytes(frame)
-
     def _receive(self) -> None:
         while True:
             try:
-                message = self._socket.recv(_DONTWAIT)
+                message = self._wire.socket.recv(_DONTWAIT)
             except zmq.Again:
                 return
             try:
@@ -275,8 +260,7 @@ class ZmqSink:
             cursor = read_control(header, frame, Cursor)
             self._window.rewind(sequence if cursor.explicit else 0)
             self._granted, self._owed = not cursor.leaving, cursor.token
-            if self._memory is not None:
-                self._memory.follow(cursor.shared)
+            self._wire.follow(cursor)
         elif kind == FrameKind.REFUSE:
             self._failure = _closed("the reader has declared this session lost and takes nothing more of it")
             self._stop = True
@@ -292,13 +276,13 @@ class ZmqSink:
         if self._owed is None and now >= self._next_beat:
             self._owed = 0
         if self._owed is not None:
-            if not self._send(self._state(self._owed)):
+            if not self._wire.send(self._state(self._owed)):
                 return
             self._owed, self._next_beat = None, now + self._heartbeat
         window = self._window
         while self._granted and not window.is_sent:
             message, count = window.message(MESSAGE_BYTES)
-            if not self._send(message):
+            if not self._wire.send(message):
                 return
             window.sent(count)
 
@@ -307,29 +291,13 @@ class ZmqSink:
         body = State(window.first, self._capacity, echo)
         return control(FrameKind.STATE, window.next - 1, session=self.session, sender=self.sender, body=body)
 
-    def _send(self, message: bytes | LargeFrame) -> bool:
-        if isinstance(message, LargeFrame):
-            message = self._in_memory(message) or bytes(message)
-        try:
-            self._socket.send(message, _DONTWAIT, copy=len(message) < _NO_COPY_BYTES)
-        except zmq.Again:  # no connection, or the reader does not keep up
-            return False
-        return True
-
-    def _in_memory(self, frame: LargeFrame) -> bytes | None:
-        """Lay the frame, the next one, into shared memory and return the word about it; None if it finds no room."""
-        window = self._window
-        if self._memory is None or not self._memory.offer(frame, window.unsent, window.first):
-            return None
-        return control(FrameKind.SHARED, window.unsent, session=self.session, sender=self.sender)
-
     def _sleep(self) -> None:
         """Wait for a word of the reader, room in ZeroMQ if something is due, an output, or the next heartbeat."""
         window = self._window
         due = self._owed is not None or (self._granted and not window.is_sent)
         if due is not self._polls_out:
             self._polls_out = due
-            self._poller.register(self._socket, _IN_OUT if due else _IN)
+            self._poller.register(self._wire.socket, _IN_OUT if due else _IN)
         self._sleeping = True  # from here on put() wakes us; what it queued before is seen below
         try:
             if not self._outputs and not self._stop and not (self._closing and self._is_drained()):

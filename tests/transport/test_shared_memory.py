@@ -9,14 +9,14 @@ import threading
 
 import pytest
 from hal_core.errors import Unavailable
-from hal_core.frames import FrameKind, encode_parts, seal
+from hal_core.frames import FrameKind, encode_parts, read_header, seal
 
 from hal.reading import FrameSkipped, Gap, OutputReader
 from hal.transport import open_sink, private_ipc_url, release_ipc, shared_memory
+from hal.transport.large import Parts
 from hal.transport.protocol import control
 from hal.transport.shared_memory import SLOTS, VIEWS, SharedSender
 from hal.transport.urls import socket_of
-from hal.transport.window import LargeFrame
 
 from .conftest import files_of, lies_in_memory, needs_iceoryx2
 
@@ -47,6 +47,14 @@ def test_a_large_frame_is_read_where_it_lies_and_nobody_can_write_to_it(opened, 
     del record
     assert reader.read(10) is None  # it has said good-bye, and taken everything along
     assert files_of(reader) == alone
+
+
+def test_a_large_frame_without_log_probabilities_lies_there_too(opened, output):
+    reader, sink = opened.reader(), opened.sink()
+    first = output(1, requests=[f"request {number}" for number in range(3000)])
+    sink.put(first)
+    assert reader.read(10).record == first.resolve()
+    assert reader.counters()["shared"] == 1
 
 
 @pytest.fixture
@@ -95,7 +103,8 @@ def test_a_sample_that_is_gone_is_asked_for_and_comes_as_bytes(opened, large):
     (session,) = reader._receiver.sessions.values()
     second = large(2)
     sink.put(second)
-    assert reader._receiver.socket.poll(10_000)  # the word is here, so the sample is
+    while sink.counters()["shared"] < 2:  # it lies there
+        threading.Event().wait(0.001)
     session.shared.forget(1 << 62)
     assert reader.read(10).record == second.resolve()
     sink.put(large(3))
@@ -112,8 +121,8 @@ def test_samples_whose_words_were_lost_do_not_take_the_places_of_others(opened, 
     assert reader.read(10).record.step == 1
     for step in range(2, 2 + shared_memory.QUEUED):
         sink.put(large(step))
-        assert reader._receiver.socket.poll(10_000)
-        reader._receiver.socket.recv_multipart()
+        while read_header(memoryview(reader._receiver.socket.recv_multipart()[1])).kind != FrameKind.SHARED:
+            pass
     for step in range(2, 9):
         if step >= 2 + shared_memory.QUEUED:
             sink.put(large(step))
@@ -167,13 +176,13 @@ def test_what_is_no_frame_is_skipped_told_and_asked_for_and_the_second_time_a_ga
     word = control(FrameKind.SHARED, 1, session=SESSION)
     for _ in range(2):
         data = unsound(large)[kind]
-        assert data is None or memory.offer(LargeFrame((data,)), 1, 1)
+        assert data is None or memory.offer(Parts((data,)), 1, 1)
         sender.say(word)
         if not any(isinstance(event, FrameSkipped) for event in events):
             assert sender.answer_cursor(reader, last=3) == 0
     sound = large(2)
     sound.columns = 6000  # no larger than the others: it needs no larger place, which would have to wait
-    assert memory.offer(LargeFrame(parts_of(sound, sequence=2)), 2, 1)
+    assert memory.offer(Parts(parts_of(sound, sequence=2)), 2, 1)
     sender.say(control(FrameKind.SHARED, 2, session=SESSION))
     assert steps(reader, 1) == [2]
     (gap,) = [event for event in events if isinstance(event, Gap)]
@@ -183,7 +192,7 @@ def test_what_is_no_frame_is_skipped_told_and_asked_for_and_the_second_time_a_ga
 
 def test_a_sample_that_comes_before_its_turn_waits(by_hand, large, steps):
     reader, _, sender, memory = by_hand
-    assert memory.offer(LargeFrame(parts_of(large(2), sequence=2)), 2, 1)
+    assert memory.offer(Parts(parts_of(large(2), sequence=2)), 2, 1)
     sender.say(control(FrameKind.SHARED, 1, session=SESSION))
     assert sender.answer_cursor(reader, last=3) == 0
     sender.say(b"".join(parts_of(large(1))))

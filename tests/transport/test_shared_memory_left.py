@@ -156,7 +156,7 @@ def test_a_forked_child_that_ends_takes_nothing_away(opened, large, steps):
                 session.shared.close()
             reader._receiver._memory.close()
             sink.close(1)
-            sink._memory.close()
+            sink._wire.close_memory()
             gc.collect()
             status = 0
         finally:

@@ -125,7 +125,7 @@ def test_a_worker_whose_memory_cannot_be_given_back_closes_all_else(url, monkeyp
     sink = open_sink(url)
     descriptor = sink._wake_end
     sink.close(10)
-    assert sink._socket.context.closed
+    assert sink._wire.socket.context.closed
     assert sink._wake == -1
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(descriptor)
@@ -227,7 +227,7 @@ def test_a_name_from_a_peer_is_cut_in_the_log(url, caplog):
     with OutputReader(url):
         sender = SharedSender(socket_of(url), 5, 64 << 20)
         sender.follow("x" * 5000)
-        frame = shared_memory.LargeFrame((b"x" * 70_000,))
+        frame = shared_memory.Parts((b"x" * 70_000,))
         assert not sender.offer(frame, 1, 1)
     assert "names no domain" in caplog.text
     assert len(caplog.text) < 500 + len(os.fspath(socket_of(url)))

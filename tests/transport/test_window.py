@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hal.reading import Gap, SessionStarted
 from hal.reading.session import ASK_AGAIN_SECONDS, Session
 from hal.transport.protocol import State
-from hal.transport.window import LargeFrame, Window
+from hal.transport.window import Window
 
 moves = st.lists(st.tuples(st.sampled_from(["add", "send", "ack", "rewind"]), st.integers(0, 12)), max_size=60)
 
@@ -43,19 +43,6 @@ def test_g19_a_window_holds_what_is_not_acknowledged_and_sends_it_in_order(moves
         assert (window.first, window.unsent, window.next) == (acknowledged + 1, unsent, made + 1)
         assert len(window) == made - acknowledged
         assert window.nbytes == sum(len(frame(number)) for number in range(acknowledged + 1, made + 1))
-
-
-def test_a_large_frame_is_put_together_once_however_often_it_is_asked_for():
-    frame = LargeFrame((b"head", memoryview(b"body"), b"tail"))
-    target = bytearray(12)
-    frame.write_to(memoryview(target))
-    whole = bytes(frame)
-    assert whole == target == b"headbodytail"
-    assert bytes(frame) is whole
-    again = bytearray(12)
-    frame.write_to(memoryview(again))
-    assert (again, len(frame)) == (target, 12)
-    assert bytes(LargeFrame((memoryview(b"alone"),))) == b"alone"
 
 
 def test_a_new_session_starts_at_the_oldest_frame_and_a_known_one_after_its_cursor():
