@@ -1,6 +1,6 @@
 """Chaos: a worker and a reader in processes of their own, stopped, killed and restarted; then every token is counted.
 
-    python tests/output/chaos.py [--steps 10000] [--seed N] [--scheme shm]
+    python tests/output/chaos.py [--steps 10000] [--seed N] [--scheme shm] [--large]
 
 What must hold: each token for which ``save_output`` returned was read once, or named by ``Undelivered``, or belongs to
 a session that was reported lost, where it lies behind everything read of its request. Never twice, never both.
@@ -28,10 +28,11 @@ LEFT = ("PREEMPTED", "ABORTED")
 class Chaos:
     """One run."""
 
-    def __init__(self, folder, seed, steps, pause, scheme="ipc"):
+    def __init__(self, folder, seed, steps, pause, scheme="ipc", *, large=False):
         self.folder, self.seed, self.steps, self.pause = Path(folder), seed, steps, pause
         self.random = random.Random(seed)
         self.url = f"{scheme}://{folder}/socket"
+        self.size = "large" if large or scheme == "shm" else "small"
         self.works, self.reads, self.stop = self.folder / "worker", self.folder / "reader", self.folder / "stop"
         self.lives = 0
         self.done = Counter()
@@ -47,7 +48,7 @@ class Chaos:
         self.lives += 1
         left = self.steps - self.noted("step")
         self.worker = self.start(
-            "chaos_worker.py", self.works, f"w{self.lives}", self.random.randrange(1 << 30), max(1, left)
+            "chaos_worker.py", self.works, f"w{self.lives}", self.random.randrange(1 << 30), max(1, left), self.size
         )
 
     def noted(self, event):
@@ -206,10 +207,10 @@ def deliveries(rows):
     return [(name, position, len(tokens)) for name, status, position, tokens in rows if status != "NONE"]
 
 
-def run(steps, seed, pause=1.0, timeout=3600, scheme="ipc"):
+def run(steps, seed, pause=1.0, timeout=3600, scheme="ipc", *, large=False):
     """Run and check; return what happened, in numbers."""
     with tempfile.TemporaryDirectory(prefix="hal-chaos-") as folder:
-        chaos = Chaos(folder, seed, steps, pause, scheme)
+        chaos = Chaos(folder, seed, steps, pause, scheme, large=large)
         try:
             chaos.run(timeout)
             return dict(chaos.done) | Account(chaos).check()
@@ -223,11 +224,13 @@ def main():
     parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
     parser.add_argument("--scheme", choices=("ipc", "shm"), default="ipc", help="shm: large frames, in shared memory")
+    parser.add_argument("--large", action="store_true", help="most frames large: over a socket they go in pieces")
     parser.add_argument("--pause", type=float, default=0.5, help="about how many seconds between two blows")
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
     start = time.monotonic()
-    for name, number in run(options.steps, options.seed, options.pause, scheme=options.scheme).items():
+    found = run(options.steps, options.seed, options.pause, scheme=options.scheme, large=options.large)
+    for name, number in found.items():
         print(f"{number:8}  {name.replace('_', ' ')}")
     print(f"every token accounted for, in {time.monotonic() - start:.0f} s")
 

@@ -1,6 +1,6 @@
 """The chaos test's worker: random batches in a real state on the cpu device, saved into a sink with a tiny queue.
 
-    python chaos_worker.py URL JOURNAL LIFE SEED STEPS
+    python chaos_worker.py URL JOURNAL LIFE SEED STEPS small|large
 
 The journal gets one line for each step, after ``save_output`` has returned; a write of the kernel survives SIGKILL.
 """
@@ -27,7 +27,7 @@ from hal_core.tasks import Task, TaskKind
 from hal.transport import open_sink
 
 logging.getLogger("hal").setLevel(logging.ERROR)  # that the cpu device is synchronous is known here
-TOP_K = 1023 if sys.argv[1:] and sys.argv[1].startswith("shm:") else 2  # then most frames are large
+TOP_K = 1023 if sys.argv[6:] == ["large"] else 2
 SIZES = Sizes(slots=8, max_tokens=64, block_size=64, max_draft=3, top_k=TOP_K)
 PARAMS = SamplingParams(max_tokens=60)
 LENGTH = 2
@@ -145,7 +145,7 @@ class Worker:
         return columns, ended
 
 
-def main(url, journal, life, seed, steps):
+def main(url, journal, life, seed, steps, _size):
     worker = Worker(url, life, int(seed))
     out = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 

@@ -17,8 +17,10 @@ from pathlib import Path
 
 import atheris
 
-with atheris.instrument_imports(include=["hal_core.frames", "hal_core.frame_bodies", "hal_core.records"]):
-    from hal_core import frames
+with atheris.instrument_imports(
+    include=["hal_core.frames", "hal_core.frame_bodies", "hal_core.frame_pieces", "hal_core.records"]
+):
+    from hal_core import frame_pieces, frames
     from hal_core.errors import FrameError
     from hal_core.records import OutputRecord
 
@@ -28,8 +30,8 @@ import numpy as np
 from hal.transport.protocol import Cursor, State, read_control
 
 
-def sample(columns: int, drafts: bool) -> bytes:
-    """A sound frame."""
+def sample(columns: int, drafts: bool) -> OutputRecord:
+    """A sound record."""
     ones = np.ones(3, np.uint8)
     optional = {}
     if columns:
@@ -39,13 +41,13 @@ def sample(columns: int, drafts: bool) -> bytes:
         optional["ranks"] = np.zeros(3, np.int32)
     if drafts:
         optional |= {"draft_counts": np.array([0, 2, 0], np.int32), "drafts": np.arange(2), "messages": {1: "text"}}
-    record = OutputRecord(
+    return OutputRecord(
         7, ("a", "b", "c"), ones, ones * 0, np.arange(3), ones.astype(np.int32), np.arange(3), ones < 0, **optional
     )
-    return frames.encode(record, session=1, sender=2, sequence=3)
 
 
-SAMPLES = [sample(columns, drafts) for columns in (0, 3) for drafts in (False, True)]
+RECORDS = [sample(columns, drafts) for columns in (0, 3) for drafts in (False, True)]
+SAMPLES = [frames.encode(record, session=1, sender=2, sequence=3) for record in RECORDS]
 
 
 def read(data: bytes) -> None:
@@ -55,6 +57,19 @@ def read(data: bytes) -> None:
     except FrameError:
         return
     assert replace(record) == record
+
+
+def read_pieces(rows: bytes, record: OutputRecord) -> None:
+    """The same of rows whose arrays are the record's."""
+    writing, reading = frame_pieces.Writing(record, session=1, sender=2, sequence=3), frame_pieces.Reading(3)
+    try:
+        for head, array in (writing.token_ids(), writing.logprobs()):
+            reading.take(*next(frame_pieces.apart(memoryview(head), memoryview(array))))
+        frame = reading.take(frames.read_header(memoryview(rows)), memoryview(rows))
+    except FrameError:
+        return
+    assert frame is not None
+    assert replace(frame.record) == frame.record
 
 
 def one_input(data: bytes) -> None:
@@ -76,6 +91,12 @@ def one_input(data: bytes) -> None:
     name = sorted(body)[len(data) % len(body)]
     body[name] = data if isinstance(body[name], bytes) else len(data)
     read(frames.seal(frames.FrameKind.OUTPUT, msgspec.msgpack.encode(body), session=1, sender=2, sequence=3))
+    record = RECORDS[2 + len(data) % 2]
+    body = msgspec.msgpack.decode(frame_pieces.Writing(record, session=1, sender=2, sequence=3).rows()[64:])
+    name = sorted(body)[sum(data) % len(body)]
+    body[name] = data if isinstance(body[name], bytes) else len(data)
+    for changed_body in (data, msgspec.msgpack.encode(body)):
+        read_pieces(frames.seal(frames.FrameKind.ROWS, changed_body, session=1, sender=2, sequence=3), record)
 
 
 def main() -> None:

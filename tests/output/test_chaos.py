@@ -18,6 +18,11 @@ def test_g19_every_token_is_accounted_for_while_reader_and_worker_are_stopped_an
 
 
 @pytest.mark.timeout(180)
+def test_g19_every_token_is_accounted_for_where_frames_go_in_pieces():
+    accounted(chaos.run(steps=400, seed=7, pause=0.2, timeout=150, large=True))
+
+
+@pytest.mark.timeout(180)
 @pytest.mark.skipif(
     importlib.util.find_spec("iceoryx2") is None, reason="needs iceoryx2: pip install 'paddle-hal[shm]'"
 )
