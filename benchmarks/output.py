@@ -29,14 +29,16 @@ import zmq
 from hal_core.bound import bind
 from hal_core.cpu import CpuPlugin
 from hal_core.fields import Sizes
+from hal_core.frame_pieces import Reading, Writing
 from hal_core.frames import decode, encode
-from hal_core.records import OutputRecord
+from hal_core.records import OutputRecord, assemble
 from hal_core.requests import Request, admit
 from hal_core.steps import Step
 from hal_core.tasks import Task, TaskKind
 
-from hal.reading import OutputReader, receiver
-from hal.transport import open_sink, private_ipc_url, release_ipc, zmq_sink
+from hal.reading import OutputReader
+from hal.transport import open_sink, private_ipc_url, release_ipc
+from hal.transport.wire import Wire
 
 PACE = 0.002  #: seconds between frames
 ROWS, TOKENS, COLUMNS = 512, 6, 21  #: what the largest legacy message can hold
@@ -115,8 +117,22 @@ def drain(url: str) -> None:
             pass
 
 
+class New(Stamped):
+    """The same with arrays that nobody has read yet, as a step's are."""
+
+    def resolve(self) -> OutputRecord:
+        values = {
+            name: np.array(value) if name in _ALTERNATIVES else value for name, value in vars(self.source).items()
+        }
+        values["step"] = time.monotonic_ns()
+        return assemble(values, checked=True)
+
+
+_ALTERNATIVES = ("logprob_token_ids", "logprobs")
+
+
 def send_records(url: str, pipe: Any, samples: int) -> None:  # noqa: ANN401  # a Connection
-    sink, source = open_sink(url), Stamped(large())
+    sink, source = open_sink(url), New(large())
     pipe.recv()
     for _ in range(samples):
         sink.put(source)
@@ -128,9 +144,10 @@ def send_raw(url: str, pipe: Any, samples: int) -> None:  # noqa: ANN401  # a Co
     context = zmq.Context()
     socket = context.socket(zmq.DEALER)
     socket.connect(url)
-    data = encode(large(), session=1, sender=0, sequence=1)
+    source = encode(large(), session=1, sender=0, sequence=1)
     pipe.recv()
     for _ in range(samples):
+        data = bytes(bytearray(source))  # new bytes, as what a worker sends is
         socket.send_multipart([time.monotonic_ns().to_bytes(8, "little"), data], copy=False)
         time.sleep(PACE)
     context.destroy(linger=5000)
@@ -230,25 +247,29 @@ def in_us(times: list[float]) -> str:
 
 
 def send_timed(url: str, pipe: Any, samples: int) -> None:  # noqa: ANN401  # a Connection
-    encoding, sending = timed(zmq_sink, "encode"), timed(zmq_sink.ZmqSink, "_send")
+    encoding, sending = timed(Writing, "rows"), timed(Wire, "_send_parts")
     send_records(url, pipe, samples)
-    print(f"  within: encode {in_us(encoding)}, send {in_us(sending)}", end=", ", flush=True)
+    sent = sum(sorted(sending)[-4 * len(encoding) :]) / len(encoding)  # the word ahead and three pieces
+    print(f"  within: rows encoded {in_us(encoding)}, messages handed over {1e6 * sent:.0f} us")
 
 
 def within(samples: int) -> None:
     """What of the way of a large frame is encoding, handing over and decoding; and the same again and again."""
-    function, decoding = receiver.decode_frame, timed(receiver, "decode_frame")
+    taking = timed(Reading, "take")
     with OutputReader(timeout=20) as reader:
         process = started(send_timed, reader.url, samples)
         for _ in reader:
             pass
         process.join()
-    receiver.decode_frame = function
+    pieces = [in_us(taking[at::3]) for at in range(3)]
+    print(f"  within: ids {pieces[0]}, rows decoded {pieces[1]}, log-probabilities {pieces[2]}")
     source, numbers = large(), {"session": 1, "sender": 0, "sequence": 1}
     frame = encode(source, **numbers)
-    encoding = timeit.timeit(lambda: encode(source, **numbers), number=100) / 100
-    again = timeit.timeit(lambda: decode(frame), number=100) / 100
-    print(f"decode {in_us(decoding)}; again and again encode {in_us([encoding])}, decode {in_us([again])}")
+    encoding = timeit.timeit(lambda: Writing(source, **numbers).rows(), number=100) / 100
+    again = timeit.timeit(lambda: encode(source, **numbers), number=100) / 100
+    decoding = timeit.timeit(lambda: decode(frame), number=100) / 100
+    times = [in_us([seconds]) for seconds in (encoding, again, decoding)]
+    print(f"  again and again: rows encoded {times[0]}; whole encoded {times[1]}, decoded {times[2]}")
 
 
 def table(names: list[str], samples: int, rounds: int) -> None:

@@ -4,9 +4,10 @@
 
 It needs iceoryx2 (``pip install 'paddle-hal[shm]'``). docs/evidence/output.md has what it printed.
 
-"one way" is from the first byte encoded to the record decoded, a frame each 2 ms. "iceoryx2 alone" is the same frame
-over iceoryx2 with its own events, where nothing is acknowledged, counted or kept: what any transport built on it could
-have at best. "burst" is as many as fit, acknowledged.
+"one way" is from the first byte encoded to the record decoded, a frame each 2 ms. "raw bytes" are new each time and
+nobody looks at them: through ZeroMQ, and in memory of iceoryx2 with a word through ZeroMQ. "iceoryx2 alone" is the same
+frame over iceoryx2 with its own events, where nothing is acknowledged, counted or kept: what any transport built on it
+could have at best. "burst" is as many as fit, acknowledged.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ import ctypes
 import importlib.util
 import resource
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from multiprocessing import get_context
 from typing import Any
 
 import output
+import zmq
 from hal_core.frames import decode, encode
 from hal_core.records import OutputRecord
 
@@ -135,11 +138,56 @@ def alone(samples: int) -> list[float]:
     return found
 
 
+def send_raw_shared(address: str, pipe: Any, samples: int) -> None:  # noqa: ANN401  # a Connection
+    name, url = address.split(" ")
+    _node, frames, _event = services(name)
+    publisher = frames.publisher_builder().initial_max_slice_len(1 << 20).create()
+    context = zmq.Context()
+    socket = context.socket(zmq.DEALER)
+    socket.connect(url)
+    source = encode(output.large(), session=1, sender=0, sequence=1)
+    pipe.recv()
+    time.sleep(0.2)
+    for _ in range(samples):
+        data = bytes(bytearray(source))
+        stamp = time.monotonic_ns()
+        loan = publisher.loan_slice_uninit(len(data))
+        ctypes.memmove(loan.payload().as_ptr(), data, len(data))
+        loan.assume_init().send()
+        socket.send(stamp.to_bytes(8, "little"))
+        time.sleep(output.PACE)
+    context.destroy(linger=5000)
+    time.sleep(0.5)
+
+
+def raw_shared(samples: int) -> list[float]:
+    """One way in us of bytes in shared memory, the word about them through ZeroMQ."""
+    name, found = f"hal-bench-{time.monotonic_ns()}", []
+    _node, frames, _event = services(name)
+    subscriber = frames.subscriber_builder().create()
+    with tempfile.TemporaryDirectory() as folder:
+        context = zmq.Context()
+        socket = context.socket(zmq.ROUTER)
+        url = f"ipc://{folder}/raw"
+        socket.bind(url)
+        process = output.started(send_raw_shared, f"{name} {url}", samples)
+        for _ in range(samples):
+            _, stamp = socket.recv_multipart(copy=False)
+            sample = subscriber.receive()
+            assert sample.payload().as_memory_view().nbytes > 500_000
+            found.append((time.monotonic_ns() - int.from_bytes(stamp.bytes, "little")) / 1000)
+        process.join()
+        context.destroy(linger=0)
+    return found
+
+
 def latencies(samples: int, rounds: int) -> None:
     measures: dict[str, Callable[[int], list[float]]] = {
         "zmq": lambda count: ours(count, shared=False),
         "shm": lambda count: ours(count, shared=True),
         "iceoryx2 alone": alone,
+        "raw bytes, zmq": output.raw,
+        "raw bytes, shm": raw_shared,
     }
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in measures}
     for _ in range(rounds):
@@ -149,9 +197,10 @@ def latencies(samples: int, rounds: int) -> None:
     for name, pairs in found.items():
         p50, p99 = (statistics.median(values) for values in zip(*pairs, strict=True))
         print(f"one way, 566 KB, {name:14} p50 {p50:7.1f} us  p99 {p99:7.1f} us")
-    for name in ("shm", "iceoryx2 alone"):
-        ratio = statistics.median(z[0] / i[0] for z, i in zip(found["zmq"], found[name], strict=True))
-        print(f"zmq / {name}: {ratio:.2f} (p50, median of {rounds} rounds)")
+    of_interest = [("zmq", "shm"), ("zmq", "iceoryx2 alone"), ("zmq", "raw bytes, zmq")]
+    for one, other in [*of_interest, ("shm", "raw bytes, zmq"), ("shm", "raw bytes, shm")]:
+        ratio = statistics.median(a[0] / b[0] for a, b in zip(found[one], found[other], strict=True))
+        print(f"{one} / {other}: {ratio:.2f} (p50, median of {rounds} rounds)")
 
 
 def bursts(frames: int, rounds: int) -> None:
