@@ -227,27 +227,35 @@ COUNTING = """
 import sys
 from hal_core import ranks
 from hal_core.conformance.command import Options, run
+from hal_core.conformance.rank_pool import Ranks
 made, true = [], ranks.RankPool.__init__
+hurt, casualty = set(), Ranks.casualty
+def noted(ranks, *given, **named):
+    hurt.add(len(made))
+    return casualty(ranks, *given, **named)
+Ranks.casualty = noted
 def counted(pool, *given, **named):
     made.append(pool)
     true(pool, *given, **named)
 ranks.RankPool.__init__ = counted
 status = run(Options(device="cpu", only="G13,G14,G15,G16,G17,G18", profile="quick", json=True))
 running = [p.pid for pool in made for p in pool._processes.values() if p.poll() is None]
-print(len(made), "pools,", len(running), "processes left", file=sys.stderr)
+needless = sorted({*range(1, len(made))} - hurt)  # pools that were replaced though no test had hurt their ranks
+print(len(made), "pools, needless:", needless, "processes left:", running, file=sys.stderr)
 sys.exit(status)
 """
 
 
 @pytest.mark.skipif(find_spec("paddle") is None, reason="gloo comes with Paddle")
 def test_the_cpu_device_conforms_with_several_ranks_and_one_pool_serves_them_all():
+    """Or one more where Gloo aborts a rank that a test had stopped, which nobody can prevent."""
     done = subprocess.run([sys.executable, "-c", COUNTING], capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     found = json.loads(done.stdout)
     chosen = [entry(found, name) for name in ("G13", "G14", "G15", "G16", "G17", "G18")]
     assert {(one["status"], one["note"]) for one in chosen} == {("checked", "")}
     assert len([test for test in outcomes(found, "G16") if "a_lost_rank" in test]) == 2
-    assert "1 pools, 0 processes left" in done.stderr
+    assert "pools, needless: [] processes left: []" in done.stderr
 
 
 def test_the_kit_passes_under_copies_that_come_late():
