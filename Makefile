@@ -5,7 +5,7 @@ STAMP  := $(VENV)/.installed
 OLDER  := .venv-older
 ARGS   ?=
 
-.PHONY: help run test tests lint bench conform nightly soak fuzz clean
+.PHONY: help run test tests slowest lint bench conform nightly soak chaos steady fuzz clean
 help:            ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
@@ -25,46 +25,35 @@ $(STAMP): requirements-dev.txt pyproject.toml core/pyproject.toml $(wildcard plu
 			"shared memory is left out, its tests are skipped" >&2
 	@touch $@
 
-run: $(STAMP)    ## generate text: make run ARGS='--prompt "def main(" --max-tokens 64'
+run: $(STAMP)    ## generate text: make run ARGS='--prompt "def main(" --temperature 0.7 --top-p 0.9 --seed 1'
 	@$(BIN)/hal run $(ARGS)
 
-lint: $(STAMP)   ## ruff and mypy (strict)
+lint: $(STAMP)   ## ruff, mypy (strict), and who may import whom
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python tools/rooms.py
 
 test: $(STAMP)   ## lint and every test, beside each other
 	@$(MAKE) --no-print-directory -j2 lint tests
 
-tests: $(STAMP)  ## every test, without lint
-	$(BIN)/python -m pytest $(ARGS)
+# Two files at a time, each whole in one process: what a file shares (ranks, wheels, a fresh environment) is made once.
+tests: $(STAMP)  ## every test, without lint, two files at a time
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS) || { \
+		echo "hal: what failed runs once more, with nothing beside it" >&2; \
+		$(BIN)/python -m pytest --last-failed --last-failed-no-failures none $(ARGS); }
+
+slowest: $(STAMP) ## the same, and the table of the slowest tests (docs/evidence/slowest-tests.md)
+	$(BIN)/python tools/slowest.py -- -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 bench: $(STAMP)  ## the benchmarks, compared in one run
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
-# One run of the kit on sim: mode (0 eager, 1 worker, 2 lazy), profile, Python. Pageable memory is read when a copy runs, and
-# the happens-before checker looks on.
-SIM = HALSIM_MODE=$(1) HALSIM_STAGED=0 $(3) -m pytest -q --no-header -p no:cacheprovider -p hal_sim.pytest_races \
-	--pyargs hal_core.conformance --hal-device=sim --hal-profile=$(2)
+conform: $(STAMP) $(OLDER)/.installed ## every whole run of the kit, its liars and guards, two at a time; ARGS='guards maca' takes some
+	$(BIN)/python tools/parts.py conform $(ARGS)
 
-conform: $(STAMP) $(OLDER)/.installed ## the kit, default profile: cpu, sim (three modes), maca, xpu, an older Paddle, liars, guards
-	$(BIN)/hal conform cpu --profile default
-	$(call SIM,0,default,$(BIN)/python)
-	$(call SIM,1,default,$(BIN)/python)
-	$(call SIM,2,default,$(BIN)/python)
-	HAL_MACA_PLACE=sim HALSIM_MODE=2 HALSIM_STAGED=0 $(BIN)/hal conform maca --profile default
-	HAL_XPU_PLACE=sim $(BIN)/hal conform xpu --profile default
-	HAL_XPU_PLACE=cpu $(BIN)/hal conform xpu --profile default
-	$(OLDER)/bin/hal conform cpu --profile default
-	$(call SIM,2,default,$(OLDER)/bin/python)
-	$(BIN)/hal conform --liars
-	$(BIN)/python tools/guards.py
-
-nightly: $(STAMP) ## ten times the examples
-	$(BIN)/hal conform cpu --profile nightly
-	$(call SIM,0,nightly,$(BIN)/python)
-	$(call SIM,1,nightly,$(BIN)/python)
-	$(call SIM,2,nightly,$(BIN)/python)
+nightly: $(STAMP) ## ten times the examples; writes docs/evidence/nightly.md
+	$(BIN)/python tools/parts.py nightly --record docs/evidence/nightly.md $(ARGS)
 
 $(OLDER)/.installed: requirements-dev.txt
 	$(CHECK_PYTHON)
@@ -76,9 +65,17 @@ $(OLDER)/.installed: requirements-dev.txt
 soak: $(STAMP)   ## the chaos test of the output path, 10,000 steps
 	$(BIN)/python tests/output/chaos.py --steps 10000 $(ARGS)
 
-fuzz: $(STAMP)   ## fuzz the decoding of frames with atheris for ten minutes
+steady: $(STAMP) ## the tests that use processes, threads or deadlines, ten times beside one busy process a core
+	$(BIN)/python tools/steady.py $(ARGS)
+
+chaos: $(STAMP)  ## the output path in 1,000 short episodes of blows of every kind (ARGS='--episodes N --seed N')
+	$(BIN)/python tests/output/episodes.py $(ARGS)
+
+fuzz: $(STAMP)   ## fuzz the decoding of frames with atheris, then readers at their sockets, ten minutes each
 	$(BIN)/python -m pip install -q --disable-pip-version-check atheris
 	$(BIN)/python tests/output/fuzz_frames.py --seconds 600 $(ARGS)
+	$(BIN)/python tests/output/fuzz_socket.py --seconds 300 --scheme tcp
+	$(BIN)/python tests/output/fuzz_socket.py --seconds 300 --scheme ipc
 
 clean:           ## remove the virtual environment and caches
 	rm -rf $(VENV) $(OLDER) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -12,7 +12,7 @@ from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
-from hal_core.ranks import Rank, RankPool
+from hal_core.conformance.ranks.processes import Rank, RankPool
 
 SLOTS, DRAFTS, CALLS = 128, 5, 20
 LIMIT = 1.2
@@ -24,11 +24,11 @@ of the machine than of the call. The quiet median leaves such calls out; it is w
 def measure(rank: Rank, rounds: int) -> dict[str, list[float]]:
     """Microseconds of each call, by way; run on every rank."""
     import paddle.distributed as dist
-    from hal_core.bound import bind
-    from hal_core.cpu import CpuPlugin
-    from hal_core.fields import Sizes
+    from hal_core.devices.cpu import CpuPlugin
+    from hal_core.devices.paddle.ranks.groups import open_groups
     from hal_core.group import Group
-    from hal_core.paddle_groups import open_groups
+    from hal_core.runtime.bound import bind
+    from hal_core.slots.fields import Sizes
 
     open_groups([range(rank.size)])
     group = Group(tuple(range(rank.size)), rank.rank)

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import numpy as np
 import zmq
-from hal_core.frames import decode, encode
-from hal_core.records import OutputRecord
+from hal_core.frames.envelope import decode, encode
+from hal_core.output.records import OutputRecord
 
 from hal.reading import OutputReader
 from hal.transport import open_sink

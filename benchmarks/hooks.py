@@ -13,11 +13,11 @@ from collections.abc import Callable
 
 import numpy as np
 from hal_core import Request, SamplingParams, Sizes, TaskBatch, admit
-from hal_core.bound import BoundDevice, bind
-from hal_core.cpu import CpuPlugin
-from hal_core.cpu.device import CpuDevice
-from hal_core.fields import ROW_FIELDS, STATE_TABLE
-from hal_core.state import SlotState
+from hal_core.devices.cpu import CpuPlugin
+from hal_core.devices.cpu.device import CpuDevice
+from hal_core.runtime.bound import BoundDevice, bind
+from hal_core.slots.fields import ROW_FIELDS, STATE_TABLE
+from hal_core.slots.state import SlotState
 
 SLOTS, WIDTH, PROMPT = 128, 8192, 64
 PARAMS = SamplingParams(temperature=0.7, top_p=0.9, seed=7, max_tokens=100, eos_token_ids=(2,))

@@ -26,15 +26,15 @@ from typing import Any
 
 import numpy as np
 import zmq
-from hal_core.bound import bind
-from hal_core.cpu import CpuPlugin
-from hal_core.fields import Sizes
-from hal_core.frame_pieces import Reading, Writing
-from hal_core.frames import decode, encode
-from hal_core.records import OutputRecord, assemble
-from hal_core.requests import Request, admit
-from hal_core.steps import Step
-from hal_core.tasks import Task, TaskKind
+from hal_core.devices.cpu import CpuPlugin
+from hal_core.frames.envelope import decode, encode
+from hal_core.frames.pieces import Reading, Writing
+from hal_core.output.records import OutputRecord, assemble
+from hal_core.runtime.bound import bind
+from hal_core.slots.admission import Request, admit
+from hal_core.slots.fields import Sizes
+from hal_core.slots.step import Step
+from hal_core.slots.tasks import Task, TaskKind
 
 from hal.reading import OutputReader
 from hal.transport import open_sink, private_ipc_url, release_ipc

@@ -2,7 +2,7 @@
 
     python benchmarks/output_shm.py [--samples 200] [--rounds 5] [--frames 2000]
 
-It needs iceoryx2 (``pip install 'paddle-hal[shm]'``). docs/evidence/output.md has what it printed.
+It needs iceoryx2 (``pip install 'iceoryx2>=0.10,<0.11'``). docs/evidence/output.md has what it printed.
 
 "one way" is from the first byte encoded to the record decoded, a frame each 2 ms. "raw bytes" are new each time and
 nobody looks at them: through ZeroMQ, and in memory of iceoryx2 with a word through ZeroMQ. "iceoryx2 alone" is the same
@@ -25,8 +25,8 @@ from typing import Any
 
 import output
 import zmq
-from hal_core.frames import decode, encode
-from hal_core.records import OutputRecord
+from hal_core.frames.envelope import decode, encode
+from hal_core.output.records import OutputRecord
 
 from hal.reading import OutputReader
 from hal.transport import open_sink, private_ipc_url, release_ipc

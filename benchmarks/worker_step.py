@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
 import numpy as np
-from hal_core.bound import bind
-from hal_core.cpu import CpuPlugin
-from hal_core.fields import Sizes
-from hal_core.requests import Request, SamplingParams
-from hal_core.sinks import Discard
+from hal_core.devices.cpu import CpuPlugin
+from hal_core.output.sinks import Discard
+from hal_core.runtime.bound import bind
+from hal_core.slots.admission import Request, SamplingParams
+from hal_core.slots.fields import Sizes
 
 import hal.worker.tokens
 import hal.worker.worker

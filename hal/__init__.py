@@ -6,8 +6,8 @@ Names are loaded on first use, so that ``import hal`` costs nothing and ``hal de
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False  # typing takes longer to import than all of this, and a command is not ready for a signal before
 if TYPE_CHECKING:
     from .listing import Listed as Listed
     from .listing import devices as devices

@@ -7,23 +7,45 @@ requirement ``Requires-Dist: paddle-hal-core>=X.Y,<X+1``; pip then refuses most 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from importlib import metadata
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from hal_core.errors import ContractMismatch, PluginError
-
-from .discovery import CORE, normalized
+from hal_core import ContractMismatch, PluginError
 
 if TYPE_CHECKING:
     from packaging.specifiers import SpecifierSet
     from packaging.version import Version
 
-    from .discovery import Entry
 
 #: Operators that bound a range from below and from above.
 _LOWER = frozenset({">=", ">", "==", "===", "~="})
 _UPPER = frozenset({"<", "<=", "==", "===", "~="})
+
+
+#: The embedded core: its own device needs no contract range and no place in the allow-list.
+CORE = "paddle-hal-core"
+
+
+def normalized(name: str) -> str:
+    """A distribution's name as it is compared: PEP 503."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+class Stated(Protocol):
+    """What is judged: one device name that an installed distribution provides, as its metadata says."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def distribution(self) -> str: ...
+    @property
+    def who(self) -> str: ...
+    @property
+    def requires(self) -> tuple[str, ...]: ...
+    @property
+    def embedded(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +70,20 @@ def _core_version() -> Version:
         text = metadata.version(CORE)
         return Version(text)
     except metadata.PackageNotFoundError:
-        raise PluginError(f"{CORE} is not installed", cure=f"pip install {CORE}") from None
+        cure = "it comes with hal: pip install ./core in hal's checkout"
+        raise PluginError(f"{CORE} is not installed", cure=cure) from None
     except (InvalidVersion, TypeError):
         raise PluginError(f"the metadata of {CORE} has no valid version", cure=f"reinstall {CORE}") from None
 
 
-def check(entry: Entry) -> None:
+def check(entry: Stated) -> None:
     """Raise :class:`ContractMismatch` unless the plugin's range holds the installed contract version."""
     result = verdict(entry)
     if result.problem:
         raise ContractMismatch(f"{entry.who}: {result.problem}", cure=result.cure, device=entry.name)
 
 
-def verdict(entry: Entry) -> Verdict:
+def verdict(entry: Stated) -> Verdict:
     """Judge the plugin's range. The core's own device needs none."""
     if entry.embedded:
         return Verdict("embedded")

@@ -13,15 +13,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 
-from hal_core.device import Plugin, Probe
-from hal_core.errors import HalError, InvalidValue, PluginError, Unavailable
+from hal_core import HalError, InvalidValue, Plugin, PluginError, Probe, Unavailable
+
+from . import contract
+from .contract import CORE, normalized
 
 GROUP = "hal.devices"
 #: A device's priority, where code need not be imported to read it: ``name = "priority_100"``; no line: never
 #: automatic. (Not plain digits: setuptools accepts only values that could be the name of a module.)
 PRIORITIES = "hal.priorities"
-#: The embedded core: its own device needs no contract range and no place in the allow-list.
-CORE = "paddle-hal-core"
 ALLOW_LIST = "HAL_PLUGINS"
 #: The priority of a device that declares none. Auto-selection leaves out whatever is below 0.
 NEVER = -1
@@ -60,11 +60,6 @@ class Entry:
         if not self.embedded:
             way_out += f", or leave it out with {ALLOW_LIST}"
         return PluginError(f"{self.who}: {what}", cure=cure or way_out, device=self.name)
-
-
-def normalized(name: str) -> str:
-    """A distribution name as package indexes compare it (PEP 503)."""
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def installed() -> tuple[Entry, ...]:
@@ -170,8 +165,6 @@ def load(entry: Entry) -> type[Plugin]:
 
     Raises :class:`PluginError` (of which :class:`ContractMismatch` is one) with the distribution and the cure.
     """
-    from . import contract
-
     if entry.problem:
         raise entry.error(entry.problem)
     contract.check(entry)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from hal_core.errors import ContractMismatch, HalError
+from hal_core import ContractMismatch, HalError
 
 from . import contract
 from .discovery import ALLOW_LIST, Entry, installed, load, probe, same_name

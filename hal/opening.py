@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from hal_core.capabilities import Capabilities
-from hal_core.errors import HalError, InvalidValue, PluginError
+from hal_core import Capabilities, HalError, InvalidValue, PluginError
 
 from .selection import Choice, first
 
 if TYPE_CHECKING:
-    from hal_core.bound import BoundDevice
-    from hal_core.device import Device
+    from hal_core import BoundDevice, Device
 
 
 def open_device(
@@ -26,7 +24,7 @@ def open_device(
 
     :param name: a device name or ``name:index``; else ``HAL_DEVICE``; else the best available device by priority.
     :param index: which of several devices of that name; 0 unless ``name`` says another.
-    :param require: what the device must offer (:meth:`hal_core.capabilities.Capabilities.check`), for example
+    :param require: what the device must offer (:meth:`hal_core.contract.capabilities.Capabilities.check`), for example
         ``{"async_set_value": "async"}``; refused here rather than slowed silently (G7).
     :param options: handed to the plugin as they are.
     :raises DeviceNotFound: no plugin of that name, with what is installed and what may be meant.
@@ -53,7 +51,8 @@ def _open(choice: Choice, require: Mapping[str, str | bool], options: Mapping[st
         capabilities: object = getattr(device, "capabilities", None)
         if not isinstance(capabilities, Capabilities):
             raise entry.error(f"the opened device has capabilities {capabilities!r}, not a hal_core.Capabilities")
-        capabilities.check(require, getattr(device, "name", entry.name))  # which may say that it is substituted
+        _check_name(choice, device, capabilities)
+        capabilities.check(require, device.name)
         return _bound(choice, device)
     except BaseException as error:
         try:
@@ -63,8 +62,18 @@ def _open(choice: Choice, require: Mapping[str, str | bool], options: Mapping[st
         raise
 
 
+def _check_name(choice: Choice, device: Device, capabilities: Capabilities) -> None:
+    """Errors and logs name the device: it must be the one that was asked for, or say what stands in for it."""
+    name = choice.entry.name
+    if capabilities.substituted:
+        name = f"{name} (substituted: {capabilities.substituted})"
+    stated: object = getattr(device, "name", None)
+    if stated != name:
+        raise choice.entry.error(f"the opened device has the name {stated!r}, not {name!r}")
+
+
 def _bound(choice: Choice, device: Device) -> BoundDevice:
-    from hal_core.bound import bind
+    from hal_core import bind
 
     try:
         return bind(device)

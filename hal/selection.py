@@ -10,15 +10,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from hal_core.errors import DeviceNotFound, HalError, InvalidValue, Unavailable
+from hal_core import DeviceNotFound, HalError, InvalidValue, Unavailable
 
-from .discovery import ALLOW_LIST, CORE, Entry, installed, load, probe, same_name
+from .contract import CORE
+from .discovery import ALLOW_LIST, Entry, installed, load, probe, same_name
 
 if TYPE_CHECKING:
-    from hal_core.device import Plugin
+    from hal_core import Plugin, Probe
 
 T = TypeVar("T")
 ENVIRONMENT = "HAL_DEVICE"
+#: The core, which is in the same checkout, brings a device.
+NOTHING_INSTALLED = f"reinstall {CORE}: pip install ./core in hal's checkout"
 _LOG = logging.getLogger("hal")
 _NAME = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9_.-]*)(?P<colon>:(?P<index>[0-9]{1,9})?)?")
 
@@ -53,25 +56,32 @@ def first(use: Callable[[Choice], T], name: str | None = None, index: int | None
     """``use`` the device asked for; without one, use the first by priority that is not Unavailable.
 
     A device that is unavailable (its probe says so, or ``use`` raises :class:`Unavailable`) is passed over with one
-    warning. Everything else that goes wrong with a plugin is raised: another device must not run in its place.
+    warning; one that is absent, whose chip is not on this machine, with a record of level INFO. Everything else that
+    goes wrong with a plugin is raised: another device must not run in its place.
     """
     request = requested(name, index)
     entries = installed()
     if request.name is not None:
-        return _use(use, _find(entries, request), request.index)
+        entry = _find(entries, request)
+        return _use(use, entry, *_probed(entry), request.index)
     reasons = []
     for entry in _ranked(entries):
+        plugin, answer = _probed(entry)
         try:
-            return _use(use, entry, request.index)
+            return _use(use, entry, plugin, answer, request.index)
         except Unavailable as error:
-            _LOG.warning("%s; trying the next device", _one_line(error))
+            level = logging.WARNING if answer.present else logging.INFO
+            _LOG.log(level, "%s; trying the next device", _one_line(error))
             reasons.append(_one_line(error))
     raise Unavailable(f"no device can be used here: {'; '.join(reasons)}", cure="hal devices shows each")
 
 
-def _use(use: Callable[[Choice], T], entry: Entry, index: int) -> T:
+def _probed(entry: Entry) -> tuple[type[Plugin], Probe]:
     plugin = load(entry)
-    answer = probe(entry, plugin)
+    return plugin, probe(entry, plugin)
+
+
+def _use(use: Callable[[Choice], T], entry: Entry, plugin: type[Plugin], answer: Probe, index: int) -> T:
     if not answer.available:
         raise Unavailable(answer.reason or "not available here", cure=answer.cure, device=entry.name)
     try:
@@ -123,25 +133,27 @@ def _find(entries: Sequence[Entry], request: Request) -> Entry:
             cure=f"add {claims[0].distribution} to {ALLOW_LIST}",
             argument=request.source,
         )
-    known = sorted({entry.name for entry in entries if entry.allowed})
-    close = difflib.get_close_matches(name.lower(), known, n=1)
-    meant = f"did you mean {close[0]!r}? else " if close else ""
+    known = sorted({entry.name for entry in entries if entry.allowed and not entry.problem})
+    close = difflib.get_close_matches(name.lower(), known)
+    cure = "name one of those, or install the plugin that provides it" if known else NOTHING_INSTALLED
+    if close:
+        cure = f"did you mean {' or '.join(map(repr, close))}?"
     raise DeviceNotFound(
-        f"no device {name!r}; installed: {', '.join(known) or 'none'}",
-        cure=f"{meant}pip install paddle-hal-{name.lower()}",
-        argument=request.source,
+        f"no device {name!r}; installed: {', '.join(known) or 'none'}", cure=cure, argument=request.source
     )
 
 
 def _ranked(entries: Sequence[Entry]) -> list[Entry]:
     """The devices that may be selected automatically, best first; equal priorities by name.
 
-    Metadata that leaves the order open (a damaged plugin, a name claimed twice) is an error before anything is loaded.
+    A plugin whose metadata cannot be used has no place in that order; it is named in a warning and stops no other. A
+    name that two sound ones claim is an error, before anything is loaded.
     """
     allowed = [entry for entry in entries if entry.allowed]
     for entry in allowed:
         if entry.problem:
-            raise entry.error(entry.problem)
+            _LOG.warning("%s; it is left out", _one_line(entry.error(entry.problem)))
+    allowed = [entry for entry in allowed if not entry.problem]
     ranked = [entry for entry in allowed if entry.priority >= 0]
     for entry in ranked:
         if sum(other.name == entry.name for other in allowed) > 1:
@@ -149,6 +161,6 @@ def _ranked(entries: Sequence[Entry]) -> list[Entry]:
     if not ranked:
         others = ", ".join(sorted({entry.name for entry in allowed}))
         what = f"no device is selected automatically; installed: {others}" if others else "no device is installed"
-        cure = f"name one in {ENVIRONMENT}" if others else f"pip install {CORE}"
+        cure = f"name one in {ENVIRONMENT}" if others else NOTHING_INSTALLED
         raise DeviceNotFound(what, cure=cure)
     return ranked

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -12,7 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from hal_core.conformance.apart import KitProcess
+from hal_core.conformance.harness.apart import KitProcess
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
@@ -21,7 +22,7 @@ DOCUMENT = ROOT / "docs" / "adding-a-device.md"
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory):
-    """A fresh environment that sees what is installed here, with both examples installed by pip. Nothing is fetched."""
+    """A fresh environment that sees what is installed here, with the examples installed by pip. Nothing is fetched."""
     folder = tmp_path_factory.mktemp("fresh")
     venv.create(folder, with_pip=False)
     found = folder / "bin" / "python"
@@ -29,7 +30,7 @@ def python(tmp_path_factory):
     here = sysconfig.get_path("purelib")
     (libraries / "here.pth").write_text(f"import site; site.addsitedir({here!r})\n")
     install = ["--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check", "-q"]
-    packages = [str(folder / name) for name in ("npu", "arena")]
+    packages = [str(folder / name) for name in ("npu", "arena", "queue")]
     for package in packages:  # copied, so that nothing is built into the repository
         subprocess.run(["cp", "-r", str(EXAMPLES / Path(package).name), package], check=True)
     done = run(found, "-m", "pip", "install", *install, *packages)
@@ -54,13 +55,14 @@ def run(python, *arguments):
     )
 
 
-def test_both_are_found_by_their_entry_points(python):
+def test_all_are_found_by_their_entry_points(python):
     code = "from hal.cli import main; main()"
     done = run(python, "-c", code, "devices", "--json")
     assert done.returncode == 0, done.stderr
     rows = {row["name"]: row for row in json.loads(done.stdout)["devices"]}
-    assert rows["arena"]["distribution"] == "hal-example-arena"
-    assert rows["arena"]["status"] == "available"
+    for name in ("arena", "queue"):
+        assert rows[name]["distribution"] == f"hal-example-{name}"
+        assert rows[name]["status"] == "available"
     assert rows["npu"]["distribution"] == "hal-example-npu"
     assert rows["npu"]["status"] == "unavailable"
     assert "no npu" in rows["npu"]["reason"]
@@ -69,18 +71,25 @@ def test_both_are_found_by_their_entry_points(python):
 
 @pytest.fixture(scope="module")
 def kits(python):
-    """The kit on both, in that environment, started at once."""
+    """The kit on all of them, in that environment, started at once."""
     # g27 reads the sources of the core: once, for cpu, is enough
     quick = ("--hal-profile=quick", "--hal-examples=1", "-k", "not g27")
     with ExitStack() as stack:
         yield {
             device: stack.enter_context(KitProcess(device, *quick, environment=clean(**options), python=str(python)))
-            for device, options in (("arena", {}), ("npu", {"HAL_NPU_PLACE": "sim", "HALSIM_MODE": "2"}))
+            for device, options in (
+                ("arena", {}),
+                ("queue", {}),
+                ("npu", {"HAL_NPU_PLACE": "sim", "HALSIM_MODE": "2"}),
+            )
         }
 
 
-@pytest.mark.parametrize(("device", "shown"), [("arena", "arena:0"), ("npu", "npu (substituted: sim):0")])
-def test_both_pass_the_conformance_kit(kits, device, shown):
+@pytest.mark.conform
+@pytest.mark.parametrize(
+    ("device", "shown"), [("arena", "arena:0"), ("queue", "queue:0"), ("npu", "npu (substituted: sim):0")]
+)
+def test_all_pass_the_conformance_kit(kits, device, shown):
     if device == "npu":
         from hal_sim.build import NoCompiler, paddle_device
 
@@ -88,9 +97,18 @@ def test_both_pass_the_conformance_kit(kits, device, shown):
             paddle_device()
         except NoCompiler as error:
             pytest.skip(str(error))
-    found = kits[device].report()
+    found = kits[device].report(900)
     assert found["header"]["origin"] == f"hal-example-{device} 0.1.0"
     assert found["header"]["device"] == shown
+
+
+def test_nothing_is_skipped_on_the_asynchronous_one_but_ranks(kits):
+    found = kits["queue"].report()
+    missing = {need for entry in found["guarantees"] for need in re.findall(r"needs ([\w ]+)", entry["note"])}
+    only_others = {"not async_h2d", "not can_hold_stream"}  # of G7: what is for synchronous devices, or without a latch
+    assert missing == {"several_ranks"} | only_others
+    outcomes = {test["outcome"] for entry in found["guarantees"] for test in entry["tests"]}
+    assert outcomes == {"passed", "skipped"}, "no failure is expected"
 
 
 def lines(folder):
@@ -105,12 +123,19 @@ def lines(folder):
 def test_they_are_as_small_as_the_document_says():
     assert lines("npu") + len((EXAMPLES / "npu" / "pyproject.toml").read_text().splitlines()) <= 40
     assert lines("arena") + len((EXAMPLES / "arena" / "pyproject.toml").read_text().splitlines()) <= 100
+    assert lines("queue") + len((EXAMPLES / "queue" / "pyproject.toml").read_text().splitlines()) <= 200
 
 
 @pytest.mark.parametrize("path", ["npu/hal_example_npu/__init__.py", "npu/pyproject.toml"])
 def test_the_document_shows_the_example_as_it_is(path):
     text = (EXAMPLES / path).read_text(encoding="utf-8").strip()
     assert text in DOCUMENT.read_text(encoding="utf-8")
+
+
+def test_the_document_shows_the_primitives_of_the_asynchronous_example():
+    text = (EXAMPLES / "queue/hal_example_queue/device.py").read_text(encoding="utf-8")
+    begin, end = text.index("class QueuePrimitives"), text.index("class QueueDevice")
+    assert text[begin:end].strip() in DOCUMENT.read_text(encoding="utf-8")
 
 
 def test_the_support_page_is_what_the_reports_say():

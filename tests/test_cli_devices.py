@@ -164,7 +164,7 @@ def test_without_any_plugin_the_listing_is_empty_and_well(tmp_path, monkeypatch,
             assert (report["devices"], report["selected"]) == ([], None)
             assert "no device is installed" in report["why"]
         else:
-            assert "no device is installed (pip install paddle-hal-core)" in out
+            assert "no device is installed (reinstall paddle-hal-core: pip install ./core" in out
 
 
 def listing(capsys, arguments):
@@ -325,8 +325,11 @@ def test_a_device_that_hangs_is_ended_with_all_it_has_started(tmp_path, monkeypa
     monkeypatch.setenv("PYTHONPATH", str(site.folder))
     mark = site.folder / "hung"  # the helper that the device starts; it inherits nothing that we wait for
     monkeypatch.setenv("HAL_TEST_MARK", str(mark))
-    result = open_in_subprocess("alpha", 3)
-    assert result == {"error": "opening took longer than 3 s (raise --timeout, or see why it hangs)"}
+    for seconds in (3, 10, 60):  # enough to come to where it hangs, on any machine
+        result = open_in_subprocess("alpha", seconds)
+        assert result == {"error": f"opening took longer than {seconds} s (raise --timeout, or see why it hangs)"}
+        if mark.exists():
+            break
     helper = int(mark.read_text())
     assert not alive(helper)
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from hal_core.bound import bind
-from hal_core.cpu import CpuPlugin
-from hal_core.fields import Sizes
-from hal_core.records import SlotStatus
-from hal_core.requests import Request, SamplingParams
-from hal_core.sinks import MemorySink
+from hal_core.devices.cpu import CpuPlugin
+from hal_core.output.records import SlotStatus
+from hal_core.output.sinks import MemorySink
+from hal_core.runtime.bound import bind
+from hal_core.slots.admission import Request, SamplingParams
+from hal_core.slots.fields import Sizes
 
 from hal.engine import Engine
 from hal.model import DEFAULT_CHECKPOINT

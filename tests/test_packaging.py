@@ -85,7 +85,7 @@ def test_a_wheel_carries_the_license(package):
 def test_the_entry_points_are_there(wheels):
     assert wheels["paddle-hal"].points("console_scripts") == {"hal": "hal.cli:main"}
     assert wheels["paddle-hal"].points("hal.devices") == {}
-    assert wheels["paddle-hal-core"].points("hal.devices") == {"cpu": "hal_core.cpu:CpuPlugin"}
+    assert wheels["paddle-hal-core"].points("hal.devices") == {"cpu": "hal_core.devices.cpu:CpuPlugin"}
     assert wheels["paddle-hal-core"].points("hal.priorities") == {"cpu": "priority_0"}
 
 
@@ -172,7 +172,7 @@ def test_the_host_imports_no_device_package():
         f"{path.relative_to(ROOT)}:{line}: {module}"
         for path in sources(HOST)
         for module, line, _ in imports(path)
-        if re.match(r"hal_(?!core(\.|$))", module) or module.startswith("hal_core.cpu")
+        if re.match(r"hal_(?!core(\.|$))", module) or module.startswith("hal_core.devices.cpu")
     ]
     assert wrong == []
 

@@ -29,7 +29,7 @@ def site(tmp_path, monkeypatch):
 
 def passed_over(caplog):
     lines = [record.getMessage() for record in caplog.records if record.name == "hal"]
-    return [line for line in lines if "trying the next device" in line]
+    return [line for line in lines if "trying the next device" in line or "it is left out" in line]
 
 
 def test_the_best_priority_wins_and_nothing_else_is_imported(site, caplog):
@@ -73,6 +73,29 @@ def test_an_unavailable_device_is_passed_over_with_one_line(site, caplog, state)
     assert line.startswith("alpha: no ")
     assert line.endswith("; trying the next device")
     assert caplog.records[-1].levelno == logging.WARNING
+
+
+def test_a_device_that_is_not_on_this_machine_is_passed_over_without_a_word(site, caplog):
+    site.device("alpha", priority=10, state="absent")
+    with caplog.at_level(logging.INFO, "hal"):
+        assert select().entry.name == "cpu"
+    (record,) = [record for record in caplog.records if record.name == "hal"]
+    assert record.levelno == logging.INFO
+    assert record.getMessage() == "alpha: no such chip (use another machine); trying the next device"
+
+
+def test_an_absent_device_that_is_named_is_an_error(site):
+    site.device("alpha", state="absent")
+    with pytest.raises(Unavailable, match=r"alpha: no such chip \(use another machine\)"):
+        select("alpha")
+
+
+def test_when_nothing_can_be_used_the_error_tells_of_absent_devices_too(tmp_path, monkeypatch):
+    site = Site(tmp_path / "other").activate(monkeypatch)
+    site.core(device=True, state="unavailable")
+    site.device("alpha", state="absent")
+    with pytest.raises(Unavailable, match=r"alpha: no such chip .*; cpu: no chip"):
+        select()
 
 
 def test_a_named_device_that_is_unavailable_is_an_error(site):
@@ -139,11 +162,29 @@ def test_one_distribution_that_claims_a_name_twice_is_an_error(site):
         select("twin")
 
 
-def test_an_unreadable_plugin_stops_the_automatic_choice_but_not_a_named_one(site):
+@pytest.mark.parametrize("priority", ["high", "priority_-1", "priority_12345678901"])
+def test_a_plugin_with_wrong_metadata_stops_no_other_and_is_named_in_one_line(site, caplog, priority):
+    site.device("alpha", priority=priority)
+    site.device("beta", priority=5)
+    assert select().entry.name == "beta"
+    (line,) = passed_over(caplog)
+    assert line.startswith("alpha: paddle-hal-alpha 1.0: the entry-point group hal.priorities gives priority")
+    assert line.endswith("; it is left out")
+    assert "\n" not in line
+    assert site.imported() == {"paddle-hal-beta"}
+    assert select("cpu").entry.name == "cpu"
+
+
+def test_a_plugin_with_wrong_metadata_does_not_take_a_sound_ones_name(site, caplog):
+    site.device("cpu", priority="high", distribution="acme-hal")
+    assert select().entry.distribution == "paddle-hal-core"
+    assert "acme-hal" in passed_over(caplog)[0]
+
+
+def test_named_a_plugin_with_wrong_metadata_is_an_error(site):
     site.device("alpha", priority="high")
     with pytest.raises(PluginError, match="paddle-hal-alpha"):
-        select()
-    assert select("cpu").entry.name == "cpu"
+        select("alpha")
 
 
 def test_a_device_left_out_by_the_allow_list_is_not_found(site, monkeypatch):
@@ -159,10 +200,13 @@ def test_a_device_left_out_by_the_allow_list_is_not_found(site, monkeypatch):
     [
         (
             "alhpa",
-            "name: no device 'alhpa'; installed: alpha, cpu (did you mean 'alpha'? else pip install paddle-hal-alhpa)",
+            "name: no device 'alhpa'; installed: alpha, cpu (did you mean 'alpha'?)",
         ),
-        ("CPU", "name: no device 'CPU'; installed: alpha, cpu (did you mean 'cpu'? else pip install paddle-hal-cpu)"),
-        ("zzz", "name: no device 'zzz'; installed: alpha, cpu (pip install paddle-hal-zzz)"),
+        ("CPU", "name: no device 'CPU'; installed: alpha, cpu (did you mean 'cpu'?)"),
+        (
+            "zzz",
+            "name: no device 'zzz'; installed: alpha, cpu (name one of those, or install the plugin that provides it)",
+        ),
     ],
 )
 def test_an_unknown_name_says_what_is_installed_and_what_may_be_meant(site, name, text):
@@ -258,7 +302,9 @@ def test_a_requirement_that_cannot_be_met_is_refused_and_nothing_stays_open(site
     hal.open_device(require={"async_set_value": "sync", "fused_scatter": True}).close()
 
 
-@pytest.mark.parametrize("state", ["wrong_signature", "missing_hook", "no_capabilities", "no_name"])
+@pytest.mark.parametrize(
+    "state", ["wrong_signature", "missing_hook", "no_capabilities", "no_name", "another_devices_name"]
+)
 def test_a_device_that_breaks_the_contract_is_refused_and_closed(site, state):
     site.device("alpha", state=state)
     with pytest.raises(PluginError) as caught:

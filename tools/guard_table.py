@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 CORE = "core/src/hal_core/"
 QUEUED = "queued_device:queued"
-"""The asynchronous device of threads in core/tests/conformance."""
+"""The asynchronous example device, by core/tests/conformance."""
+
+BASE = "core/tests/devices/test_asynchronous.py::"
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ GUARDS: tuple[Guard, ...] = (
     Guard(
         "an invalid batch is refused",
         "G8",
-        CORE + "policy.py",
+        CORE + "runtime/policy.py",
         "            if found:\n                raise InvalidBatch(found)\n",
         "",
         ("test_g08_an_invalid_batch_changes_nothing_and_every_problem_is_listed",),
@@ -35,7 +37,7 @@ GUARDS: tuple[Guard, ...] = (
     Guard(
         "a group of one does not communicate",
         "G15",
-        CORE + "policy.py",
+        CORE + "runtime/policy.py",
         "        if group.size == 1:\n            return DONE\n",
         "",
         ("test_g15_a_group_of_one_communicates_nothing",),
@@ -43,7 +45,7 @@ GUARDS: tuple[Guard, ...] = (
     Guard(
         "only the first rank sends",
         "G17",
-        CORE + "policy.py",
+        CORE + "runtime/policy.py",
         "        first = step.group.is_first\n",
         "        first = True\n",
         ("test_g17_a_rank_that_is_not_the_first_sends_nothing",),
@@ -51,7 +53,7 @@ GUARDS: tuple[Guard, ...] = (
     Guard(
         "the clean-up is in a finally",
         "G18",
-        CORE + "policy.py",
+        CORE + "runtime/policy.py",
         "                device.submit(state.cleanup_plan(order), stream)\n",
         "",
         ("test_g18_every_rank_cleans_up_also_where_nothing_is_sent",),
@@ -59,7 +61,7 @@ GUARDS: tuple[Guard, ...] = (
     Guard(
         "an unusable state is refused",
         "G14",
-        CORE + "policy.py",
+        CORE + "runtime/policy.py",
         'cure="use its own device", argument="state")\n    state.check_usable()\n',
         'cure="use its own device", argument="state")\n',
         ("test_g14_a_state_that_ranks_disagree_about_is_refused_by_every_hook",),
@@ -67,7 +69,7 @@ GUARDS: tuple[Guard, ...] = (
     Guard(
         "memory of another device is refused",
         "G26",
-        CORE + "policy.py",
+        CORE + "runtime/policy.py",
         "        if view.memory.device is not device:\n",
         "        if False:\n",
         ("test_g26_memory_of_another_opened_device_is_refused",),
@@ -75,7 +77,7 @@ GUARDS: tuple[Guard, ...] = (
     Guard(
         "a step's slots are checked",
         "G21",
-        CORE + "policy.py",
+        CORE + "runtime/policy.py",
         '    state.check_slots(step.spans[state.name], "step")\n',
         "",
         ("test_g21_what_the_host_can_see_out_of_bounds_raises_at_the_call",),
@@ -83,7 +85,7 @@ GUARDS: tuple[Guard, ...] = (
     Guard(
         "a batch waits for its slots' readers",
         "G28",
-        CORE + "policy.py",
+        CORE + "runtime/policy.py",
         "        state.guard_batch(batch, stream)\n",
         "",
         ("test_g28_a_slot_is_not_written_before_its_last_reader_has_passed",),
@@ -93,7 +95,7 @@ GUARDS: tuple[Guard, ...] = (
     Guard(
         "only who is in a slot can leave it",
         "G8",
-        CORE + "batch_checks.py",
+        CORE + "slots/checks.py",
         "    if ledger.serials[row.slot] != row.request.serial:\n",
         "    if False:\n",
         ("test_g08_an_invalid_batch_changes_nothing_and_every_problem_is_listed",),
@@ -101,7 +103,7 @@ GUARDS: tuple[Guard, ...] = (
     Guard(
         "a slot that is held is not entered",
         "G8",
-        CORE + "batch_checks.py",
+        CORE + "slots/checks.py",
         "not 0 <= slot < sizes.slots or holders[slot] is not None or",
         "not 0 <= slot < sizes.slots or",
         ("test_g08_a_slot_that_is_held_is_not_entered",),
@@ -109,7 +111,7 @@ GUARDS: tuple[Guard, ...] = (
     Guard(
         "a large batch is checked too",
         "G8",
-        CORE + "batch_checks.py",
+        CORE + "slots/checks.py",
         "    return not len(tasks.blocks) or int(tasks.blocks.min()) >= 0\n",
         "    return True\n",
         ("core/tests/test_insertion.py::test_g08_one_bad_task_is_found_however_many_there_are",),
@@ -117,7 +119,7 @@ GUARDS: tuple[Guard, ...] = (
     Guard(
         "the ledger knows what a step appended",
         "G11",
-        CORE + "ledger.py",
+        CORE + "slots/host_table.py",
         "        row[slots] = np.minimum(row[slots] + most, self.sizes.max_tokens)\n",
         "",
         (
@@ -129,7 +131,7 @@ GUARDS: tuple[Guard, ...] = (
     Guard(
         "tails of rows are reset (few requests)",
         "G11",
-        CORE + "insertion.py",
+        CORE + "slots/insertion.py",
         "            if written[row] > used:\n",
         "            if False:\n",
         ("test_g11_nothing_of_the_former_request_is_left_in_a_slot",),
@@ -137,7 +139,7 @@ GUARDS: tuple[Guard, ...] = (
     Guard(
         "tails of rows are reset (many requests)",
         "G11",
-        CORE + "insertion.py",
+        CORE + "slots/insertion.py",
         "    if stale.max() > 0:\n",
         "    if False:\n",
         ("core/tests/test_insertion.py::test_g09_g11_a_batch_equals_its_tasks_one_by_one",),
@@ -145,7 +147,7 @@ GUARDS: tuple[Guard, ...] = (
     Guard(
         "tails of rows are reset (mixed batch)",
         "G11",
-        CORE + "insertion.py",
+        CORE + "slots/insertion.py",
         "    if len(kinds):\n        at, size",
         "    if False:\n        at, size",
         ("test_g11_nothing_of_the_former_request_is_left_in_a_slot",),
@@ -154,7 +156,7 @@ GUARDS: tuple[Guard, ...] = (
     Guard(
         "a staging block waits for its fence",
         "G3",
-        CORE + "staging.py",
+        CORE + "devices/staging.py",
         "        while self.entries and self.entries[0][2].done():\n",
         "        while self.entries:\n",
         ("core/tests/test_staging.py::test_g03_a_span_is_never_handed_out_under_a_fence",),
@@ -162,16 +164,57 @@ GUARDS: tuple[Guard, ...] = (
     Guard(
         "a ring that stays full raises",
         "G3",
-        CORE + "staging.py",
+        CORE + "devices/staging.py",
         "        if not segment.entries[0][2].wait(self.deadline):\n",
         "        if not segment.entries.popleft()[2].wait(self.deadline) and False:\n",
         ("core/tests/test_staging.py::test_g03_a_ring_that_stays_full_raises_with_nothing_taken",),
+    ),
+    # -- the asynchronous base -----------------------------------------------------------------------------------
+    Guard(
+        "a write waits for copies out of the same bytes",
+        "G22",
+        CORE + "devices/tickets.py",
+        "            if memory is None or (begin < memory.address + memory.nbytes and memory.address < end):\n",
+        "            if False:\n",
+        (BASE + "test_g22_a_write_waits_on_its_stream_for_copies_of_the_same_bytes_by_whatever_view",),
+    ),
+    Guard(
+        "a host block waits for its copy",
+        "G23",
+        CORE + "devices/blocks.py",
+        "        self.blocks.give_after(self.event, self.block)\n",
+        "        self.blocks.give(self.block)\n",
+        (BASE + "test_blocks_of_copies_that_nobody_looks_at_are_not_given_back_before_they_are_over",),
+    ),
+    Guard(
+        "memory waits for the last work of every stream",
+        "G5",
+        CORE + "devices/lifetimes.py",
+        "self.device.retired.add(self.device.last.values(), self._free)",
+        "self.device.retired.add((), self._free)",
+        (BASE + "test_memory_that_is_dropped_is_free_when_its_work_is_over_and_not_before",),
+    ),
+    Guard(
+        "what a failed call has staged keeps its fence",
+        "G3",
+        CORE + "devices/asynchronous.py",
+        "            self.staging.fence(span, self.mark(stream))  # a part of it may be under way\n",
+        "            self.staging.drop(span)\n",
+        (BASE + "test_what_a_failed_call_has_left_on_the_stream_is_waited_for_by_closing",),
+    ),
+    Guard(
+        "a fault ends the device",
+        "G26",
+        CORE + "devices/health.py",
+        "            self.fault, self.unusable = error, True\n",
+        "            pass\n",
+        (BASE + "test_a_fault_sticks_to_its_device_alone",),
     ),
     # -- output ------------------------------------------------------------------------------------------------
     Guard(
         "counts and drafts are in bounds",
         "G21",
-        CORE + "output_rows.py",
+        CORE + "output/rows.py",
         "wrong = strange | (held & ((counts < 0) | (counts > most) | (drafts < 0) | (drafts > facts.max_draft)))",
         "wrong = strange",
         ("test_g21_a_draft_count_out_of_bounds_is_an_error_of_its_row",),
@@ -179,7 +222,7 @@ GUARDS: tuple[Guard, ...] = (
     Guard(
         "the output is of the broadcast's step",
         "G14",
-        CORE + "output.py",
+        CORE + "output/ticket.py",
         "                    self._check.verify(self._copy.data[0])\n",
         "                    pass\n",
         ("test_g14_the_output_of_a_slice_with_another_header_is_not_sent",),
@@ -188,7 +231,7 @@ GUARDS: tuple[Guard, ...] = (
     Guard(
         "ranks compare their terms",
         "G14",
-        CORE + "collective.py",
+        CORE + "ranks/agreement.py",
         "        if found:\n            error = StateUnusable(",
         "        if False:\n            error = StateUnusable(",
         ("test_g14_what_ranks_hold_unequal_is_found_before_the_first_collective",),
@@ -196,7 +239,7 @@ GUARDS: tuple[Guard, ...] = (
     Guard(
         "a slice's header is compared",
         "G14",
-        CORE + "collective.py",
+        CORE + "ranks/agreement.py",
         "error = None if header == self._expected else self._agreement.disagreement(header, self._expected)",
         "error = None",
         ("test_g14_a_rank_that_missed_a_broadcast_is_found_by_the_header",),
@@ -205,7 +248,7 @@ GUARDS: tuple[Guard, ...] = (
     Guard(
         "a count out of bounds appends nothing",
         "G21",
-        CORE + "advance.py",
+        CORE + "slots/advance.py",
         "    gives = gives & ~bad\n",
         "",
         ("test_g21_what_only_the_device_knows_is_checked_before_encoding",),
@@ -213,7 +256,7 @@ GUARDS: tuple[Guard, ...] = (
     Guard(
         "a full row ends its request",
         "G9",
-        CORE + "advance.py",
+        CORE + "slots/advance.py",
         '    full = (generated >= column["max_dec_len"][slots]) | (total >= sizes.max_tokens)\n',
         '    full = generated >= column["max_dec_len"][slots]\n',
         ("test_g09_a_step_changes_only_what_its_documentation_says",),
@@ -222,7 +265,7 @@ GUARDS: tuple[Guard, ...] = (
     Guard(
         "ints that do not fit are refused",
         "G6",
-        CORE + "convert.py",
+        CORE + "memory/convert.py",
         "        _refuse_where(out != native, native, source, dtype)  # NumPy compares mixed signs by value\n",
         "        pass\n",
         ("test_g06_arrays_are_converted_by_value_at_the_edges_of_every_type",),
@@ -230,7 +273,7 @@ GUARDS: tuple[Guard, ...] = (
     Guard(
         "floats that would overflow are refused",
         "G6",
-        CORE + "convert.py",
+        CORE + "memory/convert.py",
         "            _refuse_where(np.isfinite(values) & (np.abs(values) >= limit), native, source, dtype)\n",
         "            pass\n",
         ("test_g06_arrays_are_converted_by_value_at_the_edges_of_every_type",),
@@ -238,7 +281,7 @@ GUARDS: tuple[Guard, ...] = (
     Guard(
         "counts of elements must fit",
         "G6",
-        CORE + "convert.py",
+        CORE + "memory/convert.py",
         "    if count != wanted:\n",
         "    if False:\n",
         ("test_g06_a_count_that_does_not_fit_is_refused_and_both_shapes_are_named",),

@@ -24,8 +24,8 @@ from pathlib import Path
 from guard_table import GUARDS, Guard
 
 ROOT = Path(__file__).resolve().parents[1]
-COPIED = ("core", "pyproject.toml")
-PATIENCE = 180
+COPIED = ("core", "examples", "pyproject.toml", "conftest.py")
+PATIENCE = 600
 """Seconds; a run that takes longer hangs, which is no way to miss a guard."""
 LEFT_OUT = shutil.ignore_patterns("__pycache__", ".*_cache", ".hypothesis", "*.egg-info")
 
@@ -74,7 +74,7 @@ class Copy:
         names = sorted({test.rpartition("::")[2] for test in tests})
         common = ["-m", "pytest", "-q", "--tb=no", "-rf", "-p", "no:cacheprovider", "-k", " or ".join(names)]
         if files:
-            done = self._python(*common, "--import-mode=importlib", *files)
+            done = self._python(*common, "--import-mode=importlib", "--hypothesis-profile=unshrunk", *files)
         else:
             kit = self.folder / "core/src/hal_core/conformance"
             chosen = f"--hal-device-factory={device}" if ":" in device else f"--hal-device={device}"

@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from hal_core.capabilities import Capabilities
-from hal_core.conformance.guarantees import GUARANTEES
-from hal_core.conformance.rendering import MARKS
+from hal_core.conformance.harness.guarantees import GUARANTEES
+from hal_core.conformance.report.rendering import MARKS
+from hal_core.contract.capabilities import Capabilities
 
 STATUSES = {mark: status for status, mark in MARKS.items()}
 HOOKS = {guarantee.name: guarantee.hook for guarantee in GUARANTEES}

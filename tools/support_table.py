@@ -3,8 +3,7 @@
     hal conform maca --report /tmp/maca.json              # or pytest … --hal-report=/tmp/maca.json
     python tools/support_table.py /tmp/maca.json …        # take reports, then write docs/support.md
     python tools/support_table.py proof.json --on H200    # or reports as printed, in the record of a proof on hardware
-    python tools/support_table.py --readme                # and the README's table, between its markers
-    python tools/support_table.py --readme --check        # write nothing; say what is out of date (for tests)
+    python tools/support_table.py --check                 # write nothing; say what is out of date (for tests)
 
 What was taken is kept in docs/support.json: by device as it calls itself, so that a substituted device has its own row.
 ``--on TEXT`` names the hardware of the reports given, where it is more than the machine's architecture.
@@ -22,8 +21,7 @@ from typing import Any
 from printed_report import printed_report, together
 
 ROOT = Path(__file__).parents[1]
-KEPT, PAGE, README = ROOT / "docs" / "support.json", ROOT / "docs" / "support.md", ROOT / "README.md"
-MARKERS = "<!-- support table -->", "<!-- end of support table -->"
+KEPT, PAGE = ROOT / "docs" / "support.json", ROOT / "docs" / "support.md"
 HOOKS = ("insert_tasks", "async_set_value", "save_output", "broadcast_tokens")
 ASYNC = {"insert_tasks": "async_h2d", "async_set_value": "async_h2d", "save_output": "async_d2h"}
 
@@ -74,7 +72,7 @@ def verdict(row: dict[str, Any], hook: str) -> str:
 
 
 def table(kept: dict[str, Any]) -> str:
-    """The table of the README: one row for each device and hook."""
+    """One row for each device and hook."""
     lines = ["| device | hook | how bytes move | verified on | by the kit | since |", "|---|---|---|---|---|---|"]
     for device, row in sorted(kept.items()):
         since = f"{row['distribution']} {row['since']}"
@@ -109,15 +107,6 @@ def page(kept: dict[str, Any]) -> str:
     return "\n".join(parts) + "\n"
 
 
-def readme(text: str, made: str) -> str:
-    """The README with the table between its markers."""
-    head, marker, rest = text.partition(MARKERS[0])
-    if not marker:
-        raise SystemExit(f"{README.name} has no line {MARKERS[0]}")
-    _, end, tail = rest.partition(MARKERS[1])
-    return f"{head}{MARKERS[0]}\n{made}\n{MARKERS[1]}{tail if end else rest}"
-
-
 def reports(paths: list[Path]) -> list[dict[str, Any]]:
     """The reports in files: in the kit's JSON form, or as ``plugins/cuda/proof/prove.py`` wrote them down.
 
@@ -133,19 +122,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("reports", nargs="*", type=Path)
     parser.add_argument("--on", default="", help="the hardware of these reports")
-    parser.add_argument("--readme", action="store_true", help="the README's table as well")
     parser.add_argument("--check", action="store_true", help="write nothing; say what is out of date")
     chosen = parser.parse_args()
     kept: dict[str, Any] = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
     for report in reports(chosen.reports):
         device = report["header"]["device"].rpartition(":")[0]
         kept[device] = taken(report, chosen.on, kept.get(device, {}))
-    made = {
-        KEPT: json.dumps(dict(sorted(kept.items())), indent=1) + "\n",
-        PAGE: page(kept),
-    }
-    if chosen.readme:
-        made[README] = readme(README.read_text(encoding="utf-8"), table(kept))
+    made = {KEPT: json.dumps(dict(sorted(kept.items())), indent=1) + "\n", PAGE: page(kept)}
     stale = [path for path, text in made.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     for path in stale:
         if chosen.check:

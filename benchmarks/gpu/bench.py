@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from hal_core.paddle import probing
+from hal_core.devices.paddle import probing
 
 from . import report
 
@@ -42,7 +42,7 @@ def facts() -> dict[str, Any]:
             versions[name] = version(name)
         except PackageNotFoundError:
             versions[name] = "from the source tree" if name == "paddle-hal-core" else "none"
-    paddle = probing.installed()
+    paddle = probing.installed_paddle()
     versions["paddle"] = "none" if paddle is None else f"{paddle.version} for {paddle.build}"
     query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     try:
@@ -77,12 +77,12 @@ def missing() -> str:
 
 def check_planning() -> None:
     """Without a GPU: requests, batches and plans of the same sizes, written on the cpu device."""
-    from hal_core.bound import bind
-    from hal_core.cpu import CpuPlugin
-    from hal_core.insertion import plan_insert
-    from hal_core.packing import Packed
-    from hal_core.requests import Request, admit
-    from hal_core.tasks import TaskBatch
+    from hal_core.devices.cpu import CpuPlugin
+    from hal_core.memory.packing import Packed
+    from hal_core.runtime.bound import bind
+    from hal_core.slots.admission import Request, admit
+    from hal_core.slots.insertion import plan_insert
+    from hal_core.slots.tasks import TaskBatch
 
     from .rig import PARAMS, SIZES, blocks_of
 

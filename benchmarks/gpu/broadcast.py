@@ -12,13 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter_ns
 from typing import Any
 
-from hal_core.conformance import rank_work
-from hal_core.conformance.opening import Recipe
-from hal_core.fields import Sizes
+from hal_core.conformance.harness.subject import Recipe
+from hal_core.conformance.opening import subject_of
+from hal_core.conformance.ranks import work as rank_work
+from hal_core.conformance.ranks.processes import Rank, RankPool
+from hal_core.devices.paddle.ranks.groups import opened
 from hal_core.group import Group
-from hal_core.layout import ByteRange
-from hal_core.paddle_groups import opened
-from hal_core.ranks import Rank, RankPool
+from hal_core.memory.views import ByteRange
+from hal_core.slots.fields import Sizes
 
 SIZES = Sizes(slots=128, max_tokens=64, max_draft=5)
 """128 slots with 5 drafts each."""
@@ -84,7 +85,7 @@ def run(device: str, ranks: int, rounds: int) -> dict[str, Any]:
     from .rig import median, spread
 
     recipe = Recipe(device)
-    support = recipe.subject().support
+    support = subject_of(recipe).support
     if not support.ranks:
         raise SystemExit(f"no ranks of {device} can be started here: {support.why_not('several_ranks')}")
     groups = (tuple(range(ranks)),)

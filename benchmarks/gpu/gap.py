@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import torch
 from hal_core.group import ALONE
-from hal_core.sinks import MemorySink
-from hal_core.steps import Step
-from hal_core.tasks import TaskBatch
+from hal_core.output.sinks import MemorySink
+from hal_core.slots.step import Step
+from hal_core.slots.tasks import TaskBatch
 from hal_core.tickets import Ticket
 
 from .rig import SLOTS, Rig, blocks_of, median, quiet

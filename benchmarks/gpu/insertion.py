@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from hal_core.tasks import TaskBatch
+from hal_core.slots.tasks import TaskBatch
 
 from .rig import Rig, blocks_of, median, quiet, spread
 from .ways import WAYS, Inputs, Tensors, empty_tensors

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from hal_core.bound import BoundDevice, bind
-from hal_core.fields import Sizes
-from hal_core.layout import ByteRange
-from hal_core.requests import AdmittedRequest, Request, SamplingParams
-from hal_core.state import SlotState
+from hal_core.memory.views import ByteRange
+from hal_core.runtime.bound import BoundDevice, bind
+from hal_core.slots.admission import AdmittedRequest, Request, SamplingParams
+from hal_core.slots.fields import Sizes
+from hal_core.slots.state import SlotState
 
 SLOTS, MAX_TOKENS = 128, 9216
 SIZES = Sizes(slots=SLOTS, max_tokens=MAX_TOKENS)

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from hal_core.dtypes import dtype_of
-from hal_core.sinks import Discard, MemorySink
-from hal_core.steps import Step
-from hal_core.views import View
+from hal_core.memory.dtypes import dtype_of
+from hal_core.memory.views import View
+from hal_core.output.sinks import Discard, MemorySink
+from hal_core.slots.step import Step
 
 from .rig import SLOTS, Rig, median, quiet, spread
 

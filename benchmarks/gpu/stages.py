@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from hal_core.batch_checks import is_sound, problems
-from hal_core.requests import Request
-from hal_core.tasks import TaskBatch
+from hal_core.slots.admission import Request
+from hal_core.slots.checks import is_sound, problems
+from hal_core.slots.tasks import TaskBatch
 
 from .rig import PARAMS, Rig, blocks_of, median, quiet
 
@@ -64,7 +64,7 @@ def soak(rig: Rig, inserts: int = 100_000) -> dict[str, Any]:
                 torch.cuda.synchronize()
 
     def levels() -> dict[str, int]:
-        ring, counts = device.device.ring, device.counters()
+        ring, counts = device.device.staging, device.counters()
         free = torch.cuda.mem_get_info()[0]
         return {
             "resident_bytes": _resident(),

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 import triton
 import triton.language as tl
-from hal_core.fields import ROW_FIELDS
-from hal_core.layout import StateLayout
-from hal_core.requests import AdmittedRequest
+from hal_core.slots.admission import AdmittedRequest
+from hal_core.slots.fields import ROW_FIELDS
+from hal_core.slots.layout import StateLayout
 
 Array = np.ndarray[Any, Any]
 Tensors = dict[str, torch.Tensor]

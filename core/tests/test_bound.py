@@ -9,16 +9,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hal_core import Request, Task, TaskBatch, TaskKind, admit, hookimpl
-from hal_core.bound import bind
-from hal_core.cpu import CpuPlugin
-from hal_core.cpu.device import CpuDevice
+from hal_core.devices.cpu import CpuPlugin
+from hal_core.devices.cpu.device import CpuDevice
+from hal_core.devices.sync import SyncStream
 from hal_core.errors import DeviceClosed, HalError, InvalidValue, OutOfMemory, PluginError, TicketTimeout
-from hal_core.fields import Sizes
 from hal_core.group import Group
-from hal_core.sinks import MemorySink
-from hal_core.state import SlotState
-from hal_core.steps import Step
-from hal_core.sync import SyncStream
+from hal_core.output.sinks import MemorySink
+from hal_core.runtime.bound import bind
+from hal_core.slots.fields import Sizes
+from hal_core.slots.state import SlotState
+from hal_core.slots.step import Step
 from hal_core.tickets import DONE, PromiseTicket
 
 SIZES = Sizes(slots=4, max_tokens=32)
@@ -69,6 +69,19 @@ def test_of_several_errors_nobody_waited_for_the_first_is_raised_and_names_the_o
     with pytest.raises(InvalidValue, match="first") as raised:
         bound.close()
     assert "second" in raised.value.__notes__[1]
+
+
+def test_what_fails_while_the_device_is_closed_is_raised_too(monkeypatch):
+    bound = bind(Late())
+    for _ in range(2):
+        bound.async_set_value(target=np.zeros(2), value=1.0, stream=bound.default_stream)
+    before, during = bound.device.tickets
+    before.settle(InvalidValue("it had ended"))
+    monkeypatch.setattr(bound.device, "close", lambda: during.settle(InvalidValue("it was under way")))
+    with pytest.raises(InvalidValue, match="it had ended") as raised:
+        bound.close()
+    assert "it was under way" in raised.value.__notes__[1]
+    bound.close()
 
 
 def test_what_closing_meets_does_not_hide_the_error_that_is_under_way():
@@ -171,6 +184,15 @@ def test_g26_an_error_names_device_hook_argument_and_cure(bound):
         bound.async_set_value(target=np.zeros(2, np.float32), value=[1.0, 2.0, 3.0], stream=bound.default_stream)
     assert str(raised.value).startswith("cpu:0: async_set_value: value")
     assert raised.value.cure
+
+
+@pytest.mark.parametrize("strides", [(0, 4), (4, 4), (2, 8)])
+def test_g05_a_tensor_whose_elements_share_memory_is_no_target(bound, strides):
+    memory = np.zeros(64, np.int32)
+    shared = np.lib.stride_tricks.as_strided(memory, (3, 2), strides)
+    with pytest.raises(InvalidValue, match=r"^cpu:0: async_set_value: target: .* share memory"):
+        bound.async_set_value(target=shared, value=[[1, 2], [3, 4], [5, 6]], stream=bound.default_stream)
+    assert not memory.any()
 
 
 def test_a_target_of_another_opened_device_is_refused(bound):

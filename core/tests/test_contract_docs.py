@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
-from hal_core import hookspecs
-from hal_core.capabilities import HOOKS
+from hal_core.contract import hookspecs
+from hal_core.contract.capabilities import HOOKS
 
 CONTRACT = (Path(__file__).parents[2] / "docs" / "contract.md").read_text(encoding="utf-8")
 

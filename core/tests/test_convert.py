@@ -10,9 +10,9 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hal_core.convert import convert, convert_scalar
-from hal_core.dtypes import BFLOAT16, BOOL, DTYPES, FLOAT16, FLOAT32, FLOAT64, INT64
 from hal_core.errors import ConversionRefused, ShapeMismatch
+from hal_core.memory.convert import convert, convert_scalar
+from hal_core.memory.dtypes import BFLOAT16, BOOL, DTYPES, FLOAT16, FLOAT32, FLOAT64, INT64
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -9,8 +9,9 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hal_core.convert import convert
-from hal_core.dtypes import (
+from hal_core.errors import ConversionRefused, InvalidValue
+from hal_core.memory.convert import convert
+from hal_core.memory.dtypes import (
     BFLOAT16,
     BOOL,
     DTYPES,
@@ -25,7 +26,6 @@ from hal_core.dtypes import (
     UINT64,
     dtype_of,
 )
-from hal_core.errors import ConversionRefused, InvalidValue
 
 REFUSED = object()
 NAMES = ["bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"]

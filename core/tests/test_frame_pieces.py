@@ -8,11 +8,11 @@ from itertools import permutations
 import msgspec
 import numpy as np
 import pytest
-from hal_core import frame_pieces
 from hal_core.errors import FrameError, InvalidValue
-from hal_core.frame_pieces import PIECES, Reading, Writing, apart, is_large, is_word_ahead
-from hal_core.frames import FrameKind, decode, encode, read_header, seal, seal_apart, split
-from hal_core.records import OutputRecord
+from hal_core.frames import pieces as frame_pieces
+from hal_core.frames.envelope import FrameKind, decode, encode, read_header, seal, seal_apart, split
+from hal_core.frames.pieces import PIECES, Reading, Writing, apart, is_large, is_word_ahead
+from hal_core.output.records import OutputRecord
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -9,10 +9,10 @@ from zlib import crc32
 import msgspec
 import numpy as np
 import pytest
-from hal_core import frames
 from hal_core.errors import FrameError, InvalidValue
-from hal_core.record_terms import ALLOWED_FINISH
-from hal_core.records import OutputRecord, SlotStatus, narrowed
+from hal_core.frames import envelope as frames
+from hal_core.output.record_terms import ALLOWED_FINISH
+from hal_core.output.records import OutputRecord, SlotStatus, narrowed
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hal_core import Request, SamplingParams, Sizes, Task, TaskBatch, TaskKind, admit
-from hal_core.bound import bind
-from hal_core.cpu import CpuPlugin
-from hal_core.cpu.device import host_view
+from hal_core.devices.cpu import CpuPlugin
+from hal_core.devices.cpu.device import host_view
 from hal_core.errors import InvalidBatch, InvalidValue
-from hal_core.layout import ByteRange
-from hal_core.ledger import FEW
+from hal_core.memory.views import ByteRange
+from hal_core.runtime.bound import bind
+from hal_core.slots.host_table import FEW
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import pytest
 from hal_core.errors import InvalidValue
-from hal_core.fields import GROUPS, HEADER_BYTES, STATE_TABLE, Sizes
-from hal_core.layout import ALIGNMENT, lay_out
+from hal_core.slots.fields import GROUPS, HEADER_BYTES, STATE_TABLE, Sizes
+from hal_core.slots.layout import ALIGNMENT, lay_out
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -10,17 +10,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from hal_core import frames
-from hal_core.bound import bind
-from hal_core.cpu import CpuPlugin
+from hal_core.devices.cpu import CpuPlugin
 from hal_core.errors import InvalidValue
-from hal_core.fields import Sizes
+from hal_core.frames import envelope as frames
 from hal_core.group import Group
-from hal_core.records import FinishReason, SlotStatus
-from hal_core.requests import Request, SamplingParams, SplitRole, admit
-from hal_core.sinks import MemorySink
-from hal_core.steps import Step
-from hal_core.tasks import Task, TaskKind
+from hal_core.output.records import SlotStatus
+from hal_core.output.sinks import MemorySink
+from hal_core.runtime.bound import bind
+from hal_core.slots.admission import Request, SamplingParams, admit
+from hal_core.slots.fields import FinishReason, Sizes, SplitRole
+from hal_core.slots.step import Step
+from hal_core.slots.tasks import Task, TaskKind
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

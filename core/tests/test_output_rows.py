@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hal_core import Request, Sizes, TaskBatch
-from hal_core.bound import bind
-from hal_core.cpu import CpuPlugin
-from hal_core.output_rows import Facts, _any_record, build_record
-from hal_core.steps import Step
+from hal_core.devices.cpu import CpuPlugin
+from hal_core.output.rows import Facts, _any_record, build_record
+from hal_core.runtime.bound import bind
+from hal_core.slots.step import Step
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hal_core.cpu.memory import HostMemory
-from hal_core.dtypes import dtype_of
+from hal_core.devices.cpu.device import CpuDevice
+from hal_core.devices.cpu.memory import HostMemory
 from hal_core.errors import InvalidValue
-from hal_core.plan import SPREAD, PlanBuilder, Records, apply_to_host
-from hal_core.views import View
+from hal_core.memory.dtypes import dtype_of
+from hal_core.memory.plan import SPREAD, WRITE, PlanBuilder, Records, WritePlan, apply_to_host
+from hal_core.memory.views import View
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -137,6 +138,30 @@ def test_g05_a_sliced_view_names_the_bytes_that_numpy_names(data, shape):
         assert view.bounds() == (min(cells), max(cells) + 4)
 
 
+@given(
+    axes=st.lists(st.tuples(st.integers(0, 4), st.integers(-12, 12)), max_size=4),
+    dtype=st.sampled_from(["uint8", "int16", "float32"]),
+)
+def test_g05_elements_are_apart_where_no_byte_belongs_to_two(axes, dtype):
+    """Expanded, overlapping, interleaved, reversed and empty views, against the bytes of all elements one by one."""
+    shape, strides = tuple(extent for extent, _ in axes), tuple(step for _, step in axes)
+    view = View(Block(), 48, shape, strides, dtype_of(dtype))
+    size = view.dtype.itemsize
+    begins = [sum(np.multiply(at, strides).tolist()) for at in np.ndindex(*shape)]
+    cells = [begin + k for begin in begins for k in range(size)]
+    assert view.elements_apart == (len(set(cells)) == len(cells))
+
+
+def test_g05_a_view_too_large_to_be_looked_at_one_by_one_is_refused_only_where_its_strides_do_not_tell():
+    sound = View(Block(), 0, (1 << 14, 1 << 14), (1 << 14, 1), dtype_of("uint8"))
+    assert sound.elements_apart
+    interleaved = View(Block(), 0, (1 << 13, 1 << 14), (2, (1 << 14) - 3), dtype_of("uint8"))
+    with pytest.raises(InvalidValue, match="more elements than are compared one by one"):
+        interleaved.elements_apart  # noqa: B018 (the property raises)
+    expanded = View(Block(), 0, (1 << 30, 1 << 30), (0, 1), dtype_of("uint8"))
+    assert not expanded.elements_apart
+
+
 def test_an_index_outside_the_view_is_refused():
     view = View.contiguous(Block(), 0, (3, 4), dtype_of("int32"))
     for index in (3, -4, (0, 4), (0, 0, 0)):
@@ -164,3 +189,21 @@ def test_g05_the_cpu_device_writes_a_plan_as_it_reads(runs, seed):
     apply_to_host(plan, expected)
     memory.write(plan.writes, plan.payload)
     np.testing.assert_array_equal(memory.buffer, expected)
+
+
+def test_the_cpu_device_spreads_records_over_gaps_and_counts_each_plan_once():
+    device = CpuDevice(0, {})
+    memory = device.allocate(256)
+    should = np.zeros(256, np.uint8)
+    device.submit(PlanBuilder(memory).build(), device.default_stream)
+    assert device.counters().submissions == 0, "an empty plan is none"
+    memory.buffer[:] = 0
+    data = np.arange(1, 31, dtype=np.uint8).reshape(3, 10)  # the last two bytes of a record belong to no field
+    spread = np.array([(0, 40, 0, 3), (8, 40, 3, 5)], SPREAD)
+    plan = WritePlan(memory, np.zeros(0, WRITE), [], Records(np.array([4, 0, 2], np.int32), data, spread))
+    apply_to_host(plan, should)
+    assert should[[0, 8 + 4 * 40]].tolist() == [11, 4]
+    device.submit(plan, device.default_stream)
+    assert (memory.buffer == should).all()
+    spent = device.counters()
+    assert (spent.submissions, spent.launches, spent.uploads) == (1, 1, 0)

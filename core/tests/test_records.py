@@ -8,8 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hal_core.errors import InvalidValue, SinkClosed, Undelivered
-from hal_core.records import FinishReason, OutputRecord, SlotStatus
-from hal_core.sinks import Discard, MemorySink, Sink
+from hal_core.output.records import OutputRecord, SlotStatus
+from hal_core.output.sinks import Discard, MemorySink, Sink
+from hal_core.slots.fields import FinishReason
 
 
 def record_of(*rows: tuple[SlotStatus, list[int]], step: int = 0, **optional) -> OutputRecord:

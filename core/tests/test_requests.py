@@ -7,12 +7,12 @@ import pickle
 
 import numpy as np
 import pytest
-from hal_core.bound import bind
-from hal_core.cpu import CpuPlugin
+from hal_core.devices.cpu import CpuPlugin
 from hal_core.errors import InvalidValue
-from hal_core.fields import Sizes
-from hal_core.layout import lay_out
-from hal_core.requests import Request, SamplingParams, SplitRole, admit
+from hal_core.runtime.bound import bind
+from hal_core.slots.admission import Request, SamplingParams, admit
+from hal_core.slots.fields import Sizes, SplitRole
+from hal_core.slots.layout import lay_out
 
 SIZES = Sizes(slots=2, max_tokens=16)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hal_core.devices.staging import ALIGNMENT, CALM, StagingRing
 from hal_core.errors import InvalidValue, OutOfMemory
-from hal_core.staging import ALIGNMENT, CALM, StagingRing
 from hypothesis import given
 from hypothesis import strategies as st
 

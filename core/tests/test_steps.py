@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hal_core.errors import InvalidValue
-from hal_core.steps import Step, predict_launch_tokens
+from hal_core.slots.step import Step, predict_launch_tokens
 from hypothesis import given
 from hypothesis import strategies as st
 

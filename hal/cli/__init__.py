@@ -7,33 +7,49 @@ command, imported when it is invoked (typer's own imports would be half the time
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+
+from . import signals  # at once: before main() has taken the signals over, Ctrl-C is answered by the interpreter
+
+TYPE_CHECKING = False  # as in hal
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The entry point of the ``hal`` command. An error of ours is one line on stderr and exit status 2."""
-    from hal_core.errors import HalError
+    """The entry point of the ``hal`` command. What is no fault of ours is one line on stderr and exit status 2.
 
+    After a signal the exit status is 128 + its number. With ``arguments`` the process goes on after the command.
+    """
+    with signals.watched(to_the_end=arguments is None):
+        _main([*sys.argv[1:]] if arguments is None else [*arguments])
+
+
+def _main(arguments: list[str]) -> None:
+    from .failures import told as line_of
     from .streams import prepared, say
 
     ended: SystemExit | None = None
-    told = ""
+    told: str | None = ""
     with prepared() as output:
         try:
             try:
-                _dispatch([*sys.argv[1:]] if arguments is None else [*arguments])
+                _dispatch(arguments)
             finally:
-                sys.stdout.flush()  # what fails at the interpreter's own exit is told in its own words
+                output.finish(
+                    wanted=signals.came() is None
+                )  # what fails at the exit is told in the interpreter's words
         except SystemExit as end:
             ended = end
-        except HalError as error:
-            ended, told = SystemExit(2), " ".join(str(error).split())
-        except KeyboardInterrupt:
-            ended = SystemExit(130)
-        except OSError:
-            if output.failure is None:
+        except (signals.Interrupted, KeyboardInterrupt):
+            ended = SystemExit(signals.status())
+        except Exception as error:
+            ended, told = SystemExit(2), line_of(error)
+            if told is None and output.failure is None and signals.came() is None:
                 raise
-        if isinstance(output.failure, BrokenPipeError):  # `hal devices | head`: who reads has seen enough
+        if signals.came() is not None:  # whatever else came of it, that is why
+            if ended is not None:
+                ended, told = SystemExit(signals.status()), ""
+        elif isinstance(output.failure, BrokenPipeError):  # `hal devices | head`: who reads has seen enough
             ended, told = SystemExit(1), ""
         elif output.failure is not None:  # whatever else came of it
             why = f"cannot be written: {output.failure.strerror} (make room there, or send it elsewhere)"

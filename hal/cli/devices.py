@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from hal_core.errors import HalError
+from hal_core import HalError
 
 from hal import contract
 from hal.listing import Listed, devices
-from hal.selection import select
+from hal.selection import NOTHING_INSTALLED, select
 
 
 def show(*, as_json: bool, opened: bool, timeout: float) -> None:
@@ -60,7 +60,7 @@ def _print_table(rows: tuple[Listed, ...]) -> None:
     from rich.text import Text
 
     if not rows:
-        print("no device is installed (pip install paddle-hal-core)")
+        print(f"no device is installed ({NOTHING_INSTALLED})")
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("device", "distribution", "contract", "priority", "status"):

@@ -14,6 +14,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from . import signals
+
+#: How often a signal is looked for meanwhile.
+_LOOK_SECONDS = 0.1
 #: The tail of a crashed child's stderr that goes into the report, in characters.
 _TAIL = 400
 
@@ -23,7 +27,8 @@ def open_in_subprocess(name: str, timeout: float) -> dict[str, Any]:
 
     The answer comes back in a file, because frameworks and drivers write to both standard streams.
     """
-    with tempfile.TemporaryDirectory(prefix="hal-open-") as folder:
+    with signals.noted(), tempfile.TemporaryDirectory(prefix="hal-open-") as folder:
+        signals.check()
         answer, noise = Path(folder, "answer.json"), Path(folder, "stderr")
         command = [sys.executable, "-P", "-m", __name__, name, str(answer)]
         with noise.open("wb") as stream:
@@ -31,9 +36,8 @@ def open_in_subprocess(name: str, timeout: float) -> dict[str, Any]:
                 command, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, start_new_session=True
             )
             try:
-                child.wait(timeout)
-            except subprocess.TimeoutExpired:
-                return {"error": f"opening took longer than {timeout:g} s (raise --timeout, or see why it hangs)"}
+                if not _has_ended(child, timeout):
+                    return {"error": f"opening took longer than {timeout:g} s (raise --timeout, or see why it hangs)"}
             finally:
                 _end(child)
         if answer.exists():
@@ -45,6 +49,21 @@ def open_in_subprocess(name: str, timeout: float) -> dict[str, Any]:
         return {"error": f"the process that opened it ended with {how}" + (f"; it said: {said}" if said else "")}
 
 
+def _has_ended(child: subprocess.Popen[bytes], timeout: float) -> bool:
+    """Wait for the end of ``child``. A signal, which does not reach it in its session, is raised here."""
+    end = time.monotonic() + timeout
+    while True:
+        signals.check()
+        left = end - time.monotonic()
+        try:
+            child.wait(max(0.0, min(left, _LOOK_SECONDS)))
+        except subprocess.TimeoutExpired:
+            if left <= 0:
+                return False
+        else:
+            return True
+
+
 def _end(child: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
@@ -52,7 +71,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 def _report(name: str) -> dict[str, Any]:
-    from hal_core.errors import HalError
+    from hal_core import HalError
 
     from hal import open_device
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from hal_core.requests import SamplingParams
+from hal_core import SamplingParams
 
 from hal.model import DEFAULT_CHECKPOINT
 
@@ -25,6 +25,9 @@ def run(
     temperature: Annotated[float, typer.Option(help="0: always the best token.")] = _defaults.temperature,
     top_k: Annotated[int, typer.Option(help="Draw from the K best tokens; 0: from all.")] = _defaults.top_k,
     top_p: Annotated[float, typer.Option(help="Draw from the best tokens that make up P.")] = _defaults.top_p,
+    min_p: Annotated[
+        float, typer.Option(help="Of these, draw from those at least P times as likely as the best.")
+    ] = _defaults.min_p,
     seed: Annotated[int, typer.Option(help="Draws depend on it, the prompt's number and the position.")] = 0,
     repetition_penalty: Annotated[
         float, typer.Option(help="Above 1: less of what was said, prompt included.")
@@ -37,7 +40,7 @@ def run(
     ] = _defaults.presence_penalty,
     min_tokens: Annotated[int, typer.Option(help="No end before so many tokens.")] = _defaults.min_tokens,
     stop: Annotated[
-        list[str] | None, typer.Option(help="End after the tokens of this text; may be given several times.")
+        list[str] | None, typer.Option(help="End where the answer contains this text; may be given several times.")
     ] = None,
     logprobs: Annotated[
         int | None, typer.Option(metavar="K", help="With --json: log-probabilities, and those of the K best tokens.")
@@ -56,6 +59,7 @@ def run(
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
+        min_p=min_p,
         seed=seed,
         repetition_penalty=repetition_penalty,
         frequency_penalty=frequency_penalty,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hal_core.errors import InvalidValue
-from hal_core.requests import SamplingParams
+from hal_core import InvalidValue, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +30,35 @@ class Options:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidValue(f"{value}", cure="give a whole number of at least 1", argument=f"--{name}")
-        if "" in self.stop:
-            raise InvalidValue("an empty text", cure="leave it out", argument="--stop")
+        for text in self.stop:
+            if not text:
+                raise InvalidValue("an empty text", cure="leave it out", argument="--stop")
+            check_argument(text, "--stop")
+            if "\ufffd" in text:
+                raise InvalidValue(
+                    "U+FFFD stands for bytes that are no text", cure="give the text without it", argument="--stop"
+                )
+
+
+def check_argument(text: str, option: str) -> None:
+    """Refuse an argument that holds bytes which the locale could not decode; Python makes surrogates of those."""
+    if text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text):
+        return
+    locale, file = sys.getfilesystemencoding(), ", or give it in a UTF-8 file with --prompts" * (option == "--prompt")
+    if _is_utf8(text):
+        why, cure = f"the locale's encoding, {locale}, cannot carry it", f"set a UTF-8 locale, as LC_ALL=C.UTF-8{file}"
+    else:
+        why, cure = f"it has bytes that are no text in {locale}, the locale's encoding", f"send it as {locale}{file}"
+    raise InvalidValue(why, cure=cure, argument=option)
+
+
+def _is_utf8(text: str) -> bool:
+    """Whether the bytes of an argument are UTF-8, whatever the locale made of them."""
+    try:
+        os.fsencode(text).decode()
+    except UnicodeError:
+        return False
+    return True
 
 
 def sampling_params(**values: Any) -> SamplingParams:  # noqa: ANN401 (the types are those of SamplingParams)
@@ -45,6 +73,8 @@ def sampling_params(**values: Any) -> SamplingParams:  # noqa: ANN401 (the types
 
 def read_prompts(given: Sequence[str], file: Path | None) -> list[str]:
     """All prompts in order, those of the file last, one a line. Refused when there is none that is not empty."""
+    for text in given:
+        check_argument(text, "--prompt")
     texts = list(given)
     if file is not None:
         texts += _lines(file)

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from hal_core.errors import HalError
-from hal_core.records import FinishReason, OutputRecord, OutputRow, SlotStatus
+from hal_core import FinishReason, HalError, OutputRecord, OutputRow, SlotStatus
 
 from .run_screen import Screen
 
 if TYPE_CHECKING:
     from hal.engine import Finished
-    from hal.model.tokenizer import StreamDecoder, Tokenizer
+    from hal.model.streaming import AnswerText
+
+    from .run_plan import Plan
 
 
 @dataclass(slots=True, eq=False)
@@ -25,24 +27,32 @@ class Answer:
 
     request_id: str
     prompt: str
-    decoder: StreamDecoder
+    answer: AnswerText
     token_ids: list[int] = field(default_factory=list)
-    text: str = ""
-    shown: int = 0  # characters of ``text`` on the screen
+    shown: int = 0  # characters of the text on the screen
     logprobs: list[dict[str, Any]] = field(default_factory=list)
     finish: FinishReason = FinishReason.NONE
     message: str = ""
 
-    def end(self, finish: FinishReason, message: str) -> None:
+    def add(self, tokens: Sequence[int]) -> bool:
+        """Take further tokens; True when a stop text is complete. What comes behind its last token is left out."""
+        for token in tokens:
+            self.token_ids.append(token)
+            if self.answer.push(token):
+                return True
+        return False
+
+    def end(self, finish: FinishReason, message: str = "") -> None:
+        """Nothing more comes."""
+        self.answer.finish()
         self.finish, self.message = finish, message
-        self.text += self.decoder.finish()
 
     def as_json(self, with_logprobs: bool) -> str:
         """One line; ASCII alone, so that it is the same in every terminal and locale."""
         answer: dict[str, Any] = {
             "request_id": self.request_id,
             "prompt": self.prompt,
-            "text": self.text,
+            "text": self.answer.text,
             "token_ids": self.token_ids,
             "finish_reason": self.finish.name.lower(),
         }
@@ -56,14 +66,17 @@ class Answer:
 class Answers:
     """All answers, in the order of the prompts. ``take`` is called by the reader's thread, ``end`` by the engine's.
 
+    A request whose answer a stop text has ended still runs: its name is put into ``stopped``, for the engine's thread
+    to abort it, and what is told of it from then on is passed over.
+
     As text, the first answer that is not complete streams, and those behind it are held back until their turn; as
     JSON, each is written when it and all before it are complete.
     """
 
-    def __init__(
-        self, prompts: Sequence[tuple[str, str]], tokenizer: Tokenizer, screen: Screen, *, as_json: bool, logprobs: bool
-    ) -> None:
-        self.answers = {name: Answer(name, text, tokenizer.stream()) for name, text in prompts}
+    def __init__(self, plan: Plan, screen: Screen, *, as_json: bool, logprobs: bool) -> None:
+        pairs = zip(plan.requests, plan.prompts, strict=True)
+        self.answers = {r.request_id: Answer(r.request_id, prompt, plan.answer(r)) for r, prompt in pairs}
+        self.stopped: deque[str] = deque()
         self.tokens = self.ended = 0
         self._screen, self._as_json, self._logprobs = screen, as_json, logprobs
         self._order = list(self.answers.values())
@@ -92,13 +105,15 @@ class Answers:
         """Take over an end that no record tells."""
         with self._lock:
             answer = self.answers[finished.request_id]
+            if answer.finish is not FinishReason.NONE:  # by a stop text
+                return
             self._add(answer, finished.token_ids[len(answer.token_ids) :])
             self._end(answer, finished.reason, finished.message)
             self._show()
 
     def _take_row(self, row: OutputRow) -> None:
         answer = self.answers[row.request_id]
-        if answer.finish is not FinishReason.NONE:  # told by ``end`` already, tokens included
+        if answer.finish is not FinishReason.NONE:  # by a stop text, or told by ``end`` already, tokens included
             return
         if row.status is SlotStatus.TOKEN:
             if row.position != len(answer.token_ids):
@@ -106,21 +121,24 @@ class Answers:
                     f"{row.request_id}: tokens from {row.position} on came after {len(answer.token_ids)}",
                     cure="report it: the output path has lost or repeated tokens",
                 )
-            tokens = row.tokens.tolist()
+            self._add(answer, row.tokens.tolist())
             if self._logprobs:
-                answer.logprobs += _logprobs(row)
-            self._add(answer, tokens)
+                answer.logprobs += _logprobs(row)[: len(answer.token_ids) - row.position]
         if row.finish is not FinishReason.NONE:
             self._end(answer, row.finish, row.message)
 
     def _add(self, answer: Answer, tokens: Sequence[int]) -> None:
-        answer.token_ids += tokens
-        answer.text += answer.decoder.push(tokens)
-        self.tokens += len(tokens)
+        before = len(answer.token_ids)
+        stopped = answer.add(tokens)
+        self.tokens += len(answer.token_ids) - before
+        if stopped:
+            self.stopped.append(answer.request_id)
+            self._end(answer, FinishReason.STOP)
 
-    def _end(self, answer: Answer, finish: FinishReason, message: str) -> None:
-        answer.end(finish, message)
-        self.ended += 1
+    def _end(self, answer: Answer, finish: FinishReason, message: str = "") -> None:
+        if answer.finish is FinishReason.NONE:  # a stop text has ended it before its record does
+            answer.end(finish, message)
+            self.ended += 1
 
     def _show(self) -> None:
         while self._next < len(self._order):
@@ -142,8 +160,9 @@ class Answers:
             if len(self._order) > 1:
                 self._screen.write(f"{chr(10) * (self._next > 0)}--- {answer.request_id} ---\n")
             self._screen.write(answer.prompt)
-        self._screen.write(answer.text[answer.shown :])
-        answer.shown = len(answer.text)
+        settled = answer.answer.settled
+        self._screen.write(answer.answer.text[answer.shown : settled])
+        answer.shown = settled
         if complete:
             self._screen.write("\n")
             if answer.finish in (FinishReason.ERROR, FinishReason.ABORT):

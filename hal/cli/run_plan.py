@@ -7,13 +7,11 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hal_core.errors import InvalidValue
-from hal_core.fields import Sizes
-from hal_core.layout import lay_out
-from hal_core.requests import Request, SamplingParams
+from hal_core import InvalidValue, Request, SamplingParams, Sizes, lay_out
 
 from hal.engine import Scheduler, tokens_to_keep
 from hal.model.config import LlamaConfig, read_config
+from hal.model.streaming import AnswerText
 from hal.model.tokenizer import Tokenizer
 
 from .run_options import Options
@@ -25,18 +23,24 @@ BLOCK_SIZE = 16
 class Plan:
     """The requests in the order of their prompts, and everything that engine and worker are made with."""
 
-    named_prompts: Sequence[tuple[str, str]]
+    prompts: Sequence[str]
     requests: Sequence[Request]
     tokenizer: Tokenizer
     sizes: Sizes
     blocks: int
+    stops: Sequence[str]
+    notes: Sequence[str]
+
+    def answer(self, request: Request) -> AnswerText:
+        """The text of a request's answer, for its tokens as they come."""
+        return AnswerText(self.tokenizer.stream(request.prompt), self.stops, request.params.min_tokens)
 
 
 def make_plan(texts: Sequence[str], params: SamplingParams, options: Options) -> Plan:
     """Tokenize and size up. Raises :class:`InvalidValue` when no request at all can run."""
     config = read_config(options.model)
     tokenizer = Tokenizer.load(options.model, config)
-    params = _for_model(params, options.stop, config, tokenizer)
+    params = _for_model(params, config)
     prompts = [tokenizer.encode(text) if text else [] for text in texts]
     requests = [Request(f"r{number}", tokens, params) for number, tokens in enumerate(prompts)]
     sizes = Sizes(
@@ -45,26 +49,22 @@ def make_plan(texts: Sequence[str], params: SamplingParams, options: Options) ->
         block_size=BLOCK_SIZE,
         top_k=params.logprobs or 0,
         max_eos=max(1, len(params.eos_token_ids)),
-        max_stop_sequences=max(1, len(params.stop_sequences)),
-        max_stop_length=max(map(len, params.stop_sequences), default=1),
+        max_stop_sequences=1,
+        max_stop_length=1,
         max_bad_words=1,
     )
     blocks = _blocks(requests, sizes, options)
-    return Plan([(r.request_id, t) for r, t in zip(requests, texts, strict=True)], requests, tokenizer, sizes, blocks)
+    return Plan(texts, requests, tokenizer, sizes, blocks, options.stop, config.notes)
 
 
-def _for_model(
-    params: SamplingParams, stop: Sequence[str], config: LlamaConfig, tokenizer: Tokenizer
-) -> SamplingParams:
-    """The parameters with what the model adds: its end tokens, and stop texts as tokens."""
+def _for_model(params: SamplingParams, config: LlamaConfig) -> SamplingParams:
+    """The parameters with what the model adds: its end tokens. Stop texts are found in the text, where it is decoded:
+    as tokens they would be missed wherever the borders of tokens fall otherwise."""
     if (params.logprobs or 0) > config.vocab_size:
         raise InvalidValue(
             f"{params.logprobs}", cure=f"the model has {config.vocab_size} tokens; ask for fewer", argument="--logprobs"
         )
-    sequences = [tuple(tokenizer.encode(text)) for text in stop]
-    return dataclasses.replace(
-        params, eos_token_ids=config.eos_token_ids, stop_sequences=tuple(filter(None, sequences))
-    )
+    return dataclasses.replace(params, eos_token_ids=config.eos_token_ids)
 
 
 def _blocks(requests: Sequence[Request], sizes: Sizes, options: Options) -> int:

@@ -57,8 +57,7 @@ class WithProgress(Plain):
     """Output goes elsewhere, and standard error is a terminal: it shows a progress line meanwhile."""
 
     def __init__(self) -> None:
-        self._live = Live(console=Console(stderr=True), transient=True, redirect_stdout=False)
-        self._live.start()
+        self._live = _started(Live(console=Console(stderr=True), transient=True, redirect_stdout=False))
 
     def progress(self, text: str) -> None:
         self._live.update(Text(text, style="dim"))
@@ -76,8 +75,8 @@ class OneTerminal:
     def __init__(self) -> None:
         self._line, self._progress = "", ""
         self._console = Console()
-        self._live = Live(console=self._console, transient=True, vertical_overflow="visible", refresh_per_second=20)
-        self._live.start()
+        live = Live(console=self._console, transient=True, vertical_overflow="visible", refresh_per_second=20)
+        self._live = _started(live)
 
     def write(self, text: str) -> None:
         whole, newline, rest = (self._line + text).rpartition("\n")
@@ -102,3 +101,10 @@ class OneTerminal:
 
     def _update(self) -> None:
         self._live.update(Group(Text(self._line), Text(self._progress, style="dim")))
+
+
+def _started(live: Live) -> Live:
+    """Start it with the cursor shown: a process that has to end at once would leave the terminal without one."""
+    live.start()
+    live.console.show_cursor(True)
+    return live

@@ -3,63 +3,70 @@
 from __future__ import annotations
 
 import logging
-import signal
 import threading
 import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from hal_core.errors import HalError
-from hal_core.requests import SamplingParams
+from hal_core import HalError, SamplingParams, Unavailable
 
 from hal.engine import Engine
 from hal.opening import open_device
 from hal.reading import Event, OutputReader, SessionEnded, StreamLoss
 from hal.transport import open_sink
+from hal.transport.descriptors import check_descriptors
 
+from . import signals
+from .failures import cure_of, one_line
 from .run_options import Options
 from .run_output import Answers
 from .run_plan import Plan, make_plan
 from .run_screen import Screen, open_screen
+from .streams import say
 
 if TYPE_CHECKING:
-    from hal_core.bound import BoundDevice
-    from hal_core.records import OutputRecord
-    from hal_core.sinks import Sink
+    from hal_core import BoundDevice, OutputRecord, Sink
 
     from hal.model.llama import LlamaModel
 
-FAILED, INTERRUPTED = 2, 130
-"""Exit statuses: a request ended with an error; Ctrl-C."""
+FAILED = 2
+"""Exit status: a request ended with an error."""
 _CLOSE_SECONDS, _LOOK_SECONDS = 10.0, 0.2
+#: After a signal. A reader of standard output that takes nothing is not waited for any longer.
+_LEAVE_SECONDS = 2.0
+#: Reader and sink with their connection (22), the private folder's lock, and what Paddle and a device open meanwhile.
+_DESCRIPTORS = 28
 
 
 def generate(texts: Sequence[str], params: SamplingParams, options: Options) -> int:
     """Generate for all prompts and show it; the exit status. Raises :class:`HalError` for what cannot be."""
+    _check_paddle()
     plan = make_plan(texts, params, options)
-    with ExitStack() as stack:
+    check_descriptors(_DESCRIPTORS, "hal run")
+    with signals.noted(), ExitStack() as stack:
         stack.enter_context(_plain_logs())
         device = stack.enter_context(_open(options.device))
-        model = _load_model(options)
-        from hal.worker import Worker
+        with signals.at_once(device.close):  # there may be much to load, and nothing to tidy up but the device
+            model = _load_model(options)
+            from hal.worker import Worker
 
         screen = open_screen()
         stack.callback(screen.close)
-        answers = Answers(
-            plan.named_prompts, plan.tokenizer, screen, as_json=options.as_json, logprobs=params.logprobs is not None
-        )
-        with _interrupts() as interrupted, _Show(answers) as show:
+        for note in plan.notes:
+            screen.note(note)
+        answers = Answers(plan, screen, as_json=options.as_json, logprobs=params.logprobs is not None)
+        with _Show(answers) as show:
             engine = Engine(Worker(device, model, plan.sizes, plan.blocks, show.sink), chunk=options.chunk)
             began = time.perf_counter()
-            _drive(engine, plan, answers, show, interrupted)
+            _drive(engine, plan, answers, show)
             seconds = time.perf_counter() - began
         if answers.incomplete:
             raise HalError(f"no record told the end of {answers.incomplete}", cure="report it: the output path lost it")
-        _summarize(screen, engine, answers, seconds)
-    if interrupted.is_set():
-        return INTERRUPTED
+        _summarize(screen, engine, answers, seconds, f"device {device.name}, model on {options.model_place}")
+    signals.check()
     return FAILED if answers.failed else 0
 
 
@@ -69,11 +76,20 @@ class _Show:
     def __init__(self, answers: Answers) -> None:
         self._answers = answers
         self._over = False
-        reader = OutputReader(on_event=self._hear)
-        self.sink: Sink = open_sink(reader.url)
         self.error: BaseException | None = None
+        reader = OutputReader(on_event=self._hear)
+        try:
+            self.sink: Sink = open_sink(reader.url)
+        except BaseException:
+            reader.close()
+            raise
         self._thread = threading.Thread(target=self._read, args=(reader,), name="hal-run-reader", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:
+            self.sink.close(0.0)
+            reader.close()
+            raise
 
     def _read(self, reader: OutputReader) -> None:
         try:
@@ -102,19 +118,23 @@ class _Show:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Have everything shown; after an error only leave nothing behind."""
         failed = kind is not None or self.error is not None
+        patience = _CLOSE_SECONDS if signals.came() is None else _LEAVE_SECONDS
         try:
-            self.sink.close(0.0 if failed else _CLOSE_SECONDS)
+            self.sink.close(0.0 if failed else patience)
         except HalError:
-            if not failed and self.error is None:  # that one says why
+            if not failed and self.error is None and signals.came() is None:  # that one says why
                 raise
         finally:
-            self._over = self._over or failed
-            self._thread.join(_CLOSE_SECONDS)
+            self._over = self._over or failed or signals.came() is not None
+            self._thread.join(patience)
+        if self._thread.is_alive() and signals.came() is not None:
+            say("hal: standard output takes nothing: what was left of the text is not shown")
+            signals.end_now()
         if kind is None and self.error is not None:
             raise self.error
 
 
-def _drive(engine: Engine, plan: Plan, answers: Answers, show: _Show, interrupted: threading.Event) -> None:
+def _drive(engine: Engine, plan: Plan, answers: Answers, show: _Show) -> None:
     """Run every request to its end, which may be that all are aborted."""
     for request in plan.requests:
         engine.submit(request)
@@ -123,26 +143,12 @@ def _drive(engine: Engine, plan: Plan, answers: Answers, show: _Show, interrupte
         for finished in engine.step():
             if not finished.reported:
                 answers.end(finished)
-        if interrupted.is_set() and not aborted:
+        while answers.stopped:
+            engine.abort(answers.stopped.popleft())
+        if signals.came() is not None and not aborted:
             aborted = True
             for request in plan.requests:
                 engine.abort(request.request_id)
-
-
-@contextmanager
-def _interrupts() -> Iterator[threading.Event]:
-    """An event that the first Ctrl-C sets; the second is a KeyboardInterrupt."""
-    event = threading.Event()
-
-    def first(*_: object) -> None:
-        event.set()
-        signal.signal(signal.SIGINT, former)
-
-    former = signal.signal(signal.SIGINT, first)
-    try:
-        yield event
-    finally:
-        signal.signal(signal.SIGINT, former)
 
 
 def _open(name: str | None) -> BoundDevice:
@@ -154,24 +160,23 @@ def _open(name: str | None) -> BoundDevice:
         raise
 
 
+def _check_paddle() -> None:
+    """Raise before anything else is done if the model cannot run for want of Paddle."""
+    if find_spec("paddle") is None:
+        raise ModuleNotFoundError("No module named 'paddle'", name="paddle")
+
+
 def _load_model(options: Options) -> LlamaModel:
-    with warnings.catch_warnings(), _interrupts_held_back():
-        warnings.filterwarnings("ignore", module="paddle")  # on import, it says what it cannot compile
-        from hal.model.llama import LlamaModel
-    return LlamaModel.load(options.model, place=options.model_place)
-
-
-@contextmanager
-def _interrupts_held_back() -> Iterator[None]:
-    """Ctrl-C takes effect at the end: an import of Paddle that it breaks off fails as if Paddle were damaged."""
-    came = threading.Event()
-    former = signal.signal(signal.SIGINT, lambda *_: came.set())
     try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, former)
-    if came.is_set():
-        raise KeyboardInterrupt
+        with warnings.catch_warnings(), signals.kept():
+            warnings.filterwarnings("ignore", module="paddle")  # on import, it says what it cannot compile
+            from hal.model.llama import LlamaModel
+    except (ImportError, OSError, RuntimeError) as error:  # RuntimeError: for a library of its own that it cannot load
+        if isinstance(error, ModuleNotFoundError):
+            raise
+        what = f"Paddle, which the model runs on, cannot be imported: {one_line(error)[:400]}"
+        raise Unavailable(what, cure=f"reinstall it: {cure_of('paddle')}") from error
+    return LlamaModel.load(options.model, place=options.model_place)
 
 
 @contextmanager
@@ -189,10 +194,10 @@ def _plain_logs() -> Iterator[None]:
         log.handlers, log.propagate = former
 
 
-def _summarize(screen: Screen, engine: Engine, answers: Answers, seconds: float) -> None:
+def _summarize(screen: Screen, engine: Engine, answers: Answers, seconds: float, where: str) -> None:
     scheduler = engine.scheduler
     speed = answers.tokens / seconds if seconds else 0.0
     slots = f"{scheduler.most_running} of {engine.worker.layout.sizes.slots} slots used"
     preempted = f"{scheduler.preemptions} preemption{'s' * (scheduler.preemptions != 1)}"
     screen.close()
-    screen.note(f"{answers.tokens} tokens in {seconds:.2f} s ({speed:.1f} tokens/s), {slots}, {preempted}")
+    screen.note(f"{answers.tokens} tokens in {seconds:.2f} s ({speed:.1f} tokens/s), {slots}, {preempted}; {where}")

@@ -24,6 +24,16 @@ class Output:
         with self._noting():
             self.stream.flush()
 
+    def finish(self, *, wanted: bool) -> None:
+        """Flush; unless it is ``wanted``, only have nothing left that the interpreter would flush at its exit.
+
+        After a signal that broke off a write, a flush would wait for the same reader that the write has waited for.
+        """
+        if wanted:
+            self.flush()
+        else:
+            _mute(self.stream)
+
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 (whatever else a stream has)
         return getattr(self.stream, name)
 

@@ -6,17 +6,26 @@ It is the reader of that url, in an engine's place: a url has one reader, and wh
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import math
+import signal
+import time
 from typing import TYPE_CHECKING, Any
 
+from . import signals
 from .arguments import seconds
 from .streams import say
 
 if TYPE_CHECKING:
+    from hal_core import OutputRow
     from hal_core.frames import Frame
-    from hal_core.records import OutputRow
 
     from hal.reading import Event, OutputReader
+
+
+#: How often a signal is looked for while nothing comes.
+_LOOK_SECONDS = 0.2
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -37,27 +46,42 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def run(arguments: list[str]) -> None:
-    """Print until every sender has said good-bye, the time is over, or Ctrl-C; the counts go to stderr."""
+    """Print until every sender has said good-bye, the time is over, or a signal; the counts go to stderr.
+
+    Ctrl-C while it listens is how it is meant to be ended: status 0. Other signals give their own.
+    """
     from hal.reading import OutputReader  # so that a listing does not load ZeroMQ
 
     options = parse(arguments)
     printer = Printer(as_json=options.json, request=options.request)
-    with OutputReader(options.url, auto_ack=not options.keep, on_event=printer.event) as reader:
+    counts: dict[str, int] = {}
+    with (
+        contextlib.suppress(signals.Interrupted),
+        signals.noted(),
+        OutputReader(options.url, auto_ack=not options.keep, on_event=printer.event) as reader,
+    ):
         printer.reader = reader
         if reader.url != options.url:
             say(f"hal tail: listens on {reader.url}")
-        while (frame := _next(reader, options.timeout)) is not None:
+        while (frame := _next(reader, printer, options.timeout)) is not None:
             printer.record(frame)  # broken off, it is not acknowledged
         counts = reader.counters()
     told = ", ".join(f"{number} {name}" for name, number in (counts | printer.counts).items())
     say(f"hal tail: {told}")
+    if signals.came() not in (None, signal.SIGINT):
+        raise signals.Interrupted
 
 
-def _next(reader: OutputReader, timeout: float | None) -> Frame | None:
-    try:
-        return reader.read(timeout)
-    except KeyboardInterrupt:
-        return None
+def _next(reader: OutputReader, printer: Printer, timeout: float | None) -> Frame | None:
+    """The next frame; None when the last session has ended, the time is over, or a signal has come."""
+    end = math.inf if timeout is None else time.monotonic() + timeout
+    printer.has_ended = False
+    while signals.came() is None:
+        left = end - time.monotonic()
+        frame = reader.read(max(0.0, min(left, _LOOK_SECONDS)))
+        if frame is not None or printer.has_ended or left <= 0:
+            return frame
+    return None
 
 
 class Printer:
@@ -67,6 +91,7 @@ class Printer:
         self.as_json, self.request = as_json, request
         self.counts = {"gaps": 0, "lost sessions": 0, "restarts": 0}
         self.reader: Any = None
+        self.has_ended = False  #: the last session has, as far as is known
         self._duplicates = 0
         self._senders: set[int] = set()
 
@@ -95,6 +120,7 @@ class Printer:
             words += "; the sender was started again" if again else ""
         elif isinstance(event, SessionEnded):
             words = f"session {event.session:016x} ended after frame {event.last_sequence}"
+            self.has_ended = self.reader is not None and not self.reader.cursors
         elif isinstance(event, SessionLost):
             self.counts["lost sessions"] += 1
         elif isinstance(event, Gap):
@@ -118,7 +144,8 @@ class Printer:
         self._print(json.dumps(facts))
 
     def _print(self, line: str) -> None:
-        print(line, flush=True)
+        with signals.raised():  # who reads it may take nothing for ever
+            print(line, flush=True)
 
 
 def _place(frame: Frame) -> dict[str, object]:

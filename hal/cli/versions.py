@@ -6,7 +6,8 @@ import platform
 from importlib import metadata
 
 from hal import __version__, contract
-from hal.discovery import CORE, identity, normalized
+from hal.contract import CORE, normalized
+from hal.discovery import identity
 
 
 def lines() -> list[str]:

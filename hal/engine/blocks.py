@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from hal_core.errors import HalError, InvalidValue, OutOfMemory
+from hal_core import HalError, InvalidValue, OutOfMemory
 
 
 class BlockPool:

@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
-from hal_core.errors import InvalidValue, SinkClosed, SinkFull
-from hal_core.layout import StateLayout
-from hal_core.records import FinishReason, OutputRecord
-from hal_core.requests import AdmittedRequest, Request
-from hal_core.tasks import Task
+from hal_core import (
+    AdmittedRequest,
+    FinishReason,
+    InvalidValue,
+    OutputRecord,
+    Request,
+    SinkClosed,
+    SinkFull,
+    StateLayout,
+    Task,
+)
 
 from .generation import Finished
 from .scheduler import DEFAULT_CHUNK, Scheduler

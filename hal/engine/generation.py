@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from hal_core.records import FinishReason
-from hal_core.requests import AdmittedRequest, Request
+from hal_core import AdmittedRequest, FinishReason, Request
 
 
 @dataclass(frozen=True, slots=True)

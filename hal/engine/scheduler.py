@@ -15,13 +15,19 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from hal_core.errors import InvalidValue
-from hal_core.layout import StateLayout
-from hal_core.records import FinishReason, OutputRecord, SlotStatus
-from hal_core.requests import AdmittedRequest, Request
-from hal_core.requests import admit as admit_for
-from hal_core.steps import predict_launch_tokens
-from hal_core.tasks import Task, TaskKind
+from hal_core import (
+    AdmittedRequest,
+    FinishReason,
+    InvalidValue,
+    OutputRecord,
+    Request,
+    SlotStatus,
+    StateLayout,
+    Task,
+    TaskKind,
+    predict_launch_tokens,
+)
+from hal_core import admit as admit_for
 
 from .blocks import BlockPool
 from .generation import Finished, Generation, tokens_to_keep

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from hal_core.errors import InvalidValue
+from hal_core import InvalidValue
 
 from hal.model.config import LlamaConfig
 

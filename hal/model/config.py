@@ -10,57 +10,17 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from hal_core.errors import InvalidValue
+from hal_core import InvalidValue
+
+from hal.model.config_fields import FAMILIAR, GENERATION_NEUTRAL, MODEL_NEUTRAL, PASSED_OVER, REQUIRED
 
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}
 _DTYPES = ("float32", "float16", "bfloat16")
 _SUPPORTED = "this decoder supports Llama- and Qwen2-style checkpoints only; choose another --model"
-
-# Fields that change nothing at inference: bookkeeping, training settings, other programs' hints.
-_NO_EFFECT = frozenset(
-    [
-        "_attn_implementation",
-        "_attn_implementation_autoset",
-        "_name_or_path",
-        "attention_dropout",
-        "embd_pdrop",
-        "finetuning_task",
-        "id2label",
-        "initializer_range",
-        "is_decoder",
-        "is_encoder_decoder",
-        "label2id",
-        "max_length",
-        "name_or_path",
-        "output_attentions",
-        "output_hidden_states",
-        "pad_token_id",
-        "pretraining_tp",
-        "resid_pdrop",
-        "return_dict",
-        "task_specific_params",
-        "tokenizer_class",
-        "transformers_version",
-        "unk_token_id",
-        "use_cache",
-        "use_return_dict",
-    ]
-)
-# Fields that this decoder implements for one value only.
-_ONLY: Mapping[str, tuple[Any, ...]] = {
-    "hidden_act": ("silu",),
-    "mlp_bias": (False,),
-    "partial_rotary_factor": (1,),
-    "use_mrope": (False,),
-    "add_cross_attention": (False,),
-    "attention_multiplier": (1,),
-    "quantization_config": (),
-    "auto_map": (),
-}
 
 
 @dataclass(frozen=True)
@@ -91,6 +51,8 @@ class LlamaConfig:
     bos_token_id: int | None
     num_nextn_predict_layers: int
     """Multi-token-prediction layers in the checkpoint: 0 or 1."""
+    notes: tuple[str, ...] = ()
+    """Lines for the user: what the files say that changes nothing here, and what is not followed."""
 
     @property
     def heads_per_group(self) -> int:
@@ -99,8 +61,10 @@ class LlamaConfig:
 
 
 def read_config(directory: Path) -> LlamaConfig:
-    """Read ``config.json`` of ``directory`` (and end-of-text ids of ``generation_config.json``, if there is one).
+    """Read ``config.json`` of ``directory``, and ``generation_config.json`` if there is one.
 
+    The end tokens are those of ``generation_config.json`` where it has them, else those of ``config.json``. What else
+    it holds are defaults for sampling; they are not followed, and ``notes`` names those that would matter.
     Raises ``InvalidValue`` that names the file and the field for anything missing, malformed or not supported.
     """
     if not directory.is_dir():
@@ -111,10 +75,14 @@ def read_config(directory: Path) -> LlamaConfig:
     generation = directory / "generation_config.json"
     if not generation.exists():
         return config
-    fields = _Fields({"eos_token_id": read_json(generation).get("eos_token_id")}, str(generation))
-    extra = fields.token_ids("eos_token_id", config.vocab_size)
-    merged = tuple(dict.fromkeys((*config.eos_token_ids, *extra)))
-    return LlamaConfig(**{**config.__dict__, "eos_token_ids": merged})
+    fields = _Fields(read_json(generation), str(generation))
+    ends = fields.token_ids("eos_token_id", config.vocab_size)
+    config = replace(config, eos_token_ids=ends or config.eos_token_ids)
+    unheeded = [f"{n} = {fields.shown(n)}" for n in GENERATION_NEUTRAL if not fields.neutral(n)]
+    if not unheeded:
+        return config
+    note = f"{generation.name}: not followed: {', '.join(unheeded)} (sampling is what the options say)"
+    return replace(config, notes=(*config.notes, note))
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -174,10 +142,13 @@ def parse_config(fields: Mapping[str, Any], *, source: str = "config.json") -> L
     )
     if config.num_nextn_predict_layers > 1:
         given.refuse("num_nextn_predict_layers", "at most 1 is supported", _SUPPORTED)
-    _check_attention_window(given, layers)
+    _check_attention_window(given, layers, qwen=qwen)
     _check_dtype(given)
     _check_rest(given)
-    return config
+    if not given.idle:
+        return config
+    names = ", ".join(sorted(given.idle))
+    return replace(config, notes=(f"config.json: these change nothing at inference: {names}",))
 
 
 _Value = TypeVar("_Value", int, float, bool)
@@ -191,6 +162,8 @@ class _Fields:
         self.given = {name: value for name, value in fields.items() if value is not None}
         self.source = source
         self.read: set[str] = set()
+        self.idle: set[str] = set()
+        """Fields worth a word that change nothing."""
 
     def __contains__(self, name: str) -> bool:
         return name in self.given
@@ -199,10 +172,17 @@ class _Fields:
         self.read.add(name)
         return self.given.get(name)
 
-    def refuse(self, name: str, why: str, cure: str = "correct the field") -> NoReturn:
+    def neutral(self, name: str) -> bool:
+        """Whether this generation default leaves a greedy answer as it is."""
+        return name not in self.given or self.given[name] in GENERATION_NEUTRAL[name]
+
+    def shown(self, name: str) -> str:
+        """The field's value, cut to what a line can hold."""
         shown = repr(self.given[name]) if name in self.given else "absent"
-        shown = shown if len(shown) <= 80 else shown[:77] + "..."
-        raise InvalidValue(f"{shown}: {why}", cure=cure, argument=f"{self.source}: {name}")
+        return shown if len(shown) <= 80 else shown[:77] + "..."
+
+    def refuse(self, name: str, why: str, cure: str = "correct the field") -> NoReturn:
+        raise InvalidValue(f"{self.shown(name)}: {why}", cure=cure, argument=f"{self.source}: {name}")
 
     def _value(self, name: str, default: _Value | None, accept: Callable[[Any], bool], kind: str) -> _Value:
         value = self.get(name)
@@ -218,7 +198,7 @@ class _Fields:
         kind = f"a whole number of at least {least}"
         return int(self._value(name, default, lambda v: type(v) is int and least <= v < 2**31, kind))
 
-    def number(self, name: str, *, default: float) -> float:
+    def number(self, name: str, *, default: float | None = None) -> float:
         def accept(value: object) -> bool:
             return isinstance(value, int | float) and type(value) is not bool and math.isfinite(value) and value > 0
 
@@ -248,17 +228,15 @@ def _architecture(given: _Fields) -> str:
 
 
 def _rope_theta(given: _Fields) -> float:
-    """The base of rotary positions; any scaling but the default is refused. Newer files keep both in one object."""
+    """The base of rotary positions; a scaling that changes them is refused. Newer files keep both in one object."""
     base = given.number("rope_theta", default=10000.0)
     for name in ("rope_scaling", "rope_parameters"):
         rope = given.get(name)
         if rope is None:
             continue
-        known = {"rope_type", "type", "rope_theta"}
-        if not isinstance(rope, dict) or not known.issuperset(rope):
-            given.refuse(name, "only the default rotary positions are supported", _SUPPORTED)
-        if any(rope.get(key, "default") != "default" for key in ("rope_type", "type")):
-            given.refuse(name, "only the type 'default' is supported", _SUPPORTED)
+        if not isinstance(rope, dict):
+            given.refuse(name, "must be an object", _SUPPORTED)
+        _check_scaling(given, name, _Fields(rope, f"{given.source}: {name}"))
         inner = _Fields(rope, f"{given.source}: {name}").number("rope_theta", default=base)
         if "rope_theta" in given and inner != base:
             given.refuse("rope_theta", f"{name} says {inner}", "keep the right one of the two")
@@ -266,16 +244,52 @@ def _rope_theta(given: _Fields) -> float:
     return base
 
 
-def _check_attention_window(given: _Fields, layers: int) -> None:
-    """Sliding windows are refused where they would be used; the fields alone (Qwen2 files have them) are not."""
-    used = given.flag("use_sliding_window", default="use_sliding_window" not in given and "sliding_window" in given)
+# What may stand beside the factor of a scaling, and says nothing when the factor is 1.
+_BESIDE_FACTOR: Mapping[str, frozenset[str]] = {
+    "default": frozenset(),
+    "linear": frozenset(),
+    "dynamic": frozenset(),
+    "llama3": frozenset(["low_freq_factor", "high_freq_factor", "original_max_position_embeddings"]),
+    "yarn": frozenset(["beta_fast", "beta_slow", "truncate"]),
+}
+
+
+def _check_scaling(given: _Fields, name: str, rope: _Fields) -> None:
+    """Refuse a scaling of rotary positions unless it leaves all of them as they are.
+
+    That is: none, a factor of 1, or a dynamic one, which begins where ``max_position_embeddings`` ends.
+    """
+    kinds = [rope.given[key] for key in ("rope_type", "type") if key in rope] or ["default"]
+    kind = kinds[0]
+    if not isinstance(kind, str) or any(other != kind for other in kinds) or kind not in _BESIDE_FACTOR:
+        given.refuse(name, "only the type 'default' is supported", _SUPPORTED)
+    known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "factor"} | _BESIDE_FACTOR[kind]
+    if not known.issuperset(rope.given) or rope.given.get("partial_rotary_factor", 1) != 1:
+        given.refuse(name, "only the default rotary positions are supported", _SUPPORTED)
+    if kind == "default" and "factor" not in rope:
+        return
+    factor = rope.number("factor")
+    if factor != 1 and kind != "dynamic":
+        given.refuse(name, "rotary positions are supported without scaling only (a factor of 1)", _SUPPORTED)
+    given.idle.add(name)
+
+
+def _check_attention_window(given: _Fields, layers: int, *, qwen: bool) -> None:
+    """Sliding windows are refused where they would hide a position; as long as the context they hide none."""
     window = given.count("sliding_window", default=2**31 - 1)
-    given.count("max_window_layers", default=1, least=0)
-    if used and window < given.count("max_position_embeddings"):
+    idle = window >= given.count("max_position_embeddings")
+    used = given.flag("use_sliding_window", default=not qwen and "sliding_window" in given)  # Qwen2's own default: no
+    first = given.count("max_window_layers", default=0, least=0)  # of the layers that have a window
+    if used and not idle and not (qwen and first >= layers):
         given.refuse("sliding_window", "sliding-window attention is not supported", _SUPPORTED)
     kinds = given.get("layer_types")
-    if kinds is not None and kinds != ["full_attention"] * layers:
+    allowed = ("full_attention", "sliding_attention") if idle and "sliding_window" in given else ("full_attention",)
+    if kinds is not None and (
+        not isinstance(kinds, list) or len(kinds) != layers or not all(kind in allowed for kind in kinds)
+    ):
         given.refuse("layer_types", "only 'full_attention', once for each layer, is supported", _SUPPORTED)
+    if used or (kinds is not None and "sliding_attention" in kinds):
+        given.idle.add("sliding_window")
 
 
 def _check_dtype(given: _Fields) -> None:
@@ -285,10 +299,24 @@ def _check_dtype(given: _Fields) -> None:
 
 
 def _check_rest(given: _Fields) -> None:
-    for name, value in given.given.items():
-        if name in _ONLY:
-            if value not in _ONLY[name]:
-                allowed = " or ".join(map(repr, _ONLY[name])) or "absent"
-                given.refuse(name, f"must be {allowed}", _SUPPORTED)
-        elif name not in given.read and name not in _NO_EFFECT:
+    for name in given.given:
+        if name in REQUIRED:
+            _require(given, name, REQUIRED[name], _SUPPORTED)
+            if given.given[name] != REQUIRED[name][0]:
+                given.idle.add(name)
+        elif name in MODEL_NEUTRAL:
+            _require(given, name, MODEL_NEUTRAL[name], _SUPPORTED)
+            given.idle.add(name)
+        elif name in GENERATION_NEUTRAL:
+            cure = "remove it: how to generate is said by the request (hal run --help), not by the model"
+            _require(given, name, GENERATION_NEUTRAL[name], cure)
+            given.idle.add(name)
+        elif name in PASSED_OVER:
+            given.idle.add(name)
+        elif name not in given.read and name not in FAMILIAR:
             given.refuse(name, "this field is not known", f"remove it if it changes nothing at inference; {_SUPPORTED}")
+
+
+def _require(given: _Fields, name: str, allowed: tuple[Any, ...], cure: str) -> None:
+    if given.given[name] not in allowed:
+        given.refuse(name, f"must be {' or '.join(map(repr, allowed)) or 'absent'}", cure)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
-from hal_core.errors import InvalidValue
+from hal_core import InvalidValue
 
 from hal.model.config import LlamaConfig
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import paddle
-from hal_core.errors import InvalidValue
+from hal_core import InvalidValue
 
 from hal.model.batch import CacheShape
 from hal.model.config import LlamaConfig

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import paddle
 import paddle.nn.functional as functional
-from hal_core.errors import InvalidValue
+from hal_core import InvalidValue
 
 from hal.model.batch import GroupPlan, ModelBatch, check_batch, plan_step
 from hal.model.config import LlamaConfig, read_config
@@ -78,8 +78,10 @@ class LlamaModel:
         config = read_config(directory)
         try:
             paddle.to_tensor(0, place=place)
-        except (ValueError, RuntimeError, OSError) as error:
+        except (ValueError, RuntimeError, OSError, AttributeError) as error:
             why = str(error).strip().splitlines()[-1]
+            if isinstance(error, AttributeError):  # of Paddle's own, for a kind without a number that it has not
+                why = "it is built without this kind"
             raise InvalidValue(
                 f"{place!r} is no place of this Paddle build: {why}", cure="use 'cpu'", argument="--model-place"
             ) from None

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from hal_core.errors import InvalidValue
+from hal_core import InvalidValue
 from safetensors import SafetensorError, safe_open
 
 from hal.model.config import LlamaConfig, read_json

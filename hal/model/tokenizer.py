@@ -1,16 +1,20 @@
-"""Text to token ids and back, also piece by piece while tokens arrive. Imports no framework."""
+"""Text to token ids and back. Imports no framework."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from hal_core.errors import InvalidValue
+from hal_core import InvalidValue
 from tokenizers import Tokenizer as _Backend
 
 from hal.model.config import LlamaConfig
+from hal.model.streaming import StreamDecoder
 
-_INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+_BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")  # how byte fallback spells a byte
 
 
 class Tokenizer:
@@ -18,7 +22,8 @@ class Tokenizer:
 
     def __init__(self, backend: _Backend, config: LlamaConfig, *, source: str = "tokenizer.json") -> None:
         """Raises ``InvalidValue`` when the tokenizer can give ids that the model has no embedding for."""
-        largest = max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
+        vocab = backend.get_vocab(with_added_tokens=True)
+        largest = max(vocab.values(), default=-1)
         if largest >= config.vocab_size:
             raise InvalidValue(
                 f"has token id {largest}, but config.json says vocab_size={config.vocab_size}",
@@ -32,6 +37,11 @@ class Tokenizer:
         self.eos_token_ids = frozenset(config.eos_token_ids)
         """Ids that end a text."""
         self.bos_token_id = config.bos_token_id
+        special = [token for token, added in backend.get_added_tokens_decoder().items() if added.special]
+        self._visible = frozenset(vocab.values()).difference(special)
+        by_bytes = _has_byte_fallback(backend)
+        self.byte_token_ids = frozenset(token for text, token in vocab.items() if by_bytes and _BYTE.fullmatch(text))
+        """Ids that stand for one byte each, of a run that the decoder turns into text as a whole."""
 
     @classmethod
     def load(cls, directory: Path, config: LlamaConfig) -> Tokenizer:
@@ -68,46 +78,19 @@ class Tokenizer:
         """Text of ``ids``; special tokens give none, and bytes that are no UTF-8 give U+FFFD."""
         return str(self._backend.decode(list(ids), skip_special_tokens=True))
 
-    def stream(self) -> StreamDecoder:
-        """A decoder for one request's tokens as they arrive."""
-        return StreamDecoder(self)
+    def visible(self, ids: Sequence[int]) -> list[int]:
+        """The ids that ``decode`` makes text of: neither special nor unknown."""
+        return [token for token in ids if token in self._visible]
+
+    def stream(self, prompt: Sequence[int] = ()) -> StreamDecoder:
+        """A decoder for the tokens that follow ``prompt`` as they arrive."""
+        return StreamDecoder(self, prompt)
 
 
-class StreamDecoder:
-    """Decodes one sequence incrementally: the pieces of all ``push`` calls and of ``finish`` are ``decode`` of all ids.
+def _has_byte_fallback(backend: _Backend) -> bool:
+    def has(decoder: Any) -> bool:  # noqa: ANN401 (JSON)
+        return isinstance(decoder, dict) and (
+            decoder.get("type") == "ByteFallback" or any(map(has, decoder.get("decoders", [])))
+        )
 
-    A character whose bytes are split over tokens comes out whole, with the token that completes it. Only a window of
-    the last ids is decoded again at each call. The window begins with ids that were already emitted, because some
-    decoders treat the first token of a text differently (a leading space).
-
-    Exact for byte-level tokenizers, whatever the ids, and for those with word-boundary marks. With byte fallback it is
-    exact where the bytes end up as UTF-8: that decoder turns a whole run of byte tokens into U+FFFD when the end of the
-    run is broken, characters that are already out included.
-    """
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._window: list[int] = []
-        self._settled = 0  # ids at the window's start whose text is out
-        self._emitted = 0  # characters of the window's text that are out
-
-    def push(self, ids: Iterable[int]) -> str:
-        """The text that these further ids complete, perhaps none."""
-        self._window.extend(ids)
-        text = self._tokenizer.decode(self._window)
-        # A run of U+FFFD at the end may be the beginning of a character.
-        complete = text.rstrip(_INCOMPLETE)
-        piece = complete[self._emitted :]
-        self._emitted = max(self._emitted, len(complete))
-        if piece and len(complete) == len(text):
-            del self._window[: self._settled]
-            self._settled = len(self._window)
-            self._emitted = len(self._tokenizer.decode(self._window))
-        return piece
-
-    def finish(self) -> str:
-        """What was held back; call it once, when no more ids come."""
-        text = self._tokenizer.decode(self._window)
-        piece = text[self._emitted :]
-        self._window, self._settled, self._emitted = [], 0, 0
-        return piece
+    return backend.decoder is not None and has(json.loads(backend.decoder.__getstate__()))

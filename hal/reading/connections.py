@@ -7,25 +7,40 @@ from collections.abc import Iterator
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+_REFUSED = {
+    int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL): "it ended before it had said who it is",
+    int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL): "it does not speak ZeroMQ's protocol",
+    int(zmq.EVENT_HANDSHAKE_FAILED_AUTH): "its key is not let in",
+}
+_WATCHED = sum(_REFUSED) | int(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+_NAME = "inproc://connections"
+
 
 class Connections:
     """Which connections are there, by descriptor."""
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         self._socket = socket
-        self.monitor = socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+        socket.monitor(_NAME, _WATCHED)
+        self.monitor = socket.context.socket(zmq.PAIR)
+        self.monitor.rcvhwm = 0  # full, it would hold up the thread that serves all connections
+        self.monitor.connect(_NAME)
         self.there: set[int] = set()  #: as far as :meth:`broken` has been told
+        self.refused: list[str] = []  #: why connections were that no sender has made, as far as told; take them out
 
     def broken(self) -> Iterator[int]:
         """Take note of what came and went, and give those that went. Descriptors are reused, so the order counts."""
         while int(self.monitor.get(zmq.EVENTS)) & zmq.POLLIN:
             event = recv_monitor_message(self.monitor, zmq.DONTWAIT)
             descriptor = int(event["value"])
-            if event["event"] == zmq.EVENT_ACCEPTED:
+            kind = int(event["event"])
+            if kind in _REFUSED:
+                self.refused.append(_REFUSED[kind])
+            elif kind == zmq.EVENT_ACCEPTED:
                 self.there.add(descriptor)
-                continue
-            self.there.discard(descriptor)
-            yield descriptor
+            else:
+                self.there.discard(descriptor)
+                yield descriptor
 
     def close(self) -> None:
         """Stop listening."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hal_core.errors import HalError
+from hal_core import HalError
 
 
 @dataclass(frozen=True, slots=True)

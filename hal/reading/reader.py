@@ -9,15 +9,14 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from types import TracebackType
 
 import zmq
-from hal_core.errors import HalError, InvalidValue
+from hal_core import HalError, InvalidValue, OutputRecord
 from hal_core.frames import Frame
-from hal_core.records import OutputRecord
 
 from hal.reading.events import Event, SessionEnded, StreamLoss
 from hal.reading.receiver import Receiver
 from hal.reading.session import Session
 from hal.transport.curve import CurveKeys
-from hal.transport.urls import adopt_ipc, private_ipc_url, release_ipc
+from hal.transport.urls import adopt_ipc, private_ipc_url, release_folder
 
 #: How long acknowledgements wait for company when nothing comes in, in seconds.
 _ACKNOWLEDGE_DELAY = 0.002
@@ -66,7 +65,12 @@ class OutputReader:
                 _check_seconds(seconds, name)
         self._owns_folder = url is None
         url = private_ipc_url() if url is None else url
-        self._receiver = Receiver(url, cursors, lost_after, grace, curve)
+        try:
+            self._receiver = Receiver(url, cursors, lost_after, grace, curve)
+        except BaseException:
+            if self._owns_folder:
+                release_folder(url)
+            raise
         adopt_ipc(url)
         self.url = self._receiver.url  #: where senders connect; port wildcards are resolved
         self._auto_ack, self._timeout, self._on_event = auto_ack, timeout, on_event
@@ -155,7 +159,8 @@ class OutputReader:
         self._closed = True
         self._acknowledge_read(at_least=1)
         self._receiver.close()
-        release_ipc(self.url, folder=self._owns_folder)
+        if self._owns_folder:
+            release_folder(self.url)
 
     def __enter__(self) -> OutputReader:
         return self

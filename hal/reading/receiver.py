@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Mapping
 
 import zmq
-from hal_core.errors import FrameError
-from hal_core.frame_pieces import PIECES, apart, is_word_ahead
-from hal_core.frames import HAS_TRAILER, Frame, FrameHeader, FrameKind, decode_frame, split
+from hal_core import FrameError
+from hal_core.frames import (
+    HAS_TRAILER,
+    PIECES,
+    Frame,
+    FrameHeader,
+    FrameKind,
+    apart,
+    decode_frame,
+    is_word_ahead,
+    split,
+)
 
 from hal.reading.connections import Connections
 from hal.reading.events import Event, FrameSkipped, SessionEnded, SessionLost
@@ -18,8 +28,8 @@ from hal.transport.curve import CurveKeys
 from hal.transport.domains import remove_stale_domains
 from hal.transport.protocol import Cursor, Empty, State, control, read_control
 from hal.transport.shared_queue import SharedReceiver
-from hal.transport.sockets import HIGH_WATER_MARK, bound
-from hal.transport.urls import release_ipc, socket_of
+from hal.transport.sockets import Bound
+from hal.transport.urls import socket_of
 
 # Reading an enum's member costs a call.
 _OUTPUT, _ROWS = int(FrameKind.OUTPUT), int(FrameKind.ROWS)
@@ -29,6 +39,9 @@ _REMEMBERED = 4096
 _LOOK_SECONDS = 0.25
 #: How long a reader that is closed waits for its senders to confirm the last acknowledgements.
 _LEAVE_SECONDS, _LEAVE_SLICE_SECONDS = 0.5, 0.02
+#: ZeroMQ looks at what connections tell it once in so many messages at least (100), if it always has one to give.
+_COMMANDS_EVERY = 128
+_log = logging.getLogger("hal.reading")
 
 
 class Receiver:
@@ -43,21 +56,21 @@ class Receiver:
         self.ready: deque[tuple[Session, Frame] | Event] = deque()
         self.duplicates = self.skipped = self.frames = self.shared = 0
         self._gone: dict[int, bool] = {}  # sessions that are over -> whether they were lost
-        self.socket, self._gate = bound(url, curve)
-        self.connections = Connections(self.socket)
+        self._bound = Bound(url, curve)
+        self.socket = self._bound.socket
         path = socket_of(url)
-        self.url = url if path else bytes(self.socket.get(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
         self._memory: SharedReceiver | None = None
-        if path is not None:
-            try:
+        try:
+            self.connections = Connections(self.socket)
+            self.url = url if path else bytes(self.socket.get(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
+            if path is not None:
                 remove_stale_domains(path.parent, path.name)  # also where this reader has none: no other one comes
                 self._memory = SharedReceiver(path) if url.startswith("shm:") else None
-            except BaseException:
-                self._close_sockets()
-                release_ipc(url, folder=False)
-                raise
+        except BaseException:
+            self._bound.give_up()
+            raise
         self._leaving = False
-        self.messages = 0
+        self.messages = self._warned = 0
         self._looked, self._patience = now, -1
 
     def receive(self, timeout: float = 0.0) -> bool:
@@ -65,7 +78,7 @@ class Receiver:
         end = time.monotonic() + timeout
         while not self.ready:
             left = max(0.0, end - time.monotonic()) if timeout else 0.0
-            if not self._receive_one(min(left, _LOOK_SECONDS) if self.sessions else left):
+            if not self._receive_one(min(left, _LOOK_SECONDS)):
                 self.look_for_losses(drained=True)
                 if time.monotonic() >= end:
                     break
@@ -95,17 +108,17 @@ class Receiver:
     def look_for_losses(self, *, drained: bool) -> None:
         """Declare sessions lost whose time is over, unless something of theirs may not have been looked at yet.
 
-        Without ``drained`` that is so until as many messages were read as ZeroMQ may hold: it serves senders in turn.
+        Without ``drained`` that is so until enough messages of others were read: ZeroMQ serves connections in turn.
         """
         self._watch_connections()
         self._looked = now = time.monotonic()
+        turn = _COMMANDS_EVERY + 2 * (len(self.connections.there) + len(self.sessions))
         for session in list(self.sessions.values()):
             if self._lost_at(session) > now:
                 session.overdue = None
             elif session.overdue is None:
                 session.overdue = self.messages
-            held = 2 * HIGH_WATER_MARK * len(self.sessions)
-            if session.overdue is not None and (drained or self.messages - session.overdue > held):
+            if session.overdue is not None and (drained or self.messages - max(session.overdue, session.met) > turn):
                 self._lose(session, "its connection broke" if session.broken is not None else "it fell silent")
 
     def look_seconds(self) -> float:
@@ -126,15 +139,15 @@ class Receiver:
                 if session.shared is not None:
                     session.shared.close()
         finally:
-            if self._memory is not None:
-                self._memory.close()
+            try:
+                if self._memory is not None:
+                    self._memory.close()
+            finally:
+                self._bound.release()
 
     def _close_sockets(self) -> None:
         self.connections.close()
-        self.socket.close(linger=100)
-        if self._gate is not None:
-            self._gate.stop()
-        self.socket.context.term()
+        self._bound.close()
 
     def _take_leave(self, end: float) -> None:
         self._leaving = True
@@ -152,7 +165,15 @@ class Receiver:
 
     def _take_message(self, identity: bytes, message: zmq.Frame, beside: zmq.Frame | None) -> None:
         """Take the frames of a message, or the header of an array that is ``beside`` it."""
-        descriptor = int(message.get(zmq.SRCFD))
+        try:
+            descriptor = int(message.get(zmq.SRCFD))
+        except (
+            zmq.ZMQError
+        ):  # a peer that greets as ZeroMQ 2 did: or what takes its own first bytes for such a greeting
+            self._skip(
+                FrameError("a message of a peer that does not speak ZMTP 3", cure="connect hal's own sinks only")
+            )
+            return
         session: Session | None = None
         heard: Session | None = None
         try:
@@ -200,7 +221,7 @@ class Receiver:
             if session.broken is not None and not session.is_asking:
                 self._ask(session)  # words of the dead may still be in the queue, but only the living answer
             self._lose_predecessors(session)
-        session.heard = time.monotonic()
+        session.heard, session.met = time.monotonic(), self.messages
         return session
 
     def _take_word(self, session: Session, header: FrameHeader, frame: memoryview) -> None:
@@ -288,16 +309,28 @@ class Receiver:
         if event := session.hear(header.sequence, state):
             self.ready.append(event)
         if session.must_ask(header.sequence, session.heard):
-            self._ask(session)
-        elif state.oldest <= session.acknowledged:  # the last acknowledgement may not have arrived
+            self._ask(session, anew=False)
+        else:  # the last acknowledgement may not have arrived; and a sender goes on only as long as it is answered
             self._say(session, FrameKind.ACKNOWLEDGE, session.acknowledged)
 
     def _skip(self, error: FrameError) -> None:
         self.skipped += 1
         self.ready.append(FrameSkipped(str(error)))
+        self._warn(f"bytes skipped that are no frame: {error}")
 
-    def _ask(self, session: Session) -> None:
-        sequence, cursor = session.ask(time.monotonic())
+    def _tell_refused(self) -> None:
+        reasons, self.connections.refused = self.connections.refused, []
+        for reason in reasons:
+            self._warn(f"a connection that no sender has made: {reason}")
+
+    def _warn(self, what: str) -> None:
+        """Log it: of many the first, and then each that doubles their number."""
+        self._warned += 1
+        if self._warned & (self._warned - 1) == 0:
+            _log.warning("%s: %s (%d so far)", self.url, what, self._warned)
+
+    def _ask(self, session: Session, *, anew: bool = True) -> None:
+        sequence, cursor = session.ask(time.monotonic(), anew=anew)
         cursor.leaving = self._leaving
         if session.shared is not None and self._memory is not None:
             cursor.shared = self._memory.name
@@ -322,6 +355,8 @@ class Receiver:
             for session in self.sessions.values():
                 if session.descriptor == descriptor:
                     session.breaks(time.monotonic())
+        if self.connections.refused:
+            self._tell_refused()
 
     def _lost_at(self, session: Session) -> float:
         silent = session.heard + self._lost_after

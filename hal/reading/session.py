@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hal_core.frame_pieces import Reading
-from hal_core.frames import Frame, FrameHeader
-from hal_core.records import OutputRecord
+from hal_core import OutputRecord
+from hal_core.frames import Frame, FrameHeader, Reading
 
 from hal.reading.events import Gap, SessionStarted
 from hal.transport.protocol import Cursor, State
@@ -31,6 +30,7 @@ class Session:
         self.heard = now
         self.broken: float | None = None  # since when its connection is down
         self.overdue: int | None = None  # messages that had been read when its time was over
+        self.met = 0  # messages that had been read when the last one of its own was
         self.expected = None if after is None else after + 1
         self.read = self.acknowledged = after or 0
         self.acknowledge_every = 1
@@ -57,9 +57,14 @@ class Session:
             self.broken, self._asked = now, 0
         self.descriptor = -1
 
-    def ask(self, now: float) -> tuple[int, Cursor]:
-        """Return the sequence and body of the CURSOR to give."""
-        self._token += 1
+    def ask(self, now: float, *, anew: bool = True) -> tuple[int, Cursor]:
+        """Return the sequence and body of the CURSOR to give.
+
+        Without ``anew`` it is the cursor that waits for its answer, if there is one, said again: an answer that is
+        already on its way, perhaps behind much else, will do.
+        """
+        if anew or not self._asked:
+            self._token += 1
         self._asked, self._asked_at = self._token, now
         return self.last, Cursor(self._token, self.expected is not None, pieces=True)
 

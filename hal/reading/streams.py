@@ -6,8 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
 
-from hal_core.errors import InvalidValue, TicketTimeout
-from hal_core.records import FinishReason, OutputRow
+from hal_core import FinishReason, InvalidValue, OutputRow, TicketTimeout
 
 from hal.reading.reader import OutputReader
 

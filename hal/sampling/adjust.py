@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from hal_core.errors import InvalidValue
+from hal_core import InvalidValue
 
 from .rows import Bools, Float32s, History, Int64s, SamplingRows, Tokens
 

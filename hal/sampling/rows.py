@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from hal_core.errors import InvalidValue
+from hal_core import InvalidValue
 
 Float32s = np.ndarray[Any, np.dtype[np.float32]]
 Float64s = np.ndarray[Any, np.dtype[np.float64]]
@@ -28,7 +28,7 @@ class SamplingRows:
     their count, as in the state; a token id outside the vocabulary cannot be drawn, so it is passed over.
 
     - ``temperature``, ``top_p``, ``min_p`` float32 ``[n]``; ``top_k`` int32 ``[n]``.
-    - ``seed`` int64 ``[n]``: mixed with the request's name already (``hal_core.requests.draw_seed``).
+    - ``seed`` int64 ``[n]``: mixed with the request's name already (``hal_core.slots.admission.draw_seed``).
     - ``repetition_penalty``, ``frequency_penalty``, ``presence_penalty`` float32 ``[n]``.
     - ``eos_token_ids`` int64 ``[n, E]`` with ``eos_num``; ``bad_words`` int64 ``[n, B]`` with ``bad_words_num``;
       ``stop_seqs`` int64 ``[n, S * L]`` with ``stop_seqs_len`` int32 ``[n, S]`` and ``stop_seqs_num``.

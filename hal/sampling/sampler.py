@@ -15,7 +15,7 @@ In this order:
 from __future__ import annotations
 
 import numpy as np
-from hal_core.errors import InvalidValue
+from hal_core import InvalidValue
 
 from .adjust import adjust
 from .drawing import Draws, draw

@@ -7,8 +7,7 @@ import math
 import operator
 from typing import TYPE_CHECKING
 
-from hal_core.errors import CapabilityMissing, InvalidValue
-from hal_core.sinks import Sink
+from hal_core import CapabilityMissing, InvalidValue, Sink
 
 from hal.transport.urls import private_ipc_url, release_ipc, scheme_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import zmq
-from hal_core.errors import InvalidValue, Unavailable
+from hal_core import InvalidValue, Unavailable
 
 from hal.transport.urls import scheme_of
 

@@ -18,7 +18,9 @@ import shutil
 import stat
 from pathlib import Path
 
-from hal_core.errors import Unavailable
+from hal_core import Unavailable
+
+from hal.transport.addresses import open_exactly
 
 MEMORY = Path("/dev/shm")  #: where the files lie that POSIX shared memory has on Linux
 PRIVATE = "hal-"  #: what the names of private folders begin with
@@ -70,7 +72,8 @@ def make_domain(socket: Path) -> tuple[str, Path, int]:
     folder = socket.with_name(f"{socket.name}{_MARK}{name}")
     try:
         folder.mkdir(mode=0o700)
-        lock = os.open(folder / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        folder.chmod(0o700)  # whatever the umask has taken away
+        lock = open_exactly(folder / _LOCK)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         shutil.rmtree(folder, ignore_errors=True)
@@ -122,7 +125,7 @@ def remove_stale_domains(folder: Path, socket: str | None = None) -> list[Path]:
         with contextlib.suppress(OSError):  # another user's, no folder, or just removed by another process
             if found.lstat().st_uid != os.getuid():
                 continue
-            lock = os.open(found / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            lock = open_exactly(found / _LOCK)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 remove_domain(found)

@@ -1,6 +1,6 @@
 """Frames with many log-probabilities on their way to the reader.
 
-Through the socket they go in pieces (:mod:`hal_core.frame_pieces`), of which the first leaves before the second is
+Through the socket they go in pieces (:mod:`hal_core.frames.pieces`), of which the first leaves before the second is
 encoded; into shared memory as a whole. A word, COMING, goes ahead: the reader, and a thread of ZeroMQ on either side,
 are asleep until something comes, and wake up while the frame is being made.
 """
@@ -10,10 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, TypedDict
 
-from hal_core.frame_bodies import Part
-from hal_core.frame_pieces import Writing
-from hal_core.frames import decode, encode
-from hal_core.records import OutputRecord
+from hal_core import OutputRecord
+from hal_core.frames import Part, Writing, decode, encode
 
 Message = tuple[Part, ...]
 Send = Callable[[Message], bool]  #: whether the transport has taken the message, given in its parts
@@ -60,7 +58,7 @@ class LargeFrame(Protocol):
         """The frame as a whole."""
 
     def deliveries(self) -> list[tuple[str, int, int]]:
-        """See :meth:`hal_core.records.OutputRecord.deliveries`."""
+        """See :meth:`hal_core.output.records.OutputRecord.deliveries`."""
 
     def send(self, send: Send) -> bool:
         """Hand over what is still due. Return whether that is all with the transport."""
@@ -72,7 +70,7 @@ class LargeFrame(Protocol):
 class InPieces:
     """A large frame for the socket: in pieces, but whole once it is asked for again.
 
-    Of a record for which :func:`hal_core.frame_pieces.is_large` holds.
+    Of a record for which :func:`hal_core.frames.pieces.is_large` holds.
     """
 
     def __init__(self, record: OutputRecord, numbers: Numbers) -> None:

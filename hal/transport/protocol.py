@@ -14,7 +14,7 @@ BYE            sender → reader   the session ended with this number, everythin
 REFUSE         reader → sender   the session was declared lost, nothing more of it is taken
 SHARED         sender → reader   the number of an OUTPUT frame that lies in shared memory; no body
 COMING         sender → reader   0, no body: a large frame is being made, and who sleeps may wake up
-TOKEN_IDS,     sender → reader   pieces of the OUTPUT frame of that number (:mod:`hal_core.frame_pieces`)
+TOKEN_IDS,     sender → reader   pieces of the OUTPUT frame of that number (:mod:`hal_core.frames.pieces`)
 ROWS,
 LOGPROBS
 =============  ================  ==========================================================================
@@ -25,6 +25,10 @@ repetition (dropped), a hole on the way (it gives its cursor again) and a real g
 to every session it does not know, whatever frame it hears of it first; so after a restart of either side, or a broken
 connection, nothing else is needed. Acknowledgements are cumulative and repeated at every heartbeat: losing one does no
 harm.
+
+Nothing stops what comes in at the reader, so what a sender sends is bounded here: frames by its window, and
+heartbeats by their answers. A reader answers each STATE with an ACKNOWLEDGE or a CURSOR; a sender that has sent eight
+and heard nothing sends no more until it does, or until its connection is a new one.
 
 A CURSOR may name the reader's domain of shared memory (:mod:`hal.transport.domains`). Then the sender may lay a large
 OUTPUT frame there, whole, and send SHARED in its place. It does so once for each frame: what is asked for again, and
@@ -39,7 +43,7 @@ from __future__ import annotations
 from typing import Annotated, TypeVar
 
 import msgspec
-from hal_core.errors import FrameError
+from hal_core import FrameError
 from hal_core.frames import FrameHeader, FrameKind, read_body, seal
 
 #: Frames that wait together are joined to messages of about this many bytes.

@@ -18,7 +18,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-from hal_core.errors import HalError, Unavailable
+from hal_core import HalError, Unavailable
 
 from hal.transport import domains
 from hal.transport.large import Parts
@@ -39,7 +39,7 @@ def library() -> Any:  # noqa: ANN401  # iceoryx2 has no types
     try:
         import iceoryx2
     except ImportError as error:
-        cure = "pip install 'paddle-hal[shm]' (wheels: x86-64 Linux, glibc 2.34), or use ipc:// on both sides"
+        cure = "pip install 'iceoryx2>=0.10,<0.11' (wheels: x86-64 Linux, glibc 2.34), or use ipc:// on both sides"
         raise Unavailable(f"no shared memory without iceoryx2: {error}", cure=cure, argument="url") from error
     if silent:  # what fails is raised, so it need not be on stderr too
         iceoryx2.set_log_level_from_env_or(iceoryx2.LogLevel.Fatal)

@@ -11,7 +11,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-from hal_core.errors import FrameError, Unavailable
+from hal_core import FrameError, Unavailable
 from hal_core.frames import FrameHeader, read_header
 
 from hal.transport import domains

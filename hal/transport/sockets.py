@@ -5,15 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 import zmq
-from hal_core.errors import HalError, InvalidValue
+from hal_core import InvalidValue
 
-from hal.transport.curve import CurveKeys, secure_reader, secure_sender
-from hal.transport.urls import check_free, endpoint_of, scheme_of, socket_of
+from hal.transport.addresses import Address
+from hal.transport.curve import CurveKeys, secure_reader
+from hal.transport.descriptors import GATE, MEMORY, READER, check_descriptors
+from hal.transport.urls import endpoint_of, scheme_of, socket_of
 
-#: Messages that ZeroMQ itself may hold on either side; the rest waits in the sender's window, where it is counted.
+#: Messages that ZeroMQ itself may hold on their way out; the rest waits in the sender's window, where it is counted.
 HIGH_WATER_MARK = 64
-#: ZeroMQ's own heartbeat, in ms: a host that is gone without a word is noticed, whatever our threads are busy with.
-_PING, _PING_TIMEOUT = 1000, 5000
+#: The same on their way in: no mark. Where there is one, ZeroMQ stops reading a connection; should that connection end,
+#: and anything be due on it (ZeroMQ's own heartbeat, or the answer to the peer's), libzmq 4.3 aborts the process. What
+#: comes in is bounded by the senders' windows (:mod:`hal.transport.protocol`).
+_UNBOUNDED = 0
+#: The kernel's own look whether the other host is still there: after a second of silence a probe each second, until
+#: four are lost. It needs no thread of ours and, unlike ZeroMQ's heartbeat, no word on the connection.
+_KEEPALIVE_SECONDS, _KEEPALIVE_PROBES = 1, 4
 
 
 #: bytes; frames, and what they are made of, are smaller
@@ -29,58 +36,78 @@ def _keep_freed_memory() -> None:
     bytes(_KEPT_BLOCK)
 
 
-def connected(url: str, session: int, curve: CurveKeys | None = None) -> zmq.Socket[bytes]:
-    """Return a sender's socket, of a context of its own. Raises InvalidValue for an address that makes no sense."""
+def _set_up(socket: zmq.Socket[bytes]) -> None:
+    """Set what both sides have in common."""
+    socket.sndhwm, socket.rcvhwm = HIGH_WATER_MARK, _UNBOUNDED
+    socket.tcp_keepalive = 1
+    socket.tcp_keepalive_idle = socket.tcp_keepalive_intvl = _KEEPALIVE_SECONDS
+    socket.tcp_keepalive_cnt = _KEEPALIVE_PROBES
+
+
+def dealer(context: zmq.Context[zmq.Socket[bytes]], session: int) -> zmq.Socket[bytes]:
+    """Return a sender's socket, not yet connected."""
     _keep_freed_memory()
-    context = zmq.Context()
-    dealer = context.socket(zmq.DEALER)
-    dealer.routing_id = b"h" + session.to_bytes(8, "little")
-    dealer.sndhwm = dealer.rcvhwm = HIGH_WATER_MARK
-    dealer.immediate = True  # nothing is queued for a reader that is not there: it stays in the window
-    dealer.reconnect_ivl, dealer.reconnect_ivl_max = 10, 200  # ms
-    dealer.heartbeat_ivl, dealer.heartbeat_timeout = _PING, _PING_TIMEOUT
-    try:
-        if curve is not None:
-            secure_sender(dealer, url, curve)
-        dealer.connect(endpoint_of(url))
-    except HalError:
-        context.destroy(linger=0)
-        raise
-    except zmq.ZMQError as error:
-        context.destroy(linger=0)
-        raise InvalidValue(f"cannot connect to {url!r}: {error}", cure="check host and port", argument="url") from error
-    return dealer
+    made = context.socket(zmq.DEALER)
+    _set_up(made)
+    made.routing_id = b"h" + session.to_bytes(8, "little")
+    made.immediate = True  # nothing is queued for a reader that is not there: it stays in the window
+    made.reconnect_ivl, made.reconnect_ivl_max = 10, 200  # ms; of tcp
+    return made
 
 
-def bound(url: str, curve: CurveKeys | None = None) -> tuple[zmq.Socket[bytes], Any]:
-    """Return the reader's socket, of a context of its own, and with keys the gate that is to be stopped before it.
+class Bound:
+    """The reader's socket, of a context of its own; with keys also the gate, and of an ipc address the lock."""
 
-    Raises InvalidValue for an address that cannot be bound, or has a reader already.
-    """
-    if scheme_of(url) == "sysv":
-        cure = "have the engine's own reader read it; OutputReader reads ipc, shm and tcp"
-        raise InvalidValue(f"{url!r} carries no frames", cure=cure, argument="url")
-    if socket_of(url) is not None:
-        check_free(url)
-    _keep_freed_memory()
-    context = zmq.Context()
-    router = context.socket(zmq.ROUTER)
-    router.sndhwm = router.rcvhwm = HIGH_WATER_MARK
-    router.router_handover = True  # a sender that connects anew takes over its own name
-    router.router_mandatory = True  # a word to a sender that is gone is an error, not a silence
-    router.heartbeat_ivl, router.heartbeat_timeout = _PING, _PING_TIMEOUT
-    gate: Any = None
-    try:
-        if curve is not None:
-            gate = secure_reader(router, url, curve)
-        router.bind(endpoint_of(url))
-    except HalError:
-        context.destroy(linger=0)
-        raise
-    except zmq.ZMQError as error:
-        if gate is not None:
-            gate.stop()
-        context.destroy(linger=0)
-        cure = "choose a free port or a folder that exists and can be written"
-        raise InvalidValue(f"cannot bind {url!r}: {error}", cure=cure, argument="url") from error
-    return router, gate
+    def __init__(self, url: str, curve: CurveKeys | None = None) -> None:
+        """Raises InvalidValue for an address that cannot be bound, or has a reader already."""
+        if scheme_of(url) == "sysv":
+            cure = "have the engine's own reader read it; OutputReader reads ipc, shm and tcp"
+            raise InvalidValue(f"{url!r} carries no frames", cure=cure, argument="url")
+        count = READER + (GATE if curve is not None else 0) + (MEMORY if url.startswith("shm:") else 0)
+        check_descriptors(count, f"a reader of {url}", argument="url")
+        path = socket_of(url)
+        self._gate: Any = None
+        self._address: Address | None = None
+        _keep_freed_memory()
+        self._context = zmq.Context()
+        try:
+            if path is not None:
+                self._address = Address(url, path)
+            self.socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
+            _set_up(self.socket)
+            self.socket.router_handover = True  # a sender that connects anew takes over its own name
+            self.socket.router_mandatory = True  # a word to a sender that is gone is an error, not a silence
+            if curve is not None:
+                self._gate = secure_reader(self.socket, url, curve)
+            if self._address is not None:  # ZeroMQ would make the socket as the umask says, and remove others'
+                self.socket.setsockopt(zmq.USE_FD, self._address.hand_over())
+            self.socket.bind(endpoint_of(url))
+        except BaseException as error:
+            self.give_up()
+            if not isinstance(error, zmq.ZMQError):
+                raise
+            cure = "choose a free port or a folder that exists and can be written"
+            raise InvalidValue(f"cannot bind {url!r}: {error}", cure=cure, argument="url") from error
+
+    def close(self) -> None:
+        """Close, nobody finds it any more; what is to be sent has 100 ms more."""
+        if self._address is not None:
+            self._address.remove_socket()
+        self.socket.close(linger=100)
+        if self._gate is not None:
+            self._gate.stop()
+        self._context.term()
+
+    def release(self) -> None:
+        """Give the address back, last of all."""
+        if self._address is not None:
+            self._address.release()
+
+    def give_up(self) -> None:
+        """Close at once, after an error; nothing is left."""
+        if self._gate is not None:
+            self._gate.stop()
+        if self._address is not None:
+            self._address.remove_socket()
+        self._context.destroy(linger=0)
+        self.release()

@@ -12,24 +12,24 @@ the only word that ends a request without a token.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from hal_core.errors import InvalidValue
-from hal_core.records import OutputRecord, SlotStatus
+from hal_core import InvalidValue, OutputRecord, SlotStatus
 
 Ints = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
 
-COLUMNS = 21  #: K + 1: the sampled token and 20 alternatives
+COLUMNS = 21  #: K + 1: the sampled token and 20 alternatives, the most that fit
 MOST_TOKENS = 6  #: tokens of one slot in a speculative message
 PREEMPTED, RECOVERY_STOP, NO_TOKEN = -9, -3, -1
 TARGET = 3  #: message flag: tokens of the target model
 _ALTERNATIVES = MOST_TOKENS * COLUMNS
 
-#: What stands for a status without tokens: where a token would be, and where a count would be.
-_AS_TOKEN = np.array([NO_TOKEN, 0, PREEMPTED, NO_TOKEN, RECOVERY_STOP, RECOVERY_STOP], np.int32)
-_AS_COUNT = np.array([0, 0, PREEMPTED, 0, RECOVERY_STOP, RECOVERY_STOP], np.int32)
+#: What stands for a status without tokens: where a token would be, and where a count would be. An abort is told as a
+#: preemption is: the engine knows which of the two it asked for, and waits for this word in either case.
+_AS_TOKEN = np.array([NO_TOKEN, 0, PREEMPTED, PREEMPTED, RECOVERY_STOP, RECOVERY_STOP], np.int32)
+_AS_COUNT = np.array([0, 0, PREEMPTED, PREEMPTED, RECOVERY_STOP, RECOVERY_STOP], np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +37,13 @@ class Variant:
     """How the structures are filled where versions differ.
 
     - ``message_id``: word 0; negative once nothing goes on (the stop sign).
-    - ``packed_flag``: the flag word holds the number of columns in its upper 24 bits, as newer readers expect.
+    - ``packed``: a word of the top-k layouts holds the number of columns too, as FastDeploy's readers expect since its
+      release 2.6; and rows of ``topk`` have that many columns instead of 21.
     - ``slots``: rows of ``speculative-topk``: 512, or 256 as one device's readers expect.
     """
 
     message_id: int = 1
-    packed_flag: bool = False
+    packed: bool = True
     slots: int = 512
 
 
@@ -56,6 +57,7 @@ class Layout:
     folder: str
     fill: Callable[[np.ndarray[Any, np.dtype[np.uint8]], _Part, Variant], None]
     speculative: bool
+    options: frozenset[str] = frozenset()  #: what a url may say of this layout, besides what it says of every queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,7 @@ def layout_named(name: str, slots: int | None = None) -> Layout:
         return layout
     if name != "speculative-topk" or slots != 256:
         raise InvalidValue(f"layout {name} has {layout.slots} slots", cure="leave slots out", argument="url")
-    return Layout(name, 256, _speculative_topk_bytes(256), layout.folder, layout.fill, True)
+    return replace(layout, slots=256, nbytes=_speculative_topk_bytes(256))
 
 
 def messages(
@@ -221,17 +223,24 @@ def _fill_plain(data: np.ndarray[Any, np.dtype[np.uint8]], part: _Part, variant:
 
 
 def _fill_topk(data: np.ndarray[Any, np.dtype[np.uint8]], part: _Part, variant: Variant) -> None:
-    """``int mtext[512 * 21 + 2]; float mtext_f[512 * 21]; int mtext_ranks[512]``."""
+    """``int mtext[512 * 21 + 2]; float mtext_f[512 * 21]; int mtext_ranks[512]``; rows lie close when packed."""
     cells = 512 * COLUMNS
+    columns = _columns(part.record) if variant.packed else COLUMNS
     words = data[: 4 * (2 + cells)].view(np.int32)
-    scores = data[4 * (2 + cells) : 4 * (2 + 2 * cells)].view(np.float32).reshape(512, COLUMNS)
+    scores = data[4 * (2 + cells) :].view(np.float32)[: 512 * columns].reshape(512, columns)
     ranks = data[4 * (2 + 2 * cells) :].view(np.int32)
-    words[:2] = part.word, part.batch_size
-    tokens = words[2:].reshape(512, COLUMNS)
+    words[:2] = part.word, part.batch_size | (columns << 16 if variant.packed else 0)
+    tokens = words[2 : 2 + 512 * columns].reshape(512, columns)
     tokens[: part.batch_size] = NO_TOKEN
     tokens[part.at] = _AS_TOKEN[part.record.status[part.rows]][:, None]
     at, _, index = _told(part)
-    tokens[at], scores[at], ranks[at] = _alternatives(part, index)
+    chosen, logprobs, ranks[at] = _alternatives(part, index)
+    tokens[at], scores[at] = chosen[:, :columns], logprobs[:, :columns]
+
+
+def _columns(record: OutputRecord) -> int:
+    """How many columns a packed message tells: the sampled token, and its alternatives."""
+    return 1 if record.logprobs is None else record.logprobs.shape[1]
 
 
 def _fill_speculative(data: np.ndarray[Any, np.dtype[np.uint8]], part: _Part, variant: Variant) -> None:
@@ -256,8 +265,7 @@ def _fill_speculative_topk(data: np.ndarray[Any, np.dtype[np.uint8]], part: _Par
     """``int meta[3 + slots]``: stop sign, flag, batch size, a count a slot; then 1,032 bytes a slot, and padding."""
     record, begin = part.record, 4 * (3 + variant.slots)
     words = data[:begin].view(np.int32)
-    columns = 1 if record.logprobs is None else record.logprobs.shape[1]
-    words[:3] = part.word, TARGET | (columns << 8 if variant.packed_flag else 0), part.batch_size
+    words[:3] = part.word, TARGET | (_columns(record) << 8 if variant.packed else 0), part.batch_size
     words[3 + part.at] = _counts(part)
     slots = data[begin : begin + variant.slots * _SLOT.itemsize].view(_SLOT)
     tokens = slots["tokens"].reshape(variant.slots, MOST_TOKENS, COLUMNS)
@@ -275,12 +283,21 @@ def _speculative_topk_bytes(slots: int) -> int:
     return -(-(4 * (3 + slots) + slots * _SLOT.itemsize) // 8) * 8
 
 
+_META = frozenset({"meta"})
 _LAYOUTS = {
     layout.name: layout
     for layout in (
         Layout("plain", 512, 4 * 514, "/dev/shm", _fill_plain, False),
-        Layout("topk", 512, 4 * (2 + 2 * 512 * COLUMNS + 512), "/dev/shm", _fill_topk, False),
+        Layout("topk", 512, 4 * (2 + 2 * 512 * COLUMNS + 512), "/dev/shm", _fill_topk, False, _META),
         Layout("speculative", 256, 4 * (2 + 256 + 256 * MOST_TOKENS), "./", _fill_speculative, True),
-        Layout("speculative-topk", 512, _speculative_topk_bytes(512), "/dev/shm", _fill_speculative_topk, True),
+        Layout(
+            "speculative-topk",
+            512,
+            _speculative_topk_bytes(512),
+            "/dev/shm",
+            _fill_speculative_topk,
+            True,
+            _META | {"slots"},
+        ),
     )
 }

@@ -6,18 +6,22 @@ lets go of the interpreter's lock, and has wheels.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import logging
 import os
 from pathlib import Path
 from typing import Any
 
-from hal_core.errors import HalError, InvalidValue, SinkClosed, Unavailable
+from hal_core import HalError, InvalidValue, SinkClosed, Unavailable
+
+from hal.transport.sysv_owner import QueueLock, may_live, process
 
 log = logging.getLogger("hal")
 #: What FastDeploy's documentation recommends; it covers every layout.
 SYSCTL = ("sysctl -w kernel.msgmax=1048576", "sysctl -w kernel.msgmnb=268435456")
 KEYS = ("20", "16", "ftok")
+_REMOVED = ("it was removed", "open a new sink; the reader must open the queue anew too")
 _LIMITS = Path("/proc/sys/kernel")
 _TABLE = Path("/proc/sysvipc/msg")
 
@@ -45,84 +49,170 @@ def derive_key(folder: str, number: int, kind: str = "20") -> int:
 
 
 class Queue:
-    """An opened queue for messages of one size. Made if it is not there; never removed, as readers keep its number."""
+    """An opened queue for messages of one size, owned by this sink alone until :meth:`release`.
+
+    Made if it is not there; never removed, as readers keep its number. Raises InvalidValue where it has an owner or a
+    living sender, which are named.
+    """
 
     def __init__(self, key: int, nbytes: int, mode: int, *, drop_stale: bool) -> None:
         check_limits(nbytes)
         self._ipc = _library()
         self.key, self.nbytes = key, nbytes
+        self._queue = self._open(mode)
+        self._lock = QueueLock(key, int(self._queue.mode), str(self))
         try:
-            self._queue = self._ipc.MessageQueue(key, self._ipc.IPC_CREAT, mode, nbytes)
-        except (self._ipc.Error, OSError) as error:
-            cure = "run as the user that made the queue, or have the reader make it with mode 0660"
-            raise InvalidValue(f"cannot open the queue {self}: {error}", cure=cure, argument="url") from error
-        if self._queue.max_size < nbytes:
-            raise _too_small(
-                f"the queue {self} holds {self._queue.max_size} bytes", nbytes, f"; then {self._removal()}"
-            )
-        if self._queue.mode & ~mode & 0o777:
-            log.warning("the queue %s has mode %o, wider than the %o asked for", self, self._queue.mode & 0o777, mode)
-        self.stale_removed = self._take_over(drop_stale)
+            if self._queue.max_size < nbytes:
+                raise _too_small(
+                    f"the queue {self} holds {self._queue.max_size} bytes", nbytes, f"; then {self._removal()}"
+                )
+            if self._queue.mode & ~mode & 0o777:
+                made = "" if self._queue.cuid in (0, os.getuid()) else f", made by user {self._queue.cuid},"
+                what = f"has mode {self._queue.mode & 0o777:o}, wider than the {mode:o} asked for"
+                log.warning("the queue %s%s %s", self, made, what)
+            self.stale_removed = self._take_over(drop_stale)
+            self._last_send = self._queue.last_send_pid, self._queue.last_send_time
+            self._has_sent = False
+        except BaseException:
+            self._lock.release()
+            raise
 
     def __str__(self) -> str:
         return f"{self.key & 0xFFFFFFFF:#010x}"
 
     def send(self, message: bytes) -> bool:
-        """Queue the message; False when there is no room. Raises SinkClosed when the queue is gone."""
+        """Queue the message; False when there is no room. Raises SinkClosed when nothing will be taken any more."""
         try:
-            self._queue.send(message, False, type=1)
+            if (stranger := self._stranger()) is None:
+                if not self._has_sent:
+                    self._lock.mark_sender()
+                self._queue.send(message, False, type=1)
         except self._ipc.BusyError:
+            if (room := self._queue.max_size) < self.nbytes:
+                raise self._closed(
+                    f"its msg_qbytes was lowered to {room}, a message has {self.nbytes} bytes",
+                    f"{self._removal()}, and start reader and worker again",
+                ) from None
             return False
         except (self._ipc.Error, OSError) as error:
-            raise SinkClosed(
-                f"the queue {self} takes nothing: {error}",
-                cure="open a new sink; the reader must open the queue anew too",
-                hook="save_output",
-                argument="sink",
-            ) from error
+            raise self._closed(*self._reason(error)) from error
+        if stranger is not None:
+            raise self._closed(f"{process(stranger)} sends to it too", "stop that process, or choose another id")
+        self._has_sent = True
         return True
 
-    def unread(self) -> int:
-        """How many messages nobody has read yet; 0 when the queue is gone."""
+    def unread(self) -> int | None:
+        """How many messages nobody has read yet; None when the queue is gone."""
         try:
             return int(self._queue.current_messages)
         except (self._ipc.Error, OSError):
-            return 0
+            return None
 
-    def take_back(self) -> int:
-        """Take out what nobody has read, and return how many messages that were."""
-        count = 0
+    def check(self) -> None:
+        """Raise SinkClosed when the queue is gone."""
+        if self.unread() is None:
+            raise self._closed(*_REMOVED)
+
+    def take_back(self) -> int | None:
+        """Take out what nobody has read, and return how many messages that were; None if some may be another's."""
+        try:
+            if not self._has_sent or self._stranger() is not None:
+                return None if self._has_sent else 0
+        except (self._ipc.Error, OSError):
+            return None
+        return self._drain()[0]
+
+    def release(self) -> None:
+        """Let others own the queue. Idempotent."""
+        self._lock.release(for_good=self.unread() is None)
+
+    def _open(self, mode: int) -> Any:  # noqa: ANN401
+        if self.key == 0:  # IPC_PRIVATE: each call would make a queue that nobody else can find
+            raise InvalidValue(
+                "the key of this folder and id is 0, no queue's", cure="choose another id", argument="url"
+            )
+        try:
+            return self._ipc.MessageQueue(self.key, self._ipc.IPC_CREAT, mode, self.nbytes)
+        except (self._ipc.Error, OSError) as error:
+            there = next((row for row in table().values() if row["key"] == self.key), None)
+            whose = "" if there is None else f"; it is of user {there['uid']}, mode {there['perms']:03d}"
+            cure = "run as the user that made the queue, or have the reader make it with mode 0660"
+            if there is None:
+                cure = "remove queues that nobody uses (ipcs -q, ipcrm -q), or raise kernel.msgmni"
+            raise InvalidValue(f"cannot open the queue {self}: {error}{whose}", cure=cure, argument="url") from error
+
+    def _stranger(self) -> int | None:
+        """The process that sent to the queue since this sink owns it, if any but ours did."""
+        last = self._queue.last_send_pid, self._queue.last_send_time
+        ours = last[0] == os.getpid() if self._has_sent else last == self._last_send
+        return None if ours else int(last[0])
+
+    def _drain(self) -> tuple[int, int]:
+        count = nbytes = 0
         while True:
             try:
-                self._queue.receive(False)
+                data, _ = self._queue.receive(False)
             except (self._ipc.Error, OSError):
-                return count
-            count += 1
+                return count, nbytes
+            count, nbytes = count + 1, nbytes + len(data)
 
     def _take_over(self, drop_stale: bool) -> int:
-        """Make sure that what lies in the queue is of our layout and of nobody who still sends; remove it."""
-        entry = table().get(self._queue.id)
-        unread = self.unread()
-        if not unread:
+        """Make sure that nobody else still sends, and that what lies in the queue is of our layout; remove it."""
+        if self._queue.last_send_time == 0:  # nobody ever did
             return 0
-        if entry is not None and entry["cbytes"] != entry["qnum"] * self.nbytes:
+        sender, unread = int(self._queue.last_send_pid), self.unread() or 0
+        entry = table().get(self._queue.id)
+        if unread and entry is not None and entry["cbytes"] != entry["qnum"] * self.nbytes:
             raise InvalidValue(
                 f"the queue {self} holds {entry['qnum']} messages of {entry['cbytes']} bytes in all, not of "
                 f"{self.nbytes} each: another layout",
                 cure=f"choose another id, or {self._removal()}",
                 argument="url",
             )
-        sender = self._queue.last_send_pid
-        if not drop_stale and (sender == 0 or (sender != os.getpid() and _is_alive(sender))):
-            who = f"process {sender} sends" if sender else "a process that cannot be seen from here may send"
-            raise InvalidValue(
-                f"{who} to the queue {self}, {unread} messages are unread",
-                cure="choose another id, or stop that worker; with stale=drop its messages are removed",
-                argument="url",
-            )
-        removed = self.take_back()
-        log.warning("the queue %s held %d messages of process %d, which is gone; removed", self, removed, sender)
+        # A sink that sent last has given the queue up, or we would not own it: whoever has its pid, it sends no more.
+        is_former_sink = sender != 0 and sender in (os.getpid(), self._lock.last_sender())
+        if not drop_stale and not is_former_sink and may_live(sender):
+            self._refuse(sender, unread)
+        if not unread:
+            return 0
+        removed, nbytes = self._drain()
+        gone = "dropped as asked" if drop_stale else "which is gone; removed"
+        log.warning(
+            "the queue %s held %d messages (%d bytes) of %s, %s; whose requests they tell is known to that worker's "
+            "engine alone: run again what it still waits for",
+            *(self, removed, nbytes, process(sender) if drop_stale else f"process {sender}", gone),
+        )
         return removed
+
+    def _refuse(self, sender: int, unread: int) -> None:
+        left = f"{unread} messages ({unread * self.nbytes} bytes) are unread" if unread else "all it sent was read"
+        if sender:
+            what = f"{process(sender)} sends to the queue {self}, {left}"
+        elif unread:
+            what = f"{process(0)} may send to the queue {self}, {left}"
+        else:  # as after each restart of a container: nothing can be lost, and a message of it will be noticed
+            log.warning("%s sent to the queue %s; a message of it will close this sink", process(0), self)
+            return
+        raise InvalidValue(
+            what,
+            cure="choose another id, or stop that worker; with stale=drop its messages are removed",
+            argument="url",
+        )
+
+    def _reason(self, error: Exception) -> tuple[str, str]:
+        """Why a send failed for good, and what helps."""
+        limit = _limit("msgmax")
+        if isinstance(error, OSError) and error.errno == errno.EINVAL and limit is not None and limit < self.nbytes:
+            what = f"kernel.msgmax was lowered to {limit}, a message has {self.nbytes} bytes"
+            return what, f"as root, in this IPC namespace: {SYSCTL[0]}; then open a new sink"
+        if isinstance(error, self._ipc.ExistentialError):
+            return _REMOVED
+        if isinstance(error, self._ipc.PermissionsError):
+            return "this user may not send to it any more", "ask who changed its mode (ipcs -q), and open a new sink"
+        return str(error), "open a new sink; the reader must open the queue anew too"
+
+    def _closed(self, why: str, cure: str) -> SinkClosed:
+        return SinkClosed(f"the queue {self} takes nothing: {why}", cure=cure, hook="save_output", argument="sink")
 
     def _removal(self) -> str:
         return f"remove it (ipcrm -Q {self})"
@@ -131,20 +221,31 @@ class Queue:
 def check_limits(nbytes: int) -> None:
     """Raise Unavailable when the kernel takes no message of that size; an error with the cure."""
     for name in ("msgmax", "msgmnb"):
-        try:
-            limit = int((_LIMITS / name).read_text())
-        except (OSError, ValueError):
-            continue  # no such file here; sending will say
-        if limit < nbytes:
+        limit = _limit(name)
+        if limit is not None and limit < nbytes:
             raise _too_small(f"kernel.{name} is {limit}", nbytes, "")
 
 
-def table() -> dict[int, dict[str, int]]:
-    """The kernel's table of message queues, by number; empty where it cannot be read."""
+def _limit(name: str) -> int | None:
+    """A limit of this IPC namespace; None where there is no such file, and sending will say."""
+    text = _read(_LIMITS / name)
+    return None if text is None else int(text)
+
+
+def _read(path: Path) -> str | None:
+    """The file's text; None where the kernel has no such file. Raises Unavailable if it cannot be read now."""
     try:
-        head, *lines = _TABLE.read_text().splitlines()
-    except (OSError, ValueError):
-        return {}
+        return path.read_text()
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return None
+    except OSError as error:  # no descriptor left, mostly: going on would leave out what the file is read for
+        cure = "close files, or raise the limit (ulimit -n)"
+        raise Unavailable(f"cannot read {path}: {error.strerror}", cure=cure, argument="url") from error
+
+
+def table() -> dict[int, dict[str, int]]:
+    """The kernel's table of message queues, by number; empty where there is none. ``perms`` has octal digits."""
+    head, *lines = (_read(_TABLE) or "none").splitlines()
     rows = [dict(zip(head.split(), map(int, line.split()), strict=True)) for line in lines]
     return {row["msqid"]: row for row in rows}
 
@@ -158,19 +259,12 @@ def _too_small(what: str, nbytes: int, then: str) -> HalError:
     )
 
 
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
 def _library() -> Any:  # noqa: ANN401  # a module without type information
     try:
         return importlib.import_module("sysv_ipc")
-    except ImportError as error:
-        cure = "pip install 'paddle-hal[sysv]'"
+    except ModuleNotFoundError as error:
+        cure = "pip install 'sysv-ipc>=1.2'"
         raise Unavailable("the sysv transport needs the package sysv_ipc", cure=cure, argument="url") from error
+    except (ImportError, OSError) as error:  # it is there
+        cure = "see to what it says (ulimit -n, if files are too many), or install it anew"
+        raise Unavailable(f"the package sysv_ipc cannot be loaded: {error}", cure=cure, argument="url") from error

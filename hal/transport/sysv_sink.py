@@ -17,9 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import parse_qsl
 
-from hal_core.errors import HalError, InvalidValue, SinkClosed, SinkFull, Undelivered
-from hal_core.records import OutputRecord
-from hal_core.sinks import PendingOutput, new_session, settle_with, unknown, unresolved
+from hal_core import HalError, InvalidValue, OutputRecord, SinkClosed, SinkFull, Unavailable, Undelivered
+from hal_core.frames import PendingOutput, new_session, settle_with, unknown, unresolved
 
 from hal.transport.sysv_layouts import Layout, Message, Variant, layout_named, messages
 from hal.transport.sysv_queue import KEYS, Queue, derive_key
@@ -28,7 +27,7 @@ log = logging.getLogger("hal")
 Deliveries = list[tuple[str, int, int]]
 _SHORTEST, _LONGEST = 0.0002, 0.005  #: seconds between looks at a full queue
 _LEAVE_SECONDS = 1.0
-_open_keys: set[int] = set()  #: of this process
+_IDLE = 0.1  #: seconds between looks at what is unread while there is nothing to send
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +44,21 @@ class Address:
 def address_of(url: str) -> Address:
     """Read the url and the two environment variables that legacy readers obey. Raises InvalidValue."""
     folder, _, query = url.removeprefix("sysv://").partition("?")
-    options = dict(parse_qsl(query, keep_blank_values=True))
+    told = parse_qsl(query, keep_blank_values=True)
+    options = dict(told)
     known = {"layout", "id", "slots", "meta", "key", "mode", "stale"}
     if unknown := options.keys() - known:
         raise _bad(url, f"has unknown options {sorted(unknown)}", f"there are {', '.join(sorted(known))}")
+    if len(options) < len(told):
+        raise _bad(url, "gives an option twice", "say each once")
     if "layout" not in options:
         raise _bad(url, "names no layout", "write sysv://?layout=plain, topk, speculative or speculative-topk")
     slots = _number(url, "slots", options["slots"]) if "slots" in options else None
     layout = layout_named(options["layout"], slots)
-    packed = _choice(url, options, "meta", ("flag", "packed")) == "packed"
+    packed = _choice(url, options, "meta", ("packed", "flag")) == "packed"
+    if strange := {"slots", "meta"} & options.keys() - layout.options:
+        names = " or ".join(sorted(strange))
+        raise _bad(url, f"gives {names}, and layout {layout.name} has no such option", f"leave {names} out")
     kind = _choice(url, options, "key", KEYS)
     stale = _choice(url, options, "stale", ("refuse", "drop"))
     key = derive_key(folder or layout.folder, _queue_number(url, options), kind)
@@ -91,12 +96,9 @@ class SysvSink:
         self.session, self.url = new_session(), url
         self._address = address_of(url)
         self._capacity, self._deadline = capacity, deadline
-        if self._address.key in _open_keys:
-            raise _bad(url, "is open in this process already", "close that sink, or choose another id")
         self._queue = Queue(
             self._address.key, self._address.layout.nbytes, self._address.mode, drop_stale=self._address.drop_stale
         )
-        _open_keys.add(self._address.key)
         log.warning("%s: readers of this transport cannot detect a loss", url)
         self._outputs: deque[PendingOutput] = deque()
         self._sent: deque[Callable[[], Deliveries]] = deque()  # of messages that may be unread
@@ -108,10 +110,15 @@ class SysvSink:
         self._messages = self._full_waits = 0
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="hal-sink-sysv", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self._queue.release()
+            cure = "raise the limits on processes and memory (ulimit -u, -v)"
+            raise Unavailable(f"no thread for {url!r}: {error}", cure=cure, argument="url") from error
 
     def put(self, pending: PendingOutput) -> None:
-        """See :class:`hal_core.sinks.Sink`."""
+        """See :class:`hal_core.output.sinks.Sink`."""
         if os.getpid() != self._pid:
             raise _closed("the sink belongs to the process that this one forked from")
         with self._changed:
@@ -129,7 +136,7 @@ class SysvSink:
             )
 
     def close(self, timeout: float) -> None:
-        """See :class:`hal_core.sinks.Sink`. What nobody has read by then is taken back and named."""
+        """See :class:`hal_core.output.sinks.Sink`. What nobody has read by then is taken back and named."""
         if os.getpid() != self._pid:
             return
         end = time.monotonic() + timeout
@@ -139,21 +146,23 @@ class SysvSink:
             self._closing = True
             self._changed.notify_all()
         self._thread.join(timeout)
-        while self._queue.unread() and not self._thread.is_alive() and (left := end - time.monotonic()) > 0:
+        while not self._thread.is_alive() and self._count_unread() and (left := end - time.monotonic()) > 0:
             time.sleep(min(left, _LONGEST))
         with self._changed:
             self._stop = True
             self._changed.notify_all()
         self._thread.join(_LEAVE_SECONDS)
-        _open_keys.discard(self._address.key)
-        self._report_undelivered(timeout)
+        try:
+            self._report_undelivered(timeout)
+        finally:
+            self._queue.release()
 
     def counters(self) -> dict[str, int]:
         """Return messages sent and unread, outputs that wait, waits for room, and messages of the dead removed."""
         return {
             "frames": self._messages,
             "queued": len(self._outputs),
-            "unacknowledged": self._queue.unread(),
+            "unacknowledged": self._queue.unread() or 0,
             "full_waits": self._full_waits,
             "stale_removed": self._queue.stale_removed,
         }
@@ -166,16 +175,17 @@ class SysvSink:
 
     def _refuse_if_closed(self) -> None:
         if self._failure is not None:
-            raise _closed(self._failure.what)
+            raise _closed(self._failure.what, self._failure.cure)
         if self._closing:
             raise _closed("the sink is closed")
 
     def _backlog(self) -> str:
-        return f"{len(self._outputs)} outputs queued here, {self._queue.unread()} messages unread in {self._queue}"
+        unread = self._queue.unread() or 0
+        return f"{len(self._outputs)} outputs queued here, {unread} messages unread in {self._queue}"
 
     def _report_undelivered(self, timeout: float) -> None:
-        taken = self._queue.take_back()
-        lost = [*self._sent][len(self._sent) - taken :] if taken else []
+        taken = self._queue.take_back()  # None: they cannot be had, so all that was not seen to be read is named
+        lost = [*self._sent][len(self._sent) - taken :] if taken is not None else [*self._sent]
         names: Deliveries = [told for deliveries in lost for told in deliveries()]
         names += [told for message in self._unsent for told in message.deliveries()]
         if (in_hand := self._in_hand) is not None:
@@ -198,7 +208,7 @@ class SysvSink:
             while self._next_output() is not None:
                 self._send_all()
         except HalError as error:
-            self._failure = error
+            self._failure = self._with_what_is_unread(error)
         except BaseException as error:  # noqa: BLE001  # whatever it was, callers must learn that nothing leaves now
             self._failure = _closed(f"the sender thread failed: {error!r}")
         finally:
@@ -208,7 +218,11 @@ class SysvSink:
     def _next_output(self) -> PendingOutput | None:
         """Wait for an output, resolve it and make its messages; None when there will be no more."""
         with self._changed:
-            self._changed.wait_for(lambda: self._outputs or self._closing)
+            while not self._outputs and not self._closing:
+                self._changed.wait(_IDLE if self._sent else None)
+                self._count_unread()
+                if self._sent:
+                    self._queue.check()
             if self._stop or not self._outputs:
                 return None
             self._in_hand = pending = self._outputs.popleft()
@@ -241,14 +255,32 @@ class SysvSink:
                 wait = _SHORTEST
                 continue
             self._full_waits += 1
+            self._count_unread()
             with self._changed:
                 self._changed.wait_for(lambda: self._stop, wait)
             wait = min(2 * wait, _LONGEST)
-        if len(self._sent) > 64:
-            for _ in range(len(self._sent) - self._queue.unread()):
-                self._sent.popleft()
+        self._count_unread()
         with self._changed:
             self._changed.notify_all()
+
+    def _count_unread(self) -> int:
+        """How many messages of this sink nobody has read; forgets the others, but none once the queue is gone."""
+        unread = self._queue.unread()
+        while unread is not None and len(self._sent) > unread:
+            self._sent.popleft()
+        return 0 if unread is None else len(self._sent)
+
+    def _with_what_is_unread(self, error: HalError) -> HalError:
+        """The error, and what may be lost with the queue: all that was unread when it was looked at last."""
+        self._count_unread()
+        if not self._sent:
+            return error
+        names = [name for deliveries in self._sent for name, _, _ in deliveries()]
+        requests = list(dict.fromkeys(names))
+        more = f" and {len(requests) - 8} more" if len(requests) > 8 else ""
+        nbytes = len(self._sent) * self._address.layout.nbytes
+        what = f"{len(self._sent)} messages ({nbytes} bytes) in it may be unread, of {', '.join(requests[:8])}{more}"
+        return _closed(f"{error.what}; {what}", error.cure)
 
 
 def _number(where: str, name: str, text: str, base: int = 10) -> int:
@@ -269,5 +301,5 @@ def _bad(where: str, what: str, cure: str) -> HalError:
     return InvalidValue(f"{where!r} {what}", cure=cure, argument="url")
 
 
-def _closed(what: str) -> SinkClosed:
-    return SinkClosed(what, cure="open a new one", hook="save_output", argument="sink")
+def _closed(what: str, cure: str = "open a new one") -> SinkClosed:
+    return SinkClosed(what, cure=cure, hook="save_output", argument="sink")

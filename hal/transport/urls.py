@@ -9,21 +9,21 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
-import socket
-import stat
 import tempfile
 from pathlib import Path
 
-from hal_core.errors import HalError, InvalidValue, Unavailable
+from hal_core import HalError, InvalidValue, Unavailable
 
+from hal.transport.addresses import lock_of, open_exactly, remove_left
 from hal.transport.domains import PRIVATE, remove_domains
 
 SCHEMES = ("ipc", "tcp", "shm", "sysv")
 _ON_ONE_HOST = ("ipc", "shm")  #: schemes whose address is the path of a socket
-_PREFIX, _LOCK, _SOCKET = PRIVATE, "lock", "output"
+_PREFIX, _LOCK, _NEW_LOCK, _SOCKET = PRIVATE, "lock", "lock.new", "output"
 _MAX_PATH = 107  #: bytes of a path in sockaddr_un without its end
 _locks: dict[Path, int] = {}  #: private folders of this process, with the descriptor of their lock
 
@@ -68,7 +68,7 @@ def private_ipc_url(*, shared: bool = False) -> str:
 
     Removed by :func:`release_ipc` or at exit.
     """
-    parent = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+    parent = _parent()
     room = _MAX_PATH - len(os.fsencode(parent / f"{_PREFIX}{'x' * 8}" / _SOCKET))
     if not parent.is_absolute() or room < 0:
         what = "is no absolute path" if room >= 0 else f"leaves no room for a socket: {-room} bytes too long"
@@ -76,15 +76,54 @@ def private_ipc_url(*, shared: bool = False) -> str:
         raise Unavailable(f"no private folder for ipc: {str(parent)!r} {what}", cure=cure)
     try:
         remove_stale_folders(parent)
-        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))  # mode 0700
-        _locks[folder] = descriptor = os.open(folder / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        folder = _make_folder(parent)
     except OSError as error:
         cure = "make room there, or set XDG_RUNTIME_DIR or TMPDIR to a folder that can be written"
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            cure = "raise the limit on open files (ulimit -n), or close some"
         raise Unavailable(f"no private folder for ipc in {parent}: {error}", cure=cure) from error
     url = f"{'shm' if shared else 'ipc'}://{folder / _SOCKET}"
     scheme_of(url)
     return url
+
+
+def _parent() -> Path:
+    """Where private folders lie. Python tries folders for temporary files by writing into them."""
+    try:
+        return Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+    except FileNotFoundError as error:
+        cure = "make room in one of them, or set XDG_RUNTIME_DIR or TMPDIR to a folder that can be written"
+        raise Unavailable(f"no private folder for ipc: {error.strerror}", cure=cure) from error
+
+
+def _make_folder(parent: Path) -> Path:
+    """Make a private folder (0700, whatever the umask) and hold its lock. Where that fails nothing is left."""
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+    try:
+        folder.chmod(0o700)
+        descriptor = open_exactly(folder / _NEW_LOCK)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            (folder / _NEW_LOCK).rename(folder / _LOCK)  # never there with its lock free while this process lives
+        except BaseException:
+            os.close(descriptor)
+            raise
+    except BaseException:
+        _remove_folder(folder)
+        raise
+    _locks[folder] = descriptor
+    return folder
+
+
+def _remove_folder(folder: Path) -> None:
+    """Remove a private folder also where no descriptor is left, without which it cannot be listed."""
+    for name in (_SOCKET, lock_of(folder / _SOCKET).name, _NEW_LOCK, _LOCK):
+        with contextlib.suppress(OSError):  # none, mostly
+            (folder / name).unlink()
+    try:
+        folder.rmdir()
+    except OSError:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def adopt_ipc(url: str) -> None:
@@ -104,17 +143,26 @@ def adopt_ipc(url: str) -> None:
 
 
 def release_ipc(url: str, *, folder: bool = True) -> None:
-    """Remove the socket and, with ``folder``, its folder if it is a private one of this process. Idempotent."""
+    """Remove the socket and, with ``folder``, its folder if it is a private one of this process. Idempotent.
+
+    Only a socket that this process has made, or that nobody listens on; with its folder any. Never a file.
+    """
     path = socket_of(url)
     if path is None:
         return
-    with contextlib.suppress(FileNotFoundError):
-        if stat.S_ISSOCK(path.lstat().st_mode):  # never a file that somebody has put there
-            path.unlink(missing_ok=True)
-    if folder and (descriptor := _locks.pop(path.parent, None)) is not None:
-        remove_domains(path.parent)
-        shutil.rmtree(path.parent, ignore_errors=True)
-        os.close(descriptor)
+    remove_left(path)
+    if folder:
+        release_folder(url)
+
+
+def release_folder(url: str) -> None:
+    """Remove the folder of the url's socket, and all in it, if it is a private one of this process. Idempotent."""
+    path = socket_of(url)
+    if path is not None and (descriptor := _locks.pop(path.parent, None)) is not None:
+        os.close(descriptor)  # first: where none is left, listing the folder takes one
+        with contextlib.suppress(FileNotFoundError):  # without the lock another process may be removing it too
+            remove_domains(path.parent)
+        _remove_folder(path.parent)
 
 
 def remove_stale_folders(parent: Path) -> list[Path]:
@@ -135,35 +183,13 @@ def remove_stale_folders(parent: Path) -> list[Path]:
     return removed
 
 
-def check_free(url: str) -> None:
-    """Raise unless the ipc url names nothing, or a dead process's socket: binding removes whatever is there."""
-    path = socket_of(url)
-    assert path is not None
-    try:
-        mode = os.lstat(path).st_mode
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise _bad(url, f"cannot be used: {error.strerror}", "choose another path") from error
-    if not stat.S_ISSOCK(mode):
-        what = "folder" if stat.S_ISDIR(mode) else "symbolic link" if stat.S_ISLNK(mode) else "file"
-        raise _bad(url, f"names a {what}, not a socket", "choose another path; nothing was touched")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(os.fspath(path))
-        except ConnectionRefusedError:
-            return  # left by a process that is gone; binding replaces it
-        except OSError as error:
-            raise _bad(url, f"cannot be used: {error.strerror}", "choose another path") from error
-    raise _bad(url, "has a reader already", "stop that reader, or use private_ipc_url()")
-
-
 def _bad(url: str, what: str, cure: str) -> HalError:
     return InvalidValue(f"{url!r} {what}", cure=cure, argument="url")
 
 
 @atexit.register
-def _release_all() -> None:
+def release_all() -> None:
+    """Remove all private folders of this process, as it ends."""
     for folder in list(_locks):
         release_ipc(f"ipc://{folder / _SOCKET}")
 

@@ -6,15 +6,13 @@ What is to be sent is kept by the sink's window; here is how it goes: small fram
 from __future__ import annotations
 
 import zmq
-from hal_core.frame_pieces import is_large
-from hal_core.frames import CHECKED_BODY, HEADER_LENGTH, FrameKind, encode, encode_parts, seal_apart
-from hal_core.records import OutputRecord
+from hal_core import OutputRecord
+from hal_core.frames import CHECKED_BODY, HEADER_LENGTH, FrameKind, encode, encode_parts, is_large, seal_apart
 
-from hal.transport.curve import CurveKeys
+from hal.transport.connection import Connection
 from hal.transport.large import InMemory, InPieces, LargeFrame, Message, Numbers, Parts
 from hal.transport.protocol import Cursor
 from hal.transport.shared_memory import SharedSender
-from hal.transport.sockets import connected
 from hal.transport.urls import socket_of
 from hal.transport.window import Window
 
@@ -26,15 +24,15 @@ _DONTWAIT, _DONTWAIT_MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)  
 class Wire:
     """One connection, for the frames of one session, which ``window`` holds."""
 
-    def __init__(self, url: str, session: int, sender: int, window: Window, most: int, curve: CurveKeys | None) -> None:
+    def __init__(self, url: str, session: int, sender: int, window: Window, most: int, connection: Connection) -> None:
         """``most``: bytes of shared memory, where the url asks for it."""
+        self._connection = connection
         self._session, self._sender, self._window = session, sender, window
         self._coming = seal_apart(FrameKind.COMING, 0, session=session, sender=sender, sequence=0)
         self._takes_pieces = False
         path = socket_of(url)
         shared = path is not None and url.startswith("shm:")
         self.memory = SharedSender(path, session, most) if path is not None and shared else None
-        self.socket = connected(url, session, curve)
 
     def follow(self, cursor: Cursor) -> None:
         """Send as the reader that gave this cursor can take it."""
@@ -75,11 +73,13 @@ class Wire:
             self.memory.close()
 
     def _send_parts(self, parts: Message) -> bool:
-        last = parts[-1]
+        last, connection = parts[-1], self._connection
+        if not connection.is_open:
+            return False
         try:
             for part in parts[:-1]:
-                self.socket.send(part, _DONTWAIT_MORE)
-            self.socket.send(last, _DONTWAIT, copy=len(last) < _NO_COPY_BYTES)
+                connection.socket.send(part, _DONTWAIT_MORE)
+            connection.socket.send(last, _DONTWAIT, copy=len(last) < _NO_COPY_BYTES)
         except zmq.Again:
             return False
         return True

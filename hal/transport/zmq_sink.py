@@ -11,25 +11,30 @@ import os
 import threading
 import time
 from collections import deque
-from typing import Any
 
 import zmq
-from hal_core.errors import FrameError, HalError, SinkClosed, SinkFull, Undelivered
-from hal_core.frames import FrameKind, split
-from hal_core.sinks import PendingOutput, is_ready, new_session, settle_with, unknown, unresolved
+from hal_core import FrameError, HalError, SinkClosed, SinkFull, Undelivered
+from hal_core.frames import FrameKind, PendingOutput, is_ready, new_session, settle_with, split, unknown, unresolved
 
+from hal.transport.connection import Connection
 from hal.transport.curve import CurveKeys
+from hal.transport.descriptors import SENDER, check_descriptors
 from hal.transport.protocol import MESSAGE_BYTES, Cursor, State, control, read_control
 from hal.transport.window import Window
 from hal.transport.wire import Wire
 
-_IN, _IN_OUT, _DONTWAIT = int(zmq.POLLIN), int(zmq.POLLIN | zmq.POLLOUT), int(zmq.DONTWAIT)  # enums cost a call
+_DONTWAIT = int(zmq.DONTWAIT)  # enums cost a call
 #: So much is encoded before it is sent while outputs wait: then each look at the socket serves many frames.
 _TAKE_BYTES = 4 * MESSAGE_BYTES
 #: write(2) that keeps the interpreter's lock: ``os.write`` would hand it to the thread that is woken, and the
 #: caller of ``put`` would wait until that has built and encoded the record.
 _write = ctypes.PyDLL(None).write
 _write.argtypes, _write.restype = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t), ctypes.c_ssize_t
+#: Heartbeats after which a reader that has said nothing meanwhile gets no more: what waits for one that does not read
+#: would grow without end. It answers each of those it reads.
+_MOST_UNANSWERED = 8
+#: Messages that are taken before the sink looks after its own again.
+_TAKE_WORDS = 256
 #: How long a thread that was told to stop may take to leave.
 _LEAVE_SECONDS = 1.0
 
@@ -56,6 +61,7 @@ class ZmqSink:
         self._window = Window()
         self._outputs: deque[PendingOutput] = deque()
         self._in_hand: PendingOutput | None = None  # being resolved
+        self._is_reported = False  # close() has named what was undelivered, and what was in hand then
         self._room = threading.Condition()  # notified when there may be room; guards _closing
         self._closing = self._stop = self._sleeping = False
         self._failure: HalError | None = None
@@ -63,20 +69,27 @@ class ZmqSink:
         self._granted = False  # a reader has given its cursor
         self._owed: int | None = 0  # the token of the cursor to answer with a STATE; 0 is the greeting
         self._next_beat = 0.0
+        self._unanswered = 0  # heartbeats since the reader was heard of
         self._pid = os.getpid()
-        self._wire = Wire(url, self.session, sender, self._window, capacity_bytes, curve)
-        self._wake_end, self._wake = os.pipe()
-        os.set_blocking(self._wake_end, False)
-        os.set_blocking(self._wake, False)
-        self._poller = zmq.Poller()
-        self._poller.register(self._wake_end, _IN)
-        self._poller.register(self._wire.socket, _IN)
-        self._polls_out = False
+        self._wake_end, self._wake = _pipe(url)
+        try:
+            self._connection = Connection(url, self.session, curve, self._wake_end)
+            self._wire = self._make_wire()
+        except BaseException:
+            self._close_pipe()
+            raise
         self._thread = threading.Thread(target=self._run, name=f"hal-sink-{sender}", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:  # no more threads are allowed
+            self._connection.close(0)
+            self._wire.close_memory()
+            self._connection.end()
+            self._close_pipe()
+            raise
 
     def put(self, pending: PendingOutput) -> None:
-        """See :class:`hal_core.sinks.Sink`."""
+        """See :class:`hal_core.output.sinks.Sink`."""
         if os.getpid() != self._pid:  # before the lock, which another thread may have held when this process forked
             raise _closed("the sink belongs to the process that this one forked from")
         with self._room:
@@ -96,7 +109,7 @@ class ZmqSink:
             )
 
     def close(self, timeout: float) -> None:
-        """See :class:`hal_core.sinks.Sink`."""
+        """See :class:`hal_core.output.sinks.Sink`."""
         if os.getpid() != self._pid:
             return
         with self._room:
@@ -128,6 +141,14 @@ class ZmqSink:
         }
         return counts if memory is None else counts | {"shared": memory.sent}
 
+    def _make_wire(self) -> Wire:
+        try:
+            return Wire(self.url, self.session, self.sender, self._window, self._capacity_bytes, self._connection)
+        except BaseException:
+            self._connection.close(0)
+            self._connection.end()
+            raise
+
     # The caller's side -------------------------------------------------------------------------------------------
 
     def _is_full(self) -> bool:
@@ -144,17 +165,24 @@ class ZmqSink:
 
     def _describe_backlog(self) -> str:
         counts = self.counters()
-        silent = "" if self._granted else f"; no reader listens on {self.url}"
+        stranger = self._connection.stranger
+        silent = f"; {stranger}" if stranger else "" if self._granted else f"; no reader listens on {self.url}"
         return f"{counts['queued']} queued, {counts['unacknowledged']} unacknowledged{silent}"
+
+    def _close_pipe(self) -> None:
+        os.close(self._wake)
+        os.close(self._wake_end)
 
     def _wake_thread(self) -> None:
         _write(self._wake, b"w", 1)  # an error does not matter; full: it is being woken, closed: it has left
 
     def _report_undelivered(self, timeout: float, backlog: str) -> None:
         """Settle what the thread left, and name all that no reader has acknowledged."""
-        names = self._window.deliveries() + self._abandoned
-        if (in_hand := self._in_hand) is not None:
-            names += unknown(in_hand)
+        with self._room:
+            self._is_reported = True
+            names = self._window.deliveries() + self._abandoned
+            if (in_hand := self._in_hand) is not None:
+                names += unknown(in_hand)
         self._abandon_outputs(names)
         if names:
             why = self._failure.what if self._failure is not None else f"not within {timeout} s ({backlog})"
@@ -178,6 +206,7 @@ class ZmqSink:
         try:
             while not self._stop and not (self._closing and self._is_drained()):
                 self._take_outputs()
+                self._follow_connection()
                 self._transmit()  # first: what the reader has to say can wait for the frame, not the reverse
                 self._receive()
                 self._sleep()
@@ -190,7 +219,7 @@ class ZmqSink:
 
     def _leave(self) -> None:
         """Close everything; whoever waits for room learns that there will be none."""
-        self._wire.socket.close(linger=0 if self._stop or self._failure else 500)
+        self._connection.close(0 if self._stop or self._failure else 500)
         try:
             self._wire.close_memory()
         finally:
@@ -204,7 +233,7 @@ class ZmqSink:
                     self._wake = -1
                     self._room.notify_all()
             os.close(self._wake_end)
-            self._wire.socket.context.term()
+            self._connection.end()
 
     def _is_drained(self) -> bool:
         return self._failure is not None or not (self._outputs or len(self._window))
@@ -213,10 +242,10 @@ class ZmqSink:
         """Resolve and encode outputs, up to some messages' worth as long as they say that they are ready."""
         size = 0
         while self._outputs and size < _TAKE_BYTES and not self._stop:
-            try:
+            with self._room:  # close() finds it here or there
+                if not self._outputs:
+                    return
                 self._in_hand = pending = self._outputs.popleft()
-            except IndexError:  # close() took it
-                return
             size += self._take(pending)
             self._in_hand = None
             if not (self._outputs and is_ready(self._outputs[0])):
@@ -226,28 +255,36 @@ class ZmqSink:
         record = settle_with(pending)
         if record is None:
             return 0
-        if self._stop:  # close() has given up meanwhile and has named it
-            pending.settle(_closed("the sink was closed first"))
-            return 0
         try:
             free = self._granted and self._owed is None and self._window.is_sent and not self._outputs
             frame = self._wire.encode(record, way_is_free=free)
         except Exception as error:  # noqa: BLE001  # handed on to the ticket, which raises it
             pending.settle(error)
             return 0
-        self._window.add(frame)
-        pending.settle(None)
+        with self._room:  # it is named once: as what is in hand or, from here on, as what is in the window
+            is_named = self._is_reported
+            if not is_named:
+                self._window.add(frame)
+                self._in_hand = None
+        pending.settle(_closed("the sink was closed first") if is_named else None)
         return len(frame)
 
+    def _follow_connection(self) -> None:
+        """Greet whoever is at the other end of a new connection."""
+        if self._connection.follow():
+            self._unanswered = 0
+            self._owed = self._owed or 0
+
     def _receive(self) -> None:
-        while True:
+        for _ in range(_TAKE_WORDS):
             try:
-                message = self._wire.socket.recv(_DONTWAIT)
+                message = self._connection.socket.recv(_DONTWAIT)
             except zmq.Again:
                 return
             try:
                 for header, frame in split(message):
                     if header.session == self.session:
+                        self._unanswered = 0
                         self._obey(header.kind, header.sequence, frame)
             except FrameError:  # not from a reader of ours; if it was, its next word repeats what it wants
                 continue
@@ -274,10 +311,13 @@ class ZmqSink:
         """Send what is due: answer or heartbeat first, then unsent frames, until ZeroMQ takes no more."""
         now = time.monotonic()
         if self._owed is None and now >= self._next_beat:
-            self._owed = 0
+            self._next_beat = now + self._heartbeat
+            if self._unanswered < _MOST_UNANSWERED:
+                self._owed = 0
         if self._owed is not None:
             if not self._wire.send(self._state(self._owed)):
                 return
+            self._unanswered += self._owed == 0
             self._owed, self._next_beat = None, now + self._heartbeat
         window = self._window
         while self._granted and not window.is_sent:
@@ -295,18 +335,23 @@ class ZmqSink:
         """Wait for a word of the reader, room in ZeroMQ if something is due, an output, or the next heartbeat."""
         window = self._window
         due = self._owed is not None or (self._granted and not window.is_sent)
-        if due is not self._polls_out:
-            self._polls_out = due
-            self._poller.register(self._wire.socket, _IN_OUT if due else _IN)
         self._sleeping = True  # from here on put() wakes us; what it queued before is seen below
         try:
             if not self._outputs and not self._stop and not (self._closing and self._is_drained()):
-                wait = max(0.0, self._next_beat - time.monotonic()) if self._owed is None else self._heartbeat
-                events: dict[Any, int] = dict(self._poller.poll(int(1000 * wait) + 1))
-                if self._wake_end in events:
+                until = self._next_beat if self._owed is None else time.monotonic() + self._heartbeat
+                if self._connection.wait(until, due=due):
                     os.read(self._wake_end, 4096)
         finally:
             self._sleeping = False
+
+
+def _pipe(url: str) -> tuple[int, int]:
+    """Both ends of a pipe, neither of which blocks. Raises Unavailable where a sink's descriptors are not left."""
+    check_descriptors(SENDER, f"a sink for {url}", argument="url")
+    ends = os.pipe()
+    for end in ends:
+        os.set_blocking(end, False)
+    return ends
 
 
 def _closed(what: str) -> SinkClosed:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from hal_core.requests import AdmittedRequest, SamplingParams
-from hal_core.tasks import ENTERING, LEAVING, TaskBatch
+from hal_core import ENTERING, LEAVING, AdmittedRequest, SamplingParams, TaskBatch
 
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
 

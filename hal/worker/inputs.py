@@ -7,15 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from hal_core.layout import ByteRange
-from hal_core.tasks import TaskBatch, TaskKind
+from hal_core import ByteRange, TaskBatch, TaskKind
 
 from hal.model.batch import ModelBatch
 
 if TYPE_CHECKING:
-    from hal_core.device import Device, Stream
-    from hal_core.layout import Placed, StateLayout
-    from hal_core.state import SlotState
+    from hal_core import Device, SlotState, StateLayout, Stream
 
 Array = np.ndarray[Any, Any]
 Chunk = tuple[int, int, int]
@@ -37,7 +34,7 @@ class Columns(dict[str, Array]):
         self._layout, self._part, self._data = layout, part, data
 
     def __missing__(self, name: str) -> Array:
-        place: Placed = self._layout.place(name)
+        place = self._layout.place(name)
         slots = self._layout.sizes.slots
         begin = place.offset - self._part.offset
         if begin < 0 or begin + place.stride * slots > self._part.nbytes:

@@ -6,12 +6,19 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-from hal_core.errors import SinkClosed, SinkFull
-from hal_core.group import ALONE, Group
-from hal_core.output import OutputTicket
-from hal_core.requests import AdmittedRequest, Request
-from hal_core.steps import Step
-from hal_core.tasks import LEAVING, Task, TaskBatch
+from hal_core import (
+    ALONE,
+    LEAVING,
+    AdmittedRequest,
+    Group,
+    OutputTicket,
+    Request,
+    SinkClosed,
+    SinkFull,
+    Step,
+    Task,
+    TaskBatch,
+)
 
 from hal.model.batch import ModelBatch
 from hal.worker.histories import Histories
@@ -19,12 +26,7 @@ from hal.worker.inputs import StepInput, chunks_of, read_inputs
 from hal.worker.tokens import StepTokens, choose_tokens
 
 if TYPE_CHECKING:
-    from hal_core.bound import BoundDevice
-    from hal_core.fields import Sizes
-    from hal_core.layout import StateLayout
-    from hal_core.records import OutputRecord
-    from hal_core.sinks import Sink
-    from hal_core.tickets import Ticket
+    from hal_core import BoundDevice, OutputRecord, Sink, Sizes, StateLayout, Ticket
 
 Array = np.ndarray[Any, Any]
 

@@ -6,14 +6,14 @@ from functools import partial
 
 import numpy as np
 import pytest
-from hal_core.bound import bind
-from hal_core.cpu import CpuPlugin
+from hal_core.devices.cpu import CpuPlugin
 from hal_core.errors import InvalidValue
-from hal_core.fields import Sizes
-from hal_core.layout import lay_out
-from hal_core.records import FinishReason, OutputRecord, SlotStatus
-from hal_core.requests import Request, SamplingParams, admit
-from hal_core.tasks import TaskKind
+from hal_core.output.records import OutputRecord, SlotStatus
+from hal_core.runtime.bound import bind
+from hal_core.slots.admission import Request, SamplingParams, admit
+from hal_core.slots.fields import FinishReason, Sizes
+from hal_core.slots.layout import lay_out
+from hal_core.slots.tasks import TaskKind
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

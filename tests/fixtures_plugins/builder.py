@@ -23,7 +23,7 @@ PREPARED = (
     "hal.opening",
     "hal.cli.devices",
     "hal.cli.versions",
-    "hal_core.bound",
+    "hal_core.runtime.bound",
 )
 _numbers = itertools.count()
 
@@ -37,6 +37,7 @@ HANG = """import os, pathlib, subprocess
 STATES: dict[str, tuple[str, str]] = {
     "available": ("", ""),
     "unavailable": ("return Probe.yes()", 'return Probe.no("no chip", "plug one in")'),
+    "absent": ("return Probe.yes()", 'return Probe.absent("no such chip", "use another machine")'),
     "unavailable_raised": ("return Probe.yes()", 'raise Unavailable("no driver", cure="install the driver")'),
     "unavailable_at_open": ("return Device(index, options)", 'raise Unavailable("chip is busy", cure="free it")'),
     "broken_import": ("# import", "import a_module_that_nobody_has"),
@@ -61,6 +62,10 @@ STATES: dict[str, tuple[str, str]] = {
         "def insert_tasks(self, device, state)",
     ),
     "no_name": ("self.name, self.index", "self.nom, self.index"),
+    "another_devices_name": (
+        "self.name, self.index, self.options, self.closed = NAME",
+        "self.name, self.index, self.options, self.closed = 'cpu'",
+    ),
     "missing_hook": ("def insert_tasks(self,", "def insert_nothing(self,"),
     "close_crashes": ("self.closed += 1", "raise OSError('close fell over')"),
 }

@@ -10,14 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import settings
 
 from hal.model.config import LlamaConfig, parse_config
 from hal.model.loading import expected_tensors
-
-# The cores are shared, so a deadline in milliseconds would measure the neighbours.
-settings.register_profile("model", deadline=None)
-settings.load_profile("model")
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

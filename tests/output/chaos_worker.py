@@ -16,13 +16,13 @@ import time
 import zlib
 
 import numpy as np
-from hal_core.bound import bind
-from hal_core.cpu import CpuPlugin
+from hal_core.devices.cpu import CpuPlugin
 from hal_core.errors import SinkFull, Undelivered
-from hal_core.fields import Sizes
-from hal_core.requests import Request, SamplingParams, admit
-from hal_core.steps import Step
-from hal_core.tasks import Task, TaskKind
+from hal_core.runtime.bound import bind
+from hal_core.slots.admission import Request, SamplingParams, admit
+from hal_core.slots.fields import Sizes
+from hal_core.slots.step import Step
+from hal_core.slots.tasks import Task, TaskKind
 
 from hal.transport import open_sink
 

@@ -18,11 +18,12 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports(
-    include=["hal_core.frames", "hal_core.frame_bodies", "hal_core.frame_pieces", "hal_core.records"]
+    include=["hal_core.frames.envelope", "hal_core.frames.bodies", "hal_core.frames.pieces", "hal_core.output.records"]
 ):
-    from hal_core import frame_pieces, frames
     from hal_core.errors import FrameError
-    from hal_core.records import OutputRecord
+    from hal_core.frames import envelope as frames
+    from hal_core.frames import pieces as frame_pieces
+    from hal_core.output.records import OutputRecord
 
 import msgspec
 import numpy as np

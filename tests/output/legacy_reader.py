@@ -2,6 +2,9 @@
 
 It shares no code with the writer: the key, the structures and the call into the kernel are its own. As its model does,
 it receives messages of any type into a buffer of fixed size, which is filled with 0xA5 before.
+
+Two generations: ``parse_*`` reads what FastDeploy's readers read before its release 2.6, ``parse_*_today`` what they
+read since, and ``TodaysEngine`` does with it what that engine does to requests that it wants to be rid of.
 """
 
 from __future__ import annotations
@@ -108,3 +111,90 @@ def parse_speculative_topk(data, slots=512):
         scores.append([_floats(data, at + 504 + 84 * j, 21) for j in range(count)])
         ranks.append(_ints(data, at + 1_008, count))
     return {"stop": stop, "flag": flag, "counts": counts, "tokens": tokens, "scores": scores, "ranks": ranks}
+
+
+# Since release 2.6 ---------------------------------------------------------------------------------------------------
+
+
+def parse_topk_today(data):
+    """As before, but the second word is bsz | columns << 16, and a row has that many columns, the next close behind."""
+    stop, packed = _ints(data, 0, 2)
+    size, columns = packed & 0xFFFF, packed >> 16 & 0xFFFF
+    if size and not columns:
+        raise IndexError("rows without a column for the sampled token")
+    width = 4 * columns
+    return {
+        "stop": stop,
+        "columns": columns,
+        "tokens": [_ints(data, 8 + width * i, columns) for i in range(size)],
+        "scores": [_floats(data, 43_016 + width * i, columns) for i in range(size)],
+        "ranks": _ints(data, 86_024, size),
+    }
+
+
+def parse_speculative_topk_today(data, slots=512):
+    """As before, but the second word is flag | columns << 8, and only so many of the 21 columns are looked at."""
+    found = parse_speculative_topk(data, slots)
+    columns = found["flag"] >> 8 & 0xFFFF
+    for row in (*found["tokens"], *found["scores"]):
+        row[:] = [values[:columns] for values in row]
+    if any(not values for row in found["tokens"] for values in row):
+        raise IndexError("rows without a column for the sampled token")
+    return {**found, "flag": found["flag"] & 0xFF, "columns": columns}
+
+
+def sampled(found):
+    """Of each slot: its tokens, and the word that stands for it where it has none."""
+    if "counts" in found:
+        rows = ([row[0] if isinstance(row, list) else row for row in tokens] for tokens in found["tokens"])
+        return [(row, count) for row, count in zip(rows, found["counts"], strict=True)]
+    words = [row[0] if isinstance(row, list) else row for row in found["tokens"]]
+    return [([word] if word >= 0 else [], word) for word in words]
+
+
+class TodaysEngine:
+    """What the engine still waits for: requests by batch id that it asked to abort or to preempt."""
+
+    PREEMPTED = -9
+
+    def __init__(self, aborting, preempting):
+        self.aborting, self.preempting = set(aborting), set(preempting)
+        self.tokens = {}
+
+    def take(self, found):
+        """One message. Only the preempted mark ends either kind of waiting; other words without tokens are skipped."""
+        for slot, (tokens, word) in enumerate(sampled(found)):
+            if word == self.PREEMPTED:
+                self.aborting.discard(slot)
+                self.preempting.discard(slot)
+            self.tokens.setdefault(slot, []).extend(tokens)
+
+
+def build(nbytes, parts):
+    """Zeros, and at each byte offset the ints and floats given."""
+    data = bytearray(nbytes)
+    for offset, numbers in parts:
+        for index, number in enumerate(numbers):
+            struct.pack_into("=f" if isinstance(number, float) else "=i", data, offset + 4 * index, number)
+    return bytes(data)
+
+
+def build_topk(found):
+    """The message of which ``parse_topk`` or ``parse_topk_today`` gives ``found``; every other byte is zero."""
+    columns = found.get("columns", 21)
+    size = len(found["tokens"])
+    parts = [(0, [found["stop"], size | (columns << 16 if "columns" in found else 0)]), (86_024, found["ranks"])]
+    for i in range(size):
+        parts += [(8 + 4 * columns * i, found["tokens"][i]), (43_016 + 4 * columns * i, found["scores"][i])]
+    return build(88_072, parts)
+
+
+def build_speculative_topk(found, slots=512):
+    """The message of which ``parse_speculative_topk`` gives ``found``; every other byte is zero."""
+    parts = [(0, [found["stop"], found["flag"], len(found["counts"]), *found["counts"]])]
+    for i, (tokens, scores) in enumerate(zip(found["tokens"], found["scores"], strict=True)):
+        at = 4 * (3 + slots) + 1_032 * i
+        parts += [(at + 84 * j, row) for j, row in enumerate(tokens)]
+        parts += [(at + 504 + 84 * j, row) for j, row in enumerate(scores)]
+        parts.append((at + 1_008, found["ranks"][i]))
+    return build(530_448 if slots == 512 else 265_232, parts)

@@ -1,8 +1,10 @@
-"""The chaos test, short. Long: ``make soak``, which is ``python tests/output/chaos.py --steps 10000``."""
+"""The chaos tests, short. Long: ``make soak`` (``chaos.py``, 10,000 steps), ``make chaos`` (``episodes.py``, 1,000)."""
 
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 _spec = importlib.util.spec_from_file_location("chaos", Path(__file__).with_name("chaos.py"))
 chaos = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(chaos)
+HAS_ICEORYX2 = importlib.util.find_spec("iceoryx2") is not None
 
 
 @pytest.mark.timeout(180)
@@ -23,9 +26,7 @@ def test_g19_every_token_is_accounted_for_where_frames_go_in_pieces():
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.skipif(
-    importlib.util.find_spec("iceoryx2") is None, reason="needs iceoryx2: pip install 'paddle-hal[shm]'"
-)
+@pytest.mark.skipif(not HAS_ICEORYX2, reason="needs iceoryx2: pip install 'iceoryx2>=0.10,<0.11'")
 def test_g19_every_token_is_accounted_for_where_frames_lie_in_shared_memory_and_nothing_is_left_there():
     found = chaos.run(steps=400, seed=5, pause=0.2, timeout=150, scheme="shm")
     accounted(found)
@@ -39,3 +40,22 @@ def accounted(found):
     assert found["preemptions read"] > 20
     assert found["kill_reader"] >= 1
     assert found["kill_worker"] >= 1
+
+
+@pytest.mark.timeout(300)
+def test_g19_short_episodes_of_every_kind_leave_nothing_lost_doubled_hanging_or_behind():
+    """In a process of its own: its children are forks, and this one has threads."""
+    schemes = "ipc,tcp,shm" if HAS_ICEORYX2 else "ipc,tcp"
+    command = [
+        sys.executable,
+        Path(__file__).with_name("episodes.py"),
+        "--episodes=24",
+        "--seed=3",
+        f"--schemes={schemes}",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr
+    found = {name: int(number) for number, name in (line.split(maxsplit=1) for line in done.stdout.splitlines()[1:-1])}
+    assert found["tokens read"] > 500
+    assert found["sessions"] > 24
+    assert all(found[f"episodes over {scheme}"] for scheme in schemes.split(","))

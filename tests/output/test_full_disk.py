@@ -16,7 +16,7 @@ CODE = """
     from hal_core.errors import InvalidValue, Unavailable
 
     folder = sys.argv[1]
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "nr_inodes=5", "tmpfs", folder], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "nr_inodes=6", "tmpfs", folder], check=True)
     os.environ["XDG_RUNTIME_DIR"] = folder
     url = private_ipc_url()
     for name in range(9):
@@ -32,7 +32,9 @@ CODE = """
         private_ipc_url()
     except Unavailable as error:
         print(error)
-    os.remove(f"{folder}/0")
+    assert os.listdir(os.path.dirname(url.removeprefix("ipc://"))) == ["lock"]
+    for name in (0, 1):  # a reader makes two files: its socket and its lock
+        os.remove(f"{folder}/{name}")
     with OutputReader(url):
         print("fine")
 """

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hal_core.errors import InvalidValue
-from hal_core.records import FinishReason, OutputRecord, SlotStatus
+from hal_core.output.records import OutputRecord, SlotStatus
+from hal_core.slots.fields import FinishReason
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -65,7 +66,7 @@ def golden(nbytes, parts):
     return bytes(data)
 
 
-GO, STOP, OVER = FinishReason.NONE, FinishReason.STOP, FinishReason.ERROR
+GO, STOP, OVER, GONE = FinishReason.NONE, FinishReason.STOP, FinishReason.ERROR, FinishReason.ABORT
 
 
 def test_golden_save_output():
@@ -73,7 +74,7 @@ def test_golden_save_output():
     assert told(source, [0, 1, 2, 4], 5, "plain") == [golden(2_056, {0: [1, 5, 101, -1, -9, -1, 2**31 - 1]})]
 
 
-def test_golden_save_output_topk():
+def test_golden_save_output_topk_before_release_2_6():
     source = record([(TOKEN, [7], STOP), (PREEMPTED, [], GO), (RECOVERED, [], OVER)], columns=3)
     expected = golden(
         88_072,
@@ -85,7 +86,27 @@ def test_golden_save_output_topk():
             86_024: [2],
         },
     )
-    assert told(source, [0, 1, 2], 3, "topk") == [expected]
+    assert told(source, [0, 1, 2], 3, "topk", Variant(packed=False)) == [expected]
+
+
+def test_golden_save_output_topk_today_has_rows_of_as_many_columns_as_the_second_word_says():
+    source = record([(TOKEN, [7], STOP), (PREEMPTED, [], GO), (TOKEN, [14], GO), (ABORTED, [], GONE)], columns=3)
+    expected = golden(
+        88_072,
+        {
+            0: [1, 5 | 3 << 16],
+            8: [7, 8, 9, -9, -9, -9, -1, -1, -1, 14, 15, 16, -9, -9, -9],
+            43_016: [-0.0, -0.5, -1.0],
+            43_016 + 4 * 9: [-0.0, -0.5, -1.0],
+            86_024: [2, 0, 0, 4],
+        },
+    )
+    assert told(source, [0, 1, 3, 4], 5, "topk") == [expected]
+
+
+def test_golden_save_output_topk_today_without_log_probabilities_has_the_sampled_token_alone():
+    source = record([(TOKEN, [7], STOP), (ABORTED, [], GONE)])
+    assert told(source, [0, 1], 2, "topk") == [golden(88_072, {0: [-1, 2 | 1 << 16, 7, -9]})]
 
 
 def test_golden_speculate_save_output():
@@ -121,7 +142,7 @@ def test_golden_mtp_save_first_token_with_topk():
     source = record([(TOKEN, [11], STOP), (NONE, [], STOP)], columns=2, first=[0], drafts=[[13], []])
     expected = golden(
         530_448,
-        {0: [-1, 3, 2, 2, 0], 2_060: [11, 12, *[-1] * 19, 13, *[-1] * 20], 2_564: [-2.0, -2.5], 3_068: [1]},
+        {0: [-1, 3 | 2 << 8, 2, 2, 0], 2_060: [11, 12, *[-1] * 19, 13, *[-1] * 20], 2_564: [-2.0, -2.5], 3_068: [1]},
     )
     assert told(source, [0, 1], 2, "speculative-topk") == [expected]
 
@@ -134,8 +155,9 @@ def test_g19_a_slot_that_tells_of_two_requests_takes_two_messages_and_the_stop_s
 
 
 numbers = st.integers(0, 2**31 - 8)  # alternatives are counted up from a token
-STATUS_WORDS = {NONE: (-1, 0), ABORTED: (-1, 0), PREEMPTED: (-9, -9), ERROR: (-3, -3), RECOVERED: (-3, -3)}
-FINISHES = {ABORTED: FinishReason.ABORT, ERROR: OVER, RECOVERED: OVER}
+#: An abort has the word of a preemption: the engine knows which it asked for, and waits for this word.
+STATUS_WORDS = {NONE: (-1, 0), ABORTED: (-9, -9), PREEMPTED: (-9, -9), ERROR: (-3, -3), RECOVERED: (-3, -3)}
+FINISHES = {ABORTED: GONE, ERROR: OVER, RECOVERED: OVER}
 
 
 @st.composite
@@ -152,44 +174,127 @@ def batches(draw, most):
 
 
 @settings(deadline=None)
-@given(batches(1), st.booleans())
-def test_the_legacy_reader_reads_plain_and_topk(batch, topk):
+@given(batches(1))
+def test_the_legacy_reader_reads_plain(batch):
     rows, at, size = batch
-    columns = 4 if topk else None
-    (data,) = told(record(rows, columns=columns), at, size, "topk" if topk else "plain")
-    got = (legacy.parse_topk if topk else legacy.parse_plain)(data)
+    (data,) = told(record(rows), at, size, "plain")
+    got = legacy.parse_plain(data)
     by_id = dict(zip(at, rows, strict=True))
     for i in range(size):
         status, tokens, _ = by_id.get(i, (NONE, [], GO))
-        word = tokens[0] if tokens else STATUS_WORDS[status][0]
-        if not topk:
-            assert got["tokens"][i] == word
-        elif tokens:
-            assert got["tokens"][i] == [(word + column) for column in range(4)] + [-1] * 17
-            assert got["ranks"][i] == word % 5
-        else:
-            assert got["tokens"][i] == [word] * 21
-            assert got["scores"][i] == [0.0] * 21
+        assert got["tokens"][i] == (tokens[0] if tokens else STATUS_WORDS[status][0])
+    assert data == legacy.build(2_056, [(0, [got["stop"], size, *got["tokens"]])])
     goes_on = any(status in (TOKEN, NONE) for status, _, _ in rows)
     assert got["stop"] == (1 if goes_on else -1)
 
 
 @settings(deadline=None)
-@given(batches(6), st.sampled_from([None, 256, 512]))
-def test_the_legacy_reader_reads_speculative_messages(batch, slots):
+@given(batches(1), st.integers(0, 21), st.booleans())
+def test_both_generations_of_readers_read_topk(batch, columns, packed):
     rows, at, size = batch
-    if slots:
-        (data,) = told(record(rows, columns=2), at, size, "speculative-topk", slots=slots)
-        got = legacy.parse_speculative_topk(data, slots)
-    else:
-        (data,) = told(record(rows), at, size, "speculative")
-        got = legacy.parse_speculative(data)
+    rows = [(status, [token % (2**31 - 32) for token in tokens], finish) for status, tokens, finish in rows]
+    (data,) = told(record(rows, columns=columns), at, size, "topk", Variant(packed=packed))
+    got = (legacy.parse_topk_today if packed else legacy.parse_topk)(data)
+    assert data == legacy.build_topk(got)
+    width = max(1, columns)
+    by_id = dict(zip(at, rows, strict=True))
+    for i in range(size):
+        status, tokens, _ = by_id.get(i, (NONE, [], GO))
+        pad = [] if packed else [-1] * (21 - width)
+        if tokens:
+            assert got["tokens"][i] == [tokens[0] + column for column in range(width)] + pad
+            assert got["ranks"][i] == (tokens[0] % 5 if columns else 0)
+        else:
+            assert got["tokens"][i] == [STATUS_WORDS[status][0]] * (width if packed else 21)
+        expected = [-((tokens[0] + column) % 7) / 2 for column in range(columns)] if tokens else []
+        assert got["scores"][i] == expected + [0.0] * (len(got["tokens"][i]) - len(expected))
+    goes_on = any(status in (TOKEN, NONE) for status, _, _ in rows)
+    assert got["stop"] == (1 if goes_on else -1)
+
+
+@settings(deadline=None)
+@given(batches(6))
+def test_the_legacy_reader_reads_speculative_messages(batch):
+    rows, at, size = batch
+    (data,) = told(record(rows), at, size, "speculative")
+    got = legacy.parse_speculative(data)
     by_id = dict(zip(at, rows, strict=True))
     for i in range(size):
         status, tokens, _ = by_id.get(i, (NONE, [], GO))
         assert got["counts"][i] == (len(tokens) if tokens else STATUS_WORDS[status][1])
-        said = [row[0] for row in got["tokens"][i]] if slots else got["tokens"][i]
-        assert said == tokens
+        assert got["tokens"][i] == tokens
+    parts = [(1_032 + 24 * i, row) for i, row in enumerate(got["tokens"])]
+    assert data == legacy.build(7_176, [(0, [got["stop"], size, *got["counts"]]), *parts])
+
+
+@settings(deadline=None)
+@given(batches(6), st.sampled_from([256, 512]), st.integers(0, 21), st.booleans())
+def test_both_generations_of_readers_read_speculative_topk(batch, slots, columns, packed):
+    rows, at, size = batch
+    rows = [(status, [token % (2**31 - 32) for token in tokens], finish) for status, tokens, finish in rows]
+    variant = Variant(packed=packed, slots=slots)
+    (data,) = told(record(rows, columns=columns), at, size, "speculative-topk", variant, slots)
+    assert data == legacy.build_speculative_topk(legacy.parse_speculative_topk(data, slots), slots)
+    got = (legacy.parse_speculative_topk_today if packed else legacy.parse_speculative_topk)(data, slots)
+    assert got["flag"] == 3
+    width = max(1, columns)
+    by_id = dict(zip(at, rows, strict=True))
+    for i in range(size):
+        status, tokens, _ = by_id.get(i, (NONE, [], GO))
+        assert got["counts"][i] == (len(tokens) if tokens else STATUS_WORDS[status][1])
+        pad = [] if packed else [-1] * (21 - width)
+        assert got["tokens"][i] == [[token + column for column in range(width)] + pad for token in tokens]
+        for row, token in zip(got["scores"][i], tokens, strict=True):
+            assert row[:columns] == [-((token + column) % 7) / 2 for column in range(columns)]
+            assert not any(row[columns:])
+        assert got["ranks"][i] == [token % 5 if columns else 0 for token in tokens]
+
+
+READERS = {
+    ("plain", True): legacy.parse_plain,
+    ("topk", True): legacy.parse_topk_today,
+    ("topk", False): legacy.parse_topk,
+    ("speculative", True): legacy.parse_speculative,
+    ("speculative-topk", True): legacy.parse_speculative_topk_today,
+    ("speculative-topk", False): legacy.parse_speculative_topk,
+}
+
+
+@settings(deadline=None)
+@given(batches(1), st.sampled_from(sorted(READERS)), st.booleans())
+def test_g18_g19_todays_engine_hears_of_each_abort_and_preemption_and_of_none_that_was_not(batch, reader, again):
+    """It asked to abort and to preempt some; each is confirmed once, by the word it waits for, and nothing else is.
+
+    ``again``: each slot is taken by a new request in the same step.
+    """
+    rows, at, size = batch
+    name, packed = reader
+    if again:
+        rows = [row for old in rows for row in (old, (TOKEN, [77], GO))]
+        at = [slot for slot in at for _ in range(2)]
+    leaving = [(slot, status) for slot, (status, _, _) in zip(at, rows, strict=True)]
+    wanted = [{slot for slot, status in leaving if status is one} for one in (ABORTED, PREEMPTED)]
+    engine = legacy.TodaysEngine(*wanted)
+    bystander = legacy.TodaysEngine(*[set(range(size)) - wanted[0] - wanted[1]] * 2)
+    for data in told(record(rows), at, size, name, Variant(packed=packed)):
+        engine.take(READERS[reader](data))
+        bystander.take(READERS[reader](data))
+    assert not engine.aborting
+    assert not engine.preempting
+    assert bystander.aborting == bystander.preempting == set(range(size)) - wanted[0] - wanted[1]
+    for slot in range(size):
+        told_of = [token for one, (_, tokens, _) in zip(at, rows, strict=True) if one == slot for token in tokens]
+        assert engine.tokens[slot] == told_of
+
+
+def test_todays_readers_fail_with_messages_of_the_former_layout():
+    """Why the default is today's: what was right before release 2.6 has no columns for them."""
+    source = record([(TOKEN, [5], GO)], columns=2)
+    (topk,) = told(source, [0], 1, "topk", Variant(packed=False))
+    (speculative,) = told(source, [0], 1, "speculative-topk", Variant(packed=False))
+    for parse, data in ((legacy.parse_topk_today, topk), (legacy.parse_speculative_topk_today, speculative)):
+        with pytest.raises(IndexError):
+            parse(data)
 
 
 @pytest.mark.parametrize(

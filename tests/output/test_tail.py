@@ -15,12 +15,12 @@ from hal.cli import main
 from hal.transport import private_ipc_url, release_ipc
 
 needs_iceoryx2 = pytest.mark.skipif(
-    importlib.util.find_spec("iceoryx2") is None, reason="needs iceoryx2: pip install 'paddle-hal[shm]'"
+    importlib.util.find_spec("iceoryx2") is None, reason="needs iceoryx2: pip install 'iceoryx2>=0.10,<0.11'"
 )
 WORKER = """
     import os, sys, time
     import numpy as np
-    from hal_core.records import OutputRecord
+    from hal_core.output.records import OutputRecord
     from hal.transport import open_sink
 
     class Output:

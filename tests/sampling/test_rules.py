@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from hal_core.errors import InvalidValue
-from hal_core.fields import STATE_TABLE, Sizes
+from hal_core.slots.fields import STATE_TABLE, Sizes
 
 from hal.sampling import SamplingRows, sample
 from hal.sampling.drawing import Draws, draw

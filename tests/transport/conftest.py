@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hal_core.records import FinishReason, OutputRecord, SlotStatus
+from hal_core.output.records import OutputRecord, SlotStatus
+from hal_core.slots.fields import FinishReason
 from zmq.utils.garbage import GarbageCollectorThread
 
 from hal.reading import OutputReader
@@ -19,7 +20,7 @@ from hal.transport import domains, open_sink, private_ipc_url, release_ipc
 from hal.transport.urls import socket_of
 
 needs_iceoryx2 = pytest.mark.skipif(
-    importlib.util.find_spec("iceoryx2") is None, reason="needs iceoryx2: pip install 'paddle-hal[shm]'"
+    importlib.util.find_spec("iceoryx2") is None, reason="needs iceoryx2: pip install 'iceoryx2>=0.10,<0.11'"
 )
 
 

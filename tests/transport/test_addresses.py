@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import socket
+import subprocess
 import sys
+import textwrap
 import threading
 
 import pytest
@@ -13,7 +16,9 @@ from hal_core.errors import HalError, InvalidValue, Unavailable
 
 from hal.reading import OutputReader
 from hal.transport import open_sink, private_ipc_url
-from hal.transport.urls import release_ipc, scheme_of
+from hal.transport.urls import release_ipc, scheme_of, socket_of
+
+from .conftest import Large, files_of, needs_iceoryx2
 
 
 @pytest.mark.parametrize(("kind", "named"), [("file", "file"), ("folder", "folder"), ("link", "symbolic link")])
@@ -52,6 +57,134 @@ def test_what_a_dead_reader_left_is_replaced_and_a_living_one_is_not(tmp_path):
         OutputReader(url)
 
 
+def test_what_listens_there_without_a_lock_is_left_alone(tmp_path):
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(tmp_path / "socket"))
+        other.listen(1)
+        with pytest.raises(InvalidValue, match="has a reader already: a process without a lock"):
+            OutputReader(f"ipc://{tmp_path}/socket")
+        release_ipc(f"ipc://{tmp_path}/socket")
+        assert [path.name for path in tmp_path.iterdir()] == ["socket"]
+
+
+def test_a_reader_does_not_remove_the_socket_that_took_the_place_of_its_own(tmp_path):
+    path = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX) as other:
+        with OutputReader(f"ipc://{path}"):
+            path.unlink()
+            other.bind(str(path))
+        assert path.is_socket()
+
+
+def test_the_reader_of_an_address_is_named_and_who_releases_it_elsewhere_leaves_it_alone(tmp_path):
+    url = f"ipc://{tmp_path}/socket"
+    code = f"""
+        import os, pytest
+        from hal.reading import OutputReader
+        from hal.transport import release_ipc
+        release_ipc({url!r})
+        with pytest.raises(Exception, match="has a reader already: process {os.getpid()} "):
+            OutputReader({url!r})
+    """
+    with OutputReader(url):
+        subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["socket", "socket.lock"]
+    assert list(tmp_path.iterdir()) == []
+
+
+RACER = """
+    import sys
+    from hal_core.errors import InvalidValue
+    from hal.reading import OutputReader
+
+    print("ready", flush=True)
+    for url in sys.stdin:  # each at the moment at which the others get it too
+        try:
+            reader = OutputReader(url.strip(), grace=0)
+            print("has", flush=True)
+        except InvalidValue as error:
+            reader = None
+            print(error.what, flush=True)
+        sys.stdin.readline()
+        if reader is not None:
+            reader.close()
+        print("over", flush=True)
+"""
+
+
+@pytest.mark.parametrize("left", [False, True], ids=["new", "left by a dead reader"])
+@pytest.mark.parametrize("scheme", ["ipc", pytest.param("shm", marks=needs_iceoryx2)])
+def test_of_readers_that_start_at_one_moment_exactly_one_gets_the_address(tmp_path, scheme, left):
+    def say(line):
+        for racer in racers:
+            racer.stdin.write(line)
+        for racer in racers:
+            racer.stdin.flush()
+
+    url = f"{scheme}://{tmp_path}/socket"
+    command = [sys.executable, "-c", textwrap.dedent(RACER)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with contextlib.ExitStack() as stack:
+        racers = [stack.enter_context(subprocess.Popen(command, **pipes)) for _ in range(3)]
+        for racer in racers:
+            stack.callback(racer.kill)
+            assert racer.stdout.readline() == "ready\n"
+        for _ in range(30):
+            if left:
+                with socket.socket(socket.AF_UNIX) as dead:
+                    dead.bind(str(tmp_path / "socket"))
+            say(f"{url}\n")
+            told = [racer.stdout.readline().strip() for racer in racers]
+            holder = told.index("has")
+            others = [words for number, words in enumerate(told) if number != holder]
+            assert all(f"has a reader already: process {racers[holder].pid} " in words for words in others)
+            say("\n")
+            assert [racer.stdout.readline() for racer in racers] == ["over\n"] * 3
+            assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("mask", [0, 0o77, 0o777])
+@pytest.mark.parametrize("scheme", ["ipc", pytest.param("shm", marks=needs_iceoryx2)])
+def test_modes_do_not_depend_on_the_umask(tmp_path, monkeypatch, scheme, mask):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    before = os.umask(mask)
+    try:
+        url = private_ipc_url(shared=scheme == "shm")
+        with OutputReader(url, timeout=10) as reader:
+            sink = open_sink(url)
+            sink.put(Large(1))
+            assert reader.read(10) is not None
+            folder = socket_of(url).parent
+            modes = {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir() if not path.is_dir()}
+            found = [path.stat().st_mode & 0o077 for path in (files_of(reader) if scheme == "shm" else ())]
+            folders = {path.stat().st_mode & 0o777 for path in (folder, *folder.glob("*.shm-*"))}
+            reader.acknowledge()
+            sink.close(10)
+        release_ipc(url)
+    finally:
+        os.umask(before)
+    assert modes == {"output": 0o600, "lock": 0o600, "output.lock": 0o600}
+    assert folders == {0o700}
+    assert not any(found)  # iceoryx2 sets what it makes itself; nothing of it is for others
+
+
+def test_a_socket_is_at_no_time_open_to_others(tmp_path, monkeypatch):
+    """Its mode at the very moment at which it appears."""
+    seen, bind = [], socket.socket.bind
+
+    def noted(self, where):
+        bind(self, where)
+        seen.append(os.stat(where).st_mode & 0o777)
+
+    monkeypatch.setattr(socket.socket, "bind", noted)
+    before = os.umask(0)
+    try:
+        OutputReader(f"ipc://{tmp_path}/socket").close()
+    finally:
+        os.umask(before)
+    assert seen == [0o600]
+
+
 @pytest.mark.parametrize("url", ["tcp://127.0.0.1:99999", "tcp://127.0.0.1:-1", "tcp://127.0.0.1:http", "tcp://h:"])
 def test_a_port_that_is_none_is_refused(url):
     with pytest.raises(InvalidValue, match="has the port"):
@@ -71,7 +204,7 @@ def test_g26_without_iceoryx2_both_sides_say_what_to_install_and_leave_nothing(t
     monkeypatch.setitem(sys.modules, "iceoryx2", None)
     before = set(threading.enumerate())
     for opening in (open_sink, OutputReader):
-        with pytest.raises(Unavailable, match=r"without iceoryx2.*pip install 'paddle-hal\[shm\]'.*x86-64"):
+        with pytest.raises(Unavailable, match=r"without iceoryx2.*pip install 'iceoryx2>=0.10,<0.11'.*x86-64"):
             opening(f"shm://{tmp_path}/socket")
     assert set(threading.enumerate()) == before
     assert list(tmp_path.iterdir()) == []

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import zmq
 from hal_core.errors import InvalidValue, Unavailable
-from hal_core.frames import FrameKind, encode, read_header, seal
+from hal_core.frames.envelope import FrameKind, encode, read_header, seal
 
 from hal.reading import FrameSkipped, Gap, OutputReader, SessionEnded, SessionLost, SessionStarted
 from hal.transport import open_sink, private_ipc_url, release_ipc
@@ -155,7 +155,7 @@ WORKER = """
     import os, signal, sys
     import numpy as np
     from hal.transport import open_sink
-    from hal_core.records import OutputRecord
+    from hal_core.output.records import OutputRecord
 
     class Output:
         step = int(sys.argv[2])

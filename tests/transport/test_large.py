@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from hal_core.errors import InvalidValue
-from hal_core.frame_pieces import PIECES, Reading, apart
-from hal_core.frames import FrameKind, decode, encode, read_header
+from hal_core.frames.envelope import FrameKind, decode, encode, read_header
+from hal_core.frames.pieces import PIECES, Reading, apart
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

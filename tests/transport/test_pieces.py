@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hal_core.errors import InvalidValue
-from hal_core.frame_pieces import Writing
-from hal_core.frames import FrameKind, encode, read_header, seal_apart
+from hal_core.frames.envelope import FrameKind, encode, read_header, seal_apart
+from hal_core.frames.pieces import Writing
 
 from hal.reading import FrameSkipped, Gap, SessionStarted
 from hal.reading.session import Session
@@ -245,8 +245,8 @@ def test_g19_a_reader_that_comes_after_another_gets_what_had_begun_whole(opened,
 def test_a_reader_that_does_not_know_pieces_gets_frames_whole(opened, kinds, monkeypatch):
     asked = Session.ask
 
-    def ask(self, now):
-        sequence, cursor = asked(self, now)
+    def ask(self, now, **how):
+        sequence, cursor = asked(self, now, **how)
         cursor.pieces = False
         return sequence, cursor
 

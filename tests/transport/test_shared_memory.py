@@ -9,7 +9,7 @@ import threading
 
 import pytest
 from hal_core.errors import Unavailable
-from hal_core.frames import FrameKind, encode_parts, read_header, seal
+from hal_core.frames.envelope import FrameKind, encode_parts, read_header, seal
 
 from hal.reading import FrameSkipped, Gap, OutputReader
 from hal.transport import open_sink, private_ipc_url, release_ipc, shared_memory

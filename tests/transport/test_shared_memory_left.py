@@ -30,7 +30,7 @@ WORKER = """
     import os, signal, sys
     import numpy as np
     from hal.transport import open_sink
-    from hal_core.records import OutputRecord
+    from hal_core.output.records import OutputRecord
 
     class Output:
         step = int(sys.argv[2])

@@ -125,7 +125,7 @@ def test_a_worker_whose_memory_cannot_be_given_back_closes_all_else(url, monkeyp
     sink = open_sink(url)
     descriptor = sink._wake_end
     sink.close(10)
-    assert sink._wire.socket.context.closed
+    assert sink._connection.is_closed
     assert sink._wake == -1
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(descriptor)

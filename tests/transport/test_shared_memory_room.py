@@ -116,7 +116,7 @@ SMALL = """
     from hal.reading import OutputReader
     from hal.transport import domains, open_sink, private_ipc_url
     from hal.transport.shared_memory import SLOTS
-    from hal_core.records import OutputRecord
+    from hal_core.output.records import OutputRecord
 
     PAGE = 4096
 

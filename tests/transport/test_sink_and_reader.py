@@ -11,8 +11,8 @@ import threading
 import numpy as np
 import pytest
 from hal_core.errors import InvalidValue, SinkClosed, SinkFull, TicketTimeout, Undelivered
-from hal_core.records import FinishReason
-from hal_core.sinks import Sink
+from hal_core.output.sinks import Sink
+from hal_core.slots.fields import FinishReason
 
 from hal.reading import Gap, OutputReader, RequestStreams, SessionEnded, SessionLost, SessionStarted
 from hal.transport import open_sink
@@ -224,6 +224,25 @@ def test_g19_closing_while_the_device_hangs_names_the_requests(opened, output):
     assert held.done.wait(10)
     assert isinstance(held.settled[0], SinkClosed)
     assert isinstance(queued.settled[0], SinkClosed)
+
+
+def test_g19_what_is_resolved_while_the_sink_gives_up_is_named_too(opened, output):
+    """Between the word to leave and the report the copy ends: it is neither in hand any more nor forgotten."""
+    latch = threading.Event()
+    sink = opened.sink()
+    held = output(0, requests=("held",), latch=latch)
+    sink.put(held)
+    assert held.entered.wait(10)
+
+    def wake(former=sink._wake_thread):
+        former()
+        if sink._stop:
+            latch.set()
+
+    sink._wake_thread = wake
+    with pytest.raises(Undelivered) as caught:
+        sink.close(0.01)
+    assert caught.value.records == (("held", 0, 1),)
 
 
 def test_a_closed_sink_and_one_of_a_forked_child_take_nothing(opened, output):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hal_core.frames import FrameKind, seal
+from hal_core.frames.envelope import FrameKind, seal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

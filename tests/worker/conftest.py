@@ -6,14 +6,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hal_core.base import DeviceBase
-from hal_core.bound import bind
-from hal_core.capabilities import Capabilities
+from hal_core.contract.capabilities import Capabilities
+from hal_core.devices.base import DeviceBase
+from hal_core.devices.sync import SyncStream
 from hal_core.errors import InvalidValue
-from hal_core.plan import apply_to_host
-from hal_core.sync import SyncStream
+from hal_core.memory.copies import HostCopy
+from hal_core.memory.plan import apply_to_host
+from hal_core.runtime.bound import bind
 from hal_core.tickets import DONE
-from hal_core.transfers import HostCopy
 
 VOCAB = 97
 

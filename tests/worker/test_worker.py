@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hal_core.errors import InvalidBatch, SinkClosed, SinkFull
-from hal_core.fields import Sizes
-from hal_core.records import FinishReason, SlotStatus
-from hal_core.requests import Request, SamplingParams, admit
-from hal_core.sinks import MemorySink
-from hal_core.tasks import Task, TaskKind
-from hal_core.views import View
+from hal_core.memory.views import View
+from hal_core.output.records import SlotStatus
+from hal_core.output.sinks import MemorySink
+from hal_core.slots.admission import Request, SamplingParams, admit
+from hal_core.slots.fields import FinishReason, Sizes
+from hal_core.slots.tasks import Task, TaskKind
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from threading import Lock
 from typing import Literal
 
@@ -19,7 +20,7 @@ class Ticket(ABC):
     the next hook call on the device and by ``close()``.
     """
 
-    __slots__ = ("observed",)
+    __slots__ = ("_on_end", "observed")
     mode: Mode
     watched = True
     """False where the device itself raises a later failure at its next call (CUDA's sticky errors), so that nobody need
@@ -27,6 +28,10 @@ class Ticket(ABC):
 
     def __init__(self) -> None:
         self.observed = False
+
+    def tell_end(self, told: Callable[[Ticket], None]) -> None:
+        """Have whoever finds the ticket ended by :meth:`wait` call ``told`` with it, each time: for observers."""
+        self._on_end = told
 
     @abstractmethod
     def done(self) -> bool:
@@ -49,6 +54,9 @@ class Ticket(ABC):
             raise TicketTimeout(
                 f"not done after {timeout} s", cure="wait again; the ticket stays pending", argument="ticket"
             )
+        told = getattr(self, "_on_end", None)
+        if told is not None:
+            told(self)
         error = self.failure()
         if error is not None:
             self.observed = True

@@ -1,8 +1,9 @@
 """Devices for the tests of the kit, opened by ``--device-factory kit_devices:NAME``."""
 
-from hal_core.conformance.seams import HostSupport, Support
-from hal_core.cpu.device import CpuDevice
-from hal_core.markers import hookimpl
+from hal_core.conformance.ranks.support import HostSupport
+from hal_core.contract.markers import hookimpl
+from hal_core.contract.support import Support
+from hal_core.devices.cpu.device import CpuDevice
 from hal_core.tickets import DONE
 
 NAME = "test_g15_a_group_of_one_communicates_nothing"
@@ -62,3 +63,32 @@ def with_tensors():
 
 
 with_tensors.support = HostSupport
+
+
+class ByChance(CpuDevice):
+    """Every seventh value has a wrong bit, whatever is called."""
+
+    written = 0
+
+    @hookimpl
+    def async_set_value(self, device, target, value, stream):
+        ticket = super().async_set_value(device, target, value, stream)
+        ByChance.written += 1
+        if ByChance.written % 7 == 0 and target.size:
+            target.memory.buffer[target.bounds()[0]] ^= 1
+        return ticket
+
+
+def by_chance():
+    return ByChance(0, {})
+
+
+class Broken(CpuDevice):
+    """No copy out goes through."""
+
+    def copy_out(self, memory, parts, stream):
+        raise RuntimeError(f"driver error at {id(parts):#x}")
+
+
+def broken():
+    return Broken(0, {})

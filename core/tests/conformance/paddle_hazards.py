@@ -13,10 +13,10 @@ from typing import ClassVar
 
 import numpy as np
 from hal_core import Request, Sizes, Task, TaskKind, admit
-from hal_core.bound import bind
+from hal_core.devices.paddle.custom import CustomDevicePlugin
 from hal_core.errors import HalError
-from hal_core.layout import ByteRange
-from hal_core.paddle.custom import CustomDevicePlugin
+from hal_core.memory.views import ByteRange
+from hal_core.runtime.bound import bind
 from hal_sim.paddle_env import announce
 
 PATIENCE = 30

@@ -5,8 +5,8 @@ import struct
 
 import numpy as np
 import pytest
-from hal_core.conformance.value_oracle import NAN, REFUSED, converted, same
-from hal_core.dtypes import dtype_of
+from hal_core.conformance.oracle.values import NAN, REFUSED, converted, same
+from hal_core.memory.dtypes import dtype_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

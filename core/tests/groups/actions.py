@@ -6,17 +6,19 @@ import threading
 from time import monotonic
 
 import numpy as np
-from hal_core import Request, Task, TaskKind, admit, collective, fields
-from hal_core.bound import bind
-from hal_core.cpu import CpuPlugin
+from hal_core import Request, Task, TaskKind, admit
+from hal_core.devices.cpu import CpuPlugin
+from hal_core.devices.paddle.ranks.groups import close_groups, open_groups
 from hal_core.errors import GroupLost, HalError
-from hal_core.fields import STATE_TABLE
 from hal_core.group import Group
-from hal_core.paddle_groups import close_groups, open_groups
-from hal_core.plan import PlanBuilder
-from hal_core.sinks import MemorySink
-from hal_core.state import SlotState
-from hal_core.steps import Step
+from hal_core.memory.plan import PlanBuilder
+from hal_core.output.sinks import MemorySink
+from hal_core.ranks import agreement as collective
+from hal_core.runtime.bound import bind
+from hal_core.slots import fields
+from hal_core.slots.fields import STATE_TABLE
+from hal_core.slots.state import SlotState
+from hal_core.slots.step import Step
 
 
 def open_all(rank, groups, timeout):

@@ -1,4 +1,8 @@
-"""One pool of four ranks for all tests of this folder; made anew after a test has killed one of them."""
+"""One pool of four ranks for all tests of this folder; made anew after a test has killed one of them.
+
+Files that run beside each other run in processes of their own: the folder is given to one of them whole (the
+repository's ``conftest.py``), and the pool ends with the folder's last test.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hal_core.ranks import RankPool
+from hal_core.conformance.ranks.processes import RankPool
 
 GROUPS = [(0, 1), (2, 3), (0, 1, 2, 3), (0, 2), (1, 3)]
 TIMEOUT = 2.0
@@ -40,11 +44,19 @@ class Ranks:
         self.pool = None
 
 
+_RANKS = Ranks()
+
+
+def pytest_runtest_teardown(nextitem):
+    """End the pool where the folder's tests end: four idle processes are in the way of the others."""
+    if nextitem is None or Path(__file__).parent not in nextitem.path.parents:
+        _RANKS.end()
+
+
 @pytest.fixture(scope="session")
 def ranks():
-    found = Ranks()
-    yield found
-    found.end()
+    yield _RANKS
+    _RANKS.end()
 
 
 @pytest.fixture

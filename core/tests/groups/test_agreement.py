@@ -6,9 +6,9 @@ import subprocess
 import sys
 
 import pytest
-from hal_core.collective import HEADER, MAGIC
-from hal_core.fields import HEADER_BYTES, Sizes
-from hal_core.layout import lay_out
+from hal_core.ranks.agreement import HEADER, MAGIC
+from hal_core.slots.fields import HEADER_BYTES, Sizes
+from hal_core.slots.layout import lay_out
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -120,8 +120,8 @@ def test_g15_a_group_of_one_communicates_nothing_and_needs_no_framework():
     script = """
 import sys
 from hal_core import Sizes, hookimpl
-from hal_core.bound import bind
-from hal_core.cpu.device import CpuDevice
+from hal_core.runtime.bound import bind
+from hal_core.devices.cpu.device import CpuDevice
 from hal_core.group import Group
 class Watched(CpuDevice):
     def communicator(self, group):

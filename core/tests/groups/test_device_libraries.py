@@ -7,10 +7,10 @@ from time import monotonic
 from types import SimpleNamespace
 
 import pytest
-from hal_core import process_groups
+from hal_core.devices.paddle.ranks import process_groups
+from hal_core.devices.paddle.ranks.collectives import CollectiveTicket
+from hal_core.devices.paddle.ranks.process_groups import connect, make_group
 from hal_core.errors import GroupLost, InvalidValue
-from hal_core.paddle.groups import CollectiveTicket
-from hal_core.process_groups import connect, make_group
 
 
 class Event:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 import pytest
-from hal_core.fields import Sizes
+from hal_core.slots.fields import Sizes
 
 TIMEOUT = 2.0
 GENEROUS = 10.0

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import socket
+import sys
 import threading
 from time import monotonic
 
 import numpy as np
 import pytest
-from hal_core.bound import bind
-from hal_core.collective import CheckedTicket
-from hal_core.cpu.device import CpuDevice
+from hal_core.devices.cpu.device import CpuDevice
+from hal_core.devices.paddle.ranks.gloo import GlooSockets
 from hal_core.errors import GroupLost, StateUnusable
-from hal_core.fields import Sizes
-from hal_core.gloo import GlooSockets
 from hal_core.group import Group
-from hal_core.terms import BLOCK_BYTES, Terms, differences
+from hal_core.memory.copies import HostCopy
+from hal_core.ranks.agreement import CheckedTicket
+from hal_core.ranks.terms import BLOCK_BYTES, Terms, differences
+from hal_core.ranks.watchdog import Watchdog
+from hal_core.runtime.bound import bind
+from hal_core.slots.fields import Sizes
 from hal_core.tickets import DONE, PromiseTicket
-from hal_core.transfers import HostCopy
-from hal_core.watchdog import Watchdog
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -104,14 +105,60 @@ def test_g14_a_collective_that_failed_says_so_and_leaves_the_state_alone():
     state.check_usable()
 
 
+class Clock:
+    """The time that watchdogs see. It stands still, so that no test depends on how fast the machine is."""
+
+    def __init__(self):
+        self.now, self._looked = 1000.0, {}
+
+    def __call__(self):
+        return self.now
+
+    def watch(self, dog):
+        """Note when this watchdog's thread has looked at the clock."""
+        look, self._looked[dog] = dog._look_at_the_clock, 0.0
+
+        def noted(now):
+            look(now)
+            self._looked[dog] = now
+
+        dog._look_at_the_clock = noted
+
+    def advance(self, seconds):
+        """Let so much time pass, until the thread of each watchdog that goes on has seen it."""
+        self.now += seconds
+        for dog in self._looked:
+            dog._prod()
+            until(lambda dog=dog: dog._over.is_set() or self._looked[dog] >= self.now)
+
+
 @pytest.fixture
-def meet():
+def clock(monkeypatch):
+    """A clock for the watchdogs that the test makes."""
+    clock = Clock()
+    monkeypatch.setattr(sys.modules[Watchdog.__module__], "monotonic", clock)
+    return clock
+
+
+def until(condition):
+    """Wait until it holds: another thread has it to do."""
+    end = monotonic() + GENEROUS
+    while not condition():
+        assert monotonic() < end, "it did not come about"
+        threading.Event().wait(0.001)
+
+
+@pytest.fixture
+def meet(request):
     """Makes connected watchdogs, each with the event that its abort sets; closes them, twice, afterwards."""
+    clock = request.getfixturevalue("clock") if "clock" in request.fixturenames else None
     met = []
 
     def meet(timeout, size=2):
         dogs, aborted, links = connected(timeout, size)
         met.extend(dogs)
+        for dog in dogs if clock else ():
+            clock.watch(dog)
         return dogs, aborted, links
 
     yield meet
@@ -132,9 +179,14 @@ def connected(timeout, size):
     return [Watchdog(rank, links[rank], timeout, aborted[rank].set) for rank in range(size)], aborted, links
 
 
-def test_g16_a_call_that_outlives_the_timeout_ends_the_group_on_every_rank(meet):
-    dogs, aborted, _ = meet(0.2, size=3)
+def test_g16_a_call_that_outlives_the_timeout_ends_the_group_on_every_rank(meet, clock):
+    dogs, aborted, _ = meet(2.0, size=3)
     dogs[0].begin()
+    clock.advance(1.0)  # half of the timeout: it asks who is there
+    until(lambda: dogs[0]._answers.keys() == {1, 2})
+    clock.advance(0.9)
+    assert not any(event.is_set() for event in aborted)
+    clock.advance(0.1)
     assert all(event.wait(GENEROUS) for event in aborted)
     assert "[1, 2] did not come" in dogs[0].reason
     assert dogs[2].reason.startswith(("rank 0 gave it up", "rank 1 gave it up"))  # whose word came first
@@ -160,9 +212,7 @@ def test_g16_a_goodbye_is_no_loss_until_a_call_needs_who_left(meet):
     dogs[1].begin()  # the second call: rank 1 has done its part of it and leaves
     dogs[1].end()
     dogs[1].close()
-    end = monotonic() + GENEROUS
-    while 1 not in dogs[0]._left and monotonic() < end:
-        threading.Event().wait(0.001)
+    until(lambda: 1 in dogs[0]._left)
     dogs[0].begin()  # so rank 0 may still take part
     dogs[0].end()
     assert not aborted[0].is_set()
@@ -170,34 +220,39 @@ def test_g16_a_goodbye_is_no_loss_until_a_call_needs_who_left(meet):
         dogs[0].begin()
 
 
-def test_g16_calls_that_end_in_time_never_trouble_the_watchdog(meet):
+def test_g16_calls_that_end_in_time_never_trouble_the_watchdog(meet, clock):
     dogs, aborted, _ = meet(1.0)
     for _ in range(30):  # together longer than the timeout
         for dog in dogs:
             dog.begin()
-        threading.Event().wait(0.05)
+        clock.advance(0.05)
         for dog in dogs:
             dog.end()
     assert not any(event.is_set() for event in aborted)
 
 
-def test_g16_of_calls_that_overlap_one_that_ends_does_not_hide_the_next(meet):
-    dogs, aborted, _ = meet(0.4)
+def test_g16_of_calls_that_overlap_one_that_ends_does_not_hide_the_next(meet, clock):
+    dogs, aborted, _ = meet(4.0)
     first, second = dogs[0].begin(), dogs[0].begin()
     assert (first, second) == (1, 2)
-    threading.Event().wait(0.25)
+    clock.advance(2.5)
     dogs[0].end(first)  # the second had to wait for it, so its time begins now
-    assert not aborted[0].wait(0.25)
+    clock.advance(2.5)
+    assert not aborted[0].is_set()
+    until(lambda: dogs[0]._answers.keys() == {1})
+    clock.advance(1.5)
     assert aborted[0].wait(GENEROUS)
     assert "[1] did not come" in dogs[0].reason
 
 
-def test_g16_a_call_that_is_said_to_be_over_late_starts_no_clock(meet):
-    dogs, aborted, _ = meet(0.2)
+def test_g16_a_call_that_is_said_to_be_over_late_starts_no_clock(meet, clock):
+    dogs, aborted, _ = meet(1.0)
     first, second = dogs[0].begin(), dogs[0].begin()
     dogs[0].end(second)
     dogs[0].end(first)
-    assert not aborted[0].wait(0.6)
+    for _ in range(6):
+        clock.advance(0.5)
+    assert not aborted[0].is_set()
 
 
 def test_g16_calls_that_keep_coming_do_not_put_off_the_end_of_one_that_hangs(meet):
@@ -222,6 +277,40 @@ def test_g16_a_collective_that_fails_by_itself_is_explained_by_whoever_is_gone(m
     dogs, _, _ = meet(30.0)
     dogs[0].begin()
     assert "reset by peer" in str(dogs[0].failed(RuntimeError("reset by peer")))
+
+
+def test_g16_after_a_failed_collective_no_later_call_begins_though_the_reason_is_not_found_yet(meet):
+    dogs, _, _ = meet(30.0)
+    dogs[0]._give_up_at = monotonic() + 600  # a thread that does not get to run, on a busy host
+    dogs[0]._over.wait = lambda timeout: False
+    dogs[0].begin()
+    assert "a collective failed: no route" in str(dogs[0].failed(OSError("no route")))
+    assert not dogs[0].reason
+    with pytest.raises(GroupLost, match="a collective failed: no route"):
+        dogs[0].begin()
+
+
+class Unreached(CpuDevice):
+    """A device whose peers never come; it counts how often it was made to wait for them."""
+
+    opened = 0
+
+    def open_communicator(self, group):
+        self.opened += 1
+        raise GroupLost(f"rank 1 did not come, waited {self.opened} times", cure="start it", argument="group")
+
+
+def test_g16_a_group_that_was_lost_while_it_opened_is_waited_for_once_whatever_asks_for_it():
+    device = bind(Unreached(0, {}))
+    stream, states = device.default_stream, [device.state(Sizes(slots=2, max_tokens=8), name=name) for name in "ab"]
+    for state in (*states, *states):
+        with pytest.raises(GroupLost, match=r"^cpu:0: broadcast_tokens: group: .* waited 1 times \(start it\)"):
+            device.broadcast_tokens(state=state, group=PAIR, stream=stream)
+        with pytest.raises(GroupLost, match="waited 1 times"):
+            device.open_group(state=state, group=PAIR)
+    with pytest.raises(GroupLost, match="waited 2 times"):
+        device.open_group(state=states[0], group=Group((0, 2), 0))
+    assert device.device.opened == 2
 
 
 def test_g16_only_sockets_that_appeared_and_are_still_the_same_are_shut_down():

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from hal_core.device import Plugin, Probe
+from hal_core import Plugin, Probe
 
 if TYPE_CHECKING:
     from .device import ArenaDevice

@@ -7,21 +7,23 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from hal_core.base import check_index, check_options
-from hal_core.capabilities import Capabilities
-from hal_core.device import Stream
-from hal_core.layout import ByteRange
-from hal_core.plan import WritePlan, apply_to_host
-from hal_core.sync import SyncDevice
-from hal_core.tickets import DONE, Ticket
-from hal_core.transfers import CopyTicket, HostCopy
-from hal_core.views import Memory
+from hal_core import DONE, ByteRange, Capabilities, Stream, Ticket
+from hal_core.devices import (
+    CopyTicket,
+    HostCopy,
+    Memory,
+    SyncDevice,
+    WritePlan,
+    apply_to_host,
+    check_index,
+    check_options,
+)
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class ArenaMemory:
-    """A block of device memory: what :class:`hal_core.views.Memory` asks for, and the driver's own handle."""
+    """A block of device memory: what :class:`hal_core.memory.views.Memory` asks for, and the driver's own handle."""
 
     def __init__(self, device: object, nbytes: int) -> None:
         self.device, self.nbytes = device, nbytes

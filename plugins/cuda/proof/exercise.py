@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 from hal_core import Request, SamplingParams, Sizes, TaskBatch, admit
-from hal_core.bound import bind
-from hal_core.sinks import MemorySink
-from hal_core.steps import Step
+from hal_core.output.sinks import MemorySink
+from hal_core.runtime.bound import bind
+from hal_core.slots.step import Step
 from hal_cuda import CudaPlugin
 
 

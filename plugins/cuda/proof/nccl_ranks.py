@@ -16,11 +16,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from hal_core.conformance import rank_losses, rank_work
-from hal_core.conformance.opening import Recipe
-from hal_core.conformance.seams import Support
-from hal_core.fields import Sizes
-from hal_core.ranks import RankPool
+from hal_core.conformance.harness.subject import Recipe
+from hal_core.conformance.opening import subject_of
+from hal_core.conformance.ranks import losses as rank_losses
+from hal_core.conformance.ranks import work as rank_work
+from hal_core.conformance.ranks.processes import RankPool
+from hal_core.contract.support import Support
+from hal_core.slots.fields import Sizes
 
 PAIR = ((0, 1),)
 TIMEOUT = 4.0
@@ -85,8 +87,8 @@ def agree(pool: RankPool, recipe: Recipe, begin: float) -> bool:
 
 def _slice() -> tuple[int, int]:
     """The broadcast slice without its header, which the source writes between before and after."""
-    from hal_core.fields import HEADER_BYTES
-    from hal_core.layout import lay_out
+    from hal_core.slots.fields import HEADER_BYTES
+    from hal_core.slots.layout import lay_out
 
     part = lay_out(SIZES).groups["broadcast_speculative"]
     return part.offset + HEADER_BYTES, part.end
@@ -106,7 +108,7 @@ def main(device: str) -> int:
     """0 when the ranks found what they should."""
     faulthandler.dump_traceback_later(ALL, exit=True)
     begin, recipe = time.monotonic(), Recipe(device)
-    support = recipe.subject().support
+    support = subject_of(recipe).support
     if not support.ranks:
         print(f"no ranks of {device} can be started here: {support.why_not('several_ranks')}")
         return 1

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hal_core.bound import bind
+from hal_core.runtime.bound import bind
 from hal_cuda import device as device_module
 from hal_cuda import launching
 from hal_cuda.driver import Driver

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from hal_core import Request, SamplingParams, Sizes
 from hal_core.errors import OutOfMemory
-from hal_core.fields import ROW_FIELDS
-from hal_core.layout import BRIEF, STAGED, lay_out
-from hal_core.requests import admit
+from hal_core.slots.admission import admit
+from hal_core.slots.fields import ROW_FIELDS
+from hal_core.slots.layout import BRIEF, STAGED, lay_out
 from hal_cuda import admissions
 from hal_cuda.admissions import HEAD, Admissions
 from hypothesis import given, settings

@@ -7,10 +7,10 @@ import threading
 import numpy as np
 import pytest
 from hal_core import Request, SamplingParams, Sizes, Task, TaskBatch, TaskKind
-from hal_core.bound import bind
-from hal_core.cpu import CpuPlugin
-from hal_core.layout import ByteRange
-from hal_core.requests import admit
+from hal_core.devices.cpu import CpuPlugin
+from hal_core.memory.views import ByteRange
+from hal_core.runtime.bound import bind
+from hal_core.slots.admission import admit
 from hal_cuda import admissions
 from hal_cuda.driver import CudaError
 from hypothesis import HealthCheck, given, settings

@@ -8,12 +8,12 @@ from functools import partial
 import numpy as np
 import pytest
 from hal_core import Request, SamplingParams, Sizes, Task, TaskBatch, TaskKind, admit
-from hal_core.bound import bind
-from hal_core.cpu import CpuPlugin
+from hal_core.devices.cpu import CpuPlugin
 from hal_core.errors import HalError, InvalidValue, OutOfMemory
-from hal_core.layout import ByteRange
-from hal_core.sinks import MemorySink
-from hal_core.steps import Step
+from hal_core.memory.views import ByteRange
+from hal_core.output.sinks import MemorySink
+from hal_core.runtime.bound import bind
+from hal_core.slots.step import Step
 from hal_cuda import CudaPlugin, admissions
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -282,6 +282,8 @@ def test_bad_targets_are_refused(pair):
         (torch.zeros(2), "on cpu"),
         (np.zeros(2), "not on GPU 0"),
         ("text", "no tensor of this device"),
+        (torch.zeros(1, device="cuda").expand(4), "share memory"),
+        (torch.zeros(8, device="cuda").unfold(0, 4, 1), "share memory"),
     ):
         with pytest.raises(InvalidValue, match=complaint):
             bound.async_set_value(target=target, value=1, stream=bound.default_stream)
@@ -298,9 +300,9 @@ def test_steady_state_allocates_nothing(pair):
         state.release([i % 4])
         if i == 100:
             gc.collect()
-            events, held = bound.device.events.made, bound.device.ring.held
+            events, held = bound.device.events.made, bound.device.staging.held
             allocations = bound.counters().allocations
-    assert (bound.device.ring.held, bound.counters().allocations) == (held, allocations)
+    assert (bound.device.staging.held, bound.counters().allocations) == (held, allocations)
     assert bound.device.events.made <= events + 130
 
 

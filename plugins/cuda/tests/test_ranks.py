@@ -7,14 +7,16 @@ from types import SimpleNamespace
 import hal_cuda
 import numpy as np
 import pytest
-from hal_core import paddle_groups, paddle_world
+from hal_core import Request, Sizes
+from hal_core.devices.events import AsyncStream
+from hal_core.devices.paddle.probing import Installed
+from hal_core.devices.paddle.ranks import groups as paddle_groups
+from hal_core.devices.paddle.ranks import world as paddle_world
 from hal_core.errors import InvalidValue, Unavailable
-from hal_core.layout import ByteRange
-from hal_core.paddle.probing import Installed
+from hal_core.memory.views import ByteRange
+from hal_core.slots.state import SlotState
 from hal_cuda import conformance, nccl
 from hal_cuda.conformance import CudaSupport
-from hal_cuda.device import CudaDevice
-from hal_cuda.streams import CudaStream
 
 ENDPOINTS = [f"127.0.0.1:{9000 + rank}" for rank in range(4)]
 GPU_BUILD = Installed("/nowhere", "2.6.2", frozenset({"cuda", "cudnn"}))
@@ -22,7 +24,7 @@ GPU_BUILD = Installed("/nowhere", "2.6.2", frozenset({"cuda", "cudnn"}))
 
 def support(monkeypatch, gpus, visible=None, paddle=GPU_BUILD):
     monkeypatch.setattr(conformance, "gpu_count", lambda: gpus)
-    monkeypatch.setattr(conformance.probing, "installed", lambda: paddle)
+    monkeypatch.setattr(conformance, "installed_paddle", lambda: paddle)
     if visible is None:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     else:
@@ -131,20 +133,24 @@ class Recorded:
 
     def __init__(self, current):
         self.notes, self.current = [], current
-        self.index, self.reads = 0, SimpleNamespace(order=lambda memory, stream: self.notes.append((memory, stream)))
+        self.index = 0
 
-    def wrap(self, handle):
+    def order_after_reads(self, stream, memory):
+        self.notes.append((memory, stream))
+
+    def stream_at(self, handle):
         return Stream(self.notes, handle)
 
-    def _own(self, stream):
+    def own(self, stream):
         return stream
 
 
-class Stream(CudaStream):
+class Stream(AsyncStream):
     """A stream that notes what it is asked."""
 
     def __init__(self, notes, handle):
         self.notes, self.handle = notes, handle
+        self._owned = False
 
     def record(self):
         return f"event on {self.handle}"
@@ -175,19 +181,27 @@ def test_a_collective_waits_for_copies_out_that_still_read_what_it_writes():
 
 
 @pytest.mark.parametrize("lost", ["rank 1 is gone", ""])
-def test_closing_does_not_wait_for_what_is_behind_a_lost_group(lost):
-    device, closed = object.__new__(CudaDevice), []
-
-    def part(name):
-        return SimpleNamespace(close=lambda **release: closed.append((name, *release.values()) if release else name))
-
-    device._closed, device._communicators = False, {(0, 1): SimpleNamespace(lost=lost, close=lambda: closed.append(1))}
-    device.driver = SimpleNamespace(broken="", free_unused=lambda: closed.append("memory"))
-    for name in ("ring", "blocks", "events", "context", "admissions"):
-        setattr(device, name, part(name))
+def test_closing_does_not_wait_for_what_is_behind_a_lost_group(opened, lost):
+    device, left, calls = opened().device, [], []
+    state = SlotState(device, Sizes(slots=2, max_tokens=8))
+    assert state.admit(Request("early", [1])).staged is not None
+    copied = device.copy_out(state.memory, [ByteRange(0, 64)], device.default_stream)
+    device._communicators[0, 1] = SimpleNamespace(lost=lost, close=lambda: left.append(1))
+    api = device.driver.api
+    success, pinned = api.CUresult.CUDA_SUCCESS, set(api.kept)
+    passed = api.CUresult.CUDA_ERROR_NOT_READY if lost else success
+    api.cuEventQuery = lambda event: (calls.append("look"), (passed,))[1]
+    api.cuEventSynchronize = lambda event: (calls.append("wait"), (passed,))[1]
+    api.cuDevicePrimaryCtxRelease = lambda device: (calls.append("context"), (success,))[1]
     device.close()
     device.close()
-    assert closed[0] == 1
-    assert ("admissions", not lost) in closed, "nothing is staged any more; what is behind the group is not released"
-    assert ("ring" in closed) is (not lost)
-    assert ("context" in closed) is (not lost)
+    assert left == [1]
+    if lost:
+        assert calls == [], "nothing is waited for"
+        assert set(api.kept) == pinned, "what is behind the group is not released"
+    else:
+        assert calls[-1] == "context"
+        assert {"look", "wait"} & set(calls)
+        assert len(api.kept) < len(pinned)
+    assert state.admit(Request("late", [1])).staged is None, "nothing is staged any more"
+    del copied

@@ -42,16 +42,63 @@ def probe_with(monkeypatch, library):
     return CudaPlugin.probe()
 
 
-def test_no_driver(monkeypatch):
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """``machine(*cards, nodes=())``: what sysfs and /dev show; a card is ``(vendor, class)``."""
+
+    def show(*cards, nodes=()):
+        for number, (vendor, kind) in enumerate(cards):
+            folder = tmp_path / "pci" / f"0000:00:{number:02x}.0"
+            folder.mkdir(parents=True)
+            (folder / "vendor").write_text(f"{vendor}\n")
+            (folder / "class").write_text(f"{kind}\n")
+        (tmp_path / "dev").mkdir()
+        for node in nodes:
+            (tmp_path / "dev" / node).touch()
+        monkeypatch.setattr(hal_cuda, "PCI", tmp_path / "pci")
+        monkeypatch.setattr(hal_cuda, "NODES", tmp_path / "dev")
+
+    return show
+
+
+H200, NVSWITCH, SOUND = ("0x10de", "0x030200"), ("0x10de", "0x068000"), ("0x10de", "0x040300")
+RADEON = ("0x1002", "0x030000")
+
+
+def test_no_driver(monkeypatch, machine):
+    machine(RADEON, H200)
     found = probe_with(monkeypatch, None)
-    assert (found.available, found.reason) == (False, "no CUDA driver (libcuda.so.1)")
+    assert (found.available, found.present, found.reason) == (False, True, "no CUDA driver (libcuda.so.1)")
     assert found.cure
 
 
-@pytest.mark.parametrize("library", [FakeLibrary(devices=0), FakeLibrary(init=100)])
-def test_no_device(monkeypatch, library):
+@pytest.mark.parametrize("library", [None, FakeLibrary(devices=0), FakeLibrary(init=100)])
+@pytest.mark.parametrize("cards", [(), (RADEON, NVSWITCH, SOUND)])
+def test_no_card(monkeypatch, machine, library, cards):
+    """With an image's own copy of the driver's library too."""
+    machine(*cards, nodes=("null", "dri"))
     found = probe_with(monkeypatch, library)
-    assert not found.available
+    assert (found.available, found.present) == (False, False)
+    assert "CUDA" not in found.reason + found.cure
+
+
+@pytest.mark.parametrize("node", ["nvidia0", "nvidiactl", "nvgpu", "dxg"])
+def test_a_card_that_only_its_device_file_shows(monkeypatch, machine, node):
+    machine(nodes=(node,))
+    assert probe_with(monkeypatch, None).present
+
+
+def test_a_card_that_vanishes_while_it_is_looked_for(monkeypatch, machine, tmp_path):
+    machine(H200)
+    (tmp_path / "pci" / "0000:00:00.0" / "class").unlink()
+    assert not probe_with(monkeypatch, None).present
+
+
+@pytest.mark.parametrize("library", [FakeLibrary(devices=0), FakeLibrary(init=100)])
+def test_no_device(monkeypatch, machine, library):
+    machine(H200)
+    found = probe_with(monkeypatch, library)
+    assert (found.available, found.present) == (False, True)
     assert "sees no device" in found.reason
     assert "nvidia-smi" in found.cure
 

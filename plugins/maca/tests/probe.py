@@ -14,7 +14,7 @@ from unittest.mock import patch
 import numpy as np
 from hal_core import Request, SamplingParams, Sizes, Task, TaskKind, admit
 from hal_core.errors import HalError
-from hal_core.layout import ByteRange
+from hal_core.memory.views import ByteRange
 from hal_sim import Accelerator
 
 import hal
@@ -66,9 +66,9 @@ def ring(fences: Any = nullcontext()) -> Any:  # noqa: B008 (it holds nothing)
             for round_ in range(20):
                 values = np.arange(512) + round_
                 device.async_set_value(target=state.view("token_ids"), value=values, stream=stream)
-        device.device.default_stream.base.synchronize()
+        device.device.default_stream.raw.synchronize()
         copied = device.device.copy_out(state.memory, [_range(state, "token_ids")], stream)
-        device.device.copies.base.synchronize()
+        device.device.default_stream.beside().raw.synchronize()
         return {
             "right": bool((copied.data[0].view(np.int64) == np.arange(512) + 19).all()),
             "waits": device.counters().ring_waits,
@@ -76,11 +76,25 @@ def ring(fences: Any = nullcontext()) -> Any:  # noqa: B008 (it holds nothing)
         }
 
 
+def copies_apart() -> Any:
+    """A copy of one stream is held; that of another is not."""
+    with hal.open_device("maca") as device:
+        own = device.device
+        one, other, state = own.stream(), own.stream(), device.state(Sizes(slots=2, max_tokens=8))
+        block, part = own.allocate(4096), _range(state, "seed")
+        with own.hold(one):
+            held, free = own.copy_out(block, [ByteRange(0, 4096)], one), own.copy_out(state.memory, [part], other)
+            free.wait(60)
+            early = held.done()
+        held.wait(60)
+        return {"held": early, "free": free.done(), "then": held.done()}
+
+
 def unfenced_ring() -> Any:
     """The same, with fences that are never waited for: what the checker is there to see."""
-    from hal_core.paddle.streams import PaddleEvent
+    from hal_core.devices.events import RecordedEvent
 
-    return ring(patch.object(PaddleEvent, "done", lambda self: True))
+    return ring(patch.object(RecordedEvent, "done", lambda self: True))
 
 
 def _range(state: Any, name: str) -> ByteRange:
@@ -148,8 +162,8 @@ def bad_input() -> Any:
 
 
 def _other_kind() -> Any:
-    from hal_core.paddle.custom import CustomDevicePlugin
-    from hal_core.paddle.custom_device import CustomDevice
+    from hal_core.devices.paddle.custom import CustomDevicePlugin
+    from hal_core.devices.paddle.custom_device import CustomDevice
 
     class Other(CustomDevicePlugin):
         name, kind, cure = "other", "no_such_gpu", "install its plugin"
@@ -163,7 +177,14 @@ def _other_kind() -> Any:
 
 if __name__ == "__main__":
     answers = {}
-    for probe in (insertions, ring, two_devices, bad_input, unfenced_ring):  # the last leaves races behind
+    for probe in (
+        insertions,
+        ring,
+        copies_apart,
+        two_devices,
+        bad_input,
+        unfenced_ring,
+    ):  # the last leaves races behind
         answers[probe.__name__] = probe()
         Accelerator(0).synchronize()
         Accelerator(0).reset()

@@ -12,7 +12,7 @@ import numpy as np
 from hal_core import Sizes
 from hal_core.errors import HalError
 from hal_core.group import Group
-from hal_core.layout import ByteRange
+from hal_core.memory.views import ByteRange
 from hal_sim import Accelerator
 
 import hal

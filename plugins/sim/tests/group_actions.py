@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from time import monotonic
 
 import numpy as np
-from hal_core.bound import bind
 from hal_core.errors import HalError
-from hal_core.fields import Sizes
 from hal_core.group import Group
+from hal_core.runtime.bound import bind
+from hal_core.slots.fields import Sizes
 from hal_sim import SimPlugin
 
 BOTH = (0, 1)
@@ -80,6 +82,15 @@ def alone(rank):
     with opened(collective_timeout_ms=300) as device:
         state, group = device.state(Sizes(slots=2, max_tokens=8)), Group(BOTH, rank.rank)
         return failing(lambda: device.open_group(state=state, group=group))
+
+
+def end_itself(rank, well):
+    """Broadcast ``well`` times, then die."""
+    with opened() as device:
+        state = device.state(Sizes(slots=4, max_tokens=16), name="a")
+        for _ in range(well):
+            device.broadcast_tokens(state=state, group=Group(BOTH, rank.rank), stream=device.default_stream).wait(20)
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def go_on(rank, most):

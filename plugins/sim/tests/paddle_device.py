@@ -12,8 +12,8 @@ from hal_sim import paddle_env
 paddle_env.announce(mode=2)
 
 import paddle  # noqa: E402 (it must be told of the device first)
-from hal_core.bound import bind  # noqa: E402
 from hal_core.errors import HalError  # noqa: E402
+from hal_core.runtime.bound import bind  # noqa: E402
 from hal_sim import SimPlugin  # noqa: E402
 
 PLACE = paddle.CustomPlace(paddle_env.DEFAULT_NAME, 0)

@@ -14,12 +14,12 @@ from contextlib import closing, suppress
 import numpy as np
 import pytest
 from hal_core import Request, Sizes, Task, TaskKind, admit
-from hal_core.bound import bind
-from hal_core.dtypes import dtype_of
+from hal_core.devices import blocks
 from hal_core.errors import DeviceClosed, InvalidValue, OutOfMemory, TicketTimeout
-from hal_core.layout import ByteRange
-from hal_core.plan import PlanBuilder, apply_to_host
-from hal_core.views import View
+from hal_core.memory.dtypes import dtype_of
+from hal_core.memory.plan import PlanBuilder, apply_to_host
+from hal_core.memory.views import ByteRange, View
+from hal_core.runtime.bound import bind
 from hal_sim import DeviceFault, Mode, SimPlugin, SimTensor, SubmissionRefused, options
 
 INT64 = dtype_of("int64")
@@ -32,7 +32,7 @@ def bound(request):
         yield device
         accelerator = device.device.accelerator
         accelerator.synchronize()
-        device.device.limbo.reap()
+        device.device.retired.reap()
         races = accelerator.races()
         accelerator.reset()
         assert [str(race) for race in races] == []
@@ -55,7 +55,7 @@ def tasks(state, slots, tokens=4):
 
 
 def content(memory):
-    return np.frombuffer(memory.accelerator.peek(memory.address, memory.nbytes), np.uint8)
+    return np.frombuffer(memory.device.accelerator.peek(memory.address, memory.nbytes), np.uint8)
 
 
 def int64s(device, count):
@@ -152,7 +152,7 @@ def test_memory_goes_back_only_when_the_work_on_it_is_over(bound):
     data = copied.data[0]
     del copied
     stream.synchronize()
-    device.limbo.reap()
+    device.retired.reap()
     assert device.accelerator.memory_used < used + (1 << 19)
     assert (data.view(np.int64) == 1).all(), "the array keeps its block"
 
@@ -256,7 +256,8 @@ def test_the_checker_sees_each_guard_that_is_taken_away(worker, monkeypatch, gua
     elif guard == "fence of the ring":
         monkeypatch.setattr(worker.staging, "fence", lambda span, event: setattr(worker.staging, "_taken", None))
     else:
-        monkeypatch.setattr(worker.limbo, "release", lambda events, free: free())
+        monkeypatch.setattr(blocks, "KEPT", 1)
+        monkeypatch.setattr(blocks.HostBlocks, "give_after", lambda kept, event, block: kept.give(block))
     with suppress(DeviceFault, DeviceClosed):
         work()
     assert worker.races() != []
@@ -288,3 +289,26 @@ def test_a_fault_that_nobody_waited_for_is_raised_by_the_next_call(worker):
     view.memory._free = lambda: None
     with pytest.raises(DeviceFault, match="was freed"):
         device.async_set_value(target=good, value=1, stream=stream)
+
+
+def test_copies_of_one_stream_do_not_wait_for_those_of_another(bound):
+    device = bound.device
+    one, other = device.stream(), device.stream()
+    blocks = [device.allocate(4096) for _ in range(2)]
+    with device.hold(one):
+        held = device.copy_out(blocks[0], [ByteRange(0, 4096)], one)
+        free = device.copy_out(blocks[1], [ByteRange(0, 4096)], other)
+        free.wait(60)
+        assert not held.done()
+    held.wait(60)
+
+
+def test_closing_waits_for_the_copies_of_every_stream():
+    with options(mode=Mode.WORKER, staged=0):
+        device = SimPlugin.open(0, {})
+        stream, block = device.stream(), device.allocate(1 << 20)
+        copies = [device.copy_out(block, [ByteRange(0, 1 << 20)], stream) for _ in range(4)]
+        device.close()
+        assert all(copy.done() for copy in copies)
+        device.accelerator.synchronize()
+        device.accelerator.reset()

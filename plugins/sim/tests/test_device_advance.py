@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hal_core import advance as reference
-from hal_core.bound import bind
-from hal_core.fields import Sizes
-from hal_core.state import SlotState
-from hal_core.steps import Step
+from hal_core.runtime.bound import bind
+from hal_core.slots import advance as reference
+from hal_core.slots.fields import Sizes
+from hal_core.slots.state import SlotState
+from hal_core.slots.step import Step
 from hal_sim import Mode, SimPlugin, options
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from hal_core.fields import Sizes
-from hal_core.ranks import RankPool
+from hal_core.conformance.ranks.processes import RankPool
+from hal_core.slots.fields import Sizes
 
 PLAIN = Sizes(slots=4, max_tokens=16)
 SPECULATIVE = Sizes(slots=3, max_tokens=16, max_draft=2)
@@ -91,12 +91,22 @@ def test_g16_a_hung_rank_is_an_error_within_the_timeout(pool):
     pool.finish([1], 30.0)
 
 
-def test_g16_a_lost_rank_is_an_error_at_once_and_named():
+@pytest.mark.parametrize("well", [1, 40])
+def test_g16_a_lost_rank_is_an_error_at_once_and_named(well):
     with RankPool(2, environment=environment) as ranks:
-        ranks.begin(actions.go_on, 60.0, ranks=[0, 1])
-        assert not ranks._links[0].poll(1.0), "they broadcast for a while"
-        ranks.signal(1, signal.SIGKILL)
-        answer = ranks.finish([0], 30.0)[0]
+        ranks.begin(actions.go_on, 60.0, ranks=[0])
+        ranks.begin(actions.end_itself, well, ranks=[1])
+        answer = ranks.finish([0], 60.0)[0]
     check_lost(answer, 5.0)
     assert "rank 1 (process" in answer[0][1]
     assert "is dead" in answer[0][1]
+
+
+def test_g16_a_group_that_a_rank_never_came_to_waits_once_and_answers_at_once_after_that():
+    """The rank is lost before it joins: the first error is the timeout's, and no later call waits again."""
+    with RankPool(2, environment=environment) as ranks:
+        ranks.signal(1, signal.SIGKILL)
+        answer = ranks.run(actions.go_on, 60.0, ranks=[0], timeout=60.0)[0]
+    check_lost(answer, 8.0)
+    assert "rank(s) 1 did not come within 2000 ms" in answer[0][1]
+    assert "rank(s) 1 did not come within 2000 ms" in answer[2][1], "later errors say the same"

@@ -12,14 +12,16 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.long
 
-@pytest.mark.parametrize("mode", ["worker", "lazy"])
+
+@pytest.mark.parametrize("mode", [pytest.param("worker", marks=pytest.mark.conform), "lazy"])
 def test_the_device_conforms(mode, built):
     command = [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider"]
     command += ["-p", "hal_core.conformance.plugin", "-p", "hal_sim.pytest_races", "--pyargs", "hal_core.conformance"]
     command += ["--hal-device=sim", "--hal-profile=quick", "--hal-examples=4"]
     number = {"eager": 0, "worker": 1, "lazy": 2}[mode]
     environment = os.environ | {"HALSIM_MODE": str(number), "HALSIM_STAGED": "0"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert "conforms as far as checked" in done.stdout

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from hal_core.bound import bind
 from hal_core.errors import InvalidValue, OutOfMemory
+from hal_core.runtime.bound import bind
 from hal_sim import Mode, SimPlugin, options, set_option
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import numpy as np
 import paddle
 import pytest
-from hal_core.capabilities import Capabilities
-from hal_core.errors import DeviceClosed, InvalidValue, Unavailable
-from hal_core.layout import ByteRange
-from hal_core.paddle import scatters
-from hal_core.paddle.device import PaddleDevice
-from hal_core.paddle.memory import PaddleMemory
-from hal_core.paddle.packing import elements, in_pieces
-from hal_core.plan import SPREAD, PlanBuilder, Records, WritePlan, apply_to_host
+from hal_core.contract.capabilities import Capabilities
+from hal_core.devices.paddle import scatters
+from hal_core.devices.paddle.between import gather
+from hal_core.devices.paddle.device import PaddleDevice
+from hal_core.devices.paddle.memory import PaddleMemory
+from hal_core.devices.paddle.packing import elements, in_pieces
+from hal_core.errors import DeviceClosed, InvalidValue, OutOfMemory, Unavailable
+from hal_core.memory.dtypes import dtype_of
+from hal_core.memory.plan import SPREAD, PlanBuilder, Records, WritePlan, apply_to_host
+from hal_core.memory.views import ByteRange, View
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -204,3 +206,46 @@ def test_an_empty_plan_costs_nothing():
     before = device.counters()
     device.submit(WritePlan(memory, PlanBuilder(memory).build().writes, ()), device.default_stream).wait()
     assert device.counters() - before == before - before
+
+
+class FullRing(OutOfMemory):
+    pass
+
+
+@pytest.mark.parametrize("contiguous", [True, False])
+@pytest.mark.parametrize("refused", [1, 2, 3, 0])
+def test_what_goes_in_pieces_is_written_whole_or_not_at_all(monkeypatch, contiguous, refused):
+    device = opened(ring_start=1 << 10, ring_limit=1 << 12)
+    memory, stream = device.allocate(20_000), device.default_stream
+    should = np.full(20_000, 0xA5, np.uint8)
+    for at in range(0, 20_000, 4000):
+        device.writer.put(memory, at, should[at : at + 4000], stream)
+    value = np.arange(9001, dtype=np.uint32).astype(np.uint8)
+    step = 1 if contiguous else 2
+    takes, true = [], device.staging.take
+
+    def take(nbytes):
+        takes.append(nbytes)
+        if len(takes) == refused:
+            raise FullRing("the ring is full")
+        return true(nbytes)
+
+    monkeypatch.setattr(device.staging, "take", take)
+    target = View(memory, 8, (9001,), (step,), dtype_of("uint8"))
+    if refused:
+        with pytest.raises(FullRing):
+            device.submit_value(target, value, stream)
+    else:
+        device.submit_value(target, value, stream).wait()
+        should[8 : 8 + 9001 * step : step] = value
+    assert len(takes) >= 3 or refused
+    assert (device.copy_out(memory, [ByteRange(0, 20_000)], stream).data[0] == should).all()
+
+
+def test_a_device_value_of_many_axes_is_gathered_or_refused_by_name():
+    device = opened()
+    memory = device.allocate(8 << 12)
+    whole = View.contiguous(memory, 0, (2,) * 9 + (1,) * 8, dtype_of("int64"))
+    assert gather(whole, "int64").shape == [512]
+    with pytest.raises(InvalidValue, match="a device value of 10 axes"):
+        gather(View.contiguous(memory, 0, (2,) * 10, dtype_of("int64")), "int64")

@@ -1,8 +1,32 @@
-"""The conformance kit: properties that prove, on any device, what :mod:`hal_core.hookspecs` promises.
+"""The conformance kit: properties that prove, on any device, what :mod:`hal_core.contract.hookspecs` promises.
 
 Run it with ``pytest --pyargs hal_core.conformance --hal-device=NAME``, ``hal conform NAME`` or
 ``python -m hal_core.conformance NAME``; in a plugin's own tests, ``from hal_core.conformance.suite import *``.
 It needs the extra ``paddle-hal-core[conformance]``. ``docs/conformance.md`` says how to read what it reports.
 
-This module imports nothing, so that a pytest that does not use the kit stays as quick as it was.
+Names are loaded on first use, so that a pytest that does not use the kit stays as quick as it was.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..lazy import face
+
+if TYPE_CHECKING:
+    from ..contract.support import Support as Support
+    from .ranks.processes import RankPool as RankPool
+    from .ranks.processes import gloo as gloo
+    from .ranks.support import GlooRanks as GlooRanks
+    from .ranks.support import HostSupport as HostSupport
+    from .report.command import main as main
+
+__getattr__, __dir__, __all__ = face(
+    __name__,
+    {
+        "hal_core.contract.support": "Support",
+        "hal_core.conformance.ranks.support": "GlooRanks HostSupport",
+        "hal_core.conformance.ranks.processes": "RankPool gloo",
+        "hal_core.conformance.report.command": "main",
+    },
+)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from ..errors import HalError
-from .command import main
+from .report.command import main
 
 if __name__ == "__main__":
     try:

@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from ..bound import BoundDevice, bind
+from ..runtime.bound import BoundDevice, bind
+from .harness.properties import CAN_BOUND, Results, explore
 
 if TYPE_CHECKING:
-    from ..capabilities import Capabilities
-    from ..device import Device, Stream
-    from .opening import Recipe, Subject
-    from .rank_pool import Ranks
+    from ..contract.capabilities import Capabilities
+    from ..contract.device import Device
+    from ..streams import Stream
+    from .harness.subject import Recipe, Subject
+    from .ranks.pool import Ranks
 
 T = TypeVar("T")
 
@@ -49,7 +51,7 @@ class Effort:
     def settings(self, scale: float = 1.0) -> settings:
         """For one property: ``scale`` times the profile's examples, no database, so that a seed says it all."""
         count = self.examples or PROFILES[self.profile]
-        phases = (Phase.explicit, Phase.generate, *((Phase.shrink,) if self.shrink else ()))
+        phases = (Phase.explicit, Phase.generate, *((Phase.shrink,) if self.shrink and CAN_BOUND else ()))
         return settings(
             max_examples=max(1, round(count * scale)),
             stateful_step_count=STEPS[self.profile],
@@ -67,6 +69,8 @@ class Kit:
 
     def __init__(self, subject: Subject, effort: Effort) -> None:
         self.subject, self.effort = subject, effort
+        self.advance_waits = False
+        """Found out by a check of G28: nothing that needs a step on a held stream can be shown."""
         self._bound: BoundDevice | None = None
 
     @property
@@ -110,7 +114,7 @@ class Kit:
     @property
     def ranks(self) -> Ranks:
         """The worker processes; they are started by the first call."""
-        from .rank_pool import shared
+        from .ranks.pool import shared
 
         return shared(self.subject.support)
 
@@ -129,16 +133,19 @@ class Kit:
             except Exception:  # noqa: BLE001 (the failure that led here is reported; this one follows from it)
                 bound.device.close()
 
-    def held(self, stream: Stream) -> Latch:
+    def held(self, stream: Stream, what: str = "a call") -> Latch:
         """Keep a stream from executing within a ``with``, where the device can; else the work is done at once."""
-        return Latch(self.device.hold(stream) if self.can_hold else nullcontext(), self.effort.hang)
+        return Latch(self.device.hold(stream) if self.can_hold else nullcontext(), self.effort.hang, what)
 
 
 class Latch:
-    """A held stream. A call that waits for it would hang, so a timer lets go in the end, and the test fails."""
+    """A held stream. A call that waits for it would hang, so a timer lets go in the end, and the test fails.
 
-    def __init__(self, hold: AbstractContextManager[None], hang: float) -> None:
-        self._hold, self._lock, self._hang = hold, threading.Lock(), hang
+    ``what``: what is called while it is held, for the message.
+    """
+
+    def __init__(self, hold: AbstractContextManager[None], hang: float, what: str = "a call") -> None:
+        self._hold, self._lock, self._hang, self._what = hold, threading.Lock(), hang, what
         self._held = self.forced = False
         self._timer = threading.Timer(hang, self._force)
 
@@ -152,7 +159,9 @@ class Latch:
         __tracebackhide__ = True
         self._timer.cancel()
         self.release()
-        assert not self.forced or error is not None, f"a call waited for the held stream (let go after {self._hang} s)"
+        assert not self.forced or error is not None, (
+            f"{self._what} waited for the held stream (let go after {self._hang} s)"
+        )
 
     def _force(self) -> None:
         self.forced = True
@@ -172,14 +181,18 @@ def examples(scale: float = 1.0) -> Callable[[Callable[[Kit, Draw], None]], Call
     def decorate(body: Callable[[Kit, Draw], None]) -> Callable[[Kit], None]:
         @functools.wraps(body)
         def test(kit: Kit) -> None:
+            __tracebackhide__ = True
+            results = Results()
+
             @seed(kit.effort.seed)
             @kit.effort.settings(scale)
             @given(st.data())
             def run(data: st.DataObject) -> None:
                 __tracebackhide__ = True
-                body(kit, lambda strategy, label: data.draw(strategy, label=label))
+                with results.example():
+                    body(kit, lambda strategy, label: data.draw(strategy, label=label))
 
-            run()
+            explore(kit.bound.name, results, run)
 
         del test.__wrapped__  # pytest would look behind it, and ask for `draw`
         return test

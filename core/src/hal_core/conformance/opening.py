@@ -2,49 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import difflib
+from dataclasses import replace
 from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
+from ..contract.support import Support
 from ..errors import DeviceNotFound, InvalidValue, Unavailable
-from .seams import Support
+from .harness.subject import Recipe, Subject
 
 if TYPE_CHECKING:
-    from ..device import Device
-    from ..policy import Policy
+    from ..runtime.policy import Policy
 
 DEVICES, SUPPORTS = "hal.devices", "hal.conformance"
 
 
-@dataclass(frozen=True)
-class Subject:
-    """What is tested: how to open a new device of it, under which policy, and what its plugin tells the kit."""
-
-    name: str
-    open: Callable[[], Device]
-    support: Support
-    policy: Policy | None = None
-    origin: str = ""
-    undo: Callable[[], None] = lambda: None
-    recipe: Recipe | None = None
-    """How another process finds the same; None where it cannot."""
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """The arguments of :func:`subject`, which may be pickled, so that a rank opens what the kit has opened."""
-
-    name: str = ""
-    factory: str = ""
-    policy: str = ""
-    liar: str = ""
-    fault: str = ""
-
-    def subject(self) -> Subject:
-        """What these arguments lead to, in this process."""
-        parts = {"factory": self.factory, "policy": self.policy, "liar": self.liar, "fault": self.fault}
-        return subject(self.name, **parts)
+def subject_of(recipe: Recipe) -> Subject:
+    """What a recipe leads to, in this process."""
+    parts = {"factory": recipe.factory, "policy": recipe.policy, "liar": recipe.liar, "fault": recipe.fault}
+    return subject(recipe.name, **parts)
 
 
 def attribute(path: str, option: str = "path") -> Any:  # noqa: ANN401 (whatever the path names)
@@ -74,11 +50,11 @@ def subject(name: str = "", *, factory: str = "", policy: str = "", liar: str = 
     if policy:
         found = replace(found, policy=_policy(policy))
     if liar:
-        from .liars import by_name
+        from .mutants import by_name
 
         found = by_name(liar).corrupt(found)
     if fault:
-        from .faults import lay, named
+        from .mutants.faults import lay, named
 
         honest, chosen = found, named(fault)
         found = replace(found, open=lambda: lay(honest.open(), chosen))
@@ -87,7 +63,7 @@ def subject(name: str = "", *, factory: str = "", policy: str = "", liar: str = 
 
 def _policy(path: str) -> Policy:
     """The policy at ``module:attribute``, or one made by the class there."""
-    from ..policy import Policy
+    from ..runtime.policy import Policy
 
     made = attribute(path, "--policy")
     try:
@@ -96,7 +72,7 @@ def _policy(path: str) -> Policy:
         what = f"{path!r} was not made: {type(error).__name__}: {error}"
         raise InvalidValue(what, cure="a policy is made without arguments", argument="--policy") from error
     if not isinstance(made, Policy):
-        cure = "name a class derived from hal_core.policy.Policy, or an object of one"
+        cure = "name a class derived from hal_core.runtime.policy.Policy, or an object of one"
         raise InvalidValue(f"{path!r} is no Policy, but {type(made).__name__}", cure=cure, argument="--policy")
     return made
 
@@ -107,8 +83,10 @@ def _by_name(name: str) -> Subject:
     points = [point for point in metadata.entry_points(group=DEVICES) if point.name == name]
     if len(points) != 1:
         known = sorted({point.name for point in metadata.entry_points(group=DEVICES)})
+        close = difflib.get_close_matches(name.lower(), () if points else known)
+        cure = f"did you mean {' or '.join(map(repr, close))}?" if close else "install one plugin that provides it"
         how = "is installed more than once" if points else f"is not installed; installed: {', '.join(known) or 'none'}"
-        raise DeviceNotFound(f"device {name!r} {how}", cure="pip install one plugin that provides it", argument="name")
+        raise DeviceNotFound(f"device {name!r} {how}", cure=cure, argument="name")
     plugin = points[0].load()
     probe = plugin.probe()
     if not probe.available:
@@ -124,7 +102,7 @@ def _support(name: str) -> Support:
         return Support()
     made = points[0].load()()
     if not isinstance(made, Support):
-        raise InvalidValue(f"{points[0].value} is no Support", cure="derive it from hal_core.conformance.seams.Support")
+        raise InvalidValue(f"{points[0].value} is no Support", cure="derive it from hal_core.conformance.Support")
     return made
 
 

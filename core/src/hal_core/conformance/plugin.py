@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from .report.key import KEY
+
 if TYPE_CHECKING:
+    from .harness.subject import Subject
     from .kit import Kit
-    from .opening import Subject
-    from .report import Recorder
 
-pytest.register_assert_rewrite("hal_core.conformance.suite", "hal_core.conformance.rig")
+pytest.register_assert_rewrite("hal_core.conformance.suite", "hal_core.conformance.rigs.rig")
 
-KEY: pytest.StashKey[Recorder] = pytest.StashKey()
 _RANKS = "several_ranks"  # guarantees.RANKS, without importing it
 
 
@@ -48,6 +48,12 @@ def _number(item: pytest.Item) -> int:
     return int(mark.args[0]) if mark else 0
 
 
+def _bears(item: pytest.Item) -> set[int]:
+    """The guarantee that a test checks, and those that it checks besides."""
+    mark = item.get_closest_marker("guarantee")
+    return {int(mark.args[0]), *mark.args[3]} if mark else set()
+
+
 def _place(item: pytest.Item) -> tuple[bool, int, bool]:
     """By number; tests of one process before those of several; those that kill a rank after everything else."""
     mark = item.get_closest_marker("guarantee")
@@ -61,7 +67,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not ours:
         return
     from ..errors import HalError
-    from .report import Recorder, check_target, chosen, effort
+    from .report.report import Recorder, check_target, chosen, effort
 
     config.stash[KEY] = Recorder(config, {item.name.partition("[")[0] for item in ours})
     try:
@@ -71,10 +77,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             check_target(target, "--hal-report")
     except HalError as error:
         raise pytest.UsageError(str(error)) from None
-    left_out = [item for item in ours if wanted and _number(item) not in wanted]
+    left_out = [item for item in ours if wanted and not _bears(item) & wanted]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-    kept = sorted((item for item in ours if item not in left_out), key=_place)
+    besides = {item for item in ours if wanted and _number(item) not in wanted}  # after the chosen ones' own tests
+    kept = sorted((item for item in ours if item not in left_out), key=lambda item: (item in besides, _place(item)))
     items[:] = [item for item in items if not _number(item)] + kept
 
 
@@ -100,7 +107,7 @@ def device_subject(request: pytest.FixtureRequest) -> Subject:
 def kit_session(request: pytest.FixtureRequest, device_subject: Subject) -> Iterator[Kit]:
     """The device under test, opened once and renewed after a failure."""
     from .kit import Kit
-    from .report import effort
+    from .report.report import effort
 
     kit = Kit(device_subject, effort(request.config))
     try:
@@ -110,7 +117,7 @@ def kit_session(request: pytest.FixtureRequest, device_subject: Subject) -> Iter
     yield kit
     kit.renew()
     device_subject.undo()
-    from .rank_pool import release
+    from .ranks.pool import release
 
     release()
 

@@ -5,15 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 
-from . import backdoor
-from .backdoor import PATIENCE
-from .block import Block
-from .guarantees import guarantee
+from ..errors import InvalidValue
+from ..memory.dtypes import dtype_of
+from ..memory.views import View
+from .draw.values import contained, fitting
+from .draw.views import draw_view
+from .harness import backdoor
+from .harness.asserts import assert_raises, assert_says
+from .harness.backdoor import PATIENCE
+from .harness.guarantees import guarantee
 from .kit import Draw, Kit, examples
-from .value_strategies import contained, fitting
-from .view_strategies import draw_view
+from .rigs.block import Block
 
 
 def draw_write(draw: Draw, block: Block) -> tuple[Any, Any, list[Any]]:
@@ -107,6 +112,27 @@ def test_g05_not_one_byte_outside_the_target_changes(kit: Kit, draw: Draw) -> No
     block.set(target, value).wait(PATIENCE)
     block.expect(target, items)
     block.check(f"async_set_value({target}, {value!r})")
+
+
+@guarantee(5)
+@pytest.mark.parametrize(
+    ("shape", "strides"),
+    [((3,), (0,)), ((2, 4), (0, 4)), ((4, 2), (4, 0)), ((3, 4), (8, 4)), ((5,), (2,)), ((3, 3), (4, -4))],
+    ids=["expanded-scalar", "expanded-rows", "expanded-columns", "windows", "half-elements", "antidiagonals"],
+)
+@pytest.mark.parametrize("value", ["scalar", "array", "device"])
+def test_g05_a_target_whose_elements_share_memory_is_refused(
+    kit: Kit, shape: tuple[int, ...], strides: tuple[int, ...], value: str
+) -> None:
+    """What such a target holds afterwards would depend on an order that writing has not."""
+    block, source = Block(kit), Block(kit, fill=3)
+    int32 = dtype_of("int32")
+    target = View(block.memory, 64, shape, strides, int32)
+    given = {"scalar": 7, "array": np.ones(shape, np.int32), "device": source.view(shape, int32)}[value]
+    error = assert_raises(InvalidValue, lambda: block.set(target, given), f"a target of strides {strides}")
+    assert_says(error, device=kit.bound.name, hook="async_set_value", argument="target")
+    assert "share memory" in str(error), f"{error} does not say that elements share memory"
+    block.check("a target whose elements share memory was refused")
 
 
 @guarantee(5)

@@ -7,16 +7,16 @@ import logging
 import numpy as np
 import pytest
 
-from ..bound import bind
-from ..dtypes import dtype_of
 from ..errors import CapabilityMissing, HalError
-from ..views import View
-from . import backdoor
-from .asserts import assert_raises, assert_says
-from .backdoor import PATIENCE
-from .block import Block
-from .guarantees import guarantee
+from ..memory.dtypes import dtype_of
+from ..memory.views import View
+from ..runtime.bound import bind
+from .harness import backdoor
+from .harness.asserts import assert_raises, assert_says
+from .harness.backdoor import PATIENCE
+from .harness.guarantees import guarantee
 from .kit import Draw, Kit, Latch, examples
+from .rigs.block import Block
 from .test_async_set_value import draw_write
 
 

@@ -8,17 +8,17 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from ..errors import StateUnusable
-from ..fields import Sizes
 from ..group import Group
-from ..layout import lay_out
-from .asserts import assert_no_error, assert_raises, assert_says
-from .backdoor import PATIENCE
-from .batches import ENTER, draw_batch
-from .guarantees import guarantee
+from ..slots.fields import Sizes
+from ..slots.layout import lay_out
+from .draw.requests import sizes
+from .harness.asserts import assert_no_error, assert_raises, assert_says
+from .harness.backdoor import PATIENCE
+from .harness.guarantees import guarantee
 from .kit import Draw, Kit, examples
-from .rig import Rig
-from .stepping import draw_sampling, draw_step
-from .strategies import sizes
+from .rigs.batches import ENTER, draw_batch
+from .rigs.rig import Rig
+from .rigs.stepping import draw_sampling, draw_step
 
 
 @guarantee(15)

@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from ..dtypes import DTYPES, dtype_of
 from ..errors import ConversionRefused, ShapeMismatch
-from ..views import View
-from .asserts import assert_raises, assert_says
-from .backdoor import PATIENCE
-from .block import Block
-from .guarantees import guarantee
+from ..memory.dtypes import DTYPES, dtype_of
+from ..memory.views import View
+from .draw.values import LAYOUTS, contained, draw_dtype, fitting, of_dtype, scalars
+from .draw.views import draw_view
+from .harness.asserts import assert_raises, assert_says
+from .harness.backdoor import PATIENCE
+from .harness.guarantees import guarantee
 from .kit import Draw, Kit, examples
-from .value_oracle import REFUSED, converted
-from .value_strategies import LAYOUTS, contained, draw_dtype, fitting, of_dtype, scalars
-from .view_strategies import draw_view
+from .oracle.values import REFUSED, converted
+from .rigs.block import Block
 
 
 @guarantee(6)

@@ -9,22 +9,22 @@ import numpy as np
 from hypothesis import strategies as st
 
 from ..errors import InvalidValue, SinkFull
-from ..fields import Sizes
-from ..records import OutputRecord, SlotStatus
-from ..requests import Request, SamplingParams
-from ..sinks import MemorySink
-from ..steps import Step
-from ..tasks import Task, TaskKind
-from .asserts import assert_raises, assert_says
-from .backdoor import PATIENCE, poisoned
-from .batches import ENTER, LEAVE, draw_batch
-from .guarantees import guarantee
+from ..output.records import OutputRecord, SlotStatus
+from ..output.sinks import MemorySink
+from ..slots.admission import Request, SamplingParams
+from ..slots.fields import Sizes
+from ..slots.step import Step
+from ..slots.tasks import Task, TaskKind
+from .draw.requests import sizes
+from .harness.asserts import assert_raises, assert_says
+from .harness.backdoor import PATIENCE, poisoned
+from .harness.guarantees import guarantee
+from .harness.sinks import DeadSink, FullSink, KeepingSink
 from .kit import Draw, Kit, examples
-from .oracle_output import Row, found_rows
-from .rig import Rig, assert_rows
-from .sinks import DeadSink, FullSink, KeepingSink
-from .stepping import draw_sampling, draw_step, free_ended, run_step
-from .strategies import sizes
+from .oracle.output import Row, found_rows
+from .rigs.batches import ENTER, LEAVE, draw_batch
+from .rigs.rig import Rig, assert_rows
+from .rigs.stepping import draw_sampling, draw_step, free_ended, run_step
 
 
 @guarantee(19)

@@ -11,19 +11,19 @@ from hypothesis import strategies as st
 
 from ..errors import GroupLost, HalError, OutOfMemory
 from ..group import Group
-from ..records import OutputRecord
-from ..steps import Step
-from ..tasks import TaskKind
-from . import faults
-from .asserts import assert_no_error, assert_raises, assert_says
-from .backdoor import PATIENCE
-from .batches import ENTER, LEAVE, draw_batch, told
-from .guarantees import guarantee
+from ..output.records import OutputRecord
+from ..slots.step import Step
+from ..slots.tasks import TaskKind
+from .draw.requests import sizes
+from .harness.asserts import assert_no_error, assert_raises, assert_says
+from .harness.backdoor import PATIENCE
+from .harness.guarantees import guarantee
+from .harness.sinks import DeadSink, FullSink, KeepingSink
 from .kit import Draw, Kit, examples
-from .rig import Rig, assert_rows
-from .sinks import DeadSink, FullSink, KeepingSink
-from .stepping import draw_sampling, draw_step, run_step
-from .strategies import sizes
+from .mutants import faults
+from .rigs.batches import ENTER, LEAVE, draw_batch, told
+from .rigs.rig import Rig, assert_rows
+from .rigs.stepping import draw_sampling, draw_step, run_step
 
 PAIR = Group((0, 1), 0)
 

@@ -7,17 +7,17 @@ from typing import cast
 import numpy as np
 from hypothesis import strategies as st
 
-from ..fields import Sizes
-from ..output import OutputTicket
-from ..requests import Request, SamplingParams, SplitRole
-from ..tasks import Task, TaskKind
-from .backdoor import PATIENCE
-from .batches import ALL, draw_batch, told
-from .guarantees import guarantee
+from ..output.ticket import OutputTicket
+from ..slots.admission import Request, SamplingParams
+from ..slots.fields import Sizes, SplitRole
+from ..slots.tasks import Task, TaskKind
+from .draw.requests import sizes
+from .harness.backdoor import PATIENCE
+from .harness.guarantees import guarantee
 from .kit import Draw, Kit, examples
-from .rig import Rig
-from .stepping import draw_proposal, draw_sampling, draw_step, free_ended, run_step
-from .strategies import sizes
+from .rigs.batches import ALL, draw_batch, told
+from .rigs.rig import Rig
+from .rigs.stepping import draw_proposal, draw_sampling, draw_step, free_ended, run_step
 
 
 def insert_and_check(draw: Draw, rig: Rig, kinds: tuple[TaskKind, ...] = ALL, *, least: int = 0) -> list[Task]:

@@ -8,18 +8,18 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from ..errors import InvalidBatch, InvalidValue
-from ..layout import lay_out
-from ..requests import admit
-from ..tasks import Task, TaskBatch, TaskKind
-from .asserts import assert_raises, assert_says
-from .backdoor import PATIENCE
-from .batches import draw_batch, draw_entering, told
-from .guarantees import guarantee
+from ..slots.admission import admit
+from ..slots.layout import lay_out
+from ..slots.tasks import Task, TaskBatch, TaskKind
+from .draw.requests import requests, sizes
+from .harness.asserts import assert_raises, assert_says
+from .harness.backdoor import PATIENCE
+from .harness.guarantees import guarantee
 from .kit import Draw, Kit, examples
-from .rig import Rig
-from .stepping import run_step
-from .strategies import requests, sizes
-from .troubles import TROUBLES
+from .rigs.batches import draw_batch, draw_entering, told
+from .rigs.rig import Rig
+from .rigs.stepping import run_step
+from .rigs.troubles import TROUBLES
 
 
 def prepared(kit: Kit, draw: Draw) -> Rig:

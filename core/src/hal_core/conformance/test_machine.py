@@ -5,9 +5,10 @@ from __future__ import annotations
 from hypothesis import seed
 from hypothesis.stateful import run_state_machine_as_test
 
-from .guarantees import guarantee
+from .harness.guarantees import guarantee
+from .harness.properties import Results, explore
 from .kit import Kit
-from .machine import WorkerMachine
+from .rigs.machine import WorkerMachine
 
 
 @guarantee(9)
@@ -17,4 +18,5 @@ def test_g09_all_hooks_in_any_order_agree_with_the_model(kit: Kit) -> None:
 
     Machine.kit = kit
     seed(kit.effort.seed)(Machine)
-    run_state_machine_as_test(Machine, settings=kit.effort.settings(2.0))
+    settings = kit.effort.settings(2.0)
+    explore(kit.bound.name, Results(), lambda: run_state_machine_as_test(Machine, settings=settings))

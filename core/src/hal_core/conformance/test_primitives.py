@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from ..layout import ByteRange
-from ..plan import SPREAD, PlanBuilder, Records, WritePlan
-from . import backdoor
-from .backdoor import PATIENCE
-from .block import Block
-from .guarantees import guarantee
+from ..memory.plan import SPREAD, PlanBuilder, Records, WritePlan
+from ..memory.views import ByteRange
+from .draw.views import BLOCK_BYTES
+from .harness import backdoor
+from .harness.backdoor import PATIENCE
+from .harness.guarantees import guarantee
 from .kit import Draw, Kit, examples
-from .view_strategies import BLOCK_BYTES
+from .rigs.block import Block
 
 
 def draw_writes(draw: Draw, block: Block) -> PlanBuilder:

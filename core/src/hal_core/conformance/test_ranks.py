@@ -8,15 +8,16 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from ..fields import HEADER_BYTES, Sizes
-from ..layout import lay_out
-from ..records import SlotStatus
-from . import rank_losses, rank_work
-from .guarantees import RANKS, guarantee
+from ..output.records import SlotStatus
+from ..slots.fields import HEADER_BYTES, Sizes
+from ..slots.layout import lay_out
+from .draw.requests import sizes
+from .harness.guarantees import RANKS, guarantee
 from .kit import Draw, Kit, examples
-from .rank_pool import GROUPS, TIMEOUT
-from .rank_work import Met, Seen
-from .strategies import sizes
+from .ranks import losses as rank_losses
+from .ranks import work as rank_work
+from .ranks.pool import GROUPS, TIMEOUT
+from .ranks.work import Met, Seen
 
 PAIR = ((0, 1),)
 SHAPES = pytest.mark.parametrize("groups", [PAIR, GROUPS], ids=["two-ranks", "two-by-two"])
@@ -177,11 +178,11 @@ def test_g18_the_clean_up_happens_on_every_rank_of_real_groups(kit: Kit, groups:
         assert mine.cleaned, f"rank {rank} did not clean up last_preempted"
 
 
-def check_casualty(kit: Kit, groups: Any, victim: int, how: str) -> None:  # noqa: ANN401 (nested tuples)
-    """One rank is lost or hung: its group hears of it in time, everybody else does not, and devices go on."""
+def check_casualty(kit: Kit, groups: Any, victim: int, how: str, lose: Any = rank_losses.lose) -> None:  # noqa: ANN401
+    """One rank is lost, hung or stays away: its group hears of it in time, nobody else does, and devices go on."""
     __tracebackhide__ = True
     ranks = [rank for rank in told(groups) if rank != victim]
-    with kit.ranks.casualty(kit.recipe, rank_losses.lose, victim, how, groups):
+    with kit.ranks.casualty(kit.recipe, lose, victim, how, groups):
         answers = kit.ranks.collect(ranks)
     for rank, lost in answers.items():
         if not any(rank in group and victim in group for group in groups):

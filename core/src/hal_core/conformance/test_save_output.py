@@ -8,21 +8,21 @@ import numpy as np
 from hypothesis import strategies as st
 
 from ..errors import SinkClosed, SinkFull
-from ..fields import Sizes
 from ..group import Group
-from ..output import OutputTicket
-from ..requests import Request, SamplingParams, SplitRole
-from ..steps import Step
-from ..tasks import Task, TaskKind
-from .asserts import assert_raises
-from .backdoor import PATIENCE
-from .batches import ENTER, LEAVE, draw_batch
-from .guarantees import guarantee
+from ..output.ticket import OutputTicket
+from ..slots.admission import Request, SamplingParams
+from ..slots.fields import Sizes, SplitRole
+from ..slots.step import Step
+from ..slots.tasks import Task, TaskKind
+from .draw.requests import sizes
+from .harness.asserts import assert_raises
+from .harness.backdoor import PATIENCE
+from .harness.guarantees import guarantee
+from .harness.sinks import DeadSink, FullSink, KeepingSink
 from .kit import Draw, Kit, examples
-from .rig import FOLLOWER, Rig, assert_rows
-from .sinks import DeadSink, FullSink, KeepingSink
-from .stepping import draw_proposal, draw_sampling, draw_step, free_ended, run_step
-from .strategies import sizes
+from .rigs.batches import ENTER, LEAVE, draw_batch
+from .rigs.rig import FOLLOWER, Rig, assert_rows
+from .rigs.stepping import draw_proposal, draw_sampling, draw_step, free_ended, run_step
 
 
 def working(kit: Kit, draw: Draw, *, drafts: bool | None = None, role: SplitRole | None = None) -> Rig:

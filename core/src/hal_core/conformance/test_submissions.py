@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from ..counters import Counters
-from ..fields import Sizes
-from ..requests import Request, SamplingParams
-from ..tasks import Task, TaskKind
-from .backdoor import PATIENCE
-from .batches import ALL, draw_batch
-from .guarantees import guarantee
+from ..contract.counters import Counters
+from ..slots.admission import Request, SamplingParams
+from ..slots.fields import Sizes
+from ..slots.tasks import Task, TaskKind
+from .draw.requests import sizes
+from .harness.backdoor import PATIENCE
+from .harness.guarantees import guarantee
 from .kit import Draw, Kit, examples
-from .rig import Rig
-from .stepping import run_step
-from .strategies import sizes
+from .rigs.batches import ALL, draw_batch
+from .rigs.rig import Rig
+from .rigs.stepping import run_step
 
 A_CALL = 2
 """Submissions (copies plus launches) that one call may make for each staging block that it fills."""

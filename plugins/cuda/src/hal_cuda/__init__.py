@@ -7,15 +7,19 @@ import os
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hal_core.device import Plugin, Probe
-from hal_core.errors import Unavailable
+from hal_core import Plugin, Probe, Unavailable
 
 if TYPE_CHECKING:
     from .device import CudaDevice
 
 LIBRARY = "libcuda.so.1"
+PCI, NODES = Path("/sys/bus/pci/devices"), Path("/dev")
+_NO_CARD = Probe.absent("no NVIDIA GPU on this machine", "choose another device, or use a machine that has one")
+_NVIDIA, _DISPLAY = "0x10de", "0x03"
+"""The vendor's number, and the class of what has a display or computes (not NVIDIA's switches and sound)."""
 
 
 class CudaPlugin(Plugin):
@@ -26,23 +30,31 @@ class CudaPlugin(Plugin):
 
     @classmethod
     def probe(cls) -> Probe:
-        """Ask the driver itself, by ctypes; five causes of unavailability, each with its cure."""
+        """Ask the driver itself, by ctypes; six causes of unavailability, each with its cure.
+
+        Without any NVIDIA GPU in the machine the device is absent. Where there is one, also one without a driver (as in
+        a container that was not given it), the probe says what is missing.
+        """
         try:
             driver = ctypes.CDLL(LIBRARY)
         except OSError:
+            if not has_card():
+                return _NO_CARD
             return Probe.no(f"no CUDA driver ({LIBRARY})", "install the NVIDIA driver, or choose another device")
         count = _devices(driver)
+        if count == 0 and not has_card():  # images bring the driver's library along, and run anywhere
+            return _NO_CARD
         if count == 0:
             return Probe.no("the CUDA driver sees no device", "check nvidia-smi and CUDA_VISIBLE_DEVICES")
         missing = _missing_bindings()
         if missing:
-            return Probe.no(f"{missing} is missing", "pip install 'paddle-hal-cuda[cu13]' (or [cu12])")
+            return Probe.no(f"{missing} is missing", "pip install './plugins/cuda[cu13]' (or [cu12]) in hal's checkout")
         has, needs = ctypes.c_int(0), _bindings_major()
         driver.cuDriverGetVersion(ctypes.byref(has))
         if has.value // 1000 < needs:
             return Probe.no(
                 f"the driver speaks CUDA {has.value // 1000}, older than the runtime's {needs}",
-                f"update the driver, or pip install 'paddle-hal-cuda[cu{has.value // 1000}]'",
+                f"update the driver, or pip install './plugins/cuda[cu{has.value // 1000}]' in hal's checkout",
             )
         if _paddle_without_cuda():
             return Probe.no("Paddle is installed without CUDA", "install paddlepaddle-gpu in place of paddlepaddle")
@@ -61,6 +73,25 @@ class CudaPlugin(Plugin):
         from .device import CudaDevice
 
         return CudaDevice(index, options)
+
+
+def has_card() -> bool:
+    """Whether an NVIDIA GPU is seen on this machine, with or without a driver: on the PCI bus, or by a device file."""
+    nodes = ("nvidiactl", "nvidia0", "nvhost-gpu", "nvgpu", "dxg")  # the driver's, Tegra's (two), Windows' (WSL)
+    if any((NODES / name).exists() for name in nodes):
+        return True
+    return any(
+        _first_line(vendor) == _NVIDIA and _first_line(vendor.with_name("class")).startswith(_DISPLAY)
+        for vendor in PCI.glob("*/vendor")
+    )
+
+
+def _first_line(file: Path) -> str:
+    """What a file of sysfs says; "" where it is gone or may not be read."""
+    try:
+        return file.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeError):
+        return ""
 
 
 def gpu_count() -> int:

@@ -24,14 +24,12 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from hal_core.errors import OutOfMemory
-from hal_core.fields import ROW_FIELDS
-
-from .memory import PinnedBlock
-from .streams import CudaEvent
+from hal_core import OutOfMemory
+from hal_core.devices import ROW_FIELDS
 
 if TYPE_CHECKING:
-    from hal_core.requests import AdmittedRequest
+    from hal_core import AdmittedRequest
+    from hal_core.devices import MirroredBlock, RecordedEvent
 
 log = logging.getLogger("hal")
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
@@ -57,9 +55,9 @@ class Chunk:
     ``number``: names it in the table of requests. ``fences``: by stream, the last work that read or filled it.
     """
 
-    def __init__(self, number: int, block: PinnedBlock, nbytes: int) -> None:
+    def __init__(self, number: int, block: MirroredBlock, nbytes: int) -> None:
         self.number, self.block, self.nbytes = number, block, nbytes
-        self.fences: dict[int, CudaEvent] = {}
+        self.fences: dict[int, RecordedEvent] = {}
         self.used = self.uploaded = 0
 
     def take(self, nbytes: int) -> int | None:
@@ -98,7 +96,7 @@ class Admissions:
 
     def __init__(
         self,
-        allocate: Callable[[int], PinnedBlock],
+        allocate: Callable[[int], MirroredBlock],
         entered: Callable[[], AbstractContextManager[None]],
         *,
         limit: int,

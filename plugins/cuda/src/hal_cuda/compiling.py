@@ -8,7 +8,7 @@ import tempfile
 from importlib.resources import files
 from pathlib import Path
 
-from hal_core.errors import Unavailable
+from hal_core import Unavailable
 
 SOURCES = ("writes.cu", "enter.cu", "advance.cu")
 
@@ -52,7 +52,7 @@ def compile_source(text: str, arch: str) -> bytes:
     except (RuntimeError, ImportError, OSError) as error:
         raise Unavailable(
             f"NVRTC cannot compile for {arch}: {str(error).splitlines()[0]}",
-            cure="pip install 'paddle-hal-cuda[cu13]' (or [cu12]), whose NVRTC knows this chip",
+            cure="pip install './plugins/cuda[cu13]' (or [cu12]) in hal's checkout: an NVRTC that knows this chip",
             device="cuda",
         ) from error
     return bytes(made.code)

@@ -12,10 +12,9 @@ from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
-from hal_core.conformance.seams import Support
-from hal_core.device import Device
-from hal_core.paddle import probing
-from hal_core.ranks import gloo
+from hal_core import Device
+from hal_core.conformance import Support, gloo
+from hal_core.devices import installed_paddle
 
 from . import CudaPlugin, gpu_count
 
@@ -38,7 +37,7 @@ def visible_gpus() -> list[str]:
 
 def no_ranks(gpus: int) -> str:
     """Why the kit cannot start several ranks here, or ""."""
-    paddle = probing.installed()
+    paddle = installed_paddle()
     if paddle is None:
         return "NCCL is reached through Paddle, and paddle is not installed"
     if "cuda" not in paddle.parts:
@@ -80,8 +79,7 @@ class CudaSupport(Support):
         A test would begin with it, and the rank that is ready first would take the others for lost after ``timeout``.
         """
         import paddle
-        from hal_core.paddle_groups import open_groups
-        from hal_core.paddle_world import join_world
+        from hal_core.devices import join_world, open_groups
 
         join_world(timeout=STARTING)
         paddle.set_device("gpu:0")

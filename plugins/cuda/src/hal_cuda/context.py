@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from hal_core.errors import InvalidValue, Unavailable
+from hal_core import InvalidValue, Unavailable
 
 from .driver import Driver
 
@@ -92,10 +92,10 @@ class Context:
         finally:
             driver.ok(driver.api.cuCtxPopCurrent(), "cuCtxPopCurrent")
 
-    def check_stream(self, handle: int) -> None:
-        """Raise :class:`InvalidValue` for a stream of another context."""
+    def check_stream(self, handle: int) -> int:
+        """The handle; raises :class:`InvalidValue` for a stream of another context."""
         if handle in (0, 1, 2):  # the default streams belong to whichever context is current
-            return
+            return handle
         owner = self.driver.ok(self.driver.api.cuStreamGetCtx(handle), "cuStreamGetCtx")
         if int(owner) != int(self.handle):
             raise InvalidValue(
@@ -104,6 +104,7 @@ class Context:
                 device="cuda",
                 argument="stream",
             )
+        return handle
 
     def close(self) -> None:
         """Give the context back."""

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hal_core.counters import Counters
+from hal_core import Counters
 
 from .device import CudaDevice
 from .driver import Driver, load_bindings

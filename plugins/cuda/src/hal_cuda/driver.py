@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from hal_core.errors import DeviceClosed, HalError, OutOfMemory, Unavailable
+from hal_core import DeviceClosed, HalError, OutOfMemory, Unavailable
 
 STICKY = {"CUDA_ERROR_ILLEGAL_ADDRESS", "CUDA_ERROR_LAUNCH_FAILED", "CUDA_ERROR_ASSERT", "CUDA_ERROR_ECC_UNCORRECTABLE"}
 """Errors that spoil the context: every later call fails until the process is started anew."""
@@ -27,7 +27,8 @@ def load_bindings() -> Any:  # noqa: ANN401 (a module whose place depends on the
         except ModuleNotFoundError as error:
             if error.name is None or not name.startswith(error.name):
                 raise
-    raise Unavailable("cuda-bindings is missing", cure="pip install 'paddle-hal-cuda[cu13]' (or [cu12])", device="cuda")
+    cure = "pip install './plugins/cuda[cu13]' (or [cu12]) in hal's checkout"
+    raise Unavailable("cuda-bindings is missing", cure=cure, device="cuda")
 
 
 class Driver:
@@ -41,12 +42,6 @@ class Driver:
         self.success = self.api.CUresult.CUDA_SUCCESS
         self.not_ready = self.api.CUresult.CUDA_ERROR_NOT_READY
         self.broken = ""
-        self.unused: list[int] = []  # device memory that nobody holds any more
-
-    def free_unused(self) -> None:
-        """Free device memory that nobody holds; may wait for the device, so it is called where that is expected."""
-        while self.unused:
-            self.api.cuMemFree(self.unused.pop())
 
     def ok(self, result: tuple[Any, ...], call: str) -> Any:  # noqa: ANN401 (what the call returns)
         """The value of a successful call; raises :class:`CudaError`, or :class:`OutOfMemory`, for another."""

@@ -12,21 +12,17 @@ from struct import Struct
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from hal_core.layout import BRIEF, STAGED
-from hal_core.ledger import FEW, TOKENS
-from hal_core.state import DYNAMIC
-from hal_core.tickets import Ticket
+from hal_core import Ticket
+from hal_core.devices import BRIEF, DYNAMIC, FEW, STAGED, TOKENS
 
 from .admissions import HEAD, Chunk
 from .launching import ENTER, THREADS
-from .streams import CudaEvent, CudaStream, CudaTicket
 
 if TYPE_CHECKING:
-    from hal_core.staging import Span
-    from hal_core.state import SlotState
-    from hal_core.tasks import TaskBatch
+    from hal_core import SlotState, TaskBatch
+    from hal_core.devices import AsyncStream, RecordedEvent, Span
 
-    from .device import CudaDevice
+    from .base import OnGpu
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
@@ -45,11 +41,11 @@ assert BRIEFS.size == BRIEF.itemsize
 class Entering:
     """Inserts batches of staged requests for one device."""
 
-    def __init__(self, device: CudaDevice) -> None:
+    def __init__(self, device: OnGpu) -> None:
         self._device = device
         self._known: weakref.WeakKeyDictionary[SlotState, bytes] = weakref.WeakKeyDictionary()
-        self._uploads = device._new_stream()
-        self._arrival: CudaEvent | None = None  # the end of the last upload, and so of all before it
+        self._uploads = device.stream()
+        self._arrival: RecordedEvent | None = None  # the end of the last upload, and so of all before it
 
     def adopt(self, state: SlotState, spread: int) -> None:
         """Describe a state to the kernel, once; ``spread`` is the address of its spread table."""
@@ -61,7 +57,7 @@ class Entering:
             params["rows"][0, at] = (base, stride, cycle & (2**64 - 1), size)
         self._known[state] = params.tobytes()
 
-    def submit(self, state: SlotState, tasks: TaskBatch, stream: CudaStream) -> Ticket | None:
+    def submit(self, state: SlotState, tasks: TaskBatch, stream: AsyncStream) -> Ticket | None:
         """Put the batch into its slots; None, with nothing done, where a request is not staged or it does not fit."""
         device, few, n = self._device, len(tasks) <= FEW, len(tasks)
         numbers: Any  # a list for a few requests, an array for many
@@ -79,7 +75,7 @@ class Entering:
             found = (admissions.find_few if few else admissions.find)(numbers)
             if found is None or (place is None and span is None):
                 if span is not None:
-                    device.ring.drop(span)
+                    device.staging.drop(span)
                 return None
             chunk, at = place or (None, 0)
             buffer = chunk.block.buffer[at : chunk.used] if chunk is not None else span.buffer  # type: ignore[union-attr]
@@ -91,26 +87,26 @@ class Entering:
                 entries = chunk.block.mirror + at if chunk is not None else span.address  # type: ignore[union-attr]
                 self._launch(state, n, longest, entries, stream)
             finally:
-                event = device.events.record(stream.handle)
+                event = device.mark(stream)
                 for one in admissions.chunks:  # few; which of them the batch is in would cost more to find out
                     one.fences[event.lane] = event
                 if span is not None:
-                    device.ring.fence(span, event)
-        return CudaTicket(event)
+                    device.staging.fence(span, event)
+        return device.ticket_type(event)
 
     def _span(self, nbytes: int) -> Span | None:
         """Room for entries in the ring, whose pinned memory the kernel reads; None beyond the ring's limit."""
-        ring = self._device.ring
+        ring = self._device.staging
         return ring.take(nbytes) if nbytes <= ring.limit else None
 
-    def _launch(self, state: SlotState, n: int, longest: int, entries: int, stream: CudaStream) -> None:
+    def _launch(self, state: SlotState, n: int, longest: int, entries: int, stream: AsyncStream) -> None:
         device, kernel = self._device, self._device.kernels.enter
         if device.reads.under_way:
             device.reads.order(state.memory, stream)
         kernel.load(self._known[state])
         WHERE.pack_into(kernel.buffer, 0, entries, entries + n * ENTRY.size)
         kernel.launch(n, THREADS, stream.handle, 1 - (-longest * 8 // PIECE))
-        device.count_launch()
+        device.primitives.count("launches")
 
     def _upload(self, chunk: Chunk | None, entries: Bytes) -> None:
         """Copy what a chunk has gained to the device, on a stream of their own: ``chunk``, which holds the entries, or
@@ -127,15 +123,11 @@ class Entering:
             if one is not chosen:
                 _read_in_place(one, entries)
         block, begin = chosen.block, chosen.uploaded
-        result = device.driver.api.cuMemcpyHtoDAsync(
-            block.mirror + begin, block.address + begin, chosen.used - begin, self._uploads.handle
-        )
-        device.driver.ok(result, "cuMemcpyHtoDAsync")
-        self._arrival = event = device.events.record(self._uploads.handle)
+        device.primitives.copy_in(block.mirror + begin, block.address + begin, chosen.used - begin, self._uploads.raw)
+        device.primitives.count("uploads")
+        self._arrival = event = device.mark(self._uploads)
         chosen.fences[event.lane] = event
         chosen.uploaded = chosen.used
-        device.count("uploads")
-        device.count("submissions")
 
 
 def _read_in_place(chunk: Chunk, entries: Bytes) -> None:

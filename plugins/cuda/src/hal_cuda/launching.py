@@ -6,8 +6,7 @@ from struct import Struct
 from typing import Any
 
 import numpy as np
-from hal_core.fields import ROW_FIELDS
-from hal_core.state import DYNAMIC
+from hal_core.devices import DYNAMIC, ROW_FIELDS
 
 from .compiling import cubin
 from .driver import Driver

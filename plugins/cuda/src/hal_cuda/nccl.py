@@ -1,4 +1,5 @@
-"""The communicator of a group over NCCL, through Paddle; ``hal_core.paddle.groups`` has what device libraries share.
+"""The communicator of a group over NCCL, through Paddle; ``hal_core.devices.paddle.ranks`` has what device libraries
+share.
 
 A broadcast is put on the stream and returns; its ticket is done when the GPU is. NCCL cannot be told to give up from
 outside, so a rank that is lost leaves the stream waiting: the ticket then raises :class:`hal_core.errors.GroupLost`
@@ -11,53 +12,49 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from hal_core.errors import InvalidValue, Unavailable
-from hal_core.paddle import groups
-from hal_core.paddle_world import DEFAULT_TIMEOUT
+from hal_core import InvalidValue, Unavailable
+from hal_core.devices import DEFAULT_TIMEOUT, open_collectives
 
 from .frameworks import current_stream
-from .streams import CudaEvent, CudaStream, CudaTicket
 
 if TYPE_CHECKING:
-    from hal_core.device import Communicator, Stream
-    from hal_core.group import Group
-    from hal_core.layout import ByteRange
-    from hal_core.views import Memory
+    from hal_core import ByteRange, Group
+    from hal_core.devices import AsyncStream, AsyncTicket, Communicator, Memory, RecordedEvent
 
-    from .device import CudaDevice
+    from .base import OnGpu
 
 
 class Collectives:
-    """What the cuda device does around a collective (:class:`hal_core.paddle.groups.CollectiveDevice`)."""
+    """What the cuda device does around a collective (:class:`CollectiveDevice`)."""
 
-    def __init__(self, device: CudaDevice, place: Any) -> None:  # noqa: ANN401 (a Paddle place)
+    def __init__(self, device: OnGpu, place: Any) -> None:  # noqa: ANN401 (a Paddle place)
         self.device, self.place = device, place
 
     @property
-    def default_stream(self) -> Stream:
+    def default_stream(self) -> AsyncStream:
         """Paddle's current stream, whatever stream the device was opened with."""
-        return self.device.wrap(current_stream(self.device.index)[0])
+        return self.device.stream_at(current_stream(self.device.index)[0])
 
-    def before_write(self, memory: object, stream: Any) -> None:  # noqa: ANN401 (ours, or a framework's)
+    def before_write(self, memory: Memory, stream: Any) -> None:  # noqa: ANN401 (ours, or a framework's)
         """Let the collective wait for copies out that still read the memory: it writes there."""
-        self.device.reads.order(memory, self.device._own(stream))
+        self.device.order_after_reads(stream, memory)
 
     @contextmanager
     def current(self, stream: Any) -> Iterator[None]:  # noqa: ANN401 (ours, or a framework's)
         """Paddle orders a collective by its own current stream: another waits for it, and it for the other."""
-        own, paddles = self.device._own(stream), self.default_stream
-        if isinstance(paddles, CudaStream) and paddles.handle == own.handle:
+        own, paddles = self.device.own(stream), self.default_stream
+        if paddles.handle == own.handle:
             yield
             return
         paddles.wait(own.record())
         yield
         own.wait(paddles.record())
 
-    def after_work(self, stream: Any, keep: object) -> tuple[CudaEvent, CudaTicket]:  # noqa: ANN401 (ours, or another's)
+    def after_work(self, stream: Any, keep: object) -> tuple[RecordedEvent, AsyncTicket]:  # noqa: ANN401 (ours, or another's)
         """The event after the collective. Paddle's allocator keeps memory until NCCL's own stream is done with it."""
-        own = self.device._own(stream)
-        event = self.device.events.record(own.handle)
-        return event, CudaTicket(event)
+        own = self.device.own(stream)
+        event = self.device.mark(own)
+        return event, self.device.ticket_type(event)
 
     def count(self, name: str, by: int = 1) -> None:
         """Add to one of the device's counts."""
@@ -79,8 +76,8 @@ def tensor_over(memory: Memory, part: ByteRange) -> Any:  # noqa: ANN401 (a Padd
     return base.view("uint8")[part.offset : part.end]
 
 
-def open_communicator(device: CudaDevice, group: Group, timeout: float = DEFAULT_TIMEOUT) -> Communicator:
-    """The group, which ``hal_core.paddle_groups.open_groups`` has opened, or which is all ranks of the job.
+def open_communicator(device: OnGpu, group: Group, timeout: float = DEFAULT_TIMEOUT) -> Communicator:
+    """The group, which ``hal_core.devices.open_groups`` has opened, or which is all ranks of the job.
 
     All its ranks call this in one order, each with a GPU of its own.
     """
@@ -101,4 +98,4 @@ def open_communicator(device: CudaDevice, group: Group, timeout: float = DEFAULT
             argument="group",
         )
     collectives = Collectives(device, paddle.CUDAPlace(device.index))
-    return groups.open_communicator(collectives, group, "nccl", timeout, tensor_over)
+    return open_collectives(collectives, group, "nccl", timeout, tensor_over)

@@ -11,7 +11,7 @@ from .driver import Driver
 from .launching import Kernel, Kernels, struct
 
 if TYPE_CHECKING:
-    from hal_core.state import SlotState
+    from hal_core import SlotState
 
 POINTERS = (
     *("sampled_token_ids", "accept_tokens", "prompt_lens", "min_dec_len", "max_dec_len", "eos_token_ids", "stop_seqs"),

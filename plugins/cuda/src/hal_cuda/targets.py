@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from hal_core.dtypes import DType, dtype_of
-from hal_core.errors import InvalidValue
-from hal_core.views import View
+from hal_core import DType, InvalidValue, View
+from hal_core.devices import DeviceMemory, dtype_of
 
 from .driver import Driver
-from .memory import CudaMemory
 
 
 def is_on_device(value: Any) -> bool:  # noqa: ANN401 (any library's tensor)
@@ -126,7 +124,7 @@ def _view(device: Any, index: int, address: int, shape: Any, strides: Any, dtype
 
 
 def _bounded(
-    device: object,
+    device: Any,  # noqa: ANN401
     address: int,
     shape: tuple[int, ...],
     strides: tuple[int, ...],
@@ -137,4 +135,4 @@ def _bounded(
     reach = [(count - 1) * step for count, step in zip(shape, strides, strict=True)] if 0 not in shape else []
     low = sum(step for step in reach if step < 0)
     nbytes = sum(map(abs, reach)) + dtype.itemsize if 0 not in shape else 0
-    return View(CudaMemory(device, address + low, nbytes, keep), -low, shape, strides, dtype)
+    return View(DeviceMemory(device, address + low, nbytes, keep), -low, shape, strides, dtype)

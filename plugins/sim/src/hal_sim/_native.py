@@ -7,7 +7,7 @@ from ctypes import POINTER, c_char_p, c_int, c_int32, c_int64, c_long, c_size_t,
 from functools import cache
 from typing import Any
 
-from hal_core.errors import DeviceClosed, GroupLost, HalError, InvalidValue, OutOfMemory, TicketTimeout
+from hal_core import DeviceClosed, GroupLost, HalError, InvalidValue, OutOfMemory, TicketTimeout
 
 from hal_sim.build import BuildFailed, core_library
 
@@ -180,7 +180,7 @@ class Native:
         """Raise what a status other than 0 means."""
         if status:
             error, cure = _ERRORS[status]
-            raise error(self.last_error().decode(errors="replace"), cure=cure, device="sim")
+            raise error(self.last_error().decode(errors="replace"), cure=cure)
 
 
 @cache

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from hal_core.errors import InvalidValue
+from hal_core import InvalidValue
 from numpy.typing import NDArray
 
 from hal_sim import _native

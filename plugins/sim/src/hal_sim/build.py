@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from hal_core.errors import HalError, Unavailable
+from hal_core import HalError, Unavailable
 
 NATIVE = Path(__file__).parent / "native"
 FLAGS = ("-std=c++17", "-O1", "-fPIC", "-Wall", "-Wextra")

@@ -12,20 +12,16 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
-from hal_core.errors import GroupLost, HalError
-from hal_core.layout import ByteRange
-from hal_core.tickets import Ticket
+from hal_core import ByteRange, GroupLost, Ticket
+from hal_core.devices import AsyncTicket, RecordedEvent
 
 from hal_sim.group import Group as NativeGroup
-from hal_sim.memory import SimMemory
-from hal_sim.ordering import SimEvent, SimTicket
 
 if TYPE_CHECKING:
-    from hal_core.device import Stream
-    from hal_core.group import Group
-    from hal_core.views import Memory
+    from hal_core import Group, Stream
+    from hal_core.devices import Memory
 
-    from hal_sim.device import SimDevice
+    from hal_sim.base import OnAccelerator
 
 _opened: dict[tuple[str, tuple[int, ...]], int] = {}
 """How often this process has opened a group; all ranks open their groups in one order."""
@@ -59,9 +55,9 @@ def _segment_name(job: str, ranks: tuple[int, ...]) -> str:
 
 
 class SimCommunicator:
-    """One rank's part in a group; see :class:`hal_core.device.Communicator`. A group that is lost stays lost."""
+    """One rank's part in a group; see :class:`hal_core.devices.Communicator`. A group that is lost stays lost."""
 
-    def __init__(self, device: SimDevice, group: Group) -> None:
+    def __init__(self, device: OnAccelerator, group: Group) -> None:
         """Waits for the others to join, at most ``collective_timeout_ms``."""
         self._device, self.ranks, self.rank = device, tuple(sorted(group.ranks)), group.rank
         self._source, self.closed = self.ranks.index(group.source), False
@@ -74,14 +70,11 @@ class SimCommunicator:
     def broadcast(self, memory: Memory, part: ByteRange, stream: Stream) -> Ticket:
         """Make ``part`` of ``memory`` equal to that of the group's first rank, in one collective on ``stream``."""
         device, own = self._device, self._device.own(stream)
-        assert isinstance(memory, SimMemory)
         self._check()
-        device.reads.order(memory, own)
-        self._group.broadcast(memory.address + part.offset, part.nbytes, np.uint8, self._source, own.stream)
+        device.order_after_reads(own, memory)
+        self._group.broadcast(memory.address + part.offset, part.nbytes, np.uint8, self._source, own.raw)
         device.count("collectives")
-        event = own.record()
-        memory.used(own, event)
-        return GroupTicket(event, self)
+        return GroupTicket(device.mark(own), self)
 
     def exchange(self, block: bytes) -> Mapping[int, bytes]:
         """Every rank's block, by global rank: one collective. Waits for the others."""
@@ -93,13 +86,11 @@ class SimCommunicator:
         accelerator.host_write(staged.address, size)
         staged.buffer[:size] = np.frombuffer(block, np.uint8)
         try:
-            accelerator.h2d(mine.address, staged.address, size, stream.stream)
-            self._group.all_gather(mine.address, everyones.address, size, np.uint8, stream.stream)
+            accelerator.h2d(mine.address, staged.address, size, stream.raw)
+            self._group.all_gather(mine.address, everyones.address, size, np.uint8, stream.raw)
         finally:
-            event = stream.record()
-            mine.used(stream, event)
-            everyones.used(stream, event)
-            device.limbo.release((event,), lambda: blocks.give(staged))
+            event = device.mark(stream)
+            blocks.give_after(event, staged)
         GroupTicket(event, self).wait()
         copied = device.copy_out(everyones, [ByteRange(0, everyones.nbytes)], stream)
         copied.wait()
@@ -139,15 +130,15 @@ class SimCommunicator:
             self._group.leave()
 
 
-class GroupTicket(SimTicket):
+class GroupTicket(AsyncTicket):
     """A collective. It fails when the group is lost by the time that somebody asks."""
 
     __slots__ = ("_communicator",)
 
-    def __init__(self, event: SimEvent, communicator: SimCommunicator) -> None:
+    def __init__(self, event: RecordedEvent, communicator: SimCommunicator) -> None:
         super().__init__(event)
         self._communicator = communicator
 
-    def _find(self) -> HalError | None:
+    def _find(self) -> Exception | None:
         fault = super()._find()
         return self._communicator.failure() or fault

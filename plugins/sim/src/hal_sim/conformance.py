@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from hal_core.conformance.seams import Support
+from hal_core.conformance import Support
 
 from hal_sim.settings import set_option
 from hal_sim.targets import SimTensor, loaded_paddle
 
 if TYPE_CHECKING:
-    from hal_core.device import Device
+    from hal_core import Device
 
 
 class SimSupport(Support):
@@ -22,6 +22,7 @@ class SimSupport(Support):
 
     tensors = True
     ranks = True
+    whole_group = True
 
     def rank_environment(self, rank: int, endpoints: Sequence[str]) -> Mapping[str, str]:
         """Ranks of one set of endpoints find each other's shared memory."""

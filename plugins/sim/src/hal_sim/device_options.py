@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hal_core.errors import InvalidValue
+from hal_core import InvalidValue
 
 from hal_sim._native import native
 from hal_sim.settings import Mode, set_option

@@ -6,7 +6,7 @@ import ctypes
 from enum import IntEnum
 
 import numpy as np
-from hal_core.errors import InvalidValue
+from hal_core import InvalidValue
 from numpy.typing import DTypeLike
 
 from hal_sim._native import native

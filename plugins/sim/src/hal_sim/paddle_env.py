@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from hal_core.errors import Unavailable
+from hal_core import Unavailable
 
 from hal_sim.build import paddle_device
 from hal_sim.settings import set_option

@@ -6,8 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from hal_core.device import Plugin, Probe
-from hal_core.errors import HalError, Unavailable
+from hal_core import HalError, Plugin, Probe, Unavailable
 
 if TYPE_CHECKING:
     from hal_sim.device import SimDevice

@@ -12,6 +12,7 @@ import pytest
 
 BEHIND_A_LATCH = {
     "test_g03_the_call_returns_while_the_stream_is_held": "reads the target by another stream before letting go",
+    "test_g03_the_call_returns_while_the_stream_is_held_however_large_the_value": "the same, of many values",
 }
 
 

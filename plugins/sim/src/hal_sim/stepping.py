@@ -7,10 +7,10 @@ from struct import Struct
 from typing import TYPE_CHECKING
 
 from hal_sim.accelerator import Accelerator
-from hal_sim.ordering import SimStream
 
 if TYPE_CHECKING:
-    from hal_core.state import SlotState
+    from hal_core import SlotState
+    from hal_core.devices import AsyncStream
 
 POINTERS = (
     *("sampled_token_ids", "accept_tokens", "prompt_lens", "min_dec_len", "max_dec_len", "eos_num", "eos_token_ids"),
@@ -29,12 +29,12 @@ class StepKernel:
         self._accelerator = accelerator
         self._known: weakref.WeakKeyDictionary[SlotState, tuple[bytes, bytes]] = weakref.WeakKeyDictionary()
 
-    def launch(self, state: SlotState, stream: SimStream, *, speculative: bool) -> None:
+    def launch(self, state: SlotState, stream: AsyncStream, *, speculative: bool) -> None:
         """Advance every slot of the state, in stream order."""
         arguments = self._known.get(state)
         if arguments is None:
             arguments = self._known[state] = (_describe(state, False), _describe(state, True))
-        self._accelerator.launch("hal_advance", arguments[speculative], stream.stream)
+        self._accelerator.launch("hal_advance", arguments[speculative], stream.raw)
 
 
 def _describe(state: SlotState, speculative: bool) -> bytes:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from hal_core.dtypes import dtype_of
-from hal_core.errors import InvalidValue
-from hal_core.views import Index, View
+from hal_core import InvalidValue, View
+from hal_core.devices import DeviceMemory, Index, Memory, dtype_of
 
-from hal_sim.memory import SimMemory
+from hal_sim.accelerator import Accelerator
 from hal_sim.paddle_env import DEFAULT_NAME
 
 if TYPE_CHECKING:
-    from hal_sim.device import SimDevice
+    from hal_sim.base import OnAccelerator
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class SimTensor:
     view: View
 
     @classmethod
-    def of(cls, device: SimDevice, values: np.ndarray[Any, Any]) -> SimTensor:
+    def of(cls, device: OnAccelerator, values: np.ndarray[Any, Any]) -> SimTensor:
         """A tensor with these values in new memory; the host waits for them."""
         data = np.ascontiguousarray(values)
         memory = device.allocate(data.nbytes)
@@ -38,9 +38,7 @@ class SimTensor:
         """The values as they are after the work that the host has waited for."""
         view = self.view
         whole = np.empty(view.memory.nbytes, np.uint8)
-        memory = view.memory
-        assert isinstance(memory, SimMemory)
-        memory.accelerator.d2h_now(whole.ctypes.data, memory.address, memory.nbytes)
+        accelerator_of(view.memory).d2h_now(whole.ctypes.data, view.memory.address, view.memory.nbytes)
         return np.ndarray(view.shape, view.dtype.storage, whole, view.offset, view.strides).copy()
 
     def __getitem__(self, index: Index | tuple[Index, ...]) -> SimTensor:
@@ -58,15 +56,15 @@ def loaded_paddle() -> tuple[ModuleType, str] | None:
 
 def is_on_accelerator(value: object) -> bool:
     """True for a tensor in the accelerator's memory, on whichever of its devices."""
-    if isinstance(value, SimTensor | SimMemory):
+    if isinstance(value, SimTensor) or (isinstance(value, DeviceMemory) and hasattr(value.device, "accelerator")):
         return True
     place = getattr(value, "place", None)
     return place is not None and hasattr(value, "data_ptr") and _type_of(place) == _accelerator_type()
 
 
-def resolve(device: SimDevice, target: Any) -> View:  # noqa: ANN401 (any library's tensor)
+def resolve(device: OnAccelerator, target: Any) -> View:  # noqa: ANN401 (any library's tensor)
     """A view over the target's own memory. Raises :class:`InvalidValue` for what this device cannot write."""
-    if isinstance(target, SimMemory):
+    if isinstance(target, DeviceMemory):
         return View.contiguous(target, 0, (target.nbytes,), dtype_of("uint8"))
     if isinstance(target, SimTensor):
         return target.view
@@ -97,7 +95,7 @@ def _accelerator_type() -> str:
     return os.environ.get("HALSIM_NAME", DEFAULT_NAME)
 
 
-def _paddle(device: SimDevice, target: Any) -> View:  # noqa: ANN401 (a Paddle tensor)
+def _paddle(device: OnAccelerator, target: Any) -> View:  # noqa: ANN401 (a Paddle tensor)
     """The view's memory is cut to its own bounds, so that nothing else can be reached by it."""
     shape, dtype = tuple(target.shape), dtype_of(str(target.dtype))
     strides = tuple(step * dtype.itemsize for step in target.strides)
@@ -113,10 +111,16 @@ def _paddle(device: SimDevice, target: Any) -> View:  # noqa: ANN401 (a Paddle t
     reach = [] if empty else [(count - 1) * step for count, step in zip(shape, strides, strict=True)]
     low = sum(step for step in reach if step < 0)
     nbytes = 0 if empty else sum(map(abs, reach)) + dtype.itemsize
-    return View(
-        SimMemory.at(device, device.accelerator, device.limbo, address + low, nbytes, target),
-        -low,
-        shape,
-        strides,
-        dtype,
-    )
+    memory = DeviceMemory(device, address + low, nbytes, free=partial(_let_go, target))
+    return View(memory, -low, shape, strides, dtype)
+
+
+def accelerator_of(memory: Memory) -> Accelerator:
+    """The accelerator whose memory it is."""
+    found = getattr(memory.device, "accelerator", None)
+    assert isinstance(found, Accelerator)
+    return found
+
+
+def _let_go(keep: object) -> None:
+    """Nothing to do: this call held the owner, until the work on its memory was over."""

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from hal_core.device import Probe
-from hal_core.paddle.plugins import PaddlePlugin
-from hal_core.paddle.probing import Installed
+from hal_core import Probe
+from hal_core.devices import Installed, PaddlePlugin
 
 if TYPE_CHECKING:
     from .device import XpuDevice

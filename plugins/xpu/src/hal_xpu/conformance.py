@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hal_core.conformance.seams import GlooRanks, Support
-from hal_core.paddle.conformance import PaddleSupport, SimulatedRanks
+from hal_core.conformance import GlooRanks, Support
+from hal_core.devices import PaddleSupport, SimulatedRanks
 
 from . import XpuPlugin
 

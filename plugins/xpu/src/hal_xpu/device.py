@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from hal_core.base import check_index
-from hal_core.capabilities import Capabilities
-from hal_core.errors import Unavailable
-from hal_core.paddle.device import PaddleDevice
-from hal_core.paddle.places import custom_place, import_paddle, paddle_core
-from hal_core.paddle.scatters import Candidates
+from hal_core import Capabilities, Unavailable
+from hal_core.devices import Candidates, PaddleDevice, check_index, custom_place, import_paddle, paddle_core
 
 from . import XpuPlugin
 

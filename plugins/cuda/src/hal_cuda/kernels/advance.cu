@@ -1,4 +1,4 @@
-// What a step changes by itself; the same effect as hal_core.advance.advance, one thread a slot.
+// What a step changes by itself; the same effect as hal_core.slots.advance.advance, one thread a slot.
 typedef long long i64;
 typedef int i32;
 typedef unsigned char u8;

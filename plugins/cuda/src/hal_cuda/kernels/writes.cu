@@ -1,5 +1,5 @@
 // Kernels that carry out hal's write plans. Compiled by NVRTC, after bytes.cuh, for the chip at hand.
-// One descriptor of hal_core.plan.WRITE: pattern 0 copies from the payload, else source is an 8-byte cycle.
+// One descriptor of hal_core.memory.plan.WRITE: pattern 0 copies from the payload, else source is an 8-byte cycle.
 struct Write { u64 dst, source; u32 nbytes, pattern; };
 
 // The staging block: descriptors, slots, records, payload, at the offsets given.

@@ -1,4 +1,4 @@
-// What a step changes by itself; the same effect as hal_core.advance.advance, for every slot of a state.
+// What a step changes by itself; the same effect as hal_core.slots.advance.advance, for every slot of a state.
 #include <cstring>
 
 #include "functions.h"
@@ -16,7 +16,7 @@ struct Arguments {
   int32_t slots, max_tokens, max_accept, max_eos, stop_sequences, max_stop_length, speculative;
 } __attribute__((packed));
 
-enum Reason : int32_t { kStop = 1, kLength = 2, kError = 4 };  // hal_core.records.FinishReason
+enum Reason : int32_t { kStop = 1, kLength = 2, kError = 4 };  // hal_core.slots.fields.FinishReason
 
 // The fields of a state where the kernel reaches them, each [slots, width]; token rows are mapped one at a time.
 struct State {

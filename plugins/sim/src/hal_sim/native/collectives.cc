@@ -128,7 +128,7 @@ bool run_transfers(const std::vector<Transfer>& transfers, const std::vector<Map
       Group& g = *transfers[i].group;
       if (finished[i]) continue;
       const bool late = std::chrono::steady_clock::now() >= deadline;
-      if (late) g.give_up("send or receive: no answer from a peer within " + std::to_string(g.timeout_ms) + " ms");
+      if (late) g.late("send or receive");
       const uint32_t from = transfers[i].sending ? g.rank : transfers[i].peer;
       const uint32_t to = transfers[i].sending ? transfers[i].peer : g.rank;
       const bool ready = (g.shared->mail[from][to].full == 1) != transfers[i].sending;

@@ -104,6 +104,21 @@ bool Group::alive() {
   return true;
 }
 
+std::string Group::absent() const {
+  std::string names;
+  for (uint32_t r = 0; r < ranks; ++r) {
+    if (!shared->members[r].process) names += (names.empty() ? "" : ", ") + std::to_string(r);
+  }
+  return names;
+}
+
+bool Group::late(const std::string& what) {
+  if (!alive()) return false;  // a rank that is dead is named, also where nobody looked until the time was over
+  const std::string missing = absent();
+  return give_up(what + ": " + (missing.empty() ? "no answer from a peer" : "rank(s) " + missing + " did not come") +
+                 " within " + std::to_string(timeout_ms) + " ms");
+}
+
 bool Group::await(std::atomic<uint32_t>& word, uint32_t value, bool until_change, Time deadline, const char* what) {
   int rounds = 0;
   for (;;) {
@@ -111,7 +126,8 @@ bool Group::await(std::atomic<uint32_t>& word, uint32_t value, bool until_change
     if ((seen == value) != until_change) return true;
     if (shared->dead) return alive();
     if (std::chrono::steady_clock::now() >= deadline) {
-      return give_up(std::string(what) + ": no answer from a peer within " + std::to_string(timeout_ms) + " ms");
+      // What it waited for may have come while this process was not running.
+      return (word == value) != until_change || late(what);
     }
     if (++rounds < 50) {
       sched_yield();

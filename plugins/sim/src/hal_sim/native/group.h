@@ -63,6 +63,8 @@ struct Group {
   // Waits until *word is not (until_change) or is `value`; `what` names it in the failure.
   bool await(std::atomic<uint32_t>& word, uint32_t value, bool until_change, Time deadline, const char* what);
   bool give_up(const std::string& reason);
+  bool late(const std::string& what);  // the time is over: gives up, naming who is dead or never came
+  std::string absent() const;          // the ranks that have not joined
   bool alive();  // false when the group is dead, or has just been found to be
 };
 

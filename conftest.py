@@ -1,0 +1,44 @@
+"""What all tests of the repository share: one profile of Hypothesis, one thread a library, long files first."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+from hypothesis import Phase, settings
+
+# Set before NumPy or Paddle is imported, here and in every process that a test starts: files run beside each other, and
+# threads of a matrix product that spin while they wait take the cores from what they wait for.
+for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(name, "1")
+
+# The cores are shared, so a deadline in milliseconds would measure the neighbours.
+settings.register_profile("hal", deadline=None)
+# For tools/guards.py, which wants to know that a test fails, not the smallest example of it.
+settings.register_profile("unshrunk", deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+settings.load_profile("hal")
+
+
+TOGETHER = ("core/tests/groups/",)
+"""Folders whose files share ranks, so that one process runs them all."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:  # noqa: ANN401 (xdist has no types)
+    """With ``--dist loadfile``: a file, or a folder of :data:`TOGETHER`, runs in one process."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return next((folder for folder in TOGETHER if nodeid.startswith(folder)), super()._split_scope(nodeid))
+
+    return Scheduling(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files marked ``long`` come first, so that no worker begins one when the others have nothing left."""
+    long = {item.path for item in items if item.get_closest_marker("long")}
+    items.sort(key=lambda item: item.path not in long)

@@ -1,0 +1,1 @@
+"""What Hypothesis draws: requests, batches, values, views."""

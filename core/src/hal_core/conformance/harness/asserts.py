@@ -1,0 +1,44 @@
+"""Assertions on how a call fails: what was raised, and what it must say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from ...errors import HalError
+
+E = TypeVar("E", bound=HalError)
+
+
+def assert_raises(kind: type[E], act: Callable[[], object], why: str) -> E:
+    """``act`` raises an error of ``kind``; returns it. Everything else is an assertion that failed."""
+    __tracebackhide__ = True
+    try:
+        result = act()
+    except kind as error:
+        return error
+    except Exception as error:
+        raise AssertionError(f"{why}: raised {error!r}, but should raise {kind.__name__}") from error
+    raise AssertionError(f"{why}: returned {result!r}, but should raise {kind.__name__}")
+
+
+def assert_says(error: HalError, *, device: str, hook: str, argument: str | None = None) -> None:
+    """G26: the error names device, hook and argument, and the cure."""
+    __tracebackhide__ = True
+    assert error.device == device, f"{error!r} names device {error.device!r}, but should name {device!r}"
+    assert error.hook == hook, f"{error!r} names hook {error.hook!r}, but should name {hook!r}"
+    assert error.argument, f"{error!r} ({error}) names no argument"
+    if argument is not None:
+        assert error.argument == argument, f"{error!r} names {error.argument!r}, but should name {argument!r}"
+    assert error.cure, f"{error!r} ({error}) names no cure"
+    for part in (device, hook, error.argument, error.cure):
+        assert part in str(error), f"the text {str(error)!r} does not say {part!r}"
+
+
+def assert_no_error(act: Callable[[], object], why: str) -> None:
+    """``act`` raises nothing; what it raises is an assertion that failed, with its cause."""
+    __tracebackhide__ = True
+    try:
+        act()
+    except Exception as error:
+        raise AssertionError(f"{why}: raised {error!r}, but should succeed") from error

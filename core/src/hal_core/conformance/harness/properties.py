@@ -1,0 +1,86 @@
+"""How a property runs: shrinking ends in time, and a device that answers the same calls differently is told so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from hypothesis.errors import Flaky, HypothesisException
+from hypothesis.internal.conjecture import engine
+from hypothesis.reporting import current_reporter, with_reporter
+
+SHRINKING = 20.0
+"""Seconds after which Hypothesis stops to make a failing example smaller."""
+LIMIT = "MAX_SHRINKING_SECONDS"
+CAN_BOUND = hasattr(engine, LIMIT)
+"""False with a Hypothesis that has no such limit: then nothing is shrunk, as nobody could say how long it takes."""
+
+
+class Results:
+    """What the examples of one property came to: the failures, and how the last one ended."""
+
+    def __init__(self) -> None:
+        self.failed: list[str] = []
+        self.last = ""
+
+    @contextmanager
+    def example(self) -> Iterator[None]:
+        """Around one example."""
+        try:
+            yield
+        except HypothesisException:
+            raise  # an assumption that does not hold is no result
+        except Exception as error:
+            self.last = told(error)
+            if self.last not in self.failed[-1:]:
+                self.failed.append(self.last)
+            raise
+        self.last = "every check held"
+
+
+def told(error: BaseException) -> str:
+    """An error with its class; of a group its first."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {error}"
+
+
+@contextmanager
+def bounded(seconds: float = SHRINKING) -> Iterator[None]:
+    """Let Hypothesis shrink for so long and no longer."""
+    before, say = getattr(engine, LIMIT, None), current_reporter()
+
+    def report(text: Any) -> None:  # noqa: ANN401 (a text, or what gives it)
+        if "five minutes" not in str(text):  # the limit is ours, and so is not what the warning says
+            say(text)
+
+    if before is None:
+        yield
+        return
+    setattr(engine, LIMIT, seconds)
+    try:
+        with with_reporter(report):
+            yield
+    finally:
+        setattr(engine, LIMIT, before)
+
+
+def explore(device: str, results: Results, run: Callable[[], None]) -> None:
+    """Run a property; what Hypothesis calls flaky is raised as an assertion that names the device and both results."""
+    __tracebackhide__ = True
+    try:
+        with bounded():
+            run()
+    except Flaky as error:
+        first = results.failed[-1] if results.failed else told(error)
+        then = results.last
+        if then == first:
+            then = results.failed[-2] if len(results.failed) > 1 else "other values to go on with"
+        raise AssertionError(
+            f"{device} is not deterministic: the same calls gave different results.\n"
+            f"  once: {first}\n"
+            f"  then: {then}\n"
+            "Either the device answers by chance (a race, memory that nobody wrote), or it keeps something from the "
+            "calls of one example to those of the next. Seed and example are no help then; look for what is shared."
+        ) from error

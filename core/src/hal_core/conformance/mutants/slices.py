@@ -1,0 +1,194 @@
+"""Liars about the whole of a broadcast: which bytes of the slice arrive, whose they are, who looks, who comes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...contract.markers import hookimpl
+from ...errors import GroupLost
+from ...group import Group
+from ...memory.views import ByteRange
+from ...tickets import DONE, Ticket
+from . import Lie, liar
+from .fronts import put
+from .ranks import RANKS
+
+if TYPE_CHECKING:
+    from ...contract.device import Device
+    from ...ranks.communicator import Communicator
+    from ...slots.layout import Placed
+    from ...slots.state import SlotState
+    from ...streams import Stream
+
+PATIENCE = 60.0
+
+
+def inside(state: SlotState) -> list[Placed]:
+    """The fields of the slice that is broadcast."""
+    part = state.broadcast_range()
+    return [place for place in state.layout.fields.values() if part.offset <= place.offset < part.end]
+
+
+class LeavesOut(Lie):
+    """Base of liars whose collective does not carry everything: those who receive keep what is theirs."""
+
+    def left_out(self, state: SlotState) -> Sequence[ByteRange]:
+        """The bytes that are not sent."""
+        return ()
+
+    @hookimpl
+    def broadcast_tokens(self, device: Device, state: SlotState, group: Group, stream: Stream) -> Ticket:
+        """Put back what would not have arrived."""
+        parts = [] if group.is_first else [part for part in self.left_out(state) if part.nbytes]
+        kept = device.copy_out(state.memory, parts, stream)
+        kept.wait(PATIENCE)
+        ticket: Ticket = super().broadcast_tokens(device, state, group, stream)  # type: ignore[misc]
+        if parts:
+            runs = [(part.offset, bytes(data)) for part, data in zip(parts, kept.data, strict=True)]
+            put(self, state.memory, runs, stream)
+        return ticket
+
+
+@liar(13, "as many rows are broadcast as slots are held: idle slots behind them keep what they had", requires=RANKS)
+class IdleSlotsLeftOut(LeavesOut):
+    """Idle slots have no tokens, they said. Where no slot is held, everything is sent."""
+
+    def left_out(self, state: SlotState) -> Sequence[ByteRange]:
+        """The rows behind the last slot that is held."""
+        held = np.flatnonzero(state.ledger.serials)
+        end = int(held[-1]) + 1 if len(held) else state.sizes.slots
+        rows = state.sizes.slots - end
+        return [ByteRange(place.offset + end * place.stride, rows * place.stride) for place in inside(state)]
+
+
+@liar(13, "the collective moves 16 bytes at a time, and not the rest of the slice", requires=RANKS)
+class RestOfTheSliceLeftOut(LeavesOut):
+    """The last field of the slice ends where it must."""
+
+    def left_out(self, state: SlotState) -> Sequence[ByteRange]:
+        """The bytes behind the last 16."""
+        part = state.broadcast_range()
+        return [ByteRange(part.end - part.nbytes % 16, part.nbytes % 16)]
+
+
+@liar(13, "flags are not broadcast: the collective knows no bool", requires=RANKS)
+class FlagsLeftOut(LeavesOut):
+    """The ranks stop different requests."""
+
+    def left_out(self, state: SlotState) -> Sequence[ByteRange]:
+        """The fields of dtype bool."""
+        found = [place for place in inside(state) if place.field.dtype.name == "bool"]
+        return [ByteRange(place.offset, place.stride * state.sizes.slots) for place in found]
+
+
+@liar(13, "the collective knows int32 alone, so 64-bit fields are sent as their lower halves", requires=RANKS)
+class LongsAsInts(Lie):
+    """Tokens fit; what is larger does not."""
+
+    @hookimpl
+    def broadcast_tokens(self, device: Device, state: SlotState, group: Group, stream: Stream) -> Ticket:
+        """Receive, and extend the sign of the lower halves."""
+        ticket: Ticket = super().broadcast_tokens(device, state, group, stream)  # type: ignore[misc]
+        if not group.is_first:
+            longs = [place for place in inside(state) if place.field.dtype.name == "int64"]
+            parts = [ByteRange(place.offset, place.stride * state.sizes.slots) for place in longs]
+            copied = device.copy_out(state.memory, parts, stream)
+            copied.wait(PATIENCE)
+            told = [np.array(data).view(np.int64).astype(np.int32).astype(np.int64).tobytes() for data in copied.data]
+            put(self, state.memory, [(part.offset, data) for part, data in zip(parts, told, strict=True)], stream)
+        return ticket
+
+
+@liar(13, "the lowest rank is the source, whoever the group's first is", requires=RANKS)
+class LowestRankIsTheSource(Lie):
+    """Groups are sets, and sets are sorted."""
+
+    @hookimpl
+    def broadcast_tokens(self, device: Device, state: SlotState, group: Group, stream: Stream) -> Ticket:
+        """Send from the lowest."""
+        low = Group(tuple(sorted(group.ranks)), group.rank)
+        return device.communicator(low).broadcast(state.memory, state.broadcast_range(), stream)
+
+
+class WritesTheHeader(Lie):
+    """Base of liars whose receivers put a part of the header there themselves: it is compared with itself."""
+
+    begin, end = 0, 64
+
+    @hookimpl
+    def broadcast_tokens(self, device: Device, state: SlotState, group: Group, stream: Stream) -> Ticket:
+        """Write what is expected over what came."""
+        ticket: Ticket = super().broadcast_tokens(device, state, group, stream)  # type: ignore[misc]
+        if not group.is_first:
+            expected = state.agreements[group.ranks].expected[self.begin : self.end]
+            put(self, state.memory, [(state.broadcast_range().offset + self.begin, expected)], stream)
+        return ticket
+
+
+@liar(14, "the digest of a header is the receiver's own", requires=RANKS)
+class DigestOfTheReceiver(WritesTheHeader):
+    """It does not change from step to step, so it is not sent."""
+
+    begin = 32
+
+
+@liar(14, "the step of a header is the receiver's own", requires=RANKS)
+class StepOfTheReceiver(WritesTheHeader):
+    """Each rank counts for itself."""
+
+    begin, end = 16, 32
+
+
+@liar(16, "the opening of a group waits for a peer that never comes", requires=RANKS)
+class OpeningWaitsForEver(Lie):
+    """The time-out is that of collectives, and the opening is none."""
+
+    def communicator(self, group: Group) -> Communicator:
+        """Wait where the honest device gives up."""
+        try:
+            return super().communicator(group)  # type: ignore[misc,no-any-return]
+        except GroupLost:
+            threading.Event().wait()
+            raise
+
+
+@liar(16, "a group whose opening was lost is opened again at each call, which waits again", requires=RANKS)
+class OpeningTriedAgain(Lie):
+    """Only what was opened is remembered."""
+
+    def communicator(self, group: Group) -> Communicator:
+        """Open what is not open."""
+        found: dict[tuple[int, ...], Communicator] = self.__dict__.setdefault("opened", {})
+        if group.ranks not in found:
+            found[group.ranks] = self.open_communicator(group)  # type: ignore[attr-defined]
+        return found[group.ranks]
+
+    def close(self) -> None:
+        """Leave the groups, then the device."""
+        opened: dict[tuple[int, ...], Communicator] = self.__dict__.pop("opened", {})
+        for one in opened.values():
+            one.close()
+        super().close()  # type: ignore[misc]
+
+
+@liar(16, "the loss of a peer is told once; after that the source goes on alone", requires=RANKS)
+class LossIsToldOnce(Lie):
+    """The dead communicator was thrown away, and a group without one has nobody to talk to."""
+
+    @hookimpl
+    def broadcast_tokens(self, device: Device, state: SlotState, group: Group, stream: Stream) -> Ticket:
+        """Say nothing from the second time on."""
+        told: set[tuple[int, ...]] = self.__dict__.setdefault("told", set())
+        if group.ranks in told:
+            return DONE
+        try:
+            ticket: Ticket = super().broadcast_tokens(device, state, group, stream)  # type: ignore[misc]
+            ticket.wait(PATIENCE)
+        except GroupLost:
+            told.add(group.ranks)
+            raise
+        return ticket

@@ -1,0 +1,1 @@
+"""Checks on real ranks: processes, what they run, and how they are lost."""

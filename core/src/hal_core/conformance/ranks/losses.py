@@ -1,0 +1,61 @@
+"""What ranks do for the tests of lost and hung ranks (G16); see :mod:`hal_core.conformance.ranks.work`."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ...slots.fields import Sizes
+from ...slots.state import SlotState
+from ..harness import backdoor
+from .processes import Rank
+from .work import Groups, Met, group_of, meeting, opened
+
+if TYPE_CHECKING:
+    from ..harness.subject import Recipe
+
+
+@dataclass
+class Lost:
+    """What became of a rank whose group lost a member: calls that went well, the errors, and what works still."""
+
+    calls: int
+    error: Met | None
+    again: Met | None = None
+    another_state: Met | None = None
+    rest: Met | None = None
+
+
+def lose(rank: Rank, recipe: Recipe, groups: Groups, victim: int, how: str, well: int = 2, most: int = 200) -> Lost:
+    """Broadcast until the group is lost; ``victim`` does away with itself after ``well`` broadcasts of its own.
+
+    In a group without the victim, broadcast ``most`` times.
+    """
+    group = group_of(rank, groups)
+    with opened(recipe) as bound:
+        stream = bound.default_stream
+        state, other = (bound.state(Sizes(slots=4, max_tokens=16), name=name) for name in ("target", "other"))
+
+        def broadcast(of: SlotState) -> None:
+            # Without a timeout: that the call ends is the device's part of the bargain, not ours.
+            bound.broadcast_tokens(state=of, group=group, stream=stream).wait()
+
+        calls = 0
+        error = None
+        while error is None and calls < most:
+            if rank.rank == victim and calls == well:
+                os.kill(os.getpid(), signal.SIGKILL if how == "lost" else signal.SIGSTOP)
+            error = meeting(lambda: broadcast(state))
+            calls += error is None
+        if error is None:
+            return Lost(calls, None)
+        again, another = meeting(lambda: broadcast(state)), meeting(lambda: broadcast(other))
+
+        def work_on() -> None:
+            elsewhere = bound.device.stream()  # the other may wait for the lost rank as long as the process lives
+            bound.async_set_value(target=other.view("seed"), value=7, stream=elsewhere).wait(backdoor.PATIENCE)
+            bound.insert_tasks(state=other, tasks=[], stream=elsewhere).wait(backdoor.PATIENCE)
+
+        return Lost(calls, error, again, another, meeting(work_on))

@@ -1,0 +1,100 @@
+"""The report as text, JSON and HTML."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict
+from html import escape
+from typing import Any
+
+from .outcomes import Report
+
+MARKS = {"checked": "ok", "skipped": "--", "failed": "FAILED", "expected failure": "xfail"}
+
+
+def lines(report: Report) -> Iterator[str]:
+    """The report for a terminal: one line a guarantee, then each failure, then what is wrong with the lists."""
+    header = report.header
+    versions = ", ".join(f"{name} {version}" for name, version in header["versions"].items())
+    yield f"hal conformance: {header.get('device', 'no device opened')} ({header.get('origin', '')})"
+    yield f"  {versions}"
+    if "capabilities" in header:
+        has = [name if value is True else f"{name}={value}" for name, value in header["capabilities"].items() if value]
+        yield f"  capabilities: {', '.join(has) or 'none'}"
+        effort, fallbacks = header["effort"], header["fallbacks"]
+        count = f", {effort['examples']} examples" if effort["examples"] else ""
+        yield f"  profile {effort['profile']}{count}, seed {effort['seed']}, policy {header['policy']}"
+        yield from (f"  falls back, {hook}: {reason}" for hook, reason in fallbacks.items())
+    for entry in report.guarantees:
+        tests = f"{len(entry['tests'])} tests" if entry["tests"] else ""
+        note = f"  [{entry['note']}]" if entry["note"] else ""
+        yield f"  {entry['guarantee']:<4} {MARKS[entry['status']]:<7} {entry['gist']}  {tests}{note}"
+    for name, test, others in failures(report):
+        yield ""
+        yield f"{name} {test['test']}: {test['kind']}"
+        yield from (f"    {line}" for line in test["error"].splitlines())
+        yield f"    reproduce: {test['reproduce']}"
+        if others:
+            yield f"    of the same cause, {counted(others)}"
+    yield from (f"  ERROR {problem}" for problem in report.problems)
+    counts = [entry["status"] for entry in report.guarantees]
+    summary = ", ".join(f"{counts.count(status)} {status}" for status in MARKS if status in counts)
+    yield f"  {summary}: {'conforms as far as checked' if report.ok else 'does not conform'}"
+
+
+def failures(report: Report) -> list[tuple[str, dict[str, Any], list[tuple[str, str]]]]:
+    """The failures, one a cause: guarantee, the first test, and guarantee and name of the others."""
+    found: dict[str, tuple[str, dict[str, Any], list[tuple[str, str]]]] = {}
+    failed = [(entry["guarantee"], test) for entry in report.guarantees for test in entry["tests"]]
+    failed = [(name, test) for name, test in failed if test["outcome"] == "failed"]
+    for name, test in sorted(failed, key=lambda one: bool(one[1]["same_as"])):  # who failed first leads
+        leader = test["same_as"] or test["test"]
+        if leader in found:
+            found[leader][2].append((name, test["test"]))
+        else:
+            found[leader] = (name, test, [])
+    return list(found.values())
+
+
+def counted(others: list[tuple[str, str]]) -> str:
+    """The other tests of a cause, each function once with how many of its cases failed."""
+    names = Counter((name, test.partition("[")[0]) for name, test in others)
+    listed = ", ".join(f"{name} {test}" + (f" ({n} cases)" if n > 1 else "") for (name, test), n in names.items())
+    return f"{len(others)} more: {listed}"
+
+
+def render(report: Report, *, html: bool) -> str:
+    """The report as a document."""
+    return _html(report) if html else json.dumps({"ok": report.ok, **asdict(report)}, indent=2, default=str)
+
+
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; color: #222; }
+table { border-collapse: collapse; width: 100%; } td, th { padding: .3rem .6rem; text-align: left; vertical-align: top;
+border-bottom: 1px solid #ddd; } .checked { color: #176b2c; } .failed { color: #b00020; font-weight: 600; }
+.skipped { color: #777; } pre { background: #f6f6f6; padding: .8rem; overflow-x: auto; white-space: pre-wrap; }
+"""
+
+
+def _html(report: Report) -> str:
+    rows = []
+    for entry in report.guarantees:
+        kind = entry["status"].split()[0]
+        cells = (entry["guarantee"], entry["hook"], entry["gist"], entry["status"], entry["note"])
+        rows.append(f'<tr class="{kind}">' + "".join(f"<td>{escape(str(cell))}</td>" for cell in cells) + "</tr>")
+    told = []
+    for name, test, others in failures(report):
+        body = f"{test['error']}\n\nreproduce: {test['reproduce']}"
+        body += f"\nof the same cause, {counted(others)}" if others else ""
+        told.append(f"<h3>{name} {escape(test['test'])}</h3><pre>{escape(body)}</pre>")
+    problems = "".join(f"<li>{escape(problem)}</li>" for problem in report.problems)
+    header = escape(json.dumps(report.header, indent=2, default=str))
+    title = escape(f"hal conformance: {report.header.get('device', '')}")
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>'
+        f"<h1>{title}</h1><p>{'Conforms as far as checked.' if report.ok else 'Does not conform.'}</p>"
+        f"<table><tr><th>guarantee<th>hook<th>what<th>status<th>note</tr>{''.join(rows)}</table>"
+        f"<ul>{problems}</ul>{''.join(told)}<details><summary>run</summary><pre>{header}</pre></details></html>"
+    )

@@ -1,0 +1,196 @@
+"""Run every liar against the tests of its own guarantee: each must be killed by one of them, by assertion.
+
+Unless a profile is asked for, each is tried with quick, and those that outlive it with default: quick has to kill at
+least :data:`SHARE` of them, and default the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from html import escape
+from time import monotonic
+from typing import Any
+
+import pytest
+
+from ..kit import Effort, Kit
+from ..mutants import Liar, everyone
+from ..opening import subject
+from ..ranks.pool import kept
+from .key import KEY
+from .options import Options, arguments
+from .report import Recorder, chosen
+
+KILLS = "AssertionError"
+HANG = 2.0
+"""Seconds after which a liar's call is taken to wait for a stream that is held; some do, so the runs wait as long."""
+
+
+LADDER = ("quick", "default")
+"""The profiles that a liar meets, in this order, until one kills it."""
+SHARE = 0.8
+"""Of the liars that the device can be, how many the profile quick has to kill."""
+
+
+@dataclass
+class Verdict:
+    """What became of one liar: "killed", "alive", "skipped" (the device cannot tell this lie) or "crashed".
+
+    ``profile`` is the one that killed it, or the last that did not; ``seconds`` is how long that took.
+    """
+
+    liar: str
+    guarantee: str
+    story: str
+    seen: str
+    verdict: str
+    by: str = ""
+    profile: str = ""
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        """True unless the kit missed it."""
+        return self.verdict in ("killed", "skipped")
+
+
+class Session:
+    """A pytest plugin that keeps the recorder of a run."""
+
+    def __init__(self) -> None:
+        self.recorder: Recorder | None = None
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Keep it."""
+        self.recorder = session.config.stash.get(KEY, None)
+
+
+def run(options: Options, tell: Callable[[Verdict], None]) -> list[Verdict]:
+    """Test all liars of the chosen guarantees on the device of ``options``."""
+    wanted = chosen(options.only)
+    with kept():
+        return _run(options, wanted, tell)
+
+
+def _run(options: Options, wanted: set[int], tell: Callable[[Verdict], None]) -> list[Verdict]:
+    verdicts = []
+    honest = Kit(subject(options.device, factory=options.device_factory), Effort())
+    for one in everyone():
+        if not wanted or one.guarantee in wanted:
+            verdict = Verdict(one.name, f"G{one.guarantee}", one.story, one.seen, "alive")
+            missing = honest.missing(one.requires)
+            if missing:
+                verdict.verdict, verdict.by = "skipped", f"needs {missing}"
+            else:
+                _climb(one, options, verdict)
+            verdicts.append(verdict)
+            tell(verdict)
+    honest.renew()
+    return verdicts
+
+
+def _climb(one: Liar, options: Options, verdict: Verdict) -> None:
+    """One profile after the other, until the liar is dead."""
+    for profile in [options.profile] if options.profile else LADDER:
+        began = monotonic()
+        judge(one, options.but(profile=profile), verdict)
+        verdict.profile, verdict.seconds = profile, round(monotonic() - began, 2)
+        if verdict.verdict != "alive":
+            return
+
+
+def judge(one: Liar, options: Options, verdict: Verdict) -> None:
+    """Run one liar against its guarantee's tests alone, and write down how it ended."""
+    session = Session()
+    chosen_options = options.but(
+        only=f"G{one.guarantee}", liar=one.name, shrink=False, hang=HANG, report="", seed=options.seed or 0
+    )
+    quiet = io.StringIO()
+    with contextlib.redirect_stdout(quiet), contextlib.redirect_stderr(quiet):
+        status = pytest.main([*arguments(chosen_options), "--exitfirst", "--tb=no", "-qq"], plugins=[session])
+    if session.recorder is None:
+        verdict.verdict, verdict.by = "crashed", f"pytest ended with {pytest.ExitCode(status).name}"
+        return
+    failed = [outcome for outcome in session.recorder.outcomes.values() if outcome.outcome == "failed"]
+    killers = [outcome.test for outcome in failed if outcome.kind == KILLS]
+    if killers:
+        verdict.verdict, verdict.by = "killed", ", ".join(killers)
+    elif failed:
+        verdict.verdict = "crashed"
+        verdict.by = "; ".join(f"{outcome.test}: {outcome.kind}: {outcome.error.splitlines()[0]}" for outcome in failed)
+
+
+COLUMNS = ("guarantee", "verdict", "profile", "seconds", "liar", "killed by, or its story")
+
+
+def row(verdict: Verdict) -> tuple[str, ...]:
+    """A verdict under :data:`COLUMNS`."""
+    seconds = f"{verdict.seconds:.1f}" if verdict.profile else ""
+    told = verdict.by or verdict.story
+    return verdict.guarantee, verdict.verdict, verdict.profile, seconds, verdict.liar, told
+
+
+def line(cells: Sequence[str]) -> str:
+    """A row of the table for a terminal."""
+    guarantee, verdict, profile, seconds, liar, told = cells
+    return f"{guarantee:<9} {verdict:<8} {profile:<8} {seconds:>7} {liar:<24} {told}"
+
+
+@dataclass(frozen=True)
+class Tally:
+    """The verdicts, counted."""
+
+    verdicts: Sequence[Verdict]
+    laddered: bool
+    """True where the share that quick kills was measured, and so counts."""
+
+    @property
+    def alive(self) -> list[str]:
+        """Liars that no profile killed."""
+        return [verdict.liar for verdict in self.verdicts if not verdict.ok]
+
+    @property
+    def share(self) -> float:
+        """The share of the liars that were run, and that the profile quick killed."""
+        met = [verdict for verdict in self.verdicts if verdict.verdict != "skipped"]
+        quick = [verdict for verdict in met if verdict.verdict == "killed" and verdict.profile == "quick"]
+        return len(quick) / len(met) if met else 1.0
+
+    @property
+    def ok(self) -> bool:
+        """True when every liar is dead, and quick killed enough of them."""
+        return not self.alive and (not self.laddered or self.share >= SHARE)
+
+    def lines(self) -> list[str]:
+        """The sums, for a terminal."""
+        killed = [verdict for verdict in self.verdicts if verdict.verdict == "killed"]
+        skipped = len(self.verdicts) - len(killed) - len(self.alive)
+        told = [f"{len(killed)} killed, {skipped} skipped, {len(self.alive)} missed {self.alive or ''}".rstrip()]
+        if self.laddered:
+            enough = "" if self.share >= SHARE else f": less than {SHARE:.0%}"
+            told.append(f"the profile quick kills {self.share:.0%} of those that were run{enough}")
+        if killed:
+            last = max(killed, key=lambda verdict: verdict.seconds)
+            told.append(f"the longest to die: {last.liar}, {last.seconds:.1f} s of the profile {last.profile}")
+        return told
+
+
+def as_json(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
+    """The verdicts as data."""
+    return [asdict(verdict) for verdict in verdicts]
+
+
+def document(tally: Tally, *, html: bool) -> str:
+    """The table as a document."""
+    if not html:
+        found = {"ok": tally.ok, "quick": round(tally.share, 3), "liars": as_json(tally.verdicts)}
+        return json.dumps(found, indent=2)
+    rows = ["".join(f"<td>{escape(cell)}" for cell in row(verdict)) for verdict in tally.verdicts]
+    head = "".join(f"<th>{escape(name)}" for name in COLUMNS)
+    sums = "".join(f"<p>{escape(told)}" for told in tally.lines())
+    body = f"<h1>hal conformance: liars</h1>{sums}<table><tr>{head}{''.join(f'<tr>{cells}' for cells in rows)}</table>"
+    return f'<!doctype html><html lang="en"><meta charset="utf-8"><title>hal conformance: liars</title>{body}</html>'

@@ -1,0 +1,1 @@
+"""What checks act with: a state or bare memory beside its model, batches, steps, roads to a hook."""

@@ -1,0 +1,116 @@
+"""Task batches that are valid for a model's state, drawn task by task."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import strategies as st
+
+from ...slots.admission import Request
+from ...slots.fields import SplitRole
+from ...slots.tasks import Task, TaskKind
+from ..draw.requests import requests, tokens
+from ..kit import Draw
+from .rig import Rig
+
+ENTER = (TaskKind.PREFILL, TaskKind.HANDOFF)
+LEAVE = (TaskKind.PREEMPTED, TaskKind.ABORTED)
+ALL = tuple(TaskKind)
+blocks_ids = st.integers(0, 9) | st.just(2**31 - 1)
+
+
+def draw_batch(
+    draw: Draw,
+    rig: Rig,
+    kinds: Sequence[TaskKind] = ALL,
+    *,
+    least: int = 0,
+    role: SplitRole | None = None,
+) -> list[Task]:
+    """A batch over some slots, each with what can be done to it now; empty when nothing can."""
+    slots = draw(st.permutations(range(rig.sizes.slots)), "slots")
+    wanted = draw(st.integers(min(least, len(slots)), len(slots)), "number of slots")
+    tasks: list[Task] = []
+    for slot in slots:
+        if len(tasks) >= wanted:
+            break
+        tasks += draw_tasks(draw, rig, slot, kinds, role)
+    return tasks
+
+
+def possible(rig: Rig, slot: int, kinds: Sequence[TaskKind]) -> list[TaskKind]:
+    """What can be done to a slot now."""
+    resident = rig.model.residents.get(slot)
+    if resident is None:
+        return [kind for kind in kinds if kind in ENTER]
+    found: list[TaskKind] = []
+    unreported = [leaver.kind for leaver in rig.model.leavers.get(slot, ())]
+    for kind in kinds:
+        waits = rig.model.get("seq_lens_this_time", slot) == 0 and not rig.model.get("stop_flags", slot)
+        if kind is TaskKind.CHUNK and waits and resident.prefilled < resident.total:
+            found.append(kind)
+        if kind is TaskKind.DECODE and rig.sizes.max_blocks > resident.blocks:
+            found.append(kind)
+        if kind in LEAVE and kind not in unreported:
+            found.append(kind)
+    return found
+
+
+def draw_tasks(draw: Draw, rig: Rig, slot: int, kinds: Sequence[TaskKind], role: SplitRole | None) -> list[Task]:
+    """One task for a slot, or two where a request leaves and the next enters in one batch."""
+    choices = possible(rig, slot, kinds)
+    if not choices:
+        return []
+    kind = draw(st.sampled_from(choices), f"what happens to slot {slot}")
+    if kind in ENTER:
+        return [draw_entering(draw, rig, slot, kind, role)]
+    resident = rig.model.residents[slot]
+    if kind in LEAVE:
+        found = [Task(kind, slot, resident.admitted)]
+        entering = [other for other in kinds if other in ENTER]
+        again: bool = bool(entering) and draw(st.booleans(), f"slot {slot} is entered at once")
+        if again:
+            found.append(draw_entering(draw, rig, slot, draw(st.sampled_from(entering), "how"), role))
+        return found
+    if kind is TaskKind.DECODE:
+        room = rig.sizes.max_blocks - resident.blocks
+        blocks = draw(st.lists(blocks_ids, max_size=room), f"more blocks of slot {slot}")
+        return [Task(kind, slot, resident.admitted, blocks=blocks, first_block=resident.blocks)]
+    length = draw(st.integers(1, resident.total - resident.prefilled), f"chunk of slot {slot}")
+    blocks = draw_blocks(draw, rig, slot, resident.prefilled + length, resident.blocks)
+    return [Task(kind, slot, resident.admitted, resident.prefilled, length, blocks, resident.blocks)]
+
+
+def draw_blocks(draw: Draw, rig: Rig, slot: int, covered: int, have: int) -> list[int]:
+    """Block ids that, with the ``have`` in use, cover so many tokens, or a few more."""
+    needed = max(0, -(-covered // rig.sizes.block_size) - have)
+    room = rig.sizes.max_blocks - have
+    return draw(st.lists(blocks_ids, min_size=needed, max_size=room), f"blocks of slot {slot}")
+
+
+def draw_entering(draw: Draw, rig: Rig, slot: int, kind: TaskKind, role: SplitRole | None) -> Task:
+    """A task that puts a new request into a slot."""
+    if kind is TaskKind.HANDOFF and role is None:
+        role = SplitRole.DECODE
+    asked = requests(rig.sizes, rig.new_name(), role)
+    if kind is TaskKind.HANDOFF:
+        asked = asked.filter(lambda request: goes_on(rig, request))
+    request = rig.admit(draw(asked, f"request for slot {slot}"))
+    if kind is TaskKind.HANDOFF:
+        blocks = draw_blocks(draw, rig, slot, request.total, 0)
+        drafts = draw(st.lists(tokens, max_size=rig.sizes.max_draft), "drafts")
+        return Task(kind, slot, request, blocks=blocks, first_token=draw(tokens, "first token"), drafts=drafts)
+    start = draw(st.just(0) | st.integers(0, request.total - 1), "tokens cached already")
+    length = draw(st.just(request.total - start) | st.integers(1, request.total - start), "tokens to prefill")
+    return Task(kind, slot, request, start, length, draw_blocks(draw, rig, slot, start + length, 0))
+
+
+def goes_on(rig: Rig, request: Request) -> bool:
+    """True when a request has something to generate after one more token, as a handoff needs."""
+    total = len(request.prompt) + len(request.output)
+    return total + 1 < rig.sizes.max_tokens and len(request.output) + 1 < request.params.max_tokens
+
+
+def told(tasks: list[Task]) -> str:
+    """A batch in a few words, for messages; the draws printed beside them say the rest."""
+    return ", ".join(f"{task.kind.name.lower()} {task.request.request_id!r} in slot {task.slot}" for task in tasks)

@@ -1,0 +1,118 @@
+"""What can be wrong with a task: each trouble turns a valid task into one that G8 must refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from ...slots.admission import Request
+from ...slots.tasks import Task, TaskKind
+from .batches import ENTER, LEAVE
+from .rig import Rig
+
+Trouble = Callable[[Rig, Task], Task | None]
+"""Gives the spoilt task, or None where the trouble does not apply to it."""
+
+
+def slot_below_range(rig: Rig, task: Task) -> Task | None:
+    """The slot is negative: indexing from the end would hit another request."""
+    return replace(task, slot=task.slot - rig.sizes.slots)
+
+
+def slot_above_range(rig: Rig, task: Task) -> Task | None:
+    """There is no such slot."""
+    return replace(task, slot=rig.sizes.slots)
+
+
+def no_tokens(rig: Rig, task: Task) -> Task | None:
+    """Nothing to prefill."""
+    return replace(task, length=0) if task.kind in (TaskKind.PREFILL, TaskKind.CHUNK) else None
+
+
+def too_many_tokens(rig: Rig, task: Task) -> Task | None:
+    """More to prefill than the request has, with blocks for all of it."""
+    if task.kind not in (TaskKind.PREFILL, TaskKind.CHUNK):
+        return None
+    return replace(task, length=task.request.total - task.start + 1)
+
+
+def negative_start(rig: Rig, task: Task) -> Task | None:
+    """Begins before the first token."""
+    return replace(task, start=-1) if task.kind is TaskKind.PREFILL else None
+
+
+def gap_before_chunk(rig: Rig, task: Task) -> Task | None:
+    """The chunk does not begin where the last one ended."""
+    if task.kind is not TaskKind.CHUNK or task.length < 2:
+        return None
+    return replace(task, start=task.start + 1, length=task.length - 1)
+
+
+def blocks_elsewhere(rig: Rig, task: Task) -> Task | None:
+    """The blocks would leave a hole in the table, or overwrite entries in use."""
+    return None if task.kind in LEAVE else replace(task, first_block=task.first_block + 1)
+
+
+def negative_block(rig: Rig, task: Task) -> Task | None:
+    """A block id that is none."""
+    return None if task.kind in LEAVE or not task.blocks else replace(task, blocks=[-1, *task.blocks[1:]])
+
+
+def too_many_blocks(rig: Rig, task: Task) -> Task | None:
+    """More blocks than the table holds: the next slot's row would be overwritten."""
+    return None if task.kind in LEAVE else replace(task, blocks=[0] * (rig.sizes.max_blocks - task.first_block + 1))
+
+
+def too_few_blocks(rig: Rig, task: Task) -> Task | None:
+    """No room for the KV of the tokens."""
+    return replace(task, blocks=()) if task.kind in ENTER and task.blocks and task.length + task.start else None
+
+
+def no_first_token(rig: Rig, task: Task) -> Task | None:
+    """A handoff without what it hands over."""
+    return replace(task, first_token=-1) if task.kind is TaskKind.HANDOFF else None
+
+
+def too_many_drafts(rig: Rig, task: Task) -> Task | None:
+    """More drafts than the field holds, or drafts where there can be none."""
+    most = rig.sizes.max_draft if task.kind is TaskKind.HANDOFF else 0
+    return None if task.kind in LEAVE else replace(task, drafts=[1] * (most + 1))
+
+
+def negative_draft(rig: Rig, task: Task) -> Task | None:
+    """A draft that is no token."""
+    return replace(task, drafts=[-1]) if task.kind is TaskKind.HANDOFF and rig.sizes.max_draft else None
+
+
+def another_request(rig: Rig, task: Task) -> Task | None:
+    """The slot does not hold the request that the task names."""
+    if task.kind in ENTER:
+        return None
+    return replace(task, request=rig.admit(Request(f"stranger to slot {task.slot}", [1])))
+
+
+def already_running(rig: Rig, task: Task) -> Task | None:
+    """The request is in another slot already."""
+    running = [resident.admitted for slot, resident in rig.model.residents.items() if slot != task.slot]
+    if task.kind is not TaskKind.PREFILL or not running:
+        return None
+    return replace(task, request=running[0], start=0, length=1, blocks=[0])
+
+
+TROUBLES: tuple[Trouble, ...] = (
+    slot_below_range,
+    slot_above_range,
+    no_tokens,
+    too_many_tokens,
+    negative_start,
+    gap_before_chunk,
+    blocks_elsewhere,
+    negative_block,
+    too_many_blocks,
+    too_few_blocks,
+    no_first_token,
+    too_many_drafts,
+    negative_draft,
+    another_request,
+    already_running,
+)

@@ -1,0 +1,481 @@
+"""Bit for bit (G5, G6, G9, G13, G24): NaNs, infinities, denormals, signed zeros and sub-word fields, by every road.
+
+A value takes many roads: a scalar, a list, arrays, tensors and device values; parameters and rows of requests; fields
+that a step or another slot's insertion must leave alone; log-probabilities on their way out; a broadcast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from ..memory.dtypes import DTYPES, DType, dtype_of
+from ..memory.views import View
+from ..output.sinks import MemorySink
+from ..output.ticket import OutputTicket
+from ..slots.admission import Request, SamplingParams
+from ..slots.fields import Sizes
+from ..slots.tasks import Task, TaskKind
+from .harness import backdoor
+from .harness.backdoor import PATIENCE
+from .harness.bits import CLASSES, FLOATS, classes, given, patterns, to_bfloat16, words
+from .harness.guarantees import RANKS, guarantee
+from .harness.reached import Reached
+from .kit import Kit
+from .oracle.values import NAN, REFUSED, converted, same
+from .ranks import work as rank_work
+from .rigs.rig import Rig
+from .rigs.slab import Array, Slab
+from .test_ranks import assert_agreed, assert_well
+
+ROADS = (
+    "array", "tensor", "array of two axes", "array with gaps", "reversed array", "byte-swapped array",
+    "device value", "strided device value",
+)  # fmt: skip
+FORMS = ("contiguous", "odd places", "every second", "backwards", "columns")
+
+
+def forms(slab: Slab, count: int, dtype: DType) -> dict[str, View]:
+    """Targets for so many elements (an even number)."""
+    item = dtype.itemsize
+    return {
+        "contiguous": slab.at(64, (count,), dtype.name),
+        "odd places": slab.at(64 + item, (count,), dtype.name),
+        "every second": View(slab.memory, 64, (count,), (2 * item,), dtype),
+        "backwards": View(slab.memory, 64 + (count - 1) * 3 * item, (count,), (-3 * item,), dtype),
+        "columns": View(slab.memory, 64, (2, count // 2), (item, 3 * item), dtype),
+    }
+
+
+def by_road(road: str, found: Array, dtype: DType, target: View, source: Slab) -> Any:  # noqa: ANN401
+    """These words as a value of the type, by one road; None where NumPy has no such array."""
+    if road in ("device value", "strided device value"):
+        step = dtype.itemsize * (1 if road == "device value" else -2)
+        begin = 0 if step > 0 else (len(found) - 1) * -step
+        view = View(source.memory, begin, (len(found),), (step,), dtype)
+        source.over(view)[...] = found.view(dtype.storage)
+        backdoor.write(source.device, source.memory, 0, source.should, source.stream)
+        return view if target.shape == view.shape or step > 0 else None
+    if road == "tensor":
+        return given(found.reshape(target.shape), dtype) if dtype.name == "bfloat16" else None
+    array = given(found, dtype)
+    if road == "array" or dtype.name == "bfloat16":
+        return array if road == "array" else None
+    if road == "byte-swapped array":
+        return found.byteswap().view(array.dtype.newbyteorder())
+    if road == "array of two axes":
+        return array.reshape(2, -1)
+    return np.repeat(array, 2)[::2] if road == "array with gaps" else array[::-1].copy()[::-1]
+
+
+@guarantee(5)
+@pytest.mark.parametrize("name", [dtype.name for dtype in DTYPES])
+def test_g05_every_bit_pattern_arrives_as_it_is_by_every_road(kit: Kit, name: str) -> None:
+    by_every_road(kit, dtype_of(name), FORMS)
+
+
+@guarantee(6)
+@pytest.mark.parametrize("name", FLOATS)
+def test_g06_a_value_of_the_targets_type_is_not_converted(kit: Kit, name: str) -> None:
+    by_every_road(kit, dtype_of(name), FORMS[:1])
+    single_elements(kit, name)
+
+
+def by_every_road(kit: Kit, dtype: DType, into: Sequence[str]) -> None:
+    """Write bit patterns of a type by each road to targets of these forms."""
+    __tracebackhide__ = True
+    name = dtype.name
+    every, some = patterns(dtype), patterns(dtype, every=False)
+    every, some = every[: len(every) // 2 * 2], some[: len(some) // 2 * 2]
+    slab, source = Slab(kit, 192 + max(every.nbytes + 64, 3 * some.nbytes)), Slab(kit, 2 * every.nbytes)
+    skipped = {"tensor"} if name != "bfloat16" else {*ROADS[2:6]}
+    reached = Reached([f"{road}, {form}" for road in ROADS for form in into if road not in skipped])
+    for form in into:
+        found = every if form == FORMS[0] else some  # each pattern once by each road, and the edges everywhere
+        target = forms(slab, len(found), dtype)[form]
+        for turn, road in enumerate(ROADS):
+            mixed = np.roll(found, 1 + turn)  # another element in each place than before
+            value = by_road(road, mixed, dtype, target, source)
+            if value is None:
+                if road == "strided device value":
+                    reached.note(f"{road}, {form}")  # of another shape it may be refused
+                continue
+            slab.set(target, value).wait(PATIENCE)
+            slab.over(target).view(words(dtype))[...] = mixed.reshape(target.shape)
+            slab.check(f"{len(found)} bit patterns of {name} by way of a {road} to {form}")
+            reached.note(f"{road}, {form}")
+    reached.check()
+    if name in FLOATS:
+        few = {kind: count for kind, count in classes(some, dtype).items() if count < 2}
+        assert not few, f"the patterns of {name} have too few of {few}"
+
+
+def singles(name: str) -> dict[str, list[int]]:
+    """By class of data, positive patterns of a type; each is to be taken with both signs."""
+    exponent, fraction = FLOATS[name]
+    top, quiet = ((1 << exponent) - 1) << fraction, 1 << (fraction - 1)
+    one = ((1 << (exponent - 1)) - 1) << fraction
+    return {
+        "quiet NaN": [top | quiet, top | quiet | quiet >> 1 | 5],
+        "signalling NaN": [top | 1, top | quiet >> 1],
+        "infinity": [top],
+        "denormal": [1, (1 << fraction) - 1],
+        "zero": [0],
+        "finite": [1 << fraction, one | 1, top - 1],
+    }
+
+
+@guarantee(5)
+@pytest.mark.parametrize("name", FLOATS)
+def test_g05_a_single_element_keeps_its_bits_and_fills_with_them(kit: Kit, name: str) -> None:
+    single_elements(kit, name)
+
+
+def single_elements(kit: Kit, name: str) -> None:
+    """Write single elements of every class, as scalars, arrays of no axis and device values."""
+    __tracebackhide__ = True
+    dtype, reached = dtype_of(name), Reached(CLASSES)
+    kind, bits = words(dtype), 8 * dtype.itemsize
+    slab, source = Slab(kit, 2048), Slab(kit, 64)
+    targets = [
+        slab.at(64, (), name), slab.at(128 + dtype.itemsize, (1,), name), slab.at(256, (33,), name),
+        View(slab.memory, 1024, (20,), (3 * dtype.itemsize,), dtype),
+        View(slab.memory, 1600, (3, 5), (13 * dtype.itemsize, -2 * dtype.itemsize), dtype),
+    ]  # fmt: skip
+    for what, some in singles(name).items():
+        for pattern in some:
+            for signed in (pattern, pattern | 1 << (bits - 1)):
+                word = np.array([signed], kind)
+                for target in targets:
+                    for value in one_element(word, dtype, source):
+                        if isinstance(value, View) and target.size != 1:
+                            continue  # a device value does not fill
+                        slab.set(target, value).wait(PATIENCE)
+                        slab.over(target).view(kind)[...] = word[0]
+                        slab.check(f"{name} {signed:#x} ({what}) given as {type(value).__name__} to {target}")
+                        clear(slab, target)
+                reached.note(what)
+    reached.check()
+
+
+def clear(slab: Slab, target: View) -> None:
+    """Put poison back, so that the next write is seen."""
+    slab.over(target).view(words(target.dtype))[...] = int.from_bytes(bytes([backdoor.POISON]) * target.dtype.itemsize)
+    backdoor.write(slab.device, slab.memory, 0, slab.should, slab.stream)
+
+
+def one_element(word: Array, dtype: DType, source: Slab) -> Iterator[Any]:
+    """One element in each container that keeps its bits."""
+    if dtype.name != "bfloat16":
+        array = word.view(dtype.storage)
+        yield array[0]
+        yield array.reshape(())
+    source.should[: word.nbytes] = word.view(np.uint8)
+    backdoor.write(source.device, source.memory, 0, source.should, source.stream)
+    yield source.at(0, (1,), dtype.name)
+
+
+LISTED = {
+    "quiet NaN": [float("nan"), -float("nan")],
+    "infinity": [float("inf"), -float("inf")],
+    "zero": [0.0, -0.0],
+    "denormal": [5e-324, -2.0**-149, 2.0**-148 * 1.5, 2.0**-133, -(2.0**-130) * 1.25, 2.0**-24, -(2.0**-20),
+                 2.0**-1070],
+    "finite": [1.0, -1.5, 2.0**-14, 65504.0, -(2.0**-126), 1 + 2.0**-8, 1 + 3 * 2.0**-8, 1 + 2.0**-8 + 2.0**-30,
+               1 + 2.0**-11, 1 + 3 * 2.0**-11, 1 + 2.0**-24, 1 + 3 * 2.0**-24, 1 + 2.0**-24 + 2.0**-50, 0.1, -2.0**15],
+}  # fmt: skip
+"""Python floats of each class, ties and values beside ties for each type's rounding among them."""
+
+
+@guarantee(6)
+@pytest.mark.parametrize("name", FLOATS)
+def test_g06_python_floats_of_every_class_are_kept_or_rounded_once(kit: Kit, name: str) -> None:
+    dtype, reached = dtype_of(name), Reached(LISTED)
+    slab = Slab(kit, 2048)
+    items = [item for some in LISTED.values() for item in some if converted(item, dtype) != REFUSED]
+    containers: list[Any] = [
+        items, tuple(items), [items], np.array(items), [np.float64(item) for item in items],
+        np.array(items)[None, ::-1][:, ::-1],
+    ]  # fmt: skip
+    targets = [slab.at(64, (len(items),), name), View(slab.memory, 1800, (len(items),), (-3 * dtype.itemsize,), dtype)]
+    for target in targets:
+        for value in containers:
+            slab.set(target, value).wait(PATIENCE)
+            slab.expect(target, items)
+            slab.check(f"{items} as {type(value).__name__} in {target}")
+            slab.any_nan.clear()
+            clear(slab, target)
+    filled = View(slab.memory, 200, (4, 3), (9 * dtype.itemsize, dtype.itemsize), dtype)
+    for what, some in LISTED.items():
+        for item in some:
+            if converted(item, dtype) == REFUSED:
+                continue
+            for value in (item, np.float64(item), np.array(item)):
+                slab.set(filled, value).wait(PATIENCE)
+                slab.expect(filled, [item] * 12)
+                slab.check(f"{item!r} as {type(value).__name__} filling {filled}")
+                slab.any_nan.clear()
+                clear(slab, filled)
+            reached.note(what)
+    reached.check()
+
+
+@guarantee(6)
+def test_g06_float32_becomes_bfloat16_to_nearest_with_ties_to_even(kit: Kit) -> None:
+    single, half = dtype_of("float32"), dtype_of("bfloat16")
+    upper = np.arange(1 << 16, dtype=np.uint32) << np.uint32(16)
+    ends = np.array([0x0000, 0x0001, 0x7FFF, 0x8000, 0x8001, 0xFFFF], np.uint32)
+    found = (upper[:, None] | ends).reshape(-1)
+    exponent = (found >> np.uint32(23)) & np.uint32(0xFF)
+    stays = (to_bfloat16(found) & np.uint16(0x7FFF)) < 0x7F80  # the others must be refused
+    found = found[(exponent != 0xFF) & stays]
+    slab = Slab(kit, 128 + 6 * len(found))
+    for target in (slab.at(64, (len(found),), "bfloat16"), View(slab.memory, 64, (len(found),), (6,), half)):
+        slab.write(target, found.view(np.float32), to_bfloat16(found))
+        slab.check(f"{len(found)} float32 values, all upper halves with six lower ones each, in bfloat16")
+        clear(slab, target)
+    sample = found[:: len(found) // 300]  # the kit's two oracles agree
+    for word in sample:
+        should = converted(float(word.view(np.float32)), half)
+        assert should == to_bfloat16(word.reshape(1)).tobytes(), f"the kit's own oracles differ at {word:#x}"
+    assert classes(found, single)["denormal"] > 1000, "no denormals were among them"
+
+
+@guarantee(6)
+@pytest.mark.parametrize("name", FLOATS)
+def test_g06_bfloat16_widens_to_what_it_is(kit: Kit, name: str) -> None:
+    dtype, found = dtype_of(name), patterns(dtype_of("bfloat16"))
+    value = (found.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    with np.errstate(all="ignore"):
+        narrow = value.astype(np.float16 if name == "float16" else np.float64)
+    fits = np.isfinite(narrow) | ~np.isfinite(value)
+    found, value = found[fits], value[fits]
+    slab = Slab(kit, 128 + len(found) * dtype.itemsize)
+    target = slab.at(64, (len(found),), name)
+    slab.set(target, given(found, dtype_of("bfloat16"))).wait(PATIENCE)
+    got = backdoor.read(kit.device, slab.memory, slab.stream)[64 : 64 + len(found) * dtype.itemsize]
+    for word, item, have in zip(found[::97], value[::97].tolist(), got.reshape(len(found), -1)[::97], strict=True):
+        should = word.tobytes() if name == "bfloat16" else converted(item, dtype)
+        right = have.tobytes() == should if name == "bfloat16" or should != NAN else same(have.tobytes(), should, dtype)
+        assert right, f"bfloat16 {word:#06x} became {have.tobytes().hex()} in {name}, not {should!r}"
+
+
+# -- sub-word elements --------------------------------------------------------------------------------------------
+
+
+@guarantee(5)
+@pytest.mark.parametrize("item", [1, 2, 4])
+def test_g05_elements_narrower_than_a_word_leave_their_neighbours_at_every_place(kit: Kit, item: int) -> None:
+    name = {1: "uint8", 2: "bfloat16", 4: "float32"}[item]
+    dtype, counts = dtype_of(name), range(1, 40 // item)
+    reached = Reached(f"{place} bytes past a boundary of 16" for place in range(0, 16, item))
+    for way in ("array", "scalar"):
+        slab = Slab(kit, (16 // item) * len(counts) * 80 + 80)
+        at = 16
+        for place in range(0, 16, item):
+            for count in counts:
+                target = slab.at(at + place, (count,), name)
+                word = (np.arange(count) * 37 + place + 1).astype(words(dtype))
+                if way == "scalar":
+                    value: Any = float(1 + place % 3)
+                    value = value if item > 1 else int(value)
+                    word[...] = int.from_bytes(cast(bytes, converted(value, dtype)), "little")
+                else:
+                    value = given(word, dtype)
+                slab.set(target, value)
+                slab.over(target).view(words(dtype))[...] = word
+                at += 80
+            reached.note(f"{place} bytes past a boundary of 16")
+        slab.check(f"{name} elements, by way of an {way}, at every place of a line")
+    reached.check()
+
+
+LINE = 16
+"""Bytes of neighbours: few, as some devices' order is costly to check while much of it is pending."""
+
+
+@guarantee(5)
+def test_g05_neighbours_in_one_word_may_be_written_one_after_the_other(kit: Kit) -> None:
+    slab = Slab(kit, 512)
+    rng = np.random.default_rng(3)
+    kinds = [dtype for dtype in DTYPES if dtype.itemsize < 8 and dtype.kind != "bool"]
+    tickets = []
+    with kit.held(slab.stream):
+        for dtype in kinds:
+            places = rng.permutation(LINE // dtype.itemsize)
+            for place in places.tolist():
+                target = slab.at(64 + place * dtype.itemsize, (1,), dtype.name)
+                word = rng.integers(0, 256, dtype.itemsize, np.uint8).view(words(dtype))
+                tickets.append(slab.set(target, given(word, dtype)))
+                slab.over(target).view(words(dtype))[...] = word
+                if place % 3 == 0:  # a write over half of the former, and its neighbour
+                    half = slab.at(target.offset + dtype.itemsize // 2, (1,), "uint8")
+                    tickets.append(slab.set(half, 7))
+                    slab.over(half)[...] = 7
+    for ticket in tickets:
+        ticket.wait(PATIENCE)
+    slab.check("neighbours of one word were written one by one, on a stream that was held")
+
+
+# -- requests and steps ---------------------------------------------------------------------------------------------
+
+SMALL = Sizes(slots=40, max_tokens=16, block_size=4, max_draft=1, top_k=2, max_bad_words=3)
+REAL = ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
+SIGNED = (
+    0.0,
+    -0.0,
+    2.0**-149,
+    -(2.0**-149),
+    2.0**-150,
+    1e-40,
+    -1e-42,
+    2.0**-126,
+    -(2.0**-127),
+    0.1,
+    -1 / 3,
+    1e6,
+    2.0**-25 + 1,
+)
+SHARES = (1.0, 1 - 2.0**-25, 1 - 2.0**-24, 2.0**-149, 1e-40, 2.0**-126, 0.1, 0.99999997, 2.0**-150 * 1.5)
+"""Parameters at the ends of float32: zeros of both signs, denormals, ties; what a device rounds or flushes shows."""
+
+
+def sampling(turn: int) -> SamplingParams:
+    """Parameters with another edge in each field."""
+    size = len(SIGNED)
+    return SamplingParams(
+        temperature=abs(SIGNED[turn % size]) if turn % 5 else -0.0,
+        top_k=(2**31 - 1, 0, 1, 2**24 + 1, 2**16)[turn % 5],
+        top_p=SHARES[turn % len(SHARES)],
+        min_p=SHARES[(turn + 4) % len(SHARES)] if turn % 4 else -0.0,
+        seed=(0, 2**63 - 1, 2**53 + 1, 2**31, 2**32 - 1, 0x7FF0000000000001)[turn % 6],
+        repetition_penalty=(1.0, 1e-6, 1e6, 1 + 2.0**-24, 0.1)[turn % 5],
+        frequency_penalty=SIGNED[(turn + 1) % size] if turn % 2 else -SIGNED[(turn + 1) % size],
+        presence_penalty=SIGNED[(turn + 3) % size] if turn % 2 else -SIGNED[(turn + 3) % size],
+        max_tokens=(2**31 - 1, 2**24 + 1, 9)[turn % 3],
+        bad_words=(2**31 - 1, 0, 2**24 + 1)[: turn % 4],
+        eos_token_ids=(2**31 - 1, 2**16)[: turn % 3],
+    )
+
+
+@guarantee(9)
+@pytest.mark.parametrize("count", [3, 40])
+@pytest.mark.parametrize("kind", [TaskKind.PREFILL, TaskKind.HANDOFF], ids=lambda kind: kind.name.lower())
+def test_g09_parameters_and_rows_arrive_bit_for_bit(kit: Kit, kind: TaskKind, count: int) -> None:
+    rig, turns = Rig(kit, SMALL), 2 * len(SIGNED) * len(SHARES) // 3
+    reached, seen = Reached(("zero", "denormal", "finite")), {name: set[int]() for name in REAL}
+    for first in range(0, turns, count) if count > 3 else range(0, 60, count):
+        tasks = []
+        for slot in range(count):
+            params = sampling(first + slot)
+            tokens = [2**31 - 1, 0, 2**24 + 1, 2**16, first + slot][: 1 + (first + slot) % 5]
+            request = rig.admit(Request(rig.new_name(), tokens, params))
+            ids = [2**31 - 1, 2**24 + 1, 0][:2]
+            if kind is TaskKind.HANDOFF:
+                drafts = [2**31 - 1] * (slot % 2)
+                tasks.append(Task(kind, slot, request, blocks=ids, first_token=2**31 - 1 - slot, drafts=drafts))
+            else:
+                tasks.append(Task(kind, slot, request, 0, request.total, ids))
+        rig.insert(tasks).wait(PATIENCE)
+        rig.check(f"{count} requests with parameters at the ends of their types")
+        for name in REAL:
+            found = rig.model.cells[name][:count].view(np.uint32).reshape(-1)
+            seen[name] |= set(found.tolist())
+            for what, number in classes(found, dtype_of("float32")).items():
+                if number:
+                    reached.note(what)
+        rig.insert([Task(TaskKind.ABORTED, task.slot, task.request) for task in tasks]).wait(PATIENCE)
+        rig.output(rig.step(range(count)))
+    reached.check()
+    if count > 3:
+        assert {0, 1 << 31, 1} <= seen["frequency_penalty"], f"too few values were inserted: {seen}"
+
+
+ODD_SINGLES = (0x7FC00001, 0xFFC12345, 0x7F800001, 0xFFA00000, 0x7F800000, 0xFF800000, 1, 0x807FFFFF, 0x80000000, 0,
+               0xBF800001)  # fmt: skip
+
+
+def odd_words(count: int, start: int = 0) -> Array:
+    """Float32 words: NaNs with payloads of both signs, infinities, denormals, zeros, by turns."""
+    return np.resize(np.roll(np.array(ODD_SINGLES, np.uint32), start), count)
+
+
+@guarantee(9)
+def test_g09_other_slots_keep_the_bits_of_whatever_they_hold(kit: Kit) -> None:
+    rig = Rig(kit, SMALL)
+    names = [name for name, place in rig.state.layout.fields.items() if place.field.dtype.name == "float32"]
+    wide = {name: rig.model.cells[name].size for name in names}
+    rig.poke({name: odd_words(size, at).view(np.float32) for at, (name, size) in enumerate(wide.items())}).wait(
+        PATIENCE
+    )
+    rig.check("fields were set to NaNs, infinities, denormals and zeros")
+    for slots in ([7], [*range(8, 20)]):
+        tasks = []
+        for slot in slots:
+            request = rig.admit(Request(rig.new_name(), [slot], sampling(slot)))
+            tasks.append(Task(TaskKind.PREFILL, slot, request, 0, 1, [slot]))
+        rig.insert(tasks).wait(PATIENCE)
+        rig.check(f"requests entered slots {slots}, beside fields of odd bits")
+    step = rig.step([7, *range(8, 20)])
+    rig.advance(step).wait(PATIENCE)
+    rig.check("a step beside fields of odd bits")
+    rig.output(step)
+    rig.check("the output of a step beside fields of odd bits")
+    view = rig.state.view("topk_logprobs")
+    odd = odd_words(view.size, 5).reshape(view.shape)
+    rig.bound.async_set_value(target=view, value=odd.view(np.float32), stream=rig.stream).wait(PATIENCE)
+    rig.model.cells["topk_logprobs"].view(np.uint32)[...] = odd
+    rig.check("async_set_value of odd bits into a field of the state")
+
+
+@guarantee(24)
+@pytest.mark.parametrize("speculative", [False, True], ids=["plain", "speculative"])
+def test_g24_log_probabilities_leave_bit_for_bit(kit: Kit, speculative: bool) -> None:
+    rig, reached = Rig(kit, SMALL), Reached(CLASSES)
+    slots, accept, columns = SMALL.slots, SMALL.max_accept, SMALL.top_k + 1
+    tasks = []
+    for slot in range(slots):
+        request = rig.admit(Request(f"r{slot}", [1, 2], SamplingParams(max_tokens=9, logprobs=2)))
+        tasks.append(Task(TaskKind.PREFILL, slot, request, 0, 2, [slot]))
+    rig.insert(tasks).wait(PATIENCE)
+    ids = (np.arange(slots * accept * columns, dtype=np.int64) * 7 + 2**32).reshape(slots, accept, columns)
+    counts = np.full(slots, accept if speculative else 1, np.int32)
+    for turn in range(3):
+        odd = odd_words(slots * accept * columns, turn).reshape(slots, accept, columns)
+        rig.poke({"topk_token_ids": ids, "topk_logprobs": odd.view(np.float32), "sampled_token_ids": ids[:, 0, 0],
+                  "accept_tokens": ids[:, :, 0], "accept_num": counts}).wait(PATIENCE)  # fmt: skip
+        order = np.random.default_rng(turn).permutation(slots)
+        step = rig.step(order.tolist(), speculative=speculative, logprobs=turn % columns)
+        rig.advance(step).wait(PATIENCE)
+        sink = MemorySink()
+        ticket = cast(OutputTicket, rig.save(step, sink))
+        ticket.wait(PATIENCE)
+        got = sink.records[0].logprobs
+        should = odd[order, : counts[0], : turn % columns + 1].reshape(-1, turn % columns + 1)
+        assert got is not None, "the record has no log-probabilities"
+        assert got.dtype == np.float32, f"log-probabilities are {got.dtype}"
+        assert got.shape == should.shape, f"log-probabilities have shape {got.shape}, but should have {should.shape}"
+        wrong = np.argwhere(np.ascontiguousarray(got).view(np.uint32) != should)
+        assert not len(wrong), (
+            f"log-probability {wrong[0].tolist()} is {got.view(np.uint32)[tuple(wrong[0])]:#010x}, but should be"
+            f" {should[tuple(wrong[0])]:#010x}"
+        )
+        rig.check("save_output of log-probabilities of odd bits")
+        for what, number in classes(should.reshape(-1), dtype_of("float32")).items():
+            if number:
+                reached.note(what)
+    reached.check()
+
+
+@guarantee(13, requires=RANKS)
+@pytest.mark.parametrize("max_draft", [0, 2], ids=["plain", "speculative"])
+def test_g13_tokens_whose_bits_are_odd_as_floats_are_broadcast_as_they_are(kit: Kit, max_draft: int) -> None:
+    size = replace(SMALL, slots=33, max_draft=max_draft)
+    seen = kit.ranks.run(kit.recipe, rank_work.agree, [(0, 1)], (), size, rank_work.ODD, 2, ranks=[0, 1])
+    for rank in (0, 1):
+        assert_well(rank, seen[rank].error, "broadcast_tokens")
+        assert_agreed(rank, seen[rank], seen[0], size)

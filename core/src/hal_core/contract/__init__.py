@@ -1,0 +1,1 @@
+"""What a device promises: hooks, primitives, capabilities, counters."""

@@ -1,0 +1,128 @@
+"""The four hooks. Each docstring is the full text of what the hook guarantees; a plugin fulfils it.
+
+Every hook takes its arguments by keyword, has no defaults and returns a :class:`~hal_core.tickets.Ticket`, never
+None. The policy around each hook (checks, who sends, when to clean up) is :mod:`hal_core.runtime.policy` and the same
+on every device: a plugin's hook is called with checked arguments, at most once a call, and says how bytes move.
+
+For all hooks: G26 an error names device, hook and argument, and the cure. G27 the core asks for capabilities, never
+for a device's name. G28 no write reaches a slot before the last step that reads it has passed its event.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .markers import hookspec
+
+if TYPE_CHECKING:
+    from ..group import Group
+    from ..memory.values import Value
+    from ..memory.views import View
+    from ..output.sinks import Sink
+    from ..slots.state import SlotState
+    from ..slots.step import Step
+    from ..slots.tasks import TaskBatch
+    from ..streams import Stream
+    from ..tickets import Ticket
+    from .device import Device
+
+
+@hookspec(firstresult=True)
+def broadcast_tokens(device: Device, state: SlotState, group: Group, stream: Stream) -> Ticket:  # type: ignore[empty-body]
+    """Make all ranks of a tensor-parallel group agree with its first rank.
+
+    - G13: afterwards every broadcast field is equal on all ranks of the group, byte for byte; other groups are
+      untouched. Plain decoding: ``sampled_token_ids``. Speculative: ``accept_tokens``, ``accept_num``,
+      ``step_idx``, ``stop_flags``. The list is data, in the slot table; the source is ``group.source``.
+    - G14: one collective of fixed size a call, however many fields, over one slice of the state. The slice begins
+      with a 64-byte header (digest, step) that is checked when the ticket completes; on a mismatch the state is
+      marked unusable, the ticket raises, and nothing of that step is sent.
+    - G15: a group of one communicates nothing; the plugin is then not called.
+    - G16: a lost or hung peer gives an error on every surviving rank within the timeout that was set.
+
+    :param device: the opened device.
+    :param state: the slot state whose broadcast slice is sent; its ``speculative`` says which.
+    :param group: the caller's tensor-parallel group.
+    :param stream: the stream whose order counts: earlier work is seen, later work sees the result.
+    :return: done when the fields agree; raises :class:`hal_core.errors.GroupLost` or
+        :class:`hal_core.errors.StateUnusable` when waited for.
+    """
+
+
+@hookspec(firstresult=True)
+def save_output(device: Device, state: SlotState, step: Step, sink: Sink, stream: Stream) -> Ticket:  # type: ignore[empty-body]
+    """Hand the step's tokens to the engine: copied out, cleaned up after that copy, queued for sending.
+
+    - G17: only the first rank of a tensor-parallel group sends, on every path.
+    - G18: the step's clean-up (``last_preempted``, ``last_aborted``) happens on every rank, also where nothing is
+      sent and where sending fails.
+    - G19: each token of each request is delivered once, in order, or reported as undeliverable by request and
+      position. Each preemption is reported once, also when the whole batch is preempted.
+    - G20: rows are in batch-id order, whatever slot order the step ran under.
+    - G21: bounds that the host knows raise at the call; those on the device are checked before encoding and raised
+      by the ticket. Nothing out of bounds is ever written or sent.
+    - G22: nothing of an earlier step is in a frame.
+    - G23: the compute stream is not stalled; a full or dead sink follows the sink's policy (wait up to a deadline,
+      then :class:`hal_core.errors.SinkFull`, the record kept); nothing is dropped silently.
+    - G24: a prefill node reports first token, drafts and log-probabilities aligned with token 0; a count is the
+      number of tokens, always.
+    - G25: none, naive, n-gram, suffix and MTP go through the same record; no path needs a proposer to exist.
+
+    :param device: the opened device.
+    :param state: the slot state that holds the output fields.
+    :param step: which step, in which order its rows lie, and what it ran with.
+    :param sink: takes the step's one :class:`hal_core.frames.PendingOutput`: call ``sink.put`` once. It is never the
+        caller's own sink: the policy keeps the output, cleans up, and then hands it on, or not, on ranks that do not
+        send.
+    :param stream: the stream the step was computed on.
+    :return: done when the record is encoded and queued for the wire; raises what was found out of bounds.
+    """
+
+
+@hookspec(firstresult=True)
+def async_set_value(device: Device, target: View, value: Value, stream: Stream) -> Ticket:  # type: ignore[empty-body]
+    """Write a value into a device tensor or a view of it.
+
+    - G1: work put on ``stream`` after the call sees the value; the host sees it after ``ticket.wait()``.
+    - G2: the caller may change or free ``value`` as soon as the call returns. A value already on the device is read
+      in stream order.
+    - G3: with ``async_h2d`` the call returns while the stream is held. When the staging ring is full it waits for
+      the oldest entry alone, counts that, and raises after a deadline with nothing half-queued.
+    - G4: calls on one stream take effect in order; of two writes to one place the last wins.
+    - G5: not one byte outside the target changes: strided and reversed views, row tails, neighbours. A target
+      whose elements share memory (an expanded tensor) is refused: it could only be written in no order.
+    - G6: scalars fill; lists, arrays and tensors are reshaped when the element count fits; types convert by class,
+      by value (:mod:`hal_core.memory.convert`); everything else is refused. A value on the device must have the
+      target's dtype and is not inspected.
+    - G7: without ``async_h2d`` the value is there on return, ``mode`` is "sync", there is one log record per opened
+      device, and the reason is in ``capabilities.fallbacks["async_set_value"]``.
+
+    :param device: the opened device.
+    :param target: the view to write: any shape and strides, of the target's dtype.
+    :param value: the converted value: one element that fills, a C-contiguous array of the target's shape, or a view
+        of device memory. The array may be the caller's own: the hook has read it when it returns.
+    :param stream: the stream whose order counts.
+    :return: done when the bytes are in place.
+    """
+
+
+@hookspec(firstresult=True)
+def insert_tasks(device: Device, state: SlotState, tasks: TaskBatch, stream: Stream) -> Ticket:  # type: ignore[empty-body]
+    """Put prefill, decode, preempted and aborted requests into their slots.
+
+    - G8: all or nothing: an invalid batch changes nothing, and the error lists every problem.
+    - G9: every field of every named slot equals the reference model afterwards; every other slot is untouched.
+    - G10: with ``fused_scatter`` the number of submissions does not grow with requests or fields: at most two a call
+      for each staging block it fills, and no wait for the device.
+    - G11: nothing of the slot's former request can be read: tails of block tables, drafts, stop sequences, bad
+      words, counters. Rows are reset up to the largest length written since their last reset.
+    - G12: the decode role of a prefill/decode split continues after the first token; exactly the given drafts are
+      written. A host mirror of a field equals the device as of the last step whose output was taken.
+
+    :param device: the opened device.
+    :param state: the slot state to write.
+    :param tasks: the batch, checked by the policy. Save the output of a slot's last step before its request leaves:
+        what is still in the slot's output fields goes with it.
+    :param stream: the stream whose order counts: later steps see the requests, earlier ones do not.
+    :return: done when every field is in place.
+    """

@@ -1,0 +1,268 @@
+"""The asynchronous device: everything but the vendor's primitives.
+
+A vendor writes :class:`hal_core.devices.primitives.Primitives` and a class derived from :class:`AsyncDevice` with its
+``name`` and ``capabilities``. What the base does with them:
+
+- **staging**: bytes of the host go through a ring whose spans are used again only after the event of their last use;
+- **order**: writes wait on their stream for copies out that still read what they change; the host does not wait;
+- **all or nothing**: what a call writes is on the device before the one launch that changes the target;
+- **lifetimes**: memory that nobody holds is freed when the last work that was put on any stream by then is over; arrays
+  of a copy out keep their host block;
+- **two of everything**: nothing is shared between two opened devices, two states or two streams but the ring
+  of their device.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from ..errors import InvalidValue, OutOfMemory
+from ..memory.packing import Packed
+from ..memory.plan import WritePlan
+from ..tickets import DONE, Ticket
+from .blocks import Bytes, MirroredBlock
+from .lifetimes import DeviceMemory
+from .primitives import Launch, PlanLaunch, Primitives
+from .staging import StagingRing
+from .streaming import StreamDevice, primitive
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..memory.views import ByteRange, Memory, View
+    from ..slots.state import SlotState
+    from ..streams import Stream
+    from .blocks import HostBlock
+    from .events import AsyncStream, RecordedEvent
+    from .staging import Span
+
+
+class AsyncDevice(StreamDevice):
+    """One opened device over ``primitives``, with a ring of ``ring_start`` to ``ring_limit`` bytes that is waited for
+    at most ``deadline`` seconds."""
+
+    piece: ClassVar[int] = 256 << 10
+    """Bytes; what does not fit the ring is uploaded in pieces of this size."""
+
+    def __init__(
+        self,
+        index: int,
+        primitives: Primitives,
+        *,
+        ring_start: int = 1 << 20,
+        ring_limit: int = 64 << 20,
+        deadline: float = 30.0,
+    ) -> None:
+        super().__init__(index, primitives)
+        self.primitives = primitives
+        make = partial(MirroredBlock, primitives)
+        self.staging = StagingRing(make, start=ring_start, limit=ring_limit, deadline=deadline)
+        self._tables: dict[int, tuple[DeviceMemory, int]] = {}
+
+    # -- memory -------------------------------------------------------------------------------------------------------
+
+    @primitive
+    def allocate(self, nbytes: int) -> DeviceMemory:
+        """A block of device memory; what nobody holds any more is freed first."""
+        self.retired.reap()
+        for lane in [lane for lane, event in self.last.items() if event.done()]:
+            del self.last[lane]  # of streams that are gone, or have nothing to do
+        try:
+            address = self.primitives.allocate(nbytes)
+        except OutOfMemory:
+            if not self.retired.reap(self.staging.deadline):  # memory that is given back once its work is over
+                raise
+            address = self.primitives.allocate(nbytes)
+        self.count("allocations")
+        return DeviceMemory(self, address, nbytes, free=partial(self.primitives.free, address))
+
+    def address_of(self, memory: Memory) -> int:
+        """The address of memory that this device can write. Raises :class:`InvalidValue` for another's."""
+        if not isinstance(memory, DeviceMemory):
+            raise InvalidValue(
+                f"{type(memory).__name__} is no memory of this device", cure="use what its allocate() gave"
+            )
+        return memory.address
+
+    @primitive
+    def adopt(self, state: SlotState) -> None:
+        """Put the map of the state's records where launches find it; waits until it is there."""
+        if self.capabilities.fused_scatter:
+            self.table(state.spread, state.sizes.slots)
+
+    def table(self, spread: np.ndarray[Any, np.dtype[np.void]], slots: int) -> DeviceMemory:
+        """A map of records in device memory, where it stays until the array is gone; waits for its upload."""
+        found = self._tables.get(id(spread))
+        if found is None:
+            data = np.ascontiguousarray(spread).view(np.uint8).reshape(-1)
+            memory = self.allocate(data.nbytes)
+            self.upload(memory.address, data, self.uploads).wait(self.staging.deadline)
+            found = self._tables[id(spread)] = memory, slots
+            weakref.finalize(spread, self._tables.pop, id(spread), None)
+        return found[0]
+
+    # -- staging ------------------------------------------------------------------------------------------------------
+
+    def take(self, nbytes: int) -> Span:
+        """A span of the ring for the host to write, then to :meth:`send`; waits for room where the ring is full."""
+        span = self.staging.take(nbytes)
+        self.primitives.host_write(span.address, nbytes)
+        return span
+
+    def send(self, span: Span, target: int, launch: Launch | None, stream: AsyncStream) -> RecordedEvent:
+        """Upload a span to device address ``target``, launch what reads it, and fence it; the event after both."""
+        event = self.events.take(stream)
+        try:
+            self.primitives.submit(span.address, target, span.nbytes, launch, stream.raw, event.raw)
+        except BaseException:
+            self.staging.fence(span, self.mark(stream))  # a part of it may be under way
+            raise
+        self.staging.fence(span, event)
+        self.last[stream.lane] = event
+        return event
+
+    def upload(self, target: int, data: Bytes, stream: AsyncStream) -> RecordedEvent:
+        """Copy bytes that fit the ring to device address ``target``."""
+        span = self.take(data.nbytes)
+        span.buffer[...] = data
+        return self.send(span, target, None, stream)
+
+    def room(self, nbytes: int, fill: Callable[[Bytes], None], stream: AsyncStream) -> DeviceMemory:
+        """Device memory with bytes that do not fit the ring, which ``fill`` writes; uploaded in pieces.
+
+        Where the ring stays full it raises with the pieces under way, and nothing but them changed.
+        """
+        whole = np.empty(nbytes, np.uint8)
+        fill(whole)
+        room = self.allocate(nbytes)
+        step = min(self.piece, self.staging.limit)
+        for at in range(0, nbytes, step):
+            self.upload(room.address + at, whole[at : at + step], stream)
+        return room
+
+    # -- work ---------------------------------------------------------------------------------------------------------
+
+    def submit(self, plan: WritePlan, stream: Stream) -> Ticket:
+        """One upload and one launch; a plan over the ring's limit is uploaded in pieces and launched once.
+
+        Without ``fused_scatter`` each run of bytes is a copy of its own.
+        """
+        self.check_open()
+        if plan.empty:
+            return DONE
+        own = self.own(stream)
+        memory = self.address_of(plan.memory)
+        if not self.capabilities.fused_scatter:
+            return self.submit_runs(plan, own)
+        spread = slots = 0
+        if plan.records is not None:
+            table = self._tables.get(id(plan.records.spread))
+            if table is None:  # a map of no state: putting it on the device would wait
+                plan = plan.flat()
+            else:
+                spread, slots = table[0].address, table[1]
+        plan, packed = self.pack(plan)
+        fields = 0 if plan.records is None else len(plan.records.spread)
+        launch = PlanLaunch(memory, plan.memory.nbytes, spread, fields, slots, packed)
+        return self.launch_staged(packed.nbytes, partial(packed.fill, plan=plan), launch, plan.memory, own)
+
+    def pack(self, plan: WritePlan) -> tuple[WritePlan, Packed]:
+        """The plan as it is launched (its writes may be cut or put in another order), and its layout in the block."""
+        return plan, Packed.of(plan)
+
+    def launch_staged(
+        self, nbytes: int, fill: Callable[[Bytes], None], launch: Launch, memory: Memory, stream: AsyncStream
+    ) -> Ticket:
+        """Stage ``nbytes`` that ``fill`` writes, upload them, and launch what reads them and writes to ``memory``."""
+        if nbytes <= self.staging.limit:
+            span = self.take(nbytes)
+            try:
+                fill(span.buffer)
+                self.order_after_reads(stream, memory)
+            except BaseException:
+                self.staging.drop(span)
+                raise
+            block = span.segment.block
+            assert isinstance(block, MirroredBlock)
+            return self.ticket_type(self.send(span, block.mirror + span.begin, launch, stream))
+        room = self.room(nbytes, fill, stream)
+        self.order_after_reads(stream, memory)
+        self.primitives.launch(launch, room.address, stream.raw)
+        self.primitives.count("launches")
+        return self.ticket(stream)
+
+    def submit_runs(self, plan: WritePlan, stream: AsyncStream) -> Ticket:
+        """A plan by copies alone, one a run of bytes; all of them are staged first, as far as the ring holds them."""
+        address, limit = self.address_of(plan.memory), self.staging.limit
+        self.order_after_reads(stream, plan.memory)
+        ticket: Ticket = DONE
+        for group in grouped(runs_of(plan, limit), limit):
+            span = self.take(sum([len(data) for _, data in group]))
+            span.buffer[...] = np.frombuffer(b"".join([data for _, data in group]), np.uint8)
+            source = span.address
+            try:
+                for offset, data in group:
+                    self.primitives.copy_in(address + offset, source, len(data), stream.raw)
+                    self.primitives.count("uploads")
+                    source += len(data)
+            finally:
+                self.staging.fence(span, event := self.mark(stream))
+            ticket = self.ticket_type(event)
+        return ticket
+
+    def submit_value(self, target: View, value: np.ndarray[Any, Any] | np.generic, stream: Stream) -> Ticket:
+        """Bytes that lie together go straight to their place; everything else is a plan."""
+        shape, _, _ = target.collapsed()
+        if shape or not isinstance(value, np.ndarray) or not 0 < value.nbytes <= self.staging.limit:
+            return super().submit_value(target, value, stream)
+        own, address = self.own(stream), self.address_of(target.memory)
+        self.order_after_reads(own, target.memory)
+        data = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+        return self.ticket_type(self.upload(address + target.offset, data, own))
+
+    def enqueue_copies(
+        self, block: HostBlock, memory: Memory, parts: Sequence[ByteRange], after: AsyncStream, stream: AsyncStream
+    ) -> RecordedEvent:
+        """One compound primitive for all parts."""
+        address = self.address_of(memory)
+        places = [(address + part.offset, part.nbytes) for part in parts]
+        before, event = self.events.take(after), self.events.take(stream)
+        self.primitives.submit_copy_out(block.address, places, after.raw, stream.raw, before.raw, event.raw)
+        self.last[stream.lane] = event
+        return event
+
+
+Run = tuple[int, bytes]
+"""Where in the memory a run of bytes begins, and the bytes."""
+
+
+def runs_of(plan: WritePlan, longest: int) -> Iterator[Run]:
+    """What a plan writes as runs of at most ``longest`` bytes, with fills written out."""
+    flat = plan.flat()
+    payload = flat.payload
+    for offset, source, nbytes, pattern in flat.writes.tolist():
+        if pattern:
+            data = (source.to_bytes(8, "little") * (nbytes // 8 + 1))[:nbytes]
+        else:
+            data = payload[source : source + nbytes].tobytes()
+        for at in range(0, nbytes, longest):
+            yield offset + at, data[at : at + longest]
+
+
+def grouped(runs: Iterable[Run], limit: int) -> Iterator[list[Run]]:
+    """Runs one after the other, in lists of at most ``limit`` bytes."""
+    group: list[Run] = []
+    size = 0
+    for run in runs:
+        if group and size + len(run[1]) > limit:
+            yield group
+            group, size = [], 0
+        group.append(run)
+        size += len(run[1])
+    if group:
+        yield group

@@ -1,0 +1,140 @@
+"""Host memory that copies read and write when they run: blocks of the staging ring, blocks of copies out."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections import deque
+from typing import Any
+
+import numpy as np
+
+from ..errors import InvalidValue
+from .events import RecordedEvent
+from .primitives import Primitives, StreamPrimitives
+from .staging import ALIGNMENT
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+KEPT = 16
+"""Blocks of one size kept for later copies; a worker has a few copies under way at once."""
+
+
+class HostBlock:
+    """Host memory, page-locked where the runtime has such, else pageable. ``buffer`` is its bytes (uint8)."""
+
+    __slots__ = ("_locked", "_primitives", "address", "buffer", "nbytes")
+
+    def __init__(self, primitives: StreamPrimitives, nbytes: int) -> None:
+        if nbytes < 1:
+            raise InvalidValue(f"{nbytes} bytes of host memory", cure="give at least 1", argument="nbytes")
+        self._primitives, self.nbytes = primitives, nbytes
+        address = primitives.allocate_host(nbytes)
+        self._locked = address is not None
+        self.buffer: Bytes
+        if address is None:
+            raw = np.empty(nbytes + ALIGNMENT, np.uint8)
+            self.address = -(-raw.ctypes.data // ALIGNMENT) * ALIGNMENT
+            self.buffer = raw[self.address - raw.ctypes.data :][:nbytes]
+        else:
+            self.address = address
+            self.buffer = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
+
+    def release(self) -> None:
+        """Give it back. Calling it again does nothing."""
+        if self._locked:
+            self._locked = False
+            self._primitives.free_host(self.address)
+
+
+class MirroredBlock(HostBlock):
+    """The same with device memory of the same size at ``mirror``, for uploads that a kernel reads."""
+
+    __slots__ = ("_memory", "mirror")
+
+    def __init__(self, primitives: Primitives, nbytes: int) -> None:
+        super().__init__(primitives, nbytes)
+        self._memory: Primitives | None = None
+        try:
+            self.mirror = primitives.allocate(nbytes)
+        except BaseException:
+            self.release()
+            raise
+        self._memory = primitives
+
+    def release(self) -> None:
+        """Give both back."""
+        super().release()
+        memory, self._memory = self._memory, None
+        if memory is not None:
+            memory.free(self.mirror)
+
+
+class HostBlocks:
+    """Blocks for copies out, by size; one is used again when its arrays are gone and its copy is over."""
+
+    def __init__(self, primitives: StreamPrimitives) -> None:
+        self._primitives = primitives
+        self._free: dict[int, list[HostBlock]] = {}
+        self._ending: deque[tuple[RecordedEvent | None, HostBlock]] = deque()
+        self._process = os.getpid()
+        self._closed = False
+
+    def take(self, nbytes: int) -> HostBlock:
+        """A block of at least ``nbytes``, of a power-of-two size."""
+        ending = self._ending
+        while ending and (ending[0][0] is None or ending[0][0].done()):
+            self.give(ending.popleft()[1])
+        size = max(4096, 1 << (max(nbytes, 1) - 1).bit_length())
+        free = self._free.get(size)
+        return free.pop() if free else HostBlock(self._primitives, size)
+
+    def give(self, block: HostBlock) -> None:
+        """Keep a block for later, or give it back when enough are kept."""
+        self._primitives.host_read(block.address, block.nbytes)  # whoever had its arrays may have read them until now
+        free = self._free.setdefault(block.nbytes, [])
+        if self._closed or len(free) >= KEPT:
+            block.release()
+        else:
+            free.append(block)
+
+    def give_after(self, event: RecordedEvent | None, block: HostBlock) -> None:
+        """Keep a block whose copy may still be under way, for when it has ended. Calls nothing; from any thread."""
+        if not self._closed:
+            self._ending.append((event, block))
+        elif self._process == os.getpid() and (event is None or event.passed):  # all work was over then
+            self.give(block)
+
+    def close(self, deadline: float) -> None:
+        """Give back what is kept and whose copy ends in time; another block is lost rather than used again.
+
+        A block with arrays over it goes when they do.
+        """
+        self._closed = True
+        while self._ending:
+            event, block = self._ending.popleft()
+            if event is None or event.wait(deadline):
+                self.give(block)
+        for free in self._free.values():
+            while free:
+                free.pop().release()
+
+
+class Lease:
+    """Holds a block; it goes back when the last array over it is gone. A ticket may be dropped at any time."""
+
+    __slots__ = ("block", "blocks", "event")
+
+    def __init__(self, blocks: HostBlocks, block: HostBlock) -> None:
+        self.blocks, self.block = blocks, block
+        self.event: RecordedEvent | None = None
+
+    @property
+    def __array_interface__(self) -> dict[str, object]:
+        return {"shape": (self.block.nbytes,), "typestr": "|u1", "data": (self.block.address, False), "version": 3}
+
+    def array(self) -> Bytes:
+        """The block as uint8; the array holds the lease."""
+        return np.asarray(self)
+
+    def __del__(self) -> None:
+        self.blocks.give_after(self.event, self.block)

@@ -1,0 +1,118 @@
+"""The cpu device: state is host memory, every call is done when it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...contract.capabilities import Capabilities
+from ...contract.markers import hookimpl
+from ...memory.copies import CopyTicket, HostCopy
+from ...memory.plan import WritePlan
+from ...memory.views import View
+from ...slots import advance as reference
+from ...tickets import DONE, Ticket
+from ..base import check_index, check_options
+from ..paddle.ranks.groups import PaddleCommunicator, opened
+from ..sync import SyncDevice
+from .memory import HostMemory, Spreader, paddle_bytes, resolve_host
+
+if TYPE_CHECKING:
+    from ...contract.device import Device
+    from ...group import Group
+    from ...memory.values import Value
+    from ...memory.views import ByteRange, Memory
+    from ...slots.state import SlotState
+    from ...slots.step import Step
+    from ...streams import Stream
+
+SYNCHRONOUS = "host memory: there is no copy engine to hand the write to, so it is done when the call returns"
+
+
+class CpuDevice(SyncDevice):
+    """Host memory as a device. Targets are state views, writable NumPy arrays and Paddle tensors on the CPU place."""
+
+    name = "cpu"
+    capabilities = Capabilities(
+        async_h2d=False,
+        async_d2h=False,
+        fused_scatter=True,
+        pinned_host=False,
+        can_hold_stream=False,
+        collective="gloo",
+        fallbacks={"async_set_value": SYNCHRONOUS},
+    )
+
+    def __init__(self, index: int, options: Mapping[str, object]) -> None:
+        check_index(self.name, index, 1)
+        check_options(self.name, options)
+        super().__init__(index)
+
+    def allocate(self, nbytes: int) -> HostMemory:
+        """A block of host memory on a 64-byte boundary."""
+        self.check_open()
+        self.count("allocations")
+        return HostMemory.allocate(self, nbytes)
+
+    def resolve(self, target: object) -> View:
+        """A view of a writable NumPy array or of a Paddle tensor on the CPU place, sharing its memory."""
+        return target if isinstance(target, View) else resolve_host(self, target)
+
+    def submit(self, plan: WritePlan, stream: Stream) -> Ticket:
+        """Write the plan into host memory, as :func:`hal_core.memory.plan.apply_to_host` would."""
+        memory = plan.memory
+        assert isinstance(memory, HostMemory)
+        if not plan.empty:
+            self.count("launches")
+            self.count("submissions")
+        if plan.records is not None:
+            spread = plan.records.spread
+            spreader = memory.spreader
+            if spreader is None or spreader.spread is not spread:
+                spreader = memory.spreader = Spreader(memory, spread)
+            spreader.write(plan.records.slots, plan.records.data)
+        if len(plan.writes):
+            memory.write(plan.writes, plan.payload)
+        return DONE
+
+    def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
+        """Copy byte ranges; they are there on return."""
+        assert isinstance(memory, HostMemory)
+        self.count("copies_out", len(parts))
+        return HostCopy([memory.buffer[part.offset : part.end].copy() for part in parts])
+
+    def advance(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
+        """The reference, on the state's own memory."""
+        names = (*reference.READS, *reference.WRITES, "token_ids")
+        fields = {name: host_view(state.view(name)) for name in names}
+        reference.advance(fields, state.sizes, speculative=step.speculative)
+        return DONE
+
+    def open_communicator(self, group: Group) -> PaddleCommunicator:
+        """The group over gloo; see :func:`hal_core.devices.paddle.ranks.groups.open_groups`."""
+        return PaddleCommunicator(group, opened(group), paddle_bytes)
+
+    @hookimpl
+    def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
+        """One assignment of NumPy; the value is there on return (G7)."""
+        self._counts["fallbacks"] += 1
+        view = target.host
+        if view is None:
+            view = host_view(target)
+        if type(value) is View:
+            source = host_view(value)
+            view[...] = source.copy().reshape(view.shape)
+        else:
+            view[...] = value
+        return DONE
+
+
+def host_view(view: View) -> np.ndarray[Any, Any]:
+    """The NumPy array over a view of host memory; made once for each view."""
+    if view.host is None:
+        memory = view.memory
+        assert isinstance(memory, HostMemory)
+        view.host = np.ndarray(view.shape, view.dtype.storage, memory.buffer, view.offset, view.strides)
+    return view.host

@@ -1,0 +1,170 @@
+"""Host memory: blocks of our own, the memory of tensors, and how plans are written into them."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ...errors import InvalidValue
+from ...memory.dtypes import DType, dtype_of
+from ...memory.views import ByteRange, Memory, View
+from ...slots.layout import ALIGNMENT
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+Structured = np.ndarray[Any, np.dtype[np.void]]
+
+
+MANY = 16
+"""From so many rows on, one NumPy call for all costs less than a slice assignment each."""
+
+
+class HostMemory:
+    """A block of host memory: ``buffer`` is uint8 ``[nbytes]`` over it; ``keep`` holds its owner alive.
+
+    ``spreader`` is what writes records into it, once there was one to write.
+    """
+
+    __slots__ = ("__weakref__", "address", "buffer", "device", "keep", "nbytes", "spreader")
+
+    def __init__(self, device: object, buffer: Bytes, keep: object) -> None:
+        self.device, self.buffer, self.keep = device, buffer, keep
+        self.nbytes = buffer.nbytes
+        self.address = buffer.ctypes.data
+        self.spreader: Spreader | None = None
+
+    @property
+    def host_bytes(self) -> memoryview:
+        """The bytes themselves: the host may touch them at any time, as no work on them is ever pending."""
+        return self.buffer.data
+
+    @classmethod
+    def allocate(cls, device: object, nbytes: int) -> HostMemory:
+        """A new block on a cache-line boundary."""
+        raw = np.empty(nbytes + ALIGNMENT, np.uint8)
+        skip = -raw.ctypes.data % ALIGNMENT
+        return cls(device, raw[skip : skip + nbytes], raw)
+
+    @classmethod
+    def at(cls, device: object, address: int, nbytes: int, keep: object) -> HostMemory:
+        """The memory of somebody else's object, which ``keep`` holds alive."""
+        if nbytes == 0:
+            return cls(device, np.zeros(0, np.uint8), keep)
+        raw = (ctypes.c_uint8 * nbytes).from_address(address)
+        return cls(device, np.ctypeslib.as_array(raw), keep)
+
+    def write(self, writes: Structured, payload: Bytes) -> None:
+        """Carry out the descriptors of a plan (:data:`hal_core.memory.plan.WRITE`)."""
+        if len(writes) >= MANY:
+            writes = self._write_runs(writes, payload)
+        buffer = self.buffer
+        for dst, source, nbytes, pattern in writes.tolist():
+            if pattern == 0:
+                buffer[dst : dst + nbytes] = payload[source : source + nbytes]
+            else:
+                self._fill(dst, source, nbytes)
+
+    def _write_runs(self, writes: Structured, payload: Bytes) -> Structured:
+        """Copy rows of one length whose bytes follow each other in one NumPy call each; give back the other writes.
+
+        Writes of a plan never overlap, so their order does not matter.
+        """
+        nbytes, copies = writes["nbytes"], writes["pattern"] == 0
+        follows = copies[1:] & copies[:-1] & (nbytes[1:] == nbytes[:-1])
+        follows &= writes["source"][1:] == writes["source"][:-1] + nbytes[:-1]
+        edges = np.flatnonzero(np.concatenate(([True], ~follows, [True])))
+        kept = np.ones(len(writes), np.bool_)
+        for begin, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+            size = int(nbytes[begin])
+            if end - begin < MANY or size == 0:
+                continue
+            rows = np.lib.stride_tricks.as_strided(self.buffer, (self.nbytes - size + 1, size), (1, 1))
+            first = int(writes["source"][begin])
+            rows[writes["dst"][begin:end].astype(np.int64)] = payload[first : first + size * (end - begin)].reshape(
+                -1, size
+            )
+            kept[begin:end] = False
+        return writes[kept]
+
+    def _fill(self, dst: int, source: int, nbytes: int) -> None:
+        """Fill with the 8-byte cycle ``source``; whole words first, where the place allows it."""
+        words, rest = divmod(nbytes, 8)
+        if words and dst % 8 == 0:
+            self.buffer[dst : dst + words * 8].view(np.uint64)[...] = source
+            dst, nbytes = dst + words * 8, rest
+        if nbytes:
+            cycle = np.frombuffer(source.to_bytes(8, "little") * (nbytes // 8 + 1), np.uint8)
+            self.buffer[dst : dst + nbytes] = cycle[:nbytes]
+
+
+def paddle_bytes(memory: Memory, part: ByteRange) -> Any:  # noqa: ANN401 (a Paddle tensor)
+    """A Paddle tensor, uint8, that shares ``part`` of a block of host memory and keeps it alive."""
+    import paddle
+
+    assert isinstance(memory, HostMemory)
+    return paddle.Tensor(value=memory.buffer[part.offset : part.end], place=paddle.CPUPlace(), zero_copy=True)
+
+
+class Spreader:
+    """Writes packed records into one state's fields, which lie in ``memory``: a typed view of each, made once."""
+
+    def __init__(self, memory: HostMemory, spread: Structured) -> None:
+        self.spread = spread
+        self.targets: list[tuple[str, Bytes]] = []
+        names, formats, offsets = [], [], []
+        end = 0
+        for at, (base, stride, source, nbytes) in enumerate(spread.tolist()):
+            word = np.dtype(f"<u{nbytes}") if nbytes in (1, 2, 4, 8) else np.dtype(f"V{nbytes}")
+            slots = (memory.nbytes - base - nbytes) // stride + 1
+            column = np.ndarray((slots,), word, memory.buffer.data, base, (stride,))  # a stride may have gaps
+            names.append(f"f{at}")
+            formats.append(word)
+            offsets.append(source)
+            self.targets.append((names[-1], column))
+            end = max(end, source + nbytes)
+        self.record = np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": end})
+
+    def write(self, slots: np.ndarray[Any, np.dtype[np.int32]], data: Bytes) -> None:
+        """Put record i, uint8 ``data[i]``, into slot ``slots[i]``."""
+        records = np.ascontiguousarray(data[:, : self.record.itemsize]).view(self.record)[:, 0]
+        for name, column in self.targets:
+            column[slots] = records[name]
+
+
+def resolve_host(device: object, target: Any) -> View:  # noqa: ANN401 (any framework's tensor)
+    """A view over a NumPy array or a Paddle tensor on the CPU place. Raises :class:`InvalidValue` for others."""
+    if isinstance(target, np.ndarray):
+        return _resolve_array(device, target)
+    place = getattr(target, "place", None)
+    if place is None or not hasattr(target, "data_ptr") or not hasattr(target, "strides"):
+        raise InvalidValue(
+            f"{type(target).__name__} is no tensor of this device",
+            cure="give a view of a state, a NumPy array, or a Paddle tensor on the CPU place",
+            argument="target",
+        )
+    if not place.is_cpu_place():
+        raise InvalidValue(
+            f"the tensor is on {place}, not on the host", cure="open the device that holds it", argument="target"
+        )
+    shape, dtype = tuple(target.shape), dtype_of(str(target.dtype))
+    strides = tuple(step * dtype.itemsize for step in target.strides)
+    return _foreign(device, int(target.data_ptr()), shape, strides, dtype, target)
+
+
+def _resolve_array(device: object, target: np.ndarray[Any, Any]) -> View:
+    if not target.flags.writeable:
+        raise InvalidValue("the array is read-only", cure="give a writable one", argument="target")
+    return _foreign(device, target.ctypes.data, target.shape, target.strides, dtype_of(target.dtype), target)
+
+
+def _foreign(
+    device: object, address: int, shape: Sequence[int], strides: Sequence[int], dtype: DType, keep: object
+) -> View:
+    """A view at ``address``; its memory is cut to the view's own bounds, so nothing else can be reached by it."""
+    extent = [(count - 1) * step for count, step in zip(shape, strides, strict=True)] if 0 not in shape else []
+    low = sum(step for step in extent if step < 0)
+    nbytes = sum(map(abs, extent)) + dtype.itemsize if 0 not in shape else 0
+    memory = HostMemory.at(device, address + low, nbytes, keep)
+    return View(memory, -low, tuple(shape), tuple(strides), dtype)

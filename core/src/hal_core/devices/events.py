@@ -1,0 +1,128 @@
+"""Streams and events over a vendor's primitives."""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import count
+from typing import Any
+
+from ..errors import InvalidValue, TicketTimeout
+from ..streams import Event
+from .health import Health
+from .lifetimes import Retired
+from .primitives import RawEvent, RawStream, StreamPrimitives
+
+_lanes = count(1)
+
+
+class EventPool:
+    """Events made as needed, and used again once nobody holds them."""
+
+    def __init__(self, primitives: StreamPrimitives, health: Health, retired: Retired) -> None:
+        self.primitives, self.health, self.retired = primitives, health, retired
+        self.query, self.synchronize = primitives.event_query, primitives.event_synchronize
+        self.error = primitives.event_error
+        self._record, self._rerecords = primitives.event_record, primitives.rerecords
+        self.free: deque[RawEvent] = deque()
+        self.made = 0
+
+    def record(self, stream: AsyncStream) -> RecordedEvent:
+        """An event after everything that is on ``stream`` now."""
+        free = self.free
+        event = RecordedEvent(self, free.pop(), stream.lane) if free and self._rerecords else self.take(stream)
+        self._record(event.raw, stream.raw)
+        return event
+
+    def take(self, stream: AsyncStream) -> RecordedEvent:
+        """An event that is not recorded yet, for a primitive that does so on ``stream``."""
+        free = self.free
+        if free and (self._rerecords or self.query(free[0])):
+            return RecordedEvent(self, free.popleft(), stream.lane)
+        self.made += 1
+        return RecordedEvent(self, self.primitives.event_create(), stream.lane)
+
+    def close(self) -> None:
+        """Destroy the events that nobody holds."""
+        while self.free:
+            self.primitives.event_destroy(self.free.popleft())
+
+
+class RecordedEvent:
+    """A recorded event (:class:`hal_core.streams.Event`). Goes back to its pool when nobody holds it any more.
+
+    ``lane``: that of its stream, whose work is executed in order. ``keep``: what lives until it has passed.
+    """
+
+    __slots__ = ("keep", "lane", "passed", "pool", "raw")
+
+    def __init__(self, pool: EventPool, raw: RawEvent, lane: int) -> None:
+        self.pool, self.raw, self.lane = pool, raw, lane
+        self.passed = False
+        self.keep: object = None
+
+    def done(self) -> bool:
+        """True once everything before the event has been executed. Raises what the device met, where asking tells."""
+        if not self.passed and self.pool.query(self.raw):
+            self.passed, self.keep = True, None
+        return self.passed
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Block the host; True when done, False after ``timeout`` seconds."""
+        if not self.passed and self.pool.synchronize(self.raw, timeout):
+            self.passed, self.keep = True, None
+        return self.passed
+
+    def __del__(self) -> None:
+        self.pool.free.append(self.raw)
+
+
+class AsyncStream:
+    """A stream (:class:`hal_core.streams.Stream`): one of our own, given back when nobody holds it, or a framework's.
+
+    ``lane``: a number of this object alone; the runtime may use the handle of a stream that is gone for another.
+    """
+
+    __slots__ = ("_beside", "_owned", "handle", "lane", "pool", "raw")
+
+    def __init__(self, pool: EventPool, raw: RawStream, *, owned: bool) -> None:
+        self.pool, self.raw, self._owned = pool, raw, owned
+        self.handle, self.lane = pool.primitives.stream_handle(raw), next(_lanes)
+        self._beside: AsyncStream | None = None
+
+    def beside(self) -> AsyncStream:
+        """The stream for copies out of this one's work, made when it is first needed.
+
+        Were it shared by several, one that is held up would hold up the copies of all.
+        """
+        if self._beside is None:
+            self._beside = AsyncStream(self.pool, self.pool.primitives.stream_create(), owned=True)
+        return self._beside
+
+    def record(self) -> Event:
+        """An event after everything that is on the stream now."""
+        return self.pool.record(self)
+
+    def wait(self, event: Event) -> None:
+        """Let later work on this stream wait for ``event``; the host does not wait."""
+        primitives = self.pool.primitives
+        if not isinstance(event, RecordedEvent) or type(event.pool.primitives) is not type(primitives):
+            raise InvalidValue(
+                "the event is of another kind of device", cure="wait for it on the host", device=self.pool.health.device
+            )
+        primitives.stream_wait(self.raw, event.raw)
+
+    def synchronize(self, timeout: float | None = None) -> None:
+        """Block the host until the stream is empty."""
+        pool = self.pool
+        if not pool.record(self).wait(timeout):
+            raise TicketTimeout(f"the stream is busy after {timeout} s", cure="wait again", device=pool.health.device)
+        pool.health.check()
+
+    def __repr__(self) -> str:
+        return f"<{self.pool.health.device} stream {self.handle:#x}>"
+
+    def __del__(self) -> None:
+        if getattr(self, "_owned", False):
+            primitives: Any = self.pool.primitives
+            raw = self.raw
+            self.pool.retired.add((), lambda: primitives.stream_destroy(raw))

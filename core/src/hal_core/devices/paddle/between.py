@@ -1,0 +1,50 @@
+"""Copies between two views of one device: the source as a new contiguous tensor, its elements then put into place."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...errors import InvalidValue
+from .memory import PaddleMemory, Tensor
+
+if TYPE_CHECKING:
+    from ...memory.views import View
+
+
+MOST_AXES = 9
+"""Axes that a Paddle tensor can have."""
+
+
+def gather(value: View, dtype: str) -> Tensor:
+    """The elements of a view in a new flat tensor, in the order of :func:`elements_of`; computed on the device.
+
+    Paddle has no negative strides, so reversed axes are read forwards. Raises :class:`InvalidValue` for more axes than
+    its tensors have.
+    """
+    import paddle
+
+    memory, size = value.memory, value.dtype.itemsize
+    assert isinstance(memory, PaddleMemory)
+    axes = [(count, abs(step) // size) for count, step in zip(value.shape, value.strides, strict=True) if count != 1]
+    if len(axes) > MOST_AXES:
+        raise InvalidValue(
+            f"a device value of {len(axes)} axes", cure=f"reshape it to at most {MOST_AXES}", argument="value"
+        )
+    low = memory.begin + value.bounds()[0]
+    shape, strides = [count for count, _ in axes], [step for _, step in axes]
+    strided = paddle.as_strided(memory.typed(dtype), shape or [1], strides or [1], low)
+    packed = strided.contiguous()
+    return (paddle.assign(packed) if packed is strided or strided.is_contiguous() else packed).reshape([-1])
+
+
+def elements_of(target: View, value: View) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Which element of the target's storage takes each element that :func:`gather` gives of ``value``."""
+    memory, size = target.memory, target.dtype.itemsize
+    assert isinstance(memory, PaddleMemory)
+    at = np.array(memory.begin + target.offset, np.int64)
+    for extent, step in zip(target.shape, target.strides, strict=True):
+        at = at[..., None] + np.arange(extent, dtype=np.int64) * step
+    reversed_axes = tuple(slice(None, None, -1 if step < 0 else 1) for step in value.strides)
+    return np.ascontiguousarray((at // size).reshape(value.shape)[reversed_axes]).reshape(-1)

@@ -1,0 +1,106 @@
+"""Device memory as Paddle tensors: one int64 base, viewed whole and then sliced.
+
+That order is the one on which all Paddle versions agree: a slice that is viewed as another type has a wrong offset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ...errors import InvalidValue
+from ...memory.dtypes import dtype_of
+from ...memory.views import View
+from ...slots.layout import ALIGNMENT
+
+WORD = 8
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+Tensor = Any
+"""A Paddle tensor."""
+
+
+def empty_words(place: Any, nbytes: int) -> Tensor:  # noqa: ANN401 (a Paddle place)
+    """An int64 tensor of at least ``nbytes`` on a place. Nothing is copied, so that a stream held elsewhere is no
+    hindrance (``paddle.to_tensor`` would wait for it)."""
+    import paddle
+
+    return paddle._C_ops.empty([max(1, -(-nbytes // WORD))], paddle.int64, place)
+
+
+def host_tensor(array: np.ndarray[Any, Any]) -> Tensor:
+    """A Paddle tensor on the CPU place that shares the memory of an array, and keeps it alive."""
+    import paddle
+
+    return paddle.Tensor(value=array, place=paddle.CPUPlace(), zero_copy=True)
+
+
+class PaddleMemory:
+    """``nbytes`` of device memory from byte ``begin`` of ``base``, a flat contiguous tensor that starts at its storage.
+
+    ``unit`` is the widest element, in bytes, in which the memory can be viewed: 8 for memory of our own, the element of
+    a tensor that somebody else made.
+    """
+
+    __slots__ = ("__weakref__", "_views", "address", "base", "begin", "device", "nbytes", "unit")
+
+    def __init__(self, device: object, base: Tensor, begin: int, nbytes: int, unit: int) -> None:
+        self.device, self.base, self.begin, self.nbytes, self.unit = device, base, begin, nbytes, unit
+        self.address = int(base.data_ptr()) + begin
+        self._views: dict[str, Tensor] = {}
+
+    @classmethod
+    def allocate(cls, device: object, place: Any, nbytes: int) -> PaddleMemory:  # noqa: ANN401
+        """A new block on a 64-byte boundary; the contents are undefined."""
+        base = empty_words(place, nbytes + ALIGNMENT)
+        return cls(device, base, -int(base.data_ptr()) % ALIGNMENT, nbytes, WORD)
+
+    def typed(self, dtype: str) -> Tensor:
+        """The whole base as another type; its element 0 is the first of the storage, ``begin`` bytes before ours."""
+        view = self._views.get(dtype)
+        if view is None:
+            view = self._views[dtype] = self.base.view(dtype)
+        return view
+
+    def bytes(self, offset: int, nbytes: int) -> Tensor:
+        """``nbytes`` from byte ``offset``, contiguous, as uint8."""
+        at = self.begin + offset
+        return self.typed("uint8")[at : at + nbytes]
+
+
+def resolve(device: Any, place: Any, target: Any) -> View:  # noqa: ANN401 (a device; a place; any tensor)
+    """A view of a Paddle tensor on ``place``. Raises :class:`InvalidValue` for anything else."""
+    if not is_on(place, target):
+        what = type(target).__name__
+        where = f"the tensor is on {target.place}" if hasattr(target, "place") else f"{what} is no tensor"
+        raise InvalidValue(
+            f"{where}, and the target must be a Paddle tensor on {place}",
+            cure="give a view of a state, or a tensor on that place",
+            argument="target",
+        )
+    dtype = dtype_of(str(target.dtype))
+    shape, size = tuple(target.shape), dtype.itemsize
+    steps = tuple(step * size for step in target.strides)
+    low, high = _extent(shape, steps)
+    first = int(target._offset()) + low
+    import paddle
+
+    whole = paddle.as_strided(target, [(first + high - low) // size + (0 not in shape)], [1], 0)
+    memory = PaddleMemory(device, whole, first, high - low + (size if 0 not in shape else 0), size)
+    return View(memory, -low, shape, steps, dtype)
+
+
+def is_on(place: Any, value: Any) -> bool:  # noqa: ANN401 (a place; anything)
+    """True for a Paddle tensor with memory on ``place``."""
+    if not hasattr(value, "data_ptr") or not hasattr(value, "strides") or not hasattr(value, "place"):
+        return False
+    return str(value.place) == str(place) and (value.data_ptr() != 0 or 0 in value.shape)
+
+
+def _extent(shape: Sequence[int], steps: Sequence[int]) -> tuple[int, int]:
+    """The lowest and the highest byte, relative to the first element, at which an element of a view begins."""
+    if 0 in shape:
+        return 0, 0
+    reach = [(count - 1) * step for count, step in zip(shape, steps, strict=True)]
+    return sum(r for r in reach if r < 0), sum(r for r in reach if r > 0)

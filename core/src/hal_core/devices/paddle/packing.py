@@ -1,0 +1,145 @@
+"""From a write plan to elements: for each width an index array and the values, ready for one in-place scatter each.
+
+Every run of bytes is written in the widest elements that its place and length allow, so a whole plan is at most one
+scatter of 8, 4, 2 and 1 bytes each, whatever the number of requests. Plain NumPy, no Paddle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ...memory.plan import Records, WritePlan
+
+WIDTHS = (8, 4, 2, 1)
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+Ints = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
+Rows = np.ndarray[Any, np.dtype[np.void]]
+
+
+@dataclass
+class Elements:
+    """What is written in elements of ``width`` bytes: pieces of element indices, and pieces of values."""
+
+    width: int
+    indices: list[Ints] = field(default_factory=list)
+    values: list[Any] = field(default_factory=list)
+    count: int = 0
+
+    def add(self, indices: Ints, values: list[Any]) -> None:
+        """Add elements; the values are buffers of together ``width`` bytes an index."""
+        self.indices.append(indices)
+        self.values += values
+        self.count += indices.size
+
+    def fill(self, indices: Ints, values: Bytes) -> None:
+        """Write all of it into two flat arrays."""
+        at = 0
+        for piece in self.indices:
+            indices[at : at + piece.size] = piece.reshape(-1)
+            at += piece.size
+        values[...] = np.frombuffer(b"".join(self.values), np.uint8)
+
+
+class SpreadColumns:
+    """A spread map as columns: for each width, which bytes of a record go to which elements."""
+
+    def __init__(self, spread: Rows, shift: int, widest: int) -> None:
+        self.keep = spread  # its id() is the key under which it is found
+        found: dict[int, list[tuple[Ints, Ints, Ints]]] = {}
+        for base, stride, source, nbytes in spread.tolist():
+            width = int(_width(np.int64((base + shift) | stride | nbytes), widest))
+            first = (base + shift) // width + np.arange(nbytes // width)
+            step = np.full(nbytes // width, stride // width)
+            found.setdefault(width, []).append((source + np.arange(nbytes), first, step))
+        self.columns = {
+            width: tuple(np.concatenate(part) for part in zip(*columns, strict=True))
+            for width, columns in found.items()
+        }
+
+    def add(self, records: Records, into: dict[int, Elements]) -> None:
+        """Add the elements of these records."""
+        slots = records.slots.astype(np.int64)[:, None]
+        for width, (columns, first, step) in self.columns.items():
+            values = np.ascontiguousarray(records.data[:, columns])
+            into.setdefault(width, Elements(width)).add(first + slots * step, [values])
+
+
+def elements(plan: WritePlan, shift: int, widest: int, columns: SpreadColumns | None) -> dict[int, Elements]:
+    """The plan's elements by width. ``shift``: bytes from the storage's first to the memory's; ``widest``: the widest
+    element that may be used; ``columns``: those of the plan's spread map."""
+    found: dict[int, Elements] = {}
+    if plan.records is not None and columns is not None:
+        columns.add(plan.records, found)
+    writes = plan.writes
+    if not len(writes):
+        return found
+    starts = writes["dst"].astype(np.int64) + shift
+    sizes = writes["nbytes"].astype(np.int64)
+    widths = _width(starts | sizes, widest)
+    payload = memoryview(plan.payload)  # type: ignore[arg-type]  # a buffer, which checkers know from Python 3.12 on
+    for width in np.unique(widths).tolist():
+        chosen = np.flatnonzero(widths == width)
+        into = found.setdefault(width, Elements(width))
+        into.add(_indices(starts[chosen], sizes[chosen], width), _values(writes[chosen], payload))
+    return found
+
+
+def _width(aligned: Any, widest: int) -> Any:  # noqa: ANN401 (int64, one or an array)
+    """The lowest bit that is set, at most ``widest``: the widest element that divides place and length."""
+    bits = aligned | widest
+    return bits & -bits
+
+
+def _indices(starts: Ints, sizes: Ints, width: int) -> Ints:
+    counts = sizes // width
+    ends = counts.cumsum()
+    first = starts // width - (ends - counts)
+    indices: Ints = np.repeat(first, counts)
+    indices += np.arange(int(ends[-1]), dtype=np.int64)
+    return indices
+
+
+def _values(writes: Rows, payload: memoryview) -> list[Any]:
+    values: list[Any] = []
+    for _, source, nbytes, pattern in writes.tolist():
+        if pattern == 0:
+            values.append(payload[source : source + nbytes])
+        else:
+            values.append((source.to_bytes(8, "little") * (nbytes // 8 + 1))[:nbytes])
+    return values
+
+
+def in_pieces(plan: WritePlan, limit: int) -> Iterator[WritePlan]:
+    """The plan as plans that write at most ``limit`` bytes each (a record at least), in an order of the same effect."""
+    records = plan.records
+    size = int(plan.writes["nbytes"].sum()) + (0 if records is None else records.data.nbytes)
+    if size <= limit:
+        yield plan
+        return
+    none, rows = plan.writes[:0], cut(plan.writes, limit)
+    if records is not None:
+        some = max(1, limit // max(1, records.data.shape[1]))
+        for at in range(0, len(records.slots), some):
+            part = Records(records.slots[at : at + some], records.data[at : at + some], records.spread)
+            yield WritePlan(plan.memory, none, (), part)
+    group = (np.cumsum(rows["nbytes"], dtype=np.int64) - 1) // limit
+    for number in np.unique(group):
+        yield WritePlan(plan.memory, rows[group == number], (plan.payload,))
+
+
+def cut(writes: Rows, longest: int) -> Rows:
+    """The same writes with none longer than ``longest`` bytes, rounded down to words."""
+    longest = max(8, longest // 8 * 8)
+    parts = (writes["nbytes"].astype(np.int64) + longest - 1) // longest
+    index = np.repeat(np.arange(len(writes)), parts)
+    first = np.cumsum(parts) - parts
+    skip = (np.arange(len(index)) - first[index]).astype(np.uint64) * np.uint64(longest)
+    rows = writes[index]
+    rows["dst"] += skip
+    rows["source"] += np.where(rows["pattern"] == 0, skip, 0).astype(np.uint64)  # whole cycles of a pattern
+    rows["nbytes"] = np.minimum(writes["nbytes"][index] - skip, longest)
+    return rows

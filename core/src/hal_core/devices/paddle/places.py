@@ -1,0 +1,35 @@
+"""Paddle's places by name, with errors that say what there is instead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...errors import Unavailable
+from ..base import check_index
+
+
+def paddle_core() -> Any:  # noqa: ANN401 (a module without types)
+    """Paddle's own bindings, on which ``paddle.device`` stands."""
+    import paddle
+
+    return paddle.base.core
+
+
+def import_paddle(device: str, cure: str) -> Any:  # noqa: ANN401 (a module without types)
+    """Paddle, or :class:`Unavailable`."""
+    try:
+        import paddle
+    except ImportError as error:
+        raise Unavailable(f"paddle does not import: {error}", cure=cure, device=device) from error
+    return paddle
+
+
+def custom_place(device: str, kind: str, index: int, cure: str) -> Any:  # noqa: ANN401 (a Paddle place)
+    """The place ``index`` of the CustomDevice type ``kind``."""
+    paddle = import_paddle(device, cure)
+    kinds = list(paddle.device.get_all_custom_device_type() or ())
+    if kind not in kinds:
+        known = f"it knows {', '.join(kinds)}" if kinds else "it knows none"
+        raise Unavailable(f"Paddle knows no device type {kind!r}; {known}", cure=cure, device=device)
+    check_index(device, index, int(paddle_core().get_custom_device_count(kind)))
+    return paddle.CustomPlace(kind, index)

@@ -1,0 +1,54 @@
+"""What Paddle is installed and which devices it was built for, read from its files: ``probe()`` may import nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+NO_PADDLE = "paddle is not installed"
+NOTHING = ("", "0", "False", "None")
+"""What Paddle writes as the version of a library that it was built without."""
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """An installed Paddle: its folder, its version, and the libraries that its version file names.
+
+    ``parts`` holds X for each ``X_version`` that is one; a build for the CPU alone names none.
+    """
+
+    folder: Path
+    version: str
+    parts: frozenset[str] = frozenset()
+
+    @property
+    def build(self) -> str:
+        """What it was built for, in a word or two."""
+        return ", ".join(sorted(self.parts)) or "the CPU"
+
+
+def installed_paddle() -> Installed | None:
+    """The installed Paddle, or None."""
+    spec = find_spec("paddle")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    folder = Path(next(iter(spec.submodule_search_locations)))
+    try:
+        text = (folder / "version" / "__init__.py").read_text(encoding="utf-8")
+    except OSError:
+        text = ""
+    said = dict(re.findall(r"^(\w+)_version\s*=\s*'([^']*)'", text, re.MULTILINE))
+    version = said.pop("full", "unknown")
+    return Installed(folder, version, frozenset(name for name, value in said.items() if value not in NOTHING))
+
+
+def custom_device_libraries(paddle: Installed) -> list[str]:
+    """File names of the CustomDevice plugins that Paddle will load, from the two places where it looks."""
+    folders = [paddle.folder.parent / "paddle_custom_device"]
+    named = os.environ.get("CUSTOM_DEVICE_ROOT")
+    if named:
+        folders = [Path(named)]
+    return sorted(path.name for folder in folders if folder.is_dir() for path in folder.glob("*.so"))

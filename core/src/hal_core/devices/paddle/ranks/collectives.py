@@ -1,0 +1,175 @@
+"""Collectives of devices whose memory Paddle knows: one broadcast of one slice, through ``paddle.distributed``.
+
+Over gloo (the CPU place) that is :class:`PaddleCommunicator`. Device libraries (XCCL, BKCL,
+NCCL) put their work on the stream and return; what is here watches it. They cannot be told to give up from outside:
+where a rank is lost, the ticket raises :class:`hal_core.errors.GroupLost` within the timeout, and the process has to be
+ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from time import monotonic, sleep
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ....ranks.watchdog import Watchdog
+from ....tickets import Mode, Ticket
+from ..memory import PaddleMemory, Tensor
+from ..streams import POLL
+from .groups import OpenGroup, PaddleCommunicator, TensorOf, opened
+from .world import DEFAULT_TIMEOUT, exchange
+
+if TYPE_CHECKING:
+    from ....group import Group
+    from ....memory.views import ByteRange, Memory
+    from ....ranks.communicator import Communicator
+    from ....streams import Event, Stream
+
+
+class CollectiveDevice(Protocol):
+    """What a device does around a collective of Paddle's."""
+
+    @property
+    def place(self) -> Any:  # noqa: ANN401 (a Paddle place)
+        """Where its tensors are."""
+
+    @property
+    def default_stream(self) -> Stream:
+        """The stream on which Paddle computes."""
+
+    def before_write(self, memory: Any, stream: Any) -> None:  # noqa: ANN401 (the device's own)
+        """Order a write on ``stream`` after what still reads the memory."""
+
+    def current(self, stream: Any) -> AbstractContextManager[None]:  # noqa: ANN401 (the device's own)
+        """Let what Paddle does within the context be in the order of ``stream``."""
+
+    def after_work(self, stream: Any, keep: object) -> tuple[Event, Ticket]:  # noqa: ANN401 (the device's own)
+        """The event and the ticket of the work just put on ``stream``; ``keep`` must live until it is over."""
+
+    def count(self, name: str, by: int = 1) -> None:
+        """Add to one of the device's counts."""
+
+
+class CollectiveTicket(Ticket):
+    """A broadcast under way: done when its event has passed, failed when the watchdog has given the group up.
+
+    An event also passes when a library gives a collective up, and says nothing of it (the runtime keeps the error for
+    the next wait of a stream). So the watchdog decides: of a group that was given up, nothing is taken for sent.
+    """
+
+    __slots__ = ("_error", "_event", "_number", "_watchdog", "mode")
+
+    def __init__(self, event: Event, watchdog: Watchdog, mode: Mode, number: int) -> None:
+        """``number``: the watchdog's call that is over, with all before it, when the event has passed."""
+        super().__init__()
+        self._event, self._watchdog, self._number = event, watchdog, number
+        self._error: BaseException | None = None
+        self.mode: Mode = mode
+
+    def done(self) -> bool:
+        if self._error is not None:
+            return True
+        try:
+            passed = self._event.done()
+        except Exception as error:  # noqa: BLE001 (kept for wait() and the next hook: done() never raises)
+            self._error = self._watchdog.failed(error)
+            return True
+        if self._watchdog.reason:
+            self._error = self._watchdog.error(self._watchdog.reason)
+            return True
+        if passed:
+            self._watchdog.end(self._number)
+        return passed
+
+    def _block(self, timeout: float | None) -> bool:
+        end = None if timeout is None else monotonic() + timeout
+        while not self.done():
+            if end is not None and monotonic() >= end:
+                return False
+            sleep(POLL)
+        return True
+
+    def failure(self) -> BaseException | None:
+        return self._error
+
+
+class DeviceCommunicator(PaddleCommunicator):
+    """One group on one device, over its own library; see :class:`hal_core.ranks.communicator.Communicator`."""
+
+    def __init__(self, device: CollectiveDevice, group: Group, open_group: OpenGroup, tensor_of: TensorOf) -> None:
+        super().__init__(group, open_group, tensor_of)
+        self._device = device
+
+    @property
+    def lost(self) -> str:
+        """Why the group was given up; "" while it is sound. What waits for it on the device then waits for ever."""
+        return self._open.watchdog.reason
+
+    def broadcast(self, memory: Memory, part: ByteRange, stream: Stream) -> Ticket:
+        """Make ``part`` equal to that of the group's first rank, in one collective, in place."""
+        self._device.before_write(memory, stream)
+        ticket = self._collective(self._tensor(memory, part), self._source, stream, memory)
+        self._device.count("collectives")
+        return ticket
+
+    def exchange(self, block: bytes) -> Mapping[int, bytes]:
+        """Every rank's block, by global rank."""
+        stream = self._device.default_stream
+        # Paddle's own copies wait for the stream without end: a collective that is still on it may never be over.
+        event, ticket = self._device.after_work(stream, None)
+        CollectiveTicket(event, self._open.watchdog, ticket.mode, self._open.watchdog.calls).wait()
+
+        def send(tensor: Tensor, source: int) -> None:
+            self._collective(tensor, source, stream, tensor).wait()
+
+        with _on(self._device):
+            return exchange(block, self.group.rank, self._open.ranks, send, self._device.place)
+
+    def _collective(self, tensor: Tensor, source: int, stream: Stream, keep: object) -> CollectiveTicket:
+        """One broadcast on the stream; ``keep`` lives until it is over."""
+        watchdog = self._open.watchdog
+        number = watchdog.begin()
+        try:
+            with self._device.current(stream):
+                self._open.start(tensor, source)
+            event, ticket = self._device.after_work(stream, keep)
+        except Exception as error:  # the library's own error types differ
+            raise watchdog.failed(error) from error
+        return CollectiveTicket(event, watchdog, ticket.mode, number)
+
+
+@contextmanager
+def _on(device: CollectiveDevice) -> Iterator[None]:
+    """Let Paddle make new tensors on the device, as it does for collectives."""
+    import paddle
+
+    before = paddle.get_device()
+    paddle.set_device(str(device.place).removeprefix("Place(").removesuffix(")"))
+    try:
+        yield
+    finally:
+        paddle.set_device(before)
+
+
+def open_collectives(
+    device: CollectiveDevice,
+    group: Group,
+    backend: str,
+    timeout: float = DEFAULT_TIMEOUT,
+    tensor_of: TensorOf | None = None,
+) -> Communicator:
+    """The group over gloo, or over the device's own library; see :func:`hal_core.devices.open_groups`.
+
+    ``tensor_of``: for memory that is no :class:`hal_core.devices.paddle.memory.PaddleMemory`.
+    """
+    made = tensor_of or _bytes
+    if backend == "gloo":
+        return PaddleCommunicator(group, opened(group), made)
+    with _on(device):
+        return DeviceCommunicator(device, group, opened(group, backend=backend, timeout=timeout), made)
+
+
+def _bytes(memory: Memory, part: ByteRange) -> Tensor:
+    assert isinstance(memory, PaddleMemory)
+    return memory.bytes(part.offset, part.nbytes)

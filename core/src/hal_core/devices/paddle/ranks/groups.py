@@ -1,0 +1,212 @@
+"""Process groups over ``paddle.distributed``, opened by all ranks in one order, watched, and used for broadcasts.
+
+Paddle is imported when a group is opened, not before. What is open belongs to the process, as Paddle's own groups do;
+devices borrow it through :class:`PaddleCommunicator`.
+
+    open_groups([(0, 1), (2, 3)], timeout=30.0)     # every rank of the job, the same call
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ....errors import InvalidValue
+from ....ranks.agreement import contract_version
+from ....ranks.peers import ENDPOINT, Endpoint, Listener
+from ....ranks.terms import BLOCK_BYTES, Terms, differences
+from ....ranks.watchdog import Watchdog
+from ....tickets import DONE, Ticket
+from .process_groups import make_group
+from .world import DEFAULT_TIMEOUT, distributed, exchange, join_world
+
+if TYPE_CHECKING:
+    from ....group import Group
+    from ....memory.views import ByteRange, Memory
+    from ....streams import Stream
+
+MOST_GROUPS = 256
+"""Groups that one call of :func:`open_groups` can open: their block has a fixed size."""
+
+TensorOf = Callable[["Memory", "ByteRange"], Any]
+
+
+class OpenGroup:
+    """A group that this process has opened: its global ranks in rising order, Paddle's process group, its watchdog.
+
+    ``keep`` lives as long as the group does.
+    """
+
+    def __init__(self, ranks: tuple[int, ...], process_group: Any, watchdog: Watchdog, keep: object) -> None:  # noqa: ANN401
+        self.ranks, self.process_group, self.watchdog, self.keep = ranks, process_group, watchdog, keep
+        self._broadcast = process_group.broadcast
+
+    def start(self, tensor: Any, source: int) -> None:  # noqa: ANN401 (a Paddle tensor)
+        """Put a broadcast in place, from a global rank, on the current stream; its end is the caller's affair."""
+        # wait() lets the current stream wait for the library's own stream, and not the host.
+        self._broadcast(tensor, self.ranks.index(source), True).wait()
+
+    def broadcast(self, tensor: Any, source: int) -> None:  # noqa: ANN401 (a Paddle tensor)
+        """Broadcast in place from a global rank. Raises :class:`GroupLost` for this and every later call."""
+        watchdog = self.watchdog
+        watchdog.begin()
+        try:
+            # What paddle.distributed.broadcast calls after checks that cost 10 us; over gloo it returns when done.
+            self._broadcast(tensor, self.ranks.index(source), True)
+        except Exception as error:  # gloo raises RuntimeError, ValueError or OSError, as it happens
+            raise watchdog.failed(error) from error
+        watchdog.end()
+        if watchdog.reason:
+            raise watchdog.error(watchdog.reason)
+
+
+_open: dict[tuple[int, ...], OpenGroup] = {}
+_lock = threading.RLock()
+
+
+def open_groups(groups: Sequence[Sequence[int]], *, backend: str = "gloo", timeout: float = DEFAULT_TIMEOUT) -> None:
+    """Open groups of global ranks. Every rank of the job makes the same call, members of a group or not.
+
+    ``backend``: "gloo", or the library of the device that is Paddle's current one ("xccl", "bkcl", "nccl"). The job
+    itself may be joined over another (``PADDLE_DISTRI_BACKEND``): over gloo, ranks that share a GPU may be in it, as
+    long as those of one group have a GPU each.
+    Groups that are open stay open and take the new timeout; a group that was lost on any member is made anew. Raises
+    :class:`InvalidValue` on every rank, before any group is made, when the ranks' calls differ.
+    """
+    with _lock:
+        me, size = join_world(backend=backend, timeout=timeout)
+        wanted = list(dict.fromkeys(tuple(sorted(ranks)) for ranks in groups))
+        host = os.environ["PADDLE_CURRENT_ENDPOINT"].rpartition(":")[0].strip("[]")
+        with Listener(socket.gethostbyname(host) if host else "127.0.0.1") as listener:
+            endpoints, missing = _agree(wanted, groups, me, size, listener, timeout)
+            mine = [ranks for ranks in wanted if ranks in missing and me in ranks]
+            for ranks in mine:
+                if ranks in _open:
+                    _open.pop(ranks).watchdog.close()
+            links = listener.meet(me, mine, endpoints, timeout)
+            for ranks, peers in zip(mine, links, strict=True):
+                made, abort, store = make_group(backend, ranks, me, endpoints, peers, timeout)
+                _open[ranks] = OpenGroup(ranks, made, Watchdog(me, peers, timeout, abort), store)
+        for ranks in wanted:
+            if me in ranks and len(ranks) > 1:
+                _open[ranks].watchdog.timeout = timeout
+
+
+def opened(group: Group, *, backend: str = "gloo", timeout: float = DEFAULT_TIMEOUT) -> OpenGroup:
+    """The open group of these ranks. A group of all ranks of the job is opened here, as all of them ask for it."""
+    ranks = tuple(sorted(group.ranks))
+    with _lock:
+        found = _open.get(ranks)
+        if found is not None:
+            return found
+        if len(ranks) != join_world(backend=backend, timeout=timeout)[1]:
+            raise InvalidValue(
+                f"the group {group.ranks} is not open",
+                cure="call hal_core.devices.open_groups with all groups of the job, on every rank, first",
+                argument="group",
+            )
+        open_groups([ranks], backend=backend, timeout=timeout)
+        return _open[ranks]
+
+
+def close_groups() -> None:
+    """Say goodbye to the members of every group that is open, and end the watchdogs. Idempotent."""
+    with _lock:
+        while _open:
+            _open.popitem()[1].watchdog.close()
+
+
+class PaddleCommunicator:
+    """One group's collectives on the memory of one device; see :class:`hal_core.ranks.communicator.Communicator`.
+
+    ``tensor_of(memory, part)`` gives a Paddle tensor, uint8, that shares the bytes; it is called once for each.
+    """
+
+    def __init__(self, group: Group, open_group: OpenGroup, tensor_of: TensorOf) -> None:
+        self.group, self._open = group, open_group
+        self._tensor_of, self._source = tensor_of, group.source
+        self._tensors: weakref.WeakKeyDictionary[Memory, dict[ByteRange, Any]] = weakref.WeakKeyDictionary()
+        self._last: tuple[weakref.ref[Memory], ByteRange, Any] | None = None
+
+    def broadcast(self, memory: Memory, part: ByteRange, stream: Stream) -> Ticket:
+        """Make ``part`` of ``memory`` equal to that of the group's first rank, in one collective, in place."""
+        self._open.broadcast(self._tensor(memory, part), self._source)
+        return DONE
+
+    def exchange(self, block: bytes) -> Mapping[int, bytes]:
+        """Every rank's block, by global rank: one broadcast of fixed size from each rank in turn."""
+        return exchange(block, self.group.rank, self._open.ranks, self._open.broadcast)
+
+    def close(self) -> None:
+        """Forget the tensors; the group stays open for the process (:func:`close_groups`)."""
+        self._tensors.clear()
+        self._last = None
+
+    def _tensor(self, memory: Memory, part: ByteRange) -> Any:  # noqa: ANN401 (a Paddle tensor)
+        last = self._last  # usually the same again; looking into the weak dictionary takes 1 us
+        if last is not None and last[0]() is memory and last[1] is part:
+            return last[2]
+        tensors = self._tensors.setdefault(memory, {})
+        if part not in tensors:
+            tensors[part] = self._tensor_of(memory, part)
+        self._last = weakref.ref(memory), part, tensors[part]
+        return tensors[part]
+
+
+# -- opening ----------------------------------------------------------------------------------------------------
+
+
+def _agree(
+    wanted: Sequence[tuple[int, ...]],
+    given: Sequence[Sequence[int]],
+    me: int,
+    size: int,
+    listener: Listener,
+    timeout: float,
+) -> tuple[dict[int, Endpoint], set[tuple[int, ...]]]:
+    """All ranks compare what they are about to open: endpoints by rank, and the groups that have to be made."""
+    dist = distributed()
+    terms = Terms.of(
+        {
+            "contract": f"paddle-hal-core {contract_version()}",
+            "groups": " ".join(str(tuple(ranks)) for ranks in given),
+            "timeout": f"{timeout:g} s",
+        }
+    )
+    alive = bytes(ranks in _open and not _open[ranks].watchdog.reason for ranks in wanted)
+    block = terms.block() + listener.endpoint.pack() + alive[:MOST_GROUPS].ljust(MOST_GROUPS, b"\0")
+    blocks = exchange(block, me, range(size), lambda tensor, rank: dist.broadcast(tensor, rank) and None)
+    found = differences({rank: data[:BLOCK_BYTES] for rank, data in blocks.items()})
+    if found:
+        raise InvalidValue(
+            "the ranks do not open the same groups: " + "; ".join(found),
+            cure="call open_groups with the same arguments on every rank",
+            argument="groups",
+        )
+    _check_groups(wanted, size)  # only now, so that all ranks come here
+    end = BLOCK_BYTES + ENDPOINT.size
+    endpoints = {rank: Endpoint.unpack(data[BLOCK_BYTES:end]) for rank, data in blocks.items()}
+    missing = {
+        ranks for at, ranks in enumerate(wanted) if len(ranks) > 1 and not all(blocks[rank][end + at] for rank in ranks)
+    }
+    return endpoints, missing
+
+
+def _check_groups(wanted: Sequence[tuple[int, ...]], size: int) -> None:
+    for group in wanted:
+        if not group or group[0] < 0 or group[-1] >= size or len(set(group)) != len(group):
+            raise InvalidValue(
+                f"group {group} of a job of {size} ranks",
+                cure=f"give distinct global ranks from 0 to {size - 1}",
+                argument="groups",
+            )
+    if len(wanted) > MOST_GROUPS:
+        raise InvalidValue(f"{len(wanted)} groups, at most {MOST_GROUPS} at once", argument="groups")
+
+
+atexit.register(close_groups)

@@ -1,0 +1,170 @@
+"""Paddle's process groups, each made by its members alone, with a store of its own.
+
+``paddle.distributed.new_group`` has every group of a job publish its addresses in one store under the same keys, so
+that a rank now and then reads those of an older group and connects to nobody, or waits for ever. Each group here gets
+a store of its own, which its first rank serves. Only members take part.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from time import monotonic, sleep
+from typing import Any
+
+import numpy as np
+
+from ....errors import GroupLost, HalError, InvalidValue
+from ....ranks.peers import Endpoint, receive, send
+from ..places import paddle_core
+from .gloo import GlooSockets
+from .world import wait_for_listener
+
+WHERE = struct.Struct("<II")
+"""Port of a group's store, and the number under which Paddle keeps the group."""
+
+CONNECTING = 60.0
+"""Seconds, at least, in which the ranks of a group over NCCL must have found each other: its start alone takes some."""
+
+Made = tuple[Any, Callable[[], None]]
+"""A process group, and what ends a call that waits in it."""
+
+
+def make_group(
+    backend: str,
+    ranks: Sequence[int],
+    me: int,
+    endpoints: Mapping[int, Endpoint],
+    links: Mapping[int, socket.socket],
+    timeout: float,
+) -> tuple[Any, Callable[[], None], Any]:
+    """Make the group of these ranks, as its members do together: Paddle's process group, what ends a call, its store.
+
+    ``links`` are the connections with the other members. Raises :class:`GroupLost` when one does not come.
+    """
+    if backend == "nccl":
+        timeout = max(timeout, CONNECTING)
+    core, create = paddle_core(), _creator(backend, timeout)
+    host, first = endpoints[ranks[0]].host, me == ranks[0]
+    try:
+        if first:
+            port, number = _free_port(host), int.from_bytes(os.urandom(4), "little") % (1 << 30) + (1 << 30)
+            for link in links.values():
+                send(link, WHERE.pack(port, number))
+        else:
+            port, number = WHERE.unpack(receive(links[ranks[0]], WHERE.size, timeout))
+            wait_for_listener(host, port, timeout, ranks[0])
+        store = core.TCPStore(host, port, first, len(ranks), max(1, round(timeout)))
+        group, abort = create(store, list(ranks).index(me), len(ranks), number)
+    except (RuntimeError, ValueError, OSError) as error:
+        if isinstance(error, HalError):
+            raise
+        raise GroupLost(
+            f"rank {me} could not make the group {tuple(ranks)}: {error}",
+            cure="see what became of its ranks, and whether they reach each other",
+            argument="group",
+        ) from error
+    return group, abort, store
+
+
+def _creator(backend: str, timeout: float) -> Callable[[Any, int, int, int], Made]:
+    """The way to make a group over this library, from a store, the rank within the group, its size, and a number."""
+    core = paddle_core()
+
+    def gloo(store: Any, rank: int, size: int, number: int) -> Made:  # noqa: ANN401 (a Paddle store)
+        with GlooSockets() as sockets:
+            group = core.ProcessGroupGloo.create(store, rank, size, number)
+        return group, sockets.shut_down
+
+    def xccl(store: Any, rank: int, size: int, number: int) -> Made:  # noqa: ANN401
+        import paddle
+
+        kind = str(paddle.get_device()).partition(":")[0]
+        return core.ProcessGroupCustom.create(store, kind, rank, size, number), _nothing
+
+    def bkcl(store: Any, rank: int, size: int, number: int) -> Made:  # noqa: ANN401
+        return core.ProcessGroupBKCL.create(store, rank, size, number), _nothing
+
+    def nccl(store: Any, rank: int, size: int, number: int) -> Made:  # noqa: ANN401
+        place = _current_gpu()
+        # As Paddle itself does before it uses NCCL; a group's communicator has no stream otherwise.
+        core.CommContextManager.set_device_id(place.get_device_id())
+        group = _by_paddle("nccl", store, rank, size, number)
+        connect(group, place, timeout)
+        return group, _nothing
+
+    known = {"gloo": gloo, "xccl": xccl, "bkcl": bkcl, "nccl": nccl}
+    if backend not in known:
+        raise InvalidValue(
+            f"no process groups over {backend!r} are known", cure=f"known: {', '.join(known)}", argument="group"
+        )
+    return known[backend]
+
+
+def _nothing() -> None:
+    """Libraries of devices cannot be told to give up: their watchdog tells the caller, and the process has to end."""
+
+
+def _by_paddle(backend: str, store: Any, rank: int, size: int, number: int) -> Any:  # noqa: ANN401 (a store; a group)
+    """The group as Paddle's own Python makes it, which knows what the class of its version takes.
+
+    ``ProcessGroupNCCL.create`` takes five arguments in Paddle 2.6 and seven in 3.3.
+    """
+    from paddle.distributed.collective import _new_process_group_impl
+
+    return _new_process_group_impl(backend, store, rank, size, f"hal-{number}", pg_options=None, group_id=number)
+
+
+def _current_gpu() -> Any:  # noqa: ANN401 (a Paddle place)
+    """The place of Paddle's current device, which must be a GPU."""
+    from paddle.framework import _current_expected_place
+
+    place = _current_expected_place()
+    if not isinstance(place, paddle_core().CUDAPlace):
+        raise InvalidValue(
+            f"a group over nccl, and Paddle's current place is {place}",
+            cure="call paddle.set_device('gpu:N') first, in each rank with a GPU of its own",
+            argument="group",
+        )
+    return place
+
+
+def connect(group: Any, place: Any, timeout: float) -> None:  # noqa: ANN401 (a Paddle process group; a place)
+    """Make the first collective of a group whose library connects the ranks only then: now, while all are here.
+
+    The library waits for a rank that does not come without end and cannot be told to give up. So a thread makes the
+    call; after ``timeout`` seconds :class:`GroupLost` is raised, and the thread stays behind: the process has to end.
+    """
+    import paddle
+
+    tensor, told, deadline = paddle.to_tensor(np.zeros(8, np.uint8), place=place), [], monotonic() + timeout
+
+    def call() -> None:
+        try:
+            told.append(group.broadcast(tensor, 0, True))
+        except BaseException as error:  # noqa: BLE001 (raised by the caller of connect)
+            told.append(error)
+
+    thread = threading.Thread(target=call, name="hal-connect", daemon=True)
+    thread.start()
+    thread.join(timeout)
+    while not (told and (isinstance(told[0], BaseException) or told[0].is_completed())):
+        if monotonic() >= deadline:
+            raise GroupLost(
+                f"the ranks of the group did not find each other within {timeout:g} s",
+                cure="end this process; see what became of the others (NCCL_DEBUG=INFO says what NCCL does), and that "
+                "each rank of the group has a GPU of its own",
+                argument="group",
+            )
+        sleep(0.001)
+    if isinstance(told[0], BaseException):
+        raise RuntimeError(f"its first collective failed: {told[0]}") from told[0]
+
+
+def _free_port(host: str) -> int:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family) as server:
+        return int(server.getsockname()[1])

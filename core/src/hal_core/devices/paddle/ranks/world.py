@@ -1,0 +1,104 @@
+"""The job that this process is a rank of, over ``paddle.distributed``: joining it, and comparing blocks of bytes.
+
+Paddle is imported by the functions, never by the module.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from time import monotonic
+from typing import Any
+
+import numpy as np
+
+from ....errors import GroupLost, InvalidValue, Unavailable
+
+DEFAULT_TIMEOUT = 30.0
+"""Seconds that a collective may last before its group is given up."""
+
+
+def join_world(*, backend: str = "gloo", timeout: float = DEFAULT_TIMEOUT) -> tuple[int, int]:
+    """Join the job that the environment describes (``PADDLE_TRAINER_*``): ``(global rank, ranks)``. Idempotent."""
+    _check_environment()
+    os.environ.setdefault("PADDLE_DISTRI_BACKEND", backend)
+    dist = distributed()
+    if not dist.is_initialized():
+        if int(os.environ["PADDLE_TRAINER_ID"]) != 0:
+            address = os.environ.get("PADDLE_MASTER") or os.environ["PADDLE_TRAINER_ENDPOINTS"].split(",")[0]
+            host, _, port = address.rpartition(":")
+            wait_for_listener(host.strip("[]"), int(port), timeout, 0)
+        dist.init_parallel_env()
+        dist.barrier()
+    return dist.get_rank(), dist.get_world_size()
+
+
+def exchange(
+    block: bytes,
+    me: int,
+    ranks: Sequence[int],
+    broadcast: Callable[[Any, int], None],
+    on: Any = None,  # noqa: ANN401 (a Paddle place)
+) -> dict[int, bytes]:
+    """Every rank's block, by global rank, over tensors on the place ``on``; by default that of the job's collectives.
+
+    All blocks are of one size; waits for the device.
+    """
+    import paddle
+
+    on, found = place() if on is None else on, {}
+    for rank in ranks:
+        mine = np.frombuffer(block, np.uint8) if rank == me else np.zeros(len(block), np.uint8)
+        tensor = paddle.to_tensor(mine, place=on)
+        broadcast(tensor, rank)
+        found[rank] = tensor.numpy().tobytes()
+    return found
+
+
+def _check_environment() -> None:
+    wanted = ("PADDLE_TRAINER_ID", "PADDLE_TRAINERS_NUM", "PADDLE_TRAINER_ENDPOINTS", "PADDLE_CURRENT_ENDPOINT")
+    absent = [name for name in wanted if not os.environ.get(name)]
+    if absent:
+        raise InvalidValue(
+            f"this process is no rank of a job: {', '.join(absent)} not set",
+            cure="start the ranks with python -m paddle.distributed.launch, or set these variables",
+            argument="group",
+        )
+
+
+def wait_for_listener(host: str, port: int, timeout: float, rank: int) -> None:
+    """Wait until a rank listens. Paddle itself looks once and then again after 3 s, and may never give up."""
+    deadline = monotonic() + timeout
+    pause = threading.Event()
+    while True:
+        try:
+            socket.create_connection((host, port), max(0.001, deadline - monotonic())).close()
+            return
+        except OSError as error:
+            if monotonic() > deadline:
+                raise GroupLost(
+                    f"rank {rank} does not listen at {host}:{port} within {timeout:g} s: {error}",
+                    cure="see whether the rank was started, and PADDLE_MASTER or PADDLE_TRAINER_ENDPOINTS",
+                    argument="group",
+                ) from error
+        pause.wait(0.01)
+
+
+def place() -> Any:  # noqa: ANN401 (a Paddle place, or None for the current one)
+    import paddle
+
+    return paddle.CPUPlace() if os.environ.get("PADDLE_DISTRI_BACKEND") == "gloo" else None
+
+
+def distributed() -> Any:  # noqa: ANN401 (a module without types)
+    try:
+        import paddle.distributed as dist
+    except ImportError as error:
+        raise Unavailable(
+            f"several ranks need Paddle, which does not import: {error}",
+            cure="pip install 'paddlepaddle>=3.1,<3.4' setuptools, or a Paddle build for your device",
+            argument="group",
+        ) from error
+    return dist

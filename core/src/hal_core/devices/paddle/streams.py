@@ -1,0 +1,65 @@
+"""Streams and events of Paddle's CustomDevices, over the bindings that ``paddle.device`` itself uses.
+
+``paddle.device.Event`` takes the current device, which is the framework's affair and not ours, so it is not used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ..events import AsyncStream
+from ..primitives import POLL, RawEvent, RawStream, StreamPrimitives
+from .places import paddle_core
+
+__all__ = ["POLL", "PaddlePrimitives", "current"]
+
+
+class PaddlePrimitives(StreamPrimitives):
+    """One place. Paddle's own wait for an event holds the interpreter and knows no deadline, so events are polled.
+
+    Paddle waits on the host when an event is destroyed; the base uses them again, and only those that have passed: what
+    a wait that is still queued then means is the vendor's affair. There is no locked memory.
+    """
+
+    def __init__(self, place: Any) -> None:  # noqa: ANN401 (a Paddle CustomPlace)
+        core = paddle_core()
+        self._place, self._new_event, self._new_stream = place, core.CustomDeviceEvent, core.CustomDeviceStream
+
+    def stream_create(self) -> RawStream:
+        return self._new_stream(self._place)
+
+    def stream_handle(self, stream: RawStream) -> int:
+        return int(stream.raw_stream)
+
+    def stream_wait(self, stream: RawStream, event: RawEvent) -> None:
+        stream.wait_event(event)
+
+    def event_create(self) -> RawEvent:
+        return self._new_event(self._place)
+
+    def event_record(self, event: RawEvent, stream: RawStream) -> None:
+        event.record(stream)
+
+    def event_query(self, event: RawEvent) -> bool:
+        return bool(event.query())
+
+    def spoils(self, error: Exception) -> bool:
+        """No: what Paddle raises does not tell a lost group, after which the device goes on, from a fault."""
+        return False
+
+
+@contextmanager
+def current(kind: str, index: int, stream: AsyncStream) -> Iterator[None]:
+    """Let Paddle put its work for this device on ``stream``."""
+    core = paddle_core()
+    before = core._get_current_custom_device_stream(kind, index)
+    if int(before.raw_stream) == stream.handle:
+        yield
+        return
+    core._set_current_custom_device_stream(kind, index, stream.raw)
+    try:
+        yield
+    finally:
+        core._set_current_custom_device_stream(kind, index, before)

@@ -1,0 +1,279 @@
+"""How plans and values reach a Paddle place: one upload, then at most one in-place scatter for each element width."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from ...memory.plan import WRITE, WritePlan, apply_to_host
+from ...tickets import DONE, Ticket
+from .memory import WORD, Bytes, PaddleMemory, Tensor
+from .packing import WIDTHS, Elements, SpreadColumns, elements, in_pieces
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from ...streams import Event, Stream
+    from ..staging import Span, StagingRing
+    from .scatters import Scatter
+
+Ints = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
+Place = tuple[int, int, int, int]
+"""Of the elements of one width: the width, their number, and where in the span their indices and values begin."""
+MANY = 1 << 31
+"""Elements beyond which an index needs 8 bytes."""
+
+
+class WritingPlace(Protocol):
+    """The Paddle place that is written to; see :class:`hal_core.devices.paddle.device.PaddlePlace`."""
+
+    blocking: ClassVar[bool]
+    place: Any
+    scatters: dict[int, Scatter]
+
+    @property
+    def staging(self) -> StagingRing: ...
+
+    def count(self, name: str, by: int = 1) -> None: ...
+
+    def current(self, stream: Stream) -> AbstractContextManager[None]: ...
+
+    def before_write(self, memory: PaddleMemory, stream: Stream) -> None: ...
+
+    def after_work(self, stream: Stream, keep: object) -> tuple[Event, Ticket]: ...
+
+    def read_now(self, source: Tensor, target: Bytes, stream: Stream) -> None: ...
+
+
+class Writer:
+    """Submits write plans and contiguous values for one device."""
+
+    def __init__(self, device: WritingPlace) -> None:
+        self._device = device
+        # By memory, which a state owns: nothing of it stays when the state has gone.
+        self._columns: WeakKeyDictionary[PaddleMemory, dict[tuple[int, int], SpreadColumns]] = WeakKeyDictionary()
+
+    def put(self, memory: PaddleMemory, offset: int, data: Bytes, stream: Stream) -> Ticket:
+        """Upload contiguous bytes straight to where they belong; more than the ring holds by way of a block beside."""
+        limit, target = self._device.staging.limit, memory.bytes(offset, data.nbytes)
+        if data.nbytes <= limit:
+            return self._send(self._filled(data), stream, memory, target)
+        room = PaddleMemory.allocate(self._device, self._device.place, data.nbytes)
+
+        def move() -> None:
+            target.copy_(room.bytes(0, data.nbytes), self._device.blocking)
+            self._launched()
+
+        for at in range(0, data.nbytes, limit):  # all of it is there before the target changes (G3)
+            part = data[at : at + limit]
+            last = move if at + limit >= data.nbytes else None
+            ticket = self._send(self._filled(part), stream, memory, room.bytes(at, part.nbytes), last, keep=room)
+        return ticket
+
+    def _filled(self, data: Bytes) -> Span:
+        span = self._device.staging.take(data.nbytes)
+        span.buffer[...] = data
+        return span
+
+    def submit(self, plan: WritePlan, stream: Stream, widest: int = WORD) -> Ticket:
+        """Write a plan. ``widest``: the widest element to use, where all targets are of one type."""
+        memory = plan.memory
+        assert isinstance(memory, PaddleMemory)
+        single = _one_run(plan)
+        if single is not None:
+            return self.put(memory, *single, stream)
+        widest = min(widest, memory.unit)
+        pieces = [*in_pieces(plan, self._device.staging.limit // 16)]  # a byte may need 9 more for its index
+        if len(pieces) > 1 and all(width in self._device.scatters for width in WIDTHS):
+            return self._scatter_together(pieces, memory, widest, stream)
+        ticket: Ticket = DONE
+        for piece in pieces:  # one by one: a place without some widths reads what the piece before has written
+            ticket = self._scatter(piece, memory, widest, stream)
+        return ticket
+
+    def place(self, memory: PaddleMemory, indices: Ints, values: Tensor, width: int, stream: Stream) -> Ticket:
+        """Scatter a device tensor of elements of ``width`` bytes to the elements named by host ``indices``."""
+        span = self._device.staging.take(indices.nbytes)
+        span.buffer[...] = indices.reshape(-1).view(np.uint8)
+        mirror = span.segment.block.mirror  # type: ignore[attr-defined]  # a PaddleBlock
+        where = mirror.typed("int64")[span.begin // WORD : (span.begin + span.nbytes) // WORD]
+        scatter = self._device.scatters[width]
+
+        def launch() -> None:
+            scatter.put(memory.typed(scatter.dtype), where, values)
+            self._launched()
+
+        return self._send(span, stream, memory, mirror.bytes(span.begin, span.nbytes), launch)
+
+    def _scatter(self, plan: WritePlan, memory: PaddleMemory, widest: int, stream: Stream) -> Ticket:
+        found = elements(plan, memory.begin, widest, self._spread(plan, memory, widest))
+        missing = [found.pop(width) for width in WIDTHS if width in found and width not in self._device.scatters]
+        if missing and memory.unit < WORD:
+            return self._rewrite(plan, memory, stream)
+        if missing:
+            merged = self._merged(missing, memory, stream)
+            words = found.setdefault(WORD, Elements(WORD))
+            words.add(*merged)
+        packed = _Packed(found, memory)
+        span = self._device.staging.take(packed.nbytes)
+        try:
+            packed.fill(span.buffer)
+        except BaseException:
+            self._device.staging.drop(span)
+            raise
+        mirror = span.segment.block.mirror  # type: ignore[attr-defined]  # a PaddleBlock
+        launch = partial(self._launch, mirror, span.begin, memory, packed)
+        return self._send(span, stream, memory, mirror.bytes(span.begin, packed.nbytes), launch)
+
+    def _scatter_together(
+        self, pieces: Sequence[WritePlan], memory: PaddleMemory, widest: int, stream: Stream
+    ) -> Ticket:
+        """A plan in pieces: each has a block of its own on the device, and the first is scattered once the last is
+        there, so that a ring that refuses one of them leaves the memory as it was (G3, G8)."""
+        rooms: list[PaddleMemory] = []
+        launches: list[Callable[[], None]] = []
+        ticket: Ticket = DONE
+        for number, piece in enumerate(pieces, 1):
+            packed = _Packed(elements(piece, memory.begin, widest, self._spread(piece, memory, widest)), memory)
+            room = PaddleMemory.allocate(self._device, self._device.place, packed.nbytes)
+            rooms.append(room)
+            launches.append(partial(self._launch, room, room.begin, memory, packed))
+            span = self._device.staging.take(packed.nbytes)
+            try:
+                packed.fill(span.buffer)
+            except BaseException:
+                self._device.staging.drop(span)
+                raise
+            last = partial(_call_all, launches) if number == len(pieces) else None
+            ticket = self._send(span, stream, memory, room.bytes(0, packed.nbytes), last, keep=tuple(rooms))
+        return ticket
+
+    def _send(
+        self,
+        span: Span,
+        stream: Stream,
+        memory: PaddleMemory,
+        target: Tensor,
+        launch: Callable[[], None] | None = None,
+        keep: object = None,
+    ) -> Ticket:
+        """One upload of the span to ``target`` and what is launched after it; then the span's fence.
+
+        ``keep`` is kept alive besides ``memory`` until the work is over.
+        """
+        device, block = self._device, span.segment.block
+        source = block.host[span.begin : span.begin + span.nbytes]  # type: ignore[attr-defined]  # a PaddleBlock
+        device.before_write(memory, stream)
+        try:
+            with device.current(stream):
+                target.copy_(source, device.blocking)
+                device.count("uploads")
+                device.count("submissions")
+                if launch is not None:
+                    launch()
+        finally:
+            event, ticket = device.after_work(stream, (memory, keep))
+            device.staging.fence(span, event)
+        return ticket
+
+    def _launch(self, mirror: PaddleMemory, begin: int, memory: PaddleMemory, packed: _Packed) -> None:
+        """One scatter for each width, from what was uploaded to byte ``begin`` of the mirror's storage."""
+        index = packed.index
+        for width, count, index_at, value_at in packed.places:
+            scatter = self._device.scatters[width]
+            first, value = (begin + index_at) // index.itemsize, (begin + value_at) // width
+            indices = mirror.typed(index.name)[first : first + count]
+            values = mirror.typed(scatter.dtype)[value : value + count]
+            scatter.put(memory.typed(scatter.dtype), indices, values)
+            self._launched()
+
+    def _launched(self) -> None:
+        self._device.count("launches")
+        self._device.count("submissions")
+
+    def _merged(self, missing: list[Elements], memory: PaddleMemory, stream: Stream) -> tuple[Ints, list[Any]]:
+        """Elements too narrow for this place as whole words, with what the words hold besides; waits for the device."""
+        places = [np.concatenate([piece.reshape(-1) for piece in part.indices]) * part.width for part in missing]
+        words = np.unique(np.concatenate(places) // WORD)
+        low, count = int(words[0]), int(words[-1] - words[0]) + 1
+        window = np.empty(count * WORD, np.uint8)
+        self._device.read_now(memory.typed("uint8")[low * WORD : (low + count) * WORD], window, stream)
+        for part, at in zip(missing, places, strict=True):
+            values = np.frombuffer(b"".join(part.values), np.uint8).reshape(-1, part.width)
+            window[(at - low * WORD)[:, None] + np.arange(part.width)] = values
+        return words, [window.view(np.int64)[words - low].tobytes()]
+
+    def _rewrite(self, plan: WritePlan, memory: PaddleMemory, stream: Stream) -> Ticket:
+        """The same for the memory of a tensor, which need not be whole words: its bytes read, changed, written back."""
+        low = int(plan.writes["dst"].min())
+        high = int((plan.writes["dst"] + plan.writes["nbytes"]).max())
+        window = np.empty(high - low, np.uint8)
+        self._device.read_now(memory.bytes(low, high - low), window, stream)
+        writes = plan.writes.copy()
+        writes["dst"] -= np.uint64(low)
+        apply_to_host(WritePlan(memory, writes, (plan.payload,)), window)
+        return self.put(memory, low, window, stream)
+
+    def _spread(self, plan: WritePlan, memory: PaddleMemory, widest: int) -> SpreadColumns | None:
+        if plan.records is None:
+            return None
+        columns = self._columns.setdefault(memory, {})
+        key = id(plan.records.spread), widest
+        found = columns.get(key)
+        if found is None:
+            found = columns[key] = SpreadColumns(plan.records.spread, memory.begin, widest)
+        return found
+
+
+class _Packed:
+    """Indices and values of a plan's elements in one block of ``nbytes``, the widest first: a merged word may hold old
+    bytes that a narrower one replaces."""
+
+    def __init__(self, found: dict[int, Elements], memory: PaddleMemory) -> None:
+        self.index = np.dtype(np.int32 if memory.begin + memory.nbytes < MANY else np.int64)
+        self._parts: list[tuple[Elements, int, int]] = []
+        at = 0
+        for width in WIDTHS:
+            if width in found:
+                count = found[width].count
+                values = at + _up(count * self.index.itemsize)
+                self._parts.append((found[width], at, values))
+                at = values + _up(count * width)
+        self.nbytes = at
+
+    @property
+    def places(self) -> list[Place]:
+        """Where the indices and values of each width begin."""
+        return [(part.width, part.count, index_at, value_at) for part, index_at, value_at in self._parts]
+
+    def fill(self, buffer: Bytes) -> None:
+        """Write the block."""
+        for part, index_at, value_at in self._parts:
+            indices = buffer[index_at : index_at + part.count * self.index.itemsize].view(self.index)
+            part.fill(indices, buffer[value_at : value_at + part.count * part.width])
+
+
+def _call_all(calls: Sequence[Callable[[], None]]) -> None:
+    for call in calls:
+        call()
+
+
+def _one_run(plan: WritePlan) -> tuple[int, Bytes] | None:
+    """``(offset, bytes)`` of a plan that writes one run and nothing else."""
+    if plan.records is not None or len(plan.writes) != 1:
+        return None
+    offset, source, nbytes, pattern = plan.writes[0].tolist()
+    if pattern == 0:
+        return offset, plan.payload[source : source + nbytes]
+    data = np.zeros(nbytes, np.uint8)
+    row = np.array([(0, source, nbytes, pattern)], WRITE)
+    apply_to_host(WritePlan(plan.memory, row, ()), data)
+    return offset, data
+
+
+def _up(nbytes: int) -> int:
+    return -(-nbytes // WORD) * WORD

@@ -1,0 +1,227 @@
+"""The half of an asynchronous device that needs streams, events and host memory alone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import weakref
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import wraps
+from typing import TYPE_CHECKING, ClassVar, Concatenate, ParamSpec, TypeVar
+
+from ..errors import HalError, InvalidValue
+from .base import DeviceBase
+from .blocks import HostBlock, HostBlocks, Lease
+from .events import AsyncStream, EventPool, RecordedEvent
+from .health import Health
+from .lifetimes import Retired
+from .primitives import RawStream, StreamPrimitives
+from .tickets import AsyncCopy, AsyncTicket, QuietCopy, QuietTicket, ReadsInFlight
+
+if TYPE_CHECKING:
+    from ..contract.counters import Counters
+    from ..memory.copies import CopyTicket
+    from ..memory.views import ByteRange, Memory
+    from ..streams import Stream
+    from .staging import StagingRing
+
+P = ParamSpec("P")
+D = TypeVar("D", bound="StreamDevice")
+T = TypeVar("T")
+
+
+def primitive(call: Callable[Concatenate[D, P], T]) -> Callable[Concatenate[D, P], T]:
+    """A call that a closed or faulty device refuses, and whose errors name the device."""
+
+    @wraps(call)
+    def checked(device: D, /, *arguments: P.args, **named: P.kwargs) -> T:
+        device.check_open()
+        try:
+            return call(device, *arguments, **named)
+        except HalError as error:
+            raise error.located(device=device.located) from error.__cause__
+
+    return checked
+
+
+_open: weakref.WeakSet[StreamDevice] = weakref.WeakSet()
+
+
+class StreamDevice(DeviceBase):
+    """Streams, events, tickets, copies out beside each stream, counting and closing, over a vendor's primitives.
+
+    It is for devices that move bytes in a way of their own: a subclass writes ``allocate``, ``submit`` and
+    :meth:`enqueue_copies`, and sets ``staging``. A device with addresses derives from
+    :class:`hal_core.devices.asynchronous.AsyncDevice`, which does.
+
+    ``last``: by a stream's lane, the last event of the work that was given to the device.
+    """
+
+    staging: StagingRing
+    """Guarded staging memory; the conformance kit makes it small and impatient (G3)."""
+    raises_faults: ClassVar[bool] = False
+    """True where the runtime itself raises an earlier failure at its next call, so that tickets need not be watched."""
+    fault_cure: ClassVar[str] = "mend what that work did, and open the device again"
+
+    def __init__(self, index: int, primitives: StreamPrimitives) -> None:
+        super().__init__(index)
+        self.located = f"{self.name}:{index}"
+        self.health, self.retired = Health(self.located, self.fault_cure), Retired()
+        primitives.counts, primitives.health = self._counts, self.health
+        self.events = EventPool(primitives, self.health, self.retired)
+        self.blocks, self.reads = HostBlocks(primitives), ReadsInFlight()
+        self.last: dict[int, RecordedEvent] = {}
+        self.ticket_type: type[AsyncTicket] = QuietTicket if self.raises_faults else AsyncTicket
+        self.copy_type: type[AsyncCopy] = QuietCopy if self.raises_faults else AsyncCopy
+        self._wrapped: dict[int, AsyncStream] = {}
+        self._main: AsyncStream | None = None
+        self.uploads = self.stream()  # what is put on the device beside all work, and is waited for
+        _open.add(self)
+
+    # -- streams ------------------------------------------------------------------------------------------------------
+
+    def stream(self) -> AsyncStream:
+        """A new stream, given back when nobody holds it."""
+        return AsyncStream(self.events, self.events.primitives.stream_create(), owned=True)
+
+    @property
+    def default_stream(self) -> Stream:
+        """A stream of our own. A device that a framework computes on gives that framework's current stream."""
+        if self._main is None:
+            self._main = self.stream()
+        return self._main
+
+    def own(self, stream: object) -> AsyncStream:
+        """The stream as one of this device: made by it, or somebody else's that it can use."""
+        if type(stream) is AsyncStream and stream.pool is self.events:
+            return stream
+        return self.foreign_stream(stream)
+
+    def foreign_stream(self, stream: object) -> AsyncStream:
+        """Somebody else's stream (a framework's), by :meth:`wrap`. By default there are none.
+
+        Raises :class:`InvalidValue` for what holds no stream, or one of another device.
+        """
+        raise InvalidValue(
+            f"{type(stream).__name__} is no stream of this device", cure="use device.stream()", argument="stream"
+        )
+
+    def wrap(self, handle: int, find: Callable[[], RawStream]) -> AsyncStream:
+        """A stream that somebody else made and keeps; the same object for the same handle, found and checked once."""
+        found = self._wrapped.get(handle)
+        if found is None:
+            found = self._wrapped[handle] = AsyncStream(self.events, find(), owned=False)
+        return found
+
+    # -- work ---------------------------------------------------------------------------------------------------------
+
+    def check_open(self) -> None:
+        """Raise :class:`hal_core.errors.DeviceClosed` after :meth:`close`, after a fault, and in a fork's child."""
+        if self._closed or self.health.unusable:
+            super().check_open()
+            self.health.check()
+
+    def mark(self, stream: AsyncStream) -> RecordedEvent:
+        """Record the event after the work that was just put on ``stream``; memory dropped later waits for it."""
+        event = self.last[stream.lane] = self.events.record(stream)
+        return event
+
+    def ticket(self, stream: AsyncStream) -> AsyncTicket:
+        """The ticket of the work that was just put on ``stream``; for kernels of the device's own."""
+        event = self.last[stream.lane] = self.events.record(stream)
+        return self.ticket_type(event)
+
+    def order_after_reads(self, stream: Stream, memory: Memory | None = None) -> None:
+        """Let ``stream`` wait for copies out that still read ``memory`` (None: any), before kernels write there."""
+        if self.reads.under_way:
+            self.reads.order(memory, self.own(stream))
+
+    @abstractmethod
+    def enqueue_copies(
+        self, block: HostBlock, memory: Memory, parts: Sequence[ByteRange], after: AsyncStream, stream: AsyncStream
+    ) -> RecordedEvent:
+        """Put the copies of ``parts``, one after the other into ``block``, on ``stream``, after what is on ``after``.
+
+        Counts them, and returns the event after them, also recorded in :attr:`last`. Where it raises, no copy may be
+        left that writes to the block, or :attr:`last` has an event after it.
+        """
+
+    def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
+        """Copy on a stream beside ``stream``, after an event on it; neither it nor any other stream waits."""
+        self.check_open()
+        places, at = [], 0
+        for part in parts:
+            nbytes = part.nbytes
+            if part.offset < 0 or part.offset + nbytes > memory.nbytes:
+                raise InvalidValue(
+                    f"{parts} of a block of {memory.nbytes} bytes",
+                    cure="stay inside",
+                    device=self.located,
+                    argument="parts",
+                )
+            places.append((at, nbytes))
+            at += nbytes
+        after = self.own(stream)
+        copies = after.beside()
+        try:
+            lease = Lease(self.blocks, self.blocks.take(at))
+            try:
+                event = lease.event = self.enqueue_copies(lease.block, memory, parts, after, copies)
+            except BaseException:
+                event = lease.event = self.mark(copies)  # some of them may be under way
+                raise
+            finally:
+                if parts and lease.event is not None:
+                    self.reads.add(memory, parts, lease.event)
+        except HalError as error:
+            raise error.located(device=self.located) from error.__cause__
+        return self.copy_type(event, lease, places)
+
+    def counters(self) -> Counters:
+        """Counts since the device was opened; of a full ring's waits each is one of the host's, too."""
+        counted, waits = super().counters(), self.staging.waits
+        return replace(counted, ring_waits=waits, host_waits=counted.host_waits + waits)
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Wait for the work that is under way, for the ring's deadline at most, then give everything back.
+
+        Where a group was lost nothing is waited for, and nothing given back: work that never ends may still use it. So
+        also where work does not end in time, or its events only fail. Idempotent. A subclass closes what is its own in
+        :meth:`release`.
+        """
+        if self._closed:
+            return
+        lost = any(getattr(communicator, "lost", "") for communicator in self._communicators.values())
+        super().close()
+        if not self.health.forked:
+            self.release(whole=not lost and self._settled())
+
+    def _settled(self) -> bool:
+        """Wait for the last work on each stream; False where it does not end, or its events no longer tell."""
+        with contextlib.suppress(HalError):  # what it met is told by tickets
+            return all(event.wait(self.staging.deadline) for event in self.last.values())
+        return False
+
+    def release(self, *, whole: bool) -> None:
+        """Give memory, events and streams back. ``whole``: all work is over; else what it may use is lost."""
+        if whole:
+            self.last.clear()
+            self.staging.close()
+            self.blocks.close(self.staging.deadline)
+            self._main = None
+            del self.uploads
+            self._wrapped.clear()
+            self.retired.close(self.staging.deadline)
+            self.events.close()
+
+
+def _refuse_after_fork() -> None:
+    for device in list(_open):
+        device.health.forked = device.health.unusable = True
+
+
+os.register_at_fork(after_in_child=_refuse_after_fork)

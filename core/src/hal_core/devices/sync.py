@@ -1,0 +1,66 @@
+"""Devices that execute each call before it returns: their base, their streams and events."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .base import DeviceBase
+
+if TYPE_CHECKING:
+    from ..streams import Event, Stream
+
+
+class PassedEvent:
+    """An event of a device that has executed everything it was given."""
+
+    __slots__ = ()
+
+    def done(self) -> bool:
+        """Always true."""
+        return True
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Nothing to wait for."""
+        return True
+
+
+PASSED = PassedEvent()
+
+
+class SyncStream:
+    """A stream whose work is done when the call that puts it there returns."""
+
+    __slots__ = ("handle",)
+
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
+
+    def record(self) -> Event:
+        """An event that has passed."""
+        return PASSED
+
+    def wait(self, event: Event) -> None:
+        """Wait for an event of another device on the host: this stream has no other way."""
+        event.wait()
+
+    def synchronize(self, timeout: float | None = None) -> None:
+        """Nothing to wait for."""
+
+
+class SyncDevice(DeviceBase):
+    """The base of devices without asynchrony. Their streams differ in their handles alone."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        self._stream = SyncStream(0)
+        self._streams = 0
+
+    @property
+    def default_stream(self) -> Stream:
+        """The stream on which the framework computes."""
+        return self._stream
+
+    def stream(self) -> Stream:
+        """A new stream."""
+        self._streams += 1
+        return SyncStream(self._streams)

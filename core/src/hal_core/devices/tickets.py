@@ -1,0 +1,123 @@
+"""Tickets of asynchronous work, copies out among them, and the copies that later writes must wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..memory.copies import CopyTicket
+from ..memory.views import ByteRange, Memory
+from ..tickets import Mode, Ticket
+from .blocks import Lease
+from .events import AsyncStream, RecordedEvent
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+class AsyncTicket(Ticket):
+    """Work before an event. A failure of the device is raised by :meth:`wait`. ``keep``: what the work still uses."""
+
+    __slots__ = ("_error", "_event", "_looked", "keep")
+    mode: Mode = "async"
+
+    def __init__(self, event: RecordedEvent) -> None:
+        self.observed = False
+        self.keep: object = None
+        self._event = event
+        self._error: BaseException | None = None
+        self._looked = False
+
+    def done(self) -> bool:
+        try:
+            return self._error is not None or self._event.done()
+        except Exception as error:  # noqa: BLE001 (kept for wait() and the next hook: done() never raises)
+            self._fail(error)
+            return True
+
+    def _block(self, timeout: float | None) -> bool:
+        try:
+            return self._error is not None or self._event.wait(timeout)
+        except Exception as error:  # noqa: BLE001 (raised by wait(), which asks failure())
+            self._fail(error)
+            return True
+
+    def failure(self) -> BaseException | None:
+        if not self._looked and self._error is None and (self._event.passed or self.done()) and self._error is None:
+            self._looked = True
+            error = self._find()
+            if error is not None:
+                self._fail(error)
+        return self._error
+
+    def _find(self) -> Exception | None:
+        """What the work met, now that it is over."""
+        pool = self._event.pool
+        return pool.health.fault or pool.error(self._event.raw)
+
+    def _fail(self, error: Exception) -> None:
+        pool = self._event.pool
+        self._error = pool.health.met(error, pool.primitives)
+
+
+class QuietTicket(AsyncTicket):
+    """A ticket of a device whose runtime raises a failure at its next call, whoever has looked (as CUDA does)."""
+
+    __slots__ = ()
+    watched = False
+
+
+class AsyncCopy(AsyncTicket, CopyTicket):
+    """A copy under way. The arrays of ``data`` lie in its host block, which they keep."""
+
+    __slots__ = ("_data", "_lease", "_places")
+
+    def __init__(self, event: RecordedEvent, lease: Lease, places: Sequence[tuple[int, int]]) -> None:
+        super().__init__(event)
+        self._lease, self._places = lease, places
+        self._data: list[Bytes] | None = None
+
+    @property
+    def data(self) -> Sequence[Bytes]:
+        if self._data is None:  # made by whoever reads, not by the step
+            block = self._lease.block
+            self._event.pool.primitives.host_read(block.address, block.nbytes)
+            whole = self._lease.array()
+            self._data = [whole[begin : begin + nbytes] for begin, nbytes in self._places]
+        return self._data
+
+
+class QuietCopy(AsyncCopy):
+    """The same for :class:`QuietTicket`'s devices."""
+
+    __slots__ = ()
+    watched = False
+
+
+class ReadsInFlight:
+    """Copies out under way: whoever writes what they read lets its stream wait for them first."""
+
+    def __init__(self) -> None:
+        self.under_way: list[tuple[int, int, RecordedEvent]] = []
+
+    def add(self, memory: Memory, parts: Sequence[ByteRange], event: RecordedEvent) -> None:
+        """Remember that the copy up to ``event`` reads these parts; at least one."""
+        if len(parts) == 1:
+            begin, end = parts[0].offset, parts[0].end
+        else:
+            begin, end = min([part.offset for part in parts]), max([part.end for part in parts])
+        self.under_way.append((memory.address + begin, memory.address + end, event))
+
+    def order(self, memory: Memory | None, stream: AsyncStream) -> None:
+        """Let ``stream`` wait for copies that still read ``memory`` (None: any memory). By address, since two views of
+        one tensor are two memories."""
+        left = []
+        for read in self.under_way:
+            begin, end, event = read
+            if event.done():
+                continue
+            left.append(read)
+            if memory is None or (begin < memory.address + memory.nbytes and memory.address < end):
+                stream.wait(event)
+        self.under_way = left

@@ -1,0 +1,304 @@
+"""The body of an output frame: a record as a MessagePack map (``hal_core.frames.envelope`` says what lies around it).
+
+Arrays are written as their bytes, without a loop over tokens; what is missing is left out. A reader skips names that
+it does not know, so a later revision may add optional parts.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from hal_core.errors import FrameError, InvalidValue
+from hal_core.output.record_checks import join_request_ids
+from hal_core.output.record_terms import BOOL, FLOAT32, INT32, INT64, OPTIONAL, UINT8
+from hal_core.output.records import OutputRecord, assemble, narrowed
+
+MAX_COLUMNS = 1 << 20  #: most log-probability columns a reader believes
+
+
+Part = bytes | memoryview
+Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+
+
+class Body(msgspec.Struct, omit_defaults=True, gc=False):
+    """The body of an output frame. Names are short because every frame carries them.
+
+    What is a few bytes a row is copied out of the message, what is many a token is a view of it.
+    """
+
+    step: Count
+    rows: Count
+    ids: str  #: request ids joined by NUL characters
+    status: bytes
+    finish: bytes
+    pos: bytes
+    counts: bytes
+    tokens: bytes
+    first: bytes
+    dcounts: bytes | None = None
+    drafts: bytes | None = None
+    columns: Count = 0  #: K+1, 0 without log-probabilities
+    lids: memoryview | None = None
+    lps: memoryview | None = None
+    ranks: memoryview | None = None
+    msgs: dict[int, str] | None = None
+    apart: tuple[Count, Count] | None = None  #: bytes of lids and lps, where these two travel by themselves
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Body)
+#: What decoding unsound bytes may raise, apart from FrameError
+_UNREADABLE = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError, MemoryError)
+_CURE = "have it sent again; if that does not help, sender and reader differ in version"
+
+
+def encode_body(record: OutputRecord) -> tuple[Part, ...]:
+    """Return the record as the body of a frame, in parts that follow each other: large arrays are not copied."""
+    try:
+        body = _body_of(record)
+        if record.logprobs is None:
+            return (_encoder.encode(body),)
+        large = {name: getattr(body, name) for name in _LARGE if getattr(body, name) is not None}
+        for name in large:
+            setattr(body, name, None)
+        return _with_entries(_encoder.encode(body), large)
+    except _UNWRITABLE as error:
+        raise _unwritable(error) from error
+
+
+def encode_rows(record: OutputRecord, ids: int, logprobs: int) -> bytes:
+    """Return the body without ids and log-probabilities, which travel by themselves, in so many bytes."""
+    try:
+        body = _body_of(record)
+        body.lids, body.lps, body.apart = None, None, (ids, logprobs)
+        return _encoder.encode(body)
+    except _UNWRITABLE as error:
+        raise _unwritable(error) from error
+
+
+_LARGE = ("lids", "lps", "ranks")
+_UNWRITABLE = (UnicodeEncodeError, OverflowError, msgspec.MsgspecError)
+
+
+def _unwritable(error: Exception) -> InvalidValue:
+    return InvalidValue(f"the record cannot be encoded: {error}", hook="save_output", argument="record")
+
+
+def _with_entries(encoded: bytes, entries: dict[str, memoryview]) -> tuple[Part, ...]:
+    """A MessagePack map of less than 2**16 entries with more entries, binary ones, behind them."""
+    if encoded[0] == 0xDE:  # map 16: the count follows; else it is a fixmap, which has it in its first byte
+        count, begin = int.from_bytes(encoded[1:3], "big"), 3
+    else:
+        count, begin = encoded[0] & 0x0F, 1
+    parts: list[Part] = [b"\xde" + (count + len(entries)).to_bytes(2, "big"), memoryview(encoded)[begin:]]
+    for name, data in entries.items():
+        parts.append(bytes((0xA0 | len(name),)) + name.encode() + b"\xc6" + data.nbytes.to_bytes(4, "big"))
+        if data.nbytes:
+            parts.append(data.cast("B"))
+    return tuple(parts)
+
+
+def decode_body(data: memoryview) -> OutputRecord:
+    """Return the record that the body holds; arrays may be views of the body. Raises FrameError and nothing else."""
+    try:
+        body = _decoder.decode(data)
+        if body.apart is not None:
+            raise FrameError("a part of the record is missing", cure=_CURE)
+        return _record_of(body)
+    except FrameError:
+        raise
+    except _UNREADABLE as error:
+        raise FrameError(f"the body is no record: {error}", cure=_CURE) from error
+
+
+class Rows:
+    """A record all but the two arrays that travel by themselves: checked, and waiting for them."""
+
+    __slots__ = ("_record", "_shape", "apart")
+
+    def __init__(self, data: memoryview) -> None:
+        """Decode what :func:`encode_rows` made. Raises FrameError and nothing else."""
+        try:
+            body = _decoder.decode(data)
+            columns, ranks = body.columns, body.ranks
+            if body.apart is None or body.lids is not None or body.lps is not None or not 0 < columns <= MAX_COLUMNS:
+                raise FrameError("these rows wait for nothing", cure=_CURE)
+            body.columns, body.ranks = 0, None  # for now there are no log-probabilities that they would belong to
+            self._record = record = _record_of(body)
+            self._shape = (len(record.tokens), columns)
+            self.apart = body.apart  #: bytes of ids and of log-probabilities
+            elements = len(record.tokens) * columns
+            if self.apart not in ((4 * elements, 4 * elements), (8 * elements, 4 * elements)):
+                raise FrameError(f"{self.apart} bytes are not {elements} ids and log-probabilities", cure=_CURE)
+            vars(record)["ranks"] = None if ranks is None else _sized(ranks, INT32, len(record.tokens))
+        except FrameError:
+            raise
+        except _UNREADABLE as error:
+            raise FrameError(f"the rows are no record: {error}", cure=_CURE) from error
+
+    @property
+    def has_ids(self) -> bool:
+        """Whether :meth:`add_ids` has had them."""
+        return self._record.logprob_token_ids is not None
+
+    def add_ids(self, data: memoryview) -> None:
+        """Take the ids, of which the record keeps a view. Raises FrameError.
+
+        Whether they are those of the tokens is looked at in some rows alone: what is shifted, torn or another frame's
+        differs nearly everywhere, and the bytes between are no better guarded in a large frame that comes whole.
+        """
+        record, (length, _) = self._record, self.apart
+        narrow = length == 4 * self._shape[0] * self._shape[1]
+        ids = np.frombuffer(self._sound(data, length), INT32 if narrow else INT64).reshape(self._shape)
+        rows = len(ids)
+        for row in (*range(0, rows, 1 + rows // _LOOKED_AT), rows - 1) if rows else ():
+            if ids.item(row, 0) != record.tokens.item(row):
+                raise FrameError(f"column 0 of the ids is not the sampled token in row {row}", cure=_CURE)
+        vars(record)["logprob_token_ids"] = ids
+
+    def add_logprobs(self, data: memoryview) -> OutputRecord:
+        """Take the log-probabilities, which are last, and return the record with a view of them. Raises FrameError."""
+        vars(self._record)["logprobs"] = np.frombuffer(self._sound(data, self.apart[1]), FLOAT32).reshape(self._shape)
+        return self._record
+
+    def _sound(self, data: memoryview, length: int) -> memoryview:
+        if len(data) != length:
+            raise FrameError(f"{len(data)} bytes of an array came, not {length}", cure=_CURE)
+        return data
+
+
+_LOOKED_AT = 4  #: rows, and the last one
+
+
+def _body_of(record: OutputRecord) -> Body:
+    body = Body(
+        record.step,
+        len(record.request_ids),
+        join_request_ids(record.request_ids),
+        record.status.tobytes(),
+        record.finish.tobytes(),
+        record.positions.tobytes(),
+        record.counts.tobytes(),
+        record.tokens.tobytes(),
+        record.first_token.tobytes(),
+    )
+    if record.draft_counts is not None and record.drafts is not None:
+        body.dcounts, body.drafts = record.draft_counts.tobytes(), record.drafts.tobytes()
+    if record.logprob_token_ids is not None and record.logprobs is not None:
+        body.columns, body.lps = record.logprobs.shape[1], record.logprobs.data
+        body.lids = narrowed(record.logprob_token_ids).data
+        body.ranks = None if record.ranks is None else record.ranks.data
+    if record.messages:
+        body.msgs = dict(record.messages)
+    return body
+
+
+class _Rows:
+    """The parts of a body that stay the same while a batch does, and what they were found to be."""
+
+    __slots__ = ("fields", "key", "names", "tokens")
+
+    def __init__(self, key: tuple[str, bytes, bytes, bytes, bytes], names: tuple[str, ...]) -> None:
+        _, status, finish, counts, first = key
+        numbers = np.frombuffer(counts, INT32)
+        self.key = key  #: ids, status, finish, counts, first
+        self.names = names
+        self.tokens = _total(numbers)
+        #: A record's fields, but for step, positions and tokens; without optional parts.
+        self.fields: dict[str, Any] = {
+            "request_ids": names,
+            "status": np.frombuffer(status, UINT8),
+            "finish": np.frombuffer(finish, UINT8),
+            "counts": numbers,
+            "first_token": np.frombuffer(first, BOOL),
+            **dict.fromkeys(OPTIONAL),
+            "messages": {},
+        }
+
+
+def _record_of(body: Body) -> OutputRecord:
+    global _last_rows
+    rows, key = _last_rows, (body.ids, body.status, body.finish, body.counts, body.first)
+    options = (body.columns or None, body.dcounts, body.drafts, body.lids, body.lps, body.ranks, body.msgs)
+    known = rows.key == key
+    if not known:
+        rows = _read_rows(key)
+    if body.rows != len(rows.names):
+        raise FrameError(f"{len(rows.names)} request ids for {body.rows} rows", cure=_CURE)
+    values = rows.fields.copy()
+    values["step"] = body.step
+    if body.pos[7::8].isascii() and len(body.pos) == 8 * body.rows:  # no sign bit is set
+        values["positions"] = np.frombuffer(body.pos, INT64)
+    else:
+        values["positions"], known = _wide(body.pos, body.rows), False
+    values["tokens"] = _wide(body.tokens, rows.tokens)
+    if options != _ABSENT:
+        values |= _options(body, rows.tokens)
+    record = assemble(values, checked=known)
+    _last_rows = rows
+    return record
+
+
+_ABSENT = (None,) * 7
+
+
+def _read_rows(key: tuple[str, bytes, bytes, bytes, bytes]) -> _Rows:
+    """Check lengths and flags; the record checks the values."""
+    joined, status, finish, counts, first = key
+    rows = len(status)
+    if len(finish) != rows or len(first) != rows or len(counts) != 4 * rows:
+        raise FrameError(f"the arrays do not all have {rows} rows", cure=_CURE)
+    if first.translate(None, b"\0\1"):  # any other byte would be a bool that NumPy computes wrongly with
+        raise FrameError("a flag is neither 0 nor 1", cure=_CURE)
+    last = _last_rows
+    return _Rows(key, last.names if joined == last.key[0] else tuple(joined.split("\0") if joined else ()))
+
+
+def _options(body: Body, tokens: int) -> dict[str, Any]:
+    """The optional parts of a record."""
+    with_logprobs = {bool(body.columns), body.lids is not None, body.lps is not None}
+    lone = len(with_logprobs) > 1 or (body.ranks is not None and body.lps is None)
+    if lone or (body.dcounts is None) != (body.drafts is None) or body.columns > MAX_COLUMNS:
+        raise FrameError("parts that belong together do not fit", cure=_CURE)
+    drafts = draft_counts = token_ids = logprobs = ranks = None
+    if body.dcounts is not None and body.drafts is not None:
+        draft_counts = _sized(body.dcounts, INT32, body.rows)
+        drafts = _wide(body.drafts, _total(draft_counts))
+    if body.lids is not None and body.lps is not None:
+        shape = (tokens, body.columns)
+        narrow = len(body.lids) == 4 * tokens * body.columns
+        token_ids = _sized(body.lids, INT32 if narrow else INT64, tokens * body.columns).reshape(shape)
+        logprobs = _sized(body.lps, FLOAT32, tokens * body.columns).reshape(shape)
+        ranks = None if body.ranks is None else _sized(body.ranks, INT32, tokens)
+    found = (draft_counts, drafts, token_ids, logprobs, ranks)
+    return {**dict(zip(OPTIONAL, found, strict=True)), "messages": body.msgs or {}}
+
+
+def _total(counts: NDArray[np.int32]) -> int:
+    """The sum; the plain case, one token a row, is known without adding up."""
+    rows = len(counts)
+    return rows if counts.tobytes() == b"\1\0\0\0" * rows else int(np.add.reduce(counts, dtype=INT64))
+
+
+def _sized(data: bytes | memoryview, dtype: np.dtype[Any], elements: int) -> NDArray[Any]:
+    if len(data) != dtype.itemsize * elements:
+        raise FrameError(f"{len(data)} bytes are not {elements} of {dtype}", cure=_CURE)
+    return np.frombuffer(data, dtype)
+
+
+def _wide(data: bytes | memoryview, elements: int) -> NDArray[np.int64]:
+    """An int64 array of so many elements, written with 64 or 32 bits each."""
+    if len(data) == 8 * elements:
+        return np.frombuffer(data, INT64)
+    if len(data) == 4 * elements:
+        return np.frombuffer(data, INT32).astype(INT64)
+    raise FrameError(f"{len(data)} bytes are not {elements} integers", cure=_CURE)
+
+
+#: The rows of the last good record. What was checked once is not checked again. One assignment replaces it, so threads
+#: need no lock.
+_last_rows = _Rows(("", b"", b"", b"", b""), ())

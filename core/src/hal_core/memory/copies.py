@@ -1,0 +1,48 @@
+"""What copies out return: a ticket that carries the bytes."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..tickets import Mode, Ticket
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+class CopyTicket(Ticket):
+    """A ticket of ``copy_out``. ``data`` may be read once the ticket is done; the arrays stay valid and unchanged."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def data(self) -> Sequence[Bytes]:
+        """One uint8 array for each range that was asked for, in that order."""
+
+
+class HostCopy(CopyTicket):
+    """A copy that was made when ``copy_out`` returned."""
+
+    __slots__ = ("_data",)
+    mode: Mode = "sync"
+
+    def __init__(self, data: Sequence[Bytes]) -> None:
+        super().__init__()
+        self._data = data
+
+    @property
+    def data(self) -> Sequence[Bytes]:
+        return self._data
+
+    def done(self) -> bool:
+        return True
+
+    def _block(self, timeout: float | None) -> bool:
+        return True
+
+    def failure(self) -> BaseException | None:
+        return None

@@ -1,0 +1,104 @@
+"""From a write plan to the bytes of a staging block, and back. Plain NumPy, no device.
+
+A block is: descriptors, slots, records, payload, each on a 16-byte boundary (the widest load of the kernel).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .plan import WRITE, Records, WritePlan, write_to_host
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+ROW = 16 << 10
+"""Bytes; a longer copy is cut into descriptors of so many, so that it is spread over blocks of threads."""
+
+JOINED = 96 << 10
+"""Bytes; up to here joining bytes and copying once is faster than many small copies. Beyond, the joined bytes would be
+fresh pages each time (malloc maps them), which costs more than the copies."""
+
+
+def _up(nbytes: int) -> int:
+    return -(-nbytes // 16) * 16
+
+
+class Packed(NamedTuple):
+    """Where the parts of a plan lie in its staging block; byte offsets and counts."""
+
+    nbytes: int
+    writes: int
+    records: int
+    record_bytes: int
+    slots_at: int
+    records_at: int
+    payload_at: int
+
+    @classmethod
+    def of(cls, plan: WritePlan) -> Packed:
+        """Lay out a plan's block."""
+        at = _up(plan.writes.nbytes)
+        records = plan.records
+        count = 0 if records is None else len(records.slots)
+        slots_at, records_at = at, at
+        if records is not None:
+            records_at = _up(slots_at + 4 * count)
+            at = _up(records_at + records.data.nbytes)
+        size = sum(map(len, plan.pieces))
+        width = 0 if records is None else records.data.shape[1]
+        return cls(at + size, len(plan.writes), count, width, slots_at, records_at, at)
+
+    def fill(self, block: Bytes, plan: WritePlan) -> None:
+        """Write the plan into the block; after this the plan's arrays may change (G2)."""
+        parts = [plan.writes.tobytes()]
+        if plan.records is not None:
+            slots, data = plan.records.slots, plan.records.data
+            parts += [_gap(plan.writes.nbytes, self.slots_at), slots.tobytes()]
+            parts += [_gap(self.slots_at + slots.nbytes, self.records_at), data.tobytes()]
+            parts.append(_gap(self.records_at + data.nbytes, self.payload_at))
+        else:
+            parts.append(_gap(plan.writes.nbytes, self.payload_at))
+        if self.nbytes <= JOINED:
+            block[: self.nbytes] = np.frombuffer(b"".join([*parts, *plan.pieces]), np.uint8)
+            return
+        block[: self.payload_at] = np.frombuffer(b"".join(parts), np.uint8)
+        view, at = memoryview(block.data), self.payload_at
+        for piece in plan.pieces:
+            end = at + len(piece)
+            view[at:end] = piece.data if isinstance(piece, np.ndarray) else piece
+            at = end
+
+
+def _gap(begin: int, end: int) -> bytes:
+    return bytes(end - begin)
+
+
+def apply_packed(packed: Packed, block: Bytes, spread: np.ndarray[Any, np.dtype[np.void]], buffer: Bytes) -> None:
+    """Carry out on host memory the plan that is packed in ``block``: what the launch of a plan must amount to.
+
+    ``spread`` is the table of its records (dtype :data:`hal_core.memory.plan.SPREAD`), ``buffer`` uint8
+    ``[memory.nbytes]``.
+    """
+    records, end = None, packed.records_at + packed.records * packed.record_bytes
+    if packed.records:
+        slots = block[packed.slots_at :][: 4 * packed.records].view(np.int32)
+        records = Records(slots, block[packed.records_at : end].reshape(packed.records, -1), spread)
+    writes = block[: packed.writes * WRITE.itemsize].view(WRITE)
+    write_to_host(writes, block[packed.payload_at : packed.nbytes], records, buffer)
+
+
+def cut_rows(plan: WritePlan) -> WritePlan:
+    """The same plan with no copy or fill longer than ``ROW``; the plan itself when it has none."""
+    writes = plan.writes
+    if not len(writes) or int(writes["nbytes"].max()) <= ROW:
+        return plan
+    parts = (writes["nbytes"].astype(np.int64) + ROW - 1) // ROW
+    index = np.repeat(np.arange(len(writes)), parts)
+    first = np.cumsum(parts) - parts
+    skip = (np.arange(len(index)) - first[index]).astype(np.uint64) * np.uint64(ROW)
+    rows = writes[index]
+    rows["dst"] += skip
+    rows["source"] += np.where(rows["pattern"] == 0, skip, 0).astype(np.uint64)  # ROW is a multiple of the cycle
+    rows["nbytes"] = np.minimum(writes["nbytes"][index] - skip, ROW)
+    return WritePlan(plan.memory, rows, plan.pieces, plan.records)

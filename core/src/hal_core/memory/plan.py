@@ -1,0 +1,219 @@
+"""Write plans: what a device is asked to write, as data that can be tested without any device.
+
+A plan has two parts, written in this order and never overlapping:
+
+- ``records``: packed per-request records that the device spreads over the fields by a :class:`SpreadMap` it knows;
+- ``writes``: descriptors, each a run of bytes taken from ``payload`` or filled with a pattern.
+
+A device submits a plan and knows nothing of requests, fields or tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..errors import InvalidValue
+from .views import Memory
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+Buffer = Any
+"""bytes, or a contiguous uint8 array (which type checkers know as a buffer from Python 3.12 on)."""
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+WRITE = np.dtype([("dst", "<u8"), ("source", "<u8"), ("nbytes", "<u4"), ("pattern", "<u4")])
+"""One descriptor, 24 bytes. ``dst``: byte offset into the memory. ``pattern`` 0: copy ``nbytes`` from byte
+``source`` of the payload. ``pattern`` 1, 2, 4 or 8: fill ``nbytes`` with a pattern of that many bytes, which
+``source`` holds repeated to 8 bytes (so that a device may write 8 bytes at a time from any aligned place)."""
+
+SPREAD = np.dtype([("base", "<u8"), ("stride", "<u8"), ("source", "<u4"), ("nbytes", "<u4")])
+"""One field of a record: ``nbytes`` from byte ``source`` of the record go to ``base + slot * stride``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """Packed records for some slots: ``slots`` int32 ``[n]``, distinct; ``data`` uint8 ``[n, record bytes]``;
+    ``spread`` the map of dtype :data:`SPREAD`, the same object for every plan of a state."""
+
+    slots: np.ndarray[Any, np.dtype[np.int32]]
+    data: Bytes
+    spread: np.ndarray[Any, np.dtype[np.void]]
+
+
+class WritePlan:
+    """Everything one submission writes to ``memory``; see the module's text. Immutable.
+
+    The payload is given as ``pieces``, bytes or contiguous uint8 arrays one after the other, so that a device can join
+    them where it uploads from.
+    """
+
+    __slots__ = ("_payload", "memory", "pieces", "records", "writes")
+
+    def __init__(
+        self,
+        memory: Memory,
+        writes: np.ndarray[Any, np.dtype[np.void]],
+        pieces: Sequence[Buffer],
+        records: Records | None = None,
+    ) -> None:
+        self.memory, self.writes, self.pieces, self.records = memory, writes, pieces, records
+        self._payload: Bytes | None = None
+
+    @property
+    def payload(self) -> Bytes:
+        """The pieces as one uint8 array."""
+        if self._payload is None:
+            self._payload = np.frombuffer(b"".join(self.pieces), np.uint8)
+        return self._payload
+
+    @property
+    def empty(self) -> bool:
+        """True when nothing is to be written."""
+        return len(self.writes) == 0 and self.records is None
+
+    def flat(self) -> WritePlan:
+        """The same plan without records, for devices that know descriptors only."""
+        if self.records is None:
+            return self
+        rec, payload = self.records, self.payload
+        spread, n, width = rec.spread, len(rec.slots), rec.data.shape[1]
+        flat = np.zeros((n, len(spread)), WRITE)
+        flat["dst"] = spread["base"] + rec.slots[:, None].astype(np.uint64) * spread["stride"]
+        start = np.arange(n, dtype=np.uint64)[:, None] * np.uint64(width) + np.uint64(payload.nbytes)
+        flat["source"] = start + spread["source"]
+        flat["nbytes"] = spread["nbytes"]
+        writes = np.concatenate([flat.reshape(-1), self.writes])
+        return WritePlan(self.memory, writes, [payload, rec.data.reshape(-1)])
+
+
+class PlanBuilder:
+    """Collects writes, and builds a plan in which of two writes to one place the last has won (G4)."""
+
+    def __init__(self, memory: Memory) -> None:
+        self.memory = memory
+        self._writes: list[np.ndarray[Any, np.dtype[np.void]]] = []
+        self._payload: list[Bytes] = []
+        self._size = 0
+
+    def copy(self, offsets: Ints, lengths: Ints | int, data: Bytes) -> None:
+        """Write ``data`` (uint8, the runs one after the other) to ``offsets``; ``lengths`` bytes each."""
+        n = len(offsets)
+        if n == 0:
+            return
+        rows = np.zeros(n, WRITE)
+        rows["dst"], rows["nbytes"] = offsets, lengths
+        sizes = np.broadcast_to(np.asarray(lengths, np.int64), n)
+        ends = np.cumsum(sizes)
+        if int(ends[-1]) != data.nbytes:
+            raise InvalidValue(f"{data.nbytes} bytes for runs of {int(ends[-1])} bytes together", argument="data")
+        rows["source"] = ends - sizes + self._size
+        self._add(rows, data)
+
+    def fill(self, offsets: Ints, lengths: Ints | int, value: np.generic) -> None:
+        """Fill ``lengths`` bytes at each of ``offsets`` with the element ``value`` (its own bytes, repeated)."""
+        if len(offsets) == 0:
+            return
+        pattern = value.tobytes()
+        rows = np.zeros(len(offsets), WRITE)
+        rows["dst"], rows["nbytes"], rows["pattern"] = offsets, lengths, len(pattern)
+        rows["source"] = int.from_bytes(pattern * (8 // len(pattern)), "little")
+        self._add(rows, None)
+
+    def _add(self, rows: np.ndarray[Any, np.dtype[np.void]], data: Bytes | None) -> None:
+        self._writes.append(rows)
+        if data is not None:
+            self._payload.append(data)
+            self._size += data.nbytes
+
+    def build(self, records: Records | None = None) -> WritePlan:
+        """The plan. ``records`` must not touch what the writes touch; the writes may overlap, and are then cut."""
+        writes = np.concatenate(self._writes) if self._writes else np.zeros(0, WRITE)
+        writes = writes[writes["nbytes"] > 0]
+        if len(writes) and int((writes["dst"] + writes["nbytes"]).max()) > self.memory.nbytes:
+            raise InvalidValue("a write ends outside the memory", argument="plan")
+        return WritePlan(self.memory, last_wins(writes), self._payload, records)
+
+
+def last_wins(writes: np.ndarray[Any, np.dtype[np.void]]) -> np.ndarray[Any, np.dtype[np.void]]:
+    """The same effect without overlaps: earlier writes lose the bytes that later ones write."""
+    if len(writes) < 2:
+        return writes
+    order = np.argsort(writes["dst"], kind="stable")
+    begin = writes["dst"][order]
+    if bool((begin[:-1] + writes["nbytes"][order][:-1] <= begin[1:]).all()):
+        return writes
+    kept: list[tuple[int, int, int, int]] = []
+    taken: list[tuple[int, int]] = []  # sorted, disjoint byte ranges that later writes fill
+    for dst, source, nbytes, pattern in reversed(writes.tolist()):
+        for low, high in _uncovered(dst, dst + nbytes, taken):
+            kept.append((low, _advance_source(source, low - dst, pattern), high - low, pattern))
+        taken = _merged(taken, (dst, dst + nbytes))
+    return np.array(kept[::-1], WRITE)
+
+
+def _advance_source(source: int, skipped: int, pattern: int) -> int:
+    """Where the source of a write continues after ``skipped`` bytes; a pattern is rotated by them."""
+    if pattern == 0:
+        return source + skipped
+    turned = (skipped % 8) * 8
+    return ((source >> turned) | (source << (64 - turned))) & 0xFFFF_FFFF_FFFF_FFFF if turned else source
+
+
+def _uncovered(low: int, high: int, taken: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The parts of ``[low, high)`` that no range of ``taken`` covers."""
+    parts = []
+    for begin, end in taken:
+        if end <= low or begin >= high:
+            continue
+        if begin > low:
+            parts.append((low, begin))
+        low = max(low, end)
+    if low < high:
+        parts.append((low, high))
+    return parts
+
+
+def _merged(taken: list[tuple[int, int]], new: tuple[int, int]) -> list[tuple[int, int]]:
+    """``taken`` with ``new`` added, sorted and disjoint."""
+    low, high = new
+    rest = []
+    for begin, end in taken:
+        if end < low or begin > high:
+            rest.append((begin, end))
+        else:
+            low, high = min(low, begin), max(high, end)
+    return sorted([*rest, (low, high)])
+
+
+def apply_to_host(plan: WritePlan, buffer: Bytes) -> None:
+    """Write a plan into host memory: what every device's submission must amount to.
+
+    ``buffer`` is uint8 ``[memory.nbytes]``. The cpu device runs this, and a device's tests compare with it.
+    """
+    write_to_host(plan.writes, plan.payload, plan.records, buffer)
+
+
+def write_to_host(
+    writes: np.ndarray[Any, np.dtype[np.void]], payload: Bytes, records: Records | None, buffer: Bytes
+) -> None:
+    """The same for the parts of a plan."""
+    if records is not None:
+        _spread_to_host(records, buffer)
+    for dst, source, nbytes, pattern in writes.tolist():
+        if pattern == 0:
+            buffer[dst : dst + nbytes] = payload[source : source + nbytes]
+        else:
+            element = source.to_bytes(8, "little")
+            whole, rest = divmod(nbytes, 8)
+            buffer[dst : dst + nbytes] = np.frombuffer(element * whole + element[:rest], np.uint8)
+
+
+def _spread_to_host(records: Records, buffer: Bytes) -> None:
+    for base, stride, source, nbytes in records.spread.tolist():
+        rows = np.lib.stride_tricks.as_strided(
+            buffer[base:], (int(records.slots.max()) + 1, nbytes), (stride, 1), writeable=True
+        )
+        rows[records.slots] = records.data[:, source : source + nbytes]

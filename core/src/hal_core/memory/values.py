@@ -1,0 +1,58 @@
+"""The value of ``async_set_value`` on its way to a device: checked, converted, and no longer the caller's memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..errors import ConversionRefused, ShapeMismatch
+from .convert import convert, convert_scalar
+from .dtypes import ARRAY_TYPES, DType, dtype_of
+from .views import View
+
+Array = np.ndarray[Any, Any]
+Value = np.generic | Array | View
+"""One element that fills, a C-contiguous array of the target's shape and storage dtype, or a view of memory on the same
+device (G6). The array may be the caller's own memory: a hook has read it when it returns (G2)."""
+
+_PLAIN = (bool, int, float, list, tuple, np.ndarray)
+
+
+def host_array(value: object) -> tuple[Array, DType] | None:
+    """A framework's tensor on the host as an array with its dtype (bfloat16 as uint16); None for plain values."""
+    if isinstance(value, _PLAIN) or not hasattr(value, "numpy") or not hasattr(value, "dtype"):
+        return None
+    return np.asarray(value.numpy()), dtype_of(str(value.dtype))
+
+
+def prepare(target: View, value: object) -> Value:
+    """Convert a host value for ``target`` by the rules of G6 (:mod:`hal_core.memory.convert`)."""
+    if type(value) is np.ndarray and value.ndim and ARRAY_TYPES.get(value.dtype) is target.dtype:
+        if value.size != target.size:
+            return convert(value, target.dtype, target.shape)  # which says what does not fit
+        return np.ascontiguousarray(value).reshape(target.shape)
+    element = convert_scalar(value, target.dtype)
+    return convert(value, target.dtype, target.shape) if element is None else element
+
+
+def prepare_array(target: View, value: Array, source: DType) -> Value:
+    """The same for a host tensor of a framework, whose dtype NumPy may not know."""
+    return convert(value, target.dtype, target.shape, source=source)
+
+
+def prepare_on_device(target: View, value: View) -> View:
+    """Check a value that is on the device: it must have the target's dtype and as many elements (G6)."""
+    if value.dtype is not target.dtype:
+        raise ConversionRefused(
+            f"a device value of {value.dtype.name} for a target of {target.dtype.name}",
+            cure="convert it on the device first; values there are not inspected",
+            argument="value",
+        )
+    if value.size == target.size:
+        return value
+    raise ShapeMismatch(
+        f"a device value of shape {value.shape} for a target of shape {target.shape}",
+        cure="give as many elements as the target has",
+        argument="value",
+    )

@@ -1,0 +1,191 @@
+"""Views: strided pieces of device memory, the targets of writes and the sources of copies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..errors import InvalidValue
+from .dtypes import DType
+
+
+@dataclass(frozen=True, slots=True)
+class ByteRange:
+    """``nbytes`` bytes from ``offset`` of a block of device memory."""
+
+    offset: int
+    nbytes: int
+
+    @property
+    def end(self) -> int:
+        """The first byte after the range."""
+        return self.offset + self.nbytes
+
+
+Index = int | slice
+MOST_RUNS = 1 << 24
+"""Runs whose places are compared one by one where the strides alone do not tell whether elements overlap."""
+
+
+class Memory(Protocol):
+    """A block of device memory. ``address`` is the device's own; the host must not follow it."""
+
+    @property
+    def device(self) -> object:
+        """The opened device that the memory belongs to."""
+
+    @property
+    def address(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+class View:
+    """A strided view of device memory: what ``async_set_value`` writes to.
+
+    ``offset`` and ``strides`` are bytes (strides may be negative), ``shape`` elements. Views are made by
+    ``state.view(name)`` or ``device.resolve(tensor)`` and sliced with whole numbers and slices, as NumPy's are.
+    ``host`` caches the NumPy view of memory that the host may touch (the cpu device).
+    """
+
+    __slots__ = ("_apart", "_collapsed", "dtype", "host", "memory", "offset", "owner", "shape", "strides")
+
+    def __init__(
+        self,
+        memory: Memory,
+        offset: int,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        dtype: DType,
+        owner: object = None,
+    ) -> None:
+        self.memory, self.offset, self.shape, self.strides, self.dtype = memory, offset, shape, strides, dtype
+        self.owner = owner
+        self.host: np.ndarray[Any, Any] | None = None
+        self._collapsed: tuple[tuple[int, ...], tuple[int, ...], int] | None = None
+        self._apart = False  # known: no two elements share a byte
+
+    @classmethod
+    def contiguous(
+        cls, memory: Memory, offset: int, shape: tuple[int, ...], dtype: DType, owner: object = None
+    ) -> View:
+        """A view of ``shape`` elements that lie one after the other in row-major order."""
+        strides, step = [], dtype.itemsize
+        for extent in reversed(shape):
+            strides.append(step)
+            step *= extent
+        view = cls(memory, offset, shape, tuple(reversed(strides)), dtype, owner)
+        view._apart = True
+        return view
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+    def __getitem__(self, index: Index | tuple[Index, ...]) -> View:
+        """A view of the part; a whole number drops its axis. Raises :class:`InvalidValue` out of bounds."""
+        parts = index if isinstance(index, tuple) else (index,)
+        if len(parts) > len(self.shape):
+            raise InvalidValue(f"{len(parts)} indices for a view of shape {self.shape}", argument="index")
+        offset, shape, strides = self.offset, [], []
+        for axis, (extent, stride) in enumerate(zip(self.shape, self.strides, strict=True)):
+            part = parts[axis] if axis < len(parts) else slice(None)
+            if isinstance(part, slice):
+                start, stop, step = part.indices(extent)
+                count = len(range(start, stop, step))
+                offset += start * stride if count else 0
+                shape.append(count)
+                strides.append(step * stride)
+            else:
+                at = int(part)
+                if not -extent <= at < extent:
+                    raise InvalidValue(f"index {at} on axis {axis} of a view of shape {self.shape}", argument="index")
+                offset += (at % extent) * stride
+        view = View(self.memory, offset, tuple(shape), tuple(strides), self.dtype, self.owner)
+        view._apart = self._apart
+        return view
+
+    @property
+    def elements_apart(self) -> bool:
+        """Whether no two elements share a byte of memory, as those of an expanded or overlapping tensor do.
+
+        Nearly always the strides tell; else the runs are compared. Worked out once.
+        """
+        if not self._apart:
+            self._apart = 0 in self.shape or self._strides_nest() or self._runs_differ()
+        return self._apart
+
+    def _strides_nest(self) -> bool:
+        """Every axis steps over all that the axes of smaller strides reach: enough, but not needed."""
+        reach = self.dtype.itemsize
+        for stride, extent in sorted((abs(s), n) for n, s in zip(self.shape, self.strides, strict=True) if n > 1):
+            if stride < reach:
+                return False
+            reach += (extent - 1) * stride
+        return True
+
+    def _runs_differ(self) -> bool:
+        """The places of all elements, one by one. Interleaved axes may be apart though their strides do not nest."""
+        low, high = self.bounds()
+        if self.size * self.dtype.itemsize > high - low:
+            return False
+        if self.size > MOST_RUNS:
+            raise InvalidValue(
+                f"{self} has more elements than are compared one by one, and its strides do not tell if they overlap",
+                cure=f"write it in parts of at most {MOST_RUNS} elements",
+                argument="target",
+            )
+        offsets, nbytes = self.runs()
+        return bool((np.diff(np.sort(offsets)) >= nbytes).all())
+
+    def collapsed(self) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+        """``(shape, strides, run)``: the outer axes that are left when neighbouring bytes are one run of ``run`` bytes.
+
+        Row-major over ``shape``, the runs are the view's elements in order. Worked out once.
+        """
+        if self._collapsed is None:
+            run, keep = self.dtype.itemsize, len(self.shape)
+            while keep and (self.strides[keep - 1] == run or self.shape[keep - 1] == 1):
+                run *= self.shape[keep - 1]
+                keep -= 1
+            outer = [pair for pair in zip(self.shape[:keep], self.strides[:keep], strict=True) if pair[0] != 1]
+            self._collapsed = (tuple([pair[0] for pair in outer]), tuple([pair[1] for pair in outer]), run)
+        return self._collapsed
+
+    def runs(self) -> tuple[np.ndarray[Any, np.dtype[np.int64]], int]:
+        """``(offsets, nbytes)``: the view in row-major order as equal runs of neighbouring bytes.
+
+        ``offsets`` is int64 ``[runs]``, bytes into the memory; each run is ``nbytes`` long.
+        """
+        shape, strides, nbytes = self.collapsed()
+        offsets = np.array([self.offset], np.int64)
+        for extent, stride in zip(shape, strides, strict=True):
+            offsets = (offsets[:, None] + np.arange(extent, dtype=np.int64) * stride).reshape(-1)
+        if nbytes == 0:
+            return np.empty(0, np.int64), 0
+        return offsets, nbytes
+
+    def bounds(self) -> tuple[int, int]:
+        """``(first, end)``: the smallest byte range of the memory that holds the view."""
+        if self.size == 0:
+            return self.offset, self.offset
+        low = high = self.offset
+        for extent, stride in zip(self.shape, self.strides, strict=True):
+            reach = (extent - 1) * stride
+            low, high = low + min(0, reach), high + max(0, reach)
+        return low, high + self.dtype.itemsize
+
+    def __iter__(self) -> Iterator[View]:
+        return (self[i] for i in range(self.shape[0]))
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        return f"View({self.dtype.name}{list(self.shape)} at byte {self.offset}, strides {self.strides})"

@@ -1,0 +1,220 @@
+"""Whether a record is sound: shapes first, then values; the usual record is checked on bytes, an order cheaper."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from hal_core.output.record_terms import ALLOWED_FINISH, BOOL, INT32, INT64, LAYOUT, OPTIONAL, UINT8, SlotStatus
+from hal_core.slots.fields import FinishReason
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+
+class Arrays(Protocol):
+    """What is checked: the fields of an :class:`hal_core.output.records.OutputRecord`."""
+
+    @property
+    def step(self) -> int: ...
+    @property
+    def request_ids(self) -> tuple[str, ...]: ...
+    @property
+    def status(self) -> NDArray[np.uint8]: ...
+    @property
+    def finish(self) -> NDArray[np.uint8]: ...
+    @property
+    def positions(self) -> NDArray[np.int64]: ...
+    @property
+    def counts(self) -> NDArray[np.int32]: ...
+    @property
+    def tokens(self) -> NDArray[np.int64]: ...
+    @property
+    def first_token(self) -> NDArray[np.bool_]: ...
+    @property
+    def draft_counts(self) -> NDArray[np.int32] | None: ...
+    @property
+    def drafts(self) -> NDArray[np.int64] | None: ...
+    @property
+    def logprob_token_ids(self) -> NDArray[np.int64] | NDArray[np.int32] | None: ...
+    @property
+    def logprobs(self) -> NDArray[np.float32] | None: ...
+    @property
+    def ranks(self) -> NDArray[np.int32] | None: ...
+    @property
+    def messages(self) -> Mapping[int, str]: ...
+    def __len__(self) -> int: ...
+
+
+_STATUS_BYTES, _FINISH_BYTES = bytes(SlotStatus), bytes(FinishReason)
+_NATURAL_FINISH = bytes((FinishReason.NONE, FinishReason.STOP, FinishReason.LENGTH))
+
+#: Arrays that may be int32 too: half of a large record is token ids, which fit.
+_MAY_BE_NARROW = ("logprob_token_ids",)
+
+
+#: The last ids that were joined. A batch often keeps its requests from step to step, and each record's ids are
+#: needed twice: to check it and to encode it. One assignment replaces it, so threads need no lock.
+_last_joined: tuple[tuple[str, ...], str] = ((), "")
+
+
+def join_request_ids(request_ids: tuple[str, ...]) -> str:
+    """Return the ids joined by NUL characters, the form in which frames carry them.
+
+    Raises ValueError or TypeError when an id is empty, holds a NUL character or is no string.
+    """
+    global _last_joined
+    last_ids, joined = _last_joined
+    if request_ids is last_ids:
+        return joined
+    joined = _join_and_check(request_ids)
+    _last_joined = (request_ids, joined)
+    return joined
+
+
+def _join_and_check(request_ids: tuple[str, ...]) -> str:
+    joined = "\0".join(request_ids)
+    if request_ids and joined.count("\0") != len(request_ids) - 1:
+        raise ValueError("an id holds a NUL character")
+    if request_ids and (not joined or joined[0] == "\0" or joined[-1] == "\0" or "\0\0" in joined):
+        raise ValueError("an id is empty")
+    return joined
+
+
+def is_plainly_shaped(record: Arrays) -> bool:
+    """Whether a record without optional arrays has sound shapes: the usual case, in a third of the time."""
+    if type(record.request_ids) is not tuple:
+        return False
+    rows = (len(record.request_ids),)
+    return (
+        (record.draft_counts is None and record.drafts is None and record.ranks is None)
+        and (record.logprob_token_ids is None and record.logprobs is None)
+        and _is_array(record.status, UINT8, rows)
+        and _is_array(record.finish, UINT8, rows)
+        and _is_array(record.positions, INT64, rows)
+        and _is_array(record.counts, INT32, rows)
+        and _is_array(record.first_token, BOOL, rows)
+        and _is_array(record.tokens, INT64, None)
+    )
+
+
+def _is_array(array: object, dtype: np.dtype[Any], shape: tuple[int] | None) -> bool:
+    return (
+        type(array) is np.ndarray
+        and array.dtype is dtype
+        and (array.shape == shape if shape is not None else array.ndim == 1)
+        and array.flags.c_contiguous
+    )
+
+
+def shape_problems(record: Arrays) -> list[str]:
+    """Types, dtypes, dimensions and lengths: what must hold before any value is looked at."""
+    problems = []
+    if type(record.request_ids) is not tuple:
+        problems.append(f"request_ids is a {type(record.request_ids).__name__}, not a tuple")
+        return problems
+    rows = len(record.request_ids)
+    sizes = {"rows": rows, "tokens": getattr(record.tokens, "size", 0), "drafts": -1}
+    for name, (dtype, dimensions, counted) in LAYOUT.items():
+        array = getattr(record, name)
+        if array is None and name in OPTIONAL:
+            continue
+        narrow = name in _MAY_BE_NARROW and getattr(array, "dtype", None) == INT32
+        if not isinstance(array, np.ndarray) or not (array.dtype is dtype or array.dtype == dtype or narrow):
+            problems.append(f"{name} is {_describe(array)}, not an array of {dtype}")
+        elif array.ndim != dimensions or not array.flags.c_contiguous:
+            problems.append(f"{name} is {_describe(array)}, not C-contiguous with {dimensions} dimension(s)")
+        elif sizes[counted] not in (-1, array.shape[0]):
+            problems.append(f"{name} has length {array.shape[0]}, there are {sizes[counted]} {counted}")
+    return problems + _pair_problems(record)
+
+
+def _pair_problems(record: Arrays) -> list[str]:
+    """Optional arrays that only make sense together."""
+    problems = []
+    if (record.drafts is None) != (record.draft_counts is None):
+        problems.append("drafts and draft_counts must be given together")
+    if (record.logprobs is None) != (record.logprob_token_ids is None):
+        problems.append("logprobs and logprob_token_ids must be given together")
+    elif record.logprobs is not None and record.logprobs.shape != getattr(record.logprob_token_ids, "shape", None):
+        problems.append("logprobs and logprob_token_ids differ in shape")
+    elif record.logprobs is not None and record.logprobs.shape[-1] == 0:
+        problems.append("logprobs has no column for the sampled token")
+    if record.ranks is not None and record.logprobs is None:
+        problems.append("ranks needs logprobs")
+    return problems
+
+
+def _describe(value: object) -> str:
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype}{list(value.shape)}{'' if value.flags.c_contiguous else ' (not contiguous)'}"
+    return type(value).__name__
+
+
+def value_problems(record: Arrays) -> list[str]:
+    """Values within arrays of the right shapes. The plain case is checked on bytes: an order cheaper."""
+    problems = []
+    if type(record.step) is not int or not 0 <= record.step < 1 << 63:
+        problems.append(f"step is {record.step!r}, not an int of 0 to 2**63 - 1")
+    try:
+        join_request_ids(record.request_ids)
+    except (TypeError, ValueError) as error:
+        problems.append(f"request_ids: {error}")
+    if record.positions.size and np.minimum.reduce(record.positions) < 0:
+        problems.append(f"positions are negative in rows {_rows(record.positions < 0)}")
+    problems += optional_problems(record)
+    if not _is_plain(record):
+        problems += _count_problems(record)
+    return problems
+
+
+def _is_plain(record: Arrays) -> bool:
+    """Whether every row has one token and none ended otherwise than naturally."""
+    rows = len(record.request_ids)
+    return (
+        record.tokens.size == rows
+        and record.counts.tobytes() == b"\1\0\0\0" * rows
+        and record.status.tobytes() == b"\1" * rows
+        and not record.finish.tobytes().translate(None, _NATURAL_FINISH)
+    )
+
+
+def _count_problems(record: Arrays) -> list[str]:
+    problems = []
+    if record.status.tobytes().translate(None, _STATUS_BYTES) or record.finish.tobytes().translate(None, _FINISH_BYTES):
+        return ["status or finish holds a value that its type does not know"]
+    counts, has_tokens = record.counts, record.status == SlotStatus.TOKEN
+    if (counts < 0).any() or int(counts.sum(dtype=np.int64)) != record.tokens.size:
+        problems.append(f"counts add up to {counts.sum(dtype=np.int64)}, there are {record.tokens.size} tokens")
+    if (wrong := has_tokens != (counts > 0)).any():
+        problems.append(f"a row has tokens if and only if its status is TOKEN; not so in rows {_rows(wrong)}")
+    if (wrong := ~ALLOWED_FINISH[record.status, record.finish]).any():
+        problems.append(f"the finish reason does not go with the status in rows {_rows(wrong)}")
+    if (wrong := record.first_token & ~has_tokens).any():
+        problems.append(f"first_token is set without a token in rows {_rows(wrong)}")
+    return problems
+
+
+def optional_problems(record: Arrays) -> list[str]:
+    if record.draft_counts is None and record.logprobs is None and not record.messages:
+        return []
+    problems = []
+    if record.draft_counts is not None and record.drafts is not None:
+        counts = record.draft_counts
+        if (counts < 0).any() or int(counts.sum(dtype=np.int64)) != record.drafts.size:
+            problems.append(
+                f"draft_counts add up to {counts.sum(dtype=np.int64)}, there are {record.drafts.size} drafts"
+            )
+    if record.logprob_token_ids is not None and (record.logprob_token_ids[:, 0] != record.tokens).any():
+        problems.append("column 0 of logprob_token_ids is not the sampled token")
+    for row, text in record.messages.items():
+        if type(row) is not int or not 0 <= row < len(record) or type(text) is not str:
+            problems.append(f"messages has {row!r}: {text!r}, not a row of 0 to {len(record) - 1} with its text")
+    return problems
+
+
+def _rows(wrong: NDArray[np.bool_]) -> list[int]:
+    return wrong.nonzero()[0].tolist()

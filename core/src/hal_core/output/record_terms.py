@@ -1,0 +1,53 @@
+"""What rows of a record may say, and the arrays that a record consists of: the words that records and frames share."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+UINT8, INT32, INT64 = np.dtype("uint8"), np.dtype("<i4"), np.dtype("<i8")
+FLOAT32, BOOL = np.dtype("<f4"), np.dtype("bool")
+
+
+class SlotStatus(IntEnum):
+    """What became of a row's request in this step."""
+
+    NONE = 0  #: nothing to report, for example a chunk of a prefill that is not finished
+    TOKEN = 1  #: at least one token; the only status whose rows have tokens
+    PREEMPTED = 2  #: taken out of its slot, to be scheduled again
+    ABORTED = 3  #: ended by the engine's wish
+    ERROR = 4  #: ended by an error; ``messages`` may hold its text
+    RECOVERED = 5  #: stopped by the recovery of its worker
+
+
+#: Which finish reasons a status may carry, bool[status, finish]. A row that ended may still report NONE here
+#: when the finish was told before, but an abort or an error never looks like a natural end, nor the reverse.
+ALLOWED_FINISH: NDArray[np.bool_] = np.array(
+    [
+        # NONE  STOP  LENGTH ABORT ERROR
+        [True, True, True, False, False],  # NONE
+        [True, True, True, False, False],  # TOKEN
+        [True, False, False, False, False],  # PREEMPTED
+        [True, False, False, True, False],  # ABORTED
+        [True, False, False, False, True],  # ERROR
+        [True, True, False, False, True],  # RECOVERED
+    ]
+)
+#: The arrays of a record: dtype, number of dimensions, what the first dimension counts. Ids may be int32 as well.
+LAYOUT: dict[str, tuple[np.dtype[Any], int, str]] = {
+    "status": (UINT8, 1, "rows"),
+    "finish": (UINT8, 1, "rows"),
+    "positions": (INT64, 1, "rows"),
+    "counts": (INT32, 1, "rows"),
+    "tokens": (INT64, 1, "tokens"),
+    "first_token": (BOOL, 1, "rows"),
+    "draft_counts": (INT32, 1, "rows"),
+    "drafts": (INT64, 1, "drafts"),
+    "logprob_token_ids": (INT64, 2, "tokens"),
+    "logprobs": (FLOAT32, 2, "tokens"),
+    "ranks": (INT32, 1, "tokens"),
+}
+OPTIONAL = ("draft_counts", "drafts", "logprob_token_ids", "logprobs", "ranks")

@@ -1,0 +1,149 @@
+"""The record: what one step tells the engine, the same for every mode of decoding (G24, G25).
+
+Plain, speculative, top-k, first-token and preempted output are all rows of an :class:`OutputRecord`; what a
+mode does not have is ``None`` or a count of zero. There are no sentinel values inside the tokens: what became
+of a row is its typed :class:`SlotStatus`.
+
+``n`` is the number of rows, ``t`` the number of tokens in all rows together, ``K`` the number of top
+log-probabilities asked for. Arrays are little-endian and C-contiguous.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hal_core.errors import InvalidValue
+from hal_core.output.record_checks import is_plainly_shaped, optional_problems, shape_problems, value_problems
+from hal_core.output.record_terms import INT32, INT64, SlotStatus
+from hal_core.slots.fields import FinishReason
+
+__all__ = ["OutputRecord", "OutputRow", "SlotStatus", "assemble", "narrowed"]
+
+
+class OutputRow(NamedTuple):
+    """One request's part of a record. The arrays are views of the record's."""
+
+    request_id: str
+    status: SlotStatus
+    finish: FinishReason
+    position: int  #: index of the first token within the request's generated tokens
+    tokens: NDArray[np.int64]  #: int64[count]
+    first_token: bool
+    drafts: NDArray[np.int64] | None  #: int64[draft_count]
+    logprob_token_ids: NDArray[np.int64] | NDArray[np.int32] | None  #: int64 or int32[count, K+1]
+    logprobs: NDArray[np.float32] | None  #: float32[count, K+1], nats
+    ranks: NDArray[np.int32] | None  #: int32[count]
+    message: str  #: text of an error, else empty
+
+
+@dataclass(frozen=True, eq=False)
+class OutputRecord:
+    """One step's output, rows in batch-id order. Validates itself; an error lists every problem found.
+
+    A record owns its arrays: who builds one does not write to them afterwards.
+    """
+
+    step: int  #: the step's number, 0 to 2**63 - 1
+    request_ids: tuple[str, ...]  #: n ids, not empty, without NUL characters
+    status: NDArray[np.uint8]  #: uint8[n], :class:`SlotStatus`
+    finish: NDArray[np.uint8]  #: uint8[n], :class:`FinishReason`
+    positions: NDArray[np.int64]  #: int64[n], index of the row's first token in the request's generated tokens
+    counts: NDArray[np.int32]  #: int32[n], number of tokens of the row, always (G24)
+    tokens: NDArray[np.int64]  #: int64[t], the rows' tokens one after the other
+    first_token: NDArray[np.bool_]  #: bool[n], the row reports a prefill's first token
+    draft_counts: NDArray[np.int32] | None = None  #: int32[n]
+    drafts: NDArray[np.int64] | None = None  #: int64[sum(draft_counts)]
+    #: int64 or int32[t, K+1], column 0 the sampled token, unused -1
+    logprob_token_ids: NDArray[np.int64] | NDArray[np.int32] | None = None
+    logprobs: NDArray[np.float32] | None = None  #: float32[t, K+1], natural logarithms, unused -inf
+    ranks: NDArray[np.int32] | None = None  #: int32[t], rank of the sampled token
+    messages: Mapping[int, str] = field(default_factory=dict)  #: row -> text of an error
+
+    def __post_init__(self) -> None:
+        problems = [] if is_plainly_shaped(self) else shape_problems(self)
+        if problems := problems or value_problems(self):
+            raise InvalidValue(
+                f"{len(problems)} problem(s): " + "; ".join(problems),
+                cure="build the record with arrays of the documented dtypes and lengths",
+                hook="save_output",
+                argument="record",
+            )
+
+    def __len__(self) -> int:
+        return len(self.request_ids)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether the two say the same; floats bit for bit (so a NaN log-probability equals itself)."""
+        if not isinstance(other, OutputRecord):
+            return NotImplemented
+        return all(_same(getattr(self, item.name), getattr(other, item.name)) for item in fields(self))
+
+    __hash__ = None  # type: ignore[assignment]  # arrays are compared by value, so records have no hash
+
+    def rows(self) -> Iterator[OutputRow]:
+        """Give each request's part in row order; arrays are views."""
+        ends, draft_ends = _ends(self.counts), _ends(self.draft_counts)
+        start = draft_start = 0
+        for row, request_id in enumerate(self.request_ids):
+            end, draft_end = ends[row], draft_ends[row] if draft_ends else 0
+            yield OutputRow(
+                request_id,
+                SlotStatus(self.status[row]),
+                FinishReason(self.finish[row]),
+                int(self.positions[row]),
+                self.tokens[start:end],
+                bool(self.first_token[row]),
+                None if self.drafts is None else self.drafts[draft_start:draft_end],
+                None if self.logprob_token_ids is None else self.logprob_token_ids[start:end],
+                None if self.logprobs is None else self.logprobs[start:end],
+                None if self.ranks is None else self.ranks[start:end],
+                self.messages.get(row, ""),
+            )
+            start, draft_start = end, draft_end
+
+    def deliveries(self) -> list[tuple[str, int, int]]:
+        """``(request_id, first_position, count)`` of every row that tells something; what G19 accounts for."""
+        told = (self.status != SlotStatus.NONE) | (self.finish != FinishReason.NONE)
+        return [
+            (self.request_ids[row], int(self.positions[row]), int(self.counts[row]))
+            for row in told.nonzero()[0].tolist()
+        ]
+
+
+def _ends(counts: NDArray[np.int32] | None) -> list[int]:
+    return [] if counts is None else np.cumsum(counts, dtype=np.int64).tolist()
+
+
+def _same(mine: object, other: object) -> bool:
+    if isinstance(mine, np.ndarray) and isinstance(other, np.ndarray):
+        if mine.dtype != other.dtype and {mine.dtype, other.dtype} <= {INT32, INT64}:
+            return np.array_equal(mine, other)
+        return mine.shape == other.shape and mine.dtype == other.dtype and mine.tobytes() == other.tobytes()
+    return type(mine) is type(other) and mine == other
+
+
+def narrowed(ids: NDArray[np.int64] | NDArray[np.int32]) -> NDArray[np.int64] | NDArray[np.int32]:
+    """The ids with 32 bits each if they fit, as token ids do."""
+    if ids.dtype == INT32:
+        return ids
+    if ids.size and (np.minimum.reduce(ids, None) < -(1 << 31) or np.maximum.reduce(ids, None) >= 1 << 31):
+        return ids
+    return ids.astype(INT32)
+
+
+def assemble(values: dict[str, Any], *, checked: bool) -> OutputRecord:
+    """Return a record of ``values``, which has every field, and whose shapes and dtypes the caller has seen to.
+
+    For decoders: it checks the values alone, and of the optional parts alone where the caller has ``checked`` the rest.
+    The record keeps the dictionary: setting fields one by one would cost twice as much.
+    """
+    record = object.__new__(OutputRecord)
+    object.__setattr__(record, "__dict__", values)
+    if problems := optional_problems(record) if checked else value_problems(record):
+        raise InvalidValue("; ".join(problems), hook="save_output", argument="record")
+    return record

@@ -1,0 +1,271 @@
+"""The rows of a step's record: what the copied fields and the ledger say of each slot (G17 to G22, G24)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ..errors import HalError, InvalidValue
+from ..slots.fields import FinishReason, SplitRole
+from .records import OutputRecord, SlotStatus, narrowed
+
+if TYPE_CHECKING:
+    from ..slots.host_table import Ledger
+    from ..slots.state import SlotState
+    from ..slots.step import Step
+
+Columns = dict[str, np.ndarray[Any, Any]]
+Built = tuple[OutputRecord, tuple[int, ...], InvalidValue | None]
+
+
+class Facts(NamedTuple):
+    """What the host knows at the call: it must not change while the copy is under way."""
+
+    step: Step
+    order: np.ndarray[Any, np.dtype[np.int32]]
+    serials: np.ndarray[Any, np.dtype[np.int64]]
+    names: tuple[str, ...]
+    prefill_role: np.ndarray[Any, np.dtype[np.bool_]]
+    preempted: dict[int, tuple[int, str]]
+    aborted: dict[int, tuple[int, str]]
+    max_accept: int
+    max_draft: int
+    top_k: int
+    plain: bool
+    """Plain decoding of slots that are all held, with nothing else to report of any."""
+
+    @classmethod
+    def of(cls, state: SlotState, step: Step) -> Facts:
+        ledger, order = state.ledger, step.order(state.name)
+        serials = ledger.serials[order]
+        names, prefill_role, ordinary = _held(ledger, order, serials)
+        slots = order.tolist() if ledger.preempted or ledger.aborted else []
+        special = slots or step.speculative or step.logprobs is not None or step.errors or step.recovered
+        return cls(
+            step,
+            order,
+            serials,
+            names,
+            prefill_role,
+            {slot: ledger.preempted[slot] for slot in slots if slot in ledger.preempted} if ledger.preempted else {},
+            {slot: ledger.aborted[slot] for slot in slots if slot in ledger.aborted} if ledger.aborted else {},
+            state.sizes.max_accept,
+            state.sizes.max_draft,
+            state.sizes.top_k,
+            ordinary and not special,
+        )
+
+
+_Held = tuple[tuple[str, ...], np.ndarray[Any, np.dtype[np.bool_]], bool]
+#: The requests of the last step: their serials, and what ``_held`` says of them. A serial never names another request,
+#: and a batch mostly keeps its requests from step to step. One assignment replaces it, so threads need no lock.
+_last_held: tuple[bytes, _Held] = (b"", ((), np.zeros(0, np.bool_), True))
+
+
+def _held(ledger: Ledger, order: np.ndarray[Any, Any], serials: np.ndarray[Any, Any]) -> _Held:
+    """The name in each slot, "" where it is free; whether it plays the prefill part of a split; and whether all slots
+    are held and none plays that part."""
+    global _last_held
+    key, (last, found) = serials.tobytes(), _last_held
+    if key != last:
+        held = [ledger.requests[slot] for slot in order.tolist()]
+        names = tuple([request.request_id if request else "" for request in held])
+        prefill = [request is not None and request.role is SplitRole.PREFILL for request in held]
+        prefill_role = np.array(prefill, np.bool_)
+        prefill_role.flags.writeable = False
+        found = (names, prefill_role, all(names) and not any(prefill))
+        _last_held = (key, found)
+    return found
+
+
+def build_record(columns: Columns, facts: Facts) -> Built:
+    """The record of a step, rows in batch-id order; each row's batch id; and what was found out of bounds.
+
+    Rows of what was out of bounds are errors.
+    """
+    plain = _plain_record(columns, facts) if facts.plain else None
+    return plain or _any_record(columns, facts)
+
+
+def _plain_record(columns: Columns, facts: Facts) -> Built | None:
+    """The record of a plain decoding step in which nothing is wrong, in a third of the time; None if anything is."""
+    order = facts.order
+    counts, generated = columns["accept_num"][order, 0], columns["step_idx"][order, 0]
+    if (columns["request_serial"][order, 0] != facts.serials).any() or (generated < counts).any():
+        return None
+    drafts = columns["draft_num"][order, 0]
+    if (counts.view(np.uint32) > 1).any() or (drafts.view(np.uint32) > facts.max_draft).any():
+        return None
+    status, tokens = counts.astype(np.uint8), columns["sampled_token_ids"][order, 0]  # TOKEN is 1, NONE is 0
+    finish = columns["stop_reason"][order, 0].astype(np.uint8) * status
+    if not status.all():
+        tokens = tokens[status.view(np.bool_)]
+    first = np.zeros(len(order), np.bool_)
+    arrays = (status, finish, generated - counts, counts, tokens, first)
+    try:
+        return OutputRecord(facts.step.number, facts.names, *arrays), tuple(range(len(order))), None
+    except HalError as error:
+        raise error.located(hook="save_output") from None
+
+
+def _any_record(columns: Columns, facts: Facts) -> Built:
+    """The record of any step."""
+    order = facts.order
+    held = facts.serials != 0
+    counts = np.where(held, columns["accept_num"][order, 0], 0)
+    bad = _out_of_bounds(columns, facts, counts, held)
+    for slot, message in (*facts.step.errors.items(), *facts.step.recovered.items()):
+        for row in np.flatnonzero(order == slot).tolist():
+            bad[row] = message
+    wrong = np.zeros(len(order), np.bool_)
+    wrong[list(bad)] = True
+    counts = np.where(wrong, 0, counts).astype(np.int32)
+    status = np.where(counts > 0, SlotStatus.TOKEN, SlotStatus.NONE).astype(np.uint8)
+    status[wrong] = SlotStatus.ERROR
+    if facts.step.recovered:
+        status[np.isin(order, [*facts.step.recovered])] = SlotStatus.RECOVERED
+    finish = np.where(counts > 0, columns["stop_reason"][order, 0], 0).astype(np.uint8)
+    finish[wrong] = FinishReason.ERROR
+    positions = np.where(held, columns["step_idx"][order, 0] - counts, 0).astype(np.int64)
+    positions = np.maximum(positions, 0)
+    first = facts.prefill_role & (counts > 0) & (positions == 0)
+    parts = _token_parts(columns, facts, counts)
+    parts |= _draft_parts(columns, facts, first)
+    rows = _Rows(facts.names, held, status, finish, positions, counts, first, bad)
+    record, batch_ids = rows.record(facts, parts)
+    told = facts.step.errors.keys() | facts.step.recovered.keys()
+    violations = [text for row, text in bad.items() if int(order[row]) not in told]
+    return record, batch_ids, _violation(violations, facts) if violations else None
+
+
+def _violation(texts: list[str], facts: Facts) -> InvalidValue:
+    return InvalidValue(
+        f"step {facts.step.number}: " + "; ".join(texts),
+        cure="a kernel of the step wrote the state out of bounds; the rows named were reported as errors",
+        hook="save_output",
+        argument="state",
+    )
+
+
+def _out_of_bounds(
+    columns: Columns, facts: Facts, counts: np.ndarray[Any, Any], held: np.ndarray[Any, Any]
+) -> dict[int, str]:
+    """Row to what is wrong with the numbers the device holds for it (G21)."""
+    order = facts.order
+    most = facts.max_accept if facts.step.speculative else 1
+    drafts, generated = columns["draft_num"][order, 0], columns["step_idx"][order, 0]
+    strange = held & (columns["request_serial"][order, 0] != facts.serials)
+    wrong = strange | (held & ((counts < 0) | (counts > most) | (drafts < 0) | (drafts > facts.max_draft)))
+    wrong |= held & (generated < counts)
+    found = {}
+    for row in np.flatnonzero(wrong).tolist():
+        name = facts.names[row] or f"slot {int(order[row])}"
+        if strange[row]:
+            found[row] = f"{name}: the slot holds serial {int(columns['request_serial'][order[row], 0])}"
+        else:
+            found[row] = (
+                f"{name}: {int(counts[row])} tokens (at most {most}), {int(drafts[row])} drafts (at most "
+                f"{facts.max_draft}), {int(generated[row])} generated in all"
+            )
+    return found
+
+
+def _token_parts(columns: Columns, facts: Facts, counts: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
+    """The tokens of all rows one after the other, and their log-probabilities where the step made some."""
+    order, width = facts.order, facts.max_accept
+    source = columns["accept_tokens" if facts.step.speculative else "sampled_token_ids"]
+    chosen = np.arange(source.shape[1]) < counts[:, None]
+    parts = {"tokens": source[order][chosen]}
+    if facts.step.logprobs is not None:
+        columns_of = facts.step.logprobs + 1
+        chosen = np.arange(width) < counts[:, None]
+        for name, target in (("topk_token_ids", "logprob_token_ids"), ("topk_logprobs", "logprobs")):
+            alternatives = columns[name].reshape(len(columns[name]), width, facts.top_k + 1)
+            parts[target] = np.ascontiguousarray(alternatives[order][chosen][:, :columns_of])
+        parts["logprob_token_ids"] = narrowed(parts["logprob_token_ids"])  # half the bytes from here to the engine
+        parts["ranks"] = columns["topk_ranks"][order][chosen]
+    return parts
+
+
+def _draft_parts(columns: Columns, facts: Facts, first: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
+    """The drafts that a prefill node hands over with the first token (G24)."""
+    if not facts.step.speculative or not facts.prefill_role.any():
+        return {}
+    counts = np.where(first, columns["draft_num"][facts.order, 0], 0).astype(np.int32)
+    drafts = columns["draft_tokens"][facts.order]
+    return {"draft_counts": counts, "drafts": drafts[np.arange(drafts.shape[1]) < counts[:, None]]}
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The rows of the slots' own requests, before those of requests that left are put among them."""
+
+    names: tuple[str, ...]
+    held: np.ndarray[Any, Any]
+    status: np.ndarray[Any, Any]
+    finish: np.ndarray[Any, Any]
+    positions: np.ndarray[Any, Any]
+    counts: np.ndarray[Any, Any]
+    first: np.ndarray[Any, Any]
+    bad: dict[int, str]
+
+    def record(self, facts: Facts, parts: dict[str, np.ndarray[Any, Any]]) -> tuple[OutputRecord, tuple[int, ...]]:
+        """The record: each slot's row in batch-id order, and before it a row for a request that left the slot.
+
+        With it, each row's batch id.
+        """
+        if not facts.preempted and not facts.aborted and self.held.all():
+            every = tuple(range(len(self.names)))
+            return self._record(facts, parts, self.names, np.array(every, np.int64), None), every
+        names: list[str] = []
+        source: list[int] = []
+        left: list[SlotStatus | None] = []
+        for row, slot in enumerate(facts.order.tolist()):
+            for leaving, status in ((facts.preempted, SlotStatus.PREEMPTED), (facts.aborted, SlotStatus.ABORTED)):
+                if slot in leaving:
+                    names.append(leaving[slot][1])
+                    source.append(row)
+                    left.append(status)
+            if self.held[row] or row in self.bad:
+                names.append(self.names[row] or f"slot {slot}")
+                source.append(row)
+                left.append(None)
+        return self._record(facts, parts, tuple(names), np.array(source, np.int64), left), tuple(source)
+
+    def _record(
+        self,
+        facts: Facts,
+        parts: dict[str, np.ndarray[Any, Any]],
+        names: tuple[str, ...],
+        source: np.ndarray[Any, Any],
+        left: list[SlotStatus | None] | None,
+    ) -> OutputRecord:
+        status, finish, positions = self.status[source], self.finish[source], self.positions[source]
+        counts, first = self.counts[source], self.first[source]
+        messages = {row: self.bad[at] for row, at in enumerate(source.tolist()) if at in self.bad} if self.bad else {}
+        if "draft_counts" in parts:
+            parts = parts | {"draft_counts": parts["draft_counts"][source]}
+        for row, gone in enumerate(left or ()):
+            if gone is not None:
+                status[row], counts[row], positions[row], first[row] = gone, 0, 0, False
+                finish[row] = FinishReason.ABORT if gone is SlotStatus.ABORTED else FinishReason.NONE
+                messages.pop(row, None)
+                if "draft_counts" in parts:
+                    parts["draft_counts"][row] = 0
+        try:
+            return OutputRecord(
+                facts.step.number,
+                names,
+                status,
+                finish,
+                positions,
+                counts,
+                parts.pop("tokens"),
+                first,
+                messages=messages,
+                **parts,
+            )
+        except HalError as error:
+            raise error.located(hook="save_output") from None

@@ -1,0 +1,1 @@
+"""Ranks of a group: what they agree on, who is there, and who is gone."""

@@ -1,0 +1,228 @@
+"""What a broadcast is made of besides the moving of bytes: the terms ranks agree on, the header, the checked ticket.
+
+Nothing here knows a device or a framework. :class:`Agreement` belongs to one state and one group: at its opening the
+ranks compare their terms, and each broadcast begins with a header that says which of them it is (G14).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from dataclasses import fields
+from functools import cache
+from importlib import metadata
+from time import monotonic
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..errors import GroupLost, HalError, StateUnusable
+from ..memory.plan import PlanBuilder, WritePlan
+from ..memory.views import ByteRange
+from ..slots.fields import HEADER_BYTES
+from ..tickets import DONE, Mode, PromiseTicket, Ticket
+from .terms import Terms, differences
+
+if TYPE_CHECKING:
+    from ..group import Group
+    from ..memory.copies import CopyTicket
+    from ..memory.device import MemoryDevice
+    from ..slots.state import SlotState
+    from ..streams import Stream
+    from .communicator import Communicator
+
+HEADER = struct.Struct("<4sHHQQQ32s")
+"""Magic, version, header bytes, slice bytes, number of the broadcast, advances of the state, digest of the terms."""
+MAGIC, VERSION = b"HALB", 1
+COUNTS, COUNTS_AT = struct.Struct("<QQ"), 16
+"""The part of the header that changes from call to call: number and advances."""
+assert HEADER.size == HEADER_BYTES
+
+
+@cache
+def contract_version() -> str:
+    """The version of the contract that this process runs: that of the distribution, else "source"."""
+    try:
+        return metadata.version("paddle-hal-core")
+    except metadata.PackageNotFoundError:
+        return "source"
+
+
+def terms_of(state: SlotState, group: Group) -> Terms:
+    """What every rank of ``group`` must hold equal about ``state``."""
+    layout, part = state.layout, state.broadcast_range()
+    table = "".join(
+        f"{p.field.name}:{p.field.dtype.name}:{p.width}:{sorted(p.field.groups)}:{p.field.reset};"
+        for p in layout.fields.values()
+    )
+    listed = [name for name, p in layout.fields.items() if part.offset <= p.offset < part.end]
+    return Terms.of(
+        {
+            "contract": f"paddle-hal-core {contract_version()}, broadcast header {VERSION}",
+            "group": ",".join(map(str, group.ranks)),
+            "source": f"rank {group.source}",
+            "state": state.name,
+            "sizes": " ".join(f"{f.name}={getattr(state.sizes, f.name)}" for f in fields(state.sizes)),
+            "broadcast list": " ".join(listed),
+            "broadcast slice": f"{part.nbytes} bytes from {part.offset}",
+            "slot table": f"{len(layout.fields)} fields, {hashlib.sha256(table.encode()).hexdigest()}",
+            "layout": layout.digest.hex(),
+        }
+    )
+
+
+class Agreement:
+    """What the ranks of one group agreed on for one state, and which broadcast comes next.
+
+    ``number`` counts the broadcasts of this state on this group, from 1; ``expected`` is the header of the last one,
+    ``last`` its ticket.
+    """
+
+    __slots__ = (
+        "_first", "_header", "_host", "_start", "_writes", "device", "expected", "group", "last", "number", "state"
+    )  # fmt: skip
+
+    def __init__(self, device: MemoryDevice, state: SlotState, group: Group, communicator: Communicator) -> None:
+        """Exchange and compare the terms: every rank of the group calls this, and every rank raises if one differs."""
+        terms = terms_of(state, group)
+        found = differences(communicator.exchange(terms.block()))
+        if found:
+            error = StateUnusable(
+                f"the ranks of group {group.ranks} disagree about state {state.name!r}: " + "; ".join(found),
+                cure="start every rank with the same sizes, slot table, group and version of paddle-hal-core",
+                hook="broadcast_tokens",
+                argument="state",
+            )
+            state.mark_unusable(error.what)
+            raise error
+        self.device, self.state, self.group = device, state, group
+        self.number, self.expected = 0, b""
+        self.last: Ticket = DONE
+        self._first = group.is_first
+        begin, nbytes = state.broadcast_range().offset, state.broadcast_range().nbytes
+        self._start = bytearray(HEADER.pack(MAGIC, VERSION, HEADER_BYTES, nbytes, 0, 0, terms.digest()))
+        self._header = ByteRange(begin, HEADER_BYTES)
+        builder = PlanBuilder(state.memory)
+        builder.copy(np.array([begin], np.int64), HEADER_BYTES, np.zeros(HEADER_BYTES, np.uint8))
+        self._writes = builder.build().writes
+        # On a device whose memory the host may touch at any time, the header needs neither a plan nor a copy: they
+        # cost 10 us a call each, as everything does that runs right after a wait, with cold caches.
+        touchable: memoryview | None = getattr(state.memory, "host_bytes", None)
+        self._host = None if touchable is None else touchable[begin : begin + HEADER_BYTES]
+
+    def begin(self, stream: Stream) -> None:
+        """Count the broadcast; on the source, write its header in stream order."""
+        self.number += 1
+        COUNTS.pack_into(self._start, COUNTS_AT, self.number, self.state.advances)
+        self.expected = bytes(self._start)
+        if not self._first:
+            return
+        if self._host is not None:
+            self._host[:] = self.expected
+        else:
+            self.device.submit(WritePlan(self.state.memory, self._writes, (self.expected,)), stream)
+
+    def lost(self, error: GroupLost) -> Ticket:
+        """The ticket of a broadcast that met a lost group."""
+        ticket = PromiseTicket("sync")
+        error.located(device=f"{self.device.name}:{self.device.index}", hook="broadcast_tokens")
+        ticket.settle(error)
+        self.last = ticket
+        return ticket
+
+    def checked(self, ticket: Ticket, stream: Stream) -> Ticket:
+        """The ticket of a broadcast put on ``stream``: done when the bytes are there, and the header is right."""
+        if ticket is DONE and self._host is not None and self._host.tobytes() == self.expected:
+            self.last = DONE
+            return DONE
+        copy = self.device.copy_out(self.state.memory, (self._header,), stream)
+        self.last = CheckedTicket(self, ticket, copy, self.expected)
+        return self.last
+
+    def disagreement(self, header: bytes, expected: bytes) -> StateUnusable:
+        """Mark the state unusable, and say what the header of a slice has that it should not."""
+        error = StateUnusable(
+            f"the slice from rank {self.group.source} begins with {describe(header)}, but this rank, {self.group.rank},"
+            f" is at {describe(expected)}",
+            cure="a rank missed a step or sent other fields; build the state anew on every rank of the group",
+            device=f"{self.device.name}:{self.device.index}",
+            hook="broadcast_tokens",
+            argument="state",
+        )
+        self.state.mark_unusable(error.what)
+        return error
+
+
+def agreement_of(state: SlotState, group: Group) -> Agreement | None:
+    """What the ranks of the group agreed on for the state; None before its opening."""
+    found: Agreement | None = state.agreements.get(group.ranks)
+    return found
+
+
+def describe(header: bytes) -> str:
+    """A header in words, for errors."""
+    magic, version, size, nbytes, number, advances, digest = HEADER.unpack(header)
+    if (magic, version, size) != (MAGIC, VERSION, HEADER_BYTES):
+        return "no header" if any(header) else "a header of zeros"
+    return f"broadcast {number} after {advances} steps ({nbytes} bytes, digest {digest[:4].hex()})"
+
+
+class CheckedTicket(Ticket):
+    """Done when the collective is and its header was compared; a wrong one makes the state unusable (G14)."""
+
+    __slots__ = ("_agreement", "_copy", "_error", "_expected", "_inner", "_known", "mode")
+    _error: BaseException | None
+
+    def __init__(self, agreement: Agreement, inner: Ticket, copy: CopyTicket, expected: bytes) -> None:
+        super().__init__()
+        self.mode: Mode = "sync" if inner.mode == copy.mode == "sync" else "async"
+        self._agreement, self._inner, self._copy, self._expected = agreement, inner, copy, expected
+        self._known, self._error = False, None
+        if self.done():
+            self.failure()  # marks the state now, before anybody waits
+
+    def done(self) -> bool:
+        return self._known or (self._inner.done() and (self._inner.failure() is not None or self._copy.done()))
+
+    def _block(self, timeout: float | None) -> bool:
+        deadline = None if timeout is None else monotonic() + timeout
+        if self._known or not self._inner._block(timeout):
+            return self._known
+        left = None if deadline is None else max(0.0, deadline - monotonic())
+        return self._inner.failure() is not None or self._copy._block(left)
+
+    def failure(self) -> BaseException | None:
+        if self._known or not self.done():
+            return self._error
+        error = self._inner.failure() or self._copy.failure()
+        if error is None:
+            header = self._copy.data[0].tobytes()
+            error = None if header == self._expected else self._agreement.disagreement(header, self._expected)
+        elif isinstance(error, HalError):
+            device = self._agreement.device
+            error.located(device=f"{device.name}:{device.index}", hook="broadcast_tokens")
+        self._error, self._known = error, True
+        return error
+
+
+class OutputCheck:
+    """For the output of a step: what the copied bytes must begin with, and the broadcast they come from (G14)."""
+
+    __slots__ = ("_agreement", "_expected", "_last", "_offset")
+
+    def __init__(self, agreement: Agreement, part: ByteRange) -> None:
+        self._agreement, self._expected, self._last = agreement, agreement.expected, agreement.last
+        self._offset = agreement.state.broadcast_range().offset - part.offset
+
+    @classmethod
+    def of(cls, state: SlotState, group: Group, part: ByteRange) -> OutputCheck | None:
+        """The check for a state and a group; None where nothing was broadcast (a group of one, no step yet)."""
+        agreement = agreement_of(state, group)
+        return cls(agreement, part) if agreement is not None and agreement.number else None
+
+    def verify(self, data: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> None:
+        """Raise what the broadcast failed with, or :class:`StateUnusable` when the header is another's."""
+        self._last.wait()
+        header = data[self._offset : self._offset + HEADER_BYTES].tobytes()
+        if header != self._expected:
+            raise self._agreement.disagreement(header.ljust(HEADER_BYTES, b"\0"), self._expected)

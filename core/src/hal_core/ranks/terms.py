@@ -1,0 +1,75 @@
+"""What all ranks of a group must hold equal, as one block of fixed size that they exchange and compare (G14).
+
+The block has the same size whatever is in it, so that ranks that differ can still exchange it: a collective whose
+sizes differ ends gloo's reader with an abort, or leaves stale bytes without a word.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..errors import InvalidValue
+
+SLOTS = 10
+"""Most terms in one block."""
+DIGEST_BYTES, LABEL_BYTES, TEXT_BYTES = 16, 24, 152
+BLOCK_BYTES = SLOTS * (DIGEST_BYTES + LABEL_BYTES + TEXT_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Label to text, in order: ``items`` are compared by digest, and the texts (cut if long) are shown in errors."""
+
+    items: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def of(cls, items: Mapping[str, str]) -> Terms:
+        """The terms of a mapping, in its order; at most :data:`SLOTS`."""
+        if len(items) > SLOTS:
+            raise InvalidValue(f"{len(items)} terms, a block holds {SLOTS}", argument="terms")
+        return cls(tuple(items.items()))
+
+    def block(self) -> bytes:
+        """The terms as :data:`BLOCK_BYTES` bytes."""
+        parts = []
+        for label, text in self.items:
+            raw = text.encode()
+            shown = raw if len(raw) <= TEXT_BYTES else raw[: TEXT_BYTES - 3] + b"..."
+            parts.append(hashlib.sha256(raw).digest()[:DIGEST_BYTES])
+            parts.append(label.encode()[:LABEL_BYTES].ljust(LABEL_BYTES, b"\0"))
+            parts.append(shown.ljust(TEXT_BYTES, b"\0"))
+        return b"".join(parts).ljust(BLOCK_BYTES, b"\0")
+
+    def digest(self) -> bytes:
+        """32 bytes that differ whenever a term differs (SHA-256)."""
+        return hashlib.sha256(repr(self.items).encode()).digest()
+
+
+def differences(blocks: Mapping[int, bytes]) -> list[str]:
+    """What differs between the blocks of some ranks, each as one phrase with both texts; empty when all agree.
+
+    ``blocks`` maps a global rank to its block. Every rank that has the same blocks finds the same differences.
+    """
+    first, *others = sorted(blocks)
+    size = DIGEST_BYTES + LABEL_BYTES + TEXT_BYTES
+    found = []
+    for at in range(0, BLOCK_BYTES, size):
+        ours = blocks[first][at : at + size]
+        for rank in others:
+            theirs = blocks[rank][at : at + size]
+            if ours[: DIGEST_BYTES + LABEL_BYTES] != theirs[: DIGEST_BYTES + LABEL_BYTES]:
+                found.append(
+                    f"{_label(ours) or _label(theirs)}: rank {first} has {_text(ours)!r}, rank {rank} {_text(theirs)!r}"
+                )
+                break
+    return found
+
+
+def _label(slot: bytes) -> str:
+    return slot[DIGEST_BYTES : DIGEST_BYTES + LABEL_BYTES].rstrip(b"\0").decode(errors="replace")
+
+
+def _text(slot: bytes) -> str:
+    return slot[DIGEST_BYTES + LABEL_BYTES :].rstrip(b"\0").decode(errors="replace")

@@ -1,0 +1,227 @@
+"""The watchdog of one group: ends a collective that waits for a lost or hung rank (G16).
+
+The collective itself stays in the caller's thread (handing it to another costs 40 us a call). The watchdog's thread
+sleeps on the connections with the other members (:mod:`hal_core.ranks.peers`), and wakes
+
+- when a connection ends without a goodbye: that process is gone;
+- when a member says that it has given the group up;
+- when a call has lasted half of the timeout: it asks who is there; and at the whole of it: it gives up, naming the
+  ranks that did not answer, or that have not come to the call. Of calls that overlap, as they do on devices, the
+  oldest counts.
+
+Giving up is for good: the others are told, ``abort`` ends the call that waits, and every later one raises.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from time import monotonic
+
+from ..errors import GroupLost
+from .peers import MESSAGE, Kind
+
+GRACE = 0.5
+"""Seconds in which the reason of a failed collective may still arrive; only the text of the error waits for it."""
+
+
+class Watchdog:
+    """Watches one group from rank ``me``; ``peers`` are its connections, ``abort`` ends what waits in a collective.
+
+    ``timeout`` (seconds) bounds every call from its :meth:`begin`. ``calls`` counts them; it is equal on all ranks.
+    """
+
+    def __init__(self, me: int, peers: Mapping[int, socket.socket], timeout: float, abort: Callable[[], None]) -> None:
+        self.me, self.timeout, self.calls = me, timeout, 0
+        self.reason = ""
+        self._abort, self._peers = abort, dict(peers)
+        self._since = 0.0  # when the oldest call that is under way began; 0: none is
+        self._ended = 0  # the last call that is over
+        self._left: dict[int, int] = {}
+        self._partial = dict.fromkeys(peers, b"")
+        self._answers: dict[int, int] = {}
+        self._asked = 0.0  # the ``_since`` of the call about which the others were asked
+        self._failed = ""
+        self._give_up_at = 0.0
+        self._closing = False
+        self._over = threading.Event()
+        self._wake, self._woken = socket.socketpair()
+        self._woken.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._woken, selectors.EVENT_READ, -1)
+        for rank, link in self._peers.items():
+            self._selector.register(link, selectors.EVENT_READ, rank)
+        self._thread = threading.Thread(target=self._run, name=f"hal-watchdog-{me}", daemon=True)
+        self._thread.start()
+
+    # -- the caller's thread ------------------------------------------------------------------------------------
+
+    def begin(self) -> int:
+        """A collective begins; its number. Raises :class:`GroupLost` where it could not end well any more."""
+        self.calls += 1
+        if not self._since:
+            self._since = monotonic()
+        if self.reason or self._failed or self._left:
+            early = [rank for rank, calls in self._left.items() if calls < self.calls]
+            if self.reason or self._failed or early:
+                self.calls -= 1  # this one never begins; what is under way before it may still end
+                if self._ended == self.calls:
+                    self._since = 0.0
+                # A collective that has failed is enough, whether the thread has found out why yet or not.
+                failed = self._failed and f"a collective failed: {self._failed}"
+                raise self.error(self.reason or failed or f"rank {early[0]} has closed the group")
+        return self.calls
+
+    def end(self, number: int = -1) -> None:
+        """A collective is over: the one of this number, and all before it; by default the last."""
+        number = self.calls if number < 0 else number
+        if number > self._ended:
+            self._ended = number
+            self._since = 0.0 if number == self.calls else monotonic()  # the next had to wait for this one
+
+    def failed(self, error: BaseException) -> GroupLost:
+        """A collective raised: give the group up, and return the error that says why."""
+        self._failed = self._failed or (str(error).strip().splitlines() or [type(error).__name__])[-1]
+        self._prod()
+        self._over.wait(GRACE + 1.0)
+        self._since = 0.0
+        return self.error(self.reason or f"a collective failed: {self._failed}")
+
+    def error(self, reason: str) -> GroupLost:
+        """The error of every call on a lost group."""
+        return GroupLost(
+            f"the group of rank {self.me} is lost: {reason}",
+            cure="its ranks no longer agree: end them all and start them anew",
+            argument="group",
+        )
+
+    def close(self) -> None:
+        """Say goodbye, end the thread, close the connections. Calling it again does nothing."""
+        self._closing = True
+        self._prod()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        for link in (*self._peers.values(), self._wake, self._woken):
+            link.close()
+        self._selector.close()
+        self.reason = self.reason or "it was closed here"
+
+    def _prod(self) -> None:
+        with contextlib.suppress(OSError):  # the thread has ended and its sockets are closed
+            self._wake.send(b"!")
+
+    # -- the watchdog's thread ----------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._watch()
+        except Exception as error:  # a group that nobody watches may not go on
+            self._die(f"its watchdog failed: {error!r}", -1)
+            raise
+
+    def _watch(self) -> None:
+        while not self._over.is_set():
+            ready = self._selector.select(self._patience())
+            for key, _ in ready:
+                if key.data == -1:
+                    self._woken.recv(4096)
+                else:
+                    self._hear(key.data)
+            if self._closing:
+                self._tell(Kind.LEFT, self.me, self.calls)
+                return
+            if not self._over.is_set():
+                self._look_at_the_clock(monotonic())
+
+    def _patience(self) -> float:
+        """Seconds until the clock matters. A call that begins meanwhile is seen before half of its time is over."""
+        now = monotonic()
+        if self._give_up_at:
+            return max(0.0, self._give_up_at - now)
+        since, half = self._since, self.timeout / 2
+        if not since:
+            return half
+        return max(0.0, since + (2 * half if self._asked == since else half) - now)
+
+    def _look_at_the_clock(self, now: float) -> None:
+        if self._failed:
+            self._give_up_at = self._give_up_at or now + GRACE
+            if now >= self._give_up_at:
+                self._die(f"a collective failed: {self._failed}", -1)
+            return
+        since, calls = self._since, self.calls
+        if not since:
+            return
+        if self._asked != since:
+            if now >= since + self.timeout / 2:
+                self._asked, self._answers = since, {}
+                self._tell(Kind.PROBE, self.me, calls)
+        elif now >= since + self.timeout:
+            self._die(*self._whom_we_miss(calls))
+
+    def _whom_we_miss(self, calls: int) -> tuple[str, int]:
+        """After a deadline: what to say, and of which rank."""
+        silent = sorted(rank for rank in self._peers if rank not in self._answers)
+        if silent:
+            return f"no answer from rank(s) {silent} within {self.timeout:g} s (stopped, or the host is lost)", silent[
+                0
+            ]
+        behind = sorted(rank for rank, count in self._answers.items() if count < calls)
+        if behind:
+            return f"rank(s) {behind} did not come to the collective within {self.timeout:g} s", behind[0]
+        return f"the collective did not end within {self.timeout:g} s, though every rank is in it", -1
+
+    def _hear(self, rank: int) -> None:
+        """Read what one member says; the end of its connection without a goodbye is the end of its process."""
+        link = self._peers[rank]
+        try:
+            data = link.recv(4096)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._selector.unregister(link)
+            if rank not in self._left:
+                self._die(f"the process of rank {rank} has ended", rank)
+            return
+        data = self._partial[rank] + data
+        whole = len(data) // MESSAGE.size * MESSAGE.size
+        self._partial[rank] = data[whole:]
+        for kind, about, calls in MESSAGE.iter_unpack(data[:whole]):
+            self._understand(rank, kind, about, calls)
+
+    def _understand(self, rank: int, kind: int, about: int, calls: int) -> None:
+        """Act on one message."""
+        if kind == Kind.PROBE:
+            self._tell(Kind.ANSWER, self.me, self.calls, to=rank)
+        elif kind == Kind.ANSWER:
+            self._answers[rank] = calls
+        elif kind == Kind.LEFT:
+            self._left[rank] = calls
+            if self._since and calls < self.calls:
+                self._die(f"rank {rank} has closed the group", rank)
+        elif kind == Kind.LOST:
+            of = f" because of rank {about}" if about not in (-1, self.me) else ""
+            self._die(f"rank {rank} gave it up{of}", about)
+
+    def _tell(self, kind: Kind, about: int, calls: int, *, to: int | None = None) -> None:
+        message = MESSAGE.pack(kind, about, calls)
+        for rank, link in self._peers.items():
+            if to in (None, rank):
+                with contextlib.suppress(OSError):  # whoever cannot be told is gone, or so far behind as to be lost
+                    link.send(message)
+
+    def _die(self, reason: str, about: int) -> None:
+        """Give the group up for good. The connections stay open until :meth:`close`, so that the message arrives."""
+        if self._over.is_set():
+            return
+        self.reason = reason
+        try:
+            self._tell(Kind.LOST, about, self.calls)
+            self._abort()
+        finally:
+            self._over.set()

@@ -1,0 +1,1 @@
+"""An opened device with its hooks bound, each behind the policy."""

@@ -1,0 +1,360 @@
+"""An opened device with its hooks bound: what a worker holds. One fresh pluggy manager for each."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from threading import Lock
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pluggy
+
+from ..contract import hookspecs
+from ..contract.capabilities import HOOKS, Capabilities
+from ..contract.counters import Counters
+from ..contract.markers import PROJECT
+from ..errors import DeviceClosed, HalError, OutOfMemory, PluginError
+from ..tickets import DONE, Ticket
+from .observers import Observers
+from .policy import Policy, check_kinds, check_stream
+
+if TYPE_CHECKING:
+    from ..contract.device import Device, Hooks
+    from ..group import Group
+    from ..memory.copies import CopyTicket
+    from ..memory.views import ByteRange, Memory
+    from ..output.sinks import Sink
+    from ..slots.fields import Sizes
+    from ..slots.state import SlotState
+    from ..slots.step import Step
+    from ..slots.tasks import Task, TaskBatch
+    from ..streams import Stream
+
+log = logging.getLogger("hal")
+T = TypeVar("T")
+_HOOK_OF = {"open_group": "broadcast_tokens"}
+"""What errors of calls that are no hooks name, where it is a hook."""
+_open: weakref.WeakSet[BoundDevice] = weakref.WeakSet()
+
+
+class BoundDevice:
+    """One opened device: the four hooks, each behind the policy, by keyword. A context manager.
+
+    Hooks are called from one thread; tickets may be waited for from any. An error of an earlier call that nobody
+    waited for is raised by the next hook call, before it does anything, and by :meth:`close`. After a fork the
+    child's copy refuses every call.
+    """
+
+    def __init__(self, device: Device, manager: pluggy.PluginManager, policy: Policy) -> None:
+        self.device, self.policy = device, policy
+        self.name = f"{device.name}:{device.index}"
+        self._hooks: Hooks = device  # straight to the device, as long as nobody observes
+        self._observers = Observers(manager, self.name)
+        self._pending: list[Ticket] = []
+        self._watched: list[tuple[str, Ticket]] = []  # whose ends observers want to know
+        self._telling = Lock()
+        self._refusal = ""
+        self._streams: set[type] = set()  # classes that were seen to be streams
+        _open.add(self)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the device can do."""
+        return self.device.capabilities
+
+    @property
+    def default_stream(self) -> Stream:
+        """The stream on which the framework computes."""
+        return self.device.default_stream
+
+    def counters(self) -> Counters:
+        """Counts since the device was opened."""
+        return self.device.counters()
+
+    def state(self, sizes: Sizes, *, name: str = "target") -> SlotState:
+        """A new slot state on this device, every slot empty."""
+        from ..slots.state import SlotState  # imported here, as the state imports what the policy imports
+
+        self._begin()
+        try:
+            return SlotState(self.device, sizes, name=name)
+        except HalError as error:
+            argument = "sizes" if isinstance(error, OutOfMemory) else ""
+            raise error.located(device=self.name, hook="state", argument=argument) from error.__cause__
+        except MemoryError as error:
+            raise OutOfMemory(
+                f"no room for {sizes}: {error}",
+                cure="free memory, or give fewer slots or smaller sizes",
+                device=self.name,
+                hook="state",
+                argument="sizes",
+            ) from error
+
+    def async_set_value(self, *, target: object, value: object, stream: Stream) -> Ticket:
+        """Write a value into device memory; see :func:`hal_core.contract.hookspecs.async_set_value`.
+
+        :param target: a view (``state.view(name)`` and its slices), or a tensor of the device's framework.
+        :param value: a Python scalar, which fills; a list, an array or a host tensor of as many elements as the target;
+            or a view or tensor on this device, of the target's dtype. It may be changed once this returns (G2).
+        :param stream: one of this device's streams; work put on it later sees the value.
+        :raises InvalidValue: for a target or stream that is none of this device, or whose elements share memory.
+        :raises ConversionRefused: for a value of another class or out of the dtype's range (G6).
+        :raises ShapeMismatch: for another number of elements.
+        :raises OutOfMemory: when the staging ring stays full until its deadline; nothing was queued.
+        """
+        arguments = {"target": target, "value": value, "stream": stream}
+        return self._call("async_set_value", self.policy.async_set_value, self._hooks, arguments)
+
+    def insert_tasks(self, *, state: SlotState, tasks: TaskBatch | Sequence[Task], stream: Stream) -> Ticket:
+        """Put requests into their slots; see :func:`hal_core.contract.hookspecs.insert_tasks`.
+
+        :param state: a state of this device.
+        :param tasks: a :class:`hal_core.TaskBatch`, or tasks that one is made of; requests in them were admitted for
+            this state's sizes.
+        :param stream: one of this device's streams; steps put on it later see the requests.
+        :raises InvalidBatch: with every problem of the batch; nothing was inserted (G8).
+        """
+        arguments = {"state": state, "tasks": tasks, "stream": stream}
+        return self._call("insert_tasks", self.policy.insert_tasks, self._hooks, arguments)
+
+    def open_group(self, *, state: SlotState, group: Group) -> None:
+        """Have all ranks of a group compare what they hold of a state (G14), which else its first broadcast does.
+
+        Every rank of the group calls it, and waits for the others.
+
+        :raises StateUnusable: on every rank, if they differ.
+        :raises GroupLost: when a rank does not come within the group's timeout.
+        """
+        self._call("open_group", self.policy.open_group, None, {"state": state, "group": group})
+
+    def broadcast_tokens(self, *, state: SlotState, group: Group, stream: Stream) -> Ticket:
+        """Make all ranks agree with the first; see :func:`hal_core.contract.hookspecs.broadcast_tokens`.
+
+        :param group: the caller's tensor-parallel group; every rank of it makes the same calls in one order.
+        :raises StateUnusable: when the ranks hold the state differently (G14).
+        :raises GroupLost: when the group is opened here and a rank does not come; later losses raise by the ticket
+            (G16).
+        """
+        arguments = {"state": state, "group": group, "stream": stream}
+        return self._call("broadcast_tokens", self.policy.broadcast_tokens, self._hooks, arguments)
+
+    def save_output(self, *, state: SlotState, step: Step, sink: Sink, stream: Stream) -> Ticket:
+        """Hand the step's tokens to the engine; see :func:`hal_core.contract.hookspecs.save_output`.
+
+        :param step: which step, with the order of its rows for this state.
+        :param sink: where the record goes: ``MemorySink()``, or what ``hal.open_sink(url)`` returned. Ranks that do not
+            send leave it alone.
+        :return: the ticket to give to ``state.take``, which gives the record.
+        :raises InvalidValue: for a step that does not fit the state (G21).
+        :raises SinkFull: when the sink took nothing until its deadline; the record is kept and sent later.
+        :raises SinkClosed: when the sink is closed; ``error.ticket`` leads to the tokens that nobody was sent.
+        """
+        arguments = {"state": state, "step": step, "sink": sink, "stream": stream}
+        return self._call("save_output", self.policy.save_output, self._hooks, arguments)
+
+    def advance(self, *, state: SlotState, step: Step, stream: Stream) -> Ticket:
+        """Let the state change as a step changes it by itself; see :mod:`hal_core.slots.advance`.
+
+        After the broadcast (or the sampling, of one rank) and before ``save_output``, on the step's stream.
+        """
+        return self._call("advance", self.policy.advance, None, {"state": state, "step": step, "stream": stream})
+
+    def copy_out(self, *, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
+        """Copy byte ranges to the host, as they are after the work that is on ``stream`` now.
+
+        :param memory: of this device: ``state.memory``, or a view's.
+        :param parts: bytes of it; a view's are at ``view.bounds()``, a field's in ``state.layout``.
+        :return: a ticket whose ``data`` has a uint8 array for each part, once it is done.
+        :raises InvalidValue: for memory of another device, or a part outside it.
+        """
+        arguments = {"memory": memory, "parts": parts, "stream": stream}
+        return self._call("copy_out", self.policy.copy_out, None, arguments)
+
+    def observe(self, plugin: object, *, name: str = "") -> None:
+        """Let a pluggy plugin see every hook call of this device; see :mod:`hal_core.runtime.observers`.
+
+        :param name: what errors and reports call it; by default the name of its class.
+        :raises InvalidValue: for what observes nothing, or is registered already.
+        """
+        self._begin()
+        self._observers.add(plugin, name or f"{type(plugin).__module__}.{type(plugin).__qualname__}")
+        self._hooks = self._observers.hooks
+
+    @property
+    def observers(self) -> tuple[str, ...]:
+        """The names of the observers."""
+        return self._observers.names
+
+    def close(self) -> None:
+        """Close the device; raise an error that nobody waited for. Calling it again does nothing."""
+        if self._refusal:
+            return
+        self._refusal = "the device is closed"
+        unseen = self._unseen()
+        try:
+            self.device.close()
+        finally:
+            self._tell_ends()
+            self._tell(unseen + self._unseen())  # work that was under way has met its end while the device was closed
+
+    def __enter__(self) -> BoundDevice:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the device. What closing it meets becomes a note of an error that is under way: the cause stays."""
+        if error is None:
+            self.close()
+            return
+        try:
+            self.close()
+        except Exception as late:  # noqa: BLE001 (told as a note; the error under way goes on)
+            error.add_note(f"closing the device met: {late!r}")
+
+    def __repr__(self) -> str:
+        return f"<BoundDevice {self.name}{' closed' if self._refusal else ''}>"
+
+    def _begin(self) -> None:
+        if self._refusal:
+            raise DeviceClosed(self._refusal, cure="open a device in this process", device=self.name)
+        if self._watched:
+            self._tell_ends()
+        if self._pending:
+            self._tell(self._unseen())
+
+    def _call(self, name: str, act: Callable[..., T], hooks: Hooks | None, arguments: dict[str, Any]) -> T:
+        """The one road of every call: closed or not, earlier errors, the stream, the policy, errors that name who.
+
+        ``hooks``: what the policy calls the hook by, where the call is one of the four.
+        """
+        if self._pending or self._refusal or self._watched:
+            self._begin()
+        stream = arguments.get("stream", self)
+        if type(stream) not in self._streams and stream is not self:
+            self._learn_stream(stream, name)
+        hook = _HOOK_OF.get(name, name)
+        try:
+            result = act(self.device, **arguments) if hooks is None else act(self.device, hooks, **arguments)
+        except HalError as error:
+            raise error.located(device=self.name, hook=hook) from error.__cause__
+        except (AttributeError, TypeError):
+            self._blame(hook, arguments)
+            raise
+        if isinstance(result, Ticket) and (result is not DONE or self._observers.wants_ends):
+            self._track(name, result)
+        return result
+
+    def _learn_stream(self, stream: object, hook: str) -> None:
+        """Look at a stream of a class that was not seen before: the devices do not, and some take anything."""
+        try:
+            check_stream(stream)
+        except HalError as error:
+            raise error.located(device=self.name, hook=hook) from None
+        self._streams.add(type(stream))
+
+    def _blame(self, hook: str, arguments: dict[str, Any]) -> None:
+        """Raise what is wrong with the arguments of a call that failed rawly; nothing, where they are sound."""
+        try:
+            check_kinds(arguments)
+        except HalError as error:
+            raise error.located(device=self.name, hook=hook) from None
+
+    def _track(self, hook: str, ticket: Ticket) -> None:
+        """Remember a ticket whose error nobody may wait for, and one whose end observers want to know."""
+        if ticket is not DONE and ticket.watched:
+            self._pending.append(ticket)
+        if not self._observers.wants_ends or hook not in HOOKS:
+            return
+        if ticket is DONE:
+            self._observers.end(hook, ticket)
+        else:
+            self._watched.append((hook, ticket))
+            ticket.tell_end(self._tell_ends)
+
+    def _tell_ends(self, _: Ticket | None = None) -> None:
+        """Tell observers of the tickets that have ended, each once; from any thread."""
+        with self._telling:
+            ended = [entry for entry in self._watched if entry[1].done()]
+            self._watched = [entry for entry in self._watched if entry not in ended]
+        for hook, ticket in ended:
+            self._observers.end(hook, ticket)
+
+    def _unseen(self) -> list[BaseException]:
+        """Forget tickets that are done; the errors among them that nobody has seen."""
+        left = []
+        unseen = []
+        for ticket in self._pending:
+            if not ticket.done():
+                left.append(ticket)
+            elif not ticket.observed and (failure := ticket.failure()) is not None:
+                ticket.observed = True
+                unseen.append(failure)
+        self._pending = left
+        return unseen
+
+    def _tell(self, unseen: list[BaseException]) -> None:
+        """Raise the first error, naming the others; nothing, where there is none."""
+        if unseen:
+            first, *others = dict.fromkeys(unseen)
+            first.add_note("met by an earlier call, whose ticket nobody waited for")
+            for other in others:
+                first.add_note(f"another such call met: {other!r}")
+            raise first
+
+
+def bind(device: Device, policy: Policy | None = None) -> BoundDevice:
+    """Bind a device's hooks: each present once, no wrappers, with exactly the contract's parameters.
+
+    Raises :class:`PluginError` naming the hook and what is wrong with it. Logs one record for a device that
+    has fallbacks (G7).
+    """
+    manager = pluggy.PluginManager(PROJECT)
+    manager.add_hookspecs(hookspecs)
+    name = f"{device.name}:{device.index}"
+    try:
+        manager.register(device, name)
+        manager.check_pending()
+    except pluggy.PluginValidationError as error:
+        raise PluginError(str(error), cure="compare with hal_core.contract.hookspecs", device=name) from error
+    for hook in HOOKS:
+        _check_implementation(manager, hook, name)
+    if device.capabilities.fallbacks:
+        reasons = "; ".join(f"{hook}: {why}" for hook, why in device.capabilities.fallbacks.items())
+        log.warning("%s works with fallbacks: %s", name, reasons)
+    return BoundDevice(device, manager, policy or Policy())
+
+
+def _check_implementation(manager: pluggy.PluginManager, hook: str, device: str) -> None:
+    found = getattr(manager.hook, hook).get_hookimpls()
+    if len(found) != 1:
+        raise PluginError(
+            f"{len(found)} implementations of the hook",
+            cure="mark exactly one method with hookimpl",
+            device=device,
+            hook=hook,
+        )
+    (implementation,) = found
+    if implementation.hookwrapper or implementation.wrapper:
+        raise PluginError("a device may not wrap hooks", cure="implement the hook itself", device=device, hook=hook)
+    wanted = list(inspect.signature(getattr(hookspecs, hook)).parameters)
+    has = inspect.signature(implementation.function).parameters
+    if list(has) != wanted or any(p.default is not p.empty for p in has.values()):
+        raise PluginError(
+            f"takes ({', '.join(map(str, has.values()))})",
+            cure=f"the contract is ({', '.join(wanted)}), without defaults",
+            device=device,
+            hook=hook,
+        )
+
+
+def _refuse_after_fork() -> None:
+    for bound in list(_open):
+        bound._refusal = "the device was opened before a fork, which its streams and threads do not survive"
+
+
+os.register_at_fork(after_in_child=_refuse_after_fork)

@@ -1,0 +1,151 @@
+"""What a step changes by itself: positions, counters, stop flags, and the token that is fed next.
+
+:func:`advance` is the reference in NumPy, for every slot of a state at once. A device may run it on the state's own
+memory (cpu), on a copy that is written back as one plan (the default of :class:`hal_core.devices.DeviceBase`), or as a
+kernel; the effect is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from .fields import FinishReason, Sizes
+
+Column = np.ndarray[Any, np.dtype[Any]]
+Bools = np.ndarray[Any, np.dtype[np.bool_]]
+
+READS = (
+    "sampled_token_ids",
+    "accept_tokens",
+    "prompt_lens",
+    "min_dec_len",
+    "max_dec_len",
+    "eos_num",
+    "eos_token_ids",
+    "stop_seqs_num",
+    "stop_seqs_len",
+    "stop_seqs",
+)
+"""Fields read only."""
+
+WRITES = (
+    "accept_num",
+    "step_idx",
+    "stop_flags",
+    "stop_reason",
+    "seq_lens_decoder",
+    "seq_lens_encoder",
+    "seq_lens_this_time",
+    "next_tokens",
+    "draft_num",
+)
+"""Fields changed, besides ``token_ids``, to which accepted tokens are appended."""
+
+
+def advance(fields: Mapping[str, Column], sizes: Sizes, *, speculative: bool) -> None:
+    """Advance every slot in place; ``fields`` maps each name to its array ``[slots, width]``.
+
+    A slot runs when its ``stop_flags`` is false and ``seq_lens_this_time`` is not 0.
+
+    - Prefilling (``seq_lens_encoder`` not 0): that many tokens are in the KV cache now. Until the last token of the
+      request is, nothing is accepted and the slot waits for its next chunk (``seq_lens_this_time`` 0).
+    - Else the step's tokens are accepted: the sampled one, or, speculative, the first ``accept_num`` of
+      ``accept_tokens``, cut after the first that ends the request. They are appended to ``token_ids``, counted in
+      ``step_idx``, and the last of them is fed next.
+    - A request ends (``stop_flags``, ``stop_reason``) with an end token or stop sequence once ``step_idx`` has
+      reached ``min_dec_len``, at ``max_dec_len``, and where its row is full.
+    - ``accept_num`` is the number of tokens the step gave the slot, 0 where it did not run (G22, G24). One that is out
+      of bounds is left as it is, for ``save_output`` to report; the slot stops and nothing is appended (G21).
+    """
+    column = {name: array[:, 0] for name, array in fields.items()}
+    runs = ~column["stop_flags"] & (column["seq_lens_this_time"] > 0)
+    encoder = np.where(runs, column["seq_lens_encoder"], 0)
+    known = column["prompt_lens"] + column["step_idx"]
+    prefilled = column["seq_lens_decoder"] + encoder
+    gives = runs & ((encoder == 0) | (prefilled >= known))
+    bad = gives & speculative & ((column["accept_num"] < 0) | (column["accept_num"] > sizes.max_accept))
+    column["accept_num"][...] = np.where(gives, column["accept_num"] if speculative else 1, 0)
+    gives = gives & ~bad
+    column["stop_flags"][bad], column["stop_reason"][bad] = True, FinishReason.ERROR
+    column["seq_lens_decoder"][...] = np.where(encoder > 0, prefilled, column["seq_lens_decoder"])
+    for slot in np.flatnonzero(gives).tolist() if speculative else ():
+        _cut(fields, slot, sizes)
+    accepted = column["accept_num"]
+    decodes = gives & (encoder == 0)
+    column["seq_lens_decoder"][decodes] += accepted[decodes]
+    _append(fields, column, np.flatnonzero(gives), known, speculative)
+    if not speculative:
+        _stop_plain(fields, column, np.flatnonzero(gives), sizes)
+    on = gives & ~column["stop_flags"]
+    column["seq_lens_this_time"][...] = np.where(on, 1, np.where(runs, 0, column["seq_lens_this_time"]))
+    column["seq_lens_encoder"][runs] = 0
+    column["draft_num"][runs] = 0
+
+
+def _append(
+    fields: Mapping[str, Column], column: Mapping[str, Column], slots: Column, known: Column, speculative: bool
+) -> None:
+    """Append what was accepted to the token rows, count it, and feed the last of it next."""
+    if not len(slots):
+        return
+    if not speculative:
+        tokens = column["sampled_token_ids"][slots]
+        fields["token_ids"][slots, known[slots]] = tokens
+        column["next_tokens"][slots] = tokens
+        column["step_idx"][slots] += 1
+        return
+    for slot in slots.tolist():
+        count, at = int(column["accept_num"][slot]), int(known[slot])
+        fields["token_ids"][slot, at : at + count] = fields["accept_tokens"][slot, :count]
+        column["next_tokens"][slot] = fields["accept_tokens"][slot, count - 1] if count else column["next_tokens"][slot]
+        column["step_idx"][slot] += count
+
+
+def _stop_plain(fields: Mapping[str, Column], column: Mapping[str, Column], slots: Column, sizes: Sizes) -> None:
+    """Find the requests that end with the one token they were given."""
+    if not len(slots):
+        return
+    generated, token = column["step_idx"][slots], column["next_tokens"][slots]
+    total = column["prompt_lens"][slots] + generated
+    inside = np.arange(fields["eos_token_ids"].shape[1]) < column["eos_num"][slots][:, None]
+    ends = ((fields["eos_token_ids"][slots] == token[:, None]) & inside).any(1)
+    for at in np.flatnonzero(column["stop_seqs_num"][slots] > 0).tolist():
+        ends[at] |= _ends_with_stop(fields, int(slots[at]), int(total[at]), int(generated[at]), sizes)
+    stops = ends & (generated >= column["min_dec_len"][slots])
+    full = (generated >= column["max_dec_len"][slots]) | (total >= sizes.max_tokens)
+    column["stop_reason"][slots] = np.where(stops, FinishReason.STOP, np.where(full, FinishReason.LENGTH, 0))
+    column["stop_flags"][slots] = stops | full
+
+
+def _cut(fields: Mapping[str, Column], slot: int, sizes: Sizes) -> None:
+    """Speculative: cut the accepted tokens of a slot after the first that ends its request, and mark the end."""
+    row = {name: array[slot] for name, array in fields.items()}
+    known = int(row["prompt_lens"][0] + row["step_idx"][0])
+    tokens = row["token_ids"]
+    for i in range(int(row["accept_num"][0])):
+        token, generated, total = row["accept_tokens"][i], int(row["step_idx"][0]) + i + 1, known + i + 1
+        tokens[total - 1] = token
+        ends = bool((row["eos_token_ids"][: int(row["eos_num"][0])] == token).any())
+        ends = ends or _ends_with_stop(fields, slot, total, generated, sizes)
+        stops = ends and generated >= row["min_dec_len"][0]
+        if stops or generated >= row["max_dec_len"][0] or total >= sizes.max_tokens:
+            row["accept_num"][0] = i + 1
+            row["stop_flags"][0] = True
+            row["stop_reason"][0] = FinishReason.STOP if stops else FinishReason.LENGTH
+            return
+
+
+def _ends_with_stop(fields: Mapping[str, Column], slot: int, total: int, generated: int, sizes: Sizes) -> bool:
+    """True when the generated tokens of a slot end with one of its stop sequences."""
+    sequences = fields["stop_seqs"][slot].reshape(-1, sizes.max_stop_length)
+    for i in range(int(fields["stop_seqs_num"][slot, 0])):
+        length = int(fields["stop_seqs_len"][slot, i])
+        if (
+            0 < length <= generated
+            and (fields["token_ids"][slot, total - length : total] == sequences[i, :length]).all()
+        ):
+            return True
+    return False

@@ -1,0 +1,172 @@
+"""Whether a task batch may go into a state: everything that forbids it, found before anything is written (G8)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .admission import AdmittedRequest
+from .fields import Sizes
+from .host_table import FEW, TOKENS, Ledger
+from .layout import SERIAL, StateLayout
+from .tasks import LEAVING, TaskBatch, TaskKind
+
+Ints = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
+
+
+def is_sound(ledger: Ledger, tasks: TaskBatch, layout: StateLayout) -> bool:
+    """True when ``tasks`` can surely go in: requests that enter free slots, decided without a loop.
+
+    False means that :func:`problems` has to look, which may still find nothing.
+    """
+    if not tasks.all_prefill or any(tasks.drafts) or any(tasks.plain["first_blocks"]):
+        return False
+    if len(tasks) <= FEW:
+        return _few_are_sound(ledger, tasks)
+    sizes, n, plain, brief = ledger.sizes, len(tasks), tasks.plain, tasks.brief(layout)
+    chosen, serials = set(plain["slots"]), set(brief[:, SERIAL].tolist())
+    if min(chosen) < 0 or max(chosen) >= sizes.slots or len(chosen) != n or len(serials) != n:
+        return False
+    if not ledger.live.keys().isdisjoint(serials) or ledger.serials[tasks.slots].any():
+        return False
+    if min(plain["lengths"]) < 1 or min(plain["starts"]) < 0 or max(plain["block_counts"]) > sizes.max_blocks:
+        return False
+    if max(plain["starts"]) >= sizes.max_tokens or max(plain["lengths"]) >= sizes.max_tokens:
+        return False  # the sum may be more than int32 holds
+    # Of requests whose stamp is this state's, admission has seen to it that their tokens fit.
+    end = tasks.starts + tasks.lengths
+    if (end > np.minimum(brief[:, TOKENS], tasks.block_counts * sizes.block_size)).any():
+        return False
+    return not len(tasks.blocks) or int(tasks.blocks.min()) >= 0
+
+
+def _few_are_sound(ledger: Ledger, tasks: TaskBatch) -> bool:
+    """The same for a few new requests, in plain Python."""
+    sizes, plain, live, holders = ledger.sizes, tasks.plain, ledger.live, ledger.requests
+    slots, starts, lengths, counts = plain["slots"], plain["starts"], plain["lengths"], plain["block_counts"]
+    for at, request in enumerate(tasks.requests):
+        slot, start, count = slots[at], starts[at], counts[at]
+        end = start + lengths[at]
+        if not 0 <= slot < sizes.slots or holders[slot] is not None or request.serial in live:
+            return False
+        if not 0 <= start < end <= request.total < sizes.max_tokens:
+            return False
+        if count > sizes.max_blocks or end > count * sizes.block_size or min(tasks.block_ids[at].tolist()) < 0:
+            return False
+    n = len(slots)
+    return n == 1 or (len(set(slots)) == n and len({request.serial for request in tasks.requests}) == n)
+
+
+def problems(ledger: Ledger, tasks: TaskBatch) -> list[str]:
+    """Everything that forbids inserting ``tasks`` now, each as one sentence; empty when they may go in (G8)."""
+    found: list[str] = []
+    left: set[int] = set()
+    used: set[int] = set()
+    entered: set[int] = set()
+    for at, row in enumerate(Row.of(tasks)):
+        texts: list[str] = []
+        if not 0 <= row.slot < ledger.sizes.slots:
+            texts.append(f"slots go from 0 to {ledger.sizes.slots - 1}")
+        elif row.slot in used or (row.kind in LEAVING and row.slot in left):
+            texts.append(f"the batch already writes slot {row.slot}")
+        elif row.kind in LEAVING:
+            texts += _leaving(ledger, row)
+            left.add(row.slot)
+        else:
+            used.add(row.slot)
+            texts += _holding(ledger, row, left, entered)
+            entered.add(row.request.serial)
+            texts += _extents(ledger, row, tasks.block_ids[at])
+        if texts:
+            who = f"task {at} ({TaskKind(row.kind).name} {row.request.request_id!r} in slot {row.slot})"
+            found += [f"{who}: {text}" for text in texts]
+    return found
+
+
+class Row(NamedTuple):
+    """One task of a batch in plain numbers."""
+
+    kind: int
+    slot: int
+    request: AdmittedRequest
+    start: int
+    length: int
+    blocks: int
+    first_block: int
+    first_token: int
+    drafts: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tasks: TaskBatch) -> Iterator[Row]:
+        """The tasks in their order."""
+        plain = tasks.plain
+        kinds, slots, starts, lengths = plain["kinds"], plain["slots"], plain["starts"], plain["lengths"]
+        blocks, first_blocks, first_tokens = plain["block_counts"], plain["first_blocks"], plain["first_tokens"]
+        return map(cls, kinds, slots, tasks.requests, starts, lengths, blocks, first_blocks, first_tokens, tasks.drafts)
+
+
+def _leaving(ledger: Ledger, row: Row) -> list[str]:
+    pending = ledger.preempted if row.kind == TaskKind.PREEMPTED else ledger.aborted
+    if ledger.serials[row.slot] != row.request.serial:
+        return ["the slot does not hold this request"]
+    if row.slot in pending:
+        return [f"{pending[row.slot][1]!r} left this slot and is not reported yet; save an output first"]
+    return []
+
+
+def _holding(ledger: Ledger, row: Row, left: set[int], entered: set[int]) -> list[str]:
+    slot, serial = row.slot, row.request.serial
+    if row.kind in (TaskKind.CHUNK, TaskKind.DECODE):
+        if ledger.serials[slot] == serial and slot not in left:
+            return []
+        return ["the slot does not hold this request"]
+    texts = []
+    holder = ledger.requests[slot]
+    if holder is not None and slot not in left:
+        texts.append(f"the slot still holds {holder.request_id!r}; release, preempt or abort it first")
+    if serial in entered or serial in ledger.live:
+        texts.append("the request is in a slot already; admit it again to run it again")
+    return texts
+
+
+def _extents(ledger: Ledger, row: Row, blocks: Ints) -> list[str]:
+    """Lengths and blocks of one task against the sizes and the request."""
+    sizes, kind, slot, total = ledger.sizes, row.kind, row.slot, row.request.total
+    texts = []
+    end = row.start + row.length
+    if total >= sizes.max_tokens:
+        texts.append(f"{total} tokens do not fit {sizes.max_tokens}; it was admitted for another state")
+    if kind in (TaskKind.PREFILL, TaskKind.CHUNK) and not (row.start >= 0 and row.length >= 1 and end <= total):
+        texts.append(f"tokens {row.start} to {end} of {total}")
+    if kind == TaskKind.CHUNK and row.start != ledger.prefilled[slot]:
+        texts.append(f"starts at token {row.start}, but {int(ledger.prefilled[slot])} are prefilled")
+    have = 0 if kind in (TaskKind.PREFILL, TaskKind.HANDOFF) else int(ledger.blocks[slot])
+    if row.first_block != have:
+        texts.append(f"blocks begin at entry {row.first_block}, but {have} are in use")
+    if row.blocks and min(blocks.tolist()) < 0:
+        texts.append(f"block {min(blocks.tolist())} is negative")
+    count = have + row.blocks
+    if count > sizes.max_blocks:
+        texts.append(f"{count} blocks, the table holds {sizes.max_blocks}")
+    needed = total if kind == TaskKind.HANDOFF else 0 if kind == TaskKind.DECODE else end
+    if needed > count * sizes.block_size:
+        texts.append(f"{needed} tokens need {-(-needed // sizes.block_size)} blocks, has {count}")
+    return texts + _handoff(row, sizes) if kind == TaskKind.HANDOFF or row.drafts else texts
+
+
+def _handoff(row: Row, sizes: Sizes) -> list[str]:
+    """First token and drafts, which only a handoff may bring (G12)."""
+    texts = []
+    fit = sizes.max_draft if row.kind == TaskKind.HANDOFF else 0
+    if row.kind == TaskKind.HANDOFF:
+        if row.first_token < 0:
+            texts.append("a handoff needs the first token")
+        if row.request.total + 1 >= sizes.max_tokens or row.request.generated + 1 >= row.request.params.max_tokens:
+            texts.append("the request has ended with its first token; there is nothing left to decode")
+    if len(row.drafts) > fit:
+        texts.append(f"{len(row.drafts)} drafts, but {fit} fit here")
+    if any(not isinstance(token, int) or token < 0 for token in row.drafts):
+        texts.append("drafts must be token ids")
+    return texts

@@ -1,0 +1,186 @@
+"""The slot table: every field that plain and speculative decoding keep for a slot, declared once.
+
+A slot is the place of one running request. Each field is one contiguous ``[slots, width]`` array. The order of the
+table is the order of storage, chosen so that the fields of each group lie side by side: a broadcast is one
+collective over a slice, an output copy one device-to-host copy, and neither packs anything.
+
+The names follow FastDeploy's ``share_inputs`` where it has the field (``seq_lens_encoder``, ``accept_num``, …).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from ..errors import InvalidValue
+from ..memory.dtypes import DType, dtype_of
+
+
+class SplitRole(IntEnum):
+    """Which part of a prefill/decode split the worker plays for a request."""
+
+    MIXED = 0
+    PREFILL = 1
+    DECODE = 2
+
+
+class FinishReason(IntEnum):
+    """Why a request is over with this row; ``NONE`` while it is not."""
+
+    NONE = 0
+    STOP = 1  #: an end-of-sequence token or a stop sequence
+    LENGTH = 2
+    ABORT = 3
+    ERROR = 4
+
+
+HEADER = "header"
+"""Name prefix of the 64-byte header that begins each broadcast slice (G14)."""
+HEADER_BYTES = 64
+
+GROUPS = ("broadcast", "broadcast_speculative", "output", "output_topk", "step_input")
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """The sizes of one slot state; all counts.
+
+    - ``slots``: how many requests can be in the state at once.
+    - ``max_tokens``: most tokens, prompt and generated, that one request may have.
+    - ``block_size``: tokens in one block of the paged KV cache.
+    - ``max_draft``: most draft tokens a step may verify; 0 means plain decoding.
+    - ``top_k``: most alternatives whose log-probabilities a step can report, besides the sampled token's.
+    - ``max_eos``, ``max_stop_sequences``, ``max_stop_length``, ``max_bad_words``: bounds of a request's lists;
+      a bad word is one token here.
+    """
+
+    slots: int
+    max_tokens: int
+    block_size: int = 16
+    max_draft: int = 0
+    top_k: int = 20
+    max_eos: int = 8
+    max_stop_sequences: int = 8
+    max_stop_length: int = 16
+    max_bad_words: int = 64
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            value = getattr(self, name)
+            least = 0 if name in ("max_draft", "top_k") else 1
+            if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**31:
+                raise InvalidValue(  # lengths and slots are int32 in the state and in plans
+                    f"{name} = {value!r}", cure=f"give a whole number from {least} to 2**31 - 1", argument="sizes"
+                )
+
+    @property
+    def max_blocks(self) -> int:
+        """Blocks that the longest request needs."""
+        return -(-self.max_tokens // self.block_size)
+
+    @property
+    def max_accept(self) -> int:
+        """Most tokens one step can give a request: every draft and the one after them."""
+        return self.max_draft + 1
+
+    def width(self, name: str) -> int:
+        """The number of elements that a slot has of a field whose width is ``name``."""
+        widths = {
+            "1": 1,
+            "max_tokens": self.max_tokens,
+            "max_blocks": self.max_blocks,
+            "max_accept": self.max_accept,
+            "draft": max(1, self.max_draft),
+            "topk": self.max_accept * (self.top_k + 1),
+            "max_eos": self.max_eos,
+            "stop_sequences": self.max_stop_sequences,
+            "stop_tokens": self.max_stop_sequences * self.max_stop_length,
+            "bad_words": self.max_bad_words,
+        }
+        return widths[name]
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field: ``width`` names an entry of :meth:`Sizes.width`; ``reset`` is the value of an empty slot.
+
+    ``record`` fields travel in a request's packed record, made at admission; the others are rows that a plan
+    writes up to the request's own length and resets up to the length written before (G11), or are written by the
+    step alone.
+    """
+
+    name: str
+    dtype: DType
+    width: str
+    reset: int | float | bool
+    groups: frozenset[str]
+    record: bool
+
+
+def _field(name: str, dtype: str, width: str = "1", reset: float = 0, groups: str = "", record: bool = True) -> Field:
+    chosen = frozenset(groups.split())
+    unknown = chosen - set(GROUPS)
+    if unknown:
+        raise InvalidValue(f"field {name} names unknown groups {sorted(unknown)}", argument="groups")
+    return Field(name, dtype_of(dtype), width, reset, chosen, record)
+
+
+_TOPK = "output_topk"
+_OUT = "output_topk output step_input"
+_STEP = "step_input"
+
+STATE_TABLE: tuple[Field, ...] = (
+    # Alternatives of each accepted token, column 0 the sampled one: [max_accept, top_k + 1] a slot.
+    _field("topk_token_ids", "int64", "topk", -1, _TOPK, record=False),
+    _field("topk_logprobs", "float32", "topk", 0.0, _TOPK, record=False),
+    _field("topk_ranks", "int32", "max_accept", 0, _TOPK, record=False),
+    # What ranks must agree on after plain decoding: one token a slot.
+    _field("sampled_token_ids", "int64", "1", -1, f"{_OUT} broadcast"),
+    # What ranks must agree on after speculative decoding.
+    _field("accept_tokens", "int64", "max_accept", -1, f"{_OUT} broadcast_speculative"),
+    _field("accept_num", "int32", "1", 0, f"{_OUT} broadcast_speculative"),
+    _field("step_idx", "int64", "1", 0, f"{_OUT} broadcast_speculative"),  # tokens generated so far
+    _field("stop_flags", "bool", "1", True, f"{_OUT} broadcast_speculative"),  # true: the slot does not run
+    # The rest of what a step reports.
+    _field("stop_reason", "int32", "1", 0, _OUT),  # a FinishReason
+    _field("request_serial", "int64", "1", 0, _OUT),  # which request the slot holds; 0: none
+    _field("last_preempted", "int64", "1", 0, _OUT, record=False),  # serial preempted since the last output, or 0
+    _field("last_aborted", "int64", "1", 0, _OUT, record=False),  # serial aborted since the last output, or 0
+    _field("seq_lens_decoder", "int32", "1", 0, _OUT),  # tokens whose KV is in the cache
+    _field("draft_num", "int32", "1", 0, _OUT),
+    _field("draft_tokens", "int64", "draft", -1, _OUT),
+    # What the next step reads besides.
+    _field("next_tokens", "int64", "1", -1, _STEP),  # the token that decoding feeds next
+    _field("prompt_lens", "int64", "1", 0, _STEP),
+    _field("seq_lens_this_time", "int32", "1", 0, _STEP),  # tokens the next step feeds; 0: the slot is idle
+    _field("seq_lens_encoder", "int32", "1", 0, _STEP),  # of these, tokens being prefilled; 0 while decoding
+    _field("split_role", "int32", "1", 0, _STEP),  # a SplitRole
+    _field("temperature", "float32", "1", 0.0, _STEP),
+    _field("top_p", "float32", "1", 1.0, _STEP),
+    _field("top_k", "int32", "1", 0, _STEP),
+    _field("min_p", "float32", "1", 0.0, _STEP),
+    _field("seed", "int64", "1", 0, _STEP),
+    _field("repetition_penalty", "float32", "1", 1.0, _STEP),
+    _field("frequency_penalty", "float32", "1", 0.0, _STEP),
+    _field("presence_penalty", "float32", "1", 0.0, _STEP),
+    _field("min_dec_len", "int64", "1", 0, _STEP),
+    _field("max_dec_len", "int64", "1", 0, _STEP),
+    _field("logprobs_num", "int32", "1", -1, _STEP),  # alternatives to report; -1: no log-probabilities
+    _field("eos_num", "int32", "1", 0, _STEP),
+    _field("eos_token_ids", "int64", "max_eos", -1, _STEP),
+    _field("stop_seqs_num", "int32", "1", 0, _STEP),
+    _field("bad_words_num", "int32", "1", 0, _STEP),
+    _field("blocks_num", "int32", "1", 0, _STEP),
+    _field("bad_words", "int64", "bad_words", -1, _STEP, record=False),
+    _field("stop_seqs_len", "int32", "stop_sequences", 0, _STEP, record=False),
+    _field("stop_seqs", "int64", "stop_tokens", -1, _STEP, record=False),
+    _field("block_tables", "int32", "max_blocks", -1, _STEP, record=False),
+    # Prompt and generated tokens of the request, in order.
+    _field("token_ids", "int64", "max_tokens", -1, record=False),
+)
+
+ROW_FIELDS = ("bad_words", "stop_seqs_len", "stop_seqs", "block_tables", "token_ids")
+"""Rows that ``insert_tasks`` writes to a request's own length and resets to the longest length since (G11)."""
+
+CLEANUP_FIELDS = ("last_preempted", "last_aborted")
+"""What ``save_output`` cleans up after each step, on every rank (G18)."""

@@ -1,0 +1,125 @@
+"""Where each field of the slot table lies in a state's one block of device memory."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from types import MappingProxyType
+
+import numpy as np
+
+from ..errors import InvalidValue
+from ..memory.views import ByteRange
+from .fields import GROUPS, HEADER_BYTES, ROW_FIELDS, STATE_TABLE, Field, Sizes
+
+ALIGNMENT = 64
+"""Bytes; each field begins on a cache line, which is also the coarsest alignment a vector copy asks for."""
+
+BRIEF = np.dtype([("extents", np.int64, (len(ROW_FIELDS),)), *[(n, np.int64) for n in ("stamp", "serial", "staged")]])
+"""What insertion asks of each request: the lengths of its rows, in the order of ``ROW_FIELDS``, the sizes it was
+checked against (:attr:`StateLayout.admission_stamp`), its serial, and the number under which a device has its bytes
+already, or 0 (:meth:`hal_core.contract.device.Device.stage`). All int64, so that a batch of them is a matrix."""
+STAMP, SERIAL, STAGED = range(len(ROW_FIELDS), len(ROW_FIELDS) + 3)
+"""Columns of that matrix, after the lengths."""
+
+BROADCAST_GROUPS = ("broadcast", "broadcast_speculative")
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A field with its place: ``offset`` bytes into the block, ``width`` elements and ``stride`` bytes a slot."""
+
+    field: Field
+    offset: int
+    width: int
+    stride: int
+
+
+@dataclass(frozen=True)
+class StateLayout:
+    """The layout of a state: each field's place, each group's byte range, and the digest ranks compare (G14)."""
+
+    sizes: Sizes
+    fields: MappingProxyType[str, Placed]
+    groups: MappingProxyType[str, ByteRange]
+    headers: MappingProxyType[str, ByteRange]
+    nbytes: int
+
+    @cached_property
+    def digest(self) -> bytes:
+        """32 bytes that differ whenever sizes, fields, their order, types, places or groups differ (SHA-256)."""
+        text = repr(self.sizes) + "".join(
+            f"|{p.field.name}:{p.field.dtype.name}:{p.width}:{p.offset}:{sorted(p.field.groups)}"
+            for p in self.fields.values()
+        )
+        return hashlib.sha256(text.encode()).digest()
+
+    @cached_property
+    def record_dtype(self) -> np.dtype[np.void]:
+        """The packed record that carries a request's scalars and short rows, fields in table order, no padding."""
+        return np.dtype(
+            [
+                (p.field.name, p.field.dtype.storage, (p.width,) if p.width > 1 else ())
+                for p in self.fields.values()
+                if p.field.record
+            ]
+        )
+
+    @cached_property
+    def admission_dtype(self) -> np.dtype[np.void]:
+        """What admission packs: the fields of :data:`BRIEF`, and the request's record."""
+        return np.dtype([*BRIEF.descr, ("record", self.record_dtype)])
+
+    @cached_property
+    def admission_stamp(self) -> int:
+        """A number that differs where a request's rows or record would: in all sizes but ``slots`` and
+        ``block_size``, and in the fields of the record."""
+        sizes = replace(self.sizes, slots=1, block_size=1)
+        text = f"{sizes!r}{self.record_dtype.descr}"
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little", signed=True)
+
+    def place(self, name: str) -> Placed:
+        """The place of a field. Raises :class:`InvalidValue` naming the fields there are."""
+        try:
+            return self.fields[name]
+        except KeyError:
+            raise InvalidValue(
+                f"no field {name!r} in the state", cure=f"fields: {', '.join(self.fields)}", argument="field"
+            ) from None
+
+
+def lay_out(sizes: Sizes, table: Sequence[Field] = STATE_TABLE) -> StateLayout:
+    """Place ``table``, in order, into one block. Raises :class:`InvalidValue` when a group's fields lie apart."""
+    placed: dict[str, Placed] = {}
+    headers: dict[str, ByteRange] = {}
+    at = 0
+    for field in table:
+        if field.name in placed:
+            raise InvalidValue(f"field {field.name} is declared twice", argument="table")
+        for group in BROADCAST_GROUPS:
+            if group in field.groups and group not in headers:
+                headers[group] = ByteRange(at, HEADER_BYTES)
+                at += HEADER_BYTES
+        width = sizes.width(field.width)
+        stride = width * field.dtype.itemsize
+        placed[field.name] = Placed(field, at, width, stride)
+        at += -(-stride * sizes.slots // ALIGNMENT) * ALIGNMENT
+    groups = {group: _group_range(group, sizes, placed, headers) for group in GROUPS}
+    return StateLayout(sizes, MappingProxyType(placed), MappingProxyType(groups), MappingProxyType(headers), at)
+
+
+def _group_range(group: str, sizes: Sizes, placed: dict[str, Placed], headers: dict[str, ByteRange]) -> ByteRange:
+    """The bytes of a group, its header included; its fields must be neighbours, or one copy would not do."""
+    names = list(placed)
+    inside = [name for name in names if group in placed[name].field.groups]
+    if not inside:
+        return ByteRange(0, 0)
+    first, last = names.index(inside[0]), names.index(inside[-1])
+    apart = [name for name in names[first:last] if name not in inside]
+    if apart:
+        raise InvalidValue(f"fields of group {group} lie apart: {apart} between them", argument="table")
+    begin = headers[group].offset if group in headers else placed[inside[0]].offset
+    end = placed[inside[-1]]
+    return ByteRange(begin, end.offset + end.stride * sizes.slots - begin)

@@ -1,0 +1,97 @@
+"""Sampling parameters of a request, checked when they are made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..errors import InvalidValue
+
+
+def check_number(name: str, value: object, low: float, high: float = math.inf, *, whole: bool = False) -> None:
+    """Refuse anything but a number (a whole one where asked) from ``low`` to ``high``; NaN is none."""
+    kinds = (int, np.integer) if whole else (int, float, np.integer, np.floating)
+    if isinstance(value, bool | np.bool_) or not isinstance(value, kinds) or not low <= value <= high:
+        kind = "a whole number" if whole else "a number"
+        bound = f"of at least {low}" if math.isinf(high) else f"from {low} to {high}"
+        raise InvalidValue(f"{name} = {value!r}", cure=f"give {kind} {bound}", argument=name)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token of a request is chosen.
+
+    - ``temperature``: 0 is greedy; otherwise logits are divided by it.
+    - ``top_k`` (0: off), ``top_p`` (1: off), ``min_p`` (0: off): truncate the distribution, in this order.
+    - ``seed``: draws depend on seed, request and position alone.
+    - ``repetition_penalty`` (1: off; Keskar et al. 2019), ``frequency_penalty``, ``presence_penalty`` (0: off).
+    - ``min_tokens``: end and stop tokens cannot be sampled before; ``max_tokens``: most tokens to generate.
+    - ``stop_sequences``, ``bad_words``, ``eos_token_ids``: token ids. A bad word is never sampled.
+    - ``logprobs``: how many alternatives to report besides the sampled token; None for no log-probabilities.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    min_tokens: int = 0
+    max_tokens: int = 16
+    stop_sequences: tuple[tuple[int, ...], ...] = ()
+    bad_words: tuple[int, ...] = ()
+    eos_token_ids: tuple[int, ...] = ()
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        check_number("temperature", self.temperature, 0.0, 1e6)
+        check_number("top_k", self.top_k, 0, 2**31 - 1, whole=True)
+        check_number("top_p", self.top_p, 0.0, 1.0)
+        check_number("min_p", self.min_p, 0.0, 1.0)
+        check_number("seed", self.seed, 0, 2**63 - 1, whole=True)
+        check_number("repetition_penalty", self.repetition_penalty, 1e-6, 1e6)
+        check_number("frequency_penalty", self.frequency_penalty, -1e6, 1e6)
+        check_number("presence_penalty", self.presence_penalty, -1e6, 1e6)
+        check_number("max_tokens", self.max_tokens, 1, 2**31 - 1, whole=True)
+        check_number("min_tokens", self.min_tokens, 0, self.max_tokens, whole=True)
+        if self.top_p == 0.0:
+            raise InvalidValue("top_p = 0", cure="give a number above 0, at most 1", argument="top_p")
+        if self.logprobs is not None:
+            check_number("logprobs", self.logprobs, 0, 2**31 - 1, whole=True)
+        for name in ("bad_words", "eos_token_ids"):
+            object.__setattr__(self, name, _ids(name, getattr(self, name)))
+        sequences = _items("stop_sequences", self.stop_sequences, "a tuple of tuples of token ids, such as ((13, 10),)")
+        object.__setattr__(self, "stop_sequences", tuple([_sequence(sequence) for sequence in sequences]))
+        if any(not sequence for sequence in self.stop_sequences):
+            raise InvalidValue("an empty stop sequence", cure="leave it out", argument="stop_sequences")
+
+
+def _items(name: str, values: Any, wanted: str) -> tuple[Any, ...]:  # noqa: ANN401 (the caller's)
+    try:
+        return tuple(values)
+    except TypeError:
+        raise InvalidValue(f"{name} = {values!r}", cure=f"give {wanted}", argument=name) from None
+
+
+def _ids(name: str, values: Sequence[int]) -> tuple[int, ...]:
+    ids = _items(name, values, "a tuple of token ids, such as (2,)")
+    for value in ids:
+        check_number(name, value, 0, 2**31 - 1, whole=True)
+    return ids
+
+
+def _sequence(values: Sequence[int]) -> tuple[int, ...]:
+    """One stop sequence; a token id by itself is most likely a list that lacks its outer brackets."""
+    if isinstance(values, int | np.integer):
+        raise InvalidValue(
+            f"stop_sequences has {values!r} where a sequence should be",
+            cure="give a tuple of tuples of token ids, such as ((13, 10),)",
+            argument="stop_sequences",
+        )
+    return _ids("stop_sequences", values)

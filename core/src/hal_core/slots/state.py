@@ -1,0 +1,298 @@
+"""Slot state: one block of device memory laid out by the slot table, with the host's ledger of who is where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import index
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import numpy as np
+
+from ..errors import InvalidValue, StateUnusable
+from ..memory.device import MemoryDevice
+from ..memory.plan import SPREAD, PlanBuilder, WritePlan
+from ..memory.views import ByteRange, View
+from .admission import AdmittedRequest, Request, admit
+from .fields import CLEANUP_FIELDS, HEADER_BYTES, ROW_FIELDS, STATE_TABLE, Field, Sizes
+from .host_table import Ledger
+from .layout import StateLayout, lay_out
+
+if TYPE_CHECKING:
+    from ..streams import Event, Stream
+    from .tasks import TaskBatch
+
+Ints = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
+R_co = TypeVar("R_co", covariant=True)
+R = TypeVar("R")
+
+ADDRESSABLE = 2**47
+"""Bytes that a process can address on x86_64; beyond, libraries fail in ways of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowGeometry:
+    """Where the row fields lie, for plans: int64 ``[row fields, 1]`` each, in the order of ``ROW_FIELDS``.
+
+    ``base`` and ``stride`` are bytes, ``size`` bytes an element; ``cycle`` (``[row fields]``) is the reset value
+    repeated to 8 bytes; ``plain`` has the same four numbers of each row field as Python's.
+    """
+
+    base: Ints
+    stride: Ints
+    size: Ints
+    cycle: Ints
+    plain: tuple[tuple[int, int, int, int], ...]
+
+    @classmethod
+    def of(cls, layout: StateLayout) -> RowGeometry:
+        """The geometry of a layout's rows."""
+        places = [layout.fields[name] for name in ROW_FIELDS]
+        cycles = [p.field.dtype.storage.type(p.field.reset).tobytes() * (8 // p.field.dtype.itemsize) for p in places]
+        plain = [
+            (p.offset, p.stride, p.field.dtype.itemsize, int.from_bytes(cycle, "little", signed=True))
+            for p, cycle in zip(places, cycles, strict=True)
+        ]
+        base, stride, size, cycle = np.array(plain, np.int64).T
+        return cls(base[:, None], stride[:, None], size[:, None], cycle, tuple(plain))
+
+
+DYNAMIC = ("seq_lens_this_time", "seq_lens_encoder", "seq_lens_decoder", "blocks_num")
+"""Fields of a record (all int32) that depend on the moment of insertion."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordPlaces:
+    """Byte offsets into what admission packed: where the record begins, and where its ``DYNAMIC`` fields are."""
+
+    begin: int
+    dynamic: tuple[int, ...]
+
+    @classmethod
+    def of(cls, layout: StateLayout) -> RecordPlaces:
+        """The places in a layout's admission record."""
+        packed, record = layout.admission_dtype.fields, layout.record_dtype.fields
+        assert packed is not None
+        assert record is not None
+        begin = packed["record"][1]
+        return cls(begin, tuple(begin + record[name][1] for name in DYNAMIC))
+
+
+class StateDevice(MemoryDevice, Protocol):
+    """What a state asks of its device; see :class:`hal_core.contract.device.Device`."""
+
+    @property
+    def default_stream(self) -> Stream: ...
+
+    def adopt(self, state: SlotState) -> None: ...
+
+    def stage(self, state: SlotState, request: AdmittedRequest) -> None: ...
+
+
+class StepOutput(Protocol[R_co]):
+    """The ticket of a step's output: its record, and the copied fields that the record was made of."""
+
+    columns: dict[str, np.ndarray[Any, Any]]
+
+    def record(self) -> R_co: ...
+
+
+class SlotState:
+    """The state of one model in one worker: a worker may hold several, each with its own slot order.
+
+    - ``name``: how steps name it ("target" for the main model).
+    - ``speculative``: sized for drafts, so broadcasts carry the speculative slice.
+    - ``memory``: the one block of device memory; ``layout`` says where each field lies in it.
+    - ``ledger``: what the host knows for certain: which request is in which slot, and how long its rows are.
+    - ``advances``: how often the state was advanced; ``agreements``: by a group's ranks, what they agreed on (G14).
+    - ``mirror``: field name to array, the output fields as of the last step whose output was taken (G12).
+
+    Views of the fields are device memory: nobody applies a framework operator to them.
+    """
+
+    def __init__(
+        self, device: StateDevice, sizes: Sizes, *, name: str = "target", table: Sequence[Field] = STATE_TABLE
+    ) -> None:
+        if not isinstance(name, str) or not name:
+            raise InvalidValue(f"name = {name!r}", cure="give the state a name, as steps will", argument="name")
+        self.name, self.sizes, self.device = name, sizes, device
+        self.layout = _placed(sizes, table)
+        self.speculative = sizes.max_draft > 0
+        self.memory = device.allocate(self.layout.nbytes)  # first: sizes that are too large end here
+        self.ledger = Ledger(sizes)
+        self._views: dict[str, View] = {}
+        self._output_ranges: dict[bool, ByteRange] = {}  # by whether with log-probabilities
+        self._parts: dict[ByteRange, np.dtype[np.void]] = {}
+        self._unusable = ""
+        self.advances = 0
+        self.agreements: dict[tuple[int, ...], Any] = {}  # see hal_core.ranks.agreement.agreement_of
+        self._readers: list[tuple[Event, Ints | None]] = []
+        self.spread = self._spread_map()
+        self.rows = RowGeometry.of(self.layout)
+        self.record_places = RecordPlaces.of(self.layout)
+        device.adopt(self)
+        device.submit(self.reset_plan(), device.default_stream).wait()
+        self.mirror = self._columns(np.zeros(self.output_range(topk=False).nbytes, np.uint8))
+
+    def view(self, name: str) -> View:
+        """The view ``[slots, width]`` of a field; the same object each time. Raises for an unknown field."""
+        view = self._views.get(name)
+        if view is None:
+            place = self.layout.place(name)
+            shape = (self.sizes.slots, place.width)
+            view = self._views[name] = View.contiguous(self.memory, place.offset, shape, place.field.dtype, self)
+        return view
+
+    def reset_plan(self) -> WritePlan:
+        """Write every field of every slot to its reset value, and zero the headers."""
+        builder = PlanBuilder(self.memory)
+        for place in self.layout.fields.values():
+            value = place.field.dtype.storage.type(place.field.reset)
+            builder.fill(np.array([place.offset], np.int64), place.stride * self.sizes.slots, value)
+        for header in self.layout.headers.values():
+            builder.fill(np.array([header.offset], np.int64), HEADER_BYTES, np.uint8(0))
+        return builder.build()
+
+    def cleanup_plan(self, slots: Ints) -> WritePlan:
+        """Zero what ``save_output`` cleans up, for the slots of a step (G18)."""
+        builder = PlanBuilder(self.memory)
+        for name in CLEANUP_FIELDS:
+            place = self.layout.fields[name]
+            offsets = place.offset + slots.astype(np.int64) * place.stride
+            builder.fill(offsets, place.stride, place.field.dtype.storage.type(place.field.reset))
+        return builder.build()
+
+    def output_range(self, *, topk: bool) -> ByteRange:
+        """The bytes of the output fields, with the log-probabilities before them where ``topk``.
+
+        They begin no later than the broadcast slice, so that its header is copied out with them (G14).
+        """
+        found = self._output_ranges.get(topk)
+        if found is None:
+            output, alternatives = self.layout.groups["output"], self.layout.groups["output_topk"]
+            begin = alternatives.offset if topk else min(output.offset, self.broadcast_range().offset)
+            found = self._output_ranges[topk] = ByteRange(begin, output.end - begin)
+        return found
+
+    def broadcast_range(self) -> ByteRange:
+        """The slice that ``broadcast_tokens`` sends, header first."""
+        return self.layout.groups["broadcast_speculative" if self.speculative else "broadcast"]
+
+    def columns(self, data: np.ndarray[Any, np.dtype[np.uint8]], part: ByteRange) -> dict[str, np.ndarray[Any, Any]]:
+        """The fields that lie wholly in ``part`` as arrays ``[slots, width]`` over its copied bytes (no copy)."""
+        kind = self._parts.get(part)
+        if kind is None:
+            kind = self._parts[part] = self._fields_of(part)
+        if not kind.names:
+            return {}
+        fields = data[: part.nbytes].view(kind)[0]
+        return {name: fields[name] for name in kind.names}
+
+    def _fields_of(self, part: ByteRange) -> np.dtype[np.void]:
+        """The fields that lie wholly in ``part`` as one NumPy structure of its size, so that one view has them all."""
+        slots = self.sizes.slots
+        inside = {
+            name: (place.field.dtype.storage, (slots, place.width), place.offset - part.offset)
+            for name, place in self.layout.fields.items()
+            if part.offset <= place.offset and place.offset + place.stride * slots <= part.end
+        }
+        if not inside:
+            return np.dtype([])
+        kinds = [(storage, shape) for storage, shape, _ in inside.values()]
+        offsets = [offset for _, _, offset in inside.values()]
+        return np.dtype({"names": list(inside), "formats": kinds, "offsets": offsets, "itemsize": part.nbytes})
+
+    def _columns(self, data: np.ndarray[Any, np.dtype[np.uint8]]) -> dict[str, np.ndarray[Any, Any]]:
+        return self.columns(data, self.output_range(topk=False))
+
+    def admit(self, request: Request, *, vocab_size: int | None = None) -> AdmittedRequest:
+        """Check a request and pack it for a slot of this state; see :func:`hal_core.admit`. From any thread.
+
+        The device may begin to move its bytes, so that its insertion has less to do.
+        """
+        admitted = admit(request, self.layout, vocab_size=vocab_size)
+        self.device.stage(self, admitted)
+        return admitted
+
+    def take(self, ticket: StepOutput[R]) -> R:
+        """Wait for a step's output, bring ``mirror`` up to it, and return the record. For the worker's thread."""
+        record = ticket.record()
+        self.mirror = {name: ticket.columns[name] for name in self.mirror}
+        return record
+
+    def release(self, slots: Sequence[int]) -> None:
+        """Declare slots free whose requests have ended; their next request resets their rows.
+
+        A slot that is free already stays so. Raises :class:`InvalidValue`, and frees none, for what is no slot.
+        """
+        try:
+            numbers = [index(slot) for slot in slots]
+        except TypeError:
+            raise InvalidValue(
+                f"{slots!r} is no list of slots", cure="give the numbers of the slots", argument="slots"
+            ) from None
+        if numbers:
+            self.check_slots((min(numbers), max(numbers)), "slots")
+        self.ledger.release(numbers)
+
+    def read_by(self, slots: Ints | None, event: Event) -> None:
+        """Remember that work up to ``event`` reads these slots (None: every slot) (G28)."""
+        self._readers = [reader for reader in self._readers if not reader[0].done()]
+        if not event.done():
+            self._readers.append((event, slots))
+
+    def guard(self, slots: Ints | None, stream: Stream) -> None:
+        """Let ``stream`` wait until no step reads these slots (None: any slot) any more (G28), the host not."""
+        for event, read in self._readers:
+            if (slots is None or read is None or np.isin(slots, read).any()) and not event.done():
+                stream.wait(event)
+
+    def guard_batch(self, tasks: TaskBatch, stream: Stream) -> None:
+        """The same for the slots of a batch."""
+        if self._readers:
+            self.guard(tasks.slots, stream)
+
+    def check_usable(self) -> None:
+        """Raise :class:`StateUnusable` after a disagreement between ranks (G14)."""
+        if self._unusable:
+            raise StateUnusable(self._unusable, cure="build the state anew on every rank", argument="state")
+
+    def mark_unusable(self, why: str) -> None:
+        """Refuse every later use of the state, for the reason given."""
+        self._unusable = why
+
+    def check_slots(self, span: tuple[int, int], what: str) -> None:
+        """Raise :class:`InvalidValue` when the slots, of which ``span`` is the lowest and highest, are not all here."""
+        if span[0] < 0 or span[1] >= self.sizes.slots:
+            raise InvalidValue(
+                f"{what} names slots {span[0]} to {span[1]} of {self.sizes.slots}",
+                cure=f"slots go from 0 to {self.sizes.slots - 1}",
+                argument=what,
+            )
+
+    def _spread_map(self) -> np.ndarray[Any, np.dtype[np.void]]:
+        """Where each part of a packed record goes (:data:`hal_core.memory.plan.SPREAD`)."""
+        record = self.layout.record_dtype
+        assert record.fields is not None
+        places = [self.layout.fields[name] for name in record.fields]
+        starts = [entry[1] for entry in record.fields.values()]
+        rows = [(p.offset, p.stride, start, p.stride) for p, start in zip(places, starts, strict=True)]
+        return np.array(rows, SPREAD)
+
+
+def _placed(sizes: Sizes, table: Sequence[Field]) -> StateLayout:
+    """The layout. Raises :class:`InvalidValue` for sizes that no machine has room for, before memory is asked for."""
+    if not isinstance(sizes, Sizes):
+        raise InvalidValue(f"{type(sizes).__name__} is no Sizes", cure="give Sizes(slots=…, …)", argument="sizes")
+    layout = lay_out(sizes, table)
+    try:
+        fits = layout.nbytes < ADDRESSABLE and layout.admission_dtype.itemsize > 0
+    except ValueError:  # NumPy: a record is at most 2 GiB
+        fits = False
+    if not fits:
+        raise InvalidValue(
+            f"{sizes} are a state of {layout.nbytes} bytes",
+            cure="give fewer slots, or lower the sizes of one request",
+            argument="sizes",
+        )
+    return layout

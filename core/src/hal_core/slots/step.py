@@ -1,0 +1,154 @@
+"""The value objects of one step: which slots it ran, in which order, and with what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from ..errors import InvalidValue
+from ..group import ALONE, Group
+
+Int32s = np.ndarray[Any, np.dtype[np.int32]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """One step of a worker.
+
+    - ``number``: counts up from 0; it is in every frame.
+    - ``orders``: state name to int32 ``[n]``: the slot of each batch id, in batch-id order, for each state the step
+      used (G20). Preempted and aborted slots are named too, so that they are reported.
+    - ``speculative``: the step verified drafts, so its tokens are in ``accept_tokens``, else in ``sampled_token_ids``.
+    - ``group``: the caller's tensor-parallel group; only its first rank sends (G17).
+    - ``logprobs``: how many alternatives the step wrote besides the sampled token, None for no log-probabilities.
+    - ``errors``: slot to message, for requests that the step could not go on with.
+    - ``recovered``: slot to message, for requests that were stopped by the recovery of their worker.
+
+    Raises :class:`InvalidValue` for anything else, and for a message of a slot that is in no order.
+    """
+
+    number: int
+    orders: Mapping[str, Int32s]
+    speculative: bool = False
+    group: Group = ALONE
+    logprobs: int | None = None
+    errors: Mapping[int, str] = field(default_factory=dict)
+    recovered: Mapping[int, str] = field(default_factory=dict)
+    spans: Mapping[str, tuple[int, int]] = field(init=False, repr=False)
+    """State name to the lowest and the highest slot of its order; (0, -1) for an empty one."""
+
+    def __post_init__(self) -> None:
+        self._check_scalars()
+        if not _is_mapping(self.orders):
+            raise _refused(f"orders = {self.orders!r}", "give a mapping of state name to slots in batch-id order")
+        orders: dict[str, Int32s] = {}
+        spans: dict[str, tuple[int, int]] = {}
+        for name, order in self.orders.items():
+            slots = _slots(name, order)
+            rising = np.sort(slots)
+            if np.count_nonzero(rising[1:] == rising[:-1]):
+                raise _refused(f"the order of state {name!r} must name each slot once, as one list", _ORDER)
+            slots.flags.writeable = False
+            orders[name] = slots
+            spans[name] = (int(rising[0]), int(rising[-1])) if len(rising) else (0, -1)
+        object.__setattr__(self, "spans", MappingProxyType(spans))
+        object.__setattr__(self, "orders", MappingProxyType(orders))
+        for name in ("errors", "recovered"):
+            object.__setattr__(self, name, MappingProxyType(_messages(name, getattr(self, name), orders)))
+
+    def _check_scalars(self) -> None:
+        """Refuse what is no step at all; what depends on a state is checked when a hook is given both."""
+        number, logprobs = self.number, self.logprobs
+        if type(number) is not int or not 0 <= number < 2**63:
+            raise _refused(f"step number {number!r}", "count up from 0, in Python integers below 2**63")
+        if not isinstance(self.group, Group):
+            raise _refused(f"group = {self.group!r}", "give a Group, or leave it out for a worker alone")
+        if logprobs is not None and type(logprobs) is not int:
+            raise _refused(f"logprobs = {logprobs!r}", "give a whole number of alternatives, or None")
+        if type(self.speculative) is not bool:
+            raise _refused(f"speculative = {self.speculative!r}", "give True or False")
+
+    def order(self, state: str) -> Int32s:
+        """The slot of each batch id in a state. Raises :class:`InvalidValue` when the step names none."""
+        try:
+            return self.orders[state]
+        except KeyError:
+            raise InvalidValue(
+                f"step {self.number} names no order for state {state!r}",
+                cure=f"it names {sorted(self.orders)}; add the state's slots in batch-id order",
+                argument="step",
+            ) from None
+
+
+_INT32 = np.dtype(np.int32)
+_ORDER = "give the slot of each batch id, in batch-id order"
+
+
+def _refused(what: str, cure: str) -> InvalidValue:
+    return InvalidValue(what, cure=cure, argument="step")
+
+
+def _is_mapping(given: object) -> bool:
+    """A dict is told apart first: asking an abstract class costs more than all else that is checked."""
+    return type(given) is dict or isinstance(given, Mapping)
+
+
+def _slots(name: object, order: Any) -> Int32s:  # noqa: ANN401 (a list or an array)
+    """An order as an array of its own; what is no whole number that fits int32 is refused, not rounded or cut."""
+    if type(name) is not str:
+        raise _refused(f"orders names a state {name!r}", "name states by strings")
+    plain = isinstance(order, np.ndarray)
+    if plain and order.dtype == _INT32 and order.ndim == 1:
+        return np.array(order, np.int32)
+    try:
+        found = np.array(order) if plain or not {bool, np.bool_} & set(map(type, order)) else None
+    except (TypeError, ValueError, OverflowError):  # a number by itself, a ragged list, no sequence at all
+        found = None
+    if found is not None and found.ndim == 1 and found.size == 0:
+        return np.zeros(0, np.int32)
+    if found is None or found.ndim != 1 or found.dtype.kind not in "iu":
+        raise _refused(f"the order of state {name!r} must be one list of whole numbers", _ORDER)
+    low, high = int(found.min()), int(found.max())
+    if low < -(2**31) or high >= 2**31:
+        raise _refused(f"the order of state {name!r} names slots {low} to {high}, which do not fit int32", _ORDER)
+    return found.astype(np.int32)
+
+
+def _messages(name: str, given: Any, orders: Mapping[str, Int32s]) -> dict[int, str]:  # noqa: ANN401 (the caller's)
+    """Slot to message, as a copy; a slot that no order names has no row that could carry its message."""
+    if not _is_mapping(given):
+        raise _refused(f"{name} = {given!r}", "give a mapping of slot to message")
+    if not given:
+        return {}
+    for slot, text in given.items():
+        whole = isinstance(slot, int | np.integer) and not isinstance(slot, bool)
+        if not whole or not isinstance(text, str):
+            raise _refused(f"{name} has {slot!r}: {text!r}", "give the slot as a whole number and its message as text")
+    named = set().union(*(order.tolist() for order in orders.values()))
+    unknown = sorted(int(slot) for slot in given if slot not in named)
+    if unknown:
+        raise _refused(
+            f"{name} names slots {unknown}, which are in no order of the step",
+            "name each such slot in the order of its state too, so that it has a row",
+        )
+    return {int(slot): text for slot, text in given.items()}
+
+
+def predict_launch_tokens(requests: int, tokens_per_step: int) -> int:
+    """How many tokens the next launch feeds while decoding: requests x tokens a step.
+
+    FastDeploy derived it from sequence lengths and step counts, which is wrong as soon as the step that is running
+    accepts another number of drafts than the one before (its pull request 7172). While decoding, each running
+    request feeds one token and ``tokens_per_step - 1`` drafts, whatever was accepted before.
+    """
+    if requests < 0 or tokens_per_step < 1:
+        raise InvalidValue(
+            f"{requests} requests x {tokens_per_step} tokens a step",
+            cure="give no negative count of requests, and at least one token a step",
+            argument="requests",
+        )
+    return requests * tokens_per_step

@@ -1,0 +1,292 @@
+"""Tasks: what ``insert_tasks`` puts into slots, one by one as :class:`Task` or in columns as :class:`TaskBatch`."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence, Sized
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, NoReturn
+
+import numpy as np
+
+from ..errors import InvalidValue
+from .admission import AdmittedRequest
+from .layout import STAMP, StateLayout
+
+Int32s = np.ndarray[Any, np.dtype[np.int32]]
+Int64s = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class TaskKind(IntEnum):
+    """What happens to a slot.
+
+    - ``PREFILL``: a new (or resumed) request takes the slot; the next step feeds its first ``length`` tokens.
+    - ``CHUNK``: the next ``length`` tokens of the request that is in the slot (chunked prefill).
+    - ``DECODE``: more KV blocks for the request that is decoding in the slot.
+    - ``HANDOFF``: the decode role of a prefill/decode split: the request goes on after its first token.
+    - ``PREEMPTED``: the request leaves the slot and will be resumed; reported once by the next output.
+    - ``ABORTED``: the request leaves the slot for good; reported once by the next output.
+    """
+
+    PREFILL = 1
+    CHUNK = 2
+    DECODE = 3
+    HANDOFF = 4
+    PREEMPTED = 5
+    ABORTED = 6
+
+
+ENTERING = (TaskKind.PREFILL, TaskKind.HANDOFF)
+LEAVING = (TaskKind.PREEMPTED, TaskKind.ABORTED)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One request, one slot.
+
+    - ``request``: needed by every kind; it names the request that the caller believes to be in the slot.
+    - ``start``: tokens of it whose KV is in the cache before the next step (PREFILL with a cached prefix, CHUNK).
+    - ``length``: tokens that the next step feeds (PREFILL, CHUNK).
+    - ``blocks``: physical KV block ids to put into the block table from entry ``first_block`` on.
+    - ``first_token``, ``drafts``: what the prefill node sampled (HANDOFF).
+    """
+
+    kind: TaskKind
+    slot: int
+    request: AdmittedRequest
+    start: int = 0
+    length: int = 0
+    blocks: Sequence[int] = ()
+    first_block: int = 0
+    first_token: int = -1
+    drafts: Sequence[int] = ()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.kind, TaskKind):
+            raise InvalidValue(f"kind {self.kind!r}", cure="give a TaskKind", argument="kind")
+        if not isinstance(self.request, AdmittedRequest):
+            raise InvalidValue(f"request {self.request!r}", cure="admit() the request first", argument="request")
+
+
+class _Column:
+    """A column of a batch: the array is made when it is first asked for, as a few tasks are handled without it."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name, self.code = name, "q" if name == "first_tokens" else "i"
+
+    def __get__(self, batch: TaskBatch, owner: type) -> Any:  # noqa: ANN401 (int32 or int64 [n])
+        column = batch.arrays.get(self.name)
+        if column is None:
+            # By way of an array of the standard library, which takes a list in half of NumPy's time.
+            column = np.frombuffer(array(self.code, batch.plain[self.name]), self.code)
+            column.flags.writeable = False
+            batch.arrays[self.name] = column
+        return column
+
+
+JOINED = 8
+"""From more requests on, what admission packed is joined and checked at once, not request by request."""
+Ids = Sequence[int] | Int32s
+
+
+class TaskBatch:
+    """Tasks in columns, in order; immutable. ``TaskBatch.of(tasks)``, or ``TaskBatch.prefill(…)`` without objects.
+
+    Columns of length n, int32 (``first_tokens`` int64): ``kinds``, ``slots``, ``starts``, ``lengths``,
+    ``first_blocks``, ``block_counts``. ``plain`` has them as lists. ``requests`` and ``drafts`` are tuples,
+    ``block_ids`` each task's block ids, ``blocks`` all of them one after the other, int32.
+    """
+
+    __slots__ = ("all_prefill", "arrays", "block_ids", "brief_cache", "drafts", "packed_cache", "plain", "requests")
+    all_prefill: bool
+    arrays: dict[str, Any]
+    block_ids: tuple[Int32s, ...]
+    drafts: tuple[tuple[int, ...], ...]
+    brief_cache: tuple[int, Int64s] | None
+    packed_cache: tuple[StateLayout, np.ndarray[Any, np.dtype[np.void]]] | None
+    plain: dict[str, list[int]]
+    requests: tuple[AdmittedRequest, ...]
+    kinds, slots, starts, lengths = _Column(), _Column(), _Column(), _Column()
+    block_counts, first_blocks, first_tokens = _Column(), _Column(), _Column()
+
+    def __init__(
+        self,
+        kinds: Sequence[int],
+        slots: Sequence[int],
+        requests: Sequence[AdmittedRequest],
+        starts: Sequence[int] | None,
+        lengths: Sequence[int],
+        blocks: Sequence[Ids],
+        first_blocks: Sequence[int] | None = None,
+        first_tokens: Sequence[int] | None = None,
+        drafts: Sequence[Sequence[int]] | None = None,
+    ) -> None:
+        n = len(slots)
+        plain = {
+            "kinds": list(kinds),
+            "slots": _whole(slots, "slots"),
+            "starts": [0] * n if starts is None else _whole(starts, "starts"),
+            "lengths": _whole(lengths, "lengths"),
+            "block_counts": list(map(len, blocks)),
+            "first_blocks": [0] * n if first_blocks is None else _whole(first_blocks, "first_blocks"),
+            "first_tokens": [-1] * n if first_tokens is None else _whole(first_tokens, "first_tokens"),
+        }
+        put = object.__setattr__
+        put(self, "plain", plain)
+        put(self, "arrays", {})
+        put(self, "requests", tuple(requests))
+        put(self, "drafts", ((),) * n if drafts is None else tuple([tuple(d) for d in drafts]))
+        ready = [
+            ids if type(ids) is _ARRAY and ids.dtype is _IDS and ids.ndim == 1 else _block_ids(ids) for ids in blocks
+        ]
+        put(self, "block_ids", tuple(ready))
+        put(self, "all_prefill", plain["kinds"] == [TaskKind.PREFILL] * n)
+        put(self, "brief_cache", None)
+        put(self, "packed_cache", None)
+        if {n} != {len(column) for column in (*plain.values(), self.requests, self.drafts)}:
+            raise InvalidValue("the columns of a batch differ in length", cure=f"give {n} of each", argument="tasks")
+
+    @property
+    def blocks(self) -> Int32s:
+        """All tasks' block ids one after the other."""
+        joined = self.arrays.get("blocks")
+        if joined is None:
+            try:
+                pieces: tuple[Any, ...] = self.block_ids
+                joined = np.frombuffer(b"".join(pieces), np.int32)
+            except (BufferError, TypeError, ValueError):  # an array of the caller's that is not contiguous
+                joined = np.concatenate(self.block_ids)
+            self.arrays["blocks"] = joined
+        found: Int32s = joined
+        return found
+
+    def brief(self, layout: StateLayout) -> Int64s:
+        """What insertion asks of the requests: :data:`hal_core.slots.layout.BRIEF` as int64 ``[n, 8]``, read-only.
+
+        Raises :class:`InvalidValue` when a request was admitted for other sizes.
+        """
+        stamp, cached = layout.admission_stamp, self.brief_cache
+        if cached is not None and cached[0] == stamp:
+            return cached[1]
+        brief = np.frombuffer(b"".join([request.brief for request in self.requests]), np.int64).reshape(len(self), -1)
+        if (brief[:, STAMP] != stamp).any():
+            self._refuse_stamp(stamp)
+        object.__setattr__(self, "brief_cache", (stamp, brief))
+        return brief
+
+    def check_sizes(self, layout: StateLayout) -> None:
+        """Raise :class:`InvalidValue` when a request was admitted for other sizes."""
+        if len(self) > JOINED:
+            self.brief(layout)
+            return
+        stamp = layout.admission_stamp
+        for request in self.requests:
+            if request.stamp != stamp:
+                self._refuse_stamp(stamp)
+
+    def packed(self, layout: StateLayout) -> np.ndarray[Any, np.dtype[np.void]]:
+        """What admission packed ``[n]`` (``layout.admission_dtype``), read-only. Raises as :meth:`brief`."""
+        cached = self.packed_cache
+        if cached is not None and cached[0] is layout:
+            return cached[1]
+        self.check_sizes(layout)
+        packed = np.frombuffer(b"".join([request.packed for request in self.requests]), layout.admission_dtype)
+        object.__setattr__(self, "packed_cache", (layout, packed))
+        return packed
+
+    def _refuse_stamp(self, stamp: int) -> NoReturn:
+        other = next((r.request_id for r in self.requests if r.stamp != stamp), "")
+        raise InvalidValue(
+            f"request {other!r} was admitted for a state of other sizes",
+            cure="admit it with this state's layout",
+            argument="tasks",
+        )
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"TaskBatch is immutable: {name}")
+
+    @classmethod
+    def of(cls, tasks: Sequence[Task]) -> TaskBatch:
+        """The batch of some tasks, in their order."""
+        try:
+            return cls(
+                [task.kind for task in tasks],
+                [task.slot for task in tasks],
+                [task.request for task in tasks],
+                [task.start for task in tasks],
+                [task.length for task in tasks],
+                [task.blocks for task in tasks],
+                [task.first_block for task in tasks],
+                [task.first_token for task in tasks],
+                [task.drafts for task in tasks],
+            )
+        except (AttributeError, TypeError, InvalidValue):
+            check_kinds(tasks)
+            raise
+
+    @classmethod
+    def prefill(
+        cls,
+        slots: Sequence[int],
+        requests: Sequence[AdmittedRequest],
+        lengths: Sequence[int],
+        blocks: Sequence[Ids],
+        starts: Sequence[int] | None = None,
+    ) -> TaskBatch:
+        """New requests for some slots; the next step feeds the first ``lengths`` tokens of each."""
+        n = len(slots)
+        return cls([TaskKind.PREFILL] * n, slots, requests, starts, lengths, blocks)
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    def __repr__(self) -> str:
+        pairs = zip(self.plain["kinds"], self.plain["slots"], strict=True)
+        return f"TaskBatch({', '.join(f'{TaskKind(kind).name.lower()} -> {slot}' for kind, slot in pairs)})"
+
+
+_ARRAY, _IDS = np.ndarray, np.dtype(np.int32)
+
+
+def _whole(values: Any, name: str) -> list[int]:  # noqa: ANN401 (a sequence or an array)
+    """The values as Python integers that fit the column; floats and bools are refused, not rounded."""
+    plain: list[Any] = values.tolist() if isinstance(values, np.ndarray) else list(values)
+    if plain and set(map(type, plain)) != {int}:
+        plain = [int(v) if isinstance(v, np.integer) else v for v in plain]
+        if set(map(type, plain)) != {int}:
+            raise InvalidValue(f"{name} must be whole numbers", cure="give int, no bool or float", argument=name)
+    try:
+        array("i", plain)
+    except OverflowError:
+        raise InvalidValue(
+            f"{name} must be whole numbers that fit int32", cure="give numbers from -2**31 to 2**31 - 1", argument=name
+        ) from None
+    return plain
+
+
+def _block_ids(ids: Ids) -> Int32s:
+    """One task's block ids; an int32 array is taken as it is."""
+    if type(ids) is np.ndarray and ids.dtype == np.int32 and ids.ndim == 1:
+        return ids
+    return np.array(_whole(ids, "blocks"), np.int32)
+
+
+def check_kinds(tasks: Any) -> None:  # noqa: ANN401 (whatever the caller gave)
+    """Raise :class:`InvalidValue` for what is neither a batch nor tasks. Asked once an error is under way."""
+    if isinstance(tasks, TaskBatch):
+        wrong = next((r for r in tasks.requests if not isinstance(r, AdmittedRequest)), None)
+        if wrong is not None:
+            raise InvalidValue(f"request {wrong!r}", cure="admit() the request first", argument="tasks")
+        return
+    cure = "give a list of tasks, or a TaskBatch"
+    if not isinstance(tasks, Iterable) or not isinstance(tasks, Sized):  # one task, or an iterator: it ends once
+        raise InvalidValue(f"{type(tasks).__name__} by itself is no list of tasks", cure=cure, argument="tasks")
+    for at, task in enumerate(tasks):
+        if not isinstance(task, Task):
+            raise InvalidValue(f"entry {at} is {task!r}, which is no Task", cure=cure, argument="tasks")
+        for name in ("blocks", "drafts"):
+            if not isinstance(getattr(task, name), Sized) or not isinstance(getattr(task, name), Iterable):
+                raise InvalidValue(
+                    f"{name} of task {at} = {getattr(task, name)!r}", cure="give a list of numbers", argument="tasks"
+                )

@@ -1,0 +1,31 @@
+"""Streams and events: the order in which a device works."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Event(Protocol):
+    """A point in a stream's order."""
+
+    def done(self) -> bool:
+        """True once everything before the event has been executed."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Block the host for at most ``timeout`` seconds; True when done."""
+
+
+class Stream(Protocol):
+    """A queue of device work that is executed in order. ``handle`` is the device's own number for it."""
+
+    @property
+    def handle(self) -> int: ...
+
+    def record(self) -> Event:
+        """An event after everything that is on the stream now."""
+
+    def wait(self, event: Event) -> None:
+        """Let work put on the stream from now on wait for ``event``; the host does not wait."""
+
+    def synchronize(self, timeout: float | None = None) -> None:
+        """Block the host until the stream is empty; :class:`hal_core.errors.TicketTimeout` after ``timeout`` s."""

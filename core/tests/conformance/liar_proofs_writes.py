@@ -1,0 +1,205 @@
+"""Proofs that liars about sizes and values lie."""
+
+import numpy as np
+from hal_core.memory.dtypes import dtype_of
+from hal_core.memory.views import View
+from liar_proofs import (
+    A_WHILE,
+    PATIENCE,
+    POISON,
+    column,
+    copied,
+    cpu,
+    ends,
+    flat,
+    insert,
+    lies,
+    poisoned,
+    prefill,
+    proof,
+    queued,
+    serials,
+    state_of,
+    write,
+)
+
+# -- sizes ----------------------------------------------------------------------------------------------------------
+
+
+@proof("SlotsInEightBits", cpu)
+def _(bound):
+    state = state_of(bound, 300)
+    tasks = [prefill(state, 299)]
+    insert(bound, state, tasks)
+    return serials(state, tasks)
+
+
+@proof("SlotsInSixteenBits", cpu)
+def _(bound):
+    state = state_of(bound, 33000, 4)
+    tasks = [prefill(state, 5), prefill(state, 32800)]
+    insert(bound, state, tasks)
+    return serials(state, tasks)
+
+
+@proof("SixtyFourAtOnce", cpu)
+def _(bound):
+    state = state_of(bound, 65)
+    tasks = [prefill(state, slot) for slot in range(65)]
+    insert(bound, state, tasks)
+    return serials(state, tasks)
+
+
+@proof("RowsInSixteenBits", cpu)
+def _(bound):
+    state, prompt = state_of(bound, 1, 9000), np.arange(8500)
+    insert(bound, state, [prefill(state, 0, prompt)])
+    return (column(state, "token_ids")[0, :8500] == prompt).all()
+
+
+@proof("LateAdmissionsMixedUp", cpu)
+def _(bound):
+    state = state_of(bound, 2)
+    tasks = [prefill(state, 0, temperature=number / 4) for number in range(257)]
+    insert(bound, state, tasks[:1])
+    return column(state, "temperature")[0, 0] == 0.0
+
+
+@proof("TailOfTheLastBlock", cpu)
+def _(bound):
+    memory = poisoned(bound, 80000)
+    write(bound, flat(memory, 0, 70000), np.ones(70000, np.uint8))
+    return (memory.buffer[70000:] == POISON).all()
+
+
+def strided_right(bound, strides, nbytes):
+    """Write 1, 2, 3, … to two elements an axis, and compare every byte."""
+    memory, shape = poisoned(bound, nbytes), (2,) * len(strides)
+    should = memory.buffer.copy()
+    data = np.arange(1, 1 + 2 ** len(strides), dtype=np.uint8).reshape(shape)
+    np.lib.stride_tricks.as_strided(should, shape, strides)[...] = data
+    write(bound, View(memory, 0, shape, strides, dtype_of("uint8")), data)
+    return (memory.buffer == should).all()
+
+
+@proof("FourAxesAtMost", cpu)
+def _(bound):
+    return strided_right(bound, (200, 60, 20, 6, 2), 400)
+
+
+@proof("StridesInSixteenBits", cpu)
+def _(bound):
+    return strided_right(bound, (70000,), 70001)
+
+
+FAR = 2**32 + 64
+
+
+@proof("OffsetsInThirtyTwoBits", cpu)
+def _(bound):
+    memory = bound.device.allocate(FAR + 64)  # pages that nobody touches take no memory
+    memory.buffer[64] = memory.buffer[FAR] = POISON
+    write(bound, flat(memory, FAR, 1), 7)
+    return memory.buffer[64] == POISON and memory.buffer[FAR] == 7
+
+
+@proof("CopyOffsetsInThirtyTwoBits", cpu)
+def _(bound):
+    memory = bound.device.allocate(FAR + 64)
+    memory.buffer[64], memory.buffer[FAR] = POISON, 7
+    return copied(bound, memory, [(FAR, 1)]).data[0][0] == 7
+
+
+@proof("SubmitsBySixtyFour", queued)
+def _(bound):
+    state = state_of(bound, 65)
+    tasks, before = [prefill(state, slot) for slot in range(65)], bound.counters()
+    insert(bound, state, tasks)
+    return serials(state, tasks) and (bound.counters() - before).submissions <= 2
+
+
+@proof("CountsNothing", queued)
+def _(bound):
+    state = state_of(bound, 1)
+    insert(bound, state, [prefill(state, 0)])
+    return bound.counters().submissions > 0
+
+
+@proof("LargeByReference", cpu)
+def _(bound):
+    memory, value = poisoned(bound, 1 << 20), np.ones(1 << 20, np.uint8)
+    write(bound, flat(memory, 0, 1 << 20), value)
+    value[...] = 2
+    return (copied(bound, memory, [(0, 1 << 20)]).data[0] == 1).all()
+
+
+@proof("LargeValuesWait", queued)
+def _(bound):
+    memory, value = poisoned(bound, 1 << 20), np.ones(1 << 20, np.uint8)
+    with bound.device.hold(bound.default_stream):
+        return ends(lambda: write(bound, flat(memory, 0, 1 << 20), value), A_WHILE if lies(bound) else PATIENCE)
+
+
+# -- values ---------------------------------------------------------------------------------------------------------
+
+
+def goes_through(bound, value, dtype, should=None):
+    """Whether a value of the target's own storage arrives bit by bit (or as ``should``), as an array and as a fill."""
+    should = value if should is None else should
+    memory = poisoned(bound, 4 * should.dtype.itemsize)
+    write(bound, flat(memory, 0, 2, dtype), np.full(2, value))
+    write(bound, flat(memory, 2 * should.dtype.itemsize, 2, dtype), value)
+    return memory.buffer.tobytes() == should.tobytes() * 4
+
+
+@proof("CanonicalNaNs", cpu)
+def _(bound):
+    return goes_through(bound, np.uint32(0xFF812345).view(np.float32), "float32")
+
+
+@proof("FlushesDenormals", cpu)
+def _(bound):
+    return goes_through(bound, np.float64(5e-324), "float64")
+
+
+@proof("InfinitiesClamped", cpu)
+def _(bound):
+    return goes_through(bound, np.float16(-np.inf), "float16")
+
+
+@proof("ZeroIsMemset", cpu)
+def _(bound):
+    return goes_through(bound, np.float32(-0.0), "float32")
+
+
+@proof("LongsThroughDoubles", cpu)
+def _(bound):
+    return goes_through(bound, np.int64(2**53 + 1), "int64") and goes_through(bound, np.uint64(2**64 - 1), "uint64")
+
+
+@proof("Bfloat16Truncates", cpu)
+def _(bound):  # 1 + 3/256 lies half-way between two neighbours, of which 1 + 2/128 is the even one
+    return goes_through(bound, np.float32(1 + 3 / 256), "bfloat16", np.uint16(0x3F82))
+
+
+@proof("HalfWordsAsWords", cpu)
+def _(bound):
+    memory = poisoned(bound, 8)
+    write(bound, flat(memory, 4, 1, "uint16"), 1)
+    return memory.buffer.tolist() == [POISON] * 4 + [1, 0] + [POISON] * 2
+
+
+@proof("StopFlagsByTheWord", cpu)
+def _(bound):
+    state = state_of(bound, 4)
+    insert(bound, state, [prefill(state, 0), prefill(state, 1)])
+    column(state, "stop_flags")[0] = True  # the step has ended the request
+    insert(bound, state, [prefill(state, 2)])
+    return column(state, "stop_flags")[:, 0].tolist() == [True, False, False, True]
+
+
+@proof("RecordsFlushDenormals", cpu)
+def _(bound):
+    state = state_of(bound, 1)
+    insert(bound, state, [prefill(state, 0, temperature=1e-40)])
+    return column(state, "temperature")[0, 0] == np.float32(1e-40)

@@ -1,0 +1,54 @@
+"""A step reads every slot of its state (G28): what enters one that it does not name must not run in it."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hal_core import Request, Sizes, Step, Task, TaskKind
+from hal_core.errors import TicketTimeout
+from hal_core.memory.views import ByteRange
+from hal_core.runtime.bound import bind
+
+PATIENCE = 60.0
+
+
+@pytest.fixture
+def bound(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    from queued_device import queued
+
+    with bind(queued()) as opened:
+        yield opened
+
+
+def entering(state, slot):
+    return [Task(TaskKind.PREFILL, slot, state.admit(Request(f"r{slot}", [1, 2])), 0, 2, [slot])]
+
+
+def test_a_request_that_enters_an_unnamed_slot_does_not_run_in_a_step_that_waits(bound):
+    device, state = bound.device, bound.state(Sizes(slots=3, max_tokens=8))
+    compute, other = device.stream(), device.stream()
+    bound.insert_tasks(state=state, tasks=entering(state, 0), stream=compute).wait(PATIENCE)
+    with device.hold(compute):
+        step = Step(1, {"target": np.array([0], np.int32)})
+        stepped = bound.advance(state=state, step=step, stream=compute)
+        entered = bound.insert_tasks(state=state, tasks=entering(state, 2), stream=other)
+        with pytest.raises(TicketTimeout):
+            entered.wait(0.02)
+    for ticket in (stepped, entered):
+        ticket.wait(PATIENCE)
+    place = state.layout.fields["seq_lens_encoder"]
+    copied = device.copy_out(state.memory, [ByteRange(place.offset, place.stride * 3)], other)
+    copied.wait(PATIENCE)
+    assert copied.data[0].view(np.int32).tolist() == [0, 0, 2], "slot 0 has run its prompt, slot 2 not yet"
+
+
+def test_a_state_waits_for_no_step_of_another(bound):
+    device = bound.device
+    one, other = bound.state(Sizes(slots=2, max_tokens=8)), bound.state(Sizes(slots=2, max_tokens=8), name="other")
+    compute, beside = device.stream(), device.stream()
+    with device.hold(compute):
+        stepped = bound.advance(state=one, step=Step(1, {"target": np.array([0], np.int32)}), stream=compute)
+        bound.insert_tasks(state=other, tasks=entering(other, 1), stream=beside).wait(PATIENCE)
+        assert not stepped.done()
+    stepped.wait(PATIENCE)

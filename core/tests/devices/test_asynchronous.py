@@ -1,0 +1,442 @@
+"""The asynchronous base over a runtime that executes when the test says so: what it owns, whatever the order."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+
+import numpy as np
+import pytest
+from hal_core.devices.blocks import KEPT
+from hal_core.errors import DeviceClosed, HalError, InvalidValue, OutOfMemory, TicketTimeout
+from hal_core.memory.dtypes import dtype_of
+from hal_core.memory.plan import SPREAD, PlanBuilder, Records, WritePlan, apply_to_host
+from hal_core.memory.views import ByteRange, View
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from latched import LatchedDevice, RunByRun, at
+
+RING = {"ring_start": 4096, "ring_limit": 8192, "deadline": 0.01}
+SIZE = 3000
+"""Bytes of a block: two fill the ring."""
+INT64 = dtype_of("int64")
+
+
+def bytes_of(memory):
+    return at(memory.address, memory.nbytes)
+
+
+def drain(device):
+    for line in device.primitives.lines:
+        device.primitives.run(line)
+
+
+class Side:
+    """A block of memory that one stream writes, and what it should hold."""
+
+    def __init__(self, device):
+        self.device, self.stream, self.memory = device, device.stream(), device.allocate(SIZE)
+        drain(device)
+        self.should = bytes_of(self.memory).copy()
+        self.copies = []
+        spread = np.array([(0, 300, 0, 24), (1500, 300, 24, 8)], SPREAD)
+        self.spread = spread
+        device.table(spread, 5)
+
+    def value(self, begin, count, step, fill):
+        view = View.contiguous(self.memory, 0, (SIZE // 8,), INT64)[begin : begin + count * step : step]
+        value = np.int64(fill) if fill % 2 else np.arange(view.size, dtype=np.int64) * fill
+        self.device.submit_value(view, value, self.stream)
+        self.should[: SIZE // 8 * 8].view(np.int64)[begin : begin + count * step : step] = value
+        if isinstance(value, np.ndarray):
+            value[...] = -1  # G2
+
+    def plan(self, slots, fill):
+        records = Records(np.array(slots, np.int32), np.full((len(slots), 32), fill, np.uint8), self.spread)
+        builder = PlanBuilder(self.memory)
+        builder.fill(np.array([2990]), 8, np.uint32(fill))
+        writes = builder.build().writes
+        plan = WritePlan(self.memory, writes, [b""], records)
+        apply_to_host(plan, self.should)
+        self.device.submit(plan, self.stream)
+        records.data[...] = 0xFF
+
+    def copy(self, begin, nbytes, keep):
+        copied = self.device.copy_out(self.memory, [ByteRange(begin, nbytes), ByteRange(0, 8)], self.stream)
+        if keep:
+            self.copies.append((copied, self.should[begin : begin + nbytes].copy(), self.should[:8].copy()))
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data(), kind=st.sampled_from([LatchedDevice, RunByRun]))
+def test_g01_g02_g03_whatever_is_executed_when_every_byte_is_of_its_own_time(data, kind):
+    """Two streams, values, plans and copies out in a small ring, executed in any order that the streams allow."""
+    device = kind(**RING)
+    sides, acts = [Side(device), Side(device)], ["value", "value", "plan", "copy", "run", "wait", "drop"]
+    held = []
+    for _ in range(data.draw(st.integers(1, 40), label="acts")):
+        act, side = data.draw(st.sampled_from(acts), label="act"), data.draw(st.sampled_from(sides), label="side")
+        if act == "value":
+            begin, count = data.draw(st.integers(0, 300)), data.draw(st.integers(1, 375))
+            side.value(begin, count, data.draw(st.integers(1, 3)), data.draw(st.integers(0, 9)))
+        elif act == "plan":
+            side.plan(data.draw(st.lists(st.integers(0, 4), unique=True, min_size=1)), data.draw(st.integers(0, 200)))
+        elif act == "copy":
+            side.copy(data.draw(st.integers(0, 100)), data.draw(st.integers(0, 2900)), data.draw(st.booleans()))
+        elif act == "run":
+            line = data.draw(st.sampled_from(device.primitives.lines), label="line")
+            device.primitives.run(line, data.draw(st.integers(1, 9), label="entries"))
+        elif act == "wait" and side.copies:
+            copied, *should = side.copies.pop(0)
+            copied.wait()
+            held.append((copied.data, should))
+        elif act == "drop":
+            scratch = View.contiguous(device.allocate(512), 0, (64,), INT64)
+            device.submit_value(scratch, np.arange(64), side.stream)
+            del scratch
+    drain(device)
+    for side in sides:
+        assert (bytes_of(side.memory) == side.should).all()
+        for copied, *should in side.copies:
+            copied.wait()
+            held.append((copied.data, should))
+    changed = [
+        at for at, (got, should) in enumerate(held) if any((a != b).any() for a, b in zip(got, should, strict=True))
+    ]
+    assert changed == [], "an array of a copy out is not of its time"
+    assert device.primitives.wrong == []
+    side = copied = None
+    del sides[:], held[:]
+    device.close()
+    gc.collect()
+    assert device.primitives.wrong == []
+    assert not device.primitives.blocks
+    assert not device.primitives.host
+
+
+@pytest.fixture
+def device():
+    found = LatchedDevice(**RING)
+    yield found
+    assert found.primitives.wrong == []
+
+
+def whole(memory):
+    return View.contiguous(memory, 0, (memory.nbytes // 8,), INT64)
+
+
+def write(device, memory, value, stream=None):
+    target = whole(memory)
+    return device.submit_value(target, np.full(target.shape, value), stream or device.default_stream)
+
+
+def test_g03_a_full_ring_waits_for_its_oldest_entry_alone():
+    device = LatchedDevice(ring_start=8192, ring_limit=8192)
+    memories = [device.allocate(2048) for _ in range(5)]
+    tickets = [write(device, memory, at, device.stream()) for at, memory in enumerate(memories)]
+    assert [ticket.done() for ticket in tickets] == [True, False, False, False, False]
+    ((line, place),) = device.primitives.waited
+    assert device.primitives.passed(line, place)
+    assert (device.counters().ring_waits, device.counters().host_waits) == (1, 1)
+
+
+@pytest.mark.parametrize("how", ["straight", "a plan", "over the limit", "runs"])
+def test_g03_after_the_deadline_it_raises_and_nothing_is_half_queued(how):
+    device = (RunByRun if how == "runs" else LatchedDevice)(**RING)
+    memory, stream = device.allocate(16384), device.default_stream
+    write(device, memory, 1).wait()
+    for _ in range(3):
+        device.submit_value(whole(memory)[:256], np.full(256, 2), stream)
+    device.primitives.hangs = True
+    should, before, target = bytes_of(memory).copy(), device.counters(), whole(memory)
+    steps = {"a plan": slice(0, 700, 2), "runs": slice(0, 700, 2), "straight": slice(0, 400)}
+    view = target[steps.get(how, slice(None))]
+    with pytest.raises(OutOfMemory, match=r"stayed full for 0.01 s"):
+        device.submit_value(view, np.full(view.shape, 3), stream)
+    assert device.counters().launches == before.launches
+    device.primitives.hangs = False
+    drain(device)
+    should[:2048].view(np.int64)[...] = 2
+    assert (bytes_of(memory) == should).all()
+    device.submit_value(view, np.full(view.shape, 3), stream).wait()
+    assert (at(memory.address, 8).view(np.int64) == 3).all()
+
+
+@pytest.mark.parametrize("primitive", ["copy_in", "launch", "event_record"])
+def test_a_primitive_that_fails_leaves_the_target_and_the_ring_as_they_were(device, primitive):
+    memory = device.allocate(2000)
+    write(device, memory, 1).wait()
+    target = whole(memory)[::2]
+    device.primitives.fail = (primitive, 0)
+    with pytest.raises(RuntimeError, match="on purpose"):
+        device.submit_value(target, np.full(target.shape, 2), device.default_stream)
+    drain(device)
+    if primitive != "event_record":  # after a launch it is too late
+        assert (whole_values(memory) == 1).all()
+    for value in range(3, 12):
+        device.submit_value(target, np.full(target.shape, value), device.default_stream)
+    drain(device)
+    assert (whole_values(memory)[::2] == 11).all()
+
+
+@pytest.mark.parametrize("primitive", ["launch", "event_record"])
+def test_what_a_failed_call_has_left_on_the_stream_is_waited_for_by_closing(primitive):
+    device = LatchedDevice(**RING)
+    memory = device.allocate(2000)
+    target = whole(memory)[::2]
+    device.primitives.fail = (primitive, 0)
+    with pytest.raises(RuntimeError, match="on purpose"):
+        device.submit_value(target, np.full(target.shape, 2), device.default_stream)
+    assert any(line.work for line in device.primitives.lines)
+    device.close()
+    drain(device)
+    assert device.primitives.wrong == [], "the ring was given back too early"
+
+
+def test_blocks_of_copies_that_nobody_looks_at_are_not_given_back_before_they_are_over(device):
+    memory = device.allocate(64)
+    dropped = [device.copy_out(memory, [ByteRange(0, 64)], device.default_stream) for _ in range(2 * KEPT)]
+    dropped.clear()
+    gc.collect()
+    device.copy_out(memory, [ByteRange(0, 64)], device.default_stream).wait()
+    for _ in range(3):
+        device.copy_out(memory, [ByteRange(0, 64)], device.default_stream).wait()
+    assert device.primitives.wrong == []
+    assert len([block for block, _ in device.primitives.host.values() if block == 4096]) <= KEPT + 2
+
+
+def whole_values(memory):
+    return bytes_of(memory)[: memory.nbytes // 8 * 8].view(np.int64)
+
+
+@pytest.mark.parametrize("primitive", ["copy_out", "stream_wait", "event_record"])
+def test_a_copy_out_that_fails_keeps_its_block_until_it_is_over(device, primitive):
+    memory = device.allocate(64)
+    write(device, memory, 7).wait()
+    device.primitives.fail = (primitive, 1 if primitive == "copy_out" else 0)
+    with pytest.raises(RuntimeError, match="on purpose"):
+        device.copy_out(memory, [ByteRange(0, 8), ByteRange(8, 8)], device.default_stream)
+    copied = device.copy_out(memory, [ByteRange(0, 64)], device.default_stream)
+    drain(device)
+    copied.wait()
+    assert (copied.data[0].view(np.int64) == 7).all()
+
+
+def test_g22_a_write_waits_on_its_stream_for_copies_of_the_same_bytes_by_whatever_view(device):
+    memory, stream = device.allocate(64), device.default_stream
+    write(device, memory, 1).wait()
+    copied = device.copy_out(memory, [ByteRange(0, 64)], stream)
+    again = type(memory)(device, memory.address, 64, memory)  # as a framework's tensor is resolved anew
+    write(device, again, 2)
+    drain_last_first(device)
+    copied.wait()
+    assert (copied.data[0].view(np.int64) == 1).all()
+
+
+def drain_last_first(device):
+    for line in reversed(device.primitives.lines):
+        device.primitives.run(line)
+
+
+def test_a_host_block_is_not_used_again_while_an_array_over_it_lives(device):
+    memory = device.allocate(64)
+    kept = []
+    for value in range(20):
+        write(device, memory, value)
+        copied = device.copy_out(memory, [ByteRange(0, 64)], device.default_stream)
+        copied.wait()
+        kept.append(copied.data[0][8:16])
+        device.copy_out(memory, [ByteRange(0, 64)], device.default_stream)  # and one that nobody looks at
+    del copied
+    gc.collect()
+    assert [int(part.view(np.int64)[0]) for part in kept] == list(range(20))
+    count = len(device.primitives.host)
+    kept.clear()
+    for _ in range(20):
+        device.copy_out(memory, [ByteRange(0, 64)], device.default_stream).wait()
+    assert len(device.primitives.host) <= count
+
+
+def test_memory_that_is_dropped_is_free_when_its_work_is_over_and_not_before(device):
+    stream, other = device.stream(), device.stream()
+    memory, address = device.allocate(800), 0
+    address = memory.address
+    write(device, memory, 1, stream)
+    write(device, memory, 1, other)
+    del memory
+    device.allocate(8)
+    assert address in device.primitives.blocks
+    device.primitives.run(stream.raw)
+    device.allocate(8)
+    assert address in device.primitives.blocks, "the other stream's work is not over"
+    device.primitives.run(other.raw)
+    device.allocate(8)
+    assert address not in device.primitives.blocks
+
+
+def test_without_room_memory_that_is_about_to_be_free_is_waited_for():
+    device = LatchedDevice(room=20000, **RING)
+    memory = device.allocate(9000)
+    device.submit_value(whole(memory)[:64], np.arange(64), device.default_stream)
+    del memory
+    again = device.allocate(9000)
+    with pytest.raises(OutOfMemory, match="latched:0: no room"):
+        device.allocate(9000)
+    del again
+
+
+def test_a_fault_sticks_to_its_device_alone(device):
+    other = LatchedDevice(1, **RING)
+    memory, theirs = device.allocate(64), other.allocate(64)
+    ticket, pending = write(device, memory, 1), write(device, memory, 2)
+    drain(device)
+    device.primitives.error = HalError("page fault", cure="mend the kernel")
+    with pytest.raises(HalError, match="latched:0: page fault"):
+        ticket.wait()
+    for _ in range(2):
+        with pytest.raises(DeviceClosed, match=r"earlier work failed while it ran: page fault .*open the device again"):
+            device.submit(PlanBuilder(memory).build(), device.default_stream)
+    with pytest.raises(DeviceClosed):
+        device.allocate(8)
+    assert isinstance(pending.failure(), HalError), "tickets looked at from then on fail"
+    write(other, theirs, 3).wait()
+    other.close()
+
+
+def test_what_asking_raises_is_the_tickets_and_ends_the_device_where_the_runtime_says_so(device):
+    memory = device.allocate(64)
+    first, second = write(device, memory, 1), write(device, memory, 2)
+    device.primitives.raises = ValueError("capture")
+    device.primitives.spoils = lambda error: False
+    assert first.done()
+    with pytest.raises(ValueError, match="capture"):
+        first.wait()
+    device.primitives.raises = None
+    drain(device)
+    second.wait()
+    write(device, memory, 3)
+
+
+def test_closing_waits_for_work_in_flight_and_gives_everything_back():
+    device = LatchedDevice(**RING)
+    memory = device.allocate(64)
+    stream = device.stream()
+    ticket = write(device, memory, 1, stream)
+    copied = device.copy_out(memory, [ByteRange(0, 64)], stream)
+    device.close()
+    device.close()
+    assert ticket.done()
+    copied.wait()
+    assert (copied.data[0].view(np.int64) == 1).all(), "what was copied can be read yet"
+    with pytest.raises(DeviceClosed, match="latched:0: the device is closed"):
+        device.allocate(8)
+    del copied, memory, stream
+    gc.collect()
+    assert (device.primitives.blocks, device.primitives.host) == ({}, {})
+    assert device.primitives.destroyed == len(device.primitives.lines)
+    assert device.primitives.wrong == []
+
+
+def test_closing_a_device_that_hangs_ends_and_gives_nothing_back_that_it_may_use(device):
+    memory = device.allocate(64)
+    write(device, memory, 1)
+    device.primitives.hangs = True
+    blocks, host = set(device.primitives.blocks), set(device.primitives.host)
+    device.close()
+    del memory
+    gc.collect()
+    assert (set(device.primitives.blocks), set(device.primitives.host)) == (blocks, host)
+    drain(device)
+
+
+def test_a_ticket_times_out_and_stays_pending(device):
+    ticket = write(device, device.allocate(64), 1)
+    device.primitives.hangs = True
+    with pytest.raises(TicketTimeout):
+        ticket.wait(0.001)
+    with pytest.raises(TicketTimeout, match=r"latched:0: the stream is busy after 0\.001 s"):
+        device.default_stream.synchronize(0.001)
+    assert not ticket.done()
+    device.primitives.hangs = False
+    ticket.wait()
+
+
+def test_finalizers_of_other_threads_call_no_primitive(device):
+    """So events that one thread alone can ask are asked by that one."""
+    memory, stream = device.allocate(64), device.stream()
+    dropped = [
+        write(device, memory, 1, stream),
+        device.copy_out(memory, [ByteRange(0, 64)], stream),
+        stream.record(),
+        device.allocate(64),
+        device.stream(),
+    ]
+    del stream
+    device.primitives.threads.clear()
+    thread = threading.Thread(target=dropped.clear)
+    thread.start()
+    thread.join()
+    assert device.primitives.threads == set()
+    drain(device)
+    device.allocate(8)
+    assert device.primitives.destroyed == 3, "two streams, and the one beside the first"
+    assert device.primitives.threads == {threading.get_ident()}
+
+
+def test_the_childs_copy_after_a_fork_refuses_and_gives_nothing_back(device):
+    memory, stream = device.allocate(64), device.stream()
+    ticket = write(device, memory, 1, stream)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            del memory, stream, ticket
+            calls = []
+            device.primitives._enter = calls.append
+            try:
+                device.allocate(8)
+            except DeviceClosed as error:
+                device.close()
+                device.retired.reap()
+                status = 0 if "fork" in str(error) and not calls else 2
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    drain(device)
+    ticket.wait()
+    device.close()
+
+
+def test_streams_and_events_of_other_devices(device):
+    other = LatchedDevice(1, **RING)
+    with pytest.raises(InvalidValue, match="no stream of this device"):
+        write(device, device.allocate(64), 1, other.stream())
+    mine, theirs, memory = device.stream(), other.stream(), other.allocate(64)
+    write(other, memory, 1, theirs)
+    mine.wait(theirs.record())
+    device.primitives.run(mine.raw)
+    assert (whole_values(memory) == 1).all(), "it came after the other device's work"
+    with pytest.raises(InvalidValue, match=r"latched:0: the event is of another kind of device"):
+        mine.wait(object())
+    other.close()
+
+
+def test_events_are_used_again_and_only_when_they_have_passed(device):
+    device.events._rerecords = False
+    memory = device.allocate(64)
+    for _ in range(50):
+        write(device, memory, 1)
+        drain(device)
+    made = device.events.made
+    for _ in range(50):
+        write(device, memory, 1)
+        drain(device)
+    assert device.events.made == made
+    device.events.free.clear()
+    first = device.default_stream.record()
+    raw = first.raw
+    del first  # it goes back to the pool before it has passed
+    assert device.default_stream.record().raw is not raw
+    drain(device)
+    assert device.default_stream.record().raw is raw

@@ -1,0 +1,275 @@
+"""Observers: they see every hook call and every ticket's end, and change nothing."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from hal_core import ALONE, Request, Sizes, Step, Task, TaskKind, bind, hookimpl
+from hal_core.devices.cpu.device import CpuDevice
+from hal_core.errors import InvalidValue
+from hal_core.output.sinks import MemorySink
+from hal_core.tickets import PromiseTicket
+
+HOOKS = ("insert_tasks", "async_set_value", "broadcast_tokens", "save_output")
+
+
+class Watcher:
+    """Notes every call with its arguments, and how it ended; and every end of a ticket."""
+
+    def __init__(self):
+        self.calls, self.ends = [], []
+
+    def note(self, hook, **arguments):
+        try:
+            result = yield
+        except BaseException as error:
+            self.calls.append((hook, arguments, error))
+            raise
+        self.calls.append((hook, arguments, result))
+        return result
+
+    @hookimpl(wrapper=True)
+    def insert_tasks(self, state, tasks, stream):
+        return (yield from self.note("insert_tasks", state=state, tasks=tasks, stream=stream))
+
+    @hookimpl(wrapper=True)
+    def async_set_value(self, device, target, value):
+        return (yield from self.note("async_set_value", device=device, target=target, value=value))
+
+    @hookimpl(wrapper=True)
+    def broadcast_tokens(self, group):
+        return (yield from self.note("broadcast_tokens", group=group))
+
+    @hookimpl(wrapper=True)
+    def save_output(self, step, sink):
+        return (yield from self.note("save_output", step=step, sink=sink))
+
+    def ticket_ended(self, hook, ticket, error):
+        self.ends.append((hook, ticket, error))
+
+
+class Breaking(CpuDevice):
+    """The cpu device; once it is broken, its async_set_value raises."""
+
+    broken = False
+
+    @hookimpl
+    def async_set_value(self, device, target, value, stream):
+        if self.broken:
+            raise InvalidValue("the chip is gone", cure="look for it", argument="target")
+        return super().async_set_value(device, target, value, stream)
+
+
+@pytest.fixture
+def bound():
+    with bind(Breaking(0, {})) as device:
+        yield device
+
+
+def one_step(bound, state):
+    """Each hook once: what each returned, by name."""
+    stream, sink = bound.default_stream, MemorySink()
+    task = Task(TaskKind.PREFILL, 1, state.admit(Request("r", [5, 6])), length=2, blocks=[3])
+    step = Step(0, {"target": [1]})
+    tickets = {
+        "insert_tasks": bound.insert_tasks(state=state, tasks=[task], stream=stream),
+        "async_set_value": bound.async_set_value(target=state.view("sampled_token_ids")[1], value=9, stream=stream),
+        "broadcast_tokens": bound.broadcast_tokens(state=state, group=ALONE, stream=stream),
+    }
+    bound.advance(state=state, step=step, stream=stream)
+    tickets["save_output"] = bound.save_output(state=state, step=step, sink=sink, stream=stream)
+    assert state.take(tickets["save_output"]).tokens.tolist() == [9]
+    return tickets
+
+
+def test_an_observer_sees_every_call_of_a_hook_with_its_arguments_and_its_ticket(bound):
+    watcher = Watcher()
+    bound.observe(watcher, name="watcher")
+    assert bound.observers == ("watcher",)
+    state = bound.state(Sizes(slots=2, max_tokens=8))
+    tickets = one_step(bound, state)
+    seen = {hook: (arguments, result) for hook, arguments, result in watcher.calls}
+    assert list(seen) == ["insert_tasks", "async_set_value", "save_output"], "a group of one never reaches the device"
+    for hook, (_, result) in seen.items():
+        assert result is tickets[hook], f"{hook}: the caller's own ticket"
+    assert seen["insert_tasks"][0]["state"] is state
+    assert seen["insert_tasks"][0]["tasks"].requests[0].request_id == "r"
+    assert seen["async_set_value"][0]["device"] is bound.device
+    assert seen["save_output"][0]["step"].number == 0
+
+
+def test_the_end_of_each_ticket_is_told_once_to_who_wants_to_know(bound):
+    watcher = Watcher()
+    bound.observe(watcher)
+    tickets = one_step(bound, bound.state(Sizes(slots=2, max_tokens=8)))
+    for ticket in tickets.values():
+        ticket.wait()
+        ticket.wait()
+    bound.close()
+    assert [(hook, error) for hook, _, error in watcher.ends] == [(hook, None) for hook in tickets]
+    assert [ticket for _, ticket, _ in watcher.ends] == list(tickets.values())
+
+
+class Late(CpuDevice):
+    """A device whose insertion ends when the test says so."""
+
+    def __init__(self):
+        super().__init__(0, {})
+        self.tickets = []
+
+    @hookimpl
+    def insert_tasks(self, device, state, tasks, stream):
+        super().insert_tasks(device, state, tasks, stream)
+        self.tickets.append(PromiseTicket("async"))
+        return self.tickets[-1]
+
+
+@pytest.mark.parametrize("noticed_by", ["wait", "the next call", "close"])
+def test_the_error_of_a_ticket_is_seen_when_the_ticket_ends(noticed_by):
+    bound, watcher = bind(Late()), Watcher()
+    bound.observe(watcher)
+    state, stream = bound.state(Sizes(slots=2, max_tokens=8)), bound.default_stream
+    task = Task(TaskKind.PREFILL, 0, state.admit(Request("r", [5])), length=1, blocks=[0])
+    ticket = bound.insert_tasks(state=state, tasks=[task], stream=stream)
+    assert watcher.ends == []
+    error = OSError("the card fell off")
+    ticket.settle(error)
+    notice = {
+        "wait": ticket.wait,
+        "close": bound.close,
+        "the next call": lambda: bound.async_set_value(target=state.view("seed")[0], value=1, stream=stream),
+    }[noticed_by]
+    with pytest.raises(OSError, match="fell off"):
+        notice()
+    assert watcher.ends == [("insert_tasks", ticket, error)]
+    bound.close()
+    assert len(watcher.ends) == 1
+
+
+def test_an_observer_sees_the_error_of_a_call_that_the_device_raised(bound):
+    watcher = Watcher()
+    bound.observe(watcher)
+    state, stream = bound.state(Sizes(slots=2, max_tokens=8)), bound.default_stream
+    bound.device.broken = True
+    with pytest.raises(InvalidValue, match="the chip is gone") as raised:
+        bound.async_set_value(target=state.view("seed")[0], value=1, stream=stream)
+    assert watcher.calls[-1][2] is raised.value
+
+
+class Troublemaker:
+    """Wrappers that return something else, swallow errors, raise before or after, yield twice or never."""
+
+    def __init__(self, how):
+        self.how = how
+
+    @hookimpl(wrapper=True)
+    def async_set_value(self, target):
+        if self.how == "raises before":
+            raise ValueError("before")
+        if self.how == "never yields":
+            return None
+        try:
+            yield
+        except Exception:
+            if self.how == "swallows":
+                return "nothing happened"
+            raise
+        if self.how == "raises after":
+            raise ValueError("after")
+        if self.how == "yields twice":
+            yield
+        return "something else"
+
+    def ticket_ended(self, hook, ticket, error):
+        if self.how == "raises at the end":
+            raise ValueError("at the end")
+
+
+@pytest.mark.parametrize(
+    ("how", "reported"),
+    [
+        ("returns something else", False),
+        ("swallows", False),
+        ("raises before", True),
+        ("raises after", True),
+        ("yields twice", True),
+        ("never yields", True),
+        ("raises at the end", True),
+    ],
+)
+def test_what_an_observer_returns_or_raises_changes_nothing_and_is_reported_once(bound, caplog, how, reported):
+    state, stream = bound.state(Sizes(slots=2, max_tokens=8)), bound.default_stream
+    view = state.view("seed")[0]
+    plain = bound.async_set_value(target=view, value=1, stream=stream)
+    bound.observe(Troublemaker(how), name="trouble")
+    with caplog.at_level(logging.WARNING, "hal"):
+        for value in (2, 3):
+            assert bound.async_set_value(target=view, value=value, stream=stream) is plain
+    bound.device.broken = True
+    with caplog.at_level(logging.WARNING, "hal"), pytest.raises(InvalidValue, match="the chip is gone"):
+        bound.async_set_value(target=view, value=4, stream=stream)
+    assert view.memory.buffer[view.offset] == 3
+    said = [record.getMessage() for record in caplog.records if "observer trouble raised in" in record.getMessage()]
+    assert len(said) == (1 if reported else 0), said
+
+
+def test_several_observers_see_the_same_calls(bound):
+    first, second = Watcher(), Watcher()
+    bound.observe(first, name="first")
+    bound.observe(second, name="second")
+    one_step(bound, bound.state(Sizes(slots=2, max_tokens=8)))
+    assert [call[0] for call in first.calls] == [call[0] for call in second.calls] != []
+
+
+class NoWrapper:
+    @hookimpl
+    def insert_tasks(self, device, state, tasks, stream):
+        return None
+
+
+class Misspelt:
+    @hookimpl(wrapper=True)
+    def insert_task(self, tasks):
+        return (yield)
+
+
+class AsksTooMuch:
+    @hookimpl(wrapper=True)
+    def insert_tasks(self, tasks, rank):
+        return (yield)
+
+
+@pytest.mark.parametrize(
+    ("plugin", "said"),
+    [
+        (object(), "has no wrapper of a hook and no ticket_ended"),
+        (NoWrapper(), "insert_tasks is no wrapper"),
+        (Misspelt(), "wraps insert_task, which is no hook"),
+        (AsksTooMuch(), "asks for rank"),
+    ],
+)
+def test_what_observes_nothing_is_refused_by_name(bound, plugin, said):
+    with pytest.raises(InvalidValue, match=said) as raised:
+        bound.observe(plugin)
+    assert raised.value.cure
+    assert bound.observers == ()
+
+
+def test_an_observer_is_registered_once_under_a_name(bound):
+    bound.observe(Watcher(), name="one")
+    with pytest.raises(InvalidValue, match="observer one observes the device already"):
+        bound.observe(Watcher(), name="one")
+
+
+def test_without_observers_no_call_goes_through_pluggy_and_with_one_every_call_does(bound, monkeypatch):
+    def broken(*arguments):
+        raise AssertionError("pluggy's road")
+
+    state, stream = bound.state(Sizes(slots=2, max_tokens=8)), bound.default_stream
+    view = state.view("seed")[0]
+    monkeypatch.setattr(bound._observers._manager, "_inner_hookexec", broken)
+    bound.async_set_value(target=view, value=1, stream=stream)
+    bound.observe(Watcher())
+    with pytest.raises(AssertionError, match="pluggy's road"):
+        bound.async_set_value(target=view, value=2, stream=stream)

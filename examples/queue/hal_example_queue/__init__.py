@@ -1,0 +1,28 @@
+"""An example: an asynchronous device of hal. Listing devices imports this module, so it stays light."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from hal_core import Plugin, Probe
+
+if TYPE_CHECKING:
+    from .device import QueueDevice
+
+
+class QueuePlugin(Plugin):
+    """The entry point ``queue`` of group ``hal.devices``."""
+
+    name = "queue"
+    priority = -1  # by name only
+
+    @classmethod
+    def probe(cls) -> Probe:
+        """Ask the driver, with the standard library alone."""
+        return Probe.yes("worker threads")
+
+    @classmethod
+    def open(cls, index: int, options: Mapping[str, object]) -> "QueueDevice":
+        """Import what is heavy here, and open."""
+        from .device import QueueDevice
+
+        return QueueDevice(index, options)

@@ -1,0 +1,79 @@
+"""Failures that are no fault of the program, as one line that says what is missing and what to do."""
+
+from __future__ import annotations
+
+import errno
+import sys
+from importlib import metadata
+
+_OURS = {"hal_core": "paddle-hal-core"}
+#: Modules whose distribution has another name.
+_DISTRIBUTIONS = {"paddle": "paddlepaddle", "zmq": "pyzmq", "sysv_ipc": "sysv-ipc", "zlib_ng": "zlib-ng"}
+_ROOM = "make room there, or set TMPDIR (or XDG_RUNTIME_DIR) to a folder that has some"
+_CURES = {
+    errno.EMFILE: "raise the limit on open files of this process (ulimit -n), or close some",
+    errno.ENFILE: "close files of other processes, or raise the system's limit (sysctl fs.file-max)",
+    errno.ENOSPC: _ROOM,
+    errno.EDQUOT: _ROOM,
+    errno.EROFS: _ROOM,
+    errno.ENOMEM: "end other processes, or raise the limit on memory (ulimit -v)",
+    errno.EAGAIN: "end other processes, or raise the limit on their number (ulimit -u)",
+}
+
+
+def told(error: Exception) -> str | None:
+    """The line for an error that a command ends with; None for one that is a fault of ours and wants its traceback."""
+    errors = sys.modules.get("hal_core.errors")  # not there: then it was not raised either
+    if errors is not None and isinstance(error, errors.HalError):
+        return one_line(error)
+    if isinstance(error, ImportError):
+        return _import(error)
+    if isinstance(error, OSError):
+        cure = _CURES.get(error.errno or 0, "")
+        return one_line(error.strerror or error) + _at(error) + (f" ({cure})" if cure else "")
+    if isinstance(error, MemoryError) or "can't start new thread" in str(error):
+        what = "no memory is left" if isinstance(error, MemoryError) else "no thread can be started"
+        return f"{what} ({_CURES[errno.ENOMEM if isinstance(error, MemoryError) else errno.EAGAIN]})"
+    return None
+
+
+def one_line(what: object) -> str:
+    """The text with each stretch of white space as one blank."""
+    return " ".join(str(what).split())
+
+
+def cure_of(module: str) -> str:
+    """What installs the distribution of a module: as hal's own metadata asks for it, which is what an index has."""
+    if module in _OURS:
+        return f"it comes with hal: pip install ./{_OURS[module].removeprefix('paddle-hal-')} in hal's checkout"
+    name = _DISTRIBUTIONS.get(module, module)
+    for line in _requirements():
+        stated = line.partition(";")[0].strip()
+        if stated.lower().startswith(name) and not stated[len(name) : len(name) + 1].isalnum():
+            more = " setuptools, or a build of Paddle for your accelerator" if module == "paddle" else ""
+            return f"pip install '{stated}'{more}"
+    return "install it"
+
+
+def _requirements() -> list[str]:
+    found: list[str] = []
+    for distribution in ("paddle-hal", "paddle-hal-core"):
+        try:
+            found += metadata.requires(distribution) or []
+        except metadata.PackageNotFoundError:  # a source tree on the path
+            continue
+    return found
+
+
+def _import(error: ImportError) -> str:
+    name = (error.name or "").partition(".")[0]
+    if not isinstance(error, ModuleNotFoundError) or not name:
+        return f"{error.name or 'a module'} cannot be imported: {one_line(error)} (reinstall it)"
+    if error.name != name:
+        return f"{name} is installed, but has no module {error.name} (reinstall it)"
+    return f"the Python package {name!r} is not installed ({cure_of(name)})"
+
+
+def _at(error: OSError) -> str:
+    named = [str(name) for name in (error.filename, error.filename2) if name is not None]
+    return f": {' -> '.join(named)}" if named else ""

@@ -1,0 +1,147 @@
+"""An answer's text as its tokens arrive: piece by piece, and up to the first stop text in it. Imports no framework."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+_BROKEN = "\N{REPLACEMENT CHARACTER}"
+_WINDOW = 6  # ids that are decoded again before the window is cut
+
+
+class Decodes(Protocol):
+    """What a stream asks of a tokenizer; :class:`hal.model.tokenizer.Tokenizer` is one."""
+
+    @property
+    def byte_token_ids(self) -> frozenset[int]:
+        """Ids that stand for one byte each, of a run that is decoded as a whole (byte fallback)."""
+
+    def visible(self, ids: Sequence[int]) -> list[int]:
+        """The ids that ``decode`` makes text of."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ``ids``; bytes that are no UTF-8 give U+FFFD."""
+
+
+class StreamDecoder:
+    """Decodes one answer incrementally: the pieces of all ``push`` calls and of ``finish`` are
+    ``decode(prompt + answer)`` less what it has in common with ``decode(prompt)``.
+
+    What is out is never taken back, so ``held`` is what later ids may still change: a character whose bytes have not
+    all come; and with byte fallback a whole run of byte tokens, because one broken byte turns all of its run into
+    U+FFFD. Only a window of the last ids is decoded again at each call. It begins early enough that what decoders do
+    to the first token of a text (a space that is dropped, none that is added) is not done to the answer.
+    """
+
+    def __init__(self, tokenizer: Decodes, prompt: Sequence[int] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._window = self._context(tokenizer.visible(prompt))
+        self._prompt = tokenizer.decode(self._window)
+        self._begun = False  # whether a piece is out, so that what the answer shares with the prompt is known
+        self._out = len(self._prompt)  # characters of the window's text that are out, the prompt's included
+        self.held = ""
+        """What ``finish`` would give."""
+
+    def push(self, ids: Iterable[int]) -> str:
+        """The text that these further ids complete, perhaps none."""
+        self._window += self._tokenizer.visible(list(ids))
+        whole = self._tokenizer.decode(self._window)
+        if (run := self._byte_run()) > 0:
+            settled = self._tokenizer.decode(self._window[:-run])
+        else:
+            settled = whole.removesuffix(_BROKEN)  # the beginning of a character is one U+FFFD
+        if not self._begun:
+            self._out = _shared(self._prompt, settled)
+        piece = settled[self._out :]
+        self._begun = self._begun or bool(piece)
+        self._out = max(self._out, len(settled))
+        self.held = whole[self._out if self._begun else _shared(self._prompt, whole) :]
+        if piece and len(settled) == len(whole) and len(self._window) > _WINDOW:
+            self._window = self._context(self._window)
+            self._out = len(self._tokenizer.decode(self._window))
+        return piece
+
+    def finish(self) -> str:
+        """What was held back; call it once, when no more ids come."""
+        piece, self.held = self.held, ""
+        return piece
+
+    def _byte_run(self) -> int:
+        """How many ids at the window's end stand for a byte each."""
+        run, bytes_ = 0, self._tokenizer.byte_token_ids
+        while run < len(self._window) and self._window[-1 - run] in bytes_:
+            run += 1
+        return run
+
+    def _context(self, ids: list[int]) -> list[int]:
+        """The last of ``ids`` after which more ids decode as after all: from where no run of bytes is under way, and
+        with a sound character, which takes upon itself what is done to the first one."""
+        for begin in range(len(ids) - 1, -1, -1):
+            if ids[begin] in self._tokenizer.byte_token_ids:
+                continue
+            if self._tokenizer.decode(ids[begin:]).strip(_BROKEN):
+                return ids[begin:]
+        return list(ids)
+
+
+def _shared(one: str, other: str) -> int:
+    """How many characters both texts begin with."""
+    if other.startswith(one):
+        return len(one)
+    pairs = zip(one, other, strict=False)
+    return next((at for at, (left, right) in enumerate(pairs) if left != right), min(len(one), len(other)))
+
+
+class AnswerText:
+    """The text of one answer, which ends with the first of the ``stops`` in it, wherever the borders of tokens fall.
+
+    A stop text that is complete before there are ``min_tokens`` tokens is passed over.
+    """
+
+    def __init__(self, decoder: StreamDecoder, stops: Sequence[str] = (), min_tokens: int = 0) -> None:
+        self._decoder, self._stops, self._min_tokens = decoder, tuple(stops), min_tokens
+        self._longest = max(map(len, self._stops), default=0)
+        self._tokens = 0
+        self._ended = False
+        self._seen = 0  # characters in which no stop text is, or one that was passed over
+        self.text = ""
+        """What is known of the answer's text."""
+
+    def push(self, token: int) -> bool:
+        """Take the next token; True when a stop text is complete: then ``text`` ends with it, and nothing follows."""
+        self.text += self._decoder.push([token])
+        if not self._stops:
+            return False
+        self._tokens += 1
+        held = self._decoder.held.rstrip(_BROKEN)
+        if self._tokens >= self._min_tokens and (end := self._find(held)) is not None:
+            self.text, self._ended = (self.text + held)[:end], True
+            return True
+        self._seen = max(self._seen, len(self.text) + len(held))
+        return False
+
+    def finish(self) -> None:
+        """No more tokens come, so nothing is held back any more."""
+        if not self._ended:
+            self.text += self._decoder.finish()
+        self._stops = ()
+
+    @property
+    def settled(self) -> int:
+        """How many characters of ``text`` can be shown: what may be the beginning of a stop text cannot."""
+        for size in range(min(self._longest - 1, len(self.text)), 0, -1):
+            if any(stop.startswith(self.text[-size:]) for stop in self._stops if len(stop) > size):
+                return len(self.text) - size
+        return len(self.text)
+
+    def _find(self, held: str) -> int | None:
+        """Where the first stop text ends, of those that end behind ``seen``; ``held`` follows the text."""
+        begin = max(0, self._seen + 1 - self._longest)
+        new = self.text[begin:] + held[max(0, begin - len(self.text)) :]  # what was seen may end within what is held
+        seen = self._seen - begin
+        ends = []
+        for stop in self._stops:
+            at = new.find(stop, max(0, seen + 1 - len(stop)))
+            if at >= 0:
+                ends.append(begin + at + len(stop))
+        return min(ends, default=None)

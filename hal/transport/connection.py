@@ -1,0 +1,192 @@
+"""A sender's connection to the reader's address, which it takes only where the reader is of its own user.
+
+Of a tcp address ZeroMQ connects, and connects again, by itself. Of an ipc address that would be to whoever listens
+there by then: so each connection is made here, after a look at the owner of the socket, and nothing of hal's is sent
+before the kernel has said who is at the other end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import pwd
+import socket
+import struct
+import time
+from pathlib import Path
+from typing import Any
+
+import zmq
+from hal_core import InvalidValue, Unavailable
+from zmq.utils.monitor import recv_monitor_message
+
+from hal.transport.curve import CurveKeys, secure_sender
+from hal.transport.sockets import dealer
+from hal.transport.urls import endpoint_of, socket_of
+
+#: Seconds between two looks for a reader: at first, and at most.
+_LEAST_PAUSE, _MOST_PAUSE = 0.01, 0.2
+#: Seconds that a connection within one host may take until the kernel has made it.
+_PATIENCE = 1.0
+_IN, _IN_OUT = int(zmq.POLLIN), int(zmq.POLLIN | zmq.POLLOUT)  # enums cost a call
+_WATCHED = int(zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED)
+_CREDENTIALS = struct.Struct("3i")  #: process, user and group, as SO_PEERCRED gives them
+_CURE = "run worker and reader as one user, or choose a folder that others cannot write to (private_ipc_url())"
+_log = logging.getLogger("hal.transport")
+
+
+class Connection:
+    """The socket of a session, of a context of its own. All but the constructor is for the sink's thread alone."""
+
+    def __init__(self, url: str, session: int, curve: CurveKeys | None, wake_end: int) -> None:
+        """Raises InvalidValue for an address that makes no sense, Unavailable for another user's socket.
+
+        ``wake_end`` is a descriptor that ends :meth:`wait` when it can be read.
+        """
+        self._url, self._session, self._curve, self._wake_end = url, session, curve, wake_end
+        self._path = socket_of(url)
+        if self._path is not None and (stranger := _stranger_at(self._path)) is not None:
+            raise Unavailable(f"{stranger}: nothing is sent there", cure=_CURE, argument="url")
+        self.stranger = ""  #: in words, whose socket lies there in place of one of this user's
+        self.is_open = self._path is None  #: whether words may be sent; if there is nobody, ZeroMQ says so
+        self._context = zmq.Context()
+        self._sockets: list[zmq.Socket[bytes]] = []
+        self._number = 0
+        self._polls_out = False
+        self._is_used = False  # the socket was connected before, and may have something left of that
+        self._polls_out = False
+        self._pause = _LEAST_PAUSE
+        self._next_look: float | None = None  # None: a connection is there, or ZeroMQ sees to it
+        try:
+            self._open()
+            if self._path is None:
+                self._connect()
+            else:
+                self._next_look = 0.0
+        except BaseException:
+            self.close(0)
+            self.end()
+            raise
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether socket and context are closed."""
+        return bool(self._context.closed)
+
+    def follow(self) -> bool:
+        """Take note of what became of the connection, and make one if it is time. Return whether there is a new one."""
+        if self._next_look is not None and time.monotonic() >= self._next_look:
+            self._look_for_reader()
+        new = False
+        while int(self._monitor.get(zmq.EVENTS)) & _IN:
+            event = recv_monitor_message(self._monitor, zmq.DONTWAIT)
+            kind = event["event"]
+            if kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                new, self._pause = True, _LEAST_PAUSE
+            elif self._path is not None:
+                self.is_open = kind == zmq.EVENT_CONNECTED and self._knows(int(event["value"]))
+                self._next_look = None if self.is_open else time.monotonic() + self._pause
+        return new and self.is_open
+
+    def wait(self, until: float, *, due: bool) -> bool:
+        """Wait for a word, a change, with ``due`` for room to send, or the time. Return whether it was the wake end."""
+        if due is not self._polls_out:
+            self._polls_out = due
+            self._poller.register(self.socket, _IN_OUT if due else _IN)
+        if self._next_look is not None:
+            until = min(until, self._next_look)
+        events: dict[Any, int] = dict(self._poller.poll(int(1000 * max(0.0, until - time.monotonic())) + 1))
+        return self._wake_end in events
+
+    def close(self, linger: int) -> None:
+        """Close; what is to be sent has ``linger`` ms more."""
+        self._close_sockets(linger)
+
+    def end(self) -> None:
+        """Wait for that, and give everything back."""
+        self._context.term()
+
+    def _open(self) -> None:
+        """Make socket and monitor, in place of those that are there."""
+        self._close_sockets(0)
+        self.socket = self._made(dealer(self._context, self._session))
+        if self._curve is not None:
+            secure_sender(self.socket, self._url, self._curve)
+        self._number += 1
+        name = f"inproc://connection-{self._number}"  # a former one is given back late
+        self.socket.monitor(name, _WATCHED)
+        self._monitor = self._made(self._context.socket(zmq.PAIR))
+        self._monitor.rcvhwm = 0  # full, it would hold up the thread that serves the connection
+        self._monitor.connect(name)
+        self._poller = zmq.Poller()
+        for known in (self._wake_end, self.socket, int(self._monitor.get(zmq.FD))):
+            self._poller.register(known, _IN)
+        self._polls_out = self._is_used = False
+
+    def _made(self, made: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
+        self._sockets.append(made)
+        return made
+
+    def _close_sockets(self, linger: int) -> None:
+        for made in self._sockets:
+            made.disable_monitor()
+            made.close(linger=linger)
+        self._sockets.clear()
+
+    def _connect(self) -> None:
+        try:
+            self._is_used = True
+            self.socket.connect(endpoint_of(self._url))
+        except zmq.ZMQError as error:
+            what = f"cannot connect to {self._url!r}: {error}"
+            raise InvalidValue(what, cure="check host and port", argument="url") from error
+
+    def _look_for_reader(self) -> None:
+        """Connect if a socket of this user's lies there. That nobody listens on it ZeroMQ tells, or the time does."""
+        assert self._path is not None
+        now = time.monotonic()
+        self._pause = min(2 * self._pause, _MOST_PAUSE)
+        self._next_look = now + self._pause
+        stranger = _stranger_at(self._path)
+        if stranger is not None:
+            self._refuse(stranger)
+        elif self._path.is_socket():
+            self.stranger, self._next_look = "", now + _PATIENCE
+            if self._is_used:
+                self._open()
+            self._connect()
+
+    def _knows(self, descriptor: int) -> bool:
+        """Whether the other end of a new connection is of this user."""
+        try:
+            with socket.socket(fileno=os.dup(descriptor)) as peer:
+                told = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        except OSError:  # it is closed again
+            return False
+        user = int(_CREDENTIALS.unpack(told)[1])
+        if user == os.geteuid():
+            return True
+        self._refuse(f"on {self._path} listens {_name_of(user)}")
+        self._open()  # what ZeroMQ was about to say there is dropped
+        return False
+
+    def _refuse(self, stranger: str) -> None:
+        if stranger != self.stranger:
+            self.stranger = stranger
+            _log.warning("%s: nothing is sent there (%s)", stranger, _CURE)
+
+
+def _stranger_at(path: Path) -> str | None:
+    """Say whose socket lies there; None if it is this user's, or there is none."""
+    with contextlib.suppress(OSError):
+        found = path.stat()
+        if path.is_socket() and found.st_uid != os.geteuid():
+            return f"{path} is a socket of {_name_of(found.st_uid)}"
+    return None
+
+
+def _name_of(user: int) -> str:
+    with contextlib.suppress(KeyError):
+        return f"user {user} ({pwd.getpwuid(user).pw_name}), not of {os.geteuid()}"
+    return f"user {user}, not of {os.geteuid()}"

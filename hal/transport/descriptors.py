@@ -1,0 +1,39 @@
+"""File descriptors that must be free before ZeroMQ is asked for anything: where it finds none it ends the process."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+
+from hal_core import Unavailable
+
+#: What ZeroMQ makes of a socket with its monitor: its threads with their polls and mailboxes, the sockets' own; one
+#: connection and the look at who is at its other end; and the pipe that wakes the sink's thread.
+SENDER = 12
+#: The same with the listener, its address's lock, and two connections, which ZeroMQ accepts in a thread of its own.
+READER = 12
+#: What iceoryx2 adds for a reader's memory: its node's files, and the domain's lock.
+MEMORY = 10
+#: What the authenticator adds for keys: its event loop, and the sockets by which it is asked and told.
+GATE = 8
+
+
+def check_descriptors(count: int, what: str, *, argument: str = "") -> None:
+    """Raise Unavailable unless ``what`` can open so many more."""
+    held: list[int] = []
+    try:
+        for _ in range(count):
+            held.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        raise Unavailable(
+            f"{what} takes up to {count} file descriptors, {len(held)} are free of {limit}: {error.strerror}",
+            cure="raise the limit on open files (ulimit -n), or close some",
+            argument=argument,
+        ) from error
+    finally:
+        for descriptor in held:
+            os.close(descriptor)

@@ -1,0 +1,176 @@
+"""The CUDA driver as primitives of :class:`hal_core.devices.asynchronous.AsyncDevice`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from threading import get_ident
+from typing import Any
+
+from hal_core.devices import POLL, Launch, PlanLaunch, Primitives
+
+from .driver import Driver
+from .launching import THREADS, Kernels
+
+PATIENT = 500e-6
+"""Seconds between two looks at an event for threads beside the one that puts work on streams, such as a sink's. The
+driver would wake all of them at once, and they would want the interpreter just when the GPU waits for the next step:
+0.1 to 0.2 ms of each gap."""
+IN_PLACE = 16 << 10
+"""Bytes; a block up to this size is read by the kernel from pinned memory itself, without an upload."""
+
+
+class CudaPrimitives(Primitives):
+    """One context. Streams are their handles."""
+
+    rerecords = True
+
+    def __init__(self, driver: Driver, kernels: Kernels) -> None:
+        self.driver, self._kernel = driver, kernels.write
+        self._event_flags = int(driver.api.CUevent_flags.CU_EVENT_DISABLE_TIMING)
+        self._record = driver.api.cuEventRecord
+        self._working = get_ident()  # the thread that puts work on streams
+        self._uploads = self.stream_create()
+        self._arrival = self.event_create()
+        self.closed = False
+
+    # -- streams ------------------------------------------------------------------------------------------------
+
+    def stream_create(self) -> int:
+        """A stream that does not wait for CUDA's default stream."""
+        flags = int(self.driver.api.CUstream_flags.CU_STREAM_NON_BLOCKING)
+        return int(self.driver.ok(self.driver.api.cuStreamCreate(flags), "cuStreamCreate"))
+
+    def stream_handle(self, stream: int) -> int:
+        return stream
+
+    def stream_wait(self, stream: int, event: Any) -> None:  # noqa: ANN401 (a CUevent)
+        self.driver.ok(self.driver.api.cuStreamWaitEvent(stream, event, 0), "cuStreamWaitEvent")
+
+    # -- events: CUevents, without timing ------------------------------------------------------------------------
+
+    def event_create(self) -> Any:  # noqa: ANN401
+        return self.driver.ok(self.driver.api.cuEventCreate(self._event_flags), "cuEventCreate")
+
+    def event_destroy(self, event: Any) -> None:  # noqa: ANN401
+        self.driver.api.cuEventDestroy(event)
+
+    def event_record(self, event: Any, stream: int) -> None:  # noqa: ANN401
+        self._working = get_ident()
+        self.driver.ok(self._record(event, stream), "cuEventRecord")
+
+    def event_query(self, event: Any) -> bool:  # noqa: ANN401
+        driver = self.driver
+        (status,) = driver.api.cuEventQuery(event)
+        if status == driver.not_ready:
+            return False
+        driver.ok((status,), "cuEventQuery")
+        return True
+
+    def event_synchronize(self, event: Any, timeout: float | None) -> bool:  # noqa: ANN401
+        """The driver's own wait has no deadline, and is for the thread that works alone (:data:`PATIENT`)."""
+        driver, working = self.driver, self._working == get_ident()
+        if timeout is None and working:
+            driver.ok(driver.api.cuEventSynchronize(event), "cuEventSynchronize")
+            return True
+        end = None if timeout is None else time.monotonic() + timeout
+        while not self.event_query(event):
+            left = PATIENT if end is None else min(POLL, end - time.monotonic())
+            if left <= 0:
+                return False
+            time.sleep(left)
+        return True
+
+    def spoils(self, error: Exception) -> bool:
+        """Sticky errors do; others are of one call."""
+        return bool(self.driver.broken)
+
+    # -- memory: the driver's own allocator, as its primary context is every framework's ---------------------------
+
+    def allocate(self, nbytes: int) -> int:
+        return int(self.driver.ok(self.driver.api.cuMemAlloc(max(nbytes, 1)), "cuMemAlloc"))
+
+    def free(self, address: int) -> None:
+        """The driver waits for the whole device."""
+        if not self.closed:  # else it went with the context
+            self.driver.api.cuMemFree(address)
+
+    def allocate_host(self, nbytes: int) -> int:
+        flags = int(self.driver.api.CU_MEMHOSTALLOC_PORTABLE)
+        return int(self.driver.ok(self.driver.api.cuMemHostAlloc(nbytes, flags), "cuMemHostAlloc"))
+
+    def free_host(self, address: int) -> None:
+        if not self.closed:
+            self.driver.api.cuMemFreeHost(address)
+
+    # -- work ---------------------------------------------------------------------------------------------------
+
+    def copy_in(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        self.driver.ok(self.driver.api.cuMemcpyHtoDAsync(target, source, nbytes, stream), "cuMemcpyHtoDAsync")
+
+    def copy_out(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        self.driver.ok(self.driver.api.cuMemcpyDtoHAsync(target, source, nbytes, stream), "cuMemcpyDtoHAsync")
+
+    def launch(self, launch: Launch, block: int, stream: int) -> None:
+        assert isinstance(launch, PlanLaunch)
+        kernel, packed = self._kernel, launch.packed
+        kernel.pack(
+            launch.address,
+            block,
+            launch.spread,
+            packed.writes,
+            packed.records,
+            launch.fields,
+            packed.record_bytes,
+            packed.slots_at,
+            packed.records_at,
+            packed.payload_at,
+        )
+        kernel.launch(packed.writes + packed.records, THREADS, stream)
+
+    def submit(
+        self,
+        source: int,
+        target: int,
+        nbytes: int,
+        launch: Launch | None,
+        stream: int,
+        event: Any,  # noqa: ANN401
+    ) -> None:
+        """A small block is read where it is. The upload of another goes on a stream of its own, while ``stream`` is
+        still busy with other work."""
+        if launch is None:
+            self.copy_in(target, source, nbytes, stream)
+            self.count("uploads")
+        else:
+            if nbytes <= IN_PLACE:
+                target = source
+            else:
+                self.copy_in(target, source, nbytes, self._uploads)
+                self.count("uploads")
+                self.event_record(self._arrival, self._uploads)
+                self.stream_wait(stream, self._arrival)
+            self.launch(launch, target, stream)
+            self.count("launches")
+        self.event_record(event, stream)
+
+    def submit_copy_out(
+        self,
+        target: int,
+        parts: Sequence[tuple[int, int]],
+        after: int,
+        stream: int,
+        before: Any,  # noqa: ANN401 (a CUevent)
+        event: Any,  # noqa: ANN401 (a CUevent)
+    ) -> None:
+        """As the base does it, with fewer calls of Python's between the driver's."""
+        driver, record = self.driver, self._record
+        self._working = get_ident()
+        driver.ok(record(before, after), "cuEventRecord")
+        driver.ok(driver.api.cuStreamWaitEvent(stream, before, 0), "cuStreamWaitEvent")
+        for source, nbytes in parts:
+            if nbytes:
+                driver.ok(driver.api.cuMemcpyDtoHAsync(target, source, nbytes, stream), "cuMemcpyDtoHAsync")
+                self.counts["copies_out"] += 1
+            target += nbytes
+        driver.ok(record(event, stream), "cuEventRecord")

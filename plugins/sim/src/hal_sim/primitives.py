@@ -1,0 +1,146 @@
+"""The simulated accelerator as primitives of :class:`hal_core.devices.asynchronous.AsyncDevice`."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import NamedTuple, Protocol
+
+from hal_core import GroupLost, HalError, TicketTimeout
+from hal_core.devices import Launch, PlanLaunch, Primitives
+
+from hal_sim.accelerator import Accelerator, Spread
+from hal_sim.streams import Event, Stream
+
+Ints = tuple[int, ...]
+
+
+class Losable(Protocol):
+    """A group that the device has opened, which may be lost."""
+
+    def failure(self) -> GroupLost | None: ...
+
+
+class StridedLaunch(NamedTuple):
+    """The strided kernel: items of ``item`` bytes from the staged block, by ``source_strides``, to ``address``."""
+
+    address: int
+    strides: Ints
+    source_strides: Ints
+    shape: Ints
+    item: int
+
+
+class SimPrimitives(Primitives):
+    """One accelerator. ``groups``: those the device has opened, whose loss is no fault of the device."""
+
+    rerecords = True
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._accelerator, self._native = accelerator, accelerator._native
+        self.groups: list[Losable] = []
+
+    # -- streams and events -------------------------------------------------------------------------------------------
+
+    def stream_create(self) -> Stream:
+        return self._accelerator.stream()
+
+    def stream_destroy(self, stream: Stream) -> None:
+        stream.close()
+
+    def stream_wait(self, stream: Stream, event: Event) -> None:
+        stream.wait(event)
+
+    def event_create(self) -> Event:
+        return Event()
+
+    def event_destroy(self, event: Event) -> None:
+        event.close()
+
+    def event_record(self, event: Event, stream: Stream) -> None:
+        event.record(stream)
+
+    def event_query(self, event: Event) -> bool:
+        return event.query()
+
+    def event_synchronize(self, event: Event, timeout: float | None) -> bool:
+        """Without a timeout it raises :class:`TicketTimeout` after the option ``wait_limit_ms``: it never hangs."""
+        try:
+            event.synchronize(timeout)
+        except TicketTimeout:
+            if timeout is None:
+                raise
+            return False
+        except HalError as error:  # what the device met: the work is over all the same
+            self._met(error)
+        return True
+
+    def event_error(self, event: Event) -> Exception | None:
+        """It tells of the first fault, at one wait, and not of which operation's ticket it is."""
+        try:
+            event.synchronize(0)
+        except HalError as error:
+            self._met(error)
+        return self.health.fault
+
+    def _met(self, error: HalError) -> None:
+        """A lost group is no fault of the device; the tickets of its broadcasts tell of it."""
+        if not (isinstance(error, GroupLost) and any(group.failure() for group in self.groups)):
+            self.health.met(error, self)
+
+    # -- memory -------------------------------------------------------------------------------------------------------
+
+    def allocate_host(self, nbytes: int) -> int:
+        address = ctypes.c_void_p()
+        self._native.check(self._native.pin(nbytes, ctypes.byref(address)))
+        return address.value or 0
+
+    def free_host(self, address: int) -> None:
+        self._native.check(self._native.unpin(address))
+
+    def host_write(self, address: int, nbytes: int) -> None:
+        self._accelerator.host_write(address, nbytes)
+
+    def host_read(self, address: int, nbytes: int) -> None:
+        self._accelerator.host_read(address, nbytes)
+
+    def allocate(self, nbytes: int) -> int:
+        return self._accelerator.allocate(nbytes)
+
+    def free(self, address: int) -> None:
+        self._accelerator.free(address)
+
+    # -- work ---------------------------------------------------------------------------------------------------------
+
+    def copy_in(self, target: int, source: int, nbytes: int, stream: Stream) -> None:
+        self._accelerator.h2d(target, source, nbytes, stream)
+
+    def copy_out(self, target: int, source: int, nbytes: int, stream: Stream) -> None:
+        self._accelerator.d2h(target, source, nbytes, stream)
+
+    def launch(self, launch: Launch, block: int, stream: Stream) -> None:
+        if isinstance(launch, StridedLaunch):
+            address, strides, source_strides, shape, item = launch
+            self._accelerator.strided(
+                dst=address, src=block, shape=shape, dst_strides=strides, src_strides=source_strides,
+                item_nbytes=item, stream=stream,
+            )  # fmt: skip
+        else:
+            assert isinstance(launch, PlanLaunch)
+            self._launch_plan(launch, block, stream)
+
+    def _launch_plan(self, plan: PlanLaunch, block: int, stream: Stream) -> None:
+        packed, spread = plan.packed, None
+        if packed.records:
+            spread = Spread(
+                records=block + packed.records_at,
+                record_nbytes=packed.record_bytes,
+                count=packed.records,
+                slots=block + packed.slots_at,
+                fields=plan.spread,
+                field_count=plan.fields,
+                slot_limit=plan.slots,
+                base=plan.address,
+            )
+        self._accelerator.plan(
+            spread, block, packed.nbytes, packed.writes, stream, base=plan.address, payload=packed.payload_at
+        )

@@ -1,0 +1,280 @@
+"""What the processes of an episode do (``episodes.py``). Each runs in a fork, is told words, and keeps a journal."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import json
+import logging
+import os
+import random
+import resource
+import select
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import numpy as np
+from hal_core.errors import HalError, InvalidValue, SinkClosed, SinkFull, Unavailable, Undelivered
+from hal_core.output.records import OutputRecord
+from hal_core.slots.fields import FinishReason
+
+from hal.reading import Gap, OutputReader, SessionEnded, SessionLost, SessionStarted
+from hal.transport import open_sink, private_ipc_url
+
+LARGE_COLUMNS = 1 << 14
+LOST_AFTER, GRACE = 3.0, 0.1
+
+
+def play(role, heard, *arguments):
+    """Run the role in this child, and end the process with it."""
+    status = 1
+    try:
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+        logging.disable(logging.WARNING)
+        role(Words(heard), *arguments)
+        status = 0
+    except BaseException:  # noqa: BLE001  # told here, for a fork must not unwind its parent's stack
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+class Words:
+    """The pipe by which a role is told what to do."""
+
+    def __init__(self, heard):
+        self._heard, self._said, self._limit = heard, "", resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    def next(self, timeout=0.0):
+        """Return the next word, "" if none comes in time. Those about files are obeyed here."""
+        while "\n" not in self._said:
+            if not select.select([self._heard], [], [], timeout)[0]:
+                return ""
+            self._said += os.read(self._heard, 4096).decode()
+        word, _, self._said = self._said.partition("\n")
+        if word == "few":
+            used = max(map(int, os.listdir("/proc/self/fd"))) + 1
+            resource.setrlimit(resource.RLIMIT_NOFILE, (used, self._limit[1]))
+        elif word == "many":
+            resource.setrlimit(resource.RLIMIT_NOFILE, self._limit)
+        return word
+
+
+class Journal:
+    """Lines of JSON; a write of the kernel survives SIGKILL."""
+
+    def __init__(self, path, **facts):
+        self._out = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        self._facts = facts
+
+    def note(self, event, **facts):
+        os.write(self._out, (json.dumps({"event": event} | self._facts | facts) + "\n").encode())
+
+
+def facts(path):
+    """The lines of a journal; the last may be torn by a kill."""
+    found = []
+    for line in Path(path).read_text().splitlines() if Path(path).exists() else ():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            continue
+    return found
+
+
+class Output:
+    """A pending output: one request, one token, which tells the step."""
+
+    def __init__(self, life, step, last, large):
+        self.step, self._life, self._last, self._large = step, life, last, large
+
+    def resolve(self):
+        one = np.ones(1, np.uint8)
+        finish = np.full(1, FinishReason.LENGTH if self._last else FinishReason.NONE, np.uint8)
+        optional = {}
+        if self._large:
+            ids = np.arange(LARGE_COLUMNS, dtype=np.int32).reshape(1, -1) + self.step
+            optional = {"logprob_token_ids": ids, "logprobs": ids.astype(np.float32)}
+        position = np.array([self.step])
+        count, tokens = one.astype(np.int32), position.copy()
+        return OutputRecord(self.step, (self._life,), one, finish, position, count, tokens, one < 0, **optional)
+
+    def settle(self, error):
+        if error is not None and not isinstance(error, SinkClosed):
+            raise error
+
+
+def worker(words, url, journal, plan):
+    """Put its records and close when told to finish; when told to close, do so at once."""
+    draw = random.Random(plan["seed"])
+    sink = open_sink(url, capacity=plan["capacity"], deadline=0.02, heartbeat=0.05, sender=plan["sender"])
+    out = Journal(journal, life=plan["life"], session=sink.session)
+    out.note("opened")
+    word = ""
+    for step in range(plan["count"]):
+        try:
+            sink.put(Output(plan["life"], step, step == plan["count"] - 1, plan["size"] == "large"))
+        except SinkFull:
+            pass  # it is kept
+        except SinkClosed as error:
+            out.note("refused", why=error.what)
+            break
+        out.note("saved", step=step)
+        word = words.next() or word
+        if word.startswith("close"):  # and not finish: that is when all has been put
+            break
+        time.sleep(draw.random() * 0.002)
+    while not word.startswith(("close", "finish")):
+        word = words.next(60)
+        assert word, "told nothing for a minute"
+    try:
+        sink.close(float(word.split()[1]))
+    except Undelivered as error:
+        out.note("undelivered", steps=[step for _, step, _ in error.records])
+    out.note("closed")
+
+
+def cursors_of(journal):
+    """Session -> last sequence that was noted, of the sessions that are not over."""
+    found = {}
+    for fact in facts(journal):
+        if fact["event"] == "record":
+            found[fact["session"]] = fact["sequence"]
+        elif fact["event"] in ("ended", "lost"):
+            found.pop(fact["session"], None)
+    return found
+
+
+def when_free(opening):
+    """Open a reader, once the second one, which may have been faster, has left."""
+    end = time.monotonic() + 60
+    while True:
+        try:
+            return opening()
+        except InvalidValue as error:
+            if not ("already" in str(error) and time.monotonic() < end):
+                raise
+        time.sleep(0.01)
+
+
+def reader(words, url, journal):
+    """Note each record, then acknowledge it, on from where the journal ends, until told to stop and all is over."""
+    out = Journal(journal)
+
+    def hear(event):
+        if isinstance(event, SessionLost):
+            out.note("lost", session=event.session, last=event.last_sequence, requests=event.requests)
+        elif isinstance(event, SessionEnded):
+            out.note("ended", session=event.session)
+        elif isinstance(event, SessionStarted):
+            out.note("started", session=event.session)
+        elif isinstance(event, Gap):
+            out.note("gap", session=event.session, first=event.first, last=event.last)
+
+    options = {"auto_ack": False, "lost_after": LOST_AFTER, "grace": GRACE, "on_event": hear}
+    found = when_free(lambda: OutputReader(url, after=cursors_of(journal), **options))
+    if url.startswith("shm:"):
+        out.note("opened", domain=found._receiver._memory.name)
+    stopping, quiet = False, 0
+    with found:
+        while not (stopping and not found.cursors and quiet > 4):
+            word = words.next()
+            stopping |= word == "stop"
+            while word == "rest":
+                while (word := words.next(60)) not in ("go", "stop"):
+                    assert word, "told nothing for a minute"
+                stopping |= word == "stop"
+            frame = found.read(0.05)
+            quiet = quiet + 1 if frame is None else 0
+            if frame is not None and frame.record.request_ids[0].startswith("w"):
+                record = frame.record
+                tokens = record.tokens.tolist()
+                where = {"session": frame.header.session, "sequence": frame.header.sequence}
+                out.note("record", **where, life=record.request_ids[0], step=record.step, tokens=tokens)
+                found.acknowledge(frame.header.session, frame.header.sequence)
+
+
+def make_small(pipe):
+    """Have the pipe hold one page, so that it is full soon."""
+    fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, 4096)
+
+
+def tail(_words, url, out):
+    """``hal tail`` itself; Ctrl-C ends it."""
+    from hal.cli.tail import run
+
+    os.dup2(out, 1)
+    sys.stdout = os.fdopen(1, "w")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    run([url, "--json"])
+
+
+def journal_of_tail(printed, path):
+    """Write down what tail printed as the reader would have noted it."""
+    out = Journal(path)
+    for line in printed.decode().splitlines():
+        fact = json.loads(line)
+        if fact["event"] == "row" and fact["request"].startswith("w"):
+            where = {"session": int(fact["session"], 16), "sequence": fact["sequence"]}
+            out.note("record", **where, life=fact["request"], step=fact["step"], tokens=fact["tokens"])
+        elif fact["event"] in ("SessionEnded", "SessionLost"):
+            words = fact["text"].split("session ")[1]
+            kind = "ended" if fact["event"] == "SessionEnded" else "lost"
+            last = None if kind == "ended" else int(fact["text"].split("after frame ")[1].split()[0])
+            out.note(kind, session=int(words[:16], 16), last=last)
+        elif fact["event"] == "Gap":
+            out.note("gap", text=fact["text"])
+
+
+def second_reader(_words, url, holders):
+    """One more for an address that has one, where it is told whose; if that one does not have it yet, it opens."""
+    told = ""
+    try:
+        OutputReader(url, grace=0).close()
+    except InvalidValue as error:
+        told = str(error)
+    known = ["Address already in use"] if url.startswith("tcp:") else [f"already: process {one} " for one in holders]
+    assert not told or any(words in told for words in known), told
+
+
+def open_with_few_files(_words, url, limit, reads):
+    """It works or says what is missing."""
+    for kept in map(int, os.listdir("/proc/self/fd")):
+        if kept > 2:
+            try:
+                os.close(kept)
+            except OSError:
+                continue
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+    cure = "ulimit"
+    try:
+        if reads:
+            OutputReader(url).close()
+        else:
+            open_sink(url).close(0)
+    except Unavailable as error:
+        cure = error.cure
+    assert "ulimit" in cure, cure
+
+
+def open_on_full_disk(_words, place):
+    """On a file system of its own without an inode left: an error, and nothing half-made. Needs root."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if os.geteuid() or libc.unshare(0x00020000):  # CLONE_NEWNS
+        return
+    libc.mount(None, b"/", None, 0x44000, None)  # private, with all below it
+    if libc.mount(b"tmpfs", os.fsencode(place), b"tmpfs", 0, b"nr_inodes=1"):
+        return
+    os.environ["XDG_RUNTIME_DIR"] = str(place)
+    for opening in (private_ipc_url, OutputReader, lambda: OutputReader(f"ipc://{place}/socket")):
+        told = ""
+        try:
+            opening()
+        except HalError as error:
+            told = error.cure and str(error)
+        assert "No space left" in told, told
+    assert not os.listdir(place)

@@ -1,0 +1,376 @@
+"""Chaos in short episodes: workers, readers and strangers at one address, blows of every kind, and then the account.
+
+    python tests/output/episodes.py [--episodes 1000] [--seed N] [--jobs 4] [--only NUMBER] [--schemes ipc,tcp,shm]
+
+Each episode follows from seed and number. All processes are forked from this one, so an episode takes a fraction of a
+second. What must hold in each: a token for which ``put`` returned was read once and in order, or is named by
+``Undelivered``, or lies behind what a ``SessionLost`` tells; nobody aborts or hangs; no socket, lock, folder, process
+or file in memory is left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+import episode_roles as roles
+from episode_account import account
+from fuzz_socket import Strangers
+
+from hal.transport.domains import MEMORY, prefix_of
+
+PATIENCE = 90.0  #: seconds until a process that should end counts as hung
+
+
+class Child:
+    """A forked process, and the pipe by which it is told things."""
+
+    def __init__(self, role, *arguments):
+        self.role, self.killed, self.expected = role.__name__, False, (0,)
+        heard, self._told = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.close(self._told)
+            roles.play(role, heard, *arguments)
+        os.close(heard)
+        self.status = None
+
+    def tell(self, word):
+        if not self.is_over():
+            os.write(self._told, f"{word}\n".encode())
+
+    def signal(self, number):
+        if not self.is_over():
+            os.kill(self.pid, number)
+
+    def is_over(self):
+        if self.status is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.status = os.waitstatus_to_exitcode(status)
+                os.close(self._told)
+        return self.status is not None
+
+    def kill(self):
+        self.signal(signal.SIGKILL)
+        self.wait()
+        self.killed = self.status == -signal.SIGKILL
+
+    def wait(self):
+        end = time.monotonic() + PATIENCE
+        while not self.is_over():
+            if time.monotonic() > end:
+                os.kill(self.pid, signal.SIGKILL)
+                self.wait()
+                raise AssertionError(f"{self.role} hangs")
+            time.sleep(0.001)
+
+    def check(self):
+        self.wait()
+        assert self.killed or self.status in self.expected, f"{self.role} ended with {self.status}"
+
+
+class Episode:
+    """One."""
+
+    def __init__(self, folder, seed, number, schemes):
+        self.random = draw = random.Random(f"{seed}:{number}")
+        self.folder, self.number = Path(folder), number
+        self.scheme = draw.choice(schemes)
+        self.size = draw.choice(["small", "small", "large"])
+        self.as_tail = draw.random() < 0.15
+        self.url = (
+            f"tcp://127.0.0.1:{free_port(number)}" if self.scheme == "tcp" else f"{self.scheme}://{folder}/place/socket"
+        )
+        (self.folder / "place").mkdir(mode=0o700)
+        self.works, self.reads = self.folder / "works", self.folder / "reads"
+        self.children, self.workers, self.killed_lives = [], [], set()
+        self.lives, self.reader, self.done = 0, None, Counter()
+        self.strangers = Strangers(self.url.replace("shm://", "ipc://"), draw)
+
+    # Who takes part ------------------------------------------------------------------------------------------
+
+    def start(self, role, *arguments):
+        self.children.append(Child(role, *arguments))
+        return self.children[-1]
+
+    def start_reader(self):
+        if self.as_tail:
+            read_end, write_end = os.pipe()
+            roles.make_small(write_end)
+            self.reader = self.start(roles.tail, self.url, write_end)
+            os.close(write_end)
+            self.pipe = read_end
+        else:
+            self.reader = self.start(roles.reader, self.url, self.reads)
+
+    def start_worker(self, sender):
+        self.lives += 1
+        draw = self.random
+        plan = {
+            "life": f"w{self.lives}",
+            "sender": sender,
+            "size": self.size,
+            "count": draw.choice([3, 30, 150] if self.size == "small" else [3, 20]),
+            "capacity": draw.choice([2, 16, 1024]),
+            "seed": draw.randrange(1 << 30),
+        }
+        worker = self.start(roles.worker, self.url, self.works, plan)
+        worker.plan = plan
+        self.workers.append(worker)
+
+    # Blows ---------------------------------------------------------------------------------------------------
+
+    def kill_worker(self):
+        worker = self.random.choice(self.workers)
+        worker.kill()
+        if worker.killed:
+            self.killed_lives.add(worker.plan["life"])
+        self.workers.remove(worker)
+        if self.random.random() < 0.7:
+            self.start_worker(worker.plan["sender"])
+
+    def close_worker(self):
+        self.random.choice(self.workers).tell(f"close {self.random.choice([0, 0.02, 0.2])}")
+
+    def stop_worker(self):
+        self.stop(self.random.choice(self.workers))
+
+    def stop_reader(self):
+        self.stop(self.reader)
+
+    def stop(self, process):
+        process.signal(signal.SIGSTOP)
+        self.pause()
+        process.signal(signal.SIGCONT)
+
+    def kill_reader(self):
+        if self.as_tail:
+            self.stop_reader()  # what it had printed is in a pipe, and its cursor nowhere
+            return
+        self.reader.kill()
+        if self.random.random() < 0.5:
+            self.pause()
+        self.start_reader()
+
+    def kill_both(self):
+        if not self.as_tail:
+            self.reader.kill()
+            self.kill_worker()
+            self.start_reader()
+
+    def do_not_read(self):
+        """For a moment, or beyond what any heartbeat takes, while a worker dies."""
+        self.reader.tell("rest")  # tail has its pipe, which nobody empties
+        self.pause()
+        if self.random.random() < 0.5:
+            self.random.choice([self.kill_worker, self.close_worker])()
+        if self.random.random() < 0.05:
+            time.sleep(2.2)
+            self.done["long rests"] += 1
+        self.reader.tell("go")
+
+    def attack(self):
+        for _ in range(self.random.choice([1, 5, 20])):
+            self.strangers.attack()
+
+    def second_reader(self):
+        """It is told whose the address is, unless there is nobody now."""
+        if not self.as_tail:
+            readers = [child.pid for child in self.children if child.role == "reader"]
+            self.start(roles.second_reader, self.url, readers).wait()
+
+    def few_files(self):
+        self.random.choice([self.reader, *self.workers]).tell("few")
+        self.pause()
+        for process in (self.reader, *self.workers):
+            process.tell("many")
+
+    def open_with_few_files(self):
+        place = self.folder / "few"
+        place.mkdir(exist_ok=True)
+        limit = self.random.randrange(8, 33)
+        self.start(roles.open_with_few_files, f"ipc://{place}/socket", limit, self.random.random() < 0.5).wait()
+        assert not list(place.iterdir()), "what could not be opened left something"
+
+    def open_on_full_disk(self):
+        place = self.folder / "full"
+        place.mkdir(exist_ok=True)
+        self.start(roles.open_on_full_disk, place).wait()
+
+    def pause(self):
+        time.sleep(self.random.random() ** 2 * 0.05)
+
+    # The whole -----------------------------------------------------------------------------------------------
+
+    def run(self):
+        draw = self.random
+        if draw.random() < 0.5:
+            self.start_reader()
+        for sender in range(draw.choice([1, 1, 2, 3])):
+            self.start_worker(sender)
+        if self.reader is None:
+            self.pause()
+            self.start_reader()
+        blows = [
+            *(
+                self.kill_worker,
+                self.close_worker,
+                self.stop_worker,
+                self.stop_reader,
+                self.kill_reader,
+                self.kill_both,
+            ),
+            *(self.do_not_read, self.do_not_read, self.attack, self.attack, self.second_reader, self.few_files),
+            *(self.open_with_few_files, self.open_on_full_disk),
+        ]
+        for _ in range(draw.randrange(1, 5)):
+            self.pause()
+            if self.workers:
+                blow = draw.choice(blows)
+                blow()
+                self.done[blow.__name__.replace("_", " ")] += 1
+        self.finish()
+
+    def finish(self):
+        self.strangers.leave()
+        printed = b""
+        for worker in self.workers:
+            worker.tell("finish 60")
+        self.reader.tell("stop")
+        if self.as_tail:
+            printed = self.empty_pipe()
+        for child in self.children:
+            child.check()
+        if self.as_tail:
+            roles.journal_of_tail(printed, self.reads)
+
+    def empty_pipe(self):
+        """What tail prints, until its last session is over; then Ctrl-C, for it waits for others."""
+        found, end, quiet = b"", time.monotonic() + PATIENCE, None
+        os.set_blocking(self.pipe, False)
+        while not self.reader.is_over():
+            now = time.monotonic()
+            assert now < end, "tail hangs"
+            with contextlib.suppress(BlockingIOError):
+                found += os.read(self.pipe, 1 << 20)
+                quiet = None
+            words = Counter(line.split(b'"')[3] for line in found.splitlines() if line.endswith(b"}"))
+            known = words[b"SessionStarted"] == words[b"SessionEnded"] + words[b"SessionLost"]
+            if known and all(worker.is_over() for worker in self.workers):
+                quiet = quiet or now
+                if now > quiet + 0.3:
+                    self.reader.signal(signal.SIGINT)
+                    end, quiet = now + PATIENCE, now + PATIENCE
+            time.sleep(0.002)
+        while more := os.read(self.pipe, 1 << 20):
+            found += more
+        os.close(self.pipe)
+        return found
+
+    def clean_up(self):
+        for child in self.children:
+            if not child.is_over():
+                child.signal(signal.SIGCONT)
+                child.kill()
+        self.strangers.leave()
+
+    def check_left(self):
+        """The readers' last one has closed in order: of none of them is anything left."""
+        left = [path.name for path in (self.folder / "place").iterdir()]
+        assert not left, f"left behind: {left}"
+        names = [fact["domain"] for fact in roles.facts(self.reads) if "domain" in fact]
+        files = [path.name for name in names for path in MEMORY.glob(f"{prefix_of(name)}*")]
+        assert not files, f"left in memory: {files}"
+
+
+def free_port(number):
+    """A port below those that the system gives to whoever connects, and not one of another episode's."""
+    for port in range(10_000 + number % 10_000, 32_000, 10_000):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as ZeroMQ does
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no free port")
+
+
+def run(numbers, seed, schemes, keep=False):
+    """Run them; return what happened, in numbers. Raises AssertionError, with seed and number, for what must not be."""
+    totals = Counter()
+    for number in numbers:
+        folder = tempfile.mkdtemp(prefix="hal-episode-")
+        episode = Episode(folder, seed, number, schemes)
+        try:
+            episode.run()
+            totals += account(episode)
+            episode.check_left()
+        except BaseException as error:
+            error.add_note(f"--seed {seed} --only {number}: {dict(episode.done)}, tail {episode.as_tail}, {folder}")
+            raise
+        finally:
+            episode.clean_up()
+            if not keep:
+                shutil.rmtree(folder, ignore_errors=True)
+        totals += episode.done
+        totals[f"episodes over {episode.scheme}"] += 1
+        totals["episodes with hal tail"] += episode.as_tail
+    return totals
+
+
+def run_beside(jobs, episodes, seed, schemes):
+    """Run them in so many processes beside each other: most of an episode is waiting."""
+    pipes = []
+    for job in range(jobs):
+        read_end, write_end = os.pipe()
+        if os.fork() == 0:
+            status = 1
+            try:
+                os.write(write_end, json.dumps(run(range(job, episodes, jobs), seed, schemes)).encode())
+                status = 0
+            except BaseException:  # noqa: BLE001  # told here, for a fork must not unwind its parent's stack
+                traceback.print_exc()
+            finally:
+                sys.stderr.flush()
+                os._exit(status)
+        os.close(write_end)
+        pipes.append(read_end)
+    told = [b"".join(iter(lambda end=end: os.read(end, 4096), b"")) for end in pipes]
+    assert all(os.wait()[1] == 0 for _ in pipes), "see above"
+    return sum((Counter(json.loads(counts)) for counts in told), Counter())
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--episodes", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
+    parser.add_argument("--jobs", type=int, default=4, help="episodes beside each other")
+    parser.add_argument("--only", type=int, help="the episode of this number alone, whose journals are kept")
+    parser.add_argument("--schemes", default="ipc,tcp" + (",shm" if importlib.util.find_spec("iceoryx2") else ""))
+    options = parser.parse_args()
+    print(f"seed {options.seed}", flush=True)
+    start, schemes = time.monotonic(), options.schemes.split(",")
+    if options.only is not None:
+        found = run([options.only], options.seed, schemes, keep=True)
+    else:
+        found = run_beside(options.jobs, options.episodes, options.seed, schemes)
+    for name in sorted(found):
+        print(f"{found[name]:8}  {name}")
+    print(f"every token accounted for, nothing left behind, in {time.monotonic() - start:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""A missing package is one line with a cure, and a cure that works: no index has hal's own packages."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import textwrap
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from .commands import environment, left_in
+
+ROOT = Path(__file__).parents[1]
+#: hal in an interpreter in which some modules cannot be found.
+HIDDEN = """
+    import sys
+    hidden = set(sys.argv.pop(1).split(","))
+
+    class Hiding:
+        def find_spec(self, name, path, target=None):
+            if name.partition(".")[0] in hidden:
+                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    sys.meta_path.insert(0, Hiding())
+    from hal.cli import main
+    main()
+"""
+RUN = ("run", "--prompt", "x", "--max-tokens", "2")
+
+
+def without(folder, hidden, *arguments):
+    command = [sys.executable, "-c", textwrap.dedent(HIDDEN), hidden, *arguments]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=False, env=environment(folder), cwd=folder
+    )
+    assert left_in(folder) == []
+    return done
+
+
+@pytest.mark.parametrize(
+    ("hidden", "arguments", "cure"),
+    [
+        ("paddle", RUN, "pip install 'paddlepaddle<3.4,>=3.1' setuptools, or a build of Paddle for your accelerator"),
+        ("setuptools", RUN, "pip install 'setuptools'"),
+        ("hal_core", RUN, "it comes with hal: pip install ./core in hal's checkout"),
+        ("hal_core", ("devices",), "it comes with hal: pip install ./core in hal's checkout"),
+        ("hal_core", ("tail", "ipc:///nowhere/x"), "it comes with hal: pip install ./core in hal's checkout"),
+        ("hal_core", ("conform", "cpu"), "it comes with hal: pip install ./core in hal's checkout"),
+        ("hal_core", ("--version",), "it comes with hal: pip install ./core in hal's checkout"),
+        ("typer", RUN, "pip install 'typer>="),
+        ("tokenizers", RUN, "pip install 'tokenizers>="),
+        ("zmq", RUN, "pip install 'pyzmq>="),
+        ("zmq", ("tail", "ipc:///nowhere/x"), "pip install 'pyzmq>="),
+        ("msgspec", ("tail", "ipc:///nowhere/x"), "pip install 'msgspec>="),
+        ("rich", ("devices",), "pip install 'rich>="),
+        ("packaging", ("devices",), "pip install 'packaging>="),
+        ("pytest", ("conform", "cpu"), "pip install 'pytest>="),
+        ("hypothesis", ("conform", "cpu"), "pip install 'hypothesis>="),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value[0],
+)
+def test_a_missing_package_is_one_line_with_its_cure(tmp_path, hidden, arguments, cure):
+    done = without(tmp_path, hidden, *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"hal: error: the Python package {hidden!r} is not installed (")
+    assert cure in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_what_does_not_need_the_package_works_without_it(tmp_path):
+    assert without(tmp_path, "paddle,tokenizers", "tail", f"ipc://{tmp_path}/s", "--timeout", "0.1").returncode == 0
+    assert without(tmp_path, "zmq,paddle,typer", "devices").returncode == 0
+
+
+def test_a_paddle_that_does_not_import_is_one_line(tmp_path):
+    (tmp_path / "paddle").mkdir()
+    (tmp_path / "paddle" / "__init__.py").write_text("raise ImportError('libgomp.so.1: cannot open\\nshared object')\n")
+    command = [sys.executable, "-c", "from hal.cli import main; main()", *RUN]
+    more = environment(tmp_path, PYTHONPATH=str(tmp_path))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=more)
+    assert (done.returncode, done.stdout) == (2, "")
+    why = "Paddle, which the model runs on, cannot be imported: libgomp.so.1: cannot open shared object (reinstall it"
+    assert done.stderr.startswith(f"hal: error: {why}")
+    assert done.stderr.count("\n") == 1
+
+
+def sources():
+    folders = [ROOT / "hal", ROOT / "core" / "src", ROOT / "docs", *(ROOT / "plugins").glob("*/src")]
+    files = [path for folder in folders for path in [*folder.rglob("*.py"), *folder.glob("*.md")]]
+    return [*files, *ROOT.glob("*.md"), *(ROOT / "plugins").glob("*/README.md")]
+
+
+def test_no_hint_names_a_package_that_no_index_has():
+    """Hints that are written out; those made from metadata have theirs above."""
+    stated = {}
+    for project in [ROOT / "pyproject.toml", ROOT / "core" / "pyproject.toml"]:
+        table = tomllib.loads(project.read_text(encoding="utf-8"))["project"]
+        lists = [table["dependencies"], *table["optional-dependencies"].values()]
+        for line in [line for lines in lists for line in lines]:
+            stated[Requirement(line).name] = Requirement(line).specifier
+    seen = 0
+    for path in sources():
+        for hint in re.findall(r"pip install +([^`#\n]*)", path.read_text(encoding="utf-8")):
+            for word in re.findall(r"^'[^']+'|(?<= )'[^']+'|^[\w./\[\]-]+", hint):
+                text = word.strip("'")
+                if text.startswith(("{", ".")) or "/" in text:  # from the checkout, or made from metadata
+                    continue
+                wanted = Requirement(text)
+                seen += 1
+                assert wanted.name in stated, f"{path}: {hint}"
+                assert wanted.specifier == stated[wanted.name], f"{path}: {hint}"
+    assert seen >= 5

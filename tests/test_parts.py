@@ -1,0 +1,150 @@
+"""The runner of parts: each part's time is told, a failure is shown whole, and a limit ends and names what runs."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+TOOL = ROOT / "tools" / "parts.py"
+#: Starts a process, tells its number in a pipe, and waits for ever: both must be ended.
+HANGS = "import subprocess as s; c = s.Popen(['sleep', '1000']); open({pipe!r}, 'w').write(str(c.pid)); c.wait()"
+
+
+@pytest.fixture(scope="module")
+def parts():
+    spec = importlib.util.spec_from_file_location("hal_parts", TOOL)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def run(parts, capfd):
+    """Run parts given as name to Python code: the status and what was printed. Handlers of signals are put back."""
+    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def call(codes, **plan):
+        made = tuple(parts.Part(name, f"{sys.executable} -c {code!r}") for name, code in codes.items())
+        status = parts.Runner(parts.Plan(made, **plan)).run(made)
+        return status, capfd.readouterr().out
+
+    yield call
+    for number, handler in kept.items():
+        signal.signal(number, handler)
+
+
+def test_every_part_is_told_with_its_time_and_what_went_well_says_no_more(run):
+    status, out = run({"one": "print(7 * 191)", "two": "pass"})
+    assert status == 0
+    assert len(re.findall(r"^== (?:one|two): well, \d+ s, \d+ s of processor time$", out, re.MULTILINE)) == 2
+    assert "1337" not in out
+    assert re.search(r"== 2 parts in \d+ s, all went well", out)
+
+
+def test_what_fails_is_shown_whole_and_the_others_go_on(run):
+    status, out = run({"one": "print(7 * 191); raise SystemExit(3)", "two": "pass"})
+    assert status == 1
+    assert "== one: FAILED with 3, " in out
+    assert "1337" in out
+    assert "== two: well" in out
+    assert "failed: one" in out
+
+
+def test_a_command_that_is_not_there_fails_its_part_alone(parts, run, capfd):
+    made = (parts.Part("one", "no/such/command"), parts.Part("two", "true"))
+    status = parts.Runner(parts.Plan(made)).run(made)
+    out = capfd.readouterr().out
+    assert status == 1
+    assert "== one: FAILED, it did not begin: " in out
+    assert "== two: well" in out
+    assert "failed: one" in out
+
+
+def test_where_a_failure_stops_the_plan_the_rest_is_named(run):
+    status, out = run({"one": "raise SystemExit(3)", "two": "print('no')"}, beside=1, stop=True)
+    assert status == 1
+    assert "== two: not begun, since an earlier part failed" in out
+    assert "failed: one, two" in out
+
+
+def wait_until_gone(process):
+    """A killed process takes a moment to go; one that was not killed makes this fail."""
+    stat = Path(f"/proc/{process}/stat")
+    for _ in range(1000):
+        if not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z":
+            return
+        threading.Event().wait(0.02)
+    pytest.fail(f"process {process} was left behind")
+
+
+def test_the_limit_names_what_still_runs_and_ends_all_it_started(run, parts, tmp_path, monkeypatch):
+    """The part itself brings the limit about, once it runs: nothing here depends on how fast that is."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    children, true = [], parts.Runner._start
+
+    def noted(runner, part, output):
+        process = true(runner, part, output)
+        children.append(int(pipe.read_text()))
+        threading.Thread(target=runner.end, args=["the limit of 9 s is over"]).start()
+        return process
+
+    monkeypatch.setattr(parts.Runner, "_start", noted)
+    status, out = run({"hangs": HANGS.format(pipe=str(pipe)), "late": "print('no')"}, beside=1)
+    assert status == 1
+    assert "== hangs: the limit of 9 s is over, and it still runs" in out
+    assert "== late: not begun, since the limit of 9 s is over" in out
+    assert len(children) == 1
+    wait_until_gone(children[0])
+
+
+def test_a_limit_that_is_over_fails_though_nothing_else_does(run):
+    status, out = run({"hangs": "import time; time.sleep(1000)"}, limit=1.0)
+    assert status == 1
+    assert "== hangs: the limit of 1 s is over, and it still runs" in out
+    assert "failed: hangs" in out
+
+
+def test_a_run_is_written_down(parts, monkeypatch, tmp_path):
+    plan = parts.Plan(
+        (parts.Part("one", "true"), parts.Part("two", "false"), parts.Part("three", "true")), 1, stop=True
+    )
+    monkeypatch.setitem(parts.PLANS, "nightly", plan)
+    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    page = tmp_path / "page.md"
+    assert parts.main(["nightly", "--record", str(page)]) == 1
+    for number, handler in kept.items():
+        signal.signal(number, handler)
+    rows = [line for line in page.read_text().splitlines() if line.startswith("| ")]
+    assert [row.split(" | ")[:2] for row in rows[1:]] == [
+        ["| one", "well"],
+        ["| two", "FAILED"],
+        ["| three", "not begun"],
+    ]
+
+
+def test_every_plan_can_be_listed_and_ci_has_a_limit_within_eighty_minutes(parts):
+    for plan in parts.PLANS:
+        done = subprocess.run([sys.executable, TOOL, plan, "--list"], capture_output=True, text=True, check=True)
+        assert len(done.stdout.splitlines()) == len(parts.PLANS[plan].parts)
+    assert 0 < parts.PLANS["ci"].limit + 2 * parts.ENDING < 80 * 60
+    assert "tools/parts.py ci" in (ROOT / ".ci" / "run").read_text()
+
+
+def test_parts_are_chosen_by_words_of_their_names():
+    chosen = subprocess.run(
+        [sys.executable, TOOL, "conform", "maca", "guards", "--list"], capture_output=True, text=True
+    )
+    assert [line.split()[0] for line in chosen.stdout.splitlines()] == ["guards", "kit:"]
+    unknown = subprocess.run([sys.executable, TOOL, "conform", "nothing"], capture_output=True, text=True)
+    assert unknown.returncode == 2
+    assert "no part has one of ['nothing'] in its name" in unknown.stderr

@@ -1,0 +1,328 @@
+"""SIGINT, SIGTERM and SIGHUP at every moment of every command: a usual status, no traceback, nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+from pathlib import Path
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from .commands import environment, heed_interrupts, left_in, start
+
+SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+PROMPTS = ("run", "--prompt", "def f(", "--prompt", "import", "--max-tokens", "60", "--slots", "1", "--json")
+#: Sends this process a signal the first time that a module is looked for, or a function called or left.
+INJECTED = """
+    import functools, importlib.util, os, sys
+    kind, where, number = sys.argv[1:4]
+    del sys.argv[1:4]
+    module, _, function = (where, "", "") if kind == "import" else where.rpartition(".")
+    fired = []
+
+    def fire():
+        if not fired:
+            fired.append(True)
+            os.write(2, b"FIRED\\n")
+            os.kill(os.getpid(), int(number))
+
+    def around(old):
+        @functools.wraps(old)
+        def new(*arguments, **options):
+            if kind == "call":
+                fire()
+            try:
+                return old(*arguments, **options)
+            finally:
+                if kind == "return":
+                    fire()
+        return new
+
+    def patch(owner):
+        for name, value in list(vars(owner).items()):
+            if name == function and isinstance(value, classmethod):
+                setattr(owner, name, classmethod(around(value.__func__)))
+            elif name == function and callable(value):
+                setattr(owner, name, around(value))
+            elif isinstance(value, type) and value.__module__ == module and owner.__name__ == module:
+                patch(value)
+
+    class Finder:
+        def find_spec(self, name, path, target=None):
+            if name != module:
+                return None
+            sys.meta_path.remove(self)
+            if kind == "import":
+                return fire()
+            spec = importlib.util.find_spec(name)
+            execute = spec.loader.exec_module
+            spec.loader.exec_module = lambda made: (execute(made), patch(made))
+            return spec
+
+    sys.meta_path.insert(0, Finder())
+    from hal.cli import main
+    main()
+"""
+POINTS = [
+    ("import", "hal_core"),
+    ("import", "typer"),
+    ("import", "numpy"),
+    ("import", "zmq"),
+    ("import", "paddle"),
+    ("import", "paddle.base.core"),
+    ("call", "hal.opening.open_device"),
+    ("return", "hal.opening.open_device"),
+    ("call", "hal.model.llama.load"),
+    ("call", "hal.transport.urls.private_ipc_url"),
+    ("return", "hal.transport.urls._make_folder"),
+    ("return", "hal.reading.reader.__init__"),
+    ("return", "hal.transport.open_sink"),
+    ("call", "hal.worker.worker.__init__"),
+    ("return", "hal.engine.engine.step"),
+    ("return", "hal.cli.run_session._drive"),
+    ("call", "hal.transport.zmq_sink.close"),
+    ("return", "hal.transport.zmq_sink.close"),
+    ("call", "hal.cli.run_session._summarize"),
+    ("return", "hal.cli._main"),
+]
+
+
+def check_end(code, out, err, number):
+    assert code == 128 + number, (code, err)
+    assert "Traceback" not in out + err, err
+    assert "Exception ignored" not in err, err
+
+
+@pytest.mark.parametrize(("kind", "where"), POINTS, ids=lambda value: value)
+def test_hal_run_ends_in_order_wherever_a_signal_meets_it(tmp_path, kind, where):
+    number = SIGNALS[POINTS.index((kind, where)) % len(SIGNALS)]
+    process = start(tmp_path, kind, where, str(int(number)), *PROMPTS, code=textwrap.dedent(INJECTED))
+    out, err = process.communicate(timeout=120)
+    assert "FIRED\n" in err, "the moment was never reached"
+    check_end(process.returncode, out, err, number)
+    assert left_in(tmp_path) == []
+    answers = [json.loads(line) for line in out.splitlines()]
+    assert {answer["finish_reason"] for answer in answers} <= {"abort", "length", "stop"}
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_in_the_middle_all_answers_are_told_as_far_as_they_have_come(tmp_path, number):
+    point = ("return", "hal.engine.engine.step", str(int(number)))
+    process = start(tmp_path, *point, *PROMPTS, code=textwrap.dedent(INJECTED))
+    out, err = process.communicate(timeout=120)
+    check_end(process.returncode, out, err, number)
+    assert [json.loads(line)["finish_reason"] for line in out.splitlines()] == ["abort", "abort"]
+
+
+COMMANDS = {
+    "run": PROMPTS,
+    "tail": ("tail", "ipc://{folder}/socket"),
+    "devices": ("devices",),
+    "devices --open": ("devices", "--open"),
+    "conform": ("conform", "cpu", "--profile", "quick", "--only", "G5,G6,G17"),
+}
+
+
+#: Says when the signals are taken over; before, they are answered by the interpreter.
+BEGUN = """
+    import os
+    from hal.cli import main, signals
+    install = signals._install
+    def begin():
+        former = install()
+        signals._install = install
+        os.write(2, b"begun\\n")
+        return former
+    signals._install = begin
+    main()
+"""
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_at_any_time_there_is_no_traceback_and_nothing_left(command):
+    """A property over delays. What the interpreter does before it comes to the command is its own affair."""
+
+    @settings(max_examples=6, deadline=None, phases=[Phase.explicit, Phase.generate])
+    @given(st.floats(0.0, 6.0 if command in ("run", "conform") else 2.0), st.sampled_from(SIGNALS))
+    def check(delay, number):
+        with tempfile.TemporaryDirectory(prefix="s-") as name:
+            folder = Path(name)
+            arguments = [text.format(folder=folder) for text in COMMANDS[command]]
+            process = start(folder, *arguments, code=textwrap.dedent(BEGUN))
+            assert process.stderr.readline() == "begun\n"
+            try:
+                out, err = process.communicate(timeout=delay)
+            except subprocess.TimeoutExpired:
+                process.send_signal(number)
+                out, err = process.communicate(timeout=120)
+            assert process.returncode in (0, 128 + number), err
+            assert "Traceback" not in out + err, out + err
+            assert "INTERNALERROR" not in out + err, out + err
+            assert "Exception ignored" not in err, err
+            assert left_in(folder) == []
+            assert not (folder / "socket").exists()
+
+    check()
+
+
+def reading_nothing(folder, *arguments):
+    """A command with a standard output that is full, and that nobody reads."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    try:
+        while True:
+            os.write(writing, b"x" * 4096)
+    except BlockingIOError:
+        os.set_blocking(writing, True)
+    process = start(folder, *arguments, stdout=writing)
+    os.close(writing)
+    return process, reading
+
+
+def test_a_run_whose_output_nobody_reads_ends_all_the_same(tmp_path):
+    number = signal.SIGTERM
+    process, reading = reading_nothing(tmp_path, "run", "--prompt", "def f(", "--max-tokens", "4")
+    folder = tmp_path / "XDG_RUNTIME_DIR"
+    while not list(folder.glob("hal-*/output")):  # until it runs
+        assert process.poll() is None
+    process.send_signal(number)
+    _, err = process.communicate(timeout=120)
+    os.close(reading)
+    check_end(process.returncode, "", err, number)
+    assert left_in(tmp_path) == []
+
+
+SENDING = """
+    import sys
+    import numpy as np
+    from hal_core.output.records import OutputRecord
+    from hal.transport import open_sink
+
+    class Output:
+        step = 0
+        def resolve(self):
+            one = np.ones(1, np.uint8)
+            return OutputRecord(0, ("req",), one, one, np.array([0]), one.astype("i4"), np.array([7]), one < 0)
+        def settle(self, error):
+            pass
+
+    sink = open_sink(sys.argv[1], heartbeat=0.05)
+    sink.put(Output())
+    sink.close(60)
+"""
+
+
+def test_a_tail_whose_output_nobody_reads_ends_and_the_record_comes_again(tmp_path):
+    url = f"ipc://{tmp_path}/socket"
+    process, reading = reading_nothing(tmp_path, "tail", url)
+    worker = start(tmp_path, url, code=textwrap.dedent(SENDING))
+    stuck = Path(f"/proc/{process.pid}/wchan")
+    while "pipe" not in stuck.read_text():  # until it waits for its reader
+        assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    os.close(reading)
+    check_end(process.returncode, "", err, signal.SIGTERM)
+    again = start(tmp_path, "tail", url, "--timeout", "60")
+    out, _ = again.communicate(timeout=120)
+    worker.communicate(timeout=60)
+    assert worker.returncode == 0
+    assert "req  at 0: 7" in out
+
+
+def test_a_tail_that_listens_is_ended_by_an_interrupt_with_its_counts(tmp_path):
+    process = start(tmp_path, "tail", f"ipc://{tmp_path}/socket")
+    while not (tmp_path / "socket").exists():
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (0, "")
+    assert err.startswith("hal tail: 0 frames")
+    assert not (tmp_path / "socket").exists()
+
+
+def test_signals_that_were_ignored_stay_so(tmp_path):
+    """``nohup`` and a shell's background jobs."""
+
+    def ignore():
+        for number in (signal.SIGHUP, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+
+    process = start(tmp_path, "run", "--prompt", "def f(", "--max-tokens", "4", preexec_fn=ignore)
+    folder = tmp_path / "XDG_RUNTIME_DIR"
+    while process.poll() is None and not list(folder.glob("hal-*/output")):
+        process.send_signal(signal.SIGHUP)
+        process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert out.startswith("def f(")
+
+
+IN_PROCESS = """
+    import os, signal, sys
+    from hal.cli import main, signals
+    before = [signal.getsignal(number) for number in signals._NUMBERS]
+    try:
+        main(["--version"])
+    finally:
+        assert [signal.getsignal(number) for number in signals._NUMBERS] == before
+    now = [0.0]
+    signals.time.monotonic = lambda: now[0]
+    ended = []
+    signals.os._exit = ended.append
+    with signals.watched(to_the_end=False), signals.noted():
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert signals.came() == signal.SIGTERM
+        now[0] = signals.PATIENCE / 2
+        os.kill(os.getpid(), signal.SIGHUP)  # a closing terminal's second word
+        assert ended == []
+        now[0] = signals.PATIENCE * 2
+        os.kill(os.getpid(), signal.SIGINT)
+        assert ended == [128 + signal.SIGTERM]
+    assert signals.came() is None
+    print("fine")
+"""
+
+
+def test_a_second_signal_ends_at_once_unless_it_belongs_to_the_first(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(IN_PROCESS)],
+        capture_output=True,
+        text=True,
+        env=environment(tmp_path),
+        preexec_fn=heed_interrupts,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout.splitlines()[-1:] == ["fine"], done.stderr
+
+
+SWALLOWED = """
+    import os, signal
+    from hal_core.conformance.report import command
+    main = command.main
+    class Swallows:
+        def pytest_runtest_call(self):
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+            except KeyboardInterrupt:
+                pass
+    command.main = lambda given, plugins: main(given, [*plugins, Swallows()])
+    from hal.cli import main as hal
+    hal()
+"""
+
+
+def test_a_signal_that_a_test_of_the_kit_swallows_ends_it_before_the_next(tmp_path):
+    arguments = ("conform", "cpu", "--profile", "quick", "--only", "G17")
+    process = start(tmp_path, *arguments, code=textwrap.dedent(SWALLOWED))
+    out, err = process.communicate(timeout=120)
+    check_end(process.returncode, out, err, signal.SIGTERM)
+    assert "1 passed" in out

@@ -1,0 +1,107 @@
+"""How the suite itself is kept: one profile of Hypothesis, what is left to `make conform`, folders that share ranks."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TESTS = [path for folder in ("tests", "core/tests", "plugins") for path in sorted((ROOT / folder).rglob("*.py"))]
+KEPT = {  # whole runs of the kit that stay in `make test`; every other is marked `conform`
+    "test_the_cpu_device_conforms_and_every_guarantee_is_listed",
+    "test_the_device_conforms[lazy]",
+    "test_the_conformance_kit_under_the_checker[adversarial]",
+    "test_the_conformance_kit[cpu]",
+}
+
+
+FILES = (
+    "core/tests/conformance/test_kit.py",
+    "core/tests/conformance/test_liars.py",
+    "plugins/sim/tests/test_device_kit.py",
+    "plugins/maca/tests/test_maca.py",
+    "plugins/xpu/tests/test_xpu.py",
+    "tests/test_adding_a_device.py",
+)
+COLLECT = """
+import json, pytest, sys
+class Told:
+    def pytest_collection_finish(self, session):
+        print("found", json.dumps({item.name: bool(item.get_closest_marker("conform")) for item in session.items}))
+sys.exit(pytest.main(["--collect-only", "-q", "-m", "", "-p", "no:cacheprovider", *sys.argv[1:]], plugins=[Told()]))
+"""
+
+
+def test_four_whole_runs_of_the_kit_are_in_make_test_and_the_others_in_make_conform():
+    done = subprocess.run(
+        [sys.executable, "-c", COLLECT, *FILES], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(
+        next(line for line in done.stdout.splitlines() if line.startswith("found ")).removeprefix("found ")
+    )
+    quick, whole = ({name for name, conform in found.items() if conform is left} for left in (False, True))
+    assert quick >= KEPT
+    assert {name.partition("[")[0] for name in whole} == {
+        "test_an_asynchronous_device_conforms_and_its_latches_are_used",
+        "test_the_cpu_device_conforms_with_several_ranks_and_one_pool_serves_them_all",
+        "test_the_device_conforms",
+        "test_the_conformance_kit",
+        "test_the_conformance_kit_under_the_checker",
+        "test_the_kits_tests_of_several_ranks",
+        "test_all_pass_the_conformance_kit",
+        "test_every_liar_is_killed_by_a_test_of_its_guarantee",
+        "test_there_are_liars_enough_and_their_stories_are_told",
+        "test_a_liar_that_lives_fails_the_command",
+        "test_a_liar_that_outlives_quick_meets_default",
+        "test_quick_must_kill_most_and_default_all",
+        "test_the_table_names_liar_guarantee_profile_and_seconds",
+    }
+    assert "-m conform" in (ROOT / "tools" / "parts.py").read_text()
+
+
+def test_no_file_loads_a_hypothesis_profile_for_the_others():
+    calls = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in TESTS
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and node.attr in ("load_profile", "register_profile")
+    ]
+    assert calls == []
+
+
+def test_files_that_share_ranks_are_given_to_one_process():
+    spec = importlib.util.spec_from_file_location("hal_suite_conftest", ROOT / "conftest.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.TOGETHER
+    for folder in module.TOGETHER:
+        assert list((ROOT / folder).glob("test_*.py")), f"{folder} has no tests any more: name where they are"
+
+
+TWO = """
+import os, pathlib
+def test_who(): pathlib.Path({seen!r}).open("a").write(str(os.getpid()) + "\\n")
+"""
+
+
+def test_the_scheduler_keeps_such_a_folder_in_one_process_and_spreads_files(tmp_path):
+    (tmp_path / "conftest.py").write_text((ROOT / "conftest.py").read_text())
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    together, apart = tmp_path / "core/tests/groups", tmp_path / "tests"
+    for folder in (together, apart):
+        folder.mkdir(parents=True)
+        for name in "abcd":
+            text = TWO.format(seen=str(folder / "seen")) + "test_more = test_again = test_who\n"
+            (folder / f"test_{folder.name}_{name}.py").write_text(text)
+    options = ["-q", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "--import-mode=importlib", *options, "tests", "core/tests/groups"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len((together / "seen").read_text().split()) == len((apart / "seen").read_text().split()) == 12
+    assert len(set((together / "seen").read_text().split())) == 1
+    assert len(set((apart / "seen").read_text().split())) == 2
