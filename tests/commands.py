@@ -21,14 +21,19 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
     """Everything that a command may leave lies below ``folder``, by short names: a path of a socket has 107 bytes."""
     places = {}
     for name in ("XDG_RUNTIME_DIR", "TMPDIR"):
-        (folder / name[:3].lower()).mkdir(exist_ok=True)
-        places[name] = str(folder / name[:3].lower())
+        place_of(folder, name).mkdir(exist_ok=True)
+        places[name] = str(place_of(folder, name))
     return os.environ | {"HAL_DEVICE": "cpu"} | places | more
+
+
+def place_of(folder: Path, name: str = "XDG_RUNTIME_DIR") -> Path:
+    """Where the commands that are started in ``folder`` have the folder that the variable ``name`` gives them."""
+    return folder / name[:3].lower()
 
 
 def left_in(folder: Path) -> list[str]:
     """What lies where the command could leave something."""
-    return [path.name for name in ("XDG_RUNTIME_DIR", "TMPDIR") for path in (folder / name[:3].lower()).iterdir()]
+    return [path.name for name in ("XDG_RUNTIME_DIR", "TMPDIR") for path in place_of(folder, name).iterdir()]
 
 
 def start(folder: Path, *arguments: str, code: str = RUN, **options) -> subprocess.Popen:

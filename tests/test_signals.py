@@ -15,7 +15,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from .commands import environment, heed_interrupts, left_in, start
+from .commands import environment, heed_interrupts, left_in, place_of, start
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 PROMPTS = ("run", "--prompt", "def f(", "--prompt", "import", "--max-tokens", "60", "--slots", "1", "--json")
@@ -189,7 +189,7 @@ def reading_nothing(folder, *arguments):
 def test_a_run_whose_output_nobody_reads_ends_all_the_same(tmp_path):
     number = signal.SIGTERM
     process, reading = reading_nothing(tmp_path, "run", "--prompt", "def f(", "--max-tokens", "4")
-    folder = tmp_path / "XDG_RUNTIME_DIR"
+    folder = place_of(tmp_path)
     while not list(folder.glob("hal-*/output")):  # until it runs
         assert process.poll() is None
     process.send_signal(number)
@@ -256,7 +256,7 @@ def test_signals_that_were_ignored_stay_so(tmp_path):
             signal.signal(number, signal.SIG_IGN)
 
     process = start(tmp_path, "run", "--prompt", "def f(", "--max-tokens", "4", preexec_fn=ignore)
-    folder = tmp_path / "XDG_RUNTIME_DIR"
+    folder = place_of(tmp_path)
     while process.poll() is None and not list(folder.glob("hal-*/output")):
         process.send_signal(signal.SIGHUP)
         process.send_signal(signal.SIGINT)
