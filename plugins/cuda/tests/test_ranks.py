@@ -241,9 +241,16 @@ def test_a_closed_device_gives_modules_streams_and_its_pool_back(opened):
         setattr(api, name, lambda *arguments, name=name: (gone.append(name), (api.CUresult.CUDA_SUCCESS,))[1])
     create = api.cuStreamCreate
     api.cuStreamCreate = lambda flags: (made.append(flags), create(flags))[1]
+    for _ in range(5):
+        device.stream().synchronize()
+        device.allocate(1)
+    assert len(made) == 1, "a stream that nobody holds is used again"
+    api.cuStreamQuery = lambda stream: (api.CUresult.CUDA_ERROR_NOT_READY,)
     device.stream().synchronize()
+    assert len(made) == 2, "but not while it has something to do"
+    assert not gone
     device.close()
     assert gone.count("cuModuleUnload") == 3
     assert gone.count("cuMemPoolDestroy") == 1
-    assert gone.count("cuStreamDestroy") == 3 + len(made), "uploads twice, the pool's, and what was made since"
+    assert gone.count("cuStreamDestroy") == 3 + len(made), "two for uploads, the pool's, and those made since"
     assert "cuEventDestroy" in gone

@@ -37,6 +37,7 @@ class CudaPrimitives(Primitives):
         self._event_flags = int(driver.api.CUevent_flags.CU_EVENT_DISABLE_TIMING)
         self._record = driver.api.cuEventRecord
         self._working = get_ident()  # the thread that puts work on streams
+        self._streams: list[int] = []  # that nobody holds
         self._uploads, self._memory = self.stream_create(), self.stream_create()
         self._arrival = self.event_create()
         self._pool = context.make_pool()
@@ -48,13 +49,17 @@ class CudaPrimitives(Primitives):
     # -- streams ------------------------------------------------------------------------------------------------
 
     def stream_create(self) -> int:
-        """A stream that does not wait for CUDA's default stream."""
+        """A stream that does not wait for CUDA's default stream: one that was given back and is empty, or a new one."""
+        for at, stream in enumerate(self._streams):
+            if self.driver.api.cuStreamQuery(stream)[0] == self.driver.success:
+                return self._streams.pop(at)
         flags = int(self.driver.api.CUstream_flags.CU_STREAM_NON_BLOCKING)
         return int(self.driver.ok(self.driver.api.cuStreamCreate(flags), "cuStreamCreate"))
 
     def stream_destroy(self, stream: int) -> None:
+        """Keep it for :meth:`stream_create`; a stream that is not empty is not destroyed under its work."""
         if not self._closed:
-            self.driver.api.cuStreamDestroy(stream)
+            self._streams.append(stream)
 
     def stream_handle(self, stream: int) -> int:
         return stream
@@ -157,7 +162,7 @@ class CudaPrimitives(Primitives):
         api = self.driver.api
         with self._context.entered():
             api.cuEventDestroy(self._arrival)
-            for stream in (self._uploads, self._memory):
+            for stream in (self._uploads, self._memory, *self._streams):
                 api.cuStreamDestroy(stream)
             api.cuMemPoolDestroy(self._pool)  # what is still out of it stays until it is freed
             self._kernels.unload()
