@@ -35,7 +35,7 @@ def measure(rank: Rank, rounds: int) -> dict[str, list[float]]:
     device = bind(CpuPlugin.open(0, {}))
     state = device.state(Sizes(slots=SLOTS, max_tokens=256, max_draft=DRAFTS))
     stream = device.default_stream
-    names = [n for n, p in state.layout.fields.items() if "broadcast_speculative" in p.field.groups]
+    names = ("accept_tokens", "accept_num", "step_idx", "stop_flags")  # what FastDeploy broadcasts one by one
     fields = [_tensor(np.zeros(SLOTS * state.layout.fields[n].stride, np.uint8)) for n in names]
     whole = _tensor(np.zeros(state.broadcast_range().nbytes, np.uint8))
 

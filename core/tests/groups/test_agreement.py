@@ -55,7 +55,7 @@ def test_g14_the_slice_begins_with_a_header_that_counts(pool, actions):
     [
         ({"sizes": Sizes(slots=5, max_tokens=16)}, "sizes: rank 0 has 'slots=4"),
         ({"sizes": Sizes(slots=4, max_tokens=4096)}, "max_tokens=4096"),
-        ({"sizes": SPECULATIVE}, "broadcast list: rank 0 has 'sampled_token_ids', rank 1 'accept_tokens accept_num"),
+        ({"sizes": SPECULATIVE}, "rank 0 has 'sampled_token_ids', rank 1 'sampled_token_ids accept_tokens"),
         ({"swap": ("accept_num", "step_idx")}, "slot table"),
         ({"swap": ("seed", "min_p")}, "slot table"),
         ({"reset": "step_idx"}, "slot table"),

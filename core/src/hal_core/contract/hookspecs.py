@@ -32,8 +32,9 @@ def broadcast_tokens(device: Device, state: SlotState, group: Group, stream: Str
     """Make all ranks of a tensor-parallel group agree with its first rank.
 
     - G13: afterwards every broadcast field is equal on all ranks of the group, byte for byte; other groups are
-      untouched. Plain decoding: ``sampled_token_ids``. Speculative: ``accept_tokens``, ``accept_num``,
-      ``step_idx``, ``stop_flags``. The list is data, in the slot table; the source is ``group.source``.
+      untouched. A state without drafts: ``sampled_token_ids``. A state with drafts: that field, which its plain
+      steps need, and ``accept_tokens``, ``accept_num``, ``step_idx``, ``stop_flags``, at each call: whichever kind the
+      step is, the ranks agree. The list is data, in the slot table; the source is ``group.source``.
     - G14: one collective of fixed size a call, however many fields, over one slice of the state. The slice begins
       with a 64-byte header (digest, step) that is checked when the ticket completes; on a mismatch the state is
       marked unusable, the ticket raises, and nothing of that step is sent.
@@ -41,7 +42,7 @@ def broadcast_tokens(device: Device, state: SlotState, group: Group, stream: Str
     - G16: a lost or hung peer gives an error on every surviving rank within the timeout that was set.
 
     :param device: the opened device.
-    :param state: the slot state whose broadcast slice is sent; its ``speculative`` says which.
+    :param state: the slot state whose broadcast slice is sent; whether it has drafts (``speculative``) says which.
     :param group: the caller's tensor-parallel group.
     :param stream: the stream whose order counts: earlier work is seen, later work sees the result.
     :return: done when the fields agree; raises :class:`hal_core.errors.GroupLost` or

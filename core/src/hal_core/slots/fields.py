@@ -134,9 +134,10 @@ STATE_TABLE: tuple[Field, ...] = (
     _field("topk_token_ids", "int64", "topk", -1, _TOPK, record=False),
     _field("topk_logprobs", "float32", "topk", 0.0, _TOPK, record=False),
     _field("topk_ranks", "int32", "max_accept", 0, _TOPK, record=False),
-    # What ranks must agree on after plain decoding: one token a slot.
-    _field("sampled_token_ids", "int64", "1", -1, f"{_OUT} broadcast"),
-    # What ranks must agree on after speculative decoding.
+    # What ranks must agree on after plain decoding: one token a slot. A state with drafts runs plain steps too, so its
+    # slice has this field as well: one slice, whichever kind the step is.
+    _field("sampled_token_ids", "int64", "1", -1, f"{_OUT} broadcast broadcast_speculative"),
+    # What ranks must agree on besides after speculative decoding.
     _field("accept_tokens", "int64", "max_accept", -1, f"{_OUT} broadcast_speculative"),
     _field("accept_num", "int32", "1", 0, f"{_OUT} broadcast_speculative"),
     _field("step_idx", "int64", "1", 0, f"{_OUT} broadcast_speculative"),  # tokens generated so far

@@ -98,10 +98,10 @@ def lay_out(sizes: Sizes, table: Sequence[Field] = STATE_TABLE) -> StateLayout:
     for field in table:
         if field.name in placed:
             raise InvalidValue(f"field {field.name} is declared twice", argument="table")
-        for group in BROADCAST_GROUPS:
-            if group in field.groups and group not in headers:
-                headers[group] = ByteRange(at, HEADER_BYTES)
-                at += HEADER_BYTES
+        beginning = [group for group in BROADCAST_GROUPS if group in field.groups and group not in headers]
+        if beginning:  # groups that begin with the same field have one header: a state sends one of them
+            headers |= dict.fromkeys(beginning, ByteRange(at, HEADER_BYTES))
+            at += HEADER_BYTES
         width = sizes.width(field.width)
         stride = width * field.dtype.itemsize
         placed[field.name] = Placed(field, at, width, stride)

@@ -149,7 +149,7 @@ class SlotState:
         for place in self.layout.fields.values():
             value = place.field.dtype.storage.type(place.field.reset)
             builder.fill(np.array([place.offset], np.int64), place.stride * self.sizes.slots, value)
-        for header in self.layout.headers.values():
+        for header in {*self.layout.headers.values()}:  # groups may share one
             builder.fill(np.array([header.offset], np.int64), HEADER_BYTES, np.uint8(0))
         return builder.build()
 
@@ -175,7 +175,7 @@ class SlotState:
         return found
 
     def broadcast_range(self) -> ByteRange:
-        """The slice that ``broadcast_tokens`` sends, header first."""
+        """The slice that ``broadcast_tokens`` sends, header first; with drafts, what steps of both kinds need."""
         return self.layout.groups["broadcast_speculative" if self.speculative else "broadcast"]
 
     def columns(self, data: np.ndarray[Any, np.dtype[np.uint8]], part: ByteRange) -> dict[str, np.ndarray[Any, Any]]:

@@ -42,6 +42,24 @@ class TokensWithoutCounts(Lie):
         return self.communicator(group).broadcast(state.memory, part, stream)  # type: ignore[attr-defined,no-any-return]
 
 
+@liar(13, "a state with drafts sends what verifying steps need, and nothing of a plain one", requires=RANKS, seen="hal")
+class SliceOfTheState(Lie):
+    """Takes the kind of the state for that of the step: each rank keeps the token that it sampled itself."""
+
+    @hookimpl
+    def broadcast_tokens(self, device: Device, state: SlotState, group: Group, stream: Stream) -> Ticket:
+        """Put back the receiver's own sampled tokens."""
+        place = state.layout.fields["sampled_token_ids"]
+        part = ByteRange(place.offset, place.stride * state.sizes.slots)
+        kept = device.copy_out(state.memory, [part], stream)
+        kept.wait(60.0)
+        ticket: Ticket = super().broadcast_tokens(device, state, group, stream)  # type: ignore[misc]
+        if state.speculative and not group.is_first:
+            ticket.wait(60.0)
+            _raw(self, state.memory, part.offset, bytes(kept.data[0]), stream)
+        return ticket
+
+
 @liar(13, "everybody follows the last rank of the group", requires=RANKS)
 class FollowsTheLast(Lie):
     """Takes the wrong end of the list."""

@@ -1,0 +1,46 @@
+"""Every mode of decoding on real ranks that draw apart, on a state of either kind (G13)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ..slots.fields import Sizes
+from .harness.guarantees import RANKS, guarantee
+from .kit import Kit
+from .ranks import modes as rank_modes
+from .ranks.pool import GROUPS
+from .test_ranks import PAIR, assert_well, told
+
+PLAIN, VERIFIES = (False, False, False), (True, True, True)
+CASES = {
+    "none": (0, PLAIN),
+    "none, on a state with drafts": (2, PLAIN),
+    "naive": (1, VERIFIES),
+    "n-gram": (2, VERIFIES),
+    "suffix": (3, VERIFIES),
+    "MTP": (1, VERIFIES),
+    "plain steps among verifying ones": (2, (True, False, False, True, False)),
+}
+"""Mode of decoding to (drafts the state is sized for, for each step whether it verifies drafts)."""
+
+
+@guarantee(13, requires=RANKS)
+@pytest.mark.parametrize("groups", [PAIR, GROUPS, ((1, 0),)], ids=["two-ranks", "two-by-two", "reversed"])
+@pytest.mark.parametrize("mode", CASES)
+def test_g13_ranks_that_draw_apart_agree_in_every_mode(kit: Kit, mode: str, groups: Any) -> None:  # noqa: ANN401
+    max_draft, kinds = CASES[mode]
+    size = Sizes(slots=3, max_tokens=32, max_draft=max_draft, top_k=0)
+    answers = kit.ranks.run(kit.recipe, rank_modes.step_apart, groups, size, kinds, ranks=told(groups))
+    for group in groups:
+        source = answers[group[0]]
+        for rank in group:
+            mine = answers[rank]
+            assert_well(rank, mine.error, f"decoding ({mode})")
+            for number, (got, should) in enumerate(zip(mine.fields, source.fields, strict=True)):
+                other = [name for name in should if got[name] != should[name]]
+                assert not other, f"{mode}: after step {number} rank {rank} differs from rank {group[0]} in {other}"
+            assert mine.known == source.known, f"rank {rank} knows {mine.known}, but rank {group[0]} {source.known}"
+        drawn_by = {token // 100 % 10 for tokens in source.known for token in tokens}
+        assert drawn_by == {group[0]}, f"{mode}: group {group} has the tokens of ranks {drawn_by}, not of {group[0]}"
