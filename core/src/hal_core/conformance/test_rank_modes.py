@@ -15,24 +15,25 @@ from .test_ranks import PAIR, assert_well, told
 
 PLAIN, VERIFIES = (False, False, False), (True, True, True)
 CASES = {
-    "none": (0, PLAIN),
-    "none, on a state with drafts": (2, PLAIN),
-    "naive": (1, VERIFIES),
-    "n-gram": (2, VERIFIES),
-    "suffix": (3, VERIFIES),
-    "MTP": (1, VERIFIES),
-    "plain steps among verifying ones": (2, (True, False, False, True, False)),
+    "none": (0, PLAIN, False),
+    "naive, plain steps on a state with drafts": (2, PLAIN, False),
+    "naive, verifying none": (1, VERIFIES, False),
+    "n-gram": (2, VERIFIES, True),
+    "suffix": (3, VERIFIES, True),
+    "MTP": (1, VERIFIES, True),
+    "plain steps among verifying ones": (2, (True, False, False, True, False), False),
 }
-"""Mode of decoding to (drafts the state is sized for, for each step whether it verifies drafts)."""
+"""Mode of decoding to (drafts the state is sized for, for each step whether it verifies drafts, whether a proposer
+runs)."""
 
 
 @guarantee(13, requires=RANKS)
 @pytest.mark.parametrize("groups", [PAIR, GROUPS, ((1, 0),)], ids=["two-ranks", "two-by-two", "reversed"])
 @pytest.mark.parametrize("mode", CASES)
 def test_g13_ranks_that_draw_apart_agree_in_every_mode(kit: Kit, mode: str, groups: Any) -> None:  # noqa: ANN401
-    max_draft, kinds = CASES[mode]
+    max_draft, kinds, proposes = CASES[mode]
     size = Sizes(slots=3, max_tokens=32, max_draft=max_draft, top_k=0)
-    answers = kit.ranks.run(kit.recipe, rank_modes.step_apart, groups, size, kinds, ranks=told(groups))
+    answers = kit.ranks.run(kit.recipe, rank_modes.step_apart, groups, size, kinds, proposes, ranks=told(groups))
     for group in groups:
         source = answers[group[0]]
         for rank in group:

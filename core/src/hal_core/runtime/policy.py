@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..errors import GroupLost, InvalidBatch, InvalidValue, PluginError, SinkClosed, SinkFull
 from ..group import Group
 from ..memory.values import Value, host_array, prepare, prepare_array, prepare_on_device
@@ -16,6 +18,7 @@ from ..memory.views import View
 from ..output.sinks import PendingOutput, Sink
 from ..ranks.agreement import Agreement, agreement_of
 from ..slots.checks import is_sound, problems
+from ..slots.drafts import check_drafts, plan_drafts
 from ..slots.state import SlotState
 from ..slots.step import Step
 from ..slots.tasks import Task, TaskBatch
@@ -101,6 +104,8 @@ class Policy:
         state.guard_batch(batch, stream)
         ticket = _ticket(hooks.insert_tasks(device=device, state=state, tasks=batch, stream=stream))
         state.ledger.commit(batch, state.layout)
+        if state.speculative:
+            state.drafts.follow(batch)
         return ticket
 
     def broadcast_tokens(self, device: Device, hooks: Hooks, state: SlotState, group: Group, stream: Stream) -> Ticket:
@@ -137,6 +142,7 @@ class Policy:
         """Have the output copied, clean up after that copy on every rank (G18), then send on the first rank (G17)."""
         _check_state(device, state)
         order = _check_step(state, step)
+        state.drafts.saved = step.number
         outbox = Outbox()
         first = step.group.is_first
         send = sink.put if first else outbox.put  # looked up before anything is done: what is no sink ends here
@@ -185,11 +191,26 @@ class Policy:
         """
         _check_state(device, state)
         order = _check_step(state, step)
+        state.drafts.check_advance(state.mirror, step)
         ticket = device.advance(state, step, stream)
         state.advances += 1
+        state.drafts.advanced(step)
         state.ledger.appended(order, state.sizes.max_accept if step.speculative else 1)
         if device.capabilities.async_h2d:
             state.read_by(None, device.event(stream))
+        return ticket
+
+    def set_drafts(self, device: Device, state: SlotState, step: Step, drafts: object, stream: Stream) -> Ticket:
+        """Check that the drafts come in order and fit, and write them after the slots' last readers (G28), at once."""
+        _check_state(device, state)
+        _check_step(state, step)
+        found = check_drafts(state, step, drafts)
+        ticket: Ticket = DONE
+        if found:
+            state.guard(np.array(list(found)), stream)
+            ticket = _ticket(device.submit(plan_drafts(state, found), stream))
+        state.drafts.handed = step.number
+        state.drafts.holders = {slot: int(state.ledger.serials[slot]) for slot in found}
         return ticket
 
 

@@ -14,6 +14,7 @@ from ..memory.device import MemoryDevice
 from ..memory.plan import SPREAD, PlanBuilder, WritePlan
 from ..memory.views import ByteRange, View
 from .admission import AdmittedRequest, Request, admit
+from .draft_book import DraftBook
 from .fields import CLEANUP_FIELDS, HEADER_BYTES, ROW_FIELDS, STATE_TABLE, Field, Sizes
 from .host_table import Ledger
 from .layout import StateLayout, lay_out
@@ -104,6 +105,7 @@ class SlotState:
     - ``speculative``: sized for drafts, so broadcasts carry the speculative slice.
     - ``memory``: the one block of device memory; ``layout`` says where each field lies in it.
     - ``ledger``: what the host knows for certain: which request is in which slot, and how long its rows are.
+    - ``drafts``: what the host knows of drafts: after which step they may come, and who holds some.
     - ``advances``: how often the state was advanced; ``agreements``: by a group's ranks, what they agreed on (G14).
     - ``mirror``: field name to array, the output fields as of the last step whose output was taken (G12).
 
@@ -120,6 +122,7 @@ class SlotState:
         self.speculative = sizes.max_draft > 0
         self.memory = device.allocate(self.layout.nbytes)  # first: sizes that are too large end here
         self.ledger = Ledger(sizes)
+        self.drafts = DraftBook()
         self._views: dict[str, View] = {}
         self._output_ranges: dict[bool, ByteRange] = {}  # by whether with log-probabilities
         self._parts: dict[ByteRange, np.dtype[np.void]] = {}
@@ -234,6 +237,8 @@ class SlotState:
         if numbers:
             self.check_slots((min(numbers), max(numbers)), "slots")
         self.ledger.release(numbers)
+        for slot in numbers:
+            self.drafts.holders.pop(slot, None)
 
     def read_by(self, slots: Ints | None, event: Event) -> None:
         """Remember that work up to ``event`` reads these slots (None: every slot) (G28)."""

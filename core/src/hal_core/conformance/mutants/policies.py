@@ -10,6 +10,7 @@ import numpy as np
 
 from ...errors import HalError, InvalidBatch, SinkFull
 from ...group import ALONE
+from ...memory.plan import WritePlan
 from ...memory.views import View
 from ...runtime.policy import Outbox, Policy
 from ...slots.tasks import Task, TaskBatch
@@ -102,6 +103,50 @@ class ChecksOne(Patch):
             return found if any(text.startswith("task 0 ") for text in found) else []
 
         return check
+
+
+@liar(12, "drafts are taken at any time; advance drops those that come before it", seen="hal")
+class DraftsAtAnyTime(Patch):
+    """The order of a step is not looked at."""
+
+    seam = "order of drafts"
+
+    @classmethod
+    def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
+        """Let every call through."""
+        return lambda state, step: None
+
+
+@liar(12, "drafts are written, but the next step is not told to feed them", seen="FastDeploy 7172")
+class DraftsThatNobodyFeeds(Patch):
+    """Writes tokens and their number, and forgets ``seq_lens_this_time``."""
+
+    seam = "plan of drafts"
+
+    @classmethod
+    def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
+        """Leave the last field out."""
+
+        def plan(state: SlotState, drafts: Any) -> WritePlan:  # noqa: ANN401 (as the true one takes it)
+            whole: WritePlan = true(state, drafts)
+            place = state.layout.fields["seq_lens_this_time"]
+            begin, end = place.offset, place.offset + place.stride * state.sizes.slots
+            kept = [not begin <= dst < end for dst in whole.writes["dst"].tolist()]
+            return WritePlan(whole.memory, whole.writes[np.array(kept)], whole.pieces)
+
+        return plan
+
+
+@liar(12, "a plain step drops the drafts that a slot was handed, and says nothing")
+class PlainStepOverDrafts(Patch):
+    """Nobody looks who holds drafts."""
+
+    seam = "plain step over drafts"
+
+    @classmethod
+    def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
+        """Let every step through."""
+        return lambda book, mirror, step: None
 
 
 @liar(15, "a group of one opens a communicator and broadcasts to itself")

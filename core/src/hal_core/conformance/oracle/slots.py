@@ -189,6 +189,16 @@ class Model:
         for slot in slots:
             self.residents.pop(slot, None)
 
+    def hand(self, drafts: Mapping[int, Sequence[int]]) -> None:
+        """Drafts for the next step: the row, reset behind them, their number, and what the step feeds (G12)."""
+        for slot, tokens in drafts.items():
+            if not tokens:
+                continue
+            feeds = self.residents[slot].request.role is not SplitRole.PREFILL
+            self.set("draft_tokens", slot, [*tokens, *[-1] * (self.sizes.max_draft - len(tokens))])
+            self.set("draft_num", slot, len(tokens))
+            self.set("seq_lens_this_time", slot, 1 + len(tokens) if feeds else 0)
+
     def clean_up(self, order: Iterable[int]) -> None:
         """What save_output cleans up, on every rank (G18)."""
         for slot in order:

@@ -33,8 +33,13 @@ class Stepped:
     error: Met | None = None
 
 
-def step_apart(rank: Rank, recipe: Recipe, groups: Groups, sizes: Sizes, kinds: Sequence[bool]) -> Stepped:
-    """Run a step for each of ``kinds`` (True: it verifies drafts); every rank samples tokens of its own."""
+def step_apart(
+    rank: Rank, recipe: Recipe, groups: Groups, sizes: Sizes, kinds: Sequence[bool], proposes: bool
+) -> Stepped:
+    """Run a step for each of ``kinds`` (True: it verifies drafts); every rank samples tokens of its own.
+
+    With ``proposes`` a slot's drafts are its last token again: the ranks agree in them as far as they do in that.
+    """
     group, sink, told = group_of(rank, groups), MemorySink(), Stepped()
     order = np.arange(sizes.slots, dtype=np.int32)
     with opened(recipe) as bound:
@@ -48,6 +53,8 @@ def step_apart(rank: Rank, recipe: Recipe, groups: Groups, sizes: Sizes, kinds: 
             bound.advance(state=state, step=step, stream=stream).wait(backdoor.PATIENCE)
             ticket: Any = bound.save_output(state=state, step=step, sink=sink, stream=stream)
             told.known.append(state.take(ticket).tokens.tolist())
+            if proposes:
+                propose(bound, state, step)
             told.fields.append(shared(bound, state))
 
         def every_step() -> None:
@@ -69,6 +76,17 @@ def draw(bound: BoundDevice, state: SlotState, number: int, rank: int, speculati
     counts = 1 + (np.arange(n) + number + rank) % state.sizes.max_accept
     bound.async_set_value(target=state.view("accept_tokens"), value=rows, stream=stream)
     bound.async_set_value(target=state.view("accept_num"), value=counts, stream=stream)
+
+
+def propose(bound: BoundDevice, state: SlotState, step: Step) -> None:
+    """Hand drafts to every slot that goes on, from the tokens that the rank knows."""
+    known = state.mirror["accept_tokens"]
+    drafts = {
+        slot: [int(known[slot, 0])] * state.sizes.max_draft
+        for slot in range(state.sizes.slots)
+        if not state.mirror["stop_flags"][slot, 0]
+    }
+    bound.set_drafts(state=state, step=step, drafts=drafts, stream=bound.default_stream).wait(backdoor.PATIENCE)
 
 
 def shared(bound: BoundDevice, state: SlotState) -> dict[str, bytes]:

@@ -15,7 +15,7 @@ from ...group import Group
 from ...slots.step import Step
 from ...slots.tasks import TaskKind
 from ...tickets import Ticket
-from ..draw.requests import sizes
+from ..draw.requests import sizes, tokens
 from ..harness.asserts import assert_no_error
 from ..harness.backdoor import PATIENCE
 from ..harness.sinks import KeepingSink
@@ -23,7 +23,7 @@ from ..kit import Draw, Kit
 from ..oracle.output import Row
 from .batches import ALL, draw_batch, told
 from .rig import Rig, assert_rows
-from .stepping import draw_proposal, draw_sampling, draw_step, free_ended
+from .stepping import draftable, draw_proposal, draw_sampling, draw_step, free_ended
 
 STAYING = (TaskKind.CHUNK, TaskKind.DECODE)
 SETTABLE = ("temperature", "top_p", "top_k", "seed", "presence_penalty", "min_p")
@@ -75,6 +75,16 @@ class WorkerMachine(RuleBasedStateMachine):
         self.tickets.append(rig.advance(step))
         draw_proposal(draw, rig)
         self.unsaved[rig.name] = step
+
+    @rule(data=st.data())
+    def propose(self, data: st.DataObject) -> None:
+        """Hand drafts over later: after the output was saved, or requests have come and gone."""
+        draw = labelled(data)
+        rig = self.pick(draw)
+        if rig.proposed or not (slots := [slot for slot in draftable(rig) if not rig.model.get("stop_flags", slot)]):
+            return
+        given = st.lists(tokens, max_size=rig.sizes.max_draft)
+        self.tickets.append(rig.propose({slot: draw(given, f"drafts of slot {slot}") for slot in slots}))
 
     @rule(data=st.data())
     def save(self, data: st.DataObject) -> None:

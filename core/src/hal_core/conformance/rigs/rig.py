@@ -47,6 +47,9 @@ class Rig:
         self.stream: Stream = self.device.default_stream
         self.sink = MemorySink()
         self.steps = 0
+        self.advanced: Step | None = None
+        self.ran: dict[int, int] = {}  # slot to serial, as of the last step
+        self.proposed = self.drafted = False  # since the last step: by a call, and with drafts in it
         self._names = itertools.count()
         self._admitted = 0
         assert_fresh(self)
@@ -80,7 +83,18 @@ class Rig:
     def advance(self, step: Step) -> Ticket:
         """Advance the state and the model by one step."""
         ticket = self.bound.advance(state=self.state, step=step, stream=self.stream)
+        self.advanced, self.proposed, self.drafted = step, False, False
+        self.ran = {slot: resident.serial for slot, resident in self.model.residents.items()}
         oracle_step.advance(self.model, step.orders[self.name].tolist(), speculative=step.speculative)
+        return ticket
+
+    def propose(self, drafts: Mapping[int, Sequence[int]]) -> Ticket:
+        """Hand over the drafts that follow the last step, to the state and the model."""
+        assert self.advanced is not None
+        call = {"state": self.state, "step": self.advanced, "drafts": drafts, "stream": self.stream}
+        ticket = self.bound.set_drafts(**call)  # type: ignore[arg-type]
+        self.proposed, self.drafted = True, any(drafts.values())
+        self.model.hand(drafts)
         return ticket
 
     def save(self, step: Step, sink: Sink | None = None) -> Ticket:

@@ -226,6 +226,14 @@ def advancing(*, speculative: bool) -> Make:
     return make
 
 
+def drafting(kit: Kit) -> Road:
+    """Drafts after a step: as many as fit, one, none; a slot whose request has left gets none."""
+    rig, tasks = filled(kit)
+    arrive(rig.advance(rig.step([4, 0, 2, 5, 1, 3], speculative=True)))
+    arrive(rig.insert([Task(TaskKind.PREEMPTED, 1, tasks[1].request)]))
+    return of_state(rig, lambda: rig.propose({4: [2**62, 0], 0: [7], 2: [], 3: [8, 9]}))
+
+
 def saving(kit: Kit) -> Road:
     """The output of a step that two requests have left, with its clean-up."""
     rig, tasks = filled(kit)
@@ -334,6 +342,7 @@ ROADS: dict[str, dict[str, Make]] = {
         "requests that leave, go on and enter": changing,
     },
     "advance": {"a plain step": advancing(speculative=False), "a speculative step": advancing(speculative=True)},
+    "set_drafts": {"for some slots": drafting},
     "save_output": {"a step that two requests have left": saving},
     "broadcast_tokens": {"from another rank": broadcasting},
     "submit": {"copies and fills": submitting},

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from ...group import ALONE, Group
-from ...slots.fields import Sizes
+from ...slots.fields import Sizes, SplitRole
 from ...slots.step import Step
 from ..draw.requests import draw_array, orders, tokens, wide_tokens
 from ..harness import backdoor
@@ -24,7 +24,7 @@ def draw_step(draw: Draw, rig: Rig, *, speculative: bool | None = None, group: G
         named |= set(draw(st.lists(st.sampled_from(empty), unique=True), "empty slots in the batch"))
     order = draw(orders([*named]), "slots in batch-id order")
     if speculative is None:
-        speculative = rig.sizes.max_draft > 0 and draw(st.booleans(), "speculative")
+        speculative = rig.drafted or (rig.sizes.max_draft > 0 and draw(st.booleans(), "speculative"))
     logprobs = draw(st.none() | st.integers(0, rig.sizes.top_k), "log-probabilities")
     return rig.step(order, speculative=speculative, logprobs=logprobs, group=group)
 
@@ -59,17 +59,31 @@ def alternatives(draw: Draw, size: Sizes, sampled: dict[str, Any]) -> dict[str, 
     }
 
 
+def draftable(rig: Rig) -> list[int]:
+    """The slots that a proposer may draft for now: what ran in the last step, and is there as it was left."""
+    if rig.advanced is None or rig.sizes.max_draft == 0:
+        return []
+    order = rig.advanced.orders[rig.name].tolist()
+    return [slot for slot in sorted(order) if _goes_on(rig, slot)]
+
+
+def _goes_on(rig: Rig, slot: int) -> bool:
+    """True for a slot that feeds its next token alone, and for one whose first token goes to a decode node."""
+    resident = rig.model.residents.get(slot)
+    if resident is None or resident.serial != rig.ran.get(slot) or rig.model.get("seq_lens_encoder", slot):
+        return False
+    if resident.request.role is SplitRole.PREFILL and rig.model.get("stop_flags", slot):
+        return bool(rig.model.get("accept_num", slot)) and not rig.model.get("stop_reason", slot)
+    return bool(rig.model.get("seq_lens_this_time", slot) == 1)
+
+
 def draw_proposal(draw: Draw, rig: Rig) -> None:
-    """What a proposer of drafts may write after the step has advanced: drafts for slots that go on."""
+    """What a proposer of drafts may hand over after the step has advanced: drafts for slots that go on."""
     if rig.sizes.max_draft == 0 or not draw(st.booleans(), "a proposer ran"):
         return
-    counts, drafts = rig.model.cells["draft_num"].copy(), rig.model.cells["draft_tokens"].copy()
-    lengths = rig.model.cells["seq_lens_this_time"].copy()
-    for slot in range(rig.sizes.slots):
-        if lengths[slot, 0] == 1 and not rig.model.get("seq_lens_encoder", slot):
-            given = draw(st.lists(tokens, max_size=rig.sizes.max_draft), f"drafts of slot {slot}")
-            counts[slot], lengths[slot], drafts[slot, : len(given)] = len(given), 1 + len(given), given
-    rig.poke({"draft_num": counts, "draft_tokens": drafts, "seq_lens_this_time": lengths})
+    given = st.lists(tokens, max_size=rig.sizes.max_draft)
+    drafts = {slot: draw(given, f"drafts of slot {slot}") for slot in draftable(rig)}
+    rig.propose(drafts)  # not waited for: what follows is on the same stream
 
 
 def run_step(draw: Draw, rig: Rig, *, speculative: bool | None = None) -> Step:
