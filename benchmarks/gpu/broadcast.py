@@ -23,6 +23,8 @@ from hal_core.slots.fields import Sizes
 
 SIZES = Sizes(slots=128, max_tokens=64, max_draft=5)
 """128 slots with 5 drafts each."""
+ONE_BY_ONE = ("accept_tokens", "accept_num", "step_idx", "stop_flags")
+"""What FastDeploy broadcasts field by field after verification."""
 WARM = 20
 TIMEOUT = 10.0
 """Seconds that a collective may last."""
@@ -60,7 +62,7 @@ def _ways(bound: Any, state: Any, group: Group) -> tuple[list[str], dict[str, Ca
     communicator = bound.device.communicator(group)
     memory, stream, whole = state.memory, bound.default_stream, state.broadcast_range()
     places = {n: p for n, p in state.layout.fields.items() if whole.offset <= p.offset < whole.end}
-    parts = [ByteRange(p.offset, p.stride * SIZES.slots) for p in places.values()]
+    parts = [ByteRange(places[name].offset, places[name].stride * SIZES.slots) for name in ONE_BY_ONE]
     made = opened(group)
     tensors = [communicator._tensor(memory, part) for part in (whole, *parts)]
     source = made.ranks.index(group.source)

@@ -11,6 +11,7 @@ from hal_core import (
     LEAVING,
     AdmittedRequest,
     Group,
+    InvalidValue,
     OutputTicket,
     Request,
     SinkClosed,
@@ -92,11 +93,20 @@ class Worker:
         """Put ``tasks`` into their slots, run every slot that has something to feed, and hand out what came of it.
 
         Returns the step's record and keeps it in ``last``; slots whose requests have ended are free afterwards. Raises
-        what the hooks raise: :class:`hal_core.errors.InvalidBatch` before anything changed. On
+        what the hooks raise: :class:`hal_core.errors.InvalidBatch` before anything changed, and for drafts
+        :class:`hal_core.errors.InvalidValue`, as these steps verify none. On
         :class:`hal_core.errors.SinkFull` (the record is kept, and sent when there is room) and
         :class:`hal_core.errors.SinkClosed` (nobody will be sent it) the step is done and its record is in ``last``.
         """
         batch = tasks if isinstance(tasks, TaskBatch) else TaskBatch.of(tasks)
+        if any(batch.drafts):
+            raise InvalidValue(
+                "the worker's steps are plain: drafts would be fed, and nobody would verify them",
+                cure="hand the request over without its drafts; the tokens are the same",
+                device=self.device.name,
+                hook="insert_tasks",
+                argument="tasks",
+            )
         self.device.insert_tasks(state=self.state, tasks=batch, stream=self.stream)
         self._histories.follow(batch)
         inputs = read_inputs(self.device.device, self.state, chunks_of(batch), self.stream)

@@ -110,9 +110,10 @@ def test_the_broadcast_is_measured_on_two_ranks(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "gpu-broadcast.json").read_text(encoding="utf-8"))
-    assert found["fields"] == ["accept_tokens", "accept_num", "step_idx", "stop_flags"]
+    verified = ["accept_tokens", "accept_num", "step_idx", "stop_flags"]
+    assert found["fields"] == ["sampled_token_ids", *verified]
     ways = [row["way"] for row in found["rows"]]
     assert ways == ["broadcast_tokens", "one collective", "4 collectives", "Paddle, one call", "Paddle, 4 calls"]
     for row in found["rows"]:
         assert 0 < row["host_us"] <= row["total_us"] <= row["total_slowest_rank_us"]
-    assert "broadcast of 7872 bytes" in done.stdout
+    assert "broadcast of 8896 bytes" in done.stdout

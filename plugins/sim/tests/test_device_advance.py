@@ -62,6 +62,7 @@ def slots(draw, size):
         "accept_num": draw(accept),
         "min_dec_len": draw(small),
         "max_dec_len": draw(st.integers(1, 6)),
+        "split_role": draw(st.sampled_from([0, 0, 1, 2])),
         "eos_num": draw(st.integers(0, size.max_eos)),
         "stop_seqs_num": draw(st.integers(0, size.max_stop_sequences)),
         "stop_seqs_len": lengths,

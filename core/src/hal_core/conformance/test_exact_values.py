@@ -377,7 +377,9 @@ def test_g09_parameters_and_rows_arrive_bit_for_bit(kit: Kit, kind: TaskKind, co
             ids = [2**31 - 1, 2**24 + 1, 0][:2]
             if kind is TaskKind.HANDOFF:
                 drafts = [2**31 - 1] * (slot % 2)
-                tasks.append(Task(kind, slot, request, blocks=ids, first_token=2**31 - 1 - slot, drafts=drafts))
+                tasks.append(
+                    Task(kind, slot, request, request.total, 0, ids, first_token=2**31 - 1 - slot, drafts=drafts)
+                )
             else:
                 tasks.append(Task(kind, slot, request, 0, request.total, ids))
         rig.insert(tasks).wait(PATIENCE)

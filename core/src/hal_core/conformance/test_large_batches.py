@@ -86,7 +86,7 @@ def handoff(rig: Rig, slot: int, admitted: AdmittedRequest) -> Task:
     """The decode role of a split."""
     drafts = [slot, 2**31 - 1 - slot][: slot % (rig.sizes.max_draft + 1)]
     ids = blocks(rig.sizes, admitted.total, admitted.serial)
-    return Task(TaskKind.HANDOFF, slot, admitted, blocks=ids, first_token=slot * 3, drafts=drafts)
+    return Task(TaskKind.HANDOFF, slot, admitted, admitted.total, blocks=ids, first_token=slot * 3, drafts=drafts)
 
 
 def leaving(rig: Rig, slots: Sequence[int], kind: TaskKind) -> list[Task]:
@@ -257,7 +257,9 @@ def test_g11_rows_of_megabytes_are_written_and_reset_to_their_last_element(kit: 
 def test_g09_rows_of_megabytes_are_written_to_their_last_element(kit: Kit) -> None:
     rig, first = full_of_rows(kit)
     one, other = wide(rig, 3, 0.7), rig.admit(Request(rig.new_name(), [5]))
-    handed = Task(TaskKind.HANDOFF, 2, one, blocks=blocks(WIDE, one.total, 3), first_token=4, drafts=prompt(9, 300))
+    handed = Task(
+        TaskKind.HANDOFF, 2, one, one.total, blocks=blocks(WIDE, one.total, 3), first_token=4, drafts=prompt(9, 300)
+    )
     rig.insert([handed, prefill(rig, 0, other)]).wait(PATIENCE)
     rig.check("a long handoff with 300 drafts, and a short request beside it")
     rig.insert([Task(TaskKind.PREEMPTED, 2, one), Task(TaskKind.ABORTED, 1, first)]).wait(PATIENCE)

@@ -126,9 +126,9 @@ def insert_tasks(device: Device, state: SlotState, tasks: TaskBatch, stream: Str
       for each staging block it fills, and no wait for the device.
     - G11: nothing of the slot's former request can be read: tails of block tables, drafts, stop sequences, bad
       words, counters. Rows are reset up to the largest length written since their last reset.
-    - G12: the decode role of a prefill/decode split continues after the first token; exactly the given drafts are
-      written, here and by ``set_drafts``. A host mirror of a field equals the device as of the last step whose output
-      was taken.
+    - G12: of a prefill/decode split the prefill role stops after the first token, and the decode role continues after
+      it once the task declares its blocks present (``start``); exactly the given drafts are written, here and by
+      ``set_drafts``. A host mirror of a field equals the device as of the last step whose output was taken.
 
     :param device: the opened device.
     :param state: the slot state to write.

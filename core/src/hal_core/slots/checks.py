@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .admission import AdmittedRequest
-from .fields import Sizes
+from .fields import Sizes, SplitRole
 from .host_table import FEW, TOKENS, Ledger
 from .layout import SERIAL, StateLayout
 from .tasks import LEAVING, TaskBatch, TaskKind
@@ -161,6 +161,13 @@ def _handoff(row: Row, sizes: Sizes) -> list[str]:
     texts = []
     fit = sizes.max_draft if row.kind == TaskKind.HANDOFF else 0
     if row.kind == TaskKind.HANDOFF:
+        if row.start != row.request.total:
+            texts.append(
+                f"keys and values of {row.start} of its {row.request.total} tokens are declared present; "
+                f"bring its blocks over first, then give start={row.request.total}"
+            )
+        if row.request.role is SplitRole.PREFILL:
+            texts.append("its role is PREFILL, which stops at the first token; hand it over as DECODE")
         if row.first_token < 0:
             texts.append("a handoff needs the first token")
         if row.request.total + 1 >= sizes.max_tokens or row.request.generated + 1 >= row.request.params.max_tokens:

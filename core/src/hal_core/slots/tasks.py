@@ -24,7 +24,8 @@ class TaskKind(IntEnum):
     - ``PREFILL``: a new (or resumed) request takes the slot; the next step feeds its first ``length`` tokens.
     - ``CHUNK``: the next ``length`` tokens of the request that is in the slot (chunked prefill).
     - ``DECODE``: more KV blocks for the request that is decoding in the slot.
-    - ``HANDOFF``: the decode role of a prefill/decode split: the request goes on after its first token.
+    - ``HANDOFF``: the decode role of a prefill/decode split: the request goes on after its first token. Its blocks must
+      hold the keys and values of all its tokens but that one, which the task declares by ``start``.
     - ``PREEMPTED``: the request leaves the slot and will be resumed; reported once by the next output.
     - ``ABORTED``: the request leaves the slot for good; reported once by the next output.
     """
@@ -46,7 +47,9 @@ class Task:
     """One request, one slot.
 
     - ``request``: needed by every kind; it names the request that the caller believes to be in the slot.
-    - ``start``: tokens of it whose KV is in the cache before the next step (PREFILL with a cached prefix, CHUNK).
+    - ``start``: tokens of it whose KV is in the cache before the next step (PREFILL with a cached prefix, CHUNK). For a
+      HANDOFF that is ``request.total``, with which the caller declares that the blocks are present. Until then the
+      handoff is refused: the request would go on from whatever is in them.
     - ``length``: tokens that the next step feeds (PREFILL, CHUNK).
     - ``blocks``: physical KV block ids to put into the block table from entry ``first_block`` on.
     - ``first_token``, ``drafts``: what the prefill node sampled (HANDOFF).

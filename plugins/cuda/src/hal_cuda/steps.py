@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 POINTERS = (
     *("sampled_token_ids", "accept_tokens", "prompt_lens", "min_dec_len", "max_dec_len", "eos_token_ids", "stop_seqs"),
-    *("eos_num", "stop_seqs_num", "stop_seqs_len"),
+    *("eos_num", "stop_seqs_num", "stop_seqs_len", "split_role"),
     *("accept_num", "stop_reason", "seq_lens_decoder", "seq_lens_encoder", "seq_lens_this_time", "draft_num"),
     *("step_idx", "next_tokens", "token_ids"),
     "stop_flags",

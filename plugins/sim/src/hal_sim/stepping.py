@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 POINTERS = (
     *("sampled_token_ids", "accept_tokens", "prompt_lens", "min_dec_len", "max_dec_len", "eos_num", "eos_token_ids"),
-    *("stop_seqs_num", "stop_seqs_len", "stop_seqs", "accept_num", "step_idx", "stop_flags", "stop_reason"),
+    *("stop_seqs_num", "stop_seqs_len", "stop_seqs", "split_role"),
+    *("accept_num", "step_idx", "stop_flags", "stop_reason"),
     *("seq_lens_decoder", "seq_lens_encoder", "seq_lens_this_time", "next_tokens", "draft_num", "token_ids"),
 )
 """Fields in the order of the kernel's struct ``Arguments``."""

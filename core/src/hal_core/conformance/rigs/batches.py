@@ -92,6 +92,8 @@ def draw_entering(draw: Draw, rig: Rig, slot: int, kind: TaskKind, role: SplitRo
     """A task that puts a new request into a slot."""
     if kind is TaskKind.HANDOFF and role is None:
         role = SplitRole.DECODE
+    if role is SplitRole.PREFILL:
+        kind = TaskKind.PREFILL  # such a request is handed over from here, not to here
     asked = requests(rig.sizes, rig.new_name(), role)
     if kind is TaskKind.HANDOFF:
         asked = asked.filter(lambda request: goes_on(rig, request))
@@ -99,7 +101,8 @@ def draw_entering(draw: Draw, rig: Rig, slot: int, kind: TaskKind, role: SplitRo
     if kind is TaskKind.HANDOFF:
         blocks = draw_blocks(draw, rig, slot, request.total, 0)
         drafts = draw(st.lists(tokens, max_size=rig.sizes.max_draft), "drafts")
-        return Task(kind, slot, request, blocks=blocks, first_token=draw(tokens, "first token"), drafts=drafts)
+        first = draw(tokens, "first token")
+        return Task(kind, slot, request, request.total, 0, blocks, first_token=first, drafts=drafts)
     start = draw(st.just(0) | st.integers(0, request.total - 1), "tokens cached already")
     length = draw(st.just(request.total - start) | st.integers(1, request.total - start), "tokens to prefill")
     return Task(kind, slot, request, start, length, draw_blocks(draw, rig, slot, start + length, 0))

@@ -210,7 +210,7 @@ def changing(kit: Kit) -> Road:
         Task(TaskKind.ABORTED, 1, tasks[1].request),
         again,
         Task(TaskKind.DECODE, 2, tasks[2].request, blocks=[77], first_block=2),
-        Task(TaskKind.HANDOFF, 5, handed, blocks=[3, 4], first_token=9, drafts=[1, 2]),
+        Task(TaskKind.HANDOFF, 5, handed, 2, blocks=[3, 4], first_token=9, drafts=[1, 2]),
     ]
     return of_state(rig, lambda: rig.insert(batch))
 

@@ -73,6 +73,21 @@ def no_first_token(rig: Rig, task: Task) -> Task | None:
     return replace(task, first_token=-1) if task.kind is TaskKind.HANDOFF else None
 
 
+def keys_not_present(rig: Rig, task: Task) -> Task | None:
+    """A handoff whose blocks nobody declared present, with drafts or without."""
+    return replace(task, start=0) if task.kind is TaskKind.HANDOFF else None
+
+
+def some_keys_present(rig: Rig, task: Task) -> Task | None:
+    """The blocks of all tokens but the last are there."""
+    return replace(task, start=task.request.total - 1) if task.kind is TaskKind.HANDOFF else None
+
+
+def too_many_keys_present(rig: Rig, task: Task) -> Task | None:
+    """The first token's keys and values are said to be there too: the decode node is to make them."""
+    return replace(task, start=task.request.total + 1) if task.kind is TaskKind.HANDOFF else None
+
+
 def too_many_drafts(rig: Rig, task: Task) -> Task | None:
     """More drafts than the field holds, or drafts where there can be none."""
     most = rig.sizes.max_draft if task.kind is TaskKind.HANDOFF else 0
@@ -111,6 +126,9 @@ TROUBLES: tuple[Trouble, ...] = (
     too_many_blocks,
     too_few_blocks,
     no_first_token,
+    keys_not_present,
+    some_keys_present,
+    too_many_keys_present,
     too_many_drafts,
     negative_draft,
     another_request,
