@@ -21,6 +21,7 @@ from hal.transport.descriptors import check_descriptors
 
 from . import signals
 from .failures import cure_of, one_line
+from .run_device import described, facts_of
 from .run_options import Options
 from .run_output import Answers
 from .run_plan import Plan, make_plan
@@ -48,16 +49,17 @@ def generate(texts: Sequence[str], params: SamplingParams, options: Options) -> 
     check_descriptors(_DESCRIPTORS, "hal run")
     with signals.noted(), ExitStack() as stack:
         stack.enter_context(_plain_logs())
-        device = stack.enter_context(_open(options.device))
+        device = stack.enter_context(_open(options))
         with signals.at_once(device.close):  # there may be much to load, and nothing to tidy up but the device
             model = _load_model(options)
             from hal.worker import Worker
 
         screen = open_screen()
         stack.callback(screen.close)
-        for note in plan.notes:
+        for note in (*described(device), *plan.notes):
             screen.note(note)
-        answers = Answers(plan, screen, as_json=options.as_json, logprobs=params.logprobs is not None)
+        facts = facts_of(device) if options.as_json else None
+        answers = Answers(plan, screen, device=facts, logprobs=params.logprobs is not None)
         with _Show(answers) as show:
             engine = Engine(Worker(device, model, plan.sizes, plan.blocks, show.sink), chunk=options.chunk)
             began = time.perf_counter()
@@ -151,12 +153,14 @@ def _drive(engine: Engine, plan: Plan, answers: Answers, show: _Show) -> None:
                 engine.abort(request.request_id)
 
 
-def _open(name: str | None) -> BoundDevice:
+def _open(options: Options) -> BoundDevice:
     try:
-        return open_device(name)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="paddle")  # it says what it cannot compile
+            return open_device(options.device, require=options.require)
     except HalError as error:
-        if name is not None and error.argument == "name":
-            error.argument = "--device"
+        if error.argument == "require" or (options.device is not None and error.argument == "name"):
+            error.argument = "--require" if error.argument == "require" else "--device"
         raise
 
 
@@ -181,7 +185,7 @@ def _load_model(options: Options) -> LlamaModel:
 
 @contextmanager
 def _plain_logs() -> Iterator[None]:
-    """Say what hal logs in a plain line; not the device's fallbacks, which ``hal devices --open`` shows."""
+    """Say what hal logs in a plain line; not the device's fallbacks, which the command says itself."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("hal: %(message)s"))
     handler.addFilter(lambda record: record.module != "bound")

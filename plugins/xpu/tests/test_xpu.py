@@ -248,12 +248,12 @@ def jobs():
 def generated(job):
     out, err = job.communicate(timeout=120)
     assert job.returncode == 0, err[-2000:]
-    return [json.loads(line)["token_ids"] for line in out.splitlines() if line.startswith("{")]
+    return [json.loads(line) for line in out.splitlines() if line.startswith("{")], err
 
 
 @pytest.fixture(scope="module")
 def reference(jobs):
-    tokens = generated(jobs[""])
+    tokens = [answer["token_ids"] for answer in generated(jobs[""])[0]]
     assert [len(row) for row in tokens] == [12, 12, 12]
     return tokens
 
@@ -261,4 +261,25 @@ def reference(jobs):
 @pytest.mark.parametrize("place", ["cpu", "sim"])
 def test_the_main_job_gives_the_tokens_of_the_cpu(place, jobs, reference):
     needs_sim(place)
-    assert generated(jobs[place]) == reference
+    answers, err = generated(jobs[place])
+    assert [answer["token_ids"] for answer in answers] == reference
+    (line,) = [line for line in err.splitlines() if "back: " in line]  # what stands in, and what falls back
+    assert line.startswith(f"hal: device xpu (substituted: {place}):0; async_set_value and insert_tasks fall back: ")
+    for answer in answers:
+        device = answer["device"]
+        assert (device["name"], device["substituted"]) == (f"xpu (substituted: {place}):0", place)
+        assert "async_set_value" in device["fallbacks"]
+        assert all(" ".join(reason.split()) in line for reason in device["fallbacks"].values())
+
+
+@pytest.mark.parametrize("place", ["cpu", "sim"])
+def test_a_run_that_requires_asynchrony_is_refused(place):
+    needs_sim(place)
+    command = [sys.executable, "-c", "from hal.cli import main; main()", "run", "--device", "xpu", "--prompt", "x"]
+    command += ["--require", "async_set_value=async"]
+    environment = {**os.environ, "HAL_XPU_PLACE": place}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    said = f"xpu (substituted: {place}): async_set_value: --require: async_set_value is required to be asynchronous"
+    assert f"hal: error: {said}" in done.stderr
+    assert "drop the requirement or choose another device" in done.stderr
