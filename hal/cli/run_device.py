@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,11 +17,10 @@ def facts_of(device: BoundDevice) -> DeviceFacts:
     return {"name": device.name, "substituted": able.substituted, "fallbacks": dict(able.fallbacks)}
 
 
-def described(device: BoundDevice) -> Sequence[str]:
-    """One line for a device of which there is something to know; its name tells what stands in for it."""
-    able = device.capabilities
+def where(device: BoundDevice, model_place: str) -> str:
+    """The same in the line that sums a run up: what falls back, the device with its stand-in, and the model's place."""
     by_reason: dict[str, list[str]] = {}
-    for hook, reason in able.fallbacks.items():
+    for hook, reason in device.capabilities.fallbacks.items():
         by_reason.setdefault(" ".join(reason.split()), []).append(hook)
     told = [f"{' and '.join(hooks)} fall{'s' * (len(hooks) == 1)} back: {why}" for why, hooks in by_reason.items()]
-    return ["; ".join([f"device {device.name}", *told])] if told or able.substituted else []
+    return "; ".join([*told, f"device {device.name}, model on {model_place}"])

@@ -21,7 +21,7 @@ from hal.transport.descriptors import check_descriptors
 
 from . import signals
 from .failures import cure_of, one_line
-from .run_device import described, facts_of
+from .run_device import facts_of, where
 from .run_options import Options
 from .run_output import Answers
 from .run_plan import Plan, make_plan
@@ -56,7 +56,7 @@ def generate(texts: Sequence[str], params: SamplingParams, options: Options) -> 
 
         screen = open_screen()
         stack.callback(screen.close)
-        for note in (*described(device), *plan.notes):
+        for note in plan.notes:
             screen.note(note)
         facts = facts_of(device) if options.as_json else None
         answers = Answers(plan, screen, device=facts, logprobs=params.logprobs is not None)
@@ -67,7 +67,7 @@ def generate(texts: Sequence[str], params: SamplingParams, options: Options) -> 
             seconds = time.perf_counter() - began
         if answers.incomplete:
             raise HalError(f"no record told the end of {answers.incomplete}", cure="report it: the output path lost it")
-        _summarize(screen, engine, answers, seconds, f"device {device.name}, model on {options.model_place}")
+        _summarize(screen, engine, answers, seconds, where(device, options.model_place))
     signals.check()
     return FAILED if answers.failed else 0
 
@@ -198,10 +198,10 @@ def _plain_logs() -> Iterator[None]:
         log.handlers, log.propagate = former
 
 
-def _summarize(screen: Screen, engine: Engine, answers: Answers, seconds: float, where: str) -> None:
+def _summarize(screen: Screen, engine: Engine, answers: Answers, seconds: float, place: str) -> None:
     scheduler = engine.scheduler
     speed = answers.tokens / seconds if seconds else 0.0
     slots = f"{scheduler.most_running} of {engine.worker.layout.sizes.slots} slots used"
     preempted = f"{scheduler.preemptions} preemption{'s' * (scheduler.preemptions != 1)}"
     screen.close()
-    screen.note(f"{answers.tokens} tokens in {seconds:.2f} s ({speed:.1f} tokens/s), {slots}, {preempted}; {where}")
+    screen.note(f"{answers.tokens} tokens in {seconds:.2f} s ({speed:.1f} tokens/s), {slots}, {preempted}; {place}")
