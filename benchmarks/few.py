@@ -2,6 +2,7 @@
 
     python benchmarks/few.py            the cpu device
     python benchmarks/few.py cuda       another device of this installation
+    python benchmarks/few.py stand-in   cuda over the driver that stands in for CUDA's in its tests: the host's part
 
 An insertion of up to FEW new requests is planned, checked and booked in plain Python, as most of a NumPy call on so few
 is overhead. Here each of those places takes the general way instead, in turn with what is installed and in a new order
@@ -17,13 +18,14 @@ import statistics
 import sys
 import time
 from collections.abc import Mapping
-from importlib import import_module
+from pathlib import Path
 
-import hal
 from hal_core import Request, SamplingParams, Sizes, TaskBatch
-from hal_core.runtime.bound import BoundDevice
+from hal_core.runtime.bound import BoundDevice, bind
 from hal_core.slots.host_table import FEW
 from hal_core.slots.state import SlotState
+
+import hal
 
 PROMPT, COUNTS = 64, (1, 8)
 ROUNDS = 800
@@ -75,10 +77,26 @@ def compare(bound: BoundDevice, state: SlotState, ways: Mapping[str, tuple[str, 
     return {way: statistics.median(taken[5:]) for way, taken in times.items()}
 
 
+def over_stand_in() -> BoundDevice:
+    """A cuda device whose driver copies and launches nothing."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "plugins/cuda/tests"))
+    from hal_cuda import launching
+    from hal_cuda.device import CudaDevice
+    from hal_cuda.driver import Driver
+
+    from conftest import OK, StandIn
+
+    class Idle(StandIn):
+        cuLaunchKernel = cuMemcpyHtoDAsync = lambda self, *arguments: (OK,)
+
+    launching.cubin = lambda name, arch: b""
+    return bind(CudaDevice(0, {"stream": 1}, Driver(Idle())))
+
+
 def main(names: list[str]) -> None:
     """Run and print everything."""
     chosen = names[0] if names else "cpu"
-    with hal.open_device(chosen) as bound:
+    with over_stand_in() if chosen == "stand-in" else hal.open_device(chosen) as bound:
         state = bound.state(Sizes(slots=128, max_tokens=8192))
         here = {way: modules for way, modules in PLACES.items() if modules[0] in sys.modules}
         ways = {"installed": (), "installed, again": (), **here, "all": tuple(m for ms in here.values() for m in ms)}
@@ -90,5 +108,4 @@ def main(names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    import_module("hal_core.slots.insertion")
     main(sys.argv[1:])

@@ -121,7 +121,7 @@ class Device(Hooks, Protocol):
     def stage(self, state: SlotState, request: AdmittedRequest) -> None:
         """A request was just admitted for a state: the device may take its bytes ahead of the insertion, or do nothing.
 
-        From any thread. What it took is known again by the number that it gives to ``request.stage``.
+        From any thread. It knows what it took again by ``request.serial``, and never changes the request.
         """
 
     def submit(self, plan: WritePlan, stream: Stream) -> Ticket:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ..slots.host_table import TOKENS as TOKENS
     from ..slots.insertion import plan_insert as plan_insert
     from ..slots.layout import BRIEF as BRIEF
-    from ..slots.layout import STAGED as STAGED
+    from ..slots.layout import SERIAL as SERIAL
     from ..slots.state import DYNAMIC as DYNAMIC
     from ..tickets import Mode as Mode
     from .asynchronous import AsyncDevice as AsyncDevice
@@ -112,7 +112,7 @@ __getattr__, __dir__, __all__ = face(
         "hal_core.slots.fields": "ROW_FIELDS",
         "hal_core.slots.host_table": "FEW TOKENS",
         "hal_core.slots.insertion": "plan_insert",
-        "hal_core.slots.layout": "BRIEF STAGED",
+        "hal_core.slots.layout": "BRIEF SERIAL",
         "hal_core.slots.state": "DYNAMIC",
         "hal_core.tickets": "Mode",
     },

@@ -140,8 +140,8 @@ class PlanBuilder:
         ``records`` must not touch what the writes touch. ``disjoint``: the writes are known to lie inside the memory,
         none over another, none empty.
         """
-        writes = (self._rows[0] if len(self._rows) == 1 else np.concatenate([_NO_ROWS, *self._rows])).reshape(-1)
-        writes = writes.view(WRITE)
+        rows = self._rows[0] if len(self._rows) == 1 else np.concatenate([_NO_ROWS, *self._rows])
+        writes: np.ndarray[Any, np.dtype[np.void]] = rows.reshape(-1).view(WRITE)
         if disjoint:
             return WritePlan(self.memory, writes, self._pieces, records)
         writes = writes[writes["nbytes"] > 0]

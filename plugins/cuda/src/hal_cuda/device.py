@@ -12,7 +12,7 @@ from hal_core import Capabilities, Ticket, View
 from hal_core.devices import (
     BRIEF,
     ROW,
-    STAGED,
+    SERIAL,
     AsyncStream,
     DeviceMemory,
     MirroredBlock,
@@ -152,7 +152,7 @@ class CudaDevice(OnGpu):
                 return ticket
         ticket = self.submit(plan_insert(state, tasks), own)
         with self.admissions.lock:
-            self.admissions.inserted(tasks.brief(state.layout)[:, STAGED])
+            self.admissions.inserted(tasks.brief[:, SERIAL])
         return ticket
 
     @hookimpl
