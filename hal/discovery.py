@@ -177,21 +177,7 @@ def load(entry: Entry) -> type[Plugin]:
     if getattr(plugin, "name", None) != entry.name:
         stated = getattr(plugin, "name", None)
         raise entry.error(f"the entry point is called {entry.name!r}, {entry.target}.name is {stated!r}")
-    _check_priority(entry, plugin)
     return plugin
-
-
-def _check_priority(entry: Entry, plugin: type[Plugin]) -> None:
-    stated = getattr(plugin, "priority", None)
-    if type(stated) is not int:
-        raise entry.error(f"{entry.target}.priority is {stated!r}, not an integer")
-    if max(stated, NEVER) != entry.priority:
-        declared = "declares none" if entry.priority == NEVER else f"declares {entry.priority}"
-        line = f'write {entry.name} = "priority_{stated}" there' if stated >= 0 else "remove the line there"
-        raise entry.error(
-            f"{entry.target}.priority is {stated}, the entry-point group {PRIORITIES} {declared}",
-            cure=f"{line}, then reinstall {entry.distribution}",
-        )
 
 
 def _import(entry: Entry) -> object:

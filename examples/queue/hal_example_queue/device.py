@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 from hal_core import Capabilities, Counters, SlotState, Step, Stream, Ticket, View
 from hal_core.devices import (
-    READS,
     SPREAD,
-    WRITES,
+    STEP_FIELDS,
     AsyncDevice,
     PlanLaunch,
     Primitives,
@@ -103,7 +102,7 @@ class QueueDevice(AsyncDevice):
         self.check_open()
         own = self.own(stream)
         self.order_after_reads(own, state.memory)
-        fields = {name: array(state.view(name)) for name in (*READS, *WRITES, "token_ids")}
+        fields = {name: array(state.view(name)) for name in STEP_FIELDS}
         own.raw.put(partial(advance, fields, state.sizes, speculative=step.speculative))
         return self.ticket(own)
 

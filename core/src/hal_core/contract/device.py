@@ -62,12 +62,11 @@ class Plugin(ABC):
     Its module imports the standard library and light parts of ``hal_core`` alone, so that listing devices stays
     cheap; frameworks and drivers are imported by :meth:`open`.
 
-    ``name`` must equal the entry point's name. ``priority``: auto-selection goes down it, and leaves out devices of
-    a priority below 0 (simulated or substituted ones).
+    ``name`` must equal the entry point's name. Its priority for auto-selection is in the distribution's metadata alone,
+    in the entry-point group ``hal.priorities``; without a line there the device is selected by name only.
     """
 
     name: ClassVar[str]
-    priority: ClassVar[int]
 
     @classmethod
     @abstractmethod

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from ..memory.views import Index as Index
     from ..memory.views import Memory as Memory
     from ..ranks.communicator import Communicator as Communicator
-    from ..slots.advance import READS as READS
-    from ..slots.advance import WRITES as WRITES
+    from ..slots.advance import STEP_FIELDS as STEP_FIELDS
     from ..slots.advance import advance as advance
     from ..slots.fields import ROW_FIELDS as ROW_FIELDS
     from ..slots.host_table import FEW as FEW
@@ -71,6 +70,7 @@ if TYPE_CHECKING:
     from .primitives import PlanLaunch as PlanLaunch
     from .primitives import Primitives as Primitives
     from .primitives import StreamPrimitives as StreamPrimitives
+    from .ring_options import RingOptions as RingOptions
     from .staging import Span as Span
     from .staging import StagingRing as StagingRing
     from .streaming import StreamDevice as StreamDevice
@@ -99,6 +99,7 @@ __getattr__, __dir__, __all__ = face(
         "hal_core.devices.paddle.ranks.groups": "open_groups",
         "hal_core.devices.paddle.ranks.world": "DEFAULT_TIMEOUT join_world",
         "hal_core.devices.paddle.scatters": "Candidates",
+        "hal_core.devices.ring_options": "RingOptions",
         "hal_core.devices.staging": "Span StagingRing",
         "hal_core.devices.sync": "SyncDevice",
         "hal_core.memory.copies": "CopyTicket HostCopy",
@@ -108,7 +109,7 @@ __getattr__, __dir__, __all__ = face(
         "hal_core.memory.values": "Value",
         "hal_core.memory.views": "Index Memory",
         "hal_core.ranks.communicator": "Communicator",
-        "hal_core.slots.advance": "READS WRITES advance",
+        "hal_core.slots.advance": "STEP_FIELDS advance",
         "hal_core.slots.fields": "ROW_FIELDS",
         "hal_core.slots.host_table": "FEW TOKENS",
         "hal_core.slots.insertion": "plan_insert",

@@ -8,6 +8,7 @@ import numpy as np
 
 from hal_core.output.record_terms import ALLOWED_FINISH, BOOL, INT32, INT64, LAYOUT, OPTIONAL, UINT8, SlotStatus
 from hal_core.slots.fields import FinishReason
+from hal_core.slots.request_ids import join_request_ids
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -54,34 +55,6 @@ _NATURAL_FINISH = bytes((FinishReason.NONE, FinishReason.STOP, FinishReason.LENG
 
 #: Arrays that may be int32 too: half of a large record is token ids, which fit.
 _MAY_BE_NARROW = ("logprob_token_ids",)
-
-
-#: The last ids that were joined. A batch often keeps its requests from step to step, and each record's ids are
-#: needed twice: to check it and to encode it. One assignment replaces it, so threads need no lock.
-_last_joined: tuple[tuple[str, ...], str] = ((), "")
-
-
-def join_request_ids(request_ids: tuple[str, ...]) -> str:
-    """Return the ids joined by NUL characters, the form in which frames carry them.
-
-    Raises ValueError or TypeError when an id is empty, holds a NUL character or is no string.
-    """
-    global _last_joined
-    last_ids, joined = _last_joined
-    if request_ids is last_ids:
-        return joined
-    joined = _join_and_check(request_ids)
-    _last_joined = (request_ids, joined)
-    return joined
-
-
-def _join_and_check(request_ids: tuple[str, ...]) -> str:
-    joined = "\0".join(request_ids)
-    if request_ids and joined.count("\0") != len(request_ids) - 1:
-        raise ValueError("an id holds a NUL character")
-    if request_ids and (not joined or joined[0] == "\0" or joined[-1] == "\0" or "\0\0" in joined):
-        raise ValueError("an id is empty")
-    return joined
 
 
 def is_plainly_shaped(record: Arrays) -> bool:

@@ -67,6 +67,11 @@ class StateLayout:
         )
 
     @cached_property
+    def param_fields(self) -> tuple[tuple[str, str], ...]:
+        """The record's fields that hold a sampling parameter, each with its parameter's name."""
+        return tuple((p.field.name, p.field.param) for p in self.fields.values() if p.field.record and p.field.param)
+
+    @cached_property
     def admission_dtype(self) -> np.dtype[np.void]:
         """What admission packs: the fields of :data:`BRIEF`, and the request's record."""
         return np.dtype([*BRIEF.descr, ("record", self.record_dtype)])

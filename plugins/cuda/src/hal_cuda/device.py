@@ -56,18 +56,12 @@ class CudaDevice(OnGpu):
     piece = 8 << 20
 
     def __init__(self, index: int, options: Mapping[str, object], driver: Driver | None = None) -> None:
-        chosen = Options.of(options)
+        chosen = Options.of(self.name, options)
         self.driver = Driver() if driver is None else driver
         self.context = Context.open(self.driver, index)
         self.kernels = Kernels(self.driver, self.context.arch)
         self._runtime = CudaPrimitives(self.driver, self.kernels)
-        super().__init__(
-            index,
-            self._runtime,
-            ring_start=chosen.ring_start,
-            ring_limit=chosen.ring_limit,
-            deadline=chosen.deadline,
-        )
+        super().__init__(index, self._runtime, chosen)
         self.writer = Writer(self)
         make = partial(MirroredBlock, self._runtime)
         self.admissions = Admissions(make, self.context.entered, limit=chosen.admission_limit)
