@@ -26,6 +26,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("hal", "hal conformance kit")
     group.addoption("--hal-device", default="", metavar="NAME", help="device to test, as hal devices lists it")
     group.addoption("--hal-device-factory", default="", metavar="MODULE:ATTR", help="callable that opens the device")
+    group.addoption(
+        "--hal-target", default="", metavar="MODULE:ATTR", help="the device's entry point, if several have it"
+    )
     group.addoption("--hal-policy", default="", metavar="MODULE:ATTR", help="another Policy class or object")
     group.addoption("--hal-liar", default="", metavar="NAME", help="turn the device into one of the kit's mutants")
     group.addoption("--hal-fault", default="", metavar="NAME", help="run the device under one of the kit's faults")
@@ -97,7 +100,7 @@ def device_subject(request: pytest.FixtureRequest) -> Subject:
     if not name and not factory:
         pytest.exit("name the device to test: --hal-device=NAME (hal devices lists them)", returncode=4)
     try:
-        laid = {"policy": option("--hal-policy"), "liar": option("--hal-liar"), "fault": option("--hal-fault")}
+        laid = {each: option(f"--hal-{each}") for each in ("policy", "liar", "fault", "target")}
         return subject(name, factory=factory, **laid)
     except HalError as error:
         pytest.exit(f"the device under test was not found: {error}", returncode=4)
