@@ -17,6 +17,10 @@ Its wrappers run around the device's own hook, inside the policy. What one retur
 on with the device's own result or error, and an observer that raises is reported once, by name. The arguments are the
 caller's own objects; the contract forbids writing to them.
 
+``bound.observe(Times())`` registers one. An installed distribution offers one under the entry-point group
+``hal.observers``, a class or an object; :func:`hal.open_device` uses those that the user names in ``HAL_OBSERVERS``
+(separated by commas; none by default), and ``hal devices`` lists them all. Every line about one says whose it is.
+
 ``ticket_ended`` is called once for each ticket that the observer's device gave, when the end is noticed: where the
 ticket is waited for, else at the next hook call, else at :meth:`hal_core.BoundDevice.close`. ``error`` is what
 the work ended with, or None.
