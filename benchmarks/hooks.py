@@ -86,7 +86,7 @@ def values(bound: BoundDevice, state: SlotState) -> dict[str, float]:
         "scalar": median_us(lambda: bound.async_set_value(target=cell, value=0.5, stream=stream), inner=500),
         "row of 64": median_us(lambda: bound.async_set_value(target=row, value=tokens, stream=stream), inner=500),
     }
-    hook = bound._async_set_value
+    hook = bound._hooks.async_set_value
     relayed = median_us(lambda: hook(device=device, target=cell, value=number, stream=stream), inner=500)
     direct = median_us(
         lambda: device.async_set_value(device=device, target=cell, value=number, stream=stream), inner=500

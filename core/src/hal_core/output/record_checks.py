@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -61,26 +61,24 @@ def is_plainly_shaped(record: Arrays) -> bool:
     """Whether a record without optional arrays has sound shapes: the usual case, in a third of the time."""
     if type(record.request_ids) is not tuple:
         return False
-    rows = (len(record.request_ids),)
-    return (
-        (record.draft_counts is None and record.drafts is None and record.ranks is None)
-        and (record.logprob_token_ids is None and record.logprobs is None)
-        and _is_array(record.status, UINT8, rows)
-        and _is_array(record.finish, UINT8, rows)
-        and _is_array(record.positions, INT64, rows)
-        and _is_array(record.counts, INT32, rows)
-        and _is_array(record.first_token, BOOL, rows)
-        and _is_array(record.tokens, INT64, None)
-    )
-
-
-def _is_array(array: object, dtype: np.dtype[Any], shape: tuple[int] | None) -> bool:
-    return (
-        type(array) is np.ndarray
-        and array.dtype is dtype
-        and (array.shape == shape if shape is not None else array.ndim == 1)
-        and array.flags.c_contiguous
-    )
+    if record.draft_counts is not None or record.drafts is not None or record.ranks is not None:
+        return False
+    if record.logprob_token_ids is not None or record.logprobs is not None:
+        return False
+    rows, tokens = (len(record.request_ids),), record.tokens
+    for array, dtype in (
+        (record.status, UINT8),
+        (record.finish, UINT8),
+        (record.positions, INT64),
+        (record.counts, INT32),
+        (record.first_token, BOOL),
+        (tokens, INT64),
+    ):
+        if type(array) is not np.ndarray or array.dtype is not dtype or not array.flags.c_contiguous:
+            return False
+        if array.shape != rows and (array is not tokens or array.ndim != 1):
+            return False
+    return True
 
 
 def shape_problems(record: Arrays) -> list[str]:
