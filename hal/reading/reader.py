@@ -42,9 +42,7 @@ class OutputReader:
     With ``curve`` a tcp url is encrypted, and only the senders that it names are let in.
 
     One thread at a time, or one event loop. A record's arrays are views of the message it came in, at most 64 KB or
-    one frame; copy what is to be kept for long. Of a shm url it is the place in shared memory: of a session's records
-    that are kept the first four hold theirs, what comes then is copied. Copy them before a fork: once this process
-    drops them, the worker writes there, and a child would read that.
+    one frame; copy what is to be kept for long.
     """
 
     def __init__(
@@ -141,13 +139,9 @@ class OutputReader:
                 self._receiver.acknowledge(known, upto)
 
     def counters(self) -> dict[str, int]:
-        """Return the frames read, duplicates dropped, and stretches of bytes skipped because they were no frame.
-
-        Of a shm url also the frames that came through shared memory, which ``frames`` counts too.
-        """
+        """Return the frames read, duplicates dropped, and stretches of bytes skipped because they were no frame."""
         receiver = self._receiver
-        counts = {"frames": receiver.frames, "duplicates": receiver.duplicates, "skipped": receiver.skipped}
-        return counts | {"shared": receiver.shared} if self.url.startswith("shm:") else counts
+        return {"frames": receiver.frames, "duplicates": receiver.duplicates, "skipped": receiver.skipped}
 
     def close(self) -> None:
         """Acknowledge what was given out if that is automatic, close, and remove the ipc socket. Idempotent.

@@ -177,8 +177,6 @@ def reader(words, url, journal):
 
     options = {"auto_ack": False, "lost_after": LOST_AFTER, "grace": GRACE, "on_event": hear}
     found = when_free(lambda: OutputReader(url, after=cursors_of(journal), **options))
-    if url.startswith("shm:"):
-        out.note("opened", domain=found._receiver._memory.name)
     stopping, quiet = False, 0
     with found:
         while not (stopping and not found.cursors and quiet > 4):
