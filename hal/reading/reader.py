@@ -73,6 +73,7 @@ class OutputReader:
         self.url = self._receiver.url  #: where senders connect; port wildcards are resolved
         self._auto_ack, self._timeout, self._on_event = auto_ack, timeout, on_event
         self._last: Session | None = None  # the session of the last record given out
+        self._was_good_bye = False  # one of the events told since ``ready`` was empty
         self._ended = self._closed = False
         self._pid = os.getpid()
 
@@ -185,13 +186,13 @@ class OutputReader:
                 self._last, frame = item
                 self._last.read = frame.header.sequence
                 return frame
-            self._ended = isinstance(item, SessionEnded) and not self._receiver.sessions
+            self._was_good_bye |= isinstance(item, SessionEnded)
             if self._on_event is not None:
                 self._on_event(item)
             elif isinstance(item, StreamLoss):
                 raise item
-            if self._ended:
-                return None
+        self._ended = self._was_good_bye and not self._receiver.sessions  # now that what was lost beside it is told
+        self._was_good_bye = False
         return None
 
     def _acknowledges_pending(self) -> bool:

@@ -203,12 +203,14 @@ def make_small(pipe):
 
 def tail(_words, url, out):
     """``hal tail`` itself; Ctrl-C ends it."""
+    from hal.cli import signals
     from hal.cli.tail import run
 
     os.dup2(out, 1)
     sys.stdout = os.fdopen(1, "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-    run([url, "--json"])
+    with signals.watched(to_the_end=True):  # as the command does
+        run([url, "--json"])
 
 
 def journal_of_tail(printed, path):

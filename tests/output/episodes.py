@@ -15,6 +15,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -264,9 +265,9 @@ class Episode:
             with contextlib.suppress(BlockingIOError):
                 found += os.read(self.pipe, 1 << 20)
                 quiet = None
-            words = Counter(line.split(b'"')[3] for line in found.splitlines() if line.endswith(b"}"))
-            known = words[b"SessionStarted"] == words[b"SessionEnded"] + words[b"SessionLost"]
-            if known and all(worker.is_over() for worker in self.workers):
+            started = set(re.findall(rb'"SessionStarted", "text": "session (\w{16})', found))
+            over = set(re.findall(rb'"Session(?:Ended|Lost)", "text": ".*?session (\w{16})', found))
+            if started <= over and all(worker.is_over() for worker in self.workers):
                 quiet = quiet or now
                 if now > quiet + 0.3:
                     self.reader.signal(signal.SIGINT)

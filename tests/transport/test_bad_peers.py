@@ -15,6 +15,7 @@ from hal_core.errors import InvalidValue, Unavailable
 from hal_core.frames.envelope import FrameKind, encode, read_header, seal
 
 from hal.reading import FrameSkipped, Gap, OutputReader, SessionEnded, SessionLost, SessionStarted
+from hal.reading.session import Session
 from hal.transport import open_sink, private_ipc_url, release_ipc
 from hal.transport.protocol import Cursor, State, control, read_control
 from hal.transport.urls import remove_stale_folders
@@ -189,6 +190,26 @@ def test_g19_a_killed_worker_is_a_lost_session_and_its_successor_a_new_one(opene
     worker.wait()
     assert second.record.step == 2
     assert second.header.session != first.header.session
+
+
+@pytest.mark.parametrize("heard", [True, False])
+def test_g19_a_loss_that_was_noticed_beside_the_last_good_bye_is_told_before_the_reading_ends(by_hand, heard):
+    """Both within one look at the socket; the order in which they were noticed does not count."""
+    reader, events, sender, _ = by_hand
+    sender.say(sender.state(0))
+    assert sender.answer_cursor(reader, last=0) == 0
+    receiver, lost = reader._receiver, Session(5, now=0.0)
+    receiver.sessions[5] = lost
+    sender.say(control(FrameKind.BYE, 0, session=SESSION))
+    while SESSION in receiver.sessions:
+        receiver._receive_one(0.1)
+    receiver._lose(lost, "it fell silent")
+    if not heard:
+        reader._on_event = None
+        with pytest.raises(SessionLost, match="fell silent"):
+            reader.read(60)
+    assert reader.read(60) is None  # at once
+    assert not heard or [type(event) for event in events] == [SessionStarted, SessionEnded, SessionLost]
 
 
 def test_a_cursor_of_a_session_that_never_comes_back_is_a_lost_session(opened):
