@@ -71,11 +71,6 @@ class Connection:
             self.end()
             raise
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether socket and context are closed."""
-        return bool(self._context.closed)
-
     def follow(self) -> bool:
         """Take note of what became of the connection, and make one if it is time. Return whether there is a new one."""
         if self._next_look is not None and time.monotonic() >= self._next_look:

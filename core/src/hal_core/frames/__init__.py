@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from .envelope import decode_frame as decode_frame
     from .envelope import encode as encode
     from .envelope import read_body as read_body
-    from .envelope import read_header as read_header
     from .envelope import seal as seal
     from .envelope import split as split
 
@@ -30,7 +29,7 @@ __getattr__, __dir__, __all__ = face(
     {
         "hal_core.frames.bodies": "Part",
         "hal_core.frames.envelope": """
-            Frame FrameHeader FrameKind decode decode_frame encode read_body read_header seal split
+            Frame FrameHeader FrameKind decode decode_frame encode read_body seal split
             """,
         "hal_core.output.sinks": "PendingOutput is_ready new_session settle_with unknown unresolved",
     },
