@@ -61,6 +61,8 @@ class Chaos:
             while self.worker.poll() is None:
                 assert time.monotonic() < end, "the worker hangs"
                 time.sleep(self.random.uniform(0.2, 2) * self.pause)
+                if not self.both_are_there():  # on a slow machine nothing would come of them before the next blow
+                    continue
                 if self.worker.poll() is None:
                     act = acts.pop(0) if acts else self.random.choice([self.stop_reader, self.kill_reader])
                     act()
@@ -75,6 +77,11 @@ class Chaos:
                 process.kill()
                 process.wait()
         assert self.reader.returncode == 0
+
+    def both_are_there(self):
+        """Whether the worker and the reader of now have begun."""
+        lives = {fact["life"] for fact in facts(self.works)}
+        return f"w{self.lives}" in lives and self.reader.pid in {fact["reader"] for fact in facts(self.reads)}
 
     def stop_reader(self):
         self.reader.send_signal(signal.SIGSTOP)

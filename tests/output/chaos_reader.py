@@ -43,6 +43,7 @@ def main(url, journal, stop):
             note(event="gap", session=event.session, first=event.first, last=event.last)
 
     reader = OutputReader(url, after=after, auto_ack=False, lost_after=4, grace=0.3, on_event=on_event)
+    note(event="opened")
     with reader:
         while not (Path(stop).exists() and not reader.cursors):
             frame = reader.read(0.2)
