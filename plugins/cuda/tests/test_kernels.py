@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
-
 import pytest
 from hal_core.errors import Unavailable
-from hal_cuda.compiling import compile_source, cubin, source
-
-NAMES = sorted(file.name for file in (files("hal_cuda") / "kernels").iterdir() if file.name.endswith(".cu"))
+from hal_cuda.compiling import SOURCES, compile_source, cubin, source
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -20,7 +16,7 @@ def compiler():
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SOURCES)
 def test_the_kernels_compile(name, arch):
     assert compile_source(source(name), arch)[:4] == b"\x7fELF"
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from hal_core import Unavailable
 
+SOURCES = ("writes.cu", "enter.cu", "advance.cu")
+
 
 def source(name: str) -> str:
     """The text of a kernel file of this package, after what all of them share."""
