@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from .base import DeviceBase as DeviceBase
     from .base import check_index as check_index
     from .base import check_options as check_options
-    from .base import plan_value as plan_value
     from .blocks import MirroredBlock as MirroredBlock
     from .events import AsyncStream as AsyncStream
     from .events import RecordedEvent as RecordedEvent
@@ -88,7 +87,7 @@ __getattr__, __dir__, __all__ = face(
         "hal_core.devices.primitives": "Launch POLL PlanLaunch Primitives StreamPrimitives",
         "hal_core.devices.streaming": "StreamDevice primitive",
         "hal_core.devices.tickets": "AsyncTicket",
-        "hal_core.devices.base": "DeviceBase check_index check_options plan_value",
+        "hal_core.devices.base": "DeviceBase check_index check_options",
         "hal_core.devices.paddle.conformance": "PaddleSupport SimulatedRanks",
         "hal_core.devices.paddle.custom": "CustomDevicePlugin",
         "hal_core.devices.paddle.device": "PaddleDevice",

@@ -166,17 +166,3 @@ class MemorySink:
         if record is not None:
             self.records.append(record)
             pending.settle(None)
-
-
-class Discard:
-    """Takes outputs and drops them unread: the sink of ranks that do not send (G17)."""
-
-    def __init__(self) -> None:
-        self.session = new_session()
-
-    def put(self, pending: PendingOutput) -> None:
-        """Settle the output at once; it is never resolved."""
-        pending.settle(None)
-
-    def close(self, timeout: float) -> None:
-        """Nothing to drain."""
