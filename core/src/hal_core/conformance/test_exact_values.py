@@ -21,7 +21,7 @@ from ..slots.admission import Request, SamplingParams
 from ..slots.fields import Sizes
 from ..slots.tasks import Task, TaskKind
 from .harness import backdoor
-from .harness.backdoor import PATIENCE
+from .harness.backdoor import PATIENCE, arrive
 from .harness.bits import CLASSES, FLOATS, classes, given, patterns, to_bfloat16, words
 from .harness.guarantees import RANKS, guarantee
 from .harness.reached import Reached
@@ -104,7 +104,7 @@ def by_every_road(kit: Kit, dtype: DType, into: Sequence[str]) -> None:
                 if road == "strided device value":
                     reached.note(f"{road}, {form}")  # of another shape it may be refused
                 continue
-            slab.set(target, value).wait(PATIENCE)
+            arrive(slab.set(target, value))
             slab.over(target).view(words(dtype))[...] = mixed.reshape(target.shape)
             slab.check(f"{len(found)} bit patterns of {name} by way of a {road} to {form}")
             reached.note(f"{road}, {form}")
@@ -154,7 +154,7 @@ def single_elements(kit: Kit, name: str) -> None:
                     for value in one_element(word, dtype, source):
                         if isinstance(value, View) and target.size != 1:
                             continue  # a device value does not fill
-                        slab.set(target, value).wait(PATIENCE)
+                        arrive(slab.set(target, value))
                         slab.over(target).view(kind)[...] = word[0]
                         slab.check(f"{name} {signed:#x} ({what}) given as {type(value).__name__} to {target}")
                         clear(slab, target)
@@ -204,7 +204,7 @@ def test_g06_python_floats_of_every_class_are_kept_or_rounded_once(kit: Kit, nam
     targets = [slab.at(64, (len(items),), name), View(slab.memory, 1800, (len(items),), (-3 * dtype.itemsize,), dtype)]
     for target in targets:
         for value in containers:
-            slab.set(target, value).wait(PATIENCE)
+            arrive(slab.set(target, value))
             slab.expect(target, items)
             slab.check(f"{items} as {type(value).__name__} in {target}")
             slab.any_nan.clear()
@@ -215,7 +215,7 @@ def test_g06_python_floats_of_every_class_are_kept_or_rounded_once(kit: Kit, nam
             if converted(item, dtype) == REFUSED:
                 continue
             for value in (item, np.float64(item), np.array(item)):
-                slab.set(filled, value).wait(PATIENCE)
+                arrive(slab.set(filled, value))
                 slab.expect(filled, [item] * 12)
                 slab.check(f"{item!r} as {type(value).__name__} filling {filled}")
                 slab.any_nan.clear()
@@ -256,7 +256,7 @@ def test_g06_bfloat16_widens_to_what_it_is(kit: Kit, name: str) -> None:
     found, value = found[fits], value[fits]
     slab = Slab(kit, 128 + len(found) * dtype.itemsize)
     target = slab.at(64, (len(found),), name)
-    slab.set(target, given(found, dtype_of("bfloat16"))).wait(PATIENCE)
+    arrive(slab.set(target, given(found, dtype_of("bfloat16"))))
     got = backdoor.read(kit.device, slab.memory, slab.stream)[64 : 64 + len(found) * dtype.itemsize]
     for word, item, have in zip(found[::97], value[::97].tolist(), got.reshape(len(found), -1)[::97], strict=True):
         should = word.tobytes() if name == "bfloat16" else converted(item, dtype)
@@ -317,7 +317,7 @@ def test_g05_neighbours_in_one_word_may_be_written_one_after_the_other(kit: Kit)
                     tickets.append(slab.set(half, 7))
                     slab.over(half)[...] = 7
     for ticket in tickets:
-        ticket.wait(PATIENCE)
+        arrive(ticket)
     slab.check("neighbours of one word were written one by one, on a stream that was held")
 
 
@@ -380,7 +380,7 @@ def test_g09_parameters_and_rows_arrive_bit_for_bit(kit: Kit, kind: TaskKind, co
                 tasks.append(Task(kind, slot, request, blocks=ids, first_token=2**31 - 1 - slot, drafts=drafts))
             else:
                 tasks.append(Task(kind, slot, request, 0, request.total, ids))
-        rig.insert(tasks).wait(PATIENCE)
+        arrive(rig.insert(tasks))
         rig.check(f"{count} requests with parameters at the ends of their types")
         for name in REAL:
             found = rig.model.cells[name][:count].view(np.uint32).reshape(-1)
@@ -388,7 +388,7 @@ def test_g09_parameters_and_rows_arrive_bit_for_bit(kit: Kit, kind: TaskKind, co
             for what, number in classes(found, dtype_of("float32")).items():
                 if number:
                     reached.note(what)
-        rig.insert([Task(TaskKind.ABORTED, task.slot, task.request) for task in tasks]).wait(PATIENCE)
+        arrive(rig.insert([Task(TaskKind.ABORTED, task.slot, task.request) for task in tasks]))
         rig.output(rig.step(range(count)))
     reached.check()
     if count > 3:
@@ -418,16 +418,16 @@ def test_g09_other_slots_keep_the_bits_of_whatever_they_hold(kit: Kit) -> None:
         for slot in slots:
             request = rig.admit(Request(rig.new_name(), [slot], sampling(slot)))
             tasks.append(Task(TaskKind.PREFILL, slot, request, 0, 1, [slot]))
-        rig.insert(tasks).wait(PATIENCE)
+        arrive(rig.insert(tasks))
         rig.check(f"requests entered slots {slots}, beside fields of odd bits")
     step = rig.step([7, *range(8, 20)])
-    rig.advance(step).wait(PATIENCE)
+    arrive(rig.advance(step))
     rig.check("a step beside fields of odd bits")
     rig.output(step)
     rig.check("the output of a step beside fields of odd bits")
     view = rig.state.view("topk_logprobs")
     odd = odd_words(view.size, 5).reshape(view.shape)
-    rig.bound.async_set_value(target=view, value=odd.view(np.float32), stream=rig.stream).wait(PATIENCE)
+    arrive(rig.bound.async_set_value(target=view, value=odd.view(np.float32), stream=rig.stream))
     rig.model.cells["topk_logprobs"].view(np.uint32)[...] = odd
     rig.check("async_set_value of odd bits into a field of the state")
 
@@ -441,7 +441,7 @@ def test_g24_log_probabilities_leave_bit_for_bit(kit: Kit, speculative: bool) ->
     for slot in range(slots):
         request = rig.admit(Request(f"r{slot}", [1, 2], SamplingParams(max_tokens=9, logprobs=2)))
         tasks.append(Task(TaskKind.PREFILL, slot, request, 0, 2, [slot]))
-    rig.insert(tasks).wait(PATIENCE)
+    arrive(rig.insert(tasks))
     ids = (np.arange(slots * accept * columns, dtype=np.int64) * 7 + 2**32).reshape(slots, accept, columns)
     counts = np.full(slots, accept if speculative else 1, np.int32)
     for turn in range(3):
@@ -450,10 +450,10 @@ def test_g24_log_probabilities_leave_bit_for_bit(kit: Kit, speculative: bool) ->
                   "accept_tokens": ids[:, :, 0], "accept_num": counts}).wait(PATIENCE)  # fmt: skip
         order = np.random.default_rng(turn).permutation(slots)
         step = rig.step(order.tolist(), speculative=speculative, logprobs=turn % columns)
-        rig.advance(step).wait(PATIENCE)
+        arrive(rig.advance(step))
         sink = MemorySink()
         ticket = cast(OutputTicket, rig.save(step, sink))
-        ticket.wait(PATIENCE)
+        arrive(ticket)
         got = sink.records[0].logprobs
         should = odd[order, : counts[0], : turn % columns + 1].reshape(-1, turn % columns + 1)
         assert got is not None, "the record has no log-probabilities"

@@ -16,7 +16,7 @@ from ..contract.counters import Counters
 from ..slots.admission import AdmittedRequest, Request, SamplingParams
 from ..slots.fields import Sizes
 from ..slots.tasks import Task, TaskKind
-from .harness.backdoor import PATIENCE
+from .harness.backdoor import arrive
 from .harness.guarantees import guarantee
 from .harness.reached import Reached
 from .kit import Kit
@@ -103,7 +103,7 @@ def filled(kit: Kit, size: Sizes = MANY) -> Rig:
         prefill(rig, slot, one, one.total // 2 if slot % 2 == 0 else 0)
         for slot, one in zip(slots, admitted, strict=True)
     ]
-    rig.insert(tasks).wait(PATIENCE)
+    arrive(rig.insert(tasks))
     return rig
 
 
@@ -128,7 +128,7 @@ def stepped(rig: Rig, turn: int) -> None:
             "topk_ranks": np.arange(slots * rig.sizes.max_accept, dtype=np.int32),
         }
     )
-    rig.advance(step).wait(PATIENCE)
+    arrive(rig.advance(step))
     rig.check(f"a step over {slots} slots")
     rig.output(step)
     rig.check(f"the output of {slots} slots")
@@ -159,7 +159,7 @@ def test_g09_512_slots_are_entered_left_and_stepped_at_once(kit: Kit) -> None:
             tasks.append(Task(TaskKind.DECODE, slot, resident.admitted, blocks=more, first_block=resident.blocks))
     kinds = {kind.name: sum(task.kind is kind for task in tasks) for kind in TaskKind}
     assert min(kinds.values()) > 64, f"the batch has too few of a kind: {kinds}"
-    rig.insert(tasks).wait(PATIENCE)
+    arrive(rig.insert(tasks))
     rig.check(f"one batch of {kinds}")
     stepped(rig, 1)
 
@@ -171,9 +171,9 @@ def test_g09_batches_of_every_count_enter_and_leave(kit: Kit, kind: TaskKind) ->
     make: Callable[[Rig, int, AdmittedRequest], Task] = prefill if kind is TaskKind.PREFILL else handoff
     for turn, count in enumerate(COUNTS):
         slots = np.random.default_rng(turn).permutation(MANY.slots)[:count].tolist()
-        rig.insert([make(rig, slot, request(rig, slot + turn)) for slot in slots]).wait(PATIENCE)
+        arrive(rig.insert([make(rig, slot, request(rig, slot + turn)) for slot in slots]))
         rig.check(f"{count} requests entered by {kind.name}")
-        rig.insert(leaving(rig, slots, TaskKind.ABORTED if turn % 2 else TaskKind.PREEMPTED)).wait(PATIENCE)
+        arrive(rig.insert(leaving(rig, slots, TaskKind.ABORTED if turn % 2 else TaskKind.PREEMPTED)))
         rig.check(f"{count} requests left")
         rig.output(rig.step(slots))
         reached.note(str(count))
@@ -193,16 +193,16 @@ def test_g09_slots_past_16_bits_are_their_own(kit: Kit) -> None:
         rig.admit(Request(rig.new_name(), prompt(slot, 1 + slot % 4), param))
         for slot, param in zip(order, params, strict=True)
     ]
-    rig.insert([prefill(rig, slot, one) for slot, one in zip(order, admitted, strict=True)]).wait(PATIENCE)
+    arrive(rig.insert([prefill(rig, slot, one) for slot, one in zip(order, admitted, strict=True)]))
     rig.check(f"requests entered slots {order}")
     step = rig.step(order)
     rig.poke({"sampled_token_ids": np.arange(size.slots, dtype=np.int64) + 2**40})
-    rig.advance(step).wait(PATIENCE)
+    arrive(rig.advance(step))
     rig.check(f"a step over slots {order}")
     rig.output(step)
     gone = order[::2]
     again = rig.admit(Request(rig.new_name(), prompt(5, 5)))
-    rig.insert([*leaving(rig, gone, TaskKind.PREEMPTED), prefill(rig, gone[0], again)]).wait(PATIENCE)
+    arrive(rig.insert([*leaving(rig, gone, TaskKind.PREEMPTED), prefill(rig, gone[0], again)]))
     rig.check(f"requests left slots {gone}")
     rig.output(rig.step(gone))
     rig.check(f"the output of slots {gone}")
@@ -246,10 +246,10 @@ def wide(rig: Rig, at: int, share: float) -> AdmittedRequest:
 def test_g11_rows_of_megabytes_are_written_and_reset_to_their_last_element(kit: Kit) -> None:
     rig, first = full_of_rows(kit)
     shorter = wide(rig, 2, 0.4)
-    rig.insert([Task(TaskKind.ABORTED, 1, first), prefill(rig, 1, shorter)]).wait(PATIENCE)
+    arrive(rig.insert([Task(TaskKind.ABORTED, 1, first), prefill(rig, 1, shorter)]))
     rig.check("a request of two fifths took its slot in one batch")
     tiny = rig.admit(Request(rig.new_name(), [1]))
-    rig.insert([Task(TaskKind.PREEMPTED, 1, shorter), prefill(rig, 1, tiny)]).wait(PATIENCE)
+    arrive(rig.insert([Task(TaskKind.PREEMPTED, 1, shorter), prefill(rig, 1, tiny)]))
     rig.check("a request of one token followed it")
 
 
@@ -258,9 +258,9 @@ def test_g09_rows_of_megabytes_are_written_to_their_last_element(kit: Kit) -> No
     rig, first = full_of_rows(kit)
     one, other = wide(rig, 3, 0.7), rig.admit(Request(rig.new_name(), [5]))
     handed = Task(TaskKind.HANDOFF, 2, one, blocks=blocks(WIDE, one.total, 3), first_token=4, drafts=prompt(9, 300))
-    rig.insert([handed, prefill(rig, 0, other)]).wait(PATIENCE)
+    arrive(rig.insert([handed, prefill(rig, 0, other)]))
     rig.check("a long handoff with 300 drafts, and a short request beside it")
-    rig.insert([Task(TaskKind.PREEMPTED, 2, one), Task(TaskKind.ABORTED, 1, first)]).wait(PATIENCE)
+    arrive(rig.insert([Task(TaskKind.PREEMPTED, 2, one), Task(TaskKind.ABORTED, 1, first)]))
     rig.check("both long requests left")
 
 
@@ -272,7 +272,7 @@ def full_of_rows(kit: Kit) -> tuple[Rig, AdmittedRequest]:
     )
     first = wide(rig, 1, 1.0)
     task = prefill(rig, 1, first)
-    rig.insert([task]).wait(PATIENCE)
+    arrive(rig.insert([task]))
     rig.check("a request that fills every row")
     record = rig.state.layout.record_dtype.itemsize
     lengths = zip(
@@ -307,15 +307,15 @@ def test_g09_requests_admitted_by_the_thousand_are_inserted_late(kit: Kit) -> No
         "first and last": [*made[64:96], *made[-96:-64]],
     }
     for what, chosen in parts.items():
-        rig.insert([prefill(rig, slot, one) for slot, one in enumerate(chosen)]).wait(PATIENCE)
+        arrive(rig.insert([prefill(rig, slot, one) for slot, one in enumerate(chosen)]))
         rig.check(f"{what} of {len(made)} admitted requests entered")
-        rig.insert(leaving(rig, range(64), TaskKind.ABORTED)).wait(PATIENCE)
+        arrive(rig.insert(leaving(rig, range(64), TaskKind.ABORTED)))
         rig.output(rig.step(range(64)))
     for at in (200, len(made) - 200, 201):  # by themselves too: a core may treat a few requests its own way
-        rig.insert([prefill(rig, at % 64, made[at])]).wait(PATIENCE)
+        arrive(rig.insert([prefill(rig, at % 64, made[at])]))
     rig.check("single requests entered late")
     rest = made[300:364]
-    other.insert([prefill(other, slot, one) for slot, one in enumerate(rest)]).wait(PATIENCE)
+    arrive(other.insert([prefill(other, slot, one) for slot, one in enumerate(rest)]))
     other.check("requests that were admitted for another state of the same sizes entered late")
     rig.check("the other state's requests entered")
 
@@ -332,7 +332,7 @@ def test_g09_what_was_inserted_is_kept_while_thousands_more_are_admitted(kit: Ki
         for at in range(EARLY["quick"] // 2):
             rig.state.admit(Request(f"later-{at}", prompt(at, 1 + at % 40)))  # dropped at once
     for ticket in tickets:
-        ticket.wait(PATIENCE)
+        arrive(ticket)
     rig.check("thousands of requests were admitted before the insertion was carried out")
 
 
@@ -349,7 +349,7 @@ def test_g09_block_ids_may_be_changed_once_the_call_has_returned(kit: Kit) -> No
         for ids in lent:
             ids[...] = -77
     for ticket in tickets:
-        ticket.wait(PATIENCE)
+        arrive(ticket)
     rig.check("the callers' block ids were overwritten")
 
 
@@ -362,7 +362,7 @@ def cost(rig: Rig, tasks: Sequence[Task], what: str) -> Counters:
     before = rig.bound.counters()
     ticket = rig.insert(tasks)
     spent = rig.bound.counters() - before
-    ticket.wait(PATIENCE)
+    arrive(ticket)
     later = rig.bound.counters() - before
     assert spent.submissions >= 1, (
         f"{what} wrote to the device, but counters() tells of {spent.submissions} submissions"
@@ -391,7 +391,7 @@ def test_g10_every_kind_of_batch_is_counted_and_none_costs_more_when_it_is_large
                  blocks(MANY, 4 * (-(-one.total // 4) - len(half.blocks)), slot), len(half.blocks))
             for slot, one, half in zip(slots, entering, halves, strict=True) if one.total > half.length
         ]  # fmt: skip
-        rig.poke({"seq_lens_this_time": np.zeros(MANY.slots), "seq_lens_encoder": np.zeros(MANY.slots)}).wait(PATIENCE)
+        arrive(rig.poke({"seq_lens_this_time": np.zeros(MANY.slots), "seq_lens_encoder": np.zeros(MANY.slots)}))
         if chunks:
             cost(rig, chunks, f"{len(chunks)} chunks")
         going = [Task(TaskKind.DECODE, slot, rig.model.residents[slot].admitted, blocks=[1, 2],
@@ -429,5 +429,5 @@ def test_g10_a_large_insertion_does_not_wait_for_the_device(kit: Kit) -> None:
     assert not waited, f"the host waited {waited} times for the device"
     assert not any(done), f"tickets answer done={done} while their stream is held"
     for ticket in tickets:
-        ticket.wait(PATIENCE)
+        arrive(ticket)
     rig.check("512 requests entered on a held stream")

@@ -27,6 +27,16 @@ def copied(kit: Kit, memory: Memory, stream: Stream) -> CopyTicket:
     return kit.device.copy_out(memory, [ByteRange(0, memory.nbytes)], stream)
 
 
+def pairs(kit: Kit) -> list[tuple[str, Stream, Stream]]:
+    """Two streams: the default one as either, and neither."""
+    device = kit.device
+    return [
+        ("the default stream and another", device.default_stream, device.stream()),
+        ("another stream and the default one", device.stream(), device.default_stream),
+        ("two others", device.stream(), device.stream()),
+    ]
+
+
 class Busy:
     """Work on a stream that a test holds: it must be right in the end, and nobody else may wait for it."""
 

@@ -12,6 +12,7 @@ from ...memory.dtypes import DType, dtype_of
 from ...memory.views import View
 from ..harness import backdoor
 from ..harness.asserts import assert_says
+from ..harness.backdoor import arrive
 from ..kit import Kit
 from .block import Block
 
@@ -37,13 +38,13 @@ class Slab(Block):
 
     def write(self, target: View, value: object, elements: Array | np.generic | None = None) -> None:
         """Set the value, wait, and expect it; ``elements`` are its bytes where the value itself is not an array."""
-        self.set(target, value).wait(backdoor.PATIENCE)
+        arrive(self.set(target, value))
         self.over(target)[...] = value if elements is None else elements
 
     def write_or_refuse(self, target: View, value: View, elements: Array) -> bool:
         """The same for a device value that the device may refuse, if it says why; False when it did."""
         try:
-            self.set(target, value).wait(backdoor.PATIENCE)
+            arrive(self.set(target, value))
         except HalError as error:
             assert_says(error, device=self.kit.bound.name, hook="async_set_value", argument="value")
             return False
