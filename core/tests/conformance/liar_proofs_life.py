@@ -7,7 +7,18 @@ import warnings
 import weakref
 
 from hal_core.conformance.harness.sinks import FullSink
-from hal_core.errors import DeviceClosed, HalError, InvalidBatch, InvalidValue, OutOfMemory, SinkFull, TicketTimeout
+from hal_core.conformance.mutants import faults
+from hal_core.errors import (
+    DeviceClosed,
+    GroupLost,
+    HalError,
+    InvalidBatch,
+    InvalidValue,
+    OutOfMemory,
+    SinkFull,
+    TicketTimeout,
+)
+from hal_core.group import Group
 from hal_core.output.records import SlotStatus
 from hal_core.output.sinks import MemorySink
 from hal_core.slots.tasks import Task, TaskKind
@@ -270,3 +281,20 @@ def _(bound):
     state = state_of(bound, 1)
     gone = Task(TaskKind.ABORTED, 0, prefill(state, 0).request)
     return raises(InvalidBatch, lambda: insert(bound, state, [gone]))
+
+
+def losing():
+    """A device whose groups lose a rank at once."""
+    device = faults.lay(cpu(), faults.LostPeer)
+    device.fault.at = 2  # the opening goes well
+    return device
+
+
+@proof("LossIsToldOnce", losing)
+def _(bound):
+    state, pair = state_of(bound, 1), Group((0, 1), 0)
+
+    def broadcast():
+        bound.broadcast_tokens(state=state, group=pair, stream=bound.default_stream).wait(PATIENCE)
+
+    return all(raises(GroupLost, broadcast) for _ in range(3))

@@ -43,13 +43,12 @@ def test_g03_a_span_is_fenced_by_its_own_stream_and_not_a_neighbours(small: Kit)
 def two_streams(small: Kit, first: str, told: str, held: Stream, free: Stream) -> None:
     """Hold one stream while another one uses the ring many times over."""
     __tracebackhide__ = True
-    impatient(small)
     lines = Lines(small, 6 * RING + ENOUGH * 200_000 // 4)
     arrive(lines.must_write(300, held))  # a fence that has passed, to be mistaken for the next one's
     if first != "early":
         for _ in range(150):
             lines.must_write(300, free)
-    with small.held(held):
+    with small.held(held), impatient(small):
         for nbytes in (300, 5000, 60_000, 70_001):
             lines.must_write(nbytes, held)
             if first == "between":

@@ -31,12 +31,11 @@ def test_g03_what_a_full_ring_has_taken_is_right_and_it_goes_on_after_refusing(
 def filled_twice(small: Kit, nbytes: int, *, rows: bool) -> None:
     """Fill the ring until it refuses, let go, compare, and do it again."""
     __tracebackhide__ = True
-    impatient(small)
     rounds, refusals = 2, 0
     lines = Lines(small, (rounds + 1) * (RING + 4 * nbytes) * (1 + rows) + ENOUGH * 100)
     stream = small.device.default_stream
     for turn in range(rounds):
-        with small.held(stream):
+        with small.held(stream), impatient(small):
             refusals += lines.until_refused([nbytes], stream, rows=rows) is not None
         lines.check(f"round {turn} of a ring that was filled while its stream was held")
         lines.must_write(nbytes, stream, rows=rows)
@@ -52,13 +51,12 @@ def test_g02_what_a_full_ring_has_taken_is_what_the_caller_gave(small: Kit) -> N
 @guarantee(26, requires=NEEDS, also=(3, 8))
 def test_g26_whatever_a_full_ring_refuses_is_told_by_the_contracts_error_and_not_booked(small: Kit) -> None:
     """Every call that writes; those that need no room in the ring may go through."""
-    impatient(small)
     refused = 0
     for what, act in acts.WRITES.items():
         rig = acts.working(small)
         lines, before = Lines(small, 3 * RING), rig.model.block.copy()
         booked = rig.state.ledger.table.copy(), dict(rig.state.ledger.live)
-        with small.held(rig.stream):
+        with small.held(rig.stream), impatient(small):
             for nbytes in (RING // 8, 4096, 1):  # the last of them leaves no room for anything
                 lines.until_refused([nbytes], rig.stream)
             ticket = None
@@ -82,11 +80,10 @@ def test_g26_whatever_a_full_ring_refuses_is_told_by_the_contracts_error_and_not
 @guarantee(3, requires=NEEDS)
 @pytest.mark.parametrize("rows", [False, True], ids=["contiguous", "rows"])
 def test_g03_a_value_larger_than_the_ring_is_taken_whole_or_not_at_all(small: Kit, rows: bool) -> None:
-    impatient(small)
     stream, taken = small.device.default_stream, []
     lines = Lines(small, 18 * RING * (1 + rows))
     for nbytes in (RING + 1, 3 * RING + 5):
-        with small.held(stream):
+        with small.held(stream), impatient(small):
             for _ in range(2):
                 try:
                     lines.write(nbytes, stream, rows=rows)
@@ -101,10 +98,9 @@ def test_g03_a_value_larger_than_the_ring_is_taken_whole_or_not_at_all(small: Ki
 
 @guarantee(3, requires=NEEDS)
 def test_g03_an_insertion_that_a_full_ring_refuses_has_done_nothing_and_goes_through_later(small: Kit) -> None:
-    impatient(small)
     rig = Rig(small, Sizes(slots=40, max_tokens=16_384, block_size=16, top_k=0))
     waiting: list[Task] = []
-    with small.held(rig.stream):
+    with small.held(rig.stream), impatient(small):
         for slot in range(40):
             request = rig.state.admit(Request(f"r{slot}", (noise(slot, 4 * 16_000).view(np.uint32) % 2**31).tolist()))
             rig.model.requests[request.serial] = Request(f"r{slot}", request.tokens.tolist())

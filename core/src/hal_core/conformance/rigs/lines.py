@@ -36,9 +36,15 @@ def pressed(kit: Kit) -> Iterator[Kit]:
         small.renew()
 
 
-def impatient(kit: Kit) -> None:
-    """Let a full ring refuse at once."""
-    kit.device.staging.deadline = 0.05  # type: ignore[attr-defined]  # the same seam
+@contextmanager
+def impatient(kit: Kit) -> Iterator[None]:
+    """Let a full ring refuse at once, where a stream is held that would keep it full."""
+    ring = kit.device.staging  # type: ignore[attr-defined]  # the same seam
+    patience, ring.deadline = ring.deadline, 0.05
+    try:
+        yield
+    finally:
+        ring.deadline = patience
 
 
 def refusal(kit: Kit, error: BaseException, hook: str) -> OutOfMemory:
