@@ -8,10 +8,11 @@ from ..memory.dtypes import dtype_of
 from ..memory.plan import SPREAD, WRITE, Records, WritePlan
 from ..memory.views import View
 from .harness.backdoor import arrive
+from .harness.bits import noise
 from .harness.guarantees import guarantee
 from .kit import Kit
 from .rigs.far import BORDERS, Far
-from .rigs.slab import elements, noise
+from .rigs.slab import elements
 
 
 @guarantee(1)

@@ -11,12 +11,12 @@ from ..slots.admission import Request
 from ..slots.fields import Sizes
 from ..slots.tasks import Task, TaskKind
 from .harness.backdoor import PATIENCE, arrive
+from .harness.bits import noise
 from .harness.guarantees import guarantee
 from .kit import Kit
 from .rigs import acts
 from .rigs.lines import ENOUGH, NEEDS, RING, Lines, impatient, refusal
 from .rigs.rig import Rig
-from .rigs.slab import noise
 
 
 @guarantee(3, requires=NEEDS)

@@ -15,15 +15,17 @@ from ..slots.tasks import Task, TaskKind
 from .harness import backdoor
 from .harness.asserts import assert_raises
 from .harness.backdoor import PATIENCE, arrive
+from .harness.bits import noise
 from .harness.guarantees import guarantee
 from .harness.sinks import KeepingSink
 from .harness.waiters import AT_ONCE, SHORT
 from .kit import Kit
 from .oracle.output import Row
 from .oracle.slots import difference
+from .rigs.forms import SHAPE, VALUES, Road, Value, unlike
 from .rigs.lanes import FREE, HELD, Between, Busy, beside, copied, pairs
 from .rigs.rig import Rig, assert_rows
-from .rigs.roads import ROADS, SHAPE, SIZES, VALUES, Road, Value, new_tasks, noise, overlaps, roads, unlike
+from .rigs.roads import ROADS, SIZES, new_tasks, overlaps, roads
 
 if TYPE_CHECKING:
     from ..memory.copies import CopyTicket
@@ -122,7 +124,7 @@ def test_g04_of_any_two_writes_on_one_stream_the_later_wins(kit: Kit, lane: str)
             assert not wrong, f"{told}, on {lane}: {wrong}"
 
     with beside(kit, lane, f"async_set_value on {lane}") as stream:
-        now = noise(memory.nbytes, 0)
+        now = noise(0, memory.nbytes)
         backdoor.put(kit.device, memory, [(0, now.tobytes())], stream)
         for seed, (one, other) in enumerate(permutations(forms, 2)):
             for told in (one, other):
@@ -219,7 +221,7 @@ def test_g01_a_stream_waits_for_the_events_that_it_was_given(kit: Kit) -> None:
     for told, first, second in pairs(kit):
         other = device.stream()
         source, result = device.allocate(4096), device.allocate(4096)
-        before, after = noise(4096, 1), noise(4096, 2)
+        before, after = noise(1, 4096), noise(2, 4096)
         for stream, memory in ((first, source), (second, result)):
             arrive(backdoor.put(device, memory, [(0, before.tobytes())], stream))
         with kit.held(first):
@@ -244,7 +246,7 @@ def test_g01_a_stream_waits_for_the_events_that_it_was_given(kit: Kit) -> None:
 def test_g01_a_stream_that_waits_for_two_waits_for_both_and_for_nothing_later(kit: Kit) -> None:
     device = kit.device
     memory = device.allocate(4096)
-    backdoor.write(device, memory, 0, noise(4096, 1), device.default_stream)
+    backdoor.write(device, memory, 0, noise(1, 4096), device.default_stream)
     for order in (0, 1):
         held, last = [device.stream(), device.stream()], device.stream()
         latches = [kit.held(stream) for stream in held]

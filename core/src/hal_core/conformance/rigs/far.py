@@ -13,8 +13,8 @@ from ...errors import OutOfMemory
 from ...memory.views import ByteRange, Memory, View
 from ..harness import backdoor
 from ..harness.backdoor import arrive
+from ..harness.bits import noise
 from ..kit import Kit
-from .slab import noise
 
 if TYPE_CHECKING:
     from ...memory.copies import CopyTicket

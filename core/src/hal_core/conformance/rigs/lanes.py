@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from ...memory.views import ByteRange
 from ..harness import backdoor
 from ..harness.backdoor import arrive
+from ..harness.bits import noise
 from ..kit import Kit
-from .roads import Road, noise, unlike
+from .forms import Road, unlike
 
 if TYPE_CHECKING:
     from ...memory.copies import CopyTicket
@@ -41,7 +42,7 @@ class Busy:
     """Work on a stream that a test holds: it must be right in the end, and nobody else may wait for it."""
 
     def __init__(self, kit: Kit, stream: Stream, seed: int) -> None:
-        self.kit, self.should = kit, noise(4096, seed)
+        self.kit, self.should = kit, noise(seed, 4096)
         self.memory = kit.device.allocate(4096)
         self.written = backdoor.put(kit.device, self.memory, [(0, self.should.tobytes())], stream)
         self.copy = copied(kit, self.memory, stream)
@@ -86,7 +87,7 @@ class Between:
     def __init__(self, kit: Kit, road: Road, stream: Stream) -> None:
         device, memory = kit.device, road.memory
         nbytes = road.before.nbytes
-        self.road, self.nbytes, self.last = road, nbytes, noise(nbytes, 99)
+        self.road, self.nbytes, self.last = road, nbytes, noise(99, nbytes)
         backdoor.put(device, memory, [(0, (~road.before).tobytes())], stream)
         backdoor.put(device, memory, [(0, road.before.tobytes())], stream)
         for source, data in road.sources:

@@ -11,8 +11,9 @@ from ...memory.dtypes import dtype_of
 from ...memory.views import View
 from ..harness.asserts import assert_says
 from ..harness.backdoor import arrive
+from ..harness.bits import noise
 from ..kit import Kit
-from .slab import Slab, noise
+from .slab import Slab
 
 if TYPE_CHECKING:
     from ...streams import Stream

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -13,10 +12,9 @@ from ...memory.views import View
 from ..harness import backdoor
 from ..harness.asserts import assert_says
 from ..harness.backdoor import arrive
+from ..harness.bits import Array, noise
 from ..kit import Kit
 from .block import Block
-
-Array = np.ndarray[Any, Any]
 
 
 class Slab(Block):
@@ -50,11 +48,6 @@ class Slab(Block):
             return False
         self.over(target)[...] = elements
         return True
-
-
-def noise(seed: int, nbytes: int) -> Array:
-    """Random bytes: none of them can be elsewhere unnoticed."""
-    return np.random.default_rng([seed, nbytes]).integers(0, 256, nbytes, np.uint8)
 
 
 def elements(seed: int, shape: Sequence[int], dtype: DType) -> Array:
