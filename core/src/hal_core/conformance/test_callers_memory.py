@@ -18,11 +18,9 @@ from .harness.backdoor import arrive
 from .harness.bits import noise
 from .harness.guarantees import guarantee
 from .kit import Kit
-from .rigs.slab import Slab
+from .rigs.slab import GAP, Slab
 
 MIB = 1 << 20
-GAP = 37
-"""Bytes between two targets: no piece begins on a boundary that suits everybody."""
 
 Given = Callable[[int], tuple[Any, Any]]
 

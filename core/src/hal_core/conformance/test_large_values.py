@@ -19,14 +19,12 @@ from .harness.bits import noise
 from .harness.guarantees import guarantee
 from .harness.reached import PAST, Reached, past
 from .kit import Kit
-from .rigs.slab import Slab, comb, elements
+from .rigs.slab import GAP, Slab, comb, elements
 
 MIB = 1 << 20
 LENGTHS = [(1 << power) + off for power in (8, 12, 16, 20, 22) for off in (-1, 0, 1)]
 """Bytes of one value: both sides of every border at which a device may change its way."""
 LONGEST = 17 * MIB + 3
-GAP = 37
-"""Bytes between two targets: no piece begins on a boundary that suits everybody."""
 RUNS = (255, 256, 257, 1025)
 MANY_RUNS = (65_536, 70_001)
 """Separate runs of one target: past what a block, a grid or a 16-bit index holds."""

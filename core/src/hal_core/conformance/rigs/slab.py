@@ -16,6 +16,9 @@ from ..harness.bits import Array, noise
 from ..kit import Kit
 from .block import Block
 
+GAP = 37
+"""Bytes between two targets: no piece begins on a boundary that suits everybody."""
+
 
 class Slab(Block):
     """A block of any size. What it must hold is written through NumPy's strides, by a view's own numbers."""
