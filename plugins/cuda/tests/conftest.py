@@ -40,6 +40,8 @@ class StandIn:
     )
     CUevent_flags = SimpleNamespace(CU_EVENT_DISABLE_TIMING=2)
     CUstream_flags = SimpleNamespace(CU_STREAM_NON_BLOCKING=1)
+    CUmemAllocationType = SimpleNamespace(CU_MEM_ALLOCATION_TYPE_PINNED=1)
+    CUmemLocationType = SimpleNamespace(CU_MEM_LOCATION_TYPE_DEVICE=1)
     CU_MEMHOSTALLOC_PORTABLE = 1
 
     def __init__(self):
@@ -84,9 +86,18 @@ class StandIn:
     def cuMemHostAlloc(self, nbytes, flags):
         if self.fail == "alloc":
             return SimpleNamespace(name="CUDA_ERROR_OUT_OF_MEMORY"), 0
-        return self.cuMemAlloc(nbytes)
+        return self._allocate(nbytes)
 
-    def cuMemAlloc(self, nbytes):
+    def CUmemPoolProps(self):
+        return SimpleNamespace(location=SimpleNamespace())
+
+    def cuMemPoolCreate(self, properties):
+        return self._next()
+
+    def cuMemAllocFromPoolAsync(self, nbytes, pool, stream):
+        return self._allocate(nbytes)
+
+    def _allocate(self, nbytes):
         block = np.full(nbytes + 256, 0xA5, np.uint8)
         address = -(-block.ctypes.data // 256) * 256
         self.kept[address] = block
@@ -97,6 +108,9 @@ class StandIn:
         return (OK,)
 
     cuMemFreeHost = cuMemFree
+
+    def cuMemFreeAsync(self, address, stream):
+        return self.cuMemFree(address)
 
     def cuMemcpyHtoD(self, to, source, nbytes):
         at(to, nbytes)[:] = at(source, nbytes)

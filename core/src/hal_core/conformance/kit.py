@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+import sys
 import threading
+import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
@@ -30,6 +33,9 @@ STEPS = {"quick": 20, "default": 40, "nightly": 80}
 """Steps of one run of the state machine."""
 HANG = 10.0
 """Seconds after which a call that should return at once is taken to wait for the stream that the test holds."""
+
+INNERMOST = 5
+"""Functions that are named of a call that waits, so that its author finds where."""
 
 
 class Draw(Protocol):
@@ -147,6 +153,7 @@ class Latch:
     def __init__(self, hold: AbstractContextManager[None], hang: float, what: str = "a call") -> None:
         self._hold, self._lock, self._hang, self._what = hold, threading.Lock(), hang, what
         self._held = self.forced = False
+        self._thread, self._where = threading.get_ident(), ""
         self._timer = threading.Timer(hang, self._force)
 
     def __enter__(self) -> Latch:
@@ -160,11 +167,15 @@ class Latch:
         self._timer.cancel()
         self.release()
         assert not self.forced or error is not None, (
-            f"{self._what} waited for the held stream (let go after {self._hang} s)"
+            f"{self._what} waited for the held stream (let go after {self._hang} s){self._where}"
         )
 
     def _force(self) -> None:
         self.forced = True
+        frame = sys._current_frames().get(self._thread)
+        stack = [] if frame is None else traceback.extract_stack(frame)[: -INNERMOST - 1 : -1]
+        places = [f"{place.name} ({Path(place.filename).name}:{place.lineno})" for place in stack]
+        self._where = f", in {', called by '.join(places)}" if places else ""
         self.release()
 
     def release(self) -> None:

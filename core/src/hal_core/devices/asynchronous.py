@@ -236,6 +236,12 @@ class AsyncDevice(StreamDevice):
         self.last[stream.lane] = event
         return event
 
+    def release(self, *, whole: bool) -> None:
+        """Give the states' maps back with the rest."""
+        if whole:
+            self._tables.clear()
+        super().release(whole=whole)
+
 
 Run = tuple[int, bytes]
 """Where in the memory a run of bytes begins, and the bytes."""

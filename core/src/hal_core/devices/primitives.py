@@ -137,12 +137,14 @@ class StreamPrimitives(ABC):
         256 bytes. None where the runtime has none: pageable memory is then used, and copies must be asynchronous all
         the same, reading it when they run.
 
-        Raises :class:`hal_core.errors.OutOfMemory`. May wait for the device; called when a ring or a pool grows.
+        Raises :class:`hal_core.errors.OutOfMemory`. Called when a ring or a pool grows; it may take long, but must not
+        wait for work on streams.
         """
         return None
 
     def free_host(self, address: int) -> None:  # noqa: B027 (nothing to do where allocate_host gives None)
-        """Give it back; what used it has been executed. May wait for the device."""
+        """Give it back; what used it has been executed. It must not wait for other work, for hooks come here: a runtime
+        whose own call waits for the whole device (CUDA's does) keeps the block for the next :meth:`allocate_host`."""
 
     def host_write(self, address: int, nbytes: int) -> None:  # noqa: B027 (for checkers of races)
         """The host is about to write this staging memory. Nothing to do, except for a checker of races."""
@@ -158,14 +160,19 @@ class Primitives(StreamPrimitives):
 
     @abstractmethod
     def allocate(self, nbytes: int) -> int:
-        """The address of new device memory, aligned to 64 bytes, its contents undefined. May wait for the device.
+        """The address of new device memory, aligned to 64 bytes, its contents undefined. It may take long, but must not
+        wait for work on streams: a value that is larger than the ring comes here.
 
         ``nbytes`` may be 0. Raises :class:`hal_core.errors.OutOfMemory` where there is none.
         """
 
     @abstractmethod
     def free(self, address: int) -> None:
-        """Give device memory back. Nobody holds it, and all work that was put on streams before has been executed."""
+        """Give device memory back. Nobody holds it, and all work that was put on streams before has been executed.
+
+        It must not wait for other work (``cuMemFree`` does, ``cuMemFreeAsync`` does not): an allocation frees what is
+        over, and hooks allocate.
+        """
 
     # -- copies and launches ------------------------------------------------------------------------------------------
 

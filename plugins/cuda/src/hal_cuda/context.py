@@ -92,6 +92,22 @@ class Context:
         finally:
             driver.ok(driver.api.cuCtxPopCurrent(), "cuCtxPopCurrent")
 
+    def make_pool(self) -> Any:  # noqa: ANN401 (a CUmemoryPool)
+        """A memory pool of our own on this GPU, which gives back to the system what is not used.
+
+        Raises :class:`Unavailable` where the driver has none, as that of some virtual GPUs.
+        """
+        driver, api = self.driver, self.driver.api
+        properties = api.CUmemPoolProps()
+        properties.allocType = api.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        properties.location.type = api.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        properties.location.id = int(self.device)
+        try:
+            return driver.ok(api.cuMemPoolCreate(properties), "cuMemPoolCreate")
+        except RuntimeError as error:
+            cure = "use a GPU and a driver with memory pools (CUDA 11.2 or later, no vGPU without them)"
+            raise Unavailable(str(error), cure=cure, device="cuda") from error
+
     def check_stream(self, handle: int) -> int:
         """The handle; raises :class:`InvalidValue` for a stream of another context."""
         if handle in (0, 1, 2):  # the default streams belong to whichever context is current

@@ -60,7 +60,7 @@ class CudaDevice(OnGpu):
         self.driver = Driver() if driver is None else driver
         self.context = Context.open(self.driver, index)
         self.kernels = Kernels(self.driver, self.context.arch)
-        self._runtime = CudaPrimitives(self.driver, self.kernels)
+        self._runtime = CudaPrimitives(self.context, self.kernels)
         super().__init__(
             index,
             self._runtime,
@@ -179,18 +179,18 @@ class CudaDevice(OnGpu):
     @contextmanager
     def hold(self, stream: Stream) -> Iterator[None]:
         """A kernel that spins on a flag in pinned memory until the context ends."""
-        block = self.blocks.take(4)
+        own, block = self.own(stream), self.blocks.take(4)
         flag = block.buffer[:4].view("u4")
         flag[0] = 0
         self.kernels.hold.params["flag"] = block.address
-        self.kernels.hold.launch(1, 1, self.own(stream).handle)
+        self.kernels.hold.launch(1, 1, own.handle)
         self._runtime.count("launches")
+        event = self.mark(own)
         try:
             yield
         finally:
             flag[0] = 1
-            self.own(stream).synchronize()
-            self.blocks.give(block)
+            self.blocks.give_after(event, block)  # other streams may hold the kernel up for longer
 
     def release(self, *, whole: bool) -> None:
         """After a group was lost a collective on a stream waits for ever, what is behind it may still read the staging
@@ -199,8 +199,7 @@ class CudaDevice(OnGpu):
         self.admissions.close(release=whole)
         super().release(whole=whole)
         if whole:
-            self._runtime.closed = True
-            self.context.close()
+            self._runtime.close()
 
     def check_open(self) -> None:
         """Raise when the device was closed, or its context is spoilt."""

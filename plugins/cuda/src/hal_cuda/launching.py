@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from hal_core.devices import DYNAMIC, ROW_FIELDS
 
-from .compiling import cubin
+from .compiling import SOURCES, cubin
 from .driver import Driver
 
 THREADS = 128
@@ -123,9 +123,10 @@ class Kernels:
     """All kernels of this package, for one context."""
 
     def __init__(self, driver: Driver, arch: str) -> None:
-        writes = driver.ok(driver.api.cuModuleLoadData(cubin("writes.cu", arch)), "cuModuleLoadData")
-        enter = driver.ok(driver.api.cuModuleLoadData(cubin("enter.cu", arch)), "cuModuleLoadData")
-        steps = driver.ok(driver.api.cuModuleLoadData(cubin("advance.cu", arch)), "cuModuleLoadData")
+        self._modules = [
+            driver.ok(driver.api.cuModuleLoadData(cubin(name, arch)), "cuModuleLoadData") for name in SOURCES
+        ]
+        writes, enter, steps = self._modules
         self.write = Kernel(driver, writes, "hal_write", PLAN)
         self.fill = Kernel(driver, writes, "hal_fill", FILL)
         self.small = Kernel(driver, writes, "hal_small", SMALL)
@@ -133,3 +134,8 @@ class Kernels:
         self.hold = Kernel(driver, writes, "hal_hold", HOLD)
         self.enter = Kernel(driver, enter, "hal_enter", ENTER)
         self.steps, self.driver = steps, driver
+
+    def unload(self) -> None:
+        """Give the modules back; no kernel runs."""
+        for module in self._modules:
+            self.driver.api.cuModuleUnload(module)

@@ -1,4 +1,10 @@
-"""The CUDA driver as primitives of :class:`hal_core.devices.asynchronous.AsyncDevice`."""
+"""The CUDA driver as primitives of :class:`hal_core.devices.asynchronous.AsyncDevice`.
+
+``cuMemFree`` and ``cuMemFreeHost`` wait for the whole device, a stream that is held included (on an H100 with driver
+13.0 each waited for as long as another stream's kernel ran). Hooks free what is over, and may not wait (G3). So device
+memory comes from a pool, in the order of a stream of its own, and page-locked memory is kept and used again until the
+device is closed.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +15,7 @@ from typing import Any
 
 from hal_core.devices import POLL, Launch, PlanLaunch, Primitives
 
-from .driver import Driver
+from .context import Context
 from .launching import THREADS, Kernels
 
 PATIENT = 500e-6
@@ -25,21 +31,35 @@ class CudaPrimitives(Primitives):
 
     rerecords = True
 
-    def __init__(self, driver: Driver, kernels: Kernels) -> None:
-        self.driver, self._kernel = driver, kernels.write
+    def __init__(self, context: Context, kernels: Kernels) -> None:
+        self.driver = driver = context.driver
+        self._context, self._kernels, self._kernel = context, kernels, kernels.write
         self._event_flags = int(driver.api.CUevent_flags.CU_EVENT_DISABLE_TIMING)
         self._record = driver.api.cuEventRecord
         self._working = get_ident()  # the thread that puts work on streams
-        self._uploads = self.stream_create()
+        self._streams: list[int] = []  # that nobody holds
+        self._uploads, self._memory = self.stream_create(), self.stream_create()
         self._arrival = self.event_create()
-        self.closed = False
+        self._pool = context.make_pool()
+        self._allocated: set[int] = set()  # device memory that is out
+        self._pinned: dict[int, int] = {}  # bytes of each page-locked block by its address
+        self._idle: dict[int, list[int]] = {}  # those that are not used, by their size
+        self._closed = False
 
     # -- streams ------------------------------------------------------------------------------------------------
 
     def stream_create(self) -> int:
-        """A stream that does not wait for CUDA's default stream."""
+        """A stream that does not wait for CUDA's default stream: one that was given back and is empty, or a new one."""
+        for at, stream in enumerate(self._streams):
+            if self.driver.api.cuStreamQuery(stream)[0] == self.driver.success:
+                return self._streams.pop(at)
         flags = int(self.driver.api.CUstream_flags.CU_STREAM_NON_BLOCKING)
         return int(self.driver.ok(self.driver.api.cuStreamCreate(flags), "cuStreamCreate"))
+
+    def stream_destroy(self, stream: int) -> None:
+        """Keep it for :meth:`stream_create`; a stream that is not empty is not destroyed under its work."""
+        if not self._closed:
+            self._streams.append(stream)
 
     def stream_handle(self, stream: int) -> int:
         return stream
@@ -85,23 +105,71 @@ class CudaPrimitives(Primitives):
         """Sticky errors do; others are of one call."""
         return bool(self.driver.broken)
 
-    # -- memory: the driver's own allocator, as its primary context is every framework's ---------------------------
+    # -- memory -------------------------------------------------------------------------------------------------
 
     def allocate(self, nbytes: int) -> int:
-        return int(self.driver.ok(self.driver.api.cuMemAlloc(max(nbytes, 1)), "cuMemAlloc"))
+        """Device memory of the pool. Waits for the pool's own stream, on which nothing but this is ever done."""
+        driver, api = self.driver, self.driver.api
+        made = driver.ok(
+            api.cuMemAllocFromPoolAsync(max(nbytes, 1), self._pool, self._memory), "cuMemAllocFromPoolAsync"
+        )
+        address = int(made)
+        self._allocated.add(address)
+        driver.ok(api.cuStreamSynchronize(self._memory), "cuStreamSynchronize")  # from here on any stream may use it
+        return address
 
     def free(self, address: int) -> None:
-        """The driver waits for the whole device."""
-        if not self.closed:  # else it went with the context
+        """Give it back to the pool. After the device was closed it is the end of memory that outlived it."""
+        self._allocated.remove(address)
+        if not self._closed:
+            self.driver.api.cuMemFreeAsync(address, self._memory)
+            return
+        with self._context.entered():
             self.driver.api.cuMemFree(address)
+        self._leave()
 
     def allocate_host(self, nbytes: int) -> int:
-        flags = int(self.driver.api.CU_MEMHOSTALLOC_PORTABLE)
-        return int(self.driver.ok(self.driver.api.cuMemHostAlloc(nbytes, flags), "cuMemHostAlloc"))
+        """Page-locked memory: what was given back of this size, else new."""
+        try:
+            return self._idle[nbytes].pop()
+        except (KeyError, IndexError):  # another thread may have taken the last one
+            flags = int(self.driver.api.CU_MEMHOSTALLOC_PORTABLE)
+            address = int(self.driver.ok(self.driver.api.cuMemHostAlloc(nbytes, flags), "cuMemHostAlloc"))
+            self._pinned[address] = nbytes
+            return address
 
     def free_host(self, address: int) -> None:
-        if not self.closed:
-            self.driver.api.cuMemFreeHost(address)
+        """Keep it for the next of its size. After the device was closed it is the end of arrays that outlived it."""
+        if not self._closed:
+            self._idle.setdefault(self._pinned[address], []).append(address)
+            return
+        with self._context.entered():
+            self._unpin(address)
+        self._leave()
+
+    def _unpin(self, address: int) -> None:
+        self.driver.api.cuMemFreeHost(address)
+        del self._pinned[address]
+
+    def _leave(self) -> None:
+        """Give the context back behind the last memory: states and arrays may outlive their device."""
+        if not self._pinned and not self._allocated:
+            self._context.close()
+
+    def close(self) -> None:
+        """Give everything back; all work is over. Memory that somebody still holds goes when they do."""
+        self._closed = True
+        api = self.driver.api
+        with self._context.entered():
+            api.cuEventDestroy(self._arrival)
+            for stream in (self._uploads, self._memory, *self._streams):
+                api.cuStreamDestroy(stream)
+            api.cuMemPoolDestroy(self._pool)  # what is still out of it stays until it is freed
+            self._kernels.unload()
+            for address in [address for idle in self._idle.values() for address in idle]:
+                self._unpin(address)
+        self._idle.clear()
+        self._leave()
 
     # -- work ---------------------------------------------------------------------------------------------------
 
