@@ -14,7 +14,7 @@ from hal_core.conformance.report.command import Options
 LIARS = {liar.name: liar for liar in everyone()}
 pytestmark = pytest.mark.conform
 HANGS = 1500
-"""Seconds after which a run of all liars is taken to hang; it takes two or three minutes where nothing else runs."""
+"""Seconds after which a run of all liars is taken to hang; it takes three to five minutes."""
 STREAMS = {"async_h2d", "async_d2h", "can_hold_stream", "probe_counts"}
 NEEDS_STREAMS = {name for name, liar in LIARS.items() if STREAMS & set(liar.requires)}
 
