@@ -59,8 +59,8 @@ class QueuePrimitives(Primitives):
         return event.queue.error if event.queue else None
 
     def allocate(self, nbytes: int) -> int:
-        block = ctypes.create_string_buffer(nbytes + 64)
-        address = -(-ctypes.addressof(block) // 64) * 64
+        block = np.empty(nbytes + 64, np.uint8)
+        address = -(-block.ctypes.data // 64) * 64
         self.memory[address] = block
         return address
 

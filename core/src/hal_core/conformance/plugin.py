@@ -16,6 +16,7 @@ from .report.key import KEY
 if TYPE_CHECKING:
     from .harness.subject import Subject
     from .kit import Kit
+    from .rigs.far import Far
 
 pytest.register_assert_rewrite("hal_core.conformance.suite", "hal_core.conformance.rigs.rig")
 
@@ -139,6 +140,23 @@ def kit(request: pytest.FixtureRequest, kit_session: Kit) -> Iterator[Kit]:
     yield kit_session
     if request.config.stash[KEY].failed(request.node):
         kit_session.renew()
+
+
+@pytest.fixture
+def small(kit: Kit) -> Iterator[Kit]:
+    """Another opened device, whose staging ring is soon full."""
+    from .rigs.lines import pressed
+
+    with pressed(kit) as found:
+        yield found
+
+
+@pytest.fixture
+def far(kit: Kit) -> Far:
+    """A block of more than 4 GiB; the test is skipped where there is no room for one."""
+    from .rigs.far import far_block
+
+    return far_block(kit)
 
 
 @pytest.hookimpl(wrapper=True)
