@@ -14,15 +14,10 @@ help:            ## what can be made
 CHECK_PYTHON = @$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { \
 	echo "hal: $(PYTHON) is $$($(PYTHON) --version 2>&1): Python 3.11, 3.12 or 3.13 is needed (make PYTHON=python3.11 …)" >&2; exit 1; }
 
-# Without shared memory all else works, so pip may fail there; what failed it says itself.
 $(STAMP): requirements-dev.txt pyproject.toml core/pyproject.toml $(wildcard plugins/*/pyproject.toml)
 	$(CHECK_PYTHON)
 	$(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -r requirements-dev.txt
-	@$(BIN)/python -m pip install -q --disable-pip-version-check --only-binary iceoryx2 -e '.[shm]' || true
-	@$(BIN)/python -c 'import iceoryx2' 2>/dev/null || \
-		echo "hal: iceoryx2 is not installed (it has wheels for x86-64 Linux with glibc 2.34):" \
-			"shared memory is left out, its tests are skipped" >&2
 	@touch $@
 
 run: $(STAMP)    ## generate text: make run ARGS='--prompt "def main(" --temperature 0.7 --top-p 0.9 --seed 1'

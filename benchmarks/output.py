@@ -28,7 +28,6 @@ import numpy as np
 import zmq
 from hal_core.devices.cpu import CpuPlugin
 from hal_core.frames.envelope import decode, encode
-from hal_core.frames.pieces import Reading, Writing
 from hal_core.output.records import OutputRecord, assemble
 from hal_core.runtime.bound import bind
 from hal_core.slots.admission import Request, admit
@@ -36,9 +35,9 @@ from hal_core.slots.fields import Sizes
 from hal_core.slots.step import Step
 from hal_core.slots.tasks import Task, TaskKind
 
-from hal.reading import OutputReader
-from hal.transport import open_sink, private_ipc_url, release_ipc
-from hal.transport.wire import Wire
+from hal.reading import OutputReader, receiver
+from hal.transport import open_sink, private_ipc_url, release_ipc, zmq_sink
+from hal.transport.connection import Connection
 
 PACE = 0.002  #: seconds between frames
 ROWS, TOKENS, COLUMNS = 512, 6, 21  #: what the largest legacy message can hold
@@ -247,29 +246,27 @@ def in_us(times: list[float]) -> str:
 
 
 def send_timed(url: str, pipe: Any, samples: int) -> None:  # noqa: ANN401  # a Connection
-    encoding, sending = timed(Writing, "rows"), timed(Wire, "_send_parts")
+    encoding, sending = timed(zmq_sink, "encode"), timed(Connection, "send")
     send_records(url, pipe, samples)
-    sent = sum(sorted(sending)[-4 * len(encoding) :]) / len(encoding)  # the word ahead and three pieces
-    print(f"  within: rows encoded {in_us(encoding)}, messages handed over {1e6 * sent:.0f} us")
+    frames = sorted(sending)[-len(encoding) :]  # the others are heartbeats
+    print(f"  within: encoded {in_us(encoding)}, handed over {in_us(frames)}")
 
 
 def within(samples: int) -> None:
     """What of the way of a large frame is encoding, handing over and decoding; and the same again and again."""
-    taking = timed(Reading, "take")
+    decoding = timed(receiver, "decode_frame")
     with OutputReader(timeout=20) as reader:
         process = started(send_timed, reader.url, samples)
         for _ in reader:
             pass
         process.join()
-    pieces = [in_us(taking[at::3]) for at in range(3)]
-    print(f"  within: ids {pieces[0]}, rows decoded {pieces[1]}, log-probabilities {pieces[2]}")
+    print(f"  within: decoded {in_us(decoding)}")
     source, numbers = large(), {"session": 1, "sender": 0, "sequence": 1}
     frame = encode(source, **numbers)
-    encoding = timeit.timeit(lambda: Writing(source, **numbers).rows(), number=100) / 100
-    again = timeit.timeit(lambda: encode(source, **numbers), number=100) / 100
-    decoding = timeit.timeit(lambda: decode(frame), number=100) / 100
-    times = [in_us([seconds]) for seconds in (encoding, again, decoding)]
-    print(f"  again and again: rows encoded {times[0]}; whole encoded {times[1]}, decoded {times[2]}")
+    times = [
+        timeit.timeit(call, number=100) / 100 for call in (lambda: encode(source, **numbers), lambda: decode(frame))
+    ]
+    print(f"  again and again: encoded {in_us(times[:1])}, decoded {in_us(times[1:])}")
 
 
 def table(names: list[str], samples: int, rounds: int) -> None:

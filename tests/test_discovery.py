@@ -47,7 +47,7 @@ def test_load_imports_the_plugin_asked_for_and_no_other(site):
     site.device("alpha")
     site.device("beta", state="exits")
     plugin = load(only("alpha"))
-    assert (plugin.name, plugin.priority) == ("alpha", 10)
+    assert plugin.name == "alpha"
     assert site.imported() == {"paddle-hal-alpha"}
 
 
@@ -62,7 +62,6 @@ def test_load_imports_the_plugin_asked_for_and_no_other(site):
         ("no_base", "not a class derived from hal_core.Plugin"),
         ("abstract", "does not implement open"),
         ("other_name", "'somebody_else'"),
-        ("bool_priority", "not an integer"),
     ],
 )
 def test_a_broken_plugin_is_an_error_that_names_device_distribution_and_cure(site, state, says):
@@ -81,24 +80,6 @@ def test_an_entry_point_without_its_attribute_is_an_error(site):
     site.distribution("paddle-hal-alpha", points={"hal.devices": {"alpha": f"{module}:NoSuchClass"}})
     with pytest.raises(PluginError, match=r"paddle-hal-alpha 1\.0: importing .*NoSuchClass failed: AttributeError"):
         load(only("alpha"))
-
-
-@pytest.mark.parametrize(
-    ("priority", "stated", "cure"),
-    [(10, 11, 'alpha = "priority_11"'), (None, 5, 'alpha = "priority_5"'), (0, -1, "remove the line")],
-)
-def test_the_declared_priority_must_be_the_plugins_own(site, priority, stated, cure):
-    site.core()
-    site.device("alpha", priority=priority, stated=stated)
-    with pytest.raises(PluginError, match=r"hal\.priorities") as caught:
-        load(only("alpha"))
-    assert cure in caught.value.cure
-
-
-def test_any_negative_priority_means_the_same_as_no_declaration(site):
-    site.core()
-    site.device("alpha", priority=None, stated=-7)
-    assert load(only("alpha")).priority == -7
 
 
 @pytest.mark.parametrize("text", ["high", "100", "priority_-1", "priority_1.5", "priority_" + "9" * 5000, "priority_²"])

@@ -24,6 +24,7 @@ from training.corpus import Corpus, read_corpus
 if TYPE_CHECKING:
     from hal.model.llama import LlamaModel
     from hal.model.tokenizer import Tokenizer
+    from training.dense import DenseModel
 
 DEFAULT_DIRECTORY = Path(__file__).parent.parent / "hal" / "model" / "default"
 STRIDE = 256  # a held-out token is scored with at least this much context, where its file has it
@@ -39,7 +40,7 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
     return scores
 
 
-def file_loss(model: LlamaModel, ids: list[int], *, mtp: bool = False) -> tuple[float, int]:
+def file_loss(model: DenseModel, ids: list[int], *, mtp: bool = False) -> tuple[float, int]:
     """Sum of -log p (nats) and number of tokens over one file and its end, each file starting afresh after the end
     token, in windows that overlap by half so that no token is scored without context."""
     context = model.config.max_position_embeddings
@@ -50,7 +51,7 @@ def file_loss(model: LlamaModel, ids: list[int], *, mtp: bool = False) -> tuple[
         window = text[start : start + context]
         if start + len(window) <= scored:
             break
-        scores = log_softmax(model.dense_mtp_logits(window) if mtp else model.dense_logits(window))
+        scores = log_softmax(model.mtp_logits(window) if mtp else model.logits(window))
         targets = np.arange(scored, start + len(window))
         total -= float(scores[targets - start - ahead, np.array(text)[targets]].sum())
         count += len(targets)
@@ -137,7 +138,7 @@ def prompts(held_out: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:
     raise AssertionError("no held-out text")
 
 
-def losses(model: LlamaModel, tokenizer: Tokenizer, corpus: Corpus) -> dict[str, Any]:
+def losses(model: DenseModel, tokenizer: Tokenizer, corpus: Corpus) -> dict[str, Any]:
     """Held-out losses in nats a byte, over all held-out files and without ``encodings/``, whose tables are easy."""
     texts = [text for _, text in corpus.held_out]
     ids = [tokenizer.encode(text) for text in texts]
@@ -171,12 +172,13 @@ def evaluate(directory: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """All measurements of the checkpoint in ``directory``, and the samples."""
     from hal.model.llama import LlamaModel
     from hal.model.tokenizer import Tokenizer
+    from training.dense import DenseModel
 
     model, corpus = LlamaModel.load(directory), read_corpus()
     tokenizer = Tokenizer.load(directory, model.config)
     rows = samples(model, tokenizer, corpus)
     verdicts = [row["verdict"] for row in rows]
-    result = losses(model, tokenizer, corpus)
+    result = losses(DenseModel.load(directory), tokenizer, corpus)
     result["samples"] = {
         "count": len(rows),
         "tokenize": verdicts.count("ok"),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hal_core.errors import InvalidValue, SinkClosed, Undelivered
 from hal_core.output.records import OutputRecord, SlotStatus
-from hal_core.output.sinks import Discard, MemorySink, Sink
+from hal_core.output.sinks import MemorySink, Sink
 from hal_core.slots.fields import FinishReason
 
 
@@ -156,12 +156,6 @@ def test_g19_closing_names_the_requests_whose_output_never_came():
     latch.set()
     assert caught.value.records == (("r0", -1, -1), ("r1", -1, -1), ("r2", -1, -1))
     assert [type(output.settled[0]) for output in outputs[1:]] == [SinkClosed, SinkClosed]
-
-
-def test_g17_discard_settles_without_resolving():
-    output = Output(0, error=AssertionError("resolved"))
-    Discard().put(output)
-    assert output.settled == [None]
 
 
 def test_g19_an_output_that_cannot_be_settled_does_not_stop_those_after_it(caplog):

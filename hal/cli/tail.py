@@ -36,7 +36,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         "engine's place and acknowledges what it has printed.",
         allow_abbrev=False,
     )
-    where = "ipc:///folder/name, shm:///folder/name or tcp://host:port, where workers send to"
+    where = "ipc:///folder/name or tcp://host:port, where workers send to"
     parser.add_argument("url", metavar="URL", help=where)
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     parser.add_argument("--request", metavar="ID", help="only this request's rows")

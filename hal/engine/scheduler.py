@@ -87,8 +87,6 @@ class Scheduler:
         who = f"request {request.request_id!r}"
         if request.request_id in self._live:
             raise InvalidValue("a request of that name has not ended yet", cure="choose another name", argument=who)
-        if not request.request_id or "\0" in request.request_id:
-            raise InvalidValue("the name is empty or holds a NUL character", cure="choose another", argument=who)
         admitted = self._admit(request)
         sizes, wanted = self.layout.sizes, admitted.prompt_len + request.params.max_tokens
         if wanted > sizes.max_tokens:

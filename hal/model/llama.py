@@ -1,14 +1,15 @@
 """The decoder: Llama and Qwen2 architecture in Paddle, float32, with a paged cache.
 
 Sources: RMSNorm, Zhang & Sennrich 2019; rotary positions, Su et al. 2021, in the half-split layout of Llama
-checkpoints; grouped-query attention, Ainslie et al. 2023; SwiGLU, Shazeer 2020; the multi-token-prediction layer,
-DeepSeek-V3 report 2024, section 2.2. A step is a fixed, small number of operators whatever the number of rows: at
-decode the operators' own cost is what a small model spends its time on.
+checkpoints; grouped-query attention, Ainslie et al. 2023; SwiGLU, Shazeer 2020.
+
+A step is a fixed, small number of operators whatever the number of rows: at decode the operators' own cost is what a
+small model spends its time on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,15 +21,12 @@ from hal_core import InvalidValue
 
 from hal.model.batch import GroupPlan, ModelBatch, check_batch, plan_step
 from hal.model.config import LlamaConfig, read_config
-from hal.model.dense import DenseModel
 from hal.model.kv_cache import PagedCache
 from hal.model.loading import read_tensors
 from hal.model.weights import DecoderWeights, LayerWeights, prepare_weights
 
 if TYPE_CHECKING:
     from paddle import Tensor
-
-Tensors = Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -56,16 +54,12 @@ class _Step:
 class LlamaModel:
     """A loaded decoder. Not thread-safe: one worker drives it."""
 
-    def __init__(self, config: LlamaConfig, read: Callable[[], Tensors], *, place: str = "cpu") -> None:
-        """``read`` returns the checkpoint's tensors (``hal.model.loading``); it is called again for the oracle, so that
-        a large model is not kept twice."""
+    def __init__(self, config: LlamaConfig, tensors: Mapping[str, np.ndarray], *, place: str = "cpu") -> None:
+        """``tensors``: the checkpoint's (:func:`hal.model.loading.read_tensors`); they are not kept."""
         self.config = config
         self.place = place
         self.cache: PagedCache | None = None
-        self.weights: DecoderWeights = prepare_weights(config, read(), place)
-        """Weights on the place; ``weights.mtp`` is the multi-token-prediction layer, None where there is none."""
-        self._read = read
-        self._dense: DenseModel | None = None
+        self.weights: DecoderWeights = prepare_weights(config, tensors, place)
         self._frequencies = config.rope_theta ** (-np.arange(0, config.head_dim, 2) / config.head_dim)
 
     @classmethod
@@ -85,7 +79,7 @@ class LlamaModel:
             raise InvalidValue(
                 f"{place!r} is no place of this Paddle build: {why}", cure="use 'cpu'", argument="--model-place"
             ) from None
-        return cls(config, lambda: read_tensors(directory, config), place=place)
+        return cls(config, read_tensors(directory, config), place=place)
 
     def allocate_cache(self, blocks: int, block_size: int) -> None:
         """Allocate (anew) the zeroed paged cache of ``blocks`` blocks of ``block_size`` tokens, ids 0 to blocks - 1."""
@@ -99,24 +93,6 @@ class LlamaModel:
         """
         hidden, last = self._run(batch)
         return self._head(paddle.gather(hidden, self._put(last)))
-
-    def forward_all(self, batch: ModelBatch) -> np.ndarray:
-        """As ``forward``, with the logits of every token: float32 ``[tokens, vocab]``."""
-        return self._head(self._run(batch)[0])
-
-    def dense_logits(self, token_ids: Sequence[int] | np.ndarray) -> np.ndarray:
-        """float32 ``[n, vocab]``: logits after each token of one sequence, by the plain NumPy pass of
-        ``hal.model.dense`` (no cache, no paging, shares no code with ``forward``): the oracle of tests."""
-        return self._oracle().logits(token_ids)
-
-    def dense_mtp_logits(self, token_ids: Sequence[int] | np.ndarray) -> np.ndarray:
-        """float32 ``[n - 1, vocab]``: the prediction layer's logits for token i + 2, given tokens 0 to i + 1."""
-        return self._oracle().mtp_logits(token_ids)
-
-    def _oracle(self) -> DenseModel:
-        if self._dense is None:
-            self._dense = DenseModel(self.config, self._read())
-        return self._dense
 
     def _put(self, array: np.ndarray) -> Tensor:
         return paddle.to_tensor(array, place=self.place)

@@ -36,17 +36,6 @@ class LayerWeights:
 
 
 @dataclass(frozen=True)
-class MtpWeights:
-    """The multi-token-prediction layer: ``layer(concat(enorm(embedding of the next token), hnorm(h)) @ eh_proj)``,
-    then its own norm and the model's head. ``h`` is the decoder's output after its last norm."""
-
-    eh_proj: Tensor
-    """``[2 * hidden, hidden]``, embedding rows first; both norms' weights folded in."""
-    layer: LayerWeights
-    norm: Tensor
-
-
-@dataclass(frozen=True)
 class DecoderWeights:
     """All weights; ``head`` is ``embedding`` itself where the two are tied."""
 
@@ -55,7 +44,6 @@ class DecoderWeights:
     norm: Tensor
     head: Tensor
     """``[vocab, hidden]``."""
-    mtp: MtpWeights | None
 
 
 def prepare_weights(config: LlamaConfig, tensors: Mapping[str, np.ndarray], place: str) -> DecoderWeights:
@@ -68,23 +56,12 @@ def prepare_weights(config: LlamaConfig, tensors: Mapping[str, np.ndarray], plac
         arrays = _join_layer(config, tensors, f"model.layers.{number}")
         return LayerWeights(**{name: None if array is None else put(array) for name, array in arrays.items()})
 
-    mtp = None
-    if config.num_nextn_predict_layers:
-        number = config.num_hidden_layers
-        prefix = f"model.layers.{number}"
-        norms = np.concatenate([tensors[f"{prefix}.enorm.weight"], tensors[f"{prefix}.hnorm.weight"]])
-        mtp = MtpWeights(
-            eh_proj=put((tensors[f"{prefix}.eh_proj.weight"] * norms).T),
-            layer=layer(number),
-            norm=put(tensors[f"{prefix}.shared_head.norm.weight"]),
-        )
     embedding = put(tensors["model.embed_tokens.weight"])
     return DecoderWeights(
         embedding=embedding,
         layers=tuple(layer(number) for number in range(config.num_hidden_layers)),
         norm=put(tensors["model.norm.weight"]),
         head=embedding if config.tie_word_embeddings else put(tensors["lm_head.weight"]),
-        mtp=mtp,
     )
 
 

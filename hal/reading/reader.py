@@ -42,9 +42,7 @@ class OutputReader:
     With ``curve`` a tcp url is encrypted, and only the senders that it names are let in.
 
     One thread at a time, or one event loop. A record's arrays are views of the message it came in, at most 64 KB or
-    one frame; copy what is to be kept for long. Of a shm url it is the place in shared memory: of a session's records
-    that are kept the first four hold theirs, what comes then is copied. Copy them before a fork: once this process
-    drops them, the worker writes there, and a child would read that.
+    one frame; copy what is to be kept for long.
     """
 
     def __init__(
@@ -75,6 +73,7 @@ class OutputReader:
         self.url = self._receiver.url  #: where senders connect; port wildcards are resolved
         self._auto_ack, self._timeout, self._on_event = auto_ack, timeout, on_event
         self._last: Session | None = None  # the session of the last record given out
+        self._was_good_bye = False  # one of the events told since ``ready`` was empty
         self._ended = self._closed = False
         self._pid = os.getpid()
 
@@ -141,13 +140,9 @@ class OutputReader:
                 self._receiver.acknowledge(known, upto)
 
     def counters(self) -> dict[str, int]:
-        """Return the frames read, duplicates dropped, and stretches of bytes skipped because they were no frame.
-
-        Of a shm url also the frames that came through shared memory, which ``frames`` counts too.
-        """
+        """Return the frames read, duplicates dropped, and stretches of bytes skipped because they were no frame."""
         receiver = self._receiver
-        counts = {"frames": receiver.frames, "duplicates": receiver.duplicates, "skipped": receiver.skipped}
-        return counts | {"shared": receiver.shared} if self.url.startswith("shm:") else counts
+        return {"frames": receiver.frames, "duplicates": receiver.duplicates, "skipped": receiver.skipped}
 
     def close(self) -> None:
         """Acknowledge what was given out if that is automatic, close, and remove the ipc socket. Idempotent.
@@ -191,13 +186,13 @@ class OutputReader:
                 self._last, frame = item
                 self._last.read = frame.header.sequence
                 return frame
-            self._ended = isinstance(item, SessionEnded) and not self._receiver.sessions
+            self._was_good_bye |= isinstance(item, SessionEnded)
             if self._on_event is not None:
                 self._on_event(item)
             elif isinstance(item, StreamLoss):
                 raise item
-            if self._ended:
-                return None
+        self._ended = self._was_good_bye and not self._receiver.sessions  # now that what was lost beside it is told
+        self._was_good_bye = False
         return None
 
     def _acknowledges_pending(self) -> bool:

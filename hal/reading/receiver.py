@@ -9,30 +9,17 @@ from collections.abc import Mapping
 
 import zmq
 from hal_core import FrameError
-from hal_core.frames import (
-    HAS_TRAILER,
-    PIECES,
-    Frame,
-    FrameHeader,
-    FrameKind,
-    apart,
-    decode_frame,
-    is_word_ahead,
-    split,
-)
+from hal_core.frames import Frame, FrameHeader, FrameKind, decode_frame, split
 
 from hal.reading.connections import Connections
 from hal.reading.events import Event, FrameSkipped, SessionEnded, SessionLost
 from hal.reading.session import Session
 from hal.transport.curve import CurveKeys
-from hal.transport.domains import remove_stale_domains
 from hal.transport.protocol import Cursor, Empty, State, control, read_control
-from hal.transport.shared_queue import SharedReceiver
 from hal.transport.sockets import Bound
 from hal.transport.urls import socket_of
 
-# Reading an enum's member costs a call.
-_OUTPUT, _ROWS = int(FrameKind.OUTPUT), int(FrameKind.ROWS)
+_OUTPUT = int(FrameKind.OUTPUT)  # reading an enum's member costs a call
 #: Sessions that ended or were lost are remembered, so that a late word of theirs is not taken for a new one.
 _REMEMBERED = 4096
 #: How often broken connections and silent sessions are looked for while there are sessions.
@@ -54,18 +41,14 @@ class Receiver:
         self._lost_after, self._grace = lost_after, grace
         self.sessions = {number: Session(number, now, sequence) for number, sequence in after.items()}
         self.ready: deque[tuple[Session, Frame] | Event] = deque()
-        self.duplicates = self.skipped = self.frames = self.shared = 0
+        self.duplicates = self.skipped = self.frames = 0
         self._gone: dict[int, bool] = {}  # sessions that are over -> whether they were lost
         self._bound = Bound(url, curve)
         self.socket = self._bound.socket
-        path = socket_of(url)
-        self._memory: SharedReceiver | None = None
         try:
             self.connections = Connections(self.socket)
-            self.url = url if path else bytes(self.socket.get(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
-            if path is not None:
-                remove_stale_domains(path.parent, path.name)  # also where this reader has none: no other one comes
-                self._memory = SharedReceiver(path) if url.startswith("shm:") else None
+            endpoint = bytes(self.socket.get(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
+            self.url = endpoint if socket_of(url) is None else url
         except BaseException:
             self._bound.give_up()
             raise
@@ -97,12 +80,13 @@ class Receiver:
             return True
         message = self.socket.recv(copy=False)  # parts of a message come together
         self.messages += 1
-        if not message.more and is_word_ahead(message.buffer):
-            return True
-        beside = self.socket.recv(copy=False) if message.more else None
-        self._take_message(identity.bytes, message, beside)
-        while beside is not None and beside.more:  # not from a sender of ours
-            beside = self.socket.recv(copy=False)
+        last = message
+        while last.more:
+            last = self.socket.recv(copy=False)
+        if last is message:
+            self._take_message(identity.bytes, message)
+        else:
+            self._skip(FrameError("a message in several parts", cure="connect hal's own sinks only"))
         return True
 
     def look_for_losses(self, *, drained: bool) -> None:
@@ -135,15 +119,8 @@ class Receiver:
         try:
             self._take_leave(time.monotonic() + _LEAVE_SECONDS)
             self._close_sockets()
-            for session in self.sessions.values():
-                if session.shared is not None:
-                    session.shared.close()
         finally:
-            try:
-                if self._memory is not None:
-                    self._memory.close()
-            finally:
-                self._bound.release()
+            self._bound.release()
 
     def _close_sockets(self) -> None:
         self.connections.close()
@@ -163,35 +140,25 @@ class Receiver:
 
     # Messages ----------------------------------------------------------------------------------------------------
 
-    def _take_message(self, identity: bytes, message: zmq.Frame, beside: zmq.Frame | None) -> None:
-        """Take the frames of a message, or the header of an array that is ``beside`` it."""
+    def _take_message(self, identity: bytes, message: zmq.Frame) -> None:
+        """Take the frames of a message."""
         try:
             descriptor = int(message.get(zmq.SRCFD))
-        except (
-            zmq.ZMQError
-        ):  # a peer that greets as ZeroMQ 2 did: or what takes its own first bytes for such a greeting
-            self._skip(
-                FrameError("a message of a peer that does not speak ZMTP 3", cure="connect hal's own sinks only")
-            )
+        except zmq.ZMQError:  # of a peer that greets as ZeroMQ 2 did, or whose first bytes look as if it did
+            what = "a message of a peer that does not speak ZMTP 3"
+            self._skip(FrameError(what, cure="connect hal's own sinks only"))
             return
         session: Session | None = None
         heard: Session | None = None
         try:
-            frames = split(message.buffer) if beside is None else apart(message.buffer, beside.buffer)
-            for header, frame in frames:
+            for header, frame in split(message.buffer):
                 if session is None or session.number != header.session:
                     session = self._session_of(header, identity, descriptor)
                 if session is None:
                     continue
                 heard = session
                 if header.kind == _OUTPUT:
-                    if session.shared is not None and header.flags & HAS_TRAILER:
-                        self._forget_shared(session, header.sequence)
                     self._take_output(session, header, frame)
-                elif header.kind in PIECES:
-                    self._take_piece(session, header, frame)
-                elif header.kind == FrameKind.SHARED:
-                    self._take_shared(session, header)
                 else:
                     self._take_word(session, header, frame)
                     session = None  # it may be over
@@ -210,8 +177,6 @@ class Receiver:
             session = self.sessions[header.session] = Session(header.session, time.monotonic())
         if session.identity is None:
             session.identity, session.sender = identity, header.sender
-            if self._memory is not None:
-                session.shared = self._memory.queue(session.number)
             self._ask(session)
         if session.descriptor != descriptor:
             self._watch_connections()  # what broke before this connection was made concerns the former one
@@ -240,57 +205,13 @@ class Receiver:
             except FrameError as error:
                 self._give_up_or_ask(session, header.sequence, error)
                 return
-            self._give(session, decoded)
-        else:
-            self._out_of_turn(session, header)
-
-    def _take_piece(self, session: Session, header: FrameHeader, data: memoryview) -> None:
-        if header.sequence != session.expected:
-            if header.kind == _ROWS:  # there is one of each frame
-                self._out_of_turn(session, header)
-            return
-        if session.is_asking:  # it comes whole
-            return
-        try:
-            decoded = session.piece(header, data)
-        except FrameError as error:
-            self._give_up_or_ask(session, header.sequence, error)
-            return
-        if decoded is not None:
-            self._give(session, decoded)
-
-    def _give(self, session: Session, decoded: Frame) -> None:
-        session.take(decoded.header.sequence, decoded.record)
-        self.frames += 1
-        self.ready.append((session, decoded))
-
-    def _out_of_turn(self, session: Session, header: FrameHeader) -> None:
-        if session.expected is not None and header.sequence < session.expected:
+            session.take(header.sequence, decoded.record)
+            self.frames += 1
+            self.ready.append((session, decoded))
+        elif session.expected is not None and header.sequence < session.expected:
             self.duplicates += 1
         elif not session.is_asking:  # something before it is missing
             self._ask(session)
-
-    def _take_shared(self, session: Session, header: FrameHeader) -> None:
-        """An output frame that lies in shared memory. If it does not, it is asked for, and comes as bytes."""
-        if session.shared is None:
-            return  # nobody asked for it there; the hole is noticed
-        try:
-            found, frame = session.shared.take(header.sequence)
-        except FrameError as error:
-            if header.sequence == session.expected:
-                self._give_up_or_ask(session, header.sequence, error)
-            return
-        before = self.frames
-        self._take_output(session, found, frame)
-        self.shared += self.frames - before
-
-    def _forget_shared(self, session: Session, sequence: int) -> None:
-        """A large frame came as bytes. Had it been laid into shared memory before, it takes a place there."""
-        assert session.shared is not None
-        try:
-            session.shared.forget(sequence)
-        except FrameError as error:
-            self._skip(error)
 
     def _give_up_or_ask(self, session: Session, sequence: int, error: FrameError) -> None:
         self._skip(error)
@@ -332,8 +253,6 @@ class Receiver:
     def _ask(self, session: Session, *, anew: bool = True) -> None:
         sequence, cursor = session.ask(time.monotonic(), anew=anew)
         cursor.leaving = self._leaving
-        if session.shared is not None and self._memory is not None:
-            cursor.shared = self._memory.name
         self._say(session, FrameKind.CURSOR, sequence, cursor)
 
     def _say(self, session: Session, kind: FrameKind, sequence: int, body: Cursor | Empty | None = None) -> None:
@@ -374,9 +293,6 @@ class Receiver:
 
     def _forget(self, session: Session, *, lost: bool) -> None:
         del self.sessions[session.number]
-        if session.shared is not None and self._memory is not None:
-            session.shared.close()
-            self._memory.clean()
         self._gone[session.number] = lost
         while len(self._gone) > _REMEMBERED:
             del self._gone[next(iter(self._gone))]

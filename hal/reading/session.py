@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from hal_core import OutputRecord
-from hal_core.frames import Frame, FrameHeader, Reading
 
 from hal.reading.events import Gap, SessionStarted
 from hal.transport.protocol import Cursor, State
-
-if TYPE_CHECKING:
-    from hal.transport.shared_queue import SharedQueue
 
 #: Seconds after which a cursor that was not answered is given again.
 ASK_AGAIN_SECONDS = 0.5
@@ -26,7 +20,6 @@ class Session:
         self.number, self.sender = number, 0
         self.identity: bytes | None = None  # None: its cursor is known, itself was not heard of yet
         self.descriptor = -1  # of its connection
-        self.shared: SharedQueue | None = None  # where its large frames may lie
         self.heard = now
         self.broken: float | None = None  # since when its connection is down
         self.overdue: int | None = None  # messages that had been read when its time was over
@@ -34,7 +27,6 @@ class Session:
         self.expected = None if after is None else after + 1
         self.read = self.acknowledged = after or 0
         self.acknowledge_every = 1
-        self.pieces: Reading | None = None  # of the expected frame
         self.requests: dict[str, None] = {}  # unfinished, in the order of their appearance
         self._last_ids: tuple[str, ...] = ()
         self._token = self._asked = 0
@@ -66,26 +58,17 @@ class Session:
         if anew or not self._asked:
             self._token += 1
         self._asked, self._asked_at = self._token, now
-        return self.last, Cursor(self._token, self.expected is not None, pieces=True)
+        return self.last, Cursor(self._token, self.expected is not None)
 
     def take(self, sequence: int, record: OutputRecord) -> None:
         """The expected frame was readable: note it and which requests are unfinished."""
-        self.expected, self.pieces = sequence + 1, None
+        self.expected = sequence + 1
         if record.request_ids is not self._last_ids:  # the same tuple from step to step while the batch is the same
             self._last_ids = record.request_ids
             self.requests |= dict.fromkeys(record.request_ids)
         if record.finish.tobytes().strip(b"\0"):
             for row in record.finish.nonzero()[0].tolist():
                 self.requests.pop(record.request_ids[row], None)
-
-    def piece(self, header: FrameHeader, data: memoryview) -> Frame | None:
-        """Take a piece of the expected frame; return the frame once it is whole. Raises FrameError.
-
-        Should one have been lost, the frame stays a hole, and comes whole when it is asked for.
-        """
-        if self.pieces is None or self.pieces.sequence != header.sequence:
-            self.pieces = Reading(header.sequence)
-        return self.pieces.take(header, data)
 
     def unreadable(self, sequence: int, why: str) -> Gap | None:
         """The expected frame was unreadable: the second time it is given up, else it must be asked for again."""

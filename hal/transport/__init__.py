@@ -35,7 +35,6 @@ def open_sink(
     """Open the sink that the url names; a reader may listen there already or come later.
 
     ``ipc:///folder/name`` and ``tcp://host:port`` send frames over ZeroMQ, with ``curve`` (tcp) encrypted.
-    ``shm:///folder/name`` is ipc, and large frames lie in shared memory (``paddle-hal[shm]``; else ``Unavailable``).
     ``sysv://FOLDER?layout=…`` writes the System V messages of FastDeploy's own readers (``docs/output.md``); those
     cannot notice a loss, so ``require_loss_detection`` refuses it; of the options ``capacity`` and ``deadline`` count.
 
@@ -75,7 +74,7 @@ def open_sink(
 
 def _text(url: object) -> str:
     if not isinstance(url, str):
-        cure = "give a str: ipc:///folder/name, shm:///folder/name or tcp://host:port"
+        cure = "give a str: ipc:///folder/name or tcp://host:port"
         raise InvalidValue(f"{url!r} is no url", cure=cure, argument="url")
     return url
 

@@ -23,7 +23,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from hal.transport.curve import CurveKeys, secure_sender
 from hal.transport.sockets import dealer
-from hal.transport.urls import endpoint_of, socket_of
+from hal.transport.urls import socket_of
 
 #: Seconds between two looks for a reader: at first, and at most.
 _LEAST_PAUSE, _MOST_PAUSE = 0.01, 0.2
@@ -31,6 +31,9 @@ _LEAST_PAUSE, _MOST_PAUSE = 0.01, 0.2
 _PATIENCE = 1.0
 _IN, _IN_OUT = int(zmq.POLLIN), int(zmq.POLLIN | zmq.POLLOUT)  # enums cost a call
 _WATCHED = int(zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED)
+_DONTWAIT = int(zmq.DONTWAIT)
+#: From this size on ZeroMQ sends from the bytes themselves instead of copying them; frames never change.
+_NO_COPY_BYTES = 1 << 16
 _CREDENTIALS = struct.Struct("3i")  #: process, user and group, as SO_PEERCRED gives them
 _CURE = "run worker and reader as one user, or choose a folder that others cannot write to (private_ipc_url())"
 _log = logging.getLogger("hal.transport")
@@ -53,7 +56,6 @@ class Connection:
         self._context = zmq.Context()
         self._sockets: list[zmq.Socket[bytes]] = []
         self._number = 0
-        self._polls_out = False
         self._is_used = False  # the socket was connected before, and may have something left of that
         self._polls_out = False
         self._pause = _LEAST_PAUSE
@@ -68,11 +70,6 @@ class Connection:
             self.close(0)
             self.end()
             raise
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether socket and context are closed."""
-        return bool(self._context.closed)
 
     def follow(self) -> bool:
         """Take note of what became of the connection, and make one if it is time. Return whether there is a new one."""
@@ -98,6 +95,16 @@ class Connection:
             until = min(until, self._next_look)
         events: dict[Any, int] = dict(self._poller.poll(int(1000 * max(0.0, until - time.monotonic())) + 1))
         return self._wake_end in events
+
+    def send(self, message: bytes) -> bool:
+        """Send a message. False: there is no connection, or the reader does not keep up."""
+        if not self.is_open:
+            return False
+        try:
+            self.socket.send(message, _DONTWAIT, copy=len(message) < _NO_COPY_BYTES)
+        except zmq.Again:
+            return False
+        return True
 
     def close(self, linger: int) -> None:
         """Close; what is to be sent has ``linger`` ms more."""
@@ -137,7 +144,7 @@ class Connection:
     def _connect(self) -> None:
         try:
             self._is_used = True
-            self.socket.connect(endpoint_of(self._url))
+            self.socket.connect(self._url)
         except zmq.ZMQError as error:
             what = f"cannot connect to {self._url!r}: {error}"
             raise InvalidValue(what, cure="check host and port", argument="url") from error

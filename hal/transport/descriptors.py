@@ -13,8 +13,6 @@ from hal_core import Unavailable
 SENDER = 12
 #: The same with the listener, its address's lock, and two connections, which ZeroMQ accepts in a thread of its own.
 READER = 12
-#: What iceoryx2 adds for a reader's memory: its node's files, and the domain's lock.
-MEMORY = 10
 #: What the authenticator adds for keys: its event loop, and the sockets by which it is asked and told.
 GATE = 8
 

@@ -12,11 +12,6 @@ CURSOR         reader → sender   send everything after this number again; :cla
 ACKNOWLEDGE    reader → sender   everything up to this number is taken, the sender may forget it
 BYE            sender → reader   the session ended with this number, everything is acknowledged
 REFUSE         reader → sender   the session was declared lost, nothing more of it is taken
-SHARED         sender → reader   the number of an OUTPUT frame that lies in shared memory; no body
-COMING         sender → reader   0, no body: a large frame is being made, and who sleeps may wake up
-TOKEN_IDS,     sender → reader   pieces of the OUTPUT frame of that number (:mod:`hal_core.frames.pieces`)
-ROWS,
-LOGPROBS
 =============  ================  ==========================================================================
 
 A sender sends no output before a reader has given its CURSOR. It answers with a STATE that echoes the cursor's token
@@ -30,12 +25,8 @@ Nothing stops what comes in at the reader, so what a sender sends is bounded her
 heartbeats by their answers. A reader answers each STATE with an ACKNOWLEDGE or a CURSOR; a sender that has sent eight
 and heard nothing sends no more until it does, or until its connection is a new one.
 
-A CURSOR may name the reader's domain of shared memory (:mod:`hal.transport.domains`). Then the sender may lay a large
-OUTPUT frame there, whole, and send SHARED in its place. It does so once for each frame: what is asked for again, and
-what finds no room there, comes as bytes. So a sample that cannot be had is a hole like any other.
-
-A CURSOR may also say that the reader knows pieces. Then a large frame goes through the socket in pieces, the arrays as
-second parts of messages, and whole when it is asked for again: a piece that is lost or unsound makes the frame a hole.
+Kinds that a side does not know are skipped, and so are names in a body: a later revision may add both. What changes how
+frames travel has to be asked for in the CURSOR, so that a reader that knows nothing of it gets them whole.
 """
 
 from __future__ import annotations
@@ -73,8 +64,6 @@ class Cursor(msgspec.Struct, omit_defaults=True, gc=False):
     token: Token
     explicit: bool = False
     leaving: bool = False
-    pieces: bool = False  #: large frames may come in pieces
-    shared: str = ""  #: the name of the domain where large frames may be laid, "" for none
 
 
 class Empty(msgspec.Struct, gc=False):

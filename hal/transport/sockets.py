@@ -9,8 +9,8 @@ from hal_core import InvalidValue
 
 from hal.transport.addresses import Address
 from hal.transport.curve import CurveKeys, secure_reader
-from hal.transport.descriptors import GATE, MEMORY, READER, check_descriptors
-from hal.transport.urls import endpoint_of, scheme_of, socket_of
+from hal.transport.descriptors import GATE, READER, check_descriptors
+from hal.transport.urls import scheme_of, socket_of
 
 #: Messages that ZeroMQ itself may hold on their way out; the rest waits in the sender's window, where it is counted.
 HIGH_WATER_MARK = 64
@@ -61,9 +61,9 @@ class Bound:
     def __init__(self, url: str, curve: CurveKeys | None = None) -> None:
         """Raises InvalidValue for an address that cannot be bound, or has a reader already."""
         if scheme_of(url) == "sysv":
-            cure = "have the engine's own reader read it; OutputReader reads ipc, shm and tcp"
+            cure = "have the engine's own reader read it; OutputReader reads ipc and tcp"
             raise InvalidValue(f"{url!r} carries no frames", cure=cure, argument="url")
-        count = READER + (GATE if curve is not None else 0) + (MEMORY if url.startswith("shm:") else 0)
+        count = READER + (GATE if curve is not None else 0)
         check_descriptors(count, f"a reader of {url}", argument="url")
         path = socket_of(url)
         self._gate: Any = None
@@ -81,7 +81,7 @@ class Bound:
                 self._gate = secure_reader(self.socket, url, curve)
             if self._address is not None:  # ZeroMQ would make the socket as the umask says, and remove others'
                 self.socket.setsockopt(zmq.USE_FD, self._address.hand_over())
-            self.socket.bind(endpoint_of(url))
+            self.socket.bind(url)
         except BaseException as error:
             self.give_up()
             if not isinstance(error, zmq.ZMQError):

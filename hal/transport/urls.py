@@ -19,11 +19,9 @@ from pathlib import Path
 from hal_core import HalError, InvalidValue, Unavailable
 
 from hal.transport.addresses import lock_of, open_exactly, remove_left
-from hal.transport.domains import PRIVATE, remove_domains
 
-SCHEMES = ("ipc", "tcp", "shm", "sysv")
-_ON_ONE_HOST = ("ipc", "shm")  #: schemes whose address is the path of a socket
-_PREFIX, _LOCK, _NEW_LOCK, _SOCKET = PRIVATE, "lock", "lock.new", "output"
+SCHEMES = ("ipc", "tcp", "sysv")
+_PREFIX, _LOCK, _NEW_LOCK, _SOCKET = "hal-", "lock", "lock.new", "output"
 _MAX_PATH = 107  #: bytes of a path in sockaddr_un without its end
 _locks: dict[Path, int] = {}  #: private folders of this process, with the descriptor of their lock
 
@@ -37,9 +35,9 @@ def scheme_of(url: str) -> str:
         raise _bad(url, f"has no scheme of {', '.join(SCHEMES)}", "write ipc:///folder/name or tcp://host:port")
     if scheme == "tcp":
         _check_host_and_port(url, address)
-    if scheme in _ON_ONE_HOST and not address.startswith("/"):
-        raise _bad(url, "is no absolute path", f"write {scheme}:///folder/name, or use private_ipc_url()")
-    if scheme in _ON_ONE_HOST and len(os.fsencode(address)) > _MAX_PATH:
+    if scheme == "ipc" and not address.startswith("/"):
+        raise _bad(url, "is no absolute path", "write ipc:///folder/name, or use private_ipc_url()")
+    if scheme == "ipc" and len(os.fsencode(address)) > _MAX_PATH:
         raise _bad(url, f"has a path of more than {_MAX_PATH} bytes", "use a shorter folder, or set TMPDIR to one")
     return scheme
 
@@ -47,12 +45,7 @@ def scheme_of(url: str) -> str:
 def socket_of(url: str) -> Path | None:
     """Return the path of the url's socket; None for a scheme whose address is none."""
     scheme, _, address = url.partition("://")
-    return Path(address) if scheme in _ON_ONE_HOST else None
-
-
-def endpoint_of(url: str) -> str:
-    """Return the url that ZeroMQ connects to or binds."""
-    return "ipc" + url.removeprefix("shm") if url.startswith("shm://") else url
+    return Path(address) if scheme == "ipc" else None
 
 
 def _check_host_and_port(url: str, address: str) -> None:
@@ -63,11 +56,8 @@ def _check_host_and_port(url: str, address: str) -> None:
         raise _bad(url, f"has the port {port!r}", "write a port of 1 to 65535; a reader may take any with *")
 
 
-def private_ipc_url(*, shared: bool = False) -> str:
-    """Make a private folder and return the url of a socket in it, ``ipc://`` or, with ``shared``, ``shm://``.
-
-    Removed by :func:`release_ipc` or at exit.
-    """
+def private_ipc_url() -> str:
+    """Make a private folder and return the url of a socket in it. Removed by :func:`release_ipc` or at exit."""
     parent = _parent()
     room = _MAX_PATH - len(os.fsencode(parent / f"{_PREFIX}{'x' * 8}" / _SOCKET))
     if not parent.is_absolute() or room < 0:
@@ -82,7 +72,7 @@ def private_ipc_url(*, shared: bool = False) -> str:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             cure = "raise the limit on open files (ulimit -n), or close some"
         raise Unavailable(f"no private folder for ipc in {parent}: {error}", cure=cure) from error
-    url = f"{'shm' if shared else 'ipc'}://{folder / _SOCKET}"
+    url = f"ipc://{folder / _SOCKET}"
     scheme_of(url)
     return url
 
@@ -160,8 +150,6 @@ def release_folder(url: str) -> None:
     path = socket_of(url)
     if path is not None and (descriptor := _locks.pop(path.parent, None)) is not None:
         os.close(descriptor)  # first: where none is left, listing the folder takes one
-        with contextlib.suppress(FileNotFoundError):  # without the lock another process may be removing it too
-            remove_domains(path.parent)
         _remove_folder(path.parent)
 
 
@@ -175,7 +163,6 @@ def remove_stale_folders(parent: Path) -> list[Path]:
             descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                remove_domains(lock.parent)
                 shutil.rmtree(lock.parent, ignore_errors=True)
                 removed.append(lock.parent)
             finally:

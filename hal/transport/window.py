@@ -7,15 +7,13 @@ from itertools import islice
 
 from hal_core.frames import decode
 
-from hal.transport.large import LargeFrame
-
 
 class Window:
     """Encoded frames by sequence number: ``first`` is the oldest held, ``unsent`` the next to send."""
 
     def __init__(self) -> None:
-        self._frames: deque[bytes | LargeFrame] = deque()
-        self._waiting: deque[bytes | LargeFrame] = deque()  # those of them that are to be sent, the last ones
+        self._frames: deque[bytes] = deque()
+        self._waiting: deque[bytes] = deque()  # those of them that are to be sent, the last ones
         self.first = 1
         self.nbytes = 0
         self.resent = 0  #: frames that a reader asked for again, counted
@@ -38,7 +36,7 @@ class Window:
         """Whether every frame is with the transport."""
         return not self._waiting
 
-    def add(self, frame: bytes | LargeFrame) -> None:
+    def add(self, frame: bytes) -> None:
         """Hold the frame, whose sequence is ``next``."""
         self._frames.append(frame)
         self._waiting.append(frame)
@@ -64,27 +62,19 @@ class Window:
         target = min(max(after + 1, self.first), self.next)
         self.resent += max(0, self.unsent - target)
         self._waiting = deque(islice(self._frames, target - self.first, None))
-        for frame in self._waiting:
-            if not isinstance(frame, bytes):
-                frame.restart()
 
-    def message(self, limit: int) -> tuple[bytes | LargeFrame, int]:
-        """Return the next unsent frames, joined up to about ``limit`` bytes, and how many; ``sent`` confirms them.
-
-        A large frame comes alone and as it is.
-        """
+    def message(self, limit: int) -> tuple[bytes, int]:
+        """Return the next unsent frames, joined up to about ``limit`` bytes, and how many; ``sent`` confirms them."""
         waiting = self._waiting
-        first = waiting[0]
-        if len(waiting) == 1 or not isinstance(first, bytes):  # the usual case: not copied
-            return first, 1
-        size = 0
-        joined: list[bytes] = []
+        if len(waiting) == 1:  # the usual case
+            return waiting[0], 1
+        size, count = 0, 0
         for frame in waiting:
             size += len(frame)
-            if (joined and size > limit) or not isinstance(frame, bytes):
+            if count and size > limit:
                 break
-            joined.append(frame)
-        return b"".join(joined), len(joined)
+            count += 1
+        return b"".join(islice(waiting, count)), count  # one alone is not copied
 
     def sent(self, count: int) -> None:
         """The ``count`` frames of the last message are with the transport."""
@@ -94,7 +84,4 @@ class Window:
 
     def deliveries(self) -> list[tuple[str, int, int]]:
         """``(request_id, first_position, count)`` of everything held: what is undelivered if the sender ends now."""
-        told = []
-        for frame in self._frames:
-            told += decode(frame).record.deliveries() if isinstance(frame, bytes) else frame.deliveries()
-        return told
+        return [told for frame in self._frames for told in decode(frame).record.deliveries()]

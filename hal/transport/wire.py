@@ -1,92 +1,113 @@
-"""The sink's end of the wire: its socket, and the memory that it may share with the reader. Its thread's alone.
+"""What a sink and its reader say to each other (:mod:`hal.transport.protocol` has the words). Its thread's alone.
 
-What is to be sent is kept by the sink's window; here is how it goes: small frames joined, large ones in pieces.
+The sink makes frames and puts them into the window. Here they are sent to whoever has given a cursor, and what that
+reader says about them is heard.
 """
 
 from __future__ import annotations
 
+import time
+
 import zmq
-from hal_core import OutputRecord
-from hal_core.frames import CHECKED_BODY, HEADER_LENGTH, FrameKind, encode, encode_parts, is_large, seal_apart
+from hal_core import FrameError
+from hal_core.frames import FrameKind, split
 
 from hal.transport.connection import Connection
-from hal.transport.large import InMemory, InPieces, LargeFrame, Message, Numbers, Parts
-from hal.transport.protocol import Cursor
-from hal.transport.shared_memory import SharedSender
-from hal.transport.urls import socket_of
+from hal.transport.protocol import MESSAGE_BYTES, Cursor, State, control, read_control
 from hal.transport.window import Window
 
-#: From this size on ZeroMQ sends from the bytes themselves instead of copying them; frames and records never change.
-_NO_COPY_BYTES = 1 << 16
-_DONTWAIT, _DONTWAIT_MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)  # enums cost a call
+_DONTWAIT = int(zmq.DONTWAIT)  # enums cost a call
+#: Heartbeats after which a reader that has said nothing meanwhile gets no more: what waits for one that does not read
+#: would grow without end. It answers each of those it reads.
+_MOST_UNANSWERED = 8
+#: Messages that are taken before the sink looks after its own again.
+_TAKE_WORDS = 256
 
 
 class Wire:
-    """One connection, for the frames of one session, which ``window`` holds."""
+    """One session's end of the wire: the frames that ``window`` holds go over ``connection``."""
 
-    def __init__(self, url: str, session: int, sender: int, window: Window, most: int, connection: Connection) -> None:
-        """``most``: bytes of shared memory, where the url asks for it."""
-        self._connection = connection
-        self._session, self._sender, self._window = session, sender, window
-        self._coming = seal_apart(FrameKind.COMING, 0, session=session, sender=sender, sequence=0)
-        self._takes_pieces = False
-        path = socket_of(url)
-        shared = path is not None and url.startswith("shm:")
-        self.memory = SharedSender(path, session, most) if path is not None and shared else None
+    def __init__(
+        self, connection: Connection, window: Window, *, session: int, sender: int, capacity: int, heartbeat: float
+    ) -> None:
+        """``heartbeat``: seconds between two words of a sender that has nothing else to say."""
+        self._connection, self._window = connection, window
+        self._session, self._sender = session, sender
+        self._capacity, self._heartbeat = capacity, heartbeat
+        self.is_granted = False  #: whether a reader has given its cursor
+        self.is_refused = False  #: whether it has declared the session lost
+        self._owed: int | None = 0  # the token of the cursor to answer with a STATE; 0 is the greeting
+        self._next_beat = 0.0
+        self._unanswered = 0  # heartbeats since the reader was heard of
 
-    def follow(self, cursor: Cursor) -> None:
-        """Send as the reader that gave this cursor can take it."""
-        self._takes_pieces = cursor.pieces
-        if self.memory is not None:
-            self.memory.follow(cursor.shared)
+    def follow_connection(self) -> None:
+        """Greet whoever is at the other end of a new connection."""
+        if self._connection.follow():
+            self._unanswered = 0
+            self._owed = self._owed or 0
 
-    def encode(self, record: OutputRecord, *, way_is_free: bool) -> bytes | LargeFrame:
-        """Return the record as the window's next frame, which begins to leave meanwhile where nothing else has to.
-
-        Raises InvalidValue for a record that cannot be encoded.
-        """
-        large = record.logprobs is not None and is_large(record)
-        if not large and self.memory is None:
-            return encode(record, session=self._session, sender=self._sender, sequence=self._window.next)
-        ahead = large and way_is_free and self._takes_pieces and self._send_parts((self._coming,))
-        numbers: Numbers = {"session": self._session, "sender": self._sender, "sequence": self._window.next}
-        if self.memory is not None:
-            parts = Parts(encode_parts(record, **numbers))
-            return InMemory(parts, self._lay) if len(parts) > HEADER_LENGTH + CHECKED_BODY else bytes(parts)
-        frame = InPieces(record, numbers)
-        if ahead:
-            frame.begin(self._send_parts)
-        frame.encode()
-        return frame
-
-    def send(self, message: bytes | LargeFrame) -> bool:
-        """Send a message, or what is due of a large frame. False: no connection, or the reader does not keep up."""
-        if isinstance(message, bytes):
-            return self._send_parts((message,))
-        if isinstance(message, InPieces) and not self._takes_pieces:
-            message.keep_whole()
-        return message.send(self._send_parts)
-
-    def close_memory(self) -> None:
-        """Give shared memory back. What the reader has not taken out yet is gone for it, and comes as bytes."""
-        if self.memory is not None:
-            self.memory.close()
-
-    def _send_parts(self, parts: Message) -> bool:
-        last, connection = parts[-1], self._connection
-        if not connection.is_open:
-            return False
-        try:
-            for part in parts[:-1]:
-                connection.socket.send(part, _DONTWAIT_MORE)
-            connection.socket.send(last, _DONTWAIT, copy=len(last) < _NO_COPY_BYTES)
-        except zmq.Again:
-            return False
-        return True
-
-    def _lay(self, frame: Parts) -> bytes | None:
-        """Lay the frame to send next into shared memory and return the word about it; None without room."""
+    def transmit(self) -> None:
+        """Send what is due: answer or heartbeat first, then unsent frames, until ZeroMQ takes no more."""
+        now = time.monotonic()
+        if self._owed is None and now >= self._next_beat:
+            self._next_beat = now + self._heartbeat
+            if self._unanswered < _MOST_UNANSWERED:
+                self._owed = 0
+        if self._owed is not None:
+            if not self._connection.send(self._state(self._owed)):
+                return
+            self._unanswered += self._owed == 0
+            self._owed, self._next_beat = None, now + self._heartbeat
         window = self._window
-        if self.memory is None or not self.memory.offer(frame, window.unsent, window.first):
-            return None
-        return seal_apart(FrameKind.SHARED, 0, session=self._session, sender=self._sender, sequence=window.unsent)
+        while self.is_granted and not window.is_sent:
+            message, count = window.message(MESSAGE_BYTES)
+            if not self._connection.send(message):
+                return
+            window.sent(count)
+
+    def receive(self) -> bool:
+        """Hear what the reader says. Return whether the window forgot frames, so that there is room."""
+        before = self._window.first
+        for _ in range(_TAKE_WORDS):
+            try:
+                message = self._connection.socket.recv(_DONTWAIT)
+            except zmq.Again:
+                break
+            try:
+                for header, frame in split(message):
+                    if header.session == self._session:
+                        self._unanswered = 0
+                        self._obey(header.kind, header.sequence, frame)
+            except FrameError:  # not from a reader of ours; if it was, its next word repeats what it wants
+                continue
+        return self._window.first > before
+
+    def wait(self) -> bool:
+        """Wait for a word of the reader, room in ZeroMQ if something is due, the wake end, or the next heartbeat.
+
+        Return whether it was the wake end.
+        """
+        due = self._owed is not None or (self.is_granted and not self._window.is_sent)
+        until = self._next_beat if self._owed is None else time.monotonic() + self._heartbeat
+        return self._connection.wait(until, due=due)
+
+    def say_good_bye(self) -> None:
+        """Tell a reader that this was all."""
+        if self.is_granted:
+            body = control(FrameKind.BYE, self._window.next - 1, session=self._session, sender=self._sender)
+            self._connection.send(body)
+
+    def _obey(self, kind: int, sequence: int, frame: memoryview) -> None:
+        if kind == FrameKind.ACKNOWLEDGE:
+            self._window.acknowledge(sequence)
+        elif kind == FrameKind.CURSOR:
+            cursor = read_control(next(split(frame))[0], frame, Cursor)
+            self._window.rewind(sequence if cursor.explicit else 0)
+            self.is_granted, self._owed = not cursor.leaving, cursor.token
+        elif kind == FrameKind.REFUSE:
+            self.is_refused = True
+
+    def _state(self, echo: int) -> bytes:
+        window = self._window
+        body = State(window.first, self._capacity, echo)
+        return control(FrameKind.STATE, window.next - 1, session=self._session, sender=self._sender, body=body)

@@ -9,32 +9,24 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-import time
 from collections import deque
 
-import zmq
-from hal_core import FrameError, HalError, SinkClosed, SinkFull, Undelivered
-from hal_core.frames import FrameKind, PendingOutput, is_ready, new_session, settle_with, split, unknown, unresolved
+from hal_core import HalError, SinkClosed, SinkFull, Undelivered
+from hal_core.frames import PendingOutput, encode, is_ready, new_session, settle_with, unknown, unresolved
 
 from hal.transport.connection import Connection
 from hal.transport.curve import CurveKeys
 from hal.transport.descriptors import SENDER, check_descriptors
-from hal.transport.protocol import MESSAGE_BYTES, Cursor, State, control, read_control
+from hal.transport.protocol import MESSAGE_BYTES
 from hal.transport.window import Window
 from hal.transport.wire import Wire
 
-_DONTWAIT = int(zmq.DONTWAIT)  # enums cost a call
 #: So much is encoded before it is sent while outputs wait: then each look at the socket serves many frames.
 _TAKE_BYTES = 4 * MESSAGE_BYTES
 #: write(2) that keeps the interpreter's lock: ``os.write`` would hand it to the thread that is woken, and the
 #: caller of ``put`` would wait until that has built and encoded the record.
 _write = ctypes.PyDLL(None).write
 _write.argtypes, _write.restype = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t), ctypes.c_ssize_t
-#: Heartbeats after which a reader that has said nothing meanwhile gets no more: what waits for one that does not read
-#: would grow without end. It answers each of those it reads.
-_MOST_UNANSWERED = 8
-#: Messages that are taken before the sink looks after its own again.
-_TAKE_WORDS = 256
 #: How long a thread that was told to stop may take to leave.
 _LEAVE_SECONDS = 1.0
 
@@ -57,7 +49,7 @@ class ZmqSink:
     ) -> None:
         self.session, self.sender, self.url = new_session(), sender, url
         self._capacity, self._capacity_bytes = capacity, capacity_bytes
-        self._deadline, self._heartbeat = deadline, heartbeat
+        self._deadline = deadline
         self._window = Window()
         self._outputs: deque[PendingOutput] = deque()
         self._in_hand: PendingOutput | None = None  # being resolved
@@ -66,24 +58,20 @@ class ZmqSink:
         self._closing = self._stop = self._sleeping = False
         self._failure: HalError | None = None
         self._abandoned: list[tuple[str, int, int]] = []  # outputs that the thread gave up when it failed
-        self._granted = False  # a reader has given its cursor
-        self._owed: int | None = 0  # the token of the cursor to answer with a STATE; 0 is the greeting
-        self._next_beat = 0.0
-        self._unanswered = 0  # heartbeats since the reader was heard of
         self._pid = os.getpid()
         self._wake_end, self._wake = _pipe(url)
         try:
             self._connection = Connection(url, self.session, curve, self._wake_end)
-            self._wire = self._make_wire()
         except BaseException:
             self._close_pipe()
             raise
+        numbers = {"session": self.session, "sender": sender, "capacity": capacity}
+        self._wire = Wire(self._connection, self._window, **numbers, heartbeat=heartbeat)
         self._thread = threading.Thread(target=self._run, name=f"hal-sink-{sender}", daemon=True)
         try:
             self._thread.start()
         except BaseException:  # no more threads are allowed
             self._connection.close(0)
-            self._wire.close_memory()
             self._connection.end()
             self._close_pipe()
             raise
@@ -127,27 +115,15 @@ class ZmqSink:
         self._report_undelivered(timeout, backlog)
 
     def counters(self) -> dict[str, int]:
-        """Return frames made, waiting for their copy-out, not acknowledged, sent again; bytes not acknowledged.
-
-        Of a shm url also the frames that were laid into shared memory.
-        """
-        window, memory = self._window, self._wire.memory
-        counts = {
+        """Return frames made, waiting for their copy-out, not acknowledged, sent again; bytes not acknowledged."""
+        window = self._window
+        return {
             "frames": window.next - 1,
             "queued": len(self._outputs),
             "unacknowledged": len(window),
             "unacknowledged_bytes": window.nbytes,
             "resent": window.resent,
         }
-        return counts if memory is None else counts | {"shared": memory.sent}
-
-    def _make_wire(self) -> Wire:
-        try:
-            return Wire(self.url, self.session, self.sender, self._window, self._capacity_bytes, self._connection)
-        except BaseException:
-            self._connection.close(0)
-            self._connection.end()
-            raise
 
     # The caller's side -------------------------------------------------------------------------------------------
 
@@ -166,7 +142,7 @@ class ZmqSink:
     def _describe_backlog(self) -> str:
         counts = self.counters()
         stranger = self._connection.stranger
-        silent = f"; {stranger}" if stranger else "" if self._granted else f"; no reader listens on {self.url}"
+        silent = f"; {stranger}" if stranger else "" if self._wire.is_granted else f"; no reader listens on {self.url}"
         return f"{counts['queued']} queued, {counts['unacknowledged']} unacknowledged{silent}"
 
     def _close_pipe(self) -> None:
@@ -206,12 +182,12 @@ class ZmqSink:
         try:
             while not self._stop and not (self._closing and self._is_drained()):
                 self._take_outputs()
-                self._follow_connection()
-                self._transmit()  # first: what the reader has to say can wait for the frame, not the reverse
+                self._wire.follow_connection()
+                self._wire.transmit()  # first: what the reader has to say can wait for the frame, not the reverse
                 self._receive()
                 self._sleep()
-            if not self._stop and self._granted:
-                self._wire.send(control(FrameKind.BYE, self._window.next - 1, session=self.session, sender=self.sender))
+            if not self._stop:
+                self._wire.say_good_bye()
         except BaseException as error:  # noqa: BLE001  # whatever it was, callers must learn that nothing leaves now
             self._failure = self._failure or _closed(f"the sender thread failed: {error!r}")
         finally:
@@ -220,20 +196,17 @@ class ZmqSink:
     def _leave(self) -> None:
         """Close everything; whoever waits for room learns that there will be none."""
         self._connection.close(0 if self._stop or self._failure else 500)
-        try:
-            self._wire.close_memory()
-        finally:
-            with self._room:
-                self._sleeping = False
-                try:
-                    if self._failure is not None:
-                        self._abandon_outputs(self._abandoned)
-                finally:
-                    os.close(self._wake)
-                    self._wake = -1
-                    self._room.notify_all()
-            os.close(self._wake_end)
-            self._connection.end()
+        with self._room:
+            self._sleeping = False
+            try:
+                if self._failure is not None:
+                    self._abandon_outputs(self._abandoned)
+            finally:
+                os.close(self._wake)
+                self._wake = -1
+                self._room.notify_all()
+        os.close(self._wake_end)
+        self._connection.end()
 
     def _is_drained(self) -> bool:
         return self._failure is not None or not (self._outputs or len(self._window))
@@ -256,8 +229,7 @@ class ZmqSink:
         if record is None:
             return 0
         try:
-            free = self._granted and self._owed is None and self._window.is_sent and not self._outputs
-            frame = self._wire.encode(record, way_is_free=free)
+            frame = encode(record, session=self.session, sender=self.sender, sequence=self._window.next)
         except Exception as error:  # noqa: BLE001  # handed on to the ticket, which raises it
             pending.settle(error)
             return 0
@@ -269,78 +241,22 @@ class ZmqSink:
         pending.settle(_closed("the sink was closed first") if is_named else None)
         return len(frame)
 
-    def _follow_connection(self) -> None:
-        """Greet whoever is at the other end of a new connection."""
-        if self._connection.follow():
-            self._unanswered = 0
-            self._owed = self._owed or 0
-
     def _receive(self) -> None:
-        for _ in range(_TAKE_WORDS):
-            try:
-                message = self._connection.socket.recv(_DONTWAIT)
-            except zmq.Again:
-                return
-            try:
-                for header, frame in split(message):
-                    if header.session == self.session:
-                        self._unanswered = 0
-                        self._obey(header.kind, header.sequence, frame)
-            except FrameError:  # not from a reader of ours; if it was, its next word repeats what it wants
-                continue
-
-    def _obey(self, kind: int, sequence: int, frame: memoryview) -> None:
-        if kind == FrameKind.ACKNOWLEDGE:
-            self._forget(sequence)
-        elif kind == FrameKind.CURSOR:
-            header = next(split(frame))[0]
-            cursor = read_control(header, frame, Cursor)
-            self._window.rewind(sequence if cursor.explicit else 0)
-            self._granted, self._owed = not cursor.leaving, cursor.token
-            self._wire.follow(cursor)
-        elif kind == FrameKind.REFUSE:
+        """Hear what the reader says, and tell those who wait that there is room."""
+        if self._wire.receive():
+            with self._room:
+                self._room.notify_all()
+        if self._wire.is_refused:
             self._failure = _closed("the reader has declared this session lost and takes nothing more of it")
             self._stop = True
 
-    def _forget(self, sequence: int) -> None:
-        if self._window.acknowledge(sequence):
-            with self._room:
-                self._room.notify_all()
-
-    def _transmit(self) -> None:
-        """Send what is due: answer or heartbeat first, then unsent frames, until ZeroMQ takes no more."""
-        now = time.monotonic()
-        if self._owed is None and now >= self._next_beat:
-            self._next_beat = now + self._heartbeat
-            if self._unanswered < _MOST_UNANSWERED:
-                self._owed = 0
-        if self._owed is not None:
-            if not self._wire.send(self._state(self._owed)):
-                return
-            self._unanswered += self._owed == 0
-            self._owed, self._next_beat = None, now + self._heartbeat
-        window = self._window
-        while self._granted and not window.is_sent:
-            message, count = window.message(MESSAGE_BYTES)
-            if not self._wire.send(message):
-                return
-            window.sent(count)
-
-    def _state(self, echo: int) -> bytes:
-        window = self._window
-        body = State(window.first, self._capacity, echo)
-        return control(FrameKind.STATE, window.next - 1, session=self.session, sender=self.sender, body=body)
-
     def _sleep(self) -> None:
-        """Wait for a word of the reader, room in ZeroMQ if something is due, an output, or the next heartbeat."""
-        window = self._window
-        due = self._owed is not None or (self._granted and not window.is_sent)
+        """Wait for an output, or for what the wire waits for."""
         self._sleeping = True  # from here on put() wakes us; what it queued before is seen below
         try:
-            if not self._outputs and not self._stop and not (self._closing and self._is_drained()):
-                until = self._next_beat if self._owed is None else time.monotonic() + self._heartbeat
-                if self._connection.wait(until, due=due):
-                    os.read(self._wake_end, 4096)
+            is_over = self._stop or (self._closing and self._is_drained())
+            if not self._outputs and not is_over and self._wire.wait():
+                os.read(self._wake_end, 4096)
         finally:
             self._sleeping = False
 

@@ -218,7 +218,6 @@ def test_more_requests_than_slots_wait_in_order():
         (Request("r", [1] * 20, SamplingParams(max_tokens=5)), "lower max_tokens to 4"),
         (Request("r", [1] * 12, SamplingParams(max_tokens=6)), "needs up to 5 KV blocks of 4 tokens, there are 4"),
         (Request("r", [100]), "outside the vocabulary"),
-        (Request("", [1], SamplingParams(max_tokens=2)), "the name is empty"),
         (Request("taken", [1], SamplingParams(max_tokens=2)), "has not ended yet"),
     ],
 )

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from hal.model.batch import ModelBatch
 from hal.model.llama import LlamaModel
+from training.dense import DenseModel
 
 TOLERANCE = 1e-4
 VARIANTS = [
@@ -60,13 +61,25 @@ def poison(model: LlamaModel, blocks: list[int]) -> None:
 
 
 @pytest.fixture(scope="session")
-def models(tmp_path_factory, checkpoints):
+def directories(tmp_path_factory, checkpoints):
+    """A small checkpoint of each variant."""
+    make, variants = checkpoints.make, checkpoints.variants
+    return {
+        name: make(tmp_path_factory.mktemp("model"), seed=number, **variants[name])
+        for number, name in enumerate(VARIANTS)
+    }
+
+
+@pytest.fixture(scope="session")
+def models(directories):
     """One small model of each variant."""
-    made = {}
-    for number, name in enumerate(VARIANTS):
-        directory = checkpoints.make(tmp_path_factory.mktemp("model"), seed=number, **checkpoints.variants[name])
-        made[name] = LlamaModel.load(directory)
-    return made
+    return {name: LlamaModel.load(directory) for name, directory in directories.items()}
+
+
+@pytest.fixture(scope="session")
+def dense(directories):
+    """The dense oracle of each."""
+    return {name: DenseModel.load(directory) for name, directory in directories.items()}
 
 
 @pytest.fixture
@@ -80,24 +93,24 @@ def tokens(count: int, seed: int = 0) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_a_whole_prefill_equals_the_dense_pass(models, name):
+def test_a_whole_prefill_of_any_length_equals_the_dense_pass(models, dense, name):
     model = models[name]
     model.allocate_cache(8, 4)
     row = Row(tokens(30), blocks=[6, 0, 3, 7, 1, 5, 2, 4])
-    logits = model.forward_all(batch_of([row], [30], 8))
-    dense = model.dense_logits(row.ids)
+    expected = dense[name].logits(row.ids)
+    assert np.abs(expected).max() > 1, "the random checkpoint says nothing"
+    logits = np.concatenate([model.forward(batch_of([row], [length], 8)) for length in range(1, 31)])
     assert logits.dtype == np.float32
-    assert np.abs(dense).max() > 1, "the random checkpoint says nothing"
-    np.testing.assert_allclose(logits, dense, atol=TOLERANCE)
-    np.testing.assert_allclose(model.forward(batch_of([row], [30], 8)), dense[-1:], atol=TOLERANCE)
+    np.testing.assert_allclose(logits, expected, atol=TOLERANCE)
 
 
 @settings(max_examples=25)
 @given(data=st.data())
-def test_any_schedule_over_any_blocks_equals_the_dense_pass(models, data):
+def test_any_schedule_over_any_blocks_equals_the_dense_pass(models, dense, data):
     """Sequences come and go, prefill in chunks beside decoding rows, in scattered and reused blocks; every block that
     no running sequence owns is NaN."""
-    model = models[data.draw(st.sampled_from(VARIANTS), label="variant")]
+    name = data.draw(st.sampled_from(VARIANTS), label="variant")
+    model = models[name]
     size = data.draw(st.sampled_from([1, 3, 4, 16]), label="block size")
     most = data.draw(st.integers(1, 4), label="rows")
     width = -(-40 // size)
@@ -117,7 +130,7 @@ def test_any_schedule_over_any_blocks_equals_the_dense_pass(models, data):
         logits = model.forward(batch_of(running, lengths, width))
         for row, length, got in zip(running, lengths, logits, strict=True):
             row.done += length
-            np.testing.assert_allclose(got, model.dense_logits(row.ids[: row.done])[-1], atol=TOLERANCE)
+            np.testing.assert_allclose(got, dense[name].logits(row.ids[: row.done])[-1], atol=TOLERANCE)
         for row in [row for row in running if row.done == len(row.ids) or data.draw(st.booleans(), label="drop")]:
             running.remove(row)
             free.extend(row.blocks)
@@ -133,22 +146,18 @@ def test_a_row_does_not_depend_on_its_neighbours(model):
     np.testing.assert_allclose(first, together, atol=TOLERANCE)
 
 
-def test_prediction_layer_is_loaded(models):
-    model = models["with a prediction layer"]
-    assert model.weights.mtp is not None
-    assert model.weights.mtp.eh_proj.shape == [32, 16]
-    assert model.dense_mtp_logits(tokens(10)).shape == (9, 61)
-    assert models["llama"].weights.mtp is None
+def test_the_oracle_has_a_prediction_layer_where_the_checkpoint_has_one(dense):
+    assert dense["with a prediction layer"].mtp_logits(tokens(10)).shape == (9, 61)
     with pytest.raises(InvalidValue, match="multi-token"):
-        models["llama"].dense_mtp_logits(tokens(10))
+        dense["llama"].mtp_logits(tokens(10))
 
 
-def test_prediction_layer_sees_only_the_past(models):
-    model = models["with a prediction layer"]
+def test_prediction_layer_sees_only_the_past(dense):
+    model = dense["with a prediction layer"]
     ids = tokens(12)
     changed = np.concatenate([ids[:-1], [(ids[-1] + 1) % 61]])
     # Entry i knows tokens 0 to i + 1, so the last token changes the last entry alone.
-    difference = np.abs(model.dense_mtp_logits(ids) - model.dense_mtp_logits(changed)).max(axis=1)
+    difference = np.abs(model.mtp_logits(ids) - model.mtp_logits(changed)).max(axis=1)
     assert difference[:-1].max() == 0
     assert difference[-1] > 0
 
@@ -207,6 +216,6 @@ def test_no_gradients_are_recorded(model):
 
 
 @pytest.mark.parametrize("ids", [[], [61], [-1], [[1]], list(range(61)) + [0] * 4])
-def test_the_oracle_refuses_what_is_no_sequence(model, ids):
+def test_the_oracle_refuses_what_is_no_sequence(dense, ids):
     with pytest.raises(InvalidValue, match="token_ids"):
-        model.dense_logits(ids)
+        dense["llama"].logits(ids)

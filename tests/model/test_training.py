@@ -7,11 +7,11 @@ import paddle
 import pytest
 
 from hal.model.config import parse_config
-from hal.model.dense import DenseModel
 from hal.model.loading import expected_tensors
 from training.adam import Adam, cosine_rate
 from training.checkpoint import config, named_tensors
 from training.corpus import held_out_names
+from training.dense import DenseModel
 from training.evaluate import file_loss, log_softmax, verdict
 from training.network import Network, Shape, decay_mask, initial_vector
 from training.train import windows
@@ -107,11 +107,11 @@ def test_file_loss_scores_every_token_once_in_overlapping_windows():
         class config:
             max_position_embeddings = 512
 
-        def dense_logits(self, ids):
+        def logits(self, ids):
             assert len(ids) <= 512
             return np.zeros((len(ids), 10), np.float32)
 
-        def dense_mtp_logits(self, ids):
+        def mtp_logits(self, ids):
             return np.zeros((len(ids) - 1, 10), np.float32)
 
     for length in (0, 1, 300, 511, 512, 513, 2000):

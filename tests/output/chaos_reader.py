@@ -43,9 +43,7 @@ def main(url, journal, stop):
             note(event="gap", session=event.session, first=event.first, last=event.last)
 
     reader = OutputReader(url, after=after, auto_ack=False, lost_after=4, grace=0.3, on_event=on_event)
-    shared = 0
-    if url.startswith("shm:"):
-        note(event="opened", domain=reader._receiver._memory.name)
+    note(event="opened")
     with reader:
         while not (Path(stop).exists() and not reader.cursors):
             frame = reader.read(0.2)
@@ -55,10 +53,9 @@ def main(url, journal, stop):
                 [row.request_id, row.status.name, row.position, row.tokens.tolist(), int(row.finish)]
                 for row in frame.record.rows()
             ]
-            header, now = frame.header, reader.counters().get("shared", 0)
-            way, shared = now - shared, now
+            header = frame.header
             where = {"session": header.session, "sequence": header.sequence, "step": frame.record.step}
-            note(event="record", **where, rows=rows, shared=way)
+            note(event="record", **where, rows=rows)
             reader.acknowledge(header.session, header.sequence)
     note(event="left", **reader.counters())
 

@@ -177,8 +177,6 @@ def reader(words, url, journal):
 
     options = {"auto_ack": False, "lost_after": LOST_AFTER, "grace": GRACE, "on_event": hear}
     found = when_free(lambda: OutputReader(url, after=cursors_of(journal), **options))
-    if url.startswith("shm:"):
-        out.note("opened", domain=found._receiver._memory.name)
     stopping, quiet = False, 0
     with found:
         while not (stopping and not found.cursors and quiet > 4):
@@ -205,12 +203,14 @@ def make_small(pipe):
 
 def tail(_words, url, out):
     """``hal tail`` itself; Ctrl-C ends it."""
+    from hal.cli import signals
     from hal.cli.tail import run
 
     os.dup2(out, 1)
     sys.stdout = os.fdopen(1, "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-    run([url, "--json"])
+    with signals.watched(to_the_end=True):  # as the command does
+        run([url, "--json"])
 
 
 def journal_of_tail(printed, path):

@@ -18,11 +18,10 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports(
-    include=["hal_core.frames.envelope", "hal_core.frames.bodies", "hal_core.frames.pieces", "hal_core.output.records"]
+    include=["hal_core.frames.envelope", "hal_core.frames.bodies", "hal_core.output.records"]
 ):
     from hal_core.errors import FrameError
     from hal_core.frames import envelope as frames
-    from hal_core.frames import pieces as frame_pieces
     from hal_core.output.records import OutputRecord
 
 import msgspec
@@ -47,8 +46,11 @@ def sample(columns: int, drafts: bool) -> OutputRecord:
     )
 
 
-RECORDS = [sample(columns, drafts) for columns in (0, 3) for drafts in (False, True)]
-SAMPLES = [frames.encode(record, session=1, sender=2, sequence=3) for record in RECORDS]
+SAMPLES = [
+    frames.encode(sample(columns, drafts), session=1, sender=2, sequence=3)
+    for columns in (0, 3)
+    for drafts in (False, True)
+]
 
 
 def read(data: bytes) -> None:
@@ -58,19 +60,6 @@ def read(data: bytes) -> None:
     except FrameError:
         return
     assert replace(record) == record
-
-
-def read_pieces(rows: bytes, record: OutputRecord) -> None:
-    """The same of rows whose arrays are the record's."""
-    writing, reading = frame_pieces.Writing(record, session=1, sender=2, sequence=3), frame_pieces.Reading(3)
-    try:
-        for head, array in (writing.token_ids(), writing.logprobs()):
-            reading.take(*next(frame_pieces.apart(memoryview(head), memoryview(array))))
-        frame = reading.take(frames.read_header(memoryview(rows)), memoryview(rows))
-    except FrameError:
-        return
-    assert frame is not None
-    assert replace(frame.record) == frame.record
 
 
 def one_input(data: bytes) -> None:
@@ -92,12 +81,6 @@ def one_input(data: bytes) -> None:
     name = sorted(body)[len(data) % len(body)]
     body[name] = data if isinstance(body[name], bytes) else len(data)
     read(frames.seal(frames.FrameKind.OUTPUT, msgspec.msgpack.encode(body), session=1, sender=2, sequence=3))
-    record = RECORDS[2 + len(data) % 2]
-    body = msgspec.msgpack.decode(frame_pieces.Writing(record, session=1, sender=2, sequence=3).rows()[64:])
-    name = sorted(body)[sum(data) % len(body)]
-    body[name] = data if isinstance(body[name], bytes) else len(data)
-    for changed_body in (data, msgspec.msgpack.encode(body)):
-        read_pieces(frames.seal(frames.FrameKind.ROWS, changed_body, session=1, sender=2, sequence=3), record)
 
 
 def main() -> None:

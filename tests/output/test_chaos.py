@@ -12,7 +12,6 @@ import pytest
 _spec = importlib.util.spec_from_file_location("chaos", Path(__file__).with_name("chaos.py"))
 chaos = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(chaos)
-HAS_ICEORYX2 = importlib.util.find_spec("iceoryx2") is not None
 
 
 @pytest.mark.timeout(180)
@@ -21,17 +20,8 @@ def test_g19_every_token_is_accounted_for_while_reader_and_worker_are_stopped_an
 
 
 @pytest.mark.timeout(180)
-def test_g19_every_token_is_accounted_for_where_frames_go_in_pieces():
+def test_g19_every_token_is_accounted_for_where_frames_are_large():
     accounted(chaos.run(steps=400, seed=7, pause=0.2, timeout=150, large=True))
-
-
-@pytest.mark.timeout(180)
-@pytest.mark.skipif(not HAS_ICEORYX2, reason="needs iceoryx2: pip install 'iceoryx2>=0.10,<0.11'")
-def test_g19_every_token_is_accounted_for_where_frames_lie_in_shared_memory_and_nothing_is_left_there():
-    found = chaos.run(steps=400, seed=5, pause=0.2, timeout=150, scheme="shm")
-    accounted(found)
-    assert found["frames in shared memory"] > 20
-    assert found["domains of shared memory"] > 1
 
 
 def accounted(found):
@@ -45,17 +35,10 @@ def accounted(found):
 @pytest.mark.timeout(300)
 def test_g19_short_episodes_of_every_kind_leave_nothing_lost_doubled_hanging_or_behind():
     """In a process of its own: its children are forks, and this one has threads."""
-    schemes = "ipc,tcp,shm" if HAS_ICEORYX2 else "ipc,tcp"
-    command = [
-        sys.executable,
-        Path(__file__).with_name("episodes.py"),
-        "--episodes=24",
-        "--seed=3",
-        f"--schemes={schemes}",
-    ]
+    command = [sys.executable, Path(__file__).with_name("episodes.py"), "--episodes=24", "--seed=3"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
     found = {name: int(number) for number, name in (line.split(maxsplit=1) for line in done.stdout.splitlines()[1:-1])}
     assert found["tokens read"] > 500
     assert found["sessions"] > 24
-    assert all(found[f"episodes over {scheme}"] for scheme in schemes.split(","))
+    assert all(found[f"episodes over {scheme}"] for scheme in ("ipc", "tcp"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -14,9 +13,6 @@ import pytest
 from hal.cli import main
 from hal.transport import private_ipc_url, release_ipc
 
-needs_iceoryx2 = pytest.mark.skipif(
-    importlib.util.find_spec("iceoryx2") is None, reason="needs iceoryx2: pip install 'iceoryx2>=0.10,<0.11'"
-)
 WORKER = """
     import os, sys, time
     import numpy as np
@@ -46,9 +42,9 @@ WORKER = """
 """
 
 
-@pytest.fixture(params=[False, pytest.param(True, marks=needs_iceoryx2)], ids=["ipc", "shm"])
-def url(request):
-    url = private_ipc_url(shared=request.param)
+@pytest.fixture
+def url():
+    url = private_ipc_url()
     yield url
     release_ipc(url)
 

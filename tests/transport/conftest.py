@@ -1,13 +1,8 @@
-"""Outputs to send, sinks and readers that are closed at the end, and a look for what they leave behind.
-
-What asks for ``url`` runs twice: over a socket, and with its frames, made large, in shared memory.
-"""
+"""Outputs to send, sinks and readers that are closed at the end, and a look for what they leave behind."""
 
 from __future__ import annotations
 
-import importlib.util
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,12 +11,8 @@ from hal_core.slots.fields import FinishReason
 from zmq.utils.garbage import GarbageCollectorThread
 
 from hal.reading import OutputReader
-from hal.transport import domains, open_sink, private_ipc_url, release_ipc
+from hal.transport import open_sink, private_ipc_url, release_ipc
 from hal.transport.urls import socket_of
-
-needs_iceoryx2 = pytest.mark.skipif(
-    importlib.util.find_spec("iceoryx2") is None, reason="needs iceoryx2: pip install 'iceoryx2>=0.10,<0.11'"
-)
 
 
 class Output:
@@ -72,57 +63,19 @@ class Large(Output):
 
 
 @pytest.fixture
-def output(request):
-    """The class of pending outputs: large ones where they may lie in shared memory."""
-    shared = "url" in request.fixturenames and request.getfixturevalue("url").startswith("shm:")
-    return Large if shared else Output
+def output():
+    """The class of pending outputs."""
+    return Output
 
 
 @pytest.fixture
-def large():
-    """The class of pending outputs whose frames are large."""
-    return Large
-
-
-def files_of(reader):
-    """The files in memory of the reader's domain."""
-    return sorted(domains.MEMORY.glob(f"{domains.prefix_of(reader._receiver._memory.name)}*"))
-
-
-def lies_in_memory(array):
-    """Whether the array's bytes are a mapping of a domain's file."""
-    address = array.__array_interface__["data"][0]
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        begin, end = (int(number, 16) for number in line.split(maxsplit=1)[0].split("-"))
-        if begin <= address < end:
-            return f"{domains.MEMORY}/hal-" in line
-    return False
-
-
-@pytest.fixture
-def shared_url():
-    """A private address whose large frames lie in shared memory; nothing of it is left."""
-    url = private_ipc_url(shared=True)
+def url():
+    """A private address. Its folder is gone afterwards, and so is every thread of the test."""
+    before = set(threading.enumerate())
+    url = private_ipc_url()
     yield url
     release_ipc(url)
     assert not socket_of(url).parent.exists()
-
-
-@pytest.fixture(params=["ipc", pytest.param("shm", marks=needs_iceoryx2)])
-def url(request, monkeypatch):
-    """A private address. Its folder is gone afterwards, and so are its memory and every thread of the test."""
-    before, made = set(threading.enumerate()), []
-
-    def noted(socket, make=domains.make_domain):
-        made.append(make(socket))
-        return made[-1]
-
-    monkeypatch.setattr(domains, "make_domain", noted)
-    url = private_ipc_url(shared=request.param == "shm")
-    yield url
-    release_ipc(url)
-    assert not socket_of(url).parent.exists()
-    assert not [path for name, *_ in made for path in domains.MEMORY.glob(f"{domains.prefix_of(name)}*")]
     left = [thread for thread in threading.enumerate() if thread not in before]
     left = [thread for thread in left if not isinstance(thread, GarbageCollectorThread)]  # pyzmq's, one a process
     for thread in left:

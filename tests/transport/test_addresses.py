@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import textwrap
-import threading
 
 import pytest
 from hal_core.errors import HalError, InvalidValue, Unavailable
@@ -18,7 +17,7 @@ from hal.reading import OutputReader
 from hal.transport import open_sink, private_ipc_url
 from hal.transport.urls import release_ipc, scheme_of, socket_of
 
-from .conftest import Large, files_of, needs_iceoryx2
+from .conftest import Large
 
 
 @pytest.mark.parametrize(("kind", "named"), [("file", "file"), ("folder", "folder"), ("link", "symbolic link")])
@@ -113,15 +112,14 @@ RACER = """
 
 
 @pytest.mark.parametrize("left", [False, True], ids=["new", "left by a dead reader"])
-@pytest.mark.parametrize("scheme", ["ipc", pytest.param("shm", marks=needs_iceoryx2)])
-def test_of_readers_that_start_at_one_moment_exactly_one_gets_the_address(tmp_path, scheme, left):
+def test_of_readers_that_start_at_one_moment_exactly_one_gets_the_address(tmp_path, left):
     def say(line):
         for racer in racers:
             racer.stdin.write(line)
         for racer in racers:
             racer.stdin.flush()
 
-    url = f"{scheme}://{tmp_path}/socket"
+    url = f"ipc://{tmp_path}/socket"
     command = [sys.executable, "-c", textwrap.dedent(RACER)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with contextlib.ExitStack() as stack:
@@ -144,28 +142,25 @@ def test_of_readers_that_start_at_one_moment_exactly_one_gets_the_address(tmp_pa
 
 
 @pytest.mark.parametrize("mask", [0, 0o77, 0o777])
-@pytest.mark.parametrize("scheme", ["ipc", pytest.param("shm", marks=needs_iceoryx2)])
-def test_modes_do_not_depend_on_the_umask(tmp_path, monkeypatch, scheme, mask):
+def test_modes_do_not_depend_on_the_umask(tmp_path, monkeypatch, mask):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     before = os.umask(mask)
     try:
-        url = private_ipc_url(shared=scheme == "shm")
+        url = private_ipc_url()
         with OutputReader(url, timeout=10) as reader:
             sink = open_sink(url)
             sink.put(Large(1))
             assert reader.read(10) is not None
             folder = socket_of(url).parent
-            modes = {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir() if not path.is_dir()}
-            found = [path.stat().st_mode & 0o077 for path in (files_of(reader) if scheme == "shm" else ())]
-            folders = {path.stat().st_mode & 0o777 for path in (folder, *folder.glob("*.shm-*"))}
+            modes = {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()}
+            mode = folder.stat().st_mode & 0o777
             reader.acknowledge()
             sink.close(10)
         release_ipc(url)
     finally:
         os.umask(before)
     assert modes == {"output": 0o600, "lock": 0o600, "output.lock": 0o600}
-    assert folders == {0o700}
-    assert not any(found)  # iceoryx2 sets what it makes itself; nothing of it is for others
+    assert mode == 0o700
 
 
 def test_a_socket_is_at_no_time_open_to_others(tmp_path, monkeypatch):
@@ -191,25 +186,20 @@ def test_a_port_that_is_none_is_refused(url):
         scheme_of(url)
 
 
-@pytest.mark.parametrize("scheme", ["ipc", "shm"])
 @pytest.mark.parametrize("opening", [open_sink, OutputReader])
-def test_g26_a_path_with_a_nul_is_refused_by_both_sides(tmp_path, scheme, opening):
+def test_g26_a_path_with_a_nul_is_refused_by_both_sides(tmp_path, opening):
     with pytest.raises(InvalidValue, match="NUL") as raised:
-        opening(f"{scheme}://{tmp_path}/soc\0ket")
+        opening(f"ipc://{tmp_path}/soc\0ket")
     assert (raised.value.argument, raised.value.cure) == ("url", "leave it out")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_g26_without_iceoryx2_both_sides_say_what_to_install_and_leave_nothing(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "iceoryx2", None)
-    before = set(threading.enumerate())
-    for opening in (open_sink, OutputReader):
-        with pytest.raises(Unavailable, match=r"without iceoryx2.*pip install 'iceoryx2>=0.10,<0.11'.*x86-64"):
-            opening(f"shm://{tmp_path}/socket")
-    assert set(threading.enumerate()) == before
+@pytest.mark.parametrize("opening", [open_sink, OutputReader])
+def test_g26_a_scheme_that_is_none_is_refused_by_both_sides_with_those_that_are(tmp_path, opening):
+    with pytest.raises(InvalidValue, match=r"no scheme of ipc, tcp, sysv") as raised:
+        opening(f"shm://{tmp_path}/socket")
+    assert raised.value.argument == "url"
     assert list(tmp_path.iterdir()) == []
-    with OutputReader(f"ipc://{tmp_path}/socket"):
-        pass  # the address is free again
 
 
 @pytest.mark.parametrize("folder", ["relative", "/" + "x" * 120])

@@ -15,9 +15,10 @@ from hal_core.errors import InvalidValue, Unavailable
 from hal_core.frames.envelope import FrameKind, encode, read_header, seal
 
 from hal.reading import FrameSkipped, Gap, OutputReader, SessionEnded, SessionLost, SessionStarted
+from hal.reading.session import Session
 from hal.transport import open_sink, private_ipc_url, release_ipc
 from hal.transport.protocol import Cursor, State, control, read_control
-from hal.transport.urls import endpoint_of, remove_stale_folders
+from hal.transport.urls import remove_stale_folders
 
 SESSION = 77
 
@@ -29,7 +30,7 @@ class ByHand:
         self.context = zmq.Context()
         self.socket = self.context.socket(zmq.DEALER)
         self.socket.routing_id = b"by hand"
-        self.socket.connect(endpoint_of(url))
+        self.socket.connect(url)
 
     def say(self, *parts):
         self.socket.send(b"".join(parts))
@@ -191,6 +192,26 @@ def test_g19_a_killed_worker_is_a_lost_session_and_its_successor_a_new_one(opene
     assert second.header.session != first.header.session
 
 
+@pytest.mark.parametrize("heard", [True, False])
+def test_g19_a_loss_that_was_noticed_beside_the_last_good_bye_is_told_before_the_reading_ends(by_hand, heard):
+    """Both within one look at the socket; the order in which they were noticed does not count."""
+    reader, events, sender, _ = by_hand
+    sender.say(sender.state(0))
+    assert sender.answer_cursor(reader, last=0) == 0
+    receiver, lost = reader._receiver, Session(5, now=0.0)
+    receiver.sessions[5] = lost
+    sender.say(control(FrameKind.BYE, 0, session=SESSION))
+    while SESSION in receiver.sessions:
+        receiver._receive_one(0.1)
+    receiver._lose(lost, "it fell silent")
+    if not heard:
+        reader._on_event = None
+        with pytest.raises(SessionLost, match="fell silent"):
+            reader.read(60)
+    assert reader.read(60) is None  # at once
+    assert not heard or [type(event) for event in events] == [SessionStarted, SessionEnded, SessionLost]
+
+
 def test_a_cursor_of_a_session_that_never_comes_back_is_a_lost_session(opened):
     with pytest.raises(SessionLost, match="after frame 12") as caught:
         opened.reader(after=(SESSION, 12), lost_after=0.1).read(10)
@@ -200,11 +221,11 @@ def test_a_cursor_of_a_session_that_never_comes_back_is_a_lost_session(opened):
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("nonsense", "no scheme of ipc, tcp, shm, sysv"),
+        ("nonsense", "no scheme of ipc, tcp, sysv"),
         ("http://x:1", "no scheme"),
         ("tcp://nowhere", "names no host and port"),
         ("ipc://relative", "is no absolute path"),
-        ("shm://relative", "is no absolute path"),
+        ("shm:///folder/name", "no scheme of ipc, tcp, sysv"),
         ("ipc:///" + "x" * 120, "more than 107 bytes"),
         ("tcp://127.0.0.1:notaport", "has the port"),
     ],

@@ -1,188 +1,203 @@
-"""How large frames go: in pieces the first time, whole when asked for again, whatever the transport has room for."""
+"""Large frames, which have no checksum over their arrays, and what a reader of this version has no use for."""
 
 from __future__ import annotations
 
+import msgspec
+import numpy as np
 import pytest
 from hal_core.errors import InvalidValue
-from hal_core.frames.envelope import FrameKind, decode, encode, read_header
-from hal_core.frames.pieces import PIECES, Reading, apart
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hal_core.frames.envelope import FrameKind, encode, read_header, seal
 
-from hal.transport.large import InMemory, InPieces, Parts
-from hal.transport.window import Window
+from hal.reading import FrameSkipped, Gap, SessionStarted
+from hal.transport.protocol import Cursor, read_control
 
-from .conftest import Large
+from .conftest import Large, Output
+from .test_bad_peers import SESSION, ByHand
 
-NUMBERS = {"session": 5, "sender": 0, "sequence": 1}
-RECORD = Large(1).resolve()
+FORMER_KINDS = range(7, 12)  #: what frames in shared memory and in pieces were told by
 
 
-class Transport:
-    """Takes a message or has no room, as it is told; keeps what it took."""
-
-    def __init__(self, room=()):
-        self.room, self.taken = list(room), []
-
-    def send(self, message):
-        if self.room and not self.room.pop(0):
-            return False
-        self.taken.append(message)
-        return True
-
-    def kinds(self):
-        return [FrameKind(read_header(memoryview(message[0])).kind) for message in self.taken]
-
-    def record(self):
-        """What a reader makes of the messages."""
-        reading = Reading(1)
-        for message in self.taken:
-            head = memoryview(message[0])
-            if len(message) > 1:
-                (found,) = apart(head, message[1])
-            elif read_header(head).kind in PIECES:
-                found = read_header(head), head
-            else:
-                return decode(message[0]).record
-            frame = reading.take(*found)
-        return frame.record
+@pytest.fixture
+def by_hand(opened):
+    """A reader that has given its cursor, its events, and a sender by hand."""
+    events = []
+    reader = opened.reader(on_event=events.append)
+    sender = ByHand(reader.url)
+    sender.say(sender.state(0))
+    assert sender.answer_cursor(reader, last=0) == 0
+    yield reader, events, sender
+    sender.context.destroy(linger=0)
 
 
-def pieces():
-    frame = InPieces(RECORD, NUMBERS)
-    frame.encode()
-    return frame
+def frame(step):
+    return encode(Large(step).resolve(), session=SESSION, sender=0, sequence=step)
 
 
-def test_the_ids_leave_before_the_rows_are_encoded():
-    transport, frame = Transport(), InPieces(RECORD, NUMBERS)
-    frame.begin(transport.send)
-    assert transport.kinds() == [FrameKind.TOKEN_IDS]
-    frame.encode()
-    assert frame.send(transport.send)
-    assert transport.kinds() == [FrameKind.TOKEN_IDS, FrameKind.ROWS, FrameKind.LOGPROBS]
-    assert transport.record() == RECORD
-    assert frame.send(transport.send)  # nothing is due any more
-    assert len(transport.taken) == 3
+def test_arrays_of_a_large_frame_are_views_of_its_message_that_nobody_can_write_to(by_hand):
+    reader, events, sender = by_hand
+    for step in (1, 2):
+        sender.say(frame(step))
+        found = reader.read(10)
+        assert found.record == Large(step).resolve()
+        assert (found.header.kind, found.header.sequence) == (FrameKind.OUTPUT, step)
+        for array in (found.record.logprobs, found.record.logprob_token_ids):
+            assert not array.flags.owndata
+            assert not array.flags.writeable
+    assert reader.counters() == {"frames": 2, "duplicates": 0, "skipped": 0}
+    assert [type(event) for event in events] == [SessionStarted]
 
 
-def test_its_length_is_what_goes():
-    transport, frame = Transport(), pieces()
-    frame.send(transport.send)
-    assert len(frame) == sum(len(message[-1]) for message in transport.taken)
-    assert bytes(frame) == encode(RECORD, **NUMBERS)
+def test_g19_a_large_frame_that_was_lost_is_asked_for_and_one_that_comes_twice_is_dropped(by_hand, steps):
+    reader, events, sender = by_hand
+    sender.say(frame(2))
+    assert sender.answer_cursor(reader, last=0) == 0
+    for step in (1, 1, 2):
+        sender.say(frame(step))
+    assert steps(reader, 2) == [1, 2]
+    assert reader.counters()["duplicates"] == 1
+    assert not [event for event in events if isinstance(event, Gap | FrameSkipped)]
 
 
-@settings(deadline=None)
-@given(st.lists(st.booleans(), max_size=12), st.lists(st.sampled_from(["send", "restart"]), max_size=12), st.booleans())
-def test_g19_whatever_is_refused_and_asked_for_again_the_last_reader_gets_the_record(room, moves, early):
-    transport, frame = Transport(room), InPieces(RECORD, NUMBERS)
-    if early:
-        frame.begin(transport.send)
-    frame.encode()
-    for move in moves:
-        if move == "restart":
-            begun = bool(transport.taken)
-            frame.restart()
-            whole = begun or getattr(transport, "whole", False)
-            transport = Transport(transport.room)
-            transport.whole = whole
-        else:
-            frame.send(transport.send)
-    transport.room.clear()
-    assert frame.send(transport.send)
-    if getattr(transport, "whole", False):
-        assert transport.kinds() == [FrameKind.OUTPUT]
-    assert transport.record() == RECORD
+def torn(step):
+    """The frame with another end, of the same length."""
+    return frame(step)[:-8] + b"\xff" * 8
 
 
-def test_what_it_delivers_is_told_without_making_the_frame(monkeypatch):
-    laid = InMemory(Parts((encode(RECORD, **NUMBERS),)), lambda parts: None)
-    frame = pieces()
-    monkeypatch.setattr(InPieces, "__bytes__", lambda self: pytest.fail("made"))
-    assert frame.deliveries() == laid.deliveries() == RECORD.deliveries() == [("a", 1, 1), ("b", 1, 1)]
+def of_another(step):
+    """A frame whose alternatives are not the tokens'."""
+    body = msgspec.msgpack.decode(frame(step)[64:-16])
+    body["lids"] = msgspec.msgpack.decode(frame(step + 1)[64:-16])["lids"]
+    return seal(FrameKind.OUTPUT, msgspec.msgpack.encode(body), session=SESSION, sender=0, sequence=step)
 
 
-def test_a_large_frame_is_never_joined_to_small_ones():
-    window = Window()
-    for frame in (b"one", b"two", pieces(), b"three"):
-        window.add(frame)
-    assert window.message(1 << 30) == (b"onetwo", 2)
-    window.sent(2)
-    assert isinstance(window.message(1 << 30)[0], InPieces)
+@pytest.mark.parametrize("unsound", [torn, of_another])
+def test_g19_an_unsound_large_frame_is_told_once_and_asked_for_and_then_a_gap(by_hand, steps, unsound):
+    reader, events, sender = by_hand
+    sender.say(unsound(1))
+    assert sender.answer_cursor(reader, last=0) == 0
+    sender.say(frame(1))
+    assert steps(reader, 1) == [1]
+    assert reader.counters()["skipped"] == 1
+    sender.say(unsound(2))
+    assert sender.answer_cursor(reader, last=1) == 1
+    sender.say(unsound(2))
+    sender.say(frame(3))
+    assert steps(reader, 1) == [3]
+    (gap,) = [event for event in events if isinstance(event, Gap)]
+    assert (gap.first, gap.last) == (2, 2)
 
 
-def test_what_waits_whole_is_encoded_once(monkeypatch):
-    frame, made = pieces(), []
-    monkeypatch.setattr(InPieces, "__bytes__", lambda self: made.append(1) or encode(RECORD, **NUMBERS))
-    frame.keep_whole()
-    transport = Transport([False, False, True])
-    while not frame.send(transport.send):
-        pass
-    assert transport.kinds() == [FrameKind.OUTPUT]
-    assert made == [1]
+def test_a_message_in_several_parts_is_skipped_and_told(by_hand, steps):
+    reader, events, sender = by_hand
+    for message in ((b"garbage", b"more"), (frame(1), b"more"), (frame(1), frame(2), b"", b"and more")):
+        sender.socket.send_multipart(message)
+    sender.say(frame(1))
+    assert steps(reader, 1) == [1]
+    assert [type(event) for event in events] == [SessionStarted, *[FrameSkipped] * 3]
+    assert all("several parts" in event.reason for event in events[1:])
 
 
-def test_a_record_that_cannot_be_encoded_is_said_before_it_is_held():
-    output = Large(1, requests=("\ud800",))
-    frame = InPieces(output.resolve(), NUMBERS)
-    with pytest.raises(InvalidValue, match="cannot be encoded"):
-        frame.encode()
+def test_a_reader_skips_the_words_that_former_versions_had_about_frames_and_asks_for_none(opened):
+    """Such a sender says them only to a reader that has asked for them; and they are no error of anybody."""
+    events = []
+    reader = opened.reader(on_event=events.append)
+    sender = ByHand(reader.url)
+    sender.say(sender.state(0))
+    assert reader.read(0.1) is None
+    message = memoryview(sender.socket.recv())
+    assert set(msgspec.msgpack.decode(message[64:])) <= {"token", "explicit", "leaving"}
+    token = read_control(read_header(message), message, Cursor).token
+    sender.say(sender.state(0, echo=token))
+    for kind in FORMER_KINDS:
+        sender.say(seal(kind, b"", session=SESSION, sender=0, sequence=1))
+    sender.say(frame(1))
+    assert reader.read(10).record.step == 1
+    assert reader.counters() == {"frames": 1, "duplicates": 0, "skipped": 0}
+    assert [type(event) for event in events] == [SessionStarted]
+    sender.context.destroy(linger=0)
 
 
-class Memory:
-    """Shared memory with room or without."""
+def test_a_sink_serves_a_reader_of_a_former_version_with_whole_frames(opened, url, monkeypatch):
+    """Its cursor says that it knows pieces, and where its shared memory lies."""
 
-    def __init__(self, word):
-        self.word, self.laid = word, []
+    class Former(Cursor):
+        pieces: bool = True
+        shared: str = "0123456789abcdef"
 
-    def lay(self, parts):
-        target = bytearray(len(parts))
-        parts.write_to(memoryview(target))
-        self.laid.append(bytes(target))
-        return self.word
-
-
-@pytest.mark.parametrize("word", [b"a word", None])
-def test_memory_is_tried_once_and_then_it_goes_whole(word):
-    memory, transport = Memory(word), Transport([False, False, True])
-    frame = InMemory(Parts((b"head", memoryview(b"body"), b"tail")), memory.lay)
-    assert len(frame) == 12
-    while not frame.send(transport.send):
-        pass
-    assert memory.laid == [b"headbodytail"]
-    assert transport.taken == [(word or b"headbodytail",)]
-    frame.restart()
-    assert frame.send(transport.send)
-    assert transport.taken[1:] == [(b"headbodytail",)]
-    assert len(memory.laid) == 1
+    monkeypatch.setattr("hal.reading.session.Cursor", Former)
+    reader, sink = opened.reader(), opened.sink()
+    for output in (Large(1), Output(2), Large(3)):
+        sink.put(output)
+        found = reader.read(10)
+        assert found.record == output.resolve()
+        assert found.header.kind == FrameKind.OUTPUT
+    assert reader.counters() == {"frames": 3, "duplicates": 0, "skipped": 0}
 
 
-def test_a_word_that_had_no_room_is_not_sent_to_a_reader_that_came_later():
-    memory, transport = Memory(b"a word"), Transport([False])
-    frame = InMemory(Parts((b"whole",)), memory.lay)
-    assert not frame.send(transport.send)
-    frame.restart()
-    assert frame.send(transport.send)
-    assert transport.taken == [(b"whole",)]
+class Wide(Large):
+    """Ids of 64 bits."""
+
+    def resolve(self):
+        record = super().resolve()
+        object.__setattr__(record, "logprob_token_ids", record.logprob_token_ids.astype(np.int64))
+        return record
 
 
-def test_a_window_restarts_the_frames_that_it_sends_again():
-    window, transport = Window(), Transport()
-    for number in range(1, 4):
-        frame = InPieces(RECORD, NUMBERS | {"sequence": number})
-        frame.encode()
-        window.add(frame)
-    for _ in range(2):
-        message, count = window.message(1 << 30)
-        assert count == 1
-        assert message.send(transport.send)
-        window.sent(1)
-    window.rewind(1)
-    transport.taken.clear()
-    for _ in range(2):
-        message, _ = window.message(1 << 30)
-        assert message.send(transport.send)
-        window.sent(1)
-    kinds = [FrameKind.OUTPUT, FrameKind.TOKEN_IDS, FrameKind.ROWS, FrameKind.LOGPROBS]  # the third had not begun
-    assert transport.kinds() == kinds
+class Wider(Wide):
+    """Ids that need them."""
+
+    def resolve(self):
+        record = super().resolve()
+        record.logprob_token_ids[1, 1] = 1 << 40
+        return record
+
+
+def test_wide_ids_are_sent_narrow_where_they_fit(opened):
+    reader, sink = opened.reader(), opened.sink()
+    for output, dtype in ((Wide(1), np.int32), (Wider(2), np.int64)):
+        sink.put(output)
+        found = reader.read(10).record
+        assert found == output.resolve()
+        assert found.logprob_token_ids.dtype == dtype
+
+
+def test_g19_a_reader_that_comes_after_another_gets_large_frames_again(opened, steps):
+    first, sink = opened.reader(auto_ack=False), opened.sink()
+    for step in (1, 2):
+        sink.put(Large(step))
+        assert first.read(10).record.step == step
+    first.close()
+    second = opened.reader()
+    assert [second.read(10).record == Large(step).resolve() for step in (1, 2)] == [True] * 2
+    assert sink.counters()["resent"] == 2
+    sink.put(Large(3))
+    assert steps(second, 1) == [3]
+
+
+def test_a_record_that_cannot_be_encoded_fails_alone(opened, steps):
+    reader, sink = opened.reader(), opened.sink()
+    sink.put(Large(1))
+    assert steps(reader, 1) == [1]
+    bad = Large(2, requests=("\ud800", "b"))
+    sink.put(bad)
+    assert bad.done.wait(10)
+    assert isinstance(bad.settled[0], InvalidValue)
+    sink.put(Large(3))
+    assert reader.read(10).record == Large(3).resolve()
+    assert reader.counters() == {"frames": 2, "duplicates": 0, "skipped": 0}
+
+
+def test_g18_large_frames_wait_for_room_and_none_is_lost(opened):
+    """A reader that does not read: ZeroMQ takes some messages, and the rest waits."""
+    reader, sink = opened.reader(auto_ack=False), opened.sink(capacity=200)
+    sink.put(Large(0))
+    assert reader.read(10).record.step == 0
+    outputs = [Large(step) for step in range(1, 151)]
+    for output in outputs:
+        sink.put(output)
+    assert outputs[-1].done.wait(20)
+    for output in outputs:
+        assert reader.read(10).record.step == output.step
+    reader.acknowledge()
+    sink.close(10)
+    assert sink.counters()["resent"] == 0

@@ -74,7 +74,7 @@ def test_strangers_that_come_and_go_while_nobody_reads_hold_nobody_up(output):
 
 def test_a_reader_that_does_not_read_gets_a_bounded_number_of_words(opened):
     reader, sink = opened.reader(), opened.sink(heartbeat=0.001)
-    sent, rounds, send, follow = [], [], sink._wire.send, sink._connection.follow
+    sent, rounds, send, follow = [], [], sink._connection.send, sink._connection.follow
 
     def counted(message):
         sent.append(message)
@@ -84,8 +84,8 @@ def test_a_reader_that_does_not_read_gets_a_bounded_number_of_words(opened):
         rounds.append(1)
         return follow()
 
-    sink._wire.send, sink._connection.follow = counted, followed
-    while sink._unanswered < 8:
+    sink._connection.send, sink._connection.follow = counted, followed
+    while sink._wire._unanswered < 8:
         time.sleep(0.001)
     before, now = len(rounds), len(sent)
     while len(rounds) < before + 50:

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 
 import numpy as np
 from hal_core.devices.cpu import CpuPlugin
-from hal_core.output.sinks import Discard
 from hal_core.runtime.bound import bind
 from hal_core.slots.admission import Request, SamplingParams
 from hal_core.slots.fields import Sizes
@@ -53,10 +52,22 @@ def run(engine: Engine, steps: int, names: count) -> None:
         engine.step()
 
 
+class Unread:
+    """A sink that drops outputs without resolving them."""
+
+    session = 1
+
+    def put(self, pending):
+        pending.settle(None)
+
+    def close(self, timeout):
+        """Nothing to drain."""
+
+
 def test_memory_does_not_grow_over_10_000_steps():
     names = count()
     with bind(CpuPlugin.open(0, {})) as device:
-        worker = Worker(device, Nonsense(), Sizes(slots=3, max_tokens=64, block_size=4, top_k=2), 20, Discard())
+        worker = Worker(device, Nonsense(), Sizes(slots=3, max_tokens=64, block_size=4, top_k=2), 20, Unread())
         engine = Engine(worker, chunk=8)
         run(engine, 1000, names)  # caches fill
         gc.collect()

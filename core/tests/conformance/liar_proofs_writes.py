@@ -18,6 +18,7 @@ from liar_proofs import (
     prefill,
     proof,
     queued,
+    raw,
     serials,
     state_of,
     write,
@@ -69,17 +70,17 @@ def _(bound):
 def _(bound):
     memory = poisoned(bound, 80000)
     write(bound, flat(memory, 0, 70000), np.ones(70000, np.uint8))
-    return (memory.buffer[70000:] == POISON).all()
+    return (raw(memory)[70000:] == POISON).all()
 
 
 def strided_right(bound, strides, nbytes):
     """Write 1, 2, 3, … to two elements an axis, and compare every byte."""
     memory, shape = poisoned(bound, nbytes), (2,) * len(strides)
-    should = memory.buffer.copy()
+    should = raw(memory).copy()
     data = np.arange(1, 1 + 2 ** len(strides), dtype=np.uint8).reshape(shape)
     np.lib.stride_tricks.as_strided(should, shape, strides)[...] = data
     write(bound, View(memory, 0, shape, strides, dtype_of("uint8")), data)
-    return (memory.buffer == should).all()
+    return (raw(memory) == should).all()
 
 
 @proof("FourAxesAtMost", cpu)
@@ -98,15 +99,15 @@ FAR = 2**32 + 64
 @proof("OffsetsInThirtyTwoBits", cpu)
 def _(bound):
     memory = bound.device.allocate(FAR + 64)  # pages that nobody touches take no memory
-    memory.buffer[64] = memory.buffer[FAR] = POISON
+    raw(memory)[64] = raw(memory)[FAR] = POISON
     write(bound, flat(memory, FAR, 1), 7)
-    return memory.buffer[64] == POISON and memory.buffer[FAR] == 7
+    return raw(memory)[64] == POISON and raw(memory)[FAR] == 7
 
 
 @proof("CopyOffsetsInThirtyTwoBits", cpu)
 def _(bound):
     memory = bound.device.allocate(FAR + 64)
-    memory.buffer[64], memory.buffer[FAR] = POISON, 7
+    raw(memory)[64], raw(memory)[FAR] = POISON, 7
     return copied(bound, memory, [(FAR, 1)]).data[0][0] == 7
 
 
@@ -149,7 +150,7 @@ def goes_through(bound, value, dtype, should=None):
     memory = poisoned(bound, 4 * should.dtype.itemsize)
     write(bound, flat(memory, 0, 2, dtype), np.full(2, value))
     write(bound, flat(memory, 2 * should.dtype.itemsize, 2, dtype), value)
-    return memory.buffer.tobytes() == should.tobytes() * 4
+    return raw(memory).tobytes() == should.tobytes() * 4
 
 
 @proof("CanonicalNaNs", cpu)
@@ -186,7 +187,7 @@ def _(bound):  # 1 + 3/256 lies half-way between two neighbours, of which 1 + 2/
 def _(bound):
     memory = poisoned(bound, 8)
     write(bound, flat(memory, 4, 1, "uint16"), 1)
-    return memory.buffer.tolist() == [POISON] * 4 + [1, 0] + [POISON] * 2
+    return raw(memory).tolist() == [POISON] * 4 + [1, 0] + [POISON] * 2
 
 
 @proof("StopFlagsByTheWord", cpu)

@@ -14,6 +14,7 @@ import numpy as np
 from hal_core.contract.capabilities import Capabilities
 from hal_core.devices.asynchronous import AsyncDevice
 from hal_core.devices.primitives import Primitives
+from hal_core.devices.ring_options import RingOptions
 from hal_core.errors import OutOfMemory
 from hal_core.memory.packing import apply_packed
 from hal_core.memory.plan import SPREAD
@@ -188,12 +189,12 @@ class LatchedDevice(AsyncDevice):
     )
 
     def __init__(self, index=0, *, room=1 << 30, **ring):
-        super().__init__(index, LatchedPrimitives(room), **ring)
+        super().__init__(index, LatchedPrimitives(room), RingOptions(**ring))
 
     def advance(self, state, step, stream):
         own = self.own(stream)
         self.order_after_reads(own, state.memory)
-        names = (*reference.READS, *reference.WRITES, "token_ids")
+        names = reference.STEP_FIELDS
         whole = at(state.memory.address, state.memory.nbytes)
         fields = {}
         for name in names:

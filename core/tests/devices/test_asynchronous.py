@@ -9,7 +9,7 @@ import threading
 import numpy as np
 import pytest
 from hal_core.devices.blocks import KEPT
-from hal_core.errors import DeviceClosed, HalError, InvalidValue, OutOfMemory, TicketTimeout
+from hal_core.errors import DeviceClosed, GroupLost, HalError, InvalidValue, OutOfMemory, TicketTimeout
 from hal_core.memory.dtypes import dtype_of
 from hal_core.memory.plan import SPREAD, PlanBuilder, Records, WritePlan, apply_to_host
 from hal_core.memory.views import ByteRange, View
@@ -302,6 +302,17 @@ def test_a_fault_sticks_to_its_device_alone(device):
     assert isinstance(pending.failure(), HalError), "tickets looked at from then on fail"
     write(other, theirs, 3).wait()
     other.close()
+
+
+def test_a_lost_group_is_told_by_its_ticket_and_the_device_goes_on(device):
+    memory = device.allocate(64)
+    first = write(device, memory, 1)
+    device.primitives.raises = GroupLost("rank 1 has left", cure="start all ranks anew")
+    with pytest.raises(GroupLost, match="rank 1 has left"):
+        first.wait()
+    device.primitives.raises = None
+    drain(device)
+    write(device, memory, 2).wait()
 
 
 def test_what_asking_raises_is_the_tickets_and_ends_the_device_where_the_runtime_says_so(device):

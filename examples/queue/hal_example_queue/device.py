@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 from hal_core import Capabilities, Counters, SlotState, Step, Stream, Ticket, View
 from hal_core.devices import (
-    READS,
     SPREAD,
-    WRITES,
+    STEP_FIELDS,
     AsyncDevice,
     PlanLaunch,
     Primitives,
@@ -60,8 +59,8 @@ class QueuePrimitives(Primitives):
         return event.queue.error if event.queue else None
 
     def allocate(self, nbytes: int) -> int:
-        block = ctypes.create_string_buffer(nbytes + 64)
-        address = -(-ctypes.addressof(block) // 64) * 64
+        block = np.empty(nbytes + 64, np.uint8)
+        address = -(-block.ctypes.data // 64) * 64
         self.memory[address] = block
         return address
 
@@ -103,7 +102,7 @@ class QueueDevice(AsyncDevice):
         self.check_open()
         own = self.own(stream)
         self.order_after_reads(own, state.memory)
-        fields = {name: array(state.view(name)) for name in (*READS, *WRITES, "token_ids")}
+        fields = {name: array(state.view(name)) for name in STEP_FIELDS}
         own.raw.put(partial(advance, fields, state.sizes, speculative=step.speculative))
         return self.ticket(own)
 

@@ -32,7 +32,9 @@ from typing import Any
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 PYTEST = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, "--import-mode=importlib"]
-KIT = [*PYTEST, "--pyargs", "hal_core.conformance", "--hal-device=cuda"]
+KIT = [*PYTEST, "--pyargs", "hal_core.conformance"]
+COUNTED = [*KIT, "--hal-device-factory=counted:opened"]
+"""Submissions are counted below the plugin, too (``counted.py``)."""
 LEAST = 20
 """Seconds under which no step is begun."""
 HAL = "import sys; from hal.cli import main; sys.argv[0] = 'hal'; main()"
@@ -82,9 +84,8 @@ def steps(out: Path) -> list[Step]:
     cupy = no_gpu or ("CuPy does not import beside numpy 1.26" if paddle or find_spec("cupy") is None else "")
     sanitizer = no_gpu or ("" if shutil.which("compute-sanitizer") else "no compute-sanitizer")
     no_pair = no_paddle or ("" if count > 1 else "one GPU")
-    counted = {"HAL_CUDA_COUNT": "1"}
     quick = ["--hal-profile=quick"]
-    ranks = [*quick, "--hal-only=G13,G14,G15,G16,G17,G18", "-k", "test_ranks", "--maxfail=3", "-vv"]
+    ranks = [*KIT, *quick, "--hal-device=cuda", "--hal-only=G13,G14,G15,G16,G17,G18", "-k", "test_ranks"]
     job = ["run", "--model-place", "cpu", "--prompt", "def main(", "--prompt", "import", "--max-tokens", "48", "--json"]
     check = "compute-sanitizer --tool"
     exercise = str(HERE / "exercise.py")
@@ -92,10 +93,10 @@ def steps(out: Path) -> list[Step]:
     return [
         Step("ranks, step by step", [str(HERE / "nccl_ranks.py")], {}, no_pair),
         Step("broadcast bench", bench, {}, no_pair),
-        Step("kit, ranks over NCCL", [*KIT, *ranks], {}, no_pair, 330),
+        Step("kit, ranks over NCCL", [*ranks, "--maxfail=3", "-vv"], {}, no_pair, 330),
         Step("tests of the plugin", [*PYTEST, str(HERE.parent / "tests")]),
-        Step("kit, CuPy tensors", [*KIT, *quick], counted | {"HAL_CUDA_TENSORS": "cupy"}, cupy),
-        Step("kit, Paddle tensors", [*KIT, *quick], counted | {"HAL_CUDA_TENSORS": "paddle"}, no_paddle),
+        Step("kit, CuPy tensors", [*COUNTED, *quick], {"HAL_CUDA_TENSORS": "cupy"}, cupy),
+        Step("kit, Paddle tensors", [*COUNTED, *quick], {"HAL_CUDA_TENSORS": "paddle"}, no_paddle),
         Step("memcheck", [f"{check} memcheck --report-api-errors no --error-exitcode 1", exercise], {}, sanitizer),
         Step("racecheck", [f"{check} racecheck --error-exitcode 1", exercise], {}, sanitizer),
         Step("main job, cpu", ["-c", HAL, *job, "--device", "cpu"], {}, no_paddle),
@@ -132,7 +133,8 @@ def run(step: Step, metadata: Path) -> tuple[int, str]:
     if step.arguments[0].startswith("compute-sanitizer"):
         command = [*step.arguments[0].split(), sys.executable, *step.arguments[1:]]
     env = os.environ | {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"} | step.environment
-    paths = [str(ROOT / "core" / "src"), str(ROOT / "plugins" / "cuda" / "src"), str(ROOT), str(metadata)]
+    sources = [ROOT / "core" / "src", ROOT / "plugins" / "cuda" / "src", ROOT, metadata, HERE]
+    paths = [str(path) for path in sources]
     env["PYTHONPATH"] = os.pathsep.join([*paths, env.get("PYTHONPATH", "")])
     text: dict[str, Any] = {"mode": "w+", "encoding": "utf-8", "errors": "replace"}
     # Files, not pipes: what a process of the step leaves behind cannot keep this script reading.

@@ -194,8 +194,8 @@ def opened(monkeypatch):
     monkeypatch.setattr(launching, "cubin", lambda name, arch: b"")
     found = []
 
-    def open_with(options=None):
-        device = device_module.CudaDevice(0, {"stream": 1, **(options or {})}, Driver(StandIn()))
+    def open_with(options=None, make=lambda options, api: device_module.CudaDevice(0, options, Driver(api))):
+        device = make({"stream": 1, **(options or {})}, StandIn())
         found.append(bind(device))
         return found[-1]
 

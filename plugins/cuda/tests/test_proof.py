@@ -10,9 +10,17 @@ import time
 from importlib import metadata
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hal_core.contract.support import Support
+from hal_core.output.sinks import MemorySink
+from hal_core.slots.admission import Request
+from hal_core.slots.fields import Sizes
+from hal_core.slots.step import Step
+from hal_core.slots.tasks import Task, TaskKind
 
 ROOT = Path(__file__).parents[3]
+SIZES = Sizes(slots=4, max_tokens=64, block_size=4, max_draft=1, top_k=2)
 STOPS = """
 import os, signal, subprocess, sys, time
 print("begun", flush=True)
@@ -27,6 +35,29 @@ def prove():
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "plugins" / "cuda" / "proof")
+    yield importlib.import_module("counted")
+    del sys.modules["counted"]
+
+
+def test_g10_what_is_counted_below_the_plugin_is_what_the_device_counts(opened, counted):
+    """Over a driver that stands in for CUDA's: a value, a batch and an output, each counted by both."""
+    bound = opened(make=lambda options, api: counted.CountedCudaDevice(0, options, api))
+    assert isinstance(counted.opened.support(), Support)
+    state, stream, sink = bound.state(SIZES), bound.default_stream, MemorySink()
+    request = state.admit(Request("r", [1] * 9))
+    before, below = bound.counters(), bound.device.probe_counts()
+    bound.async_set_value(target=state.view("accept_num"), value=3, stream=stream).wait()
+    task = Task(TaskKind.PREFILL, 0, request, 0, 9, [0, 1, 2])
+    bound.insert_tasks(state=state, tasks=[task], stream=stream).wait()
+    bound.save_output(state=state, step=Step(1, {"target": np.array([0], np.int32)}), sink=sink, stream=stream).wait()
+    spent, seen = bound.counters() - before, bound.device.probe_counts() - below
+    for name in ("submissions", "uploads", "launches", "copies_out"):
+        assert getattr(seen, name) == getattr(spent, name) > 0, name
 
 
 def test_without_a_gpu_only_what_needs_none_is_run(prove, monkeypatch, tmp_path):

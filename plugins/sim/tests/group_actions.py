@@ -93,8 +93,15 @@ def end_itself(rank, well):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def write_beside(device, state):
+    """A write on a stream of its own: it needs no group."""
+    stream = device.device.stream()
+    device.async_set_value(target=state.view("seed"), value=7, stream=stream).wait(20)
+
+
 def go_on(rank, most):
-    """Broadcast until the group is lost: the error, how long its call took, what a later call says, and how soon."""
+    """Broadcast until the group is lost: the error, how long its call took, what a later call says and how soon, and
+    what a write meets."""
     group = Group(BOTH, rank.rank)
     with opened() as device:
         stream = device.default_stream
@@ -106,6 +113,7 @@ def go_on(rank, most):
             if error:
                 took, begin = monotonic() - begin, monotonic()
                 again = failing(lambda: device.open_group(state=other, group=group))
-                inserted = failing(lambda: device.insert_tasks(state=other, tasks=[], stream=stream))
-                return error, took, again, monotonic() - begin, inserted
+                answered = monotonic() - begin
+                written = failing(lambda: write_beside(device, other))
+                return error, took, again, answered, written
         return None

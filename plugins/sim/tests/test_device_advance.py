@@ -13,7 +13,7 @@ from hal_sim import Mode, SimPlugin, options
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-NAMES = (*reference.READS, *reference.WRITES, "token_ids")
+NAMES = reference.STEP_FIELDS
 
 
 @pytest.fixture(scope="module", params=["worker", "lazy"])

@@ -71,13 +71,13 @@ def test_g16_a_rank_that_never_opens_the_group_is_an_error_in_time(pool):
 
 def check_lost(answer, limit):
     assert answer is not None, "the survivor never met an error"
-    (name, text), took, (again, _), took_again, inserted = answer
+    (name, text), took, (again, _), took_again, written = answer
     assert name == again == "GroupLost"
     assert text.startswith("sim:0: broadcast_tokens: group: the group of rank 0 is lost: ")
     assert "start them anew" in text
     assert took < limit
     assert took_again < 1.0, "a dead group answers at once"
-    assert inserted is None, "the device goes on"
+    assert written is None, "the device goes on"
 
 
 def test_g16_a_hung_rank_is_an_error_within_the_timeout(pool):

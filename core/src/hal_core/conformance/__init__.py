@@ -18,14 +18,13 @@ if TYPE_CHECKING:
     from .ranks.processes import RankPool as RankPool
     from .ranks.processes import gloo as gloo
     from .ranks.support import GlooRanks as GlooRanks
-    from .ranks.support import HostSupport as HostSupport
     from .report.command import main as main
 
 __getattr__, __dir__, __all__ = face(
     __name__,
     {
         "hal_core.contract.support": "Support",
-        "hal_core.conformance.ranks.support": "GlooRanks HostSupport",
+        "hal_core.conformance.ranks.support": "GlooRanks",
         "hal_core.conformance.ranks.processes": "RankPool gloo",
         "hal_core.conformance.report.command": "main",
     },

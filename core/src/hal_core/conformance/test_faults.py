@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from hypothesis import strategies as st
@@ -15,7 +16,7 @@ from ..output.records import OutputRecord
 from ..slots.step import Step
 from ..slots.tasks import TaskKind
 from .draw.requests import sizes
-from .harness.asserts import assert_no_error, assert_raises, assert_says
+from .harness.asserts import assert_no_error, assert_raises, assert_says, in_time
 from .harness.backdoor import PATIENCE
 from .harness.guarantees import guarantee
 from .harness.sinks import DeadSink, FullSink, KeepingSink
@@ -24,6 +25,9 @@ from .mutants import faults
 from .rigs.batches import ENTER, LEAVE, draw_batch, told
 from .rigs.rig import Rig, assert_rows
 from .rigs.stepping import draw_sampling, draw_step, run_step
+
+if TYPE_CHECKING:
+    from ..tickets import Ticket
 
 PAIR = Group((0, 1), 0)
 
@@ -154,16 +158,18 @@ def test_g16_a_lost_peer_is_told_and_nothing_of_its_step_is_sent(kit: Kit, draw:
         step = draw_step(draw, rig, group=PAIR)
         draw_sampling(draw, rig, step)
 
-        def broadcast() -> None:
-            rig.bound.broadcast_tokens(state=rig.state, group=PAIR, stream=rig.stream).wait(PATIENCE)
+        def broadcast() -> Ticket:
+            with in_time("a broadcast with a lost peer", kit.effort.hang):
+                return rig.bound.broadcast_tokens(state=rig.state, group=PAIR, stream=rig.stream)
 
         told_first = draw(st.booleans(), "the broadcast is waited for")
         if told_first:
             for again in ("", " once more"):
-                error = assert_raises(GroupLost, broadcast, f"a broadcast with a lost peer{again}")
+                why = f"a broadcast with a lost peer{again}"
+                error = assert_raises(GroupLost, lambda: broadcast().wait(PATIENCE), why)
                 assert_says(error, device=laid.bound.name, hook="broadcast_tokens", argument="group")
         else:
-            rig.bound.broadcast_tokens(state=rig.state, group=PAIR, stream=rig.stream)
+            broadcast()
         assert_raises(GroupLost, lambda: saved(rig, step), "saving the output of a step whose group is lost")
         assert not rig.sink.records, "tokens that the ranks may not agree on were sent"
         works(draw, Rig(laid, rig.sizes, name="another"), "its peer was lost")

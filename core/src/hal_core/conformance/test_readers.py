@@ -16,9 +16,10 @@ from .harness.backdoor import arrive
 from .harness.guarantees import guarantee
 from .harness.waiters import SHORT
 from .kit import Kit, Latch
+from .rigs.forms import unlike
 from .rigs.lanes import Busy, copied
 from .rigs.rig import Rig
-from .rigs.roads import SIZES, filled, new_tasks, unlike
+from .rigs.roads import SIZES, filled, new_tasks
 
 if TYPE_CHECKING:
     from ..streams import Stream

@@ -17,24 +17,16 @@ from ..slots.tasks import Task, TaskKind
 from .harness import backdoor
 from .harness.asserts import assert_no_error
 from .harness.backdoor import PATIENCE, arrive
+from .harness.bits import noise
 from .harness.guarantees import guarantee
 from .harness.sinks import KeepingSink
 from .kit import Kit
 from .oracle.output import Row
+from .rigs.forms import unlike
 from .rigs.lanes import FREE, HELD, copied
+from .rigs.pretended import PAIR, can_pretend, far_from_its_source
 from .rigs.rig import Rig, assert_rows
-from .rigs.roads import (
-    PAIR,
-    ROADS,
-    SIZES,
-    can_pretend,
-    far_from_its_source,
-    filled,
-    new_tasks,
-    noise,
-    overlaps,
-    unlike,
-)  # fmt: skip
+from .rigs.roads import ROADS, SIZES, filled, new_tasks, overlaps
 from .test_copies import lanes
 from .test_streams import run_beside
 
@@ -132,7 +124,7 @@ def later(rig: Rig, step: Step, hook: str) -> None:
 
 def overwrite(rig: Rig) -> None:
     """Every byte of the state becomes another."""
-    data = noise(rig.model.block.nbytes, 7)
+    data = noise(7, rig.model.block.nbytes)
     backdoor.put(rig.device, rig.state.memory, [(0, data.tobytes())], rig.stream)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import permutations
 from typing import TYPE_CHECKING
 
@@ -15,32 +15,37 @@ from ..slots.tasks import Task, TaskKind
 from .harness import backdoor
 from .harness.asserts import assert_raises
 from .harness.backdoor import PATIENCE, arrive
+from .harness.bits import noise
 from .harness.guarantees import guarantee
 from .harness.sinks import KeepingSink
 from .harness.waiters import AT_ONCE, SHORT
 from .kit import Kit
 from .oracle.output import Row
 from .oracle.slots import difference
-from .rigs.lanes import FREE, HELD, Between, Busy, beside, copied
+from .rigs.forms import SHAPE, VALUES, Road, Value, unlike
+from .rigs.lanes import FREE, HELD, Between, Busy, beside, copied, pairs
 from .rigs.rig import Rig, assert_rows
-from .rigs.roads import ROADS, SHAPE, SIZES, VALUES, Value, new_tasks, noise, overlaps, roads, unlike
+from .rigs.roads import ROADS, SIZES, new_tasks, overlaps, roads
 
 if TYPE_CHECKING:
     from ..memory.copies import CopyTicket
-    from ..streams import Stream
 
 HOOKS = pytest.mark.parametrize("hook", ROADS)
 MANY = 64
 """Events made after one that is waited for, so that one which is used again too early shows."""
 
 
-def run_beside(kit: Kit, hook: str, lane: str) -> None:
-    """Each form of a hook on a stream, among other work of that stream."""
+def run_beside(kit: Kit, hook: str, lane: str, chosen: Callable[[Road], object] = lambda road: True) -> int:
+    """Each form of a hook on a stream, among other work of that stream; how many forms were ``chosen``."""
     __tracebackhide__ = True
     if lane in HELD and kit.can_hold and not overlaps(kit, hook):
-        return  # such a call waits for its stream, as its capabilities say
+        return 0  # such a call waits for its stream, as its capabilities say
+    ran = 0
     for told, make in roads(kit, hook):
         road = make(kit)
+        if not chosen(road):
+            continue
+        ran += 1
         told = f"{told} on {lane}"
         with beside(kit, lane, told) as stream:
             found = Between(kit, road, stream)
@@ -50,6 +55,7 @@ def run_beside(kit: Kit, hook: str, lane: str) -> None:
                 found.check(told)
         if lane in HELD:
             found.check(told)
+    return ran
 
 
 def assert_pending(kit: Kit, found: Between, hook: str, told: str) -> None:
@@ -67,6 +73,12 @@ def assert_pending(kit: Kit, found: Between, hook: str, told: str) -> None:
 def test_g01_a_call_belongs_to_the_stream_that_was_given(kit: Kit, hook: str) -> None:
     for lane in (*FREE, *HELD):
         run_beside(kit, hook, lane)
+
+
+@guarantee(2)
+def test_g02_a_value_on_the_device_is_read_between_what_makes_it_and_what_overwrites_it(kit: Kit) -> None:
+    ran = sum(run_beside(kit, "async_set_value", lane, lambda road: road.sources) for lane in (*FREE, *HELD))
+    assert ran >= 2 * len(FREE), f"{ran} forms of a value on the device were met"
 
 
 @guarantee(3, requires=("async_h2d", "can_hold_stream"))
@@ -112,7 +124,7 @@ def test_g04_of_any_two_writes_on_one_stream_the_later_wins(kit: Kit, lane: str)
             assert not wrong, f"{told}, on {lane}: {wrong}"
 
     with beside(kit, lane, f"async_set_value on {lane}") as stream:
-        now = noise(memory.nbytes, 0)
+        now = noise(0, memory.nbytes)
         backdoor.put(kit.device, memory, [(0, now.tobytes())], stream)
         for seed, (one, other) in enumerate(permutations(forms, 2)):
             for told in (one, other):
@@ -171,16 +183,6 @@ def compare_state(rig: Rig, state: CopyTicket, sink: KeepingSink, rows: Sequence
 # -- streams and events by themselves ---------------------------------------------------------------------------------
 
 
-def pairs(kit: Kit) -> list[tuple[str, Stream, Stream]]:
-    """Two streams: the default one as either, and neither."""
-    device = kit.device
-    return [
-        ("the default stream and another", device.default_stream, device.stream()),
-        ("another stream and the default one", device.stream(), device.default_stream),
-        ("two others", device.stream(), device.stream()),
-    ]
-
-
 @guarantee(1)
 def test_g01_streams_are_apart(kit: Kit) -> None:
     streams = [kit.device.default_stream, *(kit.device.stream() for _ in range(3))]
@@ -219,7 +221,7 @@ def test_g01_a_stream_waits_for_the_events_that_it_was_given(kit: Kit) -> None:
     for told, first, second in pairs(kit):
         other = device.stream()
         source, result = device.allocate(4096), device.allocate(4096)
-        before, after = noise(4096, 1), noise(4096, 2)
+        before, after = noise(1, 4096), noise(2, 4096)
         for stream, memory in ((first, source), (second, result)):
             arrive(backdoor.put(device, memory, [(0, before.tobytes())], stream))
         with kit.held(first):
@@ -244,7 +246,7 @@ def test_g01_a_stream_waits_for_the_events_that_it_was_given(kit: Kit) -> None:
 def test_g01_a_stream_that_waits_for_two_waits_for_both_and_for_nothing_later(kit: Kit) -> None:
     device = kit.device
     memory = device.allocate(4096)
-    backdoor.write(device, memory, 0, noise(4096, 1), device.default_stream)
+    backdoor.write(device, memory, 0, noise(1, 4096), device.default_stream)
     for order in (0, 1):
         held, last = [device.stream(), device.stream()], device.stream()
         latches = [kit.held(stream) for stream in held]

@@ -164,7 +164,7 @@ def test_g23_an_output_is_waited_for_by_as_many_as_like(kit: Kit, which: str) ->
     check_output(kit, which)
 
 
-@guarantee(19)
+@guarantee(19, also=(21,))
 def test_g19_an_outputs_error_is_raised_to_everyone_who_waits_and_to_nobody_else(kit: Kit) -> None:
     rig, _ = filled(kit)
     step = rig.step(range(SIZES.slots), speculative=True)

@@ -62,12 +62,11 @@ class Plugin(ABC):
     Its module imports the standard library and light parts of ``hal_core`` alone, so that listing devices stays
     cheap; frameworks and drivers are imported by :meth:`open`.
 
-    ``name`` must equal the entry point's name. ``priority``: auto-selection goes down it, and leaves out devices of
-    a priority below 0 (simulated or substituted ones).
+    ``name`` must equal the entry point's name. Its priority for auto-selection is in the distribution's metadata alone,
+    in the entry-point group ``hal.priorities``; without a line there the device is selected by name only.
     """
 
     name: ClassVar[str]
-    priority: ClassVar[int]
 
     @classmethod
     @abstractmethod
@@ -121,7 +120,7 @@ class Device(Hooks, Protocol):
     def stage(self, state: SlotState, request: AdmittedRequest) -> None:
         """A request was just admitted for a state: the device may take its bytes ahead of the insertion, or do nothing.
 
-        From any thread. What it took is known again by the number that it gives to ``request.stage``.
+        From any thread. It knows what it took again by ``request.serial``, and never changes the request.
         """
 
     def submit(self, plan: WritePlan, stream: Stream) -> Ticket:

@@ -31,22 +31,20 @@ if TYPE_CHECKING:
     from ..memory.views import Index as Index
     from ..memory.views import Memory as Memory
     from ..ranks.communicator import Communicator as Communicator
-    from ..slots.advance import READS as READS
-    from ..slots.advance import WRITES as WRITES
+    from ..slots.advance import STEP_FIELDS as STEP_FIELDS
     from ..slots.advance import advance as advance
     from ..slots.fields import ROW_FIELDS as ROW_FIELDS
     from ..slots.host_table import FEW as FEW
     from ..slots.host_table import TOKENS as TOKENS
     from ..slots.insertion import plan_insert as plan_insert
     from ..slots.layout import BRIEF as BRIEF
-    from ..slots.layout import STAGED as STAGED
+    from ..slots.layout import SERIAL as SERIAL
     from ..slots.state import DYNAMIC as DYNAMIC
     from ..tickets import Mode as Mode
     from .asynchronous import AsyncDevice as AsyncDevice
     from .base import DeviceBase as DeviceBase
     from .base import check_index as check_index
     from .base import check_options as check_options
-    from .base import plan_value as plan_value
     from .blocks import MirroredBlock as MirroredBlock
     from .events import AsyncStream as AsyncStream
     from .events import RecordedEvent as RecordedEvent
@@ -71,6 +69,7 @@ if TYPE_CHECKING:
     from .primitives import PlanLaunch as PlanLaunch
     from .primitives import Primitives as Primitives
     from .primitives import StreamPrimitives as StreamPrimitives
+    from .ring_options import RingOptions as RingOptions
     from .staging import Span as Span
     from .staging import StagingRing as StagingRing
     from .streaming import StreamDevice as StreamDevice
@@ -88,7 +87,7 @@ __getattr__, __dir__, __all__ = face(
         "hal_core.devices.primitives": "Launch POLL PlanLaunch Primitives StreamPrimitives",
         "hal_core.devices.streaming": "StreamDevice primitive",
         "hal_core.devices.tickets": "AsyncTicket",
-        "hal_core.devices.base": "DeviceBase check_index check_options plan_value",
+        "hal_core.devices.base": "DeviceBase check_index check_options",
         "hal_core.devices.paddle.conformance": "PaddleSupport SimulatedRanks",
         "hal_core.devices.paddle.custom": "CustomDevicePlugin",
         "hal_core.devices.paddle.device": "PaddleDevice",
@@ -99,6 +98,7 @@ __getattr__, __dir__, __all__ = face(
         "hal_core.devices.paddle.ranks.groups": "open_groups",
         "hal_core.devices.paddle.ranks.world": "DEFAULT_TIMEOUT join_world",
         "hal_core.devices.paddle.scatters": "Candidates",
+        "hal_core.devices.ring_options": "RingOptions",
         "hal_core.devices.staging": "Span StagingRing",
         "hal_core.devices.sync": "SyncDevice",
         "hal_core.memory.copies": "CopyTicket HostCopy",
@@ -108,11 +108,11 @@ __getattr__, __dir__, __all__ = face(
         "hal_core.memory.values": "Value",
         "hal_core.memory.views": "Index Memory",
         "hal_core.ranks.communicator": "Communicator",
-        "hal_core.slots.advance": "READS WRITES advance",
+        "hal_core.slots.advance": "STEP_FIELDS advance",
         "hal_core.slots.fields": "ROW_FIELDS",
         "hal_core.slots.host_table": "FEW TOKENS",
         "hal_core.slots.insertion": "plan_insert",
-        "hal_core.slots.layout": "BRIEF STAGED",
+        "hal_core.slots.layout": "BRIEF SERIAL",
         "hal_core.slots.state": "DYNAMIC",
         "hal_core.tickets": "Mode",
     },

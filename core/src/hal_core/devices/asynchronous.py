@@ -28,6 +28,7 @@ from ..tickets import DONE, Ticket
 from .blocks import Bytes, MirroredBlock
 from .lifetimes import DeviceMemory
 from .primitives import Launch, PlanLaunch, Primitives
+from .ring_options import RingOptions
 from .staging import StagingRing
 from .streaming import StreamDevice, primitive
 
@@ -43,25 +44,15 @@ if TYPE_CHECKING:
 
 
 class AsyncDevice(StreamDevice):
-    """One opened device over ``primitives``, with a ring of ``ring_start`` to ``ring_limit`` bytes that is waited for
-    at most ``deadline`` seconds."""
+    """One opened device over ``primitives``, with a staging ring as its ``options`` say."""
 
     piece: ClassVar[int] = 256 << 10
     """Bytes; what does not fit the ring is uploaded in pieces of this size."""
 
-    def __init__(
-        self,
-        index: int,
-        primitives: Primitives,
-        *,
-        ring_start: int = 1 << 20,
-        ring_limit: int = 64 << 20,
-        deadline: float = 30.0,
-    ) -> None:
+    def __init__(self, index: int, primitives: Primitives, options: RingOptions | None = None) -> None:
         super().__init__(index, primitives)
         self.primitives = primitives
-        make = partial(MirroredBlock, primitives)
-        self.staging = StagingRing(make, start=ring_start, limit=ring_limit, deadline=deadline)
+        self.staging = StagingRing(partial(MirroredBlock, primitives), options or RingOptions())
         self._tables: dict[int, tuple[DeviceMemory, int]] = {}
 
     # -- memory -------------------------------------------------------------------------------------------------------

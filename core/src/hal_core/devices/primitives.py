@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from ..errors import CapabilityMissing
+from ..errors import CapabilityMissing, GroupLost
 from ..memory.packing import Packed
 
 if TYPE_CHECKING:
@@ -127,8 +127,11 @@ class StreamPrimitives(ABC):
         return None
 
     def spoils(self, error: Exception) -> bool:
-        """True where an error that an event told of ends the device: later calls are then refused. By default yes."""
-        return True
+        """True where an error that an event told of ends the device: later calls are then refused.
+
+        By default yes, but for a lost group: its tickets tell of it, and what needs no group goes on (G16).
+        """
+        return not isinstance(error, GroupLost)
 
     # -- host memory --------------------------------------------------------------------------------------------------
 

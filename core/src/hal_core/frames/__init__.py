@@ -14,37 +14,23 @@ if TYPE_CHECKING:
     from ..output.sinks import unknown as unknown
     from ..output.sinks import unresolved as unresolved
     from .bodies import Part as Part
-    from .envelope import CHECKED_BODY as CHECKED_BODY
-    from .envelope import HAS_TRAILER as HAS_TRAILER
-    from .envelope import HEADER_LENGTH as HEADER_LENGTH
     from .envelope import Frame as Frame
     from .envelope import FrameHeader as FrameHeader
     from .envelope import FrameKind as FrameKind
     from .envelope import decode as decode
     from .envelope import decode_frame as decode_frame
     from .envelope import encode as encode
-    from .envelope import encode_parts as encode_parts
     from .envelope import read_body as read_body
-    from .envelope import read_header as read_header
     from .envelope import seal as seal
-    from .envelope import seal_apart as seal_apart
     from .envelope import split as split
-    from .pieces import PIECES as PIECES
-    from .pieces import Reading as Reading
-    from .pieces import Writing as Writing
-    from .pieces import apart as apart
-    from .pieces import is_large as is_large
-    from .pieces import is_word_ahead as is_word_ahead
 
 __getattr__, __dir__, __all__ = face(
     __name__,
     {
         "hal_core.frames.bodies": "Part",
         "hal_core.frames.envelope": """
-            CHECKED_BODY Frame FrameHeader FrameKind HAS_TRAILER HEADER_LENGTH decode decode_frame encode
-            encode_parts read_body read_header seal seal_apart split
+            Frame FrameHeader FrameKind decode decode_frame encode read_body seal split
             """,
-        "hal_core.frames.pieces": "PIECES Reading Writing apart is_large is_word_ahead",
         "hal_core.output.sinks": "PendingOutput is_ready new_session settle_with unknown unresolved",
     },
 )

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hal_core.errors import FrameError, InvalidValue
-from hal_core.output.record_checks import join_request_ids
 from hal_core.output.record_terms import BOOL, FLOAT32, INT32, INT64, OPTIONAL, UINT8
 from hal_core.output.records import OutputRecord, assemble, narrowed
+from hal_core.slots.request_ids import join_request_ids
 
 MAX_COLUMNS = 1 << 20  #: most log-probability columns a reader believes
 
@@ -46,7 +46,6 @@ class Body(msgspec.Struct, omit_defaults=True, gc=False):
     lps: memoryview | None = None
     ranks: memoryview | None = None
     msgs: dict[int, str] | None = None
-    apart: tuple[Count, Count] | None = None  #: bytes of lids and lps, where these two travel by themselves
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -66,26 +65,12 @@ def encode_body(record: OutputRecord) -> tuple[Part, ...]:
         for name in large:
             setattr(body, name, None)
         return _with_entries(_encoder.encode(body), large)
-    except _UNWRITABLE as error:
-        raise _unwritable(error) from error
-
-
-def encode_rows(record: OutputRecord, ids: int, logprobs: int) -> bytes:
-    """Return the body without ids and log-probabilities, which travel by themselves, in so many bytes."""
-    try:
-        body = _body_of(record)
-        body.lids, body.lps, body.apart = None, None, (ids, logprobs)
-        return _encoder.encode(body)
-    except _UNWRITABLE as error:
-        raise _unwritable(error) from error
+    except (UnicodeEncodeError, OverflowError, msgspec.MsgspecError) as error:
+        what = f"the record cannot be encoded: {error}"
+        raise InvalidValue(what, hook="save_output", argument="record") from error
 
 
 _LARGE = ("lids", "lps", "ranks")
-_UNWRITABLE = (UnicodeEncodeError, OverflowError, msgspec.MsgspecError)
-
-
-def _unwritable(error: Exception) -> InvalidValue:
-    return InvalidValue(f"the record cannot be encoded: {error}", hook="save_output", argument="record")
 
 
 def _with_entries(encoded: bytes, entries: dict[str, memoryview]) -> tuple[Part, ...]:
@@ -105,73 +90,11 @@ def _with_entries(encoded: bytes, entries: dict[str, memoryview]) -> tuple[Part,
 def decode_body(data: memoryview) -> OutputRecord:
     """Return the record that the body holds; arrays may be views of the body. Raises FrameError and nothing else."""
     try:
-        body = _decoder.decode(data)
-        if body.apart is not None:
-            raise FrameError("a part of the record is missing", cure=_CURE)
-        return _record_of(body)
+        return _record_of(_decoder.decode(data))
     except FrameError:
         raise
     except _UNREADABLE as error:
         raise FrameError(f"the body is no record: {error}", cure=_CURE) from error
-
-
-class Rows:
-    """A record all but the two arrays that travel by themselves: checked, and waiting for them."""
-
-    __slots__ = ("_record", "_shape", "apart")
-
-    def __init__(self, data: memoryview) -> None:
-        """Decode what :func:`encode_rows` made. Raises FrameError and nothing else."""
-        try:
-            body = _decoder.decode(data)
-            columns, ranks = body.columns, body.ranks
-            if body.apart is None or body.lids is not None or body.lps is not None or not 0 < columns <= MAX_COLUMNS:
-                raise FrameError("these rows wait for nothing", cure=_CURE)
-            body.columns, body.ranks = 0, None  # for now there are no log-probabilities that they would belong to
-            self._record = record = _record_of(body)
-            self._shape = (len(record.tokens), columns)
-            self.apart = body.apart  #: bytes of ids and of log-probabilities
-            elements = len(record.tokens) * columns
-            if self.apart not in ((4 * elements, 4 * elements), (8 * elements, 4 * elements)):
-                raise FrameError(f"{self.apart} bytes are not {elements} ids and log-probabilities", cure=_CURE)
-            vars(record)["ranks"] = None if ranks is None else _sized(ranks, INT32, len(record.tokens))
-        except FrameError:
-            raise
-        except _UNREADABLE as error:
-            raise FrameError(f"the rows are no record: {error}", cure=_CURE) from error
-
-    @property
-    def has_ids(self) -> bool:
-        """Whether :meth:`add_ids` has had them."""
-        return self._record.logprob_token_ids is not None
-
-    def add_ids(self, data: memoryview) -> None:
-        """Take the ids, of which the record keeps a view. Raises FrameError.
-
-        Whether they are those of the tokens is looked at in some rows alone: what is shifted, torn or another frame's
-        differs nearly everywhere, and the bytes between are no better guarded in a large frame that comes whole.
-        """
-        record, (length, _) = self._record, self.apart
-        narrow = length == 4 * self._shape[0] * self._shape[1]
-        ids = np.frombuffer(self._sound(data, length), INT32 if narrow else INT64).reshape(self._shape)
-        rows = len(ids)
-        for row in (*range(0, rows, 1 + rows // _LOOKED_AT), rows - 1) if rows else ():
-            if ids.item(row, 0) != record.tokens.item(row):
-                raise FrameError(f"column 0 of the ids is not the sampled token in row {row}", cure=_CURE)
-        vars(record)["logprob_token_ids"] = ids
-
-    def add_logprobs(self, data: memoryview) -> OutputRecord:
-        """Take the log-probabilities, which are last, and return the record with a view of them. Raises FrameError."""
-        vars(self._record)["logprobs"] = np.frombuffer(self._sound(data, self.apart[1]), FLOAT32).reshape(self._shape)
-        return self._record
-
-    def _sound(self, data: memoryview, length: int) -> memoryview:
-        if len(data) != length:
-            raise FrameError(f"{len(data)} bytes of an array came, not {length}", cure=_CURE)
-        return data
-
-
-_LOOKED_AT = 4  #: rows, and the last one
 
 
 def _body_of(record: OutputRecord) -> Body:

@@ -28,8 +28,7 @@ The body of an output frame is a MessagePack map from short names to values (:cl
 arrays are binary strings of their bytes. A reader skips names it does not know, so a writer may add optional parts. An
 array of 64-bit integers may be written with 32 bits an element; which of the two follows from its length.
 
-Several frames may follow each other in one buffer: :func:`split` takes them apart. A header may also stand alone, with
-neither flag: its frame says nothing more, or what it is about comes beside it (:mod:`hal_core.frames.pieces`).
+Several frames may follow each other in one buffer: :func:`split` takes them apart.
 """
 
 from __future__ import annotations
@@ -73,11 +72,7 @@ class FrameKind(IntEnum):
     CURSOR = 4  #: reader to sender: send everything after this sequence
     BYE = 5  #: sender to reader: the session has ended with this sequence
     REFUSE = 6  #: reader to sender: the session was declared lost, nothing more of it is taken
-    SHARED = 7  #: sender to reader: the output frame of this sequence lies in shared memory
-    COMING = 8  #: sender to reader: a header alone; a large output frame is being made, whoever sleeps may wake up
-    TOKEN_IDS = 9  #: this and the next two: pieces of a large output frame (:mod:`hal_core.frames.pieces`)
-    ROWS = 10
-    LOGPROBS = 11
+    # 7 to 11 had a meaning once (docs/decisions/0012, 0014), for readers that said they knew it: not to be given again
 
 
 _OUTPUT = int(FrameKind.OUTPUT)  # reading an enum's member costs a call
@@ -107,21 +102,14 @@ _new: Any = tuple.__new__  # of a NamedTuple's fields in a tuple: half the time 
 
 def encode(record: OutputRecord, *, session: int, sender: int, sequence: int) -> bytes:
     """Return the record as one frame. Raises InvalidValue for a number that the header cannot hold."""
-    return b"".join(seal_parts(_OUTPUT, *encode_body(record), session=session, sender=sender, sequence=sequence))
-
-
-def encode_parts(record: OutputRecord, *, session: int, sender: int, sequence: int) -> tuple[Part, ...]:
-    """As :func:`encode`, in parts that follow each other: of a large frame the arrays are the record's, not copied."""
-    return seal_parts(_OUTPUT, *encode_body(record), session=session, sender=sender, sequence=sequence)
+    return seal(_OUTPUT, *encode_body(record), session=session, sender=sender, sequence=sequence)
 
 
 def seal(kind: int, body: Part, *more: Part, session: int, sender: int, sequence: int) -> bytes:
-    """Return header, body, which may be given in parts, and, for a large body, trailer as one frame."""
-    return b"".join(seal_parts(kind, body, *more, session=session, sender=sender, sequence=sequence))
+    """Return header, body, which may be given in parts, and, for a large body, trailer as one frame.
 
-
-def seal_parts(kind: int, body: Part, *more: Part, session: int, sender: int, sequence: int) -> tuple[Part, ...]:
-    """As :func:`seal`, in parts that follow each other: more than three where the body is large."""
+    Raises InvalidValue for a number that the header cannot hold.
+    """
     size = len(body)
     if more:
         size += sum([len(part) for part in more])
@@ -140,15 +128,7 @@ def seal_parts(kind: int, body: Part, *more: Part, session: int, sender: int, se
         numbers = f"session {session}, sender {sender}, sequence {sequence}"
         raise InvalidValue(f"the header cannot hold {numbers}: {error}", cure="unsigned, 64, 32, 64 bits") from error
     sealed = CHECKSUM.pack(crc32(head))
-    return (head, sealed, body, *more, tail) if more else (head, sealed, body, tail)
-
-
-def seal_apart(kind: int, length: int, *, session: int, sender: int, sequence: int) -> bytes:
-    """Return a header alone: what it is about, ``length`` bytes, travels beside or behind it, without checksum."""
-    head = HEADER.pack(
-        MAGIC, VERSION, REVISION, HEADER_LENGTH, kind, 0, sender, HEADER_LENGTH + length, session, sequence, 0
-    )
-    return head + CHECKSUM.pack(crc32(head))
+    return b"".join((head, sealed, body, *more, tail))
 
 
 def decode(buffer: Buffer) -> Frame:
@@ -156,7 +136,7 @@ def decode(buffer: Buffer) -> Frame:
 
     Raises FrameError, and nothing else, for any other bytes. Allocates no more than a small multiple of the buffer.
     """
-    view = memoryview(buffer)
+    view = memoryview(buffer).toreadonly()
     header = read_header(view)
     if header.total_length != len(view):
         raise FrameError(f"the frame says it has {header.total_length} bytes, there are {len(view)}", cure=_RESEND)
@@ -215,7 +195,7 @@ def split(buffer: Buffer) -> Iterator[tuple[FrameHeader, memoryview]]:
 
     Raises FrameError where a header is wrong or a frame ends behind the buffer: nothing after it can be found.
     """
-    view, start = memoryview(buffer), 0
+    view, start = memoryview(buffer).toreadonly(), 0
     while start < len(view):
         header = read_header(view, start)
         end = start + header.total_length

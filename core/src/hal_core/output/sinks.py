@@ -129,7 +129,7 @@ class MemorySink:
                 self._left.append(pending)
                 self._queue.put(pending)
                 return
-        self._take(pending)
+        self._keep(pending, settle_with(pending))
 
     def close(self, timeout: float) -> None:
         """Wait until every record is in the list; name the steps whose output did not come in time."""
@@ -154,7 +154,7 @@ class MemorySink:
         """The thread: settle what comes, in order, until the sink is closed or gives up."""
         while (pending := self._queue.get()) is not None:
             try:
-                self._take(pending)
+                self._keep(pending, settle_with(pending))
             except Exception:  # the output's own settle() failed: those after it are still to be served
                 log.exception("a memory sink could not settle the output of step %d", pending.step)
             with self._lock:
@@ -162,22 +162,7 @@ class MemorySink:
                     return
                 self._left.popleft()
 
-    def _take(self, pending: PendingOutput) -> None:
-        record = settle_with(pending)
+    def _keep(self, pending: PendingOutput, record: OutputRecord | None) -> None:
         if record is not None:
             self.records.append(record)
             pending.settle(None)
-
-
-class Discard:
-    """Takes outputs and drops them unread: the sink of ranks that do not send (G17)."""
-
-    def __init__(self) -> None:
-        self.session = new_session()
-
-    def put(self, pending: PendingOutput) -> None:
-        """Settle the output at once; it is never resolved."""
-        pending.settle(None)
-
-    def close(self, timeout: float) -> None:
-        """Nothing to drain."""

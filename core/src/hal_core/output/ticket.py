@@ -67,7 +67,11 @@ class OutputTicket(PromiseTicket):
         return self._copy.done()
 
     def record(self, timeout: float | None = None) -> OutputRecord:
-        """Wait for the copy and return the step's record. ``timeout`` in seconds. From any thread."""
+        """The record, for the worker; see :meth:`resolve`."""
+        return self.resolve(timeout)
+
+    def resolve(self, timeout: float | None = None) -> OutputRecord:
+        """Wait for the copy and return the step's record, checked. ``timeout`` in seconds. From any thread."""
         if self._record is None:
             self._copy.wait(timeout)  # not under the lock: a thread that sleeps there wakes to cold caches
         with self._lock:
@@ -77,10 +81,6 @@ class OutputTicket(PromiseTicket):
                 self.columns = self._state.columns(self._copy.data[0], self._part)
                 self._record, self.batch_ids, self._violation = build_record(self.columns, self._facts)
             return self._record
-
-    def resolve(self) -> OutputRecord:
-        """For the sink: the record, checked; see :meth:`record`."""
-        return self.record()
 
     def settle(self, error: BaseException | None = None) -> None:
         """Finish the ticket; what was found out of bounds is raised by it (G21)."""

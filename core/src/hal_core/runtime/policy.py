@@ -95,7 +95,7 @@ class Policy:
         batch = tasks if isinstance(tasks, TaskBatch) else TaskBatch.of(tasks)
         _check_state(device, state)
         batch.check_sizes(state.layout)
-        if not is_sound(state.ledger, batch, state.layout):
+        if not is_sound(state.ledger, batch):
             found = problems(state.ledger, batch)
             if found:
                 raise InvalidBatch(found)
@@ -103,7 +103,7 @@ class Policy:
             return DONE
         state.guard_batch(batch, stream)
         ticket = _ticket(hooks.insert_tasks(device=device, state=state, tasks=batch, stream=stream))
-        state.ledger.commit(batch, state.layout)
+        state.ledger.commit(batch)
         if state.speculative:
             state.drafts.follow(batch)
         return ticket

@@ -45,6 +45,9 @@ WRITES = (
 )
 """Fields changed, besides ``token_ids``, to which accepted tokens are appended."""
 
+STEP_FIELDS = (*READS, *WRITES, "token_ids")
+"""All that a step touches: the order in which kernels are told where the fields lie."""
+
 
 def advance(fields: Mapping[str, Column], sizes: Sizes, *, speculative: bool) -> None:
     """Advance every slot in place; ``fields`` maps each name to its array ``[slots, width]``.

@@ -10,13 +10,13 @@ import numpy as np
 from .admission import AdmittedRequest
 from .fields import Sizes, SplitRole
 from .host_table import FEW, TOKENS, Ledger
-from .layout import SERIAL, StateLayout
+from .layout import SERIAL
 from .tasks import LEAVING, TaskBatch, TaskKind
 
 Ints = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
 
 
-def is_sound(ledger: Ledger, tasks: TaskBatch, layout: StateLayout) -> bool:
+def is_sound(ledger: Ledger, tasks: TaskBatch) -> bool:
     """True when ``tasks`` can surely go in: requests that enter free slots, decided without a loop.
 
     False means that :func:`problems` has to look, which may still find nothing.
@@ -25,7 +25,7 @@ def is_sound(ledger: Ledger, tasks: TaskBatch, layout: StateLayout) -> bool:
         return False
     if len(tasks) <= FEW:
         return _few_are_sound(ledger, tasks)
-    sizes, n, plain, brief = ledger.sizes, len(tasks), tasks.plain, tasks.brief(layout)
+    sizes, n, plain, brief = ledger.sizes, len(tasks), tasks.plain, tasks.brief
     chosen, serials = set(plain["slots"]), set(brief[:, SERIAL].tolist())
     if min(chosen) < 0 or max(chosen) >= sizes.slots or len(chosen) != n or len(serials) != n:
         return False
@@ -43,7 +43,11 @@ def is_sound(ledger: Ledger, tasks: TaskBatch, layout: StateLayout) -> bool:
 
 
 def _few_are_sound(ledger: Ledger, tasks: TaskBatch) -> bool:
-    """The same for a few new requests, in plain Python."""
+    """The same for a few new requests, in plain Python.
+
+    Without it an insertion of 1 request takes 30 % longer, of 8 requests 14 % (``python benchmarks/run.py few``, cpu
+    device, medians of 800 in turn, 2026-11-22).
+    """
     sizes, plain, live, holders = ledger.sizes, tasks.plain, ledger.live, ledger.requests
     slots, starts, lengths, counts = plain["slots"], plain["starts"], plain["lengths"], plain["block_counts"]
     for at, request in enumerate(tasks.requests):

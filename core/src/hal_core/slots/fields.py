@@ -106,7 +106,7 @@ class Field:
 
     ``record`` fields travel in a request's packed record, made at admission; the others are rows that a plan
     writes up to the request's own length and resets up to the length written before (G11), or are written by the
-    step alone.
+    step alone. ``param`` names the sampling parameter that a record field has, if any; admission puts it there.
     """
 
     name: str
@@ -115,14 +115,23 @@ class Field:
     reset: int | float | bool
     groups: frozenset[str]
     record: bool
+    param: str = ""
 
 
-def _field(name: str, dtype: str, width: str = "1", reset: float = 0, groups: str = "", record: bool = True) -> Field:
+def _field(
+    name: str,
+    dtype: str,
+    width: str = "1",
+    reset: float = 0,
+    groups: str = "",
+    record: bool = True,
+    param: str = "",
+) -> Field:
     chosen = frozenset(groups.split())
     unknown = chosen - set(GROUPS)
     if unknown:
         raise InvalidValue(f"field {name} names unknown groups {sorted(unknown)}", argument="groups")
-    return Field(name, dtype_of(dtype), width, reset, chosen, record)
+    return Field(name, dtype_of(dtype), width, reset, chosen, record, param)
 
 
 _TOPK = "output_topk"
@@ -156,16 +165,16 @@ STATE_TABLE: tuple[Field, ...] = (
     _field("seq_lens_this_time", "int32", "1", 0, _STEP),  # tokens the next step feeds; 0: the slot is idle
     _field("seq_lens_encoder", "int32", "1", 0, _STEP),  # of these, tokens being prefilled; 0 while decoding
     _field("split_role", "int32", "1", 0, _STEP),  # a SplitRole
-    _field("temperature", "float32", "1", 0.0, _STEP),
-    _field("top_p", "float32", "1", 1.0, _STEP),
-    _field("top_k", "int32", "1", 0, _STEP),
-    _field("min_p", "float32", "1", 0.0, _STEP),
+    _field("temperature", "float32", "1", 0.0, _STEP, param="temperature"),
+    _field("top_p", "float32", "1", 1.0, _STEP, param="top_p"),
+    _field("top_k", "int32", "1", 0, _STEP, param="top_k"),
+    _field("min_p", "float32", "1", 0.0, _STEP, param="min_p"),
     _field("seed", "int64", "1", 0, _STEP),
-    _field("repetition_penalty", "float32", "1", 1.0, _STEP),
-    _field("frequency_penalty", "float32", "1", 0.0, _STEP),
-    _field("presence_penalty", "float32", "1", 0.0, _STEP),
-    _field("min_dec_len", "int64", "1", 0, _STEP),
-    _field("max_dec_len", "int64", "1", 0, _STEP),
+    _field("repetition_penalty", "float32", "1", 1.0, _STEP, param="repetition_penalty"),
+    _field("frequency_penalty", "float32", "1", 0.0, _STEP, param="frequency_penalty"),
+    _field("presence_penalty", "float32", "1", 0.0, _STEP, param="presence_penalty"),
+    _field("min_dec_len", "int64", "1", 0, _STEP, param="min_tokens"),
+    _field("max_dec_len", "int64", "1", 0, _STEP, param="max_tokens"),
     _field("logprobs_num", "int32", "1", -1, _STEP),  # alternatives to report; -1: no log-probabilities
     _field("eos_num", "int32", "1", 0, _STEP),
     _field("eos_token_ids", "int64", "max_eos", -1, _STEP),

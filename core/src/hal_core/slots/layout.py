@@ -17,12 +17,11 @@ from .fields import GROUPS, HEADER_BYTES, ROW_FIELDS, STATE_TABLE, Field, Sizes
 ALIGNMENT = 64
 """Bytes; each field begins on a cache line, which is also the coarsest alignment a vector copy asks for."""
 
-BRIEF = np.dtype([("extents", np.int64, (len(ROW_FIELDS),)), *[(n, np.int64) for n in ("stamp", "serial", "staged")]])
-"""What insertion asks of each request: the lengths of its rows, in the order of ``ROW_FIELDS``, the sizes it was
-checked against (:attr:`StateLayout.admission_stamp`), its serial, and the number under which a device has its bytes
-already, or 0 (:meth:`hal_core.contract.device.Device.stage`). All int64, so that a batch of them is a matrix."""
-STAMP, SERIAL, STAGED = range(len(ROW_FIELDS), len(ROW_FIELDS) + 3)
-"""Columns of that matrix, after the lengths."""
+BRIEF = np.dtype([("extents", np.int64, (len(ROW_FIELDS),)), ("serial", np.int64)])
+"""What insertion asks of each request: the lengths of its rows, in the order of ``ROW_FIELDS``, and its serial. All
+int64, so that a batch of them is a matrix."""
+SERIAL = len(ROW_FIELDS)
+"""Column of that matrix, after the lengths."""
 
 BROADCAST_GROUPS = ("broadcast", "broadcast_speculative")
 
@@ -66,6 +65,11 @@ class StateLayout:
                 if p.field.record
             ]
         )
+
+    @cached_property
+    def param_fields(self) -> tuple[tuple[str, str], ...]:
+        """The record's fields that hold a sampling parameter, each with its parameter's name."""
+        return tuple((p.field.name, p.field.param) for p in self.fields.values() if p.field.record and p.field.param)
 
     @cached_property
     def admission_dtype(self) -> np.dtype[np.void]:

@@ -6,13 +6,13 @@ from array import array
 from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
 from ..errors import InvalidValue
 from .admission import AdmittedRequest
-from .layout import STAMP, StateLayout
+from .layout import StateLayout
 
 Int32s = np.ndarray[Any, np.dtype[np.int32]]
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
@@ -88,8 +88,6 @@ class _Column:
         return column
 
 
-JOINED = 8
-"""From more requests on, what admission packed is joined and checked at once, not request by request."""
 Ids = Sequence[int] | Int32s
 
 
@@ -106,7 +104,7 @@ class TaskBatch:
     arrays: dict[str, Any]
     block_ids: tuple[Int32s, ...]
     drafts: tuple[tuple[int, ...], ...]
-    brief_cache: tuple[int, Int64s] | None
+    brief_cache: Int64s | None
     packed_cache: tuple[StateLayout, np.ndarray[Any, np.dtype[np.void]]] | None
     plain: dict[str, list[int]]
     requests: tuple[AdmittedRequest, ...]
@@ -164,32 +162,29 @@ class TaskBatch:
         found: Int32s = joined
         return found
 
-    def brief(self, layout: StateLayout) -> Int64s:
-        """What insertion asks of the requests: :data:`hal_core.slots.layout.BRIEF` as int64 ``[n, 8]``, read-only.
-
-        Raises :class:`InvalidValue` when a request was admitted for other sizes.
-        """
-        stamp, cached = layout.admission_stamp, self.brief_cache
-        if cached is not None and cached[0] == stamp:
-            return cached[1]
-        brief = np.frombuffer(b"".join([request.brief for request in self.requests]), np.int64).reshape(len(self), -1)
-        if (brief[:, STAMP] != stamp).any():
-            self._refuse_stamp(stamp)
-        object.__setattr__(self, "brief_cache", (stamp, brief))
+    @property
+    def brief(self) -> Int64s:
+        """What insertion asks of the requests: :data:`hal_core.slots.layout.BRIEF` as int64 ``[n, 6]``, read-only."""
+        brief = self.brief_cache
+        if brief is None:
+            joined = b"".join([request.brief for request in self.requests])
+            brief = np.frombuffer(joined, np.int64).reshape(len(self), -1)
+            object.__setattr__(self, "brief_cache", brief)
         return brief
 
     def check_sizes(self, layout: StateLayout) -> None:
         """Raise :class:`InvalidValue` when a request was admitted for other sizes."""
-        if len(self) > JOINED:
-            self.brief(layout)
-            return
         stamp = layout.admission_stamp
         for request in self.requests:
             if request.stamp != stamp:
-                self._refuse_stamp(stamp)
+                raise InvalidValue(
+                    f"request {request.request_id!r} was admitted for a state of other sizes",
+                    cure="admit it with this state's layout",
+                    argument="tasks",
+                )
 
     def packed(self, layout: StateLayout) -> np.ndarray[Any, np.dtype[np.void]]:
-        """What admission packed ``[n]`` (``layout.admission_dtype``), read-only. Raises as :meth:`brief`."""
+        """What admission packed ``[n]`` (``layout.admission_dtype``), read-only. Raises as :meth:`check_sizes`."""
         cached = self.packed_cache
         if cached is not None and cached[0] is layout:
             return cached[1]
@@ -197,14 +192,6 @@ class TaskBatch:
         packed = np.frombuffer(b"".join([request.packed for request in self.requests]), layout.admission_dtype)
         object.__setattr__(self, "packed_cache", (layout, packed))
         return packed
-
-    def _refuse_stamp(self, stamp: int) -> NoReturn:
-        other = next((r.request_id for r in self.requests if r.stamp != stamp), "")
-        raise InvalidValue(
-            f"request {other!r} was admitted for a state of other sizes",
-            cure="admit it with this state's layout",
-            argument="tasks",
-        )
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"TaskBatch is immutable: {name}")

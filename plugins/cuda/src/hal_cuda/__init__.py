@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -26,7 +25,6 @@ class CudaPlugin(Plugin):
     """The entry point ``cuda`` of group ``hal.devices``."""
 
     name = "cuda"
-    priority = 100
 
     @classmethod
     def probe(cls) -> Probe:
@@ -66,10 +64,6 @@ class CudaPlugin(Plugin):
         found = cls.probe()
         if not found.available:
             raise Unavailable(found.reason, cure=found.cure, device="cuda")
-        if os.environ.get("HAL_CUDA_COUNT"):
-            from .counting import CountedCudaDevice
-
-            return CountedCudaDevice(index, options)
         from .device import CudaDevice
 
         return CudaDevice(index, options)

@@ -12,7 +12,7 @@ from hal_core import Capabilities, Ticket, View
 from hal_core.devices import (
     BRIEF,
     ROW,
-    STAGED,
+    SERIAL,
     AsyncStream,
     DeviceMemory,
     MirroredBlock,
@@ -56,18 +56,12 @@ class CudaDevice(OnGpu):
     piece = 8 << 20
 
     def __init__(self, index: int, options: Mapping[str, object], driver: Driver | None = None) -> None:
-        chosen = Options.of(options)
+        chosen = Options.of(self.name, options)
         self.driver = Driver() if driver is None else driver
         self.context = Context.open(self.driver, index)
         self.kernels = Kernels(self.driver, self.context.arch)
         self._runtime = CudaPrimitives(self.context, self.kernels)
-        super().__init__(
-            index,
-            self._runtime,
-            ring_start=chosen.ring_start,
-            ring_limit=chosen.ring_limit,
-            deadline=chosen.deadline,
-        )
+        super().__init__(index, self._runtime, chosen)
         self.writer = Writer(self)
         make = partial(MirroredBlock, self._runtime)
         self.admissions = Admissions(make, self.context.entered, limit=chosen.admission_limit)
@@ -152,7 +146,7 @@ class CudaDevice(OnGpu):
                 return ticket
         ticket = self.submit(plan_insert(state, tasks), own)
         with self.admissions.lock:
-            self.admissions.inserted(tasks.brief(state.layout)[:, STAGED])
+            self.admissions.inserted(tasks.brief[:, SERIAL])
         return ticket
 
     @hookimpl

@@ -6,6 +6,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from hal_core.devices import STEP_FIELDS
 
 from .driver import Driver
 from .launching import Kernel, Kernels, struct
@@ -13,16 +14,9 @@ from .launching import Kernel, Kernels, struct
 if TYPE_CHECKING:
     from hal_core import SlotState
 
-POINTERS = (
-    *("sampled_token_ids", "accept_tokens", "prompt_lens", "min_dec_len", "max_dec_len", "eos_token_ids", "stop_seqs"),
-    *("eos_num", "stop_seqs_num", "stop_seqs_len", "split_role"),
-    *("accept_num", "stop_reason", "seq_lens_decoder", "seq_lens_encoder", "seq_lens_this_time", "draft_num"),
-    *("step_idx", "next_tokens", "token_ids"),
-    "stop_flags",
-)
-"""Fields in the order of the kernel's struct ``State``."""
 NUMBERS = ("slots", "max_tokens", "max_accept", "max_eos", "stop_sequences", "max_stop_length", "speculative", "unused")
-STATE = struct(*[(name, "<u8") for name in POINTERS], *[(name, "<i4") for name in NUMBERS])
+STATE = struct(*[(name, "<u8") for name in STEP_FIELDS], *[(name, "<i4") for name in NUMBERS])
+"""The kernel's struct ``State``: where each of ``STEP_FIELDS`` is, and sizes."""
 THREADS = 32
 
 
@@ -49,7 +43,7 @@ class StepKernel:
     def _describe(state: SlotState) -> np.ndarray[Any, Any]:
         sizes = state.sizes
         params = np.zeros(1, STATE)
-        for name in POINTERS:
+        for name in STEP_FIELDS:
             params[name] = state.memory.address + state.layout.fields[name].offset
         params["slots"], params["max_tokens"], params["max_accept"] = sizes.slots, sizes.max_tokens, sizes.max_accept
         params["max_eos"], params["stop_sequences"] = sizes.max_eos, sizes.max_stop_sequences

@@ -43,16 +43,10 @@ class SimDevice(OnAccelerator):
     fault_cure = "mend what that work did (Accelerator.races() tells more), and open the device again"
 
     def __init__(self, index: int, options: Mapping[str, object]) -> None:
-        chosen = Options.of(options)
+        chosen = Options.taken(options)
         self.accelerator = Accelerator(index)
         self._runtime = SimPrimitives(self.accelerator)
-        super().__init__(
-            index,
-            self._runtime,
-            ring_start=chosen.ring_start,
-            ring_limit=chosen.ring_limit,
-            deadline=chosen.deadline,
-        )
+        super().__init__(index, self._runtime, chosen)
         self.steps = StepKernel(self.accelerator)
         self.job = chosen.job or job_name()
         self._own = self.stream()

@@ -6,21 +6,17 @@ import weakref
 from struct import Struct
 from typing import TYPE_CHECKING
 
+from hal_core.devices import STEP_FIELDS
+
 from hal_sim.accelerator import Accelerator
 
 if TYPE_CHECKING:
     from hal_core import SlotState
     from hal_core.devices import AsyncStream
 
-POINTERS = (
-    *("sampled_token_ids", "accept_tokens", "prompt_lens", "min_dec_len", "max_dec_len", "eos_num", "eos_token_ids"),
-    *("stop_seqs_num", "stop_seqs_len", "stop_seqs", "split_role"),
-    *("accept_num", "step_idx", "stop_flags", "stop_reason"),
-    *("seq_lens_decoder", "seq_lens_encoder", "seq_lens_this_time", "next_tokens", "draft_num", "token_ids"),
-)
-"""Fields in the order of the kernel's struct ``Arguments``."""
-ARGUMENTS = Struct(f"<{len(POINTERS)}Q7i")
-"""Their addresses, then slots, max_tokens, max_accept, max_eos, stop_sequences, max_stop_length, speculative."""
+ARGUMENTS = Struct(f"<{len(STEP_FIELDS)}Q7i")
+"""The kernel's struct ``Arguments``: the addresses of ``STEP_FIELDS``, then
+slots, max_tokens, max_accept, max_eos, stop_sequences, max_stop_length, speculative."""
 
 
 class StepKernel:
@@ -40,7 +36,7 @@ class StepKernel:
 
 def _describe(state: SlotState, speculative: bool) -> bytes:
     sizes = state.sizes
-    addresses = [state.memory.address + state.layout.fields[name].offset for name in POINTERS]
+    addresses = [state.memory.address + state.layout.fields[name].offset for name in STEP_FIELDS]
     return ARGUMENTS.pack(
         *addresses,
         sizes.slots,

@@ -35,7 +35,7 @@ SEAMS: dict[str, str] = {
     "use of a state": "slots.state:SlotState.check_usable",
     # output
     "check of a step": "runtime.policy:_check_step",
-    "record of an output": "output.ticket:OutputTicket.record",
+    "record of an output": "output.ticket:OutputTicket.resolve",
     "build of a record": "output.ticket:build_record",
     "clean-up of a step": "slots.state:SlotState.cleanup_plan",
     "host mirror": "slots.state:SlotState.take",

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -107,14 +108,15 @@ def interfered(recipe: Recipe, before: Change, after: Change) -> Iterator[BoundD
     bounds: list[BoundDevice] = []
 
     class Interfering(type(policy)):  # type: ignore[misc]  # whatever policy is tested
-        def broadcast_tokens(self, device: Any, hook: Any, state: Any, group: Group, stream: Any) -> Any:  # noqa: ANN401
+        def broadcast_tokens(self, device: Any, hooks: Any, state: Any, group: Group, stream: Any) -> Any:  # noqa: ANN401
             def around(**given: Any) -> Any:  # noqa: ANN401 (as the hook)
                 before(bounds[0], state, group)
-                ticket = hook(**given)
+                ticket = hooks.broadcast_tokens(**given)
                 after(bounds[0], state, group)
                 return ticket
 
-            return super().broadcast_tokens(device, around, state, group, stream)
+            around_it = SimpleNamespace(broadcast_tokens=around)
+            return super().broadcast_tokens(device, around_it, state, group, stream)
 
     made: Any = Interfering.__new__(Interfering)
     made.__dict__.update(vars(policy))

@@ -1,152 +1,34 @@
 """Every road by which work reaches a stream: each hook in several forms, ``advance`` and a plan by itself.
 
-A :class:`Road` is made ready before anything is held. Then :meth:`Road.act` puts its one call on a stream, and
-:meth:`Road.wrong` says how bytes that were read after it differ from what they must be.
+A :class:`hal_core.conformance.rigs.forms.Road` is made ready before anything is held. Then its ``act`` puts its one
+call on a stream, and its ``wrong`` says how bytes that were read after it differ from what they must be.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from ...devices.base import DeviceBase
-from ...group import Group
-from ...memory.dtypes import dtype_of
 from ...memory.plan import PlanBuilder
-from ...memory.views import View
 from ...output.ticket import OutputTicket
 from ...slots.admission import Request, SamplingParams
-from ...slots.fields import HEADER_BYTES, Sizes, SplitRole
+from ...slots.fields import Sizes, SplitRole
 from ...slots.tasks import Task, TaskKind
-from ..harness import backdoor
 from ..harness.asserts import assert_no_error
-from ..harness.backdoor import Bytes, arrive
-from ..harness.lies import Lie
+from ..harness.backdoor import arrive
+from ..harness.bits import noise
 from ..harness.sinks import KeepingSink
 from ..kit import Kit
 from ..oracle.slots import difference
+from .forms import LARGE, VALUES, Make, Road, unlike
+from .pretended import PAIR, can_pretend, far_from_its_source
 from .rig import Rig, assert_rows
 
 if TYPE_CHECKING:
-    from ...memory.views import ByteRange, Memory
     from ...streams import Stream
     from ...tickets import Ticket
-
-
-@dataclass
-class Road:
-    """One call, ready to be made.
-
-    - ``memory``: what it changes; ``before``: the bytes that must be there first.
-    - ``sources``: other device memory that it reads, with the bytes that must be there first.
-    - ``act``: makes the call on a stream, and tells the model.
-    - ``wrong``: what is wrong with the bytes read after it, or "".
-    - ``settle``: waits for the ticket, and looks at what came of it besides the bytes.
-    - ``after``: the bytes that it leaves, where they are known beforehand.
-    """
-
-    memory: Memory
-    before: Bytes
-    act: Callable[[Stream], Ticket]
-    wrong: Callable[[Bytes], str]
-    sources: Sequence[tuple[Memory, Bytes]] = ()
-    settle: Callable[[Ticket], None] = field(default=lambda ticket: arrive(ticket, "the call"))
-    after: Bytes | None = None
-
-
-Make = Callable[[Kit], Road]
-
-
-def noise(nbytes: int, seed: int) -> Bytes:
-    """Bytes that are told from any others."""
-    return np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8)
-
-
-def unlike(got: Bytes, should: Bytes) -> str:
-    """Where bytes differ, or ""."""
-    wrong = np.flatnonzero(got != should)
-    if not len(wrong):
-        return ""
-    at = int(wrong[0])
-    return (
-        f"{len(wrong)} of {len(should)} bytes are wrong, the first is byte {at}: {got[at]:#04x}, not {should[at]:#04x}"
-    )
-
-
-# -- async_set_value --------------------------------------------------------------------------------------------------
-
-SHAPE = (64, 96)
-_ALL = slice(None)
-
-
-@dataclass(frozen=True)
-class Value:
-    """A form of ``async_set_value``: a part of an array of ``shape``, and what is written there.
-
-    ``value``: "scalar", "array", "list", "device" (a view of other memory) or an index (a view of the same memory).
-    """
-
-    part: tuple[int | slice, ...]
-    value: str | tuple[slice, ...]
-    dtype: str = "int64"
-    shape: tuple[int, ...] = SHAPE
-
-    def road(self, kit: Kit, memory: Memory | None = None, before: Bytes | None = None, seed: int = 1) -> Road:
-        """Make it ready, on memory of its own unless some is given."""
-        dtype = dtype_of(self.dtype)
-        nbytes = int(np.prod(self.shape)) * dtype.itemsize
-        memory = kit.device.allocate(nbytes) if memory is None else memory
-        before = noise(nbytes, seed) if before is None else before
-        after, sources = before.copy(), []
-        whole = View.contiguous(memory, 0, self.shape, dtype)
-        target, cells = whole[self.part], after.view(dtype.storage).reshape(self.shape)
-        items = noise(max(target.size, 1) * dtype.itemsize, seed + 1000).view(dtype.storage)
-        value: Any
-        if self.value == "scalar":
-            value = items[0].item()
-            cells[self.part] = value
-        elif self.value == "device":
-            value = View.contiguous(kit.device.allocate(items.nbytes), 0, target.shape, dtype)
-            sources.append((value.memory, items.view(np.uint8)))
-            cells[self.part] = items.reshape(target.shape)
-        elif isinstance(self.value, tuple):
-            value = whole[self.value]
-            cells[self.part] = cells[self.value].copy()
-        else:
-            value = items.reshape(target.shape)
-            cells[self.part] = value
-            value = value.tolist() if self.value == "list" else value
-
-        def act(stream: Stream) -> Ticket:
-            ticket = kit.bound.async_set_value(target=target, value=value, stream=stream)
-            if isinstance(value, np.ndarray):
-                value[...] = 0  # it is the caller's again (G2)
-            return ticket
-
-        return Road(memory, before, act, lambda got: unlike(got, after), sources, after=after)
-
-
-VALUES: dict[str, Value] = {
-    "one element": Value((3, 5), "scalar"),
-    "a scalar that fills a row": Value((3,), "scalar"),
-    "a scalar in a strided part": Value((slice(None, None, 2), slice(1, None, 3)), "scalar"),
-    "a list": Value((0, slice(8, 16)), "list"),
-    "a short array": Value((1, slice(8, 20)), "array"),
-    "a long array": Value((slice(0, 60),), "array"),
-    "a strided array": Value((slice(None, None, -2), slice(3, None, 7)), "array"),
-    "a column of int32": Value((_ALL, 4), "array", "int32"),
-    "a value on the device": Value((slice(10, 20),), "device"),
-    "a strided value on the device": Value((slice(10, 20), slice(None, None, -5)), "device"),
-    "a value of the same memory": Value((slice(0, 20),), (slice(10, 30),)),
-}
-"""Told to form. All fit a staging ring of a few MiB many times over."""
-
-LARGE = Value((_ALL, slice(1, None)), "array", shape=(50, 1536))
-"""600 KB that are not contiguous on the device."""
 
 
 # -- hooks on a state -------------------------------------------------------------------------------------------------
@@ -260,48 +142,6 @@ def saving(kit: Kit) -> Road:
 
 # -- broadcast_tokens -------------------------------------------------------------------------------------------------
 
-PAIR = Group((0, 1), 1)
-
-
-class FarSource:
-    """The communicator of rank 1 whose rank 0 is nowhere: what that would send is written in stream order."""
-
-    def __init__(self, rig: Rig) -> None:
-        self._rig = rig
-        self.streams: list[Stream] = []
-
-    def broadcast(self, memory: Memory, part: ByteRange, stream: Stream) -> Ticket:
-        """Receive the header that is due, and other fields than there are."""
-        self.streams.append(stream)
-        header = self._rig.state.agreements[PAIR.ranks].expected
-        sent = header + noise(part.nbytes - HEADER_BYTES, 5).tobytes()
-        self._rig.model.block[part.offset : part.end] = np.frombuffer(sent, np.uint8)
-        return backdoor.put(self._rig.device, memory, [(part.offset, sent)], stream)
-
-    def exchange(self, block: bytes) -> Mapping[int, bytes]:
-        """Rank 0 says the same."""
-        return dict.fromkeys(PAIR.ranks, block)
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-
-@contextmanager
-def far_from_its_source(rig: Rig) -> Iterator[None]:
-    """Within it, groups of the device are of two ranks, of which the other one is pretended."""
-    far, device = FarSource(rig), rig.device
-    device.communicator = lambda group: far  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        del device.communicator
-
-
-def can_pretend(kit: Kit) -> bool:
-    """True where the device's hook is the base's, which asks ``communicator`` for the group."""
-    kinds = [kind for kind in type(kit.device).__mro__ if not issubclass(kind, Lie)]
-    return next((kind for kind in kinds if "broadcast_tokens" in vars(kind)), None) is DeviceBase
-
 
 def broadcasting(kit: Kit) -> Road:
     """The slice of the group's first rank arrives."""
@@ -321,9 +161,9 @@ def broadcasting(kit: Kit) -> Road:
 
 def submitting(kit: Kit) -> Road:
     """Copies and fills, scattered."""
-    before = noise(1 << 15, 3)
+    before = noise(3, 1 << 15)
     memory, after = kit.device.allocate(before.nbytes), before.copy()
-    builder, rows, data = PlanBuilder(memory), np.arange(40) * 512 + 8, noise(40 * 24, 4)
+    builder, rows, data = PlanBuilder(memory), np.arange(40) * 512 + 8, noise(4, 40 * 24)
     builder.copy(rows, 24, data)
     builder.fill(rows + 64, 48, np.int64(-7))
     for at, row in zip(rows.tolist(), data.reshape(40, 24), strict=True):

@@ -85,8 +85,7 @@ class CpuDevice(SyncDevice):
 
     def advance(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
         """The reference, on the state's own memory."""
-        names = (*reference.READS, *reference.WRITES, "token_ids")
-        fields = {name: host_view(state.view(name)) for name in names}
+        fields = {name: host_view(state.view(name)) for name in reference.STEP_FIELDS}
         reference.advance(fields, state.sizes, speculative=step.speculative)
         return DONE
 

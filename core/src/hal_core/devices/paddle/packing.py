@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ...memory.packing import cut
 from ...memory.plan import Records, WritePlan
 
 WIDTHS = (8, 4, 2, 1)
@@ -120,7 +121,7 @@ def in_pieces(plan: WritePlan, limit: int) -> Iterator[WritePlan]:
     if size <= limit:
         yield plan
         return
-    none, rows = plan.writes[:0], cut(plan.writes, limit)
+    none, rows = plan.writes[:0], cut(plan.writes, max(8, limit // 8 * 8))
     if records is not None:
         some = max(1, limit // max(1, records.data.shape[1]))
         for at in range(0, len(records.slots), some):
@@ -129,17 +130,3 @@ def in_pieces(plan: WritePlan, limit: int) -> Iterator[WritePlan]:
     group = (np.cumsum(rows["nbytes"], dtype=np.int64) - 1) // limit
     for number in np.unique(group):
         yield WritePlan(plan.memory, rows[group == number], (plan.payload,))
-
-
-def cut(writes: Rows, longest: int) -> Rows:
-    """The same writes with none longer than ``longest`` bytes, rounded down to words."""
-    longest = max(8, longest // 8 * 8)
-    parts = (writes["nbytes"].astype(np.int64) + longest - 1) // longest
-    index = np.repeat(np.arange(len(writes)), parts)
-    first = np.cumsum(parts) - parts
-    skip = (np.arange(len(index)) - first[index]).astype(np.uint64) * np.uint64(longest)
-    rows = writes[index]
-    rows["dst"] += skip
-    rows["source"] += np.where(rows["pattern"] == 0, skip, 0).astype(np.uint64)  # whole cycles of a pattern
-    rows["nbytes"] = np.minimum(writes["nbytes"][index] - skip, longest)
-    return rows

@@ -4,11 +4,18 @@ typedef int i32;
 typedef unsigned char u8;
 
 struct State {
-  i64 *sampled_token_ids, *accept_tokens, *prompt_lens, *min_dec_len, *max_dec_len, *eos_token_ids, *stop_seqs;
-  i32 *eos_num, *stop_seqs_num, *stop_seqs_len, *split_role;
-  i32 *accept_num, *stop_reason, *seq_lens_decoder, *seq_lens_encoder, *seq_lens_this_time, *draft_num;
-  i64 *step_idx, *next_tokens, *token_ids;
+  i64 *sampled_token_ids, *accept_tokens, *prompt_lens, *min_dec_len, *max_dec_len;  // in the order of STEP_FIELDS
+  i32* eos_num;
+  i64* eos_token_ids;
+  i32 *stop_seqs_num, *stop_seqs_len;
+  i64* stop_seqs;
+  i32 *split_role, *accept_num;
+  i64* step_idx;
   u8* stop_flags;
+  i32 *stop_reason, *seq_lens_decoder, *seq_lens_encoder, *seq_lens_this_time;
+  i64* next_tokens;
+  i32* draft_num;
+  i64* token_ids;
   i32 slots, max_tokens, max_accept, max_eos, stop_sequences, max_stop_length, speculative, unused;
 };
 

@@ -1,4 +1,7 @@
-"""A cuda device whose driver calls are counted below the plugin, for the conformance kit (``HAL_CUDA_COUNT=1``)."""
+"""A cuda device whose driver's calls are counted below the plugin, for the conformance kit.
+
+The kit opens it by ``--hal-device-factory=counted:opened``, with this folder on the path of modules.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hal_core import Counters
-
-from .device import CudaDevice
-from .driver import Driver, load_bindings
+from hal_cuda.conformance import CudaSupport
+from hal_cuda.device import CudaDevice
+from hal_cuda.driver import Driver, load_bindings
 
 UPLOADS = ("cuMemcpyHtoDAsync",)
 LAUNCHES = ("cuLaunchKernel", "cuStreamWriteValue32", "cuStreamWriteValue64")
@@ -37,10 +40,10 @@ class CountedApi:
 
 
 class CountedCudaDevice(CudaDevice):
-    """The device with :meth:`probe_counts`."""
+    """The device with :meth:`probe_counts`; ``bindings`` stand in for the driver's own."""
 
-    def __init__(self, index: int, options: Mapping[str, object]) -> None:
-        self._api = CountedApi(load_bindings())
+    def __init__(self, index: int, options: Mapping[str, object], bindings: object = None) -> None:
+        self._api = CountedApi(load_bindings() if bindings is None else bindings)
         super().__init__(index, options, Driver(self._api))
 
     def probe_counts(self) -> Counters:
@@ -55,3 +58,11 @@ class CountedCudaDevice(CudaDevice):
             copies_out=count(COPIES_OUT),
             host_waits=count(WAITS),
         )
+
+
+def opened() -> CountedCudaDevice:
+    """The first GPU."""
+    return CountedCudaDevice(0, {})
+
+
+opened.support = CudaSupport  # type: ignore[attr-defined]  # what the kit looks for

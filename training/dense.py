@@ -1,18 +1,20 @@
 """The oracle: the same architecture as one plain forward pass over one sequence, in NumPy and float32.
 
 Written as the papers write it (``hal.model.llama`` names them), with neither cache nor batch nor joined weights, and
-sharing no code with the decoder that it checks. Slow; for tests and evaluation.
+sharing no code with the decoder that it checks. Slow: for evaluation, and for the decoder's tests.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 from hal_core import InvalidValue
 
-from hal.model.config import LlamaConfig
+from hal.model.config import LlamaConfig, read_config
+from hal.model.loading import read_tensors
 
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
@@ -24,6 +26,12 @@ class DenseModel:
     def __init__(self, config: LlamaConfig, tensors: Mapping[str, Floats]) -> None:
         self.config = config
         self.tensors = tensors
+
+    @classmethod
+    def load(cls, directory: Path) -> DenseModel:
+        """Read the checkpoint in ``directory``. Raises InvalidValue for one that :mod:`hal.model.loading` refuses."""
+        config = read_config(directory)
+        return cls(config, read_tensors(directory, config))
 
     def logits(self, token_ids: Sequence[int] | Ids) -> Floats:
         """float32 ``[n, vocab]``: the logits after each of ``n`` tokens."""
