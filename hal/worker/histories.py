@@ -49,7 +49,7 @@ class Histories(dict[int, History]):
                 self.pop(slot, None)
                 if has_penalties(request.params):
                     self[slot] = History(request)
-                    if kind == TaskKind.HANDOFF:
+                    if kind == TaskKind.REMOTE_PREFILL:
                         self[slot].append(first_token)
 
 

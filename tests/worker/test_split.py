@@ -9,12 +9,12 @@ import pytest
 from hal_core.errors import InvalidBatch, InvalidValue
 from hal_core.output.sinks import MemorySink
 from hal_core.slots.admission import Request, SamplingParams
-from hal_core.slots.fields import FinishReason, Sizes, SplitRole
+from hal_core.slots.fields import FinishReason, SplitRole, StateConfig
 from hal_core.slots.tasks import Task, TaskKind
 
 from hal.worker import Worker
 
-SIZES = Sizes(slots=2, max_tokens=32, block_size=4, top_k=2)
+SIZES = StateConfig(num_slots=2, max_model_len=32, block_size=4, max_logprobs=2)
 PROMPT, BLOCKS = [0, 9, 7, 8, 9], [4, 2]  # after which the model would say its first token twice
 TOTAL = len(PROMPT)
 
@@ -39,7 +39,7 @@ def prefilled(device, model, params):
 
 def handoff(decode, params, first, start=TOTAL, drafts=()):
     request = decode.admit(Request("r", PROMPT, params, role=SplitRole.DECODE))
-    return Task(TaskKind.HANDOFF, 0, request, start, 0, BLOCKS, first_token=first, drafts=drafts)
+    return Task(TaskKind.REMOTE_PREFILL, 0, request, start, 0, BLOCKS, first_token=first, drafts=drafts)
 
 
 def alone(device, model, params, steps):
@@ -74,17 +74,17 @@ def test_a_handoff_with_its_blocks_goes_on_as_one_worker_would(opaque, oracle, p
     decode.model.cache[BLOCKS] = prefill.model.cache[BLOCKS]
     found = [first]
     tasks = [handoff(decode, params, first)]
-    while not found[1:] or decode.state.ledger.requests[0] is not None:
+    while not found[1:] or decode.state.host_table.requests[0] is not None:
         ((_, tokens, _),) = tokens_of(decode.step(tasks))
         found, tasks = found + tokens, []
     assert found == alone(opaque, type(oracle)(), params, 4)
     assert (found[1] == first) == (params.presence_penalty == 0)
 
 
-@pytest.mark.parametrize("max_draft", [0, 2])
+@pytest.mark.parametrize("max_draft_tokens", [0, 2])
 @pytest.mark.parametrize("drafts", [(), (5, 6)])
-def test_a_handoff_without_its_blocks_is_refused_and_nothing_runs(opaque, oracle, max_draft, drafts):
-    decode = worker(opaque, oracle, replace(SIZES, max_draft=max_draft))
+def test_a_handoff_without_its_blocks_is_refused_and_nothing_runs(opaque, oracle, max_draft_tokens, drafts):
+    decode = worker(opaque, oracle, replace(SIZES, max_draft_tokens=max_draft_tokens))
     params = SamplingParams(max_tokens=4)
     with pytest.raises(InvalidValue if drafts else InvalidBatch) as caught:
         decode.step([handoff(decode, params, 3, start=0, drafts=drafts)])

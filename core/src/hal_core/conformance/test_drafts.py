@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ..errors import InvalidValue
 from ..slots.admission import Request, SamplingParams
-from ..slots.fields import Sizes, SplitRole
+from ..slots.fields import SplitRole, StateConfig
 from ..slots.step import Step
 from ..slots.tasks import Task, TaskKind
 from .draw.requests import sizes
@@ -22,7 +22,7 @@ from .rigs.batches import ENTER, draw_batch
 from .rigs.rig import Rig
 from .rigs.stepping import draw_proposal, draw_sampling, draw_step, free_ended
 
-SIZES = Sizes(slots=4, max_tokens=24, block_size=4, max_draft=2, top_k=0)
+SIZES = StateConfig(num_slots=4, max_model_len=24, block_size=4, max_draft_tokens=2, max_logprobs=0)
 
 
 @guarantee(12)
@@ -33,7 +33,7 @@ def test_g12_drafts_handed_over_are_what_the_next_step_feeds(kit: Kit, draw: Dra
     for _ in range(3):
         step = draw_step(draw, rig)
         draw_sampling(draw, rig, step)
-        rig.advance(step).wait(PATIENCE)
+        rig.update_inputs(step).wait(PATIENCE)
         early = draw(st.booleans(), "drafts before the output")
         if early:
             draw_proposal(draw, rig)
@@ -70,7 +70,7 @@ def stepped(rig: Rig, *, speculative: bool = False) -> Step:
     sampled = rig.model.cells["sampled_token_ids"].copy()
     sampled[...] = 50
     rig.poke({"accept_num": counts, "accept_tokens": accepted, "sampled_token_ids": sampled}).wait(PATIENCE)
-    rig.advance(step).wait(PATIENCE)
+    rig.update_inputs(step).wait(PATIENCE)
     return step
 
 
@@ -128,8 +128,8 @@ def test_g12_a_plain_step_over_drafts_is_refused_until_somebody_verifies_them(ki
     rig.propose({0: [5, 6]}).wait(PATIENCE)
     plain = rig.step([0, 1, 2])
     call = {"state": rig.state, "step": plain, "stream": rig.stream}
-    error = assert_raises(InvalidValue, lambda: rig.bound.advance(**call), "a plain step that drops drafts")  # type: ignore[arg-type]
-    assert_says(error, device=rig.bound.name, hook="advance", argument="step")
+    error = assert_raises(InvalidValue, lambda: rig.bound.update_inputs(**call), "a plain step that drops drafts")  # type: ignore[arg-type]
+    assert_says(error, device=rig.bound.name, hook="update_inputs", argument="step")
     rig.check("a step that was refused")
     stepped(rig, speculative=True)
     rig.check("a step that verified them")
@@ -180,7 +180,7 @@ def test_g12_a_slot_that_changed_after_the_step_takes_no_drafts_of_it(kit: Kit) 
     new = rig.admit(Request("new", [9], SamplingParams(max_tokens=4)))
     left, more = rig.model.residents[0].admitted, rig.model.residents[1].admitted
     rig.insert([Task(TaskKind.ABORTED, 0, left), Task(TaskKind.PREFILL, 0, new, 0, 1, [0])]).wait(PATIENCE)
-    rig.insert([Task(TaskKind.DECODE, 1, more, blocks=[8], first_block=1)]).wait(PATIENCE)
+    rig.insert([Task(TaskKind.MORE_BLOCKS, 1, more, blocks=[8], first_block=1)]).wait(PATIENCE)
     error = assert_raises(InvalidValue, lambda: hand(rig, last, {0: [5]}), "drafts for a request that came later")
     assert_says(error, device=rig.bound.name, hook="set_drafts", argument="drafts")
     rig.propose({1: [5, 6]}).wait(PATIENCE)  # more blocks are no other request

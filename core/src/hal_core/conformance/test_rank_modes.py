@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ..slots.fields import Sizes
+from ..slots.fields import StateConfig
 from .harness.guarantees import RANKS, guarantee
 from .kit import Kit
 from .ranks import modes as rank_modes
@@ -31,8 +31,8 @@ runs)."""
 @pytest.mark.parametrize("groups", [PAIR, GROUPS, ((1, 0),)], ids=["two-ranks", "two-by-two", "reversed"])
 @pytest.mark.parametrize("mode", CASES)
 def test_g13_ranks_that_draw_apart_agree_in_every_mode(kit: Kit, mode: str, groups: Any) -> None:  # noqa: ANN401
-    max_draft, kinds, proposes = CASES[mode]
-    size = Sizes(slots=3, max_tokens=32, max_draft=max_draft, top_k=0)
+    max_draft_tokens, kinds, proposes = CASES[mode]
+    size = StateConfig(num_slots=3, max_model_len=32, max_draft_tokens=max_draft_tokens, max_logprobs=0)
     answers = kit.ranks.run(kit.recipe, rank_modes.step_apart, groups, size, kinds, proposes, ranks=told(groups))
     for group in groups:
         source = answers[group[0]]

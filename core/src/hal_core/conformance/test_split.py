@@ -7,7 +7,7 @@ import pytest
 
 from ..errors import InvalidBatch, InvalidValue
 from ..slots.admission import Request, SamplingParams
-from ..slots.fields import Sizes, SplitRole
+from ..slots.fields import SplitRole, StateConfig
 from ..slots.tasks import Task, TaskKind
 from .harness.asserts import assert_raises, assert_says
 from .harness.backdoor import PATIENCE
@@ -15,7 +15,7 @@ from .harness.guarantees import guarantee
 from .kit import Kit
 from .rigs.rig import Rig
 
-SIZES = Sizes(slots=3, max_tokens=24, block_size=4, max_draft=2, top_k=0)
+SIZES = StateConfig(num_slots=3, max_model_len=24, block_size=4, max_draft_tokens=2, max_logprobs=0)
 KINDS = pytest.mark.parametrize("speculative", [False, True], ids=["plain", "speculative"])
 
 
@@ -32,11 +32,11 @@ def prefilling(kit: Kit) -> Rig:
 
 def stepped(rig: Rig, speculative: bool) -> dict[str, list[int]]:
     """One step, which offers each slot as many tokens as it may; request to the tokens that its record gives it."""
-    n, most = SIZES.slots, SIZES.max_accept
+    n, most = SIZES.num_slots, SIZES.max_accept
     tokens = 10 * rig.steps + np.arange(n * most).reshape(n, most)
     rig.poke({"sampled_token_ids": tokens[:, 0], "accept_tokens": tokens, "accept_num": np.full(n, most)})
     step = rig.step(range(n), speculative=speculative)
-    rig.advance(step).wait(PATIENCE)
+    rig.update_inputs(step).wait(PATIENCE)
     rig.check(f"step {step.number}")
     return {row.request_id: row.tokens for row in rig.output(step)}
 
@@ -48,7 +48,7 @@ def test_g12_the_prefill_role_stops_after_its_first_token(kit: Kit, speculative:
     given = stepped(rig, speculative)
     assert len(given["r0"]) == 1, f"a prefill node gave {given['r0']} for r0, but should give the first token alone"
     assert given["r1"] == [], f"half a prompt gave {given['r1']}"
-    rig.insert([Task(TaskKind.CHUNK, 1, rig.model.residents[1].admitted, 2, 2, (), 1)]).wait(PATIENCE)
+    rig.insert([Task(TaskKind.PREFILL_CHUNK, 1, rig.model.residents[1].admitted, 2, 2, (), 1)]).wait(PATIENCE)
     later = stepped(rig, speculative)
     assert later["r0"] == [], f"r0 went on with {later['r0']} after its first token"
     assert len(later["r1"]) == 1, f"the rest of a prompt gave {later['r1']}, but should give the first token alone"
@@ -65,7 +65,7 @@ def test_g12_drafts_of_the_prefill_role_travel_with_its_output_or_not_at_all(kit
     rig = prefilling(kit)
     rig.poke({"accept_tokens": np.full((3, 3), 7), "accept_num": np.ones(3)})
     step = rig.step(range(3), speculative=True)
-    rig.advance(step).wait(PATIENCE)
+    rig.update_inputs(step).wait(PATIENCE)
     rig.output(step)
     call = {"state": rig.state, "step": step, "drafts": {0: [5]}, "stream": rig.stream}
     error = assert_raises(InvalidValue, lambda: rig.bound.set_drafts(**call), "drafts that no output takes along")  # type: ignore[arg-type]
@@ -84,7 +84,7 @@ def test_g12_a_handoff_waits_until_its_blocks_are_declared_present(
     request = rig.admit(Request("r", [1, 2, 3, 4], SamplingParams(max_tokens=9), role=SplitRole.DECODE))
 
     def handoff(start: int) -> Task:
-        return Task(TaskKind.HANDOFF, 1, request, start, 0, [6], first_token=8, drafts=drafts)
+        return Task(TaskKind.REMOTE_PREFILL, 1, request, start, 0, [6], first_token=8, drafts=drafts)
 
     why = f"a handoff with the keys of {declared} of 4 tokens"
     refuse(rig, handoff(declared), why)
@@ -96,7 +96,7 @@ def test_g12_a_handoff_waits_until_its_blocks_are_declared_present(
 def test_g12_a_handoff_of_the_prefill_role_is_refused(kit: Kit) -> None:
     rig = Rig(kit, SIZES)
     request = rig.admit(Request("r", [1, 2], SamplingParams(max_tokens=9), role=SplitRole.PREFILL))
-    task = Task(TaskKind.HANDOFF, 0, request, 2, 0, [6], first_token=8)
+    task = Task(TaskKind.REMOTE_PREFILL, 0, request, 2, 0, [6], first_token=8)
     refuse(rig, task, "a handoff of a request whose role is PREFILL")
 
 

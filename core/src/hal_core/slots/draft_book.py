@@ -38,7 +38,7 @@ class DraftBook:
     def follow(self, tasks: TaskBatch) -> None:
         """Take over a batch that was inserted."""
         for kind, slot in zip(tasks.plain["kinds"], tasks.plain["slots"], strict=True):
-            if kind != TaskKind.DECODE:  # more blocks change nothing for drafts
+            if kind != TaskKind.MORE_BLOCKS:  # more blocks change nothing for drafts
                 self.changed.add(slot)
                 self.holders.pop(slot, None)
 
@@ -52,7 +52,9 @@ class DraftBook:
         """Refuse a plain step for slots whose drafts it would drop unseen."""
         if step.speculative or not self.holders:
             return
-        waiting = sorted(slot for slot, serial in self.holders.items() if not has_ended(mirror, slot, serial))
+        waiting = sorted(
+            slot for slot, admission_id in self.holders.items() if not has_ended(mirror, slot, admission_id)
+        )
         if waiting:
             raise InvalidValue(
                 f"step {step.number} verifies no drafts, but slots {waiting} were handed some for it",
@@ -61,6 +63,6 @@ class DraftBook:
             )
 
 
-def has_ended(mirror: Mirror, slot: int, serial: int) -> bool:
+def has_ended(mirror: Mirror, slot: int, admission_id: int) -> bool:
     """True when an output that was taken says so. While none does, a slot that has stopped just does not run."""
-    return bool(mirror["request_serial"][slot, 0] == serial and mirror["stop_flags"][slot, 0])
+    return bool(mirror["request_serial"][slot, 0] == admission_id and mirror["stop_flags"][slot, 0])

@@ -1,6 +1,6 @@
 """Handing drafts to a state, for its next step to verify: when that may be done, for whom, and what is written.
 
-``advance`` drops what a slot had drafted, so drafts that were written before it are lost without a sound. They come by
+``update_inputs`` drops what a slot had drafted, so drafts that were written before it are lost without a sound. They come by
 one call instead, ``BoundDevice.set_drafts``, which names the step whose tokens they were made from.
 """
 
@@ -34,12 +34,12 @@ def check_drafts(state: SlotState, step: Step, drafts: object) -> Drafts:
     ran = set(step.order(state.name).tolist())
     for slot, given in drafts.items():
         tokens = _tokens(given)
-        if isinstance(slot, bool) or not isinstance(slot, int | np.integer) or not 0 <= slot < state.sizes.slots:
-            text = f"slots go from 0 to {state.sizes.slots - 1}"
+        if isinstance(slot, bool) or not isinstance(slot, int | np.integer) or not 0 <= slot < state.sizes.num_slots:
+            text = f"slots go from 0 to {state.sizes.num_slots - 1}"
         elif tokens is None:
             text = "drafts must be one list of token ids"
-        elif len(tokens) > state.sizes.max_draft:
-            text = f"{len(tokens)} drafts, but {state.sizes.max_draft} fit"
+        elif len(tokens) > state.sizes.max_draft_tokens:
+            text = f"{len(tokens)} drafts, but {state.sizes.max_draft_tokens} fit"
         else:
             text = _unfit(state, step, int(slot), ran) if tokens else ""
             if tokens:
@@ -56,7 +56,7 @@ def check_drafts(state: SlotState, step: Step, drafts: object) -> Drafts:
 
 
 def _check_order(state: SlotState, step: Step) -> None:
-    """The call's place in a step: once, after its ``advance``, before that of the next."""
+    """The call's place in a step: once, after its ``update_inputs``, before that of the next."""
     book = state.drafts
     if not state.speculative:
         raise InvalidValue("the state has no room for drafts", cure="give Sizes(max_draft=…)", argument="state")
@@ -82,16 +82,16 @@ def _check_order(state: SlotState, step: Step) -> None:
 
 def _unfit(state: SlotState, step: Step, slot: int, ran: set[int]) -> str:
     """Why a slot has nothing to draft from this step, or ""."""
-    ledger, request = state.ledger, state.ledger.requests[slot]
+    host_table, request = state.host_table, state.host_table.requests[slot]
     if request is None:
         return "it holds no request"
     if slot in state.drafts.changed:
         return f"what it holds, {request.request_id!r}, was changed after the step"
     if slot not in ran:
         return f"the order of step {step.number} does not name it"
-    if ledger.prefilled[slot] < request.total:
+    if host_table.prefilled[slot] < request.total:
         return f"{request.request_id!r} is still being prefilled"
-    if has_ended(state.mirror, slot, request.serial):
+    if has_ended(state.mirror, slot, request.admission_id):
         return f"{request.request_id!r} has ended"
     if request.role is SplitRole.PREFILL and state.drafts.saved == step.number:
         return f"the output that takes the drafts of {request.request_id!r} to its decode node was saved before"
@@ -117,7 +117,7 @@ def plan_drafts(state: SlotState, drafts: Drafts) -> WritePlan:
     """
     slots, layout = np.array(list(drafts), np.int64), state.layout
     counts = np.array([len(tokens) for tokens in drafts.values()], np.int32)
-    prefill = np.array([state.ledger.role(slot) is SplitRole.PREFILL for slot in drafts])
+    prefill = np.array([state.host_table.role(slot) is SplitRole.PREFILL for slot in drafts])
     place = layout.fields["draft_tokens"]
     rows = np.full((len(slots), place.width), place.field.reset, np.int64)
     for row, tokens in zip(rows, drafts.values(), strict=True):

@@ -203,9 +203,9 @@ class OneSubmissionEach(Lie):
 class FeedsTheTokenBefore(Lie):
     """An off-by-one in the step's own kernel."""
 
-    def advance(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
+    def update_inputs(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
         """Advance, then shift."""
-        ticket = super().advance(state, step, stream)  # type: ignore[misc]
+        ticket = super().update_inputs(state, step, stream)  # type: ignore[misc]
         place = state.layout.fields["next_tokens"]
         _raw(self, state.memory, place.offset, np.int64(-7).tobytes(), stream)
         return ticket  # type: ignore[no-any-return]
@@ -215,10 +215,10 @@ class FeedsTheTokenBefore(Lie):
 class PrefillGoesOn(Lie):
     """Knows no roles: who is not at an end feeds the next token."""
 
-    def advance(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
+    def update_inputs(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
         """Set the prefill part's slots going again."""
-        ticket: Ticket = super().advance(state, step, stream)  # type: ignore[misc]
-        slots = [slot for slot in range(state.sizes.slots) if state.ledger.role(slot) is SplitRole.PREFILL]
+        ticket: Ticket = super().update_inputs(state, step, stream)  # type: ignore[misc]
+        slots = [slot for slot in range(state.sizes.num_slots) if state.host_table.role(slot) is SplitRole.PREFILL]
         places = [state.layout.fields[name] for name in ("accept_num", "stop_reason")]
         parts = [ByteRange(place.offset + slot * place.stride, 4) for slot in slots for place in places]
         copied = self.copy_out(state.memory, parts, stream)  # type: ignore[attr-defined]

@@ -142,7 +142,7 @@ class DraftsThatNobodyFeeds(Patch):
         def plan(state: SlotState, drafts: Any) -> WritePlan:  # noqa: ANN401 (as the true one takes it)
             whole: WritePlan = true(state, drafts)
             place = state.layout.fields["seq_lens_this_time"]
-            begin, end = place.offset, place.offset + place.stride * state.sizes.slots
+            begin, end = place.offset, place.offset + place.stride * state.sizes.num_slots
             kept = [not begin <= dst < end for dst in whole.writes["dst"].tolist()]
             return WritePlan(whole.memory, whole.writes[np.array(kept)], whole.pieces)
 
@@ -207,7 +207,7 @@ class EarlyReturn(Policy):
         outbox = Outbox()
         ticket: Ticket = hooks.save_output(device=device, state=state, step=step, sink=outbox, stream=stream)
         assert outbox.pending is not None
-        outbox.pending.settle(None)
+        outbox.pending.complete(None)
         return ticket
 
 
@@ -225,9 +225,9 @@ class CleansUpAfterSending(Policy):
         if step.group.is_first:
             sink.put(outbox.pending)
         else:
-            outbox.pending.settle(None)
+            outbox.pending.complete(None)
         device.submit(state.cleanup_plan(step.order(state.name)), stream)
-        state.ledger.reported(step.order(state.name).tolist())
+        state.host_table.reported(step.order(state.name).tolist())
         return ticket
 
 
@@ -240,7 +240,7 @@ class CleansUpFirst(Policy):
     ) -> Ticket:
         """Clean up, then do the rest."""
         order = step.order(state.name)
-        if len(order) and int(order.min()) >= 0 and int(order.max()) < state.sizes.slots:
+        if len(order) and int(order.min()) >= 0 and int(order.max()) < state.sizes.num_slots:
             device.submit(state.cleanup_plan(order), stream)
         return super().save_output(device, hooks, state, step, sink, stream)
 
@@ -253,7 +253,7 @@ class NothingRunsNothingToSay(Policy):
         self, device: Device, hooks: Hooks, state: SlotState, step: Step, sink: Sink, stream: Stream
     ) -> Ticket:
         """Send only where a slot is held."""
-        if step.group.is_first and not state.ledger.serials[step.order(state.name)].any():
+        if step.group.is_first and not state.host_table.admission_ids[step.order(state.name)].any():
             step = replace(step, group=_second())
         return super().save_output(device, hooks, state, step, sink, stream)
 
@@ -279,7 +279,7 @@ class NoBounds(Patch):
     @classmethod
     def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
         """Take any order, cut to what exists."""
-        return lambda state, step: step.orders.get(state.name, np.zeros(0, np.int32)) % state.sizes.slots
+        return lambda state, step: step.orders.get(state.name, np.zeros(0, np.int32)) % state.sizes.num_slots
 
 
 @liar(23, "output for a full sink is dropped silently", seen="ZeroMQ's high-water mark")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...output.sinks import MemorySink
-from ...slots.fields import Sizes
+from ...slots.fields import StateConfig
 from ...slots.step import Step
 from ..harness import backdoor
 from .processes import Rank
@@ -34,14 +34,14 @@ class Stepped:
 
 
 def step_apart(
-    rank: Rank, recipe: Recipe, groups: Groups, sizes: Sizes, kinds: Sequence[bool], proposes: bool
+    rank: Rank, recipe: Recipe, groups: Groups, sizes: StateConfig, kinds: Sequence[bool], proposes: bool
 ) -> Stepped:
     """Run a step for each of ``kinds`` (True: it verifies drafts); every rank samples tokens of its own.
 
     With ``proposes`` a slot's drafts are its last token again: the ranks agree in them as far as they do in that.
     """
     group, sink, told = group_of(rank, groups), MemorySink(), Stepped()
-    order = np.arange(sizes.slots, dtype=np.int32)
+    order = np.arange(sizes.num_slots, dtype=np.int32)
     with opened(recipe) as bound:
         stream = bound.default_stream
         state = filled(bound, sizes)
@@ -50,7 +50,7 @@ def step_apart(
             draw(bound, state, number, rank.rank, speculative)
             bound.broadcast_tokens(state=state, group=group, stream=stream).wait(backdoor.PATIENCE)
             step = Step(number, {"target": order}, speculative=speculative, group=group)
-            bound.advance(state=state, step=step, stream=stream).wait(backdoor.PATIENCE)
+            bound.update_inputs(state=state, step=step, stream=stream).wait(backdoor.PATIENCE)
             ticket: Any = bound.save_output(state=state, step=step, sink=sink, stream=stream)
             told.known.append(state.take(ticket).tokens.tolist())
             if proposes:
@@ -67,7 +67,7 @@ def step_apart(
 
 def draw(bound: BoundDevice, state: SlotState, number: int, rank: int, speculative: bool) -> None:
     """What the sampler of each rank writes, in the fields of the step's kind alone: tokens that tell step and rank."""
-    stream, n = bound.default_stream, state.sizes.slots
+    stream, n = bound.default_stream, state.sizes.num_slots
     tokens = 1000 * (number + 1) + 100 * rank + np.arange(n)
     if not speculative:
         bound.async_set_value(target=state.view("sampled_token_ids"), value=tokens, stream=stream)
@@ -82,8 +82,8 @@ def propose(bound: BoundDevice, state: SlotState, step: Step) -> None:
     """Hand drafts to every slot that goes on, from the tokens that the rank knows."""
     known = state.mirror["accept_tokens"]
     drafts = {
-        slot: [int(known[slot, 0])] * state.sizes.max_draft
-        for slot in range(state.sizes.slots)
+        slot: [int(known[slot, 0])] * state.sizes.max_draft_tokens
+        for slot in range(state.sizes.num_slots)
         if not state.mirror["stop_flags"][slot, 0]
     }
     bound.set_drafts(state=state, step=step, drafts=drafts, stream=bound.default_stream).wait(backdoor.PATIENCE)
@@ -91,7 +91,7 @@ def propose(bound: BoundDevice, state: SlotState, step: Step) -> None:
 
 def shared(bound: BoundDevice, state: SlotState) -> dict[str, bytes]:
     """Every field that all ranks must hold alike after a step."""
-    data, slots = content(bound, state), state.sizes.slots
+    data, slots = content(bound, state), state.sizes.num_slots
     return {
         name: data[place.offset : place.offset + place.stride * slots]
         for name, place in state.layout.fields.items()
