@@ -20,7 +20,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from hal_core import Request, SamplingParams, Sizes, TaskBatch
+from hal_core import Request, SamplingParams, StateConfig, TaskBatch
 from hal_core.runtime.bound import BoundDevice, bind
 from hal_core.slots.host_table import FEW
 from hal_core.slots.state import SlotState
@@ -97,7 +97,7 @@ def main(names: list[str]) -> None:
     """Run and print everything."""
     chosen = names[0] if names else "cpu"
     with over_stand_in() if chosen == "stand-in" else hal.open_device(chosen) as bound:
-        state = bound.state(Sizes(slots=128, max_tokens=8192))
+        state = bound.state(StateConfig(num_slots=128, max_model_len=8192))
         here = {way: modules for way, modules in PLACES.items() if modules[0] in sys.modules}
         ways = {"installed": (), "installed, again": (), **here, "all": tuple(m for ms in here.values() for m in ms)}
         for count in COUNTS:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator
 from functools import partial
 
 import numpy as np
-from hal_core import Request, SamplingParams, Sizes, TaskBatch, admit, hookimpl
+from hal_core import Request, SamplingParams, StateConfig, TaskBatch, admit, hookimpl
 from hal_core.devices.cpu import CpuPlugin
 from hal_core.devices.cpu.device import CpuDevice
 from hal_core.runtime.bound import BoundDevice, bind
@@ -57,7 +57,7 @@ def slice_assignment() -> tuple[float, int]:
     """128 requests into the fields that an insertion writes, one Paddle slice assignment each; ``(us, fields)``."""
     import paddle
 
-    sizes = Sizes(slots=SLOTS, max_tokens=WIDTH)
+    sizes = StateConfig(num_slots=SLOTS, max_model_len=WIDTH)
     written = [f for f in STATE_TABLE if f.record or f.name in ROW_FIELDS]
     fields = []
     for field in written:
@@ -110,7 +110,7 @@ def observed() -> dict[str, float]:
         bound = bind(CpuPlugin.open(0, {}))
         if name == "observed":
             bound.observe(Observer())
-        cell = bound.state(Sizes(slots=8, max_tokens=64)).view("temperature")[3]
+        cell = bound.state(StateConfig(num_slots=8, max_model_len=64)).view("temperature")[3]
         calls[name] = partial(bound.async_set_value, target=cell, value=0.5, stream=bound.default_stream)
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(200):
@@ -123,7 +123,7 @@ def observed() -> dict[str, float]:
 def main() -> None:
     """Run and print everything."""
     bound = bind(CpuPlugin.open(0, {}))
-    state = bound.state(Sizes(slots=SLOTS, max_tokens=WIDTH))
+    state = bound.state(StateConfig(num_slots=SLOTS, max_model_len=WIDTH))
     admission, inserted = insertion(bound, state)
     plain, fields = slice_assignment()
     single, more = values(bound, state), observed()

@@ -9,7 +9,7 @@ from importlib import import_module
 
 import pluggy
 import pytest
-from hal_core import ContractMismatch, InvalidValue, PluginError, Sizes
+from hal_core import ContractMismatch, InvalidValue, PluginError, StateConfig
 
 import hal
 from hal.cli.devices import show
@@ -63,7 +63,7 @@ def observers(tmp_path, monkeypatch):
 
 
 def set_value(bound):
-    cell = bound.state(Sizes(slots=1, max_tokens=8)).view("temperature")
+    cell = bound.state(StateConfig(num_slots=1, max_model_len=8)).view("temperature")
     bound.async_set_value(target=cell, value=0.5, stream=bound.default_stream).wait()
 
 

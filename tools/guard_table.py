@@ -231,7 +231,7 @@ GUARDS: tuple[Guard, ...] = (
     Guard(
         "ranks compare their terms",
         "G14",
-        CORE + "ranks/agreement.py",
+        CORE + "ranks/channel.py",
         "        if found:\n            error = StateUnusable(",
         "        if False:\n            error = StateUnusable(",
         ("test_g14_what_ranks_hold_unequal_is_found_before_the_first_collective",),
@@ -239,7 +239,7 @@ GUARDS: tuple[Guard, ...] = (
     Guard(
         "a slice's header is compared",
         "G14",
-        CORE + "ranks/agreement.py",
+        CORE + "ranks/channel.py",
         "error = None if header == self._expected else self._agreement.disagreement(header, self._expected)",
         "error = None",
         ("test_g14_a_rank_that_missed_a_broadcast_is_found_by_the_header",),
@@ -248,7 +248,7 @@ GUARDS: tuple[Guard, ...] = (
     Guard(
         "a count out of bounds appends nothing",
         "G21",
-        CORE + "slots/advance.py",
+        CORE + "slots/update.py",
         "    gives = gives & ~bad\n",
         "",
         ("test_g21_what_only_the_device_knows_is_checked_before_encoding",),
@@ -256,7 +256,7 @@ GUARDS: tuple[Guard, ...] = (
     Guard(
         "a full row ends its request",
         "G9",
-        CORE + "slots/advance.py",
+        CORE + "slots/update.py",
         '    full = (generated >= column["max_dec_len"][slots]) | (total >= sizes.max_tokens)\n',
         '    full = generated >= column["max_dec_len"][slots]\n',
         ("test_g09_a_step_changes_only_what_its_documentation_says",),

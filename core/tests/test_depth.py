@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from hal_core import Request, Sizes, Step, TaskBatch
+from hal_core import Request, StateConfig, Step, TaskBatch
 from hal_core.devices.cpu import CpuPlugin
 from hal_core.output.sinks import MemorySink
 from hal_core.runtime.bound import bind
@@ -34,14 +34,14 @@ def deepest(call):
 
 def test_save_output_into_memory_is_twelve_frames_deep_at_most():
     with bind(CpuPlugin.open(0, {})) as bound:
-        state, sink = bound.state(Sizes(slots=4, max_tokens=16, block_size=4)), MemorySink()
+        state, sink = bound.state(StateConfig(num_slots=4, max_model_len=16, block_size=4)), MemorySink()
         tasks = TaskBatch.prefill([0, 1], [state.admit(Request(f"r{i}", [1, 2])) for i in range(2)], [2, 2], [[0], [1]])
         bound.insert_tasks(state=state, tasks=tasks, stream=bound.default_stream).wait()
 
         def save(number):
             step = Step(number, {state.name: [0, 1]})
             bound.async_set_value(target=state.view("sampled_token_ids"), value=7, stream=bound.default_stream)
-            bound.advance(state=state, step=step, stream=bound.default_stream)
+            bound.update_inputs(state=state, step=step, stream=bound.default_stream)
             return lambda: bound.save_output(state=state, step=step, sink=sink, stream=bound.default_stream)
 
         save(0)()  # whatever is imported or laid out at the first call

@@ -20,12 +20,12 @@ from hal.transport import open_sink
 from hal.transport.descriptors import check_descriptors
 
 from . import signals
+from .console import say
 from .failures import cure_of, one_line
 from .run_options import Options
 from .run_output import Answers
 from .run_plan import Plan, make_plan
 from .run_screen import Screen, open_screen
-from .streams import say
 
 if TYPE_CHECKING:
     from hal_core import BoundDevice, OutputRecord, Sink
@@ -197,7 +197,7 @@ def _plain_logs() -> Iterator[None]:
 def _summarize(screen: Screen, engine: Engine, answers: Answers, seconds: float, where: str) -> None:
     scheduler = engine.scheduler
     speed = answers.tokens / seconds if seconds else 0.0
-    slots = f"{scheduler.most_running} of {engine.worker.layout.sizes.slots} slots used"
+    slots = f"{scheduler.most_running} of {engine.worker.layout.sizes.num_slots} slots used"
     preempted = f"{scheduler.preemptions} preemption{'s' * (scheduler.preemptions != 1)}"
     screen.close()
     screen.note(f"{answers.tokens} tokens in {seconds:.2f} s ({speed:.1f} tokens/s), {slots}, {preempted}; {where}")

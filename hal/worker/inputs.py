@@ -23,8 +23,12 @@ Chunk = tuple[int, int, int]
 
 def chunks_of(tasks: TaskBatch) -> list[Chunk]:
     """The pieces of prompts that the step after ``tasks`` feeds, in the order of their slots."""
-    feeding = np.flatnonzero((tasks.kinds == TaskKind.PREFILL) | (tasks.kinds == TaskKind.CHUNK))
-    columns = (tasks.slots[feeding].tolist(), tasks.starts[feeding].tolist(), tasks.lengths[feeding].tolist())
+    feeding = np.flatnonzero((tasks.kinds == TaskKind.PREFILL) | (tasks.kinds == TaskKind.PREFILL_CHUNK))
+    columns = (
+        tasks.slots[feeding].tolist(),
+        tasks.num_computed_tokens[feeding].tolist(),
+        tasks.num_scheduled_tokens[feeding].tolist(),
+    )
     return sorted(zip(*columns, strict=True))
 
 

@@ -26,7 +26,7 @@ from hal.worker.inputs import StepInput, chunks_of, read_inputs
 from hal.worker.tokens import StepTokens, choose_tokens
 
 if TYPE_CHECKING:
-    from hal_core import BoundDevice, OutputRecord, Sink, Sizes, StateLayout, Ticket
+    from hal_core import BoundDevice, OutputRecord, Sink, StateConfig, StateLayout, Ticket
 
 Array = np.ndarray[Any, Any]
 
@@ -56,7 +56,7 @@ class Worker:
     """One rank: a slot state on a device, a model, and the four hooks called in order at each step.
 
     The state is device memory that the worker neither computes on nor looks into: it changes by the hooks and
-    ``advance`` alone, and is read with one ``copy_out`` a step. One thread calls a worker.
+    ``update_inputs`` alone, and is read with one ``copy_out`` a step. One thread calls a worker.
 
     - ``sizes``, ``blocks``: of the state, and of the paged cache that the model is made to allocate.
     - ``sink``: where each step's record goes; the caller closes it, and the device.
@@ -64,7 +64,7 @@ class Worker:
     """
 
     def __init__(
-        self, device: BoundDevice, model: Model, sizes: Sizes, blocks: int, sink: Sink, *, group: Group = ALONE
+        self, device: BoundDevice, model: Model, sizes: StateConfig, blocks: int, sink: Sink, *, group: Group = ALONE
     ) -> None:
         self.device, self.model, self.sink, self.group, self.blocks = device, model, sink, group, blocks
         self.state = device.state(sizes)
@@ -104,7 +104,7 @@ class Worker:
         self._write(tokens)
         self.device.broadcast_tokens(state=self.state, group=self.group, stream=self.stream)
         step = self._describe(batch, inputs, tokens)
-        self.device.advance(state=self.state, step=step, stream=self.stream)
+        self.device.update_inputs(state=self.state, step=step, stream=self.stream)
         try:
             ticket = self.device.save_output(state=self.state, step=step, sink=self.sink, stream=self.stream)
         except (SinkFull, SinkClosed) as error:
@@ -115,7 +115,7 @@ class Worker:
     def _generate(self, inputs: StepInput) -> StepTokens:
         """Run the model on all rows, and choose a token for each that gives one."""
         if inputs.batch is None:
-            return StepTokens.none(self.state.sizes.slots)
+            return StepTokens.none(self.state.sizes.num_slots)
         logits = self.model.forward(inputs.batch)
         if not inputs.gives.all():
             logits = logits[inputs.gives]

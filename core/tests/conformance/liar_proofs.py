@@ -15,7 +15,7 @@ from hal_core.memory.dtypes import dtype_of
 from hal_core.memory.views import ByteRange, View
 from hal_core.runtime.bound import bind
 from hal_core.slots.admission import Request, SamplingParams
-from hal_core.slots.fields import Sizes
+from hal_core.slots.fields import StateConfig
 from hal_core.slots.step import Step
 from hal_core.slots.tasks import Task, TaskKind
 
@@ -112,8 +112,8 @@ def raises(kind, call):
 
 
 def state_of(bound, slots, tokens=16, **more):
-    small = {"top_k": 0, "max_eos": 1, "max_stop_sequences": 1, "max_stop_length": 1, "max_bad_words": 1} | more
-    return bound.state(Sizes(slots=slots, max_tokens=tokens, **small))
+    small = {"max_logprobs": 0, "max_eos": 1, "max_stop_sequences": 1, "max_stop_length": 1, "max_bad_words": 1} | more
+    return bound.state(StateConfig(num_slots=slots, max_model_len=tokens, **small))
 
 
 def prefill(state, slot, prompt=(1, 2), **params):
@@ -129,12 +129,12 @@ def insert(bound, state, tasks, stream=None):
 def column(state, name):
     """A field of every slot, behind everybody's back."""
     place = state.layout.fields[name]
-    data = raw(state.memory)[place.offset : place.offset + place.stride * state.sizes.slots]
-    return data.view(place.field.dtype.storage).reshape(state.sizes.slots, -1)
+    data = raw(state.memory)[place.offset : place.offset + place.stride * state.sizes.num_slots]
+    return data.view(place.field.dtype.storage).reshape(state.sizes.num_slots, -1)
 
 
-def serials(state, tasks):
-    return all(column(state, "request_serial")[task.slot, 0] == task.request.serial for task in tasks)
+def admission_ids(state, tasks):
+    return all(column(state, "request_serial")[task.slot, 0] == task.request.admission_id for task in tasks)
 
 
 def step_of(state, number, slots):

@@ -52,14 +52,14 @@ from liar_proofs import (
 @proof("CopyDoneEarly", queued)
 def _(bound):
     memory = poisoned(bound, 64)
-    with bound.device.hold(bound.default_stream):
+    with bound.device.hold_stream(bound.default_stream):
         return not copied(bound, memory, [(0, 64)]).done()
 
 
 @proof("TimeoutReturnsQuietly", queued)
 def _(bound):
     memory = poisoned(bound, 64)
-    with bound.device.hold(bound.default_stream):
+    with bound.device.hold_stream(bound.default_stream):
         ticket = copied(bound, memory, [(0, 64)])
         return raises(TicketTimeout, lambda: ticket.wait(0.02))
 
@@ -67,7 +67,7 @@ def _(bound):
 @proof("TimeoutsInMilliseconds", queued)
 def _(bound):
     memory, early = poisoned(bound, 64), []
-    with bound.device.hold(bound.default_stream):
+    with bound.device.hold_stream(bound.default_stream):
         ticket = copied(bound, memory, [(0, 64)])
         thread = threading.Thread(target=lambda: early.append(raises(TicketTimeout, lambda: ticket.wait(PATIENCE))))
         thread.start()
@@ -79,7 +79,7 @@ def _(bound):
 @proof("ZeroMeansForEver", queued)
 def _(bound):
     memory = poisoned(bound, 64)
-    with bound.device.hold(bound.default_stream):
+    with bound.device.hold_stream(bound.default_stream):
         ticket = write(bound, flat(memory, 0, 64), 1)
         return ends(lambda: raises(TicketTimeout, lambda: ticket.wait(0)), A_WHILE if lies(bound) else PATIENCE)
 
@@ -92,7 +92,7 @@ def _(bound):
         both.wait(PATIENCE)
         told.append(raises(TicketTimeout, lambda: ticket.wait(A_WHILE)))
 
-    with bound.device.hold(bound.default_stream):
+    with bound.device.hold_stream(bound.default_stream):
         ticket = copied(bound, memory, [(0, 64)])
         threads = [threading.Thread(target=wait, args=(ticket,)) for _ in range(2)]
         for thread in threads:
@@ -162,7 +162,7 @@ def _(bound):
 
 @proof("AsyncCalledSync", queued)
 def _(bound):
-    with bound.device.hold(bound.default_stream):
+    with bound.device.hold_stream(bound.default_stream):
         return write(bound, flat(poisoned(bound, 64), 0, 64), 1).mode == "async"
 
 
@@ -182,14 +182,14 @@ def _(bound):
 
 @proof("SwallowsFaults", pressed())
 def _(bound):
-    with bound.device.hold(bound.default_stream):
+    with bound.device.hold_stream(bound.default_stream):
         fill(bound, bound.default_stream)
         return raises(OutOfMemory, lambda: fill(bound, bound.default_stream, count=1))
 
 
 @proof("OutOfMemoryIsBare", pressed())
 def _(bound):
-    with bound.device.hold(bound.default_stream):
+    with bound.device.hold_stream(bound.default_stream):
         fill(bound, bound.default_stream)
         try:
             fill(bound, bound.default_stream, count=1)
@@ -207,7 +207,7 @@ def _(bound):
 @proof("CloseDropsCopies", pressed())
 def _(bound):
     memory, stream = poisoned(bound, 64), bound.default_stream
-    with bound.device.hold(stream):
+    with bound.device.hold_stream(stream):
         ticket = copied(bound, memory, [(0, 64)])
         bound.device.close()
     ticket.wait(PATIENCE)

@@ -35,7 +35,7 @@ def held_source_kept(bound, plan, nbytes=RING // 4):
     the held stream must be there once it is let go."""
     free, held = bound.default_stream, bound.device.stream()
     memory, taken = poisoned(bound, nbytes * len(plan)), []
-    with bound.device.hold(held):
+    with bound.device.hold_stream(held):
         for number, where in enumerate(plan):
             value = np.full(nbytes, number + 1, np.uint8)
             try:
@@ -95,7 +95,7 @@ def refused_unless_let_go(bound, holds, let_go):
 def _(bound):
     oldest, newest = bound.device.stream(), bound.device.stream()
     bound.device.staging.deadline = A_WHILE if lies(bound) else PATIENCE
-    holds = [bound.device.hold(stream) for stream in (oldest, newest)]
+    holds = [bound.device.hold_stream(stream) for stream in (oldest, newest)]
     for hold in holds:
         hold.__enter__()
     fill(bound, oldest, count=2)
@@ -107,7 +107,7 @@ def _(bound):
 
 @proof("DeadlineInMilliseconds", pressed(deadline=PATIENCE))
 def _(bound):
-    hold = bound.device.hold(bound.default_stream)
+    hold = bound.device.hold_stream(bound.default_stream)
     hold.__enter__()
     fill(bound, bound.default_stream)
     return not refused_unless_let_go(bound, [hold], 0)
@@ -116,7 +116,7 @@ def _(bound):
 @proof("JammedAfterRefusal", pressed())
 def _(bound):
     stream = bound.default_stream
-    with bound.device.hold(stream):
+    with bound.device.hold_stream(stream):
         fill(bound, stream)
         assert raises(OutOfMemory, lambda: fill(bound, stream, count=1))
     stream.synchronize(PATIENCE)
@@ -125,7 +125,7 @@ def _(bound):
 
 @proof("RingWaitsUncounted", pressed())
 def _(bound):
-    with bound.device.hold(bound.default_stream):
+    with bound.device.hold_stream(bound.default_stream):
         fill(bound, bound.default_stream)
         assert raises(OutOfMemory, lambda: fill(bound, bound.default_stream, count=1))
     return bound.counters().ring_waits > 0
@@ -134,7 +134,7 @@ def _(bound):
 @proof("PiecesHalfQueued", pressed())
 def _(bound):
     stream, memory = bound.default_stream, poisoned(bound, 12 << 10)
-    with bound.device.hold(stream):
+    with bound.device.hold_stream(stream):
         fill(bound, stream, RING - (8 << 10), 1)
         value = np.ones(12 << 10, np.uint8)
         assert raises(OutOfMemory, lambda: write(bound, flat(memory, 0, 12 << 10), value))
@@ -147,7 +147,7 @@ def _(bound):
 
 def seen_on(bound, act, memory, stream):
     """What a copy on ``stream`` sees of ``memory`` after ``act``, while the default stream is held."""
-    with bound.device.hold(bound.default_stream):
+    with bound.device.hold_stream(bound.default_stream):
         act()
         ticket = copied(bound, memory, [(0, memory.nbytes)], stream)
         ticket.wait(PATIENCE)
@@ -180,7 +180,7 @@ def _(bound):
     before = raw(state.memory).copy()
 
     def act():
-        bound.advance(state=state, step=step_of(state, 1, [0]), stream=stream)
+        bound.update_inputs(state=state, step=step_of(state, 1, [0]), stream=stream)
 
     return (seen_on(bound, act, state.memory, stream) != before).any()
 
@@ -188,7 +188,7 @@ def _(bound):
 @proof("CopiesOfTheDefaultStream", queued)
 def _(bound):
     memory, stream = poisoned(bound, 64), bound.device.stream()
-    with bound.device.hold(stream):
+    with bound.device.hold_stream(stream):
         write(bound, flat(memory, 0, 64), 1, stream)
         ticket = copied(bound, memory, [(0, 64)], stream)
         return raises(TicketTimeout, lambda: ticket.wait(PATIENCE if lies(bound) else A_WHILE))
@@ -197,7 +197,7 @@ def _(bound):
 @proof("EventsOfTheDefaultStream", queued)
 def _(bound):
     stream = bound.device.stream()
-    with bound.device.hold(stream):
+    with bound.device.hold_stream(stream):
         event = bound.device.event(stream)
         bound.default_stream.synchronize(PATIENCE)
         return not event.done()
@@ -206,7 +206,7 @@ def _(bound):
 @proof("TicketsOfTheDefaultStream", queued)
 def _(bound):
     memory, stream = poisoned(bound, 64), bound.device.stream()
-    with bound.device.hold(stream):
+    with bound.device.hold_stream(stream):
         ticket = write(bound, flat(memory, 0, 64), 1, stream)
         bound.default_stream.synchronize(PATIENCE)
         return not ticket.done()
@@ -215,7 +215,7 @@ def _(bound):
 @proof("WaitBlocksTheHost", queued)
 def _(bound):
     stream, other = bound.device.stream(), bound.default_stream
-    with bound.device.hold(stream):
+    with bound.device.hold_stream(stream):
         event = stream.record()
         return ends(lambda: other.wait(event), A_WHILE if lies(bound) else PATIENCE)
 
@@ -223,7 +223,7 @@ def _(bound):
 @proof("DeviceValueOnAnotherStream", queued)
 def _(bound):
     memory, stream = poisoned(bound, 128), bound.default_stream
-    with bound.device.hold(stream):
+    with bound.device.hold_stream(stream):
         write(bound, flat(memory, 0, 64), 1)
         ticket = write(bound, flat(memory, 64, 64), flat(memory, 0, 64))
         if beside := bound.device.__dict__.get("beside"):

@@ -7,6 +7,7 @@ from liar_proofs import (
     A_WHILE,
     PATIENCE,
     POISON,
+    admission_ids,
     column,
     copied,
     cpu,
@@ -19,7 +20,6 @@ from liar_proofs import (
     proof,
     queued,
     raw,
-    serials,
     state_of,
     write,
 )
@@ -32,7 +32,7 @@ def _(bound):
     state = state_of(bound, 300)
     tasks = [prefill(state, 299)]
     insert(bound, state, tasks)
-    return serials(state, tasks)
+    return admission_ids(state, tasks)
 
 
 @proof("SlotsInSixteenBits", cpu)
@@ -40,7 +40,7 @@ def _(bound):
     state = state_of(bound, 33000, 4)
     tasks = [prefill(state, 5), prefill(state, 32800)]
     insert(bound, state, tasks)
-    return serials(state, tasks)
+    return admission_ids(state, tasks)
 
 
 @proof("SixtyFourAtOnce", cpu)
@@ -48,7 +48,7 @@ def _(bound):
     state = state_of(bound, 65)
     tasks = [prefill(state, slot) for slot in range(65)]
     insert(bound, state, tasks)
-    return serials(state, tasks)
+    return admission_ids(state, tasks)
 
 
 @proof("RowsInSixteenBits", cpu)
@@ -116,7 +116,7 @@ def _(bound):
     state = state_of(bound, 65)
     tasks, before = [prefill(state, slot) for slot in range(65)], bound.counters()
     insert(bound, state, tasks)
-    return serials(state, tasks) and (bound.counters() - before).submissions <= 2
+    return admission_ids(state, tasks) and (bound.counters() - before).submissions <= 2
 
 
 @proof("CountsNothing", queued)
@@ -137,7 +137,7 @@ def _(bound):
 @proof("LargeValuesWait", queued)
 def _(bound):
     memory, value = poisoned(bound, 1 << 20), np.ones(1 << 20, np.uint8)
-    with bound.device.hold(bound.default_stream):
+    with bound.device.hold_stream(bound.default_stream):
         return ends(lambda: write(bound, flat(memory, 0, 1 << 20), value), A_WHILE if lies(bound) else PATIENCE)
 
 

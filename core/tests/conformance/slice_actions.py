@@ -11,11 +11,11 @@ from hal_core.errors import GroupLost, HalError
 from hal_core.group import Group
 from hal_core.runtime.bound import bind
 from hal_core.slots.admission import Request
-from hal_core.slots.fields import Sizes
+from hal_core.slots.fields import StateConfig
 from hal_core.slots.tasks import Task, TaskKind
 from hal_sim import SimPlugin
 
-SIZES = Sizes(slots=3, max_tokens=16, max_draft=2)
+SIZES = StateConfig(num_slots=3, max_model_len=16, max_draft_tokens=2)
 
 
 def opened(name, job, timeout=1000):
@@ -30,7 +30,7 @@ def fields_of(state, data):
     """The broadcast fields, as bytes by name."""
     part = state.broadcast_range()
     inside = [p for p in state.layout.fields.values() if part.offset <= p.offset < part.end]
-    return {p.field.name: data[p.offset : p.offset + p.stride * state.sizes.slots].tobytes() for p in inside}
+    return {p.field.name: data[p.offset : p.offset + p.stride * state.sizes.num_slots].tobytes() for p in inside}
 
 
 def scribbled(rank, state):

@@ -141,9 +141,9 @@ def test_pytest_loads_nothing_heavy_for_the_plugin():
 def test_the_oracle_shares_no_code_with_what_it_judges():
     judged = {
         "insertion",
-        "advance",
+        "update_inputs",
         "output",
-        "ledger",
+        "host_table",
         "policy",
         "base",
         "convert",

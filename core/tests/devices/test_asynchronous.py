@@ -11,7 +11,7 @@ import pytest
 from hal_core.devices.blocks import KEPT
 from hal_core.errors import DeviceClosed, GroupLost, HalError, InvalidValue, OutOfMemory, TicketTimeout
 from hal_core.memory.dtypes import dtype_of
-from hal_core.memory.plan import SPREAD, PlanBuilder, Records, WritePlan, apply_to_host
+from hal_core.memory.plan import SCATTER_MAP, PlanBuilder, Records, WritePlan, apply_to_host
 from hal_core.memory.views import ByteRange, View
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -40,9 +40,9 @@ class Side:
         drain(device)
         self.should = bytes_of(self.memory).copy()
         self.copies = []
-        spread = np.array([(0, 300, 0, 24), (1500, 300, 24, 8)], SPREAD)
-        self.spread = spread
-        device.table(spread, 5)
+        scatter_map = np.array([(0, 300, 0, 24), (1500, 300, 24, 8)], SCATTER_MAP)
+        self.scatter_map = scatter_map
+        device.table(scatter_map, 5)
 
     def value(self, begin, count, step, fill):
         view = View.contiguous(self.memory, 0, (SIZE // 8,), INT64)[begin : begin + count * step : step]
@@ -53,7 +53,7 @@ class Side:
             value[...] = -1  # G2
 
     def plan(self, slots, fill):
-        records = Records(np.array(slots, np.int32), np.full((len(slots), 32), fill, np.uint8), self.spread)
+        records = Records(np.array(slots, np.int32), np.full((len(slots), 32), fill, np.uint8), self.scatter_map)
         builder = PlanBuilder(self.memory)
         builder.fill(np.array([2990]), 8, np.uint32(fill))
         writes = builder.build().writes

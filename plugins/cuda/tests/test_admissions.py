@@ -6,17 +6,17 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
-from hal_core import Request, SamplingParams, Sizes
+from hal_core import Request, SamplingParams, StateConfig
 from hal_core.errors import OutOfMemory
 from hal_core.slots.admission import admit
 from hal_core.slots.fields import ROW_FIELDS
-from hal_core.slots.layout import BRIEF, lay_out
+from hal_core.slots.layout import REQUEST_ROW, lay_out
 from hal_cuda import admissions
 from hal_cuda.admissions import HEAD, Admissions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-LAYOUT = lay_out(Sizes(slots=4, max_tokens=400, max_stop_length=3))
+LAYOUT = lay_out(StateConfig(num_slots=4, max_model_len=400, max_stop_length=3))
 CHUNK = 1 << 13
 
 
@@ -57,14 +57,14 @@ def staging(monkeypatch):
 
 def staged(staging, name, tokens):
     request = admit(Request(name, tokens, SamplingParams(bad_words=(3, 4), stop_sequences=((1,),))), LAYOUT)
-    staging.put(request, request.packed[BRIEF.itemsize :])
+    staging.put(request, request.packed[REQUEST_ROW.itemsize :])
     return request
 
 
 def found_at(staging, request):
     """The request's bytes by its address, from the pinned memory; None where it is not staged."""
-    places = staging.find(np.array([request.serial]))
-    again = staging.find_few([request.serial])
+    places = staging.find(np.array([request.admission_id]))
+    again = staging.find_few([request.admission_id])
     assert (places is not None) == (again is not None) == staging.has(request)
     if places is None:
         return None
@@ -78,8 +78,8 @@ def found_at(staging, request):
 
 def check(data, request):
     """The bytes are what the kernel reads: lengths, record, rows."""
-    assert HEAD.unpack(data[: HEAD.size].tobytes()) == request.extents
-    record = request.packed[BRIEF.itemsize :]
+    assert HEAD.unpack(data[: HEAD.size].tobytes()) == request.row_lengths
+    record = request.packed[REQUEST_ROW.itemsize :]
     assert data[HEAD.size : HEAD.size + len(record)].tobytes() == record
     at = -(-(HEAD.size + len(record)) // 16) * 16
     for name, row in zip(ROW_FIELDS, request.rows, strict=True):
@@ -160,7 +160,7 @@ def test_a_serial_of_an_emptied_chunk_finds_nothing(staging):
         assert found_at(staging, request) is not None
     staged(staging, "d", [1] * 300)  # takes over the first chunk
     assert found_at(staging, first) is None
-    assert staging.find(np.array([first.serial, rest[-2].serial])) is None
+    assert staging.find(np.array([first.admission_id, rest[-2].admission_id])) is None
 
 
 def test_a_request_that_no_chunk_can_hold_is_not_staged(monkeypatch):
@@ -177,8 +177,8 @@ def test_serials_of_another_device_find_nothing(staging):
     request = staged(other, "a", [1])
     staged(staging, "b", [2])
     assert not staging.has(request)
-    assert staging.find(np.array([request.serial])) is None
-    assert staging.find_few([request.serial]) is None
+    assert staging.find(np.array([request.admission_id])) is None
+    assert staging.find_few([request.admission_id]) is None
     assert staging.find(np.array([0])) is None
 
 
@@ -246,7 +246,7 @@ def test_a_chunk_that_leaves_is_not_filled_any_more(monkeypatch):
 def test_requests_inserted_by_the_general_way_wait_no_longer(staging):
     requests = fill(staging, "a") + fill(staging, "b") + fill(staging, "c")
     assert not staging.has(staged(staging, "none", [1] * 300))
-    staging.inserted(np.array([request.serial for request in requests]))
+    staging.inserted(np.array([request.admission_id for request in requests]))
     assert staging.has(staged(staging, "some", [1] * 300))
     other = staged(staging, "kept", [2])
     staging.inserted(np.array([0, 10**9]))

@@ -15,12 +15,12 @@ import pytest
 from hal_core.contract.support import Support
 from hal_core.output.sinks import MemorySink
 from hal_core.slots.admission import Request
-from hal_core.slots.fields import Sizes
+from hal_core.slots.fields import StateConfig
 from hal_core.slots.step import Step
 from hal_core.slots.tasks import Task, TaskKind
 
 ROOT = Path(__file__).parents[3]
-SIZES = Sizes(slots=4, max_tokens=64, block_size=4, max_draft=1, top_k=2)
+SIZES = StateConfig(num_slots=4, max_model_len=64, block_size=4, max_draft_tokens=1, max_logprobs=2)
 STOPS = """
 import os, signal, subprocess, sys, time
 print("begun", flush=True)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 from hal_core.conformance.ranks.processes import RankPool
-from hal_core.slots.fields import Sizes
+from hal_core.slots.fields import StateConfig
 
-PLAIN = Sizes(slots=4, max_tokens=16)
-SPECULATIVE = Sizes(slots=3, max_tokens=16, max_draft=2)
+PLAIN = StateConfig(num_slots=4, max_model_len=16)
+SPECULATIVE = StateConfig(num_slots=3, max_model_len=16, max_draft_tokens=2)
 
 
 def _actions():
@@ -52,7 +52,7 @@ def test_g13_the_source_is_the_group_s_first_rank(pool):
 
 @pytest.mark.parametrize(
     ("sizes", "ranks", "said"),
-    [(Sizes(slots=5, max_tokens=16), (0, 1), "sizes"), (PLAIN, (1, 0), "source")],
+    [(StateConfig(num_slots=5, max_model_len=16), (0, 1), "sizes"), (PLAIN, (1, 0), "source")],
     ids=["sizes", "source"],
 )
 def test_g14_ranks_that_differ_raise_on_every_rank_before_the_first_collective(pool, sizes, ranks, said):

@@ -141,7 +141,7 @@ class Kit:
 
     def held(self, stream: Stream, what: str = "a call") -> Latch:
         """Keep a stream from executing within a ``with``, where the device can; else the work is done at once."""
-        return Latch(self.device.hold(stream) if self.can_hold else nullcontext(), self.effort.hang, what)
+        return Latch(self.device.hold_stream(stream) if self.can_hold else nullcontext(), self.effort.hang, what)
 
 
 class Latch:

@@ -64,7 +64,7 @@ def test_g03_a_full_ring_refuses_after_its_deadline_and_leaves_nothing_half_done
     stream = bound.device.default_stream
     target = View.contiguous(memory, 0, (1 << 13,), dtype_of("int64"))
     written = 0
-    with Latch(bound.device.hold(stream), kit.effort.hang):
+    with Latch(bound.device.hold_stream(stream), kit.effort.hang):
         while written < 1000:
             began = monotonic()
             try:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ..memory.dtypes import dtype_of
-from ..memory.plan import SPREAD, WRITE, Records, WritePlan
+from ..memory.plan import SCATTER_MAP, WRITE, Records, WritePlan
 from ..memory.views import Memory, View
 from .harness import backdoor
 from .harness.backdoor import arrive
@@ -132,7 +132,7 @@ def test_g02_a_large_plan_may_be_changed_once_it_was_submitted(kit: Kit) -> None
     slab = Slab(kit, count * width + int((lengths + 3).sum()) + 64)
     data = noise(14, count * width).reshape(count, width)
     slots = rng.permutation(count).astype(np.int32)
-    records = Records(slots, data, np.array([(0, width, 0, 3), (8, width, 3, width - 8)], SPREAD))
+    records = Records(slots, data, np.array([(0, width, 0, 3), (8, width, 3, width - 8)], SCATTER_MAP))
     rows = np.zeros(len(lengths), WRITE)
     rows["nbytes"], rows["dst"] = lengths, count * width + np.cumsum(lengths + 3) - lengths
     rows["source"] = np.cumsum(lengths) - lengths

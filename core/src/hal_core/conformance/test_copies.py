@@ -16,7 +16,7 @@ from .harness.bits import noise
 from .harness.guarantees import guarantee
 from .kit import Kit
 from .rigs.forms import unlike
-from .rigs.lanes import copied
+from .rigs.stream_cases import copied
 
 if TYPE_CHECKING:
     from ..memory.copies import Bytes, CopyTicket
@@ -73,7 +73,7 @@ def filling(kit: Kit, memory: Memory, data: Bytes, stream: Stream) -> None:
         backdoor.write(kit.device, memory, at, data[at : at + PIECE], stream)
 
 
-def lanes(kit: Kit) -> list[tuple[str, Stream]]:
+def stream_cases(kit: Kit) -> list[tuple[str, Stream]]:
     """A stream of each kind."""
     return [("a stream of its own", kit.device.stream()), ("the default stream", kit.device.default_stream)]
 
@@ -91,7 +91,7 @@ def test_g01_a_copy_of_any_length_is_whole_and_pending_while_its_stream_is_held(
     ranges = [(17, nbytes), (nbytes // 2 + 17, 1)]
     places = sorted({17, nbytes // 2 + 17, nbytes + 16})
     filling(kit, memory, content, device.default_stream)
-    for told, stream in lanes(kit):
+    for told, stream in stream_cases(kit):
         told = f"copy_out of {length} on {told}"
         with kit.held(stream, told):
             content[places] ^= 0xFF  # the ends and the middle are written just before, and again just after
@@ -111,7 +111,7 @@ def test_g01_a_copy_of_any_length_is_whole_and_pending_while_its_stream_is_held(
 @pytest.mark.parametrize("shape", SHAPES)
 def test_g01_ranges_of_any_shape_are_copied_in_their_order(kit: Kit, shape: str) -> None:
     ranges, memory, should = SHAPES[shape], kit.device.allocate(8192), noise(2, 8192)
-    for told, stream in lanes(kit):
+    for told, stream in stream_cases(kit):
         told = f"copy_out of ranges ({shape}) on {told}"
         backdoor.write(kit.device, memory, 0, ~should, stream)
         with kit.held(stream, told):
@@ -223,14 +223,14 @@ def test_g01_copies_of_several_streams_come_when_their_own_stream_goes_on(kit: K
                 content += 1
                 backdoor.put(device, memory, [(0, content.tobytes())], stream)
                 copies.append(copied(kit, memory, stream))
-            for at, lane in enumerate(order):
+            for at, stream_case in enumerate(order):
                 done = [copies[other].done() for other in order[at:]]
                 assert not any(done), f"copies of streams {order[at:]} say done={done}, but their streams are held"
-                latches[lane].release()
-                arrive(copies[lane])
-                wrong = unlike(copies[lane].data[0], contents[lane])
-                assert not wrong, f"the copy of stream {lane}: {wrong}"
-        for lane, copy in enumerate(copies):
-            assert copy.done(), f"the copy of stream {lane} is not done any more"
-            wrong = unlike(copy.data[0], contents[lane])
-            assert not wrong, f"the copy of stream {lane}, after those of the others: {wrong}"
+                latches[stream_case].release()
+                arrive(copies[stream_case])
+                wrong = unlike(copies[stream_case].data[0], contents[stream_case])
+                assert not wrong, f"the copy of stream {stream_case}: {wrong}"
+        for stream_case, copy in enumerate(copies):
+            assert copy.done(), f"the copy of stream {stream_case} is not done any more"
+            wrong = unlike(copy.data[0], contents[stream_case])
+            assert not wrong, f"the copy of stream {stream_case}, after those of the others: {wrong}"

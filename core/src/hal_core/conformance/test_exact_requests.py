@@ -13,7 +13,7 @@ from ..memory.dtypes import dtype_of
 from ..output.sinks import MemorySink
 from ..output.ticket import OutputTicket
 from ..slots.admission import Request, SamplingParams
-from ..slots.fields import Sizes
+from ..slots.fields import StateConfig
 from ..slots.tasks import Task, TaskKind
 from .harness.backdoor import PATIENCE, arrive
 from .harness.bits import CLASSES, Array, classes
@@ -24,7 +24,7 @@ from .ranks import work as rank_work
 from .rigs.rig import Rig
 from .test_ranks import assert_agreed, assert_well
 
-SMALL = Sizes(slots=40, max_tokens=16, block_size=4, max_draft=1, top_k=2, max_bad_words=3)
+SMALL = StateConfig(num_slots=40, max_model_len=16, block_size=4, max_draft_tokens=1, max_logprobs=2, max_bad_words=3)
 REAL = ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
 SIGNED = (
     0.0,
@@ -65,7 +65,7 @@ def sampling(turn: int) -> SamplingParams:
 
 @guarantee(9)
 @pytest.mark.parametrize("count", [3, 40])
-@pytest.mark.parametrize("kind", [TaskKind.PREFILL, TaskKind.HANDOFF], ids=lambda kind: kind.name.lower())
+@pytest.mark.parametrize("kind", [TaskKind.PREFILL, TaskKind.REMOTE_PREFILL], ids=lambda kind: kind.name.lower())
 def test_g09_parameters_and_rows_arrive_bit_for_bit(kit: Kit, kind: TaskKind, count: int) -> None:
     rig, turns = Rig(kit, SMALL), 2 * len(SIGNED) * len(SHARES) // 3
     reached, seen = Reached(("zero", "denormal", "finite")), {name: set[int]() for name in REAL}
@@ -76,7 +76,7 @@ def test_g09_parameters_and_rows_arrive_bit_for_bit(kit: Kit, kind: TaskKind, co
             tokens = [2**31 - 1, 0, 2**24 + 1, 2**16, first + slot][: 1 + (first + slot) % 5]
             request = rig.admit(Request(rig.new_name(), tokens, params))
             ids = [2**31 - 1, 2**24 + 1, 0][:2]
-            if kind is TaskKind.HANDOFF:
+            if kind is TaskKind.REMOTE_PREFILL:
                 drafts = [2**31 - 1] * (slot % 2)
                 tasks.append(Task(kind, slot, request, blocks=ids, first_token=2**31 - 1 - slot, drafts=drafts))
             else:
@@ -122,7 +122,7 @@ def test_g09_other_slots_keep_the_bits_of_whatever_they_hold(kit: Kit) -> None:
         arrive(rig.insert(tasks))
         rig.check(f"requests entered slots {slots}, beside fields of odd bits")
     step = rig.step([7, *range(8, 20)])
-    arrive(rig.advance(step))
+    arrive(rig.update_inputs(step))
     rig.check("a step beside fields of odd bits")
     rig.output(step)
     rig.check("the output of a step beside fields of odd bits")
@@ -137,7 +137,7 @@ def test_g09_other_slots_keep_the_bits_of_whatever_they_hold(kit: Kit) -> None:
 @pytest.mark.parametrize("speculative", [False, True], ids=["plain", "speculative"])
 def test_g24_log_probabilities_leave_bit_for_bit(kit: Kit, speculative: bool) -> None:
     rig, reached = Rig(kit, SMALL), Reached(CLASSES)
-    slots, accept, columns = SMALL.slots, SMALL.max_accept, SMALL.top_k + 1
+    slots, accept, columns = SMALL.num_slots, SMALL.max_accept, SMALL.max_logprobs + 1
     tasks = []
     for slot in range(slots):
         request = rig.admit(Request(f"r{slot}", [1, 2], SamplingParams(max_tokens=9, logprobs=2)))
@@ -151,7 +151,7 @@ def test_g24_log_probabilities_leave_bit_for_bit(kit: Kit, speculative: bool) ->
                   "accept_tokens": ids[:, :, 0], "accept_num": counts}).wait(PATIENCE)  # fmt: skip
         order = np.random.default_rng(turn).permutation(slots)
         step = rig.step(order.tolist(), speculative=speculative, logprobs=turn % columns)
-        arrive(rig.advance(step))
+        arrive(rig.update_inputs(step))
         sink = MemorySink()
         ticket = cast(OutputTicket, rig.save(step, sink))
         arrive(ticket)
@@ -173,9 +173,9 @@ def test_g24_log_probabilities_leave_bit_for_bit(kit: Kit, speculative: bool) ->
 
 
 @guarantee(13, requires=RANKS)
-@pytest.mark.parametrize("max_draft", [0, 2], ids=["plain", "speculative"])
-def test_g13_tokens_whose_bits_are_odd_as_floats_are_broadcast_as_they_are(kit: Kit, max_draft: int) -> None:
-    size = replace(SMALL, slots=33, max_draft=max_draft)
+@pytest.mark.parametrize("max_draft_tokens", [0, 2], ids=["plain", "speculative"])
+def test_g13_tokens_whose_bits_are_odd_as_floats_are_broadcast_as_they_are(kit: Kit, max_draft_tokens: int) -> None:
+    size = replace(SMALL, num_slots=33, max_draft_tokens=max_draft_tokens)
     seen = kit.ranks.run(kit.recipe, rank_work.agree, [(0, 1)], (), size, rank_work.ODD, 2, ranks=[0, 1])
     for rank in (0, 1):
         assert_well(rank, seen[rank].error, "broadcast_tokens")

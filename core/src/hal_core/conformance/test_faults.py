@@ -67,7 +67,7 @@ def test_g08_a_write_that_fails_leaves_nothing_half_applied(kit: Kit, draw: Draw
         rig.insert(draw_batch(draw, rig, ENTER)).wait(PATIENCE)
         tasks = draw_batch(draw, rig, least=1)
         fuse.at = draw(st.integers(1, 2), "the write that fails")
-        booked = rig.state.ledger.serials.copy()
+        booked = rig.state.host_table.admission_ids.copy()
 
         def insert() -> None:
             rig.bound.insert_tasks(state=rig.state, tasks=[*tasks], stream=rig.stream).wait(PATIENCE)
@@ -79,7 +79,7 @@ def test_g08_a_write_that_fails_leaves_nothing_half_applied(kit: Kit, draw: Draw
         else:
             assert_says(error, device=laid.bound.name, hook="insert_tasks")
             assert fuse.met == 1, f"insert_tasks raised {error}, but no write has failed"
-            now = rig.state.ledger.serials.tolist()
+            now = rig.state.host_table.admission_ids.tolist()
             assert now == booked.tolist(), f"the host has booked {now}, though the write was refused"
             rig.check(f"the refused insert_tasks({told(tasks)})")
             fuse.at = 0
@@ -117,7 +117,7 @@ def test_g18_the_clean_up_happens_where_the_copy_out_fails(kit: Kit, draw: Draw)
         rig.insert(draw_batch(draw, rig, LEAVE)).wait(PATIENCE)
         step = draw_step(draw, rig)
         draw_sampling(draw, rig, step)
-        rig.advance(step).wait(PATIENCE)
+        rig.update_inputs(step).wait(PATIENCE)
         laid.device.late = draw(st.booleans(), "it fails late")  # type: ignore[attr-defined]  # the fault's
         fuse.at = 1
         error = assert_raises(faults.CopyFailed, lambda: rig.save(step).wait(PATIENCE), "save_output whose copy failed")
@@ -177,7 +177,7 @@ def test_g16_a_lost_peer_is_told_and_nothing_of_its_step_is_sent(kit: Kit, draw:
 
 def saved(rig: Rig, step: Step) -> OutputRecord:
     """Advance, save and wait, as a worker does that looks at no ticket but the last."""
-    rig.advance(step)
+    rig.update_inputs(step)
     rig.save(step).wait(PATIENCE)
     return rig.sink.records[-1]
 

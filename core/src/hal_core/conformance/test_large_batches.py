@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ..slots.admission import AdmittedRequest, Request, SamplingParams
-from ..slots.fields import Sizes
+from ..slots.fields import StateConfig
 from ..slots.tasks import Task, TaskKind
 from .harness.backdoor import arrive
 from .harness.guarantees import guarantee
@@ -45,9 +45,11 @@ def test_g09_512_slots_are_entered_left_and_stepped_at_once(kit: Kit) -> None:
             left = resident.total - resident.prefilled
             needed = -(-resident.total // rig.sizes.block_size) - resident.blocks
             ids = blocks(rig.sizes, max(0, needed) * rig.sizes.block_size, slot)
-            tasks.append(Task(TaskKind.CHUNK, slot, resident.admitted, resident.prefilled, left, ids, resident.blocks))
+            tasks.append(
+                Task(TaskKind.PREFILL_CHUNK, slot, resident.admitted, resident.prefilled, left, ids, resident.blocks)
+            )
         else:
-            tasks.append(Task(TaskKind.DECODE, slot, resident.admitted, blocks=more, first_block=resident.blocks))
+            tasks.append(Task(TaskKind.MORE_BLOCKS, slot, resident.admitted, blocks=more, first_block=resident.blocks))
     kinds = {kind.name: sum(task.kind is kind for task in tasks) for kind in TaskKind}
     assert min(kinds.values()) > 64, f"the batch has too few of a kind: {kinds}"
     arrive(rig.insert(tasks))
@@ -56,12 +58,12 @@ def test_g09_512_slots_are_entered_left_and_stepped_at_once(kit: Kit) -> None:
 
 
 @guarantee(9)
-@pytest.mark.parametrize("kind", [TaskKind.PREFILL, TaskKind.HANDOFF], ids=lambda kind: kind.name.lower())
+@pytest.mark.parametrize("kind", [TaskKind.PREFILL, TaskKind.REMOTE_PREFILL], ids=lambda kind: kind.name.lower())
 def test_g09_batches_of_every_count_enter_and_leave(kit: Kit, kind: TaskKind) -> None:
     rig, reached = Rig(kit, MANY), Reached(map(str, COUNTS))
     make: Callable[[Rig, int, AdmittedRequest], Task] = prefill if kind is TaskKind.PREFILL else handoff
     for turn, count in enumerate(COUNTS):
-        slots = np.random.default_rng(turn).permutation(MANY.slots)[:count].tolist()
+        slots = np.random.default_rng(turn).permutation(MANY.num_slots)[:count].tolist()
         arrive(rig.insert([make(rig, slot, request(rig, slot + turn)) for slot in slots]))
         rig.check(f"{count} requests entered by {kind.name}")
         arrive(rig.insert(leaving(rig, slots, TaskKind.ABORTED if turn % 2 else TaskKind.PREEMPTED)))
@@ -73,7 +75,9 @@ def test_g09_batches_of_every_count_enter_and_leave(kit: Kit, kind: TaskKind) ->
 
 @guarantee(9)
 def test_g09_slots_past_16_bits_are_their_own(kit: Kit) -> None:
-    size = Sizes(66_000, 6, 4, top_k=0, max_eos=1, max_stop_sequences=1, max_stop_length=1, max_bad_words=1)
+    size = StateConfig(
+        66_000, 6, 4, max_logprobs=0, max_eos=1, max_stop_sequences=1, max_stop_length=1, max_bad_words=1
+    )
     rig = Rig(kit, size)
     edges = [0, 1, 127, 128, 255, 256, 257, 32_767, 32_768, 65_535, 65_536, 65_537, 65_791, 65_792, 65_999]
     order = np.random.default_rng(23).permutation(edges).tolist()
@@ -87,8 +91,8 @@ def test_g09_slots_past_16_bits_are_their_own(kit: Kit) -> None:
     arrive(rig.insert([prefill(rig, slot, one) for slot, one in zip(order, admitted, strict=True)]))
     rig.check(f"requests entered slots {order}")
     step = rig.step(order)
-    rig.poke({"sampled_token_ids": np.arange(size.slots, dtype=np.int64) + 2**40})
-    arrive(rig.advance(step))
+    rig.poke({"sampled_token_ids": np.arange(size.num_slots, dtype=np.int64) + 2**40})
+    arrive(rig.update_inputs(step))
     rig.check(f"a step over slots {order}")
     rig.output(step)
     gone = order[::2]
@@ -99,12 +103,12 @@ def test_g09_slots_past_16_bits_are_their_own(kit: Kit) -> None:
     rig.check(f"the output of slots {gone}")
 
 
-WIDE = Sizes(
-    slots=3,
-    max_tokens=300_000,
+WIDE = StateConfig(
+    num_slots=3,
+    max_model_len=300_000,
     block_size=4,
-    max_draft=300,
-    top_k=1,
+    max_draft_tokens=300,
+    max_logprobs=1,
     max_eos=9000,
     max_stop_sequences=300,
     max_stop_length=300,
@@ -130,7 +134,7 @@ def wide(rig: Rig, at: int, share: float) -> AdmittedRequest:
         eos_token_ids=tuple(prompt(at + 2, part(sizes.max_eos))),
         seed=2**63 - 1 - at,
     )
-    return rig.admit(Request(rig.new_name(), prompt(at, part(sizes.max_tokens - 2)), params))
+    return rig.admit(Request(rig.new_name(), prompt(at, part(sizes.max_model_len - 2)), params))
 
 
 @guarantee(11)
@@ -148,7 +152,9 @@ def test_g11_rows_of_megabytes_are_written_and_reset_to_their_last_element(kit: 
 def test_g09_rows_of_megabytes_are_written_to_their_last_element(kit: Kit) -> None:
     rig, first = full_of_rows(kit)
     one, other = wide(rig, 3, 0.7), rig.admit(Request(rig.new_name(), [5]))
-    handed = Task(TaskKind.HANDOFF, 2, one, blocks=blocks(WIDE, one.total, 3), first_token=4, drafts=prompt(9, 300))
+    handed = Task(
+        TaskKind.REMOTE_PREFILL, 2, one, blocks=blocks(WIDE, one.total, 3), first_token=4, drafts=prompt(9, 300)
+    )
     arrive(rig.insert([handed, prefill(rig, 0, other)]))
     rig.check("a long handoff with 300 drafts, and a short request beside it")
     arrive(rig.insert([Task(TaskKind.PREEMPTED, 2, one), Task(TaskKind.ABORTED, 1, first)]))
@@ -167,7 +173,7 @@ def full_of_rows(kit: Kit) -> tuple[Rig, AdmittedRequest]:
     rig.check("a request that fills every row")
     record = rig.state.layout.record_dtype.itemsize
     lengths = zip(
-        reached.counts, (first.total, len(task.blocks), first.extents[0], first.extents[2], record), strict=True
+        reached.counts, (first.total, len(task.blocks), first.row_lengths[0], first.row_lengths[2], record), strict=True
     )
     for what, length in lengths:
         if length > 0xFFFF:

@@ -22,14 +22,14 @@ EARLY = {"quick": 3000, "default": 20_000, "nightly": 70_000}
 
 @guarantee(9)
 def test_g09_requests_admitted_by_the_thousand_are_inserted_late(kit: Kit) -> None:
-    size = replace(MANY, slots=64, max_tokens=24)
+    size = replace(MANY, num_slots=64, max_model_len=24)
     rig, other = Rig(kit, size), Rig(kit, size, name="another")
     params = [varied(at, size) for at in range(97)]
     made: list[AdmittedRequest] = []
     for at in range(EARLY[kit.effort.profile]):
         one = Request(rig.new_name(), [at, at // 7, 2**31 - 1 - at][: 1 + at % 3], params[at % 97])
         made.append(rig.admit(one))
-        other.model.requests[made[-1].serial] = one
+        other.model.requests[made[-1].admission_id] = one
     middle = len(made) // 2
     parts = {
         "the first": made[:64],
@@ -53,7 +53,7 @@ def test_g09_requests_admitted_by_the_thousand_are_inserted_late(kit: Kit) -> No
 
 @guarantee(9)
 def test_g09_what_was_inserted_is_kept_while_thousands_more_are_admitted(kit: Kit) -> None:
-    size = replace(MANY, slots=80, max_tokens=48)
+    size = replace(MANY, num_slots=80, max_model_len=48)
     rig = Rig(kit, size)
     with kit.held(rig.stream):
         tickets = []
@@ -69,7 +69,7 @@ def test_g09_what_was_inserted_is_kept_while_thousands_more_are_admitted(kit: Ki
 
 @guarantee(9)
 def test_g09_block_ids_may_be_changed_once_the_call_has_returned(kit: Kit) -> None:
-    rig = Rig(kit, replace(MANY, slots=80, max_tokens=4096))
+    rig = Rig(kit, replace(MANY, num_slots=80, max_model_len=4096))
     tasks, lent = [], []
     for slot in range(80):
         task = prefill(rig, slot, rig.admit(Request(rig.new_name(), prompt(slot, 3000 + slot))))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..memory.dtypes import dtype_of
-from ..memory.plan import SPREAD, WRITE, Records, WritePlan
+from ..memory.plan import SCATTER_MAP, WRITE, Records, WritePlan
 from ..memory.views import View
 from .harness.backdoor import arrive
 from .harness.bits import noise
@@ -59,7 +59,7 @@ def test_g05_device_values_and_records_past_4_gib_are_not_cut(kit: Kit, far: Far
     far.check("a device value from past 4 GiB to below")
     stride = 1 << 30  # a slot's share: with it slot 4 lies past 32 bits
     records = Records(
-        np.array([4, 0, 2], np.int32), noise(18, 3 * 16).reshape(3, 16), np.array([(320, stride, 0, 16)], SPREAD)
+        np.array([4, 0, 2], np.int32), noise(18, 3 * 16).reshape(3, 16), np.array([(320, stride, 0, 16)], SCATTER_MAP)
     )
     plan = WritePlan(memory, np.zeros(0, WRITE), [], records)
     arrive(kit.device.submit(plan, far.stream))

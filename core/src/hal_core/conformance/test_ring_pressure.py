@@ -17,8 +17,8 @@ from .harness.backdoor import arrive
 from .harness.guarantees import guarantee
 from .harness.reached import Reached
 from .kit import Kit, Latch
-from .rigs.lanes import pairs
 from .rigs.lines import ENOUGH, NEEDS, RING, Lines, impatient, refusal
+from .rigs.stream_cases import pairs
 
 if TYPE_CHECKING:
     from ..streams import Stream

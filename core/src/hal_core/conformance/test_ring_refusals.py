@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ..slots.admission import Request
-from ..slots.fields import Sizes
+from ..slots.fields import StateConfig
 from ..slots.tasks import Task, TaskKind
 from .harness.backdoor import PATIENCE, arrive
 from .harness.bits import noise
@@ -55,7 +55,7 @@ def test_g26_whatever_a_full_ring_refuses_is_told_by_the_contracts_error_and_not
     for what, act in acts.WRITES.items():
         rig = acts.working(small)
         lines, before = Lines(small, 3 * RING), rig.model.block.copy()
-        booked = rig.state.ledger.table.copy(), dict(rig.state.ledger.live)
+        booked = rig.state.host_table.table.copy(), dict(rig.state.host_table.live)
         with small.held(rig.stream), impatient(small):
             for nbytes in (RING // 8, 4096, 1):  # the last of them leaves no room for anything
                 lines.until_refused([nbytes], rig.stream)
@@ -69,7 +69,7 @@ def test_g26_whatever_a_full_ring_refuses_is_told_by_the_contracts_error_and_not
             arrive(ticket)
         else:
             rig.model.block[...] = before
-            now = rig.state.ledger.table, rig.state.ledger.live
+            now = rig.state.host_table.table, rig.state.host_table.live
             assert (now[0] == booked[0]).all(), f"{what} was refused by a full ring, and booked all the same"
             assert now[1] == booked[1], f"{what} was refused by a full ring, and booked all the same"
         lines.check(f"what filled the ring before {what}")
@@ -98,12 +98,12 @@ def test_g03_a_value_larger_than_the_ring_is_taken_whole_or_not_at_all(small: Ki
 
 @guarantee(3, requires=NEEDS)
 def test_g03_an_insertion_that_a_full_ring_refuses_has_done_nothing_and_goes_through_later(small: Kit) -> None:
-    rig = Rig(small, Sizes(slots=40, max_tokens=16_384, block_size=16, top_k=0))
+    rig = Rig(small, StateConfig(num_slots=40, max_model_len=16_384, block_size=16, max_logprobs=0))
     waiting: list[Task] = []
     with small.held(rig.stream), impatient(small):
         for slot in range(40):
             request = rig.state.admit(Request(f"r{slot}", (noise(slot, 4 * 16_000).view(np.uint32) % 2**31).tolist()))
-            rig.model.requests[request.serial] = Request(f"r{slot}", request.tokens.tolist())
+            rig.model.requests[request.admission_id] = Request(f"r{slot}", request.tokens.tolist())
             task = Task(TaskKind.PREFILL, slot, request, 0, request.total, list(range(1000)))
             try:
                 rig.insert([task])
@@ -122,13 +122,13 @@ def staged_by_the_ring(kit: Kit) -> bool:
     """False where a device takes requests at admission, so that their insertion needs no room in the ring."""
     from ..devices.base import DeviceBase
 
-    stage: Any = type(kit.device).stage
-    return stage is DeviceBase.stage
+    stage: Any = type(kit.device).on_admit
+    return stage is DeviceBase.on_admit
 
 
 @guarantee(3, requires=NEEDS)
 def test_g03_a_batch_larger_than_the_ring_arrives_whole(small: Kit) -> None:
-    rig = Rig(small, Sizes(slots=70, max_tokens=8192, block_size=16, top_k=0))
+    rig = Rig(small, StateConfig(num_slots=70, max_model_len=8192, block_size=16, max_logprobs=0))
     tasks = []
     for slot in range(70):
         request = rig.admit(Request(f"r{slot}", (noise(slot, 4 * 8000).view(np.uint32) % 2**31).tolist()))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ..contract.counters import Counters
 from ..slots.admission import Request, SamplingParams
-from ..slots.fields import Sizes
+from ..slots.fields import StateConfig
 from ..slots.tasks import Task, TaskKind
 from .draw.requests import sizes
 from .harness.backdoor import PATIENCE, arrive
@@ -45,7 +45,7 @@ def spent(rig: Rig, tasks: list[Task]) -> Counters:
 
 @guarantee(10, requires="fused_scatter")
 def test_g10_submissions_grow_with_neither_requests_nor_fields(kit: Kit) -> None:
-    rig = Rig(kit, Sizes(slots=64, max_tokens=32, block_size=2))
+    rig = Rig(kit, StateConfig(num_slots=64, max_model_len=32, block_size=2))
     costs = {
         "one plain request": spent(rig, entering(rig, range(1), rich=False)),
         "one request that uses every field": spent(rig, entering(rig, range(1, 2), rich=True)),
@@ -92,7 +92,7 @@ def test_g10_an_insertion_does_not_wait_for_the_device(kit: Kit, draw: Draw) -> 
     tickets = []
     with kit.held(rig.stream):
         for _ in range(size):
-            tickets.append(rig.insert(draw_batch(draw, rig, (TaskKind.PREFILL, TaskKind.DECODE))))
+            tickets.append(rig.insert(draw_batch(draw, rig, (TaskKind.PREFILL, TaskKind.MORE_BLOCKS))))
     for ticket in tickets:
         ticket.wait(PATIENCE)
     rig.check("insertions into a held stream")
@@ -127,19 +127,19 @@ def cost(rig: Rig, tasks: Sequence[Task], what: str) -> Counters:
 def test_g10_every_kind_of_batch_is_counted_and_none_costs_more_when_it_is_large(kit: Kit) -> None:
     rig, reached = Rig(kit, MANY), Reached(kind.name for kind in TaskKind)
     for turn, count in enumerate((1, 9, 130)):
-        slots = np.random.default_rng(turn).permutation(MANY.slots)[:count].tolist()
+        slots = np.random.default_rng(turn).permutation(MANY.num_slots)[:count].tolist()
         entering = [request(rig, slot) for slot in slots]
         halves = [prefill(rig, slot, one, max(1, one.total // 2)) for slot, one in zip(slots, entering, strict=True)]
         cost(rig, halves, f"{count} requests entering")
         chunks = [
-            Task(TaskKind.CHUNK, slot, one, half.length, one.total - half.length,
+            Task(TaskKind.PREFILL_CHUNK, slot, one, half.num_scheduled_tokens, one.total - half.num_scheduled_tokens,
                  blocks(MANY, 4 * (-(-one.total // 4) - len(half.blocks)), slot), len(half.blocks))
-            for slot, one, half in zip(slots, entering, halves, strict=True) if one.total > half.length
+            for slot, one, half in zip(slots, entering, halves, strict=True) if one.total > half.num_scheduled_tokens
         ]  # fmt: skip
-        arrive(rig.poke({"seq_lens_this_time": np.zeros(MANY.slots), "seq_lens_encoder": np.zeros(MANY.slots)}))
+        arrive(rig.poke({"seq_lens_this_time": np.zeros(MANY.num_slots), "seq_lens_encoder": np.zeros(MANY.num_slots)}))
         if chunks:
             cost(rig, chunks, f"{len(chunks)} chunks")
-        going = [Task(TaskKind.DECODE, slot, rig.model.residents[slot].admitted, blocks=[1, 2],
+        going = [Task(TaskKind.MORE_BLOCKS, slot, rig.model.residents[slot].admitted, blocks=[1, 2],
                       first_block=rig.model.residents[slot].blocks) for slot in slots]  # fmt: skip
         cost(rig, going, f"{count} requests with more blocks")
         kind = TaskKind.PREEMPTED if turn % 2 else TaskKind.ABORTED
@@ -157,7 +157,7 @@ def test_g10_every_kind_of_batch_is_counted_and_none_costs_more_when_it_is_large
         rig.output(rig.step(slots))
         for task in (*halves, *chunks, *going, *mixed):
             reached.note(task.kind.name)
-        reached.note("HANDOFF")
+        reached.note("REMOTE_PREFILL")
         rig.check(f"batches of {count}")
     reached.check()
 

@@ -114,13 +114,13 @@ class Device(Hooks, Protocol):
     def allocate(self, nbytes: int) -> Memory:
         """A block of device memory, at least 64-byte aligned; the contents are undefined."""
 
-    def adopt(self, state: SlotState) -> None:
+    def register_state(self, state: SlotState) -> None:
         """Make ready what the device needs for a state (maps, parameters), once, so that no hook has to wait for it."""
 
-    def stage(self, state: SlotState, request: AdmittedRequest) -> None:
+    def on_admit(self, state: SlotState, request: AdmittedRequest) -> None:
         """A request was just admitted for a state: the device may take its bytes ahead of the insertion, or do nothing.
 
-        From any thread. It knows what it took again by ``request.serial``, and never changes the request.
+        From any thread. It knows what it took again by ``request.admission_id``, and never changes the request.
         """
 
     def submit(self, plan: WritePlan, stream: Stream) -> Ticket:
@@ -133,8 +133,8 @@ class Device(Hooks, Protocol):
         waited for, and none waits. ``parts`` may be changed by the caller once this returns.
         """
 
-    def advance(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
-        """Do to the state what a step changes by itself; see :mod:`hal_core.slots.advance`."""
+    def update_inputs(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
+        """Do to the state what a step changes by itself; see :mod:`hal_core.slots.update`."""
 
     def resolve(self, target: object) -> View:
         """A view of a tensor that the device can write. Raises InvalidValue for another device's or a freed one."""
@@ -158,7 +158,7 @@ class Device(Hooks, Protocol):
         A group whose opening raised :class:`hal_core.errors.GroupLost` raises it again at every later call, at once.
         """
 
-    def hold(self, stream: Stream) -> AbstractContextManager[None]:
+    def hold_stream(self, stream: Stream) -> AbstractContextManager[None]:
         """Keep ``stream`` from executing until the context ends. Raises CapabilityMissing where it cannot."""
 
     def counters(self) -> Counters:

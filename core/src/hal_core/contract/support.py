@@ -62,8 +62,8 @@ class Support:
     keeps: ClassVar[int] = 0
     """Small blocks of memory that a library below the plugin keeps of each call, as it leaks: forgiven by the kit."""
     advance_waits: ClassVar[bool] = False
-    """True when the device's ``advance`` waits for the device, as the default of DeviceBase does; then what needs a
-    step that has not run yet (G28) cannot be shown, and ``overlapped_advance`` is not offered."""
+    """True when the device's ``update_inputs`` waits for the device, as the default of DeviceBase does; then what needs a
+    step that has not run yet (G28) cannot be shown, and ``overlapped_update`` is not offered."""
 
     def offers(self, device: Device) -> set[str]:
         """The names, usable in ``requires=``, of what is offered for an opened device."""
@@ -73,7 +73,7 @@ class Support:
         if self.whole_group:
             found.add("whole_group")
         if not self.advance_waits:
-            found.add("overlapped_advance")
+            found.add("overlapped_update")
         if isinstance(device, SubmissionProbe):
             found.add("probe_counts")
         if isinstance(device, Staged):
@@ -82,7 +82,7 @@ class Support:
 
     def why_not(self, need: str) -> str:
         """Why something that :meth:`offers` leaves out is not offered here, where the reader may wonder; else ""."""
-        if need == "overlapped_advance" and self.advance_waits:
+        if need == "overlapped_update" and self.advance_waits:
             return "advance waits for the device, so a step cannot be held; with a kernel for it this is checked"
         return ""
 

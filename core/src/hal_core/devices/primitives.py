@@ -39,14 +39,14 @@ class PlanLaunch(NamedTuple):
     """What the launch of a write plan is told (:mod:`hal_core.memory.plan`, :mod:`hal_core.memory.packing`).
 
     - ``address``, ``nbytes``: the memory that is written, on the device.
-    - ``spread``: device address of the table of :data:`hal_core.memory.plan.SPREAD` for the records; 0 without records.
+    - ``scatter_map``: device address of the table of :data:`hal_core.memory.plan.SCATTER_MAP` for the records; 0 without records.
     - ``fields``: rows of that table. ``slots``: a slot of a record is below this.
     - ``packed``: where the parts of the plan lie in the block.
     """
 
     address: int
     nbytes: int
-    spread: int
+    scatter_map: int
     fields: int
     slots: int
     packed: Packed

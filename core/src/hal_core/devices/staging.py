@@ -92,11 +92,11 @@ class Segment:
     def thin(self) -> None:
         """Forget the oldest entries when the last of them has passed, so that fences do not pile up.
 
-        One look serves for all where the events are of one ``lane``, a stream whose work is executed in order.
+        One look serves for all where the events are of one ``stream_key``, a stream whose work is executed in order.
         """
         oldest = [event for _, _, event in islice(self.entries, THINNED)]
-        lanes = {getattr(event, "lane", None) for event in oldest}
-        if len(lanes) != 1 or None in lanes:
+        stream_keys = {getattr(event, "stream_key", None) for event in oldest}
+        if len(stream_keys) != 1 or None in stream_keys:
             self.retire()
         elif oldest[-1].done():
             for _ in oldest:

@@ -74,16 +74,16 @@ def _gap(begin: int, end: int) -> bytes:
     return bytes(end - begin)
 
 
-def apply_packed(packed: Packed, block: Bytes, spread: np.ndarray[Any, np.dtype[np.void]], buffer: Bytes) -> None:
+def apply_packed(packed: Packed, block: Bytes, scatter_map: np.ndarray[Any, np.dtype[np.void]], buffer: Bytes) -> None:
     """Carry out on host memory the plan that is packed in ``block``: what the launch of a plan must amount to.
 
-    ``spread`` is the table of its records (dtype :data:`hal_core.memory.plan.SPREAD`), ``buffer`` uint8
+    ``scatter_map`` is the table of its records (dtype :data:`hal_core.memory.plan.SCATTER_MAP`), ``buffer`` uint8
     ``[memory.nbytes]``.
     """
     records, end = None, packed.records_at + packed.records * packed.record_bytes
     if packed.records:
         slots = block[packed.slots_at :][: 4 * packed.records].view(np.int32)
-        records = Records(slots, block[packed.records_at : end].reshape(packed.records, -1), spread)
+        records = Records(slots, block[packed.records_at : end].reshape(packed.records, -1), scatter_map)
     writes = block[: packed.writes * WRITE.itemsize].view(WRITE)
     write_to_host(writes, block[packed.payload_at : packed.nbytes], records, buffer)
 

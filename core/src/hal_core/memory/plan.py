@@ -29,18 +29,18 @@ WRITE = np.dtype([("dst", "<u8"), ("source", "<u8"), ("nbytes", "<u4"), ("patter
 ``source`` of the payload. ``pattern`` 1, 2, 4 or 8: fill ``nbytes`` with a pattern of that many bytes, which
 ``source`` holds repeated to 8 bytes (so that a device may write 8 bytes at a time from any aligned place)."""
 
-SPREAD = np.dtype([("base", "<u8"), ("stride", "<u8"), ("source", "<u4"), ("nbytes", "<u4")])
+SCATTER_MAP = np.dtype([("base", "<u8"), ("stride", "<u8"), ("source", "<u4"), ("nbytes", "<u4")])
 """One field of a record: ``nbytes`` from byte ``source`` of the record go to ``base + slot * stride``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Records:
     """Packed records for some slots: ``slots`` int32 ``[n]``, distinct; ``data`` uint8 ``[n, record bytes]``;
-    ``spread`` the map of dtype :data:`SPREAD`, the same object for every plan of a state."""
+    ``scatter_map`` the map of dtype :data:`SCATTER_MAP`, the same object for every plan of a state."""
 
     slots: np.ndarray[Any, np.dtype[np.int32]]
     data: Bytes
-    spread: np.ndarray[Any, np.dtype[np.void]]
+    scatter_map: np.ndarray[Any, np.dtype[np.void]]
 
 
 class WritePlan:
@@ -79,12 +79,12 @@ class WritePlan:
         if self.records is None:
             return self
         rec, payload = self.records, self.payload
-        spread, n, width = rec.spread, len(rec.slots), rec.data.shape[1]
-        flat = np.zeros((n, len(spread)), WRITE)
-        flat["dst"] = spread["base"] + rec.slots[:, None].astype(np.uint64) * spread["stride"]
+        scatter_map, n, width = rec.scatter_map, len(rec.slots), rec.data.shape[1]
+        flat = np.zeros((n, len(scatter_map)), WRITE)
+        flat["dst"] = scatter_map["base"] + rec.slots[:, None].astype(np.uint64) * scatter_map["stride"]
         start = np.arange(n, dtype=np.uint64)[:, None] * np.uint64(width) + np.uint64(payload.nbytes)
-        flat["source"] = start + spread["source"]
-        flat["nbytes"] = spread["nbytes"]
+        flat["source"] = start + scatter_map["source"]
+        flat["nbytes"] = scatter_map["nbytes"]
         writes = np.concatenate([flat.reshape(-1), self.writes])
         return WritePlan(self.memory, writes, [payload, rec.data.reshape(-1)])
 
@@ -236,7 +236,7 @@ def write_to_host(
 
 
 def _spread_to_host(records: Records, buffer: Bytes) -> None:
-    for base, stride, source, nbytes in records.spread.tolist():
+    for base, stride, source, nbytes in records.scatter_map.tolist():
         rows = np.lib.stride_tricks.as_strided(
             buffer[base:], (int(records.slots.max()) + 1, nbytes), (stride, 1), writeable=True
         )

@@ -37,7 +37,7 @@ class PendingOutput(Protocol):
     def resolve(self) -> OutputRecord:
         """Wait for the copy-out, check bounds, build the record. Called once, in order, on the sink's thread."""
 
-    def settle(self, error: BaseException | None) -> None:
+    def complete(self, error: BaseException | None) -> None:
         """Called once by the sink: the record is encoded and queued for the wire (None), or it failed."""
 
 
@@ -66,15 +66,15 @@ def new_session() -> int:
 def settle_with(pending: PendingOutput) -> OutputRecord | None:
     """Resolve the output and, if that fails, settle it with the error and return None.
 
-    The record is lost then; the ticket behind ``settle`` says so, and the thread that serves the others goes on.
+    The record is lost then; the ticket behind ``complete`` says so, and the thread that serves the others goes on.
     """
     try:
         return pending.resolve()
     except Exception as error:  # noqa: BLE001  # handed on to the ticket, which raises it
-        pending.settle(error)
+        pending.complete(error)
         return None
     except BaseException as error:  # an interrupt: the ticket must know, the caller too
-        pending.settle(error)
+        pending.complete(error)
         raise
 
 
@@ -145,7 +145,7 @@ class MemorySink:
             self._given_up = True
             late = tuple(self._left)
         for pending in late[1:]:  # the first is the thread's, which waits for it
-            pending.settle(SinkClosed("the sink was closed first", hook="save_output", argument="sink"))
+            pending.complete(SinkClosed("the sink was closed first", hook="save_output", argument="sink"))
         if late:
             names = [name for pending in late for name in unresolved(pending)]
             raise Undelivered(f"{len(late)} record(s) not copied out within {timeout} s", names, cure="wait longer")
@@ -165,4 +165,4 @@ class MemorySink:
     def _keep(self, pending: PendingOutput, record: OutputRecord | None) -> None:
         if record is not None:
             self.records.append(record)
-            pending.settle(None)
+            pending.complete(None)

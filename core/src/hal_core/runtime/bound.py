@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..memory.copies import CopyTicket
     from ..memory.views import ByteRange, Memory
     from ..output.sinks import Sink
-    from ..slots.fields import Sizes
+    from ..slots.fields import StateConfig
     from ..slots.state import SlotState
     from ..slots.step import Step
     from ..slots.tasks import Task, TaskBatch
@@ -75,7 +75,7 @@ class BoundDevice:
         """Counts since the device was opened."""
         return self.device.counters()
 
-    def state(self, sizes: Sizes, *, name: str = "target") -> SlotState:
+    def state(self, sizes: StateConfig, *, name: str = "target") -> SlotState:
         """A new slot state on this device, every slot empty."""
         from ..slots.state import SlotState  # imported here, as the state imports what the policy imports
 
@@ -156,12 +156,14 @@ class BoundDevice:
         arguments = {"state": state, "step": step, "sink": sink, "stream": stream}
         return self._call("save_output", self.policy.save_output, self._hooks, arguments)
 
-    def advance(self, *, state: SlotState, step: Step, stream: Stream) -> Ticket:
-        """Let the state change as a step changes it by itself; see :mod:`hal_core.slots.advance`.
+    def update_inputs(self, *, state: SlotState, step: Step, stream: Stream) -> Ticket:
+        """Let the state change as a step changes it by itself; see :mod:`hal_core.slots.update`.
 
         After the broadcast (or the sampling, of one rank) and before ``save_output``, on the step's stream.
         """
-        return self._call("advance", self.policy.advance, None, {"state": state, "step": step, "stream": stream})
+        return self._call(
+            "update_inputs", self.policy.update_inputs, None, {"state": state, "step": step, "stream": stream}
+        )
 
     def copy_out(self, *, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
         """Copy byte ranges to the host, as they are after the work that is on ``stream`` now.

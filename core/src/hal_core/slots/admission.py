@@ -12,13 +12,13 @@ import numpy as np
 
 from ..errors import InvalidValue
 from .fields import SplitRole
-from .layout import BRIEF, StateLayout
+from .layout import REQUEST_ROW, StateLayout
 from .request_ids import check_request_id
 from .sampling_params import SamplingParams as SamplingParams
 from .sampling_params import check_number
 
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
-_serials = itertools.count(1)
+_admission_ids = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,29 +48,29 @@ class Request:
 class AdmittedRequest:
     """A request that fits a state's sizes, packed for its slot. Made by :func:`admit`; nothing changes it.
 
-    - ``serial``: the number that names this stay of the request in a slot; a resumed request has a new one.
+    - ``admission_id``: the number that names this stay of the request in a slot; a resumed request has a new one.
     - ``tokens``: int64 ``[prompt + output]``, read-only; ``prompt_len`` and ``generated`` are its two parts.
     - ``total``: tokens known so far, prompt and generated.
-    - ``stamp``: which sizes it was checked against (``StateLayout.admission_stamp``).
+    - ``config_key``: which sizes it was checked against (``StateLayout.config_key``).
     - ``packed``: row lengths, serial and record (``StateLayout.admission_dtype``), as bytes; what depends on the
-      moment of insertion (lengths, blocks, drafts) is set then. ``brief`` is what comes before the record.
-    - ``extents``: the lengths of its rows, in the order of ``ROW_FIELDS``, the block table's 0.
+      moment of insertion (lengths, blocks, drafts) is set then. ``request_row`` is what comes before the record.
+    - ``row_lengths``: the lengths of its rows, in the order of ``ROW_FIELDS``, the block table's 0.
     - ``rows``: the bytes of each of ``ROW_FIELDS``, of the tokens those of ``tokens`` themselves; the block table is
       empty, its blocks come with the task.
     """
 
     request_id: str
-    serial: int
+    admission_id: int
     tokens: Int64s
     prompt_len: int
     generated: int
     params: SamplingParams
     role: SplitRole
     total: int
-    stamp: int
+    config_key: int
     packed: bytes
-    brief: bytes
-    extents: tuple[int, int, int, int, int]
+    request_row: bytes
+    row_lengths: tuple[int, int, int, int, int]
     rows: tuple[bytes | memoryview, ...]
 
     def __reduce__(self) -> NoReturn:
@@ -101,12 +101,12 @@ def admit(request: Request, layout: StateLayout, *, vocab_size: int | None = Non
             argument=f"request {request.request_id!r}",
         )
     tokens.flags.writeable = False
-    serial, total, stops = next(_serials), len(tokens), len(params.stop_sequences)
+    admission_id, total, stops = next(_admission_ids), len(tokens), len(params.stop_sequences)
     # Filled in place, from bytes: NumPy copies structured values field by field.
     head = np.frombuffer(bytearray(_template(layout)), layout.admission_dtype)
-    _fill(head["record"], request, layout, serial, len(prompt), len(output))
-    extents = (len(params.bad_words), stops, stops * sizes.max_stop_length, 0, total)
-    head["extents"], head["serial"] = extents, serial
+    _fill(head["record"], request, layout, admission_id, len(prompt), len(output))
+    row_lengths = (len(params.bad_words), stops, stops * sizes.max_stop_length, 0, total)
+    head["row_lengths"], head["admission_id"] = row_lengths, admission_id
     bad = stop_lengths = stop = b""
     if params.bad_words:
         bad = np.array(params.bad_words, np.int64).tobytes()
@@ -119,17 +119,17 @@ def admit(request: Request, layout: StateLayout, *, vocab_size: int | None = Non
     rows, packed = (bad, stop_lengths, stop, b"", tokens.data.cast("B")), head.tobytes()
     return AdmittedRequest(
         request_id=request.request_id,
-        serial=serial,
+        admission_id=admission_id,
         tokens=tokens,
         prompt_len=len(prompt),
         generated=len(output),
         params=params,
         role=request.role,
         total=total,
-        stamp=layout.admission_stamp,
+        config_key=layout.config_key,
         packed=packed,
-        brief=packed[: BRIEF.itemsize],
-        extents=extents,
+        request_row=packed[: REQUEST_ROW.itemsize],
+        row_lengths=row_lengths,
         rows=rows,
     )
 
@@ -166,10 +166,10 @@ def _check_lengths(request: Request, prompt_len: int, generated: int, layout: St
     sizes, params, who = layout.sizes, request.params, f"request {request.request_id!r}"
     if prompt_len == 0:
         raise InvalidValue("the prompt has no tokens", cure="give at least one token", argument=who)
-    if prompt_len + generated >= sizes.max_tokens:
+    if prompt_len + generated >= sizes.max_model_len:
         raise InvalidValue(
-            f"{prompt_len + generated} tokens leave no room to generate in {sizes.max_tokens}",
-            cure=f"shorten the prompt to at most {sizes.max_tokens - 1} tokens",
+            f"{prompt_len + generated} tokens leave no room to generate in {sizes.max_model_len}",
+            cure=f"shorten the prompt to at most {sizes.max_model_len - 1} tokens",
             argument=who,
         )
     if generated >= params.max_tokens:
@@ -180,7 +180,7 @@ def _check_lengths(request: Request, prompt_len: int, generated: int, layout: St
         ("the longest stop sequence", longest, sizes.max_stop_length),
         ("bad_words", len(params.bad_words), sizes.max_bad_words),
         ("eos_token_ids", len(params.eos_token_ids), sizes.max_eos),
-        ("logprobs", params.logprobs or 0, sizes.top_k),
+        ("logprobs", params.logprobs or 0, sizes.max_logprobs),
     ):
         if count > bound:
             raise InvalidValue(
@@ -220,7 +220,7 @@ def _fill(
     rec: np.ndarray[Any, np.dtype[np.void]],
     request: Request,
     layout: StateLayout,
-    serial: int,
+    admission_id: int,
     prompt_len: int,
     generated: int,
 ) -> None:
@@ -228,7 +228,7 @@ def _fill(
     params, row = request.params, rec[0]
     for name, param in layout.param_fields:
         row[name] = getattr(params, param)
-    row["request_serial"], row["prompt_lens"], row["step_idx"] = serial, prompt_len, generated
+    row["request_serial"], row["prompt_lens"], row["step_idx"] = admission_id, prompt_len, generated
     row["stop_flags"], row["split_role"] = False, request.role
     row["seed"] = draw_seed(params.seed, request.request_id)
     row["logprobs_num"] = -1 if params.logprobs is None else params.logprobs

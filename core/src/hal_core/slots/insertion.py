@@ -41,10 +41,10 @@ def plan_insert(state: SlotState, tasks: TaskBatch) -> WritePlan:
     if tasks.all_prefill:
         return writes.build(_enter(state, writes, tasks, None), disjoint=True)
     kinds = tasks.kinds
-    entering = ((kinds == TaskKind.PREFILL) | (kinds == TaskKind.HANDOFF)).nonzero()[0]
+    entering = ((kinds == TaskKind.PREFILL) | (kinds == TaskKind.REMOTE_PREFILL)).nonzero()[0]
     leaving = (kinds >= TaskKind.PREEMPTED).nonzero()[0]
-    growing = ((kinds == TaskKind.CHUNK) | (kinds == TaskKind.DECODE)).nonzero()[0]
-    chunks = (kinds == TaskKind.CHUNK).nonzero()[0]
+    growing = ((kinds == TaskKind.PREFILL_CHUNK) | (kinds == TaskKind.MORE_BLOCKS)).nonzero()[0]
+    chunks = (kinds == TaskKind.PREFILL_CHUNK).nonzero()[0]
     records = _enter(state, writes, tasks, entering) if len(entering) else None
     left = leaving[~np.isin(tasks.slots[leaving], tasks.slots[entering])]
     if len(left):
@@ -53,12 +53,12 @@ def plan_insert(state: SlotState, tasks: TaskBatch) -> WritePlan:
         _grow(state, writes, tasks, growing)
     if len(chunks):
         for name in ("seq_lens_this_time", "seq_lens_encoder"):
-            _scalars(state, writes, name, tasks.slots[chunks], tasks.lengths[chunks])
+            _scalars(state, writes, name, tasks.slots[chunks], tasks.num_scheduled_tokens[chunks])
     for name, kind in (("last_preempted", TaskKind.PREEMPTED), ("last_aborted", TaskKind.ABORTED)):
         chosen = leaving[kinds[leaving] == kind]
         if len(chosen):
-            serials = tasks.packed(state.layout)["record"]["request_serial"][chosen]
-            _scalars(state, writes, name, tasks.slots[chosen], serials)
+            admission_ids = tasks.packed(state.layout)["record"]["request_serial"][chosen]
+            _scalars(state, writes, name, tasks.slots[chosen], admission_ids)
     return writes.build(records, disjoint=True)
 
 
@@ -68,7 +68,12 @@ def _enter(state: SlotState, writes: PlanBuilder, tasks: TaskBatch, entering: In
     Their own rows, and the reset of what earlier requests left behind them (G11), are put into ``writes``: all rows of
     all requests are one ``[row fields, requests]`` matrix.
     """
-    packed, slots, lengths, starts = tasks.packed(state.layout), tasks.slots, tasks.lengths, tasks.starts
+    packed, slots, lengths, starts = (
+        tasks.packed(state.layout),
+        tasks.slots,
+        tasks.num_scheduled_tokens,
+        tasks.num_computed_tokens,
+    )
     counts, requests, place = tasks.block_counts, tasks.requests, state.record_places
     if entering is not None:
         packed, slots, lengths, starts = packed[entering], slots[entering], lengths[entering], starts[entering]
@@ -77,28 +82,28 @@ def _enter(state: SlotState, writes: PlanBuilder, tasks: TaskBatch, entering: In
     data = packed.view(np.uint8).reshape(n, -1)[:, place.begin :].copy()
     for at, values in zip(place.dynamic, (lengths, lengths, starts, counts), strict=True):
         data[:, at - place.begin : at - place.begin + 4] = values.view(np.uint8).reshape(n, 4)
-    extents = packed["extents"].T.copy()
-    extents[BLOCKS] = counts
+    row_lengths = packed["row_lengths"].T.copy()
+    row_lengths[BLOCKS] = counts
     parts: list[Sequence[Buffer]] = list(zip(*[request.rows for request in requests], strict=True))
     if entering is None:
         parts[BLOCKS] = [tasks.blocks.data.cast("B")]
     else:
         parts[BLOCKS] = [tasks.block_ids[at].tobytes() for at in entering.tolist()]
-        parts[TOKENS] = _hand_off(state, tasks, entering, data, extents, parts[TOKENS])
+        parts[TOKENS] = _hand_off(state, tasks, entering, data, row_lengths, parts[TOKENS])
     geometry = state.rows
-    begin, nbytes = geometry.base + slots * geometry.stride, extents * geometry.size
+    begin, nbytes = geometry.base + slots * geometry.stride, row_lengths * geometry.size
     flat = nbytes.reshape(-1)
     some = flat.nonzero()[0]
     pieces: list[Buffer] = []
     for row in np.flatnonzero(nbytes.any(axis=1)).tolist():
         pieces += parts[row] if row == TOKENS else [b"".join(parts[row])]
     writes.runs(begin.reshape(-1)[some], flat[some], pieces)
-    stale = state.ledger.extents[:, slots] - extents
+    stale = state.host_table.row_lengths[:, slots] - row_lengths
     if stale.max() > 0:
         left = np.nonzero(stale > 0)
         size = geometry.size[left[0], 0]
         writes.fills(begin[left] + nbytes[left], stale[left] * size, geometry.cycle[left[0]], size)
-    return Records(slots, data, state.spread)
+    return Records(slots, data, state.scatter_map)
 
 
 def _plan_few(state: SlotState, tasks: TaskBatch) -> WritePlan:
@@ -108,7 +113,7 @@ def _plan_few(state: SlotState, tasks: TaskBatch) -> WritePlan:
     device, medians of 800 in turn, 2026-11-22).
     """
     geometry, record, plain = state.rows, state.record_places, tasks.plain
-    starts, lengths, counts = plain["starts"], plain["lengths"], plain["block_counts"]
+    starts, lengths, counts = plain["num_computed_tokens"], plain["num_scheduled_tokens"], plain["block_counts"]
     records: list[bytearray] = []
     pieces: list[Buffer] = []
     rows: list[bytes] = []
@@ -119,9 +124,9 @@ def _plan_few(state: SlotState, tasks: TaskBatch) -> WritePlan:
         for place, value in zip(record.dynamic, (length, length, starts[at], count), strict=True):
             PUT.pack_into(data, place, value)
         records.append(data[record.begin :])
-        written = state.ledger.extents[:, slot].tolist()
+        written = state.host_table.row_lengths[:, slot].tolist()
         for row, (base, stride, size, cycle) in enumerate(geometry.plain):
-            used = count if row == BLOCKS else request.extents[row]
+            used = count if row == BLOCKS else request.row_lengths[row]
             dst, nbytes = base + slot * stride, used * size
             if nbytes:
                 pieces.append(tasks.block_ids[at].tobytes() if row == BLOCKS else request.rows[row])
@@ -131,18 +136,18 @@ def _plan_few(state: SlotState, tasks: TaskBatch) -> WritePlan:
                 rows.append(ROW.pack(dst + nbytes, cycle, (size << 32) | ((written[row] - used) * size)))
     joined = np.frombuffer(b"".join(records), np.uint8).reshape(len(tasks), -1)
     writes = np.frombuffer(b"".join(rows), WRITE)
-    return WritePlan(state.memory, writes, pieces, Records(tasks.slots, joined, state.spread))
+    return WritePlan(state.memory, writes, pieces, Records(tasks.slots, joined, state.scatter_map))
 
 
 def _hand_off(
-    state: SlotState, tasks: TaskBatch, entering: Ints, data: Bytes, extents: Ints, tokens: Sequence[Buffer]
+    state: SlotState, tasks: TaskBatch, entering: Ints, data: Bytes, row_lengths: Ints, tokens: Sequence[Buffer]
 ) -> list[Buffer]:
     """The decode role of a split: the prompt's KV is there, first token and drafts are given (G12).
 
-    Completes ``data`` and ``extents`` of such requests; the token rows, theirs with the first token after them.
+    Completes ``data`` and ``row_lengths`` of such requests; the token rows, theirs with the first token after them.
     """
     rows, token_rows = data.view(state.layout.record_dtype)[:, 0], list(tokens)
-    for at in (tasks.kinds[entering] == TaskKind.HANDOFF).nonzero()[0].tolist():
+    for at in (tasks.kinds[entering] == TaskKind.REMOTE_PREFILL).nonzero()[0].tolist():
         task = int(entering[at])
         row, drafts = rows[at], tasks.drafts[task]
         row["seq_lens_encoder"] = 0
@@ -153,7 +158,7 @@ def _hand_off(
         row["draft_num"] = len(drafts)
         if drafts:
             rows["draft_tokens"].reshape(len(rows), -1)[at, : len(drafts)] = drafts
-        extents[TOKENS, at] += 1
+        row_lengths[TOKENS, at] += 1
         token_rows[at] = bytes(token_rows[at]) + tasks.first_tokens[task].tobytes()
     return token_rows
 
@@ -162,9 +167,9 @@ def _with_empty(state: SlotState, records: Records | None, slots: Ints) -> Recor
     """The records with those of empty slots after them."""
     empty = np.repeat(empty_record(state.layout), len(slots)).view(np.uint8).reshape(len(slots), -1)
     if records is None:
-        return Records(slots.astype(np.int32), empty, state.spread)
+        return Records(slots.astype(np.int32), empty, state.scatter_map)
     slots = np.concatenate([records.slots, slots])
-    return Records(slots, np.concatenate([records.data, empty]), state.spread)
+    return Records(slots, np.concatenate([records.data, empty]), state.scatter_map)
 
 
 def _grow(state: SlotState, writes: PlanBuilder, tasks: TaskBatch, growing: Ints) -> None:
@@ -174,7 +179,7 @@ def _grow(state: SlotState, writes: PlanBuilder, tasks: TaskBatch, growing: Ints
         place = state.layout.fields["block_tables"]
         dst = place.offset + slots.astype(np.int64) * place.stride + tasks.first_blocks[growing] * np.int64(4)
         writes.runs(dst, counts * np.int64(4), [tasks.block_ids[at].tobytes() for at in growing.tolist()])
-    _scalars(state, writes, "blocks_num", slots, state.ledger.blocks[slots] + counts)
+    _scalars(state, writes, "blocks_num", slots, state.host_table.blocks[slots] + counts)
 
 
 def _scalars(state: SlotState, writes: PlanBuilder, name: str, slots: Ints, values: Ints) -> None:

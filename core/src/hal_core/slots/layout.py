@@ -12,15 +12,15 @@ import numpy as np
 
 from ..errors import InvalidValue
 from ..memory.views import ByteRange
-from .fields import GROUPS, HEADER_BYTES, ROW_FIELDS, STATE_TABLE, Field, Sizes
+from .fields import GROUPS, HEADER_BYTES, ROW_FIELDS, STATE_TABLE, Field, StateConfig
 
 ALIGNMENT = 64
 """Bytes; each field begins on a cache line, which is also the coarsest alignment a vector copy asks for."""
 
-BRIEF = np.dtype([("extents", np.int64, (len(ROW_FIELDS),)), ("serial", np.int64)])
+REQUEST_ROW = np.dtype([("row_lengths", np.int64, (len(ROW_FIELDS),)), ("admission_id", np.int64)])
 """What insertion asks of each request: the lengths of its rows, in the order of ``ROW_FIELDS``, and its serial. All
 int64, so that a batch of them is a matrix."""
-SERIAL = len(ROW_FIELDS)
+ADMISSION_ID = len(ROW_FIELDS)
 """Column of that matrix, after the lengths."""
 
 BROADCAST_GROUPS = ("broadcast", "broadcast_speculative")
@@ -40,7 +40,7 @@ class Placed:
 class StateLayout:
     """The layout of a state: each field's place, each group's byte range, and the digest ranks compare (G14)."""
 
-    sizes: Sizes
+    sizes: StateConfig
     fields: MappingProxyType[str, Placed]
     groups: MappingProxyType[str, ByteRange]
     headers: MappingProxyType[str, ByteRange]
@@ -73,14 +73,14 @@ class StateLayout:
 
     @cached_property
     def admission_dtype(self) -> np.dtype[np.void]:
-        """What admission packs: the fields of :data:`BRIEF`, and the request's record."""
-        return np.dtype([*BRIEF.descr, ("record", self.record_dtype)])
+        """What admission packs: the fields of :data:`REQUEST_ROW`, and the request's record."""
+        return np.dtype([*REQUEST_ROW.descr, ("record", self.record_dtype)])
 
     @cached_property
-    def admission_stamp(self) -> int:
+    def config_key(self) -> int:
         """A number that differs where a request's rows or record would: in all sizes but ``slots`` and
         ``block_size``, and in the fields of the record."""
-        sizes = replace(self.sizes, slots=1, block_size=1)
+        sizes = replace(self.sizes, num_slots=1, block_size=1)
         text = f"{sizes!r}{self.record_dtype.descr}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little", signed=True)
 
@@ -94,7 +94,7 @@ class StateLayout:
             ) from None
 
 
-def lay_out(sizes: Sizes, table: Sequence[Field] = STATE_TABLE) -> StateLayout:
+def lay_out(sizes: StateConfig, table: Sequence[Field] = STATE_TABLE) -> StateLayout:
     """Place ``table``, in order, into one block. Raises :class:`InvalidValue` when a group's fields lie apart."""
     placed: dict[str, Placed] = {}
     headers: dict[str, ByteRange] = {}
@@ -109,12 +109,12 @@ def lay_out(sizes: Sizes, table: Sequence[Field] = STATE_TABLE) -> StateLayout:
         width = sizes.width(field.width)
         stride = width * field.dtype.itemsize
         placed[field.name] = Placed(field, at, width, stride)
-        at += -(-stride * sizes.slots // ALIGNMENT) * ALIGNMENT
+        at += -(-stride * sizes.num_slots // ALIGNMENT) * ALIGNMENT
     groups = {group: _group_range(group, sizes, placed, headers) for group in GROUPS}
     return StateLayout(sizes, MappingProxyType(placed), MappingProxyType(groups), MappingProxyType(headers), at)
 
 
-def _group_range(group: str, sizes: Sizes, placed: dict[str, Placed], headers: dict[str, ByteRange]) -> ByteRange:
+def _group_range(group: str, sizes: StateConfig, placed: dict[str, Placed], headers: dict[str, ByteRange]) -> ByteRange:
     """The bytes of a group, its header included; its fields must be neighbours, or one copy would not do."""
     names = list(placed)
     inside = [name for name in names if group in placed[name].field.groups]
@@ -126,4 +126,4 @@ def _group_range(group: str, sizes: Sizes, placed: dict[str, Placed], headers: d
         raise InvalidValue(f"fields of group {group} lie apart: {apart} between them", argument="table")
     begin = headers[group].offset if group in headers else placed[inside[0]].offset
     end = placed[inside[-1]]
-    return ByteRange(begin, end.offset + end.stride * sizes.slots - begin)
+    return ByteRange(begin, end.offset + end.stride * sizes.num_slots - begin)

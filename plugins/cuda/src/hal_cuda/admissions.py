@@ -120,17 +120,17 @@ class Admissions:
         rows = [row for at, row in enumerate(request.rows) if at != BLOCKS]
         begins = list(itertools.accumulate([HEAD.size, len(record), *map(len, rows)], lambda at, n: _up16(at + n)))
         nbytes = begins.pop()
-        serial, place, dropped = request.serial, request.serial % PLACES, self._dropped
+        admission_id, place, dropped = request.admission_id, request.admission_id % PLACES, self._dropped
         with self.lock:
             chunk = self._chunk_for(nbytes) if not self._waits[place] or self._forget(place) else None
             at = None if chunk is None else chunk.take(nbytes)
             if chunk is not None and at is not None:
                 buffer = chunk.block.buffer.data
-                HEAD.pack_into(buffer, at, *request.extents)
+                HEAD.pack_into(buffer, at, *request.row_lengths)
                 for begin, piece in zip(begins, (record, *rows), strict=True):
                     buffer[at + begin : at + begin + len(piece)] = piece
-                self._table[place] = serial, chunk.block.mirror + at, chunk.number, 1
-                self._alive[serial] = weakref.ref(request, lambda _: dropped.append(serial))
+                self._table[place] = admission_id, chunk.block.mirror + at, chunk.number, 1
+                self._alive[admission_id] = weakref.ref(request, lambda _: dropped.append(admission_id))
         if self._leaving:  # freeing waits for the device, so not under the lock, which an insertion needs
             with self._entered():
                 while self._leaving:
@@ -192,10 +192,10 @@ class Admissions:
     def _forget_dropped(self) -> None:
         """Requests that are gone without having been inserted wait no longer."""
         while self._dropped:
-            serial = self._dropped.popleft()
-            del self._alive[serial]
-            if self._serial[serial % PLACES] == serial:
-                self._waits[serial % PLACES] = 0
+            admission_id = self._dropped.popleft()
+            del self._alive[admission_id]
+            if self._serial[admission_id % PLACES] == admission_id:
+                self._waits[admission_id % PLACES] = 0
 
     def _forget(self, place: int) -> bool:
         self._forget_dropped()
@@ -216,31 +216,31 @@ class Admissions:
 
     def has(self, request: AdmittedRequest) -> bool:
         """Whether a request's bytes are here now."""
-        return bool(self._serial[request.serial & (PLACES - 1)] == request.serial)
+        return bool(self._serial[request.admission_id & (PLACES - 1)] == request.admission_id)
 
-    def find(self, serials: Int64s) -> Int64s | None:
+    def find(self, admission_ids: Int64s) -> Int64s | None:
         """Where the requests of these serials lie in device memory; None unless all of them are here."""
-        places = serials & (PLACES - 1)
+        places = admission_ids & (PLACES - 1)
         rows = self._table[places]
-        if (rows[:, 0] != serials).any():
+        if (rows[:, 0] != admission_ids).any():
             return None
         self._waits[places] = 0
         addresses: Int64s = rows[:, 1]
         return addresses
 
-    def find_few(self, serials: list[int]) -> list[int] | None:
+    def find_few(self, admission_ids: list[int]) -> list[int] | None:
         """The same for a few requests, in plain Python; what that saves: see ``_fill_few`` of hal_cuda.entering."""
-        rows = [self._table[serial & (PLACES - 1)].tolist() for serial in serials]
-        if [row[0] for row in rows] != serials:
+        rows = [self._table[admission_id & (PLACES - 1)].tolist() for admission_id in admission_ids]
+        if [row[0] for row in rows] != admission_ids:
             return None
-        for serial in serials:
-            self._waits[serial & (PLACES - 1)] = 0
+        for admission_id in admission_ids:
+            self._waits[admission_id & (PLACES - 1)] = 0
         return [row[1] for row in rows]
 
-    def inserted(self, serials: Int64s) -> None:
+    def inserted(self, admission_ids: Int64s) -> None:
         """Requests of these serials, whether they are here or not, were inserted by the general way."""
-        places = serials & (PLACES - 1)
-        here = places[self._serial[places] == serials]
+        places = admission_ids & (PLACES - 1)
+        here = places[self._serial[places] == admission_ids]
         self._waits[here] = 0
 
     def close(self, *, release: bool) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from hal_core import Ticket
-from hal_core.devices import DYNAMIC, FEW, SERIAL, TOKENS
+from hal_core.devices import ADMISSION_ID, DYNAMIC, FEW, TOKENS
 
 from .admissions import HEAD, Chunk
 from .launching import ENTER, THREADS
@@ -45,10 +45,10 @@ class Entering:
         self._uploads = device.stream()
         self._arrival: RecordedEvent | None = None  # the end of the last upload, and so of all before it
 
-    def adopt(self, state: SlotState, spread: int) -> None:
-        """Describe a state to the kernel, once; ``spread`` is the address of its spread table."""
+    def register_state(self, state: SlotState, scatter_map: int) -> None:
+        """Describe a state to the kernel, once; ``scatter_map`` is the address of its spread table."""
         params, places = np.zeros(1, ENTER), state.layout.fields
-        params["memory"], params["spread"], params["fields"] = state.memory.address, spread, len(state.spread)
+        params["memory"], params["spread"], params["fields"] = state.memory.address, scatter_map, len(state.scatter_map)
         params["dynamic"] = [places[name].offset for name in DYNAMIC]
         params["rows_at"] = -(-(HEAD.size + state.layout.record_dtype.itemsize) // 16) * 16
         for at, (base, stride, size, cycle) in enumerate(state.rows.plain):
@@ -68,9 +68,9 @@ class Entering:
             place = admissions.tail(nbytes) if span is None else None
             found: Any  # a list for a few requests, an array for many
             if few:
-                found = admissions.find_few([request.serial for request in tasks.requests])
+                found = admissions.find_few([request.admission_id for request in tasks.requests])
             else:
-                found = admissions.find(tasks.brief[:, SERIAL])
+                found = admissions.find(tasks.request_row[:, ADMISSION_ID])
             if found is None or (place is None and span is None):
                 if span is not None:
                     device.staging.drop(span)
@@ -87,7 +87,7 @@ class Entering:
             finally:
                 event = device.mark(stream)
                 for one in admissions.chunks:  # few; which of them the batch is in would cost more to find out
-                    one.fences[event.lane] = event
+                    one.fences[event.stream_key] = event
                 if span is not None:
                     device.staging.fence(span, event)
         return device.ticket_type(event)
@@ -124,7 +124,7 @@ class Entering:
         device.primitives.copy_in(block.mirror + begin, block.address + begin, chosen.used - begin, self._uploads.raw)
         device.primitives.count("uploads")
         self._arrival = event = device.mark(self._uploads)
-        chosen.fences[event.lane] = event
+        chosen.fences[event.stream_key] = event
         chosen.uploaded = chosen.used
 
 
@@ -139,15 +139,15 @@ def _fill(state: SlotState, tasks: TaskBatch, addresses: Int64s, buffer: Bytes) 
     """Write entries and block ids; the longest token row, in elements, that is written or reset."""
     n, counts, blocks = len(tasks), tasks.plain["block_counts"], tasks.blocks.view(np.uint8)
     entries = buffer[: n * ENTRY.size].view(np.int64).reshape(n, -1)
-    entries[:, :SOURCE] = written = state.ledger.table[tasks.slots]
+    entries[:, :SOURCE] = written = state.host_table.table[tasks.slots]
     entries[:, SOURCE] = addresses
     entries[:, SOURCE + 1] = tasks.slots
-    entries[:, SOURCE + 2] = tasks.starts
-    entries[:, SOURCE + 3] = tasks.lengths
+    entries[:, SOURCE + 2] = tasks.num_computed_tokens
+    entries[:, SOURCE + 3] = tasks.num_scheduled_tokens
     entries[:, SOURCE + 4] = tasks.block_counts
     entries[:, SOURCE + 5] = list(accumulate(counts[:-1], initial=0))
     buffer[n * ENTRY.size : n * ENTRY.size + len(blocks)] = blocks
-    return int(np.maximum(written[:, TOKENS], tasks.brief[:, TOKENS]).max())
+    return int(np.maximum(written[:, TOKENS], tasks.request_row[:, TOKENS]).max())
 
 
 def _fill_few(state: SlotState, tasks: TaskBatch, addresses: list[int], buffer: Bytes) -> int:
@@ -156,8 +156,8 @@ def _fill_few(state: SlotState, tasks: TaskBatch, addresses: list[int], buffer: 
     Without it and ``Admissions.find_few`` the host's part of an insertion of 1 request takes 85 % longer, of 8 requests
     28 % (``python benchmarks/few.py stand-in``, medians of 800 in turn, 2026-11-22).
     """
-    plain, table, data = tasks.plain, state.ledger.table, buffer.data
-    starts, lengths, counts = plain["starts"], plain["lengths"], plain["block_counts"]
+    plain, table, data = tasks.plain, state.host_table.table, buffer.data
+    starts, lengths, counts = plain["num_computed_tokens"], plain["num_scheduled_tokens"], plain["block_counts"]
     at, longest = 0, 0
     for i, slot in enumerate(plain["slots"]):
         written = table[slot].tolist()

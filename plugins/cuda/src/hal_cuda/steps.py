@@ -1,4 +1,4 @@
-"""The kernel of ``advance``: what it is told of a state, once."""
+"""The kernel of ``update_inputs``: what it is told of a state, once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class StepKernel:
         self._kernel = Kernel(driver, kernels.steps, "hal_advance", STATE)
         self._known: weakref.WeakKeyDictionary[Any, tuple[bytes, bytes]] = weakref.WeakKeyDictionary()
 
-    def adopt(self, state: SlotState) -> None:
+    def register_state(self, state: SlotState) -> None:
         """Describe a state, once."""
         params = self._describe(state)
         plain = params.tobytes()
@@ -37,7 +37,7 @@ class StepKernel:
     def launch(self, state: SlotState, stream: int, *, speculative: bool) -> None:
         """Advance every slot of the state, in stream order."""
         self._kernel.load(self._known[state][speculative])
-        self._kernel.launch(-(-state.sizes.slots // THREADS), THREADS, stream)
+        self._kernel.launch(-(-state.sizes.num_slots // THREADS), THREADS, stream)
 
     @staticmethod
     def _describe(state: SlotState) -> np.ndarray[Any, Any]:
@@ -45,7 +45,11 @@ class StepKernel:
         params = np.zeros(1, STATE)
         for name in STEP_FIELDS:
             params[name] = state.memory.address + state.layout.fields[name].offset
-        params["slots"], params["max_tokens"], params["max_accept"] = sizes.slots, sizes.max_tokens, sizes.max_accept
+        params["slots"], params["max_tokens"], params["max_accept"] = (
+            sizes.num_slots,
+            sizes.max_model_len,
+            sizes.max_accept,
+        )
         params["max_eos"], params["stop_sequences"] = sizes.max_eos, sizes.max_stop_sequences
         params["max_stop_length"] = sizes.max_stop_length
         return params

@@ -80,7 +80,7 @@ class SimDevice(OnAccelerator):
         return raw
 
     @contextmanager
-    def hold(self, stream: Stream) -> Iterator[None]:
+    def hold_stream(self, stream: Stream) -> Iterator[None]:
         """Let nothing on ``stream`` begin until the context ends; an event recorded meanwhile has not passed."""
         own = self.own(stream)
         with own.raw.held():
@@ -114,7 +114,7 @@ class SimDevice(OnAccelerator):
         """One strided copy, or two by way of memory between them."""
         return writing.copy(self, target, value, self.own(stream))
 
-    def advance(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
+    def update_inputs(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
         """One kernel over all slots; the host takes no part."""
         self.check_open()
         own = self.own(stream)

@@ -135,7 +135,7 @@ class SimPrimitives(Primitives):
                 record_nbytes=packed.record_bytes,
                 count=packed.records,
                 slots=block + packed.slots_at,
-                fields=plan.spread,
+                fields=plan.scatter_map,
                 field_count=plan.fields,
                 slot_limit=plan.slots,
                 base=plan.address,

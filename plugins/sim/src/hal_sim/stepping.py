@@ -1,4 +1,4 @@
-"""The kernel of ``advance`` (``native/advance.cc``): what it is told of a state, once."""
+"""The kernel of ``update_inputs`` (``native/update_inputs.cc``): what it is told of a state, once."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def _describe(state: SlotState, speculative: bool) -> bytes:
     addresses = [state.memory.address + state.layout.fields[name].offset for name in STEP_FIELDS]
     return ARGUMENTS.pack(
         *addresses,
-        sizes.slots,
-        sizes.max_tokens,
+        sizes.num_slots,
+        sizes.max_model_len,
         sizes.max_accept,
         sizes.max_eos,
         sizes.max_stop_sequences,

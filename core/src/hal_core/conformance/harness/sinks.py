@@ -24,7 +24,7 @@ class KeepingSink:
         """Resolve everything in order, settle it, and return the records."""
         for pending in self.pending:
             self.records.append(pending.resolve())
-            pending.settle(None)
+            pending.complete(None)
         self.pending.clear()
         return self.records
 

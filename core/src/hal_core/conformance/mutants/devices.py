@@ -202,9 +202,9 @@ class OneSubmissionEach(Lie):
 class FeedsTheTokenBefore(Lie):
     """An off-by-one in the step's own kernel."""
 
-    def advance(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
+    def update_inputs(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
         """Advance, then shift."""
-        ticket = super().advance(state, step, stream)  # type: ignore[misc]
+        ticket = super().update_inputs(state, step, stream)  # type: ignore[misc]
         place = state.layout.fields["next_tokens"]
         _raw(self, state.memory, place.offset, np.int64(-7).tobytes(), stream)
         return ticket  # type: ignore[no-any-return]

@@ -102,10 +102,10 @@ class LateWrites(Fault):
         met = self.fault.met
         return self._late(super().insert_tasks(device, state, tasks, stream), "a batch", met)  # type: ignore[misc]
 
-    def advance(self, state: SlotState, step: Any, stream: Stream) -> Ticket:  # noqa: ANN401 (a Step)
+    def update_inputs(self, state: SlotState, step: Any, stream: Stream) -> Ticket:  # noqa: ANN401 (a Step)
         """Fail later."""
         met = self.fault.met
-        return self._late(super().advance(state, step, stream), "a step", met)  # type: ignore[misc]
+        return self._late(super().update_inputs(state, step, stream), "a step", met)  # type: ignore[misc]
 
 
 class LateTicket(Ticket):

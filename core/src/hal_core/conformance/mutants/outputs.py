@@ -113,7 +113,7 @@ class NeedsAProposer(Patch):
 
         def build(columns: Any, facts: Any) -> Any:  # noqa: ANN401 (as the true one)
             record, batch_ids, violation = true(columns, facts)
-            if facts.max_draft and not facts.step.speculative:
+            if facts.max_draft_tokens and not facts.step.speculative:
                 changes = {"tokens": np.zeros_like(record.tokens)}
                 if record.logprob_token_ids is not None:
                     changes["logprob_token_ids"] = record.logprob_token_ids.copy()

@@ -150,7 +150,7 @@ class EarlyReturn(Policy):
         outbox = Outbox()
         ticket: Ticket = hooks.save_output(device=device, state=state, step=step, sink=outbox, stream=stream)
         assert outbox.pending is not None
-        outbox.pending.settle(None)
+        outbox.pending.complete(None)
         return ticket
 
 
@@ -168,9 +168,9 @@ class CleansUpAfterSending(Policy):
         if step.group.is_first:
             sink.put(outbox.pending)
         else:
-            outbox.pending.settle(None)
+            outbox.pending.complete(None)
         device.submit(state.cleanup_plan(step.order(state.name)), stream)
-        state.ledger.reported(step.order(state.name).tolist())
+        state.host_table.reported(step.order(state.name).tolist())
         return ticket
 
 
@@ -183,7 +183,7 @@ class CleansUpFirst(Policy):
     ) -> Ticket:
         """Clean up, then do the rest."""
         order = step.order(state.name)
-        if len(order) and int(order.min()) >= 0 and int(order.max()) < state.sizes.slots:
+        if len(order) and int(order.min()) >= 0 and int(order.max()) < state.sizes.num_slots:
             device.submit(state.cleanup_plan(order), stream)
         return super().save_output(device, hooks, state, step, sink, stream)
 
@@ -196,7 +196,7 @@ class NothingRunsNothingToSay(Policy):
         self, device: Device, hooks: Hooks, state: SlotState, step: Step, sink: Sink, stream: Stream
     ) -> Ticket:
         """Send only where a slot is held."""
-        if step.group.is_first and not state.ledger.serials[step.order(state.name)].any():
+        if step.group.is_first and not state.host_table.admission_ids[step.order(state.name)].any():
             step = replace(step, group=_second())
         return super().save_output(device, hooks, state, step, sink, stream)
 
@@ -222,7 +222,7 @@ class NoBounds(Patch):
     @classmethod
     def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
         """Take any order, cut to what exists."""
-        return lambda state, step: step.orders.get(state.name, np.zeros(0, np.int32)) % state.sizes.slots
+        return lambda state, step: step.orders.get(state.name, np.zeros(0, np.int32)) % state.sizes.num_slots
 
 
 @liar(23, "output for a full sink is dropped silently", seen="ZeroMQ's high-water mark")

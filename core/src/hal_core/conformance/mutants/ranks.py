@@ -38,7 +38,7 @@ class TokensWithoutCounts(Lie):
         """Send the header and the tokens."""
         name = "accept_tokens" if state.speculative else "sampled_token_ids"
         place, begin = state.layout.fields[name], state.broadcast_range().offset
-        part = ByteRange(begin, place.offset + place.stride * state.sizes.slots - begin)
+        part = ByteRange(begin, place.offset + place.stride * state.sizes.num_slots - begin)
         return self.communicator(group).broadcast(state.memory, part, stream)  # type: ignore[attr-defined,no-any-return]
 
 
@@ -96,7 +96,7 @@ class NobodyReads(Patch):
     @classmethod
     def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
         """Take the ticket as it is."""
-        return lambda agreement, ticket, stream: ticket
+        return lambda channel, ticket, stream: ticket
 
     @classmethod
     def apply(cls) -> Callable[[], None]:
@@ -161,6 +161,6 @@ class SendsWhatItReceived(Policy):
         self, device: Device, hooks: Hooks, state: SlotState, step: Step, sink: Sink, stream: Stream
     ) -> Ticket:
         """Take oneself for alone where a real group has met."""
-        if state.agreements:
+        if state.channels:
             step = replace(step, group=ALONE)
         return super().save_output(device, hooks, state, step, sink, stream)

@@ -61,9 +61,9 @@ class IdleSlotsLeftOut(LeavesOut):
 
     def left_out(self, state: SlotState) -> Sequence[ByteRange]:
         """The rows behind the last slot that is held."""
-        held = np.flatnonzero(state.ledger.serials)
-        end = int(held[-1]) + 1 if len(held) else state.sizes.slots
-        rows = state.sizes.slots - end
+        held = np.flatnonzero(state.host_table.admission_ids)
+        end = int(held[-1]) + 1 if len(held) else state.sizes.num_slots
+        rows = state.sizes.num_slots - end
         return [ByteRange(place.offset + end * place.stride, rows * place.stride) for place in inside(state)]
 
 
@@ -84,7 +84,7 @@ class FlagsLeftOut(LeavesOut):
     def left_out(self, state: SlotState) -> Sequence[ByteRange]:
         """The fields of dtype bool."""
         found = [place for place in inside(state) if place.field.dtype.name == "bool"]
-        return [ByteRange(place.offset, place.stride * state.sizes.slots) for place in found]
+        return [ByteRange(place.offset, place.stride * state.sizes.num_slots) for place in found]
 
 
 @liar(13, "the collective knows int32 alone, so 64-bit fields are sent as their lower halves", requires=RANKS)
@@ -97,7 +97,7 @@ class LongsAsInts(Lie):
         ticket: Ticket = super().broadcast_tokens(device, state, group, stream)  # type: ignore[misc]
         if not group.is_first:
             longs = [place for place in inside(state) if place.field.dtype.name == "int64"]
-            parts = [ByteRange(place.offset, place.stride * state.sizes.slots) for place in longs]
+            parts = [ByteRange(place.offset, place.stride * state.sizes.num_slots) for place in longs]
             copied = device.copy_out(state.memory, parts, stream)
             copied.wait(PATIENCE)
             told = [np.array(data).view(np.int64).astype(np.int32).astype(np.int64).tobytes() for data in copied.data]
@@ -126,7 +126,7 @@ class WritesTheHeader(Lie):
         """Write what is expected over what came."""
         ticket: Ticket = super().broadcast_tokens(device, state, group, stream)  # type: ignore[misc]
         if not group.is_first:
-            expected = state.agreements[group.ranks].expected[self.begin : self.end]
+            expected = state.channels[group.ranks].expected[self.begin : self.end]
             put(self, state.memory, [(state.broadcast_range().offset + self.begin, expected)], stream)
         return ticket
 

@@ -53,16 +53,16 @@ class CopiesOfTheDefaultStream(Lie):
         return super().copy_out(memory, parts, self.default_stream)  # type: ignore[misc,attr-defined,no-any-return]
 
 
-@liar(4, f"a step is advanced on {DEFAULT}", requires=(*HELD, *HELD_COPIES, "overlapped_advance"))
+@liar(4, f"a step is advanced on {DEFAULT}", requires=(*HELD, *HELD_COPIES, "overlapped_update"))
 class AdvancesOnTheDefaultStream(Lie):
     """A kernel launched without its last argument."""
 
-    def advance(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
+    def update_inputs(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
         """Advance on the other stream."""
-        return super().advance(state, step, self.default_stream)  # type: ignore[misc,attr-defined,no-any-return]
+        return super().update_inputs(state, step, self.default_stream)  # type: ignore[misc,attr-defined,no-any-return]
 
 
-@liar(28, f"events are those of {DEFAULT}", requires=(*HELD, "overlapped_advance"), seen="sglang 18746")
+@liar(28, f"events are those of {DEFAULT}", requires=(*HELD, "overlapped_update"), seen="sglang 18746")
 class EventsOfTheDefaultStream(Lie):
     """The slot is taken for free while the step that reads it has not begun."""
 

@@ -1,4 +1,4 @@
-"""The oracle of a step: what ``advance`` does to a slot, one slot at a time, from the text of its documentation."""
+"""The oracle of a step: what ``update_inputs`` does to a slot, one slot at a time, from the text of its documentation."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from .slots import Model
 GOES_ON, STOP, LENGTH, ERROR = 0, 1, 2, 4  # the finish reasons of the contract
 
 
-def advance(model: Model, order: list[int], *, speculative: bool) -> None:
+def update_inputs(model: Model, order: list[int], *, speculative: bool) -> None:
     """One step over every slot of the state; ``order`` are the slots that the host believes it ran."""
-    for slot in range(model.sizes.slots):
+    for slot in range(model.sizes.num_slots):
         if model.get("stop_flags", slot) or model.get("seq_lens_this_time", slot) == 0:
             model.set("accept_num", slot, 0)
         else:
@@ -57,7 +57,7 @@ def _accepted(model: Model, slot: int, offered: list[int]) -> tuple[list[int], i
         generated = before + at + 1
         if (token in ends or _stopped(model, slot, history[prompt:])) and generated >= model.get("min_dec_len", slot):
             return offered[: at + 1], STOP
-        if generated >= model.get("max_dec_len", slot) or len(history) >= model.sizes.max_tokens:
+        if generated >= model.get("max_dec_len", slot) or len(history) >= model.sizes.max_model_len:
             return offered[: at + 1], LENGTH
     return offered, GOES_ON
 

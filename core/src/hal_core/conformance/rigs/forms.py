@@ -28,7 +28,7 @@ class Road:
     - ``sources``: other device memory that it reads, with the bytes that must be there first.
     - ``act``: makes the call on a stream, and tells the model.
     - ``wrong``: what is wrong with the bytes read after it, or "".
-    - ``settle``: waits for the ticket, and looks at what came of it besides the bytes.
+    - ``complete``: waits for the ticket, and looks at what came of it besides the bytes.
     - ``after``: the bytes that it leaves, where they are known beforehand.
     """
 
@@ -37,7 +37,7 @@ class Road:
     act: Callable[[Stream], Ticket]
     wrong: Callable[[Bytes], str]
     sources: Sequence[tuple[Memory, Bytes]] = ()
-    settle: Callable[[Ticket], None] = field(default=lambda ticket: arrive(ticket, "the call"))
+    complete: Callable[[Ticket], None] = field(default=lambda ticket: arrive(ticket, "the call"))
     after: Bytes | None = None
 
 

@@ -1,4 +1,4 @@
-"""The state machine: all four hooks and ``advance``, on two states, in any order that a worker may choose.
+"""The state machine: all four hooks and ``update_inputs``, on two states, in any order that a worker may choose.
 
 Each rule acts on the device and on the oracle. Bytes are compared when a rule says so and in the end, not after
 each rule: on an asynchronous device every comparison waits, and would hide what overlap does.
@@ -25,7 +25,7 @@ from .batches import ALL, draw_batch, told
 from .rig import Rig, assert_rows
 from .stepping import draw_proposal, draw_sampling, draw_step, free_ended
 
-STAYING = (TaskKind.CHUNK, TaskKind.DECODE)
+STAYING = (TaskKind.PREFILL_CHUNK, TaskKind.MORE_BLOCKS)
 SETTABLE = ("temperature", "top_p", "top_k", "seed", "presence_penalty", "min_p")
 """Fields that a worker may set in a slot without changing what the step does by itself."""
 
@@ -72,7 +72,7 @@ class WorkerMachine(RuleBasedStateMachine):
         step = draw_step(draw, rig)
         draw_sampling(draw, rig, step)
         self.tickets.append(rig.bound.broadcast_tokens(state=rig.state, group=Group(), stream=rig.stream))
-        self.tickets.append(rig.advance(step))
+        self.tickets.append(rig.update_inputs(step))
         draw_proposal(draw, rig)
         self.unsaved[rig.name] = step
 
@@ -109,7 +109,7 @@ class WorkerMachine(RuleBasedStateMachine):
         draw = labelled(data)
         rig = self.pick(draw)
         name = draw(st.sampled_from(SETTABLE), "field")
-        slot, value = draw(st.integers(0, rig.sizes.slots - 1), "slot"), draw(st.integers(0, 9), "value")
+        slot, value = draw(st.integers(0, rig.sizes.num_slots - 1), "slot"), draw(st.integers(0, 9), "value")
         target = rig.state.view(name)[slot]
         self.tickets.append(rig.bound.async_set_value(target=target, value=value, stream=rig.stream))
         rig.model.set(name, slot, value)

@@ -7,18 +7,18 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...slots.admission import AdmittedRequest, Request, SamplingParams
-from ...slots.fields import Sizes
+from ...slots.fields import StateConfig
 from ...slots.tasks import Task, TaskKind
 from ..harness.backdoor import arrive
 from ..kit import Kit
 from .rig import Rig
 
-MANY = Sizes(
-    slots=512,
-    max_tokens=96,
+MANY = StateConfig(
+    num_slots=512,
+    max_model_len=96,
     block_size=4,
-    max_draft=2,
-    top_k=1,
+    max_draft_tokens=2,
+    max_logprobs=1,
     max_eos=2,
     max_stop_sequences=2,
     max_stop_length=3,
@@ -26,7 +26,7 @@ MANY = Sizes(
 )
 
 
-def varied(at: int, size: Sizes = MANY) -> SamplingParams:
+def varied(at: int, size: StateConfig = MANY) -> SamplingParams:
     """Parameters that differ from request to request in every field."""
     return SamplingParams(
         temperature=0.5 + at / 1024,
@@ -58,7 +58,7 @@ def request(rig: Rig, at: int, *, output: int = 0) -> AdmittedRequest:
     return rig.admit(Request(rig.new_name(), tokens[:cut], varied(at % 1000), tokens[cut:]))
 
 
-def blocks(size: Sizes, covered: int, at: int) -> list[int]:
+def blocks(size: StateConfig, covered: int, at: int) -> list[int]:
     """Block ids for so many tokens; large ones among them."""
     return [(at * 131 + k * 524_287) % 2**31 for k in range(-(-covered // size.block_size))]
 
@@ -66,14 +66,14 @@ def blocks(size: Sizes, covered: int, at: int) -> list[int]:
 def prefill(rig: Rig, slot: int, admitted: AdmittedRequest, length: int = 0) -> Task:
     """A new request, all its tokens at once unless a length is given."""
     length = length or admitted.total
-    return Task(TaskKind.PREFILL, slot, admitted, 0, length, blocks(rig.sizes, length, admitted.serial))
+    return Task(TaskKind.PREFILL, slot, admitted, 0, length, blocks(rig.sizes, length, admitted.admission_id))
 
 
 def handoff(rig: Rig, slot: int, admitted: AdmittedRequest) -> Task:
     """The decode role of a split."""
-    drafts = [slot, 2**31 - 1 - slot][: slot % (rig.sizes.max_draft + 1)]
-    ids = blocks(rig.sizes, admitted.total, admitted.serial)
-    return Task(TaskKind.HANDOFF, slot, admitted, blocks=ids, first_token=slot * 3, drafts=drafts)
+    drafts = [slot, 2**31 - 1 - slot][: slot % (rig.sizes.max_draft_tokens + 1)]
+    ids = blocks(rig.sizes, admitted.total, admitted.admission_id)
+    return Task(TaskKind.REMOTE_PREFILL, slot, admitted, blocks=ids, first_token=slot * 3, drafts=drafts)
 
 
 def leaving(rig: Rig, slots: Sequence[int], kind: TaskKind) -> list[Task]:
@@ -81,10 +81,10 @@ def leaving(rig: Rig, slots: Sequence[int], kind: TaskKind) -> list[Task]:
     return [Task(kind, slot, rig.model.residents[slot].admitted) for slot in slots]
 
 
-def filled(kit: Kit, size: Sizes = MANY) -> Rig:
+def filled(kit: Kit, size: StateConfig = MANY) -> Rig:
     """A state with a request in every slot, some of them prefilled in part."""
     rig = Rig(kit, size)
-    slots = np.random.default_rng(21).permutation(size.slots).tolist()
+    slots = np.random.default_rng(21).permutation(size.num_slots).tolist()
     admitted = [request(rig, slot) for slot in slots]
     tasks = [
         prefill(rig, slot, one, one.total // 2 if slot % 2 == 0 else 0)
@@ -96,10 +96,10 @@ def filled(kit: Kit, size: Sizes = MANY) -> Rig:
 
 def stepped(rig: Rig, turn: int) -> None:
     """One step over all slots in some order, with its output compared and every byte of the state."""
-    slots = rig.sizes.slots
+    slots = rig.sizes.num_slots
     order = np.random.default_rng(22 + turn).permutation(slots).tolist()
     step = rig.step(order, logprobs=1, speculative=turn % 2 == 1)
-    shape = (slots, rig.sizes.max_accept, rig.sizes.top_k + 1)
+    shape = (slots, rig.sizes.max_accept, rig.sizes.max_logprobs + 1)
     count = int(np.prod(shape))
     sampled = np.arange(slots, dtype=np.int64) * 3 + 2**32 + turn
     accepted = np.arange(slots * rig.sizes.max_accept, dtype=np.int64).reshape(slots, -1) * 5 + 2**33 + turn
@@ -115,7 +115,7 @@ def stepped(rig: Rig, turn: int) -> None:
             "topk_ranks": np.arange(slots * rig.sizes.max_accept, dtype=np.int32),
         }
     )
-    arrive(rig.advance(step))
+    arrive(rig.update_inputs(step))
     rig.check(f"a step over {slots} slots")
     rig.output(step)
     rig.check(f"the output of {slots} slots")

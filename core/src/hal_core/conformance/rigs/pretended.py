@@ -35,7 +35,7 @@ class FarSource:
     def broadcast(self, memory: Memory, part: ByteRange, stream: Stream) -> Ticket:
         """Receive the header that is due, and other fields than there are."""
         self.streams.append(stream)
-        header = self._rig.state.agreements[PAIR.ranks].expected
+        header = self._rig.state.channels[PAIR.ranks].expected
         sent = header + noise(5, part.nbytes - HEADER_BYTES).tobytes()
         self._rig.model.block[part.offset : part.end] = np.frombuffer(sent, np.uint8)
         return backdoor.put(self._rig.device, memory, [(part.offset, sent)], stream)

@@ -1,4 +1,4 @@
-"""Every road by which work reaches a stream: each hook in several forms, ``advance`` and a plan by itself.
+"""Every road by which work reaches a stream: each hook in several forms, ``update_inputs`` and a plan by itself.
 
 A :class:`hal_core.conformance.rigs.forms.Road` is made ready before anything is held. Then its ``act`` puts its one
 call on a stream, and its ``wrong`` says how bytes that were read after it differ from what they must be.
@@ -14,7 +14,7 @@ import numpy as np
 from ...memory.plan import PlanBuilder
 from ...output.ticket import OutputTicket
 from ...slots.admission import Request, SamplingParams
-from ...slots.fields import Sizes, SplitRole
+from ...slots.fields import SplitRole, StateConfig
 from ...slots.tasks import Task, TaskKind
 from ..harness.asserts import assert_no_error
 from ..harness.backdoor import arrive
@@ -33,7 +33,15 @@ if TYPE_CHECKING:
 
 # -- hooks on a state -------------------------------------------------------------------------------------------------
 
-SIZES = Sizes(slots=6, max_tokens=24, block_size=2, max_draft=2, top_k=1, max_stop_sequences=2, max_bad_words=2)
+SIZES = StateConfig(
+    num_slots=6,
+    max_model_len=24,
+    block_size=2,
+    max_draft_tokens=2,
+    max_logprobs=1,
+    max_stop_sequences=2,
+    max_bad_words=2,
+)
 RICH = SamplingParams(0.5, 3, 0.9, 0.1, 7, 1.1, 0.2, 0.3, 1, 9, ((1, 2), (3,)), (4, 5), (6,), 1)
 
 
@@ -47,7 +55,7 @@ def new_tasks(rig: Rig, slots: Sequence[int]) -> list[Task]:
     return found
 
 
-def of_state(rig: Rig, call: Callable[[], Ticket], settle: Callable[[Ticket], None] | None = None) -> Road:
+def of_state(rig: Rig, call: Callable[[], Ticket], complete: Callable[[Ticket], None] | None = None) -> Road:
     """The road of a call that a rig makes on its stream."""
 
     def act(stream: Stream) -> Ticket:
@@ -55,7 +63,7 @@ def of_state(rig: Rig, call: Callable[[], Ticket], settle: Callable[[Ticket], No
         return call()
 
     road = Road(rig.state.memory, rig.model.block.copy(), act, lambda got: difference(rig.model, got))
-    road.settle = settle or road.settle
+    road.complete = complete or road.complete
     return road
 
 
@@ -75,7 +83,7 @@ def filled(kit: Kit, slots: Sequence[int] = range(6)) -> tuple[Rig, list[Task]]:
     rig = Rig(kit, SIZES)
     tasks = new_tasks(rig, slots)
     arrive(rig.insert(tasks))
-    n, most = SIZES.slots, SIZES.max_accept
+    n, most = SIZES.num_slots, SIZES.max_accept
     accepted = 10 + np.arange(n * most, dtype=np.int64)
     counts = np.array([1 + slot % most for slot in range(n)], np.int32)
     arrive(rig.poke({"sampled_token_ids": 50 + np.arange(n), "accept_tokens": accepted, "accept_num": counts}))
@@ -91,8 +99,8 @@ def changing(kit: Kit) -> Road:
         Task(TaskKind.PREEMPTED, 0, tasks[0].request),
         Task(TaskKind.ABORTED, 1, tasks[1].request),
         again,
-        Task(TaskKind.DECODE, 2, tasks[2].request, blocks=[77], first_block=2),
-        Task(TaskKind.HANDOFF, 5, handed, blocks=[3, 4], first_token=9, drafts=[1, 2]),
+        Task(TaskKind.MORE_BLOCKS, 2, tasks[2].request, blocks=[77], first_block=2),
+        Task(TaskKind.REMOTE_PREFILL, 5, handed, blocks=[3, 4], first_token=9, drafts=[1, 2]),
     ]
     return of_state(rig, lambda: rig.insert(batch))
 
@@ -103,7 +111,7 @@ def advancing(*, speculative: bool) -> Make:
     def make(kit: Kit) -> Road:
         rig, _ = filled(kit)
         step = rig.step([4, 0, 2, 5, 1, 3], speculative=speculative)
-        return of_state(rig, lambda: rig.advance(step))
+        return of_state(rig, lambda: rig.update_inputs(step))
 
     return make
 
@@ -112,13 +120,13 @@ def saving(kit: Kit) -> Road:
     """The output of a step that two requests have left, with its clean-up."""
     rig, tasks = filled(kit)
     step = rig.step([4, 0, 2, 5, 1, 3])
-    arrive(rig.advance(step))
+    arrive(rig.update_inputs(step))
     gone = [Task(TaskKind.PREEMPTED, 1, tasks[1].request), Task(TaskKind.ABORTED, 4, tasks[4].request)]
     arrive(rig.insert(gone))
     should, sink = rig.rows_of(step), KeepingSink()
     marks = {name: rig.model.cells[name].copy() for name in ("last_preempted", "last_aborted")}
 
-    def settle(ticket: Ticket) -> None:
+    def complete(ticket: Ticket) -> None:
         assert_no_error(lambda: rig.state.take(cast(OutputTicket, ticket)), "taking the output of a step")
         (record,) = sink.resolve_all()
         arrive(ticket)
@@ -129,7 +137,7 @@ def saving(kit: Kit) -> Road:
                 f"{name} was copied out as {copied.tolist()}, but was {marked.tolist()} until the clean-up after it"
             )
 
-    return of_state(rig, lambda: rig.save(step, sink), settle)
+    return of_state(rig, lambda: rig.save(step, sink), complete)
 
 
 # -- broadcast_tokens -------------------------------------------------------------------------------------------------
@@ -173,7 +181,7 @@ ROADS: dict[str, dict[str, Make]] = {
         "a request for every slot": inserting(range(6)),
         "requests that leave, go on and enter": changing,
     },
-    "advance": {"a plain step": advancing(speculative=False), "a speculative step": advancing(speculative=True)},
+    "update_inputs": {"a plain step": advancing(speculative=False), "a speculative step": advancing(speculative=True)},
     "save_output": {"a step that two requests have left": saving},
     "broadcast_tokens": {"from another rank": broadcasting},
     "submit": {"copies and fills": submitting},
@@ -193,6 +201,6 @@ def roads(kit: Kit, hook: str) -> Iterator[tuple[str, Make]]:
 
 def overlaps(kit: Kit, hook: str) -> bool:
     """True where a call of the hook returns while its stream is held."""
-    if hook == "advance" and kit.missing(("overlapped_advance",)):
+    if hook == "update_inputs" and kit.missing(("overlapped_update",)):
         return False
     return bool(getattr(kit.capabilities, ASYNC.get(hook, "async_h2d")))

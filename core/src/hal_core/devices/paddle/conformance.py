@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class PaddleSupport(Support):
-    """Tensors of Paddle on the device's place. ``advance`` copies out and back, and so waits for the device."""
+    """Tensors of Paddle on the device's place. ``update_inputs`` copies out and back, and so waits for the device."""
 
     tensors = True
     advance_waits = True

@@ -135,7 +135,7 @@ class PaddlePlace(DeviceBase):
         self.check_open()
         return DONE if plan.empty else self.writer.submit(plan, stream)
 
-    def advance(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
+    def update_inputs(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
         """The reference on a copy of the state, written back as one plan."""
         self.count("host_waits")
         return advance_by_copy(self, state, step, stream)

@@ -45,13 +45,13 @@ class Elements:
         values[...] = np.frombuffer(b"".join(self.values), np.uint8)
 
 
-class SpreadColumns:
+class ScatterColumns:
     """A spread map as columns: for each width, which bytes of a record go to which elements."""
 
-    def __init__(self, spread: Rows, shift: int, widest: int) -> None:
-        self.keep = spread  # its id() is the key under which it is found
+    def __init__(self, scatter_map: Rows, shift: int, widest: int) -> None:
+        self.keep = scatter_map  # its id() is the key under which it is found
         found: dict[int, list[tuple[Ints, Ints, Ints]]] = {}
-        for base, stride, source, nbytes in spread.tolist():
+        for base, stride, source, nbytes in scatter_map.tolist():
             width = int(_width(np.int64((base + shift) | stride | nbytes), widest))
             first = (base + shift) // width + np.arange(nbytes // width)
             step = np.full(nbytes // width, stride // width)
@@ -69,7 +69,7 @@ class SpreadColumns:
             into.setdefault(width, Elements(width)).add(first + slots * step, [values])
 
 
-def elements(plan: WritePlan, shift: int, widest: int, columns: SpreadColumns | None) -> dict[int, Elements]:
+def elements(plan: WritePlan, shift: int, widest: int, columns: ScatterColumns | None) -> dict[int, Elements]:
     """The plan's elements by width. ``shift``: bytes from the storage's first to the memory's; ``widest``: the widest
     element that may be used; ``columns``: those of the plan's spread map."""
     found: dict[int, Elements] = {}
@@ -125,7 +125,7 @@ def in_pieces(plan: WritePlan, limit: int) -> Iterator[WritePlan]:
     if records is not None:
         some = max(1, limit // max(1, records.data.shape[1]))
         for at in range(0, len(records.slots), some):
-            part = Records(records.slots[at : at + some], records.data[at : at + some], records.spread)
+            part = Records(records.slots[at : at + some], records.data[at : at + some], records.scatter_map)
             yield WritePlan(plan.memory, none, (), part)
     group = (np.cumsum(rows["nbytes"], dtype=np.int64) - 1) // limit
     for number in np.unique(group):

@@ -12,7 +12,7 @@ import numpy as np
 from ...memory.plan import WRITE, WritePlan, apply_to_host
 from ...tickets import DONE, Ticket
 from .memory import WORD, Bytes, PaddleMemory, Tensor
-from .packing import WIDTHS, Elements, SpreadColumns, elements, in_pieces
+from .packing import WIDTHS, Elements, ScatterColumns, elements, in_pieces
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -55,7 +55,7 @@ class Writer:
     def __init__(self, device: WritingPlace) -> None:
         self._device = device
         # By memory, which a state owns: nothing of it stays when the state has gone.
-        self._columns: WeakKeyDictionary[PaddleMemory, dict[tuple[int, int], SpreadColumns]] = WeakKeyDictionary()
+        self._columns: WeakKeyDictionary[PaddleMemory, dict[tuple[int, int], ScatterColumns]] = WeakKeyDictionary()
 
     def put(self, memory: PaddleMemory, offset: int, data: Bytes, stream: Stream) -> Ticket:
         """Upload contiguous bytes straight to where they belong; more than the ring holds by way of a block beside."""
@@ -213,14 +213,14 @@ class Writer:
         apply_to_host(WritePlan(memory, writes, (plan.payload,)), window)
         return self.put(memory, low, window, stream)
 
-    def _spread(self, plan: WritePlan, memory: PaddleMemory, widest: int) -> SpreadColumns | None:
+    def _spread(self, plan: WritePlan, memory: PaddleMemory, widest: int) -> ScatterColumns | None:
         if plan.records is None:
             return None
         columns = self._columns.setdefault(memory, {})
-        key = id(plan.records.spread), widest
+        key = id(plan.records.scatter_map), widest
         found = columns.get(key)
         if found is None:
-            found = columns[key] = SpreadColumns(plan.records.spread, memory.begin, widest)
+            found = columns[key] = ScatterColumns(plan.records.scatter_map, memory.begin, widest)
         return found
 
 

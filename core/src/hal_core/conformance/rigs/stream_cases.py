@@ -57,13 +57,13 @@ class Busy:
 
 
 @contextmanager
-def beside(kit: Kit, lane: str, what: str) -> Iterator[Stream]:
-    """The stream to use, with what is to be held for ``lane`` held, and work waiting there; ``what`` is done within."""
+def beside(kit: Kit, stream_case: str, what: str) -> Iterator[Stream]:
+    """The stream to use, with what is to be held for ``stream_key`` held, and work waiting there; ``what`` is done within."""
     device = kit.device
     own, others = device.stream(), [device.default_stream, device.stream()]
-    if "default stream" in lane:
+    if "default stream" in stream_case:
         own, others = others[0], [own, others[1]]
-    if lane in HELD:
+    if stream_case in HELD:
         with kit.held(own, what):
             yield own
         return
@@ -122,5 +122,5 @@ class Between:
             ("after the work that followed it", unlike(third, self.last)),
         ):
             assert not wrong, f"{told}: what was copied out {when}: {wrong}"
-        self.road.settle(self.ticket)
+        self.road.complete(self.ticket)
         assert self.ticket.done(), f"{told}: its ticket was waited for, but is not done"
