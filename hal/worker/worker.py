@@ -1,4 +1,4 @@
-"""The worker's step: insert, read, run the model, sample, broadcast, advance, save. Nothing else touches the state."""
+"""The worker's step: insert, read, run the model, sample, broadcast, update, save. Nothing else touches the state."""
 
 from __future__ import annotations
 

@@ -248,8 +248,8 @@ def test_senseless_options_are_refused(given, complaint):
 
 
 def test_the_kernel_of_a_step_reads_its_fields_in_the_cores_order():
-    """The struct ``State`` of kernels/advance.cu has the core's fields in their order, each of its own type."""
-    source = (Path(hal_cuda.__file__).parent / "kernels/advance.cu").read_text()
+    """The struct ``State`` of kernels/update.cu has the core's fields in their order, each of its own type."""
+    source = (Path(hal_cuda.__file__).parent / "kernels/update.cu").read_text()
     body = re.search(r"struct State \{(.*?)\};", source, re.DOTALL)[1]
     declared = {}
     for line in re.findall(r"(\w+)\s*(\*[^;]*|[^;*]*\*[^;]*);", re.sub(r"//.*", "", body)):

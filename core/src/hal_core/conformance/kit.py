@@ -75,7 +75,7 @@ class Kit:
 
     def __init__(self, subject: Subject, effort: Effort) -> None:
         self.subject, self.effort = subject, effort
-        self.advance_waits = False
+        self.update_waits = False
         """Found out by a check of G28: nothing that needs a step on a held stream can be shown."""
         self._bound: BoundDevice | None = None
 

@@ -127,7 +127,7 @@ def test_g21_what_only_the_device_knows_is_checked_before_encoding(kit: Kit, dra
     far = [rig.sizes.max_accept + 1, -1, 2**31 - 1, -(2**31)]
     rig.poke_cell("accept_num", slot, draw(st.sampled_from(far), "accepted"))
     rig.update_inputs(step).wait(PATIENCE)
-    rig.check("advance of a count out of bounds")
+    rig.check("update_inputs of a count out of bounds")
     gives = rig.model.get("stop_reason", slot) == 4
     expect_error(rig, step) if gives else rig.output(step)
 

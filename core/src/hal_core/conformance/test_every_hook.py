@@ -174,7 +174,7 @@ def test_g28_a_step_is_put_on_its_stream_and_not_waited_for(kit: Kit) -> None:
     rig.insert([Task(TaskKind.PREFILL, 0, rig.admit(Request("r", [1, 2])), 0, 2, [0])]).wait(PATIENCE)
     with kit.held(rig.stream) as latch:
         stepped = update_held(rig, latch, (0,))
-        assert not stepped.done(), "the ticket of advance is done, but its stream is held"
+        assert not stepped.done(), "the ticket of update_inputs is done, but its stream is held"
     stepped.wait(PATIENCE)
 
 

@@ -62,7 +62,7 @@ def test_g09_a_step_changes_only_what_its_documentation_says(kit: Kit, draw: Dra
     rig = Rig(kit, draw(sizes(), "sizes"))
     insert_and_check(draw, rig, (TaskKind.PREFILL, TaskKind.REMOTE_PREFILL), least=1)
     for _ in range(draw(st.integers(1, 6), "steps")):
-        run_step(draw, rig)  # compares every byte after advance
+        run_step(draw, rig)  # compares every byte after update_inputs
 
 
 @guarantee(9)

@@ -80,21 +80,21 @@ def streams(kit: Kit, which: str) -> tuple[Stream, Stream]:
 
 WAITS = (
     "it waits for the device, so a write that overlaps a step cannot be shown, nor be had. Either provide a kernel: "
-    "override advance() so that it puts its work on the stream and returns (the default of DeviceBase copies the state "
-    "out and back). Or declare it: advance_waits = True in the plugin's Support, which takes overlapped_advance from "
+    "override update_inputs() so that it puts its work on the stream and returns (the default of DeviceBase copies the state "
+    "out and back). Or declare it: update_waits = True in the plugin's Support, which takes overlapped_advance from "
     "what it offers; what needs it is then skipped"
 )
 
 
 def update_held(rig: Rig, latch: Latch, order: tuple[int, ...]) -> Ticket:
-    """A step on the stream that is held. One check tells a device whose ``update_inputs`` waits; the others are skipped."""
+    """A step on the stream that is held. One check tells a device whose ``update_inputs`` waits; others are skipped."""
     __tracebackhide__ = True
-    if rig.kit.advance_waits:
-        pytest.skip("advance waits for the device, as another check of G28 says")
+    if rig.kit.update_waits:
+        pytest.skip("update_inputs waits for the device, as another check of G28 says")
     ticket = rig.update_inputs(rig.step(order))
     if latch.forced:
-        rig.kit.advance_waits = True
-        raise AssertionError(f"advance did not return while its stream was held: {WAITS}")
+        rig.kit.update_waits = True
+        raise AssertionError(f"update_inputs did not return while its stream was held: {WAITS}")
     return ticket
 
 

@@ -131,7 +131,7 @@ def saved(kit: Kit, stream: Stream) -> tuple[Rig, Step, KeepingSink]:
 
 
 def check_output(kit: Kit, which: str) -> None:
-    """An output's ticket is pending until its sink has settled it, also where the device does everything at once."""
+    """An output's ticket is pending until its sink has completed it, also where the device does everything at once."""
     __tracebackhide__ = True
     stream = stream_of(kit, which)
     rig, step, sink = saved(kit, stream)

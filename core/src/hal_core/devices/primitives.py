@@ -39,7 +39,8 @@ class PlanLaunch(NamedTuple):
     """What the launch of a write plan is told (:mod:`hal_core.memory.plan`, :mod:`hal_core.memory.packing`).
 
     - ``address``, ``nbytes``: the memory that is written, on the device.
-    - ``scatter_map``: device address of the table of :data:`hal_core.memory.plan.SCATTER_MAP` for the records; 0 without records.
+    - ``scatter_map``: device address of the table of :data:`hal_core.memory.plan.SCATTER_MAP` for the records; 0
+      without records.
     - ``fields``: rows of that table. ``slots``: a slot of a record is below this.
     - ``packed``: where the parts of the plan lie in the block.
     """
@@ -191,7 +192,7 @@ class Primitives(StreamPrimitives):
         """Launch one kernel that reads the bytes staged at ``block``, in stream order: of every :class:`PlanLaunch`.
 
         ``block`` is device memory (or what :meth:`submit` chose to give); it stays until that is executed. Of a plan
-        the records are spread, then the writes are made, as :func:`hal_core.memory.packing.apply_packed` does.
+        the records are scattered, then the writes are made, as :func:`hal_core.memory.packing.apply_packed` does.
         """
         raise CapabilityMissing("cannot launch a write plan", cure="leave fused_scatter off, or write launch()")
 

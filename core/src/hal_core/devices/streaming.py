@@ -56,7 +56,7 @@ class StreamDevice(DeviceBase):
     :meth:`enqueue_copies`, and sets ``staging``. A device with addresses derives from
     :class:`hal_core.devices.asynchronous.AsyncDevice`, which does.
 
-    ``last``: by a stream's lane, the last event of the work that was given to the device.
+    ``last``: by ``stream_key``, the last event of the work that was given to the device.
     """
 
     staging: StagingRing

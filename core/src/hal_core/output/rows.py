@@ -1,4 +1,4 @@
-"""The rows of a step's record: what the copied fields and the ledger say of each slot (G17 to G22, G24)."""
+"""The rows of a step's record: what the copied fields and the host table say of each slot (G17 to G22, G24)."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class OutputSnapshot(NamedTuple):
 
 
 _Held = tuple[tuple[str, ...], np.ndarray[Any, np.dtype[np.bool_]], bool]
-#: The requests of the last step: their serials, and what ``_held`` says of them. A serial never names another request,
+#: The requests of the last step: their admission ids, and what ``_held`` says of them. An id never names another request,
 #: and a batch mostly keeps its requests from step to step. One assignment replaces it, so threads need no lock.
 _last_held: tuple[bytes, _Held] = (b"", ((), np.zeros(0, np.bool_), True))
 
@@ -167,7 +167,7 @@ def _out_of_bounds(
     for row in np.flatnonzero(wrong).tolist():
         name = snapshot.names[row] or f"slot {int(order[row])}"
         if strange[row]:
-            found[row] = f"{name}: the slot holds serial {int(columns['request_serial'][order[row], 0])}"
+            found[row] = f"{name}: the slot holds admission {int(columns['request_serial'][order[row], 0])}"
         else:
             found[row] = (
                 f"{name}: {int(counts[row])} tokens (at most {most}), {int(drafts[row])} drafts (at most "

@@ -52,7 +52,7 @@ class AdmittedRequest:
     - ``tokens``: int64 ``[prompt + output]``, read-only; ``prompt_len`` and ``generated`` are its two parts.
     - ``total``: tokens known so far, prompt and generated.
     - ``config_key``: which sizes it was checked against (``StateLayout.config_key``).
-    - ``packed``: row lengths, serial and record (``StateLayout.admission_dtype``), as bytes; what depends on the
+    - ``packed``: row lengths, admission id and record (``StateLayout.admission_dtype``), as bytes; what depends on the
       moment of insertion (lengths, blocks, drafts) is set then. ``request_row`` is what comes before the record.
     - ``row_lengths``: the lengths of its rows, in the order of ``ROW_FIELDS``, the block table's 0.
     - ``rows``: the bytes of each of ``ROW_FIELDS``, of the tokens those of ``tokens`` themselves; the block table is
@@ -74,7 +74,7 @@ class AdmittedRequest:
     rows: tuple[bytes | memoryview, ...]
 
     def __reduce__(self) -> NoReturn:
-        """Refuse to be copied or pickled: the serial, and what devices know by it, are of this process alone."""
+        """Refuse to be copied or pickled: the admission id, and what devices know by it, are of this process alone."""
         raise InvalidValue(
             f"the admitted request {self.request_id!r} belongs to the process that admitted it",
             cure="send the Request, and admit it where it is inserted",

@@ -42,7 +42,7 @@ def is_sound(host_table: HostSlotTable, tasks: TaskBatch) -> bool:
         or max(plain["num_scheduled_tokens"]) >= sizes.max_model_len
     ):
         return False  # the sum may be more than int32 holds
-    # Of requests whose stamp is this state's, admission has seen to it that their tokens fit.
+    # Of requests whose config key is this state's, admission has seen to it that their tokens fit.
     end = tasks.num_computed_tokens + tasks.num_scheduled_tokens
     if (end > np.minimum(request_row[:, TOKENS], tasks.block_counts * sizes.block_size)).any():
         return False

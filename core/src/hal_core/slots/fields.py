@@ -153,8 +153,8 @@ STATE_TABLE: tuple[Field, ...] = (
     # The rest of what a step reports.
     _field("stop_reason", "int32", "1", 0, _OUT),  # a FinishReason
     _field("request_serial", "int64", "1", 0, _OUT),  # which request the slot holds; 0: none
-    _field("last_preempted", "int64", "1", 0, _OUT, record=False),  # serial preempted since the last output, or 0
-    _field("last_aborted", "int64", "1", 0, _OUT, record=False),  # serial aborted since the last output, or 0
+    _field("last_preempted", "int64", "1", 0, _OUT, record=False),  # admission id preempted since the last output, or 0
+    _field("last_aborted", "int64", "1", 0, _OUT, record=False),  # admission id aborted since the last output, or 0
     _field("seq_lens_decoder", "int32", "1", 0, _OUT),  # tokens whose KV is in the cache
     _field("draft_num", "int32", "1", 0, _OUT),
     _field("draft_tokens", "int64", "draft", -1, _OUT),

@@ -1,4 +1,4 @@
-"""The host's ledger of a slot state: which request is in which slot, how far it is prefilled, how long its rows are.
+"""The host's table of a slot state: which request is in which slot, how far it is prefilled, how long its rows are.
 
 It says what the host has decided, not what the device has done, so it never waits for the device.
 """
@@ -20,7 +20,7 @@ FEW = 8
 """Up to so many new requests are planned, checked and booked in plain Python; what that saves: benchmarks/few.py."""
 BLOCKS, TOKENS = ROW_FIELDS.index("block_tables"), ROW_FIELDS.index("token_ids")
 PREFILLED, SERIALS, HELD = range(len(ROW_FIELDS), len(ROW_FIELDS) + 3)
-"""Columns of the ledger's table after the lengths: ``prefilled``, ``admission_ids``, ``blocks``."""
+"""Columns of the table after the lengths: ``prefilled``, ``admission_ids``, ``blocks``."""
 Ints = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
 Records = np.ndarray[Any, np.dtype[np.void]]
 
@@ -31,12 +31,12 @@ class HostSlotTable:
     - ``table`` int64 ``[slots, 8]``: what the arrays below are columns of, so that an insertion reads and writes all of
       them at once: five ``row_lengths``, ``prefilled``, ``admission_ids``, ``blocks``.
     - ``requests``: the admitted request in each slot, or None.
-    - ``admission_ids`` int64: its serial, 0 where the slot is free.
+    - ``admission_ids`` int64: its admission id, 0 where the slot is free.
     - ``prefilled`` int64: tokens whose KV the tasks inserted so far have asked for.
     - ``blocks`` int64: entries of the block table in use.
-    - ``live``: serial to slot, for every request in a slot.
-    - ``row_lengths`` int64 ``[row fields, slots]``, in the order of ``ROW_FIELDS``: the largest length, in elements, that
-      was written since the row was last reset (G11); ``lengths`` gives its rows by name.
+    - ``live``: admission id to slot, for every request in a slot.
+    - ``row_lengths`` int64 ``[row fields, slots]``, in the order of ``ROW_FIELDS``: the largest length, in
+      elements, that was written since the row was last reset (G11); ``lengths`` gives its rows by name.
     - ``preempted``, ``aborted``: slot to ``(admission_id, request id)`` of what left and no output has reported yet.
     """
 

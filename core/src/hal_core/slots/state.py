@@ -1,4 +1,4 @@
-"""Slot state: one block of device memory laid out by the slot table, with the host's ledger of who is where."""
+"""Slot state: one block of device memory laid out by the slot table, with the host's table of who is where."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class SlotState:
         self._parts: dict[ByteRange, np.dtype[np.void]] = {}
         self._unusable = ""
         self.advances = 0
-        self.channels: dict[tuple[int, ...], Any] = {}  # see hal_core.ranks.agreement.agreement_of
+        self.channels: dict[tuple[int, ...], Any] = {}  # see hal_core.ranks.channel.channel_of
         self._readers: list[tuple[Event, Ints | None]] = []
         self.scatter_map = self._spread_map()
         self.rows = RowGeometry.of(self.layout)

@@ -21,7 +21,8 @@ Int64s = np.ndarray[Any, np.dtype[np.int64]]
 class TaskKind(IntEnum):
     """What happens to a slot.
 
-    - ``PREFILL``: a new (or resumed) request takes the slot; the next step feeds its first ``num_scheduled_tokens`` tokens.
+    - ``PREFILL``: a new (or resumed) request takes the slot; the next step feeds its first
+      ``num_scheduled_tokens`` tokens.
     - ``PREFILL_CHUNK``: the next ``num_scheduled_tokens`` tokens of the request that is in the slot (chunked prefill).
     - ``MORE_BLOCKS``: more KV blocks for the request that is decoding in the slot.
     - ``REMOTE_PREFILL``: the decode role of a prefill/decode split: the request goes on after its first token.
@@ -46,10 +47,11 @@ class Task:
     """One request, one slot.
 
     - ``request``: needed by every kind; it names the request that the caller believes to be in the slot.
-    - ``num_computed_tokens``: tokens of it whose KV is in the cache before the next step (PREFILL with a cached prefix, PREFILL_CHUNK).
+    - ``num_computed_tokens``: tokens of it whose KV is in the cache before the next step (PREFILL with a cached prefix,
+      PREFILL_CHUNK).
     - ``num_scheduled_tokens``: tokens that the next step feeds (PREFILL, PREFILL_CHUNK).
     - ``blocks``: physical KV block ids to put into the block table from entry ``first_block`` on.
-    - ``first_token``, ``drafts``: what the prefill node sampled (HANDOFF).
+    - ``first_token``, ``drafts``: what the prefill node sampled (REMOTE_PREFILL).
     """
 
     kind: TaskKind
@@ -91,8 +93,8 @@ Ids = Sequence[int] | Int32s
 class TaskBatch:
     """Tasks in columns, in order; immutable. ``TaskBatch.of(tasks)``, or ``TaskBatch.prefill(…)`` without objects.
 
-    Columns of length n, int32 (``first_tokens`` int64): ``kinds``, ``slots``, ``num_computed_tokens``, ``num_scheduled_tokens``,
-    ``first_blocks``, ``block_counts``. ``plain`` has them as lists. ``requests`` and ``drafts`` are tuples,
+    Columns of length n, int32 (``first_tokens`` int64): ``kinds``, ``slots``, ``num_computed_tokens``,
+    ``num_scheduled_tokens``, ``first_blocks``, ``block_counts``. ``plain`` has them as lists. ``requests`` and ``drafts`` are tuples,
     ``block_ids`` each task's block ids, ``blocks`` all of them one after the other, int32.
     """
 
@@ -172,7 +174,7 @@ class TaskBatch:
 
     @property
     def request_row(self) -> Int64s:
-        """What insertion asks of the requests: :data:`hal_core.slots.layout.REQUEST_ROW` as int64 ``[n, 6]``, read-only."""
+        """What insertion asks of the requests: :data:`hal_core.slots.layout.REQUEST_ROW` int64 ``[n, 6]``, read-only."""
         request_row = self.request_rows_cache
         if request_row is None:
             joined = b"".join([request.request_row for request in self.requests])

@@ -97,10 +97,10 @@ class Admissions:
         self._made = itertools.count()
         self._leaving: deque[Chunk] = deque()
         self._dropped: deque[int] = deque()  # serials of requests that are gone; filled by whichever thread lets go
-        self._alive: dict[int, weakref.ref[AdmittedRequest]] = {}  # by serial; what fills ``_dropped``
+        self._alive: dict[int, weakref.ref[AdmittedRequest]] = {}  # by admission id; what fills ``_dropped``
         self._process = os.getpid()
-        # By a request's serial modulo PLACES: its serial, its address on the device, the number of its chunk, and 1
-        # while it waits for its insertion. One table, so that an insertion looks once. A serial names one request of
+        # By a request's admission id modulo PLACES: that id, its address on the device, the number of its chunk, and 1
+        # while it waits for its insertion. One table, so that an insertion looks once. An id names one request of
         # this process, so no device takes another's for its own.
         self._table = np.full((PLACES, 4), -1, np.int64)
         self._serial, self._address, self._chunk, self._waits = self._table.T

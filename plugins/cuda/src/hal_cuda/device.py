@@ -115,7 +115,7 @@ class CudaDevice(OnGpu):
         return not isinstance(value, int | float | list | tuple) and is_on_device(value)
 
     def register_state(self, state: SlotState) -> None:
-        """Put the state's spread table on the GPU, and describe the state to the kernel of ``update_inputs``."""
+        """Put the state's scatter map on the GPU, and describe the state to the kernel of ``update_inputs``."""
         self.check_open()
         self.entering.register_state(state, self.table(state.scatter_map, state.sizes.num_slots).address)
         self.steps.register_state(state)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
 ENTRY = Struct("<8q6q")
-"""One request: ``Entry`` of kernels/enter.cu. The ledger's row of its slot comes first."""
+"""One request: ``Entry`` of kernels/enter.cu. The host table's row of its slot comes first."""
 SOURCE = 8
 """Column of the entries' matrix, after that row."""
 PIECE = 16 << 10
@@ -46,7 +46,7 @@ class Entering:
         self._arrival: RecordedEvent | None = None  # the end of the last upload, and so of all before it
 
     def register_state(self, state: SlotState, scatter_map: int) -> None:
-        """Describe a state to the kernel, once; ``scatter_map`` is the address of its spread table."""
+        """Describe a state to the kernel, once; ``scatter_map`` is the address of its scatter map."""
         params, places = np.zeros(1, ENTER), state.layout.fields
         params["memory"], params["spread"], params["fields"] = state.memory.address, scatter_map, len(state.scatter_map)
         params["dynamic"] = [places[name].offset for name in DYNAMIC]

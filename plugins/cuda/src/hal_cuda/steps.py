@@ -21,10 +21,10 @@ THREADS = 32
 
 
 class StepKernel:
-    """Launches ``hal_advance``; the parameters of each state are made once."""
+    """Launches ``hal_update_inputs``; the parameters of each state are made once."""
 
     def __init__(self, driver: Driver, kernels: Kernels) -> None:
-        self._kernel = Kernel(driver, kernels.steps, "hal_advance", STATE)
+        self._kernel = Kernel(driver, kernels.steps, "hal_update_inputs", STATE)
         self._known: weakref.WeakKeyDictionary[Any, tuple[bytes, bytes]] = weakref.WeakKeyDictionary()
 
     def register_state(self, state: SlotState) -> None:

@@ -20,7 +20,7 @@ slots, max_tokens, max_accept, max_eos, stop_sequences, max_stop_length, specula
 
 
 class StepKernel:
-    """Launches ``hal_advance``; the arguments of each state are made once."""
+    """Launches ``hal_update_inputs``; the arguments of each state are made once."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
@@ -31,7 +31,7 @@ class StepKernel:
         arguments = self._known.get(state)
         if arguments is None:
             arguments = self._known[state] = (_describe(state, False), _describe(state, True))
-        self._accelerator.launch("hal_advance", arguments[speculative], stream.raw)
+        self._accelerator.launch("hal_update_inputs", arguments[speculative], stream.raw)
 
 
 def _describe(state: SlotState, speculative: bool) -> bytes:

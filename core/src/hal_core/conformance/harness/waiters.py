@@ -56,7 +56,7 @@ class Waiter:
 def time_out(tickets: Mapping[str, Ticket], hang: float) -> dict[str, list[Waiter]]:
     """Waits of pending tickets time out, each after its seconds and each by itself; returns those that wait on.
 
-    Nothing may settle the tickets meanwhile. Several threads wait for each ticket, some for long.
+    Nothing may complete the tickets meanwhile. Several threads wait for each ticket, some for long.
     """
     __tracebackhide__ = True
     for told, ticket in tickets.items():

@@ -116,7 +116,7 @@ class LateAdmissionsMixedUp(Lie):
 
     @property
     def staged(self) -> tuple[list[AdmittedRequest], dict[int, int]]:
-        """The requests in the order of their admission, and serial to place in it."""
+        """The requests in the order of their admission, and admission id to place in it."""
         found: tuple[list[AdmittedRequest], dict[int, int]] = self.__dict__.setdefault("_staged", ([], {}))
         return found
 

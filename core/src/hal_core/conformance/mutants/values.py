@@ -190,7 +190,7 @@ class StopFlagsByTheWord(Lie):
 
 @liar(9, "denormal parameters of a request are flushed to zero")
 class RecordsFlushDenormals(Lie):
-    """The record is spread by a kernel that knows floats."""
+    """The record is scattered by a kernel that knows floats."""
 
     @hookimpl
     def insert_tasks(self, device: Device, state: SlotState, tasks: TaskBatch, stream: Stream) -> Ticket:

@@ -1,4 +1,4 @@
-"""The oracle of a step: what ``update_inputs`` does to a slot, one slot at a time, from the text of its documentation."""
+"""The oracle of a step: what ``update_inputs`` does to a slot, one slot at a time, from its documentation."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ def corrupt(rank: Rank, recipe: Recipe, groups: Groups, places: Sequence[int], b
 
 
 def one_step(bound: BoundDevice, state: SlotState, group: Group, sink: MemorySink, number: int, by: str) -> None:
-    """Broadcast, advance, save, take."""
+    """Broadcast, update, save, take."""
     stream = bound.default_stream
     ticket = bound.broadcast_tokens(state=state, group=group, stream=stream)
     if by == "ticket":

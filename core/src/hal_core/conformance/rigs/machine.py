@@ -64,7 +64,7 @@ class WorkerMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def step(self, data: st.DataObject) -> None:
-        """Sample, agree in a group of one, advance, propose drafts."""
+        """Sample, agree in a group of one, update, propose drafts."""
         draw = labelled(data)
         rig = self.pick(draw)
         if rig.name in self.unsaved:

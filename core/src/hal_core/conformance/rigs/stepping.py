@@ -73,12 +73,12 @@ def draw_proposal(draw: Draw, rig: Rig) -> None:
 
 
 def run_step(draw: Draw, rig: Rig, *, speculative: bool | None = None) -> Step:
-    """One whole step up to its output: sample, advance, compare, propose."""
+    """One whole step up to its output: sample, update, compare, propose."""
     __tracebackhide__ = True
     step = draw_step(draw, rig, speculative=speculative)
     draw_sampling(draw, rig, step)
     rig.update_inputs(step).wait(backdoor.PATIENCE)
-    rig.check(f"advance of step {step.number}")
+    rig.check(f"update_inputs of step {step.number}")
     draw_proposal(draw, rig)
     return step
 

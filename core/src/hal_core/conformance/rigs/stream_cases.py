@@ -58,7 +58,7 @@ class Busy:
 
 @contextmanager
 def beside(kit: Kit, stream_case: str, what: str) -> Iterator[Stream]:
-    """The stream to use, with what is to be held for ``stream_key`` held, and work waiting there; ``what`` is done within."""
+    """The stream to use; those that ``stream_case`` says are held, with work waiting there. ``what`` is done within."""
     device = kit.device
     own, others = device.stream(), [device.default_stream, device.stream()]
     if "default stream" in stream_case:

@@ -46,7 +46,7 @@ class Elements:
 
 
 class ScatterColumns:
-    """A spread map as columns: for each width, which bytes of a record go to which elements."""
+    """A scatter map as columns: for each width, which bytes of a record go to which elements."""
 
     def __init__(self, scatter_map: Rows, shift: int, widest: int) -> None:
         self.keep = scatter_map  # its id() is the key under which it is found
@@ -71,7 +71,7 @@ class ScatterColumns:
 
 def elements(plan: WritePlan, shift: int, widest: int, columns: ScatterColumns | None) -> dict[int, Elements]:
     """The plan's elements by width. ``shift``: bytes from the storage's first to the memory's; ``widest``: the widest
-    element that may be used; ``columns``: those of the plan's spread map."""
+    element that may be used; ``columns``: those of the plan's scatter map."""
     found: dict[int, Elements] = {}
     if plan.records is not None and columns is not None:
         columns.add(plan.records, found)

@@ -1,4 +1,4 @@
-// What a step changes by itself; the same effect as hal_core.slots.advance.advance, for every slot of a state.
+// What a step changes by itself; the same effect as hal_core.slots.update.update_inputs, for every slot of a state.
 #include <cstring>
 
 #include "functions.h"
@@ -126,15 +126,15 @@ void advance_slot(const State& s, int32_t slot) {
   }
 }
 
-void hal_advance(halsim_kernel* kernel, const void* arguments, size_t bytes) {
+void hal_update_inputs(halsim_kernel* kernel, const void* arguments, size_t bytes) {
   State s{{}, kernel};
-  if (bytes != sizeof s.a) return halsim_kernel_fail(kernel, "hal_advance takes the addresses and sizes of a state");
+  if (bytes != sizeof s.a) return halsim_kernel_fail(kernel, "hal_update_inputs takes the addresses and sizes of a state");
   std::memcpy(&s.a, arguments, sizeof s.a);
   if (!s.map()) return;
   for (int32_t slot = 0; slot < s.a.slots; ++slot) advance_slot(s, slot);
 }
 
-const RegisterFunction registered("hal_advance", hal_advance);
+const RegisterFunction registered("hal_update_inputs", hal_update_inputs);
 
 }  // namespace
 }  // namespace halsim

@@ -1,4 +1,4 @@
-// What a step changes by itself; the same effect as hal_core.slots.advance.advance, one thread a slot.
+// What a step changes by itself; the same effect as hal_core.slots.update.update_inputs, one thread a slot.
 typedef long long i64;
 typedef int i32;
 typedef unsigned char u8;
@@ -34,7 +34,7 @@ __device__ bool ends_with_stop(const State& s, i32 slot, i64 total, i64 generate
   return false;
 }
 
-extern "C" __global__ void hal_advance(__grid_constant__ const State s) {
+extern "C" __global__ void hal_update_inputs(__grid_constant__ const State s) {
   i32 slot = blockIdx.x * blockDim.x + threadIdx.x;
   if (slot >= s.slots) return;
   bool runs = !s.stop_flags[slot] && s.seq_lens_this_time[slot] > 0;
