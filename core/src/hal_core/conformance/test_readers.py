@@ -80,9 +80,9 @@ def streams(kit: Kit, which: str) -> tuple[Stream, Stream]:
 
 WAITS = (
     "it waits for the device, so a write that overlaps a step cannot be shown, nor be had. Either provide a kernel: "
-    "override update_inputs() so that it puts its work on the stream and returns (the default of DeviceBase copies the state "
-    "out and back). Or declare it: update_waits = True in the plugin's Support, which takes overlapped_advance from "
-    "what it offers; what needs it is then skipped"
+    "override update_inputs() so that it puts its work on the stream and returns (the default of DeviceBase copies the "
+    "state out and back). Or declare it: update_waits = True in the plugin's Support, which takes overlapped_update "
+    "from what it offers; what needs it is then skipped"
 )
 
 

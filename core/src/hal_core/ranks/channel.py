@@ -1,4 +1,4 @@
-"""What a broadcast is made of besides the moving of bytes: the configuration that ranks share, the header, the checked ticket.
+"""What a broadcast is made of besides the moving of bytes: the shared configuration, the header, the checked ticket.
 
 Nothing here knows a device or a framework. :class:`BroadcastChannel` belongs to one state and one group: at its opening
 the ranks compare their configurations, and each broadcast begins with a header that says which of them it is (G14).

@@ -1,8 +1,8 @@
 """From a task batch to a write plan: plain NumPy, all fields of all requests at once, no device (G9 to G11).
 
 A slot that is entered or left gets a whole packed record: its request's, or the empty slot's. Rows are written to the
-request's own length and reset from there to the largest length written before. The host table is read and left as it is;
-the policy commits the batch once the device has taken the plan.
+request's own length and reset from there to the largest length written before. The host table is read and left as it
+is; the policy commits the batch once the device has taken the plan.
 
 This is the hot path of ``insert_tasks``: it works on ``[row fields, requests]`` matrices, so that the number of NumPy
 calls does not grow with either.

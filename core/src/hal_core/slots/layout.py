@@ -18,8 +18,8 @@ ALIGNMENT = 64
 """Bytes; each field begins on a cache line, which is also the coarsest alignment a vector copy asks for."""
 
 REQUEST_ROW = np.dtype([("row_lengths", np.int64, (len(ROW_FIELDS),)), ("admission_id", np.int64)])
-"""What insertion asks of each request: the lengths of its rows, in the order of ``ROW_FIELDS``, and its admission id. All
-int64, so that a batch of them is a matrix."""
+"""What insertion asks of each request: the lengths of its rows, in the order of ``ROW_FIELDS``, and its admission id.
+All int64, so that a batch of them is a matrix."""
 ADMISSION_ID = len(ROW_FIELDS)
 """Column of that matrix, after the lengths."""
 

@@ -94,8 +94,8 @@ class TaskBatch:
     """Tasks in columns, in order; immutable. ``TaskBatch.of(tasks)``, or ``TaskBatch.prefill(…)`` without objects.
 
     Columns of length n, int32 (``first_tokens`` int64): ``kinds``, ``slots``, ``num_computed_tokens``,
-    ``num_scheduled_tokens``, ``first_blocks``, ``block_counts``. ``plain`` has them as lists. ``requests`` and ``drafts`` are tuples,
-    ``block_ids`` each task's block ids, ``blocks`` all of them one after the other, int32.
+    ``num_scheduled_tokens``, ``first_blocks``, ``block_counts``. ``plain`` has them as lists. ``requests`` and ``drafts``
+    are tuples, ``block_ids`` each task's block ids, ``blocks`` all of them one after the other, int32.
     """
 
     __slots__ = (
@@ -174,7 +174,7 @@ class TaskBatch:
 
     @property
     def request_row(self) -> Int64s:
-        """What insertion asks of the requests: :data:`hal_core.slots.layout.REQUEST_ROW` int64 ``[n, 6]``, read-only."""
+        """What insertion asks of the requests: :data:`hal_core.slots.layout.REQUEST_ROW` ``[n, 6]``, read-only."""
         request_row = self.request_rows_cache
         if request_row is None:
             joined = b"".join([request.request_row for request in self.requests])
