@@ -98,7 +98,7 @@ def test_all_pass_the_conformance_kit(kits, device, shown):
         except NoCompiler as error:
             pytest.skip(str(error))
     found = kits[device].report(900)
-    assert found["header"]["origin"] == f"hal-example-{device} 0.1.0"
+    assert found["header"]["origin"] == f"hal-example-{device} 1.0.0"
     assert found["header"]["device"] == shown
 
 
