@@ -62,11 +62,7 @@ def _ways(bound: Any, state: Any, group: Group) -> tuple[list[str], dict[str, Ca
     communicator = bound.device.communicator(group)
     memory, stream, whole = state.memory, bound.default_stream, state.broadcast_range()
     places = {n: p for n, p in state.layout.fields.items() if whole.offset <= p.offset < whole.end}
-<<<<<<< HEAD
     parts = [ByteRange(places[name].offset, places[name].stride * SIZES.num_slots) for name in ONE_BY_ONE]
-=======
-    parts = [ByteRange(p.offset, p.stride * SIZES.num_slots) for p in places.values()]
->>>>>>> main
     made = opened(group)
     tensors = [communicator._tensor(memory, part) for part in (whole, *parts)]
     source = made.ranks.index(group.source)

@@ -26,11 +26,7 @@ sizes = st.builds(
 def test_places_are_aligned_and_apart_and_groups_are_what_lies_between(chosen):
     layout = lay_out(chosen)
     spans = [(p.offset, p.offset + p.stride * chosen.num_slots) for p in layout.fields.values()]
-<<<<<<< HEAD
     spans += [(h.offset, h.end) for h in {*layout.headers.values()}]  # the two slices begin with one header
-=======
-    spans += [(h.offset, h.end) for h in layout.headers.values()]
->>>>>>> main
     spans.sort()
     assert all(begin % ALIGNMENT == 0 for begin, _ in spans)
     assert all(end <= begin for (_, end), (begin, _) in pairwise(spans))
@@ -67,11 +63,7 @@ def test_g14_the_digest_differs_when_the_order_of_fields_differs():
 
 def test_fields_of_a_group_that_lie_apart_are_refused():
     apart = [STATE_TABLE[3], STATE_TABLE[-1], STATE_TABLE[5]]
-<<<<<<< HEAD
     with pytest.raises(InvalidValue, match="broadcast_speculative lie apart: \\['token_ids'\\]"):
-=======
-    with pytest.raises(InvalidValue, match="output lie apart: \\['token_ids'\\]"):
->>>>>>> main
         lay_out(StateConfig(num_slots=2, max_model_len=8), apart)
 
 

@@ -58,11 +58,7 @@ def test_g14_the_slice_begins_with_a_header_that_counts(pool, actions):
     [
         ({"sizes": StateConfig(num_slots=5, max_model_len=16)}, "sizes: rank 0 has 'slots=4"),
         ({"sizes": StateConfig(num_slots=4, max_model_len=4096)}, "max_tokens=4096"),
-<<<<<<< HEAD
         ({"sizes": SPECULATIVE}, "rank 0 has 'sampled_token_ids', rank 1 'sampled_token_ids accept_tokens"),
-=======
-        ({"sizes": SPECULATIVE}, "broadcast list: rank 0 has 'sampled_token_ids', rank 1 'accept_tokens accept_num"),
->>>>>>> main
         ({"swap": ("accept_num", "step_idx")}, "slot table"),
         ({"swap": ("seed", "min_p")}, "slot table"),
         ({"reset": "step_idx"}, "slot table"),

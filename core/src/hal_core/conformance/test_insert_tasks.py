@@ -100,11 +100,7 @@ def test_g11_every_row_is_reset_to_the_largest_length_written_before(kit: Kit) -
     rig.poke_cell("stop_flags", 0, True)
     rig.release([0])
     middle = rig.admit(Request("middle", [7, 8, 9], SamplingParams(bad_words=(6,), stop_sequences=((6,),))))
-<<<<<<< HEAD
     rig.insert([Task(TaskKind.REMOTE_PREFILL, 0, middle, 3, blocks=[3, 4], first_token=5, drafts=[1, 2, 3])]).wait(
-=======
-    rig.insert([Task(TaskKind.REMOTE_PREFILL, 0, middle, blocks=[3, 4], first_token=5, drafts=[1, 2, 3])]).wait(
->>>>>>> main
         PATIENCE
     )
     rig.check("a shorter request followed")

@@ -152,14 +152,8 @@ def test_g11_rows_of_megabytes_are_written_and_reset_to_their_last_element(kit: 
 def test_g09_rows_of_megabytes_are_written_to_their_last_element(kit: Kit) -> None:
     rig, first = full_of_rows(kit)
     one, other = wide(rig, 3, 0.7), rig.admit(Request(rig.new_name(), [5]))
-<<<<<<< HEAD
     ids = blocks(WIDE, one.total, 3)
     handed = Task(TaskKind.REMOTE_PREFILL, 2, one, one.total, 0, ids, first_token=4, drafts=prompt(9, 300))
-=======
-    handed = Task(
-        TaskKind.REMOTE_PREFILL, 2, one, blocks=blocks(WIDE, one.total, 3), first_token=4, drafts=prompt(9, 300)
-    )
->>>>>>> main
     arrive(rig.insert([handed, prefill(rig, 0, other)]))
     rig.check("a long handoff with 300 drafts, and a short request beside it")
     arrive(rig.insert([Task(TaskKind.PREEMPTED, 2, one), Task(TaskKind.ABORTED, 1, first)]))

@@ -166,7 +166,6 @@ class BoundDevice:
         return self._call(
             "update_inputs", self.policy.update_inputs, None, {"state": state, "step": step, "stream": stream}
         )
-<<<<<<< HEAD
 
     def set_drafts(
         self, *, state: SlotState, step: Step, drafts: Mapping[int, Sequence[int]], stream: Stream
@@ -186,8 +185,6 @@ class BoundDevice:
         """
         arguments = {"state": state, "step": step, "drafts": drafts, "stream": stream}
         return self._call("set_drafts", self.policy.set_drafts, None, arguments)
-=======
->>>>>>> main
 
     def copy_out(self, *, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
         """Copy byte ranges to the host, as they are after the work that is on ``stream`` now.

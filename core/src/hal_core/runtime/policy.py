@@ -104,11 +104,8 @@ class Policy:
         state.wait_for_readers_of_batch(batch, stream)
         ticket = _ticket(hooks.insert_tasks(device=device, state=state, tasks=batch, stream=stream))
         state.host_table.commit(batch)
-<<<<<<< HEAD
         if state.speculative:
             state.drafts.follow(batch)
-=======
->>>>>>> main
         return ticket
 
     def broadcast_tokens(self, device: Device, hooks: Hooks, state: SlotState, group: Group, stream: Stream) -> Ticket:
@@ -194,7 +191,6 @@ class Policy:
         """
         _check_state(device, state)
         order = _check_step(state, step)
-<<<<<<< HEAD
         state.drafts.check_advance(state.mirror, step)
         ticket = device.update_inputs(state, step, stream)
         state.advances += 1
@@ -215,13 +211,6 @@ class Policy:
             ticket = _ticket(device.submit(plan_drafts(state, found), stream))
         state.drafts.handed = step.number
         state.drafts.holders = {slot: int(state.host_table.admission_ids[slot]) for slot in found}
-=======
-        ticket = device.update_inputs(state, step, stream)
-        state.advances += 1
-        state.host_table.appended(order, state.sizes.max_accept if step.speculative else 1)
-        if device.capabilities.async_h2d:
-            state.add_reader(None, device.event(stream))
->>>>>>> main
         return ticket
 
 

@@ -8,11 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .admission import AdmittedRequest
-<<<<<<< HEAD
 from .fields import SplitRole, StateConfig
-=======
-from .fields import StateConfig
->>>>>>> main
 from .host_table import FEW, TOKENS, HostSlotTable
 from .layout import ADMISSION_ID
 from .tasks import LEAVING, TaskBatch, TaskKind
@@ -186,7 +182,6 @@ def _handoff(row: Row, sizes: StateConfig) -> list[str]:
     texts = []
     fit = sizes.max_draft_tokens if row.kind == TaskKind.REMOTE_PREFILL else 0
     if row.kind == TaskKind.REMOTE_PREFILL:
-<<<<<<< HEAD
         if row.start != row.request.total:
             texts.append(
                 f"keys and values of {row.start} of its {row.request.total} tokens are declared present; "
@@ -194,8 +189,6 @@ def _handoff(row: Row, sizes: StateConfig) -> list[str]:
             )
         if row.request.role is SplitRole.PREFILL:
             texts.append("its role is PREFILL, which stops at the first token; hand it over as DECODE")
-=======
->>>>>>> main
         if row.first_token < 0:
             texts.append("a handoff needs the first token")
         if row.request.total + 1 >= sizes.max_model_len or row.request.generated + 1 >= row.request.params.max_tokens:

@@ -14,10 +14,7 @@ from ..memory.device import MemoryDevice
 from ..memory.plan import SCATTER_MAP, PlanBuilder, WritePlan
 from ..memory.views import ByteRange, View
 from .admission import AdmittedRequest, Request, admit
-<<<<<<< HEAD
 from .draft_book import DraftBook
-=======
->>>>>>> main
 from .fields import CLEANUP_FIELDS, HEADER_BYTES, ROW_FIELDS, STATE_TABLE, Field, StateConfig
 from .host_table import HostSlotTable
 from .layout import StateLayout, lay_out
@@ -108,10 +105,7 @@ class SlotState:
     - ``speculative``: sized for drafts, so broadcasts carry the speculative slice.
     - ``memory``: the one block of device memory; ``layout`` says where each field lies in it.
     - ``host_table``: what the host knows for certain: which request is in which slot, and how long its rows are.
-<<<<<<< HEAD
     - ``drafts``: what the host knows of drafts: after which step they may come, and who holds some.
-=======
->>>>>>> main
     - ``advances``: how often the state was advanced; ``channels``: by a group's ranks, what they agreed on (G14).
     - ``mirror``: field name to array, the output fields as of the last step whose output was taken (G12).
 
@@ -128,10 +122,7 @@ class SlotState:
         self.speculative = sizes.max_draft_tokens > 0
         self.memory = device.allocate(self.layout.nbytes)  # first: sizes that are too large end here
         self.host_table = HostSlotTable(sizes)
-<<<<<<< HEAD
         self.drafts = DraftBook()
-=======
->>>>>>> main
         self._views: dict[str, View] = {}
         self._output_ranges: dict[bool, ByteRange] = {}  # by whether with log-probabilities
         self._parts: dict[ByteRange, np.dtype[np.void]] = {}
@@ -161,11 +152,7 @@ class SlotState:
         for place in self.layout.fields.values():
             value = place.field.dtype.storage.type(place.field.reset)
             builder.fill(np.array([place.offset], np.int64), place.stride * self.sizes.num_slots, value)
-<<<<<<< HEAD
         for header in {*self.layout.headers.values()}:  # groups may share one
-=======
-        for header in self.layout.headers.values():
->>>>>>> main
             builder.fill(np.array([header.offset], np.int64), HEADER_BYTES, np.uint8(0))
         return builder.build()
 
@@ -250,11 +237,8 @@ class SlotState:
         if numbers:
             self.check_slots((min(numbers), max(numbers)), "slots")
         self.host_table.release(numbers)
-<<<<<<< HEAD
         for slot in numbers:
             self.drafts.holders.pop(slot, None)
-=======
->>>>>>> main
 
     def add_reader(self, slots: Ints | None, event: Event) -> None:
         """Remember that work up to ``event`` reads these slots (None: every slot) (G28)."""

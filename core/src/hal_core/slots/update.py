@@ -1,14 +1,8 @@
 """What a step changes by itself: positions, counters, stop flags, and the token that is fed next.
 
-<<<<<<< HEAD
 :func:`update_inputs` is the reference in NumPy, for every slot of a state at once. A device may run it on the state's
 own memory (cpu), on a copy that is written back as one plan (the default of :class:`hal_core.devices.DeviceBase`), or as
 a kernel; the effect is the same.
-=======
-:func:`update_inputs` is the reference in NumPy, for every slot of a state at once. A device may run it on the
-state's own memory (cpu), on a copy that is written back as one plan (the default of :class:`hal_core.devices.DeviceBase`), or
-as a kernel; the effect is the same.
->>>>>>> main
 """
 
 from __future__ import annotations
@@ -18,11 +12,7 @@ from typing import Any
 
 import numpy as np
 
-<<<<<<< HEAD
 from .fields import FinishReason, SplitRole, StateConfig
-=======
-from .fields import FinishReason, StateConfig
->>>>>>> main
 
 Column = np.ndarray[Any, np.dtype[Any]]
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
@@ -137,11 +127,7 @@ def _stop_plain(fields: Mapping[str, Column], column: Mapping[str, Column], slot
 
 
 def _cut(fields: Mapping[str, Column], slot: int, sizes: StateConfig) -> None:
-<<<<<<< HEAD
     """Speculative: cut the accepted tokens of a slot after the first with which it stops, and mark the end."""
-=======
-    """Speculative: cut the accepted tokens of a slot after the first that ends its request, and mark the end."""
->>>>>>> main
     row = {name: array[slot] for name, array in fields.items()}
     known = int(row["prompt_lens"][0] + row["step_idx"][0])
     tokens, handed_over = row["token_ids"], row["split_role"][0] == SplitRole.PREFILL
@@ -151,12 +137,8 @@ def _cut(fields: Mapping[str, Column], slot: int, sizes: StateConfig) -> None:
         ends = bool((row["eos_token_ids"][: int(row["eos_num"][0])] == token).any())
         ends = ends or _ends_with_stop(fields, slot, total, generated, sizes)
         stops = ends and generated >= row["min_dec_len"][0]
-<<<<<<< HEAD
         over = stops or generated >= row["max_dec_len"][0] or total >= sizes.max_model_len
         if over or handed_over:
-=======
-        if stops or generated >= row["max_dec_len"][0] or total >= sizes.max_model_len:
->>>>>>> main
             row["accept_num"][0] = i + 1
             row["stop_flags"][0] = True
             if over:

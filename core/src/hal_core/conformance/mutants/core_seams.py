@@ -24,12 +24,9 @@ SEAMS: dict[str, str] = {
     # batches and slots
     "check of a batch": "runtime.policy:problems",
     "quick check of a batch": "runtime.policy:is_sound",
-<<<<<<< HEAD
     "order of drafts": "slots.drafts:_check_order",
     "plan of drafts": "runtime.policy:plan_drafts",
     "plain step over drafts": "slots.draft_book:DraftBook.check_advance",
-=======
->>>>>>> main
     "booking of a batch": "slots.host_table:HostSlotTable.commit",
     "booking of a report": "slots.host_table:HostSlotTable.reported",
     "release of slots": "slots.state:SlotState.release",

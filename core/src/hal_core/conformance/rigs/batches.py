@@ -101,12 +101,8 @@ def draw_entering(draw: Draw, rig: Rig, slot: int, kind: TaskKind, role: SplitRo
     if kind is TaskKind.REMOTE_PREFILL:
         blocks = draw_blocks(draw, rig, slot, request.total, 0)
         drafts = draw(st.lists(tokens, max_size=rig.sizes.max_draft_tokens), "drafts")
-<<<<<<< HEAD
         first = draw(tokens, "first token")
         return Task(kind, slot, request, request.total, 0, blocks, first_token=first, drafts=drafts)
-=======
-        return Task(kind, slot, request, blocks=blocks, first_token=draw(tokens, "first token"), drafts=drafts)
->>>>>>> main
     start = draw(st.just(0) | st.integers(0, request.total - 1), "tokens cached already")
     length = draw(st.just(request.total - start) | st.integers(1, request.total - start), "tokens to prefill")
     return Task(kind, slot, request, start, length, draw_blocks(draw, rig, slot, start + length, 0))

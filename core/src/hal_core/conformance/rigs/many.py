@@ -73,11 +73,7 @@ def handoff(rig: Rig, slot: int, admitted: AdmittedRequest) -> Task:
     """The decode role of a split."""
     drafts = [slot, 2**31 - 1 - slot][: slot % (rig.sizes.max_draft_tokens + 1)]
     ids = blocks(rig.sizes, admitted.total, admitted.admission_id)
-<<<<<<< HEAD
     return Task(TaskKind.REMOTE_PREFILL, slot, admitted, admitted.total, 0, ids, first_token=slot * 3, drafts=drafts)
-=======
-    return Task(TaskKind.REMOTE_PREFILL, slot, admitted, blocks=ids, first_token=slot * 3, drafts=drafts)
->>>>>>> main
 
 
 def leaving(rig: Rig, slots: Sequence[int], kind: TaskKind) -> list[Task]:

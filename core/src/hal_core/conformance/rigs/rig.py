@@ -83,7 +83,6 @@ class Rig:
     def update_inputs(self, step: Step) -> Ticket:
         """Advance the state and the model by one step."""
         ticket = self.bound.update_inputs(state=self.state, step=step, stream=self.stream)
-<<<<<<< HEAD
         self.advanced, self.proposed, self.drafted = step, False, False
         self.ran = {slot: resident.admission_id for slot, resident in self.model.residents.items()}
         oracle_step.update_inputs(self.model, step.orders[self.name].tolist(), speculative=step.speculative)
@@ -96,9 +95,6 @@ class Rig:
         ticket = self.bound.set_drafts(**call)  # type: ignore[arg-type]
         self.proposed, self.drafted = True, any(drafts.values())
         self.model.hand(drafts)
-=======
-        oracle_step.update_inputs(self.model, step.orders[self.name].tolist(), speculative=step.speculative)
->>>>>>> main
         return ticket
 
     def save(self, step: Step, sink: Sink | None = None) -> Ticket:

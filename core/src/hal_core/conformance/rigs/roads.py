@@ -100,11 +100,7 @@ def changing(kit: Kit) -> Road:
         Task(TaskKind.ABORTED, 1, tasks[1].request),
         again,
         Task(TaskKind.MORE_BLOCKS, 2, tasks[2].request, blocks=[77], first_block=2),
-<<<<<<< HEAD
         Task(TaskKind.REMOTE_PREFILL, 5, handed, 2, blocks=[3, 4], first_token=9, drafts=[1, 2]),
-=======
-        Task(TaskKind.REMOTE_PREFILL, 5, handed, blocks=[3, 4], first_token=9, drafts=[1, 2]),
->>>>>>> main
     ]
     return of_state(rig, lambda: rig.insert(batch))
 
@@ -194,10 +190,7 @@ ROADS: dict[str, dict[str, Make]] = {
         "requests that leave, go on and enter": changing,
     },
     "update_inputs": {"a plain step": advancing(speculative=False), "a speculative step": advancing(speculative=True)},
-<<<<<<< HEAD
     "set_drafts": {"for some slots": drafting},
-=======
->>>>>>> main
     "save_output": {"a step that two requests have left": saving},
     "broadcast_tokens": {"from another rank": broadcasting},
     "submit": {"copies and fills": submitting},

@@ -8,11 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from ...group import ALONE, Group
-<<<<<<< HEAD
 from ...slots.fields import SplitRole, StateConfig
-=======
-from ...slots.fields import StateConfig
->>>>>>> main
 from ...slots.step import Step
 from ..draw.requests import draw_array, orders, tokens, wide_tokens
 from ..harness import backdoor
@@ -28,11 +24,7 @@ def draw_step(draw: Draw, rig: Rig, *, speculative: bool | None = None, group: G
         named |= set(draw(st.lists(st.sampled_from(empty), unique=True), "empty slots in the batch"))
     order = draw(orders([*named]), "slots in batch-id order")
     if speculative is None:
-<<<<<<< HEAD
         speculative = rig.drafted or (rig.sizes.max_draft_tokens > 0 and draw(st.booleans(), "speculative"))
-=======
-        speculative = rig.sizes.max_draft_tokens > 0 and draw(st.booleans(), "speculative")
->>>>>>> main
     logprobs = draw(st.none() | st.integers(0, rig.sizes.max_logprobs), "log-probabilities")
     return rig.step(order, speculative=speculative, logprobs=logprobs, group=group)
 
@@ -86,25 +78,12 @@ def _goes_on(rig: Rig, slot: int) -> bool:
 
 
 def draw_proposal(draw: Draw, rig: Rig) -> None:
-<<<<<<< HEAD
     """What a proposer of drafts may hand over after the step has advanced: drafts for slots that go on."""
     if rig.sizes.max_draft_tokens == 0 or not draw(st.booleans(), "a proposer ran"):
         return
     given = st.lists(tokens, max_size=rig.sizes.max_draft_tokens)
     drafts = {slot: draw(given, f"drafts of slot {slot}") for slot in draftable(rig)}
     rig.propose(drafts)  # not waited for: what follows is on the same stream
-=======
-    """What a proposer of drafts may write after the step has advanced: drafts for slots that go on."""
-    if rig.sizes.max_draft_tokens == 0 or not draw(st.booleans(), "a proposer ran"):
-        return
-    counts, drafts = rig.model.cells["draft_num"].copy(), rig.model.cells["draft_tokens"].copy()
-    lengths = rig.model.cells["seq_lens_this_time"].copy()
-    for slot in range(rig.sizes.num_slots):
-        if lengths[slot, 0] == 1 and not rig.model.get("seq_lens_encoder", slot):
-            given = draw(st.lists(tokens, max_size=rig.sizes.max_draft_tokens), f"drafts of slot {slot}")
-            counts[slot], lengths[slot], drafts[slot, : len(given)] = len(given), 1 + len(given), given
-    rig.poke({"draft_num": counts, "draft_tokens": drafts, "seq_lens_this_time": lengths})
->>>>>>> main
 
 
 def run_step(draw: Draw, rig: Rig, *, speculative: bool | None = None) -> Step:

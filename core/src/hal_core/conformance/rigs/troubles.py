@@ -77,7 +77,6 @@ def too_few_blocks(rig: Rig, task: Task) -> Task | None:
 def no_first_token(rig: Rig, task: Task) -> Task | None:
     """A handoff without what it hands over."""
     return replace(task, first_token=-1) if task.kind is TaskKind.REMOTE_PREFILL else None
-<<<<<<< HEAD
 
 
 def keys_not_present(rig: Rig, task: Task) -> Task | None:
@@ -93,8 +92,6 @@ def some_keys_present(rig: Rig, task: Task) -> Task | None:
 def too_many_keys_present(rig: Rig, task: Task) -> Task | None:
     """The first token's keys and values are said to be there too: the decode node is to make them."""
     return replace(task, num_computed_tokens=task.request.total + 1) if task.kind is TaskKind.REMOTE_PREFILL else None
-=======
->>>>>>> main
 
 
 def too_many_drafts(rig: Rig, task: Task) -> Task | None:
