@@ -221,7 +221,7 @@ def check_refused(bound, hook, argument, arguments):
     if held is not None:
         assert (state.memory.buffer == held).all()
         assert not state.host_table.preempted
-        assert state.advances == 0
+        assert state.updates == 0
 
 
 HOOK_ARGUMENTS = {

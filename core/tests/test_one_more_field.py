@@ -49,7 +49,7 @@ def test_a_line_in_the_slot_table_is_all_that_a_field_needs(bound, n):
 
 
 def test_ranks_and_requests_of_another_table_are_told_apart():
-    """The digest that ranks compare, and the stamp that admitted requests carry."""
+    """The digest that ranks compare, and the config key that admitted requests carry."""
     plain, longer = lay_out(SIZES), lay_out(SIZES, with_field(BIAS))
     assert plain.digest != longer.digest
     assert plain.config_key != longer.config_key

@@ -115,13 +115,13 @@ def check_next_call(rig: Rig, fuse: faults.Fuse, what: str, hook: str) -> None:
     call_failing_late(rig, fuse, what)
     assert_no_error(lambda: acts.array(rig).wait(PATIENCE), f"a call while {what} is under way")
     fuse.ripe.set()
-    before, done = rig.model.block.copy(), (rig.state.advances, len(rig.sink.records))
+    before, done = rig.model.block.copy(), (rig.state.updates, len(rig.sink.records))
     leavers = {slot: [*left] for slot, left in rig.model.leavers.items()}
     error = assert_raises(faults.CopyFailed, lambda: next_call(rig, hook), f"{hook} after {what}, which failed unseen")
     assert error.cure, f"{error} names no cure"
     rig.model.block[...], rig.model.leavers = before, leavers  # the model of save_output cleans up at every call
     rig.check(f"{hook} told that {what} had failed")
-    now = rig.state.advances, len(rig.sink.records)
+    now = rig.state.updates, len(rig.sink.records)
     assert now == done, f"{hook} told that {what} had failed, and did its work all the same: {now}, before {done}"
     assert_no_error(lambda: next_call(rig, hook), f"{hook} once more: the error was told already")
 

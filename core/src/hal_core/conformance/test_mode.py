@@ -62,7 +62,7 @@ def test_g07_a_ticket_that_says_sync_is_done_and_its_work_is_there(kit: Kit, wha
 @pytest.mark.parametrize("what", WORKS)
 def test_g07_behind_a_held_stream_every_call_returns_and_says_async(kit: Kit, what: str) -> None:
     if what == "update_inputs" and kit.missing(("overlapped_update",)):
-        pytest.skip("needs overlapped_advance")
+        pytest.skip("needs overlapped_update")
     rig = acts.working(kit)
     with kit.held(rig.stream):
         ticket = acts.ACTS[what](rig)

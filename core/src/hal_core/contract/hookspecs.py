@@ -4,14 +4,14 @@ Every hook takes its arguments by keyword, has no defaults and returns a :class:
 None. The policy around each hook (checks, who sends, when to clean up) is :mod:`hal_core.runtime.policy` and the same
 on every device: a plugin's hook is called with checked arguments, at most once a call, and says how bytes move.
 
-A step's calls come in this order: ``insert_tasks``; the model and its sampler; ``broadcast_tokens``; ``update_inputs``;
-then ``save_output``, and ``set_drafts`` before or after it. ``set_drafts`` is no hook but, like ``update_inputs``, a call
-of the opened device that all ranks make alike. It hands a state the drafts that its next step verifies: their tokens,
-their number and what that step feeds (``seq_lens_this_time``: the next token and the drafts), in one submission. It
-names the step whose tokens the drafts follow, and comes once, between that step's ``update_inputs``, which drops what was
-drafted before it, and the next one's; for a slot whose role is PREFILL before ``save_output``, as that record takes
-its drafts along. A call out of this order is an error, and so is a plain step of a state whose slots were handed
-drafts: nothing vanishes unsaid.
+A step's calls come in this order: ``insert_tasks``; the model and its sampler; ``broadcast_tokens``;
+``update_inputs``; then ``save_output``, and ``set_drafts`` before or after it. ``set_drafts`` is no hook but, like
+``update_inputs``, a call of the opened device that all ranks make alike. It hands a state the drafts that its next
+step verifies: their tokens, their number and what that step feeds (``seq_lens_this_time``: the next token and the
+drafts), in one submission. It names the step whose tokens the drafts follow, and comes once, between that step's
+``update_inputs``, which drops what was drafted before it, and the next one's; for a slot whose role is PREFILL before
+``save_output``, as that record takes its drafts along. A call out of this order is an error, and so is a plain step of
+a state whose slots were handed drafts: nothing vanishes unsaid.
 
 For all hooks: G26 an error names device, hook and argument, and the cure. G27 the core asks for capabilities, never
 for a device's name. G28 no write reaches a slot before the last step that reads it has passed its event.

@@ -158,7 +158,7 @@ class DeviceBase(ABC):
 
     def update_inputs(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
         """The reference on a copy of the state, written back as one plan; waits for the device once or twice."""
-        return advance_by_copy(self, state, step, stream)
+        return update_by_copy(self, state, step, stream)
 
     # -- hooks --------------------------------------------------------------------------------------------------
 
@@ -237,7 +237,7 @@ def plan_value(target: View, value: np.ndarray[Any, Any] | np.generic) -> WriteP
     return builder.build()
 
 
-def advance_by_copy(device: DeviceBase, state: SlotState, step: Step, stream: Stream) -> Ticket:
+def update_by_copy(device: DeviceBase, state: SlotState, step: Step, stream: Stream) -> Ticket:
     """Copy out what ``update_inputs`` reads, compute on the host, and write back what changed as one plan."""
     part = state.layout.groups["step_input"]
     copied = device.copy_out(state.memory, [part], stream)

@@ -64,7 +64,7 @@ class OutputSnapshot(NamedTuple):
 
 _Held = tuple[tuple[str, ...], np.ndarray[Any, np.dtype[np.bool_]], bool]
 #: The requests of the last step: their admission ids, and what ``_held`` says of them. An id never names another
-#: request, and a batch mostly keeps its requests from step to step. One assignment replaces it, so threads need no lock.
+#: request, and a batch mostly keeps its requests from step to step. One assignment replaces it: no lock.
 _last_held: tuple[bytes, _Held] = (b"", ((), np.zeros(0, np.bool_), True))
 
 

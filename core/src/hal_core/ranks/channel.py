@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from .communicator import Communicator
 
 HEADER = struct.Struct("<4sHHQQQ32s")
-"""Magic, version, header bytes, slice bytes, number of the broadcast, advances of the state, digest of the terms."""
+"""Magic, version, header bytes, slice bytes, number of the broadcast, updates of the state, digest of the terms."""
 MAGIC, VERSION = b"HALB", 1
 COUNTS, COUNTS_AT = struct.Struct("<QQ"), 16
-"""The part of the header that changes from call to call: number and advances."""
+"""The part of the header that changes from call to call: number and updates."""
 assert HEADER.size == HEADER_BYTES
 
 
@@ -113,7 +113,7 @@ class BroadcastChannel:
     def begin(self, stream: Stream) -> None:
         """Count the broadcast; on the source, write its header in stream order."""
         self.number += 1
-        COUNTS.pack_into(self._start, COUNTS_AT, self.number, self.state.advances)
+        COUNTS.pack_into(self._start, COUNTS_AT, self.number, self.state.updates)
         self.expected = bytes(self._start)
         if not self._first:
             return
@@ -161,10 +161,10 @@ def channel_of(state: SlotState, group: Group) -> BroadcastChannel | None:
 
 def describe(header: bytes) -> str:
     """A header in words, for errors."""
-    magic, version, size, nbytes, number, advances, digest = HEADER.unpack(header)
+    magic, version, size, nbytes, number, updates, digest = HEADER.unpack(header)
     if (magic, version, size) != (MAGIC, VERSION, HEADER_BYTES):
         return "no header" if any(header) else "a header of zeros"
-    return f"broadcast {number} after {advances} steps ({nbytes} bytes, digest {digest[:4].hex()})"
+    return f"broadcast {number} after {updates} steps ({nbytes} bytes, digest {digest[:4].hex()})"
 
 
 class CheckedTicket(Ticket):

@@ -172,13 +172,13 @@ class BoundDevice:
     ) -> Ticket:
         """Hand a state the drafts that its next step verifies: tokens, their number and what it feeds, at once.
 
-        Once for each step and state, after ``update_inputs`` with that step and before the next one's; before ``save_output``
-        for slots whose role is PREFILL, as its record takes their drafts along. ``update_inputs`` drops what was drafted
-        before it, so a call out of this order is refused.
+        Once for each step and state, after ``update_inputs`` with that step and before the next one's; before
+        ``save_output`` for slots whose role is PREFILL, as its record takes their drafts along. ``update_inputs`` drops
+        what was drafted before it, so a call out of this order is refused.
 
-        :param step: the step whose tokens the drafts follow; it has advanced the state.
-        :param drafts: slot to token ids, at most ``sizes.max_draft_tokens`` each, for slots that decoded in that step. Slots
-            without drafts feed their next token alone, named or not. Slots that have stopped since do not run.
+        :param step: the step whose tokens the drafts follow; its ``update_inputs`` has been called.
+        :param drafts: slot to token ids, at most ``sizes.max_draft_tokens`` each, for slots that decoded in that step.
+            Slots without drafts feed their next token alone, named or not. Slots that have stopped since do not run.
         :return: done when the drafts are in place.
         :raises InvalidValue: for a call out of order, and for drafts that do not fit, with every slot; nothing was
             written.

@@ -191,9 +191,9 @@ class Policy:
         """
         _check_state(device, state)
         order = _check_step(state, step)
-        state.drafts.check_advance(state.mirror, step)
+        state.drafts.check_update(state.mirror, step)
         ticket = device.update_inputs(state, step, stream)
-        state.advances += 1
+        state.updates += 1
         state.drafts.advanced(step)
         state.host_table.appended(order, state.sizes.max_accept if step.speculative else 1)
         if device.capabilities.async_h2d:
@@ -246,7 +246,7 @@ def check_stream(stream: object) -> None:
 
 
 _KINDS: dict[str, tuple[type, str]] = {
-    "state": (SlotState, "give what device.state(Sizes(…)) returned"),
+    "state": (SlotState, "give what device.state(StateConfig(…)) returned"),
     "step": (Step, "give Step(number, {state.name: slots})"),
     "group": (Group, "give Group(ranks, rank), or ALONE"),
 }
@@ -273,12 +273,12 @@ def _check_step(state: SlotState, step: Step) -> Any:  # noqa: ANN401 (an int32 
     state.check_slots(step.spans[state.name], "step")
     if step.speculative and not state.speculative:
         raise InvalidValue(
-            "a speculative step on a state without drafts", cure="give Sizes(max_draft=…)", argument="step"
+            "a speculative step on a state without drafts", cure="give StateConfig(max_draft_tokens=…)", argument="step"
         )
     if step.logprobs is not None and not 0 <= step.logprobs <= state.sizes.max_logprobs:
         raise InvalidValue(
             f"{step.logprobs} log-probabilities, the state holds {state.sizes.max_logprobs}",
-            cure="ask for less, or give Sizes(top_k=…)",
+            cure="ask for less, or give StateConfig(max_logprobs=…)",
             argument="step",
         )
     return order

@@ -22,7 +22,7 @@ class DraftBook:
 
     - ``step``: number of the last step that advanced the state, None before the first. Of these, ``handed`` is the one
       whose drafts were handed over last, ``saved`` the one whose output was saved last.
-    - ``holders``: slot to serial of the requests whose drafts no step has verified yet.
+    - ``holders``: slot to admission id of the requests whose drafts no step has verified yet.
     - ``changed``: slots that a request has entered or left, or got a piece of its prompt, since that step.
     """
 
@@ -48,7 +48,7 @@ class DraftBook:
         self.holders.clear()
         self.changed.clear()
 
-    def check_advance(self, mirror: Mirror, step: Step) -> None:
+    def check_update(self, mirror: Mirror, step: Step) -> None:
         """Refuse a plain step for slots whose drafts it would drop unseen."""
         if step.speculative or not self.holders:
             return

@@ -1,7 +1,7 @@
 """Handing drafts to a state, for its next step to verify: when that may be done, for whom, and what is written.
 
-``update_inputs`` drops what a slot had drafted, so drafts that were written before it are lost without a sound. They come by
-one call instead, ``BoundDevice.set_drafts``, which names the step whose tokens they were made from.
+``update_inputs`` drops what a slot had drafted, so drafts that were written before it are lost without a sound. They
+come by one call instead, ``BoundDevice.set_drafts``, which names the step whose tokens they were made from.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def check_drafts(state: SlotState, step: Step, drafts: object) -> Drafts:
     if wrong:
         raise InvalidValue(
             f"nothing was handed over: {'; '.join(wrong)}",
-            cure="hand drafts to slots that decoded in this step, no more than Sizes(max_draft=…)",
+            cure="hand drafts to slots that decoded in this step, no more than StateConfig(max_draft_tokens=…)",
             argument="drafts",
         )
     return found
@@ -59,17 +59,19 @@ def _check_order(state: SlotState, step: Step) -> None:
     """The call's place in a step: once, after its ``update_inputs``, before that of the next."""
     book = state.drafts
     if not state.speculative:
-        raise InvalidValue("the state has no room for drafts", cure="give Sizes(max_draft=…)", argument="state")
+        raise InvalidValue(
+            "the state has no room for drafts", cure="give StateConfig(max_draft_tokens=…)", argument="state"
+        )
     if book.step is None or step.number > book.step:
         raise InvalidValue(
-            f"drafts after step {step.number} come before its advance, which would drop them",
-            cure="call advance with that step first, then set_drafts",
+            f"drafts after step {step.number} come before its update_inputs, which would drop them",
+            cure="call update_inputs with that step first, then set_drafts",
             argument="step",
         )
     if step.number < book.step:
         raise InvalidValue(
             f"drafts after step {step.number} come too late: step {book.step} has advanced the state without them",
-            cure="hand them over between the advance of their step and that of the next",
+            cure="hand them over between the update_inputs of their step and that of the next",
             argument="step",
         )
     if book.handed == book.step:

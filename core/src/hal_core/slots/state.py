@@ -106,7 +106,7 @@ class SlotState:
     - ``memory``: the one block of device memory; ``layout`` says where each field lies in it.
     - ``host_table``: what the host knows for certain: which request is in which slot, and how long its rows are.
     - ``drafts``: what the host knows of drafts: after which step they may come, and who holds some.
-    - ``advances``: how often the state was advanced; ``channels``: by a group's ranks, what they agreed on (G14).
+    - ``updates``: how often ``update_inputs`` was called; ``channels``: by a group's ranks, what they agreed on (G14).
     - ``mirror``: field name to array, the output fields as of the last step whose output was taken (G12).
 
     Views of the fields are device memory: nobody applies a framework operator to them.
@@ -127,7 +127,7 @@ class SlotState:
         self._output_ranges: dict[bool, ByteRange] = {}  # by whether with log-probabilities
         self._parts: dict[ByteRange, np.dtype[np.void]] = {}
         self._unusable = ""
-        self.advances = 0
+        self.updates = 0
         self.channels: dict[tuple[int, ...], Any] = {}  # see hal_core.ranks.channel.channel_of
         self._readers: list[tuple[Event, Ints | None]] = []
         self.scatter_map = self._spread_map()
@@ -288,7 +288,9 @@ class SlotState:
 def _placed(sizes: StateConfig, table: Sequence[Field]) -> StateLayout:
     """The layout. Raises :class:`InvalidValue` for sizes that no machine has room for, before memory is asked for."""
     if not isinstance(sizes, StateConfig):
-        raise InvalidValue(f"{type(sizes).__name__} is no Sizes", cure="give Sizes(slots=…, …)", argument="sizes")
+        raise InvalidValue(
+            f"{type(sizes).__name__} is no StateConfig", cure="give StateConfig(num_slots=…, …)", argument="sizes"
+        )
     layout = lay_out(sizes, table)
     try:
         fits = layout.nbytes < ADDRESSABLE and layout.admission_dtype.itemsize > 0

@@ -25,8 +25,9 @@ class TaskKind(IntEnum):
       ``num_scheduled_tokens`` tokens.
     - ``PREFILL_CHUNK``: the next ``num_scheduled_tokens`` tokens of the request that is in the slot (chunked prefill).
     - ``MORE_BLOCKS``: more KV blocks for the request that is decoding in the slot.
-    - ``REMOTE_PREFILL``: the decode role of a prefill/decode split: the request goes on after its first token. Its blocks must
-      hold the keys and values of all its tokens but that one, which the task declares by ``num_computed_tokens``.
+    - ``REMOTE_PREFILL``: the decode role of a prefill/decode split: the request goes on after its first token. Its
+      blocks must hold the keys and values of all its tokens but that one, which the task declares by
+      ``num_computed_tokens``.
     - ``PREEMPTED``: the request leaves the slot and will be resumed; reported once by the next output.
     - ``ABORTED``: the request leaves the slot for good; reported once by the next output.
     """
@@ -48,10 +49,9 @@ class Task:
     """One request, one slot.
 
     - ``request``: needed by every kind; it names the request that the caller believes to be in the slot.
-    - ``num_computed_tokens``: tokens of it whose KV is in the cache before the next step (PREFILL with a cached prefix,
-      PREFILL_CHUNK). For a
-      HANDOFF that is ``request.total``, with which the caller declares that the blocks are present. Until then the
-      handoff is refused: the request would go on from whatever is in them.
+    - ``num_computed_tokens``: tokens of it whose KV is in the cache before the next step (PREFILL with a cached
+      prefix, PREFILL_CHUNK). For a REMOTE_PREFILL that is ``request.total``, with which the caller declares that the
+      blocks are present. Until then the handoff is refused: the request would go on from whatever is in them.
     - ``num_scheduled_tokens``: tokens that the next step feeds (PREFILL, PREFILL_CHUNK).
     - ``blocks``: physical KV block ids to put into the block table from entry ``first_block`` on.
     - ``first_token``, ``drafts``: what the prefill node sampled (REMOTE_PREFILL).
@@ -97,8 +97,8 @@ class TaskBatch:
     """Tasks in columns, in order; immutable. ``TaskBatch.of(tasks)``, or ``TaskBatch.prefill(…)`` without objects.
 
     Columns of length n, int32 (``first_tokens`` int64): ``kinds``, ``slots``, ``num_computed_tokens``,
-    ``num_scheduled_tokens``, ``first_blocks``, ``block_counts``. ``plain`` has them as lists. ``requests`` and ``drafts``
-    are tuples, ``block_ids`` each task's block ids, ``blocks`` all of them one after the other, int32.
+    ``num_scheduled_tokens``, ``first_blocks``, ``block_counts``. ``plain`` has them as lists. ``requests`` and
+    ``drafts`` are tuples, ``block_ids`` each task's block ids, ``blocks`` all of them one after the other, int32.
     """
 
     __slots__ = (

@@ -6,7 +6,7 @@ entries (hal_cuda.entering) after them, uploads what the chunk has gained since 
 requests it is about, and its kernel reads all of it there. A request that is not here (no room, or admitted without the
 state) is inserted by the general way, from its own bytes: nothing depends on being staged but time. Where a backlog has
 left the entries no room, the kernel reads them from the device's ring. Which requests are here is this module's own
-table, by their serials: no request knows of it.
+table, by their admission ids: no request knows of it.
 
 A request's bytes: five int32 lengths of its rows (elements, in the order of ``ROW_FIELDS``) in 32 bytes, then
 its record, then its rows without the block table; record and rows each begin on a 16-byte boundary.
@@ -96,7 +96,9 @@ class Admissions:
         self._filling: Chunk | None = None
         self._made = itertools.count()
         self._leaving: deque[Chunk] = deque()
-        self._dropped: deque[int] = deque()  # serials of requests that are gone; filled by whichever thread lets go
+        self._dropped: deque[int] = (
+            deque()
+        )  # admission ids of requests that are gone; filled by whichever thread lets go
         self._alive: dict[int, weakref.ref[AdmittedRequest]] = {}  # by admission id; what fills ``_dropped``
         self._process = os.getpid()
         # By a request's admission id modulo PLACES: that id, its address on the device, the number of its chunk, and 1
@@ -219,7 +221,7 @@ class Admissions:
         return bool(self._serial[request.admission_id & (PLACES - 1)] == request.admission_id)
 
     def find(self, admission_ids: Int64s) -> Int64s | None:
-        """Where the requests of these serials lie in device memory; None unless all of them are here."""
+        """Where the requests of these ids lie in device memory; None unless all of them are here."""
         places = admission_ids & (PLACES - 1)
         rows = self._table[places]
         if (rows[:, 0] != admission_ids).any():
@@ -238,7 +240,7 @@ class Admissions:
         return [row[1] for row in rows]
 
     def inserted(self, admission_ids: Int64s) -> None:
-        """Requests of these serials, whether they are here or not, were inserted by the general way."""
+        """Requests of these ids, whether they are here or not, were inserted by the general way."""
         places = admission_ids & (PLACES - 1)
         here = places[self._serial[places] == admission_ids]
         self._waits[here] = 0

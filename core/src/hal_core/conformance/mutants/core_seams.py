@@ -26,7 +26,7 @@ SEAMS: dict[str, str] = {
     "quick check of a batch": "runtime.policy:is_sound",
     "order of drafts": "slots.drafts:_check_order",
     "plan of drafts": "runtime.policy:plan_drafts",
-    "plain step over drafts": "slots.draft_book:DraftBook.check_advance",
+    "plain step over drafts": "slots.draft_book:DraftBook.check_update",
     "booking of a batch": "slots.host_table:HostSlotTable.commit",
     "booking of a report": "slots.host_table:HostSlotTable.reported",
     "release of slots": "slots.state:SlotState.release",

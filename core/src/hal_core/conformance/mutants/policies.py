@@ -117,7 +117,7 @@ class HandoffWithoutKeys(Patch):
         return lambda *arguments: [text for text in true(*arguments) if "declared present" not in text]
 
 
-@liar(12, "drafts are taken at any time; advance drops those that come before it", seen="hal")
+@liar(12, "drafts are taken at any time; update_inputs drops those that come before it", seen="hal")
 class DraftsAtAnyTime(Patch):
     """The order of a step is not looked at."""
 

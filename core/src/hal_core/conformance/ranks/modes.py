@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..harness.subject import Recipe
 
 OWN = ("request_serial", "topk_token_ids", "topk_logprobs", "topk_ranks")
-"""Fields in which ranks may differ: serials count in each process, log-probabilities are not broadcast."""
+"""Fields in which ranks may differ: admission ids count in each process, log-probabilities are not broadcast."""
 
 
 @dataclass

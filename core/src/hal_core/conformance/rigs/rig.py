@@ -48,7 +48,7 @@ class Rig:
         self.sink = MemorySink()
         self.steps = 0
         self.advanced: Step | None = None
-        self.ran: dict[int, int] = {}  # slot to serial, as of the last step
+        self.ran: dict[int, int] = {}  # slot to admission id, as of the last step
         self.proposed = self.drafted = False  # since the last step: by a call, and with drafts in it
         self._names = itertools.count()
         self._admitted = 0

@@ -17,7 +17,7 @@ from ...memory.copies import CopyTicket, HostCopy
 from ...memory.plan import WritePlan
 from ...memory.views import View
 from ...tickets import DONE, Ticket
-from ..base import DeviceBase, advance_by_copy, plan_value
+from ..base import DeviceBase, plan_value, update_by_copy
 from ..ring_options import RingOptions
 from ..staging import StagingRing
 from ..sync import PASSED, SyncDevice
@@ -138,7 +138,7 @@ class PaddlePlace(DeviceBase):
     def update_inputs(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
         """The reference on a copy of the state, written back as one plan."""
         self.count("host_waits")
-        return advance_by_copy(self, state, step, stream)
+        return update_by_copy(self, state, step, stream)
 
     def open_communicator(self, group: Group) -> Communicator:
         """The group over the library that the capabilities name; where they name none, there are no collectives."""

@@ -56,8 +56,8 @@ def test_g14_the_slice_begins_with_a_header_that_counts(pool, actions):
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"sizes": StateConfig(num_slots=5, max_model_len=16)}, "sizes: rank 0 has 'slots=4"),
-        ({"sizes": StateConfig(num_slots=4, max_model_len=4096)}, "max_tokens=4096"),
+        ({"sizes": StateConfig(num_slots=5, max_model_len=16)}, "sizes: rank 0 has 'num_slots=4"),
+        ({"sizes": StateConfig(num_slots=4, max_model_len=4096)}, "max_model_len=4096"),
         ({"sizes": SPECULATIVE}, "rank 0 has 'sampled_token_ids', rank 1 'sampled_token_ids accept_tokens"),
         ({"swap": ("accept_num", "step_idx")}, "slot table"),
         ({"swap": ("seed", "min_p")}, "slot table"),
@@ -122,7 +122,7 @@ def test_g14_nothing_is_sent_of_a_step_whose_header_is_wrong(pool, actions):
 def test_g15_a_group_of_one_communicates_nothing_and_needs_no_framework():
     script = """
 import sys
-from hal_core import Sizes, hookimpl
+from hal_core import StateConfig, hookimpl
 from hal_core.runtime.bound import bind
 from hal_core.devices.cpu.device import CpuDevice
 from hal_core.group import Group
@@ -130,7 +130,7 @@ class Watched(CpuDevice):
     def communicator(self, group):
         raise SystemExit("asked for a communicator")
 device = bind(Watched(0, {}))
-state = device.state(Sizes(slots=2, max_tokens=8))
+state = device.state(StateConfig(num_slots=2, max_model_len=8))
 before = state.memory.buffer.copy()
 for rank in (0, 3):
     device.broadcast_tokens(state=state, group=Group((rank,), rank), stream=device.default_stream).wait()
