@@ -76,7 +76,7 @@ def test_what_admission_packs_is_the_requests_own_and_no_others():
     params = SamplingParams(temperature=0.25, top_k=7, eos_token_ids=(3,), max_tokens=9)
     first, second = admit(Request("r", [1, 2], params), layout), admit(Request("s", [4]), layout)
     one, other = (np.frombuffer(each.packed, layout.admission_dtype)[0] for each in (first, second))
-    assert (first.stamp, second.stamp) == (layout.config_key,) * 2
+    assert (first.config_key, second.config_key) == (layout.config_key,) * 2
     assert (one["admission_id"], other["admission_id"]) == (first.admission_id, second.admission_id)
     assert (one["record"]["request_serial"], other["record"]["request_serial"]) == (
         first.admission_id,

@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 
 TOY = (Path(__file__).parent / "toy.py.txt").read_text(encoding="utf-8")
-RANGE = "paddle-hal-core>=0.1,<1"
+RANGE = "paddle-hal-core>=1.0,<2"
 #: What is imported before site-packages leaves the path.
 PREPARED = (
     "packaging.requirements",
@@ -111,7 +111,7 @@ class Site:
         (info / "entry_points.txt").write_text(points, encoding="utf-8")
         return info
 
-    def core(self, version: str = "0.1.0", *, device: bool = False, state: str = "available") -> None:
+    def core(self, version: str = "1.0.0", *, device: bool = False, state: str = "available") -> None:
         """A stand-in for paddle-hal-core, with the embedded device when asked."""
         if device:
             self.device(

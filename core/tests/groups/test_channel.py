@@ -134,7 +134,7 @@ state = device.state(StateConfig(num_slots=2, max_model_len=8))
 before = state.memory.buffer.copy()
 for rank in (0, 3):
     device.broadcast_tokens(state=state, group=Group((rank,), rank), stream=device.default_stream).wait()
-assert (state.memory.buffer == before).all() and not state.agreements
+assert (state.memory.buffer == before).all() and not state.channels
 assert "paddle" not in sys.modules
 """
     subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True)
