@@ -1,7 +1,7 @@
-"""The decoder: Llama and Qwen2 architecture in Paddle, float32, with a paged cache.
+"""The decoder: Llama, Mistral, Qwen2 and Qwen3 architecture in Paddle, float32, with a paged cache.
 
 Sources: RMSNorm, Zhang & Sennrich 2019; rotary positions, Su et al. 2021, in the half-split layout of Llama
-checkpoints; grouped-query attention, Ainslie et al. 2023; SwiGLU, Shazeer 2020.
+checkpoints; grouped-query attention, Ainslie et al. 2023; SwiGLU, Shazeer 2020; normed queries and keys, Qwen3 (2025).
 
 A step is a fixed, small number of operators whatever the number of rows: at decode the operators' own cost is what a
 small model spends its time on.
@@ -60,7 +60,7 @@ class LlamaModel:
         self.place = place
         self.cache: PagedCache | None = None
         self.weights: DecoderWeights = prepare_weights(config, tensors, place)
-        self._frequencies = config.rope_theta ** (-np.arange(0, config.head_dim, 2) / config.head_dim)
+        self._frequencies = config.rope.frequencies(config.head_dim)
 
     @classmethod
     def load(cls, directory: Path, *, place: str = "cpu") -> LlamaModel:
@@ -143,6 +143,8 @@ class LlamaModel:
         if layer.qkv_bias is not None:
             qkv = qkv + layer.qkv_bias
         qk, value = paddle.split(qkv.reshape([-1, heads + 2 * kv_heads, width]), [heads + kv_heads, kv_heads], axis=1)
+        if layer.qk_norm is not None:
+            qk = self._normed(qk) * layer.qk_norm
         qk = qk * step.cos + paddle.roll(qk, width // 2, axis=-1) * step.sin
         query, key = paddle.split(qk, [heads, kv_heads], axis=1)
         assert self.cache is not None  # checked in _run
