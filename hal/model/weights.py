@@ -27,8 +27,10 @@ class LayerWeights:
     qkv: Tensor
     """``[hidden, (heads + 2 kv_heads) * head_dim]``; input norm folded in, queries scaled unless they are normed."""
     qkv_bias: Tensor | None
-    qk_norm: Tensor | None
-    """``[heads + kv_heads, head_dim]``: weight of each head's norm, queries scaled; None where there is none."""
+    q_norm: Tensor | None
+    """``[head_dim]``: weight of the norm of each query, scaled; None where there is none."""
+    k_norm: Tensor | None
+    """``[head_dim]``: the same for each key, not scaled."""
     output: Tensor
     """``[heads * head_dim, hidden]``."""
     output_bias: Tensor | None
@@ -79,15 +81,12 @@ def _join_layer(config: LlamaConfig, tensors: Mapping[str, np.ndarray], prefix: 
         parts = [weight(f"self_attn.{name}_proj", kind) for name in ("q", "k", "v")]
         return np.concatenate([parts[0] * before_norm, *parts[1:]])
 
-    def qk_norm() -> np.ndarray:
-        query, key = weight("self_attn.q_norm") * scale, weight("self_attn.k_norm")
-        return np.stack([query] * config.num_attention_heads + [key] * config.num_key_value_heads)
-
     gate_up = np.concatenate([weight("mlp.gate_proj"), weight("mlp.up_proj")])
     return {
         "qkv": (qkv("weight") * weight("input_layernorm")).T,
         "qkv_bias": qkv("bias") if config.qkv_bias else None,
-        "qk_norm": qk_norm() if config.qk_norm else None,
+        "q_norm": weight("self_attn.q_norm") * scale if config.qk_norm else None,
+        "k_norm": weight("self_attn.k_norm") if config.qk_norm else None,
         "output": weight("self_attn.o_proj").T,
         "output_bias": weight("self_attn.o_proj", "bias") if config.output_bias else None,
         "gate_up": (gate_up * weight("post_attention_layernorm")).T,
