@@ -28,14 +28,14 @@ def measure(rank: Rank, rounds: int) -> dict[str, list[float]]:
     from hal_core.devices.paddle.ranks.groups import open_groups
     from hal_core.group import Group
     from hal_core.runtime.bound import bind
-    from hal_core.slots.fields import Sizes
+    from hal_core.slots.fields import StateConfig
 
     open_groups([range(rank.size)])
     group = Group(tuple(range(rank.size)), rank.rank)
     device = bind(CpuPlugin.open(0, {}))
-    state = device.state(Sizes(slots=SLOTS, max_tokens=256, max_draft=DRAFTS))
+    state = device.state(StateConfig(num_slots=SLOTS, max_model_len=256, max_draft_tokens=DRAFTS))
     stream = device.default_stream
-    names = [n for n, p in state.layout.fields.items() if "broadcast_speculative" in p.field.groups]
+    names = ("accept_tokens", "accept_num", "step_idx", "stop_flags")  # what FastDeploy broadcasts one by one
     fields = [_tensor(np.zeros(SLOTS * state.layout.fields[n].stride, np.uint8)) for n in names]
     whole = _tensor(np.zeros(state.broadcast_range().nbytes, np.uint8))
 

@@ -61,7 +61,7 @@ class Prepared:
     def resolve(self) -> OutputRecord:
         return self.source
 
-    def settle(self, error: BaseException | None) -> None:
+    def complete(self, error: BaseException | None) -> None:
         if error is not None:
             raise error
 

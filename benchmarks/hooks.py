@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from functools import partial
 
 import numpy as np
-from hal_core import Request, SamplingParams, Sizes, TaskBatch, admit
+from hal_core import Request, SamplingParams, StateConfig, TaskBatch, admit, hookimpl
 from hal_core.devices.cpu import CpuPlugin
 from hal_core.devices.cpu.device import CpuDevice
 from hal_core.runtime.bound import BoundDevice, bind
@@ -56,7 +57,7 @@ def slice_assignment() -> tuple[float, int]:
     """128 requests into the fields that an insertion writes, one Paddle slice assignment each; ``(us, fields)``."""
     import paddle
 
-    sizes = Sizes(slots=SLOTS, max_tokens=WIDTH)
+    sizes = StateConfig(num_slots=SLOTS, max_model_len=WIDTH)
     written = [f for f in STATE_TABLE if f.record or f.name in ROW_FIELDS]
     fields = []
     for field in written:
@@ -85,7 +86,7 @@ def values(bound: BoundDevice, state: SlotState) -> dict[str, float]:
         "scalar": median_us(lambda: bound.async_set_value(target=cell, value=0.5, stream=stream), inner=500),
         "row of 64": median_us(lambda: bound.async_set_value(target=row, value=tokens, stream=stream), inner=500),
     }
-    hook = bound._async_set_value
+    hook = bound._hooks.async_set_value
     relayed = median_us(lambda: hook(device=device, target=cell, value=number, stream=stream), inner=500)
     direct = median_us(
         lambda: device.async_set_value(device=device, target=cell, value=number, stream=stream), inner=500
@@ -93,13 +94,39 @@ def values(bound: BoundDevice, state: SlotState) -> dict[str, float]:
     return times | {"dispatch": relayed - direct}
 
 
+class Observer:
+    """Sees every ``async_set_value`` and does nothing."""
+
+    @hookimpl(wrapper=True)
+    def async_set_value(self, target: object, value: object) -> Generator[None, object, object]:
+        """Let the call through."""
+        return (yield)
+
+
+def observed() -> dict[str, float]:
+    """The scalar again, in turn on three devices: the error of the measurement, and what one observer costs."""
+    calls = {}
+    for name in ("plain", "again", "observed"):
+        bound = bind(CpuPlugin.open(0, {}))
+        if name == "observed":
+            bound.observe(Observer())
+        cell = bound.state(StateConfig(num_slots=8, max_model_len=64)).view("temperature")[3]
+        calls[name] = partial(bound.async_set_value, target=cell, value=0.5, stream=bound.default_stream)
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(200):
+        for name, call in calls.items():
+            times[name].append(median_us(call, inner=50, rounds=1))
+    medians = {name: statistics.median(taken) for name, taken in times.items()}
+    return {name: medians[name] - medians["plain"] for name in ("again", "observed")}
+
+
 def main() -> None:
     """Run and print everything."""
     bound = bind(CpuPlugin.open(0, {}))
-    state = bound.state(Sizes(slots=SLOTS, max_tokens=WIDTH))
+    state = bound.state(StateConfig(num_slots=SLOTS, max_model_len=WIDTH))
     admission, inserted = insertion(bound, state)
     plain, fields = slice_assignment()
-    single = values(bound, state)
+    single, more = values(bound, state), observed()
     rows = [
         ("admission of one request", admission, "<= 30"),
         (f"insert_tasks, {SLOTS} requests x {PROMPT} tokens", inserted, "<= 500"),
@@ -108,6 +135,8 @@ def main() -> None:
         ("async_set_value, scalar into a prepared view", single["scalar"], "<= 7"),
         ("async_set_value, row of 64", single["row of 64"], "<= 8"),
         ("hook dispatch over a direct call", single["dispatch"], "<= 3"),
+        ("the same call again, more", more["again"], ""),
+        ("one observer, more", more["observed"], "<= 3"),
     ]
     print(f"{'microseconds, medians':58s} {'here':>10s}  bound")
     for name, value, limit in rows:

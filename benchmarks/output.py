@@ -31,7 +31,7 @@ from hal_core.frames.envelope import decode, encode
 from hal_core.output.records import OutputRecord, assemble
 from hal_core.runtime.bound import bind
 from hal_core.slots.admission import Request, admit
-from hal_core.slots.fields import Sizes
+from hal_core.slots.fields import StateConfig
 from hal_core.slots.step import Step
 from hal_core.slots.tasks import Task, TaskKind
 
@@ -75,7 +75,7 @@ class Stamped:
         object.__setattr__(self.source, "step", time.monotonic_ns())  # a new record would be checked meanwhile
         return self.source
 
-    def settle(self, error: BaseException | None) -> None:
+    def complete(self, error: BaseException | None) -> None:
         if error is not None:
             raise error
 
@@ -83,14 +83,14 @@ class Stamped:
 def hook(slots: int, samples: int, pause: float) -> None:
     """``save_output`` on the caller's thread, its output leaving by zmq, ``pause`` seconds after the one before."""
     bound = bind(CpuPlugin.open(0, {}))
-    state, stream = bound.state(Sizes(slots=slots, max_tokens=64)), bound.default_stream
+    state, stream = bound.state(StateConfig(num_slots=slots, max_model_len=64)), bound.default_stream
     tasks = [
         Task(TaskKind.PREFILL, slot, admit(Request(f"req-{slot:05d}", [1]), state.layout), 0, 1, [slot])
         for slot in range(slots)
     ]
     bound.insert_tasks(state=state, tasks=tasks, stream=stream).wait()
     step = Step(0, {"target": np.arange(slots)})
-    bound.advance(state=state, step=step, stream=stream).wait()
+    bound.update_inputs(state=state, step=step, stream=stream).wait()
     url = private_ipc_url()
     process = multiprocessing.get_context("spawn").Process(target=drain, args=(url,))
     process.start()

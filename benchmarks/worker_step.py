@@ -19,7 +19,7 @@ from hal_core.devices.cpu import CpuPlugin
 from hal_core.output.sinks import PendingOutput
 from hal_core.runtime.bound import bind
 from hal_core.slots.admission import Request, SamplingParams
-from hal_core.slots.fields import Sizes
+from hal_core.slots.fields import StateConfig
 
 import hal.worker.tokens
 import hal.worker.worker
@@ -92,7 +92,7 @@ def instrument(engine: Engine, watch: Stopwatch) -> None:
     """Time the parts of a step by wrapping them."""
     worker, scheduler = engine.worker, engine.scheduler
     assert isinstance(worker, Worker)
-    hooks = ("insert_tasks", "async_set_value", "broadcast_tokens", "advance", "save_output")
+    hooks = ("insert_tasks", "async_set_value", "broadcast_tokens", "update_inputs", "save_output")
     parts: list[tuple[object, str, str]] = [(worker.device, hook, hook) for hook in hooks]
     parts += [
         (worker.model, "forward", "model"),
@@ -114,7 +114,7 @@ class Unread:
     session = 1
 
     def put(self, pending: PendingOutput) -> None:
-        pending.settle(None)
+        pending.complete(None)
 
     def close(self, timeout: float) -> None:
         """Nothing to drain."""
@@ -122,7 +122,7 @@ class Unread:
 
 def main() -> None:
     """Run ``STEPS`` steps of 32 requests and print the table."""
-    sizes = Sizes(slots=SLOTS, max_tokens=MAX_TOKENS)
+    sizes = StateConfig(num_slots=SLOTS, max_model_len=MAX_TOKENS)
     with bind(CpuPlugin.open(0, {})) as device:
         engine = Engine(Worker(device, NoModel(), sizes, SLOTS * sizes.max_blocks, Unread()), chunk=1 << 20)
         params = SamplingParams(temperature=0.7, top_p=0.9, max_tokens=STEPS)

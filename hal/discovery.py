@@ -23,6 +23,9 @@ GROUP = "hal.devices"
 #: automatic. (Not plain digits: setuptools accepts only values that could be the name of a module.)
 PRIORITIES = "hal.priorities"
 ALLOW_LIST = "HAL_PLUGINS"
+#: Observers, and the variable that names those to use (:mod:`hal.observing`).
+OBSERVERS = "hal.observers"
+OBSERVED = "HAL_OBSERVERS"
 #: The priority of a device that declares none. Auto-selection leaves out whatever is below 0.
 NEVER = -1
 
@@ -43,6 +46,7 @@ class Entry:
     allowed: bool = True
     problem: str = ""
     point: metadata.EntryPoint | None = field(default=None, repr=False, compare=False)
+    group: str = GROUP
 
     @property
     def who(self) -> str:
@@ -57,9 +61,11 @@ class Entry:
     def error(self, what: str, cure: str = "") -> PluginError:
         """A :class:`PluginError` that names the device, the distribution and a cure."""
         way_out = f"reinstall or update {self.distribution}"
-        if not self.embedded:
+        if self.group == OBSERVERS:
+            what, way_out = f"observer {self.name}: {what}", f"{way_out}, or take {self.name} out of {OBSERVED}"
+        elif not self.embedded:
             way_out += f", or leave it out with {ALLOW_LIST}"
-        return PluginError(f"{self.who}: {what}", cure=cure or way_out, device=self.name)
+        return PluginError(f"{self.who}: {what}", cure=cure or way_out, device=self.name if self.group == GROUP else "")
 
 
 def installed() -> tuple[Entry, ...]:
@@ -67,7 +73,7 @@ def installed() -> tuple[Entry, ...]:
 
     Raises :class:`InvalidValue` when ``HAL_PLUGINS`` names a distribution that is no installed plugin.
     """
-    found = [*_plugin_distributions()]
+    found = _distributions(GROUP)
     allowed = _allow_list({normalized(name) for name, _, _ in found})
     entries = [entry for name, version, dist in found for entry in _entries(name, version, dist, allowed)]
     return tuple(sorted(entries, key=lambda entry: (-entry.priority, entry.name, entry.distribution)))
@@ -82,12 +88,21 @@ def identity(dist: metadata.Distribution) -> tuple[str, str] | None:
         return None
 
 
-def _plugin_distributions() -> list[tuple[str, str, metadata.Distribution]]:
-    """Name, version and distribution of each plugin. A damaged distribution elsewhere on the path does not matter."""
+def installed_observers() -> tuple[Entry, ...]:
+    """Every observer that an installed distribution declares, by name. ``HAL_PLUGINS`` is about devices alone."""
+    found = [entry for dist in _distributions(OBSERVERS) for entry in _entries(*dist, None, OBSERVERS)]
+    return tuple(sorted(found, key=lambda entry: (entry.name, entry.distribution)))
+
+
+def _distributions(group: str) -> list[tuple[str, str, metadata.Distribution]]:
+    """Name, version and distribution of each that declares something in an entry-point group.
+
+    A damaged distribution elsewhere on the path does not matter.
+    """
     names = set()
     for dist in metadata.distributions():
         try:
-            declares = GROUP in (dist.read_text("entry_points.txt") or "")
+            declares = group in (dist.read_text("entry_points.txt") or "")
         except (OSError, UnicodeError):
             continue
         who = identity(dist) if declares else None
@@ -105,21 +120,23 @@ def _plugin_distributions() -> list[tuple[str, str, metadata.Distribution]]:
     return found
 
 
-def _entries(name: str, version: str, dist: metadata.Distribution, allowed: frozenset[str] | None) -> list[Entry]:
+def _entries(
+    name: str, version: str, dist: metadata.Distribution, allowed: frozenset[str] | None, group: str = GROUP
+) -> list[Entry]:
     is_allowed = allowed is None or normalized(name) == CORE or normalized(name) in allowed
     try:
         points = [*dist.entry_points]
         requires = tuple(dist.requires or ())
     except Exception as error:  # noqa: BLE001 (whatever damaged metadata provokes is reported, not raised)
         why = f"its metadata cannot be read: {type(error).__name__}: {error}"
-        return [Entry("?", name, version, "", allowed=is_allowed, problem=why)]
+        return [Entry("?", name, version, "", allowed=is_allowed, problem=why, group=group)]
     entries = []
     for point in points:
-        if point.group == GROUP:
+        if point.group == group:
             declared = [other.value for other in points if other.group == PRIORITIES and other.name == point.name]
             priority, problem = _priority(declared)
             entries.append(
-                Entry(point.name, name, version, point.value, priority, requires, is_allowed, problem, point)
+                Entry(point.name, name, version, point.value, priority, requires, is_allowed, problem, point, group)
             )
     return entries
 
@@ -177,21 +194,23 @@ def load(entry: Entry) -> type[Plugin]:
     if getattr(plugin, "name", None) != entry.name:
         stated = getattr(plugin, "name", None)
         raise entry.error(f"the entry point is called {entry.name!r}, {entry.target}.name is {stated!r}")
-    _check_priority(entry, plugin)
     return plugin
 
 
-def _check_priority(entry: Entry, plugin: type[Plugin]) -> None:
-    stated = getattr(plugin, "priority", None)
-    if type(stated) is not int:
-        raise entry.error(f"{entry.target}.priority is {stated!r}, not an integer")
-    if max(stated, NEVER) != entry.priority:
-        declared = "declares none" if entry.priority == NEVER else f"declares {entry.priority}"
-        line = f'write {entry.name} = "priority_{stated}" there' if stated >= 0 else "remove the line there"
-        raise entry.error(
-            f"{entry.target}.priority is {stated}, the entry-point group {PRIORITIES} {declared}",
-            cure=f"{line}, then reinstall {entry.distribution}",
-        )
+def load_observer(entry: Entry) -> object:
+    """Import an observer, after its contract range was checked, and make it where the entry point names a class."""
+    if entry.problem:
+        raise entry.error(entry.problem)
+    contract.check(entry)
+    found = _import(entry)
+    if not isinstance(found, type):
+        return found
+    try:
+        return found()
+    except Exception as error:
+        what = f"{entry.target} was not made: {type(error).__name__}: {error}".rstrip(": ")
+        cure = f"an observer's class is made without arguments; mend {entry.distribution}"
+        raise entry.error(what, cure=cure) from error
 
 
 def _import(entry: Entry) -> object:
@@ -204,7 +223,7 @@ def _import(entry: Entry) -> object:
             return [entry.point] if entry.point else []
 
     try:
-        manager = Fresh(GROUP, entry.name)
+        manager = Fresh(entry.group, entry.name)
         extension = manager.extensions[0]
     except KeyboardInterrupt:
         raise

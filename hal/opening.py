@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from hal_core import Capabilities, HalError, InvalidValue, PluginError
 
+from .discovery import Entry
+from .observing import chosen, observe
 from .selection import Choice, first
 
 if TYPE_CHECKING:
@@ -27,6 +29,8 @@ def open_device(
     :param require: what the device must offer (:meth:`hal_core.contract.capabilities.Capabilities.check`), for example
         ``{"async_set_value": "async"}``; refused here rather than slowed silently (G7).
     :param options: handed to the plugin as they are.
+    Observers that ``HAL_OBSERVERS`` names see every hook call of it (:mod:`hal.observing`).
+
     :raises DeviceNotFound: no plugin of that name, with what is installed and what may be meant.
     :raises Unavailable: the device named cannot be used here, or none can.
     :raises PluginError: a plugin does not import, breaks the contract, or was made for another one.
@@ -35,10 +39,13 @@ def open_device(
     for argument, value in (("require", require), ("options", options)):
         if value is not None and not isinstance(value, Mapping):
             raise InvalidValue(f"{value!r} is no mapping", cure="give a dict", argument=argument)
-    return first(lambda choice: _open(choice, dict(require or {}), dict(options or {})), name, index)
+    observers = chosen()
+    return first(lambda choice: _open(choice, dict(require or {}), dict(options or {}), observers), name, index)
 
 
-def _open(choice: Choice, require: Mapping[str, str | bool], options: Mapping[str, object]) -> BoundDevice:
+def _open(
+    choice: Choice, require: Mapping[str, str | bool], options: Mapping[str, object], observers: Sequence[Entry]
+) -> BoundDevice:
     entry = choice.entry
     try:
         device = choice.plugin.open(choice.index, options)
@@ -53,7 +60,9 @@ def _open(choice: Choice, require: Mapping[str, str | bool], options: Mapping[st
             raise entry.error(f"the opened device has capabilities {capabilities!r}, not a hal_core.Capabilities")
         _check_name(choice, device, capabilities)
         capabilities.check(require, device.name)
-        return _bound(choice, device)
+        bound = _bound(choice, device)
+        observe(bound, observers)
+        return bound
     except BaseException as error:
         try:
             device.close()

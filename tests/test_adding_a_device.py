@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from hal_core.conformance.harness.apart import KitProcess
+from hal_core.conformance.harness.isolated import KitProcess
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
@@ -98,7 +98,7 @@ def test_all_pass_the_conformance_kit(kits, device, shown):
         except NoCompiler as error:
             pytest.skip(str(error))
     found = kits[device].report(900)
-    assert found["header"]["origin"] == f"hal-example-{device} 0.1.0"
+    assert found["header"]["origin"] == f"hal-example-{device} 1.0.0"
     assert found["header"]["device"] == shown
 
 

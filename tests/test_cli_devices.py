@@ -65,7 +65,7 @@ def test_the_table_on_a_pipe_has_one_plain_line_for_each_device(site):
     assert "\x1b" not in result.stdout
     lines = {line.split()[0]: line for line in result.stdout.splitlines() if line}
     assert lines["device"].split() == ["device", "distribution", "contract", "priority", "status"]
-    assert lines["alpha"].split() == ["alpha", "paddle-hal-alpha", "1.0", ">=0.1,<1", "ok", "30", "available"]
+    assert lines["alpha"].split() == ["alpha", "paddle-hal-alpha", "1.0", ">=1.0,<2", "ok", "30", "available"]
     assert "broken: importing" in lines["beta"]
     assert "a_module_that_nobody_has" in lines["beta"]
     assert lines["gamma"].endswith("unavailable: no chip (plug one in)")
@@ -80,7 +80,7 @@ def test_json_is_one_object_whatever_a_plugin_prints(site):
     result = hal_command("devices", "--json", site=site)
     assert (result.returncode, "noise of a plugin" in result.stderr) == (0, True)
     report = json.loads(result.stdout)
-    assert (report["contract"], report["selected"], report["why"]) == ("0.1", "alpha", "")
+    assert (report["contract"], report["selected"], report["why"]) == ("1.0", "alpha", "")
     rows = rows_of(result)
     assert {name: row["status"] for name, row in rows.items()} == {
         "alpha": "available",
@@ -93,7 +93,7 @@ def test_json_is_one_object_whatever_a_plugin_prints(site):
         "name": "gamma",
         "distribution": "paddle-hal-gamma",
         "version": "1.0",
-        "contract": ">=0.1,<1",
+        "contract": ">=1.0,<2",
         "priority": 10,
         "status": "unavailable",
         "reason": "no chip",
@@ -134,7 +134,7 @@ def test_version_names_hal_contract_python_and_paddle():
     result = hal_command("--version")
     first, second, third, fourth = result.stdout.splitlines()
     assert first == f"hal {hal.__version__}"
-    assert second.startswith("contract 0.1 (paddle-hal-core 0.1.")
+    assert second.startswith("contract 1.0 (paddle-hal-core 1.0.")
     assert third == "python " + ".".join(map(str, sys.version_info[:3]))
     assert fourth.startswith("paddle ")
     assert "paddle" not in result.modules
@@ -142,7 +142,7 @@ def test_version_names_hal_contract_python_and_paddle():
 
 def test_version_shows_every_build_of_paddle_or_none(tmp_path, monkeypatch, capsys):
     site = Site(tmp_path / "site").activate(monkeypatch)
-    site.core("0.1.4")
+    site.core("1.0.4")
     assert version_line(capsys) == "paddle not installed"
     site.distribution("paddlepaddle", version="3.3.1", points="")
     site.distribution("PaddlePaddle_gpu", version="3.2.0", points="")

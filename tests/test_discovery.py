@@ -32,7 +32,7 @@ def test_listing_reads_metadata_and_imports_nothing(site):
     site.device("beta", priority=None)
     assert [(entry.name, entry.who, entry.priority) for entry in installed()] == [
         ("alpha", "paddle-hal-alpha 2.5", 100),
-        ("cpu", "paddle-hal-core 0.1.0", 0),
+        ("cpu", "paddle-hal-core 1.0.0", 0),
         ("beta", "paddle-hal-beta 1.0", -1),
     ]
     assert site.imported() == set()
@@ -47,7 +47,7 @@ def test_load_imports_the_plugin_asked_for_and_no_other(site):
     site.device("alpha")
     site.device("beta", state="exits")
     plugin = load(only("alpha"))
-    assert (plugin.name, plugin.priority) == ("alpha", 10)
+    assert plugin.name == "alpha"
     assert site.imported() == {"paddle-hal-alpha"}
 
 
@@ -62,7 +62,6 @@ def test_load_imports_the_plugin_asked_for_and_no_other(site):
         ("no_base", "not a class derived from hal_core.Plugin"),
         ("abstract", "does not implement open"),
         ("other_name", "'somebody_else'"),
-        ("bool_priority", "not an integer"),
     ],
 )
 def test_a_broken_plugin_is_an_error_that_names_device_distribution_and_cure(site, state, says):
@@ -83,24 +82,6 @@ def test_an_entry_point_without_its_attribute_is_an_error(site):
         load(only("alpha"))
 
 
-@pytest.mark.parametrize(
-    ("priority", "stated", "cure"),
-    [(10, 11, 'alpha = "priority_11"'), (None, 5, 'alpha = "priority_5"'), (0, -1, "remove the line")],
-)
-def test_the_declared_priority_must_be_the_plugins_own(site, priority, stated, cure):
-    site.core()
-    site.device("alpha", priority=priority, stated=stated)
-    with pytest.raises(PluginError, match=r"hal\.priorities") as caught:
-        load(only("alpha"))
-    assert cure in caught.value.cure
-
-
-def test_any_negative_priority_means_the_same_as_no_declaration(site):
-    site.core()
-    site.device("alpha", priority=None, stated=-7)
-    assert load(only("alpha")).priority == -7
-
-
 @pytest.mark.parametrize("text", ["high", "100", "priority_-1", "priority_1.5", "priority_" + "9" * 5000, "priority_²"])
 def test_an_unreadable_priority_is_a_broken_plugin(site, text):
     site.core()
@@ -116,24 +97,25 @@ def test_an_unreadable_priority_is_a_broken_plugin(site, text):
 @pytest.mark.parametrize(
     ("core", "requires", "fine"),
     [
-        ("0.1.0", [RANGE], True),
-        ("0.1.7", [RANGE], True),
-        ("0.1.0.dev3", [RANGE], True),
-        ("1.0rc1", [RANGE], False),
-        ("0.2.0", ["paddle-hal-core~=0.1"], True),
-        ("0.2.0", ["paddle-hal-core==0.1.*"], False),
-        ("0.2.0", ["paddle-hal-core>=0.3,<1"], False),
-        ("1.0.0", [RANGE], False),
-        ("0.1.0", ["paddle-hal-core[conformance]>=0.1,<1"], True),
-        ("0.1.0", ["Paddle_HAL.Core >= 0.1, < 1"], True),
-        ("0.1.0", ["paddle-hal-core>=0.1", "paddle-hal-core<1"], True),
+        ("1.0.0", [RANGE], True),
+        ("1.0.7", [RANGE], True),
+        ("1.0.0.dev3", [RANGE], True),
+        ("2.0rc1", [RANGE], False),
+        ("1.2.0", ["paddle-hal-core~=1.0"], True),
+        ("1.2.0", ["paddle-hal-core==1.0.*"], False),
+        ("1.2.0", ["paddle-hal-core>=1.3,<2"], False),
+        ("2.0.0", [RANGE], False),
+        ("1.0.0", ["paddle-hal-core>=0.1,<1"], False),
+        ("1.0.0", ["paddle-hal-core[conformance]>=1.0,<2"], True),
+        ("1.0.0", ["Paddle_HAL.Core >= 1.0, < 2"], True),
+        ("1.0.0", ["paddle-hal-core>=1.0", "paddle-hal-core<2"], True),
         (
-            "0.1.0",
-            ['paddle-hal-core>=0.1,<1; python_version >= "3"', 'paddle-hal-core>=9,<10; python_version < "3"'],
+            "1.0.0",
+            ['paddle-hal-core>=1.0,<2; python_version >= "3"', 'paddle-hal-core>=9,<10; python_version < "3"'],
             True,
         ),
-        ("0.1.0", [RANGE, 'paddle-hal-core[conformance]>=5,<6; extra == "test"'], True),
-        ("0.1.0", ["this is no requirement", RANGE], True),
+        ("1.0.0", [RANGE, 'paddle-hal-core[conformance]>=5,<6; extra == "test"'], True),
+        ("1.0.0", ["this is no requirement", RANGE], True),
     ],
 )
 def test_the_range_decides_before_the_import(site, core, requires, fine):
@@ -155,10 +137,10 @@ def test_the_range_decides_before_the_import(site, core, requires, fine):
         ([], "names no contract range"),
         (["numpy>=1"], "names no contract range"),
         (["paddle-hal-core"], "names no contract range"),
-        (["paddle-hal-core-extras>=0.1,<1"], "names no contract range"),
+        (["paddle-hal-core-extras>=1.0,<2"], "names no contract range"),
         ([RANGE + '; extra == "test"'], "names no contract range"),
         (["paddle-hal-core @ https://example.invalid/core.whl"], "names no contract range"),
-        (["paddle-hal-core>=0.1"], "no upper bound"),
+        (["paddle-hal-core>=1.0"], "no upper bound"),
         (["paddle-hal-core<1"], "no lower bound"),
         (["paddle-hal-core!=0.2"], "no lower bound"),
         (["paddle-hal-core>>1"], "cannot be parsed"),
@@ -169,7 +151,7 @@ def test_a_missing_or_open_range_is_an_error_with_the_line_to_write(site, requir
     site.device("alpha", requires=requires)
     with pytest.raises(ContractMismatch, match=says) as caught:
         load(only("alpha"))
-    assert "Requires-Dist: paddle-hal-core>=0.1,<1" in caught.value.cure
+    assert "Requires-Dist: paddle-hal-core>=1.0,<2" in caught.value.cure
     assert site.imported() == set()
 
 
@@ -322,7 +304,7 @@ def test_a_probe_that_cannot_answer_is_a_broken_plugin(site, state, says):
 
 
 def test_the_listing_shows_every_plugin_whatever_its_state(site, monkeypatch):
-    site.core("0.1.0", device=True)
+    site.core("1.0.0", device=True)
     site.device("fine", priority=50)
     site.device("away", state="unavailable", priority=40)
     site.device("gone", state="unavailable_raised", priority=39)
@@ -346,14 +328,14 @@ def test_the_listing_shows_every_plugin_whatever_its_state(site, monkeypatch):
         (
             "late",
             "mismatch",
-            "it is made for contract >=2.0,<3, installed is 0.1 (paddle-hal-core 0.1.0)",
-            "install a paddle-hal-late made for contract 0.1, or a paddle-hal-core in >=2.0,<3",
+            "it is made for contract >=2.0,<3, installed is 1.0 (paddle-hal-core 1.0.0)",
+            "install a paddle-hal-late made for contract 1.0, or a paddle-hal-core in >=2.0,<3",
         ),
         (
             "norange",
             "mismatch",
-            "it names no contract range (contract 0.1 is installed)",
-            "its metadata must say Requires-Dist: paddle-hal-core>=0.1,<1; then reinstall it",
+            "it names no contract range (contract 1.0 is installed)",
+            "its metadata must say Requires-Dist: paddle-hal-core>=1.0,<2; then reinstall it",
         ),
         ("twice", "duplicate", rows[7].reason, rows[7].cure),
         ("twice", "duplicate", rows[7].reason, rows[7].cure),

@@ -19,7 +19,7 @@ from hal_core.output.records import SlotStatus
 from hal_core.output.sinks import MemorySink
 from hal_core.runtime.bound import bind
 from hal_core.slots.admission import Request, SamplingParams
-from hal_core.slots.fields import Sizes
+from hal_core.slots.fields import StateConfig
 
 from hal.engine import Engine
 from hal.model import DEFAULT_CHECKPOINT
@@ -40,7 +40,7 @@ class Watched(Worker):
 
     def _write(self, tokens):
         for slot, margin in zip(tokens.slots.tolist(), tokens.margins.tolist(), strict=True):
-            self.margins[self.state.ledger.requests[slot].request_id].append(margin)
+            self.margins[self.state.host_table.requests[slot].request_id].append(margin)
         super()._write(tokens)
 
 
@@ -86,7 +86,9 @@ def requests(model, tokenizer):
 def generate(model, requests, *, slots, chunk=4096, blocks=400) -> Run:
     sink = MemorySink()
     with bind(CpuPlugin.open(0, {})) as device:
-        sizes = Sizes(slots=slots, max_tokens=model.config.max_position_embeddings, top_k=ALTERNATIVES)
+        sizes = StateConfig(
+            num_slots=slots, max_model_len=model.config.max_position_embeddings, max_logprobs=ALTERNATIVES
+        )
         worker = Watched(device, model, sizes, blocks, sink)
         worker.margins = defaultdict(list)
         engine = Engine(worker, chunk=chunk)

@@ -246,7 +246,7 @@ def answers_to(tokenizer, stops, **options):
         requests=[request], prompts=["x"], answer=lambda r: AnswerText(tokenizer.stream(r.prompt), stops)
     )
     screen = Pages()
-    return Answers(plan, screen, **{"as_json": False, "logprobs": False, **options}), screen
+    return Answers(plan, screen, **{"device": None, "logprobs": False, **options}), screen
 
 
 def record(position, tokens, finish=FinishReason.NONE):
@@ -269,12 +269,13 @@ def record(position, tokens, finish=FinishReason.NONE):
 
 def test_tokens_behind_a_stop_text_in_the_same_row_are_given_out_nowhere(tokenizer):
     tokens = tokenizer.encode(" = 1\nif y:\n    z")
-    answers, screen = answers_to(tokenizer, ["\ni"], as_json=True, logprobs=True)
+    answers, screen = answers_to(tokenizer, ["\ni"], device={"name": "cpu:0"}, logprobs=True)
     answers.take(record(0, tokens))
     (answer,) = map(json.loads, screen.written)
     count, text = ends_of({"prompt": "x", "token_ids": tokens}, tokenizer, "\ni")
     assert count < len(tokens)
     assert (answer["text"], answer["finish_reason"]) == (text, "stop")
+    assert answer["device"] == {"name": "cpu:0"}
     assert answer["token_ids"] == tokens[:count]
     assert [entry["token_id"] for entry in answer["logprobs"]] == tokens[:count]
     assert (answers.tokens, [*answers.stopped]) == (count, ["r0"])

@@ -86,6 +86,27 @@ def test_without_an_nvidia_gpu_nothing_is_said_of_cuda(run, monkeypatch):
     assert [line for line in err.splitlines() if "; device cpu:0, model on cpu" not in line] == []
 
 
+def test_what_falls_back_is_one_line_and_in_the_json(run, run_json):
+    status, _, err = run("--prompt", "x", "--max-tokens", 1, "--require", "async_set_value=sync")
+    assert status == 0
+    (line,) = err.splitlines()
+    assert "0 preemptions; async_set_value falls back: host memory: " in line
+    _, (answer,), again = run_json("--prompt", "x", "--max-tokens", 1, "--require", "fused_scatter=yes")
+    reason = answer["device"]["fallbacks"]["async_set_value"]
+    assert answer["device"] == {"name": "cpu:0", "substituted": "", "fallbacks": {"async_set_value": reason}}
+    for told in (line, again):
+        assert told.rstrip().endswith(f"; async_set_value falls back: {reason}; device cpu:0, model on cpu")
+
+
+def test_a_device_that_falls_back_is_refused_where_it_is_required_not_to(run):
+    status, out, err = run("--prompt", "x", "--require", "async_set_value=async")
+    (line,) = err.splitlines()
+    assert (status, out) == (2, "")
+    assert line.startswith("hal: error: cpu: async_set_value: --require: ")
+    assert "is required to be asynchronous, but: host memory" in line
+    assert "drop the requirement or choose another device" in line
+
+
 def test_several_prompts_are_labelled_and_in_order(run, run_json):
     arguments = ("--prompt", "import", "--prompt", "class A", "--prompt", "x = ", "--max-tokens", 8, "--slots", 2)
     status, out, err = run(*arguments)
@@ -103,7 +124,7 @@ def test_json_has_one_object_a_prompt_in_order(run_json, tokenizer, tmp_path):
     assert [answer["prompt"] for answer in answers] == ["def f(", "import os", "class Naïve:"]
     assert [answer["request_id"] for answer in answers] == ["r0", "r1", "r2"]
     for answer in answers:
-        assert answer.keys() == {"request_id", "prompt", "text", "token_ids", "finish_reason"}
+        assert answer.keys() == {"request_id", "prompt", "text", "token_ids", "finish_reason", "device"}
         assert answer["text"] == tokenizer.decode(answer["token_ids"])
         assert answer["finish_reason"] == "length"
         assert len(answer["token_ids"]) == 6
@@ -182,6 +203,11 @@ BAD_OPTIONS = [
     (("--prompt", "x", "--stop", ""), "--stop: an empty text"),
     (("--prompt", "x", "--stop", "a\ufffd"), "--stop: U+FFFD stands for bytes that are no text"),
     (("--prompt", "x", "--device", "cpuu"), "--device: no device 'cpuu'"),
+    (("--prompt", "x", "--require", "async_set_value"), "--require: 'async_set_value' is no NAME=VALUE"),
+    (("--prompt", "x", "--require", "=async"), "--require: '=async' is no NAME=VALUE"),
+    (("--prompt", "x", "--require", "speed=high"), "cpu: --require: unknown requirement 'speed'"),
+    (("--prompt", "x", "--require", "async_set_value=fast"), "cpu: --require: async_set_value = 'fast'"),
+    (("--prompt", "x", "--require", "async_h2d=yes"), "cpu: --require: needs async_h2d = True, has False"),
     (("--prompt", "x", "--model", "/nowhere"), "--model: no directory '/nowhere'"),
     (("--prompt", "x", "--model-place", "moon"), "--model-place: 'moon'"),
     (("--prompt", "x", "--model-place", "xpu"), "--model-place: 'xpu' is no place of this Paddle build"),

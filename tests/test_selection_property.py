@@ -158,4 +158,4 @@ def test_the_range_holds_exactly_the_versions_between_its_bounds(core, major, mi
 
 
 def test_the_fixture_range_is_the_one_the_project_states():
-    assert RANGE == "paddle-hal-core>=0.1,<1"
+    assert RANGE == "paddle-hal-core>=1.0,<2"

@@ -86,7 +86,7 @@ GUARDS: tuple[Guard, ...] = (
         "a batch waits for its slots' readers",
         "G28",
         CORE + "runtime/policy.py",
-        "        state.guard_batch(batch, stream)\n",
+        "        state.wait_for_readers_of_batch(batch, stream)\n",
         "",
         ("test_g28_a_slot_is_not_written_before_its_last_reader_has_passed",),
         QUEUED,
@@ -96,7 +96,7 @@ GUARDS: tuple[Guard, ...] = (
         "only who is in a slot can leave it",
         "G8",
         CORE + "slots/checks.py",
-        "    if ledger.serials[row.slot] != row.request.serial:\n",
+        "    if host_table.admission_ids[row.slot] != row.request.admission_id:\n",
         "    if False:\n",
         ("test_g08_an_invalid_batch_changes_nothing_and_every_problem_is_listed",),
     ),
@@ -104,8 +104,8 @@ GUARDS: tuple[Guard, ...] = (
         "a slot that is held is not entered",
         "G8",
         CORE + "slots/checks.py",
-        "not 0 <= slot < sizes.slots or holders[slot] is not None or",
-        "not 0 <= slot < sizes.slots or",
+        "not 0 <= slot < sizes.num_slots or holders[slot] is not None or",
+        "not 0 <= slot < sizes.num_slots or",
         ("test_g08_a_slot_that_is_held_is_not_entered",),
     ),
     Guard(
@@ -120,7 +120,7 @@ GUARDS: tuple[Guard, ...] = (
         "the ledger knows what a step appended",
         "G11",
         CORE + "slots/host_table.py",
-        "        row[slots] = np.minimum(row[slots] + most, self.sizes.max_tokens)\n",
+        "        row[slots] = np.minimum(row[slots] + most, self.sizes.max_model_len)\n",
         "",
         (
             "test_g11_nothing_of_the_former_request_is_left_in_a_slot",
@@ -137,20 +137,12 @@ GUARDS: tuple[Guard, ...] = (
         ("test_g11_nothing_of_the_former_request_is_left_in_a_slot",),
     ),
     Guard(
-        "tails of rows are reset (many requests)",
+        "tails of rows are reset (many requests, and mixed batches)",
         "G11",
         CORE + "slots/insertion.py",
         "    if stale.max() > 0:\n",
         "    if False:\n",
         ("core/tests/test_insertion.py::test_g09_g11_a_batch_equals_its_tasks_one_by_one",),
-    ),
-    Guard(
-        "tails of rows are reset (mixed batch)",
-        "G11",
-        CORE + "slots/insertion.py",
-        "    if len(kinds):\n        at, size",
-        "    if False:\n        at, size",
-        ("test_g11_nothing_of_the_former_request_is_left_in_a_slot",),
     ),
     # -- staging -----------------------------------------------------------------------------------------------
     Guard(
@@ -215,7 +207,8 @@ GUARDS: tuple[Guard, ...] = (
         "counts and drafts are in bounds",
         "G21",
         CORE + "output/rows.py",
-        "wrong = strange | (held & ((counts < 0) | (counts > most) | (drafts < 0) | (drafts > facts.max_draft)))",
+        "wrong = strange | (held & ((counts < 0) | (counts > most) | (drafts < 0) | (drafts > "
+        "snapshot.max_draft_tokens)))",
         "wrong = strange",
         ("test_g21_a_draft_count_out_of_bounds_is_an_error_of_its_row",),
     ),
@@ -231,7 +224,7 @@ GUARDS: tuple[Guard, ...] = (
     Guard(
         "ranks compare their terms",
         "G14",
-        CORE + "ranks/agreement.py",
+        CORE + "ranks/channel.py",
         "        if found:\n            error = StateUnusable(",
         "        if False:\n            error = StateUnusable(",
         ("test_g14_what_ranks_hold_unequal_is_found_before_the_first_collective",),
@@ -239,7 +232,7 @@ GUARDS: tuple[Guard, ...] = (
     Guard(
         "a slice's header is compared",
         "G14",
-        CORE + "ranks/agreement.py",
+        CORE + "ranks/channel.py",
         "error = None if header == self._expected else self._agreement.disagreement(header, self._expected)",
         "error = None",
         ("test_g14_a_rank_that_missed_a_broadcast_is_found_by_the_header",),
@@ -248,7 +241,7 @@ GUARDS: tuple[Guard, ...] = (
     Guard(
         "a count out of bounds appends nothing",
         "G21",
-        CORE + "slots/advance.py",
+        CORE + "slots/update.py",
         "    gives = gives & ~bad\n",
         "",
         ("test_g21_what_only_the_device_knows_is_checked_before_encoding",),
@@ -256,8 +249,8 @@ GUARDS: tuple[Guard, ...] = (
     Guard(
         "a full row ends its request",
         "G9",
-        CORE + "slots/advance.py",
-        '    full = (generated >= column["max_dec_len"][slots]) | (total >= sizes.max_tokens)\n',
+        CORE + "slots/update.py",
+        '    full = (generated >= column["max_dec_len"][slots]) | (total >= sizes.max_model_len)\n',
         '    full = generated >= column["max_dec_len"][slots]\n',
         ("test_g09_a_step_changes_only_what_its_documentation_says",),
     ),

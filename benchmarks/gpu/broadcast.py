@@ -19,10 +19,12 @@ from hal_core.conformance.ranks.processes import Rank, RankPool
 from hal_core.devices.paddle.ranks.groups import opened
 from hal_core.group import Group
 from hal_core.memory.views import ByteRange
-from hal_core.slots.fields import Sizes
+from hal_core.slots.fields import StateConfig
 
-SIZES = Sizes(slots=128, max_tokens=64, max_draft=5)
+SIZES = StateConfig(num_slots=128, max_model_len=64, max_draft_tokens=5)
 """128 slots with 5 drafts each."""
+ONE_BY_ONE = ("accept_tokens", "accept_num", "step_idx", "stop_flags")
+"""What FastDeploy broadcasts field by field after verification."""
 WARM = 20
 TIMEOUT = 10.0
 """Seconds that a collective may last."""
@@ -60,7 +62,7 @@ def _ways(bound: Any, state: Any, group: Group) -> tuple[list[str], dict[str, Ca
     communicator = bound.device.communicator(group)
     memory, stream, whole = state.memory, bound.default_stream, state.broadcast_range()
     places = {n: p for n, p in state.layout.fields.items() if whole.offset <= p.offset < whole.end}
-    parts = [ByteRange(p.offset, p.stride * SIZES.slots) for p in places.values()]
+    parts = [ByteRange(places[name].offset, places[name].stride * SIZES.num_slots) for name in ONE_BY_ONE]
     made = opened(group)
     tensors = [communicator._tensor(memory, part) for part in (whole, *parts)]
     source = made.ranks.index(group.source)
@@ -104,7 +106,7 @@ def run(device: str, ranks: int, rounds: int) -> dict[str, Any]:
         slowest = [max(values) for values in zip(*(a["times"][way][1] for a in answers.values()), strict=True)]
         row = {"way": way, "host_us": median(host), "host_p10_p90": spread(host), "total_us": median(total)}
         rows.append(row | {"total_slowest_rank_us": median(slowest)})
-    facts = {"device": device, "ranks": ranks, "rounds": rounds, "slots": SIZES.slots}
+    facts = {"device": device, "ranks": ranks, "rounds": rounds, "slots": SIZES.num_slots}
     return facts | {"fields": first["fields"], "bytes": first["bytes"], "rows": rows}
 
 

@@ -12,11 +12,11 @@ import numpy as np
 from hal_core.memory.views import ByteRange
 from hal_core.runtime.bound import BoundDevice, bind
 from hal_core.slots.admission import AdmittedRequest, Request, SamplingParams
-from hal_core.slots.fields import Sizes
+from hal_core.slots.fields import StateConfig
 from hal_core.slots.state import SlotState
 
 SLOTS, MAX_TOKENS = 128, 9216
-SIZES = Sizes(slots=SLOTS, max_tokens=MAX_TOKENS)
+SIZES = StateConfig(num_slots=SLOTS, max_model_len=MAX_TOKENS)
 PARAMS = SamplingParams(
     max_tokens=1000, temperature=0.5, eos_token_ids=(2,), stop_sequences=((5, 6), (7,)), bad_words=(9, 10)
 )

@@ -107,20 +107,20 @@ class Unread:
     session = 1
 
     def put(self, pending: PendingOutput) -> None:
-        pending.settle(None)
+        pending.complete(None)
 
     def close(self, timeout: float) -> None:
         """Nothing to drain."""
 
 
 def output(rig: Rig, rounds: int) -> dict[str, Any]:
-    """Host and GPU cost of ``advance`` and ``save_output`` at 128 running slots."""
+    """Host and GPU cost of ``update_inputs`` and ``save_output`` at 128 running slots."""
     device, state, stream = rig.device, rig.state, rig.stream
     step = Step(1, {"target": np.arange(SLOTS)})
     sink, discard = MemorySink(threaded=True), Unread()
 
-    def advance() -> None:
-        device.advance(state=state, step=step, stream=stream)
+    def update_inputs() -> None:
+        device.update_inputs(state=state, step=step, stream=stream)
 
     def save() -> None:
         device.save_output(state=state, step=step, sink=discard, stream=stream)
@@ -130,19 +130,19 @@ def output(rig: Rig, rounds: int) -> dict[str, Any]:
 
     def both() -> None:
         save()
-        advance()
+        update_inputs()
 
     def nothing() -> None:
         """The two events alone."""
 
     calls: dict[str, Call] = {
-        "advance": advance,
+        "update_inputs": update_inputs,
         "save_output, discarded": save,
         "save_output, a sink with a thread": save_threaded,
     }
     host = _timed(calls, max(3, rounds // 4))
     gpu = {}
-    for name, work in (("nothing", nothing), ("save_output", save), ("advance", advance), ("both", both)):
+    for name, work in (("nothing", nothing), ("save_output", save), ("update_inputs", update_inputs), ("both", both)):
         times = []
         for _ in range(rounds):
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

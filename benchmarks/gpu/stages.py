@@ -36,9 +36,11 @@ def stages(rig: Rig, count: int, tokens: int, rounds: int = 40) -> dict[str, flo
             torch.cuda.synchronize()
             batch = timed("batch", lambda r=requests: TaskBatch.prefill(slots, r, lengths, blocks))  # type: ignore[misc]
             timed("sizes", lambda b=batch: b.check_sizes(state.layout))  # type: ignore[misc]
-            timed("checks", lambda b=batch: is_sound(state.ledger, b, state.layout) or problems(state.ledger, b))
+            timed(
+                "checks", lambda b=batch: is_sound(state.host_table, b, state.layout) or problems(state.host_table, b)
+            )
             timed("entries, upload, launch, event", lambda b=batch: device.entering.submit(state, b, stream))
-            timed("commit", lambda b=batch: state.ledger.commit(b, state.layout))
+            timed("commit", lambda b=batch: state.host_table.commit(b, state.layout))
             state.release(slots)
     return {name: median(times) for name, times in found.items()}
 

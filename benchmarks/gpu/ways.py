@@ -60,7 +60,7 @@ def empty_tensors(layout: StateLayout) -> Tensors:
     """All fields at their reset values, on the current GPU."""
     return {
         name: torch.full(
-            (layout.sizes.slots, place.width),
+            (layout.sizes.num_slots, place.width),
             place.field.reset,
             dtype=getattr(torch, place.field.dtype.name),
             device="cuda",

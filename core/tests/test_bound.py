@@ -16,12 +16,12 @@ from hal_core.errors import DeviceClosed, HalError, InvalidValue, OutOfMemory, P
 from hal_core.group import Group
 from hal_core.output.sinks import MemorySink
 from hal_core.runtime.bound import bind
-from hal_core.slots.fields import Sizes
+from hal_core.slots.fields import StateConfig
 from hal_core.slots.state import SlotState
 from hal_core.slots.step import Step
 from hal_core.tickets import DONE, PromiseTicket
 
-SIZES = Sizes(slots=4, max_tokens=32)
+SIZES = StateConfig(num_slots=4, max_model_len=32)
 
 
 @pytest.fixture
@@ -49,13 +49,13 @@ def test_an_error_nobody_waited_for_is_raised_by_the_next_hook_before_it_does_an
     state = bound.state(SIZES)
     stream, target = bound.default_stream, np.zeros(2)
     bound.async_set_value(target=target, value=1.0, stream=stream)
-    bound.device.tickets[0].settle(InvalidValue("the copy engine fell over"))
+    bound.device.tickets[0].complete(InvalidValue("the copy engine fell over"))
     with pytest.raises(InvalidValue, match="fell over") as raised:
         bound.insert_tasks(state=state, tasks=[], stream=stream)
     assert "nobody waited for" in raised.value.__notes__[0]
     assert len(bound.device.tickets) == 1
     bound.async_set_value(target=target, value=1.0, stream=stream)  # it is raised once
-    bound.device.tickets[1].settle(InvalidValue("again"))
+    bound.device.tickets[1].complete(InvalidValue("again"))
     with pytest.raises(InvalidValue, match="again"):
         bound.close()
 
@@ -65,7 +65,7 @@ def test_of_several_errors_nobody_waited_for_the_first_is_raised_and_names_the_o
     for _ in range(3):
         bound.async_set_value(target=np.zeros(2), value=1.0, stream=bound.default_stream)
     for ticket, what in zip(bound.device.tickets, ("first", "second", None), strict=True):
-        ticket.settle(InvalidValue(what) if what else None)
+        ticket.complete(InvalidValue(what) if what else None)
     with pytest.raises(InvalidValue, match="first") as raised:
         bound.close()
     assert "second" in raised.value.__notes__[1]
@@ -76,8 +76,8 @@ def test_what_fails_while_the_device_is_closed_is_raised_too(monkeypatch):
     for _ in range(2):
         bound.async_set_value(target=np.zeros(2), value=1.0, stream=bound.default_stream)
     before, during = bound.device.tickets
-    before.settle(InvalidValue("it had ended"))
-    monkeypatch.setattr(bound.device, "close", lambda: during.settle(InvalidValue("it was under way")))
+    before.complete(InvalidValue("it had ended"))
+    monkeypatch.setattr(bound.device, "close", lambda: during.complete(InvalidValue("it was under way")))
     with pytest.raises(InvalidValue, match="it had ended") as raised:
         bound.close()
     assert "it was under way" in raised.value.__notes__[1]
@@ -87,7 +87,7 @@ def test_what_fails_while_the_device_is_closed_is_raised_too(monkeypatch):
 def test_what_closing_meets_does_not_hide_the_error_that_is_under_way():
     bound = bind(Late())
     bound.async_set_value(target=np.zeros(2), value=1.0, stream=bound.default_stream)
-    bound.device.tickets[0].settle(InvalidValue("a consequence"))
+    bound.device.tickets[0].complete(InvalidValue("a consequence"))
     with pytest.raises(BrokenPipeError) as raised, bound:
         raise BrokenPipeError
     assert "a consequence" in raised.value.__notes__[0]
@@ -98,7 +98,7 @@ def test_what_closing_meets_does_not_hide_the_error_that_is_under_way():
 def test_an_error_that_was_waited_for_is_not_raised_again():
     bound = bind(Late())
     ticket = bound.async_set_value(target=np.zeros(2), value=1.0, stream=bound.default_stream)
-    ticket.settle(InvalidValue("seen"))
+    ticket.complete(InvalidValue("seen"))
     with pytest.raises(InvalidValue, match="seen"):
         ticket.wait()
     bound.close()
@@ -109,7 +109,7 @@ def test_a_wait_that_ends_too_early_leaves_the_ticket_pending():
     with pytest.raises(TicketTimeout, match="pending"):
         ticket.wait(0)
     assert not ticket.done()
-    ticket.settle()
+    ticket.complete()
     ticket.wait(0)
 
 
@@ -144,10 +144,10 @@ def test_a_hook_that_returns_no_ticket_is_an_error_of_the_plugin():
     kind = type("Silent", (CpuDevice,), {"insert_tasks": hookimpl(lambda self, device, state, tasks, stream: 0)})
     bound = bind(kind(0, {}))
     state = bound.state(SIZES)
-    task = Task(TaskKind.PREFILL, 0, admit(Request("r", [1, 2]), state.layout), length=2, blocks=[0])
+    task = Task(TaskKind.PREFILL, 0, admit(Request("r", [1, 2]), state.layout), num_scheduled_tokens=2, blocks=[0])
     with pytest.raises(PluginError, match="insert_tasks: the plugin's hook returned 0"):
         bound.insert_tasks(state=state, tasks=[task], stream=bound.default_stream)
-    assert not state.ledger.serials.any()
+    assert not state.host_table.admission_ids.any()
 
 
 def test_g07_one_log_record_for_each_opened_device(caplog):
@@ -204,7 +204,9 @@ def test_a_target_of_another_opened_device_is_refused(bound):
 
 
 def prefill(state, slot=0, **more):
-    return Task(TaskKind.PREFILL, slot, admit(Request("r", [1, 2]), state.layout), length=2, blocks=[0], **more)
+    return Task(
+        TaskKind.PREFILL, slot, admit(Request("r", [1, 2]), state.layout), num_scheduled_tokens=2, blocks=[0], **more
+    )
 
 
 def check_refused(bound, hook, argument, arguments):
@@ -218,15 +220,15 @@ def check_refused(bound, hook, argument, arguments):
     assert error.cure
     if held is not None:
         assert (state.memory.buffer == held).all()
-        assert not state.ledger.preempted
-        assert state.advances == 0
+        assert not state.host_table.preempted
+        assert state.updates == 0
 
 
 HOOK_ARGUMENTS = {
     "insert_tasks": ("state", "tasks"),
     "broadcast_tokens": ("state", "group"),
     "save_output": ("state", "step", "sink"),
-    "advance": ("state", "step"),
+    "update_inputs": ("state", "step"),
     "async_set_value": ("target", "value"),
 }
 
@@ -276,7 +278,7 @@ def test_g18_what_left_is_still_to_be_reported_after_a_sink_that_is_none(bound):
     bound.insert_tasks(state=state, tasks=[Task(TaskKind.PREEMPTED, 0, task.request)], stream=stream)
     with pytest.raises(InvalidValue, match="no sink"):
         bound.save_output(state=state, step=Step(0, {"target": [0]}), sink=None, stream=stream)
-    assert list(state.ledger.preempted) == [0]
+    assert list(state.host_table.preempted) == [0]
 
 
 def test_g17_a_rank_that_does_not_send_needs_no_sink(bound):
@@ -297,8 +299,8 @@ def test_an_error_inside_a_plugin_is_not_blamed_on_sound_arguments():
     "sizes",
     [
         *(None, 4, (4, 32)),
-        *(Sizes(slots=2**31 - 1, max_tokens=2**31 - 1), Sizes(slots=10**7, max_tokens=10**8)),
-        Sizes(slots=1, max_tokens=8, max_eos=2**30),
+        *(StateConfig(num_slots=2**31 - 1, max_model_len=2**31 - 1), StateConfig(num_slots=10**7, max_model_len=10**8)),
+        StateConfig(num_slots=1, max_model_len=8, max_eos=2**30),
     ],
 )
 def test_g26_sizes_that_no_machine_holds_are_refused_before_memory_is_asked_for(bound, sizes):
@@ -313,7 +315,7 @@ def test_a_state_has_a_name(bound, name):
 
 def test_sizes_are_int32():
     with pytest.raises(InvalidValue, match="slots") as raised:
-        Sizes(slots=2**31, max_tokens=8)
+        StateConfig(num_slots=2**31, max_model_len=8)
     assert raised.value.argument == "sizes"
 
 
@@ -337,4 +339,4 @@ def test_only_slots_of_the_state_can_be_released(bound, slots):
         state.release(slots)
     assert raised.value.argument == "slots"
     assert raised.value.cure
-    assert state.ledger.requests[3] is not None
+    assert state.host_table.requests[3] is not None

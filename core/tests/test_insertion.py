@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hal_core import Request, SamplingParams, Sizes, Task, TaskBatch, TaskKind, admit
+from hal_core import Request, SamplingParams, StateConfig, Task, TaskBatch, TaskKind, admit
 from hal_core.devices.cpu import CpuPlugin
 from hal_core.devices.cpu.device import host_view
 from hal_core.errors import InvalidBatch, InvalidValue
@@ -14,7 +14,9 @@ from hal_core.slots.host_table import FEW
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-SIZES = Sizes(slots=24, max_tokens=40, block_size=4, max_bad_words=4, max_stop_sequences=3, max_stop_length=4)
+SIZES = StateConfig(
+    num_slots=24, max_model_len=40, block_size=4, max_bad_words=4, max_stop_sequences=3, max_stop_length=4
+)
 ids = st.integers(0, 99)
 params = st.builds(
     SamplingParams,
@@ -43,15 +45,21 @@ def test_g09_g11_a_batch_equals_its_tasks_one_by_one(device, data):
     """Two rounds, so that the second finds rows that the first has left."""
     states = [device.state(SIZES) for _ in range(3)]
     for turn in range(2):
-        n = data.draw(st.integers(1, SIZES.slots), label="requests")
-        slots = data.draw(st.permutations(range(SIZES.slots)), label="slots")[:n]
+        n = data.draw(st.integers(1, SIZES.num_slots), label="requests")
+        slots = data.draw(st.permutations(range(SIZES.num_slots)), label="slots")[:n]
         prompts = data.draw(st.lists(st.lists(ids, min_size=1, max_size=30), min_size=n, max_size=n), label="prompts")
         requests = [
             admit(Request(f"r{turn}-{i}", prompt, data.draw(params)), states[0].layout)
             for i, prompt in enumerate(prompts)
         ]
         tasks = [
-            Task(TaskKind.PREFILL, slot, request, length=request.total, blocks=range(i, i + blocks_for(request.total)))
+            Task(
+                TaskKind.PREFILL,
+                slot,
+                request,
+                num_scheduled_tokens=request.total,
+                blocks=range(i, i + blocks_for(request.total)),
+            )
             for i, (slot, request) in enumerate(zip(slots, requests, strict=True))
         ]
         for state, size in zip(states, (n, FEW, 1), strict=True):
@@ -63,19 +71,19 @@ def test_g09_g11_a_batch_equals_its_tasks_one_by_one(device, data):
             np.testing.assert_array_equal(whole, few, err_msg=name)
             np.testing.assert_array_equal(whole, one, err_msg=name)
         for state in states[1:]:
-            np.testing.assert_array_equal(state.ledger.extents, states[0].ledger.extents)
-            np.testing.assert_array_equal(state.ledger.serials, states[0].ledger.serials)
-            assert state.ledger.live == states[0].ledger.live
+            np.testing.assert_array_equal(state.host_table.row_lengths, states[0].host_table.row_lengths)
+            np.testing.assert_array_equal(state.host_table.admission_ids, states[0].host_table.admission_ids)
+            assert state.host_table.live == states[0].host_table.live
         for state in states:
             state.release(slots)
 
 
-@pytest.mark.parametrize("n", [1, FEW, FEW + 1, SIZES.slots])
+@pytest.mark.parametrize("n", [1, FEW, FEW + 1, SIZES.num_slots])
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"lengths": 99}, "tokens 0 to 99"),
-        ({"starts": -1}, "tokens -1"),
+        ({"num_scheduled_tokens": 99}, "tokens 0 to 99"),
+        ({"num_computed_tokens": -1}, "tokens -1"),
         ({"blocks": []}, "blocks, has 0"),
         ({"blocks": [-7]}, "block -7 is negative"),
         ({"blocks": [1] * 11}, "the table holds 10"),
@@ -87,8 +95,8 @@ def test_g08_one_bad_task_is_found_however_many_there_are(device, n, change, com
     columns = {
         "slots": list(range(n)),
         "requests": [admit(Request(f"r{i}", [1, 2, 3]), state.layout) for i in range(n)],
-        "lengths": [3] * n,
-        "starts": [0] * n,
+        "num_scheduled_tokens": [3] * n,
+        "num_computed_tokens": [0] * n,
         "blocks": [[i] for i in range(n)],
     }
     before = state.memory.buffer.copy()
@@ -97,12 +105,12 @@ def test_g08_one_bad_task_is_found_however_many_there_are(device, n, change, com
     with pytest.raises(InvalidBatch, match=complaint):
         device.insert_tasks(state=state, tasks=TaskBatch.prefill(**columns), stream=device.default_stream)
     np.testing.assert_array_equal(state.memory.buffer, before)
-    assert not state.ledger.live
+    assert not state.host_table.live
 
 
 @pytest.mark.parametrize("n", [1, FEW + 1])
 def test_g08_a_request_admitted_for_other_sizes_is_refused(device, n):
-    state, other = device.state(SIZES), device.state(Sizes(slots=24, max_tokens=41, block_size=4))
+    state, other = device.state(SIZES), device.state(StateConfig(num_slots=24, max_model_len=41, block_size=4))
     requests = [admit(Request(f"r{i}", [1, 2]), (other if i == n - 1 else state).layout) for i in range(n)]
     batch = TaskBatch.prefill(range(n), requests, [2] * n, [[i] for i in range(n)])
     with pytest.raises(InvalidValue, match=f"'r{n - 1}' was admitted for a state of other sizes"):
@@ -123,7 +131,7 @@ def test_g08_a_start_that_overflows_with_its_length_is_refused(device, n):
     batch = TaskBatch.prefill(range(n), requests, [1] * n, [[i] for i in range(n)], [2**31 - 1, *[0] * (n - 1)])
     with pytest.raises(InvalidBatch, match="tokens 2147483647 to 2147483648 of 2"):
         device.insert_tasks(state=state, tasks=batch, stream=device.default_stream)
-    assert not state.ledger.table.any()
+    assert not state.host_table.table.any()
 
 
 @pytest.mark.parametrize("n", [3, 12])
@@ -133,7 +141,7 @@ def test_block_ids_that_are_not_contiguous_are_taken(device, n):
     ids = [np.arange(4, dtype=np.int32)[::2] + i for i in range(n - 1)] + [np.arange(4, dtype=np.int32)[::2]]
     batch = TaskBatch.prefill(range(n), requests, [2] * n, ids)
     device.insert_tasks(state=state, tasks=batch, stream=device.default_stream)
-    assert state.ledger.blocks[:n].tolist() == [2] * n
+    assert state.host_table.blocks[:n].tolist() == [2] * n
 
 
 def test_a_part_of_a_state_that_holds_no_whole_field_has_no_columns(device):

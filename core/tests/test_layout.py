@@ -7,26 +7,26 @@ from itertools import pairwise
 
 import pytest
 from hal_core.errors import InvalidValue
-from hal_core.slots.fields import GROUPS, HEADER_BYTES, STATE_TABLE, Sizes
+from hal_core.slots.fields import GROUPS, HEADER_BYTES, STATE_TABLE, StateConfig
 from hal_core.slots.layout import ALIGNMENT, lay_out
 from hypothesis import given
 from hypothesis import strategies as st
 
 sizes = st.builds(
-    Sizes,
-    slots=st.integers(1, 9),
-    max_tokens=st.integers(1, 70),
+    StateConfig,
+    num_slots=st.integers(1, 9),
+    max_model_len=st.integers(1, 70),
     block_size=st.integers(1, 8),
-    max_draft=st.integers(0, 4),
-    top_k=st.integers(0, 3),
+    max_draft_tokens=st.integers(0, 4),
+    max_logprobs=st.integers(0, 3),
 )
 
 
 @given(sizes)
 def test_places_are_aligned_and_apart_and_groups_are_what_lies_between(chosen):
     layout = lay_out(chosen)
-    spans = [(p.offset, p.offset + p.stride * chosen.slots) for p in layout.fields.values()]
-    spans += [(h.offset, h.end) for h in layout.headers.values()]
+    spans = [(p.offset, p.offset + p.stride * chosen.num_slots) for p in layout.fields.values()]
+    spans += [(h.offset, h.end) for h in {*layout.headers.values()}]  # the two slices begin with one header
     spans.sort()
     assert all(begin % ALIGNMENT == 0 for begin, _ in spans)
     assert all(end <= begin for (_, end), (begin, _) in pairwise(spans))
@@ -38,16 +38,17 @@ def test_places_are_aligned_and_apart_and_groups_are_what_lies_between(chosen):
 
 
 def test_g13_the_broadcast_lists_are_those_of_the_contract_and_begin_with_a_header():
-    layout = lay_out(Sizes(slots=4, max_tokens=8, max_draft=3))
+    layout = lay_out(StateConfig(num_slots=4, max_model_len=8, max_draft_tokens=3))
     named = {g: [n for n, p in layout.fields.items() if g in p.field.groups] for g in GROUPS}
     assert named["broadcast"] == ["sampled_token_ids"]
-    assert named["broadcast_speculative"] == ["accept_tokens", "accept_num", "step_idx", "stop_flags"]
+    verified = ["accept_tokens", "accept_num", "step_idx", "stop_flags"]
+    assert named["broadcast_speculative"] == ["sampled_token_ids", *verified]  # such a state runs plain steps too
     for group, header in layout.headers.items():
         assert header.offset == layout.groups[group].offset
         assert header.nbytes == HEADER_BYTES
 
 
-@given(sizes, st.sampled_from([f.name for f in fields(Sizes)]))
+@given(sizes, st.sampled_from([f.name for f in fields(StateConfig)]))
 def test_g14_the_digest_differs_when_a_size_differs(chosen, name):
     other = replace(chosen, **{name: getattr(chosen, name) + 1})
     assert lay_out(chosen).digest != lay_out(other).digest
@@ -56,26 +57,26 @@ def test_g14_the_digest_differs_when_a_size_differs(chosen, name):
 def test_g14_the_digest_differs_when_the_order_of_fields_differs():
     swapped = list(STATE_TABLE)
     swapped[4], swapped[5] = swapped[5], swapped[4]
-    one = Sizes(slots=2, max_tokens=8)
+    one = StateConfig(num_slots=2, max_model_len=8)
     assert lay_out(one).digest != lay_out(one, swapped).digest
 
 
 def test_fields_of_a_group_that_lie_apart_are_refused():
     apart = [STATE_TABLE[3], STATE_TABLE[-1], STATE_TABLE[5]]
-    with pytest.raises(InvalidValue, match="output lie apart: \\['token_ids'\\]"):
-        lay_out(Sizes(slots=2, max_tokens=8), apart)
+    with pytest.raises(InvalidValue, match="broadcast_speculative lie apart: \\['token_ids'\\]"):
+        lay_out(StateConfig(num_slots=2, max_model_len=8), apart)
 
 
 def test_the_state_takes_what_its_table_adds_up_to():
     """128 slots x 8,192 tokens: alignment and headers cost less than 1 MB, and so does the host's ledger."""
-    chosen = Sizes(slots=128, max_tokens=8192)
+    chosen = StateConfig(num_slots=128, max_model_len=8192)
     layout = lay_out(chosen)
-    wanted = sum(f.dtype.itemsize * chosen.width(f.width) * chosen.slots for f in STATE_TABLE)
+    wanted = sum(f.dtype.itemsize * chosen.width(f.width) * chosen.num_slots for f in STATE_TABLE)
     assert wanted <= layout.nbytes <= wanted + 64 * len(STATE_TABLE) + 2 * HEADER_BYTES
 
 
-@pytest.mark.parametrize("name", ["slots", "max_tokens", "block_size", "max_eos"])
+@pytest.mark.parametrize("name", ["num_slots", "max_model_len", "block_size", "max_eos"])
 @pytest.mark.parametrize("value", [0, -1, 1.5, True, None])
 def test_sizes_refuse_what_is_no_count(name, value):
     with pytest.raises(InvalidValue, match=name):
-        Sizes(**{"slots": 1, "max_tokens": 1, name: value})
+        StateConfig(**{"num_slots": 1, "max_model_len": 1, name: value})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 import pytest
-from hal_core import ALONE, Request, Sizes, Step, Task, TaskKind, bind, hookimpl
+from hal_core import ALONE, Request, StateConfig, Step, Task, TaskKind, bind, hookimpl
 from hal_core.devices.cpu.device import CpuDevice
 from hal_core.errors import InvalidValue
 from hal_core.output.sinks import MemorySink
@@ -70,14 +70,14 @@ def bound():
 def one_step(bound, state):
     """Each hook once: what each returned, by name."""
     stream, sink = bound.default_stream, MemorySink()
-    task = Task(TaskKind.PREFILL, 1, state.admit(Request("r", [5, 6])), length=2, blocks=[3])
+    task = Task(TaskKind.PREFILL, 1, state.admit(Request("r", [5, 6])), num_scheduled_tokens=2, blocks=[3])
     step = Step(0, {"target": [1]})
     tickets = {
         "insert_tasks": bound.insert_tasks(state=state, tasks=[task], stream=stream),
         "async_set_value": bound.async_set_value(target=state.view("sampled_token_ids")[1], value=9, stream=stream),
         "broadcast_tokens": bound.broadcast_tokens(state=state, group=ALONE, stream=stream),
     }
-    bound.advance(state=state, step=step, stream=stream)
+    bound.update_inputs(state=state, step=step, stream=stream)
     tickets["save_output"] = bound.save_output(state=state, step=step, sink=sink, stream=stream)
     assert state.take(tickets["save_output"]).tokens.tolist() == [9]
     return tickets
@@ -87,7 +87,7 @@ def test_an_observer_sees_every_call_of_a_hook_with_its_arguments_and_its_ticket
     watcher = Watcher()
     bound.observe(watcher, name="watcher")
     assert bound.observers == ("watcher",)
-    state = bound.state(Sizes(slots=2, max_tokens=8))
+    state = bound.state(StateConfig(num_slots=2, max_model_len=8))
     tickets = one_step(bound, state)
     seen = {hook: (arguments, result) for hook, arguments, result in watcher.calls}
     assert list(seen) == ["insert_tasks", "async_set_value", "save_output"], "a group of one never reaches the device"
@@ -102,7 +102,7 @@ def test_an_observer_sees_every_call_of_a_hook_with_its_arguments_and_its_ticket
 def test_the_end_of_each_ticket_is_told_once_to_who_wants_to_know(bound):
     watcher = Watcher()
     bound.observe(watcher)
-    tickets = one_step(bound, bound.state(Sizes(slots=2, max_tokens=8)))
+    tickets = one_step(bound, bound.state(StateConfig(num_slots=2, max_model_len=8)))
     for ticket in tickets.values():
         ticket.wait()
         ticket.wait()
@@ -129,12 +129,12 @@ class Late(CpuDevice):
 def test_the_error_of_a_ticket_is_seen_when_the_ticket_ends(noticed_by):
     bound, watcher = bind(Late()), Watcher()
     bound.observe(watcher)
-    state, stream = bound.state(Sizes(slots=2, max_tokens=8)), bound.default_stream
-    task = Task(TaskKind.PREFILL, 0, state.admit(Request("r", [5])), length=1, blocks=[0])
+    state, stream = bound.state(StateConfig(num_slots=2, max_model_len=8)), bound.default_stream
+    task = Task(TaskKind.PREFILL, 0, state.admit(Request("r", [5])), num_scheduled_tokens=1, blocks=[0])
     ticket = bound.insert_tasks(state=state, tasks=[task], stream=stream)
     assert watcher.ends == []
     error = OSError("the card fell off")
-    ticket.settle(error)
+    ticket.complete(error)
     notice = {
         "wait": ticket.wait,
         "close": bound.close,
@@ -150,7 +150,7 @@ def test_the_error_of_a_ticket_is_seen_when_the_ticket_ends(noticed_by):
 def test_an_observer_sees_the_error_of_a_call_that_the_device_raised(bound):
     watcher = Watcher()
     bound.observe(watcher)
-    state, stream = bound.state(Sizes(slots=2, max_tokens=8)), bound.default_stream
+    state, stream = bound.state(StateConfig(num_slots=2, max_model_len=8)), bound.default_stream
     bound.device.broken = True
     with pytest.raises(InvalidValue, match="the chip is gone") as raised:
         bound.async_set_value(target=state.view("seed")[0], value=1, stream=stream)
@@ -199,7 +199,7 @@ class Troublemaker:
     ],
 )
 def test_what_an_observer_returns_or_raises_changes_nothing_and_is_reported_once(bound, caplog, how, reported):
-    state, stream = bound.state(Sizes(slots=2, max_tokens=8)), bound.default_stream
+    state, stream = bound.state(StateConfig(num_slots=2, max_model_len=8)), bound.default_stream
     view = state.view("seed")[0]
     plain = bound.async_set_value(target=view, value=1, stream=stream)
     bound.observe(Troublemaker(how), name="trouble")
@@ -218,7 +218,7 @@ def test_several_observers_see_the_same_calls(bound):
     first, second = Watcher(), Watcher()
     bound.observe(first, name="first")
     bound.observe(second, name="second")
-    one_step(bound, bound.state(Sizes(slots=2, max_tokens=8)))
+    one_step(bound, bound.state(StateConfig(num_slots=2, max_model_len=8)))
     assert [call[0] for call in first.calls] == [call[0] for call in second.calls] != []
 
 
@@ -266,7 +266,7 @@ def test_without_observers_no_call_goes_through_pluggy_and_with_one_every_call_d
     def broken(*arguments):
         raise AssertionError("pluggy's road")
 
-    state, stream = bound.state(Sizes(slots=2, max_tokens=8)), bound.default_stream
+    state, stream = bound.state(StateConfig(num_slots=2, max_model_len=8)), bound.default_stream
     view = state.view("seed")[0]
     monkeypatch.setattr(bound._observers._manager, "_inner_hookexec", broken)
     bound.async_set_value(target=view, value=1, stream=stream)

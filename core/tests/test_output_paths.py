@@ -18,7 +18,7 @@ from hal_core.output.records import SlotStatus
 from hal_core.output.sinks import MemorySink
 from hal_core.runtime.bound import bind
 from hal_core.slots.admission import Request, SamplingParams, admit
-from hal_core.slots.fields import FinishReason, Sizes, SplitRole
+from hal_core.slots.fields import FinishReason, SplitRole, StateConfig
 from hal_core.slots.step import Step
 from hal_core.slots.tasks import Task, TaskKind
 from hypothesis import HealthCheck, given, settings
@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 
 UNTIMED = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 DRAFTS, TOP = 3, 4
-SIZES = Sizes(slots=6, max_tokens=64, block_size=64, max_draft=DRAFTS, top_k=TOP)
+SIZES = StateConfig(num_slots=6, max_model_len=64, block_size=64, max_draft_tokens=DRAFTS, max_logprobs=TOP)
 PARAMS = SamplingParams(max_tokens=40)
 ids = st.integers(0, 1 << 40)
 counted = {"token", "first"}
@@ -66,7 +66,7 @@ class Slot:
 def drawn_slots(draw, *, speculative, whats=("empty", "chunk", "token", "first", "error", "recovered")):
     """Six slots."""
     found = []
-    for _ in range(SIZES.slots):
+    for _ in range(SIZES.num_slots):
         what = draw(st.sampled_from(whats), label="what")
         most = SIZES.max_accept if speculative and what == "token" else 1
         first = what == "first"
@@ -93,7 +93,7 @@ class Bench:
         self.stream = self.bound.default_stream
         self.sink = MemorySink()
         self.slots, self.speculative, self.logprobs = slots, speculative, logprobs
-        self.order = list(range(SIZES.slots)) if order is None else list(order)
+        self.order = list(range(SIZES.num_slots)) if order is None else list(order)
         for slot, drawn in enumerate(slots):
             self.fill(slot, drawn)
         self.write_outputs()
@@ -114,7 +114,7 @@ class Bench:
 
     def write_outputs(self):
         """What a step's kernels leave in the output fields; slots that report nothing hold garbage."""
-        n, most = SIZES.slots, SIZES.max_accept
+        n, most = SIZES.num_slots, SIZES.max_accept
         self.columns = {
             "accept_num": np.full((n, 1), 2, np.int32),
             "step_idx": np.full((n, 1), 7, np.int64),
@@ -224,7 +224,7 @@ def over_the_wire(record):
 
 
 @UNTIMED
-@given(st.data(), st.booleans(), st.none() | st.integers(0, TOP), st.permutations(range(SIZES.slots)))
+@given(st.data(), st.booleans(), st.none() | st.integers(0, TOP), st.permutations(range(SIZES.num_slots)))
 def test_g19_g20_g22_g24_every_path_is_the_same_record(data, speculative, logprobs, order):
     """Plain, top-k, speculative, first token, chunk, preempted, aborted, recovered, error, and any mixture."""
     bench = Bench(
@@ -236,7 +236,7 @@ def test_g19_g20_g22_g24_every_path_is_the_same_record(data, speculative, logpro
     rows, batch_ids = bench.expected()
     assert rows_of(record) == rows
     assert list(ticket.batch_ids) == batch_ids
-    assert ticket.batch_size == SIZES.slots
+    assert ticket.batch_size == SIZES.num_slots
     assert ticket.ready()
     after = rows_of(bench.record())
     assert not [row for row in after if row.status in (SlotStatus.PREEMPTED, SlotStatus.ABORTED)]  # told once
@@ -288,18 +288,19 @@ def test_g24_a_prefill_node_reports_token_drafts_and_logprobs_aligned_with_token
         assert row.drafts.tolist() == slot.drafts
         assert row.logprob_token_ids.shape == (1, logprobs + 1)
         assert row.logprob_token_ids[0, 0] == slot.tokens[0]
-    assert record.counts.sum() == len(record.tokens) == SIZES.slots
+    assert record.counts.sum() == len(record.tokens) == SIZES.num_slots
 
 
 @pytest.mark.parametrize("speculative", [False, True])
 def test_g19_a_batch_that_was_preempted_as_a_whole_is_reported(speculative):
     slots = [
-        Slot((TaskKind.PREEMPTED,), "empty", SplitRole.MIXED, [], 0, FinishReason.NONE, []) for _ in range(SIZES.slots)
+        Slot((TaskKind.PREEMPTED,), "empty", SplitRole.MIXED, [], 0, FinishReason.NONE, [])
+        for _ in range(SIZES.num_slots)
     ]
     bench = Bench(slots, speculative=speculative, logprobs=2)
     record = over_the_wire(bench.record())
-    assert record.status.tolist() == [SlotStatus.PREEMPTED] * SIZES.slots
-    assert record.deliveries() == [(f"left-{slot}-PREEMPTED", 0, 0) for slot in range(SIZES.slots)]
+    assert record.status.tolist() == [SlotStatus.PREEMPTED] * SIZES.num_slots
+    assert record.deliveries() == [(f"left-{slot}-PREEMPTED", 0, 0) for slot in range(SIZES.num_slots)]
     assert len(bench.record()) == 0  # told once
 
 
@@ -320,7 +321,7 @@ def test_g21_what_the_device_holds_out_of_bounds_is_an_error_row_and_the_ticket_
 
 
 def test_g17_g18_a_rank_that_does_not_send_cleans_up_all_the_same():
-    slots = [Slot((TaskKind.PREEMPTED,), "token", SplitRole.MIXED, [5], 0, FinishReason.NONE, [])] * SIZES.slots
+    slots = [Slot((TaskKind.PREEMPTED,), "token", SplitRole.MIXED, [5], 0, FinishReason.NONE, [])] * SIZES.num_slots
     bench = Bench(slots, speculative=True)
     bench.save(group=Group((0, 1), 1)).wait(10)
     assert bench.sink.records == []

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hal_core import Request, Sizes, TaskBatch
+from hal_core import Request, StateConfig, TaskBatch
 from hal_core.devices.cpu import CpuPlugin
-from hal_core.output.rows import Facts, _any_record, build_record
+from hal_core.output.rows import OutputSnapshot, _any_record, build_record
 from hal_core.runtime.bound import bind
 from hal_core.slots.step import Step
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 SLOTS = 4
-SIZES = Sizes(slots=SLOTS, max_tokens=16, max_draft=2)
+SIZES = StateConfig(num_slots=SLOTS, max_model_len=16, max_draft_tokens=2)
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +34,9 @@ def columns_of(state, **changed):
         "draft_num": [0] * SLOTS,
         "stop_reason": [0] * SLOTS,
         "sampled_token_ids": [5, 6, 7, 8],
-        "request_serial": [request.serial for request in state.ledger.requests],
+        "request_serial": [request.admission_id for request in state.host_table.requests],
         "accept_tokens": [[9] * SIZES.max_accept] * SLOTS,
-        "draft_tokens": [[9] * SIZES.max_draft] * SLOTS,
+        "draft_tokens": [[9] * SIZES.max_draft_tokens] * SLOTS,
     }
     fields = state.layout.fields
     return {
@@ -52,15 +52,15 @@ def some(*values):
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), order=st.permutations(range(SLOTS)))
 def test_g20_g21_both_ways_say_the_same(state, data, order):
-    serials = [request.serial for request in state.ledger.requests]
+    admission_ids = [request.admission_id for request in state.host_table.requests]
     changed = {
         "accept_num": data.draw(some(0, 1, 1, 1, 2, -1), label="accept_num"),
         "step_idx": data.draw(some(0, 1, 3), label="step_idx"),
         "draft_num": data.draw(some(0, 0, 0, 2, 3, -1), label="draft_num"),
         "stop_reason": data.draw(some(0, 1, 2), label="stop_reason"),
-        "request_serial": [serial + data.draw(st.sampled_from([0, 0, 0, 1])) for serial in serials],
+        "request_serial": [admission_id + data.draw(st.sampled_from([0, 0, 0, 1])) for admission_id in admission_ids],
     }
-    columns, facts = columns_of(state, **changed), Facts.of(state, Step(1, {"target": np.array(order)}))
+    columns, facts = columns_of(state, **changed), OutputSnapshot.of(state, Step(1, {"target": np.array(order)}))
     assert facts.plain
     record, batch_ids, violation = build_record(columns, facts)
     expected, expected_ids, expected_violation = _any_record(columns, facts)
@@ -83,7 +83,7 @@ def test_g20_g21_both_ways_say_the_same(state, data, order):
 def test_g21_what_is_out_of_bounds_in_a_plain_step_is_an_error_of_its_row_alone(state, field, value, told):
     columns = columns_of(state)
     columns[field][2] = value
-    record, _, violation = build_record(columns, Facts.of(state, Step(1, {"target": np.arange(SLOTS)})))
+    record, _, violation = build_record(columns, OutputSnapshot.of(state, Step(1, {"target": np.arange(SLOTS)})))
     assert told in str(violation)
     assert [row for row, text in record.messages.items() if text] == [2]
     assert record.tokens.tolist() == [5, 6, 8]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from hal_core.memory.packing import ROW, Packed, apply_packed, cut_rows
-from hal_core.memory.plan import SPREAD, PlanBuilder, Records, apply_to_host
+from hal_core.memory.plan import SCATTER_MAP, PlanBuilder, Records, apply_to_host
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -35,9 +35,9 @@ def plans(draw):
     slots = draw(st.lists(st.integers(0, 9), unique=True, max_size=9), label="slots")
     if not slots:
         return builder.build()
-    spread = np.array([(0, 8, 0, 8), (128, 20, 8, 20)], SPREAD)
+    scatter_map = np.array([(0, 8, 0, 8), (128, 20, 8, 20)], SCATTER_MAP)
     data = rng.integers(0, 256, (len(slots), 28), np.uint8)
-    return builder.build(Records(np.array(slots, np.int32), data, spread))
+    return builder.build(Records(np.array(slots, np.int32), data, scatter_map))
 
 
 def effect(plan):
@@ -53,8 +53,11 @@ def test_a_block_holds_its_plan(plan):
     block = np.full(packed.nbytes, 0xCB, np.uint8)
     packed.fill(block, plan)
     assert all(at % 16 == 0 for at in (packed.slots_at, packed.records_at, packed.payload_at))
-    got, spread = np.zeros(SIZE, np.uint8), np.zeros(0, SPREAD) if plan.records is None else plan.records.spread
-    apply_packed(packed, block, spread, got)
+    got, scatter_map = (
+        np.zeros(SIZE, np.uint8),
+        np.zeros(0, SCATTER_MAP) if plan.records is None else plan.records.scatter_map,
+    )
+    apply_packed(packed, block, scatter_map, got)
     np.testing.assert_array_equal(got, effect(plan))
 
 

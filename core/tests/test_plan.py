@@ -10,7 +10,7 @@ from hal_core.devices.cpu.device import CpuDevice
 from hal_core.devices.cpu.memory import HostMemory
 from hal_core.errors import InvalidValue
 from hal_core.memory.dtypes import dtype_of
-from hal_core.memory.plan import SPREAD, WRITE, PlanBuilder, Records, WritePlan, apply_to_host
+from hal_core.memory.plan import SCATTER_MAP, WRITE, PlanBuilder, Records, WritePlan, apply_to_host
 from hal_core.memory.views import View
 from hypothesis import given
 from hypothesis import strategies as st
@@ -85,14 +85,14 @@ def test_g09_records_reach_each_field_of_their_slot_and_nothing_else(slots, widt
     rng = np.random.default_rng(seed)
     bases = np.cumsum([0, *[w * 6 for w in widths]])
     sources = np.cumsum([0, *widths])
-    spread = np.array([(bases[i], w, sources[i], w) for i, w in enumerate(widths)], SPREAD)
+    scatter_map = np.array([(bases[i], w, sources[i], w) for i, w in enumerate(widths)], SCATTER_MAP)
     data = rng.integers(0, 256, (len(slots), sources[-1]), np.uint8)
     before = rng.integers(0, 256, bases[-1], np.uint8)
     expected = before.copy()
     for i, slot in enumerate(slots):
         for base, source, width in zip(bases, sources, widths, strict=False):
             expected[base + slot * width : base + (slot + 1) * width] = data[i, source : source + width]
-    plan = PlanBuilder(Block(int(bases[-1]))).build(Records(np.array(slots, np.int32), data, spread))
+    plan = PlanBuilder(Block(int(bases[-1]))).build(Records(np.array(slots, np.int32), data, scatter_map))
     for form in (plan, plan.flat()):
         buffer = before.copy()
         apply_to_host(form, buffer)
@@ -199,8 +199,8 @@ def test_the_cpu_device_spreads_records_over_gaps_and_counts_each_plan_once():
     assert device.counters().submissions == 0, "an empty plan is none"
     memory.buffer[:] = 0
     data = np.arange(1, 31, dtype=np.uint8).reshape(3, 10)  # the last two bytes of a record belong to no field
-    spread = np.array([(0, 40, 0, 3), (8, 40, 3, 5)], SPREAD)
-    plan = WritePlan(memory, np.zeros(0, WRITE), [], Records(np.array([4, 0, 2], np.int32), data, spread))
+    scatter_map = np.array([(0, 40, 0, 3), (8, 40, 3, 5)], SCATTER_MAP)
+    plan = WritePlan(memory, np.zeros(0, WRITE), [], Records(np.array([4, 0, 2], np.int32), data, scatter_map))
     apply_to_host(plan, should)
     assert should[[0, 8 + 4 * 40]].tolist() == [11, 4]
     device.submit(plan, device.default_stream)

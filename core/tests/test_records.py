@@ -46,7 +46,7 @@ class Output:
             raise self.error
         return replace(PLAIN, step=self.step)
 
-    def settle(self, error):
+    def complete(self, error):
         self.settled.append(error)
 
 
@@ -161,8 +161,8 @@ def test_g19_closing_names_the_requests_whose_output_never_came():
 def test_g19_an_output_that_cannot_be_settled_does_not_stop_those_after_it(caplog):
     sink, settled = MemorySink(threaded=True), threading.Event()
     faulty, last = Output(0), Output(1)
-    faulty.settle = lambda error: int("no number")
-    last.settle = lambda error: settled.set()
+    faulty.complete = lambda error: int("no number")
+    last.complete = lambda error: settled.set()
     sink.put(faulty)
     sink.put(last)
     assert settled.wait(30)

@@ -11,10 +11,10 @@ from hal_core.devices.cpu import CpuPlugin
 from hal_core.errors import InvalidValue
 from hal_core.runtime.bound import bind
 from hal_core.slots.admission import Request, SamplingParams, admit
-from hal_core.slots.fields import Sizes, SplitRole
+from hal_core.slots.fields import SplitRole, StateConfig
 from hal_core.slots.layout import lay_out
 
-SIZES = Sizes(slots=2, max_tokens=16)
+SIZES = StateConfig(num_slots=2, max_model_len=16)
 
 
 def refused(argument, call):
@@ -26,7 +26,7 @@ def refused(argument, call):
 
 @pytest.mark.parametrize("name", [None, 7, b"r", "", "a\0b", "\ud800", "r\udfff"])
 def test_a_name_that_no_frame_can_carry_is_refused(name):
-    refused("request_id", lambda: admit(Request(name, [1]), lay_out(SIZES)))
+    refused("request_id", lambda: Request(name, [1]))
 
 
 def test_any_other_text_is_a_name():
@@ -72,19 +72,23 @@ def test_admission_takes_a_request_a_layout_and_a_count():
 
 
 def test_what_admission_packs_is_the_requests_own_and_no_others():
-    layout = lay_out(Sizes(slots=2, max_tokens=64))
+    layout = lay_out(StateConfig(num_slots=2, max_model_len=64))
     params = SamplingParams(temperature=0.25, top_k=7, eos_token_ids=(3,), max_tokens=9)
     first, second = admit(Request("r", [1, 2], params), layout), admit(Request("s", [4]), layout)
     one, other = (np.frombuffer(each.packed, layout.admission_dtype)[0] for each in (first, second))
-    assert (one["stamp"], other["stamp"]) == (layout.admission_stamp,) * 2
-    assert (one["record"]["request_serial"], other["record"]["request_serial"]) == (first.serial, second.serial)
+    assert (first.config_key, second.config_key) == (layout.config_key,) * 2
+    assert (one["admission_id"], other["admission_id"]) == (first.admission_id, second.admission_id)
+    assert (one["record"]["request_serial"], other["record"]["request_serial"]) == (
+        first.admission_id,
+        second.admission_id,
+    )
     assert (one["record"]["temperature"], one["record"]["top_k"], one["record"]["eos_num"]) == (0.25, 7, 1)
     assert (other["record"]["top_k"], other["record"]["eos_num"]) == (SamplingParams().top_k, 0)
 
 
 def test_an_admitted_request_stays_in_its_process():
-    """Its serial, and the number under which a device has staged it, mean another request elsewhere."""
-    request = admit(Request("r", [1, 2]), lay_out(Sizes(slots=1, max_tokens=8)))
+    """Its serial, by which devices know it, means another request elsewhere."""
+    request = admit(Request("r", [1, 2]), lay_out(StateConfig(num_slots=1, max_model_len=8)))
     for carry in (pickle.dumps, copy.copy, copy.deepcopy):
         with pytest.raises(InvalidValue, match="admit it where it is inserted"):
             carry(request)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hal_core.devices.ring_options import RingOptions
 from hal_core.devices.staging import ALIGNMENT, CALM, StagingRing
 from hal_core.errors import InvalidValue, OutOfMemory
 from hypothesis import given
@@ -56,7 +57,7 @@ def overlaps(one, other):
 @given(st.data())
 def test_g03_a_span_is_never_handed_out_under_a_fence(data):
     host = Host()
-    ring = StagingRing(host.allocate, start=2 * KB, limit=16 * KB)
+    ring = StagingRing(host.allocate, RingOptions(ring_start=2 * KB, ring_limit=16 * KB))
     guarded = []
     for _ in range(data.draw(st.integers(1, 60), label="spans")):
         if guarded and data.draw(st.booleans(), label="device goes on"):
@@ -77,7 +78,7 @@ def test_g03_a_span_is_never_handed_out_under_a_fence(data):
 
 
 def test_g03_a_full_ring_waits_for_its_oldest_entry_alone():
-    ring = StagingRing(Host().allocate, start=4 * ALIGNMENT, limit=4 * ALIGNMENT)
+    ring = StagingRing(Host().allocate, RingOptions(ring_start=4 * ALIGNMENT, ring_limit=4 * ALIGNMENT))
     latches = [Latch() for _ in range(3)]
     for latch in latches:
         ring.fence(ring.take(ALIGNMENT), latch)
@@ -88,7 +89,7 @@ def test_g03_a_full_ring_waits_for_its_oldest_entry_alone():
 
 
 def test_g03_a_ring_that_stays_full_raises_with_nothing_taken():
-    ring = StagingRing(Host().allocate, start=2 * ALIGNMENT, limit=2 * ALIGNMENT, deadline=0.01)
+    ring = StagingRing(Host().allocate, RingOptions(ring_start=2 * ALIGNMENT, ring_limit=2 * ALIGNMENT, deadline=0.01))
     stuck = Latch(hangs=True)
     ring.fence(ring.take(2 * ALIGNMENT), stuck)
     for _ in range(2):
@@ -99,7 +100,7 @@ def test_g03_a_ring_that_stays_full_raises_with_nothing_taken():
 
 
 def test_more_than_the_limit_goes_in_pieces():
-    ring = StagingRing(Host().allocate, start=KB, limit=4 * KB)
+    ring = StagingRing(Host().allocate, RingOptions(ring_start=KB, ring_limit=4 * KB))
     with pytest.raises(InvalidValue, match="in pieces"):
         ring.take(4 * KB + 1)
     assert ring.take(4 * KB).nbytes == 4 * KB
@@ -107,7 +108,7 @@ def test_more_than_the_limit_goes_in_pieces():
 
 def test_the_ring_gives_back_what_a_burst_made_it_take():
     host = Host()
-    ring = StagingRing(host.allocate, start=KB, limit=64 * KB)
+    ring = StagingRing(host.allocate, RingOptions(ring_start=KB, ring_limit=64 * KB))
     for _ in range(8):
         ring.fence(ring.take(8 * KB), Latch())
     assert host.live > KB
@@ -124,7 +125,7 @@ def test_the_ring_gives_back_what_a_burst_made_it_take():
 
 
 def test_a_span_without_a_fence_is_an_error_of_the_device():
-    ring = StagingRing(Host().allocate, start=KB, limit=KB)
+    ring = StagingRing(Host().allocate, RingOptions(ring_start=KB, ring_limit=KB))
     span = ring.take(10)
     with pytest.raises(InvalidValue, match="no fence"):
         ring.take(10)

@@ -25,8 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _main(arguments: list[str]) -> None:
+    from .console import prepared, say
     from .failures import told as line_of
-    from .streams import prepared, say
 
     ended: SystemExit | None = None
     told: str | None = ""

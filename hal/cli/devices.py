@@ -14,7 +14,9 @@ from typing import Any
 from hal_core import HalError
 
 from hal import contract
+from hal.discovery import OBSERVED, installed_observers
 from hal.listing import Listed, devices
+from hal.observing import chosen
 from hal.selection import NOTHING_INSTALLED, select
 
 
@@ -23,6 +25,11 @@ def show(*, as_json: bool, opened: bool, timeout: float) -> None:
     with contextlib.redirect_stdout(sys.stderr):  # whatever a plugin prints while it is probed
         rows = devices()
         selected, why = _selected()
+        used = chosen()
+    observers = [
+        {"name": one.name, "distribution": one.distribution, "version": one.version, "used": one in used}
+        for one in installed_observers()
+    ]
     results: dict[Listed, dict[str, Any]] = {}
     if opened:
         from .opened import open_in_subprocess
@@ -31,9 +38,13 @@ def show(*, as_json: bool, opened: bool, timeout: float) -> None:
     if as_json:
         listed = [{**asdict(row), "opened": results.get(row)} for row in rows]
         report = {"contract": contract.contract_version(), "selected": selected, "why": why, "devices": listed}
+        report["observers"] = observers
         print(json.dumps(report, indent=2))
         return
     _print_table(rows)
+    for one in observers:
+        use = f"used: {OBSERVED} names it" if one["used"] else f"not used: {OBSERVED} does not name it"
+        print(f"\nobserver {one['name']}: {one['distribution']} {one['version']}, {use}")
     print(f"\nselected without a name: {selected}" if selected else f"\nnone is selected without a name: {why}")
     for row, result in results.items():
         _print_opened(row.name, result)

@@ -10,7 +10,7 @@ from hal_core import SamplingParams
 
 from hal.model import DEFAULT_CHECKPOINT
 
-from .run_options import Options, read_prompts, sampling_params
+from .run_options import Options, read_prompts, requirements, sampling_params
 
 _defaults = SamplingParams()
 
@@ -20,6 +20,14 @@ def run(
     prompts: Annotated[Path | None, typer.Option(metavar="FILE", help="A file with one prompt a line.")] = None,
     max_tokens: Annotated[int, typer.Option(help="Most tokens to generate for each prompt.")] = 64,
     device: Annotated[str | None, typer.Option(help="The device of the slot state (hal devices).")] = None,
+    require: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="Refuse a device without it, as async_set_value=async, or substituted= for no stand-in; may be given "
+            "several times.",
+        ),
+    ] = None,
     model: Annotated[Path, typer.Option(metavar="DIR", help="A checkpoint directory.")] = DEFAULT_CHECKPOINT,
     model_place: Annotated[str, typer.Option(help="The Paddle place that the model runs on.")] = "cpu",
     temperature: Annotated[float, typer.Option(help="0: always the best token.")] = _defaults.temperature,
@@ -69,7 +77,8 @@ def run(
         logprobs=logprobs,
     )
     texts = read_prompts(prompt or [], prompts)
-    options = Options(device, model, model_place, slots, blocks, chunk, stop or [], as_json=as_json)
+    wanted = requirements(require or [])
+    options = Options(device, wanted, model, model_place, slots, blocks, chunk, stop or [], as_json=as_json)
     from .run_session import generate
 
     if code := generate(texts, params, options):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ class Options:
     """What concerns all prompts alike. Raises :class:`InvalidValue` for a count that is not positive."""
 
     device: str | None
+    require: Mapping[str, str | bool]
     model: Path
     model_place: str
     slots: int
@@ -59,6 +60,22 @@ def _is_utf8(text: str) -> bool:
     except UnicodeError:
         return False
     return True
+
+
+_WORDS = {"yes": True, "true": True, "no": False, "false": False}
+
+
+def requirements(given: Sequence[str]) -> dict[str, str | bool]:
+    """What a device must offer, from ``NAME=VALUE`` each; yes and no are for abilities that it has or has not."""
+    wanted: dict[str, str | bool] = {}
+    for text in given:
+        name, sign, value = text.partition("=")
+        if not sign or not name:
+            raise InvalidValue(
+                f"{text!r} is no NAME=VALUE", cure="write --require async_set_value=async", argument="--require"
+            )
+        wanted[name] = _WORDS.get(value.lower(), value)
+    return wanted
 
 
 def sampling_params(**values: Any) -> SamplingParams:  # noqa: ANN401 (the types are those of SamplingParams)

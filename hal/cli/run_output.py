@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hal_core import FinishReason, HalError, OutputRecord, OutputRow, SlotStatus
 
+from .run_device import DeviceFacts
 from .run_screen import Screen
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class Answer:
         self.answer.finish()
         self.finish, self.message = finish, message
 
-    def as_json(self, with_logprobs: bool) -> str:
+    def as_json(self, device: DeviceFacts, with_logprobs: bool) -> str:
         """One line; ASCII alone, so that it is the same in every terminal and locale."""
         answer: dict[str, Any] = {
             "request_id": self.request_id,
@@ -55,6 +56,7 @@ class Answer:
             "text": self.answer.text,
             "token_ids": self.token_ids,
             "finish_reason": self.finish.name.lower(),
+            "device": device,
         }
         if self.message:
             answer["message"] = self.message
@@ -69,16 +71,16 @@ class Answers:
     A request whose answer a stop text has ended still runs: its name is put into ``stopped``, for the engine's thread
     to abort it, and what is told of it from then on is passed over.
 
-    As text, the first answer that is not complete streams, and those behind it are held back until their turn; as
-    JSON, each is written when it and all before it are complete.
+    ``device`` is what JSON says of the device, None for text. As text, the first answer that is not complete streams,
+    and those behind it are held back until their turn; as JSON, each is written when it and all before it are complete.
     """
 
-    def __init__(self, plan: Plan, screen: Screen, *, as_json: bool, logprobs: bool) -> None:
+    def __init__(self, plan: Plan, screen: Screen, *, device: DeviceFacts | None, logprobs: bool) -> None:
         pairs = zip(plan.requests, plan.prompts, strict=True)
         self.answers = {r.request_id: Answer(r.request_id, prompt, plan.answer(r)) for r, prompt in pairs}
         self.stopped: deque[str] = deque()
         self.tokens = self.ended = 0
-        self._screen, self._as_json, self._logprobs = screen, as_json, logprobs
+        self._screen, self._device, self._logprobs = screen, device, logprobs
         self._order = list(self.answers.values())
         self._next = 0  # the first answer that is not complete on the screen
         self._begun = False
@@ -144,10 +146,10 @@ class Answers:
         while self._next < len(self._order):
             answer = self._order[self._next]
             complete = answer.finish is not FinishReason.NONE
-            if not self._as_json:
+            if self._device is None:
                 self._show_text(answer, complete)
             elif complete:
-                self._screen.write(answer.as_json(self._logprobs) + "\n")
+                self._screen.write(answer.as_json(self._device, self._logprobs) + "\n")
             if not complete:
                 break
             self._next, self._begun = self._next + 1, False

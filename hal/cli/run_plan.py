@@ -7,7 +7,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hal_core import InvalidValue, Request, SamplingParams, Sizes, lay_out
+from hal_core import InvalidValue, Request, SamplingParams, StateConfig, lay_out
 
 from hal.engine import Scheduler, tokens_to_keep
 from hal.model.config import LlamaConfig, read_config
@@ -26,7 +26,7 @@ class Plan:
     prompts: Sequence[str]
     requests: Sequence[Request]
     tokenizer: Tokenizer
-    sizes: Sizes
+    sizes: StateConfig
     blocks: int
     stops: Sequence[str]
     notes: Sequence[str]
@@ -43,11 +43,11 @@ def make_plan(texts: Sequence[str], params: SamplingParams, options: Options) ->
     params = _for_model(params, config)
     prompts = [tokenizer.encode(text) if text else [] for text in texts]
     requests = [Request(f"r{number}", tokens, params) for number, tokens in enumerate(prompts)]
-    sizes = Sizes(
-        slots=min(options.slots, len(requests)),  # more would never be used
-        max_tokens=config.max_position_embeddings,
+    sizes = StateConfig(
+        num_slots=min(options.slots, len(requests)),  # more would never be used
+        max_model_len=config.max_position_embeddings,
         block_size=BLOCK_SIZE,
-        top_k=params.logprobs or 0,
+        max_logprobs=params.logprobs or 0,
         max_eos=max(1, len(params.eos_token_ids)),
         max_stop_sequences=1,
         max_stop_length=1,
@@ -67,12 +67,12 @@ def _for_model(params: SamplingParams, config: LlamaConfig) -> SamplingParams:
     return dataclasses.replace(params, eos_token_ids=config.eos_token_ids)
 
 
-def _blocks(requests: Sequence[Request], sizes: Sizes, options: Options) -> int:
+def _blocks(requests: Sequence[Request], sizes: StateConfig, options: Options) -> int:
     """KV blocks for the cache: what was asked for, but no more than can be used at once.
 
     Raises the first error when no request can run, before anything does.
     """
-    unlimited = Scheduler(lay_out(sizes), sizes.slots * sizes.max_blocks)
+    unlimited = Scheduler(lay_out(sizes), sizes.num_slots * sizes.max_blocks)
     needs, errors = [], []
     for request in requests:
         try:
@@ -83,7 +83,7 @@ def _blocks(requests: Sequence[Request], sizes: Sizes, options: Options) -> int:
             needs.append(-(-tokens_to_keep(len(request.prompt), request.params.max_tokens) // sizes.block_size))
     if not needs:
         raise errors[0]
-    most = sum(heapq.nlargest(sizes.slots, needs))
+    most = sum(heapq.nlargest(sizes.num_slots, needs))
     if options.blocks is not None and options.blocks < min(needs):
         raise InvalidValue(
             f"{options.blocks} of {sizes.block_size} tokens cannot hold any of the prompts with its --max-tokens",

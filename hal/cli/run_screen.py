@@ -9,7 +9,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from .streams import say
+from .console import say
 
 
 class Screen(Protocol):

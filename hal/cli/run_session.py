@@ -20,12 +20,13 @@ from hal.transport import open_sink
 from hal.transport.descriptors import check_descriptors
 
 from . import signals
+from .console import say
 from .failures import cure_of, one_line
+from .run_device import facts_of, where
 from .run_options import Options
 from .run_output import Answers
 from .run_plan import Plan, make_plan
 from .run_screen import Screen, open_screen
-from .streams import say
 
 if TYPE_CHECKING:
     from hal_core import BoundDevice, OutputRecord, Sink
@@ -48,7 +49,7 @@ def generate(texts: Sequence[str], params: SamplingParams, options: Options) -> 
     check_descriptors(_DESCRIPTORS, "hal run")
     with signals.noted(), ExitStack() as stack:
         stack.enter_context(_plain_logs())
-        device = stack.enter_context(_open(options.device))
+        device = stack.enter_context(_open(options))
         with signals.at_once(device.close):  # there may be much to load, and nothing to tidy up but the device
             model = _load_model(options)
             from hal.worker import Worker
@@ -57,7 +58,8 @@ def generate(texts: Sequence[str], params: SamplingParams, options: Options) -> 
         stack.callback(screen.close)
         for note in plan.notes:
             screen.note(note)
-        answers = Answers(plan, screen, as_json=options.as_json, logprobs=params.logprobs is not None)
+        facts = facts_of(device) if options.as_json else None
+        answers = Answers(plan, screen, device=facts, logprobs=params.logprobs is not None)
         with _Show(answers) as show:
             engine = Engine(Worker(device, model, plan.sizes, plan.blocks, show.sink), chunk=options.chunk)
             began = time.perf_counter()
@@ -65,7 +67,7 @@ def generate(texts: Sequence[str], params: SamplingParams, options: Options) -> 
             seconds = time.perf_counter() - began
         if answers.incomplete:
             raise HalError(f"no record told the end of {answers.incomplete}", cure="report it: the output path lost it")
-        _summarize(screen, engine, answers, seconds, f"device {device.name}, model on {options.model_place}")
+        _summarize(screen, engine, answers, seconds, where(device, options.model_place))
     signals.check()
     return FAILED if answers.failed else 0
 
@@ -151,12 +153,14 @@ def _drive(engine: Engine, plan: Plan, answers: Answers, show: _Show) -> None:
                 engine.abort(request.request_id)
 
 
-def _open(name: str | None) -> BoundDevice:
+def _open(options: Options) -> BoundDevice:
     try:
-        return open_device(name)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="paddle")  # it says what it cannot compile
+            return open_device(options.device, require=options.require)
     except HalError as error:
-        if name is not None and error.argument == "name":
-            error.argument = "--device"
+        if error.argument == "require" or (options.device is not None and error.argument == "name"):
+            error.argument = "--require" if error.argument == "require" else "--device"
         raise
 
 
@@ -181,7 +185,7 @@ def _load_model(options: Options) -> LlamaModel:
 
 @contextmanager
 def _plain_logs() -> Iterator[None]:
-    """Say what hal logs in a plain line; not the device's fallbacks, which ``hal devices --open`` shows."""
+    """Say what hal logs in a plain line; not the device's fallbacks, which the command says itself."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("hal: %(message)s"))
     handler.addFilter(lambda record: record.module != "bound")
@@ -194,10 +198,10 @@ def _plain_logs() -> Iterator[None]:
         log.handlers, log.propagate = former
 
 
-def _summarize(screen: Screen, engine: Engine, answers: Answers, seconds: float, where: str) -> None:
+def _summarize(screen: Screen, engine: Engine, answers: Answers, seconds: float, place: str) -> None:
     scheduler = engine.scheduler
     speed = answers.tokens / seconds if seconds else 0.0
-    slots = f"{scheduler.most_running} of {engine.worker.layout.sizes.slots} slots used"
+    slots = f"{scheduler.most_running} of {engine.worker.layout.sizes.num_slots} slots used"
     preempted = f"{scheduler.preemptions} preemption{'s' * (scheduler.preemptions != 1)}"
     screen.close()
-    screen.note(f"{answers.tokens} tokens in {seconds:.2f} s ({speed:.1f} tokens/s), {slots}, {preempted}; {where}")
+    screen.note(f"{answers.tokens} tokens in {seconds:.2f} s ({speed:.1f} tokens/s), {slots}, {preempted}; {place}")

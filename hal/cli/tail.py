@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import signals
 from .arguments import seconds
-from .streams import say
+from .console import say
 
 if TYPE_CHECKING:
     from hal_core import OutputRow

@@ -68,7 +68,7 @@ class Scheduler:
         self.preemptions = self.most_running = self.launch_tokens = 0
         self._live: dict[str, Generation] = {}
         self._to_abort: list[Generation] = []
-        self._slots = list(range(layout.sizes.slots - 1, -1, -1))
+        self._slots = list(range(layout.sizes.num_slots - 1, -1, -1))
 
     @property
     def busy(self) -> bool:
@@ -87,15 +87,13 @@ class Scheduler:
         who = f"request {request.request_id!r}"
         if request.request_id in self._live:
             raise InvalidValue("a request of that name has not ended yet", cure="choose another name", argument=who)
-        if not request.request_id or "\0" in request.request_id:
-            raise InvalidValue("the name is empty or holds a NUL character", cure="choose another", argument=who)
         admitted = self._admit(request)
         sizes, wanted = self.layout.sizes, admitted.prompt_len + request.params.max_tokens
-        if wanted > sizes.max_tokens:
+        if wanted > sizes.max_model_len:
             raise InvalidValue(
                 f"{admitted.prompt_len} prompt tokens and max_tokens = {request.params.max_tokens} are over the "
-                f"length of {sizes.max_tokens}",
-                cure=f"lower max_tokens to {sizes.max_tokens - admitted.prompt_len}, or shorten the prompt",
+                f"length of {sizes.max_model_len}",
+                cure=f"lower max_tokens to {sizes.max_model_len - admitted.prompt_len}, or shorten the prompt",
                 argument=who,
             )
         needed = self._blocks_for(tokens_to_keep(admitted.prompt_len, request.params.max_tokens))
@@ -170,7 +168,7 @@ class Scheduler:
                 blocks = self.pool.allocate(more)
                 generation.blocks += blocks
                 tasks.append(
-                    Task(TaskKind.DECODE, generation.slot, generation.admitted, blocks=blocks, first_block=have)
+                    Task(TaskKind.MORE_BLOCKS, generation.slot, generation.admitted, blocks=blocks, first_block=have)
                 )
 
     def _preempt(self, generation: Generation, tasks: list[Task]) -> None:
@@ -187,7 +185,7 @@ class Scheduler:
             if length > 0:
                 start, have = generation.prefilled, len(generation.blocks)
                 tasks.append(
-                    Task(TaskKind.CHUNK, generation.slot, generation.admitted, start, length, first_block=have)
+                    Task(TaskKind.PREFILL_CHUNK, generation.slot, generation.admitted, start, length, first_block=have)
                 )
                 generation.prefilled += length
                 left -= length

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from hal.reading.deliveries import RequestStreams
 from hal.reading.events import Event, FrameSkipped, Gap, SessionEnded, SessionLost, SessionStarted, StreamLoss
 from hal.reading.reader import OutputReader
-from hal.reading.streams import RequestStreams
 
 __all__ = [
     "Event",

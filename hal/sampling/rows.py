@@ -62,7 +62,7 @@ class SamplingRows:
             column = getattr(self, name)
             if column is None:
                 continue
-            lists = name in ("eos_token_ids", "stop_seqs", "stop_seqs_len", "bad_words")
+            lists = name in LISTS
             dimensions = 1 if name in ("prompt", "output") else column.ndim
             if len(column) != count or dimensions != (2 if lists else 1):
                 shape = getattr(column, "shape", (len(column),))
@@ -81,14 +81,18 @@ class SamplingRows:
         output: History,
     ) -> SamplingRows:
         """The rows of a slot state's fields, each ``[n, width]`` under its name in the table; nothing is copied."""
-        renamed = {"position": "step_idx", "min_tokens": "min_dec_len"}
-        lists = ("eos_token_ids", "stop_seqs", "stop_seqs_len", "bad_words")
         columns: dict[str, Any] = {}
-        for name in cls.__slots__:
-            if name not in ("prompt", "output"):
-                column = fields[renamed.get(name, name)]
-                columns[name] = column if name in lists else column.reshape(len(column))
+        for name, field in STATE_FIELDS.items():
+            column = fields[field]
+            columns[name] = column if name in LISTS else column.reshape(len(column))
         return cls(**columns, prompt=prompt, output=output)
+
+
+_RENAMED = {"position": "step_idx", "min_tokens": "min_dec_len"}
+LISTS = ("eos_token_ids", "stop_seqs", "stop_seqs_len", "bad_words")
+"""The rows' columns with more than one number a row."""
+STATE_FIELDS = {n: _RENAMED.get(n, n) for n in SamplingRows.__slots__ if n not in ("prompt", "output")}
+"""The rows' columns, each with the state's field that says it: what a step has to read of a slot to sample for it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

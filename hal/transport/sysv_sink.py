@@ -194,7 +194,7 @@ class SysvSink:
         while self._outputs:
             pending = self._outputs.popleft()
             names += unresolved(pending)
-            pending.settle(error)
+            pending.complete(error)
         if names:
             why = self._failure.what if self._failure is not None else f"not read within {timeout} s"
             listed = ", ".join(f"{name} at {position} ({count} tokens)" for name, position, count in names[:8])
@@ -241,9 +241,9 @@ class SysvSink:
             self._unsent.clear()
             lost = Undelivered(f"{error.what} ({error.cure})", record.deliveries())
             lost.__cause__ = error
-            pending.settle(lost)
+            pending.complete(lost)
         else:
-            pending.settle(None)
+            pending.complete(None)
 
     def _send_all(self) -> None:
         """Hand the messages to the kernel in order, waiting while the queue is full; until close() gives up."""

@@ -174,7 +174,7 @@ class ZmqSink:
         while self._outputs:
             pending = self._outputs.popleft()
             names += unresolved(pending)
-            pending.settle(error)
+            pending.complete(error)
 
     # The thread's side -------------------------------------------------------------------------------------------
 
@@ -231,14 +231,14 @@ class ZmqSink:
         try:
             frame = encode(record, session=self.session, sender=self.sender, sequence=self._window.next)
         except Exception as error:  # noqa: BLE001  # handed on to the ticket, which raises it
-            pending.settle(error)
+            pending.complete(error)
             return 0
         with self._room:  # it is named once: as what is in hand or, from here on, as what is in the window
             is_named = self._is_reported
             if not is_named:
                 self._window.add(frame)
                 self._in_hand = None
-        pending.settle(_closed("the sink was closed first") if is_named else None)
+        pending.complete(_closed("the sink was closed first") if is_named else None)
         return len(frame)
 
     def _receive(self) -> None:

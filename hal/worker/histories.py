@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from hal_core import ENTERING, LEAVING, AdmittedRequest, SamplingParams, TaskBatch
+from hal_core import ENTERING, LEAVING, AdmittedRequest, SamplingParams, TaskBatch, TaskKind
 
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -41,13 +41,16 @@ class Histories(dict[int, History]):
 
     def follow(self, tasks: TaskBatch) -> None:
         """Take over who enters and who leaves."""
-        for kind, slot, request in zip(tasks.kinds.tolist(), tasks.slots.tolist(), tasks.requests, strict=True):
+        columns = (tasks.kinds.tolist(), tasks.slots.tolist(), tasks.requests, tasks.first_tokens.tolist())
+        for kind, slot, request, first_token in zip(*columns, strict=True):
             if kind in LEAVING:
                 self.pop(slot, None)
             elif kind in ENTERING:
                 self.pop(slot, None)
                 if has_penalties(request.params):
                     self[slot] = History(request)
+                    if kind == TaskKind.REMOTE_PREFILL:
+                        self[slot].append(first_token)
 
 
 def has_penalties(params: SamplingParams) -> bool:

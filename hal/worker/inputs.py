@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,36 +12,24 @@ from hal_core import ByteRange, TaskBatch, TaskKind
 from hal.model.batch import ModelBatch
 
 if TYPE_CHECKING:
-    from hal_core import Device, SlotState, StateLayout, Stream
+    from hal_core import Device, SlotState, Stream
 
 Array = np.ndarray[Any, Any]
+Columns = Mapping[str, Array]
+"""Fields of the state by name, each ``[slots, width]``."""
 Chunk = tuple[int, int, int]
 """Slot, first token and number of tokens of a prompt's piece that the step feeds."""
 
 
 def chunks_of(tasks: TaskBatch) -> list[Chunk]:
     """The pieces of prompts that the step after ``tasks`` feeds, in the order of their slots."""
-    feeding = np.flatnonzero((tasks.kinds == TaskKind.PREFILL) | (tasks.kinds == TaskKind.CHUNK))
-    columns = (tasks.slots[feeding].tolist(), tasks.starts[feeding].tolist(), tasks.lengths[feeding].tolist())
+    feeding = np.flatnonzero((tasks.kinds == TaskKind.PREFILL) | (tasks.kinds == TaskKind.PREFILL_CHUNK))
+    columns = (
+        tasks.slots[feeding].tolist(),
+        tasks.num_computed_tokens[feeding].tolist(),
+        tasks.num_scheduled_tokens[feeding].tolist(),
+    )
     return sorted(zip(*columns, strict=True))
-
-
-class Columns(dict[str, Array]):
-    """Fields of a copied byte range by name, each ``[slots, width]``, a view made when it is first asked for."""
-
-    def __init__(self, layout: StateLayout, part: ByteRange, data: Array) -> None:
-        super().__init__()
-        self._layout, self._part, self._data = layout, part, data
-
-    def __missing__(self, name: str) -> Array:
-        place = self._layout.place(name)
-        slots = self._layout.sizes.slots
-        begin = place.offset - self._part.offset
-        if begin < 0 or begin + place.stride * slots > self._part.nbytes:
-            raise KeyError(name)
-        array: Array = np.ndarray((slots, place.width), place.field.dtype.storage, self._data, begin)
-        self[name] = array
-        return array
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +54,7 @@ def read_inputs(device: Device, state: SlotState, chunks: Sequence[Chunk], strea
     ranges = [ByteRange(tokens.offset + slot * tokens.stride + start * 8, count * 8) for slot, start, count in chunks]
     copied = device.copy_out(state.memory, [part, *ranges], stream)
     copied.wait()
-    fields = Columns(state.layout, part, copied.data[0])
+    fields = state.columns(copied.data[0], part)
     lengths = fields["seq_lens_this_time"][:, 0]
     slots = np.flatnonzero((lengths > 0) & ~fields["stop_flags"][:, 0])
     encoder, contexts = fields["seq_lens_encoder"][slots, 0], fields["seq_lens_decoder"][slots, 0]

@@ -8,33 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from hal.sampling import Sampled, SamplingRows, sample
+from hal.sampling import STATE_FIELDS, Sampled, SamplingRows, sample
 from hal.worker.histories import Histories
 from hal.worker.inputs import Columns
 
 Array = np.ndarray[Any, Any]
-
-
-NEEDED = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "seed",
-    "step_idx",
-    "repetition_penalty",
-    "frequency_penalty",
-    "presence_penalty",
-    "min_dec_len",
-    "eos_token_ids",
-    "eos_num",
-    "stop_seqs",
-    "stop_seqs_len",
-    "stop_seqs_num",
-    "bad_words",
-    "bad_words_num",
-)
-"""The state's fields that say how a slot is sampled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +61,7 @@ def choose_tokens(logits: Array, slots: Array, fields: Columns, histories: Histo
 
 def sampling_rows(slots: Array, fields: Columns, histories: Histories) -> SamplingRows:
     """How each of ``slots`` is sampled: its fields of the state, and its history where it has penalties."""
-    columns = {name: fields[name][slots] for name in NEEDED}
+    columns = {name: fields[name][slots] for name in STATE_FIELDS.values()}
     if not histories:
         return SamplingRows.from_state(columns, prompt=None, output=None)
     kept = [histories.get(slot) for slot in slots.tolist()]

@@ -1,4 +1,4 @@
-"""The worker's step: insert, read, run the model, sample, broadcast, advance, save. Nothing else touches the state."""
+"""The worker's step: insert, read, run the model, sample, broadcast, update, save. Nothing else touches the state."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from hal_core import (
     LEAVING,
     AdmittedRequest,
     Group,
+    InvalidValue,
     OutputTicket,
     Request,
     SinkClosed,
@@ -26,7 +27,7 @@ from hal.worker.inputs import StepInput, chunks_of, read_inputs
 from hal.worker.tokens import StepTokens, choose_tokens
 
 if TYPE_CHECKING:
-    from hal_core import BoundDevice, OutputRecord, Sink, Sizes, StateLayout, Ticket
+    from hal_core import BoundDevice, OutputRecord, Sink, StateConfig, StateLayout, Ticket
 
 Array = np.ndarray[Any, Any]
 
@@ -56,7 +57,7 @@ class Worker:
     """One rank: a slot state on a device, a model, and the four hooks called in order at each step.
 
     The state is device memory that the worker neither computes on nor looks into: it changes by the hooks and
-    ``advance`` alone, and is read with one ``copy_out`` a step. One thread calls a worker.
+    ``update_inputs`` alone, and is read with one ``copy_out`` a step. One thread calls a worker.
 
     - ``sizes``, ``blocks``: of the state, and of the paged cache that the model is made to allocate.
     - ``sink``: where each step's record goes; the caller closes it, and the device.
@@ -64,7 +65,7 @@ class Worker:
     """
 
     def __init__(
-        self, device: BoundDevice, model: Model, sizes: Sizes, blocks: int, sink: Sink, *, group: Group = ALONE
+        self, device: BoundDevice, model: Model, sizes: StateConfig, blocks: int, sink: Sink, *, group: Group = ALONE
     ) -> None:
         self.device, self.model, self.sink, self.group, self.blocks = device, model, sink, group, blocks
         self.state = device.state(sizes)
@@ -92,11 +93,20 @@ class Worker:
         """Put ``tasks`` into their slots, run every slot that has something to feed, and hand out what came of it.
 
         Returns the step's record and keeps it in ``last``; slots whose requests have ended are free afterwards. Raises
-        what the hooks raise: :class:`hal_core.errors.InvalidBatch` before anything changed. On
+        what the hooks raise: :class:`hal_core.errors.InvalidBatch` before anything changed, and for drafts
+        :class:`hal_core.errors.InvalidValue`, as these steps verify none. On
         :class:`hal_core.errors.SinkFull` (the record is kept, and sent when there is room) and
         :class:`hal_core.errors.SinkClosed` (nobody will be sent it) the step is done and its record is in ``last``.
         """
         batch = tasks if isinstance(tasks, TaskBatch) else TaskBatch.of(tasks)
+        if any(batch.drafts):
+            raise InvalidValue(
+                "the worker's steps are plain: drafts would be fed, and nobody would verify them",
+                cure="hand the request over without its drafts; the tokens are the same",
+                device=self.device.name,
+                hook="insert_tasks",
+                argument="tasks",
+            )
         self.device.insert_tasks(state=self.state, tasks=batch, stream=self.stream)
         self._histories.follow(batch)
         inputs = read_inputs(self.device.device, self.state, chunks_of(batch), self.stream)
@@ -104,7 +114,7 @@ class Worker:
         self._write(tokens)
         self.device.broadcast_tokens(state=self.state, group=self.group, stream=self.stream)
         step = self._describe(batch, inputs, tokens)
-        self.device.advance(state=self.state, step=step, stream=self.stream)
+        self.device.update_inputs(state=self.state, step=step, stream=self.stream)
         try:
             ticket = self.device.save_output(state=self.state, step=step, sink=self.sink, stream=self.stream)
         except (SinkFull, SinkClosed) as error:
@@ -115,7 +125,7 @@ class Worker:
     def _generate(self, inputs: StepInput) -> StepTokens:
         """Run the model on all rows, and choose a token for each that gives one."""
         if inputs.batch is None:
-            return StepTokens.none(self.state.sizes.slots)
+            return StepTokens.none(self.state.sizes.num_slots)
         logits = self.model.forward(inputs.batch)
         if not inputs.gives.all():
             logits = logits[inputs.gives]

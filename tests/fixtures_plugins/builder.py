@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 
 TOY = (Path(__file__).parent / "toy.py.txt").read_text(encoding="utf-8")
-RANGE = "paddle-hal-core>=0.1,<1"
+RANGE = "paddle-hal-core>=1.0,<2"
 #: What is imported before site-packages leaves the path.
 PREPARED = (
     "packaging.requirements",
@@ -49,7 +49,6 @@ STATES: dict[str, tuple[str, str]] = {
     "abstract": ("def open(", "def open_it("),
     "no_base": ("class ToyPlugin(Plugin)", "class ToyPlugin"),
     "other_name": ("name = NAME", "name = 'somebody_else'"),
-    "bool_priority": ("priority = STATED", "priority = True"),
     "probe_crashes": ("return Probe.yes()", "raise OSError('probe fell over')"),
     "probe_exits": ("return Probe.yes()", "raise SystemExit(4)"),
     "probe_odd": ("return Probe.yes()", "return True"),
@@ -112,7 +111,7 @@ class Site:
         (info / "entry_points.txt").write_text(points, encoding="utf-8")
         return info
 
-    def core(self, version: str = "0.1.0", *, device: bool = False, state: str = "available") -> None:
+    def core(self, version: str = "1.0.0", *, device: bool = False, state: str = "available") -> None:
         """A stand-in for paddle-hal-core, with the embedded device when asked."""
         if device:
             self.device(
@@ -130,14 +129,13 @@ class Site:
         version: str = "1.0",
         requires: Sequence[str] = (RANGE,),
         priority: int | str | None = 10,
-        stated: int | None = None,
     ) -> str:
-        """Install a plugin with one device. ``priority``: as the metadata declares it (None: no line); ``stated``: as
-        the class says. Returns the name of its module, which is imported by nothing else."""
+        """Install a plugin with one device. ``priority``: as the metadata declares it (None: no line).
+
+        Returns the name of its module, which is imported by nothing else.
+        """
         distribution = distribution or f"paddle-hal-{name}"
-        if stated is None:
-            stated = priority if isinstance(priority, int) else -1
-        module = self.module(name, state, stated)
+        module = self.module(name, state)
         self.modules[distribution] = module
         points = {"hal.devices": {name: f"{module}:ToyPlugin"}}
         if priority is not None:
@@ -145,13 +143,13 @@ class Site:
         self.distribution(distribution, version=version, points=points, requires=requires)
         return module
 
-    def module(self, name: str, state: str = "available", stated: int = 10) -> str:
+    def module(self, name: str, state: str = "available") -> str:
         """Write the code of a plugin into a module with a fresh name."""
         module = f"hal_fixture_{next(_numbers)}_{name}"
         old, new = STATES[state]
         assert old in TOY, f"toy.py.txt has no {old!r}"
         source = TOY.replace(old, new) if old else TOY
-        source = source.replace("NAME", repr(name)).replace("STATED", repr(stated))
+        source = source.replace("NAME", repr(name))
         (self.folder / f"{module}.py").write_text(source, encoding="utf-8")
         return module
 

@@ -20,7 +20,7 @@ from hal_core.devices.cpu import CpuPlugin
 from hal_core.errors import SinkFull, Undelivered
 from hal_core.runtime.bound import bind
 from hal_core.slots.admission import Request, SamplingParams, admit
-from hal_core.slots.fields import Sizes
+from hal_core.slots.fields import StateConfig
 from hal_core.slots.step import Step
 from hal_core.slots.tasks import Task, TaskKind
 
@@ -28,7 +28,7 @@ from hal.transport import open_sink
 
 logging.getLogger("hal").setLevel(logging.ERROR)  # that the cpu device is synchronous is known here
 TOP_K = 1023 if sys.argv[6:] == ["large"] else 2
-SIZES = Sizes(slots=8, max_tokens=64, block_size=64, max_draft=3, top_k=TOP_K)
+SIZES = StateConfig(num_slots=8, max_model_len=64, block_size=64, max_draft_tokens=3, max_logprobs=TOP_K)
 PARAMS = SamplingParams(max_tokens=60)
 LENGTH = 2
 
@@ -54,7 +54,7 @@ class Worker:
         self.state = self.bound.state(SIZES)
         self.stream = self.bound.default_stream
         self.life, self.made = life, 0
-        self.slots = [None] * SIZES.slots
+        self.slots = [None] * SIZES.num_slots
         self.waiting = []
         self.sink = open_sink(url, capacity=self.random.choice([2, 4, 16]), deadline=0.05, heartbeat=0.05)
 
@@ -103,7 +103,7 @@ class Worker:
         columns, ended = self.sample(speculative, rows)
         for name, values in columns.items():
             self.bound.async_set_value(target=self.state.view(name), value=values, stream=self.stream).wait()
-        order = self.random.sample(range(SIZES.slots), SIZES.slots)
+        order = self.random.sample(range(SIZES.num_slots), SIZES.num_slots)
         logprobs = self.random.choice([None, 0, TOP_K])
         step = Step(number, {"target": np.array(order, np.int32)}, speculative=speculative, logprobs=logprobs)
         full = False
@@ -117,7 +117,7 @@ class Worker:
         return rows, full
 
     def sample(self, speculative, rows):
-        n, most = SIZES.slots, SIZES.max_accept
+        n, most = SIZES.num_slots, SIZES.max_accept
         columns = {
             "accept_num": np.zeros((n, 1), np.int32),
             "step_idx": np.zeros((n, 1), np.int64),

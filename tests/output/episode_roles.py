@@ -103,7 +103,7 @@ class Output:
         count, tokens = one.astype(np.int32), position.copy()
         return OutputRecord(self.step, (self._life,), one, finish, position, count, tokens, one < 0, **optional)
 
-    def settle(self, error):
+    def complete(self, error):
         if error is not None and not isinstance(error, SinkClosed):
             raise error
 

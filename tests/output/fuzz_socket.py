@@ -45,7 +45,7 @@ class Output:
     def resolve(self) -> OutputRecord:
         return record(self.step)
 
-    def settle(self, error: BaseException | None) -> None:
+    def complete(self, error: BaseException | None) -> None:
         assert error is None, error
 
 

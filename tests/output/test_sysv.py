@@ -22,7 +22,7 @@ from hal_core.errors import CapabilityMissing, HalError, InvalidValue, SinkClose
 from hal_core.output.records import OutputRecord, SlotStatus
 from hal_core.runtime.bound import bind
 from hal_core.slots.admission import Request, admit
-from hal_core.slots.fields import Sizes
+from hal_core.slots.fields import StateConfig
 from hal_core.slots.step import Step
 from hal_core.slots.tasks import Task, TaskKind
 
@@ -60,7 +60,7 @@ class Output:
             self.step, self.request_ids, status, zeros, np.full(n, self.step), np.ones(n, np.int32), tokens, zeros > 0
         )
 
-    def settle(self, error):
+    def complete(self, error):
         self.settled.append(error)
 
 
@@ -357,7 +357,7 @@ def test_g23_an_output_that_is_not_copied_yet_is_named_when_the_sink_is_closed(p
 def test_g20_a_step_of_a_real_state_is_found_by_its_batch_ids(place):
     """Slots 1 and 3 hold requests, 2 was preempted, 0 is free; the step names them in an order of its own."""
     bound = bind(CpuPlugin.open(0, {}))
-    state, stream = bound.state(Sizes(slots=4, max_tokens=8)), bound.default_stream
+    state, stream = bound.state(StateConfig(num_slots=4, max_model_len=8)), bound.default_stream
     held = [admit(Request(f"r{slot}", [1]), state.layout) for slot in range(4)]
     tasks = [Task(TaskKind.PREFILL, slot, held[slot], 0, 1, [slot]) for slot in (1, 2, 3)]
     bound.insert_tasks(state=state, tasks=tasks, stream=stream).wait()
@@ -365,7 +365,7 @@ def test_g20_a_step_of_a_real_state_is_found_by_its_batch_ids(place):
     bound.async_set_value(target=state.view("sampled_token_ids"), value=tokens, stream=stream).wait()
     bound.insert_tasks(state=state, tasks=[Task(TaskKind.PREEMPTED, 2, held[2])], stream=stream).wait()
     step = Step(0, {"target": np.array([3, 2, 0, 1])})
-    bound.advance(state=state, step=step, stream=stream).wait()
+    bound.update_inputs(state=state, step=step, stream=stream).wait()
     sink, reader = place.sink(), place.reader()
     bound.save_output(state=state, step=step, sink=sink, stream=stream).wait(10)
     assert legacy.parse_plain(receive(reader, 1)[0]) == {"stop": 1, "tokens": [53, -9, -1, 51]}

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from hal_core.errors import InvalidValue
-from hal_core.slots.fields import STATE_TABLE, Sizes
+from hal_core.slots.fields import STATE_TABLE, StateConfig
 
 from hal.sampling import SamplingRows, sample
 from hal.sampling.drawing import Draws, draw
@@ -166,7 +166,7 @@ def test_columns_of_another_length_are_refused(name):
 
 
 def test_rows_are_taken_from_the_fields_of_a_slot_state():
-    sizes = Sizes(slots=3, max_tokens=32)
+    sizes = StateConfig(num_slots=3, max_model_len=32)
     fields = {f.name: np.full((3, sizes.width(f.width)), f.reset, f.dtype.storage) for f in STATE_TABLE}
     fields["step_idx"][:, 0], fields["min_dec_len"][:, 0] = [0, 4, 5], 5
     fields["eos_token_ids"][:, 0], fields["eos_num"][:] = 3, 1

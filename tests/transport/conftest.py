@@ -51,7 +51,7 @@ class Output:
             **optional,
         )
 
-    def settle(self, error):
+    def complete(self, error):
         self.settled.append(error)
         self.done.set()
 

@@ -119,10 +119,10 @@ class OpaqueDevice(DeviceBase):
         self.calls.append("copy_out")
         return HostCopy([self._bytes[id(memory)][part.offset : part.end].copy() for part in parts])
 
-    def advance(self, state, step, stream):
-        self.calls.append("advance")
+    def update_inputs(self, state, step, stream):
+        self.calls.append("update_inputs")
         before = list(self.calls)
-        ticket = super().advance(state, step, stream)
+        ticket = super().update_inputs(state, step, stream)
         self.calls = before  # its own copies are not the worker's
         return ticket
 

@@ -13,7 +13,7 @@ import numpy as np
 from hal_core.devices.cpu import CpuPlugin
 from hal_core.runtime.bound import bind
 from hal_core.slots.admission import Request, SamplingParams
-from hal_core.slots.fields import Sizes
+from hal_core.slots.fields import StateConfig
 
 from hal.engine import Engine
 from hal.worker import Worker
@@ -58,7 +58,7 @@ class Unread:
     session = 1
 
     def put(self, pending):
-        pending.settle(None)
+        pending.complete(None)
 
     def close(self, timeout):
         """Nothing to drain."""
@@ -67,7 +67,9 @@ class Unread:
 def test_memory_does_not_grow_over_10_000_steps():
     names = count()
     with bind(CpuPlugin.open(0, {})) as device:
-        worker = Worker(device, Nonsense(), Sizes(slots=3, max_tokens=64, block_size=4, top_k=2), 20, Unread())
+        worker = Worker(
+            device, Nonsense(), StateConfig(num_slots=3, max_model_len=64, block_size=4, max_logprobs=2), 20, Unread()
+        )
         engine = Engine(worker, chunk=8)
         run(engine, 1000, names)  # caches fill
         gc.collect()

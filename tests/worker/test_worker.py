@@ -9,7 +9,7 @@ from hal_core.memory.views import View
 from hal_core.output.records import SlotStatus
 from hal_core.output.sinks import MemorySink
 from hal_core.slots.admission import Request, SamplingParams, admit
-from hal_core.slots.fields import FinishReason, Sizes
+from hal_core.slots.fields import FinishReason, StateConfig
 from hal_core.slots.tasks import Task, TaskKind
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from hal.engine import Engine
 from hal.worker import Worker
 
-SIZES = Sizes(slots=3, max_tokens=32, block_size=4, top_k=2, max_stop_length=3)
-HOOKS = ("insert_tasks", "async_set_value", "broadcast_tokens", "advance", "save_output")
+SIZES = StateConfig(num_slots=3, max_model_len=32, block_size=4, max_logprobs=2, max_stop_length=3)
+HOOKS = ("insert_tasks", "async_set_value", "broadcast_tokens", "update_inputs", "save_output")
 
 
 def make(device, model, *, blocks=24, chunk=256, sink=None, sizes=SIZES):
@@ -89,7 +89,7 @@ def test_each_step_calls_the_hooks_in_order_and_copies_out_once(opaque, oracle, 
     engine = make(opaque, oracle, chunk=4)
     calls = opaque.device.calls
     for hook in HOOKS:
-        if hook != "advance":
+        if hook != "update_inputs":
             original = getattr(opaque, hook)
 
             def recorded(hook=hook, original=original, **arguments):
@@ -124,7 +124,7 @@ requests_ = st.lists(
 )
 def test_tokens_are_the_models_whatever_the_sizes(opaque, oracle, slots, blocks, chunk, requests, aborts):
     """Every request ends once, and its records tell exactly its tokens, with preemptions and aborts (G19)."""
-    sizes = Sizes(slots=slots, max_tokens=32, block_size=4)
+    sizes = StateConfig(num_slots=slots, max_model_len=32, block_size=4)
     engine = make(opaque, oracle, blocks=blocks, chunk=chunk, sizes=sizes)
     ended, step, preempted = {}, 0, 0
     while engine.busy or step < 16:
@@ -150,7 +150,7 @@ def test_tokens_are_the_models_whatever_the_sizes(opaque, oracle, slots, blocks,
         assert [row.finish for row in told if row.finish] == [finished.reason] * finished.reported
         preempted += sum(row.status is SlotStatus.PREEMPTED for row in told)
     assert preempted == engine.scheduler.preemptions
-    assert engine.worker.state.ledger.requests == [None] * slots
+    assert engine.worker.state.host_table.requests == [None] * slots
 
 
 def test_a_step_in_which_everybody_leaves_still_reports(opaque, oracle):
@@ -260,7 +260,10 @@ def test_a_bad_batch_changes_nothing(opaque, oracle):
     worker = make(opaque, oracle, sink=sink).worker
     good, bad = (admit(Request(name, [1, 2], SamplingParams()), worker.layout) for name in ("good", "bad"))
     before = opaque.device.copy_out(worker.state.memory, [worker.layout.groups["step_input"]], worker.stream).data[0]
-    tasks = [Task(TaskKind.PREFILL, 0, good, length=2, blocks=[0]), Task(TaskKind.CHUNK, 1, bad, length=1)]
+    tasks = [
+        Task(TaskKind.PREFILL, 0, good, num_scheduled_tokens=2, blocks=[0]),
+        Task(TaskKind.PREFILL_CHUNK, 1, bad, num_scheduled_tokens=1),
+    ]
     with pytest.raises(InvalidBatch, match="the slot does not hold this request"):
         worker.step(tasks)
     after = opaque.device.copy_out(worker.state.memory, [worker.layout.groups["step_input"]], worker.stream).data[0]

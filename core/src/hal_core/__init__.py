@@ -54,8 +54,8 @@ if TYPE_CHECKING:
     from .slots.admission import Request as Request
     from .slots.admission import admit as admit
     from .slots.fields import FinishReason as FinishReason
-    from .slots.fields import Sizes as Sizes
     from .slots.fields import SplitRole as SplitRole
+    from .slots.fields import StateConfig as StateConfig
     from .slots.layout import StateLayout as StateLayout
     from .slots.layout import lay_out as lay_out
     from .slots.sampling_params import SamplingParams as SamplingParams
@@ -92,7 +92,7 @@ __getattr__, __dir__, __all__ = face(
         "hal_core.output.ticket": "OutputTicket",
         "hal_core.runtime.bound": "BoundDevice bind",
         "hal_core.slots.admission": "AdmittedRequest Request admit",
-        "hal_core.slots.fields": "FinishReason Sizes SplitRole",
+        "hal_core.slots.fields": "FinishReason StateConfig SplitRole",
         "hal_core.slots.layout": "StateLayout lay_out",
         "hal_core.slots.sampling_params": "SamplingParams",
         "hal_core.slots.state": "SlotState",

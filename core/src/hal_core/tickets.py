@@ -101,7 +101,7 @@ class PromiseTicket(Ticket):
         self._pending = Lock()  # held until then
         self._pending.acquire()
 
-    def settle(self, error: BaseException | None = None) -> None:
+    def complete(self, error: BaseException | None = None) -> None:
         """Finish the ticket, with the error if the work failed. Only the first call counts."""
         if self._once.acquire(blocking=False):
             self._error = error

@@ -3,7 +3,6 @@
 import sys
 import threading
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,23 +11,21 @@ from hal_core.conformance.mutants import by_name
 from hal_core.conformance.opening import Subject
 from hal_core.contract.support import Support
 from hal_core.devices.cpu.device import CpuDevice
-from hal_core.devices.staging import StagingRing
 from hal_core.memory.dtypes import dtype_of
 from hal_core.memory.views import ByteRange, View
 from hal_core.runtime.bound import bind
 from hal_core.slots.admission import Request, SamplingParams
-from hal_core.slots.fields import Sizes
+from hal_core.slots.fields import StateConfig
 from hal_core.slots.step import Step
 from hal_core.slots.tasks import Task, TaskKind
 
 sys.path.insert(0, str(Path(__file__).parent))
-from hal_core.devices.blocks import MirroredBlock
-from queued_device import queued as queue_device
+from queued_device import at, queued
 
 POISON = 0xA5
 PATIENCE = 20.0
 A_WHILE = 0.3  # a liar that waits is given so long; an honest device is given PATIENCE
-SPAN = 1024  # bytes of a write that fills a part of a small ring
+RING = 1 << 20  # bytes that the ring of a pressed device may hold; it begins with as many
 PROOFS = {}
 
 
@@ -36,17 +33,12 @@ def cpu():
     return CpuDevice(0, {})
 
 
-def queued():
-    return queue_device()
-
-
-def ringed(nbytes, deadline=0.2):
-    """The queued device with a ring of so many bytes that does not grow."""
+def pressed(deadline=0.2):
+    """The asynchronous example with a ring that is soon full, and then waited for so many seconds."""
 
     def make():
-        device = queue_device()
-        make = partial(MirroredBlock, device.primitives)
-        device.staging = StagingRing(make, start=nbytes, limit=nbytes, deadline=deadline)
+        device = queued()
+        device.staging.limit, device.staging.deadline = RING, deadline
         return device
 
     return make
@@ -77,8 +69,13 @@ def opened(make, name=""):
 
 def poisoned(bound, nbytes):
     memory = bound.device.allocate(nbytes)
-    memory.buffer[...] = POISON
+    raw(memory)[...] = POISON
     return memory
+
+
+def raw(memory):
+    """The bytes of a block, behind everybody's back: the memory of both devices is the host's own."""
+    return at(memory.address, memory.nbytes)
 
 
 def flat(memory, offset, count, dtype="uint8"):
@@ -115,8 +112,8 @@ def raises(kind, call):
 
 
 def state_of(bound, slots, tokens=16, **more):
-    small = {"top_k": 0, "max_eos": 1, "max_stop_sequences": 1, "max_stop_length": 1, "max_bad_words": 1} | more
-    return bound.state(Sizes(slots=slots, max_tokens=tokens, **small))
+    small = {"max_logprobs": 0, "max_eos": 1, "max_stop_sequences": 1, "max_stop_length": 1, "max_bad_words": 1} | more
+    return bound.state(StateConfig(num_slots=slots, max_model_len=tokens, **small))
 
 
 def prefill(state, slot, prompt=(1, 2), **params):
@@ -130,22 +127,23 @@ def insert(bound, state, tasks, stream=None):
 
 
 def column(state, name):
-    """A field as the host's own memory, which these devices' memory is."""
+    """A field of every slot, behind everybody's back."""
     place = state.layout.fields[name]
-    data = state.memory.buffer[place.offset : place.offset + place.stride * state.sizes.slots]
-    return data.view(place.field.dtype.storage).reshape(state.sizes.slots, -1)
+    data = raw(state.memory)[place.offset : place.offset + place.stride * state.sizes.num_slots]
+    return data.view(place.field.dtype.storage).reshape(state.sizes.num_slots, -1)
 
 
-def serials(state, tasks):
-    return all(column(state, "request_serial")[task.slot, 0] == task.request.serial for task in tasks)
+def admission_ids(state, tasks):
+    return all(column(state, "request_serial")[task.slot, 0] == task.request.admission_id for task in tasks)
 
 
 def step_of(state, number, slots):
     return Step(number, {state.name: np.array(slots, np.int32)})
 
 
-def fill(bound, stream, count=4):
-    memory = poisoned(bound, SPAN * count)
+def fill(bound, stream, nbytes=RING // 4, count=4):
+    """Writes that lie in the ring until the stream goes on; by default they fill it."""
+    memory = poisoned(bound, nbytes * count)
     for number in range(count):
-        write(bound, flat(memory, number * SPAN, SPAN), np.ones(SPAN, np.uint8), stream)
+        write(bound, flat(memory, number * nbytes, nbytes), np.ones(nbytes, np.uint8), stream)
     return memory

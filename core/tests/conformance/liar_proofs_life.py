@@ -7,7 +7,18 @@ import warnings
 import weakref
 
 from hal_core.conformance.harness.sinks import FullSink
-from hal_core.errors import DeviceClosed, HalError, InvalidBatch, InvalidValue, OutOfMemory, SinkFull, TicketTimeout
+from hal_core.conformance.mutants import faults
+from hal_core.errors import (
+    DeviceClosed,
+    GroupLost,
+    HalError,
+    InvalidBatch,
+    InvalidValue,
+    OutOfMemory,
+    SinkFull,
+    TicketTimeout,
+)
+from hal_core.group import Group
 from hal_core.output.records import SlotStatus
 from hal_core.output.sinks import MemorySink
 from hal_core.slots.tasks import Task, TaskKind
@@ -15,7 +26,6 @@ from liar_proofs import (
     A_WHILE,
     PATIENCE,
     POISON,
-    SPAN,
     column,
     copied,
     cpu,
@@ -26,10 +36,11 @@ from liar_proofs import (
     lies,
     poisoned,
     prefill,
+    pressed,
     proof,
     queued,
     raises,
-    ringed,
+    raw,
     state_of,
     step_of,
     write,
@@ -41,14 +52,14 @@ from liar_proofs import (
 @proof("CopyDoneEarly", queued)
 def _(bound):
     memory = poisoned(bound, 64)
-    with bound.device.hold(bound.default_stream):
+    with bound.device.hold_stream(bound.default_stream):
         return not copied(bound, memory, [(0, 64)]).done()
 
 
 @proof("TimeoutReturnsQuietly", queued)
 def _(bound):
     memory = poisoned(bound, 64)
-    with bound.device.hold(bound.default_stream):
+    with bound.device.hold_stream(bound.default_stream):
         ticket = copied(bound, memory, [(0, 64)])
         return raises(TicketTimeout, lambda: ticket.wait(0.02))
 
@@ -56,7 +67,7 @@ def _(bound):
 @proof("TimeoutsInMilliseconds", queued)
 def _(bound):
     memory, early = poisoned(bound, 64), []
-    with bound.device.hold(bound.default_stream):
+    with bound.device.hold_stream(bound.default_stream):
         ticket = copied(bound, memory, [(0, 64)])
         thread = threading.Thread(target=lambda: early.append(raises(TicketTimeout, lambda: ticket.wait(PATIENCE))))
         thread.start()
@@ -68,32 +79,34 @@ def _(bound):
 @proof("ZeroMeansForEver", queued)
 def _(bound):
     memory = poisoned(bound, 64)
-    with bound.device.hold(bound.default_stream):
+    with bound.device.hold_stream(bound.default_stream):
         ticket = write(bound, flat(memory, 0, 64), 1)
         return ends(lambda: raises(TicketTimeout, lambda: ticket.wait(0)), A_WHILE if lies(bound) else PATIENCE)
 
 
 @proof("SecondWaiterIsToldDone", queued)
 def _(bound):
-    memory, inside = poisoned(bound, 64), threading.Event()
-    with bound.device.hold(bound.default_stream):
+    memory, told, both = poisoned(bound, 64), [], threading.Barrier(2)
+
+    def wait(ticket):
+        both.wait(PATIENCE)
+        told.append(raises(TicketTimeout, lambda: ticket.wait(A_WHILE)))
+
+    with bound.device.hold_stream(bound.default_stream):
         ticket = copied(bound, memory, [(0, 64)])
-        inner = getattr(ticket, "inner", ticket)
-        true = inner._block
-        inner._block = lambda timeout: inside.set() or true(timeout)
-        first = threading.Thread(target=lambda: ticket.wait(PATIENCE))
-        first.start()
-        assert inside.wait(PATIENCE)
-        pending = raises(TicketTimeout, lambda: ticket.wait(0.02))
-    first.join(PATIENCE)
-    return pending
+        threads = [threading.Thread(target=wait, args=(ticket,)) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE)
+    return told == [True, True]
 
 
 @proof("FourBuffersInTurn", cpu)
 def _(bound):
     memory = poisoned(bound, 64)
     first = copied(bound, memory, [(0, 64)]).data[0]
-    memory.buffer[...] = 1
+    raw(memory)[...] = 1
     for _ in range(4):
         copied(bound, memory, [(0, 64)]).data  # noqa: B018 (looking is the point)
     return (first == POISON).all()
@@ -119,7 +132,7 @@ def _(bound):
 @proof("PartsInMemoryOrder", cpu)
 def _(bound):
     memory = poisoned(bound, 64)
-    memory.buffer[:2] = 1, 2
+    raw(memory)[:2] = 1, 2
     return [part.tolist() for part in copied(bound, memory, [(1, 1), (0, 1)]).data] == [[2], [1]]
 
 
@@ -149,7 +162,7 @@ def _(bound):
 
 @proof("AsyncCalledSync", queued)
 def _(bound):
-    with bound.device.hold(bound.default_stream):
+    with bound.device.hold_stream(bound.default_stream):
         return write(bound, flat(poisoned(bound, 64), 0, 64), 1).mode == "async"
 
 
@@ -167,19 +180,19 @@ def _(bound):
     return not records  # the one record was made when the device was bound
 
 
-@proof("SwallowsFaults", ringed(4 * SPAN))
+@proof("SwallowsFaults", pressed())
 def _(bound):
-    with bound.device.hold(bound.default_stream):
+    with bound.device.hold_stream(bound.default_stream):
         fill(bound, bound.default_stream)
-        return raises(OutOfMemory, lambda: fill(bound, bound.default_stream, 1))
+        return raises(OutOfMemory, lambda: fill(bound, bound.default_stream, count=1))
 
 
-@proof("OutOfMemoryIsBare", ringed(4 * SPAN))
+@proof("OutOfMemoryIsBare", pressed())
 def _(bound):
-    with bound.device.hold(bound.default_stream):
+    with bound.device.hold_stream(bound.default_stream):
         fill(bound, bound.default_stream)
         try:
-            fill(bound, bound.default_stream, 1)
+            fill(bound, bound.default_stream, count=1)
         except MemoryError as error:
             return isinstance(error, HalError)
     return False
@@ -191,10 +204,10 @@ def _(bound):
     return raises(InvalidValue, lambda: insert(bound, state, []))
 
 
-@proof("CloseDropsCopies", queued)
+@proof("CloseDropsCopies", pressed())
 def _(bound):
     memory, stream = poisoned(bound, 64), bound.default_stream
-    with bound.device.hold(stream):
+    with bound.device.hold_stream(stream):
         ticket = copied(bound, memory, [(0, 64)])
         bound.device.close()
     ticket.wait(PATIENCE)
@@ -268,3 +281,20 @@ def _(bound):
     state = state_of(bound, 1)
     gone = Task(TaskKind.ABORTED, 0, prefill(state, 0).request)
     return raises(InvalidBatch, lambda: insert(bound, state, [gone]))
+
+
+def losing():
+    """A device whose groups lose a rank at once."""
+    device = faults.lay(cpu(), faults.LostPeer)
+    device.fault.at = 2  # the opening goes well
+    return device
+
+
+@proof("LossIsToldOnce", losing)
+def _(bound):
+    state, pair = state_of(bound, 1), Group((0, 1), 0)
+
+    def broadcast():
+        bound.broadcast_tokens(state=state, group=pair, stream=bound.default_stream).wait(PATIENCE)
+
+    return all(raises(GroupLost, broadcast) for _ in range(3))

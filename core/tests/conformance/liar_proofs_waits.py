@@ -8,7 +8,7 @@ from liar_proofs import (
     A_WHILE,
     PATIENCE,
     POISON,
-    SPAN,
+    RING,
     copied,
     ends,
     fill,
@@ -17,10 +17,11 @@ from liar_proofs import (
     lies,
     poisoned,
     prefill,
+    pressed,
     proof,
     queued,
     raises,
-    ringed,
+    raw,
     state_of,
     step_of,
     write,
@@ -29,12 +30,12 @@ from liar_proofs import (
 # -- the ring -------------------------------------------------------------------------------------------------------
 
 
-def held_source_kept(bound, plan, nbytes=SPAN):
+def held_source_kept(bound, plan, nbytes=RING // 4):
     """Writes of ``nbytes`` each, "h" on a held stream and "f" on a free one, until the ring refuses; what was taken on
     the held stream must be there once it is let go."""
     free, held = bound.default_stream, bound.device.stream()
     memory, taken = poisoned(bound, nbytes * len(plan)), []
-    with bound.device.hold(held):
+    with bound.device.hold_stream(held):
         for number, where in enumerate(plan):
             value = np.full(nbytes, number + 1, np.uint8)
             try:
@@ -44,40 +45,40 @@ def held_source_kept(bound, plan, nbytes=SPAN):
             taken.append(number)
             free.synchronize(PATIENCE)
     held.synchronize(PATIENCE)
-    return all((memory.buffer[at * nbytes : (at + 1) * nbytes] == at + 1).all() for at in taken)
+    return all((raw(memory)[at * nbytes : (at + 1) * nbytes] == at + 1).all() for at in taken)
 
 
-@proof("NeighboursFence", ringed(4 * SPAN))
+@proof("NeighboursFence", pressed())
 def _(bound):
     return held_source_kept(bound, "fhffffff")
 
 
-@proof("FenceOfTheDefaultStream", ringed(4 * SPAN))
+@proof("FenceOfTheDefaultStream", pressed())
 def _(bound):
     return held_source_kept(bound, "fhffffff")
 
 
-@proof("DepthIsTheGuard", ringed(16 * SPAN))
+@proof("DepthIsTheGuard", pressed())
 def _(bound):
-    return held_source_kept(bound, "h" * 20)
+    return held_source_kept(bound, "h" * 20, RING // 16)
 
 
-@proof("WrapsWithoutLooking", ringed(4 * SPAN))
+@proof("WrapsWithoutLooking", pressed())
 def _(bound):
     return held_source_kept(bound, "hhhhhh")
 
 
-@proof("LargeSourceFreed", ringed(1 << 20))
+@proof("LargeSourceFreed", pressed())
 def _(bound):
     return held_source_kept(bound, "h", 64 << 10)
 
 
 def refused_unless_let_go(bound, holds, let_go):
     """Whether a write that finds the ring full is refused, where ``let_go`` of the held streams goes on meanwhile."""
-    memory, before, met = poisoned(bound, SPAN), bound.counters().ring_waits, []
+    before, met = bound.counters().ring_waits, []
 
     def act():
-        met.append(raises(OutOfMemory, lambda: write(bound, flat(memory, 0, SPAN), np.ones(SPAN, np.uint8))))
+        met.append(raises(OutOfMemory, lambda: fill(bound, bound.default_stream, count=1)))
 
     thread = threading.Thread(target=act, daemon=True)
     thread.start()
@@ -90,55 +91,55 @@ def refused_unless_let_go(bound, holds, let_go):
     return met[0]
 
 
-@proof("NewestIsWaitedFor", ringed(4 * SPAN))
+@proof("NewestIsWaitedFor", pressed())
 def _(bound):
     oldest, newest = bound.device.stream(), bound.device.stream()
     bound.device.staging.deadline = A_WHILE if lies(bound) else PATIENCE
-    holds = [bound.device.hold(stream) for stream in (oldest, newest)]
+    holds = [bound.device.hold_stream(stream) for stream in (oldest, newest)]
     for hold in holds:
         hold.__enter__()
-    fill(bound, oldest, 2)
-    fill(bound, newest, 2)
+    fill(bound, oldest, count=2)
+    fill(bound, newest, count=2)
     refused = refused_unless_let_go(bound, holds, 0)
     holds[1].__exit__(None, None, None)
     return not refused
 
 
-@proof("DeadlineInMilliseconds", ringed(4 * SPAN, deadline=PATIENCE))
+@proof("DeadlineInMilliseconds", pressed(deadline=PATIENCE))
 def _(bound):
-    hold = bound.device.hold(bound.default_stream)
+    hold = bound.device.hold_stream(bound.default_stream)
     hold.__enter__()
     fill(bound, bound.default_stream)
     return not refused_unless_let_go(bound, [hold], 0)
 
 
-@proof("JammedAfterRefusal", ringed(4 * SPAN))
+@proof("JammedAfterRefusal", pressed())
 def _(bound):
     stream = bound.default_stream
-    with bound.device.hold(stream):
+    with bound.device.hold_stream(stream):
         fill(bound, stream)
-        assert raises(OutOfMemory, lambda: fill(bound, stream, 1))
+        assert raises(OutOfMemory, lambda: fill(bound, stream, count=1))
     stream.synchronize(PATIENCE)
-    return not raises(OutOfMemory, lambda: fill(bound, stream, 1))
+    return not raises(OutOfMemory, lambda: fill(bound, stream, count=1))
 
 
-@proof("RingWaitsUncounted", ringed(4 * SPAN))
+@proof("RingWaitsUncounted", pressed())
 def _(bound):
-    with bound.device.hold(bound.default_stream):
+    with bound.device.hold_stream(bound.default_stream):
         fill(bound, bound.default_stream)
-        assert raises(OutOfMemory, lambda: fill(bound, bound.default_stream, 1))
+        assert raises(OutOfMemory, lambda: fill(bound, bound.default_stream, count=1))
     return bound.counters().ring_waits > 0
 
 
-@proof("PiecesHalfQueued", ringed(16 << 10))
+@proof("PiecesHalfQueued", pressed())
 def _(bound):
     stream, memory = bound.default_stream, poisoned(bound, 12 << 10)
-    with bound.device.hold(stream):
-        fill(bound, stream, 8)
+    with bound.device.hold_stream(stream):
+        fill(bound, stream, RING - (8 << 10), 1)
         value = np.ones(12 << 10, np.uint8)
         assert raises(OutOfMemory, lambda: write(bound, flat(memory, 0, 12 << 10), value))
     stream.synchronize(PATIENCE)
-    return (memory.buffer == POISON).all()
+    return (raw(memory) == POISON).all()
 
 
 # -- streams --------------------------------------------------------------------------------------------------------
@@ -146,7 +147,7 @@ def _(bound):
 
 def seen_on(bound, act, memory, stream):
     """What a copy on ``stream`` sees of ``memory`` after ``act``, while the default stream is held."""
-    with bound.device.hold(bound.default_stream):
+    with bound.device.hold_stream(bound.default_stream):
         act()
         ticket = copied(bound, memory, [(0, memory.nbytes)], stream)
         ticket.wait(PATIENCE)
@@ -163,7 +164,7 @@ def _(bound):
 @proof("InsertsOnTheDefaultStream", queued)
 def _(bound):
     state, stream = state_of(bound, 1), bound.device.stream()
-    task, before = prefill(state, 0), state.memory.buffer.copy()
+    task, before = prefill(state, 0), raw(state.memory).copy()
     bound.device.default_stream.synchronize(PATIENCE)
 
     def act():
@@ -176,10 +177,10 @@ def _(bound):
 def _(bound):
     state, stream = state_of(bound, 1), bound.device.stream()
     insert(bound, state, [prefill(state, 0)])
-    before = state.memory.buffer.copy()
+    before = raw(state.memory).copy()
 
     def act():
-        bound.advance(state=state, step=step_of(state, 1, [0]), stream=stream)
+        bound.update_inputs(state=state, step=step_of(state, 1, [0]), stream=stream)
 
     return (seen_on(bound, act, state.memory, stream) != before).any()
 
@@ -187,7 +188,7 @@ def _(bound):
 @proof("CopiesOfTheDefaultStream", queued)
 def _(bound):
     memory, stream = poisoned(bound, 64), bound.device.stream()
-    with bound.device.hold(stream):
+    with bound.device.hold_stream(stream):
         write(bound, flat(memory, 0, 64), 1, stream)
         ticket = copied(bound, memory, [(0, 64)], stream)
         return raises(TicketTimeout, lambda: ticket.wait(PATIENCE if lies(bound) else A_WHILE))
@@ -196,7 +197,7 @@ def _(bound):
 @proof("EventsOfTheDefaultStream", queued)
 def _(bound):
     stream = bound.device.stream()
-    with bound.device.hold(stream):
+    with bound.device.hold_stream(stream):
         event = bound.device.event(stream)
         bound.default_stream.synchronize(PATIENCE)
         return not event.done()
@@ -205,7 +206,7 @@ def _(bound):
 @proof("TicketsOfTheDefaultStream", queued)
 def _(bound):
     memory, stream = poisoned(bound, 64), bound.device.stream()
-    with bound.device.hold(stream):
+    with bound.device.hold_stream(stream):
         ticket = write(bound, flat(memory, 0, 64), 1, stream)
         bound.default_stream.synchronize(PATIENCE)
         return not ticket.done()
@@ -214,7 +215,7 @@ def _(bound):
 @proof("WaitBlocksTheHost", queued)
 def _(bound):
     stream, other = bound.device.stream(), bound.default_stream
-    with bound.device.hold(stream):
+    with bound.device.hold_stream(stream):
         event = stream.record()
         return ends(lambda: other.wait(event), A_WHILE if lies(bound) else PATIENCE)
 
@@ -222,11 +223,11 @@ def _(bound):
 @proof("DeviceValueOnAnotherStream", queued)
 def _(bound):
     memory, stream = poisoned(bound, 128), bound.default_stream
-    with bound.device.hold(stream):
+    with bound.device.hold_stream(stream):
         write(bound, flat(memory, 0, 64), 1)
         ticket = write(bound, flat(memory, 64, 64), flat(memory, 0, 64))
         if beside := bound.device.__dict__.get("beside"):
             beside.synchronize(PATIENCE)
     ticket.wait(PATIENCE)
     stream.synchronize(PATIENCE)
-    return (memory.buffer == 1).all()
+    return (raw(memory) == 1).all()

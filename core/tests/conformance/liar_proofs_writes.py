@@ -7,6 +7,7 @@ from liar_proofs import (
     A_WHILE,
     PATIENCE,
     POISON,
+    admission_ids,
     column,
     copied,
     cpu,
@@ -18,7 +19,7 @@ from liar_proofs import (
     prefill,
     proof,
     queued,
-    serials,
+    raw,
     state_of,
     write,
 )
@@ -31,7 +32,7 @@ def _(bound):
     state = state_of(bound, 300)
     tasks = [prefill(state, 299)]
     insert(bound, state, tasks)
-    return serials(state, tasks)
+    return admission_ids(state, tasks)
 
 
 @proof("SlotsInSixteenBits", cpu)
@@ -39,7 +40,7 @@ def _(bound):
     state = state_of(bound, 33000, 4)
     tasks = [prefill(state, 5), prefill(state, 32800)]
     insert(bound, state, tasks)
-    return serials(state, tasks)
+    return admission_ids(state, tasks)
 
 
 @proof("SixtyFourAtOnce", cpu)
@@ -47,7 +48,7 @@ def _(bound):
     state = state_of(bound, 65)
     tasks = [prefill(state, slot) for slot in range(65)]
     insert(bound, state, tasks)
-    return serials(state, tasks)
+    return admission_ids(state, tasks)
 
 
 @proof("RowsInSixteenBits", cpu)
@@ -69,17 +70,17 @@ def _(bound):
 def _(bound):
     memory = poisoned(bound, 80000)
     write(bound, flat(memory, 0, 70000), np.ones(70000, np.uint8))
-    return (memory.buffer[70000:] == POISON).all()
+    return (raw(memory)[70000:] == POISON).all()
 
 
 def strided_right(bound, strides, nbytes):
     """Write 1, 2, 3, … to two elements an axis, and compare every byte."""
     memory, shape = poisoned(bound, nbytes), (2,) * len(strides)
-    should = memory.buffer.copy()
+    should = raw(memory).copy()
     data = np.arange(1, 1 + 2 ** len(strides), dtype=np.uint8).reshape(shape)
     np.lib.stride_tricks.as_strided(should, shape, strides)[...] = data
     write(bound, View(memory, 0, shape, strides, dtype_of("uint8")), data)
-    return (memory.buffer == should).all()
+    return (raw(memory) == should).all()
 
 
 @proof("FourAxesAtMost", cpu)
@@ -98,15 +99,15 @@ FAR = 2**32 + 64
 @proof("OffsetsInThirtyTwoBits", cpu)
 def _(bound):
     memory = bound.device.allocate(FAR + 64)  # pages that nobody touches take no memory
-    memory.buffer[64] = memory.buffer[FAR] = POISON
+    raw(memory)[64] = raw(memory)[FAR] = POISON
     write(bound, flat(memory, FAR, 1), 7)
-    return memory.buffer[64] == POISON and memory.buffer[FAR] == 7
+    return raw(memory)[64] == POISON and raw(memory)[FAR] == 7
 
 
 @proof("CopyOffsetsInThirtyTwoBits", cpu)
 def _(bound):
     memory = bound.device.allocate(FAR + 64)
-    memory.buffer[64], memory.buffer[FAR] = POISON, 7
+    raw(memory)[64], raw(memory)[FAR] = POISON, 7
     return copied(bound, memory, [(FAR, 1)]).data[0][0] == 7
 
 
@@ -115,7 +116,7 @@ def _(bound):
     state = state_of(bound, 65)
     tasks, before = [prefill(state, slot) for slot in range(65)], bound.counters()
     insert(bound, state, tasks)
-    return serials(state, tasks) and (bound.counters() - before).submissions <= 2
+    return admission_ids(state, tasks) and (bound.counters() - before).submissions <= 2
 
 
 @proof("CountsNothing", queued)
@@ -136,7 +137,7 @@ def _(bound):
 @proof("LargeValuesWait", queued)
 def _(bound):
     memory, value = poisoned(bound, 1 << 20), np.ones(1 << 20, np.uint8)
-    with bound.device.hold(bound.default_stream):
+    with bound.device.hold_stream(bound.default_stream):
         return ends(lambda: write(bound, flat(memory, 0, 1 << 20), value), A_WHILE if lies(bound) else PATIENCE)
 
 
@@ -149,7 +150,7 @@ def goes_through(bound, value, dtype, should=None):
     memory = poisoned(bound, 4 * should.dtype.itemsize)
     write(bound, flat(memory, 0, 2, dtype), np.full(2, value))
     write(bound, flat(memory, 2 * should.dtype.itemsize, 2, dtype), value)
-    return memory.buffer.tobytes() == should.tobytes() * 4
+    return raw(memory).tobytes() == should.tobytes() * 4
 
 
 @proof("CanonicalNaNs", cpu)
@@ -186,7 +187,7 @@ def _(bound):  # 1 + 3/256 lies half-way between two neighbours, of which 1 + 2/
 def _(bound):
     memory = poisoned(bound, 8)
     write(bound, flat(memory, 4, 1, "uint16"), 1)
-    return memory.buffer.tolist() == [POISON] * 4 + [1, 0] + [POISON] * 2
+    return raw(memory).tolist() == [POISON] * 4 + [1, 0] + [POISON] * 2
 
 
 @proof("StopFlagsByTheWord", cpu)

@@ -12,7 +12,7 @@ import sys
 from typing import ClassVar
 
 import numpy as np
-from hal_core import Request, Sizes, Task, TaskKind, admit
+from hal_core import Request, StateConfig, Task, TaskKind, admit
 from hal_core.devices.paddle.custom import CustomDevicePlugin
 from hal_core.errors import HalError
 from hal_core.memory.views import ByteRange
@@ -64,10 +64,10 @@ def field(device, state, name):
     """The bytes of a field, by one copy out."""
     place = state.layout.fields[name]
     copied = device.device.copy_out(
-        state.memory, [ByteRange(place.offset, place.stride * state.sizes.slots)], device.default_stream
+        state.memory, [ByteRange(place.offset, place.stride * state.sizes.num_slots)], device.default_stream
     )
     copied.wait(PATIENCE)
-    return copied.data[0].view(place.field.dtype.storage).reshape(state.sizes.slots, place.width)
+    return copied.data[0].view(place.field.dtype.storage).reshape(state.sizes.num_slots, place.width)
 
 
 def views():
@@ -76,7 +76,7 @@ def views():
 
     wrong = []
     with opened() as device, Copies() as copies:
-        state, stream = device.state(Sizes(slots=6, max_tokens=16)), device.default_stream
+        state, stream = device.state(StateConfig(num_slots=6, max_model_len=16)), device.default_stream
         for name in ("token_ids", "block_tables", "stop_flags", "temperature"):
             view, should = state.view(name), field(device, state, name).copy()
             parts = [np.s_[::2], np.s_[::-1], np.s_[1:5, :1], np.s_[4:1:-1, ::3], np.s_[:, -1:]]
@@ -112,15 +112,15 @@ def lifetime():
     """Values and batches that are changed and dropped while their stream is held, read when the copy runs."""
     outside, wrong, uploads = 0, [], 0
     with opened() as device, Copies() as copies:
-        state, stream = device.state(Sizes(slots=4, max_tokens=16)), device.default_stream
+        state, stream = device.state(StateConfig(num_slots=4, max_model_len=16)), device.default_stream
         device.default_stream.synchronize()
         copies.made.clear()
-        with device.device.hold(stream):
+        with device.device.hold_stream(stream):
             value = np.arange(4, dtype=np.int64) + 100
             device.async_set_value(target=state.view("seed")[:, 0], value=value, stream=stream)
             value[:] = -1
             request = admit(Request("r", [5, 6, 7]), state.layout)
-            tasks = [Task(TaskKind.PREFILL, 2, request, length=3, blocks=[1])]
+            tasks = [Task(TaskKind.PREFILL, 2, request, num_scheduled_tokens=3, blocks=[1])]
             ticket = device.insert_tasks(state=state, tasks=tasks, stream=stream)
             del value, tasks, request
             gc.collect()
@@ -153,10 +153,10 @@ def between():
     paddle.Tensor._copy_to = copy_to
     try:
         with opened(0) as one, opened(1) as other:
-            state = one.state(Sizes(slots=4, max_tokens=16))
+            state = one.state(StateConfig(num_slots=4, max_model_len=16))
             source = paddle.to_tensor(np.zeros(4, np.int64), place=other.device.place)
             queued.clear()
-            with other.device.hold(other.default_stream):
+            with other.device.hold_stream(other.default_stream):
                 other.async_set_value(target=source, value=[5, 6, 7, 8], stream=other.default_stream)
             try:
                 one.async_set_value(target=state.view("seed")[:, 0], value=source, stream=one.default_stream)

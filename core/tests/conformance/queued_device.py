@@ -6,6 +6,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[3] / "examples" / "queue"))
 
 from hal_example_queue.device import QueueDevice
+from hal_example_queue.runtime import at as at  # memory as the device's own threads see it
 
 
 def queued():

@@ -123,6 +123,9 @@ def test_a_plugins_own_test_file_is_one_line(tmp_path):
     done = subprocess.run([*command, *chosen], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout
     assert "5 passed" in done.stdout
+    planned = subprocess.run([*command, "--setup-plan"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert "SETUP    F small" in planned.stdout
+    assert "not found" not in planned.stdout, "a fixture lies beside its tests, where only the kit itself finds it"
 
 
 def test_pytest_loads_nothing_heavy_for_the_plugin():
@@ -138,9 +141,9 @@ def test_pytest_loads_nothing_heavy_for_the_plugin():
 def test_the_oracle_shares_no_code_with_what_it_judges():
     judged = {
         "insertion",
-        "advance",
+        "update_inputs",
         "output",
-        "ledger",
+        "host_table",
         "policy",
         "base",
         "convert",

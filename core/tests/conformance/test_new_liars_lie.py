@@ -19,13 +19,7 @@ MODULES = (sizes, ring, copies, streams, values, slices, life)
 NEW = [one for one in everyone() if one.how.__module__ in {module.__name__ for module in MODULES}]
 
 
-#: The proofs were made with a device that the asynchronous example has replaced. Those that reach into it are to be
-#: made anew; what they say of the liars is not shown until then.
-OF_ANOTHER_DEVICE = pytest.mark.xfail(strict=False, reason="the proof was made with another asynchronous device")
-
-
-@OF_ANOTHER_DEVICE
-@pytest.mark.parametrize("name", [one.name for one in NEW if one.how.__module__ != slices.__name__])
+@pytest.mark.parametrize("name", PROOFS)
 def test_the_liar_lies_and_the_honest_device_does_not(name):
     make, kept = PROOFS[name]
     with opened(make) as honest:
@@ -44,7 +38,6 @@ SLICES = {
     "StepOfTheReceiver": slice_actions.tamper_step,
     "OpeningWaitsForEver": slice_actions.join_alone,
     "OpeningTriedAgain": slice_actions.join_alone_twice,
-    "LossIsToldOnce": slice_actions.lose_twice,
 }
 
 
@@ -54,8 +47,7 @@ def pair():
         yield pool
 
 
-@OF_ANOTHER_DEVICE
-@pytest.mark.parametrize("name", [one.name for one in NEW if one.how.__module__ == slices.__name__])
+@pytest.mark.parametrize("name", SLICES)
 def test_the_liar_lies_among_two_ranks(name, pair):
     pytest.importorskip("hal_sim")
     job = f"liars{os.getpid()}"

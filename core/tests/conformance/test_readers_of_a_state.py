@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hal_core import Request, Sizes, Step, Task, TaskKind
+from hal_core import Request, StateConfig, Step, Task, TaskKind
 from hal_core.errors import TicketTimeout
 from hal_core.memory.views import ByteRange
 from hal_core.runtime.bound import bind
@@ -26,12 +26,12 @@ def entering(state, slot):
 
 
 def test_a_request_that_enters_an_unnamed_slot_does_not_run_in_a_step_that_waits(bound):
-    device, state = bound.device, bound.state(Sizes(slots=3, max_tokens=8))
+    device, state = bound.device, bound.state(StateConfig(num_slots=3, max_model_len=8))
     compute, other = device.stream(), device.stream()
     bound.insert_tasks(state=state, tasks=entering(state, 0), stream=compute).wait(PATIENCE)
-    with device.hold(compute):
+    with device.hold_stream(compute):
         step = Step(1, {"target": np.array([0], np.int32)})
-        stepped = bound.advance(state=state, step=step, stream=compute)
+        stepped = bound.update_inputs(state=state, step=step, stream=compute)
         entered = bound.insert_tasks(state=state, tasks=entering(state, 2), stream=other)
         with pytest.raises(TicketTimeout):
             entered.wait(0.02)
@@ -45,10 +45,13 @@ def test_a_request_that_enters_an_unnamed_slot_does_not_run_in_a_step_that_waits
 
 def test_a_state_waits_for_no_step_of_another(bound):
     device = bound.device
-    one, other = bound.state(Sizes(slots=2, max_tokens=8)), bound.state(Sizes(slots=2, max_tokens=8), name="other")
+    one, other = (
+        bound.state(StateConfig(num_slots=2, max_model_len=8)),
+        bound.state(StateConfig(num_slots=2, max_model_len=8), name="other"),
+    )
     compute, beside = device.stream(), device.stream()
-    with device.hold(compute):
-        stepped = bound.advance(state=one, step=Step(1, {"target": np.array([0], np.int32)}), stream=compute)
+    with device.hold_stream(compute):
+        stepped = bound.update_inputs(state=one, step=Step(1, {"target": np.array([0], np.int32)}), stream=compute)
         bound.insert_tasks(state=other, tasks=entering(other, 1), stream=beside).wait(PATIENCE)
         assert not stepped.done()
     stepped.wait(PATIENCE)

@@ -14,10 +14,11 @@ import numpy as np
 from hal_core.contract.capabilities import Capabilities
 from hal_core.devices.asynchronous import AsyncDevice
 from hal_core.devices.primitives import Primitives
+from hal_core.devices.ring_options import RingOptions
 from hal_core.errors import OutOfMemory
 from hal_core.memory.packing import apply_packed
-from hal_core.memory.plan import SPREAD
-from hal_core.slots import advance as reference
+from hal_core.memory.plan import SCATTER_MAP
+from hal_core.slots import update as reference
 
 
 def at(address, nbytes):
@@ -174,9 +175,9 @@ class LatchedPrimitives(Primitives):
 
         def work():
             if self.check(block, packed.nbytes, self.blocks, "a launch that reads"):
-                spread = at(launch.spread, launch.fields * SPREAD.itemsize).view(SPREAD)
+                scatter_map = at(launch.scatter_map, launch.fields * SCATTER_MAP.itemsize).view(SCATTER_MAP)
                 if self.check(launch.address, launch.nbytes, self.blocks, "a launch that writes"):
-                    apply_packed(packed, at(block, packed.nbytes), spread, at(launch.address, launch.nbytes))
+                    apply_packed(packed, at(block, packed.nbytes), scatter_map, at(launch.address, launch.nbytes))
 
         self._put(stream, work)
 
@@ -188,18 +189,20 @@ class LatchedDevice(AsyncDevice):
     )
 
     def __init__(self, index=0, *, room=1 << 30, **ring):
-        super().__init__(index, LatchedPrimitives(room), **ring)
+        super().__init__(index, LatchedPrimitives(room), RingOptions(**ring))
 
-    def advance(self, state, step, stream):
+    def update_inputs(self, state, step, stream):
         own = self.own(stream)
         self.order_after_reads(own, state.memory)
-        names = (*reference.READS, *reference.WRITES, "token_ids")
+        names = reference.STEP_FIELDS
         whole = at(state.memory.address, state.memory.nbytes)
         fields = {}
         for name in names:
             view = state.view(name)
             fields[name] = np.ndarray(view.shape, view.dtype.storage, whole, view.offset, view.strides)
-        self.primitives._put(own.raw, lambda: reference.advance(fields, state.sizes, speculative=step.speculative))
+        self.primitives._put(
+            own.raw, lambda: reference.update_inputs(fields, state.sizes, speculative=step.speculative)
+        )
         return self.ticket(own)
 
 

@@ -9,9 +9,9 @@ import threading
 import numpy as np
 import pytest
 from hal_core.devices.blocks import KEPT
-from hal_core.errors import DeviceClosed, HalError, InvalidValue, OutOfMemory, TicketTimeout
+from hal_core.errors import DeviceClosed, GroupLost, HalError, InvalidValue, OutOfMemory, TicketTimeout
 from hal_core.memory.dtypes import dtype_of
-from hal_core.memory.plan import SPREAD, PlanBuilder, Records, WritePlan, apply_to_host
+from hal_core.memory.plan import SCATTER_MAP, PlanBuilder, Records, WritePlan, apply_to_host
 from hal_core.memory.views import ByteRange, View
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -40,9 +40,9 @@ class Side:
         drain(device)
         self.should = bytes_of(self.memory).copy()
         self.copies = []
-        spread = np.array([(0, 300, 0, 24), (1500, 300, 24, 8)], SPREAD)
-        self.spread = spread
-        device.table(spread, 5)
+        scatter_map = np.array([(0, 300, 0, 24), (1500, 300, 24, 8)], SCATTER_MAP)
+        self.scatter_map = scatter_map
+        device.table(scatter_map, 5)
 
     def value(self, begin, count, step, fill):
         view = View.contiguous(self.memory, 0, (SIZE // 8,), INT64)[begin : begin + count * step : step]
@@ -53,7 +53,7 @@ class Side:
             value[...] = -1  # G2
 
     def plan(self, slots, fill):
-        records = Records(np.array(slots, np.int32), np.full((len(slots), 32), fill, np.uint8), self.spread)
+        records = Records(np.array(slots, np.int32), np.full((len(slots), 32), fill, np.uint8), self.scatter_map)
         builder = PlanBuilder(self.memory)
         builder.fill(np.array([2990]), 8, np.uint32(fill))
         writes = builder.build().writes
@@ -302,6 +302,17 @@ def test_a_fault_sticks_to_its_device_alone(device):
     assert isinstance(pending.failure(), HalError), "tickets looked at from then on fail"
     write(other, theirs, 3).wait()
     other.close()
+
+
+def test_a_lost_group_is_told_by_its_ticket_and_the_device_goes_on(device):
+    memory = device.allocate(64)
+    first = write(device, memory, 1)
+    device.primitives.raises = GroupLost("rank 1 has left", cure="start all ranks anew")
+    with pytest.raises(GroupLost, match="rank 1 has left"):
+        first.wait()
+    device.primitives.raises = None
+    drain(device)
+    write(device, memory, 2).wait()
 
 
 def test_what_asking_raises_is_the_tickets_and_ends_the_device_where_the_runtime_says_so(device):

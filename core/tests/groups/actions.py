@@ -13,7 +13,7 @@ from hal_core.errors import GroupLost, HalError
 from hal_core.group import Group
 from hal_core.memory.plan import PlanBuilder
 from hal_core.output.sinks import MemorySink
-from hal_core.ranks import agreement as collective
+from hal_core.ranks import channel as collective
 from hal_core.runtime.bound import bind
 from hal_core.slots import fields
 from hal_core.slots.fields import STATE_TABLE
@@ -102,7 +102,7 @@ def hang_on(rank, ranks, most=30.0):
     """Broadcast until the group is lost: the error, how long its call took, and what a later call says."""
     group = Group(ranks, rank.rank)
     with bind(CpuPlugin.open(0, {})) as device:
-        state = device.state(fields.Sizes(slots=4, max_tokens=16))
+        state = device.state(fields.StateConfig(num_slots=4, max_model_len=16))
         end = monotonic() + most
         while monotonic() < end:
             begin = monotonic()
@@ -118,8 +118,8 @@ def hang_on(rank, ranks, most=30.0):
 def one_step(device, state, group, step, tokens, sink, *, skip=False):
     """Sample (the first rank alone knows the tokens), broadcast unless told to skip it, advance, save."""
     stream = device.default_stream
-    slots = sorted(state.ledger.requests.index(r) for r in state.ledger.requests if r is not None)
-    order = np.array(sorted({*slots, *state.ledger.preempted}), np.int32)
+    slots = sorted(state.host_table.requests.index(r) for r in state.host_table.requests if r is not None)
+    order = np.array(sorted({*slots, *state.host_table.preempted}), np.int32)
     if group.is_first and state.speculative:
         rows = [[token, *[token + 1] * (state.sizes.max_accept - 1)] for token in tokens]
         device.async_set_value(target=state.view("accept_tokens"), value=rows, stream=stream)
@@ -129,7 +129,7 @@ def one_step(device, state, group, step, tokens, sink, *, skip=False):
     if not skip:
         device.broadcast_tokens(state=state, group=group, stream=stream).wait()
     named = Step(step, {"target": order}, speculative=state.speculative, group=group)
-    device.advance(state=state, step=named, stream=stream)
+    device.update_inputs(state=state, step=named, stream=stream)
     ticket = device.save_output(state=state, step=named, sink=sink, stream=stream)
     ticket.wait()
     return state.take(ticket)
@@ -139,7 +139,13 @@ def prefilled(device, sizes):
     """A state with a request in slots 0 and 2, its prompt of two tokens to be fed by the first step."""
     state = device.state(sizes)
     tasks = [
-        Task(TaskKind.PREFILL, slot, admit(Request(f"r{slot}", [1, 2]), state.layout), length=2, blocks=[slot])
+        Task(
+            TaskKind.PREFILL,
+            slot,
+            admit(Request(f"r{slot}", [1, 2]), state.layout),
+            num_scheduled_tokens=2,
+            blocks=[slot],
+        )
         for slot in (0, 2)
     ]
     device.insert_tasks(state=state, tasks=tasks, stream=device.default_stream)
@@ -152,11 +158,11 @@ def decode(rank, groups, sizes, steps):
     with bind(CpuPlugin.open(0, {})) as device:
         state, sink = prefilled(device, sizes), MemorySink()
         for step in range(steps):
-            one_step(device, state, group, step, [10 * step + group.source + s for s in range(sizes.slots)], sink)
-        gone = Task(TaskKind.PREEMPTED, 2, state.ledger.requests[2])
+            one_step(device, state, group, step, [10 * step + group.source + s for s in range(sizes.num_slots)], sink)
+        gone = Task(TaskKind.PREEMPTED, 2, state.host_table.requests[2])
         device.insert_tasks(state=state, tasks=[gone], stream=device.default_stream)
         marked = bool(content_of(state, "last_preempted").any())
-        record = one_step(device, state, group, steps, [99] * sizes.slots, sink)
+        record = one_step(device, state, group, steps, [99] * sizes.num_slots, sink)
         sent = [(r.step, r.request_ids, r.status.tolist(), r.tokens.tolist()) for r in sink.records]
         left = bool(content_of(state, "last_preempted").any())
         return sent, record.tokens.tolist(), content_of(state, "token_ids")[0].tolist(), marked, left
@@ -165,8 +171,8 @@ def decode(rank, groups, sizes, steps):
 def content_of(state, name):
     """A field as an array ``[slots, width]``."""
     place = state.layout.fields[name]
-    data = state.memory.buffer[place.offset : place.offset + place.stride * state.sizes.slots]
-    return data.view(place.field.dtype.storage).reshape(state.sizes.slots, place.width).copy()
+    data = state.memory.buffer[place.offset : place.offset + place.stride * state.sizes.num_slots]
+    return data.view(place.field.dtype.storage).reshape(state.sizes.num_slots, place.width).copy()
 
 
 def skipping(rank, sizes, who, at):
@@ -178,12 +184,12 @@ def skipping(rank, sizes, who, at):
     for step in range(at + 3):
         try:
             skip = rank.rank == who and step == at
-            one_step(device, state, group, step, list(range(sizes.slots)), sink, skip=skip)
+            one_step(device, state, group, step, list(range(sizes.num_slots)), sink, skip=skip)
         except HalError as met:
             error = type(met).__name__, str(met)
             break
     stream = device.default_stream
-    later = failing(lambda: device.advance(state=state, step=Step(9, {"target": [0]}), stream=stream))
+    later = failing(lambda: device.update_inputs(state=state, step=Step(9, {"target": [0]}), stream=stream))
     device.close()
     return [r.step for r in sink.records], error, later
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import signal
 
 import pytest
-from hal_core.slots.fields import Sizes
+from hal_core.slots.fields import StateConfig
 
 TIMEOUT = 2.0
 GENEROUS = 10.0
-PLAIN = Sizes(slots=4, max_tokens=16)
+PLAIN = StateConfig(num_slots=4, max_model_len=16)
 
 
 def check_lost(answers, rank=None):
@@ -52,7 +52,7 @@ def test_g16_a_group_that_was_lost_is_opened_anew_by_all_ranks(pool, actions):
 @pytest.mark.parametrize("speculative", [False, True])
 @pytest.mark.parametrize("groups", [[(0, 1), (2, 3)], [(0, 1, 2, 3)], [(3, 1), (2, 0)]])
 def test_g17_g18_only_the_first_rank_sends_and_every_rank_cleans_up(pool, actions, groups, speculative):
-    chosen = Sizes(slots=4, max_tokens=16, max_draft=2 if speculative else 0)
+    chosen = StateConfig(num_slots=4, max_model_len=16, max_draft_tokens=2 if speculative else 0)
     answers = pool.run(actions.decode, groups, chosen, 3)
     for group in groups:
         for rank in group:

@@ -14,11 +14,11 @@ from hal_core.devices.paddle.ranks.gloo import GlooSockets
 from hal_core.errors import GroupLost, StateUnusable
 from hal_core.group import Group
 from hal_core.memory.copies import HostCopy
-from hal_core.ranks.agreement import CheckedTicket
-from hal_core.ranks.terms import BLOCK_BYTES, Terms, differences
+from hal_core.ranks.channel import CheckedTicket
+from hal_core.ranks.shared_config import BLOCK_BYTES, SharedConfig, differences
 from hal_core.ranks.watchdog import Watchdog
 from hal_core.runtime.bound import bind
-from hal_core.slots.fields import Sizes
+from hal_core.slots.fields import StateConfig
 from hal_core.tickets import DONE, PromiseTicket
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,11 +29,11 @@ PAIR = Group((0, 1), 0)
 
 @given(st.dictionaries(st.text("abc", min_size=1, max_size=8), st.text(max_size=400), min_size=1, max_size=10))
 def test_g14_blocks_have_one_size_and_differ_exactly_where_terms_do(items):
-    ours = Terms.of(items)
+    ours = SharedConfig.of(items)
     assert len(ours.block()) == BLOCK_BYTES
-    assert differences({0: ours.block(), 3: Terms.of(items).block()}) == []
+    assert differences({0: ours.block(), 3: SharedConfig.of(items).block()}) == []
     label = next(iter(items))
-    other = Terms.of(items | {label: items[label] + "!"})
+    other = SharedConfig.of(items | {label: items[label] + "!"})
     assert ours.digest() != other.digest()
     (found,) = differences({0: ours.block(), 3: other.block()})
     assert found.startswith(f"{label}: rank 0 has ")
@@ -62,7 +62,7 @@ class Alone(CpuDevice):
 @pytest.mark.parametrize("byte", [0, 4, 8, 16, 24, 32, 63])
 def test_g14_any_byte_of_the_header_that_differs_makes_the_state_unusable(byte):
     device = bind(Alone())
-    state, stream = device.state(Sizes(slots=2, max_tokens=8)), device.default_stream
+    state, stream = device.state(StateConfig(num_slots=2, max_model_len=8)), device.default_stream
     device.broadcast_tokens(state=state, group=PAIR, stream=stream).wait()
 
     def turn(memory, part):
@@ -81,15 +81,15 @@ def test_g14_any_byte_of_the_header_that_differs_makes_the_state_unusable(byte):
 def test_g14_the_header_is_checked_when_an_asynchronous_collective_ends_and_not_before():
     device = bind(Alone())
     device.device.ticket = pending = PromiseTicket("async")
-    state, stream = device.state(Sizes(slots=2, max_tokens=8)), device.default_stream
+    state, stream = device.state(StateConfig(num_slots=2, max_model_len=8)), device.default_stream
     ticket = device.broadcast_tokens(state=state, group=PAIR, stream=stream)
     assert not ticket.done()
     assert ticket.failure() is None
     assert ticket.mode == "async"
-    pending.settle()
+    pending.complete()
     assert ticket.done()
     ticket.wait(0)
-    wrong = CheckedTicket(state.agreements[PAIR.ranks], pending, HostCopy([np.zeros(64, np.uint8)]), bytes(range(64)))
+    wrong = CheckedTicket(state.channels[PAIR.ranks], pending, HostCopy([np.zeros(64, np.uint8)]), bytes(range(64)))
     with pytest.raises(StateUnusable, match="begins with a header of zeros"):
         wrong.wait(0)
 
@@ -97,9 +97,9 @@ def test_g14_the_header_is_checked_when_an_asynchronous_collective_ends_and_not_
 def test_g14_a_collective_that_failed_says_so_and_leaves_the_state_alone():
     device = bind(Alone())
     device.device.ticket = pending = PromiseTicket("async")
-    state, stream = device.state(Sizes(slots=2, max_tokens=8)), device.default_stream
+    state, stream = device.state(StateConfig(num_slots=2, max_model_len=8)), device.default_stream
     ticket = device.broadcast_tokens(state=state, group=PAIR, stream=stream)
-    pending.settle(GroupLost("gone"))
+    pending.complete(GroupLost("gone"))
     with pytest.raises(GroupLost, match="gone"):
         ticket.wait(0)
     state.check_usable()
@@ -302,7 +302,10 @@ class Unreached(CpuDevice):
 
 def test_g16_a_group_that_was_lost_while_it_opened_is_waited_for_once_whatever_asks_for_it():
     device = bind(Unreached(0, {}))
-    stream, states = device.default_stream, [device.state(Sizes(slots=2, max_tokens=8), name=name) for name in "ab"]
+    stream, states = (
+        device.default_stream,
+        [device.state(StateConfig(num_slots=2, max_model_len=8), name=name) for name in "ab"],
+    )
     for state in (*states, *states):
         with pytest.raises(GroupLost, match=r"^cpu:0: broadcast_tokens: group: .* waited 1 times \(start it\)"):
             device.broadcast_tokens(state=state, group=PAIR, stream=stream)

@@ -13,7 +13,6 @@ class ArenaPlugin(Plugin):
     """The entry point ``arena`` of group ``hal.devices``."""
 
     name = "arena"
-    priority = -1  # by name only; for auto-selection write a number here and in the group hal.priorities
 
     @classmethod
     def probe(cls) -> Probe:

@@ -33,7 +33,7 @@ class ArenaMemory:
 
 
 class ArenaDevice(SyncDevice):
-    """What moves bytes, and nothing else: the base writes the four hooks and ``advance`` in terms of it."""
+    """What moves bytes, and nothing else: the base writes the four hooks and ``update_inputs`` in terms of it."""
 
     name = "arena"
     capabilities = Capabilities(

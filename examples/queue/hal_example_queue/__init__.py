@@ -13,7 +13,6 @@ class QueuePlugin(Plugin):
     """The entry point ``queue`` of group ``hal.devices``."""
 
     name = "queue"
-    priority = -1  # by name only
 
     @classmethod
     def probe(cls) -> Probe:

@@ -11,16 +11,15 @@ from typing import Any
 import numpy as np
 from hal_core import Capabilities, Counters, SlotState, Step, Stream, Ticket, View
 from hal_core.devices import (
-    READS,
-    SPREAD,
-    WRITES,
+    SCATTER_MAP,
+    STEP_FIELDS,
     AsyncDevice,
     PlanLaunch,
     Primitives,
-    advance,
     apply_packed,
     check_index,
     check_options,
+    update_inputs,
 )
 
 from .runtime import Mark, Queue, at
@@ -60,8 +59,8 @@ class QueuePrimitives(Primitives):
         return event.queue.error if event.queue else None
 
     def allocate(self, nbytes: int) -> int:
-        block = ctypes.create_string_buffer(nbytes + 64)
-        address = -(-ctypes.addressof(block) // 64) * 64
+        block = np.empty(nbytes + 64, np.uint8)
+        address = -(-block.ctypes.data // 64) * 64
         self.memory[address] = block
         return address
 
@@ -75,9 +74,9 @@ class QueuePrimitives(Primitives):
         stream.put(partial(ctypes.memmove, target, source, nbytes), "copies_out")
 
     def launch(self, launch: PlanLaunch, block: int, stream: Queue) -> None:
-        spread = at(launch.spread, launch.fields * SPREAD.itemsize).view(SPREAD)
+        scatter_map = at(launch.scatter_map, launch.fields * SCATTER_MAP.itemsize).view(SCATTER_MAP)
         staged, memory = at(block, launch.packed.nbytes), at(launch.address, launch.nbytes)
-        stream.put(partial(apply_packed, launch.packed, staged, spread, memory), "launches")
+        stream.put(partial(apply_packed, launch.packed, staged, scatter_map, memory), "launches")
 
 
 class QueueDevice(AsyncDevice):
@@ -98,13 +97,13 @@ class QueueDevice(AsyncDevice):
         check_options(self.name, options)
         super().__init__(index, QueuePrimitives())
 
-    def advance(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
+    def update_inputs(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
         """One kernel over all slots; the host takes no part."""
         self.check_open()
         own = self.own(stream)
         self.order_after_reads(own, state.memory)
-        fields = {name: array(state.view(name)) for name in (*READS, *WRITES, "token_ids")}
-        own.raw.put(partial(advance, fields, state.sizes, speculative=step.speculative))
+        fields = {name: array(state.view(name)) for name in STEP_FIELDS}
+        own.raw.put(partial(update_inputs, fields, state.sizes, speculative=step.speculative))
         return self.ticket(own)
 
     def copy_within(self, target: View, value: View, stream: Stream) -> Ticket:
@@ -115,7 +114,7 @@ class QueueDevice(AsyncDevice):
         return self.ticket(own)
 
     @contextmanager
-    def hold(self, stream: Stream) -> Iterator[None]:
+    def hold_stream(self, stream: Stream) -> Iterator[None]:
         """Let nothing that is put on the stream begin until the context ends; for the kit's latches."""
         gate = threading.Event()
         self.own(stream).raw.put(gate.wait)

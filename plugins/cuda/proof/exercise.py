@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hal_core import Request, SamplingParams, Sizes, TaskBatch, admit
+from hal_core import Request, SamplingParams, StateConfig, TaskBatch, admit
 from hal_core.output.sinks import MemorySink
 from hal_core.runtime.bound import bind
 from hal_core.slots.step import Step
@@ -13,7 +13,7 @@ from hal_cuda import CudaPlugin
 def main() -> None:
     """Run the hooks on one GPU and check the last record."""
     bound = bind(CudaPlugin.open(0, {}))
-    state = bound.state(Sizes(slots=8, max_tokens=5000, block_size=16, max_draft=2, top_k=2))
+    state = bound.state(StateConfig(num_slots=8, max_model_len=5000, block_size=16, max_draft_tokens=2, max_logprobs=2))
     stream = bound.default_stream
     params = SamplingParams(max_tokens=5, stop_sequences=((7, 8),), eos_token_ids=(3,), bad_words=(1, 2))
     record = None
@@ -35,7 +35,7 @@ def main() -> None:
             step = Step(2 * turn + number, {"target": np.arange(8)}, speculative=bool(number))
             bound.async_set_value(target=state.view("accept_tokens"), value=9, stream=stream)
             bound.async_set_value(target=state.view("accept_num"), value=2, stream=stream)
-            bound.advance(state=state, step=step, stream=stream)
+            bound.update_inputs(state=state, step=step, stream=stream)
             record = state.take(bound.save_output(state=state, step=step, sink=MemorySink(), stream=stream))
         state.release(range(8))
     assert record is not None

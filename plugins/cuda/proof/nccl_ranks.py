@@ -22,14 +22,14 @@ from hal_core.conformance.ranks import losses as rank_losses
 from hal_core.conformance.ranks import work as rank_work
 from hal_core.conformance.ranks.processes import RankPool
 from hal_core.contract.support import Support
-from hal_core.slots.fields import Sizes
+from hal_core.slots.fields import StateConfig
 
 PAIR = ((0, 1),)
 TIMEOUT = 4.0
 """Seconds that a collective may last."""
 STARTING, ANSWERING, ALL = 120.0, 30.0, 220
 """Seconds until the ranks must be up, have answered, and this script has ended, wherever it is."""
-SIZES = Sizes(slots=128, max_tokens=64, max_draft=5)
+SIZES = StateConfig(num_slots=128, max_model_len=64, max_draft_tokens=5)
 
 
 def say(text: str, begin: float) -> None:
@@ -77,7 +77,7 @@ def agree(pool: RankPool, recipe: Recipe, begin: float) -> bool:
     part = slice(*_slice())
     good = good and all(seen[1].after[at][part] == seen[0].before[at][part] for at in range(3))
     say(f"G13: {'equal on both ranks, one collective a call' if good else [one.error for one in seen.values()]}", begin)
-    other = {1: {"sizes": Sizes(slots=129, max_tokens=64, max_draft=5)}}
+    other = {1: {"sizes": StateConfig(num_slots=129, max_model_len=64, max_draft_tokens=5)}}
     refuse = lambda: pool.run(rank_work.disagree, recipe, SIZES, other, timeout=ANSWERING)  # noqa: E731
     answers = attempt(pool, begin, "states that differ were opened", refuse)
     kinds = {rank: getattr(error, "kind", "no error") for rank, (error, *_) in answers.items()}

@@ -18,7 +18,7 @@ from hal_cuda.launching import ENTER, FILL, PLAN
 
 OK, NOT_READY = SimpleNamespace(name="CUDA_SUCCESS"), SimpleNamespace(name="CUDA_ERROR_NOT_READY")
 WRITE = np.dtype([("dst", "<u8"), ("source", "<u8"), ("nbytes", "<u4"), ("pattern", "<u4")])
-SPREAD = np.dtype([("base", "<u8"), ("stride", "<u8"), ("source", "<u4"), ("nbytes", "<u4")])
+SCATTER_MAP = np.dtype([("base", "<u8"), ("stride", "<u8"), ("source", "<u4"), ("nbytes", "<u4")])
 PIECE = 16 << 10
 
 
@@ -163,7 +163,7 @@ def hal_write(p, blocks, rows):
 
 
 def spread_record(p, slot, record):
-    for field in at(p["spread"], p["fields"] * SPREAD.itemsize).view(SPREAD):
+    for field in at(p["spread"], p["fields"] * SCATTER_MAP.itemsize).view(SCATTER_MAP):
         to = int(p["memory"]) + int(field["base"]) + int(slot) * int(field["stride"])
         at(to, field["nbytes"])[:] = at(record + int(field["source"]), field["nbytes"])
 

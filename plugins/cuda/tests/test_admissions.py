@@ -6,17 +6,17 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
-from hal_core import Request, SamplingParams, Sizes
+from hal_core import Request, SamplingParams, StateConfig
 from hal_core.errors import OutOfMemory
 from hal_core.slots.admission import admit
 from hal_core.slots.fields import ROW_FIELDS
-from hal_core.slots.layout import BRIEF, STAGED, lay_out
+from hal_core.slots.layout import REQUEST_ROW, lay_out
 from hal_cuda import admissions
 from hal_cuda.admissions import HEAD, Admissions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-LAYOUT = lay_out(Sizes(slots=4, max_tokens=400, max_stop_length=3))
+LAYOUT = lay_out(StateConfig(num_slots=4, max_model_len=400, max_stop_length=3))
 CHUNK = 1 << 13
 
 
@@ -57,19 +57,15 @@ def staging(monkeypatch):
 
 def staged(staging, name, tokens):
     request = admit(Request(name, tokens, SamplingParams(bad_words=(3, 4), stop_sequences=((1,),))), LAYOUT)
-    staging.put(request, request.packed[BRIEF.itemsize :])
+    staging.put(request, request.packed[REQUEST_ROW.itemsize :])
     return request
-
-
-def number(request):
-    return int(np.frombuffer(request.brief, np.int64)[STAGED])
 
 
 def found_at(staging, request):
     """The request's bytes by its address, from the pinned memory; None where it is not staged."""
-    places = staging.find(np.array([number(request)]))
-    again = staging.find_few([number(request)])
-    assert (places is None) == (again is None)
+    places = staging.find(np.array([request.admission_id]))
+    again = staging.find_few([request.admission_id])
+    assert (places is not None) == (again is not None) == staging.has(request)
     if places is None:
         return None
     assert places.tolist() == again
@@ -82,8 +78,8 @@ def found_at(staging, request):
 
 def check(data, request):
     """The bytes are what the kernel reads: lengths, record, rows."""
-    assert HEAD.unpack(data[: HEAD.size].tobytes()) == request.extents
-    record = request.packed[BRIEF.itemsize :]
+    assert HEAD.unpack(data[: HEAD.size].tobytes()) == request.row_lengths
+    record = request.packed[REQUEST_ROW.itemsize :]
     assert data[HEAD.size : HEAD.size + len(record)].tobytes() == record
     at = -(-(HEAD.size + len(record)) // 16) * 16
     for name, row in zip(ROW_FIELDS, request.rows, strict=True):
@@ -105,7 +101,7 @@ def test_g02_g11_every_staged_request_is_found_whole_until_it_was_inserted(data)
                 waiting.append(staged(staging, f"r{turn}", [turn] * data.draw(st.integers(1, 399), label="tokens")))
             elif act == "insert" and waiting:
                 request = waiting.pop(data.draw(st.integers(0, len(waiting) - 1), label="which"))
-                if number(request):
+                if staging.has(request):
                     check(found_at(staging, request), request)
                     events.append(Event())
                     for chunk in staging.chunks:  # as an insertion does: each in a lane of its own
@@ -116,29 +112,29 @@ def test_g02_g11_every_staged_request_is_found_whole_until_it_was_inserted(data)
                 events[data.draw(st.integers(0, len(events) - 1), label="event")].passed = True
             assert staging.held <= 3 * CHUNK
         for request in waiting:
-            if number(request):
+            if staging.has(request):
                 check(found_at(staging, request), request)
 
 
 def fill(staging, name):
     """Requests until the chunk that is being filled is another one."""
     made, before = [staged(staging, f"{name}-0", [1] * 300)], staging._filling
-    while staging._filling is before and number(made[-1]) and len(made) < 20:
+    while staging._filling is before and staging.has(made[-1]) and len(made) < 20:
         made.append(staged(staging, f"{name}-{len(made)}", [1] * 300))
     return made
 
 
 def test_g03_a_chunk_is_not_used_again_while_the_gpu_reads_it(staging):
     requests = fill(staging, "a") + fill(staging, "b") + fill(staging, "c")
-    assert number(requests[-1]) == 0, "three chunks hold no more"
+    assert not staging.has(requests[-1]), "three chunks hold no more"
     event = Event()
     for request in requests[:-1]:
         assert found_at(staging, request) is not None
     for chunk in staging.chunks:
         chunk.fences[1] = event
-    assert number(staged(staging, "early", [1])) == 0
+    assert not staging.has(staged(staging, "early", [1]))
     event.passed = True
-    assert number(staged(staging, "later", [1] * 300))
+    assert staging.has(staged(staging, "later", [1] * 300))
     assert Block.made == 3
 
 
@@ -153,35 +149,36 @@ def test_what_a_burst_took_is_given_back(staging):
 
 def test_requests_that_are_gone_make_room(staging):
     requests = fill(staging, "a") + fill(staging, "b") + fill(staging, "c")
-    assert number(staged(staging, "none", [1] * 300)) == 0
+    assert not staging.has(staged(staging, "none", [1] * 300))
     del requests
-    assert number(staged(staging, "some", [1] * 300))
+    assert staging.has(staged(staging, "some", [1] * 300))
 
 
-def test_a_number_of_an_emptied_chunk_finds_nothing(staging):
+def test_a_serial_of_an_emptied_chunk_finds_nothing(staging):
     (first, *rest) = fill(staging, "a") + fill(staging, "b") + fill(staging, "c")
     for request in (first, *rest[:-1]):
         assert found_at(staging, request) is not None
     staged(staging, "d", [1] * 300)  # takes over the first chunk
     assert found_at(staging, first) is None
-    assert staging.find(np.array([number(first), number(rest[-2])])) is None
+    assert staging.find(np.array([first.admission_id, rest[-2].admission_id])) is None
 
 
 def test_a_request_that_no_chunk_can_hold_is_not_staged(monkeypatch):
     monkeypatch.setattr(admissions, "CHUNK", 64)
     none = Admissions(Block, nullcontext, limit=0)
-    assert number(staged(none, "a", [1] * 100)) == 0
+    assert not none.has(staged(none, "a", [1] * 100))
     assert none.held == 0
     one = Admissions(Block, nullcontext, limit=CHUNK)
-    assert number(staged(one, "a", [1] * 300)), "longer than a chunk: it gets one of its own"
+    assert one.has(staged(one, "a", [1] * 300)), "longer than a chunk: it gets one of its own"
 
 
-def test_numbers_of_another_device_find_nothing(staging):
+def test_serials_of_another_device_find_nothing(staging):
     other = Admissions(Block, nullcontext, limit=CHUNK)
     request = staged(other, "a", [1])
     staged(staging, "b", [2])
-    assert staging.find(np.array([number(request)])) is None
-    assert staging.find_few([number(request)]) is None
+    assert not staging.has(request)
+    assert staging.find(np.array([request.admission_id])) is None
+    assert staging.find_few([request.admission_id]) is None
     assert staging.find(np.array([0])) is None
 
 
@@ -192,7 +189,7 @@ def test_closing_releases_what_the_gpu_has_left(staging):
     second.fences[1] = Event()
     staging.close(release=True)
     assert (Block.released, staging.chunks) == (1, [])
-    assert number(staged(staging, "late", [1])) == 0
+    assert not staging.has(staged(staging, "late", [1]))
 
 
 def test_more_requests_wait_than_there_are_places(monkeypatch):
@@ -201,11 +198,11 @@ def test_more_requests_wait_than_there_are_places(monkeypatch):
     monkeypatch.setattr(admissions, "CHUNK", 1 << 16)
     staging = Admissions(Block, nullcontext, limit=1 << 16)
     requests = [staged(staging, f"r{i}", [i]) for i in range(20)]
-    held = [request for request in requests if number(request)]
+    held = [request for request in requests if staging.has(request)]
     assert len(held) == 8
     for request in held:
         check(found_at(staging, request), request)
-    assert number(staged(staging, "after", [1])), "an insertion has made room"
+    assert staging.has(staged(staging, "after", [1])), "an insertion has made room"
 
 
 class NoMemory:
@@ -225,12 +222,12 @@ def test_without_memory_for_another_chunk_staging_stays_as_it_is(monkeypatch, ca
     monkeypatch.setattr(admissions, "CHUNK", CHUNK)
     staging = Admissions(NoMemory(1), nullcontext, limit=9 * CHUNK)
     requests = fill(staging, "a")
-    assert number(requests[-1]) == 0
+    assert not staging.has(requests[-1])
     assert staging.limit == staging.held == CHUNK
     assert "are staged in 8192 bytes from now on" in caplog.text
     for request in requests[:-1]:
         check(found_at(staging, request), request)
-    assert number(staged(staging, "again", [1] * 300)), "its requests were inserted: the chunk is filled anew"
+    assert staging.has(staged(staging, "again", [1] * 300)), "its requests were inserted: the chunk is filled anew"
 
 
 def test_a_chunk_that_leaves_is_not_filled_any_more(monkeypatch):
@@ -240,7 +237,7 @@ def test_a_chunk_that_leaves_is_not_filled_any_more(monkeypatch):
     staging = Admissions(Block, nullcontext, limit=4096)
     first = staged(staging, "first", [1] * 10)
     assert found_at(staging, first) is not None
-    assert number(staged(staging, "long", [1] * 390)) == 0
+    assert not staging.has(staged(staging, "long", [1] * 390))
     assert (Block.released, staging.chunks, staging._filling) == (1, [], None)
     again = staged(staging, "again", [1] * 390)
     check(found_at(staging, again), again)
@@ -248,9 +245,9 @@ def test_a_chunk_that_leaves_is_not_filled_any_more(monkeypatch):
 
 def test_requests_inserted_by_the_general_way_wait_no_longer(staging):
     requests = fill(staging, "a") + fill(staging, "b") + fill(staging, "c")
-    assert number(staged(staging, "none", [1] * 300)) == 0
-    staging.inserted(np.array([number(request) for request in requests]))
-    assert number(staged(staging, "some", [1] * 300))
+    assert not staging.has(staged(staging, "none", [1] * 300))
+    staging.inserted(np.array([request.admission_id for request in requests]))
+    assert staging.has(staged(staging, "some", [1] * 300))
     other = staged(staging, "kept", [2])
     staging.inserted(np.array([0, 10**9]))
     check(found_at(staging, other), other)
@@ -259,11 +256,11 @@ def test_requests_inserted_by_the_general_way_wait_no_longer(staging):
 def test_a_limit_below_one_chunk_is_a_limit_still(monkeypatch):
     monkeypatch.setattr(admissions, "CHUNK", 1 << 20)
     staging = Admissions(Block, nullcontext, limit=CHUNK)
-    assert number(staged(staging, "a", [1] * 100))
+    assert staging.has(staged(staging, "a", [1] * 100))
     assert staging.held == CHUNK
 
 
 def test_a_forks_child_stages_nothing(staging, monkeypatch):
     monkeypatch.setattr(admissions.os, "getpid", lambda: -1)
-    assert number(staged(staging, "child", [1])) == 0
+    assert not staging.has(staged(staging, "child", [1]))
     assert staging.held == 0

@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 import pytest
-from hal_core import Request, SamplingParams, Sizes, Task, TaskBatch, TaskKind
+from hal_core import Request, SamplingParams, StateConfig, Task, TaskBatch, TaskKind
 from hal_core.devices.cpu import CpuPlugin
 from hal_core.memory.views import ByteRange
 from hal_core.runtime.bound import bind
@@ -16,7 +16,7 @@ from hal_cuda.driver import CudaError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-SIZES = Sizes(slots=20, max_tokens=90, block_size=4, max_stop_length=3, max_bad_words=4)
+SIZES = StateConfig(num_slots=20, max_model_len=90, block_size=4, max_stop_length=3, max_bad_words=4)
 ids = st.integers(0, 99)
 params = st.builds(
     SamplingParams,
@@ -35,9 +35,9 @@ def contents(bound, state):
     return {name: column.copy() for name, column in state.columns(copied.data[0], whole).items()}
 
 
-def prefill(slots, requests, starts=None):
-    lengths = [r.total - s for r, s in zip(requests, starts or [0] * len(requests), strict=True)]
-    return TaskBatch.prefill(slots, requests, lengths, [range(-(-r.total // 4)) for r in requests], starts)
+def prefill(slots, requests, num_computed_tokens=None):
+    lengths = [r.total - s for r, s in zip(requests, num_computed_tokens or [0] * len(requests), strict=True)]
+    return TaskBatch.prefill(slots, requests, lengths, [range(-(-r.total // 4)) for r in requests], num_computed_tokens)
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -46,16 +46,16 @@ def test_g09_g11_a_staged_batch_writes_what_the_cpu_device_writes(opened, data):
     bound, cpu = opened(), bind(CpuPlugin.open(0, {}))
     mine, theirs = bound.state(SIZES), cpu.state(SIZES)
     for turn in range(3):
-        slots = data.draw(st.lists(st.integers(0, SIZES.slots - 1), unique=True, min_size=1), label="slots")
+        slots = data.draw(st.lists(st.integers(0, SIZES.num_slots - 1), unique=True, min_size=1), label="slots")
         prompts = [data.draw(st.lists(ids, min_size=2, max_size=89), label="prompt") for _ in slots]
         requests = [mine.admit(Request(f"{turn}-{i}", p, data.draw(params))) for i, p in enumerate(prompts)]
-        starts = [data.draw(st.integers(0, 1), label="start") for _ in slots]
+        num_computed_tokens = [data.draw(st.integers(0, 1), label="start") for _ in slots]
         del bound.device.driver.api.calls[:]
-        bound.insert_tasks(state=mine, tasks=prefill(slots, requests, starts), stream=bound.default_stream)
+        bound.insert_tasks(state=mine, tasks=prefill(slots, requests, num_computed_tokens), stream=bound.default_stream)
         assert bound.device.driver.api.calls[0] == "copy"
         assert bound.device.driver.api.calls[-1] == "hal_enter"
         assert len(bound.device.driver.api.calls) <= 3, "one copy, perhaps a wait for it, one launch"
-        cpu.insert_tasks(state=theirs, tasks=prefill(slots, requests, starts), stream=cpu.default_stream)
+        cpu.insert_tasks(state=theirs, tasks=prefill(slots, requests, num_computed_tokens), stream=cpu.default_stream)
         got, expected = contents(bound, mine), contents(cpu, theirs)
         for name, column in expected.items():
             np.testing.assert_array_equal(got[name], column, err_msg=name)
@@ -127,7 +127,7 @@ def test_a_failed_call_leaves_the_slots_free_and_the_requests_usable(opened, cal
     api.fail = call
     with pytest.raises(CudaError, match="CUDA_ERROR_INVALID_VALUE"):
         bound.insert_tasks(state=state, tasks=prefill(range(20), requests), stream=bound.default_stream)
-    assert not state.ledger.serials.any()
+    assert not state.host_table.admission_ids.any()
     api.fail = ""
     bound.insert_tasks(state=state, tasks=prefill(range(20), requests), stream=bound.default_stream)
     assert contents(bound, state)["token_ids"][:, 0].tolist() == list(range(20))
@@ -196,7 +196,7 @@ def test_a_backlog_does_not_take_the_fast_way_from_staged_requests(opened, monke
     monkeypatch.setattr(admissions, "CHUNK", 1 << 15)
     bound = opened({"admission_limit": 1 << 15})
     state, waiting = bound.state(SIZES), []
-    while not waiting or waiting[-1].staged is not None:
+    while not waiting or bound.device.admissions.has(waiting[-1]):
         waiting.append(state.admit(Request(f"s{len(waiting)}", [len(waiting)] * 9)))
     calls = bound.device.driver.api.calls
     for turn in range(2):
@@ -216,8 +216,8 @@ def test_a_mixed_batch_gives_back_the_places_of_its_requests(opened):
     first, second = (state.admit(Request(f"s{i}", [i] * 9)) for i in range(2))
     bound.insert_tasks(state=state, tasks=prefill([0], [first]), stream=bound.default_stream)
     tasks = [
-        Task(TaskKind.DECODE, 0, first, blocks=[7], first_block=3),
-        Task(TaskKind.PREFILL, 1, second, length=9, blocks=[1, 2, 3]),
+        Task(TaskKind.MORE_BLOCKS, 0, first, blocks=[7], first_block=3),
+        Task(TaskKind.PREFILL, 1, second, num_scheduled_tokens=9, blocks=[1, 2, 3]),
     ]
     assert bound.device.admissions._waits.sum() == 1
     bound.insert_tasks(state=state, tasks=tasks, stream=bound.default_stream)
@@ -239,4 +239,4 @@ def test_a_closed_device_stages_nothing(opened):
     bound = opened()
     state = bound.state(SIZES)
     bound.close()
-    assert state.admit(Request("late", [1, 2])).staged is None
+    assert not bound.device.admissions.has(state.admit(Request("late", [1, 2])))

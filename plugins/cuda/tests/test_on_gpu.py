@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from hal_core import Request, SamplingParams, Sizes, Task, TaskBatch, TaskKind, admit
+from hal_core import Request, SamplingParams, StateConfig, Task, TaskBatch, TaskKind, admit
 from hal_core.devices.cpu import CpuPlugin
 from hal_core.errors import HalError, InvalidValue, OutOfMemory
 from hal_core.memory.views import ByteRange
@@ -20,7 +20,9 @@ from hypothesis import strategies as st
 
 found = CudaPlugin.probe()
 pytestmark = pytest.mark.skipif(not found.available, reason=f"no GPU: {found.reason}")
-SIZES = Sizes(slots=12, max_tokens=700, block_size=4, max_draft=3, top_k=2, max_stop_length=3)
+SIZES = StateConfig(
+    num_slots=12, max_model_len=700, block_size=4, max_draft_tokens=3, max_logprobs=2, max_stop_length=3
+)
 QUIET = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 ids = st.integers(0, 9)
 
@@ -64,20 +66,28 @@ def test_g09_g12_insert_advance_and_output_equal_the_cpu_devices(pair, data, spe
     for turn in range(3):
         staged = data.draw(st.booleans(), label="staged")
         admitting = states[0].admit if staged else partial(admit, layout=states[0].layout)
-        free = [slot for slot in range(SIZES.slots) if not states[0].ledger.serials[slot]]
+        free = [slot for slot in range(SIZES.num_slots) if not states[0].host_table.admission_ids[slot]]
         slots = data.draw(st.lists(st.sampled_from(free), unique=True) if free else st.just([]), label="slots")
         requests = [
             admitting(Request(f"r{turn}-{slot}", data.draw(st.lists(ids, min_size=1, max_size=600)), data.draw(params)))
             for slot in slots
         ]
         tasks = [
-            Task(TaskKind.PREFILL, slot, request, length=request.total, blocks=range(-(-request.total // 4)))
+            Task(
+                TaskKind.PREFILL,
+                slot,
+                request,
+                num_scheduled_tokens=request.total,
+                blocks=range(-(-request.total // 4)),
+            )
             for slot, request in zip(slots, requests, strict=True)
         ]
-        sampled = data.draw(st.lists(ids, min_size=SIZES.slots, max_size=SIZES.slots), label="sampled")
-        accepted = np.array(sampled * SIZES.max_accept).reshape(SIZES.slots, -1)
-        counts = data.draw(st.lists(st.integers(-1, 5), min_size=SIZES.slots, max_size=SIZES.slots), label="counts")
-        step = Step(turn, {"target": np.arange(SIZES.slots)}, speculative=speculative)
+        sampled = data.draw(st.lists(ids, min_size=SIZES.num_slots, max_size=SIZES.num_slots), label="sampled")
+        accepted = np.array(sampled * SIZES.max_accept).reshape(SIZES.num_slots, -1)
+        counts = data.draw(
+            st.lists(st.integers(-1, 5), min_size=SIZES.num_slots, max_size=SIZES.num_slots), label="counts"
+        )
+        step = Step(turn, {"target": np.arange(SIZES.num_slots)}, speculative=speculative)
         records = []
         for bound, state in zip(pair, states, strict=True):
             stream, sink = bound.default_stream, MemorySink()
@@ -86,7 +96,7 @@ def test_g09_g12_insert_advance_and_output_equal_the_cpu_devices(pair, data, spe
             bound.async_set_value(target=state.view("accept_tokens"), value=accepted, stream=stream)
             if speculative:
                 bound.async_set_value(target=state.view("accept_num"), value=counts, stream=stream)
-            bound.advance(state=state, step=step, stream=stream)
+            bound.update_inputs(state=state, step=step, stream=stream)
             ticket = bound.save_output(state=state, step=step, sink=sink, stream=stream)
             records.append(state.take(ticket))
             ticket.observed = True  # counts out of bounds are drawn on purpose; both tickets raise
@@ -94,7 +104,7 @@ def test_g09_g12_insert_advance_and_output_equal_the_cpu_devices(pair, data, spe
         assert_same(pair, states)
         ended = np.flatnonzero(states[1].mirror["stop_flags"][:, 0]).tolist()
         for state in states:
-            state.release([slot for slot in ended if state.ledger.serials[slot]])
+            state.release([slot for slot in ended if state.host_table.admission_ids[slot]])
 
 
 def _torch(dtype, shape):
@@ -164,7 +174,7 @@ def test_g02_a_value_may_change_as_soon_as_the_call_returns(pair):
     bound = pair[0]
     stream, value = bound.default_stream, np.full(1 << 16, 3, np.int64)
     tensor = torch.zeros(1 << 16, dtype=torch.int64, device="cuda")
-    with bound.device.hold(stream):
+    with bound.device.hold_stream(stream):
         ticket = bound.async_set_value(target=tensor, value=value, stream=stream)
         value[...] = 9
         assert not ticket.done()
@@ -183,7 +193,7 @@ def test_g03_nothing_waits_for_a_held_stream_and_a_full_ring_says_so():
     stream, value = bound.default_stream, np.arange(600)
     target = state.view("token_ids")[0, :600]
     bound.async_set_value(target=target, value=value, stream=stream).wait(10)
-    with bound.device.hold(stream):
+    with bound.device.hold_stream(stream):
         tickets = [bound.async_set_value(target=target, value=value, stream=stream) for _ in range(8)]
         assert not any(ticket.done() for ticket in tickets)
         with pytest.raises(OutOfMemory, match="stayed full"):
@@ -196,7 +206,7 @@ def test_g03_nothing_waits_for_a_held_stream_and_a_full_ring_says_so():
 def test_g10_submissions_grow_with_neither_requests_nor_fields(pair):
     bound, state = pair[0], pair[0].state(SIZES)
     counts = []
-    for n in (1, SIZES.slots):
+    for n in (1, SIZES.num_slots):
         requests = [admit(Request(f"r{n}-{i}", [1] * 500), state.layout) for i in range(n)]
         batch = TaskBatch.prefill(range(n), requests, [500] * n, [range(125)] * n)
         before = bound.counters()
@@ -212,7 +222,7 @@ def test_g10_submissions_grow_with_neither_requests_nor_fields(pair):
 def test_g10_staged_requests_take_one_upload_and_one_launch(pair):
     """Whatever the length of their prompts, and in any order."""
     bound, state = pair[0], pair[0].state(SIZES)
-    requests = [state.admit(Request(f"s{i}", [i] * 600)) for i in range(2 * SIZES.slots)]
+    requests = [state.admit(Request(f"s{i}", [i] * 600)) for i in range(2 * SIZES.num_slots)]
     for chosen in (requests[::2], requests[1::2]):
         n = len(chosen)
         batch = TaskBatch.prefill(range(n), chosen, [600] * n, [range(150)] * n)
@@ -230,7 +240,7 @@ def test_g10_chunks_of_staged_requests_are_used_again(pair, monkeypatch):
     """Many more requests than the pinned memory holds, in changing order: the slots get each its own."""
     monkeypatch.setattr(admissions, "CHUNK", 1 << 15)
     bound = bind(CudaPlugin.open(0, {"admission_limit": 1 << 17}))
-    state, n, random = bound.state(SIZES), SIZES.slots, np.random.default_rng(0)
+    state, n, random = bound.state(SIZES), SIZES.num_slots, np.random.default_rng(0)
     waiting, staged = [], 0
     for turn in range(60):
         waiting += [
@@ -238,7 +248,7 @@ def test_g10_chunks_of_staged_requests_are_used_again(pair, monkeypatch):
         ]
         random.shuffle(waiting)
         chosen, waiting = waiting[:n], waiting[n : 2 * n]
-        staged += sum([request.staged is not None for request in chosen])
+        staged += sum([bound.device.admissions.has(request) for request in chosen])
         batch = TaskBatch.prefill(range(n), chosen, [r.total for r in chosen], [range(150)] * n)
         bound.insert_tasks(state=state, tasks=batch, stream=bound.default_stream)
         tokens = contents(bound, state)["token_ids"]
@@ -254,8 +264,8 @@ def test_g10_chunks_of_staged_requests_are_used_again(pair, monkeypatch):
 def test_g10_a_batch_over_the_rings_limit_takes_two_submissions_a_block():
     bound = bind(CudaPlugin.open(0, {"ring_start": 1 << 14, "ring_limit": 1 << 14}))
     states = [bound.state(SIZES)]
-    requests = [admit(Request(f"r{i}", list(range(600))), states[0].layout) for i in range(SIZES.slots)]
-    batch = TaskBatch.prefill(range(SIZES.slots), requests, [600] * SIZES.slots, [range(150)] * SIZES.slots)
+    requests = [admit(Request(f"r{i}", list(range(600))), states[0].layout) for i in range(SIZES.num_slots)]
+    batch = TaskBatch.prefill(range(SIZES.num_slots), requests, [600] * SIZES.num_slots, [range(150)] * SIZES.num_slots)
     bound.insert_tasks(state=states[0], tasks=batch, stream=bound.default_stream).wait(10)
     assert (contents(bound, states[0])["token_ids"][:, :600] == np.arange(600)).all()
     bound.close()
@@ -265,9 +275,9 @@ def test_g22_a_copy_out_is_of_its_own_time(pair):
     """What is written after the copy was asked for does not show in it."""
     bound = pair[0]
     state, stream = bound.state(SIZES), bound.default_stream
-    part = ByteRange(state.layout.fields["step_idx"].offset, 8 * SIZES.slots)
+    part = ByteRange(state.layout.fields["step_idx"].offset, 8 * SIZES.num_slots)
     view = state.view("step_idx")
-    with bound.device.hold(stream):
+    with bound.device.hold_stream(stream):
         bound.async_set_value(target=view, value=1, stream=stream)
         copied = bound.device.copy_out(state.memory, [part], stream)
         bound.async_set_value(target=view, value=2, stream=stream)

@@ -15,12 +15,12 @@ import pytest
 from hal_core.contract.support import Support
 from hal_core.output.sinks import MemorySink
 from hal_core.slots.admission import Request
-from hal_core.slots.fields import Sizes
+from hal_core.slots.fields import StateConfig
 from hal_core.slots.step import Step
 from hal_core.slots.tasks import Task, TaskKind
 
 ROOT = Path(__file__).parents[3]
-SIZES = Sizes(slots=4, max_tokens=64, block_size=4, max_draft=1, top_k=2)
+SIZES = StateConfig(num_slots=4, max_model_len=64, block_size=4, max_draft_tokens=1, max_logprobs=2)
 STOPS = """
 import os, signal, subprocess, sys, time
 print("begun", flush=True)
@@ -141,9 +141,10 @@ def test_the_broadcast_is_measured_on_two_ranks(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "gpu-broadcast.json").read_text(encoding="utf-8"))
-    assert found["fields"] == ["accept_tokens", "accept_num", "step_idx", "stop_flags"]
+    verified = ["accept_tokens", "accept_num", "step_idx", "stop_flags"]
+    assert found["fields"] == ["sampled_token_ids", *verified]
     ways = [row["way"] for row in found["rows"]]
     assert ways == ["broadcast_tokens", "one collective", "4 collectives", "Paddle, one call", "Paddle, 4 calls"]
     for row in found["rows"]:
         assert 0 < row["host_us"] <= row["total_us"] <= row["total_slowest_rank_us"]
-    assert "broadcast of 7872 bytes" in done.stdout
+    assert "broadcast of 8896 bytes" in done.stdout

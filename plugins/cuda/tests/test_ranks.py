@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import hal_cuda
 import numpy as np
 import pytest
-from hal_core import Request, Sizes
+from hal_core import Request, StateConfig
 from hal_core.devices.events import AsyncStream
 from hal_core.devices.paddle.probing import Installed
 from hal_core.devices.paddle.ranks import groups as paddle_groups
@@ -185,8 +185,8 @@ def test_a_collective_waits_for_copies_out_that_still_read_what_it_writes():
 @pytest.mark.parametrize("lost", ["rank 1 is gone", ""])
 def test_closing_does_not_wait_for_what_is_behind_a_lost_group(opened, lost):
     device, left, calls = opened().device, [], []
-    state = SlotState(device, Sizes(slots=2, max_tokens=8))
-    assert state.admit(Request("early", [1])).staged is not None
+    state = SlotState(device, StateConfig(num_slots=2, max_model_len=8))
+    assert device.admissions.has(state.admit(Request("early", [1])))
     copied = device.copy_out(state.memory, [ByteRange(0, 64)], device.default_stream)
     device._communicators[0, 1] = SimpleNamespace(lost=lost, close=lambda: left.append(1))
     api = device.driver.api
@@ -205,7 +205,7 @@ def test_closing_does_not_wait_for_what_is_behind_a_lost_group(opened, lost):
         assert {"look", "wait"} & set(calls)
         assert len(api.kept) == 2, "the state and the copy's array are still held, nothing else"
         assert "context" not in calls, "and the context behind them"
-    assert state.admit(Request("late", [1])).staged is None, "nothing is staged any more"
+    assert not device.admissions.has(state.admit(Request("late", [1]))), "nothing is staged any more"
     del copied, state
     gc.collect()
     if not lost:

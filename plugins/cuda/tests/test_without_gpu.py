@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import hal_cuda
 import pytest
+from hal_core.devices import STEP_FIELDS
 from hal_core.errors import DeviceClosed, HalError, InvalidValue, OutOfMemory, Unavailable
+from hal_core.slots.fields import STATE_TABLE
 from hal_cuda import CudaPlugin
 from hal_cuda.context import Context, Options
 from hal_cuda.driver import CudaError, Driver, load_bindings
@@ -240,4 +244,19 @@ def test_an_index_that_is_not_there(index):
 )
 def test_senseless_options_are_refused(given, complaint):
     with pytest.raises(HalError, match=complaint):
-        Options.of(given)
+        Options.of("cuda", given)
+
+
+def test_the_kernel_of_a_step_reads_its_fields_in_the_cores_order():
+    """The struct ``State`` of kernels/update.cu has the core's fields in their order, each of its own type."""
+    source = (Path(hal_cuda.__file__).parent / "kernels/update.cu").read_text()
+    body = re.search(r"struct State \{(.*?)\};", source, re.DOTALL)[1]
+    declared = {}
+    for line in re.findall(r"(\w+)\s*(\*[^;]*|[^;*]*\*[^;]*);", re.sub(r"//.*", "", body)):
+        declared |= {name.strip(" *"): line[0] for name in line[1].split(",")}
+    fields = {field.name: field for field in STATE_TABLE}
+    types = {"i64": "int64", "i32": "int32", "u8": "bool"}
+    assert list(declared) == list(STEP_FIELDS)
+    assert {name: types[kind] for name, kind in declared.items()} == {
+        name: fields[name].dtype.name for name in STEP_FIELDS
+    }

@@ -12,7 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-from hal_core import Request, SamplingParams, Sizes, Task, TaskKind, admit
+from hal_core import Request, SamplingParams, StateConfig, Task, TaskKind, admit
 from hal_core.errors import HalError
 from hal_core.memory.views import ByteRange
 from hal_sim import Accelerator
@@ -24,8 +24,10 @@ def insertion(device: Any, state: Any, count: int, name: str) -> dict[str, Any]:
     """What inserting ``count`` requests costs, by the device's own counters and by the simulator's."""
     params = SamplingParams(0.5, 3, 0.9, 0.1, 7, 1.1, 0.2, 0.3, 1, 9, ((1, 2), (3,)), (4, 5), (6,), 1)
     requests = [admit(Request(f"{name}{i}", [5, 6, 7], params), state.layout) for i in range(count)]
-    tasks = [Task(TaskKind.PREFILL, i, request, length=3, blocks=[9]) for i, request in enumerate(requests)]
-    with device.device.hold(device.default_stream):
+    tasks = [
+        Task(TaskKind.PREFILL, i, request, num_scheduled_tokens=3, blocks=[9]) for i, request in enumerate(requests)
+    ]
+    with device.device.hold_stream(device.default_stream):
         below, own = Accelerator(0).counters(), device.counters()
         ticket = device.insert_tasks(state=state, tasks=tasks, stream=device.default_stream)
         cost, held = device.counters() - own, ticket.done()
@@ -38,7 +40,7 @@ def insertion(device: Any, state: Any, count: int, name: str) -> dict[str, Any]:
 
 def insertions() -> Any:
     with hal.open_device("maca") as device:
-        state = device.state(Sizes(slots=128, max_tokens=32))
+        state = device.state(StateConfig(num_slots=128, max_model_len=32))
         insertion(device, state, 128, "first")
         return {
             "name": device.name,
@@ -59,7 +61,7 @@ def ring(fences: Any = nullcontext()) -> Any:  # noqa: B008 (it holds nothing)
             return span
 
         staging.take = told
-        state = device.state(Sizes(slots=8, max_tokens=64))
+        state = device.state(StateConfig(num_slots=8, max_model_len=64))
         Accelerator(0).synchronize()
         Accelerator(0).reset()
         with fences:
@@ -80,9 +82,9 @@ def copies_apart() -> Any:
     """A copy of one stream is held; that of another is not."""
     with hal.open_device("maca") as device:
         own = device.device
-        one, other, state = own.stream(), own.stream(), device.state(Sizes(slots=2, max_tokens=8))
+        one, other, state = own.stream(), own.stream(), device.state(StateConfig(num_slots=2, max_model_len=8))
         block, part = own.allocate(4096), _range(state, "seed")
-        with own.hold(one):
+        with own.hold_stream(one):
             held, free = own.copy_out(block, [ByteRange(0, 4096)], one), own.copy_out(state.memory, [part], other)
             free.wait(60)
             early = held.done()
@@ -99,7 +101,7 @@ def unfenced_ring() -> Any:
 
 def _range(state: Any, name: str) -> ByteRange:
     place = state.layout.fields[name]
-    return ByteRange(place.offset, place.stride * state.sizes.slots)
+    return ByteRange(place.offset, place.stride * state.sizes.num_slots)
 
 
 def two_devices() -> Any:
@@ -108,7 +110,7 @@ def two_devices() -> Any:
 
     with contextlib.ExitStack() as stack:
         devices = [stack.enter_context(hal.open_device("maca", index=i)) for i in (0, 1)]
-        states = [device.state(Sizes(slots=8, max_tokens=16)) for device in devices]
+        states = [device.state(StateConfig(num_slots=8, max_model_len=16)) for device in devices]
         for step in range(10):
             for device, state in zip(devices, states, strict=True):
                 value = np.arange(8) * (device.device.index + 1) + step

@@ -9,7 +9,7 @@ import sys
 import time
 
 import numpy as np
-from hal_core import Sizes
+from hal_core import StateConfig
 from hal_core.errors import HalError
 from hal_core.group import Group
 from hal_core.memory.views import ByteRange
@@ -20,7 +20,7 @@ import hal
 rank = int(os.environ["PADDLE_TRAINER_ID"])
 device = hal.open_device("maca")
 state, stream, group = (
-    device.state(Sizes(slots=4, max_tokens=16, max_draft=2)),
+    device.state(StateConfig(num_slots=4, max_model_len=16, max_draft_tokens=2)),
     device.default_stream,
     Group((0, 1), rank),
 )

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hal_core.conformance.harness.apart import KitProcess
+from hal_core.conformance.harness.isolated import KitProcess
 from hal_core.devices.paddle import probing
 from hal_core.errors import Unavailable
 from hal_maca import MacaPlugin
@@ -238,6 +238,10 @@ def test_the_main_job_gives_the_tokens_of_the_cpu(sim):
         for process in started:
             out, err = process.communicate(timeout=120)
             assert process.returncode == 0, err[-2000:]
-            found.append([json.loads(line)["token_ids"] for line in out.splitlines() if line.startswith("{")])
-    assert [len(row) for row in found[0]] == [12, 12, 12]
-    assert found[0] == found[1]
+            found.append([json.loads(line) for line in out.splitlines() if line.startswith("{")])
+    tokens = [[answer["token_ids"] for answer in answers] for answers in found]
+    assert [len(row) for row in tokens[0]] == [12, 12, 12]
+    assert tokens[0] == tokens[1]
+    assert err.endswith("preemptions; device maca (substituted: sim):0, model on cpu\n")  # nothing falls back there
+    stated = {"name": "maca (substituted: sim):0", "substituted": "sim", "fallbacks": {}}
+    assert [answer["device"] for answer in found[1]] == [stated] * 3

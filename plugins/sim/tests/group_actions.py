@@ -11,7 +11,7 @@ import numpy as np
 from hal_core.errors import HalError
 from hal_core.group import Group
 from hal_core.runtime.bound import bind
-from hal_core.slots.fields import Sizes
+from hal_core.slots.fields import StateConfig
 from hal_sim import SimPlugin
 
 BOTH = (0, 1)
@@ -46,7 +46,7 @@ def agree(rank, mode, sizes, calls, ranks=BOTH):
             theirs = np.random.default_rng([call, group.source]).integers(0, 256, state.layout.nbytes, np.uint8)
             accelerator.poke(state.memory.address, mine.tobytes())
             before = device.counters()
-            with device.device.hold(device.default_stream):
+            with device.device.hold_stream(device.default_stream):
                 device.open_group(state=state, group=group)
                 ticket = device.broadcast_tokens(state=state, group=group, stream=device.default_stream)
                 if ticket.done():
@@ -65,7 +65,7 @@ def agree(rank, mode, sizes, calls, ranks=BOTH):
 
 def disagree(rank, sizes_of_rank_1, ranks_of_rank_1):
     """Open a state on a group with what the ranks hold unequal: the error of the broadcast, and of the next one."""
-    ranks, sizes = BOTH, Sizes(slots=4, max_tokens=16)
+    ranks, sizes = BOTH, StateConfig(num_slots=4, max_model_len=16)
     if rank.rank == 1:
         ranks, sizes = ranks_of_rank_1, sizes_of_rank_1
     with opened() as device:
@@ -80,25 +80,32 @@ def disagree(rank, sizes_of_rank_1, ranks_of_rank_1):
 def alone(rank):
     """Ask for a group that the other rank does not open."""
     with opened(collective_timeout_ms=300) as device:
-        state, group = device.state(Sizes(slots=2, max_tokens=8)), Group(BOTH, rank.rank)
+        state, group = device.state(StateConfig(num_slots=2, max_model_len=8)), Group(BOTH, rank.rank)
         return failing(lambda: device.open_group(state=state, group=group))
 
 
 def end_itself(rank, well):
     """Broadcast ``well`` times, then die."""
     with opened() as device:
-        state = device.state(Sizes(slots=4, max_tokens=16), name="a")
+        state = device.state(StateConfig(num_slots=4, max_model_len=16), name="a")
         for _ in range(well):
             device.broadcast_tokens(state=state, group=Group(BOTH, rank.rank), stream=device.default_stream).wait(20)
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def write_beside(device, state):
+    """A write on a stream of its own: it needs no group."""
+    stream = device.device.stream()
+    device.async_set_value(target=state.view("seed"), value=7, stream=stream).wait(20)
+
+
 def go_on(rank, most):
-    """Broadcast until the group is lost: the error, how long its call took, what a later call says, and how soon."""
+    """Broadcast until the group is lost: the error, how long its call took, what a later call says and how soon, and
+    what a write meets."""
     group = Group(BOTH, rank.rank)
     with opened() as device:
         stream = device.default_stream
-        state, other = (device.state(Sizes(slots=4, max_tokens=16), name=name) for name in ("a", "b"))
+        state, other = (device.state(StateConfig(num_slots=4, max_model_len=16), name=name) for name in ("a", "b"))
         end = monotonic() + most
         while monotonic() < end:
             begin = monotonic()
@@ -106,6 +113,7 @@ def go_on(rank, most):
             if error:
                 took, begin = monotonic() - begin, monotonic()
                 again = failing(lambda: device.open_group(state=other, group=group))
-                inserted = failing(lambda: device.insert_tasks(state=other, tasks=[], stream=stream))
-                return error, took, again, monotonic() - begin, inserted
+                answered = monotonic() - begin
+                written = failing(lambda: write_beside(device, other))
+                return error, took, again, answered, written
         return None

@@ -13,7 +13,7 @@ from contextlib import closing, suppress
 
 import numpy as np
 import pytest
-from hal_core import Request, Sizes, Task, TaskKind, admit
+from hal_core import Request, StateConfig, Task, TaskKind, admit
 from hal_core.devices import blocks
 from hal_core.errors import DeviceClosed, InvalidValue, OutOfMemory, TicketTimeout
 from hal_core.memory.dtypes import dtype_of
@@ -63,7 +63,7 @@ def int64s(device, count):
 
 
 def test_an_insertion_is_one_upload_and_one_launch_for_1_and_for_128_requests(bound):
-    state = bound.state(Sizes(slots=256, max_tokens=64))
+    state = bound.state(StateConfig(num_slots=256, max_model_len=64))
     for slots in (range(1), range(1, 129)):
         before, below = bound.counters(), bound.device.probe_counts()
         bound.insert_tasks(state=state, tasks=tasks(state, slots), stream=bound.default_stream).wait()
@@ -73,7 +73,7 @@ def test_an_insertion_is_one_upload_and_one_launch_for_1_and_for_128_requests(bo
 
 
 def test_the_host_cannot_touch_the_state(bound):
-    address = bound.state(Sizes(slots=2, max_tokens=8)).memory.address
+    address = bound.state(StateConfig(num_slots=2, max_model_len=8)).memory.address
     child = os.fork()
     if child == 0:
         signal.signal(signal.SIGSEGV, signal.SIG_DFL)
@@ -103,7 +103,7 @@ def test_a_large_write_that_the_ring_refuses_half_way_changes_nothing(bound):
     target = int64s(device, 1 << 18)
     bound.async_set_value(target=target, value=7, stream=stream).wait()
     device.staging.limit, device.staging.deadline = 1 << 20, 0.05
-    with device.hold(stream), pytest.raises(OutOfMemory, match="sim:0: async_set_value: ring: the staging ring"):
+    with device.hold_stream(stream), pytest.raises(OutOfMemory, match="sim:0: async_set_value: ring: the staging ring"):
         bound.async_set_value(target=target, value=np.arange(target.size), stream=stream)
     stream.synchronize()
     assert (content(target.memory).view(np.int64) == 7).all()
@@ -114,7 +114,7 @@ def test_a_large_write_that_the_ring_refuses_half_way_changes_nothing(bound):
 
 @pytest.mark.parametrize("nth", [1, 2])
 def test_a_refused_submission_leaves_nothing_half_done(bound, nth):
-    state, stream = bound.state(Sizes(slots=4, max_tokens=8)), bound.default_stream
+    state, stream = bound.state(StateConfig(num_slots=4, max_model_len=8)), bound.default_stream
     stream.synchronize()
     before, batch = content(state.memory), tasks(state, range(3))
     with options(fail_submission=nth), pytest.raises(SubmissionRefused, match=r"sim:0: insert_tasks: .*submit again"):
@@ -129,7 +129,7 @@ def test_out_of_memory_at_any_allocation_is_an_error_and_the_device_goes_on(boun
     """The state's block, then the table of its records, then the block of a copy out."""
 
     def work():
-        state = bound.state(Sizes(slots=2, max_tokens=8))
+        state = bound.state(StateConfig(num_slots=2, max_model_len=8))
         bound.insert_tasks(state=state, tasks=tasks(state, [1]), stream=bound.default_stream)
         copied = bound.device.copy_out(state.memory, [ByteRange(0, state.layout.nbytes)], bound.default_stream)
         return copied.wait()
@@ -142,7 +142,7 @@ def test_out_of_memory_at_any_allocation_is_an_error_and_the_device_goes_on(boun
 def test_memory_goes_back_only_when_the_work_on_it_is_over(bound):
     device, stream = bound.device, bound.default_stream
     used = device.accelerator.memory_used
-    with device.hold(stream):
+    with device.hold_stream(stream):
         view = int64s(device, 1 << 16)
         bound.async_set_value(target=view, value=1, stream=stream)
         copied = device.copy_out(view.memory, [ByteRange(0, 64)], stream)
@@ -191,7 +191,7 @@ def test_a_view_with_more_axes_than_the_strided_kernel_takes(bound, value):
 
 def test_tickets_are_waited_for_from_any_thread_and_time_out(bound):
     view, stream = int64s(bound.device, 1), bound.default_stream
-    with bound.device.hold(stream):
+    with bound.device.hold_stream(stream):
         ticket = bound.async_set_value(target=view, value=1, stream=stream)
         with pytest.raises(TicketTimeout, match="ticket stays pending"):
             ticket.wait(0.01)
@@ -242,7 +242,7 @@ def test_the_checker_sees_each_guard_that_is_taken_away(worker, monkeypatch, gua
     stream, device = worker.default_stream, bind(worker)
 
     def work():
-        with worker.hold(stream):
+        with worker.hold_stream(stream):
             view = int64s(worker, 64)
             for number in range(40):
                 device.async_set_value(target=view, value=np.full(64, number), stream=stream)
@@ -267,7 +267,7 @@ def test_a_fault_is_told_by_the_ticket_and_ends_the_device(worker):
     """The target's memory is gone when the write runs."""
     device, stream = bind(worker), worker.default_stream
     view = int64s(worker, 4)
-    with worker.hold(stream):
+    with worker.hold_stream(stream):
         ticket = device.async_set_value(target=view, value=1, stream=stream)
         worker.accelerator.free(view.memory.address)
     with pytest.raises(DeviceFault, match=r"sim:0: .*was freed before the operation ran"):
@@ -281,7 +281,7 @@ def test_a_fault_is_told_by_the_ticket_and_ends_the_device(worker):
 def test_a_fault_that_nobody_waited_for_is_raised_by_the_next_call(worker):
     device, stream = bind(worker), worker.default_stream
     view, good = int64s(worker, 4), int64s(worker, 4)
-    with worker.hold(stream):
+    with worker.hold_stream(stream):
         ticket = device.async_set_value(target=view, value=1, stream=stream)
         worker.accelerator.free(view.memory.address)
     while not ticket.done():
@@ -295,7 +295,7 @@ def test_copies_of_one_stream_do_not_wait_for_those_of_another(bound):
     device = bound.device
     one, other = device.stream(), device.stream()
     blocks = [device.allocate(4096) for _ in range(2)]
-    with device.hold(one):
+    with device.hold_stream(one):
         held = device.copy_out(blocks[0], [ByteRange(0, 4096)], one)
         free = device.copy_out(blocks[1], [ByteRange(0, 4096)], other)
         free.wait(60)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 from hal_core.conformance.ranks.processes import RankPool
-from hal_core.slots.fields import Sizes
+from hal_core.slots.fields import StateConfig
 
-PLAIN = Sizes(slots=4, max_tokens=16)
-SPECULATIVE = Sizes(slots=3, max_tokens=16, max_draft=2)
+PLAIN = StateConfig(num_slots=4, max_model_len=16)
+SPECULATIVE = StateConfig(num_slots=3, max_model_len=16, max_draft_tokens=2)
 
 
 def _actions():
@@ -52,7 +52,7 @@ def test_g13_the_source_is_the_group_s_first_rank(pool):
 
 @pytest.mark.parametrize(
     ("sizes", "ranks", "said"),
-    [(Sizes(slots=5, max_tokens=16), (0, 1), "sizes"), (PLAIN, (1, 0), "source")],
+    [(StateConfig(num_slots=5, max_model_len=16), (0, 1), "sizes"), (PLAIN, (1, 0), "source")],
     ids=["sizes", "source"],
 )
 def test_g14_ranks_that_differ_raise_on_every_rank_before_the_first_collective(pool, sizes, ranks, said):
@@ -71,13 +71,13 @@ def test_g16_a_rank_that_never_opens_the_group_is_an_error_in_time(pool):
 
 def check_lost(answer, limit):
     assert answer is not None, "the survivor never met an error"
-    (name, text), took, (again, _), took_again, inserted = answer
+    (name, text), took, (again, _), took_again, written = answer
     assert name == again == "GroupLost"
     assert text.startswith("sim:0: broadcast_tokens: group: the group of rank 0 is lost: ")
     assert "start them anew" in text
     assert took < limit
     assert took_again < 1.0, "a dead group answers at once"
-    assert inserted is None, "the device goes on"
+    assert written is None, "the device goes on"
 
 
 def test_g16_a_hung_rank_is_an_error_within_the_timeout(pool):

@@ -13,7 +13,7 @@ from hal_core.devices.paddle.memory import PaddleMemory
 from hal_core.devices.paddle.packing import elements, in_pieces
 from hal_core.errors import DeviceClosed, InvalidValue, OutOfMemory, Unavailable
 from hal_core.memory.dtypes import dtype_of
-from hal_core.memory.plan import SPREAD, PlanBuilder, Records, WritePlan, apply_to_host
+from hal_core.memory.plan import SCATTER_MAP, PlanBuilder, Records, WritePlan, apply_to_host
 from hal_core.memory.views import ByteRange, View
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -71,13 +71,13 @@ def plans(draw, memory):
 def draw_records(draw):
     widths = draw(st.lists(st.sampled_from([1, 2, 4, 8, 12]), min_size=1, max_size=3), "widths")
     slots = draw(st.lists(st.integers(0, 2), min_size=1, max_size=3, unique=True), "slots")
-    base, source, spread = 0, 0, []
+    base, source, scatter_map = 0, 0, []
     for width in widths:
-        spread.append((base, width, source, width))
+        scatter_map.append((base, width, source, width))
         base, source = base + -(-3 * width // 8) * 8, source + width
     data = draw(st.binary(min_size=len(slots) * source, max_size=len(slots) * source), "records")
     rows = np.frombuffer(data, np.uint8).reshape(len(slots), source)
-    return Records(np.array(slots, np.int32), rows, np.array(spread, SPREAD))
+    return Records(np.array(slots, np.int32), rows, np.array(scatter_map, SCATTER_MAP))
 
 
 @settings(max_examples=60, deadline=None)

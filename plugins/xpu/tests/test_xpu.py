@@ -11,8 +11,8 @@ from contextlib import ExitStack
 import numpy as np
 import paddle
 import pytest
-from hal_core import Request, SamplingParams, Sizes, Task, TaskKind, admit
-from hal_core.conformance.harness.apart import KitProcess
+from hal_core import Request, SamplingParams, StateConfig, Task, TaskKind, admit
+from hal_core.conformance.harness.isolated import KitProcess
 from hal_core.devices.paddle import probing
 from hal_core.errors import CapabilityMissing, InvalidValue, Unavailable
 from hal_xpu import XpuPlugin
@@ -137,7 +137,9 @@ def test_one_record_is_logged_for_each_opened_device(on_cpu, caplog):
 def insertion(device, state, count):
     params = SamplingParams(0.5, 3, 0.9, 0.1, 7, 1.1, 0.2, 0.3, 1, 9, ((1, 2), (3,)), (4, 5), (6,), 1)
     requests = [admit(Request(f"r{count}-{i}", [5, 6, 7], params), state.layout) for i in range(count)]
-    tasks = [Task(TaskKind.PREFILL, i, request, length=3, blocks=[9]) for i, request in enumerate(requests)]
+    tasks = [
+        Task(TaskKind.PREFILL, i, request, num_scheduled_tokens=3, blocks=[9]) for i, request in enumerate(requests)
+    ]
     before = device.counters()
     ticket = device.insert_tasks(state=state, tasks=tasks, stream=device.default_stream)
     cost = device.counters() - before
@@ -146,7 +148,7 @@ def insertion(device, state, count):
 
 
 def test_an_insertion_is_one_upload_and_as_many_scatters_for_128_requests_as_for_one(opened):
-    state = opened.state(Sizes(slots=128, max_tokens=32))
+    state = opened.state(StateConfig(num_slots=128, max_model_len=32))
     insertion(opened, state, 128)
     costs = [insertion(opened, state, count) for count in (1, 128)]
     for ticket, cost in costs:
@@ -156,7 +158,7 @@ def test_an_insertion_is_one_upload_and_as_many_scatters_for_128_requests_as_for
 
 
 def test_each_call_that_falls_back_is_counted(opened):
-    state = opened.state(Sizes(slots=2, max_tokens=8))
+    state = opened.state(StateConfig(num_slots=2, max_model_len=8))
     before = opened.counters().fallbacks
     for value in (0.5, 0.25):
         opened.async_set_value(target=state.view("temperature"), value=value, stream=opened.default_stream)
@@ -165,7 +167,7 @@ def test_each_call_that_falls_back_is_counted(opened):
 
 @pytest.mark.parametrize(("name", "scatters"), [("temperature", 1), ("seed", 1), ("token_ids", 1), ("stop_flags", 1)])
 def test_a_strided_target_is_one_upload_and_one_scatter(opened, name, scatters):
-    state = opened.state(Sizes(slots=8, max_tokens=8))
+    state = opened.state(StateConfig(num_slots=8, max_model_len=8))
     before = opened.counters()
     opened.async_set_value(target=state.view(name)[::3], value=1, stream=opened.default_stream)
     cost = opened.counters() - before
@@ -173,7 +175,7 @@ def test_a_strided_target_is_one_upload_and_one_scatter(opened, name, scatters):
 
 
 def test_a_contiguous_target_takes_the_upload_itself(opened):
-    state = opened.state(Sizes(slots=8, max_tokens=8))
+    state = opened.state(StateConfig(num_slots=8, max_model_len=8))
     before = opened.counters()
     opened.async_set_value(target=state.view("token_ids"), value=np.arange(64), stream=opened.default_stream)
     cost = opened.counters() - before
@@ -248,12 +250,12 @@ def jobs():
 def generated(job):
     out, err = job.communicate(timeout=120)
     assert job.returncode == 0, err[-2000:]
-    return [json.loads(line)["token_ids"] for line in out.splitlines() if line.startswith("{")]
+    return [json.loads(line) for line in out.splitlines() if line.startswith("{")], err
 
 
 @pytest.fixture(scope="module")
 def reference(jobs):
-    tokens = generated(jobs[""])
+    tokens = [answer["token_ids"] for answer in generated(jobs[""])[0]]
     assert [len(row) for row in tokens] == [12, 12, 12]
     return tokens
 
@@ -261,4 +263,26 @@ def reference(jobs):
 @pytest.mark.parametrize("place", ["cpu", "sim"])
 def test_the_main_job_gives_the_tokens_of_the_cpu(place, jobs, reference):
     needs_sim(place)
-    assert generated(jobs[place]) == reference
+    answers, err = generated(jobs[place])
+    assert [answer["token_ids"] for answer in answers] == reference
+    (line,) = [line for line in err.splitlines() if "back: " in line]  # what stands in, and what falls back
+    assert "; async_set_value and insert_tasks fall back: " in line
+    assert line.endswith(f"; device xpu (substituted: {place}):0, model on cpu")
+    for answer in answers:
+        device = answer["device"]
+        assert (device["name"], device["substituted"]) == (f"xpu (substituted: {place}):0", place)
+        assert "async_set_value" in device["fallbacks"]
+        assert all(" ".join(reason.split()) in line for reason in device["fallbacks"].values())
+
+
+@pytest.mark.parametrize("place", ["cpu", "sim"])
+def test_a_run_that_requires_asynchrony_is_refused(place):
+    needs_sim(place)
+    command = [sys.executable, "-c", "from hal.cli import main; main()", "run", "--device", "xpu", "--prompt", "x"]
+    command += ["--require", "async_set_value=async"]
+    environment = {**os.environ, "HAL_XPU_PLACE": place}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    said = f"xpu (substituted: {place}): async_set_value: --require: async_set_value is required to be asynchronous"
+    assert f"hal: error: {said}" in done.stderr
+    assert "drop the requirement or choose another device" in done.stderr

@@ -75,7 +75,7 @@ class Kit:
 
     def __init__(self, subject: Subject, effort: Effort) -> None:
         self.subject, self.effort = subject, effort
-        self.advance_waits = False
+        self.update_waits = False
         """Found out by a check of G28: nothing that needs a step on a held stream can be shown."""
         self._bound: BoundDevice | None = None
 
@@ -141,7 +141,7 @@ class Kit:
 
     def held(self, stream: Stream, what: str = "a call") -> Latch:
         """Keep a stream from executing within a ``with``, where the device can; else the work is done at once."""
-        return Latch(self.device.hold(stream) if self.can_hold else nullcontext(), self.effort.hang, what)
+        return Latch(self.device.hold_stream(stream) if self.can_hold else nullcontext(), self.effort.hang, what)
 
 
 class Latch:

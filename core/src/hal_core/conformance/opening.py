@@ -19,8 +19,7 @@ DEVICES, SUPPORTS = "hal.devices", "hal.conformance"
 
 def subject_of(recipe: Recipe) -> Subject:
     """What a recipe leads to, in this process."""
-    parts = {"factory": recipe.factory, "policy": recipe.policy, "liar": recipe.liar, "fault": recipe.fault}
-    return subject(recipe.name, **parts)
+    return subject(**vars(recipe))
 
 
 def attribute(path: str, option: str = "path") -> Any:  # noqa: ANN401 (whatever the path names)
@@ -44,9 +43,14 @@ def attribute(path: str, option: str = "path") -> Any:  # noqa: ANN401 (whatever
     return found
 
 
-def subject(name: str = "", *, factory: str = "", policy: str = "", liar: str = "", fault: str = "") -> Subject:
-    """The device called ``name``, or that ``factory`` makes; under another policy, made a liar, or under a fault."""
-    found = _by_factory(factory) if factory else _by_name(name)
+def subject(
+    name: str = "", *, factory: str = "", policy: str = "", liar: str = "", fault: str = "", target: str = ""
+) -> Subject:
+    """The device called ``name``, or that ``factory`` makes; under another policy, made a liar, or under a fault.
+
+    ``target``: the value of the entry point that is meant, where the caller has found it; else ``name`` must be unique.
+    """
+    found = _by_factory(factory) if factory else _by_name(name, target)
     if policy:
         found = replace(found, policy=_policy(policy))
     if liar:
@@ -58,7 +62,7 @@ def subject(name: str = "", *, factory: str = "", policy: str = "", liar: str = 
 
         honest, chosen = found, named(fault)
         found = replace(found, open=lambda: lay(honest.open(), chosen))
-    return replace(found, recipe=Recipe(name, factory, policy, liar, fault))
+    return replace(found, recipe=Recipe(name, factory, policy, liar, fault, target))
 
 
 def _policy(path: str) -> Policy:
@@ -77,10 +81,12 @@ def _policy(path: str) -> Policy:
     return made
 
 
-def _by_name(name: str) -> Subject:
+def _by_name(name: str, target: str) -> Subject:
     """Open by entry point. The name may carry an index: ``name:1``."""
     name, _, index = name.partition(":")
     points = [point for point in metadata.entry_points(group=DEVICES) if point.name == name]
+    if target:
+        points = [point for point in points if point.value == target][:1]
     if len(points) != 1:
         known = sorted({point.name for point in metadata.entry_points(group=DEVICES)})
         close = difflib.get_close_matches(name.lower(), () if points else known)

@@ -16,6 +16,7 @@ from .report.key import KEY
 if TYPE_CHECKING:
     from .harness.subject import Subject
     from .kit import Kit
+    from .rigs.far import Far
 
 pytest.register_assert_rewrite("hal_core.conformance.suite", "hal_core.conformance.rigs.rig")
 
@@ -26,6 +27,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("hal", "hal conformance kit")
     group.addoption("--hal-device", default="", metavar="NAME", help="device to test, as hal devices lists it")
     group.addoption("--hal-device-factory", default="", metavar="MODULE:ATTR", help="callable that opens the device")
+    group.addoption(
+        "--hal-target", default="", metavar="MODULE:ATTR", help="the device's entry point, if several have it"
+    )
     group.addoption("--hal-policy", default="", metavar="MODULE:ATTR", help="another Policy class or object")
     group.addoption("--hal-liar", default="", metavar="NAME", help="turn the device into one of the kit's mutants")
     group.addoption("--hal-fault", default="", metavar="NAME", help="run the device under one of the kit's faults")
@@ -97,7 +101,7 @@ def device_subject(request: pytest.FixtureRequest) -> Subject:
     if not name and not factory:
         pytest.exit("name the device to test: --hal-device=NAME (hal devices lists them)", returncode=4)
     try:
-        laid = {"policy": option("--hal-policy"), "liar": option("--hal-liar"), "fault": option("--hal-fault")}
+        laid = {each: option(f"--hal-{each}") for each in ("policy", "liar", "fault", "target")}
         return subject(name, factory=factory, **laid)
     except HalError as error:
         pytest.exit(f"the device under test was not found: {error}", returncode=4)
@@ -136,6 +140,23 @@ def kit(request: pytest.FixtureRequest, kit_session: Kit) -> Iterator[Kit]:
     yield kit_session
     if request.config.stash[KEY].failed(request.node):
         kit_session.renew()
+
+
+@pytest.fixture
+def small(kit: Kit) -> Iterator[Kit]:
+    """Another opened device, whose staging ring is soon full."""
+    from .rigs.lines import pressed
+
+    with pressed(kit) as found:
+        yield found
+
+
+@pytest.fixture
+def far(kit: Kit) -> Far:
+    """A block of more than 4 GiB; the test is skipped where there is no room for one."""
+    from .rigs.far import far_block
+
+    return far_block(kit)
 
 
 @pytest.hookimpl(wrapper=True)

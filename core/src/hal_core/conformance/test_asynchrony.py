@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from time import monotonic
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from .harness import backdoor
 from .harness.asserts import assert_raises, assert_says
 from .harness.backdoor import PATIENCE
 from .harness.guarantees import guarantee
+from .harness.waiters import A_WHILE, EARLY
 from .kit import Draw, Kit, Latch, examples
 from .rigs.block import Block
 from .test_async_set_value import draw_write
@@ -57,17 +59,20 @@ def test_g03_a_ticket_is_not_done_before_its_work_is(kit: Kit) -> None:
 def test_g03_a_full_ring_refuses_after_its_deadline_and_leaves_nothing_half_done(kit: Kit) -> None:
     bound = kit.open()
     ring = bound.device.staging  # type: ignore[attr-defined]  # the seam that `requires` asks for
-    ring.deadline, ring.limit = 0.05, 1 << 20
+    ring.deadline, ring.limit = A_WHILE, 1 << 20
     memory = bound.device.allocate(1 << 16)
     stream = bound.device.default_stream
     target = View.contiguous(memory, 0, (1 << 13,), dtype_of("int64"))
     written = 0
-    with Latch(bound.device.hold(stream), kit.effort.hang):
+    with Latch(bound.device.hold_stream(stream), kit.effort.hang):
         while written < 1000:
+            began = monotonic()
             try:
                 bound.async_set_value(target=target, value=list(range(written, written + target.size)), stream=stream)
             except HalError as error:
+                took = monotonic() - began
                 assert_says(error, device=bound.name, hook="async_set_value")
+                assert took >= EARLY * A_WHILE, f"a full ring refused after {took:.3f} s; its deadline is {A_WHILE} s"
                 break
             written += 1
         waits = bound.counters().ring_waits

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ..slots.fields import HEADER_BYTES, Sizes
+from ..slots.fields import HEADER_BYTES, StateConfig
 from ..slots.layout import lay_out
 from .harness.guarantees import RANKS, guarantee
 from .kit import Kit
@@ -20,18 +20,20 @@ FOURS = (((0, 1, 2, 3),), ((1, 0, 2, 3),), ((2, 3, 1, 0),), ((3, 0, 1, 2),))
 """All four ranks in one group, each of them the source once."""
 SHAPES = ((0, 1), (0, 7), (0, 300), (1, 65), (3, 1), (3, 7), (3, 300))
 """Drafts and slots: with and without padding between the fields; slot numbers beyond a byte."""
-MANY = tuple(Sizes(slots=slots, max_tokens=8, max_draft=drafts, top_k=1) for drafts, slots in SHAPES)
+MANY = tuple(
+    StateConfig(num_slots=slots, max_model_len=8, max_draft_tokens=drafts, max_logprobs=1) for drafts, slots in SHAPES
+)
 
 
-def assert_whole(rank: int, mine: Slices, source: Slices, size: Sizes) -> None:
+def assert_whole(rank: int, mine: Slices, source: Slices, size: StateConfig) -> None:
     """After each broadcast the slice is the source's, header and padding too, and nothing elsewhere has changed."""
     __tracebackhide__ = True
     layout = lay_out(size)
-    part = layout.groups["broadcast_speculative" if size.max_draft else "broadcast"]
+    part = layout.groups["broadcast_speculative" if size.max_draft_tokens else "broadcast"]
     assert len(mine.after) == len(FILLS), f"rank {rank} made {len(mine.after)} broadcasts of {len(FILLS)} ({size})"
     headers = set()
     for call, (before, after, sent) in enumerate(zip(mine.before, mine.after, source.before, strict=True)):
-        where = f"rank {rank}, broadcast {call} of {size.slots} slots with {size.max_draft} drafts"
+        where = f"rank {rank}, broadcast {call} of {size.num_slots} slots with {size.max_draft_tokens} drafts"
         got, should = after[part.offset + HEADER_BYTES : part.end], sent[part.offset + HEADER_BYTES : part.end]
         wrong = [at for at, (one, other) in enumerate(zip(got, should, strict=True)) if one != other]
         assert not wrong, (
@@ -50,7 +52,7 @@ def named(layout: Any, part: Any, at: int) -> str:  # noqa: ANN401 (a layout and
     """Which field and slot a byte of the slice belongs to."""
     byte = part.offset + HEADER_BYTES + at
     for name, place in layout.fields.items():
-        if place.offset <= byte < place.offset + place.stride * layout.sizes.slots:
+        if place.offset <= byte < place.offset + place.stride * layout.sizes.num_slots:
             return f"the first is in {name}[{(byte - place.offset) // place.stride}]"
     return f"the first is padding, {at} bytes past the header"
 

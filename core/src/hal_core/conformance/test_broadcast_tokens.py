@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ..errors import StateUnusable
 from ..group import Group
-from ..slots.fields import Sizes
+from ..slots.fields import StateConfig
 from ..slots.layout import lay_out
 from .draw.requests import sizes
 from .harness.asserts import assert_no_error, assert_raises, assert_says
@@ -53,7 +53,7 @@ def test_g14_a_state_that_ranks_disagree_about_is_refused_by_every_hook(kit: Kit
         "save_output": lambda: rig.bound.save_output(state=rig.state, step=step, sink=rig.sink, stream=rig.stream),
         "broadcast_tokens": lambda: rig.bound.broadcast_tokens(state=rig.state, group=Group(), stream=rig.stream),
         "async_set_value": lambda: rig.bound.async_set_value(target=rig.state.view("seed"), value=1, stream=rig.stream),
-        "advance": lambda: rig.bound.advance(state=rig.state, step=step, stream=rig.stream),
+        "update_inputs": lambda: rig.bound.update_inputs(state=rig.state, step=step, stream=rig.stream),
     }
     for hook, call in calls.items():
         error = assert_raises(StateUnusable, call, f"{hook} on a state that is unusable")
@@ -71,4 +71,6 @@ def test_g14_sizes_that_differ_have_digests_that_differ(kit: Kit, draw: Draw) ->
     other = replace(size, **{name: getattr(size, name) + 1})
     mine, theirs = lay_out(size).digest, lay_out(other).digest
     assert mine != theirs, f"{size} and {other} have one digest"
-    assert mine == lay_out(Sizes(**{field: getattr(size, field) for field in size.__slots__})).digest, "no constant"
+    assert mine == lay_out(StateConfig(**{field: getattr(size, field) for field in size.__slots__})).digest, (
+        "no constant"
+    )

@@ -37,8 +37,8 @@ def test_g26_closing_one_device_leaves_another_as_it_was(kit: Kit) -> None:
     rigs = [acts.working(one) for one in (first, second, third)]
     sink = KeepingSink()
     acts.submit(rigs[1]).wait(PATIENCE)
-    acts.advance(rigs[1]).wait(PATIENCE)
-    should = rigs[1].rows_of(rigs[1].step(range(acts.SIZES.slots)))
+    acts.update_inputs(rigs[1]).wait(PATIENCE)
+    should = rigs[1].rows_of(rigs[1].step(range(acts.SIZES.num_slots)))
     acts.save(rigs[1], sink)
     assert_no_error(first.bound.close, "closing one of three devices")
     assert_no_error(third.bound.close, "closing the youngest of three devices")
@@ -82,10 +82,10 @@ def test_g19_output_saved_before_closing_is_delivered_after_it(kit: Kit, fault: 
         should, tickets = [], []
         with ExitStack() as held:
             if kit.can_hold and kit.capabilities.async_d2h:
-                held.enter_context(Latch(laid.device.hold(rig.stream), kit.effort.hang))
+                held.enter_context(Latch(laid.device.hold_stream(rig.stream), kit.effort.hang))
             for sink in (kept, threaded):
                 acts.submit(rig)
-                step = rig.step(range(acts.SIZES.slots))
+                step = rig.step(range(acts.SIZES.num_slots))
                 should.append(rig.rows_of(step))
                 tickets.append(rig.save(step, sink))
             tickets.append(acts.array(rig))

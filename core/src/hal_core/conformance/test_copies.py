@@ -12,10 +12,11 @@ import pytest
 from ..memory.views import ByteRange
 from .harness import backdoor
 from .harness.backdoor import PATIENCE, arrive
+from .harness.bits import noise
 from .harness.guarantees import guarantee
 from .kit import Kit
-from .rigs.lanes import copied
-from .rigs.roads import noise, unlike  # fmt: skip
+from .rigs.forms import unlike
+from .rigs.stream_cases import copied
 
 if TYPE_CHECKING:
     from ..memory.copies import Bytes, CopyTicket
@@ -72,7 +73,7 @@ def filling(kit: Kit, memory: Memory, data: Bytes, stream: Stream) -> None:
         backdoor.write(kit.device, memory, at, data[at : at + PIECE], stream)
 
 
-def lanes(kit: Kit) -> list[tuple[str, Stream]]:
+def stream_cases(kit: Kit) -> list[tuple[str, Stream]]:
     """A stream of each kind."""
     return [("a stream of its own", kit.device.stream()), ("the default stream", kit.device.default_stream)]
 
@@ -86,11 +87,11 @@ def asynchronous(kit: Kit) -> bool:
 @pytest.mark.parametrize("length", LENGTHS)
 def test_g01_a_copy_of_any_length_is_whole_and_pending_while_its_stream_is_held(kit: Kit, length: str) -> None:
     nbytes, device = LENGTHS[length], kit.device
-    memory, content = device.allocate(nbytes + 64), noise(nbytes + 64, 1)
+    memory, content = device.allocate(nbytes + 64), noise(1, nbytes + 64)
     ranges = [(17, nbytes), (nbytes // 2 + 17, 1)]
     places = sorted({17, nbytes // 2 + 17, nbytes + 16})
     filling(kit, memory, content, device.default_stream)
-    for told, stream in lanes(kit):
+    for told, stream in stream_cases(kit):
         told = f"copy_out of {length} on {told}"
         with kit.held(stream, told):
             content[places] ^= 0xFF  # the ends and the middle are written just before, and again just after
@@ -109,8 +110,8 @@ def test_g01_a_copy_of_any_length_is_whole_and_pending_while_its_stream_is_held(
 @guarantee(1)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_g01_ranges_of_any_shape_are_copied_in_their_order(kit: Kit, shape: str) -> None:
-    ranges, memory, should = SHAPES[shape], kit.device.allocate(8192), noise(8192, 2)
-    for told, stream in lanes(kit):
+    ranges, memory, should = SHAPES[shape], kit.device.allocate(8192), noise(2, 8192)
+    for told, stream in stream_cases(kit):
         told = f"copy_out of ranges ({shape}) on {told}"
         backdoor.write(kit.device, memory, 0, ~should, stream)
         with kit.held(stream, told):
@@ -152,7 +153,7 @@ def keep_copies(kit: Kit, told: str) -> None:
     kept: list[Any] = []
     should: list[bytes] = []
     for at in range(KEPT):
-        content = noise(4096, at)
+        content = noise(at, 4096)
         backdoor.put(device, memory, [(0, content.tobytes())], stream)
         nbytes = 4096 - at % 3  # pools keep buffers by classes of size
         copy = device.copy_out(memory, [ByteRange(0, nbytes)], stream)
@@ -162,12 +163,12 @@ def keep_copies(kit: Kit, told: str) -> None:
         assert should[-1] in content.tobytes(), f"copy {at} of {KEPT} is not what was there"
         del copy
     gc.collect()
-    backdoor.write(device, memory, 0, noise(4096, 999), stream)
+    backdoor.write(device, memory, 0, noise(999, 4096), stream)
     del memory
     gc.collect()
     for at in range(KEPT // 4):  # what was dropped may be used again
         fresh = device.allocate(4096)
-        backdoor.write(device, fresh, 0, noise(4096, 2000 + at), stream)
+        backdoor.write(device, fresh, 0, noise(2000 + at, 4096), stream)
         arrive(copied(kit, fresh, stream))
     for at, (handle, was) in enumerate(zip(kept, should, strict=True)):
         what = names[at % len(names)]
@@ -189,7 +190,7 @@ def test_g01_a_copy_that_nobody_waits_for_writes_into_nobody_elses_arrays(kit: K
     """Its ticket is dropped while its stream is held; others of its size are made and read meanwhile."""
     device, memory = kit.device, kit.device.allocate(4096)
     held, free = device.stream(), device.stream()
-    other, should = device.allocate(4096), noise(4096, 1)
+    other, should = device.allocate(4096), noise(1, 4096)
     backdoor.write(device, other, 0, should, free)
     backdoor.write(device, memory, 0, ~should, free)
     with kit.held(held, "copies of the same size on another stream"):
@@ -213,7 +214,7 @@ def test_g01_copies_of_several_streams_come_when_their_own_stream_goes_on(kit: K
     device = kit.device
     streams = [device.default_stream, *(device.stream() for _ in range(3))]
     memories = [device.allocate(70_000) for _ in streams]
-    contents = [noise(70_000, at) for at in range(len(streams))]
+    contents = [noise(at, 70_000) for at in range(len(streams))]
     for order in ((2, 0, 3, 1), (1, 3, 0, 2)):
         latches = [kit.held(stream, "a copy of another stream") for stream in streams]
         with latches[0], latches[1], latches[2], latches[3]:
@@ -222,14 +223,14 @@ def test_g01_copies_of_several_streams_come_when_their_own_stream_goes_on(kit: K
                 content += 1
                 backdoor.put(device, memory, [(0, content.tobytes())], stream)
                 copies.append(copied(kit, memory, stream))
-            for at, lane in enumerate(order):
+            for at, stream_case in enumerate(order):
                 done = [copies[other].done() for other in order[at:]]
                 assert not any(done), f"copies of streams {order[at:]} say done={done}, but their streams are held"
-                latches[lane].release()
-                arrive(copies[lane])
-                wrong = unlike(copies[lane].data[0], contents[lane])
-                assert not wrong, f"the copy of stream {lane}: {wrong}"
-        for lane, copy in enumerate(copies):
-            assert copy.done(), f"the copy of stream {lane} is not done any more"
-            wrong = unlike(copy.data[0], contents[lane])
-            assert not wrong, f"the copy of stream {lane}, after those of the others: {wrong}"
+                latches[stream_case].release()
+                arrive(copies[stream_case])
+                wrong = unlike(copies[stream_case].data[0], contents[stream_case])
+                assert not wrong, f"the copy of stream {stream_case}: {wrong}"
+        for stream_case, copy in enumerate(copies):
+            assert copy.done(), f"the copy of stream {stream_case} is not done any more"
+            wrong = unlike(copy.data[0], contents[stream_case])
+            assert not wrong, f"the copy of stream {stream_case}, after those of the others: {wrong}"

@@ -12,7 +12,7 @@ from ..errors import InvalidValue, SinkFull
 from ..output.records import OutputRecord, SlotStatus
 from ..output.sinks import MemorySink
 from ..slots.admission import Request, SamplingParams
-from ..slots.fields import Sizes
+from ..slots.fields import StateConfig
 from ..slots.step import Step
 from ..slots.tasks import Task, TaskKind
 from .draw.requests import sizes
@@ -38,8 +38,8 @@ def test_g19_each_token_of_each_request_is_delivered_once_and_in_order(kit: Kit,
         rig.insert(tasks).wait(PATIENCE)
         for task in tasks:
             if task.kind in ENTER:
-                first = [task.first_token] if task.kind is TaskKind.HANDOFF else []
-                given[task.request.request_id] = [*rig.model.requests[task.request.serial].output, *first]
+                first = [task.first_token] if task.kind is TaskKind.REMOTE_PREFILL else []
+                given[task.request.request_id] = [*rig.model.requests[task.request.admission_id].output, *first]
             left[task.request.request_id] += task.kind in LEAVE
         rig.save(run_step(draw, rig)).wait(PATIENCE)
         records = len(rig.sink.records)
@@ -98,16 +98,16 @@ def test_g19_output_that_a_sink_does_not_take_can_still_be_read(kit: Kit, draw: 
 def test_g21_what_the_host_can_see_out_of_bounds_raises_at_the_call(kit: Kit, draw: Draw) -> None:
     rig = Rig(kit, draw(sizes(drafts=False), "sizes"))
     rig.insert(draw_batch(draw, rig, ENTER, least=1)).wait(PATIENCE)
-    n, sink = rig.sizes.slots, KeepingSink()
+    n, sink = rig.sizes.num_slots, KeepingSink()
     steps = {
         "a slot that does not exist": Step(1, {rig.name: np.array([n])}),
         "a negative slot": Step(1, {rig.name: np.array([-1])}),
         "no order for the state": Step(1, {"another": np.array([0])}),
-        "more log-probabilities than the state holds": rig.step([0], logprobs=rig.sizes.top_k + 1),
+        "more log-probabilities than the state holds": rig.step([0], logprobs=rig.sizes.max_logprobs + 1),
         "drafts on a state without": rig.step([0], speculative=True),
     }
     why = draw(st.sampled_from([*steps]), "what is wrong")
-    for hook in ("save_output", "advance"):
+    for hook in ("save_output", "update_inputs"):
         arguments = {"state": rig.state, "step": steps[why], "stream": rig.stream}
         arguments |= {"sink": sink} if hook == "save_output" else {}
         error = assert_raises(InvalidValue, partial(getattr(rig.bound, hook), **arguments), f"{hook} with {why}")
@@ -126,8 +126,8 @@ def test_g21_what_only_the_device_knows_is_checked_before_encoding(kit: Kit, dra
     slot = draw(st.sampled_from(sorted(rig.model.residents)), "slot that a kernel writes out of bounds")
     far = [rig.sizes.max_accept + 1, -1, 2**31 - 1, -(2**31)]
     rig.poke_cell("accept_num", slot, draw(st.sampled_from(far), "accepted"))
-    rig.advance(step).wait(PATIENCE)
-    rig.check("advance of a count out of bounds")
+    rig.update_inputs(step).wait(PATIENCE)
+    rig.check("update_inputs of a count out of bounds")
     gives = rig.model.get("stop_reason", slot) == 4
     expect_error(rig, step) if gives else rig.output(step)
 
@@ -151,7 +151,7 @@ def test_g21_a_draft_count_out_of_bounds_is_an_error_of_its_row(kit: Kit, draw: 
     rig.insert(draw_batch(draw, rig, (TaskKind.PREFILL,), least=1)).wait(PATIENCE)
     step = run_step(draw, rig)
     slot = draw(st.sampled_from(sorted(rig.model.residents)), "slot")
-    rig.poke_cell("draft_num", slot, draw(st.sampled_from([rig.sizes.max_draft + 1, -1, 2**30]), "drafts"))
+    rig.poke_cell("draft_num", slot, draw(st.sampled_from([rig.sizes.max_draft_tokens + 1, -1, 2**30]), "drafts"))
     expect_error(rig, step)
 
 
@@ -168,18 +168,18 @@ def test_g21_an_error_that_the_step_met_is_reported_for_its_request_alone(kit: K
 
 def busy(kit: Kit) -> tuple[Rig, Step, list[Row]]:
     """A state whose step has given tokens, and the rows they make."""
-    rig = Rig(kit, Sizes(slots=4, max_tokens=16, block_size=2))
+    rig = Rig(kit, StateConfig(num_slots=4, max_model_len=16, block_size=2))
     requests = [rig.admit(Request(f"r{slot}", [1, 2], SamplingParams(max_tokens=9))) for slot in range(4)]
     rig.insert([Task(TaskKind.PREFILL, i, request, 0, 2, [i]) for i, request in enumerate(requests)]).wait(PATIENCE)
     rig.poke({"sampled_token_ids": np.arange(10, 14)}).wait(PATIENCE)
     step = rig.step([3, 1, 0, 2])
-    rig.advance(step).wait(PATIENCE)
+    rig.update_inputs(step).wait(PATIENCE)
     return rig, step, rig.rows_of(step)
 
 
 def overwrite(rig: Rig) -> None:
     """Fill the output fields with poison in stream order."""
-    n = rig.sizes.slots
+    n = rig.sizes.num_slots
     rig.poke({"sampled_token_ids": poisoned(8 * n).view(np.int64), "step_idx": poisoned(8 * n).view(np.int64)})
 
 

@@ -39,8 +39,8 @@ ERRORS: dict[str, tuple[type[Exception], Callable[[str], Exception]]] = {
     "the contract's error": (faults.CopyFailed, faults.refused),
     "a library's error": (DriverError, raw),
 }
-LATE = [*acts.WRITES, "advance"]
-HOOKS = ("async_set_value", "insert_tasks", "save_output", "broadcast_tokens", "advance", "state", "open_group")
+LATE = [*acts.WRITES, "update_inputs"]
+HOOKS = ("async_set_value", "insert_tasks", "save_output", "broadcast_tokens", "update_inputs", "state", "open_group")
 
 
 def next_call(rig: Rig, hook: str) -> Any:  # noqa: ANN401 (a ticket, or a state)
@@ -50,7 +50,7 @@ def next_call(rig: Rig, hook: str) -> Any:  # noqa: ANN401 (a ticket, or a state
         "insert_tasks": acts.insert,
         "save_output": lambda rig: acts.save(rig, KeepingSink()),
         "broadcast_tokens": acts.broadcast,
-        "advance": acts.advance,
+        "update_inputs": acts.update_inputs,
     }
     if hook == "state":
         return rig.bound.state(acts.SIZES, name="another")
@@ -115,13 +115,13 @@ def check_next_call(rig: Rig, fuse: faults.Fuse, what: str, hook: str) -> None:
     call_failing_late(rig, fuse, what)
     assert_no_error(lambda: acts.array(rig).wait(PATIENCE), f"a call while {what} is under way")
     fuse.ripe.set()
-    before, done = rig.model.block.copy(), (rig.state.advances, len(rig.sink.records))
+    before, done = rig.model.block.copy(), (rig.state.updates, len(rig.sink.records))
     leavers = {slot: [*left] for slot, left in rig.model.leavers.items()}
     error = assert_raises(faults.CopyFailed, lambda: next_call(rig, hook), f"{hook} after {what}, which failed unseen")
     assert error.cure, f"{error} names no cure"
     rig.model.block[...], rig.model.leavers = before, leavers  # the model of save_output cleans up at every call
     rig.check(f"{hook} told that {what} had failed")
-    now = rig.state.advances, len(rig.sink.records)
+    now = rig.state.updates, len(rig.sink.records)
     assert now == done, f"{hook} told that {what} had failed, and did its work all the same: {now}, before {done}"
     assert_no_error(lambda: next_call(rig, hook), f"{hook} once more: the error was told already")
 
@@ -168,7 +168,7 @@ def test_g26_a_copy_of_output_that_fails_is_told(kit: Kit, way: str, late: bool)
     with under(kit, faults.FailingCopies) as (laid, fuse):
         rig = acts.working(laid)
         acts.leave(rig).wait(PATIENCE)
-        acts.advance(rig).wait(PATIENCE)
+        acts.update_inputs(rig).wait(PATIENCE)
         laid.device.late = late  # type: ignore[attr-defined]  # the fault's
         fuse.at = 1
         sink = KeepingSink()
@@ -199,15 +199,15 @@ def test_g26_a_write_that_the_driver_refuses_is_told_at_the_call_and_nothing_is_
     with under(kit, faults.FailingWrites) as (laid, fuse):
         rig = acts.working(laid)
         before = rig.model.block.copy()
-        booked = rig.state.ledger.table.copy(), dict(rig.state.ledger.live)
+        booked = rig.state.host_table.table.copy(), dict(rig.state.host_table.live)
         fuse.at = 1
         error = assert_raises(faults.CopyFailed, lambda: acts.WRITES[what](rig).wait(PATIENCE), f"{what}, refused")
         hook = "insert_tasks" if what in ("insert", "leave") else "async_set_value"
         assert_says(error, device=laid.bound.name, hook=hook)
         rig.model.block[...] = before
         rig.check(f"{what} was refused")
-        assert (rig.state.ledger.table == booked[0]).all(), f"{what} was refused, and booked all the same"
-        assert rig.state.ledger.live == booked[1], f"{what} was refused, and booked all the same"
+        assert (rig.state.host_table.table == booked[0]).all(), f"{what} was refused, and booked all the same"
+        assert rig.state.host_table.live == booked[1], f"{what} was refused, and booked all the same"
 
 
 @guarantee(26, also=TELLS)

@@ -16,7 +16,7 @@ from ..errors import DeviceClosed, HalError
 from ..memory.dtypes import dtype_of
 from ..memory.views import View
 from ..slots.admission import Request, SamplingParams, admit
-from ..slots.fields import Sizes
+from ..slots.fields import StateConfig
 from ..slots.step import Step
 from ..slots.tasks import Task, TaskKind
 from .draw.requests import sizes
@@ -29,7 +29,7 @@ from .rigs.batches import ENTER, draw_batch
 from .rigs.block import Block
 from .rigs.rig import Rig
 from .rigs.stepping import run_step
-from .test_readers import advance_held
+from .test_readers import update_held
 
 A_MOMENT = 0.1
 """Seconds in which a write that waits for nobody is done; one that waits as it must is not, however long it is."""
@@ -79,7 +79,7 @@ def misuses(rig: Rig, block: Block) -> dict[str, tuple[str, Callable[[], object]
 
 @guarantee(26)
 def test_g26_errors_name_device_hook_argument_and_cure(kit: Kit) -> None:
-    rig, block = Rig(kit, Sizes(slots=2, max_tokens=8)), Block(kit)
+    rig, block = Rig(kit, StateConfig(num_slots=2, max_model_len=8)), Block(kit)
     for why, (hook, call) in misuses(rig, block).items():
         assert_says(assert_raises(HalError, call, why), device=kit.bound.name, hook=hook)
     rig.check("every misuse was refused")
@@ -107,7 +107,7 @@ def test_g26_memory_of_another_opened_device_is_refused(kit: Kit) -> None:
 @guarantee(26)
 def test_g26_a_closed_device_refuses_every_call(kit: Kit) -> None:
     bound = kit.open()
-    state = bound.state(Sizes(slots=1, max_tokens=4))
+    state = bound.state(StateConfig(num_slots=1, max_model_len=4))
     stream = bound.default_stream
     bound.close()
     bound.close()  # a second time does nothing
@@ -168,21 +168,21 @@ def test_g27_a_device_by_another_name_behaves_alike(kit: Kit, draw: Draw) -> Non
         device.name = true_name
 
 
-@guarantee(28, requires=("async_h2d", "can_hold_stream", "overlapped_advance"))
+@guarantee(28, requires=("async_h2d", "can_hold_stream", "overlapped_update"))
 def test_g28_a_step_is_put_on_its_stream_and_not_waited_for(kit: Kit) -> None:
-    rig = Rig(kit, Sizes(slots=2, max_tokens=8))
+    rig = Rig(kit, StateConfig(num_slots=2, max_model_len=8))
     rig.insert([Task(TaskKind.PREFILL, 0, rig.admit(Request("r", [1, 2])), 0, 2, [0])]).wait(PATIENCE)
     with kit.held(rig.stream) as latch:
-        stepped = advance_held(rig, latch, (0,))
-        assert not stepped.done(), "the ticket of advance is done, but its stream is held"
+        stepped = update_held(rig, latch, (0,))
+        assert not stepped.done(), "the ticket of update_inputs is done, but its stream is held"
     stepped.wait(PATIENCE)
 
 
-@guarantee(28, requires=("async_h2d", "can_hold_stream", "overlapped_advance"))
+@guarantee(28, requires=("async_h2d", "can_hold_stream", "overlapped_update"))
 @pytest.mark.parametrize("how", [TaskKind.PREEMPTED, TaskKind.ABORTED], ids=["preempted", "aborted"])
 @pytest.mark.parametrize("slot", range(3))
 def test_g28_a_slot_is_not_written_before_its_last_reader_has_passed(kit: Kit, slot: int, how: TaskKind) -> None:
-    rig = Rig(kit, Sizes(slots=3, max_tokens=16, block_size=2))
+    rig = Rig(kit, StateConfig(num_slots=3, max_model_len=16, block_size=2))
     tasks = []
     for each in range(3):
         request = rig.admit(Request(f"r{each}", [1, 2], SamplingParams(max_tokens=9)))
@@ -191,7 +191,7 @@ def test_g28_a_slot_is_not_written_before_its_last_reader_has_passed(kit: Kit, s
     rig.poke({"sampled_token_ids": np.arange(10, 13)}).wait(PATIENCE)
     compute, other = rig.stream, kit.device.stream()
     with kit.held(compute) as latch:
-        stepped = advance_held(rig, latch, (0, 1, 2))
+        stepped = update_held(rig, latch, (0, 1, 2))
         rig.stream = other
         new = rig.admit(Request("new", [7, 8, 9], SamplingParams(max_tokens=9)))
         entered = rig.insert([Task(how, slot, tasks[slot].request), Task(TaskKind.PREFILL, slot, new, 0, 3, [5, 6])])
@@ -204,14 +204,14 @@ def test_g28_a_slot_is_not_written_before_its_last_reader_has_passed(kit: Kit, s
     rig.check("a slot was left and entered on another stream than its step")
 
 
-@guarantee(28, requires=("async_h2d", "can_hold_stream", "overlapped_advance"))
+@guarantee(28, requires=("async_h2d", "can_hold_stream", "overlapped_update"))
 def test_g28_a_value_is_not_set_before_the_slots_last_reader_has_passed(kit: Kit) -> None:
-    rig = Rig(kit, Sizes(slots=2, max_tokens=8))
+    rig = Rig(kit, StateConfig(num_slots=2, max_model_len=8))
     request = rig.admit(Request("r", [1, 2]))
     rig.insert([Task(TaskKind.PREFILL, 0, request, 0, 2, [0])]).wait(PATIENCE)
     other = kit.device.stream()
     with kit.held(rig.stream) as latch:
-        stepped = advance_held(rig, latch, (0,))
+        stepped = update_held(rig, latch, (0,))
         view = rig.state.view("next_tokens")
         written = kit.bound.async_set_value(target=view, value=5, stream=other)
         error = assert_raises(HalError, lambda: written.wait(A_MOMENT), "a field, whose reader is held, is written")

@@ -1,13 +1,11 @@
-"""Bit for bit (G5, G6, G9, G13, G24): NaNs, infinities, denormals, signed zeros and sub-word fields, by every road.
+"""Values bit for bit (G5, G6): NaNs, infinities, denormals, signed zeros and sub-word elements, by every road.
 
-A value takes many roads: a scalar, a list, arrays, tensors and device values; parameters and rows of requests; fields
-that a step or another slot's insertion must leave alone; log-probabilities on their way out; a broadcast.
+A value takes many roads: a scalar, a list, arrays, tensors and device values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -15,22 +13,14 @@ import pytest
 
 from ..memory.dtypes import DTYPES, DType, dtype_of
 from ..memory.views import View
-from ..output.sinks import MemorySink
-from ..output.ticket import OutputTicket
-from ..slots.admission import Request, SamplingParams
-from ..slots.fields import Sizes
-from ..slots.tasks import Task, TaskKind
 from .harness import backdoor
-from .harness.backdoor import PATIENCE
-from .harness.bits import CLASSES, FLOATS, classes, given, patterns, to_bfloat16, words
-from .harness.guarantees import RANKS, guarantee
+from .harness.backdoor import arrive
+from .harness.bits import CLASSES, FLOATS, Array, classes, given, patterns, to_bfloat16, words
+from .harness.guarantees import guarantee
 from .harness.reached import Reached
 from .kit import Kit
 from .oracle.values import NAN, REFUSED, converted, same
-from .ranks import work as rank_work
-from .rigs.rig import Rig
-from .rigs.slab import Array, Slab
-from .test_ranks import assert_agreed, assert_well
+from .rigs.slab import Slab
 
 ROADS = (
     "array", "tensor", "array of two axes", "array with gaps", "reversed array", "byte-swapped array",
@@ -104,7 +94,7 @@ def by_every_road(kit: Kit, dtype: DType, into: Sequence[str]) -> None:
                 if road == "strided device value":
                     reached.note(f"{road}, {form}")  # of another shape it may be refused
                 continue
-            slab.set(target, value).wait(PATIENCE)
+            arrive(slab.set(target, value))
             slab.over(target).view(words(dtype))[...] = mixed.reshape(target.shape)
             slab.check(f"{len(found)} bit patterns of {name} by way of a {road} to {form}")
             reached.note(f"{road}, {form}")
@@ -154,7 +144,7 @@ def single_elements(kit: Kit, name: str) -> None:
                     for value in one_element(word, dtype, source):
                         if isinstance(value, View) and target.size != 1:
                             continue  # a device value does not fill
-                        slab.set(target, value).wait(PATIENCE)
+                        arrive(slab.set(target, value))
                         slab.over(target).view(kind)[...] = word[0]
                         slab.check(f"{name} {signed:#x} ({what}) given as {type(value).__name__} to {target}")
                         clear(slab, target)
@@ -204,7 +194,7 @@ def test_g06_python_floats_of_every_class_are_kept_or_rounded_once(kit: Kit, nam
     targets = [slab.at(64, (len(items),), name), View(slab.memory, 1800, (len(items),), (-3 * dtype.itemsize,), dtype)]
     for target in targets:
         for value in containers:
-            slab.set(target, value).wait(PATIENCE)
+            arrive(slab.set(target, value))
             slab.expect(target, items)
             slab.check(f"{items} as {type(value).__name__} in {target}")
             slab.any_nan.clear()
@@ -215,7 +205,7 @@ def test_g06_python_floats_of_every_class_are_kept_or_rounded_once(kit: Kit, nam
             if converted(item, dtype) == REFUSED:
                 continue
             for value in (item, np.float64(item), np.array(item)):
-                slab.set(filled, value).wait(PATIENCE)
+                arrive(slab.set(filled, value))
                 slab.expect(filled, [item] * 12)
                 slab.check(f"{item!r} as {type(value).__name__} filling {filled}")
                 slab.any_nan.clear()
@@ -256,7 +246,7 @@ def test_g06_bfloat16_widens_to_what_it_is(kit: Kit, name: str) -> None:
     found, value = found[fits], value[fits]
     slab = Slab(kit, 128 + len(found) * dtype.itemsize)
     target = slab.at(64, (len(found),), name)
-    slab.set(target, given(found, dtype_of("bfloat16"))).wait(PATIENCE)
+    arrive(slab.set(target, given(found, dtype_of("bfloat16"))))
     got = backdoor.read(kit.device, slab.memory, slab.stream)[64 : 64 + len(found) * dtype.itemsize]
     for word, item, have in zip(found[::97], value[::97].tolist(), got.reshape(len(found), -1)[::97], strict=True):
         should = word.tobytes() if name == "bfloat16" else converted(item, dtype)
@@ -317,165 +307,5 @@ def test_g05_neighbours_in_one_word_may_be_written_one_after_the_other(kit: Kit)
                     tickets.append(slab.set(half, 7))
                     slab.over(half)[...] = 7
     for ticket in tickets:
-        ticket.wait(PATIENCE)
+        arrive(ticket)
     slab.check("neighbours of one word were written one by one, on a stream that was held")
-
-
-# -- requests and steps ---------------------------------------------------------------------------------------------
-
-SMALL = Sizes(slots=40, max_tokens=16, block_size=4, max_draft=1, top_k=2, max_bad_words=3)
-REAL = ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
-SIGNED = (
-    0.0,
-    -0.0,
-    2.0**-149,
-    -(2.0**-149),
-    2.0**-150,
-    1e-40,
-    -1e-42,
-    2.0**-126,
-    -(2.0**-127),
-    0.1,
-    -1 / 3,
-    1e6,
-    2.0**-25 + 1,
-)
-SHARES = (1.0, 1 - 2.0**-25, 1 - 2.0**-24, 2.0**-149, 1e-40, 2.0**-126, 0.1, 0.99999997, 2.0**-150 * 1.5)
-"""Parameters at the ends of float32: zeros of both signs, denormals, ties; what a device rounds or flushes shows."""
-
-
-def sampling(turn: int) -> SamplingParams:
-    """Parameters with another edge in each field."""
-    size = len(SIGNED)
-    return SamplingParams(
-        temperature=abs(SIGNED[turn % size]) if turn % 5 else -0.0,
-        top_k=(2**31 - 1, 0, 1, 2**24 + 1, 2**16)[turn % 5],
-        top_p=SHARES[turn % len(SHARES)],
-        min_p=SHARES[(turn + 4) % len(SHARES)] if turn % 4 else -0.0,
-        seed=(0, 2**63 - 1, 2**53 + 1, 2**31, 2**32 - 1, 0x7FF0000000000001)[turn % 6],
-        repetition_penalty=(1.0, 1e-6, 1e6, 1 + 2.0**-24, 0.1)[turn % 5],
-        frequency_penalty=SIGNED[(turn + 1) % size] if turn % 2 else -SIGNED[(turn + 1) % size],
-        presence_penalty=SIGNED[(turn + 3) % size] if turn % 2 else -SIGNED[(turn + 3) % size],
-        max_tokens=(2**31 - 1, 2**24 + 1, 9)[turn % 3],
-        bad_words=(2**31 - 1, 0, 2**24 + 1)[: turn % 4],
-        eos_token_ids=(2**31 - 1, 2**16)[: turn % 3],
-    )
-
-
-@guarantee(9)
-@pytest.mark.parametrize("count", [3, 40])
-@pytest.mark.parametrize("kind", [TaskKind.PREFILL, TaskKind.HANDOFF], ids=lambda kind: kind.name.lower())
-def test_g09_parameters_and_rows_arrive_bit_for_bit(kit: Kit, kind: TaskKind, count: int) -> None:
-    rig, turns = Rig(kit, SMALL), 2 * len(SIGNED) * len(SHARES) // 3
-    reached, seen = Reached(("zero", "denormal", "finite")), {name: set[int]() for name in REAL}
-    for first in range(0, turns, count) if count > 3 else range(0, 60, count):
-        tasks = []
-        for slot in range(count):
-            params = sampling(first + slot)
-            tokens = [2**31 - 1, 0, 2**24 + 1, 2**16, first + slot][: 1 + (first + slot) % 5]
-            request = rig.admit(Request(rig.new_name(), tokens, params))
-            ids = [2**31 - 1, 2**24 + 1, 0][:2]
-            if kind is TaskKind.HANDOFF:
-                drafts = [2**31 - 1] * (slot % 2)
-                tasks.append(Task(kind, slot, request, blocks=ids, first_token=2**31 - 1 - slot, drafts=drafts))
-            else:
-                tasks.append(Task(kind, slot, request, 0, request.total, ids))
-        rig.insert(tasks).wait(PATIENCE)
-        rig.check(f"{count} requests with parameters at the ends of their types")
-        for name in REAL:
-            found = rig.model.cells[name][:count].view(np.uint32).reshape(-1)
-            seen[name] |= set(found.tolist())
-            for what, number in classes(found, dtype_of("float32")).items():
-                if number:
-                    reached.note(what)
-        rig.insert([Task(TaskKind.ABORTED, task.slot, task.request) for task in tasks]).wait(PATIENCE)
-        rig.output(rig.step(range(count)))
-    reached.check()
-    if count > 3:
-        assert {0, 1 << 31, 1} <= seen["frequency_penalty"], f"too few values were inserted: {seen}"
-
-
-ODD_SINGLES = (0x7FC00001, 0xFFC12345, 0x7F800001, 0xFFA00000, 0x7F800000, 0xFF800000, 1, 0x807FFFFF, 0x80000000, 0,
-               0xBF800001)  # fmt: skip
-
-
-def odd_words(count: int, start: int = 0) -> Array:
-    """Float32 words: NaNs with payloads of both signs, infinities, denormals, zeros, by turns."""
-    return np.resize(np.roll(np.array(ODD_SINGLES, np.uint32), start), count)
-
-
-@guarantee(9)
-def test_g09_other_slots_keep_the_bits_of_whatever_they_hold(kit: Kit) -> None:
-    rig = Rig(kit, SMALL)
-    names = [name for name, place in rig.state.layout.fields.items() if place.field.dtype.name == "float32"]
-    wide = {name: rig.model.cells[name].size for name in names}
-    rig.poke({name: odd_words(size, at).view(np.float32) for at, (name, size) in enumerate(wide.items())}).wait(
-        PATIENCE
-    )
-    rig.check("fields were set to NaNs, infinities, denormals and zeros")
-    for slots in ([7], [*range(8, 20)]):
-        tasks = []
-        for slot in slots:
-            request = rig.admit(Request(rig.new_name(), [slot], sampling(slot)))
-            tasks.append(Task(TaskKind.PREFILL, slot, request, 0, 1, [slot]))
-        rig.insert(tasks).wait(PATIENCE)
-        rig.check(f"requests entered slots {slots}, beside fields of odd bits")
-    step = rig.step([7, *range(8, 20)])
-    rig.advance(step).wait(PATIENCE)
-    rig.check("a step beside fields of odd bits")
-    rig.output(step)
-    rig.check("the output of a step beside fields of odd bits")
-    view = rig.state.view("topk_logprobs")
-    odd = odd_words(view.size, 5).reshape(view.shape)
-    rig.bound.async_set_value(target=view, value=odd.view(np.float32), stream=rig.stream).wait(PATIENCE)
-    rig.model.cells["topk_logprobs"].view(np.uint32)[...] = odd
-    rig.check("async_set_value of odd bits into a field of the state")
-
-
-@guarantee(24)
-@pytest.mark.parametrize("speculative", [False, True], ids=["plain", "speculative"])
-def test_g24_log_probabilities_leave_bit_for_bit(kit: Kit, speculative: bool) -> None:
-    rig, reached = Rig(kit, SMALL), Reached(CLASSES)
-    slots, accept, columns = SMALL.slots, SMALL.max_accept, SMALL.top_k + 1
-    tasks = []
-    for slot in range(slots):
-        request = rig.admit(Request(f"r{slot}", [1, 2], SamplingParams(max_tokens=9, logprobs=2)))
-        tasks.append(Task(TaskKind.PREFILL, slot, request, 0, 2, [slot]))
-    rig.insert(tasks).wait(PATIENCE)
-    ids = (np.arange(slots * accept * columns, dtype=np.int64) * 7 + 2**32).reshape(slots, accept, columns)
-    counts = np.full(slots, accept if speculative else 1, np.int32)
-    for turn in range(3):
-        odd = odd_words(slots * accept * columns, turn).reshape(slots, accept, columns)
-        rig.poke({"topk_token_ids": ids, "topk_logprobs": odd.view(np.float32), "sampled_token_ids": ids[:, 0, 0],
-                  "accept_tokens": ids[:, :, 0], "accept_num": counts}).wait(PATIENCE)  # fmt: skip
-        order = np.random.default_rng(turn).permutation(slots)
-        step = rig.step(order.tolist(), speculative=speculative, logprobs=turn % columns)
-        rig.advance(step).wait(PATIENCE)
-        sink = MemorySink()
-        ticket = cast(OutputTicket, rig.save(step, sink))
-        ticket.wait(PATIENCE)
-        got = sink.records[0].logprobs
-        should = odd[order, : counts[0], : turn % columns + 1].reshape(-1, turn % columns + 1)
-        assert got is not None, "the record has no log-probabilities"
-        assert got.dtype == np.float32, f"log-probabilities are {got.dtype}"
-        assert got.shape == should.shape, f"log-probabilities have shape {got.shape}, but should have {should.shape}"
-        wrong = np.argwhere(np.ascontiguousarray(got).view(np.uint32) != should)
-        assert not len(wrong), (
-            f"log-probability {wrong[0].tolist()} is {got.view(np.uint32)[tuple(wrong[0])]:#010x}, but should be"
-            f" {should[tuple(wrong[0])]:#010x}"
-        )
-        rig.check("save_output of log-probabilities of odd bits")
-        for what, number in classes(should.reshape(-1), dtype_of("float32")).items():
-            if number:
-                reached.note(what)
-    reached.check()
-
-
-@guarantee(13, requires=RANKS)
-@pytest.mark.parametrize("max_draft", [0, 2], ids=["plain", "speculative"])
-def test_g13_tokens_whose_bits_are_odd_as_floats_are_broadcast_as_they_are(kit: Kit, max_draft: int) -> None:
-    size = replace(SMALL, slots=33, max_draft=max_draft)
-    seen = kit.ranks.run(kit.recipe, rank_work.agree, [(0, 1)], (), size, rank_work.ODD, 2, ranks=[0, 1])
-    for rank in (0, 1):
-        assert_well(rank, seen[rank].error, "broadcast_tokens")
-        assert_agreed(rank, seen[rank], seen[0], size)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from hypothesis import strategies as st
@@ -15,7 +16,7 @@ from ..output.records import OutputRecord
 from ..slots.step import Step
 from ..slots.tasks import TaskKind
 from .draw.requests import sizes
-from .harness.asserts import assert_no_error, assert_raises, assert_says
+from .harness.asserts import assert_no_error, assert_raises, assert_says, in_time
 from .harness.backdoor import PATIENCE
 from .harness.guarantees import guarantee
 from .harness.sinks import DeadSink, FullSink, KeepingSink
@@ -24,6 +25,9 @@ from .mutants import faults
 from .rigs.batches import ENTER, LEAVE, draw_batch, told
 from .rigs.rig import Rig, assert_rows
 from .rigs.stepping import draw_sampling, draw_step, run_step
+
+if TYPE_CHECKING:
+    from ..tickets import Ticket
 
 PAIR = Group((0, 1), 0)
 
@@ -63,7 +67,7 @@ def test_g08_a_write_that_fails_leaves_nothing_half_applied(kit: Kit, draw: Draw
         rig.insert(draw_batch(draw, rig, ENTER)).wait(PATIENCE)
         tasks = draw_batch(draw, rig, least=1)
         fuse.at = draw(st.integers(1, 2), "the write that fails")
-        booked = rig.state.ledger.serials.copy()
+        booked = rig.state.host_table.admission_ids.copy()
 
         def insert() -> None:
             rig.bound.insert_tasks(state=rig.state, tasks=[*tasks], stream=rig.stream).wait(PATIENCE)
@@ -75,7 +79,7 @@ def test_g08_a_write_that_fails_leaves_nothing_half_applied(kit: Kit, draw: Draw
         else:
             assert_says(error, device=laid.bound.name, hook="insert_tasks")
             assert fuse.met == 1, f"insert_tasks raised {error}, but no write has failed"
-            now = rig.state.ledger.serials.tolist()
+            now = rig.state.host_table.admission_ids.tolist()
             assert now == booked.tolist(), f"the host has booked {now}, though the write was refused"
             rig.check(f"the refused insert_tasks({told(tasks)})")
             fuse.at = 0
@@ -113,7 +117,7 @@ def test_g18_the_clean_up_happens_where_the_copy_out_fails(kit: Kit, draw: Draw)
         rig.insert(draw_batch(draw, rig, LEAVE)).wait(PATIENCE)
         step = draw_step(draw, rig)
         draw_sampling(draw, rig, step)
-        rig.advance(step).wait(PATIENCE)
+        rig.update_inputs(step).wait(PATIENCE)
         laid.device.late = draw(st.booleans(), "it fails late")  # type: ignore[attr-defined]  # the fault's
         fuse.at = 1
         error = assert_raises(faults.CopyFailed, lambda: rig.save(step).wait(PATIENCE), "save_output whose copy failed")
@@ -154,16 +158,18 @@ def test_g16_a_lost_peer_is_told_and_nothing_of_its_step_is_sent(kit: Kit, draw:
         step = draw_step(draw, rig, group=PAIR)
         draw_sampling(draw, rig, step)
 
-        def broadcast() -> None:
-            rig.bound.broadcast_tokens(state=rig.state, group=PAIR, stream=rig.stream).wait(PATIENCE)
+        def broadcast() -> Ticket:
+            with in_time("a broadcast with a lost peer", kit.effort.hang):
+                return rig.bound.broadcast_tokens(state=rig.state, group=PAIR, stream=rig.stream)
 
         told_first = draw(st.booleans(), "the broadcast is waited for")
         if told_first:
             for again in ("", " once more"):
-                error = assert_raises(GroupLost, broadcast, f"a broadcast with a lost peer{again}")
+                why = f"a broadcast with a lost peer{again}"
+                error = assert_raises(GroupLost, lambda: broadcast().wait(PATIENCE), why)
                 assert_says(error, device=laid.bound.name, hook="broadcast_tokens", argument="group")
         else:
-            rig.bound.broadcast_tokens(state=rig.state, group=PAIR, stream=rig.stream)
+            broadcast()
         assert_raises(GroupLost, lambda: saved(rig, step), "saving the output of a step whose group is lost")
         assert not rig.sink.records, "tokens that the ranks may not agree on were sent"
         works(draw, Rig(laid, rig.sizes, name="another"), "its peer was lost")
@@ -171,7 +177,7 @@ def test_g16_a_lost_peer_is_told_and_nothing_of_its_step_is_sent(kit: Kit, draw:
 
 def saved(rig: Rig, step: Step) -> OutputRecord:
     """Advance, save and wait, as a worker does that looks at no ticket but the last."""
-    rig.advance(step)
+    rig.update_inputs(step)
     rig.save(step).wait(PATIENCE)
     return rig.sink.records[-1]
 

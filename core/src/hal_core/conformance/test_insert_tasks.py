@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ..output.ticket import OutputTicket
 from ..slots.admission import Request, SamplingParams
-from ..slots.fields import Sizes, SplitRole
+from ..slots.fields import SplitRole, StateConfig
 from ..slots.tasks import Task, TaskKind
 from .draw.requests import sizes
 from .harness.backdoor import PATIENCE
@@ -44,25 +44,25 @@ def test_g09_every_field_of_every_slot_is_as_the_model_says(kit: Kit, draw: Draw
 @examples(0.5)
 def test_g09_new_requests_enter_many_slots_at_once(kit: Kit, draw: Draw) -> None:
     rig = Rig(kit, draw(sizes(most_slots=12), "sizes"))
-    insert_and_check(draw, rig, (TaskKind.PREFILL,), least=rig.sizes.slots)
+    insert_and_check(draw, rig, (TaskKind.PREFILL,), least=rig.sizes.num_slots)
 
 
 @guarantee(9)
 @examples(0.5)
 def test_g09_requests_leave_go_on_and_enter_in_one_batch(kit: Kit, draw: Draw) -> None:
     rig = Rig(kit, draw(sizes(), "sizes"))
-    insert_and_check(draw, rig, (TaskKind.PREFILL, TaskKind.HANDOFF), least=1)
+    insert_and_check(draw, rig, (TaskKind.PREFILL, TaskKind.REMOTE_PREFILL), least=1)
     rig.output(run_step(draw, rig))
-    insert_and_check(draw, rig, least=rig.sizes.slots)
+    insert_and_check(draw, rig, least=rig.sizes.num_slots)
 
 
 @guarantee(9)
 @examples(0.5)
 def test_g09_a_step_changes_only_what_its_documentation_says(kit: Kit, draw: Draw) -> None:
     rig = Rig(kit, draw(sizes(), "sizes"))
-    insert_and_check(draw, rig, (TaskKind.PREFILL, TaskKind.HANDOFF), least=1)
+    insert_and_check(draw, rig, (TaskKind.PREFILL, TaskKind.REMOTE_PREFILL), least=1)
     for _ in range(draw(st.integers(1, 6), "steps")):
-        run_step(draw, rig)  # compares every byte after advance
+        run_step(draw, rig)  # compares every byte after update_inputs
 
 
 @guarantee(9)
@@ -81,13 +81,18 @@ def test_g11_nothing_of_the_former_request_is_left_in_a_slot(kit: Kit, draw: Dra
     rig = Rig(kit, draw(sizes(most_slots=3), "sizes"))
     for _ in range(draw(st.integers(2, 4), "requests a slot")):
         free_ended(rig)
-        insert_and_check(draw, rig, (TaskKind.PREFILL, TaskKind.HANDOFF, TaskKind.PREEMPTED), least=1)
+        insert_and_check(draw, rig, (TaskKind.PREFILL, TaskKind.REMOTE_PREFILL, TaskKind.PREEMPTED), least=1)
         rig.output(run_step(draw, rig))
 
 
 @guarantee(11)
 def test_g11_every_row_is_reset_to_the_largest_length_written_before(kit: Kit) -> None:
-    rig = Rig(kit, Sizes(slots=2, max_tokens=24, block_size=2, max_draft=3, max_bad_words=4, max_stop_sequences=3))
+    rig = Rig(
+        kit,
+        StateConfig(
+            num_slots=2, max_model_len=24, block_size=2, max_draft_tokens=3, max_bad_words=4, max_stop_sequences=3
+        ),
+    )
     long = SamplingParams(max_tokens=9, bad_words=(1, 2, 3, 4), stop_sequences=((1, 2), (3,), (4, 5)))
     first = rig.admit(Request("long", list(range(1, 18)), long))
     rig.insert([Task(TaskKind.PREFILL, 0, first, 0, 17, list(range(9)))]).wait(PATIENCE)
@@ -95,7 +100,9 @@ def test_g11_every_row_is_reset_to_the_largest_length_written_before(kit: Kit) -
     rig.poke_cell("stop_flags", 0, True)
     rig.release([0])
     middle = rig.admit(Request("middle", [7, 8, 9], SamplingParams(bad_words=(6,), stop_sequences=((6,),))))
-    rig.insert([Task(TaskKind.HANDOFF, 0, middle, blocks=[3, 4], first_token=5, drafts=[1, 2, 3])]).wait(PATIENCE)
+    rig.insert([Task(TaskKind.REMOTE_PREFILL, 0, middle, 3, blocks=[3, 4], first_token=5, drafts=[1, 2, 3])]).wait(
+        PATIENCE
+    )
     rig.check("a shorter request followed")
     short = rig.admit(Request("short", [6]))
     left = Task(TaskKind.ABORTED, 0, middle)
@@ -109,10 +116,10 @@ def test_g11_every_row_is_reset_to_the_largest_length_written_before(kit: Kit) -
 @examples()
 def test_g12_the_decode_role_goes_on_after_the_first_token(kit: Kit, draw: Draw) -> None:
     rig = Rig(kit, draw(sizes(), "sizes"))
-    tasks = insert_and_check(draw, rig, (TaskKind.HANDOFF,), least=1)
+    tasks = insert_and_check(draw, rig, (TaskKind.REMOTE_PREFILL,), least=1)
     step = draw_step(draw, rig)
     draw_sampling(draw, rig, step)
-    rig.advance(step).wait(PATIENCE)
+    rig.update_inputs(step).wait(PATIENCE)
     rig.check("the first step after a handoff")
     given = {task.request.request_id: task.request.generated + 1 for task in tasks}
     for row in rig.output(step):
@@ -126,8 +133,8 @@ def test_g12_the_decode_role_goes_on_after_the_first_token(kit: Kit, draw: Draw)
 def test_g12_exactly_the_given_drafts_are_written(kit: Kit, draw: Draw) -> None:
     rig = Rig(kit, draw(sizes(drafts=True), "sizes"))
     for _ in range(2):
-        tasks = insert_and_check(draw, rig, (TaskKind.HANDOFF, TaskKind.ABORTED), least=1)
-        drafts = [task for task in tasks if task.kind is TaskKind.HANDOFF]
+        tasks = insert_and_check(draw, rig, (TaskKind.REMOTE_PREFILL, TaskKind.ABORTED), least=1)
+        drafts = [task for task in tasks if task.kind is TaskKind.REMOTE_PREFILL]
         place = rig.state.layout.fields["draft_tokens"]
         for task in drafts:
             begin = place.offset + task.slot * place.stride
@@ -145,7 +152,7 @@ def test_g12_the_host_mirror_is_as_of_the_last_step_whose_output_was_taken(kit: 
         insert_and_check(draw, rig)
         step = draw_step(draw, rig)
         draw_sampling(draw, rig, step)
-        rig.advance(step).wait(PATIENCE)
+        rig.update_inputs(step).wait(PATIENCE)
         draw_proposal(draw, rig)
         should = {name: cells.copy() for name, cells in rig.model.cells.items()}
         ticket = cast(OutputTicket, rig.save(step))

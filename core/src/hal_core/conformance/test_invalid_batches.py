@@ -85,7 +85,7 @@ def test_g08_the_batch_goes_in_once_it_is_mended(kit: Kit, draw: Draw) -> None:
 @examples(0.5)
 def test_g08_one_slot_is_entered_once_a_batch(kit: Kit, draw: Draw) -> None:
     rig = Rig(kit, draw(sizes(), "sizes"))
-    slot = draw(st.integers(0, rig.sizes.slots - 1), "slot")
+    slot = draw(st.integers(0, rig.sizes.num_slots - 1), "slot")
     tasks = [draw_entering(draw, rig, slot, TaskKind.PREFILL, None) for _ in range(2)]
     refuse(rig, tasks)
 
@@ -93,9 +93,9 @@ def test_g08_one_slot_is_entered_once_a_batch(kit: Kit, draw: Draw) -> None:
 @guarantee(8)
 @examples(0.5)
 def test_g08_one_request_enters_one_slot(kit: Kit, draw: Draw) -> None:
-    rig = Rig(kit, draw(sizes(most_slots=7).filter(lambda size: size.slots > 1), "sizes"))
+    rig = Rig(kit, draw(sizes(most_slots=7).filter(lambda size: size.num_slots > 1), "sizes"))
     task = draw_entering(draw, rig, 0, TaskKind.PREFILL, None)
-    twin = Task(task.kind, 1, task.request, task.start, task.length, task.blocks)
+    twin = Task(task.kind, 1, task.request, task.num_computed_tokens, task.num_scheduled_tokens, task.blocks)
     refuse(rig, [task, twin])
 
 
@@ -127,10 +127,10 @@ def test_g08_a_slot_is_not_preempted_again_before_that_was_reported(kit: Kit, dr
 @examples()
 def test_g08_a_request_admitted_for_a_state_of_other_sizes_is_refused(kit: Kit, draw: Draw) -> None:
     rig = Rig(kit, draw(sizes(), "sizes"))
-    alike = {"slots": rig.sizes.slots, "block_size": rig.sizes.block_size}  # no request depends on these
+    alike = {"num_slots": rig.sizes.num_slots, "block_size": rig.sizes.block_size}  # no request depends on these
     other = draw(sizes().filter(lambda size: replace(size, **alike) != rig.sizes), "other sizes")
     foreign = admit(draw(requests(other, "foreign"), "request"), lay_out(other))
-    own = [draw_entering(draw, rig, slot, TaskKind.PREFILL, None) for slot in range(1, rig.sizes.slots)]
+    own = [draw_entering(draw, rig, slot, TaskKind.PREFILL, None) for slot in range(1, rig.sizes.num_slots)]
     blocks = [0] * min(rig.sizes.max_blocks, -(-foreign.total // rig.sizes.block_size))
     batch = [*own, Task(TaskKind.PREFILL, 0, foreign, 0, foreign.total, blocks)]
     error = assert_raises(

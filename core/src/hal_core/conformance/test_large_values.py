@@ -5,32 +5,26 @@ The cases are fixed rather than drawn: each size class must be met by each way t
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator
-from itertools import pairwise
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ..errors import OutOfMemory
 from ..memory.dtypes import DTYPES, dtype_of
-from ..memory.plan import SPREAD, WRITE, Records, WritePlan
-from ..memory.views import ByteRange, Memory, View
+from ..memory.views import View
 from .harness import backdoor
-from .harness.backdoor import PATIENCE
+from .harness.backdoor import arrive
+from .harness.bits import noise
 from .harness.guarantees import guarantee
 from .harness.reached import PAST, Reached, past
 from .kit import Kit
-from .rigs.slab import Slab, comb, elements, noise
+from .rigs.slab import GAP, Slab, comb, elements
 
 MIB = 1 << 20
 LENGTHS = [(1 << power) + off for power in (8, 12, 16, 20, 22) for off in (-1, 0, 1)]
 """Bytes of one value: both sides of every border at which a device may change its way."""
 LONGEST = 17 * MIB + 3
-GAP = 37
-"""Bytes between two targets: no piece begins on a boundary that suits everybody."""
 RUNS = (255, 256, 257, 1025)
 MANY_RUNS = (65_536, 70_001)
 """Separate runs of one target: past what a block, a grid or a 16-bit index holds."""
@@ -192,140 +186,6 @@ def like(source: Slab, target: View, begin: int) -> View:
     return View(source.memory, begin - low, target.shape, strides, target.dtype)
 
 
-# -- the caller's memory ------------------------------------------------------------------------------------------
-
-Given = Callable[[int], tuple[Any, Any]]
-
-
-def _contiguous(nbytes: int) -> tuple[Any, Any]:
-    value = noise(6, nbytes)
-    return value, value.copy()
-
-
-def _with_gaps(nbytes: int) -> tuple[Any, Any]:
-    value = np.repeat(noise(7, nbytes), 2)[::2]
-    return value, value.copy()
-
-
-def _converted(nbytes: int) -> tuple[Any, Any]:
-    value = noise(8, nbytes).astype(np.int64)
-    return value, value.astype(np.uint8)
-
-
-def _listed(nbytes: int) -> tuple[Any, Any]:
-    value = noise(9, nbytes)
-    return value.tolist(), value
-
-
-GIVEN: dict[str, Given] = {
-    "an array": _contiguous,
-    "an array with gaps": _with_gaps,
-    "an array of another type": _converted,
-    "a list": _listed,
-}
-
-
-def spoil(value: Any) -> None:  # noqa: ANN401 (an array or a list)
-    """What a caller may do once the call has returned: write over the value."""
-    if isinstance(value, list):
-        value[:] = [0xEE] * len(value)
-    else:
-        value[...] = 0xEE
-
-
-@guarantee(2)
-@pytest.mark.parametrize("given", GIVEN)
-def test_g02_a_large_value_may_be_changed_and_freed_once_the_call_has_returned(kit: Kit, given: str) -> None:
-    lengths = [4096, 65_535, 65_536, 65_537] + ([] if given == "a list" else [MIB, 3 * MIB + 1])
-    slab, at = Slab(kit, sum(lengths) + GAP * (len(lengths) + 1)), GAP
-    tickets, recycled = [], []
-    with kit.held(slab.stream):
-        for length in lengths:
-            value, should = GIVEN[given](length)
-            target = slab.at(at, (length,))
-            tickets.append(slab.set(target, value))
-            spoil(value)
-            del value
-            recycled += [np.full(length, 0xDD, np.uint8) for _ in range(2)]  # where the freed memory may be found
-            slab.over(target)[...] = should
-            at += length + GAP
-    for ticket in tickets:
-        ticket.wait(PATIENCE)
-    slab.check(f"{given} of {lengths} bytes was changed and freed by its caller")
-
-
-@guarantee(2)
-def test_g02_a_device_value_may_be_freed_once_the_call_has_returned(kit: Kit) -> None:
-    for length in (256, 65_536, MIB + 8):
-        slab = Slab(kit, length + 2 * GAP)
-        source: Slab | None = Slab(kit, length, noise(10, length))
-        assert source is not None
-        target, other = slab.at(GAP, (length,)), kit.device.stream()
-        slab.over(target)[...] = source.should
-        with kit.held(slab.stream):
-            ticket = slab.set(target, source.at(0, (length,)))
-            source = None
-            gc.collect()
-            others = [kit.device.allocate(length) for _ in range(3)]  # where the freed memory may be found
-            for memory in others:
-                backdoor.write(kit.device, memory, 0, np.full(length, 0xDD, np.uint8), other)
-        ticket.wait(PATIENCE)
-        slab.check(f"the device value of {length} bytes was freed by its caller")
-
-
-@guarantee(5)
-def test_g05_a_target_that_was_freed_is_not_written_where_others_are_now(kit: Kit) -> None:
-    stream, other = kit.device.default_stream, kit.device.stream()
-    for length in (256, 65_536, MIB + 8):
-        memory: Memory | None = kit.device.allocate(length)
-        assert memory is not None
-        with kit.held(stream):
-            view: View | None = View.contiguous(memory, 0, (length,), dtype_of("uint8"))
-            kit.bound.async_set_value(target=view, value=noise(11, length), stream=stream)
-            memory = view = None
-            gc.collect()
-            others = [kit.device.allocate(length) for _ in range(3)]
-            for block in others:
-                backdoor.write(kit.device, block, 0, backdoor.poisoned(length), other)
-        for block in others:
-            got = backdoor.read(kit.device, block, stream)
-            wrong = np.flatnonzero(got != backdoor.POISON)
-            assert not len(wrong), f"byte {wrong[0]} of other memory is {got[wrong[0]]:#x}: a freed target's value"
-
-
-@guarantee(2)
-def test_g02_a_large_plan_may_be_changed_once_it_was_submitted(kit: Kit) -> None:
-    rng = np.random.default_rng(12)
-    lengths = np.concatenate([rng.integers(1, 9, 70_001), rng.integers(1, 9000, 300), [3 * MIB + 5]])
-    pieces = [noise(13, int(lengths.sum()))]
-    cuts = [0, 5, 4096, 65_537, MIB + 1, pieces[0].nbytes]
-    pieces = [pieces[0][low:high].copy() for low, high in pairwise(cuts)]
-    width, count = 5000, 300
-    slab = Slab(kit, count * width + int((lengths + 3).sum()) + 64)
-    data = noise(14, count * width).reshape(count, width)
-    slots = rng.permutation(count).astype(np.int32)
-    records = Records(slots, data, np.array([(0, width, 0, 3), (8, width, 3, width - 8)], SPREAD))
-    rows = np.zeros(len(lengths), WRITE)
-    rows["nbytes"], rows["dst"] = lengths, count * width + np.cumsum(lengths + 3) - lengths
-    rows["source"] = np.cumsum(lengths) - lengths
-    whole = np.concatenate(pieces)
-    for dst, begin, nbytes in rows[["dst", "source", "nbytes"]].tolist():
-        slab.should[dst : dst + nbytes] = whole[begin : begin + nbytes]
-    places = slab.should[: count * width].reshape(count, width)
-    places[slots, :3] = data[:, :3]
-    places[slots, 8:] = data[:, 3 : width - 5]
-    order = rng.permutation(len(rows))
-    plan = WritePlan(slab.memory, rows[order], pieces, records)
-    with kit.held(slab.stream):
-        ticket = kit.device.submit(plan, slab.stream)
-        for array in (*pieces, data):
-            array[...] = 0xEE
-        slots[...] = 0
-        plan.writes["nbytes"] = 0
-    ticket.wait(PATIENCE)
-    slab.check(f"a plan of {len(rows)} writes and {count} records was changed by its caller")
-
-
 @guarantee(3, requires=("async_h2d", "can_hold_stream"))
 def test_g03_the_call_returns_while_the_stream_is_held_however_large_the_value(kit: Kit) -> None:
     lengths = [255, 4096, 16_385, 65_535, 65_536, 65_537, 262_145, MIB, 3 * MIB + 1]
@@ -351,118 +211,6 @@ def test_g03_the_call_returns_while_the_stream_is_held_however_large_the_value(k
             wrong = np.flatnonzero(seen != before)
             assert not len(wrong), f"byte {wrong[0]} was written while the stream is held ({shape})"
         for ticket in tickets:
-            ticket.wait(PATIENCE)
+            arrive(ticket)
         slab.check(f"values of {lengths} bytes on a stream that was held ({shape})")
     reached.check()
-
-
-# -- past 4 GiB -----------------------------------------------------------------------------------------------------
-
-FAR = (5 << 30) + 4096
-WINDOW = 4096
-BORDERS = {"2 GiB": 1 << 31, "4 GiB": 1 << 32, "the end": FAR - WINDOW // 2}
-"""Places at which a number of 31 or 32 bits ends. The windows around them are all that is touched."""
-
-
-def available() -> int:
-    """Bytes of memory that this machine could give now; 0 where it does not say."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")), 0)
-
-
-class Far:
-    """A block of more than 4 GiB of which some windows are poisoned, written and compared."""
-
-    def __init__(self, kit: Kit, memory: Memory) -> None:
-        self.kit, self.memory, self.stream = kit, memory, kit.device.default_stream
-        low = {place - (1 << 32) for place in BORDERS.values()} | {0, 1 << 20}
-        begins = {max(0, place - WINDOW // 2) for place in (*BORDERS.values(), *(at for at in low if at >= 0))}
-        self.windows = {begin: backdoor.poisoned(WINDOW) for begin in sorted(begins)}
-        backdoor.put(kit.device, memory, [(at, data.tobytes()) for at, data in self.windows.items()], self.stream).wait(
-            PATIENCE
-        )
-
-    def expect(self, offset: int, data: bytes) -> None:
-        """So many bytes are there from now on."""
-        for begin, window in self.windows.items():
-            if begin <= offset < begin + WINDOW:
-                window[offset - begin : offset - begin + len(data)] = list(data)
-                return
-        raise AssertionError(f"byte {offset} is in no window")
-
-    def check(self, after: str) -> None:
-        """Compare all windows."""
-        __tracebackhide__ = True
-        parts = [ByteRange(begin, WINDOW) for begin in self.windows]
-        copied = self.kit.device.copy_out(self.memory, parts, self.stream)
-        copied.wait(PATIENCE)
-        for (begin, should), got in zip(self.windows.items(), copied.data, strict=True):
-            wrong = np.flatnonzero(np.asarray(got) != should)
-            assert not len(wrong), (
-                f"after {after}: byte {begin + wrong[0]} is {got[wrong[0]]:#x}, not {should[wrong[0]]:#x}"
-            )
-
-    def set(self, target: View, value: object, elements_of: list[bytes]) -> None:
-        """Set a value, and expect its elements where the view's own numbers say."""
-        self.kit.bound.async_set_value(target=target, value=value, stream=self.stream).wait(PATIENCE)
-        index = np.indices(target.shape).reshape(len(target.shape), -1).T.tolist()
-        for at, element in zip(index, elements_of, strict=True):
-            place = sum(i * stride for i, stride in zip(at, target.strides, strict=True))
-            self.expect(target.offset + place, element)
-
-
-@pytest.fixture
-def far(kit: Kit) -> Far:
-    """The block, where machine and device have room for it."""
-    if available() < 2 * FAR:
-        pytest.skip(f"needs {2 * FAR >> 30} GiB of free memory, to be safe with a block of {FAR >> 30} GiB")
-    try:
-        return Far(kit, kit.device.allocate(FAR))
-    except (OutOfMemory, MemoryError) as error:
-        pytest.skip(f"needs a device with {FAR >> 30} GiB to give: {error}")
-
-
-@guarantee(5)
-def test_g05_offsets_past_4_gib_are_not_cut(kit: Kit, far: Far) -> None:
-    far.check("writing by a plan around 2 GiB, 4 GiB and the end")
-    kind, memory = dtype_of("int32"), far.memory
-    for turn, (name, border) in enumerate(BORDERS.items()):
-        target = View.contiguous(memory, border - 16, (8,), kind)
-        value = np.arange(100 * turn, 100 * turn + 8, dtype=np.int32)
-        far.set(target, value, [item.tobytes() for item in value])
-        far.check(f"an array across {name}")
-        target = View(memory, border + 64, (6,), (-8,), kind)
-        far.set(target, 7 + turn, [np.int32(7 + turn).tobytes()] * 6)
-        far.check(f"a scalar, backwards, past {name}")
-    for step in (1 << 31, 1 << 32):
-        target = View(memory, 256, (2,), (step,), kind)
-        far.set(target, [step >> 20, 2], [np.int32(step >> 20).tobytes(), np.int32(2).tobytes()])
-        target = View(memory, 512 + step, (2, 2), (-step, 4), kind)
-        far.set(target, 5, [np.int32(5).tobytes()] * 4)
-        far.check(f"strides of {step} bytes")
-
-
-@guarantee(5)
-def test_g05_device_values_and_records_past_4_gib_are_not_cut(kit: Kit, far: Far) -> None:
-    kind, memory = dtype_of("int64"), far.memory
-    below, above = View.contiguous(memory, 1024, (8,), kind), View.contiguous(memory, (1 << 32) + 1032, (8,), kind)
-    value = elements(16, (8,), kind)
-    far.set(below, value, [item.tobytes() for item in value])
-    far.set(above, below, [item.tobytes() for item in value])
-    far.check("a device value from below to past 4 GiB")
-    other = elements(17, (8,), kind)
-    far.set(above, other, [item.tobytes() for item in other])
-    far.set(below, above[::-1], [item.tobytes() for item in other[::-1]])
-    far.check("a device value from past 4 GiB to below")
-    stride = 1 << 30  # a slot's share: with it slot 4 lies past 32 bits
-    records = Records(
-        np.array([4, 0, 2], np.int32), noise(18, 3 * 16).reshape(3, 16), np.array([(320, stride, 0, 16)], SPREAD)
-    )
-    plan = WritePlan(memory, np.zeros(0, WRITE), [], records)
-    kit.device.submit(plan, far.stream).wait(PATIENCE)
-    for slot, record in zip((4, 0, 2), records.data, strict=True):
-        far.expect(320 + slot * stride, record.tobytes())
-    far.check("records of slots past 4 GiB")

@@ -22,7 +22,7 @@ from .rigs import acts
 from .rigs.batches import LEAVE
 from .rigs.rig import FOLLOWER, Rig, assert_rows
 
-FREE = acts.SIZES.slots - 1
+FREE = acts.SIZES.num_slots - 1
 LEFT = (SlotStatus.PREEMPTED, SlotStatus.ABORTED)
 
 
@@ -33,7 +33,7 @@ def of_another(rig: Rig, kind: TaskKind) -> Task:
 
 def never_entered(rig: Rig, kind: TaskKind) -> Task:
     """A request that was admitted and never inserted, for a slot that is free."""
-    return replace(acts.entering(rig, FREE), kind=kind, start=0, length=0, blocks=())
+    return replace(acts.entering(rig, FREE), kind=kind, num_computed_tokens=0, num_scheduled_tokens=0, blocks=())
 
 
 def never_held(rig: Rig, kind: TaskKind) -> Task:
@@ -45,7 +45,7 @@ def gone_already(rig: Rig, kind: TaskKind) -> Task:
     """It has left before, and that was reported."""
     task = acts.leaving(rig, 2, kind)
     rig.insert([task]).wait(PATIENCE)
-    rig.output(rig.step(range(acts.SIZES.slots)))
+    rig.output(rig.step(range(acts.SIZES.num_slots)))
     return task
 
 
@@ -65,7 +65,7 @@ def replaced(rig: Rig, kind: TaskKind) -> Task:
 
 def outside(rig: Rig, kind: TaskKind) -> Task:
     """There is no such slot: counted from the end, it would be one that is held."""
-    return Task(kind, 2 - acts.SIZES.slots, rig.model.residents[2].admitted)
+    return Task(kind, 2 - acts.SIZES.num_slots, rig.model.residents[2].admitted)
 
 
 NOT_HELD: dict[str, Callable[[Rig, TaskKind], Task]] = {
@@ -86,7 +86,7 @@ NOT_HELD: dict[str, Callable[[Rig, TaskKind], Task]] = {
 def test_g19_a_request_that_is_not_in_the_slot_does_not_leave_it(kit: Kit, kind: TaskKind, why: str) -> None:
     rig = acts.working(kit)
     bad = NOT_HELD[why](rig, kind)
-    booked = rig.state.ledger.table.copy(), dict(rig.state.ledger.live), [*rig.state.ledger.requests]
+    booked = rig.state.host_table.table.copy(), dict(rig.state.host_table.live), [*rig.state.host_table.requests]
     for tasks in (
         [bad],
         [acts.leaving(rig, 0), bad] if bad.slot else [acts.leaving(rig, 1), bad],
@@ -101,10 +101,10 @@ def test_g19_a_request_that_is_not_in_the_slot_does_not_leave_it(kit: Kit, kind:
         named = [text for text in error.problems if f"task {tasks.index(bad)} " in text]
         assert named, f"the problems {error.problems} do not name task {tasks.index(bad)}, a leaving ({why})"
         rig.check(f"a leaving ({why}) was refused")
-    now = rig.state.ledger.table, dict(rig.state.ledger.live), [*rig.state.ledger.requests]
+    now = rig.state.host_table.table, dict(rig.state.host_table.live), [*rig.state.host_table.requests]
     assert (now[0] == booked[0]).all(), f"a leaving ({why}) was refused, and booked all the same"
     assert now[1:] == booked[1:], f"a leaving ({why}) was refused, and booked all the same"
-    rig.output(rig.step(range(acts.SIZES.slots)))
+    rig.output(rig.step(range(acts.SIZES.num_slots)))
     rig.check("a step after a leaving that was refused")
 
 
@@ -113,15 +113,15 @@ def test_g19_releasing_what_is_free_or_wrong_changes_nothing_else(kit: Kit) -> N
     rig = acts.working(kit)
     for free in ([FREE], [], [FREE, FREE]):
         rig.state.release(free)
-    table = rig.state.ledger.table.copy()
-    for wrong in ([0, acts.SIZES.slots], [1, -1], [2**40], ["0"]):
+    table = rig.state.host_table.table.copy()
+    for wrong in ([0, acts.SIZES.num_slots], [1, -1], [2**40], ["0"]):
         error = assert_raises(HalError, lambda wrong=wrong: rig.state.release(wrong), f"releasing slots {wrong}")  # type: ignore[misc]
         assert error.cure, f"{error} names no cure"
-    assert (rig.state.ledger.table == table).all(), "a release that was refused has freed a slot all the same"
-    rig.output(rig.step(range(acts.SIZES.slots)))
+    assert (rig.state.host_table.table == table).all(), "a release that was refused has freed a slot all the same"
+    rig.output(rig.step(range(acts.SIZES.num_slots)))
     rig.release([1])
     rig.check("slot 1 was released")
-    rows = rig.output(rig.step(range(acts.SIZES.slots)))
+    rows = rig.output(rig.step(range(acts.SIZES.num_slots)))
     assert len(rows) == 2, f"one of three requests was released, and {len(rows)} rows are reported"
     acts.insert(rig).wait(PATIENCE)
     rig.check("a slot that was released was entered")
@@ -152,7 +152,7 @@ SINKS = ("full", "full twice", "dead", "late", "good")
 @pytest.mark.parametrize("again", [False, True], ids=["left free", "entered again"])
 def test_g19_a_leaving_is_told_once_whatever_its_sink_does(kit: Kit, kind: str, again: bool) -> None:
     rig = acts.working(kit)
-    everything = range(acts.SIZES.slots)
+    everything = range(acts.SIZES.num_slots)
     should = departed(rig)
     records: list[OutputRecord] = []
     for attempt in range(2 if kind == "full twice" else 1):
@@ -174,16 +174,16 @@ def test_g19_a_leaving_is_told_once_whatever_its_sink_does(kit: Kit, kind: str, 
         assert_rows(records[-1], rows)
         rig.check(f"save_output of leavings into a {kind} sink")
         if kind == "full twice" and attempt == 0:
-            acts.advance(rig).wait(PATIENCE)
+            acts.update_inputs(rig).wait(PATIENCE)
     if again:
         rig.insert([acts.entering(rig, 0), acts.entering(rig, 2)]).wait(PATIENCE)
     for _ in range(3):
-        acts.advance(rig).wait(PATIENCE)
+        acts.update_inputs(rig).wait(PATIENCE)
         rig.output(rig.step(everything))
     found = told([*records, *rig.sink.records])
     assert found == should, f"leavings were told {dict(found)} times, but should be {dict(should)} (sink: {kind})"
-    assert not rig.state.ledger.preempted, f"the host still has {rig.state.ledger.preempted} to tell"
-    assert not rig.state.ledger.aborted, f"the host still has {rig.state.ledger.aborted} to tell"
+    assert not rig.state.host_table.preempted, f"the host still has {rig.state.host_table.preempted} to tell"
+    assert not rig.state.host_table.aborted, f"the host still has {rig.state.host_table.aborted} to tell"
 
 
 @guarantee(18, also=(19, 20))
@@ -213,10 +213,12 @@ def test_g18_who_leaves_and_who_enters_one_slot_are_both_told(kit: Kit) -> None:
         rig.insert([acts.leaving(rig, 1, kind), acts.entering(rig, 1)]).wait(PATIENCE)
         rig.check(f"{kind.name.lower()} and entered in one batch")
     acts.submit(rig)
-    acts.advance(rig).wait(PATIENCE)
+    acts.update_inputs(rig).wait(PATIENCE)
     before = len(rig.sink.records)
     rows = rig.output(rig.step([1, 0, FREE]))
     assert len(rows) == 4, f"two requests have left slot 1, one is in it and one in slot 0, but {len(rows)} are told"
     rig.output(rig.step([1, 0, FREE]))
     assert told(rig.sink.records[before:]) == should, f"leavings of one slot: {told(rig.sink.records[before:])}"
-    assert np.array_equal(rig.state.ledger.serials != 0, [True, True, True, False, False]), "who is in the slots"
+    assert np.array_equal(rig.state.host_table.admission_ids != 0, [True, True, True, False, False]), (
+        "who is in the slots"
+    )

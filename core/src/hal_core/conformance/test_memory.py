@@ -65,7 +65,7 @@ def test_g26_states_are_aligned_and_apart(kit: Kit) -> None:
             off = (rig.state.memory.address + offset) % ALIGNMENT
             assert off == 0, f"{name} begins {off} bytes past a boundary of {ALIGNMENT} bytes"
     for rig in rigs:
-        acts.advance(rig)
+        acts.update_inputs(rig)
         for one in rigs:
             one.check(f"a step of state {rig.name!r}")
 
@@ -144,19 +144,19 @@ def hooks(rig: Rig) -> None:
     acts.submit(rig)
     rig.insert([acts.leaving(rig, 0), acts.entering(rig, 0)])
     acts.broadcast(rig)
-    acts.advance(rig)
+    acts.update_inputs(rig)
     sink = MemorySink()
     rig.state.take(acts.save(rig, sink))  # type: ignore[arg-type]  # save_output's
     acts.copy_out(rig).wait(PATIENCE)
     rig.device.event(rig.stream).wait(PATIENCE)
     rig.model.requests.clear()
     rig.model.loose.clear()
-    rig.model.bound[:] = [0] * acts.SIZES.slots  # every round enters the slot anew
+    rig.model.bound[:] = [0] * acts.SIZES.num_slots  # every round enters the slot anew
 
 
 def tickets_nobody_waits_for(rig: Rig) -> None:
     """Calls whose tickets are thrown away."""
-    for act in (acts.scalar, acts.array, acts.submit, acts.advance):
+    for act in (acts.scalar, acts.array, acts.submit, acts.update_inputs):
         act(rig)
     rig.stream.synchronize(PATIENCE)
 

@@ -49,7 +49,9 @@ def test_g07_a_ticket_that_says_sync_is_done_and_its_work_is_there(kit: Kit, wha
     check_told(rig, ticket, what)
     said = ticket.mode
     if not (kit.capabilities.async_d2h if what in COPIES else kit.capabilities.async_h2d):
-        assert said == "sync" or what == "advance", f"{what}: the ticket says {said!r}, but the device claims no such"
+        assert said == "sync" or what == "update_inputs", (
+            f"{what}: the ticket says {said!r}, but the device claims no such"
+        )
     assert_no_error(lambda: ticket.wait(PATIENCE), what)
     assert ticket.done(), f"{what}: the ticket was waited for, but is not done"
     assert ticket.mode == said, f"{what}: the ticket said {said!r} first, then {ticket.mode!r}"
@@ -59,8 +61,8 @@ def test_g07_a_ticket_that_says_sync_is_done_and_its_work_is_there(kit: Kit, wha
 @guarantee(7, requires=HELD, also=(1, 3, 10, 23))
 @pytest.mark.parametrize("what", WORKS)
 def test_g07_behind_a_held_stream_every_call_returns_and_says_async(kit: Kit, what: str) -> None:
-    if what == "advance" and kit.missing(("overlapped_advance",)):
-        pytest.skip("needs overlapped_advance")
+    if what == "update_inputs" and kit.missing(("overlapped_update",)):
+        pytest.skip("needs overlapped_update")
     rig = acts.working(kit)
     with kit.held(rig.stream):
         ticket = acts.ACTS[what](rig)

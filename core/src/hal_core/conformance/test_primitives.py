@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from ..memory.plan import SPREAD, PlanBuilder, Records, WritePlan
+from ..memory.plan import SCATTER_MAP, PlanBuilder, Records, WritePlan
 from ..memory.views import ByteRange
 from .draw.views import BLOCK_BYTES
 from .harness import backdoor
@@ -48,17 +48,17 @@ def test_g05_records_are_spread_over_the_slots_they_name(kit: Kit, draw: Draw) -
     block = Block(kit)
     widths = draw(st.lists(st.sampled_from([1, 4, 8, 16, 24]), min_size=1, max_size=3), "bytes of each field")
     slots = draw(st.lists(st.integers(0, 4), min_size=1, max_size=5, unique=True), "slots")
-    spread, base, source = [], 64, 0
+    scatter_map, base, source = [], 64, 0
     for width in widths:
-        spread.append((base, width, source, width))
+        scatter_map.append((base, width, source, width))
         base, source = base + -(-5 * width // 64) * 64, source + width
     size = len(slots) * source
     data = np.frombuffer(draw(st.binary(min_size=size, max_size=size), "records"), np.uint8).reshape(len(slots), source)
-    records = Records(np.array(slots, np.int32), data.copy(), np.array(spread, SPREAD))
+    records = Records(np.array(slots, np.int32), data.copy(), np.array(scatter_map, SCATTER_MAP))
     plan = WritePlan(block.memory, PlanBuilder(block.memory).build().writes, [], records)
     kit.device.submit(plan, block.stream).wait(PATIENCE)
     for record, slot in zip(data, slots, strict=True):
-        for start, stride, at, width in spread:
+        for start, stride, at, width in scatter_map:
             block.should[start + slot * stride :][:width] = record[at : at + width]
     block.check(f"records for slots {slots}")
 

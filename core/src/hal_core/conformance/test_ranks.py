@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 
 from ..output.records import SlotStatus
-from ..slots.fields import HEADER_BYTES, Sizes
+from ..slots.fields import HEADER_BYTES, StateConfig
 from ..slots.layout import lay_out
 from .draw.requests import sizes
 from .harness.guarantees import RANKS, guarantee
@@ -40,15 +40,15 @@ def assert_well(rank: int, error: Met | None, what: str) -> None:
     assert error is None, f"rank {rank}: {what} raised {error.kind}: {error.text}" if error else ""
 
 
-def assert_agreed(rank: int, mine: Seen, source: Seen, size: Sizes) -> None:
+def assert_agreed(rank: int, mine: Seen, source: Seen, size: StateConfig) -> None:
     """After each broadcast the slice is the source's, and not one other byte has changed."""
     __tracebackhide__ = True
     layout = lay_out(size)
-    part = layout.groups["broadcast_speculative" if size.max_draft else "broadcast"]
+    part = layout.groups["broadcast_speculative" if size.max_draft_tokens else "broadcast"]
     begin = part.offset + HEADER_BYTES
     for call, (before, after, theirs) in enumerate(zip(mine.before, mine.after, source.before, strict=True)):
         for name, place in layout.fields.items():
-            low, high = place.offset, place.offset + place.stride * size.slots
+            low, high = place.offset, place.offset + place.stride * size.num_slots
             inside = begin <= low < part.end
             got, should = after[low:high], (theirs if inside else before)[low:high]
             whose = "the source's" if inside else "its own of before"
@@ -77,7 +77,9 @@ def test_g13_every_rank_holds_the_sources_fields_byte_for_byte(kit: Kit, draw: D
 @guarantee(14, requires=RANKS)
 @SHAPES
 def test_g14_a_call_is_one_collective_of_fixed_size(kit: Kit, groups: Any) -> None:  # noqa: ANN401 (nested tuples)
-    small, large = (Sizes(slots=4, max_tokens=tokens, max_draft=2, top_k=1) for tokens in (8, 64))
+    small, large = (
+        StateConfig(num_slots=4, max_model_len=tokens, max_draft_tokens=2, max_logprobs=1) for tokens in (8, 64)
+    )
     nbytes = set()
     for size in (small, large):
         seen = kit.ranks.run(kit.recipe, rank_work.agree, groups, (), size, 0, 3, ranks=told(groups))
@@ -88,11 +90,11 @@ def test_g14_a_call_is_one_collective_of_fixed_size(kit: Kit, groups: Any) -> No
     assert len(nbytes) == 1, f"broadcasts of states with the same fields to agree on have {sorted(nbytes)} bytes"
 
 
-PLAIN = Sizes(slots=4, max_tokens=16)
+PLAIN = StateConfig(num_slots=4, max_model_len=16)
 DIFFERENCES: dict[str, dict[str, Any]] = {
-    "slots": {"sizes": replace(PLAIN, slots=5)},
-    "a size that no broadcast field has": {"sizes": replace(PLAIN, max_tokens=32)},
-    "speculation": {"sizes": replace(PLAIN, max_draft=2)},
+    "slots": {"sizes": replace(PLAIN, num_slots=5)},
+    "a size that no broadcast field has": {"sizes": replace(PLAIN, max_model_len=32)},
+    "speculation": {"sizes": replace(PLAIN, max_draft_tokens=2)},
     "order of broadcast fields": {"swap": ("accept_num", "step_idx")},
     "order of other fields": {"swap": ("seed", "min_p")},
     "name": {"name": "mtp"},
@@ -150,7 +152,9 @@ def test_g15_a_group_of_one_in_a_job_of_several_meets_nobody(kit: Kit) -> None:
 @pytest.mark.parametrize("path", ["plain", "speculative", "top-k", "first token"])
 @SHAPES
 def test_g17_only_the_first_rank_sends_and_all_know_the_same(kit: Kit, groups: Any, path: str) -> None:  # noqa: ANN401
-    size = Sizes(slots=3, max_tokens=32, max_draft=2 if path == "speculative" else 0, top_k=2)
+    size = StateConfig(
+        num_slots=3, max_model_len=32, max_draft_tokens=2 if path == "speculative" else 0, max_logprobs=2
+    )
     answers = kit.ranks.run(kit.recipe, rank_work.decode, groups, size, path, 4, ranks=told(groups))
     for group in groups:
         first = answers[group[0]]
@@ -170,7 +174,7 @@ def test_g17_only_the_first_rank_sends_and_all_know_the_same(kit: Kit, groups: A
 @guarantee(18, requires=RANKS)
 @SHAPES
 def test_g18_the_clean_up_happens_on_every_rank_of_real_groups(kit: Kit, groups: Any) -> None:  # noqa: ANN401
-    size = replace(PLAIN, slots=2)
+    size = replace(PLAIN, num_slots=2)
     answers = kit.ranks.run(kit.recipe, rank_work.decode, groups, size, "plain", 2, ranks=told(groups))
     for rank, mine in answers.items():
         assert_well(rank, mine.error, "decoding")
@@ -195,7 +199,8 @@ def check_casualty(kit: Kit, groups: Any, victim: int, how: str, lose: Any = ran
         assert took < TIMEOUT + SLACK, f"rank {rank} heard after {took:.1f} s, the timeout is {TIMEOUT} s"
         for what, later in (("the same state", lost.again), ("another state", lost.another_state)):
             assert later is not None, f"rank {rank}: a broadcast of {what} goes through on a dead group"
-            assert later.seconds < TIMEOUT + SLACK, f"rank {rank}: {what} waited {later.seconds:.1f} s"
+            again = f"rank {rank}: a broadcast of {what} on a dead group"
+            assert later.seconds < TIMEOUT, f"{again} took {later.seconds:.1f} s, as if it waited {TIMEOUT} s once more"
         assert_well(rank, lost.rest, "what needs no group")
 
 

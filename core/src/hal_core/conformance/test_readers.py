@@ -16,9 +16,10 @@ from .harness.backdoor import arrive
 from .harness.guarantees import guarantee
 from .harness.waiters import SHORT
 from .kit import Kit, Latch
-from .rigs.lanes import Busy, copied
+from .rigs.forms import unlike
 from .rigs.rig import Rig
-from .rigs.roads import SIZES, filled, new_tasks, unlike
+from .rigs.roads import SIZES, filled, new_tasks
+from .rigs.stream_cases import Busy, copied
 
 if TYPE_CHECKING:
     from ..streams import Stream
@@ -39,7 +40,7 @@ def _leave_and_enter(rig: Rig, tasks: list[Task]) -> Ticket:
 
 
 def _grow(rig: Rig, tasks: list[Task]) -> Ticket:
-    return rig.insert([Task(TaskKind.DECODE, LEFT, tasks[LEFT].request, blocks=[55], first_block=2)])
+    return rig.insert([Task(TaskKind.MORE_BLOCKS, LEFT, tasks[LEFT].request, blocks=[55], first_block=2)])
 
 
 def _enter_elsewhere(rig: Rig, tasks: list[Task]) -> Ticket:
@@ -66,7 +67,7 @@ WRITES: dict[str, Write] = {
     "a value for one slot": _set_slot,
     "a value for every slot": _set_all,
 }
-"""Told to the call; ``advance`` looks at every slot, so even a slot that no step names is read."""
+"""Told to the call; ``update_inputs`` looks at every slot, so even a slot that no step names is read."""
 STREAMS = ("from the default stream to another", "from another stream to the default one", "between two others")
 
 
@@ -79,21 +80,21 @@ def streams(kit: Kit, which: str) -> tuple[Stream, Stream]:
 
 WAITS = (
     "it waits for the device, so a write that overlaps a step cannot be shown, nor be had. Either provide a kernel: "
-    "override advance() so that it puts its work on the stream and returns (the default of DeviceBase copies the state "
-    "out and back). Or declare it: advance_waits = True in the plugin's Support, which takes overlapped_advance from "
-    "what it offers; what needs it is then skipped"
+    "override update_inputs() so that it puts its work on the stream and returns (the default of DeviceBase copies the "
+    "state out and back). Or declare it: update_waits = True in the plugin's Support, which takes overlapped_update "
+    "from what it offers; what needs it is then skipped"
 )
 
 
-def advance_held(rig: Rig, latch: Latch, order: tuple[int, ...]) -> Ticket:
-    """A step on the stream that is held. One check tells a device whose ``advance`` waits; the others are skipped."""
+def update_held(rig: Rig, latch: Latch, order: tuple[int, ...]) -> Ticket:
+    """A step on the stream that is held. One check tells a device whose ``update_inputs`` waits; others are skipped."""
     __tracebackhide__ = True
-    if rig.kit.advance_waits:
-        pytest.skip("advance waits for the device, as another check of G28 says")
-    ticket = rig.advance(rig.step(order))
+    if rig.kit.update_waits:
+        pytest.skip("update_inputs waits for the device, as another check of G28 says")
+    ticket = rig.update_inputs(rig.step(order))
     if latch.forced:
-        rig.kit.advance_waits = True
-        raise AssertionError(f"advance did not return while its stream was held: {WAITS}")
+        rig.kit.update_waits = True
+        raise AssertionError(f"update_inputs did not return while its stream was held: {WAITS}")
     return ticket
 
 
@@ -104,7 +105,7 @@ def still_waits(told: str, ticket: Ticket) -> None:
     assert_raises(TicketTimeout, lambda: ticket.wait(SHORT), f"{told}, behind a step that is held: its ticket")
 
 
-@guarantee(28, requires=("async_h2d", "can_hold_stream", "overlapped_advance"))
+@guarantee(28, requires=("async_h2d", "can_hold_stream", "overlapped_update"))
 @pytest.mark.parametrize("which", STREAMS)
 @pytest.mark.parametrize("what", WRITES)
 def test_g28_a_write_comes_after_a_step_on_another_stream(kit: Kit, what: str, which: str) -> None:
@@ -113,7 +114,7 @@ def test_g28_a_write_comes_after_a_step_on_another_stream(kit: Kit, what: str, w
     told = f"{what}, {which},"
     with kit.held(reader, told) as latch:
         rig.stream = reader
-        stepped = advance_held(rig, latch, NAMED)
+        stepped = update_held(rig, latch, NAMED)
         rig.stream = writer
         written = WRITES[what](rig, tasks)
         still_waits(told, written)
@@ -122,7 +123,7 @@ def test_g28_a_write_comes_after_a_step_on_another_stream(kit: Kit, what: str, w
     rig.check(f"{told} behind a step")
 
 
-@guarantee(28, requires=("async_h2d", "can_hold_stream", "overlapped_advance"))
+@guarantee(28, requires=("async_h2d", "can_hold_stream", "overlapped_update"))
 @pytest.mark.parametrize("last_first", [False, True], ids=["in-order", "last-first"])
 @pytest.mark.parametrize("what", WRITES)
 def test_g28_a_write_comes_after_every_step_and_not_the_first_or_last_alone(
@@ -135,10 +136,10 @@ def test_g28_a_write_comes_after_every_step_and_not_the_first_or_last_alone(
     latches = [kit.held(stream, told) for stream in held]
     with latches[0], latches[1]:
         rig.stream = held[0]
-        steps = [advance_held(rig, latches[0], order) for order in ((0, 1), (1, 2))]
+        steps = [update_held(rig, latches[0], order) for order in ((0, 1), (1, 2))]
         held[1].wait(device.event(held[0]))
         rig.stream = held[1]
-        steps.append(advance_held(rig, latches[1], (2, 0, 1)))
+        steps.append(update_held(rig, latches[1], (2, 0, 1)))
         rig.stream = writer
         written = WRITES[what](rig, tasks)
         still_waits(told, written)
@@ -156,7 +157,7 @@ def test_g28_a_write_comes_after_every_step_and_not_the_first_or_last_alone(
 @pytest.mark.parametrize("which", STREAMS)
 @pytest.mark.parametrize("what", WRITES)
 def test_g28_what_a_reader_sees_is_not_written_over(kit: Kit, what: str, which: str) -> None:
-    """A reader that the worker tells the state of; it is a copy here, so ``advance`` need not overlap."""
+    """A reader that the worker tells the state of; it is a copy here, so ``update_inputs`` need not overlap."""
     reader, writer = streams(kit, which)
     if what == "a request that enters a slot the step does not name":
         return  # this reader names its slots
@@ -165,7 +166,7 @@ def test_g28_what_a_reader_sees_is_not_written_over(kit: Kit, what: str, which: 
     with kit.held(reader, told):
         busy = Busy(kit, reader, 3)
         seen = copied(kit, rig.state.memory, reader)
-        rig.state.read_by(np.array(NAMED, np.int32), kit.device.event(reader))
+        rig.state.add_reader(np.array(NAMED, np.int32), kit.device.event(reader))
         rig.stream = writer
         written = WRITES[what](rig, tasks)
         still_waits(told, written)
@@ -192,12 +193,12 @@ def test_g28_a_write_comes_after_each_of_several_readers(kit: Kit) -> None:
             seen = []
             for slots, reader in zip(((0, 1), (1,), (1, 2)), readers, strict=True):
                 seen.append(copied(kit, rig.state.memory, reader))
-                rig.state.read_by(np.array(slots, np.int32), kit.device.event(reader))
+                rig.state.add_reader(np.array(slots, np.int32), kit.device.event(reader))
             written = _leave_and_enter(rig, tasks)
-            for at, lane in enumerate(order):
+            for at, stream_case in enumerate(order):
                 still_waits(f"{told}, of which {3 - at} are held", written)
-                latches[lane].release()
-                arrive(seen[lane])
+                latches[stream_case].release()
+                arrive(seen[stream_case])
         arrive(written)
         for copy in seen:
             wrong = unlike(copy.data[0], should)
@@ -205,7 +206,7 @@ def test_g28_a_write_comes_after_each_of_several_readers(kit: Kit) -> None:
         rig.check(told)
 
 
-@guarantee(28, requires=("async_h2d", "can_hold_stream", "overlapped_advance"))
+@guarantee(28, requires=("async_h2d", "can_hold_stream", "overlapped_update"))
 def test_g28_a_step_holds_up_no_other_state_and_no_host(kit: Kit) -> None:
     """The step of one state is held; another state, and the first one once the step has passed, are written at once."""
     held, writer = kit.device.stream(), kit.device.stream()
@@ -213,7 +214,7 @@ def test_g28_a_step_holds_up_no_other_state_and_no_host(kit: Kit) -> None:
     other = Rig(kit, SIZES, name="other")
     with kit.held(held, "a write to a state that no held step reads") as latch:
         rig.stream = held
-        stepped = advance_held(rig, latch, NAMED)
+        stepped = update_held(rig, latch, NAMED)
         other.stream = writer
         arrive(other.insert(new_tasks(other, [0, 3])))
         arrive(_set_all(other, []))

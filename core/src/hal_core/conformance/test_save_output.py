@@ -11,7 +11,7 @@ from ..errors import SinkClosed, SinkFull
 from ..group import Group
 from ..output.ticket import OutputTicket
 from ..slots.admission import Request, SamplingParams
-from ..slots.fields import Sizes, SplitRole
+from ..slots.fields import SplitRole, StateConfig
 from ..slots.step import Step
 from ..slots.tasks import Task, TaskKind
 from .draw.requests import sizes
@@ -38,7 +38,7 @@ def advanced(draw: Draw, rig: Rig, group: Group, *, speculative: bool | None = N
     """A step that has run, with drafts for the next one, and whose output was not saved yet."""
     step = draw_step(draw, rig, speculative=speculative, group=group)
     draw_sampling(draw, rig, step)
-    rig.advance(step).wait(PATIENCE)
+    rig.update_inputs(step).wait(PATIENCE)
     draw_proposal(draw, rig)
     return step
 
@@ -182,7 +182,7 @@ def test_g24_a_prefill_node_reports_first_token_and_drafts_aligned(kit: Kit, dra
 
 @guarantee(24)
 def test_g24_log_probabilities_belong_to_their_tokens(kit: Kit) -> None:
-    rig = Rig(kit, Sizes(slots=3, max_tokens=16, block_size=4, max_draft=2, top_k=2))
+    rig = Rig(kit, StateConfig(num_slots=3, max_model_len=16, block_size=4, max_draft_tokens=2, max_logprobs=2))
     tasks = []
     for slot in range(3):
         params = SamplingParams(max_tokens=9, logprobs=2)
@@ -200,7 +200,7 @@ def test_g24_log_probabilities_belong_to_their_tokens(kit: Kit) -> None:
         }
     ).wait(PATIENCE)
     step = rig.step([2, 0, 1], speculative=True, logprobs=1)
-    rig.advance(step).wait(PATIENCE)
+    rig.update_inputs(step).wait(PATIENCE)
     rig.output(step)
 
 
@@ -219,14 +219,20 @@ MODES = {
 @examples()
 def test_g25_every_mode_of_decoding_gives_the_same_record(kit: Kit, draw: Draw) -> None:
     mode = draw(st.sampled_from([*MODES]), "mode of decoding")
-    max_draft, speculative, proposes = MODES[mode]
-    size = Sizes(slots=draw(st.integers(1, 4), "slots"), max_tokens=16, block_size=2, max_draft=max_draft, top_k=1)
+    max_draft_tokens, speculative, proposes = MODES[mode]
+    size = StateConfig(
+        num_slots=draw(st.integers(1, 4), "slots"),
+        max_model_len=16,
+        block_size=2,
+        max_draft_tokens=max_draft_tokens,
+        max_logprobs=1,
+    )
     rig = Rig(kit, size)
     rig.insert(draw_batch(draw, rig, ENTER, least=1)).wait(PATIENCE)
     for _ in range(2):
         step = draw_step(draw, rig, speculative=speculative)
         draw_sampling(draw, rig, step)
-        rig.advance(step).wait(PATIENCE)
+        rig.update_inputs(step).wait(PATIENCE)
         if proposes:
             draw_proposal(draw, rig)
         rig.output(step)

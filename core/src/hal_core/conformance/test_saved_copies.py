@@ -17,25 +17,17 @@ from ..slots.tasks import Task, TaskKind
 from .harness import backdoor
 from .harness.asserts import assert_no_error
 from .harness.backdoor import PATIENCE, arrive
+from .harness.bits import noise
 from .harness.guarantees import guarantee
 from .harness.sinks import KeepingSink
 from .kit import Kit
 from .oracle.output import Row
-from .rigs.lanes import FREE, HELD, copied
+from .rigs.forms import unlike
+from .rigs.pretended import PAIR, can_pretend, far_from_its_source
 from .rigs.rig import Rig, assert_rows
-from .rigs.roads import (
-    PAIR,
-    ROADS,
-    SIZES,
-    can_pretend,
-    far_from_its_source,
-    filled,
-    new_tasks,
-    noise,
-    overlaps,
-    unlike,
-)  # fmt: skip
-from .test_copies import lanes
+from .rigs.roads import ROADS, SIZES, filled, new_tasks, overlaps
+from .rigs.stream_cases import FREE, HELD, copied
+from .test_copies import stream_cases
 from .test_streams import run_beside
 
 if TYPE_CHECKING:
@@ -50,13 +42,13 @@ def stepped(kit: Kit) -> tuple[Rig, Step]:
     rig, _ = filled(kit)
     step = rig.step([3, 1, 5, 0, 2, 4], logprobs=1)
     rig.poke(sampled(0))
-    arrive(rig.advance(step))
+    arrive(rig.update_inputs(step))
     return rig, step
 
 
 def sampled(at: int) -> dict[str, np.ndarray[Any, Any]]:
     """What a sampler writes into the output fields, other each time."""
-    n, width = SIZES.slots, SIZES.top_k + 1
+    n, width = SIZES.num_slots, SIZES.max_logprobs + 1
     ids = np.arange(n * SIZES.max_accept * width, dtype=np.int64).reshape(n, -1) + 1000 * at
     return {
         "sampled_token_ids": ids[:, 0].copy(),
@@ -81,7 +73,7 @@ def save_many(rig: Rig, step: Step) -> tuple[KeepingSink, list[OutputTicket], li
 def test_g22_many_outputs_that_wait_are_each_of_their_own_step(kit: Kit, held: bool) -> None:
     if held and kit.can_hold and not (kit.capabilities.async_d2h and kit.capabilities.async_h2d):
         return
-    for told, stream in lanes(kit):
+    for told, stream in stream_cases(kit):
         rig, step = stepped(kit)
         rig.stream = stream
         with kit.held(stream, f"save_output on {told}") if held else nullcontext():
@@ -117,9 +109,9 @@ def later(rig: Rig, step: Step, hook: str) -> None:
             rig.bound.async_set_value(target=rig.state.view(name), value=1, stream=rig.stream)
     elif hook == "insert_tasks":
         gone = [Task(TaskKind.ABORTED, slot, one.admitted) for slot, one in rig.model.residents.items()]
-        rig.insert([*gone, *new_tasks(rig, range(SIZES.slots))])
-    elif hook == "advance":
-        rig.advance(rig.step(step.orders[rig.name].tolist(), logprobs=1))
+        rig.insert([*gone, *new_tasks(rig, range(SIZES.num_slots))])
+    elif hook == "update_inputs":
+        rig.update_inputs(rig.step(step.orders[rig.name].tolist(), logprobs=1))
     elif hook == "broadcast_tokens":
         with far_from_its_source(rig):
             rig.bound.broadcast_tokens(state=rig.state, group=PAIR, stream=rig.stream)
@@ -132,7 +124,7 @@ def later(rig: Rig, step: Step, hook: str) -> None:
 
 def overwrite(rig: Rig) -> None:
     """Every byte of the state becomes another."""
-    data = noise(rig.model.block.nbytes, 7)
+    data = noise(7, rig.model.block.nbytes)
     backdoor.put(rig.device, rig.state.memory, [(0, data.tobytes())], rig.stream)
 
 
@@ -141,7 +133,7 @@ def check_later(kit: Kit, hook: str) -> None:
     __tracebackhide__ = True
     if hook == "broadcast_tokens" and not can_pretend(kit):
         return
-    for told, stream in lanes(kit):
+    for told, stream in stream_cases(kit):
         rig, step = stepped(kit)
         if hook == "broadcast_tokens":
             with far_from_its_source(rig):
@@ -175,19 +167,19 @@ def test_g23_no_later_call_changes_what_was_saved(kit: Kit, hook: str) -> None:
 
 @guarantee(18)
 def test_g18_the_clean_up_is_on_the_stream_of_the_copy_and_after_it(kit: Kit) -> None:
-    for lane in (*FREE, *HELD):
-        run_beside(kit, "save_output", lane)
+    for stream_case in (*FREE, *HELD):
+        run_beside(kit, "save_output", stream_case)
 
 
 @guarantee(23)
 def test_g23_an_output_belongs_to_the_stream_that_was_given(kit: Kit) -> None:
-    for lane in (*FREE, *HELD):
-        run_beside(kit, "save_output", lane)
+    for stream_case in (*FREE, *HELD):
+        run_beside(kit, "save_output", stream_case)
 
 
 @guarantee(13)
 def test_g13_what_the_source_sends_arrives_in_the_order_of_the_stream(kit: Kit) -> None:
     if not can_pretend(kit):
         pytest.skip("the device's own broadcast_tokens may not ask communicator(), so no rank can be pretended")
-    for lane in (*FREE, *HELD):
-        run_beside(kit, "broadcast_tokens", lane)
+    for stream_case in (*FREE, *HELD):
+        run_beside(kit, "broadcast_tokens", stream_case)

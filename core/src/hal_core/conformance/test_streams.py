@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import permutations
 from typing import TYPE_CHECKING
 
@@ -15,41 +15,47 @@ from ..slots.tasks import Task, TaskKind
 from .harness import backdoor
 from .harness.asserts import assert_raises
 from .harness.backdoor import PATIENCE, arrive
+from .harness.bits import noise
 from .harness.guarantees import guarantee
 from .harness.sinks import KeepingSink
 from .harness.waiters import AT_ONCE, SHORT
 from .kit import Kit
 from .oracle.output import Row
 from .oracle.slots import difference
-from .rigs.lanes import FREE, HELD, Between, Busy, beside, copied
+from .rigs.forms import SHAPE, VALUES, Road, Value, unlike
 from .rigs.rig import Rig, assert_rows
-from .rigs.roads import ROADS, SHAPE, SIZES, VALUES, Value, new_tasks, noise, overlaps, roads, unlike
+from .rigs.roads import ROADS, SIZES, new_tasks, overlaps, roads
+from .rigs.stream_cases import FREE, HELD, Between, Busy, beside, copied, pairs
 
 if TYPE_CHECKING:
     from ..memory.copies import CopyTicket
-    from ..streams import Stream
 
 HOOKS = pytest.mark.parametrize("hook", ROADS)
 MANY = 64
 """Events made after one that is waited for, so that one which is used again too early shows."""
 
 
-def run_beside(kit: Kit, hook: str, lane: str) -> None:
-    """Each form of a hook on a stream, among other work of that stream."""
+def run_beside(kit: Kit, hook: str, stream_case: str, chosen: Callable[[Road], object] = lambda road: True) -> int:
+    """Each form of a hook on a stream, among other work of that stream; how many forms were ``chosen``."""
     __tracebackhide__ = True
-    if lane in HELD and kit.can_hold and not overlaps(kit, hook):
-        return  # such a call waits for its stream, as its capabilities say
+    if stream_case in HELD and kit.can_hold and not overlaps(kit, hook):
+        return 0  # such a call waits for its stream, as its capabilities say
+    ran = 0
     for told, make in roads(kit, hook):
         road = make(kit)
-        told = f"{told} on {lane}"
-        with beside(kit, lane, told) as stream:
+        if not chosen(road):
+            continue
+        ran += 1
+        told = f"{told} on {stream_case}"
+        with beside(kit, stream_case, told) as stream:
             found = Between(kit, road, stream)
-            if lane in HELD and kit.can_hold:
+            if stream_case in HELD and kit.can_hold:
                 assert_pending(kit, found, hook, told)
             else:
                 found.check(told)
-        if lane in HELD:
+        if stream_case in HELD:
             found.check(told)
+    return ran
 
 
 def assert_pending(kit: Kit, found: Between, hook: str, told: str) -> None:
@@ -65,15 +71,23 @@ def assert_pending(kit: Kit, found: Between, hook: str, told: str) -> None:
 @guarantee(1)
 @HOOKS
 def test_g01_a_call_belongs_to_the_stream_that_was_given(kit: Kit, hook: str) -> None:
-    for lane in (*FREE, *HELD):
-        run_beside(kit, hook, lane)
+    for stream_case in (*FREE, *HELD):
+        run_beside(kit, hook, stream_case)
+
+
+@guarantee(2)
+def test_g02_a_value_on_the_device_is_read_between_what_makes_it_and_what_overwrites_it(kit: Kit) -> None:
+    ran = sum(
+        run_beside(kit, "async_set_value", stream_case, lambda road: road.sources) for stream_case in (*FREE, *HELD)
+    )
+    assert ran >= 2 * len(FREE), f"{ran} forms of a value on the device were met"
 
 
 @guarantee(3, requires=("async_h2d", "can_hold_stream"))
 @HOOKS
 def test_g03_a_call_waits_for_no_stream_on_the_host(kit: Kit, hook: str) -> None:
-    for lane in (*HELD, *FREE):
-        run_beside(kit, hook, lane)
+    for stream_case in (*HELD, *FREE):
+        run_beside(kit, hook, stream_case)
 
 
 @guarantee(3, requires=("async_h2d", "can_hold_stream"))
@@ -95,10 +109,10 @@ def test_g03_what_a_held_stream_will_read_is_not_written_over(kit: Kit) -> None:
 
 
 @guarantee(4)
-@pytest.mark.parametrize("lane", [*HELD, *FREE])
-def test_g04_of_any_two_writes_on_one_stream_the_later_wins(kit: Kit, lane: str) -> None:
+@pytest.mark.parametrize("stream_case", [*HELD, *FREE])
+def test_g04_of_any_two_writes_on_one_stream_the_later_wins(kit: Kit, stream_case: str) -> None:
     """Every form after every other, to places that overlap; none is waited for."""
-    if lane in HELD and kit.can_hold and not overlaps(kit, "async_set_value"):
+    if stream_case in HELD and kit.can_hold and not overlaps(kit, "async_set_value"):
         return
     forms = {told: form for told, form in VALUES.items() if form.shape == SHAPE and form.dtype == "int64"}
     memory = kit.device.allocate(8 * int(np.prod(SHAPE)))
@@ -109,10 +123,10 @@ def test_g04_of_any_two_writes_on_one_stream_the_later_wins(kit: Kit, lane: str)
         for told, copy, should in seen:
             arrive(copy)
             wrong = unlike(copy.data[0][: len(should)], should)
-            assert not wrong, f"{told}, on {lane}: {wrong}"
+            assert not wrong, f"{told}, on {stream_case}: {wrong}"
 
-    with beside(kit, lane, f"async_set_value on {lane}") as stream:
-        now = noise(memory.nbytes, 0)
+    with beside(kit, stream_case, f"async_set_value on {stream_case}") as stream:
+        now = noise(0, memory.nbytes)
         backdoor.put(kit.device, memory, [(0, now.tobytes())], stream)
         for seed, (one, other) in enumerate(permutations(forms, 2)):
             for told in (one, other):
@@ -123,62 +137,54 @@ def test_g04_of_any_two_writes_on_one_stream_the_later_wins(kit: Kit, lane: str)
                 assert road.after is not None
                 now = road.after
             seen.append((f"{one}, then {other}", copied(kit, memory, stream), now))
-        if lane in FREE:
+        if stream_case in FREE:
             compare()
     compare()
 
 
 @guarantee(4)
-@pytest.mark.parametrize("lane", [*HELD, *FREE])
-def test_g04_hooks_on_one_state_take_effect_in_the_order_of_their_calls(kit: Kit, lane: str) -> None:
+@pytest.mark.parametrize("stream_case", [*HELD, *FREE])
+def test_g04_hooks_on_one_state_take_effect_in_the_order_of_their_calls(kit: Kit, stream_case: str) -> None:
     """Requests enter, a field is set, a step runs, its output is saved, some leave: on one stream, none waited for."""
-    if lane in HELD and kit.can_hold and not overlaps(kit, "advance"):
+    if stream_case in HELD and kit.can_hold and not overlaps(kit, "update_inputs"):
         return
     rig, sink = Rig(kit, SIZES), KeepingSink()
     rows = []
-    with beside(kit, lane, f"one of the hooks on {lane}") as stream:
+    with beside(kit, stream_case, f"one of the hooks on {stream_case}") as stream:
         rig.stream = stream
         tasks = new_tasks(rig, range(6))
         rig.insert(tasks)
         for number in range(3):
-            sampled = 1000 * number + np.arange(SIZES.slots, dtype=np.int64)
+            sampled = 1000 * number + np.arange(SIZES.num_slots, dtype=np.int64)
             view = rig.state.view("sampled_token_ids")
             kit.bound.async_set_value(target=view, value=sampled.reshape(view.shape), stream=stream)
             rig.model.cells["sampled_token_ids"][...] = sampled[:, None]
             step = rig.step([5, 3, 0, 4, 2, 1])
-            rig.advance(step)
+            rig.update_inputs(step)
             rows.append(rig.rows_of(step))
             rig.save(step, sink)
             gone = [Task(TaskKind.PREEMPTED, number, tasks[number].request), *new_tasks(rig, [number])]
             rig.insert(gone)
         state = copied(kit, rig.state.memory, stream)
-        if lane in FREE:
-            compare_state(rig, state, sink, rows, lane)
-    if lane in HELD:
-        compare_state(rig, state, sink, rows, lane)
+        if stream_case in FREE:
+            compare_state(rig, state, sink, rows, stream_case)
+    if stream_case in HELD:
+        compare_state(rig, state, sink, rows, stream_case)
 
 
-def compare_state(rig: Rig, state: CopyTicket, sink: KeepingSink, rows: Sequence[Sequence[Row]], lane: str) -> None:
+def compare_state(
+    rig: Rig, state: CopyTicket, sink: KeepingSink, rows: Sequence[Sequence[Row]], stream_case: str
+) -> None:
     """Every record and every byte."""
     __tracebackhide__ = True
     for record, should in zip(sink.resolve_all(), rows, strict=True):
         assert_rows(record, should)
     arrive(state)
     wrong = difference(rig.model, state.data[0])
-    assert not wrong, f"after three steps on {lane}: {wrong}"
+    assert not wrong, f"after three steps on {stream_case}: {wrong}"
 
 
 # -- streams and events by themselves ---------------------------------------------------------------------------------
-
-
-def pairs(kit: Kit) -> list[tuple[str, Stream, Stream]]:
-    """Two streams: the default one as either, and neither."""
-    device = kit.device
-    return [
-        ("the default stream and another", device.default_stream, device.stream()),
-        ("another stream and the default one", device.stream(), device.default_stream),
-        ("two others", device.stream(), device.stream()),
-    ]
 
 
 @guarantee(1)
@@ -219,7 +225,7 @@ def test_g01_a_stream_waits_for_the_events_that_it_was_given(kit: Kit) -> None:
     for told, first, second in pairs(kit):
         other = device.stream()
         source, result = device.allocate(4096), device.allocate(4096)
-        before, after = noise(4096, 1), noise(4096, 2)
+        before, after = noise(1, 4096), noise(2, 4096)
         for stream, memory in ((first, source), (second, result)):
             arrive(backdoor.put(device, memory, [(0, before.tobytes())], stream))
         with kit.held(first):
@@ -244,7 +250,7 @@ def test_g01_a_stream_waits_for_the_events_that_it_was_given(kit: Kit) -> None:
 def test_g01_a_stream_that_waits_for_two_waits_for_both_and_for_nothing_later(kit: Kit) -> None:
     device = kit.device
     memory = device.allocate(4096)
-    backdoor.write(device, memory, 0, noise(4096, 1), device.default_stream)
+    backdoor.write(device, memory, 0, noise(1, 4096), device.default_stream)
     for order in (0, 1):
         held, last = [device.stream(), device.stream()], device.stream()
         latches = [kit.held(stream) for stream in held]
@@ -273,12 +279,14 @@ def test_g01_a_stream_that_waits_for_two_waits_for_both_and_for_nothing_later(ki
 @guarantee(1, requires="tensors")
 def test_g01_a_tensor_is_written_on_the_stream_that_was_given(kit: Kit) -> None:
     support, values = kit.subject.support, np.arange(4000, dtype=np.int64).reshape(40, 100)
-    for lane in FREE:
+    for stream_case in FREE:
         tensor = support.tensor(kit.device, np.zeros_like(values))
         support.values_of(kit.device, tensor)  # it is made before anything is held
-        with beside(kit, lane, f"async_set_value of a tensor on {lane}") as stream:
+        with beside(kit, stream_case, f"async_set_value of a tensor on {stream_case}") as stream:
             for part in (slice(None), slice(3, 4)):
                 kit.bound.async_set_value(target=tensor[part], value=values[part], stream=stream).wait(PATIENCE)  # type: ignore[index]
         got = support.values_of(kit.device, tensor)
         wrong = np.argwhere(got != values)
-        assert not len(wrong), f"a tensor written on {lane}: element {wrong[0].tolist()} and {len(wrong) - 1} others"
+        assert not len(wrong), (
+            f"a tensor written on {stream_case}: element {wrong[0].tolist()} and {len(wrong) - 1} others"
+        )

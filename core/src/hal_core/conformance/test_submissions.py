@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 from hypothesis import strategies as st
 
 from ..contract.counters import Counters
 from ..slots.admission import Request, SamplingParams
-from ..slots.fields import Sizes
+from ..slots.fields import StateConfig
 from ..slots.tasks import Task, TaskKind
 from .draw.requests import sizes
-from .harness.backdoor import PATIENCE
+from .harness.backdoor import PATIENCE, arrive
 from .harness.guarantees import guarantee
+from .harness.reached import Reached
 from .kit import Draw, Kit, examples
 from .rigs.batches import ALL, draw_batch
+from .rigs.many import MANY, blocks, handoff, leaving, prefill, request
 from .rigs.rig import Rig
 from .rigs.stepping import run_step
 
@@ -40,7 +45,7 @@ def spent(rig: Rig, tasks: list[Task]) -> Counters:
 
 @guarantee(10, requires="fused_scatter")
 def test_g10_submissions_grow_with_neither_requests_nor_fields(kit: Kit) -> None:
-    rig = Rig(kit, Sizes(slots=64, max_tokens=32, block_size=2))
+    rig = Rig(kit, StateConfig(num_slots=64, max_model_len=32, block_size=2))
     costs = {
         "one plain request": spent(rig, entering(rig, range(1), rich=False)),
         "one request that uses every field": spent(rig, entering(rig, range(1, 2), rich=True)),
@@ -87,7 +92,87 @@ def test_g10_an_insertion_does_not_wait_for_the_device(kit: Kit, draw: Draw) -> 
     tickets = []
     with kit.held(rig.stream):
         for _ in range(size):
-            tickets.append(rig.insert(draw_batch(draw, rig, (TaskKind.PREFILL, TaskKind.DECODE))))
+            tickets.append(rig.insert(draw_batch(draw, rig, (TaskKind.PREFILL, TaskKind.MORE_BLOCKS))))
     for ticket in tickets:
         ticket.wait(PATIENCE)
     rig.check("insertions into a held stream")
+
+
+# -- at the sizes of production ----------------------------------------------------------------------------------------
+
+
+def cost(rig: Rig, tasks: Sequence[Task], what: str) -> Counters:
+    """What an insertion costs by the device's own counters, which must have counted something."""
+    __tracebackhide__ = True
+    before = rig.bound.counters()
+    ticket = rig.insert(tasks)
+    spent = rig.bound.counters() - before
+    arrive(ticket)
+    later = rig.bound.counters() - before
+    assert spent.submissions >= 1, (
+        f"{what} wrote to the device, but counters() tells of {spent.submissions} submissions"
+    )
+    assert spent.submissions <= A_CALL, f"{what}: {spent.submissions} submissions, but at most {A_CALL} are due"
+    assert spent.uploads + spent.launches == spent.submissions, (
+        f"{what}: {spent.uploads} uploads and {spent.launches} launches are not {spent.submissions} submissions"
+    )
+    assert spent.host_waits == 0, f"{what}: the host waited {spent.host_waits} times for the device"
+    assert later.submissions == spent.submissions, (
+        f"{what}: {later.submissions - spent.submissions} submissions came late"
+    )
+    return spent
+
+
+@guarantee(10, requires="fused_scatter")
+def test_g10_every_kind_of_batch_is_counted_and_none_costs_more_when_it_is_large(kit: Kit) -> None:
+    rig, reached = Rig(kit, MANY), Reached(kind.name for kind in TaskKind)
+    for turn, count in enumerate((1, 9, 130)):
+        slots = np.random.default_rng(turn).permutation(MANY.num_slots)[:count].tolist()
+        entering = [request(rig, slot) for slot in slots]
+        halves = [prefill(rig, slot, one, max(1, one.total // 2)) for slot, one in zip(slots, entering, strict=True)]
+        cost(rig, halves, f"{count} requests entering")
+        chunks = [
+            Task(TaskKind.PREFILL_CHUNK, slot, one, half.num_scheduled_tokens, one.total - half.num_scheduled_tokens,
+                 blocks(MANY, 4 * (-(-one.total // 4) - len(half.blocks)), slot), len(half.blocks))
+            for slot, one, half in zip(slots, entering, halves, strict=True) if one.total > half.num_scheduled_tokens
+        ]  # fmt: skip
+        arrive(rig.poke({"seq_lens_this_time": np.zeros(MANY.num_slots), "seq_lens_encoder": np.zeros(MANY.num_slots)}))
+        if chunks:
+            cost(rig, chunks, f"{len(chunks)} chunks")
+        going = [Task(TaskKind.MORE_BLOCKS, slot, rig.model.residents[slot].admitted, blocks=[1, 2],
+                      first_block=rig.model.residents[slot].blocks) for slot in slots]  # fmt: skip
+        cost(rig, going, f"{count} requests with more blocks")
+        kind = TaskKind.PREEMPTED if turn % 2 else TaskKind.ABORTED
+        cost(rig, leaving(rig, slots, kind), f"{count} requests leaving")
+        rig.output(rig.step(slots))
+        cost(rig, [handoff(rig, slot, request(rig, slot)) for slot in slots], f"{count} handoffs")
+        kind = TaskKind.ABORTED if turn % 2 else TaskKind.PREEMPTED
+        mixed = [*leaving(rig, slots, kind), *(prefill(rig, slot, request(rig, slot + 1)) for slot in slots)]
+        cost(rig, mixed, f"{count} requests leaving and as many entering")
+        cost(
+            rig,
+            leaving(rig, slots, TaskKind.ABORTED if kind is TaskKind.PREEMPTED else TaskKind.PREEMPTED),
+            "all leave",
+        )
+        rig.output(rig.step(slots))
+        for task in (*halves, *chunks, *going, *mixed):
+            reached.note(task.kind.name)
+        reached.note("REMOTE_PREFILL")
+        rig.check(f"batches of {count}")
+    reached.check()
+
+
+@guarantee(10, requires=("fused_scatter", "async_h2d", "can_hold_stream"))
+def test_g10_a_large_insertion_does_not_wait_for_the_device(kit: Kit) -> None:
+    rig = Rig(kit, MANY)
+    tasks = [prefill(rig, slot, request(rig, slot)) for slot in range(512)]
+    with kit.held(rig.stream):
+        before = rig.bound.counters()
+        tickets = [rig.insert(tasks[low:high]) for low, high in ((0, 1), (1, 66), (66, 512))]
+        waited = (rig.bound.counters() - before).host_waits
+        done = [ticket.done() for ticket in tickets]
+    assert not waited, f"the host waited {waited} times for the device"
+    assert not any(done), f"tickets answer done={done} while their stream is held"
+    for ticket in tickets:
+        arrive(ticket)
+    rig.check("512 requests entered on a held stream")

@@ -17,9 +17,9 @@ from .harness.guarantees import guarantee
 from .harness.sinks import KeepingSink
 from .harness.waiters import AT_ONCE, SHORT, Waiter, stay_done, succeed, time_out, times_out_at_once
 from .kit import Kit
-from .rigs.lanes import copied
 from .rigs.rig import Rig
 from .rigs.roads import ROADS, SIZES, filled, overlaps, roads
+from .rigs.stream_cases import copied
 
 if TYPE_CHECKING:
     from ..slots.step import Step
@@ -66,7 +66,9 @@ def check_tickets(kit: Kit, hooks: tuple[str, ...], which: str) -> None:
 @guarantee(1, requires=("async_h2d", "can_hold_stream"))
 @pytest.mark.parametrize("which", STREAMS)
 def test_g01_the_host_sees_a_call_after_its_ticket_and_not_before(kit: Kit, which: str) -> None:
-    check_tickets(kit, ("async_set_value", "insert_tasks", "advance", "broadcast_tokens", "submit", "copy_out"), which)
+    check_tickets(
+        kit, ("async_set_value", "insert_tasks", "update_inputs", "broadcast_tokens", "submit", "copy_out"), which
+    )
 
 
 @guarantee(3, requires=("async_h2d", "can_hold_stream"))
@@ -123,13 +125,13 @@ def saved(kit: Kit, stream: Stream) -> tuple[Rig, Step, KeepingSink]:
     """A step that has run, on its stream."""
     rig, _ = filled(kit)
     step = rig.step([5, 4, 3, 2, 1, 0])
-    arrive(rig.advance(step))
+    arrive(rig.update_inputs(step))
     rig.stream = stream
     return rig, step, KeepingSink()
 
 
 def check_output(kit: Kit, which: str) -> None:
-    """An output's ticket is pending until its sink has settled it, also where the device does everything at once."""
+    """An output's ticket is pending until its sink has completed it, also where the device does everything at once."""
     __tracebackhide__ = True
     stream = stream_of(kit, which)
     rig, step, sink = saved(kit, stream)
@@ -164,12 +166,12 @@ def test_g23_an_output_is_waited_for_by_as_many_as_like(kit: Kit, which: str) ->
     check_output(kit, which)
 
 
-@guarantee(19)
+@guarantee(19, also=(21,))
 def test_g19_an_outputs_error_is_raised_to_everyone_who_waits_and_to_nobody_else(kit: Kit) -> None:
     rig, _ = filled(kit)
-    step = rig.step(range(SIZES.slots), speculative=True)
+    step = rig.step(range(SIZES.num_slots), speculative=True)
     rig.poke_cell("accept_num", 2, SIZES.max_accept + 3)
-    arrive(rig.advance(step))
+    arrive(rig.update_inputs(step))
     sink = KeepingSink()
     ticket = rig.save(step, sink)
     waiters = [Waiter(ticket, PATIENCE), Waiter(ticket), Waiter(ticket, PATIENCE)]
@@ -191,9 +193,9 @@ def test_g19_an_outputs_error_that_nobody_waited_for_is_raised_once_by_what_come
     apart = Kit(kit.subject, kit.effort)
     try:
         rig, _ = filled(apart)
-        step = rig.step(range(SIZES.slots), speculative=True)
+        step = rig.step(range(SIZES.num_slots), speculative=True)
         rig.poke_cell("accept_num", 2, SIZES.max_accept + 3)
-        arrive(rig.advance(step))
+        arrive(rig.update_inputs(step))
         sink = KeepingSink()
         rig.save(step, sink)
         sink.resolve_all()

@@ -21,7 +21,7 @@ class Capabilities:
     - ``async_d2h``: copies out return before the device has executed them (G23).
     - ``fused_scatter``: a whole write plan is at most two submissions a staging block (G10).
     - ``pinned_host``: staging memory is page-locked.
-    - ``can_hold_stream``: ``hold(stream)`` blocks a stream until released, for tests with latches.
+    - ``can_hold_stream``: ``hold_stream(stream)`` blocks a stream until released, for tests with latches.
     - ``collective``: the name of the collective library, or "" where several ranks are not offered.
     - ``fallbacks``: hook name to reason, for each hook that is slower here than the contract's best way.
     - ``substituted``: "" or the name of the place that stands in for missing hardware.

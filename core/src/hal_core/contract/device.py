@@ -62,12 +62,11 @@ class Plugin(ABC):
     Its module imports the standard library and light parts of ``hal_core`` alone, so that listing devices stays
     cheap; frameworks and drivers are imported by :meth:`open`.
 
-    ``name`` must equal the entry point's name. ``priority``: auto-selection goes down it, and leaves out devices of
-    a priority below 0 (simulated or substituted ones).
+    ``name`` must equal the entry point's name. Its priority for auto-selection is in the distribution's metadata alone,
+    in the entry-point group ``hal.priorities``; without a line there the device is selected by name only.
     """
 
     name: ClassVar[str]
-    priority: ClassVar[int]
 
     @classmethod
     @abstractmethod
@@ -115,13 +114,13 @@ class Device(Hooks, Protocol):
     def allocate(self, nbytes: int) -> Memory:
         """A block of device memory, at least 64-byte aligned; the contents are undefined."""
 
-    def adopt(self, state: SlotState) -> None:
+    def register_state(self, state: SlotState) -> None:
         """Make ready what the device needs for a state (maps, parameters), once, so that no hook has to wait for it."""
 
-    def stage(self, state: SlotState, request: AdmittedRequest) -> None:
+    def on_admit(self, state: SlotState, request: AdmittedRequest) -> None:
         """A request was just admitted for a state: the device may take its bytes ahead of the insertion, or do nothing.
 
-        From any thread. What it took is known again by the number that it gives to ``request.stage``.
+        From any thread. It knows what it took again by ``request.admission_id``, and never changes the request.
         """
 
     def submit(self, plan: WritePlan, stream: Stream) -> Ticket:
@@ -134,8 +133,8 @@ class Device(Hooks, Protocol):
         waited for, and none waits. ``parts`` may be changed by the caller once this returns.
         """
 
-    def advance(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
-        """Do to the state what a step changes by itself; see :mod:`hal_core.slots.advance`."""
+    def update_inputs(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
+        """Do to the state what a step changes by itself; see :mod:`hal_core.slots.update`."""
 
     def resolve(self, target: object) -> View:
         """A view of a tensor that the device can write. Raises InvalidValue for another device's or a freed one."""
@@ -159,7 +158,7 @@ class Device(Hooks, Protocol):
         A group whose opening raised :class:`hal_core.errors.GroupLost` raises it again at every later call, at once.
         """
 
-    def hold(self, stream: Stream) -> AbstractContextManager[None]:
+    def hold_stream(self, stream: Stream) -> AbstractContextManager[None]:
         """Keep ``stream`` from executing until the context ends. Raises CapabilityMissing where it cannot."""
 
     def counters(self) -> Counters:

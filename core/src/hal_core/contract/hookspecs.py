@@ -4,6 +4,15 @@ Every hook takes its arguments by keyword, has no defaults and returns a :class:
 None. The policy around each hook (checks, who sends, when to clean up) is :mod:`hal_core.runtime.policy` and the same
 on every device: a plugin's hook is called with checked arguments, at most once a call, and says how bytes move.
 
+A step's calls come in this order: ``insert_tasks``; the model and its sampler; ``broadcast_tokens``;
+``update_inputs``; then ``save_output``, and ``set_drafts`` before or after it. ``set_drafts`` is no hook but, like
+``update_inputs``, a call of the opened device that all ranks make alike. It hands a state the drafts that its next
+step verifies: their tokens, their number and what that step feeds (``seq_lens_this_time``: the next token and the
+drafts), in one submission. It names the step whose tokens the drafts follow, and comes once, between that step's
+``update_inputs``, which drops what was drafted before it, and the next one's; for a slot whose role is PREFILL before
+``save_output``, as that record takes its drafts along. A call out of this order is an error, and so is a plain step of
+a state whose slots were handed drafts: nothing vanishes unsaid.
+
 For all hooks: G26 an error names device, hook and argument, and the cure. G27 the core asks for capabilities, never
 for a device's name. G28 no write reaches a slot before the last step that reads it has passed its event.
 """
@@ -32,8 +41,9 @@ def broadcast_tokens(device: Device, state: SlotState, group: Group, stream: Str
     """Make all ranks of a tensor-parallel group agree with its first rank.
 
     - G13: afterwards every broadcast field is equal on all ranks of the group, byte for byte; other groups are
-      untouched. Plain decoding: ``sampled_token_ids``. Speculative: ``accept_tokens``, ``accept_num``,
-      ``step_idx``, ``stop_flags``. The list is data, in the slot table; the source is ``group.source``.
+      untouched. A state without drafts: ``sampled_token_ids``. A state with drafts: that field, which its plain
+      steps need, and ``accept_tokens``, ``accept_num``, ``step_idx``, ``stop_flags``, at each call: whichever kind the
+      step is, the ranks agree. The list is data, in the slot table; the source is ``group.source``.
     - G14: one collective of fixed size a call, however many fields, over one slice of the state. The slice begins
       with a 64-byte header (digest, step) that is checked when the ticket completes; on a mismatch the state is
       marked unusable, the ticket raises, and nothing of that step is sent.
@@ -41,7 +51,7 @@ def broadcast_tokens(device: Device, state: SlotState, group: Group, stream: Str
     - G16: a lost or hung peer gives an error on every surviving rank within the timeout that was set.
 
     :param device: the opened device.
-    :param state: the slot state whose broadcast slice is sent; its ``speculative`` says which.
+    :param state: the slot state whose broadcast slice is sent; whether it has drafts (``speculative``) says which.
     :param group: the caller's tensor-parallel group.
     :param stream: the stream whose order counts: earlier work is seen, later work sees the result.
     :return: done when the fields agree; raises :class:`hal_core.errors.GroupLost` or
@@ -116,8 +126,9 @@ def insert_tasks(device: Device, state: SlotState, tasks: TaskBatch, stream: Str
       for each staging block it fills, and no wait for the device.
     - G11: nothing of the slot's former request can be read: tails of block tables, drafts, stop sequences, bad
       words, counters. Rows are reset up to the largest length written since their last reset.
-    - G12: the decode role of a prefill/decode split continues after the first token; exactly the given drafts are
-      written. A host mirror of a field equals the device as of the last step whose output was taken.
+    - G12: of a prefill/decode split the prefill role stops after the first token, and the decode role continues after
+      it once the task declares its blocks present (``start``); exactly the given drafts are written, here and by
+      ``set_drafts``. A host mirror of a field equals the device as of the last step whose output was taken.
 
     :param device: the opened device.
     :param state: the slot state to write.

@@ -61,9 +61,9 @@ class Support:
     kit then starts new ranks after each test of a loss. Otherwise :meth:`join` opens the group again."""
     keeps: ClassVar[int] = 0
     """Small blocks of memory that a library below the plugin keeps of each call, as it leaks: forgiven by the kit."""
-    advance_waits: ClassVar[bool] = False
-    """True when the device's ``advance`` waits for the device, as the default of DeviceBase does; then what needs a
-    step that has not run yet (G28) cannot be shown, and ``overlapped_advance`` is not offered."""
+    update_waits: ClassVar[bool] = False
+    """True when the device's ``update_inputs`` waits for the device, as the default of DeviceBase does; then what needs
+    a step that has not run yet (G28) cannot be shown, and ``overlapped_update`` is not offered."""
 
     def offers(self, device: Device) -> set[str]:
         """The names, usable in ``requires=``, of what is offered for an opened device."""
@@ -72,8 +72,8 @@ class Support:
             found.add("several_ranks")
         if self.whole_group:
             found.add("whole_group")
-        if not self.advance_waits:
-            found.add("overlapped_advance")
+        if not self.update_waits:
+            found.add("overlapped_update")
         if isinstance(device, SubmissionProbe):
             found.add("probe_counts")
         if isinstance(device, Staged):
@@ -82,8 +82,8 @@ class Support:
 
     def why_not(self, need: str) -> str:
         """Why something that :meth:`offers` leaves out is not offered here, where the reader may wonder; else ""."""
-        if need == "overlapped_advance" and self.advance_waits:
-            return "advance waits for the device, so a step cannot be held; with a kernel for it this is checked"
+        if need == "overlapped_update" and self.update_waits:
+            return "update_inputs waits for the device, so a step cannot be held; with a kernel for it this is checked"
         return ""
 
     def tensor(self, device: Device, values: np.ndarray[Any, Any]) -> object:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..memory.packing import Packed as Packed
     from ..memory.packing import apply_packed as apply_packed
     from ..memory.packing import cut_rows as cut_rows
-    from ..memory.plan import SPREAD as SPREAD
+    from ..memory.plan import SCATTER_MAP as SCATTER_MAP
     from ..memory.plan import PlanBuilder as PlanBuilder
     from ..memory.plan import WritePlan as WritePlan
     from ..memory.plan import apply_to_host as apply_to_host
@@ -31,16 +31,15 @@ if TYPE_CHECKING:
     from ..memory.views import Index as Index
     from ..memory.views import Memory as Memory
     from ..ranks.communicator import Communicator as Communicator
-    from ..slots.advance import READS as READS
-    from ..slots.advance import WRITES as WRITES
-    from ..slots.advance import advance as advance
     from ..slots.fields import ROW_FIELDS as ROW_FIELDS
     from ..slots.host_table import FEW as FEW
     from ..slots.host_table import TOKENS as TOKENS
     from ..slots.insertion import plan_insert as plan_insert
-    from ..slots.layout import BRIEF as BRIEF
-    from ..slots.layout import STAGED as STAGED
+    from ..slots.layout import ADMISSION_ID as ADMISSION_ID
+    from ..slots.layout import REQUEST_ROW as REQUEST_ROW
     from ..slots.state import DYNAMIC as DYNAMIC
+    from ..slots.update import STEP_FIELDS as STEP_FIELDS
+    from ..slots.update import update_inputs as update_inputs
     from ..tickets import Mode as Mode
     from .asynchronous import AsyncDevice as AsyncDevice
     from .base import DeviceBase as DeviceBase
@@ -70,6 +69,7 @@ if TYPE_CHECKING:
     from .primitives import PlanLaunch as PlanLaunch
     from .primitives import Primitives as Primitives
     from .primitives import StreamPrimitives as StreamPrimitives
+    from .ring_options import RingOptions as RingOptions
     from .staging import Span as Span
     from .staging import StagingRing as StagingRing
     from .streaming import StreamDevice as StreamDevice
@@ -98,20 +98,21 @@ __getattr__, __dir__, __all__ = face(
         "hal_core.devices.paddle.ranks.groups": "open_groups",
         "hal_core.devices.paddle.ranks.world": "DEFAULT_TIMEOUT join_world",
         "hal_core.devices.paddle.scatters": "Candidates",
+        "hal_core.devices.ring_options": "RingOptions",
         "hal_core.devices.staging": "Span StagingRing",
         "hal_core.devices.sync": "SyncDevice",
         "hal_core.memory.copies": "CopyTicket HostCopy",
         "hal_core.memory.dtypes": "dtype_of",
         "hal_core.memory.packing": "Packed ROW apply_packed cut_rows",
-        "hal_core.memory.plan": "SPREAD PlanBuilder WritePlan apply_to_host",
+        "hal_core.memory.plan": "SCATTER_MAP PlanBuilder WritePlan apply_to_host",
         "hal_core.memory.values": "Value",
         "hal_core.memory.views": "Index Memory",
         "hal_core.ranks.communicator": "Communicator",
-        "hal_core.slots.advance": "READS WRITES advance",
+        "hal_core.slots.update": "STEP_FIELDS update_inputs",
         "hal_core.slots.fields": "ROW_FIELDS",
         "hal_core.slots.host_table": "FEW TOKENS",
         "hal_core.slots.insertion": "plan_insert",
-        "hal_core.slots.layout": "BRIEF STAGED",
+        "hal_core.slots.layout": "REQUEST_ROW ADMISSION_ID",
         "hal_core.slots.state": "DYNAMIC",
         "hal_core.tickets": "Mode",
     },

@@ -28,6 +28,7 @@ from ..tickets import DONE, Ticket
 from .blocks import Bytes, MirroredBlock
 from .lifetimes import DeviceMemory
 from .primitives import Launch, PlanLaunch, Primitives
+from .ring_options import RingOptions
 from .staging import StagingRing
 from .streaming import StreamDevice, primitive
 
@@ -43,25 +44,15 @@ if TYPE_CHECKING:
 
 
 class AsyncDevice(StreamDevice):
-    """One opened device over ``primitives``, with a ring of ``ring_start`` to ``ring_limit`` bytes that is waited for
-    at most ``deadline`` seconds."""
+    """One opened device over ``primitives``, with a staging ring as its ``options`` say."""
 
     piece: ClassVar[int] = 256 << 10
     """Bytes; what does not fit the ring is uploaded in pieces of this size."""
 
-    def __init__(
-        self,
-        index: int,
-        primitives: Primitives,
-        *,
-        ring_start: int = 1 << 20,
-        ring_limit: int = 64 << 20,
-        deadline: float = 30.0,
-    ) -> None:
+    def __init__(self, index: int, primitives: Primitives, options: RingOptions | None = None) -> None:
         super().__init__(index, primitives)
         self.primitives = primitives
-        make = partial(MirroredBlock, primitives)
-        self.staging = StagingRing(make, start=ring_start, limit=ring_limit, deadline=deadline)
+        self.staging = StagingRing(partial(MirroredBlock, primitives), options or RingOptions())
         self._tables: dict[int, tuple[DeviceMemory, int]] = {}
 
     # -- memory -------------------------------------------------------------------------------------------------------
@@ -70,8 +61,8 @@ class AsyncDevice(StreamDevice):
     def allocate(self, nbytes: int) -> DeviceMemory:
         """A block of device memory; what nobody holds any more is freed first."""
         self.retired.reap()
-        for lane in [lane for lane, event in self.last.items() if event.done()]:
-            del self.last[lane]  # of streams that are gone, or have nothing to do
+        for stream_key in [stream_key for stream_key, event in self.last.items() if event.done()]:
+            del self.last[stream_key]  # of streams that are gone, or have nothing to do
         try:
             address = self.primitives.allocate(nbytes)
         except OutOfMemory:
@@ -90,20 +81,20 @@ class AsyncDevice(StreamDevice):
         return memory.address
 
     @primitive
-    def adopt(self, state: SlotState) -> None:
+    def register_state(self, state: SlotState) -> None:
         """Put the map of the state's records where launches find it; waits until it is there."""
         if self.capabilities.fused_scatter:
-            self.table(state.spread, state.sizes.slots)
+            self.table(state.scatter_map, state.sizes.num_slots)
 
-    def table(self, spread: np.ndarray[Any, np.dtype[np.void]], slots: int) -> DeviceMemory:
+    def table(self, scatter_map: np.ndarray[Any, np.dtype[np.void]], slots: int) -> DeviceMemory:
         """A map of records in device memory, where it stays until the array is gone; waits for its upload."""
-        found = self._tables.get(id(spread))
+        found = self._tables.get(id(scatter_map))
         if found is None:
-            data = np.ascontiguousarray(spread).view(np.uint8).reshape(-1)
+            data = np.ascontiguousarray(scatter_map).view(np.uint8).reshape(-1)
             memory = self.allocate(data.nbytes)
             self.upload(memory.address, data, self.uploads).wait(self.staging.deadline)
-            found = self._tables[id(spread)] = memory, slots
-            weakref.finalize(spread, self._tables.pop, id(spread), None)
+            found = self._tables[id(scatter_map)] = memory, slots
+            weakref.finalize(scatter_map, self._tables.pop, id(scatter_map), None)
         return found[0]
 
     # -- staging ------------------------------------------------------------------------------------------------------
@@ -123,7 +114,7 @@ class AsyncDevice(StreamDevice):
             self.staging.fence(span, self.mark(stream))  # a part of it may be under way
             raise
         self.staging.fence(span, event)
-        self.last[stream.lane] = event
+        self.last[stream.stream_key] = event
         return event
 
     def upload(self, target: int, data: Bytes, stream: AsyncStream) -> RecordedEvent:
@@ -159,16 +150,16 @@ class AsyncDevice(StreamDevice):
         memory = self.address_of(plan.memory)
         if not self.capabilities.fused_scatter:
             return self.submit_runs(plan, own)
-        spread = slots = 0
+        scatter_map = slots = 0
         if plan.records is not None:
-            table = self._tables.get(id(plan.records.spread))
+            table = self._tables.get(id(plan.records.scatter_map))
             if table is None:  # a map of no state: putting it on the device would wait
                 plan = plan.flat()
             else:
-                spread, slots = table[0].address, table[1]
+                scatter_map, slots = table[0].address, table[1]
         plan, packed = self.pack(plan)
-        fields = 0 if plan.records is None else len(plan.records.spread)
-        launch = PlanLaunch(memory, plan.memory.nbytes, spread, fields, slots, packed)
+        fields = 0 if plan.records is None else len(plan.records.scatter_map)
+        launch = PlanLaunch(memory, plan.memory.nbytes, scatter_map, fields, slots, packed)
         return self.launch_staged(packed.nbytes, partial(packed.fill, plan=plan), launch, plan.memory, own)
 
     def pack(self, plan: WritePlan) -> tuple[WritePlan, Packed]:
@@ -233,7 +224,7 @@ class AsyncDevice(StreamDevice):
         places = [(address + part.offset, part.nbytes) for part in parts]
         before, event = self.events.take(after), self.events.take(stream)
         self.primitives.submit_copy_out(block.address, places, after.raw, stream.raw, before.raw, event.raw)
-        self.last[stream.lane] = event
+        self.last[stream.stream_key] = event
         return event
 
     def release(self, *, whole: bool) -> None:

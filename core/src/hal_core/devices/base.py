@@ -1,4 +1,4 @@
-"""The shared base of devices: the four hooks and ``advance``, written in terms of a device's primitives.
+"""The shared base of devices: the four hooks and ``update_inputs``, written in terms of a device's primitives.
 
 A device that derives from :class:`DeviceBase` says how bytes move (``allocate``, ``submit``, ``copy_out``), what its
 streams are (or derives from :class:`hal_core.devices.sync.SyncDevice`), and nothing else.
@@ -19,7 +19,7 @@ from ..errors import CapabilityMissing, DeviceClosed, GroupLost, InvalidValue
 from ..memory.plan import PlanBuilder, WritePlan
 from ..memory.views import ByteRange, View
 from ..output.ticket import OutputTicket
-from ..slots import advance as reference
+from ..slots import update as reference
 from ..slots.insertion import plan_insert
 from ..tickets import Ticket
 
@@ -58,10 +58,10 @@ class DeviceBase(ABC):
     def allocate(self, nbytes: int) -> Memory:
         """A block of device memory; see :class:`hal_core.contract.device.Device`."""
 
-    def adopt(self, state: SlotState) -> None:  # noqa: B027 (most devices need nothing)
+    def register_state(self, state: SlotState) -> None:  # noqa: B027 (most devices need nothing)
         """Make ready what the device needs for a state; by default nothing."""
 
-    def stage(self, state: SlotState, request: AdmittedRequest) -> None:  # noqa: B027 (most devices take nothing)
+    def on_admit(self, state: SlotState, request: AdmittedRequest) -> None:  # noqa: B027 (most devices take nothing)
         """Take an admitted request's bytes ahead of its insertion; by default nothing."""
 
     @abstractmethod
@@ -137,7 +137,7 @@ class DeviceBase(ABC):
             argument="group",
         )
 
-    def hold(self, stream: Stream) -> AbstractContextManager[None]:
+    def hold_stream(self, stream: Stream) -> AbstractContextManager[None]:
         """Hold a stream. By default a device cannot."""
         raise CapabilityMissing(
             "cannot hold a stream", cure="ask capabilities.can_hold_stream first", device=f"{self.name}:{self.index}"
@@ -156,9 +156,9 @@ class DeviceBase(ABC):
         if hook in self.capabilities.fallbacks:
             self._counts["fallbacks"] += 1
 
-    def advance(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
+    def update_inputs(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
         """The reference on a copy of the state, written back as one plan; waits for the device once or twice."""
-        return advance_by_copy(self, state, step, stream)
+        return update_by_copy(self, state, step, stream)
 
     # -- hooks --------------------------------------------------------------------------------------------------
 
@@ -237,8 +237,8 @@ def plan_value(target: View, value: np.ndarray[Any, Any] | np.generic) -> WriteP
     return builder.build()
 
 
-def advance_by_copy(device: DeviceBase, state: SlotState, step: Step, stream: Stream) -> Ticket:
-    """Copy out what ``advance`` reads, compute on the host, and write back what changed as one plan."""
+def update_by_copy(device: DeviceBase, state: SlotState, step: Step, stream: Stream) -> Ticket:
+    """Copy out what ``update_inputs`` reads, compute on the host, and write back what changed as one plan."""
     part = state.layout.groups["step_input"]
     copied = device.copy_out(state.memory, [part], stream)
     copied.wait()
@@ -247,7 +247,7 @@ def advance_by_copy(device: DeviceBase, state: SlotState, step: Step, stream: St
     fields |= {name: before[name] for name in reference.READS}
     fields["token_ids"] = _token_tails(device, state, before, stream)
     known = (before["prompt_lens"] + before["step_idx"])[:, 0]
-    reference.advance(fields, state.sizes, speculative=step.speculative)
+    reference.update_inputs(fields, state.sizes, speculative=step.speculative)
     builder = PlanBuilder(state.memory)
     for name in reference.WRITES:
         changed = np.flatnonzero(fields[name][:, 0] != before[name][:, 0])
@@ -267,7 +267,7 @@ def _token_tails(
     ``np.zeros`` takes memory only for the pages that are touched, so the stand-in costs little.
     """
     place, sizes = state.layout.fields["token_ids"], state.sizes
-    tokens = np.zeros((sizes.slots, place.width), np.int64)
+    tokens = np.zeros((sizes.num_slots, place.width), np.int64)
     slots = np.flatnonzero((before["stop_seqs_num"][:, 0] > 0) & (before["seq_lens_this_time"][:, 0] > 0))
     if not len(slots):
         return tokens

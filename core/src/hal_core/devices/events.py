@@ -29,7 +29,7 @@ class EventPool:
     def record(self, stream: AsyncStream) -> RecordedEvent:
         """An event after everything that is on ``stream`` now."""
         free = self.free
-        event = RecordedEvent(self, free.pop(), stream.lane) if free and self._rerecords else self.take(stream)
+        event = RecordedEvent(self, free.pop(), stream.stream_key) if free and self._rerecords else self.take(stream)
         self._record(event.raw, stream.raw)
         return event
 
@@ -37,9 +37,9 @@ class EventPool:
         """An event that is not recorded yet, for a primitive that does so on ``stream``."""
         free = self.free
         if free and (self._rerecords or self.query(free[0])):
-            return RecordedEvent(self, free.popleft(), stream.lane)
+            return RecordedEvent(self, free.popleft(), stream.stream_key)
         self.made += 1
-        return RecordedEvent(self, self.primitives.event_create(), stream.lane)
+        return RecordedEvent(self, self.primitives.event_create(), stream.stream_key)
 
     def close(self) -> None:
         """Destroy the events that nobody holds."""
@@ -50,13 +50,13 @@ class EventPool:
 class RecordedEvent:
     """A recorded event (:class:`hal_core.streams.Event`). Goes back to its pool when nobody holds it any more.
 
-    ``lane``: that of its stream, whose work is executed in order. ``keep``: what lives until it has passed.
+    ``stream_key``: that of its stream, whose work is executed in order. ``keep``: what lives until it has passed.
     """
 
-    __slots__ = ("keep", "lane", "passed", "pool", "raw")
+    __slots__ = ("keep", "passed", "pool", "raw", "stream_key")
 
-    def __init__(self, pool: EventPool, raw: RawEvent, lane: int) -> None:
-        self.pool, self.raw, self.lane = pool, raw, lane
+    def __init__(self, pool: EventPool, raw: RawEvent, stream_key: int) -> None:
+        self.pool, self.raw, self.stream_key = pool, raw, stream_key
         self.passed = False
         self.keep: object = None
 
@@ -79,14 +79,14 @@ class RecordedEvent:
 class AsyncStream:
     """A stream (:class:`hal_core.streams.Stream`): one of our own, given back when nobody holds it, or a framework's.
 
-    ``lane``: a number of this object alone; the runtime may use the handle of a stream that is gone for another.
+    ``stream_key``: a number of this object alone; the runtime may use the handle of a stream that is gone for another.
     """
 
-    __slots__ = ("_beside", "_owned", "handle", "lane", "pool", "raw")
+    __slots__ = ("_beside", "_owned", "handle", "pool", "raw", "stream_key")
 
     def __init__(self, pool: EventPool, raw: RawStream, *, owned: bool) -> None:
         self.pool, self.raw, self._owned = pool, raw, owned
-        self.handle, self.lane = pool.primitives.stream_handle(raw), next(_lanes)
+        self.handle, self.stream_key = pool.primitives.stream_handle(raw), next(_lanes)
         self._beside: AsyncStream | None = None
 
     def beside(self) -> AsyncStream:

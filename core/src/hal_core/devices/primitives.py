@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from ..errors import CapabilityMissing
+from ..errors import CapabilityMissing, GroupLost
 from ..memory.packing import Packed
 
 if TYPE_CHECKING:
@@ -39,14 +39,15 @@ class PlanLaunch(NamedTuple):
     """What the launch of a write plan is told (:mod:`hal_core.memory.plan`, :mod:`hal_core.memory.packing`).
 
     - ``address``, ``nbytes``: the memory that is written, on the device.
-    - ``spread``: device address of the table of :data:`hal_core.memory.plan.SPREAD` for the records; 0 without records.
+    - ``scatter_map``: device address of the table of :data:`hal_core.memory.plan.SCATTER_MAP` for the records; 0
+      without records.
     - ``fields``: rows of that table. ``slots``: a slot of a record is below this.
     - ``packed``: where the parts of the plan lie in the block.
     """
 
     address: int
     nbytes: int
-    spread: int
+    scatter_map: int
     fields: int
     slots: int
     packed: Packed
@@ -127,8 +128,11 @@ class StreamPrimitives(ABC):
         return None
 
     def spoils(self, error: Exception) -> bool:
-        """True where an error that an event told of ends the device: later calls are then refused. By default yes."""
-        return True
+        """True where an error that an event told of ends the device: later calls are then refused.
+
+        By default yes, but for a lost group: its tickets tell of it, and what needs no group goes on (G16).
+        """
+        return not isinstance(error, GroupLost)
 
     # -- host memory --------------------------------------------------------------------------------------------------
 
@@ -188,7 +192,7 @@ class Primitives(StreamPrimitives):
         """Launch one kernel that reads the bytes staged at ``block``, in stream order: of every :class:`PlanLaunch`.
 
         ``block`` is device memory (or what :meth:`submit` chose to give); it stays until that is executed. Of a plan
-        the records are spread, then the writes are made, as :func:`hal_core.memory.packing.apply_packed` does.
+        the records are scattered, then the writes are made, as :func:`hal_core.memory.packing.apply_packed` does.
         """
         raise CapabilityMissing("cannot launch a write plan", cure="leave fused_scatter off, or write launch()")
 

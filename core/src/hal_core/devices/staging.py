@@ -19,6 +19,7 @@ from ..errors import InvalidValue, OutOfMemory
 
 if TYPE_CHECKING:
     from ..streams import Event
+    from .ring_options import RingOptions
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 ALIGNMENT = 256
@@ -91,11 +92,11 @@ class Segment:
     def thin(self) -> None:
         """Forget the oldest entries when the last of them has passed, so that fences do not pile up.
 
-        One look serves for all where the events are of one ``lane``, a stream whose work is executed in order.
+        One look serves for all where the events are of one ``stream_key``, a stream whose work is executed in order.
         """
         oldest = [event for _, _, event in islice(self.entries, THINNED)]
-        lanes = {getattr(event, "lane", None) for event in oldest}
-        if len(lanes) != 1 or None in lanes:
+        stream_keys = {getattr(event, "stream_key", None) for event in oldest}
+        if len(stream_keys) != 1 or None in stream_keys:
             self.retire()
         elif oldest[-1].done():
             for _ in oldest:
@@ -106,23 +107,15 @@ class StagingRing:
     """The ring. Used from one thread.
 
     - ``allocate(nbytes)`` gives a :class:`Block`, or raises :class:`OutOfMemory`.
-    - ``start`` and ``limit``: bytes held at first, and at most.
-    - ``deadline``: seconds a full ring is waited for before :class:`OutOfMemory`.
+    - ``start`` and ``limit``: bytes held at first, and at most; ``deadline``: seconds a full ring is waited for before
+      :class:`OutOfMemory`. All three as ``options`` say.
     - ``waits`` counts waits for the oldest entry (G3), ``grown`` the segments allocated after the first.
     """
 
-    def __init__(
-        self,
-        allocate: Callable[[int], Block],
-        *,
-        start: int = 1 << 20,
-        limit: int = 64 << 20,
-        deadline: float = 30.0,
-    ) -> None:
-        if not 0 < start <= limit:
-            raise InvalidValue(f"a ring from {start} to {limit} bytes", cure="give 0 < start <= limit", argument="ring")
-        self._allocate, self.start, self.limit, self.deadline = allocate, start, limit, deadline
-        self._segment = Segment(allocate(start))
+    def __init__(self, allocate: Callable[[int], Block], options: RingOptions) -> None:
+        self._allocate, self.deadline = allocate, options.deadline
+        self.start, self.limit = options.ring_start, options.ring_limit
+        self._segment = Segment(allocate(self.start))
         self._draining: list[Segment] = []
         self._taken: Span | None = None
         self._calm = 0

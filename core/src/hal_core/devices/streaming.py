@@ -56,7 +56,7 @@ class StreamDevice(DeviceBase):
     :meth:`enqueue_copies`, and sets ``staging``. A device with addresses derives from
     :class:`hal_core.devices.asynchronous.AsyncDevice`, which does.
 
-    ``last``: by a stream's lane, the last event of the work that was given to the device.
+    ``last``: by ``stream_key``, the last event of the work that was given to the device.
     """
 
     staging: StagingRing
@@ -125,12 +125,12 @@ class StreamDevice(DeviceBase):
 
     def mark(self, stream: AsyncStream) -> RecordedEvent:
         """Record the event after the work that was just put on ``stream``; memory dropped later waits for it."""
-        event = self.last[stream.lane] = self.events.record(stream)
+        event = self.last[stream.stream_key] = self.events.record(stream)
         return event
 
     def ticket(self, stream: AsyncStream) -> AsyncTicket:
         """The ticket of the work that was just put on ``stream``; for kernels of the device's own."""
-        event = self.last[stream.lane] = self.events.record(stream)
+        event = self.last[stream.stream_key] = self.events.record(stream)
         return self.ticket_type(event)
 
     def order_after_reads(self, stream: Stream, memory: Memory | None = None) -> None:

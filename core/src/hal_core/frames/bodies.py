@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hal_core.errors import FrameError, InvalidValue
-from hal_core.output.record_checks import join_request_ids
 from hal_core.output.record_terms import BOOL, FLOAT32, INT32, INT64, OPTIONAL, UINT8
 from hal_core.output.records import OutputRecord, assemble, narrowed
+from hal_core.slots.request_ids import join_request_ids
 
 MAX_COLUMNS = 1 << 20  #: most log-probability columns a reader believes
 

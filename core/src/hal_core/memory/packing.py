@@ -74,16 +74,16 @@ def _gap(begin: int, end: int) -> bytes:
     return bytes(end - begin)
 
 
-def apply_packed(packed: Packed, block: Bytes, spread: np.ndarray[Any, np.dtype[np.void]], buffer: Bytes) -> None:
+def apply_packed(packed: Packed, block: Bytes, scatter_map: np.ndarray[Any, np.dtype[np.void]], buffer: Bytes) -> None:
     """Carry out on host memory the plan that is packed in ``block``: what the launch of a plan must amount to.
 
-    ``spread`` is the table of its records (dtype :data:`hal_core.memory.plan.SPREAD`), ``buffer`` uint8
+    ``scatter_map`` is the table of its records (dtype :data:`hal_core.memory.plan.SCATTER_MAP`), ``buffer`` uint8
     ``[memory.nbytes]``.
     """
     records, end = None, packed.records_at + packed.records * packed.record_bytes
     if packed.records:
         slots = block[packed.slots_at :][: 4 * packed.records].view(np.int32)
-        records = Records(slots, block[packed.records_at : end].reshape(packed.records, -1), spread)
+        records = Records(slots, block[packed.records_at : end].reshape(packed.records, -1), scatter_map)
     writes = block[: packed.writes * WRITE.itemsize].view(WRITE)
     write_to_host(writes, block[packed.payload_at : packed.nbytes], records, buffer)
 
@@ -93,12 +93,17 @@ def cut_rows(plan: WritePlan) -> WritePlan:
     writes = plan.writes
     if not len(writes) or int(writes["nbytes"].max()) <= ROW:
         return plan
-    parts = (writes["nbytes"].astype(np.int64) + ROW - 1) // ROW
+    return WritePlan(plan.memory, cut(writes, ROW), plan.pieces, plan.records)
+
+
+def cut(writes: np.ndarray[Any, np.dtype[np.void]], longest: int) -> np.ndarray[Any, np.dtype[np.void]]:
+    """The same writes with none longer than ``longest`` bytes, a multiple of 8, which is a whole cycle of a pattern."""
+    parts = (writes["nbytes"].astype(np.int64) + longest - 1) // longest
     index = np.repeat(np.arange(len(writes)), parts)
     first = np.cumsum(parts) - parts
-    skip = (np.arange(len(index)) - first[index]).astype(np.uint64) * np.uint64(ROW)
+    skip = (np.arange(len(index)) - first[index]).astype(np.uint64) * np.uint64(longest)
     rows = writes[index]
     rows["dst"] += skip
-    rows["source"] += np.where(rows["pattern"] == 0, skip, 0).astype(np.uint64)  # ROW is a multiple of the cycle
-    rows["nbytes"] = np.minimum(writes["nbytes"][index] - skip, ROW)
-    return WritePlan(plan.memory, rows, plan.pieces, plan.records)
+    rows["source"] += np.where(rows["pattern"] == 0, skip, 0).astype(np.uint64)
+    rows["nbytes"] = np.minimum(writes["nbytes"][index] - skip, longest)
+    return rows

@@ -29,18 +29,18 @@ WRITE = np.dtype([("dst", "<u8"), ("source", "<u8"), ("nbytes", "<u4"), ("patter
 ``source`` of the payload. ``pattern`` 1, 2, 4 or 8: fill ``nbytes`` with a pattern of that many bytes, which
 ``source`` holds repeated to 8 bytes (so that a device may write 8 bytes at a time from any aligned place)."""
 
-SPREAD = np.dtype([("base", "<u8"), ("stride", "<u8"), ("source", "<u4"), ("nbytes", "<u4")])
+SCATTER_MAP = np.dtype([("base", "<u8"), ("stride", "<u8"), ("source", "<u4"), ("nbytes", "<u4")])
 """One field of a record: ``nbytes`` from byte ``source`` of the record go to ``base + slot * stride``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Records:
     """Packed records for some slots: ``slots`` int32 ``[n]``, distinct; ``data`` uint8 ``[n, record bytes]``;
-    ``spread`` the map of dtype :data:`SPREAD`, the same object for every plan of a state."""
+    ``scatter_map`` the map of dtype :data:`SCATTER_MAP`, the same object for every plan of a state."""
 
     slots: np.ndarray[Any, np.dtype[np.int32]]
     data: Bytes
-    spread: np.ndarray[Any, np.dtype[np.void]]
+    scatter_map: np.ndarray[Any, np.dtype[np.void]]
 
 
 class WritePlan:
@@ -79,62 +79,86 @@ class WritePlan:
         if self.records is None:
             return self
         rec, payload = self.records, self.payload
-        spread, n, width = rec.spread, len(rec.slots), rec.data.shape[1]
-        flat = np.zeros((n, len(spread)), WRITE)
-        flat["dst"] = spread["base"] + rec.slots[:, None].astype(np.uint64) * spread["stride"]
+        scatter_map, n, width = rec.scatter_map, len(rec.slots), rec.data.shape[1]
+        flat = np.zeros((n, len(scatter_map)), WRITE)
+        flat["dst"] = scatter_map["base"] + rec.slots[:, None].astype(np.uint64) * scatter_map["stride"]
         start = np.arange(n, dtype=np.uint64)[:, None] * np.uint64(width) + np.uint64(payload.nbytes)
-        flat["source"] = start + spread["source"]
-        flat["nbytes"] = spread["nbytes"]
+        flat["source"] = start + scatter_map["source"]
+        flat["nbytes"] = scatter_map["nbytes"]
         writes = np.concatenate([flat.reshape(-1), self.writes])
         return WritePlan(self.memory, writes, [payload, rec.data.reshape(-1)])
 
 
 class PlanBuilder:
-    """Collects writes, and builds a plan in which of two writes to one place the last has won (G4)."""
+    """Collects writes: descriptors as an int64 matrix ``[n, 3]`` (dst, source, pattern << 32 | nbytes), and a payload.
+
+    ``copy`` and ``fill`` check what they are given; ``runs`` and ``fills`` are what they are made of, for insertion.
+    """
 
     def __init__(self, memory: Memory) -> None:
         self.memory = memory
-        self._writes: list[np.ndarray[Any, np.dtype[np.void]]] = []
-        self._payload: list[Bytes] = []
+        self._rows: list[Ints] = []
+        self._pieces: list[Buffer] = []
         self._size = 0
 
     def copy(self, offsets: Ints, lengths: Ints | int, data: Bytes) -> None:
         """Write ``data`` (uint8, the runs one after the other) to ``offsets``; ``lengths`` bytes each."""
-        n = len(offsets)
-        if n == 0:
+        if len(offsets) == 0:
             return
-        rows = np.zeros(n, WRITE)
-        rows["dst"], rows["nbytes"] = offsets, lengths
-        sizes = np.broadcast_to(np.asarray(lengths, np.int64), n)
-        ends = np.cumsum(sizes)
-        if int(ends[-1]) != data.nbytes:
-            raise InvalidValue(f"{data.nbytes} bytes for runs of {int(ends[-1])} bytes together", argument="data")
-        rows["source"] = ends - sizes + self._size
-        self._add(rows, data)
+        together = int(_run_lengths(offsets, lengths).sum())
+        if together != data.nbytes:
+            raise InvalidValue(f"{data.nbytes} bytes for runs of {together} bytes together", argument="data")
+        self.runs(offsets, lengths, [data])
 
     def fill(self, offsets: Ints, lengths: Ints | int, value: np.generic) -> None:
         """Fill ``lengths`` bytes at each of ``offsets`` with the element ``value`` (its own bytes, repeated)."""
         if len(offsets) == 0:
             return
         pattern = value.tobytes()
-        rows = np.zeros(len(offsets), WRITE)
-        rows["dst"], rows["nbytes"], rows["pattern"] = offsets, lengths, len(pattern)
-        rows["source"] = int.from_bytes(pattern * (8 // len(pattern)), "little")
-        self._add(rows, None)
+        cycle = int.from_bytes(pattern * (8 // len(pattern)), "little", signed=True)
+        self.fills(offsets, _run_lengths(offsets, lengths), cycle, len(pattern))
 
-    def _add(self, rows: np.ndarray[Any, np.dtype[np.void]], data: Bytes | None) -> None:
-        self._writes.append(rows)
-        if data is not None:
-            self._payload.append(data)
-            self._size += data.nbytes
+    def runs(self, dst: Ints, nbytes: Ints | int, pieces: Sequence[Buffer]) -> None:
+        """Copy the pieces, one after the other, in runs of ``nbytes`` to ``dst``."""
+        rows = np.empty((len(dst), 3), np.int64)
+        rows[:, 0], rows[:, 2] = dst, nbytes
+        ends = rows[:, 2].cumsum() + self._size
+        rows[:, 1] = ends - rows[:, 2]
+        self._size = int(ends[-1])
+        self._rows.append(rows)
+        self._pieces += pieces
 
-    def build(self, records: Records | None = None) -> WritePlan:
-        """The plan. ``records`` must not touch what the writes touch; the writes may overlap, and are then cut."""
-        writes = np.concatenate(self._writes) if self._writes else np.zeros(0, WRITE)
+    def fills(self, dst: Ints, nbytes: Ints, cycles: Ints | int, sizes: Ints | int) -> None:
+        """Fill ``nbytes`` at ``dst`` with ``cycles``: elements of ``sizes`` bytes, each repeated to 8 bytes."""
+        rows = np.empty((len(dst), 3), np.int64)
+        rows[:, 0], rows[:, 1], rows[:, 2] = dst, cycles, (sizes << 32) | nbytes
+        self._rows.append(rows)
+
+    def build(self, records: Records | None = None, *, disjoint: bool = False) -> WritePlan:
+        """The plan, in which of two writes to one place the last has won (G4).
+
+        ``records`` must not touch what the writes touch. ``disjoint``: the writes are known to lie inside the memory,
+        none over another, none empty.
+        """
+        rows = self._rows[0] if len(self._rows) == 1 else np.concatenate([_NO_ROWS, *self._rows])
+        writes: np.ndarray[Any, np.dtype[np.void]] = rows.reshape(-1).view(WRITE)
+        if disjoint:
+            return WritePlan(self.memory, writes, self._pieces, records)
         writes = writes[writes["nbytes"] > 0]
         if len(writes) and int((writes["dst"] + writes["nbytes"]).max()) > self.memory.nbytes:
             raise InvalidValue("a write ends outside the memory", argument="plan")
-        return WritePlan(self.memory, last_wins(writes), self._payload, records)
+        return WritePlan(self.memory, last_wins(writes), self._pieces, records)
+
+
+_NO_ROWS = np.zeros((0, 3), np.int64)
+
+
+def _run_lengths(offsets: Ints, lengths: Ints | int) -> Ints:
+    """Bytes of each run. Raises :class:`InvalidValue` for more than a descriptor holds."""
+    runs = np.broadcast_to(np.asarray(lengths, np.int64), len(offsets))
+    if int(runs.max()) >= 2**32:
+        raise InvalidValue(f"a write of {int(runs.max())} bytes", cure="give less than 4 GiB at once", argument="plan")
+    return runs
 
 
 def last_wins(writes: np.ndarray[Any, np.dtype[np.void]]) -> np.ndarray[Any, np.dtype[np.void]]:
@@ -212,7 +236,7 @@ def write_to_host(
 
 
 def _spread_to_host(records: Records, buffer: Bytes) -> None:
-    for base, stride, source, nbytes in records.spread.tolist():
+    for base, stride, source, nbytes in records.scatter_map.tolist():
         rows = np.lib.stride_tricks.as_strided(
             buffer[base:], (int(records.slots.max()) + 1, nbytes), (stride, 1), writeable=True
         )

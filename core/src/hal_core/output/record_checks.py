@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from hal_core.output.record_terms import ALLOWED_FINISH, BOOL, INT32, INT64, LAYOUT, OPTIONAL, UINT8, SlotStatus
 from hal_core.slots.fields import FinishReason
+from hal_core.slots.request_ids import join_request_ids
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -56,58 +57,28 @@ _NATURAL_FINISH = bytes((FinishReason.NONE, FinishReason.STOP, FinishReason.LENG
 _MAY_BE_NARROW = ("logprob_token_ids",)
 
 
-#: The last ids that were joined. A batch often keeps its requests from step to step, and each record's ids are
-#: needed twice: to check it and to encode it. One assignment replaces it, so threads need no lock.
-_last_joined: tuple[tuple[str, ...], str] = ((), "")
-
-
-def join_request_ids(request_ids: tuple[str, ...]) -> str:
-    """Return the ids joined by NUL characters, the form in which frames carry them.
-
-    Raises ValueError or TypeError when an id is empty, holds a NUL character or is no string.
-    """
-    global _last_joined
-    last_ids, joined = _last_joined
-    if request_ids is last_ids:
-        return joined
-    joined = _join_and_check(request_ids)
-    _last_joined = (request_ids, joined)
-    return joined
-
-
-def _join_and_check(request_ids: tuple[str, ...]) -> str:
-    joined = "\0".join(request_ids)
-    if request_ids and joined.count("\0") != len(request_ids) - 1:
-        raise ValueError("an id holds a NUL character")
-    if request_ids and (not joined or joined[0] == "\0" or joined[-1] == "\0" or "\0\0" in joined):
-        raise ValueError("an id is empty")
-    return joined
-
-
 def is_plainly_shaped(record: Arrays) -> bool:
     """Whether a record without optional arrays has sound shapes: the usual case, in a third of the time."""
     if type(record.request_ids) is not tuple:
         return False
-    rows = (len(record.request_ids),)
-    return (
-        (record.draft_counts is None and record.drafts is None and record.ranks is None)
-        and (record.logprob_token_ids is None and record.logprobs is None)
-        and _is_array(record.status, UINT8, rows)
-        and _is_array(record.finish, UINT8, rows)
-        and _is_array(record.positions, INT64, rows)
-        and _is_array(record.counts, INT32, rows)
-        and _is_array(record.first_token, BOOL, rows)
-        and _is_array(record.tokens, INT64, None)
-    )
-
-
-def _is_array(array: object, dtype: np.dtype[Any], shape: tuple[int] | None) -> bool:
-    return (
-        type(array) is np.ndarray
-        and array.dtype is dtype
-        and (array.shape == shape if shape is not None else array.ndim == 1)
-        and array.flags.c_contiguous
-    )
+    if record.draft_counts is not None or record.drafts is not None or record.ranks is not None:
+        return False
+    if record.logprob_token_ids is not None or record.logprobs is not None:
+        return False
+    rows, tokens = (len(record.request_ids),), record.tokens
+    for array, dtype in (
+        (record.status, UINT8),
+        (record.finish, UINT8),
+        (record.positions, INT64),
+        (record.counts, INT32),
+        (record.first_token, BOOL),
+        (tokens, INT64),
+    ):
+        if type(array) is not np.ndarray or array.dtype is not dtype or not array.flags.c_contiguous:
+            return False
+        if array.shape != rows and (array is not tokens or array.ndim != 1):
+            return False
+    return True
 
 
 def shape_problems(record: Arrays) -> list[str]:

@@ -1,4 +1,4 @@
-"""The rows of a step's record: what the copied fields and the ledger say of each slot (G17 to G22, G24)."""
+"""The rows of a step's record: what the copied fields and the host table say of each slot (G17 to G22, G24)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..slots.fields import FinishReason, SplitRole
 from .records import OutputRecord, SlotStatus, narrowed
 
 if TYPE_CHECKING:
-    from ..slots.host_table import Ledger
+    from ..slots.host_table import HostSlotTable
     from ..slots.state import SlotState
     from ..slots.step import Step
 
@@ -20,57 +20,61 @@ Columns = dict[str, np.ndarray[Any, Any]]
 Built = tuple[OutputRecord, tuple[int, ...], InvalidValue | None]
 
 
-class Facts(NamedTuple):
+class OutputSnapshot(NamedTuple):
     """What the host knows at the call: it must not change while the copy is under way."""
 
     step: Step
     order: np.ndarray[Any, np.dtype[np.int32]]
-    serials: np.ndarray[Any, np.dtype[np.int64]]
+    admission_ids: np.ndarray[Any, np.dtype[np.int64]]
     names: tuple[str, ...]
     prefill_role: np.ndarray[Any, np.dtype[np.bool_]]
     preempted: dict[int, tuple[int, str]]
     aborted: dict[int, tuple[int, str]]
     max_accept: int
-    max_draft: int
+    max_draft_tokens: int
     top_k: int
     plain: bool
     """Plain decoding of slots that are all held, with nothing else to report of any."""
 
     @classmethod
-    def of(cls, state: SlotState, step: Step) -> Facts:
-        ledger, order = state.ledger, step.order(state.name)
-        serials = ledger.serials[order]
-        names, prefill_role, ordinary = _held(ledger, order, serials)
-        slots = order.tolist() if ledger.preempted or ledger.aborted else []
+    def of(cls, state: SlotState, step: Step) -> OutputSnapshot:
+        host_table, order = state.host_table, step.order(state.name)
+        admission_ids = host_table.admission_ids[order]
+        names, prefill_role, ordinary = _held(host_table, order, admission_ids)
+        slots = order.tolist() if host_table.preempted or host_table.aborted else []
         special = slots or step.speculative or step.logprobs is not None or step.errors or step.recovered
         return cls(
             step,
             order,
-            serials,
+            admission_ids,
             names,
             prefill_role,
-            {slot: ledger.preempted[slot] for slot in slots if slot in ledger.preempted} if ledger.preempted else {},
-            {slot: ledger.aborted[slot] for slot in slots if slot in ledger.aborted} if ledger.aborted else {},
+            {slot: host_table.preempted[slot] for slot in slots if slot in host_table.preempted}
+            if host_table.preempted
+            else {},
+            {slot: host_table.aborted[slot] for slot in slots if slot in host_table.aborted}
+            if host_table.aborted
+            else {},
             state.sizes.max_accept,
-            state.sizes.max_draft,
-            state.sizes.top_k,
+            state.sizes.max_draft_tokens,
+            state.sizes.max_logprobs,
             ordinary and not special,
         )
 
 
 _Held = tuple[tuple[str, ...], np.ndarray[Any, np.dtype[np.bool_]], bool]
-#: The requests of the last step: their serials, and what ``_held`` says of them. A serial never names another request,
-#: and a batch mostly keeps its requests from step to step. One assignment replaces it, so threads need no lock.
+#: The requests of the last step: their admission ids, and what ``_held`` says of them. An id never names another
+#: request, and a batch mostly keeps its requests from step to step. One assignment replaces it: no lock.
 _last_held: tuple[bytes, _Held] = (b"", ((), np.zeros(0, np.bool_), True))
 
 
-def _held(ledger: Ledger, order: np.ndarray[Any, Any], serials: np.ndarray[Any, Any]) -> _Held:
+def _held(host_table: HostSlotTable, order: np.ndarray[Any, Any], admission_ids: np.ndarray[Any, Any]) -> _Held:
     """The name in each slot, "" where it is free; whether it plays the prefill part of a split; and whether all slots
     are held and none plays that part."""
     global _last_held
-    key, (last, found) = serials.tobytes(), _last_held
+    key, (last, found) = admission_ids.tobytes(), _last_held
     if key != last:
-        held = [ledger.requests[slot] for slot in order.tolist()]
+        held = [host_table.requests[slot] for slot in order.tolist()]
         names = tuple([request.request_id if request else "" for request in held])
         prefill = [request is not None and request.role is SplitRole.PREFILL for request in held]
         prefill_role = np.array(prefill, np.bool_)
@@ -80,23 +84,23 @@ def _held(ledger: Ledger, order: np.ndarray[Any, Any], serials: np.ndarray[Any, 
     return found
 
 
-def build_record(columns: Columns, facts: Facts) -> Built:
+def build_record(columns: Columns, snapshot: OutputSnapshot) -> Built:
     """The record of a step, rows in batch-id order; each row's batch id; and what was found out of bounds.
 
     Rows of what was out of bounds are errors.
     """
-    plain = _plain_record(columns, facts) if facts.plain else None
-    return plain or _any_record(columns, facts)
+    plain = _plain_record(columns, snapshot) if snapshot.plain else None
+    return plain or _any_record(columns, snapshot)
 
 
-def _plain_record(columns: Columns, facts: Facts) -> Built | None:
+def _plain_record(columns: Columns, snapshot: OutputSnapshot) -> Built | None:
     """The record of a plain decoding step in which nothing is wrong, in a third of the time; None if anything is."""
-    order = facts.order
+    order = snapshot.order
     counts, generated = columns["accept_num"][order, 0], columns["step_idx"][order, 0]
-    if (columns["request_serial"][order, 0] != facts.serials).any() or (generated < counts).any():
+    if (columns["request_serial"][order, 0] != snapshot.admission_ids).any() or (generated < counts).any():
         return None
     drafts = columns["draft_num"][order, 0]
-    if (counts.view(np.uint32) > 1).any() or (drafts.view(np.uint32) > facts.max_draft).any():
+    if (counts.view(np.uint32) > 1).any() or (drafts.view(np.uint32) > snapshot.max_draft_tokens).any():
         return None
     status, tokens = counts.astype(np.uint8), columns["sampled_token_ids"][order, 0]  # TOKEN is 1, NONE is 0
     finish = columns["stop_reason"][order, 0].astype(np.uint8) * status
@@ -105,18 +109,18 @@ def _plain_record(columns: Columns, facts: Facts) -> Built | None:
     first = np.zeros(len(order), np.bool_)
     arrays = (status, finish, generated - counts, counts, tokens, first)
     try:
-        return OutputRecord(facts.step.number, facts.names, *arrays), tuple(range(len(order))), None
+        return OutputRecord(snapshot.step.number, snapshot.names, *arrays), tuple(range(len(order))), None
     except HalError as error:
         raise error.located(hook="save_output") from None
 
 
-def _any_record(columns: Columns, facts: Facts) -> Built:
+def _any_record(columns: Columns, snapshot: OutputSnapshot) -> Built:
     """The record of any step."""
-    order = facts.order
-    held = facts.serials != 0
+    order = snapshot.order
+    held = snapshot.admission_ids != 0
     counts = np.where(held, columns["accept_num"][order, 0], 0)
-    bad = _out_of_bounds(columns, facts, counts, held)
-    for slot, message in (*facts.step.errors.items(), *facts.step.recovered.items()):
+    bad = _out_of_bounds(columns, snapshot, counts, held)
+    for slot, message in (*snapshot.step.errors.items(), *snapshot.step.recovered.items()):
         for row in np.flatnonzero(order == slot).tolist():
             bad[row] = message
     wrong = np.zeros(len(order), np.bool_)
@@ -124,25 +128,25 @@ def _any_record(columns: Columns, facts: Facts) -> Built:
     counts = np.where(wrong, 0, counts).astype(np.int32)
     status = np.where(counts > 0, SlotStatus.TOKEN, SlotStatus.NONE).astype(np.uint8)
     status[wrong] = SlotStatus.ERROR
-    if facts.step.recovered:
-        status[np.isin(order, [*facts.step.recovered])] = SlotStatus.RECOVERED
+    if snapshot.step.recovered:
+        status[np.isin(order, [*snapshot.step.recovered])] = SlotStatus.RECOVERED
     finish = np.where(counts > 0, columns["stop_reason"][order, 0], 0).astype(np.uint8)
     finish[wrong] = FinishReason.ERROR
     positions = np.where(held, columns["step_idx"][order, 0] - counts, 0).astype(np.int64)
     positions = np.maximum(positions, 0)
-    first = facts.prefill_role & (counts > 0) & (positions == 0)
-    parts = _token_parts(columns, facts, counts)
-    parts |= _draft_parts(columns, facts, first)
-    rows = _Rows(facts.names, held, status, finish, positions, counts, first, bad)
-    record, batch_ids = rows.record(facts, parts)
-    told = facts.step.errors.keys() | facts.step.recovered.keys()
+    first = snapshot.prefill_role & (counts > 0) & (positions == 0)
+    parts = _token_parts(columns, snapshot, counts)
+    parts |= _draft_parts(columns, snapshot, first)
+    rows = _Rows(snapshot.names, held, status, finish, positions, counts, first, bad)
+    record, batch_ids = rows.record(snapshot, parts)
+    told = snapshot.step.errors.keys() | snapshot.step.recovered.keys()
     violations = [text for row, text in bad.items() if int(order[row]) not in told]
-    return record, batch_ids, _violation(violations, facts) if violations else None
+    return record, batch_ids, _violation(violations, snapshot) if violations else None
 
 
-def _violation(texts: list[str], facts: Facts) -> InvalidValue:
+def _violation(texts: list[str], snapshot: OutputSnapshot) -> InvalidValue:
     return InvalidValue(
-        f"step {facts.step.number}: " + "; ".join(texts),
+        f"step {snapshot.step.number}: " + "; ".join(texts),
         cure="a kernel of the step wrote the state out of bounds; the rows named were reported as errors",
         hook="save_output",
         argument="state",
@@ -150,51 +154,55 @@ def _violation(texts: list[str], facts: Facts) -> InvalidValue:
 
 
 def _out_of_bounds(
-    columns: Columns, facts: Facts, counts: np.ndarray[Any, Any], held: np.ndarray[Any, Any]
+    columns: Columns, snapshot: OutputSnapshot, counts: np.ndarray[Any, Any], held: np.ndarray[Any, Any]
 ) -> dict[int, str]:
     """Row to what is wrong with the numbers the device holds for it (G21)."""
-    order = facts.order
-    most = facts.max_accept if facts.step.speculative else 1
+    order = snapshot.order
+    most = snapshot.max_accept if snapshot.step.speculative else 1
     drafts, generated = columns["draft_num"][order, 0], columns["step_idx"][order, 0]
-    strange = held & (columns["request_serial"][order, 0] != facts.serials)
-    wrong = strange | (held & ((counts < 0) | (counts > most) | (drafts < 0) | (drafts > facts.max_draft)))
+    strange = held & (columns["request_serial"][order, 0] != snapshot.admission_ids)
+    wrong = strange | (held & ((counts < 0) | (counts > most) | (drafts < 0) | (drafts > snapshot.max_draft_tokens)))
     wrong |= held & (generated < counts)
     found = {}
     for row in np.flatnonzero(wrong).tolist():
-        name = facts.names[row] or f"slot {int(order[row])}"
+        name = snapshot.names[row] or f"slot {int(order[row])}"
         if strange[row]:
-            found[row] = f"{name}: the slot holds serial {int(columns['request_serial'][order[row], 0])}"
+            found[row] = f"{name}: the slot holds admission {int(columns['request_serial'][order[row], 0])}"
         else:
             found[row] = (
                 f"{name}: {int(counts[row])} tokens (at most {most}), {int(drafts[row])} drafts (at most "
-                f"{facts.max_draft}), {int(generated[row])} generated in all"
+                f"{snapshot.max_draft_tokens}), {int(generated[row])} generated in all"
             )
     return found
 
 
-def _token_parts(columns: Columns, facts: Facts, counts: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
+def _token_parts(
+    columns: Columns, snapshot: OutputSnapshot, counts: np.ndarray[Any, Any]
+) -> dict[str, np.ndarray[Any, Any]]:
     """The tokens of all rows one after the other, and their log-probabilities where the step made some."""
-    order, width = facts.order, facts.max_accept
-    source = columns["accept_tokens" if facts.step.speculative else "sampled_token_ids"]
+    order, width = snapshot.order, snapshot.max_accept
+    source = columns["accept_tokens" if snapshot.step.speculative else "sampled_token_ids"]
     chosen = np.arange(source.shape[1]) < counts[:, None]
     parts = {"tokens": source[order][chosen]}
-    if facts.step.logprobs is not None:
-        columns_of = facts.step.logprobs + 1
+    if snapshot.step.logprobs is not None:
+        columns_of = snapshot.step.logprobs + 1
         chosen = np.arange(width) < counts[:, None]
         for name, target in (("topk_token_ids", "logprob_token_ids"), ("topk_logprobs", "logprobs")):
-            alternatives = columns[name].reshape(len(columns[name]), width, facts.top_k + 1)
+            alternatives = columns[name].reshape(len(columns[name]), width, snapshot.top_k + 1)
             parts[target] = np.ascontiguousarray(alternatives[order][chosen][:, :columns_of])
         parts["logprob_token_ids"] = narrowed(parts["logprob_token_ids"])  # half the bytes from here to the engine
         parts["ranks"] = columns["topk_ranks"][order][chosen]
     return parts
 
 
-def _draft_parts(columns: Columns, facts: Facts, first: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
+def _draft_parts(
+    columns: Columns, snapshot: OutputSnapshot, first: np.ndarray[Any, Any]
+) -> dict[str, np.ndarray[Any, Any]]:
     """The drafts that a prefill node hands over with the first token (G24)."""
-    if not facts.step.speculative or not facts.prefill_role.any():
+    if not snapshot.step.speculative or not snapshot.prefill_role.any():
         return {}
-    counts = np.where(first, columns["draft_num"][facts.order, 0], 0).astype(np.int32)
-    drafts = columns["draft_tokens"][facts.order]
+    counts = np.where(first, columns["draft_num"][snapshot.order, 0], 0).astype(np.int32)
+    drafts = columns["draft_tokens"][snapshot.order]
     return {"draft_counts": counts, "drafts": drafts[np.arange(drafts.shape[1]) < counts[:, None]]}
 
 
@@ -211,19 +219,21 @@ class _Rows:
     first: np.ndarray[Any, Any]
     bad: dict[int, str]
 
-    def record(self, facts: Facts, parts: dict[str, np.ndarray[Any, Any]]) -> tuple[OutputRecord, tuple[int, ...]]:
+    def record(
+        self, snapshot: OutputSnapshot, parts: dict[str, np.ndarray[Any, Any]]
+    ) -> tuple[OutputRecord, tuple[int, ...]]:
         """The record: each slot's row in batch-id order, and before it a row for a request that left the slot.
 
         With it, each row's batch id.
         """
-        if not facts.preempted and not facts.aborted and self.held.all():
+        if not snapshot.preempted and not snapshot.aborted and self.held.all():
             every = tuple(range(len(self.names)))
-            return self._record(facts, parts, self.names, np.array(every, np.int64), None), every
+            return self._record(snapshot, parts, self.names, np.array(every, np.int64), None), every
         names: list[str] = []
         source: list[int] = []
         left: list[SlotStatus | None] = []
-        for row, slot in enumerate(facts.order.tolist()):
-            for leaving, status in ((facts.preempted, SlotStatus.PREEMPTED), (facts.aborted, SlotStatus.ABORTED)):
+        for row, slot in enumerate(snapshot.order.tolist()):
+            for leaving, status in ((snapshot.preempted, SlotStatus.PREEMPTED), (snapshot.aborted, SlotStatus.ABORTED)):
                 if slot in leaving:
                     names.append(leaving[slot][1])
                     source.append(row)
@@ -232,11 +242,11 @@ class _Rows:
                 names.append(self.names[row] or f"slot {slot}")
                 source.append(row)
                 left.append(None)
-        return self._record(facts, parts, tuple(names), np.array(source, np.int64), left), tuple(source)
+        return self._record(snapshot, parts, tuple(names), np.array(source, np.int64), left), tuple(source)
 
     def _record(
         self,
-        facts: Facts,
+        snapshot: OutputSnapshot,
         parts: dict[str, np.ndarray[Any, Any]],
         names: tuple[str, ...],
         source: np.ndarray[Any, Any],
@@ -256,7 +266,7 @@ class _Rows:
                     parts["draft_counts"][row] = 0
         try:
             return OutputRecord(
-                facts.step.number,
+                snapshot.step.number,
                 names,
                 status,
                 finish,

@@ -37,7 +37,7 @@ class PendingOutput(Protocol):
     def resolve(self) -> OutputRecord:
         """Wait for the copy-out, check bounds, build the record. Called once, in order, on the sink's thread."""
 
-    def settle(self, error: BaseException | None) -> None:
+    def complete(self, error: BaseException | None) -> None:
         """Called once by the sink: the record is encoded and queued for the wire (None), or it failed."""
 
 
@@ -51,7 +51,7 @@ class Sink(Protocol):
         """Take the pending output, keeping the order of the calls.
 
         A full queue is waited for up to the sink's deadline. Then ``SinkFull`` is raised, and the record is kept all
-        the same and sent when there is room. ``SinkClosed``: the record was not taken, and not settled either.
+        the same and sent when there is room. ``SinkClosed``: the record was not taken, and not completed either.
         """
 
     def close(self, timeout: float) -> None:
@@ -64,17 +64,17 @@ def new_session() -> int:
 
 
 def settle_with(pending: PendingOutput) -> OutputRecord | None:
-    """Resolve the output and, if that fails, settle it with the error and return None.
+    """Resolve the output and, if that fails, complete it with the error and return None.
 
-    The record is lost then; the ticket behind ``settle`` says so, and the thread that serves the others goes on.
+    The record is lost then; the ticket behind ``complete`` says so, and the thread that serves the others goes on.
     """
     try:
         return pending.resolve()
     except Exception as error:  # noqa: BLE001  # handed on to the ticket, which raises it
-        pending.settle(error)
+        pending.complete(error)
         return None
     except BaseException as error:  # an interrupt: the ticket must know, the caller too
-        pending.settle(error)
+        pending.complete(error)
         raise
 
 
@@ -84,7 +84,7 @@ def unresolved(pending: PendingOutput) -> list[tuple[str, int, int]]:
     By request, position and count if its copy-out has ended; else by request alone, with -1 for what nobody knows.
     """
     if is_ready(pending):
-        with contextlib.suppress(Exception):  # then its rows are unknown; the ticket is settled with the sink's error
+        with contextlib.suppress(Exception):  # then its rows are unknown; the ticket is completed with the sink's error
             return pending.resolve().deliveries()
     return unknown(pending)
 
@@ -113,7 +113,7 @@ class MemorySink:
         self.session = new_session()
         self.records: list[OutputRecord] = []
         self._closed = self._given_up = False
-        self._left: deque[PendingOutput] = deque()  # what the thread has not settled, the one it is at included
+        self._left: deque[PendingOutput] = deque()  # what the thread has not completed, the one it is at included
         self._queue: SimpleQueue[PendingOutput | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name="hal-memory-sink", daemon=True) if threaded else None
         self._lock = threading.Lock()
@@ -129,7 +129,7 @@ class MemorySink:
                 self._left.append(pending)
                 self._queue.put(pending)
                 return
-        self._take(pending)
+        self._keep(pending, settle_with(pending))
 
     def close(self, timeout: float) -> None:
         """Wait until every record is in the list; name the steps whose output did not come in time."""
@@ -145,25 +145,24 @@ class MemorySink:
             self._given_up = True
             late = tuple(self._left)
         for pending in late[1:]:  # the first is the thread's, which waits for it
-            pending.settle(SinkClosed("the sink was closed first", hook="save_output", argument="sink"))
+            pending.complete(SinkClosed("the sink was closed first", hook="save_output", argument="sink"))
         if late:
             names = [name for pending in late for name in unresolved(pending)]
             raise Undelivered(f"{len(late)} record(s) not copied out within {timeout} s", names, cure="wait longer")
 
     def _serve(self) -> None:
-        """The thread: settle what comes, in order, until the sink is closed or gives up."""
+        """The thread: complete what comes, in order, until the sink is closed or gives up."""
         while (pending := self._queue.get()) is not None:
             try:
-                self._take(pending)
-            except Exception:  # the output's own settle() failed: those after it are still to be served
-                log.exception("a memory sink could not settle the output of step %d", pending.step)
+                self._keep(pending, settle_with(pending))
+            except Exception:  # the output's own complete() failed: those after it are still to be served
+                log.exception("a memory sink could not complete the output of step %d", pending.step)
             with self._lock:
                 if self._given_up:
                     return
                 self._left.popleft()
 
-    def _take(self, pending: PendingOutput) -> None:
-        record = settle_with(pending)
+    def _keep(self, pending: PendingOutput, record: OutputRecord | None) -> None:
         if record is not None:
             self.records.append(record)
-            pending.settle(None)
+            pending.complete(None)

@@ -6,10 +6,10 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from ..errors import InvalidValue
-from ..ranks.agreement import OutputCheck
+from ..ranks.channel import OutputCheck
 from ..tickets import PromiseTicket
 from .records import OutputRecord
-from .rows import Columns, Facts, build_record
+from .rows import Columns, OutputSnapshot, build_record
 
 if TYPE_CHECKING:
     from ..memory.copies import CopyTicket
@@ -46,7 +46,7 @@ class OutputTicket(PromiseTicket):
         #: Of each row of the record, the batch id: where the step's order names its slot. There once the record is.
         self.batch_ids: tuple[int, ...] = ()
         self._state, self._copy, self._part = state, copy, part
-        self._facts = Facts.of(state, step)
+        self._facts = OutputSnapshot.of(state, step)
         self._check = OutputCheck.of(state, step.group, part)
         self._lock = Lock()
         self._record: OutputRecord | None = None
@@ -67,7 +67,11 @@ class OutputTicket(PromiseTicket):
         return self._copy.done()
 
     def record(self, timeout: float | None = None) -> OutputRecord:
-        """Wait for the copy and return the step's record. ``timeout`` in seconds. From any thread."""
+        """The record, for the worker; see :meth:`resolve`."""
+        return self.resolve(timeout)
+
+    def resolve(self, timeout: float | None = None) -> OutputRecord:
+        """Wait for the copy and return the step's record, checked. ``timeout`` in seconds. From any thread."""
         if self._record is None:
             self._copy.wait(timeout)  # not under the lock: a thread that sleeps there wakes to cold caches
         with self._lock:
@@ -78,13 +82,9 @@ class OutputTicket(PromiseTicket):
                 self._record, self.batch_ids, self._violation = build_record(self.columns, self._facts)
             return self._record
 
-    def resolve(self) -> OutputRecord:
-        """For the sink: the record, checked; see :meth:`record`."""
-        return self.record()
-
-    def settle(self, error: BaseException | None = None) -> None:
+    def complete(self, error: BaseException | None = None) -> None:
         """Finish the ticket; what was found out of bounds is raised by it (G21)."""
         if self._violation is not None:
             device = self._state.device
             self._violation.located(device=f"{device.name}:{device.index}")
-        super().settle(error or self._violation)
+        super().complete(error or self._violation)

@@ -6,7 +6,7 @@ import inspect
 import logging
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..memory.copies import CopyTicket
     from ..memory.views import ByteRange, Memory
     from ..output.sinks import Sink
-    from ..slots.fields import Sizes
+    from ..slots.fields import StateConfig
     from ..slots.state import SlotState
     from ..slots.step import Step
     from ..slots.tasks import Task, TaskBatch
@@ -75,7 +75,7 @@ class BoundDevice:
         """Counts since the device was opened."""
         return self.device.counters()
 
-    def state(self, sizes: Sizes, *, name: str = "target") -> SlotState:
+    def state(self, sizes: StateConfig, *, name: str = "target") -> SlotState:
         """A new slot state on this device, every slot empty."""
         from ..slots.state import SlotState  # imported here, as the state imports what the policy imports
 
@@ -156,12 +156,35 @@ class BoundDevice:
         arguments = {"state": state, "step": step, "sink": sink, "stream": stream}
         return self._call("save_output", self.policy.save_output, self._hooks, arguments)
 
-    def advance(self, *, state: SlotState, step: Step, stream: Stream) -> Ticket:
-        """Let the state change as a step changes it by itself; see :mod:`hal_core.slots.advance`.
+    def update_inputs(self, *, state: SlotState, step: Step, stream: Stream) -> Ticket:
+        """Let the state change as a step changes it by itself; see :mod:`hal_core.slots.update`.
 
         After the broadcast (or the sampling, of one rank) and before ``save_output``, on the step's stream.
+
+        :raises InvalidValue: for a plain step, where :meth:`set_drafts` has handed drafts over for it to verify.
         """
-        return self._call("advance", self.policy.advance, None, {"state": state, "step": step, "stream": stream})
+        return self._call(
+            "update_inputs", self.policy.update_inputs, None, {"state": state, "step": step, "stream": stream}
+        )
+
+    def set_drafts(
+        self, *, state: SlotState, step: Step, drafts: Mapping[int, Sequence[int]], stream: Stream
+    ) -> Ticket:
+        """Hand a state the drafts that its next step verifies: tokens, their number and what it feeds, at once.
+
+        Once for each step and state, after ``update_inputs`` with that step and before the next one's; before
+        ``save_output`` for slots whose role is PREFILL, as its record takes their drafts along. ``update_inputs`` drops
+        what was drafted before it, so a call out of this order is refused.
+
+        :param step: the step whose tokens the drafts follow; its ``update_inputs`` has been called.
+        :param drafts: slot to token ids, at most ``sizes.max_draft_tokens`` each, for slots that decoded in that step.
+            Slots without drafts feed their next token alone, named or not. Slots that have stopped since do not run.
+        :return: done when the drafts are in place.
+        :raises InvalidValue: for a call out of order, and for drafts that do not fit, with every slot; nothing was
+            written.
+        """
+        arguments = {"state": state, "step": step, "drafts": drafts, "stream": stream}
+        return self._call("set_drafts", self.policy.set_drafts, None, arguments)
 
     def copy_out(self, *, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
         """Copy byte ranges to the host, as they are after the work that is on ``stream`` now.

@@ -14,9 +14,12 @@ An observer is an object with wrappers of hooks, marked as pluggy's are::
             ...
 
 Its wrappers run around the device's own hook, inside the policy. What one returns or raises is dropped: the call goes
-on
-with the device's own result or error, and an observer that raises is reported once, by name. The arguments are the
+on with the device's own result or error, and an observer that raises is reported once, by name. The arguments are the
 caller's own objects; the contract forbids writing to them.
+
+``bound.observe(Times())`` registers one. An installed distribution offers one under the entry-point group
+``hal.observers``, a class or an object; :func:`hal.open_device` uses those that the user names in ``HAL_OBSERVERS``
+(separated by commas; none by default), and ``hal devices`` lists them all. Every line about one says whose it is.
 
 ``ticket_ended`` is called once for each ticket that the observer's device gave, when the end is noticed: where the
 ticket is waited for, else at the next hook call, else at :meth:`hal_core.BoundDevice.close`. ``error`` is what
@@ -28,13 +31,14 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Generator
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, cast
 
 import pluggy
 
 from ..contract import hookspecs
 from ..contract.capabilities import HOOKS
-from ..contract.markers import PROJECT, hookimpl
+from ..contract.markers import PROJECT
 from ..errors import InvalidValue
 
 if TYPE_CHECKING:
@@ -82,8 +86,10 @@ class Observers:
             )
         if name in self._names:
             raise self._refused(name, "observes the device already", "give it another name")
-        given = {hook: wrapper for hook, wrapper in wrappers.items() if wrapper is not None}
-        self._manager.register(_Relay(self, name, given), name=f"observer {name}")
+        relays = {
+            hook: _relay(partial(self.report, name, hook), wrapper) for hook, wrapper in wrappers.items() if wrapper
+        }
+        self._manager.register(_Relays(relays), name=f"observer {name}")
         self._names.append(name)
         if callable(ended):
             self._ended.append((name, ended))
@@ -112,69 +118,62 @@ class Observers:
         return InvalidValue(f"observer {name} {what}", cure=cure, device=self._device, argument="plugin")
 
 
-class _Relay:
-    """What pluggy calls for one observer: wrappers that drive the observer's, and give back exactly what they got."""
+class _Relays:
+    """What pluggy calls for one observer: under the name of each hook that it wraps, a function of :func:`_relay`."""
 
-    def __init__(self, observers: Observers, name: str, wrappers: dict[str, Callable[..., Watching]]) -> None:
-        self._observers, self._name = observers, name
-        self._wrappers = {hook: (call, tuple(inspect.signature(call).parameters)) for hook, call in wrappers.items()}
+    def __init__(self, relays: dict[str, Callable[..., Watching]]) -> None:
+        vars(self).update(relays)
 
-    @hookimpl(wrapper=True)
-    def broadcast_tokens(self, device: object, state: object, group: object, stream: object) -> Watching:
-        arguments = {"device": device, "state": state, "group": group, "stream": stream}
-        return (yield from self._watch("broadcast_tokens", arguments))
 
-    @hookimpl(wrapper=True)
-    def save_output(self, device: object, state: object, step: object, sink: object, stream: object) -> Watching:
-        arguments = {"device": device, "state": state, "step": step, "sink": sink, "stream": stream}
-        return (yield from self._watch("save_output", arguments))
+def _relay(report: Callable[[BaseException], None], wrapper: Callable[..., Watching]) -> Callable[..., Watching]:
+    """A wrapper that drives the observer's, asks for the same arguments, and gives back exactly what it got.
 
-    @hookimpl(wrapper=True)
-    def async_set_value(self, device: object, target: object, value: object, stream: object) -> Watching:
-        arguments = {"device": device, "target": target, "value": value, "stream": stream}
-        return (yield from self._watch("async_set_value", arguments))
+    One generator over the observer's own and nothing between: every call of the hook pays for it.
+    """
 
-    @hookimpl(wrapper=True)
-    def insert_tasks(self, device: object, state: object, tasks: object, stream: object) -> Watching:
-        arguments = {"device": device, "state": state, "tasks": tasks, "stream": stream}
-        return (yield from self._watch("insert_tasks", arguments))
-
-    def _watch(self, hook: str, arguments: dict[str, object]) -> Watching:
-        if hook not in self._wrappers:
-            return (yield)
-        wrapper, wanted = self._wrappers[hook]
-        watching: Watching | None = (watch := wrapper(**{name: arguments[name] for name in wanted}))
+    @wraps(wrapper)  # with its parameters, by whose names pluggy hands over the arguments, and its marker
+    def watch(*arguments: object, **named: object) -> Watching:
+        watching = wrapper(*arguments, **named)
         try:
-            next(watch)
+            next(watching)
         except Exception as met:  # noqa: BLE001 (an observer changes nothing; it is reported)
-            self._observers.report(self._name, hook, met)
-            watching = None
+            report(met)
+            return (yield)
         try:
             result = yield
         except BaseException as error:
-            if watching is not None:
-                self._end(hook, watching, error, raised=True)
+            _end(report, watching, error)
             raise
-        if watching is not None:
-            self._end(hook, watching, result, raised=False)
+        try:
+            watching.send(result)
+        except StopIteration:
+            return result
+        except Exception as met:  # noqa: BLE001 (an observer changes nothing; it is reported)
+            report(met)
+            return result
+        watching.close()
+        report(RuntimeError("yielded a second time"))
         return result
 
-    def _end(self, hook: str, watching: Watching, what: Any, *, raised: bool) -> None:  # noqa: ANN401
-        """Let the observer's wrapper run to its end with the call's result or error."""
-        try:
-            watching.throw(what) if raised else watching.send(what)
-        except StopIteration:
-            return
-        except Exception as met:  # noqa: BLE001 (an observer changes nothing; it is reported)
-            if met is not what:  # else it let the call's own error through, as a wrapper should
-                self._observers.report(self._name, hook, met)
-            return
-        except BaseException as met:
-            if met is not what:
-                raise
-            return
-        watching.close()
-        self._observers.report(self._name, hook, RuntimeError("yielded a second time"))
+    return watch
+
+
+def _end(report: Callable[[BaseException], None], watching: Watching, error: BaseException) -> None:
+    """Let the observer's wrapper run to its end with the call's error."""
+    try:
+        watching.throw(error)
+    except StopIteration:
+        return
+    except Exception as met:  # noqa: BLE001 (an observer changes nothing; it is reported)
+        if met is not error:  # else it let the call's own error through, as a wrapper should
+            report(met)
+        return
+    except BaseException as met:
+        if met is not error:
+            raise
+        return
+    watching.close()
+    report(RuntimeError("yielded a second time"))
 
 
 def _marked(plugin: object, name: str) -> Any:  # noqa: ANN401 (pluggy's own options)

@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..errors import GroupLost, InvalidBatch, InvalidValue, PluginError, SinkClosed, SinkFull
 from ..group import Group
 from ..memory.values import Value, host_array, prepare, prepare_array, prepare_on_device
 from ..memory.views import View
 from ..output.sinks import PendingOutput, Sink
-from ..ranks.agreement import Agreement, agreement_of
+from ..ranks.channel import BroadcastChannel, channel_of
 from ..slots.checks import is_sound, problems
+from ..slots.drafts import check_drafts, plan_drafts
 from ..slots.state import SlotState
 from ..slots.step import Step
 from ..slots.tasks import Task, TaskBatch
@@ -82,7 +85,7 @@ class Policy:
             return DONE
         if isinstance(view.owner, SlotState):
             view.owner.check_usable()
-            view.owner.guard(None, stream)
+            view.owner.wait_for_readers(None, stream)
         return _ticket(hooks.async_set_value(device=device, target=view, value=prepared, stream=stream))
 
     def insert_tasks(
@@ -92,15 +95,17 @@ class Policy:
         batch = tasks if isinstance(tasks, TaskBatch) else TaskBatch.of(tasks)
         _check_state(device, state)
         batch.check_sizes(state.layout)
-        if not is_sound(state.ledger, batch, state.layout):
-            found = problems(state.ledger, batch)
+        if not is_sound(state.host_table, batch):
+            found = problems(state.host_table, batch)
             if found:
                 raise InvalidBatch(found)
         if len(batch) == 0:
             return DONE
-        state.guard_batch(batch, stream)
+        state.wait_for_readers_of_batch(batch, stream)
         ticket = _ticket(hooks.insert_tasks(device=device, state=state, tasks=batch, stream=stream))
-        state.ledger.commit(batch, state.layout)
+        state.host_table.commit(batch)
+        if state.speculative:
+            state.drafts.follow(batch)
         return ticket
 
     def broadcast_tokens(self, device: Device, hooks: Hooks, state: SlotState, group: Group, stream: Stream) -> Ticket:
@@ -111,25 +116,25 @@ class Policy:
         _check_state(device, state)
         if group.size == 1:
             return DONE
-        agreement = agreement_of(state, group) or self._open_group(device, state, group)
-        agreement.begin(stream)
+        channel = channel_of(state, group) or self._open_group(device, state, group)
+        channel.begin(stream)
         try:
             ticket = _ticket(hooks.broadcast_tokens(device=device, state=state, group=group, stream=stream))
         except GroupLost as error:
-            return agreement.lost(error)
-        return agreement.checked(ticket, stream)
+            return channel.lost(error)
+        return channel.checked(ticket, stream)
 
     def open_group(self, device: Device, state: SlotState, group: Group) -> None:
         """The same opening for a caller who wants it ahead of the first broadcast; once for each state and group."""
-        if group.size > 1 and agreement_of(state, group) is None:
+        if group.size > 1 and channel_of(state, group) is None:
             self._open_group(device, state, group)
 
-    def _open_group(self, device: Device, state: SlotState, group: Group) -> Agreement:
+    def _open_group(self, device: Device, state: SlotState, group: Group) -> BroadcastChannel:
         """Have all ranks of the group compare what they hold of the state, before its first broadcast (G14)."""
         _check_state(device, state)
-        agreement = Agreement(device, state, group, device.communicator(group))
-        state.agreements[group.ranks] = agreement
-        return agreement
+        channel = BroadcastChannel(device, state, group, device.communicator(group))
+        state.channels[group.ranks] = channel
+        return channel
 
     def save_output(
         self, device: Device, hooks: Hooks, state: SlotState, step: Step, sink: Sink, stream: Stream
@@ -137,19 +142,20 @@ class Policy:
         """Have the output copied, clean up after that copy on every rank (G18), then send on the first rank (G17)."""
         _check_state(device, state)
         order = _check_step(state, step)
+        state.drafts.saved = step.number
         outbox = Outbox()
         first = step.group.is_first
         send = sink.put if first else outbox.put  # looked up before anything is done: what is no sink ends here
         try:
             ticket = _ticket(hooks.save_output(device=device, state=state, step=step, sink=outbox, stream=stream))
         finally:
-            if state.ledger.preempted or state.ledger.aborted:
+            if state.host_table.preempted or state.host_table.aborted:
                 device.submit(state.cleanup_plan(order), stream)
-                state.ledger.reported(order.tolist())
+                state.host_table.reported(order.tolist())
         if outbox.pending is None:
             raise PluginError("save_output put no output into its sink", cure="call sink.put once", hook="save_output")
         if not first:
-            outbox.pending.settle(None)
+            outbox.pending.complete(None)
             return ticket
         try:
             send(outbox.pending)
@@ -158,7 +164,7 @@ class Policy:
             raise
         except SinkClosed as error:  # not taken: the ticket leads to the tokens that nobody will be sent (G19)
             error.ticket = ticket
-            outbox.pending.settle(error)
+            outbox.pending.complete(error)
             raise
         return ticket
 
@@ -178,18 +184,33 @@ class Policy:
                 )
         return device.copy_out(memory, parts, stream)
 
-    def advance(self, device: Device, state: SlotState, step: Step, stream: Stream) -> Ticket:
+    def update_inputs(self, device: Device, state: SlotState, step: Step, stream: Stream) -> Ticket:
         """Advance the state by one step, and remember that it reads the state (G28).
 
         It looks at every slot, whatever the step's order names: a request that entered another one meanwhile would run.
         """
         _check_state(device, state)
         order = _check_step(state, step)
-        ticket = device.advance(state, step, stream)
-        state.advances += 1
-        state.ledger.appended(order, state.sizes.max_accept if step.speculative else 1)
+        state.drafts.check_update(state.mirror, step)
+        ticket = device.update_inputs(state, step, stream)
+        state.updates += 1
+        state.drafts.advanced(step)
+        state.host_table.appended(order, state.sizes.max_accept if step.speculative else 1)
         if device.capabilities.async_h2d:
-            state.read_by(None, device.event(stream))
+            state.add_reader(None, device.event(stream))
+        return ticket
+
+    def set_drafts(self, device: Device, state: SlotState, step: Step, drafts: object, stream: Stream) -> Ticket:
+        """Check that the drafts come in order and fit, and write them after the slots' last readers (G28), at once."""
+        _check_state(device, state)
+        _check_step(state, step)
+        found = check_drafts(state, step, drafts)
+        ticket: Ticket = DONE
+        if found:
+            state.wait_for_readers(np.array(list(found)), stream)
+            ticket = _ticket(device.submit(plan_drafts(state, found), stream))
+        state.drafts.handed = step.number
+        state.drafts.holders = {slot: int(state.host_table.admission_ids[slot]) for slot in found}
         return ticket
 
 
@@ -225,7 +246,7 @@ def check_stream(stream: object) -> None:
 
 
 _KINDS: dict[str, tuple[type, str]] = {
-    "state": (SlotState, "give what device.state(Sizes(…)) returned"),
+    "state": (SlotState, "give what device.state(StateConfig(…)) returned"),
     "step": (Step, "give Step(number, {state.name: slots})"),
     "group": (Group, "give Group(ranks, rank), or ALONE"),
 }
@@ -252,12 +273,12 @@ def _check_step(state: SlotState, step: Step) -> Any:  # noqa: ANN401 (an int32 
     state.check_slots(step.spans[state.name], "step")
     if step.speculative and not state.speculative:
         raise InvalidValue(
-            "a speculative step on a state without drafts", cure="give Sizes(max_draft=…)", argument="step"
+            "a speculative step on a state without drafts", cure="give StateConfig(max_draft_tokens=…)", argument="step"
         )
-    if step.logprobs is not None and not 0 <= step.logprobs <= state.sizes.top_k:
+    if step.logprobs is not None and not 0 <= step.logprobs <= state.sizes.max_logprobs:
         raise InvalidValue(
-            f"{step.logprobs} log-probabilities, the state holds {state.sizes.top_k}",
-            cure="ask for less, or give Sizes(top_k=…)",
+            f"{step.logprobs} log-probabilities, the state holds {state.sizes.max_logprobs}",
+            cure="ask for less, or give StateConfig(max_logprobs=…)",
             argument="step",
         )
     return order

@@ -12,12 +12,13 @@ import numpy as np
 
 from ..errors import InvalidValue
 from .fields import SplitRole
-from .layout import BRIEF, StateLayout
+from .layout import REQUEST_ROW, StateLayout
+from .request_ids import check_request_id
 from .sampling_params import SamplingParams as SamplingParams
 from .sampling_params import check_number
 
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
-_serials = itertools.count(1)
+_admission_ids = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +35,7 @@ class Request:
     role: SplitRole = SplitRole.MIXED
 
     def __post_init__(self) -> None:
-        name = self.request_id
-        if not isinstance(name, str) or not (name.isascii() or _is_text(name)):
-            raise InvalidValue(
-                f"request_id = {name!r}", cure="give a string that UTF-8 can encode", argument="request_id"
-            )
+        check_request_id(self.request_id)
         if not isinstance(self.params, SamplingParams):
             raise InvalidValue(
                 f"params = {self.params!r}", cure="give SamplingParams(…), or leave it out", argument="params"
@@ -47,58 +44,42 @@ class Request:
             raise InvalidValue(f"role = {self.role!r}", cure="give a SplitRole, or leave it out", argument="role")
 
 
-def _is_text(name: str) -> bool:
-    """False for a surrogate by itself: frames and draws need the name's bytes."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class AdmittedRequest:
-    """A request that fits a state's sizes, packed for its slot. Made by :func:`admit`.
+    """A request that fits a state's sizes, packed for its slot. Made by :func:`admit`; nothing changes it.
 
-    - ``serial``: the number that names this stay of the request in a slot; a resumed request has a new one.
+    - ``admission_id``: the number that names this stay of the request in a slot; a resumed request has a new one.
     - ``tokens``: int64 ``[prompt + output]``, read-only; ``prompt_len`` and ``generated`` are its two parts.
     - ``total``: tokens known so far, prompt and generated.
-    - ``stamp``: which sizes it was checked against (``StateLayout.admission_stamp``).
-    - ``packed``: row lengths, stamp, serial and record (``StateLayout.admission_dtype``), as bytes; what depends on the
-      moment of insertion (lengths, blocks, drafts) is set then. ``brief`` is what comes before the record.
-    - ``extents``: the lengths of its rows, in the order of ``ROW_FIELDS``, the block table's 0.
+    - ``config_key``: which sizes it was checked against (``StateLayout.config_key``).
+    - ``packed``: row lengths, admission id and record (``StateLayout.admission_dtype``), as bytes; what depends on the
+      moment of insertion (lengths, blocks, drafts) is set then. ``request_row`` is what comes before the record.
+    - ``row_lengths``: the lengths of its rows, in the order of ``ROW_FIELDS``, the block table's 0.
     - ``rows``: the bytes of each of ``ROW_FIELDS``, of the tokens those of ``tokens`` themselves; the block table is
       empty, its blocks come with the task.
-    - ``staged``: what a device that has its bytes ahead of the insertion wants to live as long as the request; or None.
     """
 
     request_id: str
-    serial: int
+    admission_id: int
     tokens: Int64s
     prompt_len: int
     generated: int
     params: SamplingParams
     role: SplitRole
     total: int
-    stamp: int
+    config_key: int
     packed: bytes
-    brief: bytes
-    extents: tuple[int, int, int, int, int]
+    request_row: bytes
+    row_lengths: tuple[int, int, int, int, int]
     rows: tuple[bytes | memoryview, ...]
-    staged: Any = None
 
     def __reduce__(self) -> NoReturn:
-        """Refuse to be copied or pickled: the serial, and what a device has staged, are of this process alone."""
+        """Refuse to be copied or pickled: the admission id, and what devices know by it, are of this process alone."""
         raise InvalidValue(
             f"the admitted request {self.request_id!r} belongs to the process that admitted it",
             cure="send the Request, and admit it where it is inserted",
             argument="request",
         )
-
-    def stage(self, number: int, keep: object) -> None:
-        """For devices that have the request's bytes now: under which number of theirs, from 1 on, and ``staged``."""
-        object.__setattr__(self, "brief", self.brief[:-8] + number.to_bytes(8, "little"))
-        object.__setattr__(self, "staged", keep)
 
 
 def admit(request: Request, layout: StateLayout, *, vocab_size: int | None = None) -> AdmittedRequest:
@@ -120,13 +101,12 @@ def admit(request: Request, layout: StateLayout, *, vocab_size: int | None = Non
             argument=f"request {request.request_id!r}",
         )
     tokens.flags.writeable = False
-    serial, total, stops = next(_serials), len(tokens), len(params.stop_sequences)
+    admission_id, total, stops = next(_admission_ids), len(tokens), len(params.stop_sequences)
     # Filled in place, from bytes: NumPy copies structured values field by field.
     head = np.frombuffer(bytearray(_template(layout)), layout.admission_dtype)
-    stamp = layout.admission_stamp
-    _fill(head["record"], request, serial, len(prompt), len(output))
-    extents = (len(params.bad_words), stops, stops * sizes.max_stop_length, 0, total)
-    head["extents"], head["serial"] = extents, serial
+    _fill(head["record"], request, layout, admission_id, len(prompt), len(output))
+    row_lengths = (len(params.bad_words), stops, stops * sizes.max_stop_length, 0, total)
+    head["row_lengths"], head["admission_id"] = row_lengths, admission_id
     bad = stop_lengths = stop = b""
     if params.bad_words:
         bad = np.array(params.bad_words, np.int64).tobytes()
@@ -139,33 +119,27 @@ def admit(request: Request, layout: StateLayout, *, vocab_size: int | None = Non
     rows, packed = (bad, stop_lengths, stop, b"", tokens.data.cast("B")), head.tobytes()
     return AdmittedRequest(
         request_id=request.request_id,
-        serial=serial,
+        admission_id=admission_id,
         tokens=tokens,
         prompt_len=len(prompt),
         generated=len(output),
         params=params,
         role=request.role,
         total=total,
-        stamp=stamp,
+        config_key=layout.config_key,
         packed=packed,
-        brief=packed[: BRIEF.itemsize],
-        extents=extents,
+        request_row=packed[: REQUEST_ROW.itemsize],
+        row_lengths=row_lengths,
         rows=rows,
     )
 
 
 def _check_admission(request: Request, layout: StateLayout, vocab_size: int | None) -> None:
-    """Refuse arguments of another kind; the name is one that a frame can carry among others."""
+    """Refuse arguments of another kind."""
     if not isinstance(request, Request):
         raise InvalidValue(f"{type(request).__name__} is no Request", cure="make a Request", argument="request")
     if not isinstance(layout, StateLayout):
         raise InvalidValue(f"{type(layout).__name__} is no layout", cure="give state.layout", argument="layout")
-    if not request.request_id or "\0" in request.request_id:
-        raise InvalidValue(
-            f"request_id = {request.request_id!r}",
-            cure="give a name that is not empty, without NUL",
-            argument="request_id",
-        )
     if vocab_size is not None:
         check_number("vocab_size", vocab_size, 1, whole=True)
 
@@ -192,10 +166,10 @@ def _check_lengths(request: Request, prompt_len: int, generated: int, layout: St
     sizes, params, who = layout.sizes, request.params, f"request {request.request_id!r}"
     if prompt_len == 0:
         raise InvalidValue("the prompt has no tokens", cure="give at least one token", argument=who)
-    if prompt_len + generated >= sizes.max_tokens:
+    if prompt_len + generated >= sizes.max_model_len:
         raise InvalidValue(
-            f"{prompt_len + generated} tokens leave no room to generate in {sizes.max_tokens}",
-            cure=f"shorten the prompt to at most {sizes.max_tokens - 1} tokens",
+            f"{prompt_len + generated} tokens leave no room to generate in {sizes.max_model_len}",
+            cure=f"shorten the prompt to at most {sizes.max_model_len - 1} tokens",
             argument=who,
         )
     if generated >= params.max_tokens:
@@ -206,7 +180,7 @@ def _check_lengths(request: Request, prompt_len: int, generated: int, layout: St
         ("the longest stop sequence", longest, sizes.max_stop_length),
         ("bad_words", len(params.bad_words), sizes.max_bad_words),
         ("eos_token_ids", len(params.eos_token_ids), sizes.max_eos),
-        ("logprobs", params.logprobs or 0, sizes.top_k),
+        ("logprobs", params.logprobs or 0, sizes.max_logprobs),
     ):
         if count > bound:
             raise InvalidValue(
@@ -222,7 +196,7 @@ def _template(layout: StateLayout) -> bytes:
     template = _templates.get(layout.digest)
     if template is None:
         head = np.zeros(1, layout.admission_dtype)
-        head["stamp"], record = layout.admission_stamp, head["record"]
+        record = head["record"]
         for name in layout.record_dtype.names or ():
             record[name] = layout.fields[name].field.reset
         template = _templates[layout.digest] = head.tobytes()
@@ -243,17 +217,20 @@ def draw_seed(seed: int, request_id: str) -> int:
 
 
 def _fill(
-    rec: np.ndarray[Any, np.dtype[np.void]], request: Request, serial: int, prompt_len: int, generated: int
+    rec: np.ndarray[Any, np.dtype[np.void]],
+    request: Request,
+    layout: StateLayout,
+    admission_id: int,
+    prompt_len: int,
+    generated: int,
 ) -> None:
-    """Put the request into a packed record, shape ``[1]``."""
+    """Put the request into a packed record, shape ``[1]``: the parameters by the slot table, the rest by name."""
     params, row = request.params, rec[0]
-    row["request_serial"], row["prompt_lens"], row["step_idx"] = serial, prompt_len, generated
+    for name, param in layout.param_fields:
+        row[name] = getattr(params, param)
+    row["request_serial"], row["prompt_lens"], row["step_idx"] = admission_id, prompt_len, generated
     row["stop_flags"], row["split_role"] = False, request.role
-    row["temperature"], row["top_p"], row["top_k"] = params.temperature, params.top_p, params.top_k
-    row["min_p"], row["seed"] = params.min_p, draw_seed(params.seed, request.request_id)
-    row["repetition_penalty"] = params.repetition_penalty
-    row["frequency_penalty"], row["presence_penalty"] = params.frequency_penalty, params.presence_penalty
-    row["min_dec_len"], row["max_dec_len"] = params.min_tokens, params.max_tokens
+    row["seed"] = draw_seed(params.seed, request.request_id)
     row["logprobs_num"] = -1 if params.logprobs is None else params.logprobs
     if params.eos_token_ids:
         row["eos_num"] = len(params.eos_token_ids)

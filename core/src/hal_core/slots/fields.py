@@ -42,23 +42,23 @@ GROUPS = ("broadcast", "broadcast_speculative", "output", "output_topk", "step_i
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class StateConfig:
     """The sizes of one slot state; all counts.
 
-    - ``slots``: how many requests can be in the state at once.
-    - ``max_tokens``: most tokens, prompt and generated, that one request may have.
+    - ``num_slots``: how many requests can be in the state at once.
+    - ``max_model_len``: most tokens, prompt and generated, that one request may have.
     - ``block_size``: tokens in one block of the paged KV cache.
-    - ``max_draft``: most draft tokens a step may verify; 0 means plain decoding.
-    - ``top_k``: most alternatives whose log-probabilities a step can report, besides the sampled token's.
+    - ``max_draft_tokens``: most draft tokens a step may verify; 0 means plain decoding.
+    - ``max_logprobs``: most alternatives whose log-probabilities a step can report, besides the sampled token's.
     - ``max_eos``, ``max_stop_sequences``, ``max_stop_length``, ``max_bad_words``: bounds of a request's lists;
       a bad word is one token here.
     """
 
-    slots: int
-    max_tokens: int
+    num_slots: int
+    max_model_len: int
     block_size: int = 16
-    max_draft: int = 0
-    top_k: int = 20
+    max_draft_tokens: int = 0
+    max_logprobs: int = 20
     max_eos: int = 8
     max_stop_sequences: int = 8
     max_stop_length: int = 16
@@ -67,7 +67,7 @@ class Sizes:
     def __post_init__(self) -> None:
         for name in self.__slots__:
             value = getattr(self, name)
-            least = 0 if name in ("max_draft", "top_k") else 1
+            least = 0 if name in ("max_draft_tokens", "max_logprobs") else 1
             if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**31:
                 raise InvalidValue(  # lengths and slots are int32 in the state and in plans
                     f"{name} = {value!r}", cure=f"give a whole number from {least} to 2**31 - 1", argument="sizes"
@@ -76,22 +76,22 @@ class Sizes:
     @property
     def max_blocks(self) -> int:
         """Blocks that the longest request needs."""
-        return -(-self.max_tokens // self.block_size)
+        return -(-self.max_model_len // self.block_size)
 
     @property
     def max_accept(self) -> int:
         """Most tokens one step can give a request: every draft and the one after them."""
-        return self.max_draft + 1
+        return self.max_draft_tokens + 1
 
     def width(self, name: str) -> int:
         """The number of elements that a slot has of a field whose width is ``name``."""
         widths = {
             "1": 1,
-            "max_tokens": self.max_tokens,
+            "max_model_len": self.max_model_len,
             "max_blocks": self.max_blocks,
             "max_accept": self.max_accept,
-            "draft": max(1, self.max_draft),
-            "topk": self.max_accept * (self.top_k + 1),
+            "draft": max(1, self.max_draft_tokens),
+            "topk": self.max_accept * (self.max_logprobs + 1),
             "max_eos": self.max_eos,
             "stop_sequences": self.max_stop_sequences,
             "stop_tokens": self.max_stop_sequences * self.max_stop_length,
@@ -102,11 +102,11 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field: ``width`` names an entry of :meth:`Sizes.width`; ``reset`` is the value of an empty slot.
+    """One field: ``width`` names an entry of :meth:`StateConfig.width`; ``reset`` is the value of an empty slot.
 
     ``record`` fields travel in a request's packed record, made at admission; the others are rows that a plan
     writes up to the request's own length and resets up to the length written before (G11), or are written by the
-    step alone.
+    step alone. ``param`` names the sampling parameter that a record field has, if any; admission puts it there.
     """
 
     name: str
@@ -115,14 +115,23 @@ class Field:
     reset: int | float | bool
     groups: frozenset[str]
     record: bool
+    param: str = ""
 
 
-def _field(name: str, dtype: str, width: str = "1", reset: float = 0, groups: str = "", record: bool = True) -> Field:
+def _field(
+    name: str,
+    dtype: str,
+    width: str = "1",
+    reset: float = 0,
+    groups: str = "",
+    record: bool = True,
+    param: str = "",
+) -> Field:
     chosen = frozenset(groups.split())
     unknown = chosen - set(GROUPS)
     if unknown:
         raise InvalidValue(f"field {name} names unknown groups {sorted(unknown)}", argument="groups")
-    return Field(name, dtype_of(dtype), width, reset, chosen, record)
+    return Field(name, dtype_of(dtype), width, reset, chosen, record, param)
 
 
 _TOPK = "output_topk"
@@ -134,9 +143,10 @@ STATE_TABLE: tuple[Field, ...] = (
     _field("topk_token_ids", "int64", "topk", -1, _TOPK, record=False),
     _field("topk_logprobs", "float32", "topk", 0.0, _TOPK, record=False),
     _field("topk_ranks", "int32", "max_accept", 0, _TOPK, record=False),
-    # What ranks must agree on after plain decoding: one token a slot.
-    _field("sampled_token_ids", "int64", "1", -1, f"{_OUT} broadcast"),
-    # What ranks must agree on after speculative decoding.
+    # What ranks must agree on after plain decoding: one token a slot. A state with drafts runs plain steps too, so its
+    # slice has this field as well: one slice, whichever kind the step is.
+    _field("sampled_token_ids", "int64", "1", -1, f"{_OUT} broadcast broadcast_speculative"),
+    # What ranks must agree on besides after speculative decoding.
     _field("accept_tokens", "int64", "max_accept", -1, f"{_OUT} broadcast_speculative"),
     _field("accept_num", "int32", "1", 0, f"{_OUT} broadcast_speculative"),
     _field("step_idx", "int64", "1", 0, f"{_OUT} broadcast_speculative"),  # tokens generated so far
@@ -144,8 +154,8 @@ STATE_TABLE: tuple[Field, ...] = (
     # The rest of what a step reports.
     _field("stop_reason", "int32", "1", 0, _OUT),  # a FinishReason
     _field("request_serial", "int64", "1", 0, _OUT),  # which request the slot holds; 0: none
-    _field("last_preempted", "int64", "1", 0, _OUT, record=False),  # serial preempted since the last output, or 0
-    _field("last_aborted", "int64", "1", 0, _OUT, record=False),  # serial aborted since the last output, or 0
+    _field("last_preempted", "int64", "1", 0, _OUT, record=False),  # admission id preempted since the last output, or 0
+    _field("last_aborted", "int64", "1", 0, _OUT, record=False),  # admission id aborted since the last output, or 0
     _field("seq_lens_decoder", "int32", "1", 0, _OUT),  # tokens whose KV is in the cache
     _field("draft_num", "int32", "1", 0, _OUT),
     _field("draft_tokens", "int64", "draft", -1, _OUT),
@@ -155,16 +165,16 @@ STATE_TABLE: tuple[Field, ...] = (
     _field("seq_lens_this_time", "int32", "1", 0, _STEP),  # tokens the next step feeds; 0: the slot is idle
     _field("seq_lens_encoder", "int32", "1", 0, _STEP),  # of these, tokens being prefilled; 0 while decoding
     _field("split_role", "int32", "1", 0, _STEP),  # a SplitRole
-    _field("temperature", "float32", "1", 0.0, _STEP),
-    _field("top_p", "float32", "1", 1.0, _STEP),
-    _field("top_k", "int32", "1", 0, _STEP),
-    _field("min_p", "float32", "1", 0.0, _STEP),
+    _field("temperature", "float32", "1", 0.0, _STEP, param="temperature"),
+    _field("top_p", "float32", "1", 1.0, _STEP, param="top_p"),
+    _field("top_k", "int32", "1", 0, _STEP, param="top_k"),
+    _field("min_p", "float32", "1", 0.0, _STEP, param="min_p"),
     _field("seed", "int64", "1", 0, _STEP),
-    _field("repetition_penalty", "float32", "1", 1.0, _STEP),
-    _field("frequency_penalty", "float32", "1", 0.0, _STEP),
-    _field("presence_penalty", "float32", "1", 0.0, _STEP),
-    _field("min_dec_len", "int64", "1", 0, _STEP),
-    _field("max_dec_len", "int64", "1", 0, _STEP),
+    _field("repetition_penalty", "float32", "1", 1.0, _STEP, param="repetition_penalty"),
+    _field("frequency_penalty", "float32", "1", 0.0, _STEP, param="frequency_penalty"),
+    _field("presence_penalty", "float32", "1", 0.0, _STEP, param="presence_penalty"),
+    _field("min_dec_len", "int64", "1", 0, _STEP, param="min_tokens"),
+    _field("max_dec_len", "int64", "1", 0, _STEP, param="max_tokens"),
     _field("logprobs_num", "int32", "1", -1, _STEP),  # alternatives to report; -1: no log-probabilities
     _field("eos_num", "int32", "1", 0, _STEP),
     _field("eos_token_ids", "int64", "max_eos", -1, _STEP),
@@ -176,7 +186,7 @@ STATE_TABLE: tuple[Field, ...] = (
     _field("stop_seqs", "int64", "stop_tokens", -1, _STEP, record=False),
     _field("block_tables", "int32", "max_blocks", -1, _STEP, record=False),
     # Prompt and generated tokens of the request, in order.
-    _field("token_ids", "int64", "max_tokens", -1, record=False),
+    _field("token_ids", "int64", "max_model_len", -1, record=False),
 )
 
 ROW_FIELDS = ("bad_words", "stop_seqs_len", "stop_seqs", "block_tables", "token_ids")

@@ -12,17 +12,16 @@ import numpy as np
 
 from ..errors import InvalidValue
 from ..memory.views import ByteRange
-from .fields import GROUPS, HEADER_BYTES, ROW_FIELDS, STATE_TABLE, Field, Sizes
+from .fields import GROUPS, HEADER_BYTES, ROW_FIELDS, STATE_TABLE, Field, StateConfig
 
 ALIGNMENT = 64
 """Bytes; each field begins on a cache line, which is also the coarsest alignment a vector copy asks for."""
 
-BRIEF = np.dtype([("extents", np.int64, (len(ROW_FIELDS),)), *[(n, np.int64) for n in ("stamp", "serial", "staged")]])
-"""What insertion asks of each request: the lengths of its rows, in the order of ``ROW_FIELDS``, the sizes it was
-checked against (:attr:`StateLayout.admission_stamp`), its serial, and the number under which a device has its bytes
-already, or 0 (:meth:`hal_core.contract.device.Device.stage`). All int64, so that a batch of them is a matrix."""
-STAMP, SERIAL, STAGED = range(len(ROW_FIELDS), len(ROW_FIELDS) + 3)
-"""Columns of that matrix, after the lengths."""
+REQUEST_ROW = np.dtype([("row_lengths", np.int64, (len(ROW_FIELDS),)), ("admission_id", np.int64)])
+"""What insertion asks of each request: the lengths of its rows, in the order of ``ROW_FIELDS``, and its admission id.
+All int64, so that a batch of them is a matrix."""
+ADMISSION_ID = len(ROW_FIELDS)
+"""Column of that matrix, after the lengths."""
 
 BROADCAST_GROUPS = ("broadcast", "broadcast_speculative")
 
@@ -41,7 +40,7 @@ class Placed:
 class StateLayout:
     """The layout of a state: each field's place, each group's byte range, and the digest ranks compare (G14)."""
 
-    sizes: Sizes
+    sizes: StateConfig
     fields: MappingProxyType[str, Placed]
     groups: MappingProxyType[str, ByteRange]
     headers: MappingProxyType[str, ByteRange]
@@ -68,15 +67,20 @@ class StateLayout:
         )
 
     @cached_property
-    def admission_dtype(self) -> np.dtype[np.void]:
-        """What admission packs: the fields of :data:`BRIEF`, and the request's record."""
-        return np.dtype([*BRIEF.descr, ("record", self.record_dtype)])
+    def param_fields(self) -> tuple[tuple[str, str], ...]:
+        """The record's fields that hold a sampling parameter, each with its parameter's name."""
+        return tuple((p.field.name, p.field.param) for p in self.fields.values() if p.field.record and p.field.param)
 
     @cached_property
-    def admission_stamp(self) -> int:
+    def admission_dtype(self) -> np.dtype[np.void]:
+        """What admission packs: the fields of :data:`REQUEST_ROW`, and the request's record."""
+        return np.dtype([*REQUEST_ROW.descr, ("record", self.record_dtype)])
+
+    @cached_property
+    def config_key(self) -> int:
         """A number that differs where a request's rows or record would: in all sizes but ``slots`` and
         ``block_size``, and in the fields of the record."""
-        sizes = replace(self.sizes, slots=1, block_size=1)
+        sizes = replace(self.sizes, num_slots=1, block_size=1)
         text = f"{sizes!r}{self.record_dtype.descr}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little", signed=True)
 
@@ -90,7 +94,7 @@ class StateLayout:
             ) from None
 
 
-def lay_out(sizes: Sizes, table: Sequence[Field] = STATE_TABLE) -> StateLayout:
+def lay_out(sizes: StateConfig, table: Sequence[Field] = STATE_TABLE) -> StateLayout:
     """Place ``table``, in order, into one block. Raises :class:`InvalidValue` when a group's fields lie apart."""
     placed: dict[str, Placed] = {}
     headers: dict[str, ByteRange] = {}
@@ -98,19 +102,19 @@ def lay_out(sizes: Sizes, table: Sequence[Field] = STATE_TABLE) -> StateLayout:
     for field in table:
         if field.name in placed:
             raise InvalidValue(f"field {field.name} is declared twice", argument="table")
-        for group in BROADCAST_GROUPS:
-            if group in field.groups and group not in headers:
-                headers[group] = ByteRange(at, HEADER_BYTES)
-                at += HEADER_BYTES
+        beginning = [group for group in BROADCAST_GROUPS if group in field.groups and group not in headers]
+        if beginning:  # groups that begin with the same field have one header: a state sends one of them
+            headers |= dict.fromkeys(beginning, ByteRange(at, HEADER_BYTES))
+            at += HEADER_BYTES
         width = sizes.width(field.width)
         stride = width * field.dtype.itemsize
         placed[field.name] = Placed(field, at, width, stride)
-        at += -(-stride * sizes.slots // ALIGNMENT) * ALIGNMENT
+        at += -(-stride * sizes.num_slots // ALIGNMENT) * ALIGNMENT
     groups = {group: _group_range(group, sizes, placed, headers) for group in GROUPS}
     return StateLayout(sizes, MappingProxyType(placed), MappingProxyType(groups), MappingProxyType(headers), at)
 
 
-def _group_range(group: str, sizes: Sizes, placed: dict[str, Placed], headers: dict[str, ByteRange]) -> ByteRange:
+def _group_range(group: str, sizes: StateConfig, placed: dict[str, Placed], headers: dict[str, ByteRange]) -> ByteRange:
     """The bytes of a group, its header included; its fields must be neighbours, or one copy would not do."""
     names = list(placed)
     inside = [name for name in names if group in placed[name].field.groups]
@@ -122,4 +126,4 @@ def _group_range(group: str, sizes: Sizes, placed: dict[str, Placed], headers: d
         raise InvalidValue(f"fields of group {group} lie apart: {apart} between them", argument="table")
     begin = headers[group].offset if group in headers else placed[inside[0]].offset
     end = placed[inside[-1]]
-    return ByteRange(begin, end.offset + end.stride * sizes.slots - begin)
+    return ByteRange(begin, end.offset + end.stride * sizes.num_slots - begin)

@@ -1,4 +1,4 @@
-"""Slot state: one block of device memory laid out by the slot table, with the host's ledger of who is where."""
+"""Slot state: one block of device memory laid out by the slot table, with the host's table of who is where."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import numpy as np
 
 from ..errors import InvalidValue, StateUnusable
 from ..memory.device import MemoryDevice
-from ..memory.plan import SPREAD, PlanBuilder, WritePlan
+from ..memory.plan import SCATTER_MAP, PlanBuilder, WritePlan
 from ..memory.views import ByteRange, View
 from .admission import AdmittedRequest, Request, admit
-from .fields import CLEANUP_FIELDS, HEADER_BYTES, ROW_FIELDS, STATE_TABLE, Field, Sizes
-from .host_table import Ledger
+from .draft_book import DraftBook
+from .fields import CLEANUP_FIELDS, HEADER_BYTES, ROW_FIELDS, STATE_TABLE, Field, StateConfig
+from .host_table import HostSlotTable
 from .layout import StateLayout, lay_out
 
 if TYPE_CHECKING:
@@ -84,9 +85,9 @@ class StateDevice(MemoryDevice, Protocol):
     @property
     def default_stream(self) -> Stream: ...
 
-    def adopt(self, state: SlotState) -> None: ...
+    def register_state(self, state: SlotState) -> None: ...
 
-    def stage(self, state: SlotState, request: AdmittedRequest) -> None: ...
+    def on_admit(self, state: SlotState, request: AdmittedRequest) -> None: ...
 
 
 class StepOutput(Protocol[R_co]):
@@ -103,34 +104,36 @@ class SlotState:
     - ``name``: how steps name it ("target" for the main model).
     - ``speculative``: sized for drafts, so broadcasts carry the speculative slice.
     - ``memory``: the one block of device memory; ``layout`` says where each field lies in it.
-    - ``ledger``: what the host knows for certain: which request is in which slot, and how long its rows are.
-    - ``advances``: how often the state was advanced; ``agreements``: by a group's ranks, what they agreed on (G14).
+    - ``host_table``: what the host knows for certain: which request is in which slot, and how long its rows are.
+    - ``drafts``: what the host knows of drafts: after which step they may come, and who holds some.
+    - ``updates``: how often ``update_inputs`` was called; ``channels``: by a group's ranks, what they agreed on (G14).
     - ``mirror``: field name to array, the output fields as of the last step whose output was taken (G12).
 
     Views of the fields are device memory: nobody applies a framework operator to them.
     """
 
     def __init__(
-        self, device: StateDevice, sizes: Sizes, *, name: str = "target", table: Sequence[Field] = STATE_TABLE
+        self, device: StateDevice, sizes: StateConfig, *, name: str = "target", table: Sequence[Field] = STATE_TABLE
     ) -> None:
         if not isinstance(name, str) or not name:
             raise InvalidValue(f"name = {name!r}", cure="give the state a name, as steps will", argument="name")
         self.name, self.sizes, self.device = name, sizes, device
         self.layout = _placed(sizes, table)
-        self.speculative = sizes.max_draft > 0
+        self.speculative = sizes.max_draft_tokens > 0
         self.memory = device.allocate(self.layout.nbytes)  # first: sizes that are too large end here
-        self.ledger = Ledger(sizes)
+        self.host_table = HostSlotTable(sizes)
+        self.drafts = DraftBook()
         self._views: dict[str, View] = {}
         self._output_ranges: dict[bool, ByteRange] = {}  # by whether with log-probabilities
         self._parts: dict[ByteRange, np.dtype[np.void]] = {}
         self._unusable = ""
-        self.advances = 0
-        self.agreements: dict[tuple[int, ...], Any] = {}  # see hal_core.ranks.agreement.agreement_of
+        self.updates = 0
+        self.channels: dict[tuple[int, ...], Any] = {}  # see hal_core.ranks.channel.channel_of
         self._readers: list[tuple[Event, Ints | None]] = []
-        self.spread = self._spread_map()
+        self.scatter_map = self._spread_map()
         self.rows = RowGeometry.of(self.layout)
         self.record_places = RecordPlaces.of(self.layout)
-        device.adopt(self)
+        device.register_state(self)
         device.submit(self.reset_plan(), device.default_stream).wait()
         self.mirror = self._columns(np.zeros(self.output_range(topk=False).nbytes, np.uint8))
 
@@ -139,7 +142,7 @@ class SlotState:
         view = self._views.get(name)
         if view is None:
             place = self.layout.place(name)
-            shape = (self.sizes.slots, place.width)
+            shape = (self.sizes.num_slots, place.width)
             view = self._views[name] = View.contiguous(self.memory, place.offset, shape, place.field.dtype, self)
         return view
 
@@ -148,8 +151,8 @@ class SlotState:
         builder = PlanBuilder(self.memory)
         for place in self.layout.fields.values():
             value = place.field.dtype.storage.type(place.field.reset)
-            builder.fill(np.array([place.offset], np.int64), place.stride * self.sizes.slots, value)
-        for header in self.layout.headers.values():
+            builder.fill(np.array([place.offset], np.int64), place.stride * self.sizes.num_slots, value)
+        for header in {*self.layout.headers.values()}:  # groups may share one
             builder.fill(np.array([header.offset], np.int64), HEADER_BYTES, np.uint8(0))
         return builder.build()
 
@@ -175,7 +178,7 @@ class SlotState:
         return found
 
     def broadcast_range(self) -> ByteRange:
-        """The slice that ``broadcast_tokens`` sends, header first."""
+        """The slice that ``broadcast_tokens`` sends, header first; with drafts, what steps of both kinds need."""
         return self.layout.groups["broadcast_speculative" if self.speculative else "broadcast"]
 
     def columns(self, data: np.ndarray[Any, np.dtype[np.uint8]], part: ByteRange) -> dict[str, np.ndarray[Any, Any]]:
@@ -190,7 +193,7 @@ class SlotState:
 
     def _fields_of(self, part: ByteRange) -> np.dtype[np.void]:
         """The fields that lie wholly in ``part`` as one NumPy structure of its size, so that one view has them all."""
-        slots = self.sizes.slots
+        slots = self.sizes.num_slots
         inside = {
             name: (place.field.dtype.storage, (slots, place.width), place.offset - part.offset)
             for name, place in self.layout.fields.items()
@@ -211,7 +214,7 @@ class SlotState:
         The device may begin to move its bytes, so that its insertion has less to do.
         """
         admitted = admit(request, self.layout, vocab_size=vocab_size)
-        self.device.stage(self, admitted)
+        self.device.on_admit(self, admitted)
         return admitted
 
     def take(self, ticket: StepOutput[R]) -> R:
@@ -233,24 +236,26 @@ class SlotState:
             ) from None
         if numbers:
             self.check_slots((min(numbers), max(numbers)), "slots")
-        self.ledger.release(numbers)
+        self.host_table.release(numbers)
+        for slot in numbers:
+            self.drafts.holders.pop(slot, None)
 
-    def read_by(self, slots: Ints | None, event: Event) -> None:
+    def add_reader(self, slots: Ints | None, event: Event) -> None:
         """Remember that work up to ``event`` reads these slots (None: every slot) (G28)."""
         self._readers = [reader for reader in self._readers if not reader[0].done()]
         if not event.done():
             self._readers.append((event, slots))
 
-    def guard(self, slots: Ints | None, stream: Stream) -> None:
+    def wait_for_readers(self, slots: Ints | None, stream: Stream) -> None:
         """Let ``stream`` wait until no step reads these slots (None: any slot) any more (G28), the host not."""
         for event, read in self._readers:
             if (slots is None or read is None or np.isin(slots, read).any()) and not event.done():
                 stream.wait(event)
 
-    def guard_batch(self, tasks: TaskBatch, stream: Stream) -> None:
+    def wait_for_readers_of_batch(self, tasks: TaskBatch, stream: Stream) -> None:
         """The same for the slots of a batch."""
         if self._readers:
-            self.guard(tasks.slots, stream)
+            self.wait_for_readers(tasks.slots, stream)
 
     def check_usable(self) -> None:
         """Raise :class:`StateUnusable` after a disagreement between ranks (G14)."""
@@ -263,27 +268,29 @@ class SlotState:
 
     def check_slots(self, span: tuple[int, int], what: str) -> None:
         """Raise :class:`InvalidValue` when the slots, of which ``span`` is the lowest and highest, are not all here."""
-        if span[0] < 0 or span[1] >= self.sizes.slots:
+        if span[0] < 0 or span[1] >= self.sizes.num_slots:
             raise InvalidValue(
-                f"{what} names slots {span[0]} to {span[1]} of {self.sizes.slots}",
-                cure=f"slots go from 0 to {self.sizes.slots - 1}",
+                f"{what} names slots {span[0]} to {span[1]} of {self.sizes.num_slots}",
+                cure=f"slots go from 0 to {self.sizes.num_slots - 1}",
                 argument=what,
             )
 
     def _spread_map(self) -> np.ndarray[Any, np.dtype[np.void]]:
-        """Where each part of a packed record goes (:data:`hal_core.memory.plan.SPREAD`)."""
+        """Where each part of a packed record goes (:data:`hal_core.memory.plan.SCATTER_MAP`)."""
         record = self.layout.record_dtype
         assert record.fields is not None
         places = [self.layout.fields[name] for name in record.fields]
         starts = [entry[1] for entry in record.fields.values()]
         rows = [(p.offset, p.stride, start, p.stride) for p, start in zip(places, starts, strict=True)]
-        return np.array(rows, SPREAD)
+        return np.array(rows, SCATTER_MAP)
 
 
-def _placed(sizes: Sizes, table: Sequence[Field]) -> StateLayout:
+def _placed(sizes: StateConfig, table: Sequence[Field]) -> StateLayout:
     """The layout. Raises :class:`InvalidValue` for sizes that no machine has room for, before memory is asked for."""
-    if not isinstance(sizes, Sizes):
-        raise InvalidValue(f"{type(sizes).__name__} is no Sizes", cure="give Sizes(slots=…, …)", argument="sizes")
+    if not isinstance(sizes, StateConfig):
+        raise InvalidValue(
+            f"{type(sizes).__name__} is no StateConfig", cure="give StateConfig(num_slots=…, …)", argument="sizes"
+        )
     layout = lay_out(sizes, table)
     try:
         fits = layout.nbytes < ADDRESSABLE and layout.admission_dtype.itemsize > 0

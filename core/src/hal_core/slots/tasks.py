@@ -6,13 +6,13 @@ from array import array
 from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
 from ..errors import InvalidValue
 from .admission import AdmittedRequest
-from .layout import STAMP, StateLayout
+from .layout import StateLayout
 
 Int32s = np.ndarray[Any, np.dtype[np.int32]]
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
@@ -21,23 +21,26 @@ Int64s = np.ndarray[Any, np.dtype[np.int64]]
 class TaskKind(IntEnum):
     """What happens to a slot.
 
-    - ``PREFILL``: a new (or resumed) request takes the slot; the next step feeds its first ``length`` tokens.
-    - ``CHUNK``: the next ``length`` tokens of the request that is in the slot (chunked prefill).
-    - ``DECODE``: more KV blocks for the request that is decoding in the slot.
-    - ``HANDOFF``: the decode role of a prefill/decode split: the request goes on after its first token.
+    - ``PREFILL``: a new (or resumed) request takes the slot; the next step feeds its first
+      ``num_scheduled_tokens`` tokens.
+    - ``PREFILL_CHUNK``: the next ``num_scheduled_tokens`` tokens of the request that is in the slot (chunked prefill).
+    - ``MORE_BLOCKS``: more KV blocks for the request that is decoding in the slot.
+    - ``REMOTE_PREFILL``: the decode role of a prefill/decode split: the request goes on after its first token. Its
+      blocks must hold the keys and values of all its tokens but that one, which the task declares by
+      ``num_computed_tokens``.
     - ``PREEMPTED``: the request leaves the slot and will be resumed; reported once by the next output.
     - ``ABORTED``: the request leaves the slot for good; reported once by the next output.
     """
 
     PREFILL = 1
-    CHUNK = 2
-    DECODE = 3
-    HANDOFF = 4
+    PREFILL_CHUNK = 2
+    MORE_BLOCKS = 3
+    REMOTE_PREFILL = 4
     PREEMPTED = 5
     ABORTED = 6
 
 
-ENTERING = (TaskKind.PREFILL, TaskKind.HANDOFF)
+ENTERING = (TaskKind.PREFILL, TaskKind.REMOTE_PREFILL)
 LEAVING = (TaskKind.PREEMPTED, TaskKind.ABORTED)
 
 
@@ -46,17 +49,19 @@ class Task:
     """One request, one slot.
 
     - ``request``: needed by every kind; it names the request that the caller believes to be in the slot.
-    - ``start``: tokens of it whose KV is in the cache before the next step (PREFILL with a cached prefix, CHUNK).
-    - ``length``: tokens that the next step feeds (PREFILL, CHUNK).
+    - ``num_computed_tokens``: tokens of it whose KV is in the cache before the next step (PREFILL with a cached
+      prefix, PREFILL_CHUNK). For a REMOTE_PREFILL that is ``request.total``, with which the caller declares that the
+      blocks are present. Until then the handoff is refused: the request would go on from whatever is in them.
+    - ``num_scheduled_tokens``: tokens that the next step feeds (PREFILL, PREFILL_CHUNK).
     - ``blocks``: physical KV block ids to put into the block table from entry ``first_block`` on.
-    - ``first_token``, ``drafts``: what the prefill node sampled (HANDOFF).
+    - ``first_token``, ``drafts``: what the prefill node sampled (REMOTE_PREFILL).
     """
 
     kind: TaskKind
     slot: int
     request: AdmittedRequest
-    start: int = 0
-    length: int = 0
+    num_computed_tokens: int = 0
+    num_scheduled_tokens: int = 0
     blocks: Sequence[int] = ()
     first_block: int = 0
     first_token: int = -1
@@ -85,29 +90,36 @@ class _Column:
         return column
 
 
-JOINED = 8
-"""From more requests on, what admission packed is joined and checked at once, not request by request."""
 Ids = Sequence[int] | Int32s
 
 
 class TaskBatch:
     """Tasks in columns, in order; immutable. ``TaskBatch.of(tasks)``, or ``TaskBatch.prefill(…)`` without objects.
 
-    Columns of length n, int32 (``first_tokens`` int64): ``kinds``, ``slots``, ``starts``, ``lengths``,
-    ``first_blocks``, ``block_counts``. ``plain`` has them as lists. ``requests`` and ``drafts`` are tuples,
-    ``block_ids`` each task's block ids, ``blocks`` all of them one after the other, int32.
+    Columns of length n, int32 (``first_tokens`` int64): ``kinds``, ``slots``, ``num_computed_tokens``,
+    ``num_scheduled_tokens``, ``first_blocks``, ``block_counts``. ``plain`` has them as lists. ``requests`` and
+    ``drafts`` are tuples, ``block_ids`` each task's block ids, ``blocks`` all of them one after the other, int32.
     """
 
-    __slots__ = ("all_prefill", "arrays", "block_ids", "brief_cache", "drafts", "packed_cache", "plain", "requests")
+    __slots__ = (
+        "all_prefill",
+        "arrays",
+        "block_ids",
+        "drafts",
+        "packed_cache",
+        "plain",
+        "request_rows_cache",
+        "requests",
+    )
     all_prefill: bool
     arrays: dict[str, Any]
     block_ids: tuple[Int32s, ...]
     drafts: tuple[tuple[int, ...], ...]
-    brief_cache: tuple[int, Int64s] | None
+    request_rows_cache: Int64s | None
     packed_cache: tuple[StateLayout, np.ndarray[Any, np.dtype[np.void]]] | None
     plain: dict[str, list[int]]
     requests: tuple[AdmittedRequest, ...]
-    kinds, slots, starts, lengths = _Column(), _Column(), _Column(), _Column()
+    kinds, slots, num_computed_tokens, num_scheduled_tokens = _Column(), _Column(), _Column(), _Column()
     block_counts, first_blocks, first_tokens = _Column(), _Column(), _Column()
 
     def __init__(
@@ -115,8 +127,8 @@ class TaskBatch:
         kinds: Sequence[int],
         slots: Sequence[int],
         requests: Sequence[AdmittedRequest],
-        starts: Sequence[int] | None,
-        lengths: Sequence[int],
+        num_computed_tokens: Sequence[int] | None,
+        num_scheduled_tokens: Sequence[int],
         blocks: Sequence[Ids],
         first_blocks: Sequence[int] | None = None,
         first_tokens: Sequence[int] | None = None,
@@ -126,8 +138,10 @@ class TaskBatch:
         plain = {
             "kinds": list(kinds),
             "slots": _whole(slots, "slots"),
-            "starts": [0] * n if starts is None else _whole(starts, "starts"),
-            "lengths": _whole(lengths, "lengths"),
+            "num_computed_tokens": [0] * n
+            if num_computed_tokens is None
+            else _whole(num_computed_tokens, "num_computed_tokens"),
+            "num_scheduled_tokens": _whole(num_scheduled_tokens, "num_scheduled_tokens"),
             "block_counts": list(map(len, blocks)),
             "first_blocks": [0] * n if first_blocks is None else _whole(first_blocks, "first_blocks"),
             "first_tokens": [-1] * n if first_tokens is None else _whole(first_tokens, "first_tokens"),
@@ -142,7 +156,7 @@ class TaskBatch:
         ]
         put(self, "block_ids", tuple(ready))
         put(self, "all_prefill", plain["kinds"] == [TaskKind.PREFILL] * n)
-        put(self, "brief_cache", None)
+        put(self, "request_rows_cache", None)
         put(self, "packed_cache", None)
         if {n} != {len(column) for column in (*plain.values(), self.requests, self.drafts)}:
             raise InvalidValue("the columns of a batch differ in length", cure=f"give {n} of each", argument="tasks")
@@ -161,32 +175,29 @@ class TaskBatch:
         found: Int32s = joined
         return found
 
-    def brief(self, layout: StateLayout) -> Int64s:
-        """What insertion asks of the requests: :data:`hal_core.slots.layout.BRIEF` as int64 ``[n, 8]``, read-only.
-
-        Raises :class:`InvalidValue` when a request was admitted for other sizes.
-        """
-        stamp, cached = layout.admission_stamp, self.brief_cache
-        if cached is not None and cached[0] == stamp:
-            return cached[1]
-        brief = np.frombuffer(b"".join([request.brief for request in self.requests]), np.int64).reshape(len(self), -1)
-        if (brief[:, STAMP] != stamp).any():
-            self._refuse_stamp(stamp)
-        object.__setattr__(self, "brief_cache", (stamp, brief))
-        return brief
+    @property
+    def request_row(self) -> Int64s:
+        """What insertion asks of the requests: :data:`hal_core.slots.layout.REQUEST_ROW` ``[n, 6]``, read-only."""
+        request_row = self.request_rows_cache
+        if request_row is None:
+            joined = b"".join([request.request_row for request in self.requests])
+            request_row = np.frombuffer(joined, np.int64).reshape(len(self), -1)
+            object.__setattr__(self, "request_rows_cache", request_row)
+        return request_row
 
     def check_sizes(self, layout: StateLayout) -> None:
         """Raise :class:`InvalidValue` when a request was admitted for other sizes."""
-        if len(self) > JOINED:
-            self.brief(layout)
-            return
-        stamp = layout.admission_stamp
+        config_key = layout.config_key
         for request in self.requests:
-            if request.stamp != stamp:
-                self._refuse_stamp(stamp)
+            if request.config_key != config_key:
+                raise InvalidValue(
+                    f"request {request.request_id!r} was admitted for a state of other sizes",
+                    cure="admit it with this state's layout",
+                    argument="tasks",
+                )
 
     def packed(self, layout: StateLayout) -> np.ndarray[Any, np.dtype[np.void]]:
-        """What admission packed ``[n]`` (``layout.admission_dtype``), read-only. Raises as :meth:`brief`."""
+        """What admission packed ``[n]`` (``layout.admission_dtype``), read-only. Raises as :meth:`check_sizes`."""
         cached = self.packed_cache
         if cached is not None and cached[0] is layout:
             return cached[1]
@@ -194,14 +205,6 @@ class TaskBatch:
         packed = np.frombuffer(b"".join([request.packed for request in self.requests]), layout.admission_dtype)
         object.__setattr__(self, "packed_cache", (layout, packed))
         return packed
-
-    def _refuse_stamp(self, stamp: int) -> NoReturn:
-        other = next((r.request_id for r in self.requests if r.stamp != stamp), "")
-        raise InvalidValue(
-            f"request {other!r} was admitted for a state of other sizes",
-            cure="admit it with this state's layout",
-            argument="tasks",
-        )
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"TaskBatch is immutable: {name}")
@@ -214,8 +217,8 @@ class TaskBatch:
                 [task.kind for task in tasks],
                 [task.slot for task in tasks],
                 [task.request for task in tasks],
-                [task.start for task in tasks],
-                [task.length for task in tasks],
+                [task.num_computed_tokens for task in tasks],
+                [task.num_scheduled_tokens for task in tasks],
                 [task.blocks for task in tasks],
                 [task.first_block for task in tasks],
                 [task.first_token for task in tasks],
@@ -230,13 +233,13 @@ class TaskBatch:
         cls,
         slots: Sequence[int],
         requests: Sequence[AdmittedRequest],
-        lengths: Sequence[int],
+        num_scheduled_tokens: Sequence[int],
         blocks: Sequence[Ids],
-        starts: Sequence[int] | None = None,
+        num_computed_tokens: Sequence[int] | None = None,
     ) -> TaskBatch:
-        """New requests for some slots; the next step feeds the first ``lengths`` tokens of each."""
+        """New requests for some slots; the next step feeds the first ``num_scheduled_tokens`` tokens of each."""
         n = len(slots)
-        return cls([TaskKind.PREFILL] * n, slots, requests, starts, lengths, blocks)
+        return cls([TaskKind.PREFILL] * n, slots, requests, num_computed_tokens, num_scheduled_tokens, blocks)
 
     def __len__(self) -> int:
         return len(self.requests)

@@ -25,7 +25,6 @@ class CudaPlugin(Plugin):
     """The entry point ``cuda`` of group ``hal.devices``."""
 
     name = "cuda"
-    priority = 100
 
     @classmethod
     def probe(cls) -> Probe:

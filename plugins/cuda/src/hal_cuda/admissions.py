@@ -5,7 +5,8 @@ the other into chunks of pinned memory, each with device memory of the same size
 entries (hal_cuda.entering) after them, uploads what the chunk has gained since the last one in one copy, whichever
 requests it is about, and its kernel reads all of it there. A request that is not here (no room, or admitted without the
 state) is inserted by the general way, from its own bytes: nothing depends on being staged but time. Where a backlog has
-left the entries no room, the kernel reads them from the device's ring.
+left the entries no room, the kernel reads them from the device's ring. Which requests are here is this module's own
+table, by their admission ids: no request knows of it.
 
 A request's bytes: five int32 lengths of its rows (elements, in the order of ``ROW_FIELDS``) in 32 bytes, then
 its record, then its rows without the block table; record and rows each begin on a 16-byte boundary.
@@ -16,6 +17,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -41,7 +43,6 @@ PLACES = 1 << 14
 """Requests that can be staged and not yet inserted; a power of two."""
 SPARE = 1
 """Chunks kept for later besides the one being filled; what a burst took beyond is given back."""
-_numbers = itertools.count(1)  # of one process, so that a device never takes another's number for its own
 BLOCKS = ROW_FIELDS.index("block_tables")
 
 
@@ -74,18 +75,6 @@ class Chunk:
         return all(event.done() for event in self.fences.values())
 
 
-class Staged:
-    """Held by an admitted request: when both are gone without an insertion, the request's place is free again."""
-
-    __slots__ = ("_dropped", "_number")
-
-    def __init__(self, number: int, dropped: deque[int]) -> None:
-        self._number, self._dropped = number, dropped
-
-    def __del__(self) -> None:
-        self._dropped.append(self._number)
-
-
 class Admissions:
     """The chunks of one device. ``put`` from any thread; the rest from the device's, with ``lock`` held.
 
@@ -107,12 +96,16 @@ class Admissions:
         self._filling: Chunk | None = None
         self._made = itertools.count()
         self._leaving: deque[Chunk] = deque()
-        self._dropped: deque[int] = deque()
+        self._dropped: deque[int] = (
+            deque()
+        )  # admission ids of requests that are gone; filled by whichever thread lets go
+        self._alive: dict[int, weakref.ref[AdmittedRequest]] = {}  # by admission id; what fills ``_dropped``
         self._process = os.getpid()
-        # By a request's number modulo PLACES: its number, its address on the device, the number of its chunk, and 1
-        # while it waits for its insertion. One table, so that an insertion looks once.
+        # By a request's admission id modulo PLACES: that id, its address on the device, the number of its chunk, and 1
+        # while it waits for its insertion. One table, so that an insertion looks once. An id names one request of
+        # this process, so no device takes another's for its own.
         self._table = np.full((PLACES, 4), -1, np.int64)
-        self._number, self._address, self._chunk, self._waits = self._table.T
+        self._serial, self._address, self._chunk, self._waits = self._table.T
         self._waits[:] = 0
 
     @property
@@ -129,18 +122,17 @@ class Admissions:
         rows = [row for at, row in enumerate(request.rows) if at != BLOCKS]
         begins = list(itertools.accumulate([HEAD.size, len(record), *map(len, rows)], lambda at, n: _up16(at + n)))
         nbytes = begins.pop()
+        admission_id, place, dropped = request.admission_id, request.admission_id % PLACES, self._dropped
         with self.lock:
-            number = next(_numbers)
-            place = number % PLACES
             chunk = self._chunk_for(nbytes) if not self._waits[place] or self._forget(place) else None
             at = None if chunk is None else chunk.take(nbytes)
             if chunk is not None and at is not None:
                 buffer = chunk.block.buffer.data
-                HEAD.pack_into(buffer, at, *request.extents)
+                HEAD.pack_into(buffer, at, *request.row_lengths)
                 for begin, piece in zip(begins, (record, *rows), strict=True):
                     buffer[at + begin : at + begin + len(piece)] = piece
-                self._table[place] = number, chunk.block.mirror + at, chunk.number, 1
-                request.stage(number, Staged(number, self._dropped))
+                self._table[place] = admission_id, chunk.block.mirror + at, chunk.number, 1
+                self._alive[admission_id] = weakref.ref(request, lambda _: dropped.append(admission_id))
         if self._leaving:  # freeing waits for the device, so not under the lock, which an insertion needs
             with self._entered():
                 while self._leaving:
@@ -202,9 +194,10 @@ class Admissions:
     def _forget_dropped(self) -> None:
         """Requests that are gone without having been inserted wait no longer."""
         while self._dropped:
-            number = self._dropped.popleft()
-            if self._number[number % PLACES] == number:
-                self._waits[number % PLACES] = 0
+            admission_id = self._dropped.popleft()
+            del self._alive[admission_id]
+            if self._serial[admission_id % PLACES] == admission_id:
+                self._waits[admission_id % PLACES] = 0
 
     def _forget(self, place: int) -> bool:
         self._forget_dropped()
@@ -223,36 +216,40 @@ class Admissions:
         chunk = self._filling
         return chunk is not None and chunk.used + nbytes <= chunk.nbytes
 
-    def find(self, numbers: Int64s) -> Int64s | None:
-        """Where the requests of these numbers lie in device memory; None unless all of them are here."""
-        places = numbers & (PLACES - 1)
+    def has(self, request: AdmittedRequest) -> bool:
+        """Whether a request's bytes are here now."""
+        return bool(self._serial[request.admission_id & (PLACES - 1)] == request.admission_id)
+
+    def find(self, admission_ids: Int64s) -> Int64s | None:
+        """Where the requests of these ids lie in device memory; None unless all of them are here."""
+        places = admission_ids & (PLACES - 1)
         rows = self._table[places]
-        if (rows[:, 0] != numbers).any():
+        if (rows[:, 0] != admission_ids).any():
             return None
         self._waits[places] = 0
         addresses: Int64s = rows[:, 1]
         return addresses
 
-    def find_few(self, numbers: list[int]) -> list[int] | None:
-        """The same for a few requests, in plain Python."""
-        rows = [self._table[number & (PLACES - 1)].tolist() for number in numbers]
-        if [row[0] for row in rows] != numbers:
+    def find_few(self, admission_ids: list[int]) -> list[int] | None:
+        """The same for a few requests, in plain Python; what that saves: see ``_fill_few`` of hal_cuda.entering."""
+        rows = [self._table[admission_id & (PLACES - 1)].tolist() for admission_id in admission_ids]
+        if [row[0] for row in rows] != admission_ids:
             return None
-        for number in numbers:
-            self._waits[number & (PLACES - 1)] = 0
+        for admission_id in admission_ids:
+            self._waits[admission_id & (PLACES - 1)] = 0
         return [row[1] for row in rows]
 
-    def inserted(self, numbers: Int64s) -> None:
-        """Requests of these numbers, 0 for those that are not staged, were inserted by the general way."""
-        places = numbers & (PLACES - 1)
-        here = places[self._number[places] == numbers]
+    def inserted(self, admission_ids: Int64s) -> None:
+        """Requests of these ids, whether they are here or not, were inserted by the general way."""
+        places = admission_ids & (PLACES - 1)
+        here = places[self._serial[places] == admission_ids]
         self._waits[here] = 0
 
     def close(self, *, release: bool) -> None:
         """Stage nothing any more; with ``release``, give back the chunks whose work ends (others are lost)."""
         with self.lock:
             self.limit, self._filling = 0, None
-            self._number[:] = -1
+            self._serial[:] = -1
             chunks, self.chunks = self.chunks, []
         for chunk in chunks if release else ():
             if all(event.wait(60.0) for event in chunk.fences.values()):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hal_core import Unavailable
 
-SOURCES = ("writes.cu", "enter.cu", "advance.cu")
+SOURCES = ("writes.cu", "enter.cu", "update.cu")
 
 
 def source(name: str) -> str:

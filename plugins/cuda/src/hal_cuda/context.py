@@ -2,47 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from hal_core import InvalidValue, Unavailable
+from hal_core.devices import RingOptions
 
 from .driver import Driver
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """What ``open`` takes: bytes of pinned staging memory at first and at most, seconds to wait for it; bytes of pinned
-    memory for admitted requests that wait for a slot, at most (0: none); the handle of the framework's stream."""
+class Options(RingOptions):
+    """What ``open`` takes: those of the ring of pinned memory; bytes of pinned memory for admitted requests that wait
+    for a slot, at most (0: none); the handle of the framework's stream."""
 
-    ring_start: int = 1 << 20
-    ring_limit: int = 64 << 20
-    deadline: float = 30.0
     admission_limit: int = 64 << 20
     stream: int | None = None
 
-    @classmethod
-    def of(cls, given: Mapping[str, object]) -> Options:
-        """The options; raises :class:`InvalidValue` for an unknown or senseless one."""
-        unknown = set(given) - set(cls.__slots__)
-        if unknown:
-            known = ", ".join(cls.__slots__)
-            raise InvalidValue(f"unknown options {sorted(unknown)}", cure=f"known: {known}", argument="options")
-        options = cls(**given)  # type: ignore[arg-type]
-        for name in ("ring_start", "ring_limit"):
-            if not isinstance(getattr(options, name), int) or getattr(options, name) < 4096:
-                raise InvalidValue(
-                    f"{name} = {getattr(options, name)!r}", cure="give at least 4096", argument="options"
-                )
-        if not isinstance(options.admission_limit, int) or options.admission_limit < 0:
+    def __post_init__(self) -> None:
+        RingOptions.__post_init__(self)
+        if not isinstance(self.admission_limit, int) or self.admission_limit < 0:
             raise InvalidValue(
-                f"admission_limit = {options.admission_limit!r}", cure="give bytes, 0 for none", argument="options"
+                f"admission_limit = {self.admission_limit!r}", cure="give bytes, 0 for none", argument="options"
             )
-        if options.ring_start > options.ring_limit or not options.deadline > 0:
-            raise InvalidValue("ring_start over ring_limit, or no deadline", cure="mend them", argument="options")
-        return options
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from hal_core import Capabilities, Ticket, View
 from hal_core.devices import (
-    BRIEF,
+    ADMISSION_ID,
+    REQUEST_ROW,
     ROW,
-    STAGED,
     AsyncStream,
     DeviceMemory,
     MirroredBlock,
@@ -56,18 +56,12 @@ class CudaDevice(OnGpu):
     piece = 8 << 20
 
     def __init__(self, index: int, options: Mapping[str, object], driver: Driver | None = None) -> None:
-        chosen = Options.of(options)
+        chosen = Options.of(self.name, options)
         self.driver = Driver() if driver is None else driver
         self.context = Context.open(self.driver, index)
         self.kernels = Kernels(self.driver, self.context.arch)
         self._runtime = CudaPrimitives(self.context, self.kernels)
-        super().__init__(
-            index,
-            self._runtime,
-            ring_start=chosen.ring_start,
-            ring_limit=chosen.ring_limit,
-            deadline=chosen.deadline,
-        )
+        super().__init__(index, self._runtime, chosen)
         self.writer = Writer(self)
         make = partial(MirroredBlock, self._runtime)
         self.admissions = Admissions(make, self.context.entered, limit=chosen.admission_limit)
@@ -120,15 +114,15 @@ class CudaDevice(OnGpu):
         """True for a tensor on a CUDA device."""
         return not isinstance(value, int | float | list | tuple) and is_on_device(value)
 
-    def adopt(self, state: SlotState) -> None:
-        """Put the state's spread table on the GPU, and describe the state to the kernel of ``advance``."""
+    def register_state(self, state: SlotState) -> None:
+        """Put the state's scatter map on the GPU, and describe the state to the kernel of ``update_inputs``."""
         self.check_open()
-        self.entering.adopt(state, self.table(state.spread, state.sizes.slots).address)
-        self.steps.adopt(state)
+        self.entering.register_state(state, self.table(state.scatter_map, state.sizes.num_slots).address)
+        self.steps.register_state(state)
 
-    def stage(self, state: SlotState, request: AdmittedRequest) -> None:
+    def on_admit(self, state: SlotState, request: AdmittedRequest) -> None:
         """Put the request's bytes into pinned memory, where its insertion finds them; from any thread."""
-        self.admissions.put(request, request.packed[BRIEF.itemsize :])
+        self.admissions.put(request, request.packed[REQUEST_ROW.itemsize :])
 
     # -- work ---------------------------------------------------------------------------------------------------
 
@@ -152,7 +146,7 @@ class CudaDevice(OnGpu):
                 return ticket
         ticket = self.submit(plan_insert(state, tasks), own)
         with self.admissions.lock:
-            self.admissions.inserted(tasks.brief(state.layout)[:, STAGED])
+            self.admissions.inserted(tasks.request_row[:, ADMISSION_ID])
         return ticket
 
     @hookimpl
@@ -161,7 +155,7 @@ class CudaDevice(OnGpu):
         self.check_open()
         return self.writer.set_value(target, value, self.own(stream))
 
-    def advance(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
+    def update_inputs(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
         """One kernel, a thread a slot; the host takes no part."""
         self.check_open()
         own = self.own(stream)
@@ -177,7 +171,7 @@ class CudaDevice(OnGpu):
         return open_communicator(self, group)
 
     @contextmanager
-    def hold(self, stream: Stream) -> Iterator[None]:
+    def hold_stream(self, stream: Stream) -> Iterator[None]:
         """A kernel that spins on a flag in pinned memory until the context ends."""
         own, block = self.own(stream), self.blocks.take(4)
         flag = block.buffer[:4].view("u4")

@@ -185,7 +185,7 @@ class CudaPrimitives(Primitives):
         kernel.pack(
             launch.address,
             block,
-            launch.spread,
+            launch.scatter_map,
             packed.writes,
             packed.records,
             launch.fields,

@@ -1,4 +1,4 @@
-"""The kernel of ``advance``: what it is told of a state, once."""
+"""The kernel of ``update_inputs``: what it is told of a state, once."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from hal_core.devices import STEP_FIELDS
 
 from .driver import Driver
 from .launching import Kernel, Kernels, struct
@@ -13,27 +14,20 @@ from .launching import Kernel, Kernels, struct
 if TYPE_CHECKING:
     from hal_core import SlotState
 
-POINTERS = (
-    *("sampled_token_ids", "accept_tokens", "prompt_lens", "min_dec_len", "max_dec_len", "eos_token_ids", "stop_seqs"),
-    *("eos_num", "stop_seqs_num", "stop_seqs_len"),
-    *("accept_num", "stop_reason", "seq_lens_decoder", "seq_lens_encoder", "seq_lens_this_time", "draft_num"),
-    *("step_idx", "next_tokens", "token_ids"),
-    "stop_flags",
-)
-"""Fields in the order of the kernel's struct ``State``."""
 NUMBERS = ("slots", "max_tokens", "max_accept", "max_eos", "stop_sequences", "max_stop_length", "speculative", "unused")
-STATE = struct(*[(name, "<u8") for name in POINTERS], *[(name, "<i4") for name in NUMBERS])
+STATE = struct(*[(name, "<u8") for name in STEP_FIELDS], *[(name, "<i4") for name in NUMBERS])
+"""The kernel's struct ``State``: where each of ``STEP_FIELDS`` is, and sizes."""
 THREADS = 32
 
 
 class StepKernel:
-    """Launches ``hal_advance``; the parameters of each state are made once."""
+    """Launches ``hal_update_inputs``; the parameters of each state are made once."""
 
     def __init__(self, driver: Driver, kernels: Kernels) -> None:
-        self._kernel = Kernel(driver, kernels.steps, "hal_advance", STATE)
+        self._kernel = Kernel(driver, kernels.steps, "hal_update_inputs", STATE)
         self._known: weakref.WeakKeyDictionary[Any, tuple[bytes, bytes]] = weakref.WeakKeyDictionary()
 
-    def adopt(self, state: SlotState) -> None:
+    def register_state(self, state: SlotState) -> None:
         """Describe a state, once."""
         params = self._describe(state)
         plain = params.tobytes()
@@ -43,15 +37,19 @@ class StepKernel:
     def launch(self, state: SlotState, stream: int, *, speculative: bool) -> None:
         """Advance every slot of the state, in stream order."""
         self._kernel.load(self._known[state][speculative])
-        self._kernel.launch(-(-state.sizes.slots // THREADS), THREADS, stream)
+        self._kernel.launch(-(-state.sizes.num_slots // THREADS), THREADS, stream)
 
     @staticmethod
     def _describe(state: SlotState) -> np.ndarray[Any, Any]:
         sizes = state.sizes
         params = np.zeros(1, STATE)
-        for name in POINTERS:
+        for name in STEP_FIELDS:
             params[name] = state.memory.address + state.layout.fields[name].offset
-        params["slots"], params["max_tokens"], params["max_accept"] = sizes.slots, sizes.max_tokens, sizes.max_accept
+        params["slots"], params["max_tokens"], params["max_accept"] = (
+            sizes.num_slots,
+            sizes.max_model_len,
+            sizes.max_accept,
+        )
         params["max_eos"], params["stop_sequences"] = sizes.max_eos, sizes.max_stop_sequences
         params["max_stop_length"] = sizes.max_stop_length
         return params

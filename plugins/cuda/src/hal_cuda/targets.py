@@ -115,12 +115,12 @@ def _packed(shape: tuple[int, ...]) -> list[int]:
 
 
 def _view(device: Any, index: int, address: int, shape: Any, strides: Any, dtype: str, keep: object) -> View:  # noqa: ANN401
-    extents, found = tuple(shape), dtype_of(dtype)
-    if address == 0 and 0 not in extents:
+    row_lengths, found = tuple(shape), dtype_of(dtype)
+    if address == 0 and 0 not in row_lengths:
         raise InvalidValue(
             "the tensor has no memory", cure="it was freed; give a live one", device=f"cuda:{index}", argument="target"
         )
-    return _bounded(device, address, extents, tuple(step * found.itemsize for step in strides), found, keep)
+    return _bounded(device, address, row_lengths, tuple(step * found.itemsize for step in strides), found, keep)
 
 
 def _bounded(

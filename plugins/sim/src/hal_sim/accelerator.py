@@ -198,7 +198,7 @@ class Accelerator:
         base: int = 0,
         payload: int = 0,
     ) -> None:
-        """``spread`` and then ``scatter`` in one launch: a whole write plan."""
+        """``scatter_map`` and then ``scatter`` in one launch: a whole write plan."""
         first = (spread or _NO_RECORDS)._native()
         then = _native.Scatter(block, block_nbytes, table, count, base, payload)
         self._native.check(self._native.launch_plan(stream.handle, ctypes.byref(first), ctypes.byref(then)))

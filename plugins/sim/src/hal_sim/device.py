@@ -43,16 +43,10 @@ class SimDevice(OnAccelerator):
     fault_cure = "mend what that work did (Accelerator.races() tells more), and open the device again"
 
     def __init__(self, index: int, options: Mapping[str, object]) -> None:
-        chosen = Options.of(options)
+        chosen = Options.taken(options)
         self.accelerator = Accelerator(index)
         self._runtime = SimPrimitives(self.accelerator)
-        super().__init__(
-            index,
-            self._runtime,
-            ring_start=chosen.ring_start,
-            ring_limit=chosen.ring_limit,
-            deadline=chosen.deadline,
-        )
+        super().__init__(index, self._runtime, chosen)
         self.steps = StepKernel(self.accelerator)
         self.job = chosen.job or job_name()
         self._own = self.stream()
@@ -86,7 +80,7 @@ class SimDevice(OnAccelerator):
         return raw
 
     @contextmanager
-    def hold(self, stream: Stream) -> Iterator[None]:
+    def hold_stream(self, stream: Stream) -> Iterator[None]:
         """Let nothing on ``stream`` begin until the context ends; an event recorded meanwhile has not passed."""
         own = self.own(stream)
         with own.raw.held():
@@ -120,7 +114,7 @@ class SimDevice(OnAccelerator):
         """One strided copy, or two by way of memory between them."""
         return writing.copy(self, target, value, self.own(stream))
 
-    def advance(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
+    def update_inputs(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
         """One kernel over all slots; the host takes no part."""
         self.check_open()
         own = self.own(stream)

@@ -16,7 +16,6 @@ class SimPlugin(Plugin):
     """The entry point ``sim`` of group ``hal.devices``. Auto-selection never takes it."""
 
     name = "sim"
-    priority = -1
 
     @classmethod
     def probe(cls) -> Probe:

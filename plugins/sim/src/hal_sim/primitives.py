@@ -71,7 +71,7 @@ class SimPrimitives(Primitives):
                 raise
             return False
         except HalError as error:  # what the device met: the work is over all the same
-            self._met(error)
+            self.health.met(error, self)
         return True
 
     def event_error(self, event: Event) -> Exception | None:
@@ -79,13 +79,12 @@ class SimPrimitives(Primitives):
         try:
             event.synchronize(0)
         except HalError as error:
-            self._met(error)
+            self.health.met(error, self)
         return self.health.fault
 
-    def _met(self, error: HalError) -> None:
-        """A lost group is no fault of the device; the tickets of its broadcasts tell of it."""
-        if not (isinstance(error, GroupLost) and any(group.failure() for group in self.groups)):
-            self.health.met(error, self)
+    def spoils(self, error: Exception) -> bool:
+        """No for a group of ours that is lost: the tickets of its broadcasts tell of it, and the device goes on."""
+        return not (isinstance(error, GroupLost) and any(group.failure() for group in self.groups))
 
     # -- memory -------------------------------------------------------------------------------------------------------
 
@@ -136,7 +135,7 @@ class SimPrimitives(Primitives):
                 record_nbytes=packed.record_bytes,
                 count=packed.records,
                 slots=block + packed.slots_at,
-                fields=plan.spread,
+                fields=plan.scatter_map,
                 field_count=plan.fields,
                 slot_limit=plan.slots,
                 base=plan.address,

@@ -89,7 +89,7 @@ class Stream(Closing):
         self._native.check(self._native.stream_pending(self.handle, ctypes.byref(count)))
         return count.value
 
-    def hold(self) -> None:
+    def hold_stream(self) -> None:
         """Start nothing more, whoever waits, until ``release``: the latch of every test of asynchrony."""
         self._native.check(self._native.stream_hold(self.handle, 1))
 
@@ -98,7 +98,7 @@ class Stream(Closing):
 
     @contextlib.contextmanager
     def held(self) -> Iterator[Self]:
-        self.hold()
+        self.hold_stream()
         try:
             yield self
         finally:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from ...errors import HalError
@@ -42,3 +45,26 @@ def assert_no_error(act: Callable[[], object], why: str) -> None:
         act()
     except Exception as error:
         raise AssertionError(f"{why}: raised {error!r}, but should succeed") from error
+
+
+@contextmanager
+def in_time(what: str, seconds: float) -> Iterator[None]:
+    """Within it, ``what`` must return before so many seconds are over; a call that waits for ever is interrupted.
+
+    That takes a signal, as a device may be used from one thread alone. A call that waits outside Python goes on, and in
+    another thread than the main one nothing is interrupted; the witness of the run names the test then.
+    """
+
+    def late(*_: object) -> None:
+        raise AssertionError(f"{what} did not return within {seconds:g} s")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, late)
+    left, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, left)  # 0: nobody else had set one
+        signal.signal(signal.SIGALRM, before)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...errors import TicketTimeout
 from ...memory.plan import WRITE, WritePlan
 from ...memory.views import ByteRange
 
@@ -32,11 +31,11 @@ PATIENCE = 60.0
 
 
 def arrive(ticket: Ticket, what: str = "work that nothing holds") -> None:
-    """Wait for what must be done before long; that it is not is an assertion that failed, whatever the ticket says."""
+    """Wait for what must go well before long; else an assertion has failed, whatever the ticket says or raises."""
     __tracebackhide__ = True
     try:
         ticket.wait(PATIENCE)
-    except TicketTimeout as error:
+    except Exception as error:
         raise AssertionError(f"{what}: its ticket was waited for {PATIENCE} s, and raises {error!r}") from error
 
 

@@ -14,6 +14,11 @@ FLOATS = {"float16": (5, 10), "bfloat16": (8, 7), "float32": (8, 23), "float64":
 CLASSES = ("quiet NaN", "signalling NaN", "infinity", "denormal", "zero", "finite")
 
 
+def noise(seed: int, nbytes: int) -> Array:
+    """Random bytes: none of them can be elsewhere unnoticed."""
+    return np.random.default_rng([seed, nbytes]).integers(0, 256, nbytes, np.uint8)
+
+
 def words(dtype: DType) -> np.dtype[Any]:
     """The unsigned type of a type's width."""
     return np.dtype(f"<u{dtype.itemsize}")

@@ -21,10 +21,10 @@ class KeepingSink:
         self.pending.append(pending)
 
     def resolve_all(self) -> list[OutputRecord]:
-        """Resolve everything in order, settle it, and return the records."""
+        """Resolve everything in order, complete it, and return the records."""
         for pending in self.pending:
             self.records.append(pending.resolve())
-            pending.settle(None)
+            pending.complete(None)
         self.pending.clear()
         return self.records
 

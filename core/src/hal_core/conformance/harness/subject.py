@@ -36,3 +36,4 @@ class Recipe:
     policy: str = ""
     liar: str = ""
     fault: str = ""
+    target: str = ""

@@ -56,14 +56,14 @@ class Waiter:
 def time_out(tickets: Mapping[str, Ticket], hang: float) -> dict[str, list[Waiter]]:
     """Waits of pending tickets time out, each after its seconds and each by itself; returns those that wait on.
 
-    Nothing may settle the tickets meanwhile. Several threads wait for each ticket, some for long.
+    Nothing may complete the tickets meanwhile. Several threads wait for each ticket, some for long.
     """
     __tracebackhide__ = True
     for told, ticket in tickets.items():
         times_out_at_once(told, ticket)
     patient = {told: [Waiter(ticket, *timeout) for timeout in FOR_LONG] for told, ticket in tickets.items()}
-    brief = {told: [Waiter(ticket, A_WHILE), Waiter(ticket, A_WHILE)] for told, ticket in tickets.items()}
-    for told, waiters in brief.items():
+    request_row = {told: [Waiter(ticket, A_WHILE), Waiter(ticket, A_WHILE)] for told, ticket in tickets.items()}
+    for told, waiters in request_row.items():
         for waiter in waiters:
             assert waiter.ended(hang), f"{told}: {waiter} has not ended after {hang} s"
             assert isinstance(waiter.error, TicketTimeout), (

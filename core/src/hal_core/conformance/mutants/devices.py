@@ -11,7 +11,8 @@ from ...contract.capabilities import Capabilities
 from ...contract.markers import hookimpl
 from ...errors import InvalidValue
 from ...memory.plan import WritePlan
-from ...memory.views import View
+from ...memory.views import ByteRange, View
+from ...slots.fields import SplitRole
 from ...tickets import Ticket
 from . import Lie, Patch, liar
 
@@ -202,12 +203,33 @@ class OneSubmissionEach(Lie):
 class FeedsTheTokenBefore(Lie):
     """An off-by-one in the step's own kernel."""
 
-    def advance(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
+    def update_inputs(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
         """Advance, then shift."""
-        ticket = super().advance(state, step, stream)  # type: ignore[misc]
+        ticket = super().update_inputs(state, step, stream)  # type: ignore[misc]
         place = state.layout.fields["next_tokens"]
         _raw(self, state.memory, place.offset, np.int64(-7).tobytes(), stream)
         return ticket  # type: ignore[no-any-return]
+
+
+@liar(12, "a slot of the prefill role goes on decoding after its first token", seen="hal")
+class PrefillGoesOn(Lie):
+    """Knows no roles: who is not at an end feeds the next token."""
+
+    def update_inputs(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
+        """Set the prefill part's slots going again."""
+        ticket: Ticket = super().update_inputs(state, step, stream)  # type: ignore[misc]
+        slots = [slot for slot in range(state.sizes.num_slots) if state.host_table.role(slot) is SplitRole.PREFILL]
+        places = [state.layout.fields[name] for name in ("accept_num", "stop_reason")]
+        parts = [ByteRange(place.offset + slot * place.stride, 4) for slot in slots for place in places]
+        copied = self.copy_out(state.memory, parts, stream)  # type: ignore[attr-defined]
+        copied.wait(60.0)
+        numbers = [int(part.view(np.int32)[0]) for part in copied.data]
+        flags, lengths = (state.layout.fields[name] for name in ("stop_flags", "seq_lens_this_time"))
+        for slot, given, reason in zip(slots, numbers[::2], numbers[1::2], strict=True):
+            if given > 0 and reason == 0:
+                _raw(self, state.memory, flags.offset + slot * flags.stride, b"\0", stream)
+                _raw(self, state.memory, lengths.offset + slot * lengths.stride, np.int32(1).tobytes(), stream)
+        return ticket
 
 
 def _raw(device: Any, memory: Memory, offset: int, data: bytes, stream: Stream) -> None:  # noqa: ANN401

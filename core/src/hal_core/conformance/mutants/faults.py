@@ -102,10 +102,10 @@ class LateWrites(Fault):
         met = self.fault.met
         return self._late(super().insert_tasks(device, state, tasks, stream), "a batch", met)  # type: ignore[misc]
 
-    def advance(self, state: SlotState, step: Any, stream: Stream) -> Ticket:  # noqa: ANN401 (a Step)
+    def update_inputs(self, state: SlotState, step: Any, stream: Stream) -> Ticket:  # noqa: ANN401 (a Step)
         """Fail later."""
         met = self.fault.met
-        return self._late(super().advance(state, step, stream), "a step", met)  # type: ignore[misc]
+        return self._late(super().update_inputs(state, step, stream), "a step", met)  # type: ignore[misc]
 
 
 class LateTicket(Ticket):
@@ -193,14 +193,14 @@ class LostPeer(Fault):
     It needs no other process: groups that hold only this rank's device are pretended.
     """
 
-    def communicator(self, group: Group) -> Communicator:
+    def open_communicator(self, group: Group) -> Communicator:
         """A group whose other ranks are nowhere."""
         return Pretended(self.fault, group)
 
     @hookimpl
     def broadcast_tokens(self, device: Device, state: SlotState, group: Group, stream: Stream) -> Ticket:
         """One collective of the pretended group."""
-        ticket: Ticket = self.communicator(group).broadcast(state.memory, state.broadcast_range(), stream)
+        ticket: Ticket = device.communicator(group).broadcast(state.memory, state.broadcast_range(), stream)
         return ticket
 
 

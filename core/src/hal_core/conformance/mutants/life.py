@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def settled(error: BaseException | None = None) -> Ticket:
     """A ticket that calls itself asynchronous, of work that is over."""
     ticket = PromiseTicket("async")
-    ticket.settle(error)
+    ticket.complete(error)
     return ticket
 
 
@@ -224,11 +224,11 @@ class PreemptionToldTwice(Policy):
         self, device: Device, hooks: Hooks, state: SlotState, step: Step, sink: Sink, stream: Stream
     ) -> Ticket:
         """Take back what was booked as reported."""
-        before = dict(state.ledger.preempted)
+        before = dict(state.host_table.preempted)
         try:
             return super().save_output(device, hooks, state, step, sink, stream)
         except SinkFull:
-            state.ledger.preempted.update(before)
+            state.host_table.preempted.update(before)
             raise
 
 
@@ -243,7 +243,7 @@ class ForgetsWhoWasNotNamed(Policy):
         try:
             return super().save_output(device, hooks, state, step, sink, stream)
         finally:
-            state.ledger.reported(range(state.sizes.slots))
+            state.host_table.reported(range(state.sizes.num_slots))
 
 
 @liar(8, "leaving a slot that the request does not hold is accepted, and does nothing")
@@ -255,7 +255,7 @@ class LeavesWhatIsNotHeld(Policy):
     ) -> Ticket:
         """Leave such tasks out."""
         if not isinstance(tasks, TaskBatch):
-            serials = state.ledger.serials.tolist()
-            held = {slot: serial for slot, serial in enumerate(serials) if serial}
-            tasks = [one for one in tasks if one.kind not in LEAVING or held.get(one.slot) == one.request.serial]
+            admission_ids = state.host_table.admission_ids.tolist()
+            held = {slot: admission_id for slot, admission_id in enumerate(admission_ids) if admission_id}
+            tasks = [one for one in tasks if one.kind not in LEAVING or held.get(one.slot) == one.request.admission_id]
         return super().insert_tasks(device, hooks, state, tasks, stream)

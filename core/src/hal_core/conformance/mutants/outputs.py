@@ -94,9 +94,9 @@ class ClipsCounts(Patch):
     def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
         """Clip before anything is looked at."""
 
-        def build(columns: Any, facts: Any) -> Any:  # noqa: ANN401 (as the true one)
-            most = facts.max_accept if facts.step.speculative else 1
-            return true(columns | {"accept_num": np.clip(columns["accept_num"], 0, most)}, facts)
+        def build(columns: Any, snapshot: Any) -> Any:  # noqa: ANN401 (as the true one)
+            most = snapshot.max_accept if snapshot.step.speculative else 1
+            return true(columns | {"accept_num": np.clip(columns["accept_num"], 0, most)}, snapshot)
 
         return build
 
@@ -111,9 +111,9 @@ class NeedsAProposer(Patch):
     def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
         """Zero the tokens of plain steps."""
 
-        def build(columns: Any, facts: Any) -> Any:  # noqa: ANN401 (as the true one)
-            record, batch_ids, violation = true(columns, facts)
-            if facts.max_draft and not facts.step.speculative:
+        def build(columns: Any, snapshot: Any) -> Any:  # noqa: ANN401 (as the true one)
+            record, batch_ids, violation = true(columns, snapshot)
+            if snapshot.max_draft_tokens and not snapshot.step.speculative:
                 changes = {"tokens": np.zeros_like(record.tokens)}
                 if record.logprob_token_ids is not None:
                     changes["logprob_token_ids"] = record.logprob_token_ids.copy()

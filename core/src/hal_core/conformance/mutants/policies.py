@@ -10,6 +10,7 @@ import numpy as np
 
 from ...errors import HalError, InvalidBatch, SinkFull
 from ...group import ALONE
+from ...memory.plan import WritePlan
 from ...memory.views import View
 from ...runtime.policy import Outbox, Policy
 from ...slots.tasks import Task, TaskBatch
@@ -104,6 +105,62 @@ class ChecksOne(Patch):
         return check
 
 
+@liar(12, "a handoff is taken, whether its keys and values are there or not", seen="hal")
+class HandoffWithoutKeys(Patch):
+    """Nobody asks for the blocks, with drafts or without."""
+
+    seam = "check of a batch"
+
+    @classmethod
+    def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
+        """Leave that problem out."""
+        return lambda *arguments: [text for text in true(*arguments) if "declared present" not in text]
+
+
+@liar(12, "drafts are taken at any time; update_inputs drops those that come before it", seen="hal")
+class DraftsAtAnyTime(Patch):
+    """The order of a step is not looked at."""
+
+    seam = "order of drafts"
+
+    @classmethod
+    def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
+        """Let every call through."""
+        return lambda state, step: None
+
+
+@liar(12, "drafts are written, but the next step is not told to feed them", seen="FastDeploy 7172")
+class DraftsThatNobodyFeeds(Patch):
+    """Writes tokens and their number, and forgets ``seq_lens_this_time``."""
+
+    seam = "plan of drafts"
+
+    @classmethod
+    def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
+        """Leave the last field out."""
+
+        def plan(state: SlotState, drafts: Any) -> WritePlan:  # noqa: ANN401 (as the true one takes it)
+            whole: WritePlan = true(state, drafts)
+            place = state.layout.fields["seq_lens_this_time"]
+            begin, end = place.offset, place.offset + place.stride * state.sizes.num_slots
+            kept = [not begin <= dst < end for dst in whole.writes["dst"].tolist()]
+            return WritePlan(whole.memory, whole.writes[np.array(kept)], whole.pieces)
+
+        return plan
+
+
+@liar(12, "a plain step drops the drafts that a slot was handed, and says nothing")
+class PlainStepOverDrafts(Patch):
+    """Nobody looks who holds drafts."""
+
+    seam = "plain step over drafts"
+
+    @classmethod
+    def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
+        """Let every step through."""
+        return lambda book, mirror, step: None
+
+
 @liar(15, "a group of one opens a communicator and broadcasts to itself")
 class TalksToItself(Policy):
     """No check of the group's size."""
@@ -150,7 +207,7 @@ class EarlyReturn(Policy):
         outbox = Outbox()
         ticket: Ticket = hooks.save_output(device=device, state=state, step=step, sink=outbox, stream=stream)
         assert outbox.pending is not None
-        outbox.pending.settle(None)
+        outbox.pending.complete(None)
         return ticket
 
 
@@ -168,9 +225,9 @@ class CleansUpAfterSending(Policy):
         if step.group.is_first:
             sink.put(outbox.pending)
         else:
-            outbox.pending.settle(None)
+            outbox.pending.complete(None)
         device.submit(state.cleanup_plan(step.order(state.name)), stream)
-        state.ledger.reported(step.order(state.name).tolist())
+        state.host_table.reported(step.order(state.name).tolist())
         return ticket
 
 
@@ -183,7 +240,7 @@ class CleansUpFirst(Policy):
     ) -> Ticket:
         """Clean up, then do the rest."""
         order = step.order(state.name)
-        if len(order) and int(order.min()) >= 0 and int(order.max()) < state.sizes.slots:
+        if len(order) and int(order.min()) >= 0 and int(order.max()) < state.sizes.num_slots:
             device.submit(state.cleanup_plan(order), stream)
         return super().save_output(device, hooks, state, step, sink, stream)
 
@@ -196,7 +253,7 @@ class NothingRunsNothingToSay(Policy):
         self, device: Device, hooks: Hooks, state: SlotState, step: Step, sink: Sink, stream: Stream
     ) -> Ticket:
         """Send only where a slot is held."""
-        if step.group.is_first and not state.ledger.serials[step.order(state.name)].any():
+        if step.group.is_first and not state.host_table.admission_ids[step.order(state.name)].any():
             step = replace(step, group=_second())
         return super().save_output(device, hooks, state, step, sink, stream)
 
@@ -222,7 +279,7 @@ class NoBounds(Patch):
     @classmethod
     def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
         """Take any order, cut to what exists."""
-        return lambda state, step: step.orders.get(state.name, np.zeros(0, np.int32)) % state.sizes.slots
+        return lambda state, step: step.orders.get(state.name, np.zeros(0, np.int32)) % state.sizes.num_slots
 
 
 @liar(23, "output for a full sink is dropped silently", seen="ZeroMQ's high-water mark")

@@ -38,8 +38,26 @@ class TokensWithoutCounts(Lie):
         """Send the header and the tokens."""
         name = "accept_tokens" if state.speculative else "sampled_token_ids"
         place, begin = state.layout.fields[name], state.broadcast_range().offset
-        part = ByteRange(begin, place.offset + place.stride * state.sizes.slots - begin)
+        part = ByteRange(begin, place.offset + place.stride * state.sizes.num_slots - begin)
         return self.communicator(group).broadcast(state.memory, part, stream)  # type: ignore[attr-defined,no-any-return]
+
+
+@liar(13, "a state with drafts sends what verifying steps need, and nothing of a plain one", requires=RANKS, seen="hal")
+class SliceOfTheState(Lie):
+    """Takes the kind of the state for that of the step: each rank keeps the token that it sampled itself."""
+
+    @hookimpl
+    def broadcast_tokens(self, device: Device, state: SlotState, group: Group, stream: Stream) -> Ticket:
+        """Put back the receiver's own sampled tokens."""
+        place = state.layout.fields["sampled_token_ids"]
+        part = ByteRange(place.offset, place.stride * state.sizes.num_slots)
+        kept = device.copy_out(state.memory, [part], stream)
+        kept.wait(60.0)
+        ticket: Ticket = super().broadcast_tokens(device, state, group, stream)  # type: ignore[misc]
+        if state.speculative and not group.is_first:
+            ticket.wait(60.0)
+            _raw(self, state.memory, part.offset, bytes(kept.data[0]), stream)
+        return ticket
 
 
 @liar(13, "everybody follows the last rank of the group", requires=RANKS)
@@ -96,7 +114,7 @@ class NobodyReads(Patch):
     @classmethod
     def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
         """Take the ticket as it is."""
-        return lambda agreement, ticket, stream: ticket
+        return lambda channel, ticket, stream: ticket
 
     @classmethod
     def apply(cls) -> Callable[[], None]:
@@ -161,6 +179,6 @@ class SendsWhatItReceived(Policy):
         self, device: Device, hooks: Hooks, state: SlotState, step: Step, sink: Sink, stream: Stream
     ) -> Ticket:
         """Take oneself for alone where a real group has met."""
-        if state.agreements:
+        if state.channels:
             step = replace(step, group=ALONE)
         return super().save_output(device, hooks, state, step, sink, stream)

@@ -116,15 +116,15 @@ class LateAdmissionsMixedUp(Lie):
 
     @property
     def staged(self) -> tuple[list[AdmittedRequest], dict[int, int]]:
-        """The requests in the order of their admission, and serial to place in it."""
+        """The requests in the order of their admission, and admission id to place in it."""
         found: tuple[list[AdmittedRequest], dict[int, int]] = self.__dict__.setdefault("_staged", ([], {}))
         return found
 
-    def stage(self, state: SlotState, request: AdmittedRequest) -> None:
+    def on_admit(self, state: SlotState, request: AdmittedRequest) -> None:
         """Put the request into the table."""
-        super().stage(state, request)  # type: ignore[misc]
+        super().on_admit(state, request)  # type: ignore[misc]
         order, places = self.staged
-        places[request.serial] = len(order)
+        places[request.admission_id] = len(order)
         order.append(request)
 
     @hookimpl
@@ -133,9 +133,9 @@ class LateAdmissionsMixedUp(Lie):
         order, places = self.staged
         wrong: dict[int, bytes] = {}
         for kind, slot, request in zip(tasks.plain["kinds"], tasks.plain["slots"], tasks.requests, strict=True):
-            place = places.get(request.serial, len(order))
+            place = places.get(request.admission_id, len(order))
             newest = next((at for at in range(place % 256, len(order), 256)[::-1]), place)
-            if newest > place and kind == TaskKind.PREFILL and order[newest].stamp == request.stamp:
+            if newest > place and kind == TaskKind.PREFILL and order[newest].config_key == request.config_key:
                 wrong[slot] = order[newest].packed[state.record_places.begin :]
         begin = state.record_places.begin
         self.__dict__["wrong"] = wrong, [at - begin for at in state.record_places.dynamic]
@@ -228,7 +228,7 @@ class SubmitsBySixtyFour(Lie):
         if records is None or len(records.slots) <= 64:
             return super().submit(plan, stream)  # type: ignore[misc,no-any-return]
         for at in range(0, len(records.slots), 64):
-            some = Records(records.slots[at : at + 64], records.data[at : at + 64], records.spread)
+            some = Records(records.slots[at : at + 64], records.data[at : at + 64], records.scatter_map)
             ticket = super().submit(WritePlan(plan.memory, np.zeros(0, WRITE), (), some), stream)  # type: ignore[misc]
         if len(plan.writes):
             ticket = super().submit(WritePlan(plan.memory, plan.writes, plan.pieces), stream)  # type: ignore[misc]

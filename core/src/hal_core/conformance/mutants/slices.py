@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from time import monotonic
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from ...streams import Stream
 
 PATIENCE = 60.0
+T = TypeVar("T")
 
 
 def inside(state: SlotState) -> list[Placed]:
@@ -59,9 +61,9 @@ class IdleSlotsLeftOut(LeavesOut):
 
     def left_out(self, state: SlotState) -> Sequence[ByteRange]:
         """The rows behind the last slot that is held."""
-        held = np.flatnonzero(state.ledger.serials)
-        end = int(held[-1]) + 1 if len(held) else state.sizes.slots
-        rows = state.sizes.slots - end
+        held = np.flatnonzero(state.host_table.admission_ids)
+        end = int(held[-1]) + 1 if len(held) else state.sizes.num_slots
+        rows = state.sizes.num_slots - end
         return [ByteRange(place.offset + end * place.stride, rows * place.stride) for place in inside(state)]
 
 
@@ -82,7 +84,7 @@ class FlagsLeftOut(LeavesOut):
     def left_out(self, state: SlotState) -> Sequence[ByteRange]:
         """The fields of dtype bool."""
         found = [place for place in inside(state) if place.field.dtype.name == "bool"]
-        return [ByteRange(place.offset, place.stride * state.sizes.slots) for place in found]
+        return [ByteRange(place.offset, place.stride * state.sizes.num_slots) for place in found]
 
 
 @liar(13, "the collective knows int32 alone, so 64-bit fields are sent as their lower halves", requires=RANKS)
@@ -95,7 +97,7 @@ class LongsAsInts(Lie):
         ticket: Ticket = super().broadcast_tokens(device, state, group, stream)  # type: ignore[misc]
         if not group.is_first:
             longs = [place for place in inside(state) if place.field.dtype.name == "int64"]
-            parts = [ByteRange(place.offset, place.stride * state.sizes.slots) for place in longs]
+            parts = [ByteRange(place.offset, place.stride * state.sizes.num_slots) for place in longs]
             copied = device.copy_out(state.memory, parts, stream)
             copied.wait(PATIENCE)
             told = [np.array(data).view(np.int64).astype(np.int32).astype(np.int64).tobytes() for data in copied.data]
@@ -124,7 +126,7 @@ class WritesTheHeader(Lie):
         """Write what is expected over what came."""
         ticket: Ticket = super().broadcast_tokens(device, state, group, stream)  # type: ignore[misc]
         if not group.is_first:
-            expected = state.agreements[group.ranks].expected[self.begin : self.end]
+            expected = state.channels[group.ranks].expected[self.begin : self.end]
             put(self, state.memory, [(state.broadcast_range().offset + self.begin, expected)], stream)
         return ticket
 
@@ -143,36 +145,61 @@ class StepOfTheReceiver(WritesTheHeader):
     begin, end = 16, 32
 
 
-@liar(16, "the opening of a group waits for a peer that never comes", requires=RANKS)
-class OpeningWaitsForEver(Lie):
-    """The time-out is that of collectives, and the opening is none."""
+class Opening(Lie):
+    """Base of liars about the opening of a group: that ranks meet, and that they exchange their terms."""
+
+    def lossy(self, group: Group, opening: Callable[[], T]) -> T:
+        """One part of an opening."""
+        return opening()
 
     def communicator(self, group: Group) -> Communicator:
+        """Meet; what the ranks say of themselves goes the same way."""
+        true: Communicator = self.lossy(group, lambda: super(Opening, self).communicator(group))  # type: ignore[misc]
+        return cast("Communicator", _Meeting(true, lambda exchange: self.lossy(group, exchange)))
+
+
+class _Meeting:
+    """A communicator whose exchange is part of an opening that lies."""
+
+    def __init__(self, true: Communicator, lossy: Callable[[Callable[[], Any]], Any]) -> None:
+        self._true, self._lossy = true, lossy
+
+    def exchange(self, block: bytes) -> Mapping[int, bytes]:
+        """Exchange as the liar does."""
+        told: Mapping[int, bytes] = self._lossy(lambda: self._true.exchange(block))
+        return told
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 (whatever a communicator has)
+        return getattr(self._true, name)
+
+
+@liar(16, "the opening of a group waits for a peer that never comes", requires=RANKS)
+class OpeningWaitsForEver(Opening):
+    """The time-out is that of collectives, and the opening is none."""
+
+    def lossy(self, group: Group, opening: Callable[[], T]) -> T:
         """Wait where the honest device gives up."""
         try:
-            return super().communicator(group)  # type: ignore[misc,no-any-return]
+            return opening()
         except GroupLost:
             threading.Event().wait()
             raise
 
 
 @liar(16, "a group whose opening was lost is opened again at each call, which waits again", requires=RANKS)
-class OpeningTriedAgain(Lie):
+class OpeningTriedAgain(Opening):
     """Only what was opened is remembered."""
 
-    def communicator(self, group: Group) -> Communicator:
-        """Open what is not open."""
-        found: dict[tuple[int, ...], Communicator] = self.__dict__.setdefault("opened", {})
-        if group.ranks not in found:
-            found[group.ranks] = self.open_communicator(group)  # type: ignore[attr-defined]
-        return found[group.ranks]
-
-    def close(self) -> None:
-        """Leave the groups, then the device."""
-        opened: dict[tuple[int, ...], Communicator] = self.__dict__.pop("opened", {})
-        for one in opened.values():
-            one.close()
-        super().close()  # type: ignore[misc]
+    def lossy(self, group: Group, opening: Callable[[], T]) -> T:
+        """Wait as long as the loss took that nobody remembers."""
+        took: dict[tuple[int, ...], float] = self.__dict__.setdefault("took", {})
+        threading.Event().wait(took.get(group.ranks, 0.0))
+        began = monotonic()
+        try:
+            return opening()
+        except GroupLost:
+            took.setdefault(group.ranks, monotonic() - began)
+            raise
 
 
 @liar(16, "the loss of a peer is told once; after that the source goes on alone", requires=RANKS)

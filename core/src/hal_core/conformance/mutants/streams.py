@@ -53,16 +53,16 @@ class CopiesOfTheDefaultStream(Lie):
         return super().copy_out(memory, parts, self.default_stream)  # type: ignore[misc,attr-defined,no-any-return]
 
 
-@liar(4, f"a step is advanced on {DEFAULT}", requires=(*HELD, *HELD_COPIES, "overlapped_advance"))
+@liar(4, f"a step is advanced on {DEFAULT}", requires=(*HELD, *HELD_COPIES, "overlapped_update"))
 class AdvancesOnTheDefaultStream(Lie):
     """A kernel launched without its last argument."""
 
-    def advance(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
+    def update_inputs(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
         """Advance on the other stream."""
-        return super().advance(state, step, self.default_stream)  # type: ignore[misc,attr-defined,no-any-return]
+        return super().update_inputs(state, step, self.default_stream)  # type: ignore[misc,attr-defined,no-any-return]
 
 
-@liar(28, f"events are those of {DEFAULT}", requires=(*HELD, "overlapped_advance"), seen="sglang 18746")
+@liar(28, f"events are those of {DEFAULT}", requires=(*HELD, "overlapped_update"), seen="sglang 18746")
 class EventsOfTheDefaultStream(Lie):
     """The slot is taken for free while the step that reads it has not begun."""
 
@@ -102,6 +102,12 @@ class WaitBlocksTheHost(Lie):
         """A new stream, with such a wait."""
         found: Stream = given(super().stream(), "wait", _wait_here)  # type: ignore[misc]
         return found
+
+    def foreign_stream(self, stream: Stream) -> Stream:
+        """Such a stream is none of the class that the device makes, but still one of its own."""
+        if type(stream).__dict__.get("wait") is _wait_here:
+            return stream
+        return super().foreign_stream(stream)  # type: ignore[misc,no-any-return]
 
 
 @liar(

@@ -177,7 +177,7 @@ class StopFlagsByTheWord(Lie):
         """Insert, then write the shadow of the slots beside each."""
         ticket = super().insert_tasks(device, state, tasks, stream)  # type: ignore[misc]
         shadows = self.__dict__.setdefault("shadows", WeakKeyDictionary())
-        shadow: Array = shadows.setdefault(state, np.ones(state.sizes.slots, np.bool_))
+        shadow: Array = shadows.setdefault(state, np.ones(state.sizes.num_slots, np.bool_))
         place, named = state.layout.fields["stop_flags"], set(tasks.plain["slots"])
         for kind, slot in zip(tasks.plain["kinds"], tasks.plain["slots"], strict=True):
             shadow[slot] = kind in (TaskKind.PREEMPTED, TaskKind.ABORTED)
@@ -190,7 +190,7 @@ class StopFlagsByTheWord(Lie):
 
 @liar(9, "denormal parameters of a request are flushed to zero")
 class RecordsFlushDenormals(Lie):
-    """The record is spread by a kernel that knows floats."""
+    """The record is scattered by a kernel that knows floats."""
 
     @hookimpl
     def insert_tasks(self, device: Device, state: SlotState, tasks: TaskBatch, stream: Stream) -> Ticket:

@@ -57,7 +57,7 @@ def _own(model: Model, slot: int, speculative: bool, logprobs: int | None, error
     count, generated = model.get("accept_num", slot), model.get("step_idx", slot)
     drafts = model.get("draft_num", slot)
     most = model.sizes.max_accept if speculative else 1
-    sound = 0 <= count <= min(most, generated) and 0 <= drafts <= model.sizes.max_draft
+    sound = 0 <= count <= min(most, generated) and 0 <= drafts <= model.sizes.max_draft_tokens
     if error is not None or not sound:
         return Row(request.request_id, SlotStatus.ERROR, FinishReason.ERROR, max(0, generated), message=error)
     row = Row(request.request_id, position=generated - count)
@@ -69,7 +69,7 @@ def _own(model: Model, slot: int, speculative: bool, logprobs: int | None, error
     if row.first and speculative:
         row.drafts = model.cells["draft_tokens"][slot, :drafts].tolist()
     if logprobs is not None:
-        shape = (model.sizes.max_accept, model.sizes.top_k + 1)
+        shape = (model.sizes.max_accept, model.sizes.max_logprobs + 1)
         row.alternatives = model.cells["topk_token_ids"][slot].reshape(shape)[:count, : logprobs + 1].tolist()
         row.logprobs = model.cells["topk_logprobs"][slot].reshape(shape)[:count, : logprobs + 1].tolist()
         row.ranks = model.cells["topk_ranks"][slot, :count].tolist()

@@ -1,7 +1,7 @@
 """The oracle of slot state: what the contract says each byte must be, in plain Python and NumPy.
 
 It is written from DESIGN section 3 and the documentation of fields, tasks and steps. It shares no code with the
-devices, :mod:`hal_core.slots.insertion`, :mod:`hal_core.slots.advance`, :mod:`hal_core.slots.host_table` or
+devices, :mod:`hal_core.slots.insertion`, :mod:`hal_core.slots.update`, :mod:`hal_core.slots.host_table` or
 :mod:`hal_core.output.ticket`; it
 takes from the layout only where a field lies, its type and its reset value.
 """
@@ -39,7 +39,7 @@ class Resident:
     """A request in a slot: what was asked for, and how far it is."""
 
     request: Request
-    serial: int
+    admission_id: int
     admitted: AdmittedRequest
     prefilled: int
     blocks: int
@@ -72,8 +72,8 @@ class Model:
         self.block = poisoned(layout.nbytes)
         self.cells: dict[str, np.ndarray[Any, Any]] = {}
         for name, place in layout.fields.items():
-            part = self.block[place.offset : place.offset + place.stride * self.sizes.slots]
-            self.cells[name] = part.view(place.field.dtype.storage).reshape(self.sizes.slots, place.width)
+            part = self.block[place.offset : place.offset + place.stride * self.sizes.num_slots]
+            self.cells[name] = part.view(place.field.dtype.storage).reshape(self.sizes.num_slots, place.width)
             if name not in ROWS and name not in LATE:
                 self.cells[name][...] = self.reset(name)
         for header in layout.headers.values():
@@ -81,8 +81,8 @@ class Model:
         self.requests: dict[int, Request] = {}
         self.residents: dict[int, Resident] = {}
         self.leavers: dict[int, list[Leaver]] = {}
-        self.written = {name: [0] * self.sizes.slots for name in ROWS}
-        self.bound = [0] * self.sizes.slots
+        self.written = {name: [0] * self.sizes.num_slots for name in ROWS}
+        self.bound = [0] * self.sizes.num_slots
         self.loose: list[tuple[int, int, int]] = []
 
     def reset(self, name: str) -> Any:  # noqa: ANN401 (int, float or bool)
@@ -104,19 +104,19 @@ class Model:
     def insert(self, tasks: Iterable[Task]) -> None:
         """Apply valid tasks in their order (G9)."""
         for task in tasks:
-            if task.kind in (TaskKind.PREFILL, TaskKind.HANDOFF):
+            if task.kind in (TaskKind.PREFILL, TaskKind.REMOTE_PREFILL):
                 self._enter(task)
-            elif task.kind in (TaskKind.CHUNK, TaskKind.DECODE):
+            elif task.kind in (TaskKind.PREFILL_CHUNK, TaskKind.MORE_BLOCKS):
                 self._go_on(task)
             else:
                 self._leave(task)
 
     def _enter(self, task: Task) -> None:
-        slot, request = task.slot, self.requests[task.request.serial]
-        handoff = task.kind is TaskKind.HANDOFF
+        slot, request = task.slot, self.requests[task.request.admission_id]
+        handoff = task.kind is TaskKind.REMOTE_PREFILL
         tokens = [*request.prompt, *request.output, *([task.first_token] if handoff else [])]
         self._empty(slot)
-        for name, value in request_values(request, task.request.serial).items():
+        for name, value in request_values(request, task.request.admission_id).items():
             self.set(name, slot, value)
         self.set("blocks_num", slot, len(task.blocks))
         if handoff:
@@ -127,13 +127,13 @@ class Model:
             self.set("draft_num", slot, len(task.drafts))
             self.set("draft_tokens", slot, list(task.drafts))
         else:
-            self.set("seq_lens_decoder", slot, task.start)
-            self.set("seq_lens_this_time", slot, task.length)
-            self.set("seq_lens_encoder", slot, task.length)
+            self.set("seq_lens_decoder", slot, task.num_computed_tokens)
+            self.set("seq_lens_this_time", slot, task.num_scheduled_tokens)
+            self.set("seq_lens_encoder", slot, task.num_scheduled_tokens)
         self._rows(slot, request, tokens, task.blocks)
         total = len(request.prompt) + len(request.output)
-        prefilled = total if handoff else task.start + task.length
-        self.residents[slot] = Resident(request, task.request.serial, task.request, prefilled, len(task.blocks))
+        prefilled = total if handoff else task.num_computed_tokens + task.num_scheduled_tokens
+        self.residents[slot] = Resident(request, task.request.admission_id, task.request, prefilled, len(task.blocks))
 
     def _rows(self, slot: int, request: Request, tokens: Sequence[int], blocks: Sequence[int]) -> None:
         stops, longest = request.params.stop_sequences, self.sizes.max_stop_length
@@ -165,16 +165,16 @@ class Model:
         resident.blocks += len(task.blocks)
         self.written["block_tables"][slot] = max(self.written["block_tables"][slot], resident.blocks)
         self.set("blocks_num", slot, resident.blocks)
-        if task.kind is TaskKind.CHUNK:
-            self.set("seq_lens_this_time", slot, task.length)
-            self.set("seq_lens_encoder", slot, task.length)
-            resident.prefilled += task.length
+        if task.kind is TaskKind.PREFILL_CHUNK:
+            self.set("seq_lens_this_time", slot, task.num_scheduled_tokens)
+            self.set("seq_lens_encoder", slot, task.num_scheduled_tokens)
+            resident.prefilled += task.num_scheduled_tokens
 
     def _leave(self, task: Task) -> None:
         resident = self.residents.pop(task.slot)
         self._empty(task.slot)
         name = "last_preempted" if task.kind is TaskKind.PREEMPTED else "last_aborted"
-        self.set(name, task.slot, resident.serial)
+        self.set(name, task.slot, resident.admission_id)
         self.leavers.setdefault(task.slot, []).append(Leaver(resident.request.request_id, task.kind))
 
     def _empty(self, slot: int) -> None:
@@ -189,6 +189,16 @@ class Model:
         for slot in slots:
             self.residents.pop(slot, None)
 
+    def hand(self, drafts: Mapping[int, Sequence[int]]) -> None:
+        """Drafts for the next step: the row, reset behind them, their number, and what the step feeds (G12)."""
+        for slot, tokens in drafts.items():
+            if not tokens:
+                continue
+            feeds = self.residents[slot].request.role is not SplitRole.PREFILL
+            self.set("draft_tokens", slot, [*tokens, *[-1] * (self.sizes.max_draft_tokens - len(tokens))])
+            self.set("draft_num", slot, len(tokens))
+            self.set("seq_lens_this_time", slot, 1 + len(tokens) if feeds else 0)
+
     def clean_up(self, order: Iterable[int]) -> None:
         """What save_output cleans up, on every rank (G18)."""
         for slot in order:
@@ -199,7 +209,7 @@ class Model:
     def may_append(self, order: Iterable[int], most: int) -> None:
         """A step that names these slots may append up to ``most`` tokens to each."""
         for slot in order:
-            self.bound[slot] = min(self.bound[slot] + most, self.sizes.max_tokens)
+            self.bound[slot] = min(self.bound[slot] + most, self.sizes.max_model_len)
 
 
 def mixed_seed(seed: int, request_id: str) -> int:
@@ -207,11 +217,11 @@ def mixed_seed(seed: int, request_id: str) -> int:
     return (seed ^ (zlib.crc32(request_id.encode()) * 11400714819323198485)) % 2**63
 
 
-def request_values(request: Request, serial: int) -> Mapping[str, Any]:
+def request_values(request: Request, admission_id: int) -> Mapping[str, Any]:
     """Field to value for everything that a request brings into its slot by itself."""
     params = request.params
     return {
-        "request_serial": serial,
+        "request_serial": admission_id,
         "prompt_lens": len(request.prompt),
         "step_idx": len(request.output),
         "stop_flags": False,
@@ -251,7 +261,7 @@ def difference(model: Model, got: Bytes) -> str:
 def describe(model: Model, got: Bytes, at: int) -> str:
     """Which field, slot and element byte ``at`` belongs to, and what is there instead of what."""
     for name, place in model.layout.fields.items():
-        end = place.offset + place.stride * model.sizes.slots
+        end = place.offset + place.stride * model.sizes.num_slots
         if place.offset <= at < end:
             slot, inside = divmod(at - place.offset, place.stride)
             row = got[place.offset + slot * place.stride :][: place.stride].view(model.cells[name].dtype)

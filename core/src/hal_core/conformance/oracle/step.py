@@ -1,15 +1,16 @@
-"""The oracle of a step: what ``advance`` does to a slot, one slot at a time, from the text of its documentation."""
+"""The oracle of a step: what ``update_inputs`` does to a slot, one slot at a time, from its documentation."""
 
 from __future__ import annotations
 
 from .slots import Model
 
 GOES_ON, STOP, LENGTH, ERROR = 0, 1, 2, 4  # the finish reasons of the contract
+PREFILL = 1  # the split role whose slot gives its first token and no other
 
 
-def advance(model: Model, order: list[int], *, speculative: bool) -> None:
+def update_inputs(model: Model, order: list[int], *, speculative: bool) -> None:
     """One step over every slot of the state; ``order`` are the slots that the host believes it ran."""
-    for slot in range(model.sizes.slots):
+    for slot in range(model.sizes.num_slots):
         if model.get("stop_flags", slot) or model.get("seq_lens_this_time", slot) == 0:
             model.set("accept_num", slot, 0)
         else:
@@ -29,16 +30,18 @@ def _run(model: Model, slot: int, speculative: bool) -> None:
         reason = ERROR  # left as it is, for save_output to report (G21)
     else:
         source = "accept_tokens" if speculative else "sampled_token_ids"
-        tokens, reason = _accepted(model, slot, model.cells[source][slot, :count].tolist())
+        most = 1 if model.get("split_role", slot) == PREFILL else count
+        tokens, reason = _accepted(model, slot, model.cells[source][slot, :count].tolist()[:most])
         count = len(tokens)
         _append(model, slot, tokens)
     model.set("accept_num", slot, count)
     model.set("seq_lens_decoder", slot, cached if fed else cached + len(tokens))
-    if reason != GOES_ON:
+    stops = reason != GOES_ON or (bool(tokens) and model.get("split_role", slot) == PREFILL)
+    if stops:
         model.set("stop_flags", slot, True)
     if not waits:
         model.set("stop_reason", slot, reason)
-    model.set("seq_lens_this_time", slot, 0 if waits or reason != GOES_ON else 1)
+    model.set("seq_lens_this_time", slot, 0 if waits or stops else 1)
     model.set("seq_lens_encoder", slot, 0)
     model.set("draft_num", slot, 0)
 
@@ -57,7 +60,7 @@ def _accepted(model: Model, slot: int, offered: list[int]) -> tuple[list[int], i
         generated = before + at + 1
         if (token in ends or _stopped(model, slot, history[prompt:])) and generated >= model.get("min_dec_len", slot):
             return offered[: at + 1], STOP
-        if generated >= model.get("max_dec_len", slot) or len(history) >= model.sizes.max_tokens:
+        if generated >= model.get("max_dec_len", slot) or len(history) >= model.sizes.max_model_len:
             return offered[: at + 1], LENGTH
     return offered, GOES_ON
 

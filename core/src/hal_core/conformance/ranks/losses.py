@@ -7,7 +7,7 @@ import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...slots.fields import Sizes
+from ...slots.fields import StateConfig
 from ...slots.state import SlotState
 from ..harness import backdoor
 from .processes import Rank
@@ -36,7 +36,9 @@ def lose(rank: Rank, recipe: Recipe, groups: Groups, victim: int, how: str, well
     group = group_of(rank, groups)
     with opened(recipe) as bound:
         stream = bound.default_stream
-        state, other = (bound.state(Sizes(slots=4, max_tokens=16), name=name) for name in ("target", "other"))
+        state, other = (
+            bound.state(StateConfig(num_slots=4, max_model_len=16), name=name) for name in ("target", "other")
+        )
 
         def broadcast(of: SlotState) -> None:
             # Without a timeout: that the call ends is the device's part of the bargain, not ours.

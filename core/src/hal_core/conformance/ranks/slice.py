@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from ...output.sinks import MemorySink
 from ...runtime.bound import BoundDevice, bind
 from ...runtime.policy import Policy
 from ...slots.admission import Request, SamplingParams, admit
-from ...slots.fields import Sizes
+from ...slots.fields import StateConfig
 from ...slots.state import SlotState
 from ...slots.step import Step
 from ...slots.tasks import Task, TaskKind
@@ -64,7 +65,7 @@ def enter(bound: BoundDevice, state: SlotState, slots: Sequence[int]) -> None:
     bound.insert_tasks(state=state, tasks=tasks, stream=bound.default_stream).wait(backdoor.PATIENCE)
 
 
-def whole(rank: Rank, recipe: Recipe, groups: Groups, idle: Groups, many: Sequence[Sizes]) -> list[Slices]:
+def whole(rank: Rank, recipe: Recipe, groups: Groups, idle: Groups, many: Sequence[StateConfig]) -> list[Slices]:
     """For each of ``many`` sizes, broadcast two states in turn, every other slot idle; the groups ``idle`` do not."""
     group, told = group_of(rank, groups), []
     with opened(recipe) as bound:
@@ -73,7 +74,7 @@ def whole(rank: Rank, recipe: Recipe, groups: Groups, idle: Groups, many: Sequen
         for at, size in enumerate(many):
             seen = Slices()
             state, other = (bound.state(size, name=f"{name}{at}") for name in ("target", "other"))
-            enter(bound, state, range(1, size.slots, 2))
+            enter(bound, state, range(1, size.num_slots, 2))
 
             def broadcast(of: SlotState) -> None:
                 ticket = bound.broadcast_tokens(state=of, group=group, stream=bound.default_stream)
@@ -107,14 +108,15 @@ def interfered(recipe: Recipe, before: Change, after: Change) -> Iterator[BoundD
     bounds: list[BoundDevice] = []
 
     class Interfering(type(policy)):  # type: ignore[misc]  # whatever policy is tested
-        def broadcast_tokens(self, device: Any, hook: Any, state: Any, group: Group, stream: Any) -> Any:  # noqa: ANN401
+        def broadcast_tokens(self, device: Any, hooks: Any, state: Any, group: Group, stream: Any) -> Any:  # noqa: ANN401
             def around(**given: Any) -> Any:  # noqa: ANN401 (as the hook)
                 before(bounds[0], state, group)
-                ticket = hook(**given)
+                ticket = hooks.broadcast_tokens(**given)
                 after(bounds[0], state, group)
                 return ticket
 
-            return super().broadcast_tokens(device, around, state, group, stream)
+            around_it = SimpleNamespace(broadcast_tokens=around)
+            return super().broadcast_tokens(device, around_it, state, group, stream)
 
     made: Any = Interfering.__new__(Interfering)
     made.__dict__.update(vars(policy))
@@ -165,7 +167,7 @@ def corrupt(rank: Rank, recipe: Recipe, groups: Groups, places: Sequence[int], b
 
     with interfered(recipe, before, after) as bound:
         for at in places:
-            state, sink = bound.state(Sizes(slots=2, max_tokens=16), name=f"byte{at}"), MemorySink()
+            state, sink = bound.state(StateConfig(num_slots=2, max_model_len=16), name=f"byte{at}"), MemorySink()
             enter(bound, state, [0, 1])
             wrong["at"] = -1
             well = meeting(lambda: one_step(bound, state, group, sink, 0, "ticket"))  # noqa: B023 (called at once)
@@ -174,20 +176,20 @@ def corrupt(rank: Rank, recipe: Recipe, groups: Groups, places: Sequence[int], b
             error = meeting(lambda: one_step(bound, state, group, sink, 1, by))  # noqa: B023 (called at once)
             told.append(Corrupted(error, len(sink.records) - sent, later(bound, state, group, sink, error), well))
         wrong["at"] = -1
-        state = bound.state(Sizes(slots=2, max_tokens=16), name="another")
+        state = bound.state(StateConfig(num_slots=2, max_model_len=16), name="another")
         enter(bound, state, [0, 1])
         told[-1].another = meeting(lambda: one_step(bound, state, group, MemorySink(), 0, "ticket"))
     return told
 
 
 def one_step(bound: BoundDevice, state: SlotState, group: Group, sink: MemorySink, number: int, by: str) -> None:
-    """Broadcast, advance, save, take."""
+    """Broadcast, update, save, take."""
     stream = bound.default_stream
     ticket = bound.broadcast_tokens(state=state, group=group, stream=stream)
     if by == "ticket":
         ticket.wait(backdoor.PATIENCE)
-    step = Step(number, {state.name: np.arange(state.sizes.slots, dtype=np.int32)}, group=group)
-    bound.advance(state=state, step=step, stream=stream).wait(backdoor.PATIENCE)
+    step = Step(number, {state.name: np.arange(state.sizes.num_slots, dtype=np.int32)}, group=group)
+    bound.update_inputs(state=state, step=step, stream=stream).wait(backdoor.PATIENCE)
     saved: Any = bound.save_output(state=state, step=step, sink=sink, stream=stream)
     state.take(saved)
 
@@ -197,11 +199,11 @@ def later(bound: BoundDevice, state: SlotState, group: Group, sink: MemorySink, 
     if error is None:
         return {}
     stream = bound.default_stream
-    step = Step(9, {state.name: np.arange(state.sizes.slots, dtype=np.int32)}, group=ALONE)
+    step = Step(9, {state.name: np.arange(state.sizes.num_slots, dtype=np.int32)}, group=ALONE)
     calls: dict[str, Callable[[], object]] = {
         "async_set_value": lambda: bound.async_set_value(target=state.view("seed"), value=1, stream=stream),
         "insert_tasks": lambda: bound.insert_tasks(state=state, tasks=[], stream=stream),
-        "advance": lambda: bound.advance(state=state, step=step, stream=stream),
+        "update_inputs": lambda: bound.update_inputs(state=state, step=step, stream=stream),
         "save_output": lambda: bound.save_output(state=state, step=step, sink=sink, stream=stream),
         "broadcast_tokens": lambda: bound.broadcast_tokens(state=state, group=group, stream=stream),
     }
@@ -213,13 +215,13 @@ def stray(rank: Rank, recipe: Recipe, who: int, by: str) -> Corrupted:
     """Rank ``who`` advances once more than the others between two broadcasts."""
     group, sink = Group((0, 1), rank.rank), MemorySink()
     with opened(recipe) as bound:
-        state = bound.state(Sizes(slots=2, max_tokens=16))
+        state = bound.state(StateConfig(num_slots=2, max_model_len=16))
         enter(bound, state, [0, 1])
         well = meeting(lambda: one_step(bound, state, group, sink, 0, "ticket"))
         sent = len(sink.records)
         if rank.rank == who:
             step = Step(1, {state.name: np.arange(2, dtype=np.int32)}, group=group)
-            bound.advance(state=state, step=step, stream=bound.default_stream).wait(backdoor.PATIENCE)
+            bound.update_inputs(state=state, step=step, stream=bound.default_stream).wait(backdoor.PATIENCE)
         error = meeting(lambda: one_step(bound, state, group, sink, 2, by))
         after = later(bound, state, group, sink, error)
         return Corrupted(error, len(sink.records) - sent, after, well)
@@ -234,7 +236,9 @@ def absent(rank: Rank, recipe: Recipe, groups: Groups, victim: int, how: str) ->
     group = group_of(rank, groups)
     well = {"opening": -1, "first": 0, "third": 2}[how]
     with opened(recipe) as bound:
-        state, other = (bound.state(Sizes(slots=4, max_tokens=16), name=name) for name in ("target", "other"))
+        state, other = (
+            bound.state(StateConfig(num_slots=4, max_model_len=16), name=name) for name in ("target", "other")
+        )
         stream = bound.default_stream
 
         def broadcast(of: SlotState) -> None:

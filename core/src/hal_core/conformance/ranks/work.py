@@ -18,7 +18,7 @@ from ...group import Group
 from ...output.sinks import MemorySink
 from ...runtime.bound import BoundDevice, bind
 from ...slots.admission import Request, SamplingParams, admit
-from ...slots.fields import STATE_TABLE, Sizes, SplitRole
+from ...slots.fields import STATE_TABLE, SplitRole, StateConfig
 from ...slots.state import SlotState
 from ...slots.step import Step
 from ...slots.tasks import Task, TaskKind
@@ -135,7 +135,7 @@ def scribble(bound: BoundDevice, state: SlotState, seed: Sequence[int]) -> bytes
     return data.tobytes()
 
 
-def agree(rank: Rank, recipe: Recipe, groups: Groups, idle: Groups, sizes: Sizes, seed: int, calls: int) -> Seen:
+def agree(rank: Rank, recipe: Recipe, groups: Groups, idle: Groups, sizes: StateConfig, seed: int, calls: int) -> Seen:
     """Broadcast a scribbled state some times, but not on the groups in ``idle``."""
     group, seen = group_of(rank, groups), Seen()
     with opened(recipe) as bound:
@@ -159,12 +159,14 @@ def agree(rank: Rank, recipe: Recipe, groups: Groups, idle: Groups, sizes: Sizes
     return seen
 
 
-def alone(rank: Rank, recipe: Recipe, sizes: Sizes) -> Seen:
+def alone(rank: Rank, recipe: Recipe, sizes: StateConfig) -> Seen:
     """Broadcast in a group of one, in a job of several."""
     return agree(rank, recipe, [(rank.rank,)], (), sizes, 1, 1)
 
 
-def disagree(rank: Rank, recipe: Recipe, sizes: Sizes, changes: Mapping[int, Mapping[str, Any]]) -> tuple[Any, ...]:
+def disagree(
+    rank: Rank, recipe: Recipe, sizes: StateConfig, changes: Mapping[int, Mapping[str, Any]]
+) -> tuple[Any, ...]:
     """Open a state as ``changes[rank]`` says: the error, whether the state is unchanged, the error of a later call."""
     change = changes.get(rank.rank, {})
     table = list(STATE_TABLE)
@@ -192,7 +194,7 @@ def skip(rank: Rank, recipe: Recipe, who: int, by: str) -> tuple[Met | None, int
     group, sink, error = Group((0, 1), rank.rank), MemorySink(), None
     with opened(recipe) as bound:
         stream = bound.default_stream
-        state = filled(bound, Sizes(slots=2, max_tokens=16))
+        state = filled(bound, StateConfig(num_slots=2, max_model_len=16))
 
         def step(number: int, broadcasts: bool) -> None:
             if broadcasts:
@@ -200,7 +202,7 @@ def skip(rank: Rank, recipe: Recipe, who: int, by: str) -> tuple[Met | None, int
                 if by == "ticket":
                     ticket.wait(backdoor.PATIENCE)
             named = Step(number, {"target": np.arange(2, dtype=np.int32)}, group=group)
-            bound.advance(state=state, step=named, stream=stream).wait(backdoor.PATIENCE)
+            bound.update_inputs(state=state, step=named, stream=stream).wait(backdoor.PATIENCE)
             if by == "output":
                 saved: Any = bound.save_output(state=state, step=named, sink=sink, stream=stream)
                 state.take(saved)
@@ -210,7 +212,7 @@ def skip(rank: Rank, recipe: Recipe, who: int, by: str) -> tuple[Met | None, int
             if error is not None:
                 break
         last = Step(9, {"target": np.zeros(1, np.int32)})
-        return error, len(sink.records), meeting(lambda: bound.advance(state=state, step=last, stream=stream))
+        return error, len(sink.records), meeting(lambda: bound.update_inputs(state=state, step=last, stream=stream))
 
 
 def tamper(rank: Rank, recipe: Recipe) -> tuple[Met | None, int, Met | None]:
@@ -218,7 +220,7 @@ def tamper(rank: Rank, recipe: Recipe) -> tuple[Met | None, int, Met | None]:
     group, sink = Group((0, 1), rank.rank), MemorySink()
     with opened(recipe) as bound:
         stream = bound.default_stream
-        state = filled(bound, Sizes(slots=2, max_tokens=16))
+        state = filled(bound, StateConfig(num_slots=2, max_model_len=16))
         bound.broadcast_tokens(state=state, group=group, stream=stream).wait(backdoor.PATIENCE)
         at = state.broadcast_range().offset + 20
         backdoor.write(bound.device, state.memory, at, np.full(1, 0xFF, np.uint8), stream)
@@ -229,13 +231,13 @@ def tamper(rank: Rank, recipe: Recipe) -> tuple[Met | None, int, Met | None]:
             state.take(saved)
 
         error = meeting(take)
-        return error, len(sink.records), meeting(lambda: bound.advance(state=state, step=step, stream=stream))
+        return error, len(sink.records), meeting(lambda: bound.update_inputs(state=state, step=step, stream=stream))
 
 
-def filled(bound: BoundDevice, sizes: Sizes, role: SplitRole = SplitRole.MIXED) -> SlotState:
+def filled(bound: BoundDevice, sizes: StateConfig, role: SplitRole = SplitRole.MIXED) -> SlotState:
     """A state with a request in every slot, whose prompt of two tokens the first step feeds."""
     state = bound.state(sizes)
-    requests = [Request(f"r{slot}", [1, 2], SamplingParams(max_tokens=9), role=role) for slot in range(sizes.slots)]
+    requests = [Request(f"r{slot}", [1, 2], SamplingParams(max_tokens=9), role=role) for slot in range(sizes.num_slots)]
     tasks = [
         Task(TaskKind.PREFILL, slot, admit(request, state.layout), 0, 2, [slot])
         for slot, request in enumerate(requests)
@@ -256,12 +258,12 @@ class Decoded:
     error: Met | None = None
 
 
-def decode(rank: Rank, recipe: Recipe, groups: Groups, sizes: Sizes, path: str, steps: int) -> Decoded:
+def decode(rank: Rank, recipe: Recipe, groups: Groups, sizes: StateConfig, path: str, steps: int) -> Decoded:
     """Decode some steps, in the last of which slot 0 is preempted. The first rank alone knows the tokens."""
     group, sink = group_of(rank, groups), MemorySink()
     speculative = path == "speculative"
-    logprobs = sizes.top_k if path == "top-k" and group.is_first else None  # these are not broadcast
-    order = np.arange(sizes.slots, dtype=np.int32)[::-1].copy()
+    logprobs = sizes.max_logprobs if path == "top-k" and group.is_first else None  # these are not broadcast
+    order = np.arange(sizes.num_slots, dtype=np.int32)[::-1].copy()
     told = Decoded([], [], {}, False, False)
     with opened(recipe) as bound:
         stream = bound.default_stream
@@ -272,7 +274,7 @@ def decode(rank: Rank, recipe: Recipe, groups: Groups, sizes: Sizes, path: str, 
                 sample(bound, state, number, group.source, speculative=speculative)
             bound.broadcast_tokens(state=state, group=group, stream=stream).wait(backdoor.PATIENCE)
             named = Step(number, {"target": order}, speculative=speculative, group=group, logprobs=logprobs)
-            bound.advance(state=state, step=named, stream=stream).wait(backdoor.PATIENCE)
+            bound.update_inputs(state=state, step=named, stream=stream).wait(backdoor.PATIENCE)
             ticket: Any = bound.save_output(state=state, step=named, sink=sink, stream=stream)
             ticket.wait(backdoor.PATIENCE)
             told.known.append(state.take(ticket).tokens.tolist())
@@ -280,7 +282,7 @@ def decode(rank: Rank, recipe: Recipe, groups: Groups, sizes: Sizes, path: str, 
         def every_step() -> None:
             for number in range(steps):
                 if number == steps - 1:
-                    request = state.ledger.requests[0]
+                    request = state.host_table.requests[0]
                     assert request is not None
                     gone = [Task(TaskKind.PREEMPTED, 0, request)]
                     bound.insert_tasks(state=state, tasks=gone, stream=stream).wait(backdoor.PATIENCE)
@@ -296,7 +298,7 @@ def decode(rank: Rank, recipe: Recipe, groups: Groups, sizes: Sizes, path: str, 
 
 def sample(bound: BoundDevice, state: SlotState, number: int, source: int, *, speculative: bool) -> None:
     """What the sampler of a first rank writes: tokens that tell step, group and slot."""
-    stream, n = bound.default_stream, state.sizes.slots
+    stream, n = bound.default_stream, state.sizes.num_slots
     tokens = 1000 * number + 100 * source + np.arange(n)
     if not speculative:
         ids = np.repeat(tokens, state.layout.fields["topk_token_ids"].width).reshape(n, -1)
@@ -312,4 +314,4 @@ def sample(bound: BoundDevice, state: SlotState, number: int, source: int, *, sp
 def field_of(bound: BoundDevice, state: SlotState, name: str) -> bytes:
     """The bytes of one field."""
     place = state.layout.fields[name]
-    return content(bound, state)[place.offset : place.offset + place.stride * state.sizes.slots]
+    return content(bound, state)[place.offset : place.offset + place.stride * state.sizes.num_slots]

@@ -128,7 +128,7 @@ def _check(options: Options) -> None:
         by_name(options.liar)  # not more: some liars take effect at once
     if options.fault:
         named(options.fault)
-    subject(options.device, factory=options.device_factory, policy=options.policy)
+    subject(options.device, factory=options.device_factory, policy=options.policy, target=options.target)
 
 
 def _run_liars(options: Options) -> int:
@@ -167,8 +167,14 @@ def _at_least(least: int) -> Callable[[str], int]:
     return read
 
 
-def main(given: Sequence[str] | None = None, plugins: Sequence[object] = ()) -> int:
-    """The command itself. ``plugins``: see :func:`run`."""
+def main(
+    given: Sequence[str] | None = None, plugins: Sequence[object] = (), find: Callable[[str], str] | None = None
+) -> int:
+    """The command itself. ``plugins``: see :func:`run`.
+
+    ``find``: the caller's discovery. It gives the value of a device's entry point, or raises :class:`HalError` for one
+    that it refuses. Without it, whatever is installed under the name is tested.
+    """
     parser = argparse.ArgumentParser(
         "hal conform", description="Check that a device keeps the contract of hal.", allow_abbrev=False
     )
@@ -194,4 +200,6 @@ def main(given: Sequence[str] | None = None, plugins: Sequence[object] = ()) -> 
         parser.error("--json, --html and --report each say where the report goes: give one")
     if not found["device"] and not found["device_factory"]:
         parser.error("name a device, or give --device-factory")
+    if find is not None and not found["device_factory"]:
+        found["target"] = find(found["device"])
     return run(Options(**found), plugins)

@@ -16,6 +16,7 @@ class Options:
 
     device: str = ""
     device_factory: str = ""
+    target: str = ""
     policy: str = ""
     liar: str = ""
     fault: str = ""
@@ -45,6 +46,7 @@ def arguments(options: Options) -> list[str]:
     for flag, value in (
         ("--hal-device", options.device),
         ("--hal-device-factory", options.device_factory),
+        ("--hal-target", options.target),
         ("--hal-policy", options.policy),
         ("--hal-liar", options.liar),
         ("--hal-fault", options.fault),

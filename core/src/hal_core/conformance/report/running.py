@@ -78,7 +78,7 @@ def run(options: Options, tell: Callable[[Verdict], None]) -> list[Verdict]:
 
 def _run(options: Options, wanted: set[int], tell: Callable[[Verdict], None]) -> list[Verdict]:
     verdicts = []
-    honest = Kit(subject(options.device, factory=options.device_factory), Effort())
+    honest = Kit(subject(options.device, factory=options.device_factory, target=options.target), Effort())
     for one in everyone():
         if not wanted or one.guarantee in wanted:
             verdict = Verdict(one.name, f"G{one.guarantee}", one.story, one.seen, "alive")

@@ -14,14 +14,14 @@ from ...group import ALONE
 from ...memory.views import ByteRange
 from ...output.sinks import MemorySink, Sink
 from ...slots.admission import Request, SamplingParams
-from ...slots.fields import Sizes
+from ...slots.fields import StateConfig
 from ...slots.tasks import Task, TaskKind
 from ...tickets import Ticket
 from ..harness.backdoor import PATIENCE
 from ..kit import Kit
 from .rig import Rig
 
-SIZES = Sizes(slots=5, max_tokens=24, block_size=4, max_draft=2, top_k=1)
+SIZES = StateConfig(num_slots=5, max_model_len=24, block_size=4, max_draft_tokens=2, max_logprobs=1)
 ENTERED = 3
 """Slots with requests; the last two are free."""
 
@@ -32,9 +32,9 @@ def working(kit: Kit, *, name: str = "target") -> Rig:
     """A state with requests in all slots but two, which have had one step and its output."""
     rig = Rig(kit, SIZES, name=name)
     rig.insert([entering(rig, slot) for slot in range(ENTERED)]).wait(PATIENCE)
-    rig.poke({"sampled_token_ids": 10 + np.arange(SIZES.slots)}).wait(PATIENCE)
+    rig.poke({"sampled_token_ids": 10 + np.arange(SIZES.num_slots)}).wait(PATIENCE)
     step = rig.step(range(ENTERED))
-    rig.advance(step).wait(PATIENCE)
+    rig.update_inputs(step).wait(PATIENCE)
     rig.output(step)
     return rig
 
@@ -65,7 +65,7 @@ def scalar(rig: Rig) -> Ticket:
 
 def array(rig: Rig) -> Ticket:
     """An array, side by side."""
-    return _set(rig, "temperature", np.arange(SIZES.slots, dtype=np.float32).reshape(-1, 1) / 8)
+    return _set(rig, "temperature", np.arange(SIZES.num_slots, dtype=np.float32).reshape(-1, 1) / 8)
 
 
 def strided(rig: Rig) -> Ticket:
@@ -85,7 +85,7 @@ def on_device(rig: Rig) -> Ticket:
 
 def insert(rig: Rig) -> Ticket:
     """A request enters a free slot."""
-    free = next(slot for slot in range(SIZES.slots) if slot not in rig.model.residents)
+    free = next(slot for slot in range(SIZES.num_slots) if slot not in rig.model.residents)
     return rig.insert([entering(rig, free)])
 
 
@@ -95,14 +95,14 @@ def leave(rig: Rig) -> Ticket:
     return rig.insert([leaving(rig, first), leaving(rig, second, TaskKind.ABORTED)])
 
 
-def advance(rig: Rig) -> Ticket:
+def update_inputs(rig: Rig) -> Ticket:
     """A step over all slots."""
-    return rig.advance(rig.step(range(SIZES.slots)))
+    return rig.update_inputs(rig.step(range(SIZES.num_slots)))
 
 
 def save(rig: Rig, sink: Sink | None = None) -> Ticket:
     """The output of a step that has advanced before."""
-    step = rig.step(range(SIZES.slots))
+    step = rig.step(range(SIZES.num_slots))
     return rig.save(step, MemorySink(threaded=True) if sink is None else sink)
 
 
@@ -113,7 +113,7 @@ def broadcast(rig: Rig) -> Ticket:
 
 def submit(rig: Rig) -> Ticket:
     """A plan, as a kernel of the worker would write."""
-    return rig.poke({"sampled_token_ids": 20 + np.arange(SIZES.slots)})
+    return rig.poke({"sampled_token_ids": 20 + np.arange(SIZES.num_slots)})
 
 
 def copy_out(rig: Rig) -> Ticket:
@@ -123,5 +123,5 @@ def copy_out(rig: Rig) -> Ticket:
 
 VALUES: Mapping[str, Act] = {"a scalar": scalar, "an array": array, "strided": strided, "on the device": on_device}
 WRITES: Mapping[str, Act] = {**VALUES, "insert": insert, "leave": leave}
-HOOKS: Mapping[str, Act] = {**WRITES, "advance": advance, "save_output": save, "broadcast": broadcast}
+HOOKS: Mapping[str, Act] = {**WRITES, "update_inputs": update_inputs, "save_output": save, "broadcast": broadcast}
 ACTS: Mapping[str, Act] = {**HOOKS, "submit": submit, "copy_out": copy_out}

@@ -13,7 +13,7 @@ from ..draw.requests import requests, tokens
 from ..kit import Draw
 from .rig import Rig
 
-ENTER = (TaskKind.PREFILL, TaskKind.HANDOFF)
+ENTER = (TaskKind.PREFILL, TaskKind.REMOTE_PREFILL)
 LEAVE = (TaskKind.PREEMPTED, TaskKind.ABORTED)
 ALL = tuple(TaskKind)
 blocks_ids = st.integers(0, 9) | st.just(2**31 - 1)
@@ -28,7 +28,7 @@ def draw_batch(
     role: SplitRole | None = None,
 ) -> list[Task]:
     """A batch over some slots, each with what can be done to it now; empty when nothing can."""
-    slots = draw(st.permutations(range(rig.sizes.slots)), "slots")
+    slots = draw(st.permutations(range(rig.sizes.num_slots)), "slots")
     wanted = draw(st.integers(min(least, len(slots)), len(slots)), "number of slots")
     tasks: list[Task] = []
     for slot in slots:
@@ -47,9 +47,9 @@ def possible(rig: Rig, slot: int, kinds: Sequence[TaskKind]) -> list[TaskKind]:
     unreported = [leaver.kind for leaver in rig.model.leavers.get(slot, ())]
     for kind in kinds:
         waits = rig.model.get("seq_lens_this_time", slot) == 0 and not rig.model.get("stop_flags", slot)
-        if kind is TaskKind.CHUNK and waits and resident.prefilled < resident.total:
+        if kind is TaskKind.PREFILL_CHUNK and waits and resident.prefilled < resident.total:
             found.append(kind)
-        if kind is TaskKind.DECODE and rig.sizes.max_blocks > resident.blocks:
+        if kind is TaskKind.MORE_BLOCKS and rig.sizes.max_blocks > resident.blocks:
             found.append(kind)
         if kind in LEAVE and kind not in unreported:
             found.append(kind)
@@ -72,7 +72,7 @@ def draw_tasks(draw: Draw, rig: Rig, slot: int, kinds: Sequence[TaskKind], role:
         if again:
             found.append(draw_entering(draw, rig, slot, draw(st.sampled_from(entering), "how"), role))
         return found
-    if kind is TaskKind.DECODE:
+    if kind is TaskKind.MORE_BLOCKS:
         room = rig.sizes.max_blocks - resident.blocks
         blocks = draw(st.lists(blocks_ids, max_size=room), f"more blocks of slot {slot}")
         return [Task(kind, slot, resident.admitted, blocks=blocks, first_block=resident.blocks)]
@@ -90,16 +90,19 @@ def draw_blocks(draw: Draw, rig: Rig, slot: int, covered: int, have: int) -> lis
 
 def draw_entering(draw: Draw, rig: Rig, slot: int, kind: TaskKind, role: SplitRole | None) -> Task:
     """A task that puts a new request into a slot."""
-    if kind is TaskKind.HANDOFF and role is None:
+    if kind is TaskKind.REMOTE_PREFILL and role is None:
         role = SplitRole.DECODE
+    if role is SplitRole.PREFILL:
+        kind = TaskKind.PREFILL  # such a request is handed over from here, not to here
     asked = requests(rig.sizes, rig.new_name(), role)
-    if kind is TaskKind.HANDOFF:
+    if kind is TaskKind.REMOTE_PREFILL:
         asked = asked.filter(lambda request: goes_on(rig, request))
     request = rig.admit(draw(asked, f"request for slot {slot}"))
-    if kind is TaskKind.HANDOFF:
+    if kind is TaskKind.REMOTE_PREFILL:
         blocks = draw_blocks(draw, rig, slot, request.total, 0)
-        drafts = draw(st.lists(tokens, max_size=rig.sizes.max_draft), "drafts")
-        return Task(kind, slot, request, blocks=blocks, first_token=draw(tokens, "first token"), drafts=drafts)
+        drafts = draw(st.lists(tokens, max_size=rig.sizes.max_draft_tokens), "drafts")
+        first = draw(tokens, "first token")
+        return Task(kind, slot, request, request.total, 0, blocks, first_token=first, drafts=drafts)
     start = draw(st.just(0) | st.integers(0, request.total - 1), "tokens cached already")
     length = draw(st.just(request.total - start) | st.integers(1, request.total - start), "tokens to prefill")
     return Task(kind, slot, request, start, length, draw_blocks(draw, rig, slot, start + length, 0))
@@ -108,7 +111,7 @@ def draw_entering(draw: Draw, rig: Rig, slot: int, kind: TaskKind, role: SplitRo
 def goes_on(rig: Rig, request: Request) -> bool:
     """True when a request has something to generate after one more token, as a handoff needs."""
     total = len(request.prompt) + len(request.output)
-    return total + 1 < rig.sizes.max_tokens and len(request.output) + 1 < request.params.max_tokens
+    return total + 1 < rig.sizes.max_model_len and len(request.output) + 1 < request.params.max_tokens
 
 
 def told(tasks: list[Task]) -> str:

@@ -1,4 +1,4 @@
-"""The state machine: all four hooks and ``advance``, on two states, in any order that a worker may choose.
+"""The state machine: all four hooks and ``update_inputs``, on two states, in any order that a worker may choose.
 
 Each rule acts on the device and on the oracle. Bytes are compared when a rule says so and in the end, not after
 each rule: on an asynchronous device every comparison waits, and would hide what overlap does.
@@ -15,7 +15,7 @@ from ...group import Group
 from ...slots.step import Step
 from ...slots.tasks import TaskKind
 from ...tickets import Ticket
-from ..draw.requests import sizes
+from ..draw.requests import sizes, tokens
 from ..harness.asserts import assert_no_error
 from ..harness.backdoor import PATIENCE
 from ..harness.sinks import KeepingSink
@@ -23,9 +23,9 @@ from ..kit import Draw, Kit
 from ..oracle.output import Row
 from .batches import ALL, draw_batch, told
 from .rig import Rig, assert_rows
-from .stepping import draw_proposal, draw_sampling, draw_step, free_ended
+from .stepping import draftable, draw_proposal, draw_sampling, draw_step, free_ended
 
-STAYING = (TaskKind.CHUNK, TaskKind.DECODE)
+STAYING = (TaskKind.PREFILL_CHUNK, TaskKind.MORE_BLOCKS)
 SETTABLE = ("temperature", "top_p", "top_k", "seed", "presence_penalty", "min_p")
 """Fields that a worker may set in a slot without changing what the step does by itself."""
 
@@ -64,7 +64,7 @@ class WorkerMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def step(self, data: st.DataObject) -> None:
-        """Sample, agree in a group of one, advance, propose drafts."""
+        """Sample, agree in a group of one, update, propose drafts."""
         draw = labelled(data)
         rig = self.pick(draw)
         if rig.name in self.unsaved:
@@ -72,9 +72,19 @@ class WorkerMachine(RuleBasedStateMachine):
         step = draw_step(draw, rig)
         draw_sampling(draw, rig, step)
         self.tickets.append(rig.bound.broadcast_tokens(state=rig.state, group=Group(), stream=rig.stream))
-        self.tickets.append(rig.advance(step))
+        self.tickets.append(rig.update_inputs(step))
         draw_proposal(draw, rig)
         self.unsaved[rig.name] = step
+
+    @rule(data=st.data())
+    def propose(self, data: st.DataObject) -> None:
+        """Hand drafts over later: after the output was saved, or requests have come and gone."""
+        draw = labelled(data)
+        rig = self.pick(draw)
+        if rig.proposed or not (slots := [slot for slot in draftable(rig) if not rig.model.get("stop_flags", slot)]):
+            return
+        given = st.lists(tokens, max_size=rig.sizes.max_draft_tokens)
+        self.tickets.append(rig.propose({slot: draw(given, f"drafts of slot {slot}") for slot in slots}))
 
     @rule(data=st.data())
     def save(self, data: st.DataObject) -> None:
@@ -109,7 +119,7 @@ class WorkerMachine(RuleBasedStateMachine):
         draw = labelled(data)
         rig = self.pick(draw)
         name = draw(st.sampled_from(SETTABLE), "field")
-        slot, value = draw(st.integers(0, rig.sizes.slots - 1), "slot"), draw(st.integers(0, 9), "value")
+        slot, value = draw(st.integers(0, rig.sizes.num_slots - 1), "slot"), draw(st.integers(0, 9), "value")
         target = rig.state.view(name)[slot]
         self.tickets.append(rig.bound.async_set_value(target=target, value=value, stream=rig.stream))
         rig.model.set(name, slot, value)

@@ -12,7 +12,7 @@ from ...group import ALONE
 from ...output.records import OutputRecord
 from ...output.sinks import MemorySink, Sink
 from ...slots.admission import AdmittedRequest, Request, admit
-from ...slots.fields import Sizes
+from ...slots.fields import StateConfig
 from ...slots.step import Step
 from ...slots.tasks import Task
 from ..harness import backdoor
@@ -39,7 +39,7 @@ class Rig:
     shows, and overwriting it too.
     """
 
-    def __init__(self, kit: Kit, sizes: Sizes, *, name: str = "target") -> None:
+    def __init__(self, kit: Kit, sizes: StateConfig, *, name: str = "target") -> None:
         self.kit, self.bound, self.device = kit, kit.bound, kit.device
         self.state: SlotState = self.bound.state(sizes, name=name)
         self.sizes, self.name = sizes, name
@@ -47,6 +47,9 @@ class Rig:
         self.stream: Stream = self.device.default_stream
         self.sink = MemorySink()
         self.steps = 0
+        self.advanced: Step | None = None
+        self.ran: dict[int, int] = {}  # slot to admission id, as of the last step
+        self.proposed = self.drafted = False  # since the last step: by a call, and with drafts in it
         self._names = itertools.count()
         self._admitted = 0
         assert_fresh(self)
@@ -57,7 +60,7 @@ class Rig:
         self._admitted += 1
         bare = self._admitted % UNSTAGED == 0
         admitted = admit(request, self.state.layout) if bare else self.state.admit(request)
-        self.model.requests[admitted.serial] = request
+        self.model.requests[admitted.admission_id] = request
         return admitted
 
     def new_name(self) -> str:
@@ -77,10 +80,21 @@ class Rig:
         self.steps += 1
         return Step(self.steps, {self.name: np.array(order, np.int32)}, **arguments)
 
-    def advance(self, step: Step) -> Ticket:
+    def update_inputs(self, step: Step) -> Ticket:
         """Advance the state and the model by one step."""
-        ticket = self.bound.advance(state=self.state, step=step, stream=self.stream)
-        oracle_step.advance(self.model, step.orders[self.name].tolist(), speculative=step.speculative)
+        ticket = self.bound.update_inputs(state=self.state, step=step, stream=self.stream)
+        self.advanced, self.proposed, self.drafted = step, False, False
+        self.ran = {slot: resident.admission_id for slot, resident in self.model.residents.items()}
+        oracle_step.update_inputs(self.model, step.orders[self.name].tolist(), speculative=step.speculative)
+        return ticket
+
+    def propose(self, drafts: Mapping[int, Sequence[int]]) -> Ticket:
+        """Hand over the drafts that follow the last step, to the state and the model."""
+        assert self.advanced is not None
+        call = {"state": self.state, "step": self.advanced, "drafts": drafts, "stream": self.stream}
+        ticket = self.bound.set_drafts(**call)  # type: ignore[arg-type]
+        self.proposed, self.drafted = True, any(drafts.values())
+        self.model.hand(drafts)
         return ticket
 
     def save(self, step: Step, sink: Sink | None = None) -> Ticket:
@@ -156,7 +170,7 @@ def assert_fresh(rig: Rig) -> None:
     __tracebackhide__ = True
     got = rig.bytes()
     for name, place in rig.state.layout.fields.items():
-        cells = got[place.offset : place.offset + place.stride * rig.sizes.slots].view(place.field.dtype.storage)
+        cells = got[place.offset : place.offset + place.stride * rig.sizes.num_slots].view(place.field.dtype.storage)
         assert (cells == place.field.reset).all(), (
             f"a new state has {name} = {cells}, but should be {place.field.reset}"
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -12,10 +11,13 @@ from ...memory.dtypes import DType, dtype_of
 from ...memory.views import View
 from ..harness import backdoor
 from ..harness.asserts import assert_says
+from ..harness.backdoor import arrive
+from ..harness.bits import Array, noise
 from ..kit import Kit
 from .block import Block
 
-Array = np.ndarray[Any, Any]
+GAP = 37
+"""Bytes between two targets: no piece begins on a boundary that suits everybody."""
 
 
 class Slab(Block):
@@ -37,23 +39,18 @@ class Slab(Block):
 
     def write(self, target: View, value: object, elements: Array | np.generic | None = None) -> None:
         """Set the value, wait, and expect it; ``elements`` are its bytes where the value itself is not an array."""
-        self.set(target, value).wait(backdoor.PATIENCE)
+        arrive(self.set(target, value))
         self.over(target)[...] = value if elements is None else elements
 
     def write_or_refuse(self, target: View, value: View, elements: Array) -> bool:
         """The same for a device value that the device may refuse, if it says why; False when it did."""
         try:
-            self.set(target, value).wait(backdoor.PATIENCE)
+            arrive(self.set(target, value))
         except HalError as error:
             assert_says(error, device=self.kit.bound.name, hook="async_set_value", argument="value")
             return False
         self.over(target)[...] = elements
         return True
-
-
-def noise(seed: int, nbytes: int) -> Array:
-    """Random bytes: none of them can be elsewhere unnoticed."""
-    return np.random.default_rng([seed, nbytes]).integers(0, 256, nbytes, np.uint8)
 
 
 def elements(seed: int, shape: Sequence[int], dtype: DType) -> Array:

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from ...group import ALONE, Group
-from ...slots.fields import Sizes
+from ...slots.fields import SplitRole, StateConfig
 from ...slots.step import Step
 from ..draw.requests import draw_array, orders, tokens, wide_tokens
 from ..harness import backdoor
@@ -19,19 +19,19 @@ from .rig import Rig
 def draw_step(draw: Draw, rig: Rig, *, speculative: bool | None = None, group: Group = ALONE) -> Step:
     """A step over everything that is in a slot or left one, and perhaps some empty slots."""
     named = {*rig.model.residents, *rig.model.leavers}
-    empty = [s for s in range(rig.sizes.slots) if s not in named and not rig.model.get("request_serial", s)]
+    empty = [s for s in range(rig.sizes.num_slots) if s not in named and not rig.model.get("request_serial", s)]
     if empty:
         named |= set(draw(st.lists(st.sampled_from(empty), unique=True), "empty slots in the batch"))
     order = draw(orders([*named]), "slots in batch-id order")
     if speculative is None:
-        speculative = rig.sizes.max_draft > 0 and draw(st.booleans(), "speculative")
-    logprobs = draw(st.none() | st.integers(0, rig.sizes.top_k), "log-probabilities")
+        speculative = rig.drafted or (rig.sizes.max_draft_tokens > 0 and draw(st.booleans(), "speculative"))
+    logprobs = draw(st.none() | st.integers(0, rig.sizes.max_logprobs), "log-probabilities")
     return rig.step(order, speculative=speculative, logprobs=logprobs, group=group)
 
 
 def draw_sampling(draw: Draw, rig: Rig, step: Step) -> None:
     """What the sampler writes before the step advances, into every slot: idle ones hold garbage nobody may read."""
-    n, size = rig.sizes.slots, rig.sizes
+    n, size = rig.sizes.num_slots, rig.sizes
     fields: dict[str, Any] = {}
     if step.speculative:
         fields["accept_tokens"] = draw_array(draw, (n, size.max_accept), tokens, "int64", "accepted tokens")
@@ -43,42 +43,56 @@ def draw_sampling(draw: Draw, rig: Rig, step: Step) -> None:
     rig.poke(fields)  # not waited for: what follows is on the same stream
 
 
-def alternatives(draw: Draw, size: Sizes, sampled: dict[str, Any]) -> dict[str, Any]:
+def alternatives(draw: Draw, size: StateConfig, sampled: dict[str, Any]) -> dict[str, Any]:
     """Log-probabilities of each token; column 0 is the sampled one."""
-    shape = (size.slots, size.max_accept, size.top_k + 1)
+    shape = (size.num_slots, size.max_accept, size.max_logprobs + 1)
     count = int(np.prod(shape))
     first = draw(st.integers(0, 1000), "first alternative")
     ids = (np.arange(count, dtype=np.int64) + first).reshape(shape)
     chosen = next(iter(sampled[name] for name in ("accept_tokens", "sampled_token_ids") if name in sampled))
-    chosen = chosen.reshape(size.slots, -1)
+    chosen = chosen.reshape(size.num_slots, -1)
     ids[:, : chosen.shape[1], 0] = chosen
     return {
         "topk_token_ids": ids,
         "topk_logprobs": -(np.arange(count, dtype=np.float32) + 1).reshape(shape) / 8,
-        "topk_ranks": np.arange(size.slots * size.max_accept, dtype=np.int32) + first,
+        "topk_ranks": np.arange(size.num_slots * size.max_accept, dtype=np.int32) + first,
     }
 
 
+def draftable(rig: Rig) -> list[int]:
+    """The slots that a proposer may draft for now: what ran in the last step, and is there as it was left."""
+    if rig.advanced is None or rig.sizes.max_draft_tokens == 0:
+        return []
+    order = rig.advanced.orders[rig.name].tolist()
+    return [slot for slot in sorted(order) if _goes_on(rig, slot)]
+
+
+def _goes_on(rig: Rig, slot: int) -> bool:
+    """True for a slot that feeds its next token alone, and for one whose first token goes to a decode node."""
+    resident = rig.model.residents.get(slot)
+    if resident is None or resident.admission_id != rig.ran.get(slot) or rig.model.get("seq_lens_encoder", slot):
+        return False
+    if resident.request.role is SplitRole.PREFILL and rig.model.get("stop_flags", slot):
+        return bool(rig.model.get("accept_num", slot)) and not rig.model.get("stop_reason", slot)
+    return bool(rig.model.get("seq_lens_this_time", slot) == 1)
+
+
 def draw_proposal(draw: Draw, rig: Rig) -> None:
-    """What a proposer of drafts may write after the step has advanced: drafts for slots that go on."""
-    if rig.sizes.max_draft == 0 or not draw(st.booleans(), "a proposer ran"):
+    """What a proposer of drafts may hand over after the step has advanced: drafts for slots that go on."""
+    if rig.sizes.max_draft_tokens == 0 or not draw(st.booleans(), "a proposer ran"):
         return
-    counts, drafts = rig.model.cells["draft_num"].copy(), rig.model.cells["draft_tokens"].copy()
-    lengths = rig.model.cells["seq_lens_this_time"].copy()
-    for slot in range(rig.sizes.slots):
-        if lengths[slot, 0] == 1 and not rig.model.get("seq_lens_encoder", slot):
-            given = draw(st.lists(tokens, max_size=rig.sizes.max_draft), f"drafts of slot {slot}")
-            counts[slot], lengths[slot], drafts[slot, : len(given)] = len(given), 1 + len(given), given
-    rig.poke({"draft_num": counts, "draft_tokens": drafts, "seq_lens_this_time": lengths})
+    given = st.lists(tokens, max_size=rig.sizes.max_draft_tokens)
+    drafts = {slot: draw(given, f"drafts of slot {slot}") for slot in draftable(rig)}
+    rig.propose(drafts)  # not waited for: what follows is on the same stream
 
 
 def run_step(draw: Draw, rig: Rig, *, speculative: bool | None = None) -> Step:
-    """One whole step up to its output: sample, advance, compare, propose."""
+    """One whole step up to its output: sample, update, compare, propose."""
     __tracebackhide__ = True
     step = draw_step(draw, rig, speculative=speculative)
     draw_sampling(draw, rig, step)
-    rig.advance(step).wait(backdoor.PATIENCE)
-    rig.check(f"advance of step {step.number}")
+    rig.update_inputs(step).wait(backdoor.PATIENCE)
+    rig.check(f"update_inputs of step {step.number}")
     draw_proposal(draw, rig)
     return step
 

@@ -15,7 +15,6 @@ class CpuPlugin(Plugin):
     """The entry point ``cpu`` of group ``hal.devices``."""
 
     name = "cpu"
-    priority = 0
 
     @classmethod
     def probe(cls) -> Probe:

@@ -12,7 +12,7 @@ from ...contract.markers import hookimpl
 from ...memory.copies import CopyTicket, HostCopy
 from ...memory.plan import WritePlan
 from ...memory.views import View
-from ...slots import advance as reference
+from ...slots import update as reference
 from ...tickets import DONE, Ticket
 from ..base import check_index, check_options
 from ..paddle.ranks.groups import PaddleCommunicator, opened
@@ -68,10 +68,10 @@ class CpuDevice(SyncDevice):
             self.count("launches")
             self.count("submissions")
         if plan.records is not None:
-            spread = plan.records.spread
+            scatter_map = plan.records.scatter_map
             spreader = memory.spreader
-            if spreader is None or spreader.spread is not spread:
-                spreader = memory.spreader = Spreader(memory, spread)
+            if spreader is None or spreader.scatter_map is not scatter_map:
+                spreader = memory.spreader = Spreader(memory, scatter_map)
             spreader.write(plan.records.slots, plan.records.data)
         if len(plan.writes):
             memory.write(plan.writes, plan.payload)
@@ -83,11 +83,10 @@ class CpuDevice(SyncDevice):
         self.count("copies_out", len(parts))
         return HostCopy([memory.buffer[part.offset : part.end].copy() for part in parts])
 
-    def advance(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
+    def update_inputs(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
         """The reference, on the state's own memory."""
-        names = (*reference.READS, *reference.WRITES, "token_ids")
-        fields = {name: host_view(state.view(name)) for name in names}
-        reference.advance(fields, state.sizes, speculative=step.speculative)
+        fields = {name: host_view(state.view(name)) for name in reference.STEP_FIELDS}
+        reference.update_inputs(fields, state.sizes, speculative=step.speculative)
         return DONE
 
     def open_communicator(self, group: Group) -> PaddleCommunicator:

@@ -110,12 +110,12 @@ def paddle_bytes(memory: Memory, part: ByteRange) -> Any:  # noqa: ANN401 (a Pad
 class Spreader:
     """Writes packed records into one state's fields, which lie in ``memory``: a typed view of each, made once."""
 
-    def __init__(self, memory: HostMemory, spread: Structured) -> None:
-        self.spread = spread
+    def __init__(self, memory: HostMemory, scatter_map: Structured) -> None:
+        self.scatter_map = scatter_map
         self.targets: list[tuple[str, Bytes]] = []
         names, formats, offsets = [], [], []
         end = 0
-        for at, (base, stride, source, nbytes) in enumerate(spread.tolist()):
+        for at, (base, stride, source, nbytes) in enumerate(scatter_map.tolist()):
             word = np.dtype(f"<u{nbytes}") if nbytes in (1, 2, 4, 8) else np.dtype(f"V{nbytes}")
             slots = (memory.nbytes - base - nbytes) // stride + 1
             column = np.ndarray((slots,), word, memory.buffer.data, base, (stride,))  # a stride may have gaps

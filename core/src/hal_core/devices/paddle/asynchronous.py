@@ -32,7 +32,7 @@ Hold = Callable[[int], AbstractContextManager[Any]]
 
 
 class AsyncPaddleDevice(PaddlePlace, StreamDevice):
-    """One place of a CustomDevice. ``hold`` is given where streams can be held (the simulated accelerator)."""
+    """One place of a CustomDevice. ``hold_stream`` is given where streams can be held (the simulated accelerator)."""
 
     blocking = False
 
@@ -74,10 +74,10 @@ class AsyncPaddleDevice(PaddlePlace, StreamDevice):
         return current(self.kind, self.index, self.own(stream))
 
     @contextmanager
-    def hold(self, stream: Stream) -> Iterator[None]:
+    def hold_stream(self, stream: Stream) -> Iterator[None]:
         """Hold a stream, where the runtime below can. Something is left on it, so that later events are not done."""
         if self._hold is None:
-            with super().hold(stream):
+            with super().hold_stream(stream):
                 yield
             return
         own = self.own(stream)

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class PaddleSupport(Support):
-    """Tensors of Paddle on the device's place. ``advance`` copies out and back, and so waits for the device."""
+    """Tensors of Paddle on the device's place. ``update_inputs`` copies out and back, and so waits for the device."""
 
     tensors = True
-    advance_waits = True
+    update_waits = True
     keeps = 2  # an empty list and its place, of each tensor that is made over memory of the host (seen with 3.3)
 
     def tensor(self, device: Device, values: np.ndarray[Any, Any]) -> object:

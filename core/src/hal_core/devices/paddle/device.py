@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -16,7 +17,8 @@ from ...memory.copies import CopyTicket, HostCopy
 from ...memory.plan import WritePlan
 from ...memory.views import View
 from ...tickets import DONE, Ticket
-from ..base import DeviceBase, advance_by_copy, check_options, plan_value
+from ..base import DeviceBase, plan_value, update_by_copy
+from ..ring_options import RingOptions
 from ..staging import StagingRing
 from ..sync import PASSED, SyncDevice
 from .memory import WORD, Bytes, PaddleMemory, Tensor, host_tensor, is_on, resolve
@@ -34,9 +36,6 @@ if TYPE_CHECKING:
     from ...slots.step import Step
     from ...streams import Event, Stream
 
-OPTIONS = {"ring_start": 1 << 20, "ring_limit": 64 << 20, "deadline": 30.0}
-"""What ``open`` takes: bytes of staging memory at first and at most, and seconds a full ring is waited for."""
-
 
 class PaddlePlace(DeviceBase):
     """What the devices of a Paddle place share: memory, targets, plans by scatters, and the ring that they upload from.
@@ -51,8 +50,7 @@ class PaddlePlace(DeviceBase):
 
     def open_place(self, place: Any, options: Mapping[str, object], capabilities: Capabilities) -> None:  # noqa: ANN401
         """Try out what the place can do, and make the staging ring. Raises :class:`Unavailable` with the cure."""
-        check_options(self.name, options, tuple(OPTIONS))
-        chosen: dict[str, Any] = {**OPTIONS, **options}
+        chosen = RingOptions.of(self.name, options)
         self.place = place
         self._check_views()
         self.scatters = find(place, self.candidates, self.synchronize)
@@ -64,12 +62,7 @@ class PaddlePlace(DeviceBase):
                 device=self.name,
             )
         self.capabilities = self._with_merges(capabilities)
-        self.staging = StagingRing(
-            lambda nbytes: PaddleBlock(place, nbytes),
-            start=int(chosen["ring_start"]),
-            limit=int(chosen["ring_limit"]),
-            deadline=float(chosen["deadline"]),
-        )
+        self.staging = StagingRing(partial(PaddleBlock, place), chosen)
         self.writer = Writer(self)
 
     def _check_views(self) -> None:
@@ -142,10 +135,10 @@ class PaddlePlace(DeviceBase):
         self.check_open()
         return DONE if plan.empty else self.writer.submit(plan, stream)
 
-    def advance(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
+    def update_inputs(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
         """The reference on a copy of the state, written back as one plan."""
         self.count("host_waits")
-        return advance_by_copy(self, state, step, stream)
+        return update_by_copy(self, state, step, stream)
 
     def open_communicator(self, group: Group) -> Communicator:
         """The group over the library that the capabilities name; where they name none, there are no collectives."""

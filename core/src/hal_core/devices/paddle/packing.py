@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ...memory.packing import cut
 from ...memory.plan import Records, WritePlan
 
 WIDTHS = (8, 4, 2, 1)
@@ -44,13 +45,13 @@ class Elements:
         values[...] = np.frombuffer(b"".join(self.values), np.uint8)
 
 
-class SpreadColumns:
-    """A spread map as columns: for each width, which bytes of a record go to which elements."""
+class ScatterColumns:
+    """A scatter map as columns: for each width, which bytes of a record go to which elements."""
 
-    def __init__(self, spread: Rows, shift: int, widest: int) -> None:
-        self.keep = spread  # its id() is the key under which it is found
+    def __init__(self, scatter_map: Rows, shift: int, widest: int) -> None:
+        self.keep = scatter_map  # its id() is the key under which it is found
         found: dict[int, list[tuple[Ints, Ints, Ints]]] = {}
-        for base, stride, source, nbytes in spread.tolist():
+        for base, stride, source, nbytes in scatter_map.tolist():
             width = int(_width(np.int64((base + shift) | stride | nbytes), widest))
             first = (base + shift) // width + np.arange(nbytes // width)
             step = np.full(nbytes // width, stride // width)
@@ -68,9 +69,9 @@ class SpreadColumns:
             into.setdefault(width, Elements(width)).add(first + slots * step, [values])
 
 
-def elements(plan: WritePlan, shift: int, widest: int, columns: SpreadColumns | None) -> dict[int, Elements]:
+def elements(plan: WritePlan, shift: int, widest: int, columns: ScatterColumns | None) -> dict[int, Elements]:
     """The plan's elements by width. ``shift``: bytes from the storage's first to the memory's; ``widest``: the widest
-    element that may be used; ``columns``: those of the plan's spread map."""
+    element that may be used; ``columns``: those of the plan's scatter map."""
     found: dict[int, Elements] = {}
     if plan.records is not None and columns is not None:
         columns.add(plan.records, found)
@@ -120,26 +121,12 @@ def in_pieces(plan: WritePlan, limit: int) -> Iterator[WritePlan]:
     if size <= limit:
         yield plan
         return
-    none, rows = plan.writes[:0], cut(plan.writes, limit)
+    none, rows = plan.writes[:0], cut(plan.writes, max(8, limit // 8 * 8))
     if records is not None:
         some = max(1, limit // max(1, records.data.shape[1]))
         for at in range(0, len(records.slots), some):
-            part = Records(records.slots[at : at + some], records.data[at : at + some], records.spread)
+            part = Records(records.slots[at : at + some], records.data[at : at + some], records.scatter_map)
             yield WritePlan(plan.memory, none, (), part)
     group = (np.cumsum(rows["nbytes"], dtype=np.int64) - 1) // limit
     for number in np.unique(group):
         yield WritePlan(plan.memory, rows[group == number], (plan.payload,))
-
-
-def cut(writes: Rows, longest: int) -> Rows:
-    """The same writes with none longer than ``longest`` bytes, rounded down to words."""
-    longest = max(8, longest // 8 * 8)
-    parts = (writes["nbytes"].astype(np.int64) + longest - 1) // longest
-    index = np.repeat(np.arange(len(writes)), parts)
-    first = np.cumsum(parts) - parts
-    skip = (np.arange(len(index)) - first[index]).astype(np.uint64) * np.uint64(longest)
-    rows = writes[index]
-    rows["dst"] += skip
-    rows["source"] += np.where(rows["pattern"] == 0, skip, 0).astype(np.uint64)  # whole cycles of a pattern
-    rows["nbytes"] = np.minimum(writes["nbytes"][index] - skip, longest)
-    return rows

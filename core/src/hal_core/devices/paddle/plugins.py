@@ -28,7 +28,6 @@ class PaddlePlugin(Plugin):
     device then says everywhere that it is substituted.
     """
 
-    priority = -1
     cure: ClassVar[str]
     stand_ins: ClassVar[Mapping[str, str]] = MappingProxyType({})
 

@@ -12,7 +12,7 @@ import numpy as np
 from ...memory.plan import WRITE, WritePlan, apply_to_host
 from ...tickets import DONE, Ticket
 from .memory import WORD, Bytes, PaddleMemory, Tensor
-from .packing import WIDTHS, Elements, SpreadColumns, elements, in_pieces
+from .packing import WIDTHS, Elements, ScatterColumns, elements, in_pieces
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -55,13 +55,13 @@ class Writer:
     def __init__(self, device: WritingPlace) -> None:
         self._device = device
         # By memory, which a state owns: nothing of it stays when the state has gone.
-        self._columns: WeakKeyDictionary[PaddleMemory, dict[tuple[int, int], SpreadColumns]] = WeakKeyDictionary()
+        self._columns: WeakKeyDictionary[PaddleMemory, dict[tuple[int, int], ScatterColumns]] = WeakKeyDictionary()
 
     def put(self, memory: PaddleMemory, offset: int, data: Bytes, stream: Stream) -> Ticket:
         """Upload contiguous bytes straight to where they belong; more than the ring holds by way of a block beside."""
         limit, target = self._device.staging.limit, memory.bytes(offset, data.nbytes)
         if data.nbytes <= limit:
-            return self._send(self._filled(data), stream, memory, target)
+            return self._send(self._filled(data.nbytes, partial(np.copyto, src=data)), stream, memory, target)
         room = PaddleMemory.allocate(self._device, self._device.place, data.nbytes)
 
         def move() -> None:
@@ -71,12 +71,18 @@ class Writer:
         for at in range(0, data.nbytes, limit):  # all of it is there before the target changes (G3)
             part = data[at : at + limit]
             last = move if at + limit >= data.nbytes else None
-            ticket = self._send(self._filled(part), stream, memory, room.bytes(at, part.nbytes), last, keep=room)
+            span = self._filled(part.nbytes, partial(np.copyto, src=part))
+            ticket = self._send(span, stream, memory, room.bytes(at, part.nbytes), last, keep=room)
         return ticket
 
-    def _filled(self, data: Bytes) -> Span:
-        span = self._device.staging.take(data.nbytes)
-        span.buffer[...] = data
+    def _filled(self, nbytes: int, fill: Callable[[Bytes], None]) -> Span:
+        """A span with what ``fill`` writes into it; given back where that fails."""
+        span = self._device.staging.take(nbytes)
+        try:
+            fill(span.buffer)
+        except BaseException:
+            self._device.staging.drop(span)
+            raise
         return span
 
     def submit(self, plan: WritePlan, stream: Stream, widest: int = WORD) -> Ticket:
@@ -97,8 +103,7 @@ class Writer:
 
     def place(self, memory: PaddleMemory, indices: Ints, values: Tensor, width: int, stream: Stream) -> Ticket:
         """Scatter a device tensor of elements of ``width`` bytes to the elements named by host ``indices``."""
-        span = self._device.staging.take(indices.nbytes)
-        span.buffer[...] = indices.reshape(-1).view(np.uint8)
+        span = self._filled(indices.nbytes, partial(np.copyto, src=indices.reshape(-1).view(np.uint8)))
         mirror = span.segment.block.mirror  # type: ignore[attr-defined]  # a PaddleBlock
         where = mirror.typed("int64")[span.begin // WORD : (span.begin + span.nbytes) // WORD]
         scatter = self._device.scatters[width]
@@ -119,12 +124,7 @@ class Writer:
             words = found.setdefault(WORD, Elements(WORD))
             words.add(*merged)
         packed = _Packed(found, memory)
-        span = self._device.staging.take(packed.nbytes)
-        try:
-            packed.fill(span.buffer)
-        except BaseException:
-            self._device.staging.drop(span)
-            raise
+        span = self._filled(packed.nbytes, packed.fill)
         mirror = span.segment.block.mirror  # type: ignore[attr-defined]  # a PaddleBlock
         launch = partial(self._launch, mirror, span.begin, memory, packed)
         return self._send(span, stream, memory, mirror.bytes(span.begin, packed.nbytes), launch)
@@ -142,12 +142,7 @@ class Writer:
             room = PaddleMemory.allocate(self._device, self._device.place, packed.nbytes)
             rooms.append(room)
             launches.append(partial(self._launch, room, room.begin, memory, packed))
-            span = self._device.staging.take(packed.nbytes)
-            try:
-                packed.fill(span.buffer)
-            except BaseException:
-                self._device.staging.drop(span)
-                raise
+            span = self._filled(packed.nbytes, packed.fill)
             last = partial(_call_all, launches) if number == len(pieces) else None
             ticket = self._send(span, stream, memory, room.bytes(0, packed.nbytes), last, keep=tuple(rooms))
         return ticket
@@ -218,14 +213,14 @@ class Writer:
         apply_to_host(WritePlan(memory, writes, (plan.payload,)), window)
         return self.put(memory, low, window, stream)
 
-    def _spread(self, plan: WritePlan, memory: PaddleMemory, widest: int) -> SpreadColumns | None:
+    def _spread(self, plan: WritePlan, memory: PaddleMemory, widest: int) -> ScatterColumns | None:
         if plan.records is None:
             return None
         columns = self._columns.setdefault(memory, {})
-        key = id(plan.records.spread), widest
+        key = id(plan.records.scatter_map), widest
         found = columns.get(key)
         if found is None:
-            found = columns[key] = SpreadColumns(plan.records.spread, memory.begin, widest)
+            found = columns[key] = ScatterColumns(plan.records.scatter_map, memory.begin, widest)
         return found
 
 

@@ -1,7 +1,7 @@
 // Requests that enter slots: their bytes lie in device memory already (hal_cuda.admissions); what the moment of insertion
 // adds comes as one small entry each. Compiled by NVRTC after bytes.cuh.
 
-// What insertion decides for one request, after the ledger's row of the slot as it was before. `written`: elements of
+// What insertion decides for one request, after the host table's row of the slot as it was before. `written`: elements of
 // each row field that earlier requests left there. `source`: address of the request's bytes.
 struct Entry { u64 written[5], unused[3], source, slot, start, length, blocks, blocks_at; };
 // Where one row field of the state lies: bytes, and the reset value repeated to 8 bytes.

@@ -17,9 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ....errors import InvalidValue
-from ....ranks.agreement import contract_version
+from ....ranks.channel import contract_version
 from ....ranks.peers import ENDPOINT, Endpoint, Listener
-from ....ranks.terms import BLOCK_BYTES, Terms, differences
+from ....ranks.shared_config import BLOCK_BYTES, SharedConfig, differences
 from ....ranks.watchdog import Watchdog
 from ....tickets import DONE, Ticket
 from .process_groups import make_group
@@ -171,7 +171,7 @@ def _agree(
 ) -> tuple[dict[int, Endpoint], set[tuple[int, ...]]]:
     """All ranks compare what they are about to open: endpoints by rank, and the groups that have to be made."""
     dist = distributed()
-    terms = Terms.of(
+    shared = SharedConfig.of(
         {
             "contract": f"paddle-hal-core {contract_version()}",
             "groups": " ".join(str(tuple(ranks)) for ranks in given),
@@ -179,7 +179,7 @@ def _agree(
         }
     )
     alive = bytes(ranks in _open and not _open[ranks].watchdog.reason for ranks in wanted)
-    block = terms.block() + listener.endpoint.pack() + alive[:MOST_GROUPS].ljust(MOST_GROUPS, b"\0")
+    block = shared.block() + listener.endpoint.pack() + alive[:MOST_GROUPS].ljust(MOST_GROUPS, b"\0")
     blocks = exchange(block, me, range(size), lambda tensor, rank: dist.broadcast(tensor, rank) and None)
     found = differences({rank: data[:BLOCK_BYTES] for rank, data in blocks.items()})
     if found:

@@ -1,8 +1,8 @@
 """What a step changes by itself: positions, counters, stop flags, and the token that is fed next.
 
-:func:`advance` is the reference in NumPy, for every slot of a state at once. A device may run it on the state's own
-memory (cpu), on a copy that is written back as one plan (the default of :class:`hal_core.devices.DeviceBase`), or as a
-kernel; the effect is the same.
+:func:`update_inputs` is the reference in NumPy, for every slot of a state at once. A device may run it on the state's
+own memory (cpu), on a copy that is written back as one plan (the default of :class:`hal_core.devices.DeviceBase`), or
+as a kernel; the effect is the same.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .fields import FinishReason, Sizes
+from .fields import FinishReason, SplitRole, StateConfig
 
 Column = np.ndarray[Any, np.dtype[Any]]
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
@@ -28,6 +28,7 @@ READS = (
     "stop_seqs_num",
     "stop_seqs_len",
     "stop_seqs",
+    "split_role",
 )
 """Fields read only."""
 
@@ -44,8 +45,11 @@ WRITES = (
 )
 """Fields changed, besides ``token_ids``, to which accepted tokens are appended."""
 
+STEP_FIELDS = (*READS, *WRITES, "token_ids")
+"""All that a step touches: the order in which kernels are told where the fields lie."""
 
-def advance(fields: Mapping[str, Column], sizes: Sizes, *, speculative: bool) -> None:
+
+def update_inputs(fields: Mapping[str, Column], sizes: StateConfig, *, speculative: bool) -> None:
     """Advance every slot in place; ``fields`` maps each name to its array ``[slots, width]``.
 
     A slot runs when its ``stop_flags`` is false and ``seq_lens_this_time`` is not 0.
@@ -57,6 +61,8 @@ def advance(fields: Mapping[str, Column], sizes: Sizes, *, speculative: bool) ->
       ``step_idx``, and the last of them is fed next.
     - A request ends (``stop_flags``, ``stop_reason``) with an end token or stop sequence once ``step_idx`` has
       reached ``min_dec_len``, at ``max_dec_len``, and where its row is full.
+    - A slot whose ``split_role`` is PREFILL stops with the first token it gives, the others of the step left out;
+      ``stop_reason`` stays 0 unless the request ends with that token: it goes on elsewhere.
     - ``accept_num`` is the number of tokens the step gave the slot, 0 where it did not run (G22, G24). One that is out
       of bounds is left as it is, for ``save_output`` to report; the slot stops and nothing is appended (G21).
     """
@@ -104,7 +110,7 @@ def _append(
         column["step_idx"][slot] += count
 
 
-def _stop_plain(fields: Mapping[str, Column], column: Mapping[str, Column], slots: Column, sizes: Sizes) -> None:
+def _stop_plain(fields: Mapping[str, Column], column: Mapping[str, Column], slots: Column, sizes: StateConfig) -> None:
     """Find the requests that end with the one token they were given."""
     if not len(slots):
         return
@@ -115,30 +121,32 @@ def _stop_plain(fields: Mapping[str, Column], column: Mapping[str, Column], slot
     for at in np.flatnonzero(column["stop_seqs_num"][slots] > 0).tolist():
         ends[at] |= _ends_with_stop(fields, int(slots[at]), int(total[at]), int(generated[at]), sizes)
     stops = ends & (generated >= column["min_dec_len"][slots])
-    full = (generated >= column["max_dec_len"][slots]) | (total >= sizes.max_tokens)
+    full = (generated >= column["max_dec_len"][slots]) | (total >= sizes.max_model_len)
     column["stop_reason"][slots] = np.where(stops, FinishReason.STOP, np.where(full, FinishReason.LENGTH, 0))
-    column["stop_flags"][slots] = stops | full
+    column["stop_flags"][slots] = stops | full | (column["split_role"][slots] == SplitRole.PREFILL)
 
 
-def _cut(fields: Mapping[str, Column], slot: int, sizes: Sizes) -> None:
-    """Speculative: cut the accepted tokens of a slot after the first that ends its request, and mark the end."""
+def _cut(fields: Mapping[str, Column], slot: int, sizes: StateConfig) -> None:
+    """Speculative: cut the accepted tokens of a slot after the first with which it stops, and mark the end."""
     row = {name: array[slot] for name, array in fields.items()}
     known = int(row["prompt_lens"][0] + row["step_idx"][0])
-    tokens = row["token_ids"]
+    tokens, handed_over = row["token_ids"], row["split_role"][0] == SplitRole.PREFILL
     for i in range(int(row["accept_num"][0])):
         token, generated, total = row["accept_tokens"][i], int(row["step_idx"][0]) + i + 1, known + i + 1
         tokens[total - 1] = token
         ends = bool((row["eos_token_ids"][: int(row["eos_num"][0])] == token).any())
         ends = ends or _ends_with_stop(fields, slot, total, generated, sizes)
         stops = ends and generated >= row["min_dec_len"][0]
-        if stops or generated >= row["max_dec_len"][0] or total >= sizes.max_tokens:
+        over = stops or generated >= row["max_dec_len"][0] or total >= sizes.max_model_len
+        if over or handed_over:
             row["accept_num"][0] = i + 1
             row["stop_flags"][0] = True
-            row["stop_reason"][0] = FinishReason.STOP if stops else FinishReason.LENGTH
+            if over:
+                row["stop_reason"][0] = FinishReason.STOP if stops else FinishReason.LENGTH
             return
 
 
-def _ends_with_stop(fields: Mapping[str, Column], slot: int, total: int, generated: int, sizes: Sizes) -> bool:
+def _ends_with_stop(fields: Mapping[str, Column], slot: int, total: int, generated: int, sizes: StateConfig) -> bool:
     """True when the generated tokens of a slot end with one of its stop sequences."""
     sequences = fields["stop_seqs"][slot].reshape(-1, sizes.max_stop_length)
     for i in range(int(fields["stop_seqs_num"][slot, 0])):

@@ -1,18 +1,26 @@
-// What a step changes by itself; the same effect as hal_core.slots.advance.advance, one thread a slot.
+// What a step changes by itself; the same effect as hal_core.slots.update.update_inputs, one thread a slot.
 typedef long long i64;
 typedef int i32;
 typedef unsigned char u8;
 
 struct State {
-  i64 *sampled_token_ids, *accept_tokens, *prompt_lens, *min_dec_len, *max_dec_len, *eos_token_ids, *stop_seqs;
-  i32 *eos_num, *stop_seqs_num, *stop_seqs_len;
-  i32 *accept_num, *stop_reason, *seq_lens_decoder, *seq_lens_encoder, *seq_lens_this_time, *draft_num;
-  i64 *step_idx, *next_tokens, *token_ids;
+  i64 *sampled_token_ids, *accept_tokens, *prompt_lens, *min_dec_len, *max_dec_len;  // in the order of STEP_FIELDS
+  i32* eos_num;
+  i64* eos_token_ids;
+  i32 *stop_seqs_num, *stop_seqs_len;
+  i64* stop_seqs;
+  i32 *split_role, *accept_num;
+  i64* step_idx;
   u8* stop_flags;
+  i32 *stop_reason, *seq_lens_decoder, *seq_lens_encoder, *seq_lens_this_time;
+  i64* next_tokens;
+  i32* draft_num;
+  i64* token_ids;
   i32 slots, max_tokens, max_accept, max_eos, stop_sequences, max_stop_length, speculative, unused;
 };
 
 enum { STOP = 1, LENGTH = 2, ERROR = 4 };
+enum { PREFILL = 1 };  // the split role whose slot gives one token and stops
 
 __device__ bool ends_with_stop(const State& s, i32 slot, i64 total, i64 generated) {
   const i64* tokens = s.token_ids + (i64)slot * s.max_tokens;
@@ -27,7 +35,7 @@ __device__ bool ends_with_stop(const State& s, i32 slot, i64 total, i64 generate
   return false;
 }
 
-extern "C" __global__ void hal_advance(__grid_constant__ const State s) {
+extern "C" __global__ void hal_update_inputs(__grid_constant__ const State s) {
   i32 slot = blockIdx.x * blockDim.x + threadIdx.x;
   if (slot >= s.slots) return;
   bool runs = !s.stop_flags[slot] && s.seq_lens_this_time[slot] > 0;
@@ -53,6 +61,8 @@ extern "C" __global__ void hal_advance(__grid_constant__ const State s) {
     s.stop_reason[slot] = ERROR;
     return;
   }
+  bool hands_over = s.split_role[slot] == PREFILL;
+  if (hands_over && wanted > 1) wanted = 1;
   i64* row = s.token_ids + (i64)slot * s.max_tokens;
   const i64* given = s.speculative ? s.accept_tokens + (i64)slot * s.max_accept : s.sampled_token_ids + slot;
   i32 count = 0, reason = 0;
@@ -70,8 +80,8 @@ extern "C" __global__ void hal_advance(__grid_constant__ const State s) {
   s.accept_num[slot] = count;
   s.step_idx[slot] += count;
   if (encoder == 0) s.seq_lens_decoder[slot] += count;
-  if (reason) {
-    s.stop_reason[slot] = reason;
+  if (reason) s.stop_reason[slot] = reason;
+  if (reason || (hands_over && count)) {
     s.stop_flags[slot] = 1;
   } else {
     s.seq_lens_this_time[slot] = 1;

@@ -1,7 +1,7 @@
-"""What a broadcast is made of besides the moving of bytes: the terms ranks agree on, the header, the checked ticket.
+"""What a broadcast is made of besides the moving of bytes: the shared configuration, the header, the checked ticket.
 
-Nothing here knows a device or a framework. :class:`Agreement` belongs to one state and one group: at its opening the
-ranks compare their terms, and each broadcast begins with a header that says which of them it is (G14).
+Nothing here knows a device or a framework. :class:`BroadcastChannel` belongs to one state and one group: at its opening
+the ranks compare their configurations, and each broadcast begins with a header that says which of them it is (G14).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..memory.plan import PlanBuilder, WritePlan
 from ..memory.views import ByteRange
 from ..slots.fields import HEADER_BYTES
 from ..tickets import DONE, Mode, PromiseTicket, Ticket
-from .terms import Terms, differences
+from .shared_config import SharedConfig, differences
 
 if TYPE_CHECKING:
     from ..group import Group
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from .communicator import Communicator
 
 HEADER = struct.Struct("<4sHHQQQ32s")
-"""Magic, version, header bytes, slice bytes, number of the broadcast, advances of the state, digest of the terms."""
+"""Magic, version, header bytes, slice bytes, number of the broadcast, updates of the state, digest of the terms."""
 MAGIC, VERSION = b"HALB", 1
 COUNTS, COUNTS_AT = struct.Struct("<QQ"), 16
-"""The part of the header that changes from call to call: number and advances."""
+"""The part of the header that changes from call to call: number and updates."""
 assert HEADER.size == HEADER_BYTES
 
 
@@ -48,7 +48,7 @@ def contract_version() -> str:
         return "source"
 
 
-def terms_of(state: SlotState, group: Group) -> Terms:
+def shared_config_of(state: SlotState, group: Group) -> SharedConfig:
     """What every rank of ``group`` must hold equal about ``state``."""
     layout, part = state.layout, state.broadcast_range()
     table = "".join(
@@ -56,7 +56,7 @@ def terms_of(state: SlotState, group: Group) -> Terms:
         for p in layout.fields.values()
     )
     listed = [name for name, p in layout.fields.items() if part.offset <= p.offset < part.end]
-    return Terms.of(
+    return SharedConfig.of(
         {
             "contract": f"paddle-hal-core {contract_version()}, broadcast header {VERSION}",
             "group": ",".join(map(str, group.ranks)),
@@ -71,7 +71,7 @@ def terms_of(state: SlotState, group: Group) -> Terms:
     )
 
 
-class Agreement:
+class BroadcastChannel:
     """What the ranks of one group agreed on for one state, and which broadcast comes next.
 
     ``number`` counts the broadcasts of this state on this group, from 1; ``expected`` is the header of the last one,
@@ -84,8 +84,8 @@ class Agreement:
 
     def __init__(self, device: MemoryDevice, state: SlotState, group: Group, communicator: Communicator) -> None:
         """Exchange and compare the terms: every rank of the group calls this, and every rank raises if one differs."""
-        terms = terms_of(state, group)
-        found = differences(communicator.exchange(terms.block()))
+        shared = shared_config_of(state, group)
+        found = differences(communicator.exchange(shared.block()))
         if found:
             error = StateUnusable(
                 f"the ranks of group {group.ranks} disagree about state {state.name!r}: " + "; ".join(found),
@@ -100,7 +100,7 @@ class Agreement:
         self.last: Ticket = DONE
         self._first = group.is_first
         begin, nbytes = state.broadcast_range().offset, state.broadcast_range().nbytes
-        self._start = bytearray(HEADER.pack(MAGIC, VERSION, HEADER_BYTES, nbytes, 0, 0, terms.digest()))
+        self._start = bytearray(HEADER.pack(MAGIC, VERSION, HEADER_BYTES, nbytes, 0, 0, shared.digest()))
         self._header = ByteRange(begin, HEADER_BYTES)
         builder = PlanBuilder(state.memory)
         builder.copy(np.array([begin], np.int64), HEADER_BYTES, np.zeros(HEADER_BYTES, np.uint8))
@@ -113,7 +113,7 @@ class Agreement:
     def begin(self, stream: Stream) -> None:
         """Count the broadcast; on the source, write its header in stream order."""
         self.number += 1
-        COUNTS.pack_into(self._start, COUNTS_AT, self.number, self.state.advances)
+        COUNTS.pack_into(self._start, COUNTS_AT, self.number, self.state.updates)
         self.expected = bytes(self._start)
         if not self._first:
             return
@@ -126,7 +126,7 @@ class Agreement:
         """The ticket of a broadcast that met a lost group."""
         ticket = PromiseTicket("sync")
         error.located(device=f"{self.device.name}:{self.device.index}", hook="broadcast_tokens")
-        ticket.settle(error)
+        ticket.complete(error)
         self.last = ticket
         return ticket
 
@@ -153,18 +153,18 @@ class Agreement:
         return error
 
 
-def agreement_of(state: SlotState, group: Group) -> Agreement | None:
+def channel_of(state: SlotState, group: Group) -> BroadcastChannel | None:
     """What the ranks of the group agreed on for the state; None before its opening."""
-    found: Agreement | None = state.agreements.get(group.ranks)
+    found: BroadcastChannel | None = state.channels.get(group.ranks)
     return found
 
 
 def describe(header: bytes) -> str:
     """A header in words, for errors."""
-    magic, version, size, nbytes, number, advances, digest = HEADER.unpack(header)
+    magic, version, size, nbytes, number, updates, digest = HEADER.unpack(header)
     if (magic, version, size) != (MAGIC, VERSION, HEADER_BYTES):
         return "no header" if any(header) else "a header of zeros"
-    return f"broadcast {number} after {advances} steps ({nbytes} bytes, digest {digest[:4].hex()})"
+    return f"broadcast {number} after {updates} steps ({nbytes} bytes, digest {digest[:4].hex()})"
 
 
 class CheckedTicket(Ticket):
@@ -173,10 +173,10 @@ class CheckedTicket(Ticket):
     __slots__ = ("_agreement", "_copy", "_error", "_expected", "_inner", "_known", "mode")
     _error: BaseException | None
 
-    def __init__(self, agreement: Agreement, inner: Ticket, copy: CopyTicket, expected: bytes) -> None:
+    def __init__(self, channel: BroadcastChannel, inner: Ticket, copy: CopyTicket, expected: bytes) -> None:
         super().__init__()
         self.mode: Mode = "sync" if inner.mode == copy.mode == "sync" else "async"
-        self._agreement, self._inner, self._copy, self._expected = agreement, inner, copy, expected
+        self._agreement, self._inner, self._copy, self._expected = channel, inner, copy, expected
         self._known, self._error = False, None
         if self.done():
             self.failure()  # marks the state now, before anybody waits
@@ -210,15 +210,15 @@ class OutputCheck:
 
     __slots__ = ("_agreement", "_expected", "_last", "_offset")
 
-    def __init__(self, agreement: Agreement, part: ByteRange) -> None:
-        self._agreement, self._expected, self._last = agreement, agreement.expected, agreement.last
-        self._offset = agreement.state.broadcast_range().offset - part.offset
+    def __init__(self, channel: BroadcastChannel, part: ByteRange) -> None:
+        self._agreement, self._expected, self._last = channel, channel.expected, channel.last
+        self._offset = channel.state.broadcast_range().offset - part.offset
 
     @classmethod
     def of(cls, state: SlotState, group: Group, part: ByteRange) -> OutputCheck | None:
         """The check for a state and a group; None where nothing was broadcast (a group of one, no step yet)."""
-        agreement = agreement_of(state, group)
-        return cls(agreement, part) if agreement is not None and agreement.number else None
+        channel = channel_of(state, group)
+        return cls(channel, part) if channel is not None and channel.number else None
 
     def verify(self, data: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> None:
         """Raise what the broadcast failed with, or :class:`StateUnusable` when the header is another's."""

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from ...memory.views import ByteRange
 from ..harness import backdoor
 from ..harness.backdoor import arrive
+from ..harness.bits import noise
 from ..kit import Kit
-from .roads import Road, noise, unlike
+from .forms import Road, unlike
 
 if TYPE_CHECKING:
     from ...memory.copies import CopyTicket
@@ -27,11 +28,21 @@ def copied(kit: Kit, memory: Memory, stream: Stream) -> CopyTicket:
     return kit.device.copy_out(memory, [ByteRange(0, memory.nbytes)], stream)
 
 
+def pairs(kit: Kit) -> list[tuple[str, Stream, Stream]]:
+    """Two streams: the default one as either, and neither."""
+    device = kit.device
+    return [
+        ("the default stream and another", device.default_stream, device.stream()),
+        ("another stream and the default one", device.stream(), device.default_stream),
+        ("two others", device.stream(), device.stream()),
+    ]
+
+
 class Busy:
     """Work on a stream that a test holds: it must be right in the end, and nobody else may wait for it."""
 
     def __init__(self, kit: Kit, stream: Stream, seed: int) -> None:
-        self.kit, self.should = kit, noise(4096, seed)
+        self.kit, self.should = kit, noise(seed, 4096)
         self.memory = kit.device.allocate(4096)
         self.written = backdoor.put(kit.device, self.memory, [(0, self.should.tobytes())], stream)
         self.copy = copied(kit, self.memory, stream)
@@ -46,13 +57,13 @@ class Busy:
 
 
 @contextmanager
-def beside(kit: Kit, lane: str, what: str) -> Iterator[Stream]:
-    """The stream to use, with what is to be held for ``lane`` held, and work waiting there; ``what`` is done within."""
+def beside(kit: Kit, stream_case: str, what: str) -> Iterator[Stream]:
+    """The stream to use; those that ``stream_case`` says are held, with work waiting there. ``what`` is done within."""
     device = kit.device
     own, others = device.stream(), [device.default_stream, device.stream()]
-    if "default stream" in lane:
+    if "default stream" in stream_case:
         own, others = others[0], [own, others[1]]
-    if lane in HELD:
+    if stream_case in HELD:
         with kit.held(own, what):
             yield own
         return
@@ -76,7 +87,7 @@ class Between:
     def __init__(self, kit: Kit, road: Road, stream: Stream) -> None:
         device, memory = kit.device, road.memory
         nbytes = road.before.nbytes
-        self.road, self.nbytes, self.last = road, nbytes, noise(nbytes, 99)
+        self.road, self.nbytes, self.last = road, nbytes, noise(99, nbytes)
         backdoor.put(device, memory, [(0, (~road.before).tobytes())], stream)
         backdoor.put(device, memory, [(0, road.before.tobytes())], stream)
         for source, data in road.sources:
@@ -111,5 +122,5 @@ class Between:
             ("after the work that followed it", unlike(third, self.last)),
         ):
             assert not wrong, f"{told}: what was copied out {when}: {wrong}"
-        self.road.settle(self.ticket)
+        self.road.complete(self.ticket)
         assert self.ticket.done(), f"{told}: its ticket was waited for, but is not done"

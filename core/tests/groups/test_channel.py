@@ -6,21 +6,24 @@ import subprocess
 import sys
 
 import pytest
-from hal_core.ranks.agreement import HEADER, MAGIC
-from hal_core.slots.fields import HEADER_BYTES, Sizes
+from hal_core.ranks.channel import HEADER, MAGIC
+from hal_core.slots.fields import HEADER_BYTES, StateConfig
 from hal_core.slots.layout import lay_out
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 sizes = st.builds(
-    Sizes,
-    slots=st.integers(1, 9),
-    max_tokens=st.integers(1, 40),
-    max_draft=st.integers(0, 4),
-    top_k=st.integers(0, 3),
+    StateConfig,
+    num_slots=st.integers(1, 9),
+    max_model_len=st.integers(1, 40),
+    max_draft_tokens=st.integers(0, 4),
+    max_logprobs=st.integers(0, 3),
 )
 SPLITS = (((0, 1), (2, 3)), ((1, 0), (3, 2)), ((0, 1, 2, 3),), ((2, 0, 3, 1),), ((0, 2), (3, 1)))
-PLAIN, SPECULATIVE = Sizes(slots=4, max_tokens=16), Sizes(slots=4, max_tokens=16, max_draft=2)
+PLAIN, SPECULATIVE = (
+    StateConfig(num_slots=4, max_model_len=16),
+    StateConfig(num_slots=4, max_model_len=16, max_draft_tokens=2),
+)
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -30,7 +33,7 @@ def test_g13_fields_are_the_sources_byte_for_byte_and_nothing_else_changes(pool,
     idle = data.draw(st.sampled_from([(), split[-1:] if len(split) > 1 else ()]))
     seen = pool.run(actions.agree, split, idle, chosen, data.draw(st.integers(0, 99)), 2)
     layout = lay_out(chosen)
-    part = layout.groups["broadcast_speculative" if chosen.max_draft else "broadcast"]
+    part = layout.groups["broadcast_speculative" if chosen.max_draft_tokens else "broadcast"]
     for group in split:
         for rank in group:
             for before, after, sources in zip(seen[rank][::2], seen[rank][1::2], seen[group[0]][::2], strict=True):
@@ -53,9 +56,9 @@ def test_g14_the_slice_begins_with_a_header_that_counts(pool, actions):
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"sizes": Sizes(slots=5, max_tokens=16)}, "sizes: rank 0 has 'slots=4"),
-        ({"sizes": Sizes(slots=4, max_tokens=4096)}, "max_tokens=4096"),
-        ({"sizes": SPECULATIVE}, "broadcast list: rank 0 has 'sampled_token_ids', rank 1 'accept_tokens accept_num"),
+        ({"sizes": StateConfig(num_slots=5, max_model_len=16)}, "sizes: rank 0 has 'num_slots=4"),
+        ({"sizes": StateConfig(num_slots=4, max_model_len=4096)}, "max_model_len=4096"),
+        ({"sizes": SPECULATIVE}, "rank 0 has 'sampled_token_ids', rank 1 'sampled_token_ids accept_tokens"),
         ({"swap": ("accept_num", "step_idx")}, "slot table"),
         ({"swap": ("seed", "min_p")}, "slot table"),
         ({"reset": "step_idx"}, "slot table"),
@@ -119,7 +122,7 @@ def test_g14_nothing_is_sent_of_a_step_whose_header_is_wrong(pool, actions):
 def test_g15_a_group_of_one_communicates_nothing_and_needs_no_framework():
     script = """
 import sys
-from hal_core import Sizes, hookimpl
+from hal_core import StateConfig, hookimpl
 from hal_core.runtime.bound import bind
 from hal_core.devices.cpu.device import CpuDevice
 from hal_core.group import Group
@@ -127,11 +130,11 @@ class Watched(CpuDevice):
     def communicator(self, group):
         raise SystemExit("asked for a communicator")
 device = bind(Watched(0, {}))
-state = device.state(Sizes(slots=2, max_tokens=8))
+state = device.state(StateConfig(num_slots=2, max_model_len=8))
 before = state.memory.buffer.copy()
 for rank in (0, 3):
     device.broadcast_tokens(state=state, group=Group((rank,), rank), stream=device.default_stream).wait()
-assert (state.memory.buffer == before).all() and not state.agreements
+assert (state.memory.buffer == before).all() and not state.channels
 assert "paddle" not in sys.modules
 """
     subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True)

@@ -1,4 +1,5 @@
-// What a step changes by itself; the same effect as hal_core.slots.advance.advance, for every slot of a state.
+// What a step changes by itself; the same effect as hal_core.slots.update.update_inputs, for every slot of a state.
+#include <algorithm>
 #include <cstring>
 
 #include "functions.h"
@@ -8,7 +9,7 @@ namespace {
 
 enum Field {
   kSampled, kAcceptTokens, kPromptLens, kMinLen, kMaxLen, kEosNum, kEosTokens, kStopNum, kStopLen, kStopTokens,
-  kAcceptNum, kStepIdx, kStopFlags, kStopReason, kDecoder, kEncoder, kThisTime, kNext, kDraftNum, kTokenIds, kFields
+  kSplitRole, kAcceptNum, kStepIdx, kStopFlags, kStopReason, kDecoder, kEncoder, kThisTime, kNext, kDraftNum, kTokenIds, kFields
 };
 
 struct Arguments {
@@ -17,6 +18,7 @@ struct Arguments {
 } __attribute__((packed));
 
 enum Reason : int32_t { kStop = 1, kLength = 2, kError = 4 };  // hal_core.slots.fields.FinishReason
+constexpr int32_t kPrefillRole = 1;  // hal_core.slots.fields.SplitRole: such a slot gives one token and stops
 
 // The fields of a state where the kernel reaches them, each [slots, width]; token rows are mapped one at a time.
 struct State {
@@ -36,7 +38,7 @@ struct State {
     const size_t n = static_cast<size_t>(a.slots), stops = static_cast<size_t>(a.stop_sequences);
     const size_t bytes[kTokenIds] = {
         n * 8, n * 8 * a.max_accept, n * 8, n * 8, n * 8, n * 4, n * 8 * a.max_eos, n * 4, n * 4 * stops,
-        n * 8 * stops * a.max_stop_length, n * 4, n * 8, n, n * 4, n * 4, n * 4, n * 4, n * 8, n * 4};
+        n * 8 * stops * a.max_stop_length, n * 4, n * 4, n * 8, n, n * 4, n * 4, n * 4, n * 4, n * 8, n * 4};
     for (int f = 0; f < kTokenIds; ++f) {
       // Nobody writes to what was only read.
       at[f] = f < kAcceptNum ? static_cast<char*>(const_cast<void*>(halsim_kernel_read(kernel, a.address[f], bytes[f])))
@@ -105,6 +107,7 @@ void advance_slot(const State& s, int32_t slot) {
     s.i32(kAcceptNum, slot) = 0;
     return;
   }
+  const bool hands_over = s.i32(kSplitRole, slot) == kPrefillRole;
   const int32_t wanted = s.a.speculative ? s.i32(kAcceptNum, slot) : 1;
   if (wanted < 0 || wanted > s.a.max_accept) {  // left as it is, for save_output to report
     s.flag(slot) = 1;
@@ -114,27 +117,27 @@ void advance_slot(const State& s, int32_t slot) {
   const int64_t* given =
       s.a.speculative ? s.row<int64_t>(kAcceptTokens, slot, s.a.max_accept) : s.row<int64_t>(kSampled, slot);
   int32_t reason = 0;
-  const int32_t count = append(s, slot, given, wanted, known, &reason);
+  const int32_t count = append(s, slot, given, hands_over ? std::min(wanted, 1) : wanted, known, &reason);
   s.i32(kAcceptNum, slot) = count;
   s.i64(kStepIdx, slot) += count;
   if (encoder == 0) s.i32(kDecoder, slot) += count;
   if (reason || !s.a.speculative) s.i32(kStopReason, slot) = reason;
-  if (reason) {
+  if (reason || (hands_over && count)) {
     s.flag(slot) = 1;
   } else {
     s.i32(kThisTime, slot) = 1;
   }
 }
 
-void hal_advance(halsim_kernel* kernel, const void* arguments, size_t bytes) {
+void hal_update_inputs(halsim_kernel* kernel, const void* arguments, size_t bytes) {
   State s{{}, kernel};
-  if (bytes != sizeof s.a) return halsim_kernel_fail(kernel, "hal_advance takes the addresses and sizes of a state");
+  if (bytes != sizeof s.a) return halsim_kernel_fail(kernel, "hal_update_inputs takes the addresses and sizes of a state");
   std::memcpy(&s.a, arguments, sizeof s.a);
   if (!s.map()) return;
   for (int32_t slot = 0; slot < s.a.slots; ++slot) advance_slot(s, slot);
 }
 
-const RegisterFunction registered("hal_advance", hal_advance);
+const RegisterFunction registered("hal_update_inputs", hal_update_inputs);
 
 }  // namespace
 }  // namespace halsim

@@ -19,13 +19,13 @@ BLOCK_BYTES = SLOTS * (DIGEST_BYTES + LABEL_BYTES + TEXT_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class SharedConfig:
     """Label to text, in order: ``items`` are compared by digest, and the texts (cut if long) are shown in errors."""
 
     items: tuple[tuple[str, str], ...]
 
     @classmethod
-    def of(cls, items: Mapping[str, str]) -> Terms:
+    def of(cls, items: Mapping[str, str]) -> SharedConfig:
         """The terms of a mapping, in its order; at most :data:`SLOTS`."""
         if len(items) > SLOTS:
             raise InvalidValue(f"{len(items)} terms, a block holds {SLOTS}", argument="terms")

@@ -1,0 +1,44 @@
+"""What ``open`` takes for a device's staging ring."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+from ..errors import InvalidValue
+from .base import check_options
+
+O = TypeVar("O", bound="RingOptions")  # noqa: E741 (of a class derived from it)
+LEAST = 256
+"""Bytes of the smallest ring: one span (:data:`hal_core.devices.staging.ALIGNMENT`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RingOptions:
+    """Bytes of staging memory at first and at most, and seconds a full ring is waited for.
+
+    A device that takes more options derives from it. Raises :class:`InvalidValue` for senseless ones.
+    """
+
+    ring_start: int = 1 << 20
+    ring_limit: int = 64 << 20
+    deadline: float = 30.0
+
+    def __post_init__(self) -> None:
+        for name, value in (("ring_start", self.ring_start), ("ring_limit", self.ring_limit)):
+            if type(value) is not int or value < LEAST:
+                raise InvalidValue(f"{name} = {value!r}", cure=f"give at least {LEAST} bytes", argument="options")
+        if self.ring_start > self.ring_limit:
+            raise InvalidValue("ring_start over ring_limit", cure="raise ring_limit", argument="options")
+        if type(self.deadline) not in (int, float) or not self.deadline > 0:
+            raise InvalidValue(f"deadline = {self.deadline!r}", cure="give seconds above 0", argument="options")
+
+    @classmethod
+    def of(cls: type[O], device: str, given: Mapping[str, Any]) -> O:
+        """The options that a device was given. Raises :class:`InvalidValue`, naming it, for an unknown one."""
+        check_options(device, given, [field.name for field in fields(cls)])
+        try:
+            return cls(**given)
+        except InvalidValue as error:
+            raise error.located(device=device) from None

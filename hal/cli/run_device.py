@@ -1,0 +1,26 @@
+"""What ``hal run`` says of the device that it runs on: which it is, what stands in for it, and what falls back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hal_core import BoundDevice
+
+DeviceFacts = dict[str, Any]
+"""``name``, ``substituted`` ("" where nothing stands in), and ``fallbacks``, hook to reason."""
+
+
+def facts_of(device: BoundDevice) -> DeviceFacts:
+    """What each JSON object says of the device."""
+    able = device.capabilities
+    return {"name": device.name, "substituted": able.substituted, "fallbacks": dict(able.fallbacks)}
+
+
+def where(device: BoundDevice, model_place: str) -> str:
+    """The same in the line that sums a run up: what falls back, the device with its stand-in, and the model's place."""
+    by_reason: dict[str, list[str]] = {}
+    for hook, reason in device.capabilities.fallbacks.items():
+        by_reason.setdefault(" ".join(reason.split()), []).append(hook)
+    told = [f"{' and '.join(hooks)} fall{'s' * (len(hooks) == 1)} back: {why}" for why, hooks in by_reason.items()]
+    return "; ".join([*told, f"device {device.name}, model on {model_place}"])

@@ -1,0 +1,62 @@
+"""Observers from entry points: those of the group ``hal.observers`` that the user names in ``HAL_OBSERVERS``.
+
+None is used by default: what sees every hook call is the user's choice, not an installed package's. How one is written:
+:mod:`hal_core.runtime.observers`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from hal_core import HalError, InvalidValue
+
+from .discovery import OBSERVED, Entry, installed_observers, load_observer
+
+if TYPE_CHECKING:
+    from hal_core import BoundDevice
+
+
+def chosen() -> tuple[Entry, ...]:
+    """The observers that ``HAL_OBSERVERS`` names, in its order. Nothing is imported.
+
+    :raises InvalidValue: for a name that no installed observer has, or that two distributions claim.
+    """
+    names = dict.fromkeys(name.strip() for name in os.environ.get(OBSERVED, "").split(",") if name.strip())
+    if not names:
+        return ()
+    there = installed_observers()
+    return tuple(_one(name, there) for name in names)
+
+
+def _one(name: str, there: Sequence[Entry]) -> Entry:
+    claims = [entry for entry in there if entry.name == name]
+    if not claims:
+        known = ", ".join(f"{entry.name} ({entry.who})" for entry in there) or "none"
+        raise InvalidValue(
+            f"no installed observer is called {name!r}; installed: {known}",
+            cure="list names of observers separated by commas, or unset it to have none",
+            argument=OBSERVED,
+        )
+    if len(claims) > 1:
+        raise InvalidValue(
+            f"the observer {name!r} is provided by {' and '.join(entry.who for entry in claims)}",
+            cure="uninstall one of them",
+            argument=OBSERVED,
+        )
+    return claims[0]
+
+
+def observe(bound: BoundDevice, entries: Sequence[Entry]) -> None:
+    """Let the observers see every hook call of a device.
+
+    :raises PluginError: naming the distribution, for one that does not import, is made for another contract, or
+        observes nothing.
+    """
+    for entry in entries:
+        observer = load_observer(entry)
+        try:
+            bound.observe(observer, name=f"{entry.name} ({entry.who})")
+        except HalError as error:
+            raise entry.error(error.what, cure=error.cure) from error

@@ -1,0 +1,69 @@
+"""``hal conform`` refuses what hal refuses, in the same words, and tests the very plugin that hal would open."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import pytest
+from hal_core import ContractMismatch, DeviceNotFound, HalError, PluginError, Unavailable
+from hal_core.conformance.opening import subject
+
+from hal.cli import conform
+from hal.selection import select
+
+from .fixtures_plugins.builder import Site
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    import_module("hal_core.conformance.report.command")  # with pytest and its plugins, before site-packages goes
+    return Site(tmp_path / "site").activate(monkeypatch)
+
+
+def refusal(call, name):
+    with pytest.raises(HalError) as caught:
+        call(name)
+    return type(caught.value), str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("device", "environment", "kind"),
+    [
+        ({"requires": ["paddle-hal-core>=9.0,<10"]}, {}, ContractMismatch),
+        ({"requires": []}, {}, ContractMismatch),
+        ({}, {"HAL_PLUGINS": ""}, DeviceNotFound),
+        ({"priority": "high"}, {}, PluginError),
+        ({"state": "broken_import"}, {}, PluginError),
+        ({"state": "unavailable"}, {}, Unavailable),
+    ],
+)
+def test_what_hal_refuses_is_not_tested(site, monkeypatch, device, environment, kind):
+    site.core()
+    site.device("alpha", **device)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    refused = refusal(select, "alpha")
+    assert refused[0] is kind
+    assert refusal(lambda name: conform.run([name]), "alpha") == refused
+
+
+def test_a_plugin_that_is_refused_is_not_imported(site, monkeypatch):
+    site.core()
+    site.device("alpha", requires=["paddle-hal-core>=9.0,<10"])
+    site.device("beta")
+    monkeypatch.setenv("HAL_PLUGINS", "paddle-hal-alpha")
+    for name in ("alpha", "beta"):
+        refusal(lambda name: conform.run([name]), name)
+    assert site.imported() == set()
+
+
+def test_a_name_that_two_claim_is_an_error_until_the_allow_list_decides(site, monkeypatch):
+    site.core()
+    for distribution in ("paddle-hal-one", "paddle-hal-two"):
+        site.device("twin", distribution=distribution)
+    assert refusal(lambda name: conform.run([name]), "twin") == refusal(select, "twin")
+    monkeypatch.setenv("HAL_PLUGINS", "paddle-hal-two")
+    found = subject("twin", target=conform._find("twin"))
+    assert found.origin == "paddle-hal-two 1.0"
+    assert found.recipe.target == select("twin").entry.target, "ranks and liars open the same"
+    assert site.imported() == {"paddle-hal-two"}
