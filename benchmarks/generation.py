@@ -4,7 +4,7 @@
 
 ``--python`` is an interpreter with transformers and torch, whose ``generate`` answers the same prompts from the same
 checkpoint; ``--before`` is another checkout of this repository. All take turns in one run, each in a process of its
-own with as many threads; what is printed are medians, and ratios of medians. Loading is not timed.
+own with as many threads; what is printed are medians, and of the ratios within a round. Loading is not timed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def prompts(count: int) -> list[list[int]]:
 
 def hal_job() -> Job:
     """Prompts through the engine, as ``hal run`` feeds them."""
-    from hal_core import Request, SamplingParams, Sizes
+    from hal_core import Request, SamplingParams, StateConfig
 
     import hal
     from hal.engine import Engine
@@ -58,7 +58,7 @@ def hal_job() -> Job:
             """Nothing to drain."""
 
     def job(texts: list[list[int]]) -> None:
-        sizes = Sizes(slots=len(texts), max_tokens=PROMPT + NEW_TOKENS)
+        sizes = StateConfig(num_slots=len(texts), max_model_len=PROMPT + NEW_TOKENS)
         with hal.open_device("cpu") as device:
             engine = Engine(Worker(device, model, sizes, len(texts) * sizes.max_blocks, Unread()), chunk=1 << 20)
             for number, text in enumerate(texts):
@@ -104,13 +104,12 @@ def serve(job: Job) -> None:
 class Party:
     """One that takes part: a process that waits for its turns."""
 
-    def __init__(self, python: str, kind: str, threads: int, path: Path | None = None) -> None:
+    def __init__(self, python: str, kind: str, threads: int, path: Path = ROOT) -> None:
         names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
         environment = os.environ | dict.fromkeys(names, str(threads)) | {"GLOG_minloglevel": "2"}
-        if path is not None:
-            environment["PYTHONPATH"] = os.pathsep.join(str(path / part) for part in (".", "core/src"))
+        environment["PYTHONPATH"] = os.pathsep.join(str(path / part) for part in (".", "core/src"))
         self.process = subprocess.Popen(
-            [python, "-W", "ignore", __file__, "--serve", kind],
+            [python, "-W", "ignore", str(path / "benchmarks" / "generation.py"), "--serve", kind],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -149,7 +148,7 @@ def main() -> None:
     if chosen.serve:
         serve(hal_job() if chosen.serve == "hal" else transformers_job())
         return
-    parties = {"hal": Party(sys.executable, "hal", chosen.threads, ROOT)}
+    parties = {"hal": Party(sys.executable, "hal", chosen.threads)}
     if chosen.before:
         parties["hal before"] = Party(sys.executable, "hal", chosen.threads, chosen.before)
     if has_transformers(chosen.python):
@@ -164,10 +163,10 @@ def main() -> None:
         for _ in range(chosen.rounds):
             for name, party in parties.items():
                 rates[name].append(party.turn(slots))
-        own = statistics.median(rates["hal"])
         for name, values in rates.items():
             median, spread = statistics.median(values), f"({min(values):.0f} to {max(values):.0f})"
-            ratio = "" if name == "hal" else f"hal is {own / median:.2f} of it"
+            ratios = [own / other for own, other in zip(rates["hal"], values, strict=True)]
+            ratio = "" if name == "hal" else f"hal is {statistics.median(ratios):.2f} of it"
             print(f"{slots:3} slots  {name:14}{median:8.0f}  {spread:18}{ratio}", flush=True)
     for party in parties.values():
         party.close()

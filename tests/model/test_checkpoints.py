@@ -12,7 +12,7 @@ from hal_core.errors import InvalidValue
 from hal_core.output.sinks import MemorySink
 from hal_core.runtime.bound import bind
 from hal_core.slots.admission import Request, SamplingParams
-from hal_core.slots.fields import Sizes
+from hal_core.slots.fields import StateConfig
 
 from hal.engine import Engine
 from hal.model.config import parse_config
@@ -100,7 +100,7 @@ class Recorded:
 
 def serve(model, prompts, chunk):
     """The greedy tokens of each prompt, all served at once."""
-    sizes = Sizes(slots=len(prompts), max_tokens=64, block_size=4)
+    sizes = StateConfig(num_slots=len(prompts), max_model_len=64, block_size=4)
     with bind(CpuPlugin.open(0, {})) as device:
         engine = Engine(Worker(device, model, sizes, 16 * len(prompts), MemorySink()), chunk=chunk)
         for number, prompt in enumerate(prompts):
