@@ -34,11 +34,10 @@ def prompts(count: int) -> list[list[int]]:
     return [[draw.randrange(3, VOCAB) for _ in range(PROMPT)] for _ in range(count)]
 
 
-def hal_job() -> Job:
+def hal_job(device: Any) -> Job:  # noqa: ANN401 (hal is imported in the processes that need it alone)
     """Prompts through the engine, as ``hal run`` feeds them."""
     from hal_core import Request, SamplingParams, StateConfig
 
-    import hal
     from hal.engine import Engine
     from hal.model.llama import LlamaModel
     from hal.worker import Worker
@@ -52,18 +51,17 @@ def hal_job() -> Job:
         session = 1
 
         def put(self, pending: Any) -> None:  # noqa: ANN401 (a pending output is no public name)
-            pending.settle(None)
+            pending.complete(None)
 
         def close(self, timeout: float) -> None:
             """Nothing to drain."""
 
     def job(texts: list[list[int]]) -> None:
         sizes = StateConfig(num_slots=len(texts), max_model_len=PROMPT + NEW_TOKENS)
-        with hal.open_device("cpu") as device:
-            engine = Engine(Worker(device, model, sizes, len(texts) * sizes.max_blocks, Unread()), chunk=1 << 20)
-            for number, text in enumerate(texts):
-                engine.submit(Request(f"r{number}", text, params))
-            made = sum(len(done.token_ids) for done in engine.run())
+        engine = Engine(Worker(device, model, sizes, len(texts) * sizes.max_blocks, Unread()), chunk=1 << 20)
+        for number, text in enumerate(texts):
+            engine.submit(Request(f"r{number}", text, params))
+        made = sum(len(done.token_ids) for done in engine.run())
         assert made == len(texts) * NEW_TOKENS, made
 
     return job
@@ -113,7 +111,6 @@ class Party:
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
             text=True,
         )
 
@@ -145,8 +142,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--serve", choices=("hal", "transformers"), help=argparse.SUPPRESS)
     chosen = parser.parse_args()
+    if chosen.serve == "transformers":
+        serve(transformers_job())
+        return
     if chosen.serve:
-        serve(hal_job() if chosen.serve == "hal" else transformers_job())
+        import hal
+
+        with hal.open_device("cpu") as device:
+            serve(hal_job(device))
         return
     parties = {"hal": Party(sys.executable, "hal", chosen.threads)}
     if chosen.before:
