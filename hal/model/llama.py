@@ -68,7 +68,7 @@ class LlamaModel:
         self.cache: PagedCache | None = None
         self.weights: DecoderWeights = prepare_weights(config, tensors, place)
         self._fused_norm = _has_fused_norm(place)
-        self._ones = paddle.ones([config.hidden_size]).to(place)
+        self._ones = self._put(np.ones(config.hidden_size, np.float32))
         self._heads: tuple[int, Tensor, Tensor] | None = None  # tokens of the last step, qk_index, value_index
         self._frequencies = config.rope.frequencies(config.head_dim)
         self._rotations = self._rotation_table(0)
@@ -231,8 +231,8 @@ class LlamaModel:
 
 def _has_fused_norm(place: str) -> bool:
     """Whether Paddle has its one operator for RMSNorm on this place; not every kind of device has it."""
-    x = paddle.ones([1, 2]).to(place)
+    x, weight = (paddle.to_tensor(np.ones(shape, np.float32), place=place) for shape in ((1, 2), (2,)))
     try:
-        return isinstance(fused_rms_norm(x, x[0], None, 1e-6, 1), tuple)
+        return isinstance(fused_rms_norm(x, weight, None, 1e-6, 1), tuple)
     except (RuntimeError, OSError, NotImplementedError):
         return False

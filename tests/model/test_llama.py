@@ -142,6 +142,16 @@ def test_any_schedule_over_any_blocks_equals_the_dense_pass(models, dense, data)
             free.extend(row.blocks)
 
 
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_a_place_without_the_one_operator_for_a_norm_gives_the_same(models, monkeypatch, name):
+    batch = batch_of([Row(tokens(9), blocks=[0, 1, 2])], [9], 3)
+    models[name].allocate_cache(8, 4)
+    assert models[name]._fused_norm, "Paddle has it on the cpu"
+    fused = models[name].forward(batch)
+    monkeypatch.setattr(models[name], "_fused_norm", False)
+    np.testing.assert_allclose(models[name].forward(batch), fused, atol=TOLERANCE)
+
+
 def test_a_row_does_not_depend_on_its_neighbours(model):
     alone, crowd = (
         Row(tokens(9), blocks=[0, 1, 2]),
