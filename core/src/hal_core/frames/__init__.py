@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from ..output.sinks import PendingOutput as PendingOutput
     from ..output.sinks import is_ready as is_ready
     from ..output.sinks import new_session as new_session
-    from ..output.sinks import settle_with as settle_with
+    from ..output.sinks import complete_with as complete_with
     from ..output.sinks import unknown as unknown
     from ..output.sinks import unresolved as unresolved
     from .bodies import Part as Part
@@ -31,6 +31,6 @@ __getattr__, __dir__, __all__ = face(
         "hal_core.frames.envelope": """
             Frame FrameHeader FrameKind decode decode_frame encode read_body seal split
             """,
-        "hal_core.output.sinks": "PendingOutput is_ready new_session settle_with unknown unresolved",
+        "hal_core.output.sinks": "PendingOutput is_ready new_session complete_with unknown unresolved",
     },
 )
