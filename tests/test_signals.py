@@ -315,7 +315,7 @@ SWALLOWED = """
                 os.kill(os.getpid(), signal.SIGTERM)
             except KeyboardInterrupt:
                 pass
-    command.main = lambda given, plugins: main(given, [*plugins, Swallows()])
+    command.main = lambda given, plugins, *more: main(given, [*plugins, Swallows()], *more)
     from hal.cli import main as hal
     hal()
 """

@@ -77,7 +77,7 @@ def test_g20_g21_both_ways_say_the_same(state, data, order):
         ("draft_num", 3, "3 drafts (at most 2)"),
         ("draft_num", -1, "-1 drafts (at most 2)"),
         ("step_idx", 0, "0 generated in all"),
-        ("request_serial", 10**9, "the slot holds serial 1000000000"),
+        ("request_serial", 10**9, "the slot holds admission 1000000000"),
     ],
 )
 def test_g21_what_is_out_of_bounds_in_a_plain_step_is_an_error_of_its_row_alone(state, field, value, told):

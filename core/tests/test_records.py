@@ -168,4 +168,4 @@ def test_g19_an_output_that_cannot_be_settled_does_not_stop_those_after_it(caplo
     assert settled.wait(30)
     sink.close(30)
     assert [record.step for record in sink.records] == [0, 1]
-    assert "could not settle the output of step 0" in caplog.text
+    assert "could not complete the output of step 0" in caplog.text

@@ -22,7 +22,9 @@ def run(device, **options):
     variables = {f"HALSIM_{name.upper()}": str(value) for name, value in options.items()}
     done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {answer.pop("device")["name"] for answer in answers} == {f"{device}:0"}
+    return answers
 
 
 def test_sim_and_cpu_give_the_same_tokens(built):

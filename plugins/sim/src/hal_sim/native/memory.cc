@@ -3,11 +3,13 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <deque>
 #include <map>
 #include <mutex>
+#include <vector>
 
 #include "options.h"
 #include "order.h"
@@ -51,6 +53,23 @@ const Tombstone* grave_locked(uintptr_t address) {
   if (it == graves.begin()) return nullptr;
   --it;
   return address < it->second.begin + it->second.mapped ? &it->second : nullptr;
+}
+
+// Lays freed poison over pages that stay readable, without memory behind them: all share one file's pages.
+void poison_pages(char* address, size_t mapped) {
+  constexpr size_t kChunk = size_t{1} << 20;
+  static const int file = [] {
+    const int fd = memfd_create("halsim-freed", MFD_CLOEXEC);
+    const std::vector<char> poison(kChunk, static_cast<char>(kFreedPoison));
+    return fd >= 0 && write(fd, poison.data(), kChunk) == static_cast<ssize_t>(kChunk) ? fd : -1;
+  }();
+  for (size_t at = 0; at < mapped; at += kChunk) {
+    const size_t bytes = std::min(kChunk, mapped - at);
+    if (file < 0 ||
+        mmap(address + at, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, file, 0) == MAP_FAILED) {
+      std::memset(address + at, kFreedPoison, bytes);
+    }
+  }
 }
 
 void bury_locked(const Block& block, uint64_t sequence) {
@@ -188,7 +207,7 @@ Status free_pinned(void* address) {
   std::lock_guard<std::mutex> guard(lock);
   if (!blocks.erase(block->begin)) return fail(Status::invalid, "%p is freed already", address);
   // It stays readable in its grave: a stale array must show poison, not end the process.
-  if (options.poison) std::memset(address, kFreedPoison, block->mapped);
+  poison_pages(static_cast<char*>(address), block->mapped);
   bury_locked(*block, op->sequence);
   return Status::ok;
 }
