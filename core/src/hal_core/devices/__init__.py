@@ -26,6 +26,7 @@ __getattr__, __dir__, __all__ = face(
         "hal_core.devices.base": "DeviceBase check_index check_options",
         "hal_core.devices.paddle.conformance": "PaddleSupport SimulatedRanks",
         "hal_core.devices.paddle.custom": "CustomDevicePlugin",
+        "hal_core.devices.paddle.custom_device": "CustomDevice",
         "hal_core.devices.paddle.device": "PaddleDevice",
         "hal_core.devices.paddle.places": "custom_place import_paddle paddle_core",
         "hal_core.devices.paddle.plugins": "PaddlePlugin",

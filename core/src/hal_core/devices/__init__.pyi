@@ -35,6 +35,7 @@ from .lifetimes import DeviceMemory as DeviceMemory
 from .paddle.conformance import PaddleSupport as PaddleSupport
 from .paddle.conformance import SimulatedRanks as SimulatedRanks
 from .paddle.custom import CustomDevicePlugin as CustomDevicePlugin
+from .paddle.custom_device import CustomDevice as CustomDevice
 from .paddle.device import PaddleDevice as PaddleDevice
 from .paddle.places import custom_place as custom_place
 from .paddle.places import import_paddle as import_paddle
