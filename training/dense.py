@@ -21,9 +21,16 @@ Ids = npt.NDArray[np.int64]
 
 
 class DenseModel:
-    """``tensors`` are a checkpoint's, float32, by their usual names (``hal.model.loading.read_tensors``)."""
+    """``tensors`` are a checkpoint's, float32, by their usual names (``hal.model.loading.read_tensors``). Raises
+    InvalidValue for what this pass leaves out: scaled positions, and norms of queries and keys."""
 
     def __init__(self, config: LlamaConfig, tensors: Mapping[str, Floats]) -> None:
+        if config.qk_norm or config.rope.scaling is not None:
+            raise InvalidValue(
+                "the dense pass has neither normed queries and keys nor scaled positions",
+                cure="give a checkpoint without them",
+                argument="config",
+            )
         self.config = config
         self.tensors = tensors
 
@@ -112,7 +119,7 @@ class DenseModel:
     def _rotate(self, x: Floats) -> Floats:
         """Turn the pairs (i, i + head_dim / 2) of ``[n, heads, head_dim]`` by position x theta ** (-2 i / head_dim)."""
         half = self.config.head_dim // 2
-        rates = self.config.rope_theta ** (-2 * np.arange(half) / self.config.head_dim)
+        rates = self.config.rope.theta ** (-2 * np.arange(half) / self.config.head_dim)
         angle = (np.arange(len(x))[:, None] * rates)[:, None, :]
         cos, sin = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
         first, second = x[..., :half], x[..., half:]

@@ -62,7 +62,7 @@ def run(
     ] = 256,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a prompt, in their order.")] = False,
 ) -> None:
-    """Generate text with a model: the embedded default, or a Llama- or Qwen2-style checkpoint of your own."""
+    """Generate text with a model: the embedded default, or a Llama-, Mistral-, Qwen2- or Qwen3-style checkpoint."""
     params = sampling_params(
         temperature=temperature,
         top_k=top_k,

@@ -55,8 +55,10 @@ class GroupPlan:
     """int64 ``[rows * kv_heads * keys / block_size]`` into a cache seen as
     ``[(blocks + 1) * kv_heads, block_size * head_dim]``."""
     mask: np.ndarray
-    """float32 ``[rows, 1, heads_per_group * queries, keys]`` (a single decode token: 1 in the third place), 0 where
-    the query may look and -inf elsewhere; every query may look at position 0."""
+    """float32, 0 where the query may look and -inf elsewhere; every query may look at position 0. For single tokens
+    ``[rows, kv_heads, heads_per_group, keys]``, the scores' own shape: on a cpu adding it costs a tenth of what it
+    costs when it is stretched to them. For longer rows ``[rows, 1, heads_per_group * queries, keys]``, to save memory.
+    """
 
 
 @dataclass(frozen=True)
@@ -84,10 +86,10 @@ def check_batch(batch: ModelBatch, config: LlamaConfig, cache: CacheShape) -> No
     _require(tables.ndim == 2 and len(tables) == rows, "block_tables", "must be [rows, max_blocks]")
     _require(batch.token_ids.shape == (int(lengths.sum()),), "token_ids", "must be as many as row_lengths add up to")
     _require(batch.positions.shape == (tokens,), "positions", "must be as many as token_ids")
-    low, high = batch.token_ids.min(), batch.token_ids.max()
+    low, high = int(batch.token_ids.min()), int(batch.token_ids.max())
     _require(low >= 0 and high < config.vocab_size, "token_ids", f"must be 0 to {config.vocab_size - 1}")
-    expected = _row_starts(contexts, lengths) + np.arange(tokens)
-    _require(np.array_equal(batch.positions, expected), "positions", "must continue each row from its context length")
+    expected = contexts if tokens == rows else _row_starts(contexts, lengths) + np.arange(tokens)
+    _require(bool((batch.positions == expected).all()), "positions", "must continue each row from its context length")
     limit = config.max_position_embeddings
     _require(
         int(batch.positions.max()) < limit,
@@ -122,20 +124,33 @@ def plan_step(batch: ModelBatch, config: LlamaConfig, cache: CacheShape) -> Step
     """
     size, lengths = cache.block_size, batch.row_lengths
     rows = np.arange(lengths.size)
-    firsts = np.cumsum(lengths, dtype=np.int64) - lengths
-    decode, chunks = np.flatnonzero(lengths == 1), np.flatnonzero(lengths > 1)
-    parts = [_plan_group(batch, config, cache, chosen, firsts[chosen]) for chosen in (decode, chunks) if chosen.size]
-    totals = batch.context_lengths.astype(np.int64) + lengths
-    begun = totals // size * size >= batch.context_lengths  # the last token's block is new to the row
-    left = np.where(begun, -totals % size, 0)
-    clear = np.repeat(totals - (np.cumsum(left) - left), left) + np.arange(left.sum())
+    if batch.token_ids.size == lengths.size:  # every row is one token: most steps are
+        write_rows = last = rows
+        parts, merge_index = [_plan_group(batch, config, cache, rows, rows)], None
+    else:
+        firsts = np.cumsum(lengths, dtype=np.int64) - lengths
+        write_rows, last = np.repeat(rows, lengths), firsts + lengths - 1
+        kinds = [chosen for chosen in (np.flatnonzero(lengths == 1), np.flatnonzero(lengths > 1)) if chosen.size]
+        parts = [_plan_group(batch, config, cache, chosen, firsts[chosen]) for chosen in kinds]
+        merge_index = _merge_index(config, parts, batch.token_ids.size)
     return StepPlan(
-        write_index=_slots(batch, config, size, np.repeat(rows, lengths), batch.positions),
-        clear_index=_slots(batch, config, size, np.repeat(rows, left), clear) if clear.size else None,
+        write_index=_slots(batch, config, size, write_rows, batch.positions),
+        clear_index=_clear_index(batch, config, size),
         groups=tuple(group for group, _ in parts),
-        merge_index=_merge_index(config, parts, batch.token_ids.size) if chunks.size else None,
-        last=firsts + lengths - 1,
+        merge_index=merge_index,
+        last=last,
     )
+
+
+def _clear_index(batch: ModelBatch, config: LlamaConfig, size: int) -> np.ndarray | None:
+    """int64: the slots behind each row's last token in a block that is new to the row."""
+    totals = batch.context_lengths.astype(np.int64) + batch.row_lengths
+    left = np.where(totals // size * size >= batch.context_lengths, -totals % size, 0)
+    count = int(left.sum())
+    if not count:
+        return None
+    positions = np.repeat(totals - (np.cumsum(left) - left), left) + np.arange(count)
+    return _slots(batch, config, size, np.repeat(np.arange(left.size), left), positions)
 
 
 def _slots(batch: ModelBatch, config: LlamaConfig, size: int, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
@@ -162,8 +177,7 @@ def _plan_group(
     visible = position <= (contexts[:, None] + np.minimum(offsets, lengths[:, None] - 1))[:, :, None]
     mask = np.where(visible, np.float32(0), np.float32(-np.inf))[:, None]
     query_index = None
-    if queries > 1:
-        mask = np.tile(mask, (1, 1, config.heads_per_group, 1))
+    mask = np.tile(mask, (1, 1 if queries > 1 else kv_heads, config.heads_per_group, 1))
     if queries > 1 or len(rows) < len(batch.row_lengths):
         heads = config.num_attention_heads
         query_index = (np.maximum(tokens, 0)[:, None, :] * heads + np.arange(heads)[None, :, None]).reshape(-1)

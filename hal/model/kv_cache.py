@@ -34,7 +34,9 @@ class PagedCache:
         layers = range(config.num_hidden_layers)
         self.keys: list[Tensor] = [paddle.to_tensor(flat, place=place) for _ in layers]
         self.values: list[Tensor] = [paddle.to_tensor(flat, place=place) for _ in layers]
-        self._row = block_size * config.head_dim
+        # The same memory, a block of one head a row.
+        self._key_blocks = [keys.reshape([-1, block_size * config.head_dim]) for keys in self.keys]
+        self._value_blocks = [values.reshape([-1, block_size * config.head_dim]) for values in self.values]
 
     def clear(self, layer: int, index: Tensor, zeros: Tensor) -> None:
         """Zero the slots ``index``; ``zeros`` is ``[slots, head_dim]``."""
@@ -48,5 +50,4 @@ class PagedCache:
     def read(self, layer: int, index: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of the blocks ``index`` (block number times kv_heads plus head), each
         ``[indices, block_size * head_dim]``."""
-        keys, values = self.keys[layer].reshape([-1, self._row]), self.values[layer].reshape([-1, self._row])
-        return paddle.gather(keys, index), paddle.gather(values, index)
+        return paddle.gather(self._key_blocks[layer], index), paddle.gather(self._value_blocks[layer], index)

@@ -1,7 +1,7 @@
-"""The decoder: Llama and Qwen2 architecture in Paddle, float32, with a paged cache.
+"""The decoder: Llama, Mistral, Qwen2 and Qwen3 architecture in Paddle, float32, with a paged cache.
 
 Sources: RMSNorm, Zhang & Sennrich 2019; rotary positions, Su et al. 2021, in the half-split layout of Llama
-checkpoints; grouped-query attention, Ainslie et al. 2023; SwiGLU, Shazeer 2020.
+checkpoints; grouped-query attention, Ainslie et al. 2023; SwiGLU, Shazeer 2020; normed queries and keys, Qwen3 (2025).
 
 A step is a fixed, small number of operators whatever the number of rows: at decode the operators' own cost is what a
 small model spends its time on.
@@ -18,6 +18,7 @@ import numpy as np
 import paddle
 import paddle.nn.functional as functional
 from hal_core import InvalidValue
+from paddle.incubate.nn.functional import fused_rms_norm
 
 from hal.model.batch import GroupPlan, ModelBatch, check_batch, plan_step
 from hal.model.config import LlamaConfig, read_config
@@ -47,7 +48,13 @@ class _Step:
     clear: tuple[Tensor, Tensor] | None
     groups: tuple[_Group, ...]
     merge_index: Tensor | None
+    qk_index: Tensor
+    """Of ``[tokens * (heads + 2 kv_heads), head_dim]``, the projections: all tokens' queries, then their keys."""
+    value_index: Tensor
+    """The same: their values."""
     cos: Tensor
+    """``[tokens * (heads + kv_heads), head_dim]``, as ``qk_index`` orders it; not stretched to that shape by an
+    operator, which on a cpu takes ten times as long."""
     sin: Tensor
 
 
@@ -60,7 +67,11 @@ class LlamaModel:
         self.place = place
         self.cache: PagedCache | None = None
         self.weights: DecoderWeights = prepare_weights(config, tensors, place)
-        self._frequencies = config.rope_theta ** (-np.arange(0, config.head_dim, 2) / config.head_dim)
+        self._fused_norm = _has_fused_norm(place)
+        self._ones = self._put(np.ones(config.hidden_size, np.float32))
+        self._heads: tuple[int, Tensor, Tensor] | None = None  # tokens of the last step, qk_index, value_index
+        self._frequencies = config.rope.frequencies(config.head_dim)
+        self._rotations = self._rotation_table(0)
 
     @classmethod
     def load(cls, directory: Path, *, place: str = "cpu") -> LlamaModel:
@@ -92,7 +103,7 @@ class LlamaModel:
         not batch-invariant). Raises ``InvalidValue`` for a batch that cannot be computed; nothing is written then.
         """
         hidden, last = self._run(batch)
-        return self._head(paddle.gather(hidden, self._put(last)))
+        return self._head(hidden if len(last) == len(batch.token_ids) else paddle.gather(hidden, self._put(last)))
 
     def _put(self, array: np.ndarray) -> Tensor:
         return paddle.to_tensor(array, place=self.place)
@@ -105,11 +116,14 @@ class LlamaModel:
         plan = plan_step(batch, self.config, self.cache.shape)
         with paddle.no_grad():
             cos, sin = self._rotary(batch.positions)
+            qk_index, value_index = self._head_indices(len(batch.token_ids))
             step = _Step(
                 write_index=self._put(plan.write_index),
                 clear=None if plan.clear_index is None else self._place_clear(plan.clear_index),
                 groups=tuple(self._place_group(group) for group in plan.groups),
                 merge_index=None if plan.merge_index is None else self._put(plan.merge_index),
+                qk_index=qk_index,
+                value_index=value_index,
                 cos=cos,
                 sin=sin,
             )
@@ -125,59 +139,100 @@ class LlamaModel:
     def _place_clear(self, index: np.ndarray) -> tuple[Tensor, Tensor]:
         return self._put(index), self._put(np.zeros((index.size, self.config.head_dim), np.float32))
 
-    def _rotary(self, positions: np.ndarray) -> tuple[Tensor, Tensor]:
-        """cos and sin ``[tokens, 1, head_dim]`` of position times frequency; the sines of the first half negative, so
-        that rotate_half is a plain swap of the halves."""
-        angles = positions[:, None, None] * self._frequencies
-        cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
-        return self._put(np.concatenate([cos, cos], axis=-1)), self._put(np.concatenate([-sin, sin], axis=-1))
+    def _head_indices(self, tokens: int) -> tuple[Tensor, Tensor]:
+        """``qk_index`` and ``value_index`` for so many tokens; kept, as decoding steps are alike."""
+        if self._heads is None or self._heads[0] != tokens:
+            heads, kv_heads = self.config.num_attention_heads, self.config.num_key_value_heads
+            rows = np.arange(tokens * (heads + 2 * kv_heads)).reshape(tokens, -1)
+            query, key, value = (part.reshape(-1) for part in np.split(rows, [heads, heads + kv_heads], axis=1))
+            self._heads = tokens, self._put(np.concatenate([query, key])), self._put(value)
+        return self._heads[1:]
 
-    def _normed(self, x: Tensor) -> Tensor:
-        """RMSNorm without its weight, which ``prepare_weights`` folded into the matrix that follows."""
-        return x * paddle.rsqrt(paddle.mean(x * x, axis=-1, keepdim=True) + self.config.rms_norm_eps)
+    def _rotary(self, positions: np.ndarray) -> tuple[Tensor, Tensor]:
+        """cos and sin of position times frequency, a row for each head that ``qk_index`` lists; the sines of the first
+        half negative, so that rotate_half is a plain swap of the halves."""
+        most = int(positions.max()) + 1
+        if most > self._rotations.shape[1]:  # twice as many as are needed, so that it seldom grows
+            self._rotations = self._rotation_table(min(2 * most, self.config.max_position_embeddings))
+        heads, kv_heads = self.config.num_attention_heads, self.config.num_key_value_heads
+        placed = self._put(self._rotations[:, np.concatenate([positions.repeat(heads), positions.repeat(kv_heads)])])
+        return placed[0], placed[1]
+
+    def _rotation_table(self, positions: int) -> np.ndarray:
+        """float32 ``[2, positions, head_dim]``: the cosines, and the sines with their signs."""
+        angles = np.arange(positions)[:, None] * self._frequencies
+        cos, sin = np.cos(angles), np.sin(angles)
+        table = [np.concatenate([cos, cos], axis=-1), np.concatenate([-sin, sin], axis=-1)]
+        return np.stack(table).astype(np.float32)
+
+    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
+        """RMSNorm of each row. Those of the layers have a weight of ones: ``prepare_weights`` folded their own into the
+        matrix that follows."""
+        if self._fused_norm:
+            return fused_rms_norm(x, weight, None, self.config.rms_norm_eps, 1)[0]
+        return x * paddle.rsqrt(paddle.mean(x * x, axis=-1, keepdim=True) + self.config.rms_norm_eps) * weight
 
     def _layer(self, x: Tensor, number: int, layer: LayerWeights, step: _Step) -> Tensor:
         """One decoder layer on ``[tokens, hidden]``: attention and SwiGLU, each with its norm and residual."""
-        heads, kv_heads, width = self.config.num_attention_heads, self.config.num_key_value_heads, self.config.head_dim
-        qkv = paddle.matmul(self._normed(x), layer.qkv)
-        if layer.qkv_bias is not None:
-            qkv = qkv + layer.qkv_bias
-        qk, value = paddle.split(qkv.reshape([-1, heads + 2 * kv_heads, width]), [heads + kv_heads, kv_heads], axis=1)
-        qk = qk * step.cos + paddle.roll(qk, width // 2, axis=-1) * step.sin
-        query, key = paddle.split(qk, [heads, kv_heads], axis=1)
+        query, key, value = self._projected(self._normed(x, self._ones), layer, step)
         assert self.cache is not None  # checked in _run
         if step.clear is not None:
             self.cache.clear(number, *step.clear)
-        self.cache.write(number, step.write_index, key.reshape([-1, width]), value.reshape([-1, width]))
+        self.cache.write(number, step.write_index, key, value)
         attended = paddle.matmul(self._attention(query, number, step), layer.output)
         if layer.output_bias is not None:
             attended = attended + layer.output_bias
         x = x + attended
-        gate, up = paddle.split(paddle.matmul(self._normed(x), layer.gate_up), 2, axis=-1)
+        gate, up = paddle.split(paddle.matmul(self._normed(x, self._ones), layer.gate_up), 2, axis=-1)
         return x + paddle.matmul(functional.silu(gate) * up, layer.down)
 
+    def _projected(self, x: Tensor, layer: LayerWeights, step: _Step) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries ``[tokens * heads, head_dim]``, keys and values ``[tokens * kv_heads, head_dim]`` of ``x``, at their
+        positions."""
+        width = self.config.head_dim
+        queries = x.shape[0] * self.config.num_attention_heads
+        qkv = paddle.matmul(x, layer.qkv)
+        if layer.qkv_bias is not None:
+            qkv = qkv + layer.qkv_bias
+        flat = qkv.reshape([-1, width])
+        qk = paddle.gather(flat, step.qk_index)
+        if layer.q_norm is not None:
+            qk = paddle.concat([self._normed(qk[:queries], layer.q_norm), self._normed(qk[queries:], layer.k_norm)])
+        qk = qk * step.cos + paddle.roll(qk, width // 2, axis=-1) * step.sin
+        return qk[:queries], qk[queries:], paddle.gather(flat, step.value_index)
+
     def _attention(self, query: Tensor, number: int, step: _Step) -> Tensor:
-        """Softmax attention of ``[tokens, heads, head_dim]`` over the cache: ``[tokens, heads * head_dim]``."""
+        """Softmax attention of ``[tokens * heads, head_dim]`` over the cache: ``[tokens, heads * head_dim]``."""
         assert self.cache is not None  # checked in _run
         kv_heads, width = self.config.num_key_value_heads, self.config.head_dim
-        flat = query.reshape([-1, width])
         outputs = []
         for group in step.groups:
             plan = group.plan
-            chosen = flat if group.query_index is None else paddle.gather(flat, group.query_index)
+            chosen = query if group.query_index is None else paddle.gather(query, group.query_index)
             # Heads of one key/value head lie side by side, so its queries are the rows of one product.
             chosen = chosen.reshape([plan.rows, kv_heads, -1, width])
             shape = [plan.rows, kv_heads, plan.keys, width]
             key, value = (read.reshape(shape) for read in self.cache.read(number, group.block_index))
             scores = functional.softmax(paddle.matmul(chosen, key, transpose_y=True) + group.mask, axis=-1)
-            outputs.append(paddle.matmul(scores, value).reshape([-1, width]))
-        joined = outputs[0] if len(outputs) == 1 else paddle.concat(outputs)
-        if step.merge_index is not None:
+            outputs.append(paddle.matmul(scores, value))
+        if step.merge_index is None:
+            (joined,) = outputs
+        else:
+            joined = paddle.concat([output.reshape([-1, width]) for output in outputs])
             joined = paddle.gather(joined, step.merge_index)
         return joined.reshape([-1, self.config.num_attention_heads * width])
 
     def _head(self, hidden: Tensor) -> np.ndarray:
         with paddle.no_grad():
-            normed = self._normed(hidden) * self.weights.norm
+            normed = self._normed(hidden, self.weights.norm)
             logits: np.ndarray = paddle.matmul(normed, self.weights.head, transpose_y=True).numpy()
         return logits
+
+
+def _has_fused_norm(place: str) -> bool:
+    """Whether Paddle has its one operator for RMSNorm on this place; not every kind of device has it."""
+    x, weight = (paddle.to_tensor(np.ones(shape, np.float32), place=place) for shape in ((1, 2), (2,)))
+    try:
+        return isinstance(fused_rms_norm(x, weight, None, 1e-6, 1), tuple)
+    except (RuntimeError, OSError, NotImplementedError):
+        return False

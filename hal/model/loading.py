@@ -16,7 +16,8 @@ import numpy as np
 from hal_core import InvalidValue
 from safetensors import SafetensorError, safe_open
 
-from hal.model.config import LlamaConfig, read_json
+from hal.model.config import LlamaConfig
+from hal.model.fields import read_json
 
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 _STORED: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
@@ -113,6 +114,9 @@ def _layer_tensors(config: LlamaConfig, prefix: str) -> Iterator[tuple[str, tupl
         yield f"{prefix}.self_attn.{name}.weight", (width, hidden)
         if config.qkv_bias:
             yield f"{prefix}.self_attn.{name}.bias", (width,)
+    if config.qk_norm:
+        yield f"{prefix}.self_attn.q_norm.weight", (config.head_dim,)
+        yield f"{prefix}.self_attn.k_norm.weight", (config.head_dim,)
     yield f"{prefix}.self_attn.o_proj.weight", (hidden, queries)
     if config.output_bias:
         yield f"{prefix}.self_attn.o_proj.bias", (hidden,)

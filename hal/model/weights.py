@@ -1,7 +1,8 @@
 """The checkpoint's tensors as the decoder uses them: on a Paddle place, joined where one product serves several.
 
 Each norm's weight, and the attention's ``head_dim ** -0.5``, are multiplied into the matrix that follows, which saves
-operators and changes results by rounding only.
+operators and changes results by rounding only. Where queries and keys are normed themselves, that factor is in the
+weight of their norm, because a factor before a norm is lost in it.
 """
 
 from __future__ import annotations
@@ -24,8 +25,12 @@ class LayerWeights:
     """One decoder layer, float32, matrices ``[in, out]``."""
 
     qkv: Tensor
-    """``[hidden, (heads + 2 kv_heads) * head_dim]``; input norm folded in, queries scaled."""
+    """``[hidden, (heads + 2 kv_heads) * head_dim]``; input norm folded in, queries scaled unless they are normed."""
     qkv_bias: Tensor | None
+    q_norm: Tensor | None
+    """``[head_dim]``: weight of the norm of each query, scaled; None where there is none."""
+    k_norm: Tensor | None
+    """``[head_dim]``: the same for each key, not scaled."""
     output: Tensor
     """``[heads * head_dim, hidden]``."""
     output_bias: Tensor | None
@@ -70,15 +75,18 @@ def _join_layer(config: LlamaConfig, tensors: Mapping[str, np.ndarray], prefix: 
         return tensors[f"{prefix}.{name}.{kind}"]
 
     scale = np.float32(config.head_dim**-0.5)
+    before_norm = np.float32(1) if config.qk_norm else scale
 
     def qkv(kind: str) -> np.ndarray:
         parts = [weight(f"self_attn.{name}_proj", kind) for name in ("q", "k", "v")]
-        return np.concatenate([parts[0] * scale, *parts[1:]])
+        return np.concatenate([parts[0] * before_norm, *parts[1:]])
 
     gate_up = np.concatenate([weight("mlp.gate_proj"), weight("mlp.up_proj")])
     return {
         "qkv": (qkv("weight") * weight("input_layernorm")).T,
         "qkv_bias": qkv("bias") if config.qkv_bias else None,
+        "q_norm": weight("self_attn.q_norm") * scale if config.qk_norm else None,
+        "k_norm": weight("self_attn.k_norm") if config.qk_norm else None,
         "output": weight("self_attn.o_proj").T,
         "output_bias": weight("self_attn.o_proj", "bias") if config.output_bias else None,
         "gate_up": (gate_up * weight("post_attention_layernorm")).T,

@@ -38,6 +38,17 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "no grouping, own head width": {"num_key_value_heads": 4, "head_dim": 6},
     "llama with bias, tied": {"attention_bias": True, "tie_word_embeddings": True},
     "qwen2": {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "tie_word_embeddings": True},
+    "qwen3": {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": 6},
+    "scaled positions": {
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32,
+        },
+        "rope_theta": 30.0,
+    },
     "with a prediction layer": {"num_nextn_predict_layers": 1, "rope_theta": 500.0},
 }
 

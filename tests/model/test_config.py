@@ -66,7 +66,7 @@ def test_newer_files_keep_the_rotary_base_in_an_object(checkpoints):
     with pytest.raises(InvalidValue, match="rope_theta"):  # the two differ
         parse_config(fields)
     del fields["rope_theta"]
-    assert parse_config(fields).rope_theta == 77.0
+    assert parse_config(fields).rope.theta == 77.0
 
 
 @pytest.mark.parametrize(

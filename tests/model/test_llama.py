@@ -16,6 +16,8 @@ from hal.model.batch import ModelBatch
 from hal.model.llama import LlamaModel
 from training.dense import DenseModel
 
+from .reference import Reference
+
 TOLERANCE = 1e-4
 VARIANTS = [
     "llama",
@@ -23,6 +25,7 @@ VARIANTS = [
     "no grouping, own head width",
     "llama with bias, tied",
     "qwen2",
+    *(BEYOND_DENSE := ["qwen3", "scaled positions"]),
     "with a prediction layer",
 ]
 
@@ -78,8 +81,11 @@ def models(directories):
 
 @pytest.fixture(scope="session")
 def dense(directories):
-    """The dense oracle of each."""
-    return {name: DenseModel.load(directory) for name, directory in directories.items()}
+    """The dense oracle of each; what it leaves out, the plain reference has."""
+    return {
+        name: Reference(directory) if name in BEYOND_DENSE else DenseModel.load(directory)
+        for name, directory in directories.items()
+    }
 
 
 @pytest.fixture
@@ -136,6 +142,16 @@ def test_any_schedule_over_any_blocks_equals_the_dense_pass(models, dense, data)
             free.extend(row.blocks)
 
 
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_a_place_without_the_one_operator_for_a_norm_gives_the_same(models, monkeypatch, name):
+    batch = batch_of([Row(tokens(9), blocks=[0, 1, 2])], [9], 3)
+    models[name].allocate_cache(8, 4)
+    assert models[name]._fused_norm, "Paddle has it on the cpu"
+    fused = models[name].forward(batch)
+    monkeypatch.setattr(models[name], "_fused_norm", False)
+    np.testing.assert_allclose(models[name].forward(batch), fused, atol=TOLERANCE)
+
+
 def test_a_row_does_not_depend_on_its_neighbours(model):
     alone, crowd = (
         Row(tokens(9), blocks=[0, 1, 2]),
@@ -150,6 +166,12 @@ def test_the_oracle_has_a_prediction_layer_where_the_checkpoint_has_one(dense):
     assert dense["with a prediction layer"].mtp_logits(tokens(10)).shape == (9, 61)
     with pytest.raises(InvalidValue, match="multi-token"):
         dense["llama"].mtp_logits(tokens(10))
+
+
+@pytest.mark.parametrize("name", BEYOND_DENSE)
+def test_the_oracle_refuses_a_checkpoint_with_what_it_leaves_out(directories, name):
+    with pytest.raises(InvalidValue, match="dense pass"):
+        DenseModel.load(directories[name])
 
 
 def test_prediction_layer_sees_only_the_past(dense):

@@ -254,3 +254,22 @@ def test_a_closed_device_gives_modules_streams_and_its_pool_back(opened):
     assert gone.count("cuMemPoolDestroy") == 1
     assert gone.count("cuStreamDestroy") == 3 + len(made), "two for uploads, the pool's, and those made since"
     assert "cuEventDestroy" in gone
+
+
+@pytest.mark.parametrize(("nbytes", "calls"), [(1 << 16, ["copy"]), ((1 << 16) + 1, ["hal_write"])])
+def test_g03_a_value_is_written_by_one_call_whether_or_not_it_fits_the_ring(opened, nbytes, calls):
+    """In pieces its beginning would be under way when a ring that stays full refuses the rest."""
+    device = opened({"ring_start": 4096, "ring_limit": 1 << 16}).device
+    memory, value = device.allocate(nbytes), np.arange(nbytes, dtype=np.uint8)
+    api, target = device.driver.api, View.contiguous(memory, 0, (nbytes,), dtype_of("uint8"))
+    api.calls.clear()
+    copies = []
+    copy = api.cuMemcpyHtoDAsync
+    api.cuMemcpyHtoDAsync = lambda to, *rest: (copies.append(to), copy(to, *rest))[1]
+    device.async_set_value(device, target, value, device.default_stream)
+    inside = [to for to in copies if memory.address <= to < memory.end]
+    assert [call for call in api.calls if call in ("copy", "hal_write")][-1:] == calls
+    assert len(inside) == (calls == ["copy"]), "what does not fit goes to memory of its own first"
+    got = device.copy_out(memory, [ByteRange(0, nbytes)], device.default_stream)
+    got.wait()
+    assert (got.data[0] == value).all()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from hal_core import DONE, InvalidValue, Ticket, View
+from hal_core import InvalidValue, Ticket, View
 from hal_core.devices import PlanBuilder
 
 from .launching import SMALL_BYTES, THREADS
@@ -14,10 +14,6 @@ if TYPE_CHECKING:
     from hal_core.devices import AsyncStream, AsyncTicket, Value
 
     from .base import OnGpu
-
-SPAN = 1 << 20
-"""Bytes; so much of a long value is staged and uploaded at once, under one fence. Smaller pieces, one uploaded while
-the next is staged, were slower: each call more costs the host more than the overlap gives (docs/evidence)."""
 
 Ints = tuple[int, ...]
 
@@ -43,7 +39,7 @@ class Writer:
                 return self._write_word(target, value, run, stream)  # type: ignore[arg-type]
             if len(shape) <= 2:
                 return self._fill(target, value, shape, steps, run, stream)  # type: ignore[arg-type]
-        elif not shape:
+        elif not shape and value.nbytes <= device.staging.limit:
             return self._contiguous(target, value, stream)
         builder = PlanBuilder(target.memory)
         offsets, nbytes = target.runs()
@@ -80,7 +76,8 @@ class Writer:
         return self._launched(stream)
 
     def _contiguous(self, target: View, value: np.ndarray[Any, Any], stream: AsyncStream) -> Ticket:
-        """A value for neighbouring bytes: in the parameters when small, else staged and uploaded."""
+        """A value for neighbouring bytes that fits the ring: in the parameters when small, else by one upload. A ring
+        that stays full would refuse the rest of a value that goes in pieces, with its beginning under way (G3)."""
         data = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
         address = target.memory.address + target.offset
         if data.nbytes <= SMALL_BYTES:
@@ -90,11 +87,7 @@ class Writer:
             params["data"][: data.nbytes] = data
             kernel.launch(1, THREADS, stream.handle)
             return self._launched(stream)
-        device, most = self._device, min(SPAN, self._device.staging.limit)
-        ticket: Ticket = DONE
-        for at in range(0, data.nbytes, most):
-            ticket = device.ticket_type(device.upload(address + at, data[at : at + most], stream))
-        return ticket
+        return self._device.ticket_type(self._device.upload(address, data, stream))
 
     def _copy(self, target: View, source: View, stream: AsyncStream) -> Ticket:
         """Between two views of this device, in stream order."""
