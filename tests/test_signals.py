@@ -210,7 +210,7 @@ SENDING = """
         def resolve(self):
             one = np.ones(1, np.uint8)
             return OutputRecord(0, ("req",), one, one, np.array([0]), one.astype("i4"), np.array([7]), one < 0)
-        def settle(self, error):
+        def complete(self, error):
             pass
 
     sink = open_sink(sys.argv[1], heartbeat=0.05)
@@ -226,6 +226,7 @@ def test_a_tail_whose_output_nobody_reads_ends_and_the_record_comes_again(tmp_pa
     stuck = Path(f"/proc/{process.pid}/wchan")
     while "pipe" not in stuck.read_text():  # until it waits for its reader
         assert process.poll() is None
+        assert worker.poll() is None, worker.communicate()
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=60)
     os.close(reading)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from urllib.parse import parse_qsl
 
 from hal_core import HalError, InvalidValue, OutputRecord, SinkClosed, SinkFull, Unavailable, Undelivered
-from hal_core.frames import PendingOutput, new_session, settle_with, unknown, unresolved
+from hal_core.frames import PendingOutput, complete_with, new_session, unknown, unresolved
 
 from hal.transport.sysv_layouts import Layout, Message, Variant, layout_named, messages
 from hal.transport.sysv_queue import KEYS, Queue, derive_key
@@ -226,7 +226,7 @@ class SysvSink:
             if self._stop or not self._outputs:
                 return None
             self._in_hand = pending = self._outputs.popleft()
-        record = settle_with(pending)
+        record = complete_with(pending)
         if record is not None:
             self._make(pending, record)
         self._in_hand = None

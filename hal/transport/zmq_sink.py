@@ -12,7 +12,7 @@ import threading
 from collections import deque
 
 from hal_core import HalError, SinkClosed, SinkFull, Undelivered
-from hal_core.frames import PendingOutput, encode, is_ready, new_session, settle_with, unknown, unresolved
+from hal_core.frames import PendingOutput, complete_with, encode, is_ready, new_session, unknown, unresolved
 
 from hal.transport.connection import Connection
 from hal.transport.curve import CurveKeys
@@ -225,7 +225,7 @@ class ZmqSink:
                 return
 
     def _take(self, pending: PendingOutput) -> int:
-        record = settle_with(pending)
+        record = complete_with(pending)
         if record is None:
             return 0
         try:

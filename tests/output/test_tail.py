@@ -28,7 +28,7 @@ WORKER = """
             lps = np.array([[-0.5, -2.0]], np.float32)
             return OutputRecord(self.step, ("req-a",), one, one * self.finish, np.array([self.step]), one.astype("i4"),
                                 np.array([70 + self.step]), one < 0, logprob_token_ids=ids, logprobs=lps)
-        def settle(self, error):
+        def complete(self, error):
             pass
 
     sink = open_sink(sys.argv[1], heartbeat=0.05)

@@ -163,7 +163,7 @@ WORKER = """
         def resolve(self):
             one = np.ones(1, np.uint8)
             return OutputRecord(self.step, ("a",), one, one * 0, np.arange(1), one.astype("i4"), np.arange(1), one < 0)
-        def settle(self, error):
+        def complete(self, error):
             pass
 
     open_sink(sys.argv[1], heartbeat=0.05).put(Output())

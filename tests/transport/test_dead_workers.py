@@ -51,7 +51,7 @@ WORKER = """
         def resolve(self):
             one = np.ones(1, np.uint8)
             return OutputRecord(0, ("a",), one, one * 0, np.arange(1), one.astype("i4"), np.arange(1), one < 0)
-        def settle(self, error):
+        def complete(self, error):
             assert error is None
 
     sinks = {open_sink(argument.split("=")[1], deadline=0.01): int(argument.split("=")[0]) for argument in sys.argv[1:]}

@@ -63,7 +63,7 @@ def new_session() -> int:
     return int.from_bytes(os.urandom(8), "little") or 1
 
 
-def settle_with(pending: PendingOutput) -> OutputRecord | None:
+def complete_with(pending: PendingOutput) -> OutputRecord | None:
     """Resolve the output and, if that fails, complete it with the error and return None.
 
     The record is lost then; the ticket behind ``complete`` says so, and the thread that serves the others goes on.
@@ -129,7 +129,7 @@ class MemorySink:
                 self._left.append(pending)
                 self._queue.put(pending)
                 return
-        self._keep(pending, settle_with(pending))
+        self._keep(pending, complete_with(pending))
 
     def close(self, timeout: float) -> None:
         """Wait until every record is in the list; name the steps whose output did not come in time."""
@@ -154,7 +154,7 @@ class MemorySink:
         """The thread: complete what comes, in order, until the sink is closed or gives up."""
         while (pending := self._queue.get()) is not None:
             try:
-                self._keep(pending, settle_with(pending))
+                self._keep(pending, complete_with(pending))
             except Exception:  # the output's own complete() failed: those after it are still to be served
                 log.exception("a memory sink could not complete the output of step %d", pending.step)
             with self._lock:
