@@ -23,11 +23,12 @@ $(STAMP): requirements-dev.txt pyproject.toml core/pyproject.toml $(wildcard plu
 run: $(STAMP)    ## generate text: make run ARGS='--prompt "def main(" --temperature 0.7 --top-p 0.9 --seed 1'
 	@$(BIN)/hal run $(ARGS)
 
-lint: $(STAMP)   ## ruff, mypy (strict), and who may import whom
+lint: $(STAMP)   ## ruff, mypy (strict), who may import whom, and the faces' stubs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python tools/rooms.py
+	$(BIN)/python tools/faces.py --check
 
 test: $(STAMP)   ## lint and every test, beside each other
 	@$(MAKE) --no-print-directory -j2 lint tests

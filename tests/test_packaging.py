@@ -72,6 +72,9 @@ def test_a_wheel_contains_every_module_of_the_working_tree(package):
     folder = source / "src" / name if (source / "src").exists() else source / name
     modules = {f"{name}/{path.relative_to(folder).as_posix()}" for path in folder.rglob("*.py")}
     assert modules <= set(wheel.files)
+    stubs = {f"{name}/{path.relative_to(folder).as_posix()}" for path in folder.rglob("*.pyi")}
+    assert stubs <= set(wheel.files)
+    assert bool(stubs) == (name == "hal_core")
 
 
 def test_a_wheel_carries_the_license(package):

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from urllib.parse import parse_qsl
 
 from hal_core import HalError, InvalidValue, OutputRecord, SinkClosed, SinkFull, Unavailable, Undelivered
-from hal_core.frames import PendingOutput, new_session, complete_with, unknown, unresolved
+from hal_core.frames import PendingOutput, complete_with, new_session, unknown, unresolved
 
 from hal.transport.sysv_layouts import Layout, Message, Variant, layout_named, messages
 from hal.transport.sysv_queue import KEYS, Queue, derive_key

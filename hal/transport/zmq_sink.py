@@ -12,7 +12,7 @@ import threading
 from collections import deque
 
 from hal_core import HalError, SinkClosed, SinkFull, Undelivered
-from hal_core.frames import PendingOutput, encode, is_ready, new_session, complete_with, unknown, unresolved
+from hal_core.frames import PendingOutput, complete_with, encode, is_ready, new_session, unknown, unresolved
 
 from hal.transport.connection import Connection
 from hal.transport.curve import CurveKeys

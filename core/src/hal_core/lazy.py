@@ -1,5 +1,6 @@
 """Faces: packages that hand on names of the rooms behind them, each loaded on first use.
 
+What type checkers read, ``__init__.pyi``, is made of the same table by ``tools/faces.py``.
 So listing devices imports neither NumPy nor a framework, and ``import hal_core`` costs next to nothing.
 """
 

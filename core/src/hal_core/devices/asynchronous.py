@@ -23,7 +23,7 @@ import numpy as np
 
 from ..errors import InvalidValue, OutOfMemory
 from ..memory.packing import Packed
-from ..memory.plan import WritePlan
+from ..memory.plan import Buffer, WritePlan, runs_of
 from ..tickets import DONE, Ticket
 from .blocks import Bytes, MirroredBlock
 from .lifetimes import DeviceMemory
@@ -192,7 +192,7 @@ class AsyncDevice(StreamDevice):
         address, limit = self.address_of(plan.memory), self.staging.limit
         self.order_after_reads(stream, plan.memory)
         ticket: Ticket = DONE
-        for group in grouped(runs_of(plan, limit), limit):
+        for group in grouped(short_runs(plan, limit), limit):
             span = self.take(sum([len(data) for _, data in group]))
             span.buffer[...] = np.frombuffer(b"".join([data for _, data in group]), np.uint8)
             source = span.address
@@ -234,20 +234,15 @@ class AsyncDevice(StreamDevice):
         super().release(whole=whole)
 
 
-Run = tuple[int, bytes]
+Run = tuple[int, Buffer]
 """Where in the memory a run of bytes begins, and the bytes."""
 
 
-def runs_of(plan: WritePlan, longest: int) -> Iterator[Run]:
-    """What a plan writes as runs of at most ``longest`` bytes, with fills written out."""
+def short_runs(plan: WritePlan, longest: int) -> Iterator[Run]:
+    """What a plan writes as runs of at most ``longest`` bytes."""
     flat = plan.flat()
-    payload = flat.payload
-    for offset, source, nbytes, pattern in flat.writes.tolist():
-        if pattern:
-            data = (source.to_bytes(8, "little") * (nbytes // 8 + 1))[:nbytes]
-        else:
-            data = payload[source : source + nbytes].tobytes()
-        for at in range(0, nbytes, longest):
+    for offset, data in runs_of(flat.writes, flat.payload):
+        for at in range(0, len(data), longest):
             yield offset + at, data[at : at + longest]
 
 

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
 
 from ..errors import DeviceClosed, HalError
-
-
-class Runtime(Protocol):
-    """The primitives, as far as faults go."""
-
-    def spoils(self, error: Exception) -> bool: ...
 
 
 class Health:
@@ -25,11 +19,11 @@ class Health:
         self.fault: Exception | None = None
         self.forked = self.unusable = False
 
-    def met(self, error: Exception, runtime: Runtime) -> Exception:
-        """Remember an error that an event told of, if it ends the device; the error."""
+    def met(self, error: Exception, spoils: Callable[[Exception], bool]) -> Exception:
+        """Remember an error that an event told of, if it ends the device as ``spoils`` says; the error."""
         if isinstance(error, HalError):
             error.located(device=self.device)
-        if self.fault is None and runtime.spoils(error):
+        if self.fault is None and spoils(error):
             self.fault, self.unusable = error, True
         return error
 

@@ -25,9 +25,6 @@ class Retired:
         self._process = os.getpid()
         self._closed = False
 
-    def __len__(self) -> int:
-        return len(self._waiting)
-
     def add(self, events: Iterable[Event], free: Free) -> None:
         """Have ``free`` called once all events have passed."""
         if self._closed:  # all work was over then
@@ -76,11 +73,6 @@ class DeviceMemory:
 
     def __init__(self, device: Owner, address: int, nbytes: int, keep: object = None, free: Free | None = None) -> None:
         self.device, self.address, self.nbytes, self.keep, self._free = device, address, nbytes, keep, free
-
-    @property
-    def end(self) -> int:
-        """The first address after it."""
-        return self.address + self.nbytes
 
     def __del__(self) -> None:
         if self._free is not None:  # work that uses it was put on a stream before now, so before its last event

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ..errors import CapabilityMissing, GroupLost
@@ -33,6 +33,16 @@ Launch = Any
 """What is launched: :class:`PlanLaunch`, or something that a device of the vendor gives to ``launch_staged``."""
 POLL = 50e-6
 """Seconds between two looks at an event, where the runtime has no wait with a deadline."""
+
+
+def poll(done: Callable[[], bool], timeout: float | None) -> bool:
+    """Ask again and again until the answer is yes, True, or for ``timeout`` seconds, False. Other threads run."""
+    end = None if timeout is None else time.monotonic() + timeout
+    while not done():
+        if end is not None and time.monotonic() >= end:
+            return False
+        time.sleep(POLL)
+    return True
 
 
 class PlanLaunch(NamedTuple):
@@ -113,12 +123,7 @@ class StreamPrimitives(ABC):
 
         Raises what the device met, where waiting tells. By default the event is asked again and again.
         """
-        end = None if timeout is None else time.monotonic() + timeout
-        while not self.event_query(event):
-            if end is not None and time.monotonic() >= end:
-                return False
-            time.sleep(POLL)
-        return True
+        return poll(lambda: self.event_query(event), timeout)
 
     def event_error(self, event: RawEvent) -> Exception | None:
         """What the work before an event that has passed has met; for runtimes whose events pass also when it failed.

@@ -109,7 +109,7 @@ class StagingRing:
     - ``allocate(nbytes)`` gives a :class:`Block`, or raises :class:`OutOfMemory`.
     - ``start`` and ``limit``: bytes held at first, and at most; ``deadline``: seconds a full ring is waited for before
       :class:`OutOfMemory`. All three as ``options`` say.
-    - ``waits`` counts waits for the oldest entry (G3), ``grown`` the segments allocated after the first.
+    - ``waits`` counts waits for the oldest entry (G3).
     """
 
     def __init__(self, allocate: Callable[[int], Block], options: RingOptions) -> None:
@@ -120,7 +120,6 @@ class StagingRing:
         self._taken: Span | None = None
         self._calm = 0
         self.waits = 0
-        self.grown = 0
 
     @property
     def held(self) -> int:
@@ -185,7 +184,6 @@ class StagingRing:
             grown = Segment(self._allocate(wanted))
             self._draining.append(self._segment)
             self._segment = grown
-            self.grown += 1
             return 0
         return self._wait_for_room(size)
 
@@ -207,7 +205,6 @@ class StagingRing:
         self._release_drained()
         self._segment.block.release()
         self._segment = Segment(self._allocate(max(size, min(self.limit, self._segment.size * 2))))
-        self.grown += 1
         return 0
 
     def _await(self, segment: Segment) -> None:

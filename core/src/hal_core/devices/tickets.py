@@ -58,7 +58,7 @@ class AsyncTicket(Ticket):
 
     def _fail(self, error: Exception) -> None:
         pool = self._event.pool
-        self._error = pool.health.met(error, pool.primitives)
+        self._error = pool.health.met(error, pool.primitives.spoils)
 
 
 class QuietTicket(AsyncTicket):

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..tickets import Mode, Ticket
+from ..tickets import DoneTicket, Ticket
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -24,11 +24,10 @@ class CopyTicket(Ticket):
         """One uint8 array for each range that was asked for, in that order."""
 
 
-class HostCopy(CopyTicket):
+class HostCopy(DoneTicket, CopyTicket):
     """A copy that was made when ``copy_out`` returned."""
 
     __slots__ = ("_data",)
-    mode: Mode = "sync"
 
     def __init__(self, data: Sequence[Bytes]) -> None:
         super().__init__()
@@ -37,12 +36,3 @@ class HostCopy(CopyTicket):
     @property
     def data(self) -> Sequence[Bytes]:
         return self._data
-
-    def done(self) -> bool:
-        return True
-
-    def _block(self, timeout: float | None) -> bool:
-        return True
-
-    def failure(self) -> BaseException | None:
-        return None

@@ -10,7 +10,7 @@ A device submits a plan and knows nothing of requests, fields or tasks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -226,13 +226,19 @@ def write_to_host(
     """The same for the parts of a plan."""
     if records is not None:
         _spread_to_host(records, buffer)
+    target = buffer.data
+    for dst, data in runs_of(writes, payload):
+        target[dst : dst + len(data)] = data
+
+
+def runs_of(writes: np.ndarray[Any, np.dtype[np.void]], payload: Bytes) -> Iterator[tuple[int, Buffer]]:
+    """Where each write begins, and its bytes: a part of the payload, or a fill written out."""
+    given = payload.data
     for dst, source, nbytes, pattern in writes.tolist():
         if pattern == 0:
-            buffer[dst : dst + nbytes] = payload[source : source + nbytes]
+            yield dst, given[source : source + nbytes]
         else:
-            element = source.to_bytes(8, "little")
-            whole, rest = divmod(nbytes, 8)
-            buffer[dst : dst + nbytes] = np.frombuffer(element * whole + element[:rest], np.uint8)
+            yield dst, (source.to_bytes(8, "little") * (nbytes // 8 + 1))[:nbytes]
 
 
 def _spread_to_host(records: Records, buffer: Bytes) -> None:

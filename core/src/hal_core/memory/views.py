@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -43,6 +43,14 @@ class Memory(Protocol):
 
     @property
     def nbytes(self) -> int: ...
+
+
+def extent(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> tuple[int, int]:
+    """``(low, end)``: the bytes that strided elements take up, from the first element's first; (0, 0) for none."""
+    if 0 in shape:
+        return 0, 0
+    reach = [(count - 1) * step for count, step in zip(shape, strides, strict=True)]
+    return sum(r for r in reach if r < 0), sum(r for r in reach if r > 0) + itemsize
 
 
 class View:
@@ -173,13 +181,8 @@ class View:
 
     def bounds(self) -> tuple[int, int]:
         """``(first, end)``: the smallest byte range of the memory that holds the view."""
-        if self.size == 0:
-            return self.offset, self.offset
-        low = high = self.offset
-        for extent, stride in zip(self.shape, self.strides, strict=True):
-            reach = (extent - 1) * stride
-            low, high = low + min(0, reach), high + max(0, reach)
-        return low, high + self.dtype.itemsize
+        low, end = extent(self.shape, self.strides, self.dtype.itemsize)
+        return self.offset + low, self.offset + end
 
     def __iter__(self) -> Iterator[View]:
         return (self[i] for i in range(self.shape[0]))

@@ -2,53 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
-
 import numpy as np
+from numpy.typing import NDArray
 
-from hal_core.output.record_terms import ALLOWED_FINISH, BOOL, INT32, INT64, LAYOUT, OPTIONAL, UINT8, SlotStatus
+from hal_core.output.record_terms import (
+    ALLOWED_FINISH,
+    BOOL,
+    INT32,
+    INT64,
+    LAYOUT,
+    OPTIONAL,
+    UINT8,
+    RecordFields,
+    SlotStatus,
+)
 from hal_core.slots.fields import FinishReason
 from hal_core.slots.request_ids import join_request_ids
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from numpy.typing import NDArray
-
-
-class Arrays(Protocol):
-    """What is checked: the fields of an :class:`hal_core.output.records.OutputRecord`."""
-
-    @property
-    def step(self) -> int: ...
-    @property
-    def request_ids(self) -> tuple[str, ...]: ...
-    @property
-    def status(self) -> NDArray[np.uint8]: ...
-    @property
-    def finish(self) -> NDArray[np.uint8]: ...
-    @property
-    def positions(self) -> NDArray[np.int64]: ...
-    @property
-    def counts(self) -> NDArray[np.int32]: ...
-    @property
-    def tokens(self) -> NDArray[np.int64]: ...
-    @property
-    def first_token(self) -> NDArray[np.bool_]: ...
-    @property
-    def draft_counts(self) -> NDArray[np.int32] | None: ...
-    @property
-    def drafts(self) -> NDArray[np.int64] | None: ...
-    @property
-    def logprob_token_ids(self) -> NDArray[np.int64] | NDArray[np.int32] | None: ...
-    @property
-    def logprobs(self) -> NDArray[np.float32] | None: ...
-    @property
-    def ranks(self) -> NDArray[np.int32] | None: ...
-    @property
-    def messages(self) -> Mapping[int, str]: ...
-    def __len__(self) -> int: ...
-
 
 _STATUS_BYTES, _FINISH_BYTES = bytes(SlotStatus), bytes(FinishReason)
 _NATURAL_FINISH = bytes((FinishReason.NONE, FinishReason.STOP, FinishReason.LENGTH))
@@ -57,7 +26,7 @@ _NATURAL_FINISH = bytes((FinishReason.NONE, FinishReason.STOP, FinishReason.LENG
 _MAY_BE_NARROW = ("logprob_token_ids",)
 
 
-def is_plainly_shaped(record: Arrays) -> bool:
+def is_plainly_shaped(record: RecordFields) -> bool:
     """Whether a record without optional arrays has sound shapes: the usual case, in a third of the time."""
     if type(record.request_ids) is not tuple:
         return False
@@ -81,7 +50,7 @@ def is_plainly_shaped(record: Arrays) -> bool:
     return True
 
 
-def shape_problems(record: Arrays) -> list[str]:
+def shape_problems(record: RecordFields) -> list[str]:
     """Types, dtypes, dimensions and lengths: what must hold before any value is looked at."""
     problems = []
     if type(record.request_ids) is not tuple:
@@ -103,7 +72,7 @@ def shape_problems(record: Arrays) -> list[str]:
     return problems + _pair_problems(record)
 
 
-def _pair_problems(record: Arrays) -> list[str]:
+def _pair_problems(record: RecordFields) -> list[str]:
     """Optional arrays that only make sense together."""
     problems = []
     if (record.drafts is None) != (record.draft_counts is None):
@@ -125,7 +94,7 @@ def _describe(value: object) -> str:
     return type(value).__name__
 
 
-def value_problems(record: Arrays) -> list[str]:
+def value_problems(record: RecordFields) -> list[str]:
     """Values within arrays of the right shapes. The plain case is checked on bytes: an order cheaper."""
     problems = []
     if type(record.step) is not int or not 0 <= record.step < 1 << 63:
@@ -142,7 +111,7 @@ def value_problems(record: Arrays) -> list[str]:
     return problems
 
 
-def _is_plain(record: Arrays) -> bool:
+def _is_plain(record: RecordFields) -> bool:
     """Whether every row has one token and none ended otherwise than naturally."""
     rows = len(record.request_ids)
     return (
@@ -153,7 +122,7 @@ def _is_plain(record: Arrays) -> bool:
     )
 
 
-def _count_problems(record: Arrays) -> list[str]:
+def _count_problems(record: RecordFields) -> list[str]:
     problems = []
     if record.status.tobytes().translate(None, _STATUS_BYTES) or record.finish.tobytes().translate(None, _FINISH_BYTES):
         return ["status or finish holds a value that its type does not know"]
@@ -169,7 +138,7 @@ def _count_problems(record: Arrays) -> list[str]:
     return problems
 
 
-def optional_problems(record: Arrays) -> list[str]:
+def optional_problems(record: RecordFields) -> list[str]:
     if record.draft_counts is None and record.logprobs is None and not record.messages:
         return []
     problems = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
@@ -51,3 +53,27 @@ LAYOUT: dict[str, tuple[np.dtype[Any], int, str]] = {
     "ranks": (INT32, 1, "tokens"),
 }
 OPTIONAL = ("draft_counts", "drafts", "logprob_token_ids", "logprobs", "ranks")
+
+
+@dataclass(frozen=True, eq=False)
+class RecordFields:
+    """What a record says, as it is given: nothing is checked here."""
+
+    step: int  #: the step's number, 0 to 2**63 - 1
+    request_ids: tuple[str, ...]  #: n ids, not empty, without NUL characters
+    status: NDArray[np.uint8]  #: uint8[n], :class:`SlotStatus`
+    finish: NDArray[np.uint8]  #: uint8[n], :class:`FinishReason`
+    positions: NDArray[np.int64]  #: int64[n], index of the row's first token in the request's generated tokens
+    counts: NDArray[np.int32]  #: int32[n], number of tokens of the row, always (G24)
+    tokens: NDArray[np.int64]  #: int64[t], the rows' tokens one after the other
+    first_token: NDArray[np.bool_]  #: bool[n], the row reports a prefill's first token
+    draft_counts: NDArray[np.int32] | None = None  #: int32[n]
+    drafts: NDArray[np.int64] | None = None  #: int64[sum(draft_counts)]
+    #: int64 or int32[t, K+1], column 0 the sampled token, unused -1
+    logprob_token_ids: NDArray[np.int64] | NDArray[np.int32] | None = None
+    logprobs: NDArray[np.float32] | None = None  #: float32[t, K+1], natural logarithms, unused -inf
+    ranks: NDArray[np.int32] | None = None  #: int32[t], rank of the sampled token
+    messages: Mapping[int, str] = field(default_factory=dict)  #: row -> text of an error
+
+    def __len__(self) -> int:
+        return len(self.request_ids)

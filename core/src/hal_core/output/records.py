@@ -10,8 +10,8 @@ log-probabilities asked for. Arrays are little-endian and C-contiguous.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from hal_core.errors import InvalidValue
 from hal_core.output.record_checks import is_plainly_shaped, optional_problems, shape_problems, value_problems
-from hal_core.output.record_terms import INT32, INT64, SlotStatus
+from hal_core.output.record_terms import INT32, INT64, RecordFields, SlotStatus
 from hal_core.slots.fields import FinishReason
 
 __all__ = ["OutputRecord", "OutputRow", "SlotStatus", "assemble", "narrowed"]
@@ -42,27 +42,12 @@ class OutputRow(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class OutputRecord:
+class OutputRecord(RecordFields):
     """One step's output, rows in batch-id order. Validates itself; an error lists every problem found.
 
-    A record owns its arrays: who builds one does not write to them afterwards.
+    A record owns its arrays: who builds one does not write to them afterwards. Its fields:
+    :class:`hal_core.output.record_terms.RecordFields`.
     """
-
-    step: int  #: the step's number, 0 to 2**63 - 1
-    request_ids: tuple[str, ...]  #: n ids, not empty, without NUL characters
-    status: NDArray[np.uint8]  #: uint8[n], :class:`SlotStatus`
-    finish: NDArray[np.uint8]  #: uint8[n], :class:`FinishReason`
-    positions: NDArray[np.int64]  #: int64[n], index of the row's first token in the request's generated tokens
-    counts: NDArray[np.int32]  #: int32[n], number of tokens of the row, always (G24)
-    tokens: NDArray[np.int64]  #: int64[t], the rows' tokens one after the other
-    first_token: NDArray[np.bool_]  #: bool[n], the row reports a prefill's first token
-    draft_counts: NDArray[np.int32] | None = None  #: int32[n]
-    drafts: NDArray[np.int64] | None = None  #: int64[sum(draft_counts)]
-    #: int64 or int32[t, K+1], column 0 the sampled token, unused -1
-    logprob_token_ids: NDArray[np.int64] | NDArray[np.int32] | None = None
-    logprobs: NDArray[np.float32] | None = None  #: float32[t, K+1], natural logarithms, unused -inf
-    ranks: NDArray[np.int32] | None = None  #: int32[t], rank of the sampled token
-    messages: Mapping[int, str] = field(default_factory=dict)  #: row -> text of an error
 
     def __post_init__(self) -> None:
         problems = [] if is_plainly_shaped(self) else shape_problems(self)
@@ -73,9 +58,6 @@ class OutputRecord:
                 hook="save_output",
                 argument="record",
             )
-
-    def __len__(self) -> int:
-        return len(self.request_ids)
 
     def __eq__(self, other: object) -> bool:
         """Whether the two say the same; floats bit for bit (so a NaN log-probability equals itself)."""

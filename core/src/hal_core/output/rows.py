@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..errors import HalError, InvalidValue
+from ..errors import InvalidValue
 from ..slots.fields import FinishReason, SplitRole
 from .records import OutputRecord, SlotStatus, narrowed
 
@@ -49,12 +48,8 @@ class OutputSnapshot(NamedTuple):
             admission_ids,
             names,
             prefill_role,
-            {slot: host_table.preempted[slot] for slot in slots if slot in host_table.preempted}
-            if host_table.preempted
-            else {},
-            {slot: host_table.aborted[slot] for slot in slots if slot in host_table.aborted}
-            if host_table.aborted
-            else {},
+            {slot: host_table.preempted[slot] for slot in slots if slot in host_table.preempted},
+            {slot: host_table.aborted[slot] for slot in slots if slot in host_table.aborted},
             state.sizes.max_accept,
             state.sizes.max_draft_tokens,
             state.sizes.max_logprobs,
@@ -108,10 +103,7 @@ def _plain_record(columns: Columns, snapshot: OutputSnapshot) -> Built | None:
         tokens = tokens[status.view(np.bool_)]
     first = np.zeros(len(order), np.bool_)
     arrays = (status, finish, generated - counts, counts, tokens, first)
-    try:
-        return OutputRecord(snapshot.step.number, snapshot.names, *arrays), tuple(range(len(order))), None
-    except HalError as error:
-        raise error.located(hook="save_output") from None
+    return OutputRecord(snapshot.step.number, snapshot.names, *arrays), tuple(range(len(order))), None
 
 
 def _any_record(columns: Columns, snapshot: OutputSnapshot) -> Built:
@@ -136,9 +128,21 @@ def _any_record(columns: Columns, snapshot: OutputSnapshot) -> Built:
     positions = np.maximum(positions, 0)
     first = snapshot.prefill_role & (counts > 0) & (positions == 0)
     parts = _token_parts(columns, snapshot, counts)
-    parts |= _draft_parts(columns, snapshot, first)
-    rows = _Rows(snapshot.names, held, status, finish, positions, counts, first, bad)
-    record, batch_ids = rows.record(snapshot, parts)
+    rows = {"status": status, "finish": finish, "positions": positions, "counts": counts, "first_token": first}
+    if snapshot.step.speculative and snapshot.prefill_role.any():
+        rows["draft_counts"], parts["drafts"] = _drafts(columns, snapshot, first)
+    names, batch_ids, left = _arranged(snapshot, held, bad)
+    source = np.array(batch_ids, np.int64)
+    rows = {name: values[source] for name, values in rows.items()}
+    messages = {row: bad[at] for row, at in enumerate(batch_ids) if at in bad} if bad else {}
+    for row, gone in enumerate(left):
+        if gone is not None:
+            for values in rows.values():
+                values[row] = 0
+            rows["status"][row] = gone
+            rows["finish"][row] = FinishReason.ABORT if gone is SlotStatus.ABORTED else FinishReason.NONE
+            messages.pop(row, None)
+    record = OutputRecord(snapshot.step.number, names, messages=messages, **rows, **parts)
     told = snapshot.step.errors.keys() | snapshot.step.recovered.keys()
     violations = [text for row, text in bad.items() if int(order[row]) not in told]
     return record, batch_ids, _violation(violations, snapshot) if violations else None
@@ -195,87 +199,35 @@ def _token_parts(
     return parts
 
 
-def _draft_parts(
+def _drafts(
     columns: Columns, snapshot: OutputSnapshot, first: np.ndarray[Any, Any]
-) -> dict[str, np.ndarray[Any, Any]]:
-    """The drafts that a prefill node hands over with the first token (G24)."""
-    if not snapshot.step.speculative or not snapshot.prefill_role.any():
-        return {}
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """The drafts that a prefill node hands over with the first token (G24): their number a row, and themselves."""
     counts = np.where(first, columns["draft_num"][snapshot.order, 0], 0).astype(np.int32)
     drafts = columns["draft_tokens"][snapshot.order]
-    return {"draft_counts": counts, "drafts": drafts[np.arange(drafts.shape[1]) < counts[:, None]]}
+    return counts, drafts[np.arange(drafts.shape[1]) < counts[:, None]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """The rows of the slots' own requests, before those of requests that left are put among them."""
+def _arranged(
+    snapshot: OutputSnapshot, held: np.ndarray[Any, Any], bad: dict[int, str]
+) -> tuple[tuple[str, ...], tuple[int, ...], list[SlotStatus | None]]:
+    """Of each row of the record: its name, its batch id, and how its request left the slot, None where it did not.
 
-    names: tuple[str, ...]
-    held: np.ndarray[Any, Any]
-    status: np.ndarray[Any, Any]
-    finish: np.ndarray[Any, Any]
-    positions: np.ndarray[Any, Any]
-    counts: np.ndarray[Any, Any]
-    first: np.ndarray[Any, Any]
-    bad: dict[int, str]
-
-    def record(
-        self, snapshot: OutputSnapshot, parts: dict[str, np.ndarray[Any, Any]]
-    ) -> tuple[OutputRecord, tuple[int, ...]]:
-        """The record: each slot's row in batch-id order, and before it a row for a request that left the slot.
-
-        With it, each row's batch id.
-        """
-        if not snapshot.preempted and not snapshot.aborted and self.held.all():
-            every = tuple(range(len(self.names)))
-            return self._record(snapshot, parts, self.names, np.array(every, np.int64), None), every
-        names: list[str] = []
-        source: list[int] = []
-        left: list[SlotStatus | None] = []
-        for row, slot in enumerate(snapshot.order.tolist()):
-            for leaving, status in ((snapshot.preempted, SlotStatus.PREEMPTED), (snapshot.aborted, SlotStatus.ABORTED)):
-                if slot in leaving:
-                    names.append(leaving[slot][1])
-                    source.append(row)
-                    left.append(status)
-            if self.held[row] or row in self.bad:
-                names.append(self.names[row] or f"slot {slot}")
-                source.append(row)
-                left.append(None)
-        return self._record(snapshot, parts, tuple(names), np.array(source, np.int64), left), tuple(source)
-
-    def _record(
-        self,
-        snapshot: OutputSnapshot,
-        parts: dict[str, np.ndarray[Any, Any]],
-        names: tuple[str, ...],
-        source: np.ndarray[Any, Any],
-        left: list[SlotStatus | None] | None,
-    ) -> OutputRecord:
-        status, finish, positions = self.status[source], self.finish[source], self.positions[source]
-        counts, first = self.counts[source], self.first[source]
-        messages = {row: self.bad[at] for row, at in enumerate(source.tolist()) if at in self.bad} if self.bad else {}
-        if "draft_counts" in parts:
-            parts = parts | {"draft_counts": parts["draft_counts"][source]}
-        for row, gone in enumerate(left or ()):
-            if gone is not None:
-                status[row], counts[row], positions[row], first[row] = gone, 0, 0, False
-                finish[row] = FinishReason.ABORT if gone is SlotStatus.ABORTED else FinishReason.NONE
-                messages.pop(row, None)
-                if "draft_counts" in parts:
-                    parts["draft_counts"][row] = 0
-        try:
-            return OutputRecord(
-                snapshot.step.number,
-                names,
-                status,
-                finish,
-                positions,
-                counts,
-                parts.pop("tokens"),
-                first,
-                messages=messages,
-                **parts,
-            )
-        except HalError as error:
-            raise error.located(hook="save_output") from None
+    Each slot's row in batch-id order, and before it a row for a request that left the slot.
+    """
+    if not snapshot.preempted and not snapshot.aborted and held.all():
+        return snapshot.names, tuple(range(len(snapshot.names))), []
+    names: list[str] = []
+    batch_ids: list[int] = []
+    left: list[SlotStatus | None] = []
+    for row, slot in enumerate(snapshot.order.tolist()):
+        for leaving, status in ((snapshot.preempted, SlotStatus.PREEMPTED), (snapshot.aborted, SlotStatus.ABORTED)):
+            if slot in leaving:
+                names.append(leaving[slot][1])
+                batch_ids.append(row)
+                left.append(status)
+        if held[row] or row in bad:
+            names.append(snapshot.names[row] or f"slot {slot}")
+            batch_ids.append(row)
+            left.append(None)
+    return tuple(names), tuple(batch_ids), left

@@ -136,11 +136,6 @@ def _ready(link: socket.socket) -> socket.socket:
     return link
 
 
-def send(link: socket.socket, data: bytes) -> None:
-    """Send a few bytes over a connection that nobody watches yet."""
-    link.sendall(data)
-
-
 def receive(link: socket.socket, nbytes: int, timeout: float) -> bytes:
     """Receive exactly ``nbytes`` over a connection that nobody watches yet, within ``timeout`` seconds."""
     link.settimeout(max(0.001, timeout))

@@ -17,7 +17,7 @@ from ..contract import hookspecs
 from ..contract.capabilities import HOOKS, Capabilities
 from ..contract.counters import Counters
 from ..contract.markers import PROJECT
-from ..errors import DeviceClosed, HalError, OutOfMemory, PluginError
+from ..errors import DeviceClosed, HalError, PluginError
 from ..tickets import DONE, Ticket
 from .observers import Observers
 from .policy import Policy, check_kinds, check_stream
@@ -77,22 +77,7 @@ class BoundDevice:
 
     def state(self, sizes: StateConfig, *, name: str = "target") -> SlotState:
         """A new slot state on this device, every slot empty."""
-        from ..slots.state import SlotState  # imported here, as the state imports what the policy imports
-
-        self._begin()
-        try:
-            return SlotState(self.device, sizes, name=name)
-        except HalError as error:
-            argument = "sizes" if isinstance(error, OutOfMemory) else ""
-            raise error.located(device=self.name, hook="state", argument=argument) from error.__cause__
-        except MemoryError as error:
-            raise OutOfMemory(
-                f"no room for {sizes}: {error}",
-                cure="free memory, or give fewer slots or smaller sizes",
-                device=self.name,
-                hook="state",
-                argument="sizes",
-            ) from error
+        return self._call("state", self.policy.state, None, {"sizes": sizes, "name": name})
 
     def async_set_value(self, *, target: object, value: object, stream: Stream) -> Ticket:
         """Write a value into device memory; see :func:`hal_core.contract.hookspecs.async_set_value`.

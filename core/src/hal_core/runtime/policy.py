@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import GroupLost, InvalidBatch, InvalidValue, PluginError, SinkClosed, SinkFull
+from ..errors import GroupLost, InvalidBatch, InvalidValue, OutOfMemory, PluginError, SinkClosed, SinkFull
 from ..group import Group
 from ..memory.values import Value, host_array, prepare, prepare_array, prepare_on_device
 from ..memory.views import View
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ..contract.device import Device, Hooks
     from ..memory.copies import CopyTicket
     from ..memory.views import ByteRange, Memory
+    from ..slots.fields import StateConfig
     from ..streams import Stream
 
 _SCALARS = {bool, int, float}
@@ -54,6 +55,16 @@ class Outbox:
 
 class Policy:
     """What is decided on the host around the four hooks. Stateless; one object serves any number of devices."""
+
+    def state(self, device: Device, sizes: StateConfig, name: str) -> SlotState:
+        """A new state; where there is no room for it, the error says so of its sizes."""
+        try:
+            return SlotState(device, sizes, name=name)
+        except OutOfMemory as error:
+            raise error.located(argument="sizes") from error.__cause__
+        except MemoryError as error:
+            cure = "free memory, or give fewer slots or smaller sizes"
+            raise OutOfMemory(f"no room for {sizes}: {error}", cure=cure, argument="sizes") from error
 
     def async_set_value(self, device: Device, hooks: Hooks, target: object, value: object, stream: Stream) -> Ticket:
         """Resolve the target, convert the value (G6), keep it apart from the caller's (G2), then write it."""

@@ -36,7 +36,7 @@ class HostSlotTable:
     - ``blocks`` int64: entries of the block table in use.
     - ``live``: admission id to slot, for every request in a slot.
     - ``row_lengths`` int64 ``[row fields, slots]``, in the order of ``ROW_FIELDS``: the largest length, in
-      elements, that was written since the row was last reset (G11); ``lengths`` gives its rows by name.
+      elements, that was written since the row was last reset (G11).
     - ``preempted``, ``aborted``: slot to ``(admission_id, request id)`` of what left and no output has reported yet.
     """
 
@@ -48,7 +48,6 @@ class HostSlotTable:
         self.row_lengths = self.table[:, : len(ROW_FIELDS)].T
         self.prefilled, self.admission_ids, self.blocks = self.table[:, PREFILLED:].T
         self.live: dict[int, int] = {}
-        self.lengths = {name: self.row_lengths[row] for row, name in enumerate(ROW_FIELDS)}
         self.preempted: dict[int, tuple[int, str]] = {}
         self.aborted: dict[int, tuple[int, str]] = {}
 

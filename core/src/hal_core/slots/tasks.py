@@ -106,17 +106,13 @@ class TaskBatch:
         "arrays",
         "block_ids",
         "drafts",
-        "packed_cache",
         "plain",
-        "request_rows_cache",
         "requests",
     )
     all_prefill: bool
     arrays: dict[str, Any]
     block_ids: tuple[Int32s, ...]
     drafts: tuple[tuple[int, ...], ...]
-    request_rows_cache: Int64s | None
-    packed_cache: tuple[StateLayout, np.ndarray[Any, np.dtype[np.void]]] | None
     plain: dict[str, list[int]]
     requests: tuple[AdmittedRequest, ...]
     kinds, slots, num_computed_tokens, num_scheduled_tokens = _Column(), _Column(), _Column(), _Column()
@@ -156,8 +152,6 @@ class TaskBatch:
         ]
         put(self, "block_ids", tuple(ready))
         put(self, "all_prefill", plain["kinds"] == [TaskKind.PREFILL] * n)
-        put(self, "request_rows_cache", None)
-        put(self, "packed_cache", None)
         if {n} != {len(column) for column in (*plain.values(), self.requests, self.drafts)}:
             raise InvalidValue("the columns of a batch differ in length", cure=f"give {n} of each", argument="tasks")
 
@@ -178,11 +172,10 @@ class TaskBatch:
     @property
     def request_row(self) -> Int64s:
         """What insertion asks of the requests: :data:`hal_core.slots.layout.REQUEST_ROW` ``[n, 6]``, read-only."""
-        request_row = self.request_rows_cache
+        request_row: Int64s | None = self.arrays.get("request_row")
         if request_row is None:
             joined = b"".join([request.request_row for request in self.requests])
-            request_row = np.frombuffer(joined, np.int64).reshape(len(self), -1)
-            object.__setattr__(self, "request_rows_cache", request_row)
+            request_row = self.arrays["request_row"] = np.frombuffer(joined, np.int64).reshape(len(self), -1)
         return request_row
 
     def check_sizes(self, layout: StateLayout) -> None:
@@ -198,13 +191,13 @@ class TaskBatch:
 
     def packed(self, layout: StateLayout) -> np.ndarray[Any, np.dtype[np.void]]:
         """What admission packed ``[n]`` (``layout.admission_dtype``), read-only. Raises as :meth:`check_sizes`."""
-        cached = self.packed_cache
-        if cached is not None and cached[0] is layout:
-            return cached[1]
-        self.check_sizes(layout)
-        packed = np.frombuffer(b"".join([request.packed for request in self.requests]), layout.admission_dtype)
-        object.__setattr__(self, "packed_cache", (layout, packed))
-        return packed
+        known, packed = self.arrays.get("packed", (None, None))
+        if known is not layout:
+            self.check_sizes(layout)
+            packed = np.frombuffer(b"".join([request.packed for request in self.requests]), layout.admission_dtype)
+            self.arrays["packed"] = layout, packed
+        found: np.ndarray[Any, np.dtype[np.void]] = packed
+        return found
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"TaskBatch is immutable: {name}")

@@ -5,7 +5,7 @@
 
 MetaX has a CUDA-compatible layer (its runtime libraries, a Triton, perhaps memory that the host can lock). Whoever can
 try it on the chip puts it here: override :meth:`MacaPlugin.make` and return a class derived from
-``hal_core.devices.paddle.CustomDevice`` that writes a plan with one kernel (``submit``), stages in locked memory
+``hal_core.devices.CustomDevice`` that writes a plan with one kernel (``submit``), stages in locked memory
 (``staging``) and says so in its capabilities (``fused_scatter``, ``pinned_host``). Nothing of it is guessed at here.
 """
 

@@ -71,7 +71,7 @@ class SimPrimitives(Primitives):
                 raise
             return False
         except HalError as error:  # what the device met: the work is over all the same
-            self.health.met(error, self)
+            self.health.met(error, self.spoils)
         return True
 
     def event_error(self, event: Event) -> Exception | None:
@@ -79,7 +79,7 @@ class SimPrimitives(Primitives):
         try:
             event.synchronize(0)
         except HalError as error:
-            self.health.met(error, self)
+            self.health.met(error, self.spoils)
         return self.health.fault
 
     def spoils(self, error: Exception) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...errors import InvalidValue
 from ...memory.dtypes import DType, dtype_of
-from ...memory.views import ByteRange, Memory, View
+from ...memory.views import ByteRange, Memory, View, extent
 from ...slots.layout import ALIGNMENT
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -163,8 +163,6 @@ def _foreign(
     device: object, address: int, shape: Sequence[int], strides: Sequence[int], dtype: DType, keep: object
 ) -> View:
     """A view at ``address``; its memory is cut to the view's own bounds, so nothing else can be reached by it."""
-    extent = [(count - 1) * step for count, step in zip(shape, strides, strict=True)] if 0 not in shape else []
-    low = sum(step for step in extent if step < 0)
-    nbytes = sum(map(abs, extent)) + dtype.itemsize if 0 not in shape else 0
-    memory = HostMemory.at(device, address + low, nbytes, keep)
+    low, end = extent(shape, strides, dtype.itemsize)
+    memory = HostMemory.at(device, address + low, end - low, keep)
     return View(memory, -low, tuple(shape), tuple(strides), dtype)

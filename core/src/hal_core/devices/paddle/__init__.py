@@ -6,8 +6,7 @@ streams and targets are here, once. Paddle is imported inside functions: importi
 - ``probing``: what is installed, from files alone (standard library).
 - ``device``: what they share, and :class:`~hal_core.devices.paddle.device.PaddleDevice`, every call done when it
   returns.
-- ``asynchronous``: :class:`~hal_core.devices.paddle.asynchronous.AsyncPaddleDevice`, for Paddle's CustomDevices, over
-  the streams and events of :mod:`hal_core.devices`.
 - ``plugins``: the plugin class, which looks for Paddle and for what may stand in.
-- ``custom``: a plugin class for a CustomDevice of somebody else, in a few lines.
+- ``custom``: a plugin class for a CustomDevice of somebody else, in a few lines; ``custom_device``: its device,
+  asynchronous, over the streams and events of :mod:`hal_core.devices`.
 """

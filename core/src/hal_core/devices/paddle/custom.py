@@ -23,14 +23,13 @@ if TYPE_CHECKING:
 
 
 class CustomDevicePlugin(PaddlePlugin):
-    """Derive from it. ``kind``: Paddle's device type; ``collective``: the library's name, "" where there is none.
+    """Derive from it, and say its ``kind``.
 
     What stands in (``stand_ins``) is a simulated accelerator that shows itself to Paddle under any type name. Its
     module has ``paddle_env.announce(kind)``, ``paddle_env.distributed(rank, endpoints, master, kind)``,
     ``set_option(name, value)`` and ``Stream.adopt(handle).held()``.
     """
 
-    kind: ClassVar[str]
     collective: ClassVar[str] = "xccl"
 
     @classmethod

@@ -1,36 +1,44 @@
-"""The device of :class:`hal_core.devices.CustomDevicePlugin`: asynchronous, on a place of a CustomDevice."""
+"""The device of :class:`hal_core.devices.CustomDevicePlugin`: asynchronous, on a place of a CustomDevice.
+
+What Paddle 3.0 to 3.3 does on any CustomDevice decides the shape of this file (measured on the simulated one): a
+non-blocking ``copy_`` goes to the *current* stream, does not keep its host source alive, and is safe for contiguous
+destinations only; destroying an event waits for it on the host; pinned memory does not exist.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ...contract.capabilities import Capabilities
-from .asynchronous import AsyncPaddleDevice
-from .places import custom_place
+from ...errors import InvalidValue
+from ...tickets import Ticket
+from ..blocks import HostBlock
+from ..events import AsyncStream, RecordedEvent
+from ..streaming import StreamDevice
+from .between import elements_of, gather
+from .device import PaddlePlace
+from .memory import Bytes, PaddleMemory, Tensor, host_tensor
+from .places import custom_place, paddle_core
+from .plugins import PaddlePlugin
+from .streams import PaddlePrimitives
+
+if TYPE_CHECKING:
+    from ...memory.views import ByteRange, Memory, View
+    from ...streams import Stream
 
 
-class CustomKind(Protocol):
-    """A kind of CustomDevice: a class derived from :class:`hal_core.devices.CustomDevicePlugin`."""
+class CustomDevice(PaddlePlace, StreamDevice):
+    """One place of a CustomDevice, or of the simulated accelerator under its name, whose streams can be held."""
 
-    kind: str
-    cure: str
-    collective: str
-    stand_ins: Mapping[str, str]
+    blocking = False
 
-    def shown(self) -> str: ...
-
-    def substituted(self) -> str: ...
-
-
-class CustomDevice(AsyncPaddleDevice):
-    """One place of a CustomDevice, or of the simulated accelerator under its name."""
-
-    def __init__(self, plugin: CustomKind, index: int, options: Mapping[str, object]) -> None:
-        self.name, substitute = plugin.shown(), plugin.substituted()
+    def __init__(self, plugin: type[PaddlePlugin], index: int, options: Mapping[str, object]) -> None:
+        self.name, self.kind, substitute = plugin.shown(), plugin.kind, plugin.substituted()
         module = plugin.stand_ins.get(substitute, "")
-        simulator: Any = import_module(module) if module else None
+        self._simulator: Any = import_module(module) if module else None
         if module:
             import_module(f"{module}.paddle_env").announce(plugin.kind)
         capabilities = Capabilities(
@@ -44,5 +52,108 @@ class CustomDevice(AsyncPaddleDevice):
             substituted=substitute,
         )
         place = custom_place(self.name, plugin.kind, index, plugin.cure)
-        hold = (lambda handle: simulator.Stream.adopt(handle).held()) if module else None
-        super().__init__(index, place, options, capabilities, hold)
+        self._core = paddle_core()
+        super().__init__(index, PaddlePrimitives(place))
+        self.open_place(place, options, capabilities)
+
+    # -- streams ------------------------------------------------------------------------------------------------------
+
+    @property
+    def default_stream(self) -> AsyncStream:
+        """The stream on which Paddle computes now."""
+        base = self._core._get_current_custom_device_stream(self.kind, self.index)
+        return self.wrap(int(base.raw_stream), lambda: base)
+
+    def foreign_stream(self, stream: Any) -> AsyncStream:  # noqa: ANN401 (a Paddle stream)
+        """A Paddle stream, or that of another opened device."""
+        base = getattr(stream, "stream_base", getattr(stream, "raw", stream))
+        if not hasattr(base, "raw_stream"):
+            raise InvalidValue(
+                f"{type(stream).__name__} is no stream of this device",
+                cure="give device.default_stream, device.stream() or a Paddle stream",
+                argument="stream",
+            )
+        return self.wrap(int(base.raw_stream), lambda: base)
+
+    @contextmanager
+    def current(self, stream: Stream) -> Iterator[None]:
+        """Let Paddle put its work for this device on ``stream``."""
+        core, own = self._core, self.own(stream)
+        before = core._get_current_custom_device_stream(self.kind, self.index)
+        if int(before.raw_stream) == own.handle:
+            yield
+            return
+        core._set_current_custom_device_stream(self.kind, self.index, own.raw)
+        try:
+            yield
+        finally:
+            core._set_current_custom_device_stream(self.kind, self.index, before)
+
+    @contextmanager
+    def hold_stream(self, stream: Stream) -> Iterator[None]:
+        """Hold a stream, where the runtime below can. Something is left on it, so that later events are not done."""
+        if self._simulator is None:
+            with super().hold_stream(stream):
+                yield
+            return
+        own = self.own(stream)
+        with self._simulator.Stream.adopt(own.handle).held():
+            marker = PaddleMemory.allocate(self, self.place, 16)
+            with self.current(own):
+                marker.bytes(8, 8).copy_(marker.bytes(0, 8), False)
+            self.mark(own).keep = marker
+            yield
+
+    # -- work ---------------------------------------------------------------------------------------------------------
+
+    def before_write(self, memory: PaddleMemory, stream: Stream) -> None:
+        """Writes wait on their stream for copies out that still read the memory."""
+        self.order_after_reads(stream, memory)
+
+    def after_work(self, stream: Stream, keep: object) -> tuple[RecordedEvent, Ticket]:
+        """An event, which keeps the memory alive until the device is done with it; whoever fences with it holds it."""
+        event = self.events.record(self.own(stream))
+        event.keep = keep
+        return event, self.ticket_type(event)
+
+    def read_now(self, source: Tensor, target: Bytes, stream: Stream) -> None:
+        """Copy a contiguous tensor to the host, after the work on ``stream``, and wait for it alone."""
+        self.count("copies_out")
+        self.count("host_waits")
+        with self.current(stream):
+            host_tensor(target).copy_(source, False)
+        self.events.record(self.own(stream)).wait()
+
+    def enqueue_copies(
+        self, block: HostBlock, memory: Memory, parts: Sequence[ByteRange], after: AsyncStream, stream: AsyncStream
+    ) -> RecordedEvent:
+        """One copy a part, into a block that Paddle does not keep alive."""
+        assert isinstance(memory, PaddleMemory)
+        before = self.events.record(after)
+        stream.wait(before)
+        at = 0
+        with self.current(stream):
+            for part in parts:
+                if part.nbytes:
+                    target = host_tensor(block.buffer[at : at + part.nbytes])
+                    target.copy_(memory.bytes(part.offset, part.nbytes), False)
+                    self.count("copies_out")
+                at += part.nbytes
+        event = self.mark(stream)
+        event.keep = (memory, before)
+        return event
+
+    def copy_within(self, target: View, value: View, stream: Stream) -> Ticket:
+        """Copy between two views in stream order; by way of the host only where no scatter of that width exists."""
+        scatter = self.scatters.get(target.dtype.itemsize)
+        if scatter is None:
+            return super().copy_within(target, value, stream)
+        memory = target.memory
+        assert isinstance(memory, PaddleMemory)
+        with self.current(stream):
+            gathered = gather(value, scatter.dtype)
+        self.count("launches")
+        self.count("submissions")
+        self.count("allocations")
+        self.mark(self.own(stream)).keep = (value.memory, gathered)
+        return self.writer.place(memory, elements_of(target, value), gathered, target.dtype.itemsize, stream)

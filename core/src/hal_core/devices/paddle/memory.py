@@ -5,14 +5,13 @@ That order is the one on which all Paddle versions agree: a slice that is viewed
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ...errors import InvalidValue
 from ...memory.dtypes import dtype_of
-from ...memory.views import View
+from ...memory.views import View, extent
 from ...slots.layout import ALIGNMENT
 
 WORD = 8
@@ -82,12 +81,12 @@ def resolve(device: Any, place: Any, target: Any) -> View:  # noqa: ANN401 (a de
     dtype = dtype_of(str(target.dtype))
     shape, size = tuple(target.shape), dtype.itemsize
     steps = tuple(step * size for step in target.strides)
-    low, high = _extent(shape, steps)
+    low, end = extent(shape, steps, size)
     first = int(target._offset()) + low
     import paddle
 
-    whole = paddle.as_strided(target, [(first + high - low) // size + (0 not in shape)], [1], 0)
-    memory = PaddleMemory(device, whole, first, high - low + (size if 0 not in shape else 0), size)
+    whole = paddle.as_strided(target, [(first + end - low) // size], [1], 0)
+    memory = PaddleMemory(device, whole, first, end - low, size)
     return View(memory, -low, shape, steps, dtype)
 
 
@@ -96,11 +95,3 @@ def is_on(place: Any, value: Any) -> bool:  # noqa: ANN401 (a place; anything)
     if not hasattr(value, "data_ptr") or not hasattr(value, "strides") or not hasattr(value, "place"):
         return False
     return str(value.place) == str(place) and (value.data_ptr() != 0 or 0 in value.shape)
-
-
-def _extent(shape: Sequence[int], steps: Sequence[int]) -> tuple[int, int]:
-    """The lowest and the highest byte, relative to the first element, at which an element of a view begins."""
-    if 0 in shape:
-        return 0, 0
-    reach = [(count - 1) * step for count, step in zip(shape, steps, strict=True)]
-    return sum(r for r in reach if r < 0), sum(r for r in reach if r > 0)

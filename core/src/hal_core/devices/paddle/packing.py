@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ...memory.packing import cut
-from ...memory.plan import Records, WritePlan
+from ...memory.plan import Records, WritePlan, runs_of
 
 WIDTHS = (8, 4, 2, 1)
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -81,11 +81,12 @@ def elements(plan: WritePlan, shift: int, widest: int, columns: ScatterColumns |
     starts = writes["dst"].astype(np.int64) + shift
     sizes = writes["nbytes"].astype(np.int64)
     widths = _width(starts | sizes, widest)
-    payload = memoryview(plan.payload)  # type: ignore[arg-type]  # a buffer, which checkers know from Python 3.12 on
     for width in np.unique(widths).tolist():
         chosen = np.flatnonzero(widths == width)
         into = found.setdefault(width, Elements(width))
-        into.add(_indices(starts[chosen], sizes[chosen], width), _values(writes[chosen], payload))
+        into.add(
+            _indices(starts[chosen], sizes[chosen], width), [data for _, data in runs_of(writes[chosen], plan.payload)]
+        )
     return found
 
 
@@ -102,16 +103,6 @@ def _indices(starts: Ints, sizes: Ints, width: int) -> Ints:
     indices: Ints = np.repeat(first, counts)
     indices += np.arange(int(ends[-1]), dtype=np.int64)
     return indices
-
-
-def _values(writes: Rows, payload: memoryview) -> list[Any]:
-    values: list[Any] = []
-    for _, source, nbytes, pattern in writes.tolist():
-        if pattern == 0:
-            values.append(payload[source : source + nbytes])
-        else:
-            values.append((source.to_bytes(8, "little") * (nbytes // 8 + 1))[:nbytes])
-    return values
 
 
 def in_pieces(plan: WritePlan, limit: int) -> Iterator[WritePlan]:

@@ -23,12 +23,15 @@ if TYPE_CHECKING:
 class PaddlePlugin(Plugin):
     """Derive from it. Selected by name only, as a line in the metadata cannot know of a substitution.
 
-    ``cure``: what to install. ``stand_ins``: what may stand in for the chip, by the word with which
+    ``cure``: what to install. ``kind``: Paddle's device type; ``collective``: the library's name, "" where there is
+    none; both of a CustomDevice. ``stand_ins``: what may stand in for the chip, by the word with which
     ``HAL_<NAME>_PLACE`` declares it: the module of a simulated accelerator, or "" where Paddle alone will do. The
     device then says everywhere that it is substituted.
     """
 
     cure: ClassVar[str]
+    kind: ClassVar[str]
+    collective: ClassVar[str]
     stand_ins: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     @classmethod

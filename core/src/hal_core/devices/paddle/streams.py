@@ -5,15 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-from ..events import AsyncStream
-from ..primitives import POLL, RawEvent, RawStream, StreamPrimitives
+from ..primitives import RawEvent, RawStream, StreamPrimitives
 from .places import paddle_core
-
-__all__ = ["POLL", "PaddlePrimitives", "current"]
 
 
 class PaddlePrimitives(StreamPrimitives):
@@ -48,18 +43,3 @@ class PaddlePrimitives(StreamPrimitives):
     def spoils(self, error: Exception) -> bool:
         """No: what Paddle raises does not tell a lost group, after which the device goes on, from a fault."""
         return False
-
-
-@contextmanager
-def current(kind: str, index: int, stream: AsyncStream) -> Iterator[None]:
-    """Let Paddle put its work for this device on ``stream``."""
-    core = paddle_core()
-    before = core._get_current_custom_device_stream(kind, index)
-    if int(before.raw_stream) == stream.handle:
-        yield
-        return
-    core._set_current_custom_device_stream(kind, index, stream.raw)
-    try:
-        yield
-    finally:
-        core._set_current_custom_device_stream(kind, index, before)

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from ...memory.plan import WRITE, WritePlan, apply_to_host
+from ...memory.plan import WritePlan, apply_to_host, runs_of
 from ...tickets import DONE, Ticket
 from .memory import WORD, Bytes, PaddleMemory, Tensor
 from .packing import WIDTHS, Elements, ScatterColumns, elements, in_pieces
@@ -261,13 +261,8 @@ def _one_run(plan: WritePlan) -> tuple[int, Bytes] | None:
     """``(offset, bytes)`` of a plan that writes one run and nothing else."""
     if plan.records is not None or len(plan.writes) != 1:
         return None
-    offset, source, nbytes, pattern = plan.writes[0].tolist()
-    if pattern == 0:
-        return offset, plan.payload[source : source + nbytes]
-    data = np.zeros(nbytes, np.uint8)
-    row = np.array([(0, source, nbytes, pattern)], WRITE)
-    apply_to_host(WritePlan(plan.memory, row, ()), data)
-    return offset, data
+    ((offset, data),) = runs_of(plan.writes, plan.payload)
+    return offset, np.frombuffer(data, np.uint8)
 
 
 def _up(nbytes: int) -> int:

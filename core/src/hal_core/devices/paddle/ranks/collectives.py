@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ....ranks.watchdog import Watchdog
 from ....tickets import Mode, Ticket
+from ...primitives import poll
 from ..memory import PaddleMemory, Tensor
-from ..streams import POLL
 from .groups import OpenGroup, PaddleCommunicator, TensorOf, opened
 from .world import DEFAULT_TIMEOUT, exchange
 
@@ -83,12 +82,7 @@ class CollectiveTicket(Ticket):
         return passed
 
     def _block(self, timeout: float | None) -> bool:
-        end = None if timeout is None else monotonic() + timeout
-        while not self.done():
-            if end is not None and monotonic() >= end:
-                return False
-            sleep(POLL)
-        return True
+        return poll(self.done, timeout)
 
     def failure(self) -> BaseException | None:
         return self._error

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ....errors import GroupLost, HalError, InvalidValue
-from ....ranks.peers import Endpoint, receive, send
+from ....ranks.peers import Endpoint, receive
 from ..places import paddle_core
 from .gloo import GlooSockets
 from .world import wait_for_listener
@@ -53,7 +53,7 @@ def make_group(
         if first:
             port, number = _free_port(host), int.from_bytes(os.urandom(4), "little") % (1 << 30) + (1 << 30)
             for link in links.values():
-                send(link, WHERE.pack(port, number))
+                link.sendall(WHERE.pack(port, number))
         else:
             port, number = WHERE.unpack(receive(links[ranks[0]], WHERE.size, timeout))
             wait_for_listener(host, port, timeout, ranks[0])

@@ -1,0 +1,53 @@
+"""The faces: one list of names each, in a table; what type checkers read is made of it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CORE = ROOT / "core/src/hal_core"
+FACES = {"hal_core": CORE, "hal_core.devices": CORE / "devices", "hal_core.frames": CORE / "frames"}
+
+
+CHECK = """
+import ast, importlib, sys
+face, stub = sys.argv[1:]
+module, told = importlib.import_module(face), {}
+for node in ast.parse(open(stub).read()).body:
+    source = importlib.import_module("." * node.level + node.module, face)
+    told |= {alias.asname: getattr(source, alias.name) for alias in node.names}
+assert told and told.keys() == set(module.__all__)
+wrong = [name for name, value in told.items() if getattr(module, name) is not value]
+assert not wrong, wrong
+"""
+"""Run where no other test has changed a module."""
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_a_stub_imports_each_name_from_where_it_is(face):
+    command = [sys.executable, "-c", CHECK, face, FACES[face] / "__init__.pyi"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_check_sees_a_stub_that_is_not_what_the_table_makes(tmp_path):
+    tool = tmp_path / "tools/faces.py"
+    tool.parent.mkdir()
+    tool.write_text((ROOT / "tools/faces.py").read_text())
+    for folder in FACES.values():
+        copy = tmp_path / folder.relative_to(ROOT)
+        copy.mkdir(parents=True, exist_ok=True)
+        for name in ("__init__.py", "__init__.pyi"):
+            (copy / name).write_text((folder / name).read_text())
+
+    def check():
+        return subprocess.run([sys.executable, tool, "--check"], capture_output=True, text=True, timeout=60)
+
+    assert check().returncode == 0
+    face = tmp_path / "core/src/hal_core/frames/__init__.py"
+    face.write_text(face.read_text().replace("is_ready ", ""))
+    done = check()
+    assert done.returncode == 1
+    assert done.stdout.startswith("frames/__init__.pyi is not what its table makes")
