@@ -102,6 +102,7 @@ def test_all_pass_the_conformance_kit(kits, device, shown):
     assert found["header"]["device"] == shown
 
 
+@pytest.mark.conform
 def test_nothing_is_skipped_on_the_asynchronous_one_but_ranks(kits):
     found = kits["queue"].report()
     missing = {need for entry in found["guarantees"] for need in re.findall(r"needs ([\w ]+)", entry["note"])}

@@ -54,6 +54,8 @@ def test_four_whole_runs_of_the_kit_are_in_make_test_and_the_others_in_make_conf
         "test_the_conformance_kit_under_the_checker",
         "test_the_kits_tests_of_several_ranks",
         "test_all_pass_the_conformance_kit",
+        "test_nothing_is_skipped_on_the_asynchronous_one_but_ranks",
+        "test_the_kit_passes_under_copies_that_come_late",
         "test_every_liar_is_killed_by_a_test_of_its_guarantee",
         "test_there_are_liars_enough_and_their_stories_are_told",
         "test_a_liar_that_lives_fails_the_command",

@@ -64,6 +64,7 @@ class Unread:
         """Nothing to drain."""
 
 
+@pytest.mark.conform
 def test_memory_does_not_grow_over_10_000_steps():
     names = count()
     with bind(CpuPlugin.open(0, {})) as device:

@@ -278,6 +278,7 @@ def test_the_cpu_device_conforms_with_several_ranks_and_one_pool_serves_them_all
     assert "pools, needless: [] processes left: []" in done.stderr
 
 
+@pytest.mark.conform
 def test_the_kit_passes_under_copies_that_come_late():
     found = report("cpu", "--fault=DelayedCopies", "--only=G12,G19,G20,G22,G23,G24", code=0)
     assert found["ok"]
