@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 from hal_core.devices.cpu import CpuPlugin
 from hal_core.runtime.bound import bind
 from hal_core.slots.admission import Request, SamplingParams
