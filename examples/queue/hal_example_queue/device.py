@@ -26,7 +26,7 @@ from .runtime import Mark, Queue, at
 
 
 class QueuePrimitives(Primitives):
-    """What the runtime can do; :class:`hal_core.devices.primitives.Primitives` says what each must do."""
+    """What the runtime can do; :class:`hal_core.devices.Primitives` says what each must do."""
 
     rerecords = True
 
