@@ -13,6 +13,7 @@ removed. Sooner it counts as the same one: a closing terminal and ``timeout`` se
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import signal
@@ -63,8 +64,7 @@ class _Watch:
 
     def end(self) -> None:
         """End the process now. Signals that come meanwhile change nothing."""
-        for number in _NUMBERS:
-            signal.signal(number, signal.SIG_IGN)
+        _ignore()
         try:
             if self.tidy is not None:
                 self.tidy()
@@ -111,6 +111,8 @@ def watched(*, to_the_end: bool) -> Iterator[None]:
     outer, _watch = _watch, _Watch()
     _watch.is_on = True
     former = _install()
+    if to_the_end:  # registered first, so called last: behind it the interpreter takes our handlers away
+        atexit.register(_ignore)
     try:
         yield
     finally:
@@ -118,6 +120,12 @@ def watched(*, to_the_end: bool) -> Iterator[None]:
             for number, handler in former.items():
                 signal.signal(number, handler)
             _watch = outer
+
+
+def _ignore() -> None:
+    """Nothing is left that a signal could end, and the status is known."""
+    for number in _NUMBERS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _install() -> dict[int, Any]:

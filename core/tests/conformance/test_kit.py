@@ -3,7 +3,6 @@
 import ast
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -188,14 +187,17 @@ def test_an_asynchronous_device_conforms_and_its_latches_are_used():
     found = report("--device-factory=queued_device:queued", code=0)
     skipped = {one["guarantee"]: one["note"] for one in found["guarantees"] if one["status"] != "checked"}
     assert not skipped
-    assert re.fullmatch(r"\d+ of \d+: needs several_ranks", entry(found, "G13")["note"])
+    left = len(entry(found, "G13")["tests"]) - 1
+    assert entry(found, "G13")["note"] == f"{left} of {left + 1}: needs several_ranks"
     assert set(outcomes(found, "G3").values()) == {"passed"}
     assert set(outcomes(found, "G10").values()) == {"passed"}
 
 
 def test_a_skip_says_why_the_plugin_does_not_offer_what_is_needed():
     found = report("--device-factory=kit_devices:no_pair", "--only=G13,G17", code=0)
-    assert re.fullmatch(r"(\d+) of \d+: needs several_ranks: two chips are needed", entry(found, "G13")["note"])
+    g13 = entry(found, "G13")  # all but the one test of it that a group of one can pass
+    left = len(g13["tests"]) - 1
+    assert g13["note"] == f"{left} of {left + 1}: needs several_ranks: two chips are needed"
     assert "needs several_ranks: two chips are needed" in entry(found, "G17")["note"]
 
 
