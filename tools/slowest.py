@@ -117,7 +117,7 @@ class Meter:
         libraries = ", ".join(f"{name} {version(name)}" for name in LIBRARIES)
         yield f"# The {ROWS} slowest tests"
         yield ""
-        arguments = " ".join(map(str, config.invocation_params.args))
+        arguments = " ".join(map(str, config.invocation_params.args)).replace(f"{ROOT}/", "")
         yield f"Made by `make slowest` (`pytest {arguments}`),"
         yield f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {os.cpu_count()} cores, load {os.getloadavg()[1]:.1f} over five"
         yield f"minutes at the end, Python {platform.python_version()}, {libraries}."
