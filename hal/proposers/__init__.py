@@ -1,0 +1,11 @@
+"""Proposers: what guesses the tokens that a request goes on with, so that one step can verify several of them.
+
+A guess costs time and never changes what a request is given: the worker draws each token as it does without a proposer,
+and keeps of the drafts what equals its own draws.
+"""
+
+from __future__ import annotations
+
+from .proposer import Fed, Proposer, Setup
+
+__all__ = ["Fed", "Proposer", "Setup"]

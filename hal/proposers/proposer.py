@@ -1,0 +1,98 @@
+"""The interface of a proposer, and what it is told.
+
+A worker calls one proposer from one thread. A step's calls come in this order: ``leave`` and ``enter`` with the tasks
+of the step; then, after the step's ``update_inputs``, ``observe`` once; then ``propose`` once, whose answer becomes the
+state's drafts. Whoever proposes decides by tokens that were delivered: no clock, and no draft that was refused, counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from hal_core import AdmittedRequest
+
+Array = np.ndarray[Any, Any]
+Int64s = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a proposer is made for; an entry point of the group ``hal.proposers`` is called with one of these.
+
+    - ``max_draft_tokens``: most drafts of a slot in one step, at least 1.
+    - ``num_slots``, ``max_model_len``, ``vocab_size``: of the state and the model; slots go from 0, token ids too.
+    - ``model``: the target model, for a proposer that is a part of it; None where there is none.
+    """
+
+    max_draft_tokens: int
+    num_slots: int
+    max_model_len: int
+    vocab_size: int
+    model: object | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fed:
+    """What one step gave, as of its ``update_inputs``: for each slot that ran, the tokens that were accepted.
+
+    - ``slots``: those that ran, each once, in the step's order.
+    - ``accepted``: one int64 ``[n]`` for each slot: the tokens that the request was given, as cut at its end; empty for
+      a piece of a prompt that is not the last one, and for a slot that could be given none.
+
+    For a proposer that ``wants_hidden``, else None: the rows that the model ran, those of a slot side by side in the
+    order of ``slots`` (a piece of the prompt, or the next token and the drafts, also those that were refused).
+
+    - ``rows`` int64 ``[slots + 1]``: where the rows of each slot begin, and behind the last one their number.
+    - ``tokens``, ``positions`` int64 ``[rows]``: the token of each row and its place in the request, from 0.
+    - ``hidden``: ``[rows, width]``, what the model's last layer gave for each row, as the model's own kind of array.
+    """
+
+    slots: Sequence[int]
+    accepted: Sequence[Int64s]
+    rows: Int64s | None = None
+    tokens: Int64s | None = None
+    positions: Int64s | None = None
+    hidden: Any = None
+
+
+class Proposer(Protocol):
+    """Guesses how requests go on. Slots are told apart by number alone: ``leave`` comes before the next ``enter``.
+
+    ``wants_hidden``: True for one that runs on the model's hidden states (MTP); then every rank has one, and all ranks
+    make the same calls. Any other runs on the group's first rank alone, whose drafts the others are sent.
+    """
+
+    wants_hidden: bool
+
+    def enter(self, slot: int, request: AdmittedRequest, tokens: Int64s) -> None:
+        """A request takes a slot: a new one, one that is resumed, or one that another worker prefilled.
+
+        ``tokens`` int64 ``[n]``: all that is known of it, the prompt and what was generated so far; to be copied if it
+        is kept. Before that ``leave`` was called for whoever was in the slot.
+        """
+
+    def observe(self, fed: Fed) -> None:
+        """Take over what a step gave: append the accepted tokens of each slot to what is known of it."""
+
+    def propose(self, room: Mapping[int, int]) -> dict[int, list[int]]:
+        """Drafts for the next step, in the order in which they would follow what is known of each slot.
+
+        ``room``: slot to the most drafts that it may have, at least 0 and at most ``Setup.max_draft_tokens``; a slot
+        that is not named gets none. A slot may be given fewer drafts, or be left out, which is the same as none.
+        Token ids are whole numbers from 0 to the vocabulary's size less one; whatever they are, no token changes.
+        """
+
+    def leave(self, slot: int, *, finished: bool) -> None:
+        """The request is out of its slot: ``finished`` when it ended by itself, not aborted, preempted or failed.
+
+        What a finished request was given may help others; what is known of the slot is forgotten in any case. A slot
+        that holds nothing is nothing to do.
+        """
+
+    def close(self) -> None:
+        """Give back what it holds. Nothing is called afterwards; a second time does nothing."""
