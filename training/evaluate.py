@@ -81,8 +81,9 @@ def sample(model: LlamaModel, prompt: list[int], rng: np.random.Generator) -> tu
     while len(generated) < SAMPLE_TOKENS:
         positions = np.arange(done, done + len(chunk))
         lengths, context = np.array([len(chunk)], np.int32), np.array([done], np.int32)
-        logits = model.forward(ModelBatch(np.array(chunk), positions, lengths, context, table))[0]
-        token = draw(logits, rng)
+        logits = model.forward(ModelBatch(np.array(chunk), positions, lengths, context, table))
+        assert logits is not None  # the model is whole
+        token = draw(logits[0], rng)
         if token == END:
             return generated, True
         done, chunk = done + len(chunk), [token]

@@ -24,6 +24,7 @@ from hal.model.batch import GroupPlan, ModelBatch, check_batch, plan_step
 from hal.model.config import LlamaConfig, read_config
 from hal.model.kv_cache import PagedCache
 from hal.model.loading import read_tensors
+from hal.model.split import WHOLE, Ranks, Shard, check_split, local_config
 from hal.model.weights import DecoderWeights, LayerWeights, prepare_weights
 
 if TYPE_CHECKING:
@@ -59,11 +60,25 @@ class _Step:
 
 
 class LlamaModel:
-    """A loaded decoder. Not thread-safe: one worker drives it."""
+    """A loaded decoder. Not thread-safe: one worker drives it.
 
-    def __init__(self, config: LlamaConfig, tensors: Mapping[str, np.ndarray], *, place: str = "cpu") -> None:
-        """``tensors``: the checkpoint's (:func:`hal.model.loading.read_tensors`); they are not kept."""
-        self.config = config
+    With ``ranks`` it is one rank's part of a decoder that is split over them (:mod:`hal.model.split`), and every rank
+    runs the same batches in one order. ``everywhere``: all ranks get the logits, and not the first alone.
+    """
+
+    def __init__(
+        self,
+        config: LlamaConfig,
+        tensors: Mapping[str, np.ndarray],
+        *,
+        place: str = "cpu",
+        ranks: Ranks | None = None,
+        everywhere: bool = False,
+    ) -> None:
+        """``tensors``: the checkpoint's, or the rank's part (:func:`hal.model.loading.read_tensors`); not kept."""
+        self.config, self.ranks, self.everywhere = config, ranks, everywhere
+        self.shard = WHOLE if ranks is None else Shard(ranks.index, ranks.size)
+        self._part = local_config(config, self.shard)
         self.place = place
         self.cache: PagedCache | None = None
         self.weights: DecoderWeights = prepare_weights(config, tensors, place)
@@ -74,13 +89,17 @@ class LlamaModel:
         self._rotations = self._rotation_table(0)
 
     @classmethod
-    def load(cls, directory: Path, *, place: str = "cpu") -> LlamaModel:
+    def load(
+        cls, directory: Path, *, place: str = "cpu", ranks: Ranks | None = None, everywhere: bool = False
+    ) -> LlamaModel:
         """Load ``config.json`` and the safetensors of ``directory`` onto ``place`` (Paddle's name).
 
         Raises ``InvalidValue`` naming file and field or tensor for anything that is missing, broken or not supported.
         """
         directory = Path(directory)
         config = read_config(directory)
+        shard = WHOLE if ranks is None else Shard(ranks.index, ranks.size)
+        check_split(config, shard.size)
         try:
             paddle.to_tensor(0, place=place)
         except (ValueError, RuntimeError, OSError, AttributeError) as error:
@@ -90,14 +109,16 @@ class LlamaModel:
             raise InvalidValue(
                 f"{place!r} is no place of this Paddle build: {why}", cure="use 'cpu'", argument="--model-place"
             ) from None
-        return cls(config, read_tensors(directory, config), place=place)
+        tensors = read_tensors(directory, config, shard)
+        return cls(config, tensors, place=place, ranks=ranks, everywhere=everywhere)
 
     def allocate_cache(self, blocks: int, block_size: int) -> None:
         """Allocate (anew) the zeroed paged cache of ``blocks`` blocks of ``block_size`` tokens, ids 0 to blocks - 1."""
-        self.cache = PagedCache(self.config, blocks, block_size, self.place)
+        self.cache = PagedCache(self._part, blocks, block_size, self.place)
 
-    def forward(self, batch: ModelBatch) -> np.ndarray:
-        """One step: store the tokens' keys and values; float32 ``[rows, vocab]`` logits of each row's last token.
+    def forward(self, batch: ModelBatch) -> np.ndarray | None:
+        """One step: store the tokens' keys and values; float32 ``[rows, vocab]`` logits of each row's last token, or
+        None on a rank that does not get them.
 
         The result for a row does not depend on the other rows but for rounding (about 1e-6: the CPU's matrix product is
         not batch-invariant). Raises ``InvalidValue`` for a batch that cannot be computed; nothing is written then.
@@ -113,7 +134,7 @@ class LlamaModel:
         if self.cache is None:
             raise InvalidValue("no cache", cure="call allocate_cache first", argument="forward")
         check_batch(batch, self.config, self.cache.shape)
-        plan = plan_step(batch, self.config, self.cache.shape)
+        plan = plan_step(batch, self._part, self.cache.shape)
         with paddle.no_grad():
             cos, sin = self._rotary(batch.positions)
             qk_index, value_index = self._head_indices(len(batch.token_ids))
@@ -127,10 +148,23 @@ class LlamaModel:
                 cos=cos,
                 sin=sin,
             )
-            hidden = functional.embedding(self._put(batch.token_ids), self.weights.embedding)
+            hidden = self._embedded(batch.token_ids)
             for number, layer in enumerate(self.weights.layers):
                 hidden = self._layer(hidden, number, layer, step)
         return hidden, plan.last
+
+    def _embedded(self, token_ids: np.ndarray) -> Tensor:
+        """``[tokens, hidden]``: each token's row of the embedding, from the rank that has it."""
+        if self.ranks is None:
+            return functional.embedding(self._put(token_ids), self.weights.embedding)
+        part = self.shard.part(self.config.vocab_size)
+        here = (token_ids >= part.start) & (token_ids < part.stop)
+        rows = functional.embedding(self._put(np.where(here, token_ids - part.start, 0)), self.weights.embedding)
+        return self.ranks.all_reduce(rows * self._put(here.astype(np.float32)[:, None]))
+
+    def _summed(self, partial: Tensor) -> Tensor:
+        """The sum of what the ranks have each computed a part of."""
+        return partial if self.ranks is None else self.ranks.all_reduce(partial)
 
     def _place_group(self, plan: GroupPlan) -> _Group:
         query_index = None if plan.query_index is None else self._put(plan.query_index)
@@ -142,7 +176,7 @@ class LlamaModel:
     def _head_indices(self, tokens: int) -> tuple[Tensor, Tensor]:
         """``qk_index`` and ``value_index`` for so many tokens; kept, as decoding steps are alike."""
         if self._heads is None or self._heads[0] != tokens:
-            heads, kv_heads = self.config.num_attention_heads, self.config.num_key_value_heads
+            heads, kv_heads = self._part.num_attention_heads, self._part.num_key_value_heads
             rows = np.arange(tokens * (heads + 2 * kv_heads)).reshape(tokens, -1)
             query, key, value = (part.reshape(-1) for part in np.split(rows, [heads, heads + kv_heads], axis=1))
             self._heads = tokens, self._put(np.concatenate([query, key])), self._put(value)
@@ -154,7 +188,7 @@ class LlamaModel:
         most = int(positions.max()) + 1
         if most > self._rotations.shape[1]:  # twice as many as are needed, so that it seldom grows
             self._rotations = self._rotation_table(min(2 * most, self.config.max_position_embeddings))
-        heads, kv_heads = self.config.num_attention_heads, self.config.num_key_value_heads
+        heads, kv_heads = self._part.num_attention_heads, self._part.num_key_value_heads
         placed = self._put(self._rotations[:, np.concatenate([positions.repeat(heads), positions.repeat(kv_heads)])])
         return placed[0], placed[1]
 
@@ -179,18 +213,18 @@ class LlamaModel:
         if step.clear is not None:
             self.cache.clear(number, *step.clear)
         self.cache.write(number, step.write_index, key, value)
-        attended = paddle.matmul(self._attention(query, number, step), layer.output)
+        attended = self._summed(paddle.matmul(self._attention(query, number, step), layer.output))
         if layer.output_bias is not None:
             attended = attended + layer.output_bias
         x = x + attended
         gate, up = paddle.split(paddle.matmul(self._normed(x, self._ones), layer.gate_up), 2, axis=-1)
-        return x + paddle.matmul(functional.silu(gate) * up, layer.down)
+        return x + self._summed(paddle.matmul(functional.silu(gate) * up, layer.down))
 
     def _projected(self, x: Tensor, layer: LayerWeights, step: _Step) -> tuple[Tensor, Tensor, Tensor]:
         """Queries ``[tokens * heads, head_dim]``, keys and values ``[tokens * kv_heads, head_dim]`` of ``x``, at their
         positions."""
         width = self.config.head_dim
-        queries = x.shape[0] * self.config.num_attention_heads
+        queries = x.shape[0] * self._part.num_attention_heads
         qkv = paddle.matmul(x, layer.qkv)
         if layer.qkv_bias is not None:
             qkv = qkv + layer.qkv_bias
@@ -204,7 +238,7 @@ class LlamaModel:
     def _attention(self, query: Tensor, number: int, step: _Step) -> Tensor:
         """Softmax attention of ``[tokens * heads, head_dim]`` over the cache: ``[tokens, heads * head_dim]``."""
         assert self.cache is not None  # checked in _run
-        kv_heads, width = self.config.num_key_value_heads, self.config.head_dim
+        kv_heads, width = self._part.num_key_value_heads, self.config.head_dim
         outputs = []
         for group in step.groups:
             plan = group.plan
@@ -220,13 +254,20 @@ class LlamaModel:
         else:
             joined = paddle.concat([output.reshape([-1, width]) for output in outputs])
             joined = paddle.gather(joined, step.merge_index)
-        return joined.reshape([-1, self.config.num_attention_heads * width])
+        return joined.reshape([-1, self._part.num_attention_heads * width])
 
-    def _head(self, hidden: Tensor) -> np.ndarray:
+    def _head(self, hidden: Tensor) -> np.ndarray | None:
+        """The logits of each row, where they are wanted: on every rank, or on the first one alone."""
         with paddle.no_grad():
-            normed = self._normed(hidden, self.weights.norm)
-            logits: np.ndarray = paddle.matmul(normed, self.weights.head, transpose_y=True).numpy()
-        return logits
+            part = paddle.matmul(self._normed(hidden, self.weights.norm), self.weights.head, transpose_y=True)
+            if self.ranks is None:
+                whole: np.ndarray = part.numpy()
+                return whole
+            parts = self.ranks.all_gather(part) if self.everywhere else self.ranks.gather(part)
+        if parts is None:
+            return None
+        rows: np.ndarray = parts.numpy().transpose(1, 0, 2).reshape(part.shape[0], -1)
+        return np.ascontiguousarray(rows[:, : self.config.vocab_size])
 
 
 def _has_fused_norm(place: str) -> bool:

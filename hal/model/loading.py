@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 
 from hal.model.config import LlamaConfig
 from hal.model.fields import read_json
+from hal.model.split import WHOLE, Shard, filled_up, part_of
 
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 _STORED: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
@@ -34,8 +35,8 @@ class _Entry:
     stop: int
 
 
-def read_tensors(directory: Path, config: LlamaConfig) -> dict[str, np.ndarray]:
-    """All tensors of the checkpoint by their usual names, float32, matrices ``[out, in]``.
+def read_tensors(directory: Path, config: LlamaConfig, shard: Shard = WHOLE) -> dict[str, np.ndarray]:
+    """All tensors of the checkpoint by their usual names, float32, matrices ``[out, in]``; of a shard its parts alone.
 
     Raises ``InvalidValue`` naming the file, and the tensor where there is one, for a file that is missing, truncated or
     has trailing bytes, and for a tensor that is missing, unknown, of another shape or dtype, or not finite.
@@ -62,9 +63,9 @@ def read_tensors(directory: Path, config: LlamaConfig) -> dict[str, np.ndarray]:
                 cure="make config.json match the file",
                 argument=str(entry.path),
             )
-    tensors = {name: _read(name, entries[name]) for name in sorted(expected)}
+    tensors = {name: _read(name, entries[name], config, shard) for name in sorted(expected)}
     for name in aliases.keys() & entries.keys():
-        if not np.array_equal(_read(name, entries[name]), tensors[aliases[name]]):
+        if not np.array_equal(_read(name, entries[name], config, shard), tensors[aliases[name]]):
             raise InvalidValue(
                 f"tensor {name!r} differs from {aliases[name]!r}, though config.json ties the two",
                 cure="set tie_word_embeddings to false if they are meant to differ",
@@ -206,15 +207,16 @@ def _check_shape(name: str, entry: _Entry, shape: tuple[int, ...]) -> None:
         )
 
 
-def _read(name: str, entry: _Entry) -> np.ndarray:
-    """One tensor as float32, read through a mapping so that no more than it is in memory twice."""
+def _read(name: str, entry: _Entry, config: LlamaConfig, shard: Shard) -> np.ndarray:
+    """A rank's part of one tensor as float32, read through a mapping so that no more than it is in memory twice."""
     stored = _STORED[entry.dtype]
     count = (entry.stop - entry.start) // stored.itemsize
-    raw = np.memmap(entry.path, dtype=stored, mode="r", offset=entry.start, shape=(count,))
+    whole = np.memmap(entry.path, dtype=stored, mode="r", offset=entry.start, shape=(count,)).reshape(entry.shape)
+    raw = whole[part_of(name, entry.shape, shard)]
     if entry.dtype == "BF16":
         values: np.ndarray = (raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
     else:
         values = np.array(raw, dtype=np.float32)
     if not np.isfinite(values).all():
         raise InvalidValue(f"tensor {name!r} holds NaN or infinity", cure="restore the file", argument=str(entry.path))
-    return values.reshape(entry.shape)
+    return filled_up(name, values, config.vocab_size, shard)

@@ -10,6 +10,7 @@ from hal_core import (
     ALONE,
     LEAVING,
     AdmittedRequest,
+    ByteRange,
     Group,
     InvalidValue,
     OutputTicket,
@@ -49,8 +50,11 @@ class Model(Protocol):
     def allocate_cache(self, blocks: int, block_size: int) -> None:
         """Make room for the keys and values of ``blocks`` blocks of ``block_size`` tokens."""
 
-    def forward(self, batch: ModelBatch) -> Array:
-        """Run the rows of a step; float32 ``[rows, vocab]``, the logits after each row's last token."""
+    def forward(self, batch: ModelBatch) -> Array | None:
+        """Run the rows of a step; float32 ``[rows, vocab]``, the logits after each row's last token.
+
+        None on a rank that is not given them: it learns from the first rank which tokens came of it.
+        """
 
 
 class Worker:
@@ -112,7 +116,10 @@ class Worker:
         inputs = read_inputs(self.device.device, self.state, chunks_of(batch), self.stream)
         tokens = self._generate(inputs)
         self._write(tokens)
-        self.device.broadcast_tokens(state=self.state, group=self.group, stream=self.stream)
+        agreed = self.device.broadcast_tokens(state=self.state, group=self.group, stream=self.stream)
+        if not self.group.is_first:
+            agreed.wait()
+            self._stop_where_first_did(inputs)
         step = self._describe(batch, inputs, tokens)
         self.device.update_inputs(state=self.state, step=step, stream=self.stream)
         try:
@@ -127,6 +134,8 @@ class Worker:
         if inputs.batch is None:
             return StepTokens.none(self.state.sizes.num_slots)
         logits = self.model.forward(inputs.batch)
+        if logits is None:
+            return StepTokens.none(self.state.sizes.num_slots)
         if not inputs.gives.all():
             logits = logits[inputs.gives]
         return choose_tokens(logits, inputs.slots[inputs.gives], inputs.fields, self._histories)
@@ -137,8 +146,20 @@ class Worker:
         for name, columns in tokens.alternatives.items():
             self._set(name, columns)
         for slot in tokens.errors:
-            view = self.state.view("stop_flags")[slot]
-            self.device.async_set_value(target=view, value=True, stream=self.stream)
+            self._set_slot("stop_flags", slot, value=True)
+
+    def _stop_where_first_did(self, inputs: StepInput) -> None:
+        """Stop the slots whose logits were no use on the first rank: it gave them no token, where one was due."""
+        place = self.layout.fields["sampled_token_ids"]
+        part = ByteRange(place.offset, place.stride * self.state.sizes.num_slots)
+        copied = self.device.copy_out(memory=self.state.memory, parts=(part,), stream=self.stream)
+        copied.wait()
+        sampled = copied.data[0].view(np.int64)
+        for slot in inputs.slots[inputs.gives & (sampled[inputs.slots] < 0)].tolist():
+            self._set_slot("stop_flags", slot, value=True)
+
+    def _set_slot(self, name: str, slot: int, *, value: bool) -> None:
+        self.device.async_set_value(target=self.state.view(name)[slot], value=value, stream=self.stream)
 
     def _set(self, name: str, value: Array) -> None:
         view = self.state.view(name)

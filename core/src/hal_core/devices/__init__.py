@@ -33,6 +33,7 @@ __getattr__, __dir__, __all__ = face(
         "hal_core.devices.paddle.probing": "Installed installed_paddle",
         "hal_core.devices.paddle.ranks.collectives": "open_collectives",
         "hal_core.devices.paddle.ranks.groups": "open_groups",
+        "hal_core.devices.paddle.ranks.tensors": "TensorRanks library_of",
         "hal_core.devices.paddle.ranks.world": "DEFAULT_TIMEOUT join_world",
         "hal_core.devices.paddle.scatters": "Candidates",
         "hal_core.devices.ring_options": "RingOptions",

@@ -45,6 +45,8 @@ from .paddle.probing import Installed as Installed
 from .paddle.probing import installed_paddle as installed_paddle
 from .paddle.ranks.collectives import open_collectives as open_collectives
 from .paddle.ranks.groups import open_groups as open_groups
+from .paddle.ranks.tensors import TensorRanks as TensorRanks
+from .paddle.ranks.tensors import library_of as library_of
 from .paddle.ranks.world import DEFAULT_TIMEOUT as DEFAULT_TIMEOUT
 from .paddle.ranks.world import join_world as join_world
 from .paddle.scatters import Candidates as Candidates

@@ -65,7 +65,8 @@ class OpenGroup:
             raise watchdog.error(watchdog.reason)
 
 
-_open: dict[tuple[int, ...], OpenGroup] = {}
+_open: dict[tuple[str, tuple[int, ...]], OpenGroup] = {}
+"""By library and ranks: a state may be on a device with a library of its own, and the model's tensors on another."""
 _lock = threading.RLock()
 
 
@@ -83,25 +84,25 @@ def open_groups(groups: Sequence[Sequence[int]], *, backend: str = "gloo", timeo
         wanted = list(dict.fromkeys(tuple(sorted(ranks)) for ranks in groups))
         host = os.environ["PADDLE_CURRENT_ENDPOINT"].rpartition(":")[0].strip("[]")
         with Listener(socket.gethostbyname(host) if host else "127.0.0.1") as listener:
-            endpoints, missing = _agree(wanted, groups, me, size, listener, timeout)
+            endpoints, missing = _agree(backend, wanted, groups, me, size, listener, timeout)
             mine = [ranks for ranks in wanted if ranks in missing and me in ranks]
             for ranks in mine:
-                if ranks in _open:
-                    _open.pop(ranks).watchdog.close()
+                if (backend, ranks) in _open:
+                    _open.pop((backend, ranks)).watchdog.close()
             links = listener.meet(me, mine, endpoints, timeout)
             for ranks, peers in zip(mine, links, strict=True):
                 made, abort, store = make_group(backend, ranks, me, endpoints, peers, timeout)
-                _open[ranks] = OpenGroup(ranks, made, Watchdog(me, peers, timeout, abort), store)
+                _open[backend, ranks] = OpenGroup(ranks, made, Watchdog(me, peers, timeout, abort), store)
         for ranks in wanted:
             if me in ranks and len(ranks) > 1:
-                _open[ranks].watchdog.timeout = timeout
+                _open[backend, ranks].watchdog.timeout = timeout
 
 
 def opened(group: Group, *, backend: str = "gloo", timeout: float = DEFAULT_TIMEOUT) -> OpenGroup:
     """The open group of these ranks. A group of all ranks of the job is opened here, as all of them ask for it."""
     ranks = tuple(sorted(group.ranks))
     with _lock:
-        found = _open.get(ranks)
+        found = _open.get((backend, ranks))
         if found is not None:
             return found
         if len(ranks) != join_world(backend=backend, timeout=timeout)[1]:
@@ -111,7 +112,7 @@ def opened(group: Group, *, backend: str = "gloo", timeout: float = DEFAULT_TIME
                 argument="group",
             )
         open_groups([ranks], backend=backend, timeout=timeout)
-        return _open[ranks]
+        return _open[backend, ranks]
 
 
 def close_groups() -> None:
@@ -162,6 +163,7 @@ class PaddleCommunicator:
 
 
 def _agree(
+    backend: str,
     wanted: Sequence[tuple[int, ...]],
     given: Sequence[Sequence[int]],
     me: int,
@@ -174,11 +176,12 @@ def _agree(
     shared = SharedConfig.of(
         {
             "contract": f"paddle-hal-core {contract_version()}",
+            "library": backend,
             "groups": " ".join(str(tuple(ranks)) for ranks in given),
             "timeout": f"{timeout:g} s",
         }
     )
-    alive = bytes(ranks in _open and not _open[ranks].watchdog.reason for ranks in wanted)
+    alive = bytes(_is_sound(backend, ranks) for ranks in wanted)
     block = shared.block() + listener.endpoint.pack() + alive[:MOST_GROUPS].ljust(MOST_GROUPS, b"\0")
     blocks = exchange(block, me, range(size), lambda tensor, rank: dist.broadcast(tensor, rank) and None)
     found = differences({rank: data[:BLOCK_BYTES] for rank, data in blocks.items()})
@@ -195,6 +198,12 @@ def _agree(
         ranks for at, ranks in enumerate(wanted) if len(ranks) > 1 and not all(blocks[rank][end + at] for rank in ranks)
     }
     return endpoints, missing
+
+
+def _is_sound(backend: str, ranks: tuple[int, ...]) -> bool:
+    """Whether this process has the group, and it was not given up."""
+    found = _open.get((backend, ranks))
+    return found is not None and not found.watchdog.reason
 
 
 def _check_groups(wanted: Sequence[tuple[int, ...]], size: int) -> None:

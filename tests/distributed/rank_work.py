@@ -1,0 +1,38 @@
+"""What ranks of a pool are given to do; imported by its file, in a rank."""
+
+from __future__ import annotations
+
+import numpy as np
+from hal_core import Group
+from hal_core.devices import TensorRanks, open_groups
+
+from hal.model.batch import ModelBatch
+from hal.model.llama import LlamaModel
+
+
+def steps(vocab):
+    """Two rows: one fed in two pieces and a token, the other whole and a token beside them."""
+    rng = np.random.default_rng(7)
+    ids = rng.integers(0, vocab, (2, 20))
+    table = np.array([[0, 1, 2], [3, 4, 5]], np.int32)
+    for feeds in ([(0, 0, 5)], [(0, 5, 6), (1, 0, 9)], [(0, 11, 1), (1, 9, 1)]):
+        yield ModelBatch(
+            np.concatenate([ids[row, at : at + count] for row, at, count in feeds]),
+            np.concatenate([np.arange(at, at + count) for _, at, count in feeds]),
+            np.array([count for *_, count in feeds], np.int32),
+            np.array([at for _, at, _ in feeds], np.int32),
+            table[[row for row, *_ in feeds]],
+        )
+
+
+def logits_of(model):
+    """The logits of each step, or None where a rank has none."""
+    model.allocate_cache(6, 8)
+    return [model.forward(batch) for batch in steps(model.config.vocab_size)]
+
+
+def split_logits(rank, directories, everywhere):
+    """In a rank: the logits of each step of each checkpoint, split over two ranks."""
+    open_groups([(0, 1)])
+    ranks = TensorRanks(Group((0, 1), rank.rank))
+    return [logits_of(LlamaModel.load(folder, ranks=ranks, everywhere=everywhere)) for folder in directories]
