@@ -15,7 +15,7 @@ from hal_cuda.device import CudaDevice
 from hal_cuda.driver import Driver, load_bindings
 
 UPLOADS = ("cuMemcpyHtoDAsync",)
-LAUNCHES = ("cuLaunchKernel", "cuStreamWriteValue32", "cuStreamWriteValue64")
+LAUNCHES = ("cuLaunchKernel", "cuMemsetD32Async")
 COPIES_OUT = ("cuMemcpyDtoHAsync",)
 WAITS = ("cuEventSynchronize", "cuStreamSynchronize", "cuCtxSynchronize")
 

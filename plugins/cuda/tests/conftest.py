@@ -6,15 +6,16 @@ It executes everything at once, on every stream: what it shows is what the host 
 from __future__ import annotations
 
 import ctypes
+from collections import defaultdict
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hal_core.runtime.bound import bind
+from hal_cuda import context, launching
 from hal_cuda import device as device_module
-from hal_cuda import launching
 from hal_cuda.driver import Driver
-from hal_cuda.launching import ENTER, FILL, PLAN
+from hal_cuda.launching import ENTER, FILL, PLAN, SMALL, STRIDED
 
 OK, NOT_READY = SimpleNamespace(name="CUDA_SUCCESS"), SimpleNamespace(name="CUDA_ERROR_NOT_READY")
 WRITE = np.dtype([("dst", "<u8"), ("source", "<u8"), ("nbytes", "<u4"), ("pattern", "<u4")])
@@ -125,6 +126,11 @@ class StandIn:
     def cuMemcpyDtoHAsync(self, to, source, nbytes, stream):
         return self.cuMemcpyHtoD(to, source, nbytes)
 
+    def cuMemsetD32Async(self, address, word, count, stream):
+        self.calls.append("memset")
+        at(address, count * 4).view(np.uint32)[:] = word
+        return (OK,)
+
     def cuStreamWaitEvent(self, stream, event, flags):
         self.calls.append(f"stream {stream} waits")
         return (OK,)
@@ -133,7 +139,13 @@ class StandIn:
         if self.fail == name:
             return (SimpleNamespace(name="CUDA_ERROR_INVALID_VALUE"),)
         self.calls.append(name)
-        kernels = {"hal_write": (PLAN, hal_write), "hal_enter": (ENTER, hal_enter), "hal_fill": (FILL, hal_fill)}
+        kernels = {
+            "hal_write": (PLAN, hal_write),
+            "hal_enter": (ENTER, hal_enter),
+            "hal_fill": (FILL, hal_fill),
+            "hal_small": (SMALL, hal_small),
+            "hal_copy_strided": (STRIDED, hal_copy_strided),
+        }
         dtype, kernel = kernels[name]
         place = at(parameters, 8).view(np.uint64)[0]
         kernel(at(place, dtype.itemsize).view(dtype)[0], blocks, rows)
@@ -144,6 +156,19 @@ def hal_fill(p, blocks, rows):
     for i in range(p["n0"]):
         for j in range(p["n1"]):
             fill(p["dst"] + i * p["step0"] + j * p["step1"], p["nbytes"], p["cycle"])
+
+
+def hal_small(p, blocks, rows):
+    at(p["dst"], p["nbytes"])[:] = p["data"][: p["nbytes"]]
+
+
+def hal_copy_strided(p, blocks, rows):
+    """As in kernels/writes.cu; the elements in any order, as threads come to run."""
+    shape = [int(n) for n in p["shape"]]
+    for i in np.random.default_rng(1).permutation(int(p["count"])):
+        place = np.unravel_index(i, shape)
+        to, source = (int(p[which] + np.dot(place, p[steps])) for which, steps in (("dst", "to"), ("src", "from")))
+        at(to, p["element"])[:] = at(source, p["element"])
 
 
 def hal_write(p, blocks, rows):
@@ -192,6 +217,7 @@ def hal_enter(p, blocks, rows):
 def opened(monkeypatch):
     """Opens a cuda device over a stand-in: ``opened(options)``; its driver is ``bound.device.driver.api``."""
     monkeypatch.setattr(launching, "cubin", lambda name, arch: b"")
+    monkeypatch.setattr(context, "_outlived", defaultdict(context.Outlived))  # devices of other tests are none of ours
     found = []
 
     def open_with(options=None, make=lambda options, api: device_module.CudaDevice(0, options, Driver(api))):

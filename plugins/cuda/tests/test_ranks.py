@@ -234,6 +234,22 @@ def test_nothing_that_waits_for_the_whole_device_is_called_before_the_end(opened
     assert not api.kept
 
 
+def test_memory_that_outlived_its_device_is_freed_when_no_other_is_open(opened):
+    """Whoever drops the last array frees it: the collector may do so in the middle of a hook of another device."""
+    first = opened().device
+    memory = first.allocate(4096)
+    kept = first.copy_out(memory, [ByteRange(0, 16)], first.default_stream).data
+    first.close()
+    second = opened().device
+    api, freed = first.driver.api, []
+    api.cuMemFree = api.cuMemFreeHost = freed.append
+    del memory, kept
+    gc.collect()
+    assert not freed
+    second.close()
+    assert len(freed) == 2, "the memory and the array's"
+
+
 def test_a_closed_device_gives_modules_streams_and_its_pool_back(opened):
     device = opened().device
     api, made, gone = device.driver.api, [], []

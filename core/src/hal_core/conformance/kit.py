@@ -166,9 +166,10 @@ class Latch:
         __tracebackhide__ = True
         self._timer.cancel()
         self.release()
-        assert not self.forced or error is not None, (
-            f"{self._what} waited for the held stream (let go after {self._hang} s){self._where}"
-        )
+        waited = f"{self._what} waited for the held stream (let go after {self._hang} s){self._where}"
+        if self.forced and error is not None:  # what it met may only come of that
+            error.add_note(waited)
+        assert not self.forced or error is not None, waited
 
     def _force(self) -> None:
         self.forced = True

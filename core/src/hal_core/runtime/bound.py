@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from inspect import signature
 from threading import Lock
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import pluggy
 
@@ -36,8 +36,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("hal")
 T = TypeVar("T")
+P = ParamSpec("P")
 _HOOK_OF = {"open_group": "broadcast_tokens"}
 """What errors of calls that are no hooks name, where it is a hook."""
+
+
+class NoStream:
+    """In place of a stream, for calls that are given none."""
+
+
+NO_STREAM = NoStream()
 _open: weakref.WeakSet[BoundDevice] = weakref.WeakSet()
 
 
@@ -58,7 +66,7 @@ class BoundDevice:
         self._watched: list[tuple[str, Ticket]] = []  # whose ends observers want to know
         self._telling = Lock()
         self._refusal = ""
-        self._streams: set[type] = set()  # classes that were seen to be streams
+        self._streams: set[type] = {NoStream}  # classes that were seen to be streams
         _open.add(self)
 
     @property
@@ -77,7 +85,7 @@ class BoundDevice:
 
     def state(self, sizes: StateConfig, *, name: str = "target") -> SlotState:
         """A new slot state on this device, every slot empty."""
-        return self._call("state", self.policy.state, None, {"sizes": sizes, "name": name})
+        return self._call("state", NO_STREAM, self.policy.state, self.device, sizes, name)
 
     def async_set_value(self, *, target: object, value: object, stream: Stream) -> Ticket:
         """Write a value into device memory; see :func:`hal_core.contract.hookspecs.async_set_value`.
@@ -91,8 +99,8 @@ class BoundDevice:
         :raises ShapeMismatch: for another number of elements.
         :raises OutOfMemory: when the staging ring stays full until its deadline; nothing was queued.
         """
-        arguments = {"target": target, "value": value, "stream": stream}
-        return self._call("async_set_value", self.policy.async_set_value, self._hooks, arguments)
+        act = self.policy.async_set_value
+        return self._call("async_set_value", stream, act, self.device, self._hooks, target, value, stream)
 
     def insert_tasks(self, *, state: SlotState, tasks: TaskBatch | Sequence[Task], stream: Stream) -> Ticket:
         """Put requests into their slots; see :func:`hal_core.contract.hookspecs.insert_tasks`.
@@ -103,8 +111,8 @@ class BoundDevice:
         :param stream: one of this device's streams; steps put on it later see the requests.
         :raises InvalidBatch: with every problem of the batch; nothing was inserted (G8).
         """
-        arguments = {"state": state, "tasks": tasks, "stream": stream}
-        return self._call("insert_tasks", self.policy.insert_tasks, self._hooks, arguments)
+        act = self.policy.insert_tasks
+        return self._call("insert_tasks", stream, act, self.device, self._hooks, state, tasks, stream)
 
     def open_group(self, *, state: SlotState, group: Group) -> None:
         """Have all ranks of a group compare what they hold of a state (G14), which else its first broadcast does.
@@ -114,7 +122,7 @@ class BoundDevice:
         :raises StateUnusable: on every rank, if they differ.
         :raises GroupLost: when a rank does not come within the group's timeout.
         """
-        self._call("open_group", self.policy.open_group, None, {"state": state, "group": group})
+        self._call("open_group", NO_STREAM, self.policy.open_group, self.device, state, group)
 
     def broadcast_tokens(self, *, state: SlotState, group: Group, stream: Stream) -> Ticket:
         """Make all ranks agree with the first; see :func:`hal_core.contract.hookspecs.broadcast_tokens`.
@@ -124,8 +132,8 @@ class BoundDevice:
         :raises GroupLost: when the group is opened here and a rank does not come; later losses raise by the ticket
             (G16).
         """
-        arguments = {"state": state, "group": group, "stream": stream}
-        return self._call("broadcast_tokens", self.policy.broadcast_tokens, self._hooks, arguments)
+        act = self.policy.broadcast_tokens
+        return self._call("broadcast_tokens", stream, act, self.device, self._hooks, state, group, stream)
 
     def save_output(self, *, state: SlotState, step: Step, sink: Sink, stream: Stream) -> Ticket:
         """Hand the step's tokens to the engine; see :func:`hal_core.contract.hookspecs.save_output`.
@@ -138,8 +146,8 @@ class BoundDevice:
         :raises SinkFull: when the sink took nothing until its deadline; the record is kept and sent later.
         :raises SinkClosed: when the sink is closed; ``error.ticket`` leads to the tokens that nobody was sent.
         """
-        arguments = {"state": state, "step": step, "sink": sink, "stream": stream}
-        return self._call("save_output", self.policy.save_output, self._hooks, arguments)
+        act = self.policy.save_output
+        return self._call("save_output", stream, act, self.device, self._hooks, state, step, sink, stream)
 
     def update_inputs(self, *, state: SlotState, step: Step, stream: Stream) -> Ticket:
         """Let the state change as a step changes it by itself; see :mod:`hal_core.slots.update`.
@@ -148,9 +156,7 @@ class BoundDevice:
 
         :raises InvalidValue: for a plain step, where :meth:`set_drafts` has handed drafts over for it to verify.
         """
-        return self._call(
-            "update_inputs", self.policy.update_inputs, None, {"state": state, "step": step, "stream": stream}
-        )
+        return self._call("update_inputs", stream, self.policy.update_inputs, self.device, state, step, stream)
 
     def set_drafts(
         self, *, state: SlotState, step: Step, drafts: Mapping[int, Sequence[int]], stream: Stream
@@ -168,8 +174,7 @@ class BoundDevice:
         :raises InvalidValue: for a call out of order, and for drafts that do not fit, with every slot; nothing was
             written.
         """
-        arguments = {"state": state, "step": step, "drafts": drafts, "stream": stream}
-        return self._call("set_drafts", self.policy.set_drafts, None, arguments)
+        return self._call("set_drafts", stream, self.policy.set_drafts, self.device, state, step, drafts, stream)
 
     def copy_out(self, *, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
         """Copy byte ranges to the host, as they are after the work that is on ``stream`` now.
@@ -179,8 +184,7 @@ class BoundDevice:
         :return: a ticket whose ``data`` has a uint8 array for each part, once it is done.
         :raises InvalidValue: for memory of another device, or a part outside it.
         """
-        arguments = {"memory": memory, "parts": parts, "stream": stream}
-        return self._call("copy_out", self.policy.copy_out, None, arguments)
+        return self._call("copy_out", stream, self.policy.copy_out, self.device, memory, parts, stream)
 
     def observe(self, plugin: object, *, name: str = "") -> None:
         """Let a pluggy plugin see every hook call of this device; see :mod:`hal_core.runtime.observers`.
@@ -235,25 +239,20 @@ class BoundDevice:
         if self._pending:
             self._tell(self._unseen())
 
-    def _call(self, name: str, act: Callable[..., T], hooks: Hooks | None, arguments: dict[str, Any]) -> T:
-        """The one road of every call: closed or not, earlier errors, the stream, the policy, errors that name who.
-
-        ``hooks``: what the policy calls the hook by, where the call is one of the four.
-        """
+    def _call(self, name: str, stream: object, act: Callable[P, T], /, *arguments: P.args, **keywords: P.kwargs) -> T:
+        """The one road of every call: closed or not, earlier errors, the stream, the policy, errors that name who."""
         if self._pending or self._refusal or self._watched:
             self._begin()
-        stream = arguments.get("stream", self)
-        if type(stream) not in self._streams and stream is not self:
+        if type(stream) not in self._streams:
             self._learn_stream(stream, name)
-        hook = _HOOK_OF.get(name, name)
         try:
-            result = act(self.device, **arguments) if hooks is None else act(self.device, hooks, **arguments)
+            result = act(*arguments, **keywords)
         except HalError as error:
-            raise error.located(device=self.name, hook=hook) from error.__cause__
+            raise error.located(device=self.name, hook=_HOOK_OF.get(name, name)) from error.__cause__
         except (AttributeError, TypeError):
-            self._blame(hook, arguments)
+            self._blame(_HOOK_OF.get(name, name), signature(act).bind(*arguments, **keywords).arguments)
             raise
-        if isinstance(result, Ticket) and (result is not DONE or self._observers.wants_ends):
+        if result is not DONE or self._observers.wants_ends:  # told apart first: asking an abstract class is slow
             self._track(name, result)
         return result
 
@@ -272,8 +271,10 @@ class BoundDevice:
         except HalError as error:
             raise error.located(device=self.name, hook=hook) from None
 
-    def _track(self, hook: str, ticket: Ticket) -> None:
+    def _track(self, hook: str, ticket: object) -> None:
         """Remember a ticket whose error nobody may wait for, and one whose end observers want to know."""
+        if not isinstance(ticket, Ticket):
+            return
         if ticket is not DONE and ticket.watched:
             self._pending.append(ticket)
         if not self._observers.wants_ends or hook not in HOOKS:
@@ -349,8 +350,8 @@ def _check_implementation(manager: pluggy.PluginManager, hook: str, device: str)
     (implementation,) = found
     if implementation.hookwrapper or implementation.wrapper:
         raise PluginError("a device may not wrap hooks", cure="implement the hook itself", device=device, hook=hook)
-    wanted = list(inspect.signature(getattr(hookspecs, hook)).parameters)
-    has = inspect.signature(implementation.function).parameters
+    wanted = list(signature(getattr(hookspecs, hook)).parameters)
+    has = signature(implementation.function).parameters
     if list(has) != wanted or any(p.default is not p.empty for p in has.values()):
         raise PluginError(
             f"takes ({', '.join(map(str, has.values()))})",

@@ -58,6 +58,8 @@ class Observers:
         self._names: list[str] = []
         self._ended: list[tuple[str, Callable[..., object]]] = []
         self._reported: set[str] = set()
+        self.wants_ends = False
+        """Whether any observer asks for the ends of tickets."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -93,6 +95,7 @@ class Observers:
         self._names.append(name)
         if callable(ended):
             self._ended.append((name, ended))
+            self.wants_ends = True
 
     def end(self, hook: str, ticket: Ticket) -> None:
         """Tell those who want to know that a ticket has ended."""
@@ -102,11 +105,6 @@ class Observers:
                 ended(hook=hook, ticket=ticket, error=error)
             except Exception as met:  # noqa: BLE001 (an observer changes nothing; it is reported)
                 self.report(name, "ticket_ended", met)
-
-    @property
-    def wants_ends(self) -> bool:
-        """Whether any observer asks for the ends of tickets."""
-        return bool(self._ended)
 
     def report(self, name: str, where: str, error: BaseException) -> None:
         """Tell of an observer that raised, once; it goes on observing."""

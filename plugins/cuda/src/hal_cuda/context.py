@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 from hal_core import InvalidValue, Unavailable
 from hal_core.devices import RingOptions
@@ -29,6 +31,38 @@ class Options(RingOptions):
             )
 
 
+class Outlived:
+    """Memory of closed devices that arrays and states still held, on one GPU.
+
+    Freeing it waits for the whole GPU, and it is freed by whoever drops the last array, which may be the collector in
+    the middle of a hook of another device. So while one is open it is put off until that is closed.
+    """
+
+    def __init__(self) -> None:
+        self._open: WeakSet[object] = WeakSet()
+        self._late: deque[Callable[[], None]] = deque()
+
+    def opened(self, device: object) -> None:
+        """One more is open on this GPU."""
+        self._open.add(device)
+
+    def closed(self, device: object) -> None:
+        """One less; behind the last what was put off is freed."""
+        self._open.discard(device)
+        while self._late and not self._open:
+            self._late.popleft()()
+
+    def end(self, free: Callable[[], None]) -> None:
+        """Free memory now, or behind the last open device. From any thread."""
+        if self._open:
+            self._late.append(free)
+        else:
+            free()
+
+
+_outlived: defaultdict[int, Outlived] = defaultdict(Outlived)
+
+
 @dataclass(frozen=True, slots=True)
 class Context:
     """A GPU's primary context, retained and current; ``arch`` is its machine code ("sm_90")."""
@@ -37,6 +71,7 @@ class Context:
     device: Any
     handle: Any
     arch: str
+    outlived: Outlived
 
     @classmethod
     def open(cls, driver: Driver, index: int) -> Context:
@@ -64,7 +99,7 @@ class Context:
         minor = driver.ok(
             api.cuDeviceGetAttribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device), "attribute"
         )
-        return cls(driver, device, handle, f"sm_{int(major)}{int(minor)}")
+        return cls(driver, device, handle, f"sm_{int(major)}{int(minor)}", _outlived[int(device)])
 
     @contextmanager
     def entered(self) -> Iterator[None]:

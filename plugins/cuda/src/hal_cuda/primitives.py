@@ -9,7 +9,8 @@ device is closed.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from threading import get_ident
 from typing import Any
 
@@ -45,6 +46,7 @@ class CudaPrimitives(Primitives):
         self._pinned: dict[int, int] = {}  # bytes of each page-locked block by its address
         self._idle: dict[int, list[int]] = {}  # those that are not used, by their size
         self._closed = False
+        context.outlived.opened(self)
 
     # -- streams ------------------------------------------------------------------------------------------------
 
@@ -119,14 +121,12 @@ class CudaPrimitives(Primitives):
         return address
 
     def free(self, address: int) -> None:
-        """Give it back to the pool. After the device was closed it is the end of memory that outlived it."""
+        """Give it back to the pool; of a closed device, as :class:`hal_cuda.context.Outlived` says."""
         self._allocated.remove(address)
         if not self._closed:
             self.driver.api.cuMemFreeAsync(address, self._memory)
-            return
-        with self._context.entered():
-            self.driver.api.cuMemFree(address)
-        self._leave()
+        else:
+            self._context.outlived.end(partial(self._end, self.driver.api.cuMemFree, address))
 
     def allocate_host(self, nbytes: int) -> int:
         """Page-locked memory: what was given back of this size, else new."""
@@ -139,12 +139,16 @@ class CudaPrimitives(Primitives):
             return address
 
     def free_host(self, address: int) -> None:
-        """Keep it for the next of its size. After the device was closed it is the end of arrays that outlived it."""
+        """Keep it for the next of its size; of a closed device, as :class:`hal_cuda.context.Outlived` says."""
         if not self._closed:
             self._idle.setdefault(self._pinned[address], []).append(address)
-            return
+        else:
+            self._context.outlived.end(partial(self._end, self._unpin, address))
+
+    def _end(self, free: Callable[[int], object], address: int) -> None:
+        """Free what outlived the device."""
         with self._context.entered():
-            self._unpin(address)
+            free(address)
         self._leave()
 
     def _unpin(self, address: int) -> None:
@@ -170,6 +174,7 @@ class CudaPrimitives(Primitives):
                 self._unpin(address)
         self._idle.clear()
         self._leave()
+        self._context.outlived.closed(self)
 
     # -- work ---------------------------------------------------------------------------------------------------
 

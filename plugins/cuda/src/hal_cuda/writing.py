@@ -24,7 +24,6 @@ class Writer:
     def __init__(self, device: OnGpu) -> None:
         self._device = device
         self._driver, self._counts = device.driver, device._counts
-        self._write32, self._write64 = device.driver.api.cuStreamWriteValue32, device.driver.api.cuStreamWriteValue64
 
     def set_value(self, target: View, value: Value, stream: AsyncStream) -> Ticket:
         """Write a converted value into a view."""
@@ -35,8 +34,6 @@ class Writer:
             return self._copy(target, value, stream)
         shape, steps, run = target.collapsed()
         if not isinstance(value, np.ndarray):
-            if not shape and run in (4, 8):
-                return self._write_word(target, value, run, stream)  # type: ignore[arg-type]
             if len(shape) <= 2:
                 return self._fill(target, value, shape, steps, run, stream)  # type: ignore[arg-type]
         elif not shape and value.nbytes <= device.staging.limit:
@@ -49,27 +46,22 @@ class Writer:
             builder.fill(offsets, nbytes, value)  # type: ignore[arg-type]
         return device.submit(builder.build(), stream)
 
-    def _write_word(self, target: View, value: np.generic, run: int, stream: AsyncStream) -> Ticket:
-        """4 or 8 neighbouring bytes: the driver's own stream write, which costs the host less than any launch."""
-        data = value.tobytes()
-        word = int.from_bytes(data * (run // len(data)), "little")
-        address = target.memory.address + target.offset
-        if address % run:
-            return self._fill(target, value, (), (), run, stream)
-        write = self._write64 if run == 8 else self._write32
-        (status,) = write(stream.handle, address, word, 0)
-        if status != self._driver.success:
-            self._driver.ok((status,), "cuStreamWriteValue")
-        return self._launched(stream)
-
     def _fill(self, target: View, value: np.generic, shape: Ints, steps: Ints, run: int, stream: AsyncStream) -> Ticket:
-        """One launch, no staging: the element travels in the parameters."""
+        """One launch, no staging: the element travels in the parameters. Where all words are the same, the driver's own
+        kernel costs the host less. (``cuStreamWriteValue`` would, too, but refuses memory of a pool: hal's own, and
+        that of some frameworks.)"""
         pattern = value.tobytes()
+        cycle = int.from_bytes(pattern * (8 // len(pattern)), "little")
+        address = target.memory.address + target.offset
+        word = cycle & 0xFFFFFFFF
+        if not shape and word == cycle >> 32 and not (address | run) % 4:
+            memset = self._driver.api.cuMemsetD32Async
+            self._driver.ok(memset(address, word, run // 4, stream.handle), "cuMemsetD32Async")
+            return self._launched(stream)
         kernel = self._device.kernels.fill
         n0, n1 = (1, 1, *shape)[-2:]
         step0, step1 = (0, 0, *steps)[-2:]
-        cycle = int.from_bytes(pattern * (8 // len(pattern)), "little")
-        kernel.pack(target.memory.address + target.offset, cycle, run, n0, n1, step0, step1)
+        kernel.pack(address, cycle, run, n0, n1, step0, step1)
         runs = n0 * n1
         blocks = -(-runs // THREADS) if run <= 16 else runs
         kernel.launch(min(blocks, 4096), THREADS, stream.handle)
@@ -95,6 +87,11 @@ class Writer:
             raise InvalidValue("a device value of more than four axes", cure="reshape it", argument="value")
         if source.shape != target.shape:
             source = _reshaped(source, target)
+        if _overlap(source, target):  # threads write where others have yet to read: by way of memory of its own
+            memory = self._device.allocate(target.size * target.dtype.itemsize)
+            aside = View.contiguous(memory, 0, target.shape, target.dtype)
+            self._copy(aside, source, stream)
+            source = aside
         kernel = self._device.kernels.copy_strided
         params = kernel.params
         pad = 4 - len(target.shape)
@@ -113,6 +110,13 @@ class Writer:
         self._counts["launches"] += 1
         self._counts["submissions"] += 1
         return self._device.ticket(stream)
+
+
+def _overlap(one: View, other: View) -> bool:
+    """Whether the bytes that two views reach over have some in common; by address, as two memories may be one."""
+    (begin, end), (first, last) = one.bounds(), other.bounds()
+    apart = one.memory.address - other.memory.address
+    return begin + apart < last and first < end + apart
 
 
 def _reshaped(source: View, target: View) -> View:

@@ -1,0 +1,247 @@
+"""Two trees of hal in turn, on the same machine in one run: does the newer one cost more?
+
+    python benchmarks/in_turn.py --old TREE [--new TREE] [--rounds 20] [--only cpu,cuda]
+
+Three processes: the old tree twice (old against old is the error of the measurement) and the new one. Each round asks
+every process for every case, the order turning with the round; now and then all three are started anew, since one
+process differs from the next of the same code by more than what is looked for. The table has medians over the rounds
+and the ratio of the medians, new to old and old to old. ``cuda`` needs torch, triton and a GPU. A tree is a checkout,
+or its ``core/src``, ``plugins/cuda/src`` and ``benchmarks``; the names of contract 0.1 and of 1.0 are both known.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+SLOTS, WIDTH, PROMPT, TOKENS = 128, 8192, 64, 1024
+GAP_STEPS, GAP_INSERTS, DECODE_MS = 40, 16, 5.0
+FRESH = {"cpu": 1, "cuda": 5}
+"""Rounds after which the processes are started anew."""
+CORE = 1
+"""All run on one core, in turn: cores differ too."""
+Case = Callable[[], float]
+
+
+def hal(name: str, old: str) -> Any:  # noqa: ANN401 (of either tree, so of no type)
+    """The module of this tree: by the newer name, or by the name that contract 0.1 had."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError:
+        return importlib.import_module(old)
+
+
+def config(slots: int, length: int) -> Any:  # noqa: ANN401 (as above)
+    """The sizes of a state."""
+    core = importlib.import_module("hal_core")
+    if hasattr(core, "StateConfig"):
+        return core.StateConfig(num_slots=slots, max_model_len=length)
+    return core.Sizes(slots=slots, max_tokens=length)
+
+
+def microseconds(call: Callable[[], object], inner: int) -> float:
+    """Mean of ``inner`` calls."""
+    begin = time.perf_counter()
+    for _ in range(inner):
+        call()
+    return (time.perf_counter() - begin) / inner * 1e6
+
+
+def cpu_cases() -> dict[str, Case]:
+    """Each hook on the cpu device; microseconds a call."""
+    import numpy as np
+
+    core = importlib.import_module("hal_core")
+    bind = hal("hal_core.runtime.bound", "hal_core.bound").bind
+    plugin = hal("hal_core.devices.cpu", "hal_core.cpu").CpuPlugin
+    sinks = hal("hal_core.output.sinks", "hal_core.sinks")
+    bound = bind(plugin.open(0, {}))
+    state, stream = bound.state(config(SLOTS, WIDTH)), bound.default_stream
+    update = getattr(bound, "update_inputs", None) or bound.advance
+    sink, order, params = sinks.MemorySink(), np.arange(SLOTS), core.SamplingParams(seed=7, max_tokens=100)
+    requests = [core.admit(core.Request(f"r{i}", list(range(PROMPT)), params), state.layout) for i in range(SLOTS)]
+    cell, row = state.view("temperature")[3], state.view("token_ids")[3, :PROMPT]
+    whole, tokens = state.view("token_ids"), np.arange(PROMPT)
+    megabytes = np.zeros((SLOTS, WIDTH), np.int64)
+
+    def value(target: object, given: object) -> Callable[[], object]:
+        return lambda: bound.async_set_value(target=target, value=given, stream=stream)
+
+    def insertion(count: int) -> Case:
+        slots, lengths, blocks = list(range(count)), [PROMPT] * count, [list(range(4)) for _ in range(count)]
+
+        def once() -> float:
+            taken = 0.0
+            for _ in range(8):
+                begin = time.perf_counter()
+                batch = core.TaskBatch.prefill(slots, requests[:count], lengths, blocks)
+                bound.insert_tasks(state=state, tasks=batch, stream=stream).wait()
+                taken += time.perf_counter() - begin
+                state.release(slots)
+            return taken / 8 * 1e6
+
+        return once
+
+    def step() -> dict[str, float]:
+        """Broadcast, update and save of eight steps with all slots filled."""
+        blocks = [list(range(4)) for _ in range(SLOTS)]
+        batch = core.TaskBatch.prefill(list(range(SLOTS)), requests, [PROMPT] * SLOTS, blocks)
+        bound.insert_tasks(state=state, tasks=batch, stream=stream).wait()
+        parts = {"broadcast_tokens": 0.0, "update_inputs": 0.0, "save_output": 0.0}
+        for number in range(8):
+            told = core.Step(number, {"target": order})
+            bound.async_set_value(target=state.view("sampled_token_ids"), value=number + 5, stream=stream)
+            calls = {
+                "broadcast_tokens": lambda: bound.broadcast_tokens(state=state, group=core.ALONE, stream=stream),
+                "update_inputs": lambda told=told: update(state=state, step=told, stream=stream),
+                "save_output": lambda told=told: bound.save_output(state=state, step=told, sink=sink, stream=stream),
+            }
+            for name, call in calls.items():
+                begin = time.perf_counter()
+                ticket = call()
+                parts[name] += time.perf_counter() - begin
+            state.take(ticket)
+        sink.records.clear()
+        state.release(range(SLOTS))
+        return {name: taken / 8 * 1e6 for name, taken in parts.items()}
+
+    cases: dict[str, Case] = {
+        "async_set_value, a scalar": lambda: microseconds(value(cell, 0.5), 500),
+        "async_set_value, a row of 64": lambda: microseconds(value(row, tokens), 500),
+        "async_set_value, 8 MB": lambda: microseconds(value(whole, megabytes), 5),
+    }
+    cases |= {f"insert_tasks, {count} x {PROMPT} tokens": insertion(count) for count in (1, 8, SLOTS)}
+    return cases | {f"{name}, {SLOTS} slots": lambda name=name: step()[name] for name in step()}
+
+
+def cuda_cases() -> dict[str, Case]:
+    """Insertions (host, the GPU idle) and the overlapped gap between two decode steps; microseconds."""
+    rig = importlib.import_module("benchmarks.gpu.rig").Rig.open()
+    gap = importlib.import_module("benchmarks.gpu.gap")
+    insertions, loop = importlib.import_module("benchmarks.gpu.insertion").Insertions(rig), gap.Loop(rig, gap.alone)
+    cell = rig.state.view("temperature")[3]
+
+    def scalar() -> float:
+        taken = microseconds(lambda: rig.device.async_set_value(target=cell, value=0.5, stream=rig.stream), 200)
+        rig.stream.synchronize()
+        return taken
+
+    cases: dict[str, Case] = {"async_set_value, a scalar": scalar}
+    for count in (1, 8, SLOTS):
+        cases[f"insert_tasks, {count} x {TOKENS} tokens, one by one"] = lambda count=count: statistics.median(
+            insertions.one_by_one(count, TOKENS)
+        )
+        cases[f"insert_tasks, {count} x {TOKENS} tokens, after admission"] = lambda count=count: statistics.median(
+            [insertions.once("hal", count, TOKENS, 0.0)[0] for _ in range(10)][2:]
+        )
+    for mode in ("waits", "overlapped"):
+        cases[f"gap between steps, {mode}, {GAP_INSERTS} inserts"] = lambda mode=mode: (
+            loop.run("hal", DECODE_MS, GAP_INSERTS, waits=mode == "waits", steps=GAP_STEPS)["gap_ms"] * 1e3
+        )
+    return cases
+
+
+def serve(kind: str) -> None:
+    """Answer each line, a case's name, with its microseconds; the names first."""
+    os.sched_setaffinity(0, {CORE})
+    cases = cpu_cases() if kind == "cpu" else cuda_cases()
+    for case in cases.values():
+        case()
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    print(json.dumps(list(cases)), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(cases[line.rstrip("\n")]()), flush=True)
+
+
+class Tree:
+    """A process with one tree's code."""
+
+    def __init__(self, root: Path, kind: str) -> None:
+        parts = [root / "core" / "src", root / "plugins" / "cuda" / "src", root]
+        path = os.pathsep.join([*map(str, parts), *filter(None, [os.environ.get("PYTHONPATH")])])
+        command = [sys.executable, str(Path(__file__).resolve()), "--serve", kind]
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, text=True, cwd=root, env=os.environ | {"PYTHONPATH": path}
+        )
+        self.cases: list[str] = self._answer()
+
+    def _answer(self) -> Any:  # noqa: ANN401 (JSON)
+        assert self._process.stdout is not None
+        if not (line := self._process.stdout.readline()):
+            raise SystemExit(f"in_turn: a process ended with {self._process.wait()}")
+        return json.loads(line)
+
+    def ask(self, case: str) -> float:
+        """Microseconds of one case."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(case + "\n")
+        self._process.stdin.flush()
+        return float(self._answer())
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def compare(kind: str, old: Path, new: Path, rounds: int) -> None:
+    """Measure one kind in turn, and print its table."""
+    trees = {"old": Tree(old, kind), "again": Tree(old, kind), "new": Tree(new, kind)}
+    names = list(trees)
+    found: dict[str, dict[str, list[float]]] = {case: {name: [] for name in names} for case in trees["new"].cases}
+    for number in range(rounds):
+        if number and number % FRESH[kind] == 0:
+            for tree in trees.values():
+                tree.close()
+            trees = {name: Tree(new if name == "new" else old, kind) for name in trees}
+        for case, times in found.items():
+            for at in range(len(names)):
+                name = names[(number + at) % len(names)]
+                times[name].append(trees[name].ask(case))
+    for tree in trees.values():
+        tree.close()
+    print(f"\n{kind}, {rounds} rounds, medians in us | old | again | new | again/old | new/old | beyond")
+    for case, times in found.items():
+        first, again, last = (statistics.median(times[name]) for name in names)
+        error, ratio = again / first, last / first
+        beyond = ratio / max(error, 1 / error, 1.0)
+        row = f"{first:.1f} | {again:.1f} | {last:.1f} | {error:.3f} | {ratio:.3f} | {beyond:.3f}"
+        print(f"{case} | {row}", flush=True)
+
+
+def main() -> None:
+    """Compare, or be one of the processes."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--old", type=Path)
+    parser.add_argument("--new", type=Path, default=Path(__file__).resolve().parents[1])
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--only", default="cpu,cuda")
+    parser.add_argument("--serve", default="")
+    told = parser.parse_args()
+    if told.serve:
+        # Only the tree's own modules: this file's folder holds those of another one.
+        sys.path = [entry for entry in sys.path if Path(entry or ".").resolve() != Path(__file__).resolve().parent]
+        serve(told.serve)
+        return
+    if told.old is None:
+        parser.error("give --old TREE: git worktree add FOLDER COMMIT makes one")
+    for kind in told.only.split(","):
+        compare(kind, told.old.resolve(), told.new.resolve(), told.rounds)
+
+
+if __name__ == "__main__":
+    main()

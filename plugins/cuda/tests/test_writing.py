@@ -1,0 +1,57 @@
+"""By which way a value goes, over a driver that stands in for CUDA's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hal_core.memory.dtypes import dtype_of
+from hal_core.memory.views import ByteRange, View
+
+
+def written(bound, target, value, before):
+    """The bytes of ``target``'s memory after one call, and the names of the calls that put work on a stream."""
+    device, stream = bound.device, bound.default_stream
+    whole = View.contiguous(target.memory, 0, (target.memory.nbytes,), dtype_of("uint8"))
+    bound.async_set_value(target=whole, value=before.view(np.uint8).reshape(-1), stream=stream)
+    device.driver.api.calls.clear()
+    bound.async_set_value(target=target, value=value, stream=stream).wait()
+    copy = device.copy_out(target.memory, [ByteRange(0, target.memory.nbytes)], stream)
+    return copy.data[0], [call for call in device.driver.api.calls if not call.startswith("stream")]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value", "way"),
+    [
+        ("float32", 0.7, "memset"),
+        ("int32", -5, "memset"),
+        ("int64", 0, "memset"),
+        ("int64", -1, "memset"),
+        ("int64", 7, "hal_fill"),
+        ("int16", 9, "hal_fill"),
+        ("bool", True, "hal_fill"),
+    ],
+)
+def test_g05_an_element_of_one_word_goes_by_the_drivers_own_kernel(opened, dtype, value, way):
+    bound, kind = opened(), dtype_of(dtype)
+    before = np.arange(64 // kind.itemsize).astype(kind.storage)
+    target = View.contiguous(bound.device.allocate(64), 0, (len(before),), kind)[3]
+    should = before.copy()
+    should[3] = value
+    got, calls = written(bound, target, value, before)
+    assert got.tobytes() == should.tobytes()
+    assert calls == [way]
+
+
+def test_g05_a_value_of_the_same_memory_may_overlap_its_target(opened):
+    """The kernel's threads run in any order: some would read what others have written already."""
+    bound = opened()
+    before = np.arange(600).astype(np.int64)
+    whole = View.contiguous(bound.device.allocate(before.nbytes), 0, (60, 10), dtype_of("int64"))
+    for to, source in ((slice(0, 20), slice(10, 30)), (slice(10, 30), slice(0, 20))):
+        should = before.copy().reshape(60, 10)
+        should[to] = should[source].copy()
+        got, calls = written(bound, whole[to], whole[source], before)
+        assert got.tobytes() == should.tobytes()
+        assert calls == ["hal_copy_strided", "hal_copy_strided"]
+    _, calls = written(bound, whole[0:20], whole[20:40], before)
+    assert calls == ["hal_copy_strided"], "what does not overlap goes at once"
