@@ -5,6 +5,10 @@ ones beside them (chunked prefill). First come, first served: nobody overtakes t
 run out, the youngest running request gives up all of its own, waits at the front, and is computed again later
 (recomputation, as in Kwon et al. 2023, section 4.5): so the oldest always goes on, and every request ends.
 
+Where steps verify drafts, a request feeds up to ``tokens_per_step`` tokens, its next one and the drafts. Blocks that
+are left over are given out for drafts, as far as a step may get and its drafts reach behind that; nobody is preempted
+for them, as a worker drafts no further than the blocks that a request holds.
+
 No device is needed here; :mod:`hal.engine.engine` carries the decisions out.
 """
 
@@ -33,6 +37,8 @@ from .blocks import BlockPool
 from .generation import Finished, Generation, tokens_to_keep
 
 Admit = Callable[[Request], AdmittedRequest]
+Grown = dict[Generation, list[int]]
+"""Blocks that decoding requests are given in a step."""
 DEFAULT_CHUNK = 256
 """Prompt tokens that a step feeds at most, unless told otherwise."""
 
@@ -44,7 +50,9 @@ class Scheduler:
       than whoever runs: requests enter in the order of their arrival, and the youngest leaves first.
     - ``admit``: what admits a request, such as ``Worker.admit``; by default it is checked against ``layout`` alone.
     - ``chunk``: most prompt tokens of a step, all requests together. Decoding comes on top and is never held back.
-    - ``launch_tokens``: what the step that was scheduled last feeds, known before it runs.
+    - ``tokens_per_step``: most tokens that a decoding request feeds, and is given, in one step.
+    - ``launch_tokens``: what the step that was scheduled last feeds at most, known before it runs: so many for each
+      decoding request, and its pieces of prompts. A step feeds less where there were fewer drafts.
     - ``preemptions``, ``most_running``: counts for the user.
     """
 
@@ -60,7 +68,7 @@ class Scheduler:
             raise InvalidValue(
                 f"{chunk!r} prompt tokens a step", cure="give a whole number of at least 1", argument="chunk"
             )
-        self.layout, self.chunk = layout, chunk
+        self.layout, self.chunk, self.tokens_per_step = layout, chunk, layout.sizes.max_accept
         self._admit: Admit = admit or partial(admit_for, layout=layout)
         self.pool = BlockPool(blocks)
         self.running: list[Generation] = []
@@ -121,12 +129,16 @@ class Scheduler:
         """The tasks of the next step: who leaves, who needs a block, whose prompt goes on, who enters."""
         tasks = [self._leave(generation, TaskKind.ABORTED) for generation in self._to_abort]
         before = self.preemptions
-        self._grow(tasks)
-        decoding = sum([generation.decoding for generation in self.running])
+        grown = self._grow(tasks)
+        decoding = [generation for generation in self.running if generation.decoding]
         left = self._continue_prefills(tasks, self.chunk)
         if self.preemptions == before:
             left = self._enter(tasks, left)
-        self.launch_tokens = predict_launch_tokens(decoding, 1) + self.chunk - left
+            if self.tokens_per_step > 1:
+                self._look_ahead(decoding, grown)
+        for generation, blocks in grown.items():
+            tasks.append(self._more_blocks(generation, blocks))
+        self.launch_tokens = predict_launch_tokens(len(decoding), self.tokens_per_step) + self.chunk - left
         self.most_running = max(self.most_running, len(self.running))
         return tasks
 
@@ -154,22 +166,34 @@ class Scheduler:
 
     # -- the parts of a step --------------------------------------------------------------------------------------
 
-    def _grow(self, tasks: list[Task]) -> None:
+    def _grow(self, tasks: list[Task]) -> Grown:
         """Give each decoding request, oldest first, the block that its next token needs; preempt for it if need be."""
+        grown: Grown = {}
         for generation in tuple(self.running):
             if generation.slot < 0 or not generation.decoding:
                 continue
-            have = len(generation.blocks)
-            if (more := self._blocks_for(generation.known) - have) <= 0:
+            if (more := self._blocks_for(generation.known) - len(generation.blocks)) <= 0:
                 continue
             while more > self.pool.free and generation.slot >= 0:
                 self._preempt(self.running[-1], tasks)
             if generation.slot >= 0:
-                blocks = self.pool.allocate(more)
-                generation.blocks += blocks
-                tasks.append(
-                    Task(TaskKind.MORE_BLOCKS, generation.slot, generation.admitted, blocks=blocks, first_block=have)
-                )
+                grown[generation] = self.pool.allocate(more)
+        return grown
+
+    def _look_ahead(self, decoding: list[Generation], grown: Grown) -> None:
+        """Give decoding requests, oldest first, the blocks that the drafts after this step may need, if they are free:
+        the step gives ``tokens_per_step`` tokens at most, and then as many drafts, less one, are fed behind them."""
+        for generation in decoding:
+            furthest = min(generation.known + 2 * self.tokens_per_step - 1, generation.limit)
+            have = len(generation.blocks) + len(grown.get(generation, ()))
+            more = min(self._blocks_for(furthest) - have, self.pool.free)
+            if more > 0:
+                grown.setdefault(generation, []).extend(self.pool.allocate(more))
+
+    def _more_blocks(self, generation: Generation, blocks: list[int]) -> Task:
+        have = len(generation.blocks)
+        generation.blocks += blocks
+        return Task(TaskKind.MORE_BLOCKS, generation.slot, generation.admitted, blocks=blocks, first_block=have)
 
     def _preempt(self, generation: Generation, tasks: list[Task]) -> None:
         tasks.append(self._leave(generation, TaskKind.PREEMPTED))
@@ -200,7 +224,9 @@ class Scheduler:
                 break
             self.waiting.popleft()
             length = min(left, generation.known)
-            generation.enter(self._slots.pop(), self.pool.allocate(needed), length)
+            wanted = self._blocks_for(min(generation.known + self.tokens_per_step, generation.limit))  # drafts included
+            blocks = self.pool.allocate(max(needed, min(wanted, self.pool.free)))
+            generation.enter(self._slots.pop(), blocks, length)
             self.running.append(generation)
             tasks.append(
                 Task(TaskKind.PREFILL, generation.slot, generation.admitted, 0, length, blocks=generation.blocks)

@@ -12,6 +12,9 @@ from hal_core import InvalidValue
 
 from hal.model.config import LlamaConfig
 
+SHORT = 8
+"""Rows of up to so many tokens are padded to one another: those that verify drafts."""
+
 
 @dataclass(frozen=True)
 class ModelBatch:
@@ -27,6 +30,8 @@ class ModelBatch:
     """int32 ``[rows]``: tokens of the row already in the cache."""
     block_tables: np.ndarray
     """int32 ``[rows, max_blocks]``: physical block of each ``block_size`` positions, -1 where there is none yet."""
+    outputs: np.ndarray | None = None
+    """int64 ``[n]``: whose logits are wanted, as rising indices into ``token_ids``; None: of each row's last token."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +77,8 @@ class StepPlan:
     groups: tuple[GroupPlan, ...]
     merge_index: np.ndarray | None
     """int64 ``[tokens * heads]`` into the groups' outputs, one after the other; None: in order."""
-    last: np.ndarray
-    """int64 ``[rows]``: index of each row's last token."""
+    outputs: np.ndarray
+    """int64 ``[n]``: index of each token whose logits are wanted."""
 
 
 def check_batch(batch: ModelBatch, config: LlamaConfig, cache: CacheShape) -> None:
@@ -101,6 +106,9 @@ def check_batch(batch: ModelBatch, config: LlamaConfig, cache: CacheShape) -> No
     _require(int(needed.max()) <= tables.shape[1], "block_tables", "has fewer blocks than a row's tokens need")
     used = tables[np.arange(tables.shape[1]) < needed[:, None]]
     _require(used.min() >= 0 and used.max() < cache.blocks, "block_tables", f"must name blocks 0 to {cache.blocks - 1}")
+    if (outputs := batch.outputs) is not None and outputs.size:
+        rising = bool((outputs[1:] > outputs[:-1]).all())
+        _require(rising and outputs[0] >= 0 and outputs[-1] < tokens, "outputs", f"must rise from 0 to {tokens - 1}")
 
 
 def _require(holds: bool | np.bool_, argument: str, what: str) -> None:
@@ -117,10 +125,10 @@ def _row_starts(contexts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 def plan_step(batch: ModelBatch, config: LlamaConfig, cache: CacheShape) -> StepPlan:
     """The index plan of a valid batch.
 
-    Rows of one token and longer ones make a group each, so that a decode row is never padded to a prefill chunk. The
-    mask hides what lies behind a row's last token, but a hidden NaN would still come through as NaN times a weight of
-    zero: so the rest of a block is cleared when its first token is written, and blocks a row does not have are read
-    from the zero block. What another request left behind is therefore never read.
+    Rows of one token, of a few (a token and its drafts) and longer ones make a group each, so that a decode row is
+    never padded to a prefill chunk. The mask hides what lies behind a row's last token, but a hidden NaN would still
+    come through as NaN times a weight of zero: so the rest of a block is cleared when its first token is written, and
+    blocks a row does not have are read from the zero block. What another request left behind is therefore never read.
     """
     size, lengths = cache.block_size, batch.row_lengths
     rows = np.arange(lengths.size)
@@ -130,7 +138,7 @@ def plan_step(batch: ModelBatch, config: LlamaConfig, cache: CacheShape) -> Step
     else:
         firsts = np.cumsum(lengths, dtype=np.int64) - lengths
         write_rows, last = np.repeat(rows, lengths), firsts + lengths - 1
-        kinds = [chosen for chosen in (np.flatnonzero(lengths == 1), np.flatnonzero(lengths > 1)) if chosen.size]
+        kinds = [chosen for kind in _by_length(lengths) if (chosen := np.flatnonzero(kind)).size]
         parts = [_plan_group(batch, config, cache, chosen, firsts[chosen]) for chosen in kinds]
         merge_index = _merge_index(config, parts, batch.token_ids.size)
     return StepPlan(
@@ -138,8 +146,13 @@ def plan_step(batch: ModelBatch, config: LlamaConfig, cache: CacheShape) -> Step
         clear_index=_clear_index(batch, config, size),
         groups=tuple(group for group, _ in parts),
         merge_index=merge_index,
-        last=last,
+        outputs=last if batch.outputs is None else batch.outputs,
     )
+
+
+def _by_length(lengths: np.ndarray) -> tuple[np.ndarray, ...]:
+    """bool ``[rows]`` for each group of rows that are padded to one another."""
+    return lengths == 1, (lengths > 1) & (lengths <= SHORT), lengths > SHORT
 
 
 def _clear_index(batch: ModelBatch, config: LlamaConfig, size: int) -> np.ndarray | None:

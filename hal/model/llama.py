@@ -117,20 +117,23 @@ class LlamaModel:
         self.cache = PagedCache(self._part, blocks, block_size, self.place)
 
     def forward(self, batch: ModelBatch) -> np.ndarray | None:
-        """One step: store the tokens' keys and values; float32 ``[rows, vocab]`` logits of each row's last token, or
-        None on a rank that does not get them.
+        """One step: store the tokens' keys and values; float32 ``[n, vocab]``, the logits after each of
+        ``batch.outputs``, which by default are the rows' last tokens, or None on a rank that does not get them.
 
         The result for a row does not depend on the other rows but for rounding (about 1e-6: the CPU's matrix product is
         not batch-invariant). Raises ``InvalidValue`` for a batch that cannot be computed; nothing is written then.
         """
-        hidden, last = self._run(batch)
-        return self._head(hidden if len(last) == len(batch.token_ids) else paddle.gather(hidden, self._put(last)))
+        hidden, outputs = self._run(batch)
+        if not len(outputs):
+            return np.zeros((0, self.config.vocab_size), np.float32)
+        whole = len(outputs) == len(batch.token_ids)  # each once, and in order
+        return self._head(hidden if whole else paddle.gather(hidden, self._put(outputs)))
 
     def _put(self, array: np.ndarray) -> Tensor:
         return paddle.to_tensor(array, place=self.place)
 
     def _run(self, batch: ModelBatch) -> tuple[Tensor, np.ndarray]:
-        """Hidden states ``[tokens, hidden]`` before the last norm, and int64 ``[rows]`` each row's last token."""
+        """Hidden states ``[tokens, hidden]`` before the last norm, and int64 ``[n]`` whose logits are wanted."""
         if self.cache is None:
             raise InvalidValue("no cache", cure="call allocate_cache first", argument="forward")
         check_batch(batch, self.config, self.cache.shape)
@@ -151,7 +154,7 @@ class LlamaModel:
             hidden = self._embedded(batch.token_ids)
             for number, layer in enumerate(self.weights.layers):
                 hidden = self._layer(hidden, number, layer, step)
-        return hidden, plan.last
+        return hidden, plan.outputs
 
     def _embedded(self, token_ids: np.ndarray) -> Tensor:
         """``[tokens, hidden]``: each token's row of the embedding, from the rank that has it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -30,10 +31,18 @@ class History:
         """The generated tokens."""
         return self.tokens[self.prompt_len : self.prompt_len + self.generated]
 
-    def append(self, token: int) -> None:
-        """Account for one more generated token."""
-        self.tokens[self.prompt_len + self.generated] = token
-        self.generated += 1
+    def append(self, tokens: Int64s) -> None:
+        """Account for further generated tokens."""
+        end = self.prompt_len + self.generated
+        self.tokens[end : end + len(tokens)] = tokens
+        self.generated += len(tokens)
+
+    def with_drafts(self, drafts: Int64s) -> list[Int64s]:
+        """The generated tokens as each draft and the token after them would find them: followed by none of the drafts,
+        by one, and so on. What is behind the generated tokens is written over by the next :meth:`append`."""
+        end = self.prompt_len + self.generated
+        self.tokens[end : end + len(drafts)] = drafts
+        return [self.tokens[self.prompt_len : end + count] for count in range(len(drafts) + 1)]
 
 
 class Histories(dict[int, History]):
@@ -50,7 +59,13 @@ class Histories(dict[int, History]):
                 if has_penalties(request.params):
                     self[slot] = History(request)
                     if kind == TaskKind.REMOTE_PREFILL:
-                        self[slot].append(first_token)
+                        self[slot].append(np.array([first_token]))
+
+    def observe(self, slots: list[int], accepted: Sequence[Int64s]) -> None:
+        """Take over what a step gave to each of some slots."""
+        for slot, tokens in zip(slots, accepted, strict=True):
+            if slot in self:
+                self[slot].append(tokens)
 
 
 def has_penalties(params: SamplingParams) -> bool:

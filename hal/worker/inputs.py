@@ -37,14 +37,17 @@ class StepInput:
     """The state as of this step's start.
 
     - ``fields``: the ``step_input`` group, ``[slots, width]`` each.
-    - ``slots`` int64 ``[rows]``: the slots that run, ascending; ``gives`` bool ``[rows]``: whose token it gives (a
+    - ``slots`` int64 ``[rows]``: the slots that run, ascending; ``gives`` bool ``[rows]``: who is given tokens (a
       prompt's piece before the last gives none).
-    - ``batch``: the same rows for the model; None when no slot runs.
+    - ``drafts`` int64 ``[rows]``: how many drafts each feeds behind its next token.
+    - ``batch``: the same rows for the model; None when no slot runs. Its logits are those after each of a row's next
+      token and drafts, or after the last token of a prompt, of the rows that give.
     """
 
     fields: Columns
     slots: Array
     gives: Array
+    drafts: Array
     batch: ModelBatch | None
 
 
@@ -60,25 +63,43 @@ def read_inputs(device: Device, state: SlotState, chunks: Sequence[Chunk], strea
     encoder, contexts = fields["seq_lens_encoder"][slots, 0], fields["seq_lens_decoder"][slots, 0]
     known = fields["prompt_lens"][slots, 0] + fields["step_idx"][slots, 0]
     gives = (encoder == 0) | (contexts + encoder >= known)
+    lengths = lengths[slots]
+    drafts = np.where(encoder == 0, lengths - 1, 0).astype(np.int64)
     if not len(slots):
-        return StepInput(fields, slots, gives, None)
+        return StepInput(fields, slots, gives, drafts, None)
     pieces = {slot: data.view(np.int64) for (slot, _, _), data in zip(chunks, copied.data[1:], strict=True)}
-    batch = _model_batch(fields, slots, lengths[slots], contexts, pieces, state.sizes.block_size)
-    return StepInput(fields, slots, gives, batch)
-
-
-def _model_batch(
-    fields: Columns, slots: Array, lengths: Array, contexts: Array, pieces: dict[int, Array], block_size: int
-) -> ModelBatch:
-    """The rows of some slots: a decoding slot feeds its next token, a prefilling one its piece of the prompt."""
-    blocks = -(-int((contexts + lengths).max()) // block_size)
+    blocks = -(-int((contexts + lengths).max()) // state.sizes.block_size)
     tables = fields["block_tables"][slots, :blocks]
+    outputs = None if gives.all() and not drafts.any() else _outputs(lengths, gives, drafts)
+    token_ids, positions = _tokens(fields, slots, lengths, contexts, drafts, pieces)
+    return StepInput(fields, slots, gives, drafts, ModelBatch(token_ids, positions, lengths, contexts, tables, outputs))
+
+
+def _outputs(lengths: Array, gives: Array, drafts: Array) -> Array:
+    """Which tokens' logits are wanted: of each row that gives, the last one's and those of the drafts before it."""
+    counts = np.where(gives, 1 + drafts, 0)
+    ends = np.cumsum(lengths, dtype=np.int64)
+    outputs: Array = np.repeat(ends - np.cumsum(counts), counts) + np.arange(counts.sum())
+    return outputs
+
+
+def _tokens(
+    fields: Columns, slots: Array, lengths: Array, contexts: Array, drafts: Array, pieces: dict[int, Array]
+) -> tuple[Array, Array]:
+    """The tokens of all rows and their positions: a decoding slot feeds its next token and its drafts, a prefilling one
+    its piece of the prompt."""
     tokens, positions = fields["next_tokens"][slots, 0], contexts.astype(np.int64)
-    if pieces:
-        begins = np.cumsum(lengths, dtype=np.int64) - lengths
-        tokens = np.repeat(tokens, lengths)
-        for row, slot in enumerate(slots.tolist()):
-            if slot in pieces:
-                tokens[begins[row] : begins[row] + lengths[row]] = pieces[slot]
-        positions = np.arange(len(tokens)) - np.repeat(begins - positions, lengths)
-    return ModelBatch(tokens, positions, lengths, contexts, tables)
+    drafting = drafts.any()
+    if not pieces and not drafting:
+        return tokens, positions
+    begins = np.cumsum(lengths, dtype=np.int64) - lengths
+    tokens = np.repeat(tokens, lengths)
+    positions = np.arange(len(tokens)) - np.repeat(begins - positions, lengths)
+    if drafting:
+        rows = np.repeat(np.arange(len(slots)), drafts)
+        behind = np.arange(len(rows)) - np.repeat(np.cumsum(drafts) - drafts, drafts)
+        tokens[begins[rows] + 1 + behind] = fields["draft_tokens"][slots[rows], behind]
+    for row, slot in enumerate(slots.tolist()) if pieces else ():
+        if slot in pieces:
+            tokens[begins[row] : begins[row] + lengths[row]] = pieces[slot]
+    return tokens, positions

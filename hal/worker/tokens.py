@@ -1,16 +1,23 @@
-"""From logits to the columns that a step writes into the state: sampling, with what each request asked for."""
+"""From logits to the columns that a step writes into the state: sampling, with what each request asked for.
+
+A step that verifies drafts samples at each of them as plain decoding would: with the tokens before it as history, at
+its position, with its noise. Drafts are kept while they equal what was sampled, so no draft changes any token.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hal.sampling import STATE_FIELDS, Sampled, SamplingRows, sample
-from hal.worker.histories import Histories
-from hal.worker.inputs import Columns
+from hal.worker.histories import Histories, Int64s
+from hal.worker.inputs import Columns, StepInput
+
+if TYPE_CHECKING:
+    from hal_core import StateConfig
 
 Array = np.ndarray[Any, Any]
 
@@ -19,44 +26,107 @@ Array = np.ndarray[Any, Any]
 class StepTokens:
     """What a step found, in columns of all slots.
 
-    - ``sampled`` int64 ``[slots, 1]``: the token of each slot that was given one, -1 for the others.
-    - ``slots`` int64 ``[n]``: those that were; ``margins`` float64 ``[n]``: how far each choice was from another one.
+    - ``fields``: what is written into the state, field to ``[slots, columns]``. A plain step: ``sampled_token_ids``, -1
+      for a slot that was given none. A step that verifies drafts: ``accept_tokens`` and ``accept_num``. With
+      log-probabilities also ``topk_token_ids``, ``topk_logprobs`` (natural logarithms; unused -1 and -inf) and
+      ``topk_ranks``.
+    - ``slots`` int64 ``[n]``, ``margins`` float64 ``[n]``: of each token whose it is, and how far the choice was from
+      another one.
     - ``logprobs``: how many alternatives are reported besides the sampled token, None for no log-probabilities.
-    - ``alternatives``: with log-probabilities, state field to ``[slots, columns]``: ``topk_token_ids``,
-      ``topk_logprobs`` (natural logarithms; unused -1 and -inf) and ``topk_ranks``.
     - ``errors``: slot to message, where no token could be chosen.
     """
 
-    sampled: Array
+    fields: Mapping[str, Array]
     slots: Array
     margins: Array
     logprobs: int | None = None
-    alternatives: Mapping[str, Array] = field(default_factory=dict)
     errors: Mapping[int, str] = field(default_factory=dict)
 
     @classmethod
-    def none(cls, slots: int) -> StepTokens:
-        """A step that gives no token, of a state of so many slots."""
-        return cls(np.full((slots, 1), -1, np.int64), np.zeros(0, np.int64), np.zeros(0))
+    def none(cls, sizes: StateConfig) -> StepTokens:
+        """A step that gives no token, or whose tokens another rank has."""
+        return cls(_empty(sizes), np.zeros(0, np.int64), np.zeros(0))
 
 
-def choose_tokens(logits: Array, slots: Array, fields: Columns, histories: Histories) -> StepTokens:
-    """Sample a token for each of ``slots`` int64 ``[n]`` from ``logits`` float32 ``[n, vocab]``."""
-    total = len(fields["stop_flags"])
+def _empty(sizes: StateConfig) -> dict[str, Array]:
+    """The fields of a step that gives no token: of one that verifies drafts, or a plain one."""
+    if not sizes.max_draft_tokens:
+        return {"sampled_token_ids": np.full((sizes.num_slots, 1), -1, np.int64)}
+    tokens = np.full((sizes.num_slots, sizes.max_accept), -1, np.int64)
+    return {"accept_tokens": tokens, "accept_num": np.zeros((sizes.num_slots, 1), np.int32)}
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of logits of a step: of each slot that gives one for its next token and one for each of its drafts.
+
+    - ``slots``, ``begins``, ``counts`` int64 ``[n]``: whose they are, where they begin, and how many they are.
+    - ``slot``, ``offset`` int64 ``[rows]``: whose row it is, and how many drafts are before it.
+    - ``drafts`` int64 ``[rows]``: the draft that follows, which the row is to confirm; -1 in a slot's last row.
+    """
+
+    slots: Array
+    begins: Array
+    counts: Array
+    slot: Array
+    offset: Array
+    drafts: Array
+
+    @classmethod
+    def of(cls, inputs: StepInput) -> Rows:
+        """The rows of a step, in the order of the model's logits."""
+        slots, counts = inputs.slots[inputs.gives], 1 + inputs.drafts[inputs.gives]
+        begins = np.cumsum(counts) - counts
+        slot, offset = np.repeat(slots, counts), np.arange(counts.sum()) - np.repeat(begins, counts)
+        table = inputs.fields["draft_tokens"]
+        drafts = table[slot, np.minimum(offset, table.shape[1] - 1)]
+        drafts[begins + counts - 1] = -1
+        return cls(slots, begins, counts, slot, offset, drafts)
+
+
+def choose_tokens(logits: Array, inputs: StepInput, histories: Histories, sizes: StateConfig) -> StepTokens:
+    """Sample the tokens of a step from ``logits`` float32 ``[rows, vocab]``, and keep the drafts that they confirm."""
+    slots = inputs.slots[inputs.gives]
     if not len(slots):
-        return StepTokens.none(total)
-    wanted = fields["logprobs_num"][slots, 0]
+        return StepTokens.none(sizes)
+    wanted = inputs.fields["logprobs_num"][slots, 0]
     most = int(wanted.max())
-    result = sample(logits, sampling_rows(slots, fields, histories), logprobs=most if most >= 0 else None)
+    logprobs = most if most >= 0 else None
+    if sizes.max_draft_tokens:
+        return _verified(logits, inputs, histories, sizes, logprobs)
+    result = sample(logits, sampling_rows(slots, inputs.fields, histories), logprobs=logprobs)
     errors = {int(slots[row]): message for row, message in result.errors.items()}
-    for slot in histories.keys() - errors.keys():
-        if len(row := np.flatnonzero(slots == slot)):
-            histories[slot].append(int(result.tokens[row[0]]))
-    sampled = np.full((total, 1), -1, np.int64)
-    sampled[slots, 0] = result.tokens
-    if most < 0:
-        return StepTokens(sampled, slots, result.margins, errors=errors)
-    return StepTokens(sampled, slots, result.margins, most, _alternatives(total, slots, wanted, result), errors)
+    found = _empty(sizes)
+    found["sampled_token_ids"][slots, 0] = result.tokens
+    if logprobs is not None:
+        found |= _alternatives(sizes, slots, np.zeros(len(slots), np.int64), wanted, result)
+    return StepTokens(found, slots, result.margins, logprobs, errors)
+
+
+def _verified(
+    logits: Array, inputs: StepInput, histories: Histories, sizes: StateConfig, logprobs: int | None
+) -> StepTokens:
+    """The tokens of a step that verifies drafts: of each slot, those confirmed and the first one sampled after them."""
+    found = _empty(sizes)
+    rows = Rows.of(inputs)
+    result = sample(logits, verified_rows(rows, inputs.fields, histories), logprobs=logprobs)
+    differs = result.tokens != rows.drafts  # the last row of a slot always does
+    count = 1 + np.minimum.reduceat(np.where(differs, rows.offset, sizes.max_accept), rows.begins)
+    errors = {}
+    for row, message in result.errors.items():  # one behind a draft that was refused is no error, as it is no token
+        at = int(np.searchsorted(rows.begins, row, side="right")) - 1
+        if rows.offset[row] == count[at] - 1:
+            count[at] -= 1  # those before it are sound; the next step begins there, and meets it as its first
+            if not count[at]:
+                errors[int(rows.slots[at])] = message
+    kept = np.flatnonzero(rows.offset < np.repeat(count, rows.counts))
+    slot, offset = rows.slot[kept], rows.offset[kept]
+    found["accept_tokens"][slot, offset] = result.tokens[kept]
+    found["accept_num"][rows.slots, 0] = count
+    if logprobs is not None:
+        wanted = inputs.fields["logprobs_num"][slot, 0]
+        found |= _alternatives(sizes, slot, offset, wanted, result, kept)
+    return StepTokens(found, slot, result.margins[kept], logprobs, errors)
 
 
 def sampling_rows(slots: Array, fields: Columns, histories: Histories) -> SamplingRows:
@@ -70,18 +140,47 @@ def sampling_rows(slots: Array, fields: Columns, histories: Histories) -> Sampli
     return SamplingRows.from_state(columns, prompt=prompt, output=output)
 
 
-def _alternatives(total: int, slots: Array, wanted: Array, result: Sampled) -> dict[str, Array]:
-    """Columns of all slots, each row cut to what its request asked for; column 0 is the sampled token's."""
+def verified_rows(rows: Rows, fields: Columns, histories: Histories) -> SamplingRows:
+    """The same for rows that verify drafts: each is at its own position, after the drafts before it."""
+    columns = {name: fields[name][rows.slot] for name in STATE_FIELDS.values()}
+    columns["step_idx"] = columns["step_idx"] + rows.offset[:, None]
+    if not histories:
+        return SamplingRows.from_state(columns, prompt=None, output=None)
+    prompt: list[Int64s | None] = []
+    output: list[Int64s | None] = []
+    for slot, begin, count in zip(rows.slots.tolist(), rows.begins.tolist(), rows.counts.tolist(), strict=True):
+        history = histories.get(slot)
+        prompt += [None if history is None else history.prompt] * count
+        drafts = rows.drafts[begin : begin + count - 1]
+        output += [None] * count if history is None else history.with_drafts(drafts)
+    return SamplingRows.from_state(columns, prompt=prompt, output=output)
+
+
+def _alternatives(
+    sizes: StateConfig, slots: Array, places: Array, wanted: Array, result: Sampled, chosen: Array | None = None
+) -> dict[str, Array]:
+    """The log-probabilities of the ``chosen`` rows of ``result``, at those places of those slots, each row cut to what
+    its request asked for; column 0 is the sampled token's."""
     ids, values, ranks = result.token_ids, result.logprobs, result.ranks
     assert ids is not None
     assert values is not None
     assert ranks is not None
+    if chosen is not None:
+        ids, values, ranks = ids[chosen], values[chosen], ranks[chosen]
     columns = np.arange(ids.shape[1])
     used = (columns <= wanted[:, None]) & (ids >= 0)
-    all_ids = np.full((total, len(columns)), -1, np.int64)
-    all_values = np.full((total, len(columns)), -np.inf, np.float32)
-    all_ranks = np.zeros((total, 1), np.int32)
-    all_ids[slots] = np.where(used | (columns == 0), ids, -1)
-    all_values[slots] = np.where(used, values, -np.inf)
-    all_ranks[slots, 0] = ranks
-    return {"topk_token_ids": all_ids, "topk_logprobs": all_values, "topk_ranks": all_ranks}
+    # A plain step writes the first columns alone; of more than one token, each has as many as the state has room for.
+    shape = (sizes.num_slots, sizes.max_accept, len(columns) if sizes.max_accept == 1 else sizes.max_logprobs + 1)
+    all_ids = np.full(shape, -1, np.int64)
+    all_values = np.full(shape, -np.inf, np.float32)
+    all_ranks = np.zeros(shape[:2], np.int32)
+    at = (slots, places, slice(len(columns)))
+    all_ids[at] = np.where(used | (columns == 0), ids, -1)
+    all_values[at] = np.where(used, values, -np.inf)
+    all_ranks[slots, places] = ranks
+    flat = (sizes.num_slots, -1)
+    return {
+        "topk_token_ids": all_ids.reshape(flat),
+        "topk_logprobs": all_values.reshape(flat),
+        "topk_ranks": all_ranks,
+    }

@@ -1,4 +1,4 @@
-"""The worker's step: insert, read, run the model, sample, broadcast, update, save. Nothing else touches the state."""
+"""The worker's step: insert, read, run the model, sample, broadcast, update, draft, save. Only the state changes."""
 
 from __future__ import annotations
 
@@ -23,12 +23,15 @@ from hal_core import (
 )
 
 from hal.model.batch import ModelBatch
+from hal.worker.drafting import Acceptance, Drafting, accepted_tokens, read_outputs
 from hal.worker.histories import Histories
 from hal.worker.inputs import StepInput, chunks_of, read_inputs
 from hal.worker.tokens import StepTokens, choose_tokens
 
 if TYPE_CHECKING:
     from hal_core import BoundDevice, OutputRecord, Sink, StateConfig, StateLayout, Ticket
+
+    from hal.proposers import Proposer
 
 Array = np.ndarray[Any, Any]
 
@@ -51,7 +54,7 @@ class Model(Protocol):
         """Make room for the keys and values of ``blocks`` blocks of ``block_size`` tokens."""
 
     def forward(self, batch: ModelBatch) -> Array | None:
-        """Run the rows of a step; float32 ``[rows, vocab]``, the logits after each row's last token.
+        """Run the rows of a step; float32 ``[n, vocab]``, the logits after each of ``batch.outputs``.
 
         None on a rank that is not given them: it learns from the first rank which tokens came of it.
         """
@@ -66,17 +69,29 @@ class Worker:
     - ``sizes``, ``blocks``: of the state, and of the paged cache that the model is made to allocate.
     - ``sink``: where each step's record goes; the caller closes it, and the device.
     - ``group``: the tensor-parallel group that the worker is in.
+    - ``proposer``: what drafts tokens, for ``sizes`` with room for drafts; the caller closes it. On such a state each
+      step verifies drafts, though there be none. ``acceptance`` counts what became of them.
     """
 
     def __init__(
-        self, device: BoundDevice, model: Model, sizes: StateConfig, blocks: int, sink: Sink, *, group: Group = ALONE
+        self,
+        device: BoundDevice,
+        model: Model,
+        sizes: StateConfig,
+        blocks: int,
+        sink: Sink,
+        *,
+        group: Group = ALONE,
+        proposer: Proposer | None = None,
     ) -> None:
         self.device, self.model, self.sink, self.group, self.blocks = device, model, sink, group, blocks
         self.state = device.state(sizes)
         self.stream = device.default_stream
         self.steps = 0
         self.last: OutputRecord | None = None
+        self.acceptance = Acceptance()
         self._histories = Histories()
+        self._drafting = None if proposer is None else Drafting(proposer, sizes, model.config.vocab_size)
         model.allocate_cache(blocks, sizes.block_size)
 
     @property
@@ -97,22 +112,17 @@ class Worker:
         """Put ``tasks`` into their slots, run every slot that has something to feed, and hand out what came of it.
 
         Returns the step's record and keeps it in ``last``; slots whose requests have ended are free afterwards. Raises
-        what the hooks raise: :class:`hal_core.errors.InvalidBatch` before anything changed, and for drafts
-        :class:`hal_core.errors.InvalidValue`, as these steps verify none. On
+        what the hooks raise: :class:`hal_core.errors.InvalidBatch` before anything changed, and
+        :class:`hal_core.errors.InvalidValue` for drafts that a task brings and the step cannot feed. On
         :class:`hal_core.errors.SinkFull` (the record is kept, and sent when there is room) and
         :class:`hal_core.errors.SinkClosed` (nobody will be sent it) the step is done and its record is in ``last``.
         """
         batch = tasks if isinstance(tasks, TaskBatch) else TaskBatch.of(tasks)
-        if any(batch.drafts):
-            raise InvalidValue(
-                "the worker's steps are plain: drafts would be fed, and nobody would verify them",
-                cure="hand the request over without its drafts; the tokens are the same",
-                device=self.device.name,
-                hook="insert_tasks",
-                argument="tasks",
-            )
+        self._check_drafts(batch)
         self.device.insert_tasks(state=self.state, tasks=batch, stream=self.stream)
         self._histories.follow(batch)
+        if self._drafting is not None:
+            self._drafting.follow(batch)
         inputs = read_inputs(self.device.device, self.state, chunks_of(batch), self.stream)
         tokens = self._generate(inputs)
         self._write(tokens)
@@ -122,34 +132,53 @@ class Worker:
             self._stop_where_first_did(inputs)
         step = self._describe(batch, inputs, tokens)
         self.device.update_inputs(state=self.state, step=step, stream=self.stream)
+        if self._drafting is not None and len(inputs.slots):
+            self._draft(self._drafting, step, inputs)
         try:
             ticket = self.device.save_output(state=self.state, step=step, sink=self.sink, stream=self.stream)
         except (SinkFull, SinkClosed) as error:
-            self._take(error.ticket, inputs.slots)
+            self._take(error.ticket, inputs)
             raise
-        return self._take(ticket, inputs.slots)
+        return self._take(ticket, inputs)
+
+    def _check_drafts(self, batch: TaskBatch) -> None:
+        """Refuse drafts of another worker that would be fed and could not be: of all else the hooks take care."""
+        if not any(batch.drafts):
+            return
+        size, why = self.state.sizes.block_size, ""
+        for request, drafts, count in zip(batch.requests, batch.drafts, batch.plain["block_counts"], strict=True):
+            if not self.state.speculative:
+                why = "the worker's steps are plain: drafts would be fed, and nobody would verify them"
+            elif any(token >= self.vocab_size for token in drafts):
+                why = f"drafts {list(drafts)} of {request.request_id!r} are not all below {self.vocab_size}"
+            elif drafts and request.total + 1 + len(drafts) > count * size:
+                why = f"{len(drafts)} drafts of {request.request_id!r} do not fit into its {count} blocks"
+        if why:
+            cure = "hand the request over without its drafts; the tokens are the same"
+            raise InvalidValue(why, cure=cure, device=self.device.name, hook="insert_tasks", argument="tasks")
 
     def _generate(self, inputs: StepInput) -> StepTokens:
-        """Run the model on all rows, and choose a token for each that gives one."""
+        """Run the model on all rows, and choose the tokens of each that gives some."""
         if inputs.batch is None:
-            return StepTokens.none(self.state.sizes.num_slots)
-        logits = self.model.forward(inputs.batch)
+            logits: Array | None = np.zeros((0, self.vocab_size), np.float32)
+        else:
+            logits = self.model.forward(inputs.batch)
         if logits is None:
-            return StepTokens.none(self.state.sizes.num_slots)
-        if not inputs.gives.all():
-            logits = logits[inputs.gives]
-        return choose_tokens(logits, inputs.slots[inputs.gives], inputs.fields, self._histories)
+            return StepTokens.none(self.state.sizes)
+        return choose_tokens(logits, inputs, self._histories, self.state.sizes)
 
     def _write(self, tokens: StepTokens) -> None:
         """Write what was sampled into the state; a slot whose logits were no use stops there."""
-        self._set("sampled_token_ids", tokens.sampled)
-        for name, columns in tokens.alternatives.items():
+        for name, columns in tokens.fields.items():
             self._set(name, columns)
         for slot in tokens.errors:
             self._set_slot("stop_flags", slot, value=True)
 
     def _stop_where_first_did(self, inputs: StepInput) -> None:
-        """Stop the slots whose logits were no use on the first rank: it gave them no token, where one was due."""
+        """Stop the slots whose logits were no use on the first rank: it gave them no token, where one was due. (Of a
+        state with room for drafts the broadcast has said so.)"""
+        if self.state.speculative:
+            return
         place = self.layout.fields["sampled_token_ids"]
         part = ByteRange(place.offset, place.stride * self.state.sizes.num_slots)
         copied = self.device.copy_out(memory=self.state.memory, parts=(part,), stream=self.stream)
@@ -172,15 +201,37 @@ class Worker:
         order = np.union1d(inputs.slots, left).astype(np.int32) if left else inputs.slots.astype(np.int32)
         self.steps += 1
         errors: Mapping[int, str] = tokens.errors
-        return Step(self.steps - 1, {self.state.name: order}, group=self.group, logprobs=tokens.logprobs, errors=errors)
+        return Step(
+            self.steps - 1,
+            {self.state.name: order},
+            speculative=self.state.speculative,
+            group=self.group,
+            logprobs=tokens.logprobs,
+            errors=errors,
+        )
 
-    def _take(self, ticket: Ticket | object, ran: Array) -> OutputRecord:
-        """Take over the step's output: the record, the mirror, and the slots that ended."""
+    def _draft(self, drafting: Drafting, step: Step, inputs: StepInput) -> None:
+        """Have drafts made of what the step gave, and hand them to the state; before its output is saved, as a request
+        that goes on elsewhere takes its drafts along in that."""
+        outputs = read_outputs(self.device.device, self.state, self.stream)
+        drafts = drafting.drafts(inputs, outputs, None)
+        self.device.set_drafts(state=self.state, step=step, drafts=drafts, stream=self.stream)
+
+    def _take(self, ticket: Ticket | object, inputs: StepInput) -> OutputRecord:
+        """Take over the step's output: the record, the mirror, what was said, and the slots that ended."""
         assert isinstance(ticket, OutputTicket)
         record = self.last = self.state.take(ticket)
-        ended = ran[self.state.mirror["stop_flags"][ran, 0]].tolist()
+        mirror, ran = self.state.mirror, inputs.slots
+        if self.state.speculative:
+            self.acceptance.count(inputs, mirror)
+        if self._histories:
+            slots, name = ran.tolist(), "accept_tokens" if self.state.speculative else "sampled_token_ids"
+            self._histories.observe(slots, accepted_tokens(slots, mirror, name))
+        ended = ran[mirror["stop_flags"][ran, 0]].tolist()
         if ended:
             self.state.release(ended)
+            if self._drafting is not None:
+                self._drafting.leave(ended, mirror)
             for slot in ended:
                 self._histories.pop(slot, None)
         return record

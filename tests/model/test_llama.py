@@ -114,7 +114,7 @@ def test_a_whole_prefill_of_any_length_equals_the_dense_pass(models, dense, name
 @given(data=st.data())
 def test_any_schedule_over_any_blocks_equals_the_dense_pass(models, dense, data):
     """Sequences come and go, prefill in chunks beside decoding rows, in scattered and reused blocks; every block that
-    no running sequence owns is NaN."""
+    no running sequence owns is NaN. Of each sequence some of the chunk's last tokens are asked for, or none."""
     name = data.draw(st.sampled_from(VARIANTS), label="variant")
     model = models[name]
     size = data.draw(st.sampled_from([1, 3, 4, 16]), label="block size")
@@ -133,10 +133,15 @@ def test_any_schedule_over_any_blocks_equals_the_dense_pass(models, dense, data)
                 row.blocks.append(free.pop())
         started = [block for row in running for block in row.blocks[: -(-row.done // size)]]
         poison(model, sorted(set(range(most * width)) - set(started)))
-        logits = model.forward(batch_of(running, lengths, width))
-        for row, length, got in zip(running, lengths, logits, strict=True):
+        asked = [data.draw(st.integers(0, min(length, 9)), label="logits asked for") for length in lengths]
+        ends = np.cumsum(lengths)
+        outputs = np.concatenate([np.arange(end - count, end) for end, count in zip(ends, asked, strict=True)])
+        batch = dataclasses.replace(batch_of(running, lengths, width), outputs=outputs)
+        logits = np.split(model.forward(batch), np.cumsum(asked)[:-1])
+        for row, length, count, got in zip(running, lengths, asked, logits, strict=True):
             row.done += length
-            np.testing.assert_allclose(got, dense[name].logits(row.ids[: row.done])[-1], atol=TOLERANCE)
+            expected = dense[name].logits(row.ids[: row.done])[row.done - count :]
+            np.testing.assert_allclose(got, expected, atol=TOLERANCE)
         for row in [row for row in running if row.done == len(row.ids) or data.draw(st.booleans(), label="drop")]:
             running.remove(row)
             free.extend(row.blocks)
@@ -204,6 +209,9 @@ GOOD = Row(tokens(6), blocks=[2, 0])
         ({"block_tables": np.array([[2, 8]], np.int32)}, "block_tables"),
         ({"block_tables": np.array([2, 0], np.int32)}, "block_tables"),
         ({"context_lengths": np.array([60], np.int32), "positions": np.arange(60, 66)}, "positions"),
+        ({"outputs": np.array([-1, 5])}, "outputs"),
+        ({"outputs": np.array([5, 6])}, "outputs"),
+        ({"outputs": np.array([3, 3])}, "outputs"),
     ],
 )
 def test_a_batch_that_cannot_be_computed_is_refused_and_writes_nothing(model, change, argument):

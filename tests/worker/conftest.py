@@ -21,33 +21,33 @@ VOCAB = 97
 class PagedOracle:
     """A stand-in model: its paged cache holds token ids, and the next token depends on all that the cache holds.
 
-    ``nan_after``: token counts at which its logits are no use. ``rows``: how many rows each step had.
+    ``nan_after``: token counts at which its logits are no use. ``rows``, ``fed``: how many rows and tokens each step
+    had. ``launches``: for whoever runs it, what was foretold of each step and what it fed.
     """
 
     config = SimpleNamespace(vocab_size=VOCAB)
 
     def __init__(self):
-        self.nan_after, self.rows = set(), []
+        self.nan_after, self.rows, self.fed, self.launches = set(), [], [], []
 
     def allocate_cache(self, blocks, block_size):
         self.cache = np.full((blocks, block_size), -1, np.int64)
 
     def forward(self, batch):
         size, at = self.cache.shape[1], 0
-        logits = np.zeros((len(batch.row_lengths), VOCAB), np.float32)
-        self.rows.append(len(logits))
+        logits = np.zeros((len(batch.token_ids), VOCAB), np.float32)
+        self.rows.append(len(batch.row_lengths))
+        self.fed.append(len(batch.token_ids))
         for row, (length, context) in enumerate(zip(batch.row_lengths, batch.context_lengths, strict=True)):
+            table = batch.block_tables[row]
             for position in range(context, context + length):
                 assert batch.positions[at] == position
-                self.cache[batch.block_tables[row, position // size], position % size] = batch.token_ids[at]
+                self.cache[table[position // size], position % size] = batch.token_ids[at]
+                places = range(position + 1)
+                logits[at] = self.logits([int(self.cache[table[place // size], place % size]) for place in places])
                 at += 1
-            known = [
-                int(self.cache[batch.block_tables[row, position // size], position % size])
-                for position in range(context + length)
-            ]
-            logits[row] = self.logits(known)
         assert at == len(batch.token_ids)
-        return logits
+        return logits[np.cumsum(batch.row_lengths) - 1 if batch.outputs is None else batch.outputs]
 
     def logits(self, known):
         """float32 ``[VOCAB]``: the best tokens are the foretold one and the next two, a step of 1 apart."""

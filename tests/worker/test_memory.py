@@ -29,7 +29,8 @@ class Nonsense:
         pass
 
     def forward(self, batch):
-        return np.tile(np.arange(16, dtype=np.float32), (len(batch.row_lengths), 1))
+        rows = batch.row_lengths if batch.outputs is None else batch.outputs
+        return np.tile(np.arange(16, dtype=np.float32), (len(rows), 1))
 
 
 def resident() -> int:

@@ -86,12 +86,36 @@ def test_a_handoff_with_its_blocks_goes_on_as_one_worker_would(opaque, oracle, p
 def test_a_handoff_without_its_blocks_is_refused_and_nothing_runs(opaque, oracle, max_draft_tokens, drafts):
     decode = worker(opaque, oracle, replace(SIZES, max_draft_tokens=max_draft_tokens))
     params = SamplingParams(max_tokens=4)
-    with pytest.raises(InvalidValue if drafts else InvalidBatch) as caught:
+    plain = drafts and not max_draft_tokens
+    with pytest.raises(InvalidValue if plain else InvalidBatch) as caught:
         decode.step([handoff(decode, params, 3, start=0, drafts=drafts)])
     assert (caught.value.hook, caught.value.argument, bool(caught.value.cure)) == ("insert_tasks", "tasks", True)
-    assert not drafts or "drafts" in caught.value.what
-    assert drafts or "0 of its 5 tokens are declared present" in caught.value.what
+    assert ("drafts" if plain else "0 of its 5 tokens are declared present") in caught.value.what
     assert decode.model.rows == []
     decode.model.cache[BLOCKS] = np.array([[0, 9, 7, 8], [9, -1, -1, -1]])
     decode.step([handoff(decode, params, 3)])
     assert decode.model.rows == [1]
+
+
+@pytest.mark.parametrize("right", [0, 1, 2])
+def test_the_drafts_of_a_handoff_are_verified(opaque, oracle, right):
+    """The tokens are those of one worker; as many drafts as are right are taken with the next token, in one step."""
+    params = SamplingParams(max_tokens=9)
+    prefill, first = prefilled(opaque, oracle, params)
+    expected = alone(opaque, type(oracle)(), params, 9)
+    drafts = [token if number < right else (token + 1) % 97 for number, token in enumerate(expected[1:3])]
+    decode = worker(opaque, type(oracle)(), replace(SIZES, max_draft_tokens=2))
+    decode.model.cache[BLOCKS] = prefill.model.cache[BLOCKS]
+    ((_, tokens, _),) = tokens_of(decode.step([handoff(decode, params, first, drafts=drafts)]))
+    assert tokens == expected[1 : 2 + right]
+    assert (decode.acceptance.drafted, decode.acceptance.accepted, decode.acceptance.turns) == (2, right, 1)
+
+
+@pytest.mark.parametrize(
+    ("drafts", "why"), [((5, 97), "not all below 97"), ((5, 6, 7), "do not fit into its 2 blocks")]
+)
+def test_drafts_of_a_handoff_that_cannot_be_fed_are_refused(opaque, oracle, drafts, why):
+    decode = worker(opaque, oracle, replace(SIZES, max_draft_tokens=3))
+    with pytest.raises(InvalidValue, match=why):
+        decode.step([handoff(decode, SamplingParams(max_tokens=9), 3, drafts=drafts)])
+    assert decode.state.host_table.requests == [None, None]

@@ -1,0 +1,135 @@
+"""A proposer beside a worker: what it is told of the requests in the slots, and how much room its drafts have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from hal_core import ENTERING, LEAVING, FinishReason, InvalidValue, PluginError, SplitRole, TaskBatch, TaskKind
+
+from hal.proposers import Fed
+from hal.worker.inputs import Columns, StepInput
+
+if TYPE_CHECKING:
+    from hal_core import Device, SlotState, StateConfig, Stream
+
+    from hal.proposers import Proposer
+
+Array = np.ndarray[Any, Any]
+Int64s = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(slots=True)
+class Acceptance:
+    """What became of drafts so far.
+
+    - ``drafted``: drafts that were fed; ``accepted``: tokens that a step gave a slot beyond its first one.
+    - ``turns``: how often a slot that decodes was given tokens by a step.
+    """
+
+    drafted: int = 0
+    accepted: int = 0
+    turns: int = 0
+
+    @property
+    def tokens_a_turn(self) -> float:
+        """Tokens that a step gives a decoding slot, on average; 0.0 before the first."""
+        return (self.turns + self.accepted) / self.turns if self.turns else 0.0
+
+    def count(self, inputs: StepInput, outputs: Columns) -> None:
+        """Take over a step that verified drafts; ``outputs`` has ``accept_num`` as of its ``update_inputs``."""
+        slots = inputs.slots[inputs.fields["seq_lens_encoder"][inputs.slots, 0] == 0]
+        given = outputs["accept_num"][slots, 0]
+        self.drafted += int(inputs.drafts.sum())
+        self.turns += int(np.count_nonzero(given))
+        self.accepted += int(np.maximum(given - 1, 0).sum())
+
+
+class Drafting:
+    """One proposer and the slots of one state."""
+
+    def __init__(self, proposer: Proposer, sizes: StateConfig, vocab_size: int) -> None:
+        if not sizes.max_draft_tokens:
+            raise InvalidValue(
+                "a proposer for a state without room for drafts",
+                cure="give StateConfig(max_draft_tokens=…), or no proposer",
+                argument="proposer",
+            )
+        self.proposer, self._sizes, self._vocab_size = proposer, sizes, vocab_size
+
+    def follow(self, tasks: TaskBatch) -> None:
+        """Tell who leaves and who enters with a batch that was inserted."""
+        columns = (tasks.plain["kinds"], tasks.plain["slots"], tasks.requests, tasks.plain["first_tokens"])
+        for kind, slot, request, first_token in zip(*columns, strict=True):
+            if kind in LEAVING:
+                self.proposer.leave(slot, finished=False)
+            elif kind in ENTERING:
+                first = [first_token] * (kind == TaskKind.REMOTE_PREFILL)
+                self.proposer.enter(slot, request, np.concatenate([request.tokens, np.array(first, np.int64)]))
+
+    def leave(self, slots: Sequence[int], outputs: Columns) -> None:
+        """Tell of slots whose requests have ended, with ``stop_reason`` as of their last step."""
+        for slot in slots:
+            ended = outputs["stop_reason"][slot, 0] in (FinishReason.STOP, FinishReason.LENGTH)
+            self.proposer.leave(slot, finished=bool(ended))
+
+    def drafts(self, inputs: StepInput, outputs: Columns, hidden: Any) -> dict[int, list[int]]:  # noqa: ANN401 (the model's)
+        """The drafts of the next step. ``outputs``: the output fields as of this step's ``update_inputs``; ``hidden``:
+        the model's hidden states for a proposer that wants them, else None."""
+        slots = inputs.slots.tolist()
+        accepted = accepted_tokens(slots, outputs, "accept_tokens")
+        if inputs.batch is None or hidden is None:
+            self.proposer.observe(Fed(slots, accepted))
+        else:
+            rows = np.concatenate([[0], np.cumsum(inputs.batch.row_lengths, dtype=np.int64)])
+            batch = inputs.batch
+            self.proposer.observe(Fed(slots, accepted, rows, batch.token_ids, batch.positions, hidden))
+        room = self.room(inputs, outputs)
+        drafts = self.proposer.propose(room)
+        self._check(drafts, room)
+        return drafts
+
+    def room(self, inputs: StepInput, outputs: Columns) -> dict[int, int]:
+        """Slot to the most drafts that its next step may feed, for slots that go on decoding.
+
+        A step gives one token more than it feeds drafts, none beyond the request's own length or the row's; and each
+        fed draft has its place in a block that the request holds. (A worker of the prefill role feeds none of them.)
+        """
+        fields, sizes = inputs.fields, self._sizes
+        slots = inputs.slots[inputs.gives & (outputs["accept_num"][inputs.slots, 0] > 0)]
+        handed_over = fields["split_role"][slots, 0] == SplitRole.PREFILL
+        ended = outputs["stop_flags"][slots, 0] & (~handed_over | (outputs["stop_reason"][slots, 0] != 0))
+        generated = outputs["step_idx"][slots, 0]
+        known = fields["prompt_lens"][slots, 0] + generated
+        covered = fields["blocks_num"][slots, 0].astype(np.int64) * sizes.block_size
+        room = np.minimum(fields["max_dec_len"][slots, 0] - generated, sizes.max_model_len - known) - 1
+        room = np.minimum(room, np.where(handed_over, sizes.max_draft_tokens, covered - known))
+        room = np.clip(room, 0, sizes.max_draft_tokens)
+        return {slot: most for slot, most in zip(slots[~ended].tolist(), room[~ended].tolist(), strict=True) if most}
+
+    def _check(self, drafts: dict[int, list[int]], room: dict[int, int]) -> None:
+        """Refuse what would end the step for all requests: a draft that is no token, or that has no place."""
+        for slot, tokens in drafts.items():
+            most = room.get(slot, 0)
+            if len(tokens) > most or any(not 0 <= token < self._vocab_size for token in tokens):
+                raise PluginError(
+                    f"proposer {type(self.proposer).__name__} drafted {list(tokens)} for slot {slot}",
+                    cure=f"there is room for {most} drafts; token ids go from 0 to {self._vocab_size - 1}",
+                    argument="propose",
+                )
+
+
+def accepted_tokens(slots: Sequence[int], outputs: Columns, name: str) -> list[Int64s]:
+    """What a step gave to each of ``slots``; ``name``: the field that has the tokens of a step of its kind."""
+    tokens, number = outputs[name], outputs["accept_num"][:, 0]
+    return [tokens[slot, : number[slot]] for slot in slots]
+
+
+def read_outputs(device: Device, state: SlotState, stream: Stream) -> Columns:
+    """The output fields, ``[slots, width]`` each, as they are after the work that is on ``stream`` now."""
+    part = state.layout.groups["output"]
+    copied = device.copy_out(state.memory, [part], stream)
+    copied.wait()
+    return state.columns(copied.data[0], part)
