@@ -43,10 +43,9 @@ class StandIn:
     CUstream_flags = SimpleNamespace(CU_STREAM_NON_BLOCKING=1)
     CUmemAllocationType = SimpleNamespace(CU_MEM_ALLOCATION_TYPE_PINNED=1)
     CUmemLocationType = SimpleNamespace(CU_MEM_LOCATION_TYPE_DEVICE=1)
-    CU_MEMHOSTALLOC_PORTABLE = 1
 
-    def __init__(self):
-        self.kept, self.number, self.calls, self.fail = {}, 100, [], ""
+    def __init__(self, kept):
+        self.kept, self.number, self.calls, self.fail = kept, 100, [], ""
 
     def __getattr__(self, name):
         if not name.startswith("cu") or name == "cuFuncLoad":
@@ -217,11 +216,13 @@ def hal_enter(p, blocks, rows):
 def opened(monkeypatch):
     """Opens a cuda device over a stand-in: ``opened(options)``; its driver is ``bound.device.driver.api``."""
     monkeypatch.setattr(launching, "cubin", lambda name, arch: b"")
-    monkeypatch.setattr(context, "_outlived", defaultdict(context.Outlived))  # devices of other tests are none of ours
-    found = []
+    monkeypatch.setattr(
+        context, "_locked", defaultdict(context.LockedMemory)
+    )  # devices of other tests are none of ours
+    found, kept = [], {}  # memory is the GPU's, whichever device takes it
 
     def open_with(options=None, make=lambda options, api: device_module.CudaDevice(0, options, Driver(api))):
-        device = make({"stream": 1, **(options or {})}, StandIn())
+        device = make({"stream": 1, **(options or {})}, StandIn(kept))
         found.append(bind(device))
         return found[-1]
 

@@ -234,20 +234,30 @@ def test_nothing_that_waits_for_the_whole_device_is_called_before_the_end(opened
     assert not api.kept
 
 
-def test_memory_that_outlived_its_device_is_freed_when_no_other_is_open(opened):
+def test_memory_that_outlived_its_device_waits_for_nobody_and_is_used_again(opened):
     """Whoever drops the last array frees it: the collector may do so in the middle of a hook of another device."""
-    first = opened().device
-    memory = first.allocate(4096)
-    kept = first.copy_out(memory, [ByteRange(0, 16)], first.default_stream).data
+    first, second = opened().device, opened().device
+    apis, freed = [device.driver.api for device in (first, second)], []
+    for api in apis:
+        free = api.cuMemFree
+        api.cuMemFreeHost = lambda address, free=free: (freed.append(address), free(address))
+
+    def outlive(device):
+        memory = device.allocate(4096)
+        return memory, device.copy_out(memory, [ByteRange(0, 16)], device.default_stream).data
+
+    kept = outlive(first)
+    (address,) = [array.ctypes.data for array in kept[1]]
     first.close()
-    second = opened().device
-    api, freed = first.driver.api, []
-    api.cuMemFree = api.cuMemFreeHost = freed.append
-    del memory, kept
+    del kept
     gc.collect()
     assert not freed
+    (again,) = [array.ctypes.data for array in outlive(second)[1]]
+    assert again == address
     second.close()
-    assert len(freed) == 2, "the memory and the array's"
+    gc.collect()
+    assert address in freed
+    assert not apis[0].kept
 
 
 def test_a_closed_device_gives_modules_streams_and_its_pool_back(opened):

@@ -173,7 +173,7 @@ def test_g22_outputs_that_wait_do_not_share_memory(kit: Kit, draw: Draw) -> None
 def test_g24_a_prefill_node_reports_first_token_and_drafts_aligned(kit: Kit, draw: Draw) -> None:
     rig = working(kit, draw, drafts=True, role=SplitRole.PREFILL)
     for _ in range(2):
-        step = advanced(draw, rig, Group(), speculative=draw(st.booleans(), "speculative"))
+        step = advanced(draw, rig, Group())
         rig.output(step)
         record = rig.sink.records[-1]
         counted = int(record.counts.sum())

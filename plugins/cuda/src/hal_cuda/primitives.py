@@ -3,14 +3,14 @@
 ``cuMemFree`` and ``cuMemFreeHost`` wait for the whole device, a stream that is held included (on an H100 with driver
 13.0 each waited for as long as another stream's kernel ran). Hooks free what is over, and may not wait (G3). So device
 memory comes from a pool, in the order of a stream of its own, and page-locked memory is kept and used again until the
-device is closed.
+last device of the GPU is closed.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from threading import get_ident
 from typing import Any
 
@@ -19,6 +19,8 @@ from hal_core.devices import POLL, Launch, PlanLaunch, Primitives
 from .context import Context
 from .launching import THREADS, Kernels
 
+PER_THREAD = 2
+"""``CU_STREAM_PER_THREAD``, a stream that is always there."""
 PATIENT = 500e-6
 """Seconds between two looks at an event for threads beside the one that puts work on streams, such as a sink's. The
 driver would wake all of them at once, and they would want the interpreter just when the GPU waits for the next step:
@@ -42,11 +44,9 @@ class CudaPrimitives(Primitives):
         self._uploads, self._memory = self.stream_create(), self.stream_create()
         self._arrival = self.event_create()
         self._pool = context.make_pool()
-        self._allocated: set[int] = set()  # device memory that is out
-        self._pinned: dict[int, int] = {}  # bytes of each page-locked block by its address
-        self._idle: dict[int, list[int]] = {}  # those that are not used, by their size
+        self._held: set[int] = set()  # device and host memory that is out
         self._closed = False
-        context.outlived.opened(self)
+        context.locked.opened(self)
 
     # -- streams ------------------------------------------------------------------------------------------------
 
@@ -116,48 +116,39 @@ class CudaPrimitives(Primitives):
             api.cuMemAllocFromPoolAsync(max(nbytes, 1), self._pool, self._memory), "cuMemAllocFromPoolAsync"
         )
         address = int(made)
-        self._allocated.add(address)
+        self._held.add(address)
         driver.ok(api.cuStreamSynchronize(self._memory), "cuStreamSynchronize")  # from here on any stream may use it
         return address
 
     def free(self, address: int) -> None:
-        """Give it back to the pool; of a closed device, as :class:`hal_cuda.context.Outlived` says."""
-        self._allocated.remove(address)
-        if not self._closed:
-            self.driver.api.cuMemFreeAsync(address, self._memory)
-        else:
-            self._context.outlived.end(partial(self._end, self.driver.api.cuMemFree, address))
+        """Give it back to the pool, which outlives its device as long as memory of it is out."""
+        with self._leaving(address):
+            self.driver.api.cuMemFreeAsync(address, PER_THREAD if self._closed else self._memory)
 
     def allocate_host(self, nbytes: int) -> int:
-        """Page-locked memory: what was given back of this size, else new."""
-        try:
-            return self._idle[nbytes].pop()
-        except (KeyError, IndexError):  # another thread may have taken the last one
-            flags = int(self.driver.api.CU_MEMHOSTALLOC_PORTABLE)
-            address = int(self.driver.ok(self.driver.api.cuMemHostAlloc(nbytes, flags), "cuMemHostAlloc"))
-            self._pinned[address] = nbytes
-            return address
+        """Page-locked memory."""
+        address = self._context.locked.take(nbytes, self.driver)
+        self._held.add(address)
+        return address
 
     def free_host(self, address: int) -> None:
-        """Keep it for the next of its size; of a closed device, as :class:`hal_cuda.context.Outlived` says."""
-        if not self._closed:
-            self._idle.setdefault(self._pinned[address], []).append(address)
-        else:
-            self._context.outlived.end(partial(self._end, self._unpin, address))
+        """Keep it for the next of its size."""
+        with self._leaving(address):
+            self._context.locked.give(address, self.driver)
 
-    def _end(self, free: Callable[[int], object], address: int) -> None:
-        """Free what outlived the device."""
+    @contextmanager
+    def _leaving(self, address: int) -> Iterator[None]:
+        """Memory goes back. Behind the last of a closed device goes its context: states and arrays may outlive it."""
+        self._held.remove(address)
+        if not self._closed:
+            yield
+            return
         with self._context.entered():
-            free(address)
+            yield
         self._leave()
 
-    def _unpin(self, address: int) -> None:
-        self.driver.api.cuMemFreeHost(address)
-        del self._pinned[address]
-
     def _leave(self) -> None:
-        """Give the context back behind the last memory: states and arrays may outlive their device."""
-        if not self._pinned and not self._allocated:
+        if not self._held:
             self._context.close()
 
     def close(self) -> None:
@@ -170,11 +161,8 @@ class CudaPrimitives(Primitives):
                 api.cuStreamDestroy(stream)
             api.cuMemPoolDestroy(self._pool)  # what is still out of it stays until it is freed
             self._kernels.unload()
-            for address in [address for idle in self._idle.values() for address in idle]:
-                self._unpin(address)
-        self._idle.clear()
+            self._context.locked.closed(self, self.driver)
         self._leave()
-        self._context.outlived.closed(self)
 
     # -- work ---------------------------------------------------------------------------------------------------
 
