@@ -26,6 +26,9 @@ ALLOW_LIST = "HAL_PLUGINS"
 #: Observers, and the variable that names those to use (:mod:`hal.observing`).
 OBSERVERS = "hal.observers"
 OBSERVED = "HAL_OBSERVERS"
+#: Proposers, and the option that names the one to use (:mod:`hal.proposers`).
+PROPOSERS = "hal.proposers"
+SPECULATE = "--speculate"
 #: The priority of a device that declares none. Auto-selection leaves out whatever is below 0.
 NEVER = -1
 
@@ -63,6 +66,8 @@ class Entry:
         way_out = f"reinstall or update {self.distribution}"
         if self.group == OBSERVERS:
             what, way_out = f"observer {self.name}: {what}", f"{way_out}, or take {self.name} out of {OBSERVED}"
+        elif self.group == PROPOSERS:
+            what, way_out = f"proposer {self.name}: {what}", f"{way_out}, or name another one with {SPECULATE}"
         elif not self.embedded:
             way_out += f", or leave it out with {ALLOW_LIST}"
         return PluginError(f"{self.who}: {what}", cure=cure or way_out, device=self.name if self.group == GROUP else "")
@@ -88,10 +93,29 @@ def identity(dist: metadata.Distribution) -> tuple[str, str] | None:
         return None
 
 
-def installed_observers() -> tuple[Entry, ...]:
-    """Every observer that an installed distribution declares, by name. ``HAL_PLUGINS`` is about devices alone."""
-    found = [entry for dist in _distributions(OBSERVERS) for entry in _entries(*dist, None, OBSERVERS)]
+def installed_in(group: str) -> tuple[Entry, ...]:
+    """Every observer, or proposer, that an installed distribution declares, by name.
+
+    Nothing is imported, and ``HAL_PLUGINS`` is about devices alone: of these, none is used that is not named.
+    """
+    found = [entry for dist in _distributions(group) for entry in _entries(*dist, None, group)]
     return tuple(sorted(found, key=lambda entry: (entry.name, entry.distribution)))
+
+
+def named(name: str, there: Sequence[Entry], *, kind: str, argument: str, cure: str) -> Entry:
+    """The one of ``there`` that has a name. Raises :class:`InvalidValue` where none has, or two distributions claim it.
+
+    ``kind``: the word for what is looked for; ``argument``, ``cure``: where it was named, and how to name one.
+    """
+    claims = [entry for entry in there if entry.name == name]
+    if not claims:
+        known = ", ".join(f"{entry.name} ({entry.who})" for entry in there) or "none"
+        what = f"no installed {kind} is called {name!r}; installed: {known}"
+        raise InvalidValue(what, cure=cure, argument=argument)
+    if len(claims) > 1:
+        what = f"the {kind} {name!r} is provided by {' and '.join(entry.who for entry in claims)}"
+        raise InvalidValue(what, cure="uninstall one of them", argument=argument)
+    return claims[0]
 
 
 def _distributions(group: str) -> list[tuple[str, str, metadata.Distribution]]:
@@ -197,20 +221,27 @@ def load(entry: Entry) -> type[Plugin]:
     return plugin
 
 
-def load_observer(entry: Entry) -> object:
-    """Import an observer, after its contract range was checked, and make it where the entry point names a class."""
+def load_made(entry: Entry, *arguments: object) -> object:
+    """Import an observer or a proposer, after its contract range was checked, and make it where it can be called.
+
+    An observer that is no class is there already. ``arguments``: what it is made with. Raises :class:`PluginError`.
+    """
     if entry.problem:
         raise entry.error(entry.problem)
     contract.check(entry)
     found = _import(entry)
-    if not isinstance(found, type):
+    if entry.group == OBSERVERS and not isinstance(found, type):
         return found
+    if not callable(found):
+        raise entry.error(f"{entry.target} is no class and no function that makes one")
     try:
-        return found()
+        return found(*arguments)
+    except HalError:
+        raise
     except Exception as error:
         what = f"{entry.target} was not made: {type(error).__name__}: {error}".rstrip(": ")
-        cure = f"an observer's class is made without arguments; mend {entry.distribution}"
-        raise entry.error(what, cure=cure) from error
+        with_what = ", ".join(type(argument).__name__ for argument in arguments) or "no arguments"
+        raise entry.error(what, cure=f"it is made with {with_what}; mend {entry.distribution}") from error
 
 
 def _import(entry: Entry) -> object:

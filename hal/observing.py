@@ -10,9 +10,9 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hal_core import HalError, InvalidValue
+from hal_core import HalError
 
-from .discovery import OBSERVED, Entry, installed_observers, load_observer
+from .discovery import OBSERVED, OBSERVERS, Entry, installed_in, load_made, named
 
 if TYPE_CHECKING:
     from hal_core import BoundDevice
@@ -26,26 +26,8 @@ def chosen() -> tuple[Entry, ...]:
     names = dict.fromkeys(name.strip() for name in os.environ.get(OBSERVED, "").split(",") if name.strip())
     if not names:
         return ()
-    there = installed_observers()
-    return tuple(_one(name, there) for name in names)
-
-
-def _one(name: str, there: Sequence[Entry]) -> Entry:
-    claims = [entry for entry in there if entry.name == name]
-    if not claims:
-        known = ", ".join(f"{entry.name} ({entry.who})" for entry in there) or "none"
-        raise InvalidValue(
-            f"no installed observer is called {name!r}; installed: {known}",
-            cure="list names of observers separated by commas, or unset it to have none",
-            argument=OBSERVED,
-        )
-    if len(claims) > 1:
-        raise InvalidValue(
-            f"the observer {name!r} is provided by {' and '.join(entry.who for entry in claims)}",
-            cure="uninstall one of them",
-            argument=OBSERVED,
-        )
-    return claims[0]
+    there, cure = installed_in(OBSERVERS), "list names of observers separated by commas, or unset it to have none"
+    return tuple(named(name, there, kind="observer", argument=OBSERVED, cure=cure) for name in names)
 
 
 def observe(bound: BoundDevice, entries: Sequence[Entry]) -> None:
@@ -55,7 +37,7 @@ def observe(bound: BoundDevice, entries: Sequence[Entry]) -> None:
         observes nothing.
     """
     for entry in entries:
-        observer = load_observer(entry)
+        observer = load_made(entry)
         try:
             bound.observe(observer, name=f"{entry.name} ({entry.who})")
         except HalError as error:

@@ -14,7 +14,7 @@ from typing import Any
 from hal_core import HalError
 
 from hal import contract
-from hal.discovery import OBSERVED, installed_observers
+from hal.discovery import OBSERVED, OBSERVERS, installed_in
 from hal.listing import Listed, devices
 from hal.observing import chosen
 from hal.selection import NOTHING_INSTALLED, select
@@ -28,7 +28,7 @@ def show(*, as_json: bool, opened: bool, timeout: float) -> None:
         used = chosen()
     observers = [
         {"name": one.name, "distribution": one.distribution, "version": one.version, "used": one in used}
-        for one in installed_observers()
+        for one in installed_in(OBSERVERS)
     ]
     results: dict[Listed, dict[str, Any]] = {}
     if opened:

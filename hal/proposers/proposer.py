@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -60,6 +60,7 @@ class Fed:
     hidden: Any = None
 
 
+@runtime_checkable
 class Proposer(Protocol):
     """Guesses how requests go on. Slots are told apart by number alone: ``leave`` comes before the next ``enter``.
 

@@ -1,0 +1,145 @@
+"""Where the end of a text stood before: places, sorted by the tokens that lead up to them, the last of them first.
+
+That is the suffix array of the text read backwards, cut at :data:`DEPTH` tokens. What a place is sorted by is known
+when its token comes, so that a text grows by one insertion a token; the places at which the longest end of a text stood
+lie side by side, around where the text itself would be entered. A token takes 8 bytes (docs/decisions/0031).
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from struct import unpack_from
+from typing import Any
+
+import numpy as np
+
+from .host import Guess
+from .proposer import Int64s
+
+DEPTH = 24
+"""Most tokens that are compared."""
+MOST_PLACES = 16
+"""Most places that are asked how the text went on there."""
+LEAST_SHARE = 0.1
+"""Drafts end where the share of places that went on as they say falls below it."""
+REACH = 4
+"""A match of n tokens gives at most so many times n drafts."""
+WORD = 4
+Words = np.ndarray[Any, np.dtype[np.uint32]]
+
+
+class Places:
+    """Texts backwards, as big-endian words of token id + 1, and places in them in order.
+
+    Bytes compare as the tokens do, and :data:`DEPTH` words of 0 stand behind each text, where its first token is.
+    """
+
+    __slots__ = ("order", "text", "words")
+
+    def __init__(self, size: int) -> None:
+        self.text = bytearray(WORD * size)
+        self.words: Words = np.frombuffer(self.text, ">u4")
+        self.order = array("i")
+
+    def before(self, place: int, count: int) -> tuple[int, ...]:
+        """The words before a place, which are those of the tokens that followed it."""
+        return unpack_from(f">{count}I", self.text, WORD * (place - count))
+
+    def put(self, place: int, token: int) -> None:
+        """Put a token at a place."""
+        self.text[WORD * place : WORD * place + WORD] = (token + 1).to_bytes(WORD)
+
+    def context(self, drafts: Sequence[int], first: int, stop: int) -> bytearray:
+        """The last tokens of a text that lies from ``first`` to ``stop``, and ``drafts``: as places are sorted."""
+        known = self.text[WORD * first : WORD * min(first + DEPTH, stop)]
+        return (bytearray(words_of(drafts[-DEPTH:]).tobytes()) + known)[: WORD * DEPTH] if drafts else known
+
+    def find(self, context: bytearray) -> tuple[array[int], int]:
+        """The places at which the longest end of a text stood (a sample of those in the middle, if there are many),
+        and how many tokens it has."""
+        text, order, size = self.text, self.order, len(context)
+
+        def key(place: int) -> bytearray:
+            return text[WORD * place : WORD * place + size]
+
+        at = bisect_left(order, context, key=key)
+        beside = [common(key(place), context) for place in order[max(at - 1, 0) : at + 1]]
+        length = max(beside, default=0)
+        if not length:
+            return array("i"), 0
+        size, context = WORD * length, context[: WORD * length]
+        low = bisect_left(order, context, max(at - MOST_PLACES // 2, 0), at, key=key)
+        high = bisect_right(order, context, at, min(at + MOST_PLACES // 2, len(order)), key=key)
+        return order[low:high], length
+
+    def enter(self, place: int) -> None:
+        """Enter one place."""
+        self.order.insert(self._point(place, 0), place)
+
+    def enter_all(self, first: int, stop: int) -> None:
+        """Enter the places from ``first`` to ``stop`` at once."""
+        windows = self.words[np.arange(first, stop)[:, None] + np.arange(DEPTH)]
+        places = (first + np.argsort(windows.view(f"S{WORD * DEPTH}")[:, 0], kind="stable")).astype(np.int32)
+        if not self.order:
+            self.order = array("i", places.tobytes())
+            return
+        points, point = [], 0
+        for place in places.tolist():
+            point = self._point(place, point)
+            points.append(point)
+        there = np.frombuffer(self.order, np.int32)
+        self.order = array("i", np.insert(there, points, places).tobytes())
+
+    def _point(self, place: int, low: int) -> int:
+        """Where in the order a place belongs, which is not before ``low``."""
+        text = self.text
+
+        def key(place: int) -> bytearray:
+            return text[WORD * place : WORD * (place + DEPTH)]
+
+        return bisect_left(self.order, key(place), low, key=key)
+
+    def drop(self, first: int, stop: int) -> None:
+        """Take out the places from ``first`` to ``stop``."""
+        there = np.frombuffer(self.order, np.int32)
+        self.order = array("i", there[(there < first) | (there >= stop)].tobytes())
+
+
+def words_of(tokens: Sequence[int] | Int64s) -> Words:
+    """Tokens backwards, as :class:`Places` has them."""
+    words: Words = (np.asarray(tokens, np.int64)[::-1] + 1).astype(">u4")
+    return words
+
+
+def common(one: bytearray, other: bytearray) -> int:
+    """How many tokens at the beginning of both are the same."""
+    size = min(len(one), len(other))
+    apart = int.from_bytes(one[:size]) ^ int.from_bytes(other[:size])
+    return (size - (apart.bit_length() + 7) // 8) // WORD
+
+
+def vote(places: Sequence[Sequence[int]], matched: int, most: int) -> Guess:
+    """Go on as most of the places did, token by token, by those that did so far.
+
+    ``places``: how each went on, in words, the last one first and 0 where it ended; of two tokens that are said equally
+    often, the one that the first of these says is taken.
+    """
+    drafts: list[int] = []
+    score, share, most = 0.0, 1.0, min(most, REACH * matched)
+    while len(drafts) < most:
+        said: dict[int, list[Sequence[int]]] = {}
+        for words in places:
+            said.setdefault(words[-1 - len(drafts)], []).append(words)
+        said.pop(0, None)
+        if not said:
+            break
+        word = max(said, key=lambda word: len(said[word])) if len(said) > 1 else next(iter(said))
+        share *= len(said[word]) / len(places)
+        if share < LEAST_SHARE:
+            break
+        places = said[word]
+        drafts.append(word - 1)
+        score += share
+    return Guess(drafts, matched, score) if drafts else Guess([])

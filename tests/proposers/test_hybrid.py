@@ -1,0 +1,80 @@
+"""Two proposers as one: the second where it matches and held lately, else the first with the second behind it."""
+
+from __future__ import annotations
+
+from hal.proposers.hybrid import Hybrid
+from hal.proposers.naive import Naive
+from hal.proposers.ngram import NGram
+from hal.proposers.suffix import Suffix
+
+from . import models
+
+
+class Says(Naive):
+    """Drafts ``tokens``, as many as there is room for; ``asked`` has the room that it was given."""
+
+    def __init__(self, tokens):
+        self.tokens, self.asked = tokens, []
+
+    def propose(self, room):
+        self.asked.append(dict(room))
+        return {slot: self.tokens[:most] for slot, most in room.items() if most}
+
+
+def hybrid(tokens, first_most=3):
+    return Hybrid(Says(tokens), NGram(models.SETUP), first_most)
+
+
+def test_a_long_match_is_taken_and_the_first_not_asked():
+    proposer = hybrid([90, 91, 92])
+    models.entered(proposer, 0, [1, 2, 3, 4, 5, 1, 2, 3])
+    assert proposer.propose({0: 4}) == {0: [4, 5, 1, 2]}
+    assert proposer.first.asked == [{}]
+
+
+def test_where_nothing_matches_the_first_drafts_and_the_second_goes_on_from_there():
+    proposer = hybrid([5, 6, 7])
+    models.entered(proposer, 0, [5, 6, 7, 8, 9])
+    assert proposer.propose({0: 5}) == {0: [5, 6, 7, 8, 9]}
+    assert proposer.propose({0: 3}) == {0: [5, 6, 7]}
+    assert proposer.first.asked == [{0: 3}, {0: 3}]
+
+
+def test_no_slot_has_more_drafts_than_room():
+    proposer = hybrid([1, 1, 1])
+    models.entered(proposer, 0, [1] * 9)
+    models.entered(proposer, 1, [2, 3])
+    for most in range(6):
+        drafts = proposer.propose({0: most, 1: most})
+        assert len(drafts.get(0, [])) == most
+        assert len(drafts.get(1, [])) <= most
+
+
+def test_a_second_whose_drafts_do_not_hold_gives_way_and_comes_back_when_they_do():
+    proposer = hybrid([90], first_most=1)
+    text = [1, 2, 3, 4] * 3
+    models.entered(proposer, 0, text)
+    for token in (50, 51, 52, 53):
+        # what follows 1 2 3 is never again what it was: the second would be wrong each time
+        proposer.observe(models.fed(s0=[token]))
+        proposer.observe(models.fed(s0=[1, 2, 3]))
+        said = proposer.propose({0: 2})
+    assert said == {0: [90]}
+    for _ in range(12):
+        proposer.observe(models.fed(s0=[4]))
+        proposer.observe(models.fed(s0=[1, 2, 3]))
+        said = proposer.propose({0: 2})
+    assert said == {0: [4, 1]}
+
+
+def test_it_runs_on_hidden_states_where_one_of_its_proposers_does():
+    wants = Says([])
+    wants.wants_hidden = True
+    assert Hybrid(wants, NGram(models.SETUP), 1).wants_hidden
+    assert not hybrid([]).wants_hidden
+
+
+def test_suffix_may_be_the_second_too():
+    proposer = Hybrid(Says([90]), Suffix(models.SETUP), 1)
+    models.entered(proposer, 0, [1, 2, 3, 4, 5, 1, 2, 3])
+    assert proposer.propose({0: 3}) == {0: [4, 5, 1]}

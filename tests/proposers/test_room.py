@@ -1,0 +1,37 @@
+"""The room for drafts: the next step feeds no token without a place, and could give all that it feeds."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hal.proposers import draft_room
+
+slots = st.tuples(*[st.integers(0, 12)] * 4, st.booleans())
+
+
+def fits(drafts, prompt, generated, max_tokens, row, covered):
+    """Whether a step with so many drafts may be: KV of what it feeds has a place, and so has all it can give."""
+    known = prompt + generated
+    fed_until, given_until = known + drafts, known + drafts + 1
+    return fed_until <= covered and given_until <= row and generated + drafts + 1 <= max_tokens
+
+
+@given(st.integers(0, 6), st.lists(slots, min_size=1, max_size=6), st.integers(1, 30))
+def test_the_room_is_the_most_drafts_that_fit(most, rows, row):
+    columns = [np.array(column) for column in zip(*rows, strict=True)]
+    prompt, generated, max_tokens, covered, decoding = columns
+    room = draft_room(
+        most,
+        generated=generated,
+        max_tokens=max_tokens,
+        known=prompt + generated,
+        max_model_len=row,
+        covered=covered,
+        decoding=decoding,
+    )
+    assert room.dtype == np.int64
+    for found, (prompt_len, done, wanted, held, decodes) in zip(room.tolist(), rows, strict=True):
+        able = [d for d in range(1, most + 1) if decodes and fits(d, prompt_len, done, wanted, row, held)]
+        assert found == max(able, default=0)
