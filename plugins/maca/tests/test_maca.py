@@ -19,7 +19,8 @@ from hal_maca import MacaPlugin
 import hal
 
 HERE = Path(__file__).parent
-ADVERSARIAL = {"HALSIM_MODE": "2", "HALSIM_STAGED": "0", "HALSIM_SYNC_DRAINS": "0"}
+ADVERSARIAL = {"HALSIM_MODE": "2", "HALSIM_STAGED": "0", "HALSIM_SYNC_DRAINS": "0", "HALSIM_POLLS": "2"}
+"""Polls: a question is answered "no" once before it makes the work go on; hal asks on, so more would be the same."""
 MODES = {"eager": {"HALSIM_MODE": "0"}, "worker": {"HALSIM_MODE": "1"}, "lazy": {"HALSIM_MODE": "2"}}
 MODES["adversarial"] = ADVERSARIAL
 

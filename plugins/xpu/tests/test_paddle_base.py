@@ -6,14 +6,14 @@ import numpy as np
 import paddle
 import pytest
 from hal_core.contract.capabilities import Capabilities
-from hal_core.devices.paddle import scatters
+from hal_core.devices.paddle import packing, scatters
 from hal_core.devices.paddle.between import gather
 from hal_core.devices.paddle.device import PaddleDevice
 from hal_core.devices.paddle.memory import PaddleMemory
-from hal_core.devices.paddle.packing import elements, in_pieces
+from hal_core.devices.paddle.packing import FEW, elements, in_pieces
 from hal_core.errors import DeviceClosed, InvalidValue, OutOfMemory, Unavailable
 from hal_core.memory.dtypes import dtype_of
-from hal_core.memory.plan import SCATTER_MAP, PlanBuilder, Records, WritePlan, apply_to_host
+from hal_core.memory.plan import SCATTER_MAP, WRITE, PlanBuilder, Records, WritePlan, apply_to_host, runs_of
 from hal_core.memory.views import ByteRange, View
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -28,6 +28,27 @@ SYNCHRONOUS = Capabilities(
     collective="",
     fallbacks={"async_set_value": "it is a test"},
 )
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_the_values_of_many_writes_are_those_of_each_of_them(data):
+    """Gathered by NumPy, in the three ways there are, or one by one."""
+    count = data.draw(st.sampled_from([FEW - 1, FEW + 1, 3 * FEW]))
+    kinds = data.draw(st.sampled_from([(0,), (1, 2, 4, 8), (0, 4)]))
+    sizes = data.draw(st.lists(st.integers(1, 5), min_size=count, max_size=count))
+    writes = np.zeros(count, WRITE)
+    writes["nbytes"] = 8 * np.array(sizes if data.draw(st.booleans()) else sizes[:1] * count)
+    writes["pattern"] = np.array(kinds)[np.arange(count) % len(kinds)]
+    ends = writes["nbytes"].cumsum()
+    writes["source"] = ends - writes["nbytes"] + data.draw(st.sampled_from([0, 8]))
+    if data.draw(st.booleans()):
+        writes["source"] = writes["source"][::-1]
+    payload = np.random.default_rng(count).integers(0, 256, int(ends[-1]) + 64, np.uint8)
+    together = b"".join(bytes(part) for part in packing._values(writes, payload))
+    assert together == b"".join(bytes(part) for _, part in runs_of(writes, payload))
+
+
 WAYS = {
     "every width": scatters.COMMON,
     "words and halves": {8: (("scatter_", "int64"),), 4: (("scatter_", "float32"),)},

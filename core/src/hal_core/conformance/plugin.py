@@ -6,6 +6,7 @@ imported when a test of the kit is really there.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
 
@@ -118,7 +119,11 @@ def kit_session(request: pytest.FixtureRequest, device_subject: Subject) -> Iter
         request.config.stash[KEY].opened(kit)
     except Exception as error:  # noqa: BLE001 (whatever a plugin raises, no test can run without its device)
         pytest.exit(f"{device_subject.name} was not opened: {type(error).__name__}: {error}", returncode=4)
+    # The checks collect garbage hundreds of times; what was imported until now is none, and Paddle is most of it.
+    gc.collect()
+    gc.freeze()
     yield kit
+    gc.unfreeze()
     kit.renew()
     device_subject.undo()
     from .ranks.pool import release

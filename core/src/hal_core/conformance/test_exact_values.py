@@ -130,31 +130,41 @@ def single_elements(kit: Kit, name: str) -> None:
     __tracebackhide__ = True
     dtype, reached = dtype_of(name), Reached(CLASSES)
     kind, bits = words(dtype), 8 * dtype.itemsize
-    slab, source = Slab(kit, 2048), Slab(kit, 64)
-    targets = [
-        slab.at(64, (), name), slab.at(128 + dtype.itemsize, (1,), name), slab.at(256, (33,), name),
-        View(slab.memory, 1024, (20,), (3 * dtype.itemsize,), dtype),
-        View(slab.memory, 1600, (3, 5), (13 * dtype.itemsize, -2 * dtype.itemsize), dtype),
-    ]  # fmt: skip
+    slab, source = Slab(kit, CONTAINERS * PART), Slab(kit, 64)
     for what, some in singles(name).items():
         for pattern in some:
             for signed in (pattern, pattern | 1 << (bits - 1)):
                 word = np.array([signed], kind)
-                for target in targets:
-                    for value in one_element(word, dtype, source):
+                for part, value in enumerate(one_element(word, dtype, source)):
+                    for target in single_targets(slab, part * PART, dtype):
                         if isinstance(value, View) and target.size != 1:
                             continue  # a device value does not fill
                         arrive(slab.set(target, value))
                         slab.over(target).view(kind)[...] = word[0]
-                        slab.check(f"{name} {signed:#x} ({what}) given as {type(value).__name__} to {target}")
-                        clear(slab, target)
+                slab.check(f"{name} {signed:#x} ({what}) was given in {CONTAINERS} ways, {PART} bytes apart")
+                clear(slab)
                 reached.note(what)
     reached.check()
 
 
-def clear(slab: Slab, target: View) -> None:
+PART, CONTAINERS = 2048, 3
+"""Bytes for the targets of one container of a value, and containers: each is checked beside the others' targets."""
+
+
+def single_targets(slab: Slab, begin: int, dtype: DType) -> list[View]:
+    """Targets of one element and of several, contiguous and not, from byte ``begin`` on."""
+    name, item = dtype.name, dtype.itemsize
+    return [
+        slab.at(begin + 64, (), name), slab.at(begin + 128 + item, (1,), name), slab.at(begin + 256, (33,), name),
+        View(slab.memory, begin + 1024, (20,), (3 * item,), dtype),
+        View(slab.memory, begin + 1600, (3, 5), (13 * item, -2 * item), dtype),
+    ]  # fmt: skip
+
+
+def clear(slab: Slab) -> None:
     """Put poison back, so that the next write is seen."""
-    slab.over(target).view(words(target.dtype))[...] = int.from_bytes(bytes([backdoor.POISON]) * target.dtype.itemsize)
+    slab.should[...] = backdoor.POISON
+    slab.any_nan.clear()
     backdoor.write(slab.device, slab.memory, 0, slab.should, slab.stream)
 
 
@@ -185,7 +195,7 @@ LISTED = {
 @pytest.mark.parametrize("name", FLOATS)
 def test_g06_python_floats_of_every_class_are_kept_or_rounded_once(kit: Kit, name: str) -> None:
     dtype, reached = dtype_of(name), Reached(LISTED)
-    slab = Slab(kit, 2048)
+    slab = Slab(kit, CONTAINERS * PART)
     items = [item for some in LISTED.values() for item in some if converted(item, dtype) != REFUSED]
     containers: list[Any] = [
         items, tuple(items), [items], np.array(items), [np.float64(item) for item in items],
@@ -197,19 +207,17 @@ def test_g06_python_floats_of_every_class_are_kept_or_rounded_once(kit: Kit, nam
             arrive(slab.set(target, value))
             slab.expect(target, items)
             slab.check(f"{items} as {type(value).__name__} in {target}")
-            slab.any_nan.clear()
-            clear(slab, target)
-    filled = View(slab.memory, 200, (4, 3), (9 * dtype.itemsize, dtype.itemsize), dtype)
+            clear(slab)
     for what, some in LISTED.items():
         for item in some:
             if converted(item, dtype) == REFUSED:
                 continue
-            for value in (item, np.float64(item), np.array(item)):
+            for part, value in enumerate((item, np.float64(item), np.array(item))):
+                filled = View(slab.memory, part * PART + 200, (4, 3), (9 * dtype.itemsize, dtype.itemsize), dtype)
                 arrive(slab.set(filled, value))
                 slab.expect(filled, [item] * 12)
-                slab.check(f"{item!r} as {type(value).__name__} filling {filled}")
-                slab.any_nan.clear()
-                clear(slab, filled)
+            slab.check(f"{item!r} was given in {CONTAINERS} ways, {PART} bytes apart, to fill a target")
+            clear(slab)
             reached.note(what)
     reached.check()
 
@@ -227,7 +235,7 @@ def test_g06_float32_becomes_bfloat16_to_nearest_with_ties_to_even(kit: Kit) -> 
     for target in (slab.at(64, (len(found),), "bfloat16"), View(slab.memory, 64, (len(found),), (6,), half)):
         slab.write(target, found.view(np.float32), to_bfloat16(found))
         slab.check(f"{len(found)} float32 values, all upper halves with six lower ones each, in bfloat16")
-        clear(slab, target)
+        clear(slab)
     sample = found[:: len(found) // 300]  # the kit's two oracles agree
     for word in sample:
         should = converted(float(word.view(np.float32)), half)

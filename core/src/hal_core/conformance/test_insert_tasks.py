@@ -75,6 +75,22 @@ def test_g09_one_batch_serves_two_states_with_their_own_slots(kit: Kit, draw: Dr
     target.check("insert_tasks into another state")
 
 
+@guarantee(9)
+def test_g09_slots_beside_a_named_one_keep_what_the_last_step_wrote(kit: Kit) -> None:
+    n = 9  # the last flag is alone in its word
+    rig = Rig(kit, StateConfig(num_slots=n, max_model_len=8, block_size=2))
+    tasks = []
+    for slot in range(n):
+        request = rig.admit(Request(rig.new_name(), [1, 2], SamplingParams(max_tokens=1 + slot % 3)))
+        tasks.append(Task(TaskKind.PREFILL, slot, request, 0, 2, [slot]))
+    rig.insert(tasks).wait(PATIENCE)
+    for slot in range(n):
+        rig.poke({"sampled_token_ids": 40 + np.arange(n)})
+        rig.update_inputs(rig.step(range(n))).wait(PATIENCE)
+        rig.insert([Task(TaskKind.MORE_BLOCKS, slot, tasks[slot].request, blocks=[20 + slot], first_block=1)])
+        rig.check(f"a step, and one more block for slot {slot}")
+
+
 @guarantee(11)
 @examples()
 def test_g11_nothing_of_the_former_request_is_left_in_a_slot(kit: Kit, draw: Draw) -> None:

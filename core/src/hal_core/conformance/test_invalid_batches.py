@@ -16,6 +16,7 @@ from .harness.asserts import assert_raises, assert_says
 from .harness.backdoor import PATIENCE
 from .harness.guarantees import guarantee
 from .kit import Draw, Kit, examples
+from .rigs import acts
 from .rigs.batches import draw_batch, draw_entering, told
 from .rigs.rig import Rig
 from .rigs.stepping import run_step
@@ -67,6 +68,18 @@ def test_g08_an_invalid_batch_changes_nothing_and_every_problem_is_listed(kit: K
         assert mine, f"task {index} ({name!r}) is invalid, but the problems are {error.problems}"
     sound = [text for text in error.problems if not any(f"task {index} " in text for index, _ in names)]
     assert not sound or any("already" in text for text in sound), f"sound tasks were called invalid: {sound}"
+
+
+@guarantee(8)
+def test_g08_of_a_batch_in_which_all_is_wrong_every_task_is_listed(kit: Kit) -> None:
+    rig = acts.working(kit)
+    free = range(acts.ENTERED, acts.SIZES.num_slots)
+    tasks = [acts.entering(rig, slot) for slot in free] + [acts.leaving(rig, slot) for slot in range(acts.ENTERED)]
+    wrong = [one for task in tasks for trouble in TROUBLES[:3] if (one := trouble(rig, task)) is not None]
+    error = refuse(rig, wrong)
+    for index, task in enumerate(wrong):
+        mine = [text for text in error.problems if f"task {index} " in text and task.request.request_id in text]
+        assert mine, f"task {index} of {len(wrong)} invalid ones is not among the problems: {error.problems}"
 
 
 @guarantee(8)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 
 from ..errors import SinkClosed, SinkFull
@@ -180,13 +181,13 @@ def test_g24_a_prefill_node_reports_first_token_and_drafts_aligned(kit: Kit, dra
         assert counted == len(record.tokens), f"counts add up to {counted}, but there are {len(record.tokens)} tokens"
 
 
-@guarantee(24)
-def test_g24_log_probabilities_belong_to_their_tokens(kit: Kit) -> None:
+def accepting(kit: Kit, role: SplitRole) -> Rig:
+    """A state whose three slots have accepted one, two and three tokens, with their alternatives."""
     rig = Rig(kit, StateConfig(num_slots=3, max_model_len=16, block_size=4, max_draft_tokens=2, max_logprobs=2))
     tasks = []
     for slot in range(3):
         params = SamplingParams(max_tokens=9, logprobs=2)
-        request = rig.admit(Request(f"r{slot}", [1, 2], params, role=SplitRole.PREFILL))
+        request = rig.admit(Request(f"r{slot}", [1, 2], params, role=role))
         tasks.append(Task(TaskKind.PREFILL, slot, request, 0, 2, [slot]))
     rig.insert(tasks).wait(PATIENCE)
     ids = np.arange(27, dtype=np.int64).reshape(3, 3, 3)
@@ -199,9 +200,25 @@ def test_g24_log_probabilities_belong_to_their_tokens(kit: Kit) -> None:
             "topk_ranks": np.arange(9, dtype=np.int32),
         }
     ).wait(PATIENCE)
+    return rig
+
+
+@guarantee(24)
+def test_g24_log_probabilities_belong_to_their_tokens(kit: Kit) -> None:
+    rig = accepting(kit, SplitRole.PREFILL)
     step = rig.step([2, 0, 1], speculative=True, logprobs=1)
     rig.update_inputs(step).wait(PATIENCE)
     rig.output(step)
+
+
+@guarantee(24)
+@pytest.mark.parametrize("logprobs", [None, 1])
+def test_g24_a_count_counts_the_tokens_of_its_row(kit: Kit, logprobs: int | None) -> None:
+    rig = accepting(kit, SplitRole.MIXED)
+    step = rig.step([2, 0, 1], speculative=True, logprobs=logprobs)
+    rig.update_inputs(step).wait(PATIENCE)
+    counted = [len(row.tokens) for row in rig.output(step)]
+    assert counted == [3, 1, 2], f"the kit's own rows have {counted} tokens"
 
 
 MODES = {

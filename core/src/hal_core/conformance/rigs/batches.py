@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from ...slots.admission import Request
 from ...slots.fields import SplitRole
 from ...slots.tasks import Task, TaskKind
-from ..draw.requests import requests, tokens
+from ..draw.requests import blocks as blocks_ids
+from ..draw.requests import requests, row, tokens, whole
 from ..kit import Draw
 from .rig import Rig
 
 ENTER = (TaskKind.PREFILL, TaskKind.REMOTE_PREFILL)
 LEAVE = (TaskKind.PREEMPTED, TaskKind.ABORTED)
 ALL = tuple(TaskKind)
-blocks_ids = st.integers(0, 9) | st.just(2**31 - 1)
 
 
 def draw_batch(
@@ -29,7 +29,7 @@ def draw_batch(
 ) -> list[Task]:
     """A batch over some slots, each with what can be done to it now; empty when nothing can."""
     slots = draw(st.permutations(range(rig.sizes.num_slots)), "slots")
-    wanted = draw(st.integers(min(least, len(slots)), len(slots)), "number of slots")
+    wanted = draw(whole(min(least, len(slots)), len(slots)), "number of slots")
     tasks: list[Task] = []
     for slot in slots:
         if len(tasks) >= wanted:
@@ -74,9 +74,9 @@ def draw_tasks(draw: Draw, rig: Rig, slot: int, kinds: Sequence[TaskKind], role:
         return found
     if kind is TaskKind.MORE_BLOCKS:
         room = rig.sizes.max_blocks - resident.blocks
-        blocks = draw(st.lists(blocks_ids, max_size=room), f"more blocks of slot {slot}")
+        blocks = draw(blocks_ids(0, room), f"more blocks of slot {slot}")
         return [Task(kind, slot, resident.admitted, blocks=blocks, first_block=resident.blocks)]
-    length = draw(st.integers(1, resident.total - resident.prefilled), f"chunk of slot {slot}")
+    length = draw(whole(1, resident.total - resident.prefilled), f"chunk of slot {slot}")
     blocks = draw_blocks(draw, rig, slot, resident.prefilled + length, resident.blocks)
     return [Task(kind, slot, resident.admitted, resident.prefilled, length, blocks, resident.blocks)]
 
@@ -85,7 +85,7 @@ def draw_blocks(draw: Draw, rig: Rig, slot: int, covered: int, have: int) -> lis
     """Block ids that, with the ``have`` in use, cover so many tokens, or a few more."""
     needed = max(0, -(-covered // rig.sizes.block_size) - have)
     room = rig.sizes.max_blocks - have
-    return draw(st.lists(blocks_ids, min_size=needed, max_size=room), f"blocks of slot {slot}")
+    return draw(blocks_ids(needed, room), f"blocks of slot {slot}")
 
 
 def draw_entering(draw: Draw, rig: Rig, slot: int, kind: TaskKind, role: SplitRole | None) -> Task:
@@ -94,24 +94,21 @@ def draw_entering(draw: Draw, rig: Rig, slot: int, kind: TaskKind, role: SplitRo
         role = SplitRole.DECODE
     if role is SplitRole.PREFILL:
         kind = TaskKind.PREFILL  # such a request is handed over from here, not to here
-    asked = requests(rig.sizes, rig.new_name(), role)
-    if kind is TaskKind.REMOTE_PREFILL:
-        asked = asked.filter(lambda request: goes_on(rig, request))
-    request = rig.admit(draw(asked, f"request for slot {slot}"))
+    left = 2 if kind is TaskKind.REMOTE_PREFILL else 1  # the first token is there, and another is to follow
+    request = rig.admit(draw(requests(rig.sizes, rig.new_name(), role, left=left), f"request for slot {slot}"))
     if kind is TaskKind.REMOTE_PREFILL:
         blocks = draw_blocks(draw, rig, slot, request.total, 0)
-        drafts = draw(st.lists(tokens, max_size=rig.sizes.max_draft_tokens), "drafts")
+        drafts = draw(row(0, rig.sizes.max_draft_tokens), "drafts")
         first = draw(tokens, "first token")
         return Task(kind, slot, request, request.total, 0, blocks, first_token=first, drafts=drafts)
-    start = draw(st.just(0) | st.integers(0, request.total - 1), "tokens cached already")
-    length = draw(st.just(request.total - start) | st.integers(1, request.total - start), "tokens to prefill")
+    start = draw(_nothing_or(request.total - 1), "tokens cached already")
+    length = request.total - start - draw(_nothing_or(request.total - start - 1), "tokens to prefill later")
     return Task(kind, slot, request, start, length, draw_blocks(draw, rig, slot, start + length, 0))
 
 
-def goes_on(rig: Rig, request: Request) -> bool:
-    """True when a request has something to generate after one more token, as a handoff needs."""
-    total = len(request.prompt) + len(request.output)
-    return total + 1 < rig.sizes.max_model_len and len(request.output) + 1 < request.params.max_tokens
+@functools.cache
+def _nothing_or(most: int) -> st.SearchStrategy[int]:
+    return st.just(0) | st.integers(0, most)
 
 
 def told(tasks: list[Task]) -> str:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ...group import ALONE, Group
 from ...slots.fields import SplitRole, StateConfig
 from ...slots.step import Step
-from ..draw.requests import draw_array, orders, tokens, wide_tokens
+from ..draw.requests import draw_array, orders, row, tokens, wide_tokens
 from ..harness import backdoor
 from ..kit import Draw
 from .rig import Rig
@@ -81,8 +81,7 @@ def draw_proposal(draw: Draw, rig: Rig) -> None:
     """What a proposer of drafts may hand over after the step has advanced: drafts for slots that go on."""
     if rig.sizes.max_draft_tokens == 0 or not draw(st.booleans(), "a proposer ran"):
         return
-    given = st.lists(tokens, max_size=rig.sizes.max_draft_tokens)
-    drafts = {slot: draw(given, f"drafts of slot {slot}") for slot in draftable(rig)}
+    drafts = {slot: draw(row(0, rig.sizes.max_draft_tokens), f"drafts of slot {slot}") for slot in draftable(rig)}
     rig.propose(drafts)  # not waited for: what follows is on the same stream
 
 

@@ -84,10 +84,29 @@ def elements(plan: WritePlan, shift: int, widest: int, columns: ScatterColumns |
     for width in np.unique(widths).tolist():
         chosen = np.flatnonzero(widths == width)
         into = found.setdefault(width, Elements(width))
-        into.add(
-            _indices(starts[chosen], sizes[chosen], width), [data for _, data in runs_of(writes[chosen], plan.payload)]
-        )
+        into.add(_indices(starts[chosen], sizes[chosen], width), _values(writes[chosen], plan.payload))
     return found
+
+
+FEW = 16
+"""Writes up to which each is a buffer of its own; of more, NumPy makes one of all of them."""
+
+
+def _values(writes: Rows, payload: Bytes) -> list[Any]:
+    """What the writes write, one after the other, as some buffers."""
+    if len(writes) > FEW:
+        source, nbytes = writes["source"].astype(np.int64), writes["nbytes"].astype(np.int64)
+        ends = nbytes.cumsum()
+        if not writes["pattern"].any():
+            first = int(source[0])
+            if np.array_equal(source - first, ends - nbytes):  # as a strided value is packed
+                return [payload[first : first + int(ends[-1])]]
+            return [payload[np.repeat(source - (ends - nbytes), nbytes) + np.arange(int(ends[-1]))]]
+        if writes["pattern"].all() and (nbytes == nbytes[0]).all():
+            size = int(nbytes[0])
+            cycles = np.ascontiguousarray(writes["source"]).view(np.uint8).reshape(-1, 8)
+            return [np.ascontiguousarray(np.tile(cycles, -(-size // 8))[:, :size])]
+    return [data for _, data in runs_of(writes, payload)]
 
 
 def _width(aligned: Any, widest: int) -> Any:  # noqa: ANN401 (int64, one or an array)
