@@ -12,8 +12,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from hal_core.runtime.bound import bind
-from hal_cuda import context, launching
 from hal_cuda import device as device_module
+from hal_cuda import launching
+from hal_cuda import memory as gpu_memory
 from hal_cuda.driver import Driver
 from hal_cuda.launching import ENTER, FILL, PLAN, SMALL, STRIDED
 
@@ -217,7 +218,7 @@ def opened(monkeypatch):
     """Opens a cuda device over a stand-in: ``opened(options)``; its driver is ``bound.device.driver.api``."""
     monkeypatch.setattr(launching, "cubin", lambda name, arch: b"")
     monkeypatch.setattr(
-        context, "_locked", defaultdict(context.LockedMemory)
+        gpu_memory, "_gpus", defaultdict(gpu_memory.GpuMemory)
     )  # devices of other tests are none of ours
     found, kept = [], {}  # memory is the GPU's, whichever device takes it
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
 from threading import Lock
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 import pluggy
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("hal")
 T = TypeVar("T")
-P = ParamSpec("P")
+Given = TypeVarTuple("Given")
 _HOOK_OF = {"open_group": "broadcast_tokens"}
 """What errors of calls that are no hooks name, where it is a hook."""
 
@@ -239,18 +239,18 @@ class BoundDevice:
         if self._pending:
             self._tell(self._unseen())
 
-    def _call(self, name: str, stream: object, act: Callable[P, T], /, *arguments: P.args, **keywords: P.kwargs) -> T:
+    def _call(self, name: str, stream: object, act: Callable[[*Given], T], *arguments: *Given) -> T:
         """The one road of every call: closed or not, earlier errors, the stream, the policy, errors that name who."""
         if self._pending or self._refusal or self._watched:
             self._begin()
         if type(stream) not in self._streams:
             self._learn_stream(stream, name)
         try:
-            result = act(*arguments, **keywords)
+            result = act(*arguments)
         except HalError as error:
             raise error.located(device=self.name, hook=_HOOK_OF.get(name, name)) from error.__cause__
         except (AttributeError, TypeError):
-            self._blame(_HOOK_OF.get(name, name), signature(act).bind(*arguments, **keywords).arguments)
+            self._blame(_HOOK_OF.get(name, name), signature(act).bind(*arguments).arguments)
             raise
         if result is not DONE or self._observers.wants_ends:  # told apart first: asking an abstract class is slow
             self._track(name, result)

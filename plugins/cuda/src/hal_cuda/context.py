@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakSet
 
 from hal_core import InvalidValue, Unavailable
 from hal_core.devices import RingOptions
 
 from .driver import Driver
-
-PORTABLE = 1
-"""``CU_MEMHOSTALLOC_PORTABLE``: page-locked for every context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,55 +29,6 @@ class Options(RingOptions):
             )
 
 
-class LockedMemory:
-    """Page-locked host memory of one GPU, for all its devices. It is kept and used again until the last is closed.
-
-    ``cuMemFreeHost`` waits for the whole GPU, and the last array over a block of a device that was closed may be
-    dropped by the collector in the middle of a hook of another device.
-    """
-
-    def __init__(self) -> None:
-        self._devices: WeakSet[object] = WeakSet()
-        self._nbytes: dict[int, int] = {}  # by address
-        self._idle: dict[int, list[int]] = {}  # by size
-
-    def opened(self, device: object) -> None:
-        """One more device of the GPU is open."""
-        self._devices.add(device)
-
-    def closed(self, device: object, driver: Driver) -> None:
-        """One less; behind the last what nobody uses is freed."""
-        self._devices.discard(device)
-        if not self._devices:
-            for idle in self._idle.values():
-                while idle:
-                    self._free(idle.pop(), driver)
-
-    def take(self, nbytes: int, driver: Driver) -> int:
-        """What was given back of this size, else new. From any thread."""
-        try:
-            return self._idle[nbytes].pop()
-        except (KeyError, IndexError):  # another thread may have taken the last one
-            address = int(driver.ok(driver.api.cuMemHostAlloc(nbytes, PORTABLE), "cuMemHostAlloc"))
-            self._nbytes[address] = nbytes
-            return address
-
-    def give(self, address: int, driver: Driver) -> None:
-        """Keep it for the next of its size; free it where no device is open. From any thread."""
-        if self._devices:
-            self._idle.setdefault(self._nbytes[address], []).append(address)
-        else:
-            self._free(address, driver)
-
-    def _free(self, address: int, driver: Driver) -> None:
-        del self._nbytes[address]
-        driver.api.cuMemFreeHost(address)
-
-
-_locked: defaultdict[int, LockedMemory] = defaultdict(LockedMemory)
-"""By GPU."""
-
-
 @dataclass(frozen=True, slots=True)
 class Context:
     """A GPU's primary context, retained and current; ``arch`` is its machine code ("sm_90")."""
@@ -91,7 +37,6 @@ class Context:
     device: Any
     handle: Any
     arch: str
-    locked: LockedMemory
 
     @classmethod
     def open(cls, driver: Driver, index: int) -> Context:
@@ -119,7 +64,7 @@ class Context:
         minor = driver.ok(
             api.cuDeviceGetAttribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device), "attribute"
         )
-        return cls(driver, device, handle, f"sm_{int(major)}{int(minor)}", _locked[int(device)])
+        return cls(driver, device, handle, f"sm_{int(major)}{int(minor)}")
 
     @contextmanager
     def entered(self) -> Iterator[None]:

@@ -1,16 +1,12 @@
 """The CUDA driver as primitives of :class:`hal_core.devices.asynchronous.AsyncDevice`.
 
-``cuMemFree`` and ``cuMemFreeHost`` wait for the whole device, a stream that is held included (on an H100 with driver
-13.0 each waited for as long as another stream's kernel ran). Hooks free what is over, and may not wait (G3). So device
-memory comes from a pool, in the order of a stream of its own, and page-locked memory is kept and used again until the
-last device of the GPU is closed.
+Hooks free what is over, and may not wait (G3): so memory is :class:`hal_cuda.memory.GpuMemory`'s.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from threading import get_ident
 from typing import Any
 
@@ -18,9 +14,8 @@ from hal_core.devices import POLL, Launch, PlanLaunch, Primitives
 
 from .context import Context
 from .launching import THREADS, Kernels
+from .memory import memory_of
 
-PER_THREAD = 2
-"""``CU_STREAM_PER_THREAD``, a stream that is always there."""
 PATIENT = 500e-6
 """Seconds between two looks at an event for threads beside the one that puts work on streams, such as a sink's. The
 driver would wake all of them at once, and they would want the interpreter just when the GPU waits for the next step:
@@ -41,12 +36,11 @@ class CudaPrimitives(Primitives):
         self._record = driver.api.cuEventRecord
         self._working = get_ident()  # the thread that puts work on streams
         self._streams: list[int] = []  # that nobody holds
-        self._uploads, self._memory = self.stream_create(), self.stream_create()
+        self._uploads = self.stream_create()
         self._arrival = self.event_create()
-        self._pool = context.make_pool()
-        self._held: set[int] = set()  # device and host memory that is out
+        self._memory = memory_of(context)
+        self._memory.join(self, context)
         self._closed = False
-        context.locked.opened(self)
 
     # -- streams ------------------------------------------------------------------------------------------------
 
@@ -110,46 +104,16 @@ class CudaPrimitives(Primitives):
     # -- memory -------------------------------------------------------------------------------------------------
 
     def allocate(self, nbytes: int) -> int:
-        """Device memory of the pool. Waits for the pool's own stream, on which nothing but this is ever done."""
-        driver, api = self.driver, self.driver.api
-        made = driver.ok(
-            api.cuMemAllocFromPoolAsync(max(nbytes, 1), self._pool, self._memory), "cuMemAllocFromPoolAsync"
-        )
-        address = int(made)
-        self._held.add(address)
-        driver.ok(api.cuStreamSynchronize(self._memory), "cuStreamSynchronize")  # from here on any stream may use it
-        return address
+        return self._memory.allocate(nbytes, self.driver)
 
     def free(self, address: int) -> None:
-        """Give it back to the pool, which outlives its device as long as memory of it is out."""
-        with self._leaving(address):
-            self.driver.api.cuMemFreeAsync(address, PER_THREAD if self._closed else self._memory)
+        self._memory.free(address, self.driver)
 
     def allocate_host(self, nbytes: int) -> int:
-        """Page-locked memory."""
-        address = self._context.locked.take(nbytes, self.driver)
-        self._held.add(address)
-        return address
+        return self._memory.allocate_host(nbytes, self.driver)
 
     def free_host(self, address: int) -> None:
-        """Keep it for the next of its size."""
-        with self._leaving(address):
-            self._context.locked.give(address, self.driver)
-
-    @contextmanager
-    def _leaving(self, address: int) -> Iterator[None]:
-        """Memory goes back. Behind the last of a closed device goes its context: states and arrays may outlive it."""
-        self._held.remove(address)
-        if not self._closed:
-            yield
-            return
-        with self._context.entered():
-            yield
-        self._leave()
-
-    def _leave(self) -> None:
-        if not self._held:
-            self._context.close()
+        self._memory.free_host(address, self.driver)
 
     def close(self) -> None:
         """Give everything back; all work is over. Memory that somebody still holds goes when they do."""
@@ -157,12 +121,11 @@ class CudaPrimitives(Primitives):
         api = self.driver.api
         with self._context.entered():
             api.cuEventDestroy(self._arrival)
-            for stream in (self._uploads, self._memory, *self._streams):
+            for stream in (self._uploads, *self._streams):
                 api.cuStreamDestroy(stream)
-            api.cuMemPoolDestroy(self._pool)  # what is still out of it stays until it is freed
             self._kernels.unload()
-            self._context.locked.closed(self, self.driver)
-        self._leave()
+        self._memory.leave(self, self.driver)
+        self._context.close()
 
     # -- work ---------------------------------------------------------------------------------------------------
 

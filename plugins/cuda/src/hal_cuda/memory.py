@@ -1,0 +1,112 @@
+"""Memory of one GPU, for all devices that are open on it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+from weakref import WeakSet
+
+from .context import Context
+from .driver import Driver
+
+PORTABLE = 1
+"""``CU_MEMHOSTALLOC_PORTABLE``: page-locked for every context."""
+NON_BLOCKING = 1
+"""``CU_STREAM_NON_BLOCKING``: of a stream that does not wait for CUDA's default stream."""
+
+
+class GpuMemory:
+    """Device memory of a pool, and page-locked host memory, which is kept and used again. Neither waits for work.
+
+    ``cuMemFree`` and ``cuMemFreeHost`` wait for the whole GPU, and what outlived its device is freed by whoever drops
+    the last array, which may be the collector in the middle of a hook of another device. So all devices of a GPU share
+    it: the pool and the context stay until the last device is closed and nothing is out any more, host memory until the
+    last device is closed, or longer where arrays hold it.
+    """
+
+    def __init__(self) -> None:
+        self._devices: WeakSet[object] = WeakSet()
+        self._context: Context | None = None
+        self._pool: Any = None
+        self._stream = 0
+        self._out: set[int] = set()  # device memory
+        self._locked: dict[int, int] = {}  # bytes of each page-locked block by its address
+        self._idle: dict[int, list[int]] = {}  # those that nobody uses, by their size
+
+    def join(self, device: object, context: Context) -> None:
+        """One more device is open."""
+        if self._context is None:
+            driver = context.driver
+            self._pool = context.make_pool()
+            self._stream = int(driver.ok(driver.api.cuStreamCreate(NON_BLOCKING), "cuStreamCreate"))
+            self._context = Context.open(driver, int(context.device))
+        self._devices.add(device)
+
+    def leave(self, device: object, driver: Driver) -> None:
+        """One less; behind the last what nobody uses is freed."""
+        self._devices.discard(device)
+        if not self._devices:
+            for idle in self._idle.values():
+                while idle:
+                    self._unlock(idle.pop(), driver)
+            self._end(driver)
+
+    def allocate(self, nbytes: int, driver: Driver) -> int:
+        """Device memory. Waits for the pool's own stream, on which nothing but this is ever done."""
+        api = driver.api
+        made = driver.ok(
+            api.cuMemAllocFromPoolAsync(max(nbytes, 1), self._pool, self._stream), "cuMemAllocFromPoolAsync"
+        )
+        self._out.add(address := int(made))
+        driver.ok(api.cuStreamSynchronize(self._stream), "cuStreamSynchronize")  # from here on any stream may use it
+        return address
+
+    def free(self, address: int, driver: Driver) -> None:
+        """Give device memory back to the pool."""
+        assert self._context is not None
+        with self._context.entered():
+            driver.api.cuMemFreeAsync(address, self._stream)
+        self._out.remove(address)
+        self._end(driver)
+
+    def allocate_host(self, nbytes: int, driver: Driver) -> int:
+        """Page-locked memory: what was given back of this size, else new. From any thread."""
+        try:
+            return self._idle[nbytes].pop()
+        except (KeyError, IndexError):  # another thread may have taken the last one
+            address = int(driver.ok(driver.api.cuMemHostAlloc(nbytes, PORTABLE), "cuMemHostAlloc"))
+            self._locked[address] = nbytes
+            return address
+
+    def free_host(self, address: int, driver: Driver) -> None:
+        """Keep it for the next of its size; free it where no device is open. From any thread."""
+        if self._devices:
+            self._idle.setdefault(self._locked[address], []).append(address)
+        else:
+            self._unlock(address, driver)
+            self._end(driver)
+
+    def _unlock(self, address: int, driver: Driver) -> None:
+        assert self._context is not None
+        del self._locked[address]
+        with self._context.entered():
+            driver.api.cuMemFreeHost(address)
+
+    def _end(self, driver: Driver) -> None:
+        """Give pool, stream and context back, when nobody needs them any more."""
+        if self._devices or self._out or self._locked or self._context is None:
+            return
+        context, self._context = self._context, None
+        with context.entered():
+            driver.api.cuStreamSynchronize(self._stream)
+            driver.api.cuMemPoolDestroy(self._pool)
+            driver.api.cuStreamDestroy(self._stream)
+        context.close()
+
+
+_gpus: defaultdict[int, GpuMemory] = defaultdict(GpuMemory)
+
+
+def memory_of(context: Context) -> GpuMemory:
+    """The memory of a context's GPU."""
+    return _gpus[int(context.device)]
