@@ -65,12 +65,11 @@ class Adaptive:
     """Any proposer, asked for no more drafts than are worth it.
 
     A request whose drafts are not is given none, but for a single one now and then: after 1, 2, 4, … steps, at most
-    :data:`LONGEST_PAUSE`, until one is accepted. ``drafted``, ``accepted``: counts of drafts for the user.
+    :data:`LONGEST_PAUSE`, until one is accepted.
     """
 
     def __init__(self, inner: Proposer) -> None:
         self.inner, self.wants_hidden = inner, inner.wants_hidden
-        self.drafted = self.accepted = 0
         self._slots: dict[int, _Slot] = {}
         self._general = _FIRST_RATE
 
@@ -111,7 +110,6 @@ class Adaptive:
         right = min(right, drafted)
         slot.acceptance.note(drafted, right)
         self._general += _LEARN * (right / min(right + 1, drafted) - self._general)
-        self.drafted, self.accepted = self.drafted + drafted, self.accepted + right
         slot.pause = 1 if right else min(2 * slot.pause, LONGEST_PAUSE)
         slot.wait = slot.pause
 

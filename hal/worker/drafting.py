@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from hal_core import ENTERING, LEAVING, FinishReason, InvalidValue, PluginError, SplitRole, TaskBatch, TaskKind
 
-from hal.proposers import Fed
+from hal.proposers import Fed, draft_room
 from hal.worker.inputs import Columns, StepInput
 
 if TYPE_CHECKING:
@@ -94,20 +94,25 @@ class Drafting:
     def room(self, inputs: StepInput, outputs: Columns) -> dict[int, int]:
         """Slot to the most drafts that its next step may feed, for slots that go on decoding.
 
-        A step gives one token more than it feeds drafts, none beyond the request's own length or the row's; and each
-        fed draft has its place in a block that the request holds. (A worker of the prefill role feeds none of them.)
+        A worker of the prefill role feeds none of them, so that they need no place in a block of its own.
         """
         fields, sizes = inputs.fields, self._sizes
         slots = inputs.slots[inputs.gives & (outputs["accept_num"][inputs.slots, 0] > 0)]
         handed_over = fields["split_role"][slots, 0] == SplitRole.PREFILL
         ended = outputs["stop_flags"][slots, 0] & (~handed_over | (outputs["stop_reason"][slots, 0] != 0))
         generated = outputs["step_idx"][slots, 0]
-        known = fields["prompt_lens"][slots, 0] + generated
-        covered = fields["blocks_num"][slots, 0].astype(np.int64) * sizes.block_size
-        room = np.minimum(fields["max_dec_len"][slots, 0] - generated, sizes.max_model_len - known) - 1
-        room = np.minimum(room, np.where(handed_over, sizes.max_draft_tokens, covered - known))
-        room = np.clip(room, 0, sizes.max_draft_tokens)
-        return {slot: most for slot, most in zip(slots[~ended].tolist(), room[~ended].tolist(), strict=True) if most}
+        known = (fields["prompt_lens"][slots, 0] + generated).astype(np.int64)
+        blocks = fields["blocks_num"][slots, 0].astype(np.int64) * sizes.block_size
+        room = draft_room(
+            sizes.max_draft_tokens,
+            generated=generated,
+            max_tokens=fields["max_dec_len"][slots, 0],
+            known=known,
+            max_model_len=sizes.max_model_len,
+            covered=np.where(handed_over, known + sizes.max_draft_tokens, blocks),
+            decoding=~ended,
+        )
+        return {slot: most for slot, most in zip(slots.tolist(), room.tolist(), strict=True) if most}
 
     def _check(self, drafts: dict[int, list[int]], room: dict[int, int]) -> None:
         """Refuse what would end the step for all requests: a draft that is no token, or that has no place."""
