@@ -77,6 +77,9 @@ def cpu_cases() -> dict[str, Case]:
     def value(target: object, given: object) -> Callable[[], object]:
         return lambda: bound.async_set_value(target=target, value=given, stream=stream)
 
+    def broadcast() -> object:
+        return bound.broadcast_tokens(state=state, group=core.ALONE, stream=stream)
+
     def insertion(count: int) -> Case:
         slots, lengths, blocks = list(range(count)), [PROMPT] * count, [list(range(4)) for _ in range(count)]
 
@@ -93,16 +96,15 @@ def cpu_cases() -> dict[str, Case]:
         return once
 
     def step() -> dict[str, float]:
-        """Broadcast, update and save of eight steps with all slots filled."""
+        """Update and save of eight steps with all slots filled."""
         blocks = [list(range(4)) for _ in range(SLOTS)]
         batch = core.TaskBatch.prefill(list(range(SLOTS)), requests, [PROMPT] * SLOTS, blocks)
         bound.insert_tasks(state=state, tasks=batch, stream=stream).wait()
-        parts = {"broadcast_tokens": 0.0, "update_inputs": 0.0, "save_output": 0.0}
+        parts = {"update_inputs": 0.0, "save_output": 0.0}
         for number in range(8):
             told = core.Step(number, {"target": order})
             bound.async_set_value(target=state.view("sampled_token_ids"), value=number + 5, stream=stream)
             calls = {
-                "broadcast_tokens": lambda: bound.broadcast_tokens(state=state, group=core.ALONE, stream=stream),
                 "update_inputs": lambda told=told: update(state=state, step=told, stream=stream),
                 "save_output": lambda told=told: bound.save_output(state=state, step=told, sink=sink, stream=stream),
             }
@@ -119,6 +121,7 @@ def cpu_cases() -> dict[str, Case]:
         "async_set_value, a scalar": lambda: microseconds(value(cell, 0.5), 500),
         "async_set_value, a row of 64": lambda: microseconds(value(row, tokens), 500),
         "async_set_value, 8 MB": lambda: microseconds(value(whole, megabytes), 5),
+        "broadcast_tokens, a group of one": lambda: microseconds(broadcast, 500),
     }
     cases |= {f"insert_tasks, {count} x {PROMPT} tokens": insertion(count) for count in (1, 8, SLOTS)}
     return cases | {f"{name}, {SLOTS} slots": lambda name=name: step()[name] for name in step()}

@@ -125,7 +125,7 @@ class Policy:
         A group that is lost, before or under way, makes the ticket raise (G16).
         """
         _check_state(device, state)
-        if group.size == 1:
+        if len(group.ranks) == 1:
             return DONE
         channel = channel_of(state, group) or self._open_group(device, state, group)
         channel.begin(stream)
@@ -275,7 +275,8 @@ def _check_state(device: Device, state: SlotState) -> None:
         raise InvalidValue(f"{type(state).__name__} is no SlotState", cure="make a SlotState", argument="state")
     if state.device is not device:
         raise InvalidValue("the state lives on another opened device", cure="use its own device", argument="state")
-    state.check_usable()
+    if state.unusable:
+        state.check_usable()
 
 
 def _check_step(state: SlotState, step: Step) -> Any:  # noqa: ANN401 (an int32 array)

@@ -126,7 +126,7 @@ class SlotState:
         self._views: dict[str, View] = {}
         self._output_ranges: dict[bool, ByteRange] = {}  # by whether with log-probabilities
         self._parts: dict[ByteRange, np.dtype[np.void]] = {}
-        self._unusable = ""
+        self.unusable = ""
         self.updates = 0
         self.channels: dict[tuple[int, ...], Any] = {}  # see hal_core.ranks.channel.channel_of
         self._readers: list[tuple[Event, Ints | None]] = []
@@ -259,12 +259,12 @@ class SlotState:
 
     def check_usable(self) -> None:
         """Raise :class:`StateUnusable` after a disagreement between ranks (G14)."""
-        if self._unusable:
-            raise StateUnusable(self._unusable, cure="build the state anew on every rank", argument="state")
+        if self.unusable:
+            raise StateUnusable(self.unusable, cure="build the state anew on every rank", argument="state")
 
     def mark_unusable(self, why: str) -> None:
         """Refuse every later use of the state, for the reason given."""
-        self._unusable = why
+        self.unusable = why
 
     def check_slots(self, span: tuple[int, int], what: str) -> None:
         """Raise :class:`InvalidValue` when the slots, of which ``span`` is the lowest and highest, are not all here."""

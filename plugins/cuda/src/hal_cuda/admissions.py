@@ -124,7 +124,8 @@ class Admissions:
         nbytes = begins.pop()
         admission_id, place, dropped = request.admission_id, request.admission_id % PLACES, self._dropped
         with self.lock:
-            chunk = self._chunk_for(nbytes) if not self._waits[place] or self._forget(place) else None
+            self._forget_dropped()
+            chunk = None if self._waits[place] else self._chunk_for(nbytes)
             at = None if chunk is None else chunk.take(nbytes)
             if chunk is not None and at is not None:
                 buffer = chunk.block.buffer.data
@@ -147,7 +148,6 @@ class Admissions:
         self._filling = None
         if nbytes > self.limit:
             return None
-        self._forget_dropped()
         with self._entered():
             idle = [chunk for chunk in self.chunks if self._idle(chunk)]
             chosen = next((chunk for chunk in idle if nbytes <= chunk.nbytes), None)
@@ -198,10 +198,6 @@ class Admissions:
             del self._alive[admission_id]
             if self._serial[admission_id % PLACES] == admission_id:
                 self._waits[admission_id % PLACES] = 0
-
-    def _forget(self, place: int) -> bool:
-        self._forget_dropped()
-        return not self._waits[place]
 
     # -- at insertion -------------------------------------------------------------------------------------------
 
