@@ -60,6 +60,15 @@ def run(
     chunk: Annotated[
         int, typer.Option(help="Most prompt tokens that a step feeds: longer prompts go in pieces.")
     ] = 256,
+    speculate: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="What drafts tokens, several of which a step verifies: naive, ngram, suffix, mtp, hybrid, or an "
+            "installed proposer. It changes no token.",
+        ),
+    ] = "none",
+    drafts: Annotated[int, typer.Option(metavar="K", help="Most drafts that a step verifies of a prompt.")] = 4,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a prompt, in their order.")] = False,
 ) -> None:
     """Generate text with a model: the embedded default, or a Llama-, Mistral-, Qwen2- or Qwen3-style checkpoint."""
@@ -78,7 +87,9 @@ def run(
     )
     texts = read_prompts(prompt or [], prompts)
     wanted = requirements(require or [])
-    options = Options(device, wanted, model, model_place, slots, blocks, chunk, stop or [], as_json=as_json)
+    options = Options(
+        device, wanted, model, model_place, slots, blocks, chunk, stop or [], speculate, drafts, as_json=as_json
+    )
     from .run_session import generate
 
     if code := generate(texts, params, options):

@@ -11,6 +11,8 @@ from typing import Any
 
 from hal_core import InvalidValue, SamplingParams
 
+from .run_speculation import check_speculation
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -24,6 +26,8 @@ class Options:
     blocks: int | None
     chunk: int
     stop: Sequence[str]
+    speculate: str
+    drafts: int
     as_json: bool
 
     def __post_init__(self) -> None:
@@ -31,6 +35,7 @@ class Options:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidValue(f"{value}", cure="give a whole number of at least 1", argument=f"--{name}")
+        check_speculation(self.speculate, self.drafts)
         for text in self.stop:
             if not text:
                 raise InvalidValue("an empty text", cure="leave it out", argument="--stop")

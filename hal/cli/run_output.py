@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from hal_core import FinishReason, HalError, OutputRecord, OutputRow, SlotStatus
 
 from .run_device import DeviceFacts
 from .run_screen import Screen
+from .run_speculation import told_of_answer
 
 if TYPE_CHECKING:
     from hal.engine import Finished
@@ -32,6 +33,7 @@ class Answer:
     token_ids: list[int] = field(default_factory=list)
     shown: int = 0  # characters of the text on the screen
     logprobs: list[dict[str, Any]] = field(default_factory=list)
+    steps: int = 0  # in which its tokens came
     finish: FinishReason = FinishReason.NONE
     message: str = ""
 
@@ -48,7 +50,7 @@ class Answer:
         self.answer.finish()
         self.finish, self.message = finish, message
 
-    def as_json(self, device: DeviceFacts, with_logprobs: bool) -> str:
+    def as_json(self, device: DeviceFacts, with_logprobs: bool, speculate: Speculation | None) -> str:
         """One line; ASCII alone, so that it is the same in every terminal and locale."""
         answer: dict[str, Any] = {
             "request_id": self.request_id,
@@ -60,9 +62,17 @@ class Answer:
         }
         if self.message:
             answer["message"] = self.message
+        if speculate is not None:
+            name, drafted = speculate
+            told = told_of_answer(name, drafted.get(self.request_id, 0), self.steps, len(self.token_ids))
+            answer["speculation"] = told
         if with_logprobs:
             answer["logprobs"] = self.logprobs
         return json.dumps(answer)
+
+
+Speculation = tuple[str, Mapping[str, int]]
+"""The proposer's name, and request id to how many drafts it made."""
 
 
 class Answers:
@@ -73,6 +83,7 @@ class Answers:
 
     ``device`` is what JSON says of the device, None for text. As text, the first answer that is not complete streams,
     and those behind it are held back until their turn; as JSON, each is written when it and all before it are complete.
+    ``speculate``: what drafts, set before the first record; None for nothing.
     """
 
     def __init__(self, plan: Plan, screen: Screen, *, device: DeviceFacts | None, logprobs: bool) -> None:
@@ -80,6 +91,7 @@ class Answers:
         self.answers = {r.request_id: Answer(r.request_id, prompt, plan.answer(r)) for r, prompt in pairs}
         self.stopped: deque[str] = deque()
         self.tokens = self.ended = 0
+        self.speculate: Speculation | None = None
         self._screen, self._device, self._logprobs = screen, device, logprobs
         self._order = list(self.answers.values())
         self._next = 0  # the first answer that is not complete on the screen
@@ -123,6 +135,7 @@ class Answers:
                     f"{row.request_id}: tokens from {row.position} on came after {len(answer.token_ids)}",
                     cure="report it: the output path has lost or repeated tokens",
                 )
+            answer.steps += 1
             self._add(answer, row.tokens.tolist())
             if self._logprobs:
                 answer.logprobs += _logprobs(row)[: len(answer.token_ids) - row.position]
@@ -149,7 +162,7 @@ class Answers:
             if self._device is None:
                 self._show_text(answer, complete)
             elif complete:
-                self._screen.write(answer.as_json(self._device, self._logprobs) + "\n")
+                self._screen.write(answer.as_json(self._device, self._logprobs, self.speculate) + "\n")
             if not complete:
                 break
             self._next, self._begun = self._next + 1, False

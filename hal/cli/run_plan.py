@@ -13,8 +13,10 @@ from hal.engine import Scheduler, tokens_to_keep
 from hal.model.config import LlamaConfig, read_config
 from hal.model.streaming import AnswerText
 from hal.model.tokenizer import Tokenizer
+from hal.proposers import NONE, check_names
 
 from .run_options import Options
+from .run_speculation import check_layer
 
 BLOCK_SIZE = 16
 
@@ -38,7 +40,9 @@ class Plan:
 
 def make_plan(texts: Sequence[str], params: SamplingParams, options: Options) -> Plan:
     """Tokenize and size up. Raises :class:`InvalidValue` when no request at all can run."""
+    check_names(options.speculate)
     config = read_config(options.model)
+    check_layer(options.speculate, config)
     tokenizer = Tokenizer.load(options.model, config)
     params = _for_model(params, config)
     prompts = [tokenizer.encode(text) if text else [] for text in texts]
@@ -47,6 +51,7 @@ def make_plan(texts: Sequence[str], params: SamplingParams, options: Options) ->
         num_slots=min(options.slots, len(requests)),  # more would never be used
         max_model_len=config.max_position_embeddings,
         block_size=BLOCK_SIZE,
+        max_draft_tokens=0 if options.speculate == NONE else options.drafts,
         max_logprobs=params.logprobs or 0,
         max_eos=max(1, len(params.eos_token_ids)),
         max_stop_sequences=1,

@@ -27,6 +27,7 @@ from .run_options import Options
 from .run_output import Answers
 from .run_plan import Plan, make_plan
 from .run_screen import Screen, open_screen
+from .run_speculation import open_proposer, summed_up
 
 if TYPE_CHECKING:
     from hal_core import BoundDevice, OutputRecord, Sink
@@ -60,14 +61,20 @@ def generate(texts: Sequence[str], params: SamplingParams, options: Options) -> 
             screen.note(note)
         facts = facts_of(device) if options.as_json else None
         answers = Answers(plan, screen, device=facts, logprobs=params.logprobs is not None)
+        proposer = open_proposer(options.speculate, plan.sizes, model.config.vocab_size, model)
+        if proposer is not None:
+            stack.callback(proposer.close)
+            answers.speculate = options.speculate, proposer.drafted
         with _Show(answers) as show:
-            engine = Engine(Worker(device, model, plan.sizes, plan.blocks, show.sink), chunk=options.chunk)
+            worker = Worker(device, model, plan.sizes, plan.blocks, show.sink, proposer=proposer)
+            engine = Engine(worker, chunk=options.chunk)
             began = time.perf_counter()
             _drive(engine, plan, answers, show)
             seconds = time.perf_counter() - began
         if answers.incomplete:
             raise HalError(f"no record told the end of {answers.incomplete}", cure="report it: the output path lost it")
-        _summarize(screen, engine, answers, seconds, where(device, options.model_place))
+        drafts = summed_up(options.speculate, worker.acceptance)
+        _summarize(screen, engine, answers, seconds, drafts, where(device, options.model_place))
     signals.check()
     return FAILED if answers.failed else 0
 
@@ -198,10 +205,12 @@ def _plain_logs() -> Iterator[None]:
         log.handlers, log.propagate = former
 
 
-def _summarize(screen: Screen, engine: Engine, answers: Answers, seconds: float, place: str) -> None:
+def _summarize(screen: Screen, engine: Engine, answers: Answers, seconds: float, drafts: str, place: str) -> None:
     scheduler = engine.scheduler
     speed = answers.tokens / seconds if seconds else 0.0
     slots = f"{scheduler.most_running} of {engine.worker.layout.sizes.num_slots} slots used"
     preempted = f"{scheduler.preemptions} preemption{'s' * (scheduler.preemptions != 1)}"
     screen.close()
-    screen.note(f"{answers.tokens} tokens in {seconds:.2f} s ({speed:.1f} tokens/s), {slots}, {preempted}; {place}")
+    screen.note(
+        f"{answers.tokens} tokens in {seconds:.2f} s ({speed:.1f} tokens/s), {slots}, {preempted}{drafts}; {place}"
+    )

@@ -150,6 +150,40 @@ def plan_step(batch: ModelBatch, config: LlamaConfig, cache: CacheShape) -> Step
     )
 
 
+@dataclass(frozen=True)
+class RunPlan:
+    """Several steps of the same rows, a token of each row in each; all read the blocks that the last one needs."""
+
+    positions: np.ndarray
+    """int64 ``[steps, rows]``."""
+    write_index: np.ndarray
+    """int64 ``[steps, rows * kv_heads]``."""
+    group: GroupPlan
+    """With the mask of the first step."""
+    masks: np.ndarray
+    """float32 ``[steps, rows, kv_heads, heads_per_group, keys]``."""
+
+
+def plan_run(
+    tables: np.ndarray, first: np.ndarray, reach: np.ndarray, count: int, config: LlamaConfig, cache: CacheShape
+) -> RunPlan:
+    """The plan of ``count`` tokens of each row from positions ``first`` int64 ``[rows]`` on, one after the other; those
+    behind the first ``reach`` int64 ``[rows]`` are put over the last of these."""
+    size, kv_heads, rows = cache.block_size, config.num_key_value_heads, len(first)
+    positions = first + np.minimum(np.arange(count)[:, None], reach - 1)
+    needed = positions[-1] // size + 1
+    blocks = np.arange(needed.max())
+    table = np.where(blocks < needed[:, None], tables[:, : len(blocks)], cache.blocks).astype(np.int64)
+    block_index = (table[:, None, :] * kv_heads + np.arange(kv_heads)[None, :, None]).reshape(-1)
+    slots = np.take_along_axis(tables, positions.T // size, axis=1).T.astype(np.int64)
+    index = (slots[..., None] * kv_heads + np.arange(kv_heads)) * size + (positions % size)[..., None]
+    keys = len(blocks) * size
+    mask = np.where(np.arange(keys) <= positions[..., None], np.float32(0), np.float32(-np.inf))
+    masks = np.tile(mask[:, :, None, None], (1, 1, kv_heads, config.heads_per_group, 1))
+    group = GroupPlan(rows, 1, keys, None, block_index, masks[0])
+    return RunPlan(positions, index.reshape(count, -1), group, masks)
+
+
 def _by_length(lengths: np.ndarray) -> tuple[np.ndarray, ...]:
     """bool ``[rows]`` for each group of rows that are padded to one another."""
     return lengths == 1, (lengths > 1) & (lengths <= SHORT), lengths > SHORT

@@ -10,7 +10,7 @@ small model spends its time on.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ import paddle.nn.functional as functional
 from hal_core import InvalidValue
 from paddle.incubate.nn.functional import fused_rms_norm
 
-from hal.model.batch import GroupPlan, ModelBatch, check_batch, plan_step
+from hal.model.batch import GroupPlan, ModelBatch, check_batch, plan_run, plan_step
 from hal.model.config import LlamaConfig, read_config
 from hal.model.kv_cache import PagedCache
 from hal.model.loading import read_tensors
@@ -42,9 +42,10 @@ class _Group:
 
 
 @dataclass(frozen=True)
-class _Step:
-    """What all layers of one step share, on the model's place."""
+class Step:
+    """What all layers of one step share, on the model's place; and the cache that they write and read."""
 
+    cache: PagedCache
     write_index: Tensor
     clear: tuple[Tensor, Tensor] | None
     groups: tuple[_Group, ...]
@@ -78,7 +79,7 @@ class LlamaModel:
         """``tensors``: the checkpoint's, or the rank's part (:func:`hal.model.loading.read_tensors`); not kept."""
         self.config, self.ranks, self.everywhere = config, ranks, everywhere
         self.shard = WHOLE if ranks is None else Shard(ranks.index, ranks.size)
-        self._part = local_config(config, self.shard)
+        self.local = local_config(config, self.shard)
         self.place = place
         self.cache: PagedCache | None = None
         self.weights: DecoderWeights = prepare_weights(config, tensors, place)
@@ -114,7 +115,7 @@ class LlamaModel:
 
     def allocate_cache(self, blocks: int, block_size: int) -> None:
         """Allocate (anew) the zeroed paged cache of ``blocks`` blocks of ``block_size`` tokens, ids 0 to blocks - 1."""
-        self.cache = PagedCache(self._part, blocks, block_size, self.place)
+        self.cache = PagedCache(self.local, blocks, block_size, self.place)
 
     def forward(self, batch: ModelBatch) -> np.ndarray | None:
         """One step: store the tokens' keys and values; float32 ``[n, vocab]``, the logits after each of
@@ -123,11 +124,24 @@ class LlamaModel:
         The result for a row does not depend on the other rows but for rounding (about 1e-6: the CPU's matrix product is
         not batch-invariant). Raises ``InvalidValue`` for a batch that cannot be computed; nothing is written then.
         """
-        hidden, outputs = self._run(batch)
-        if not len(outputs):
-            return np.zeros((0, self.config.vocab_size), np.float32)
-        whole = len(outputs) == len(batch.token_ids)  # each once, and in order
-        return self._head(hidden if whole else paddle.gather(hidden, self._put(outputs)))
+        with paddle.no_grad():
+            hidden, outputs = self._run(batch)
+            if not len(outputs):
+                return np.zeros((0, self.config.vocab_size), np.float32)
+            return self.logits(self.normed(self.chosen(hidden, outputs), self.weights.norm))
+
+    def forward_with_hidden(self, batch: ModelBatch) -> tuple[np.ndarray | None, Tensor]:
+        """The same, and what the last layer gave for each token, normed: ``[tokens, hidden]`` on the model's place."""
+        with paddle.no_grad():
+            hidden, outputs = self._run(batch)
+            hidden = self.normed(hidden, self.weights.norm)
+            if not len(outputs):
+                return np.zeros((0, self.config.vocab_size), np.float32), hidden
+            return self.logits(self.chosen(hidden, outputs)), hidden
+
+    def chosen(self, hidden: Tensor, outputs: np.ndarray) -> Tensor:
+        """Some of the rows, rising."""
+        return hidden if len(outputs) == len(hidden) else paddle.gather(hidden, self._put(outputs))
 
     def _put(self, array: np.ndarray) -> Tensor:
         return paddle.to_tensor(array, place=self.place)
@@ -136,27 +150,54 @@ class LlamaModel:
         """Hidden states ``[tokens, hidden]`` before the last norm, and int64 ``[n]`` whose logits are wanted."""
         if self.cache is None:
             raise InvalidValue("no cache", cure="call allocate_cache first", argument="forward")
-        check_batch(batch, self.config, self.cache.shape)
-        plan = plan_step(batch, self._part, self.cache.shape)
-        with paddle.no_grad():
-            cos, sin = self._rotary(batch.positions)
-            qk_index, value_index = self._head_indices(len(batch.token_ids))
-            step = _Step(
-                write_index=self._put(plan.write_index),
-                clear=None if plan.clear_index is None else self._place_clear(plan.clear_index),
-                groups=tuple(self._place_group(group) for group in plan.groups),
-                merge_index=None if plan.merge_index is None else self._put(plan.merge_index),
-                qk_index=qk_index,
-                value_index=value_index,
-                cos=cos,
-                sin=sin,
-            )
-            hidden = self._embedded(batch.token_ids)
-            for number, layer in enumerate(self.weights.layers):
-                hidden = self._layer(hidden, number, layer, step)
-        return hidden, plan.outputs
+        step, outputs = self.placed(batch, self.cache)
+        hidden = self.embedded(batch.token_ids)
+        for number, layer in enumerate(self.weights.layers):
+            hidden = self.layer(hidden, number, layer, step)
+        return hidden, outputs
 
-    def _embedded(self, token_ids: np.ndarray) -> Tensor:
+    def placed(self, batch: ModelBatch, cache: PagedCache) -> tuple[Step, np.ndarray]:
+        """What the layers of a step need, with this cache; int64 ``[n]`` whose logits are wanted. Raises
+        ``InvalidValue`` for a batch that cannot be computed."""
+        check_batch(batch, self.config, cache.shape)
+        plan = plan_step(batch, self.local, cache.shape)
+        cos, sin = self._rotary(batch.positions)
+        qk_index, value_index = self._head_indices(len(batch.token_ids))
+        step = Step(
+            cache=cache,
+            write_index=self._put(plan.write_index),
+            clear=None if plan.clear_index is None else self._place_clear(plan.clear_index),
+            groups=tuple(self._place_group(group) for group in plan.groups),
+            merge_index=None if plan.merge_index is None else self._put(plan.merge_index),
+            qk_index=qk_index,
+            value_index=value_index,
+            cos=cos,
+            sin=sin,
+        )
+        return step, plan.outputs
+
+    def placed_run(
+        self, tables: np.ndarray, positions: np.ndarray, reach: np.ndarray, count: int, cache: PagedCache
+    ) -> list[Step]:
+        """The steps of ``count`` tokens, one after the other, of each of some rows, with one transfer for all of them.
+
+        :param tables: block tables, int32 ``[rows, max_blocks]``.
+        :param positions: int64 ``[rows]``: of each row's first token.
+        :param reach: int64 ``[rows]``: how many tokens of a row have a place in its blocks, at least 1; further ones
+            are put over the last of these, so what comes of them means nothing.
+        """
+        plan = plan_run(tables, positions, reach, count, self.local, cache.shape)
+        qk_index, value_index = self._head_indices(len(positions))
+        turns = self._rotations_at(plan.positions).reshape([2, count, -1, self.config.head_dim])
+        cos, sin = (paddle.unbind(part) for part in paddle.unbind(turns))
+        writes, masks = paddle.unbind(self._put(plan.write_index)), paddle.unbind(self._put(plan.masks))
+        group = self._place_group(plan.group)
+        return [
+            Step(cache, write, None, (replace(group, mask=mask),), None, qk_index, value_index, c, s)
+            for write, mask, c, s in zip(writes, masks, cos, sin, strict=True)
+        ]
+
+    def embedded(self, token_ids: np.ndarray) -> Tensor:
         """``[tokens, hidden]``: each token's row of the embedding, from the rank that has it."""
         if self.ranks is None:
             return functional.embedding(self._put(token_ids), self.weights.embedding)
@@ -179,7 +220,7 @@ class LlamaModel:
     def _head_indices(self, tokens: int) -> tuple[Tensor, Tensor]:
         """``qk_index`` and ``value_index`` for so many tokens; kept, as decoding steps are alike."""
         if self._heads is None or self._heads[0] != tokens:
-            heads, kv_heads = self._part.num_attention_heads, self._part.num_key_value_heads
+            heads, kv_heads = self.local.num_attention_heads, self.local.num_key_value_heads
             rows = np.arange(tokens * (heads + 2 * kv_heads)).reshape(tokens, -1)
             query, key, value = (part.reshape(-1) for part in np.split(rows, [heads, heads + kv_heads], axis=1))
             self._heads = tokens, self._put(np.concatenate([query, key])), self._put(value)
@@ -188,12 +229,17 @@ class LlamaModel:
     def _rotary(self, positions: np.ndarray) -> tuple[Tensor, Tensor]:
         """cos and sin of position times frequency, a row for each head that ``qk_index`` lists; the sines of the first
         half negative, so that rotate_half is a plain swap of the halves."""
+        placed = self._rotations_at(positions[None])
+        return placed[0], placed[1]
+
+    def _rotations_at(self, positions: np.ndarray) -> Tensor:
+        """The same for several steps, int64 ``[steps, tokens]``: float32 ``[2, steps * rows, head_dim]``."""
         most = int(positions.max()) + 1
         if most > self._rotations.shape[1]:  # twice as many as are needed, so that it seldom grows
             self._rotations = self._rotation_table(min(2 * most, self.config.max_position_embeddings))
-        heads, kv_heads = self._part.num_attention_heads, self._part.num_key_value_heads
-        placed = self._put(self._rotations[:, np.concatenate([positions.repeat(heads), positions.repeat(kv_heads)])])
-        return placed[0], placed[1]
+        heads, kv_heads = self.local.num_attention_heads, self.local.num_key_value_heads
+        rows = np.concatenate([positions.repeat(heads, axis=1), positions.repeat(kv_heads, axis=1)], axis=1)
+        return self._put(self._rotations[:, rows.reshape(-1)])
 
     def _rotation_table(self, positions: int) -> np.ndarray:
         """float32 ``[2, positions, head_dim]``: the cosines, and the sines with their signs."""
@@ -202,46 +248,45 @@ class LlamaModel:
         table = [np.concatenate([cos, cos], axis=-1), np.concatenate([-sin, sin], axis=-1)]
         return np.stack(table).astype(np.float32)
 
-    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
-        """RMSNorm of each row. Those of the layers have a weight of ones: ``prepare_weights`` folded their own into the
-        matrix that follows."""
+    def normed(self, x: Tensor, weight: Tensor | None = None) -> Tensor:
+        """RMSNorm of each row. Those of the layers have a weight of ones (None): ``prepare_weights`` folded their own
+        into the matrix that follows."""
+        weight = self._ones if weight is None else weight
         if self._fused_norm:
             return fused_rms_norm(x, weight, None, self.config.rms_norm_eps, 1)[0]
         return x * paddle.rsqrt(paddle.mean(x * x, axis=-1, keepdim=True) + self.config.rms_norm_eps) * weight
 
-    def _layer(self, x: Tensor, number: int, layer: LayerWeights, step: _Step) -> Tensor:
+    def layer(self, x: Tensor, number: int, layer: LayerWeights, step: Step) -> Tensor:
         """One decoder layer on ``[tokens, hidden]``: attention and SwiGLU, each with its norm and residual."""
-        query, key, value = self._projected(self._normed(x, self._ones), layer, step)
-        assert self.cache is not None  # checked in _run
+        query, key, value = self._projected(self.normed(x), layer, step)
         if step.clear is not None:
-            self.cache.clear(number, *step.clear)
-        self.cache.write(number, step.write_index, key, value)
+            step.cache.clear(number, *step.clear)
+        step.cache.write(number, step.write_index, key, value)
         attended = self._summed(paddle.matmul(self._attention(query, number, step), layer.output))
         if layer.output_bias is not None:
             attended = attended + layer.output_bias
         x = x + attended
-        gate, up = paddle.split(paddle.matmul(self._normed(x, self._ones), layer.gate_up), 2, axis=-1)
+        gate, up = paddle.split(paddle.matmul(self.normed(x), layer.gate_up), 2, axis=-1)
         return x + self._summed(paddle.matmul(functional.silu(gate) * up, layer.down))
 
-    def _projected(self, x: Tensor, layer: LayerWeights, step: _Step) -> tuple[Tensor, Tensor, Tensor]:
+    def _projected(self, x: Tensor, layer: LayerWeights, step: Step) -> tuple[Tensor, Tensor, Tensor]:
         """Queries ``[tokens * heads, head_dim]``, keys and values ``[tokens * kv_heads, head_dim]`` of ``x``, at their
         positions."""
         width = self.config.head_dim
-        queries = x.shape[0] * self._part.num_attention_heads
+        queries = x.shape[0] * self.local.num_attention_heads
         qkv = paddle.matmul(x, layer.qkv)
         if layer.qkv_bias is not None:
             qkv = qkv + layer.qkv_bias
         flat = qkv.reshape([-1, width])
         qk = paddle.gather(flat, step.qk_index)
         if layer.q_norm is not None:
-            qk = paddle.concat([self._normed(qk[:queries], layer.q_norm), self._normed(qk[queries:], layer.k_norm)])
+            qk = paddle.concat([self.normed(qk[:queries], layer.q_norm), self.normed(qk[queries:], layer.k_norm)])
         qk = qk * step.cos + paddle.roll(qk, width // 2, axis=-1) * step.sin
         return qk[:queries], qk[queries:], paddle.gather(flat, step.value_index)
 
-    def _attention(self, query: Tensor, number: int, step: _Step) -> Tensor:
+    def _attention(self, query: Tensor, number: int, step: Step) -> Tensor:
         """Softmax attention of ``[tokens * heads, head_dim]`` over the cache: ``[tokens, heads * head_dim]``."""
-        assert self.cache is not None  # checked in _run
-        kv_heads, width = self._part.num_key_value_heads, self.config.head_dim
+        kv_heads, width = self.local.num_key_value_heads, self.config.head_dim
         outputs = []
         for group in step.groups:
             plan = group.plan
@@ -249,7 +294,7 @@ class LlamaModel:
             # Heads of one key/value head lie side by side, so its queries are the rows of one product.
             chosen = chosen.reshape([plan.rows, kv_heads, -1, width])
             shape = [plan.rows, kv_heads, plan.keys, width]
-            key, value = (read.reshape(shape) for read in self.cache.read(number, group.block_index))
+            key, value = (read.reshape(shape) for read in step.cache.read(number, group.block_index))
             scores = functional.softmax(paddle.matmul(chosen, key, transpose_y=True) + group.mask, axis=-1)
             outputs.append(paddle.matmul(scores, value))
         if step.merge_index is None:
@@ -257,16 +302,16 @@ class LlamaModel:
         else:
             joined = paddle.concat([output.reshape([-1, width]) for output in outputs])
             joined = paddle.gather(joined, step.merge_index)
-        return joined.reshape([-1, self._part.num_attention_heads * width])
+        return joined.reshape([-1, self.local.num_attention_heads * width])
 
-    def _head(self, hidden: Tensor) -> np.ndarray | None:
-        """The logits of each row, where they are wanted: on every rank, or on the first one alone."""
-        with paddle.no_grad():
-            part = paddle.matmul(self._normed(hidden, self.weights.norm), self.weights.head, transpose_y=True)
-            if self.ranks is None:
-                whole: np.ndarray = part.numpy()
-                return whole
-            parts = self.ranks.all_gather(part) if self.everywhere else self.ranks.gather(part)
+    def logits(self, normed: Tensor) -> np.ndarray | None:
+        """float32 ``[n, vocab]`` of hidden states after the last norm, where they are wanted: on every rank, or on the
+        first one alone."""
+        part = paddle.matmul(normed, self.weights.head, transpose_y=True)
+        if self.ranks is None:
+            whole: np.ndarray = part.numpy()
+            return whole
+        parts = self.ranks.all_gather(part) if self.everywhere else self.ranks.gather(part)
         if parts is None:
             return None
         rows: np.ndarray = parts.numpy().transpose(1, 0, 2).reshape(part.shape[0], -1)

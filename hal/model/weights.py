@@ -41,6 +41,16 @@ class LayerWeights:
 
 
 @dataclass(frozen=True)
+class PredictionWeights:
+    """The multi-token-prediction layer (DeepSeek-AI 2024, DeepSeek-V3, section 2.2); embedding and head are shared."""
+
+    join: Tensor
+    """``[2 * hidden, hidden]``: of the next token's embedding and the hidden state, their norms folded in."""
+    layer: LayerWeights
+    norm: Tensor
+
+
+@dataclass(frozen=True)
 class DecoderWeights:
     """All weights; ``head`` is ``embedding`` itself where the two are tied."""
 
@@ -49,6 +59,8 @@ class DecoderWeights:
     norm: Tensor
     head: Tensor
     """``[vocab, hidden]``."""
+    prediction: PredictionWeights | None
+    """None where the checkpoint has none."""
 
 
 def prepare_weights(config: LlamaConfig, tensors: Mapping[str, np.ndarray], place: str) -> DecoderWeights:
@@ -61,12 +73,19 @@ def prepare_weights(config: LlamaConfig, tensors: Mapping[str, np.ndarray], plac
         arrays = _join_layer(config, tensors, f"model.layers.{number}")
         return LayerWeights(**{name: None if array is None else put(array) for name, array in arrays.items()})
 
+    def prediction(number: int) -> PredictionWeights:
+        prefix = f"model.layers.{number}"
+        norms = np.concatenate([tensors[f"{prefix}.{name}.weight"] for name in ("enorm", "hnorm")])
+        join = (tensors[f"{prefix}.eh_proj.weight"] * norms).T
+        return PredictionWeights(put(join), layer(number), put(tensors[f"{prefix}.shared_head.norm.weight"]))
+
     embedding = put(tensors["model.embed_tokens.weight"])
     return DecoderWeights(
         embedding=embedding,
         layers=tuple(layer(number) for number in range(config.num_hidden_layers)),
         norm=put(tensors["model.norm.weight"]),
         head=embedding if config.tie_word_embeddings else put(tensors["lm_head.weight"]),
+        prediction=prediction(config.num_hidden_layers) if config.num_nextn_predict_layers else None,
     )
 
 

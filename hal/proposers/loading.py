@@ -37,6 +37,12 @@ def make_proposer(name: str, setup: Setup) -> Proposer | None:
     return Adaptive(first)
 
 
+def check_names(name: str) -> None:
+    """Raise :class:`InvalidValue` for a name that :func:`make_proposer` would refuse, before anything is loaded."""
+    for part in name.split("+") if name != NONE else ():
+        _entry(part)
+
+
 def installed() -> tuple[Entry, ...]:
     """Every proposer that an installed distribution declares, by name. Nothing is imported."""
     return installed_in(PROPOSERS)
@@ -44,8 +50,7 @@ def installed() -> tuple[Entry, ...]:
 
 def load(name: str, setup: Setup) -> Proposer:
     """Import and make one proposer. Raises as :func:`make_proposer`."""
-    cure = f"name one of them with {SPECULATE}, two as first+second, or {NONE}"
-    entry = named(name, installed(), kind="proposer", argument=SPECULATE, cure=cure)
+    entry = _entry(name)
     proposer = load_made(entry, setup)
     missing = sorted(method for method in _METHODS if not callable(getattr(proposer, method, None)))
     if not isinstance(getattr(proposer, "wants_hidden", None), bool):
@@ -54,6 +59,11 @@ def load(name: str, setup: Setup) -> Proposer:
         raise entry.error(f"{entry.target} made {type(proposer).__name__}, which has no {', '.join(missing)}")
     assert isinstance(proposer, Proposer)
     return proposer
+
+
+def _entry(name: str) -> Entry:
+    cure = f"name one of them with {SPECULATE}, two as first+second, or {NONE}"
+    return named(name, installed(), kind="proposer", argument=SPECULATE, cure=cure)
 
 
 def join(first: Proposer, second: Proposer, setup: Setup) -> Hybrid:

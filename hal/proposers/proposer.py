@@ -50,6 +50,7 @@ class Fed:
     - ``rows`` int64 ``[slots + 1]``: where the rows of each slot begin, and behind the last one their number.
     - ``tokens``, ``positions`` int64 ``[rows]``: the token of each row and its place in the request, from 0.
     - ``hidden``: ``[rows, width]``, what the model's last layer gave for each row, as the model's own kind of array.
+    - ``fields``: the state's fields as of the step's start, ``[slots, width]`` each: block tables, sampling.
     """
 
     slots: Sequence[int]
@@ -58,6 +59,7 @@ class Fed:
     tokens: Int64s | None = None
     positions: Int64s | None = None
     hidden: Any = None
+    fields: Mapping[str, Array] | None = None
 
 
 @runtime_checkable

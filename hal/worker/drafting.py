@@ -85,7 +85,7 @@ class Drafting:
         else:
             rows = np.concatenate([[0], np.cumsum(inputs.batch.row_lengths, dtype=np.int64)])
             batch = inputs.batch
-            self.proposer.observe(Fed(slots, accepted, rows, batch.token_ids, batch.positions, hidden))
+            self.proposer.observe(Fed(slots, accepted, rows, batch.token_ids, batch.positions, hidden, inputs.fields))
         room = self.room(inputs, outputs)
         drafts = self.proposer.propose(room)
         self._check(drafts, room)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 from hal_core import (
@@ -60,6 +60,14 @@ class Model(Protocol):
         """
 
 
+@runtime_checkable
+class HiddenModel(Model, Protocol):
+    """A model that gives its hidden states too, for a proposer that wants them."""
+
+    def forward_with_hidden(self, batch: ModelBatch) -> tuple[Array | None, object]:
+        """As ``forward``, and what the last layer gave for each token ``[tokens, width]``, in the model's own kind."""
+
+
 class Worker:
     """One rank: a slot state on a device, a model, and the four hooks called in order at each step.
 
@@ -92,6 +100,12 @@ class Worker:
         self.acceptance = Acceptance()
         self._histories = Histories()
         self._drafting = None if proposer is None else Drafting(proposer, sizes, model.config.vocab_size)
+        if proposer is not None and proposer.wants_hidden and not isinstance(model, HiddenModel):
+            raise InvalidValue(
+                f"{type(proposer).__name__} runs on hidden states, which {type(model).__name__} does not give",
+                cure="give a model with forward_with_hidden, or another proposer",
+                argument="proposer",
+            )
         model.allocate_cache(blocks, sizes.block_size)
 
     @property
@@ -124,7 +138,7 @@ class Worker:
         if self._drafting is not None:
             self._drafting.follow(batch)
         inputs = read_inputs(self.device.device, self.state, chunks_of(batch), self.stream)
-        tokens = self._generate(inputs)
+        tokens, hidden = self._generate(inputs)
         self._write(tokens)
         agreed = self.device.broadcast_tokens(state=self.state, group=self.group, stream=self.stream)
         if not self.group.is_first:
@@ -133,7 +147,7 @@ class Worker:
         step = self._describe(batch, inputs, tokens)
         self.device.update_inputs(state=self.state, step=step, stream=self.stream)
         if self._drafting is not None and len(inputs.slots):
-            self._draft(self._drafting, step, inputs)
+            self._draft(self._drafting, step, inputs, hidden)
         try:
             ticket = self.device.save_output(state=self.state, step=step, sink=self.sink, stream=self.stream)
         except (SinkFull, SinkClosed) as error:
@@ -157,15 +171,19 @@ class Worker:
             cure = "hand the request over without its drafts; the tokens are the same"
             raise InvalidValue(why, cure=cure, device=self.device.name, hook="insert_tasks", argument="tasks")
 
-    def _generate(self, inputs: StepInput) -> StepTokens:
-        """Run the model on all rows, and choose the tokens of each that gives some."""
-        if inputs.batch is None:
-            logits: Array | None = np.zeros((0, self.vocab_size), np.float32)
-        else:
+    def _generate(self, inputs: StepInput) -> tuple[StepTokens, object]:
+        """Run the model on all rows, and choose the tokens of each that gives some; with them the hidden states, for a
+        proposer that wants them."""
+        logits: Array | None = np.zeros((0, self.vocab_size), np.float32)
+        hidden: object = None
+        if inputs.batch is not None and self._drafting is not None and self._drafting.proposer.wants_hidden:
+            assert isinstance(self.model, HiddenModel)
+            logits, hidden = self.model.forward_with_hidden(inputs.batch)
+        elif inputs.batch is not None:
             logits = self.model.forward(inputs.batch)
         if logits is None:
-            return StepTokens.none(self.state.sizes)
-        return choose_tokens(logits, inputs, self._histories, self.state.sizes)
+            return StepTokens.none(self.state.sizes), hidden
+        return choose_tokens(logits, inputs, self._histories, self.state.sizes), hidden
 
     def _write(self, tokens: StepTokens) -> None:
         """Write what was sampled into the state; a slot whose logits were no use stops there."""
@@ -210,11 +228,11 @@ class Worker:
             errors=errors,
         )
 
-    def _draft(self, drafting: Drafting, step: Step, inputs: StepInput) -> None:
+    def _draft(self, drafting: Drafting, step: Step, inputs: StepInput, hidden: object) -> None:
         """Have drafts made of what the step gave, and hand them to the state; before its output is saved, as a request
         that goes on elsewhere takes its drafts along in that."""
         outputs = read_outputs(self.device.device, self.state, self.stream)
-        drafts = drafting.drafts(inputs, outputs, None)
+        drafts = drafting.drafts(inputs, outputs, hidden)
         self.device.set_drafts(state=self.state, step=step, drafts=drafts, stream=self.stream)
 
     def _take(self, ticket: Ticket | object, inputs: StepInput) -> OutputRecord:

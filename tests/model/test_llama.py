@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from hal.model.batch import ModelBatch
 from hal.model.llama import LlamaModel
+from hal.model.prediction import PredictionLayer
 from training.dense import DenseModel
 
 from .reference import Reference
@@ -187,6 +188,46 @@ def test_prediction_layer_sees_only_the_past(dense):
     difference = np.abs(model.mtp_logits(ids) - model.mtp_logits(changed)).max(axis=1)
     assert difference[:-1].max() == 0
     assert difference[-1] > 0
+
+
+def test_the_prediction_layer_equals_the_dense_pass_whole_in_pieces_and_one_by_one(models, dense):
+    """Whole chunks write the layer's cache; runs of single entries go on from it, in the same blocks."""
+    model, oracle = models["with a prediction layer"], dense["with a prediction layer"]
+    model.allocate_cache(8, 4)
+    ids, blocks = tokens(14), [6, 0, 3, 7]
+    expected = oracle.mtp_logits(ids)
+    layer = PredictionLayer(model)
+    for begin, end in ((0, 3), (3, 8)):
+        chunk = Row(ids, begin, blocks)
+        _, hidden = model.forward_with_hidden(batch_of([chunk], [end - begin], 4))
+        following = dataclasses.replace(batch_of([chunk], [end - begin], 4), token_ids=ids[begin + 1 : end + 1])
+        following = dataclasses.replace(following, outputs=np.arange(end - begin))
+        given = layer.forward(following, hidden)
+        np.testing.assert_allclose(layer.logits(given), expected[begin:end], atol=TOLERANCE)
+    _, hidden = model.forward_with_hidden(batch_of([Row(ids, 8, blocks)], [5], 4))
+    steps = layer.run(np.array([blocks], np.int32), np.array([8]), np.array([5]), 5)
+    for number, step in enumerate(steps):
+        given = layer.follow(step, ids[9 + number : 10 + number], hidden[number : number + 1])
+        np.testing.assert_allclose(layer.logits(given)[0], expected[8 + number], atol=TOLERANCE)
+
+
+def test_a_row_that_reaches_less_far_than_its_neighbours_writes_nothing_behind(models):
+    model = models["with a prediction layer"]
+    model.allocate_cache(4, 4)
+    layer = PredictionLayer(model)
+    cache = layer._cache
+    tables = np.array([[0, -1], [1, 2]], np.int32)
+    hidden = paddle.to_tensor(np.ones((2, 16), np.float32))
+    for step in layer.run(tables, np.array([2, 2]), np.array([2, 4]), 4):
+        layer.follow(step, np.array([3, 4]), hidden)
+    written = cache.keys[0].numpy().reshape(5, -1, 4, cache.keys[0].shape[-1]).any(axis=(1, 3))
+    assert written.tolist() == [
+        [False, False, True, True],
+        [False, False, True, True],
+        [True, True, False, False],
+        [False] * 4,
+        [False] * 4,
+    ]
 
 
 GOOD = Row(tokens(6), blocks=[2, 0])

@@ -1,0 +1,96 @@
+"""``hal run --speculate``: the same answers whatever drafts, on any device; what is told of drafts; what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+
+import pytest
+
+from hal.cli import main
+from hal.model import DEFAULT_CHECKPOINT
+
+GREEDY = ("--prompt", "def main(", "--prompt", "try:\n    ", "--max-tokens", 24)
+DRAWN = (*GREEDY, "--temperature", 0.7, "--top-p", 0.9, "--seed", 3, "--logprobs", 2, "--blocks", 5, "--chunk", 3)
+MARGIN = 1e-3
+
+
+@pytest.fixture(autouse=True)
+def private_folders(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("ipc")))
+
+
+@pytest.fixture
+def run(capsys):
+    """Run the command here: exit status, the JSON objects, and what stderr says."""
+
+    def call(*arguments):
+        with pytest.raises(SystemExit) as end:
+            main(["run", "--json", *map(str, arguments)])
+        out, err = capsys.readouterr()
+        return end.value.code, [json.loads(line) for line in out.splitlines()], err
+
+    return call
+
+
+def answers(objects):
+    """What was answered, log-probabilities apart."""
+    texts = [(o["request_id"], o["token_ids"], o["finish_reason"]) for o in objects]
+    logprobs = [(e["token_id"], e["rank"], e["logprob"]) for o in objects for e in o.get("logprobs", ())]
+    return texts, logprobs
+
+
+@pytest.mark.parametrize("options", [GREEDY, DRAWN], ids=["greedy", "drawn"])
+def test_the_answers_are_the_same_whatever_drafts(run, options):
+    code, objects, err = run("--device", "cpu", *options)
+    assert code == 0
+    assert "drafts" not in err
+    assert "speculation" not in objects[0]
+    expected, logprobs = answers(objects)
+    for device, name in (("cpu", "naive"), ("cpu", "ngram"), ("cpu", "mtp"), ("sim", "mtp"), ("sim", "hybrid")):
+        code, objects, err = run("--device", device, *options, "--speculate", name, "--drafts", 5)
+        assert code == 0
+        found, values = answers(objects)
+        assert found == expected, (device, name)
+        assert [(token, rank) for token, rank, _ in values] == [(token, rank) for token, rank, _ in logprobs]
+        assert all(abs(one[2] - other[2]) < MARGIN for one, other in zip(values, logprobs, strict=True))
+        told = re.search(r"(\d+) of (\d+) drafts accepted, (\d+\.\d+) tokens a step", err)
+        assert told is not None
+        accepted, drafted, rate = int(told[1]), int(told[2]), float(told[3])
+        parts = [o["speculation"] for o in objects]
+        assert {part["proposer"] for part in parts} == {name}
+        assert sum(part["accepted"] for part in parts) == accepted <= drafted <= sum(part["drafted"] for part in parts)
+        assert rate == 1 if name == "naive" else rate > 1
+
+
+@pytest.fixture
+def headless(tmp_path):
+    """A checkpoint without a prediction layer, as far as its configuration says."""
+    directory = shutil.copytree(DEFAULT_CHECKPOINT, tmp_path / "headless")
+    fields = json.loads((directory / "config.json").read_text())
+    del fields["num_nextn_predict_layers"]
+    (directory / "config.json").write_text(json.dumps(fields))
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--speculate", "mtp", "--drafts", 6), r"--drafts: 6 \(give a whole number from 1 to 5\)"),
+        (("--speculate", "ngram", "--drafts", 0), r"--drafts: 0 \(give"),
+        (("--speculate", "oracle"), r"--speculate: no installed proposer is called 'oracle'; installed: .*mtp"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_loaded(run, arguments, message):
+    code, objects, err = run("--device", "cpu", "--prompt", "a", "--model", DEFAULT_CHECKPOINT, *arguments)
+    assert (code, objects) == (2, [])
+    assert re.search(message, err)
+
+
+@pytest.mark.parametrize("name", ["mtp", "hybrid", "mtp+suffix"])
+def test_a_checkpoint_without_a_prediction_layer_is_refused(run, headless, name):
+    code, objects, err = run("--device", "cpu", "--prompt", "a", "--model", headless, "--speculate", name)
+    assert (code, objects) == (2, [])
+    assert "--speculate" in err
+    assert "no multi-token-prediction layer" in err
