@@ -10,7 +10,7 @@ from hal_core import SamplingParams
 
 from hal.model import DEFAULT_CHECKPOINT
 
-from .run_options import Options, read_prompts, requirements, sampling_params
+from .run_options import Options, RankOptions, read_prompts, requirements, sampling_params
 
 _defaults = SamplingParams()
 
@@ -69,6 +69,19 @@ def run(
         ),
     ] = "none",
     drafts: Annotated[int, typer.Option(metavar="K", help="Most drafts that a step verifies of a prompt.")] = 4,
+    tp: Annotated[int, typer.Option(help="Split the model over so many ranks (tensor parallelism).")] = 1,
+    dp: Annotated[int, typer.Option(help="Serve with so many groups of ranks, each with slots and blocks.")] = 1,
+    sampling: Annotated[
+        str,
+        typer.Option(help="Who samples: the first rank of each group, or every-rank."),
+    ] = "first",
+    dp_sync: Annotated[
+        bool, typer.Option("--dp-sync", help="All groups take each step together, as expert parallelism needs it.")
+    ] = False,
+    restart: Annotated[int, typer.Option(help="Start lost ranks anew up to so many times, and go on.")] = 0,
+    sink: Annotated[
+        str | None, typer.Option(metavar="URL", help="Send the records there as well, for hal tail or an engine.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a prompt, in their order.")] = False,
 ) -> None:
     """Generate text with a model: the embedded default, or a Llama-, Mistral-, Qwen2- or Qwen3-style checkpoint."""
@@ -87,8 +100,9 @@ def run(
     )
     texts = read_prompts(prompt or [], prompts)
     wanted = requirements(require or [])
+    ranks = RankOptions(tp, dp, sampling, dp_sync=dp_sync, restart=restart)
     options = Options(
-        device, wanted, model, model_place, slots, blocks, chunk, stop or [], speculate, drafts, as_json=as_json
+        device, wanted, model, model_place, slots, blocks, chunk, stop or [], speculate, drafts, as_json, sink, ranks
     )
     from .run_session import generate
 

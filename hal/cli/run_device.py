@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from hal_core import BoundDevice
+
+class Able(Protocol):
+    """What is said of a device's abilities."""
+
+    @property
+    def substituted(self) -> str: ...
+
+    @property
+    def fallbacks(self) -> Mapping[str, str]: ...
+
+
+class Named(Protocol):
+    """A device by name and abilities: one that is opened here, or the one that all ranks have opened."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def capabilities(self) -> Able: ...
+
 
 DeviceFacts = dict[str, Any]
 """``name``, ``substituted`` ("" where nothing stands in), and ``fallbacks``, hook to reason."""
 
 
-def facts_of(device: BoundDevice) -> DeviceFacts:
+def facts_of(device: Named) -> DeviceFacts:
     """What each JSON object says of the device."""
     able = device.capabilities
     return {"name": device.name, "substituted": able.substituted, "fallbacks": dict(able.fallbacks)}
 
 
-def where(device: BoundDevice, model_place: str) -> str:
+def where(device: Named, model_place: str) -> str:
     """The same in the line that sums a run up: what falls back, the device with its stand-in, and the model's place."""
     by_reason: dict[str, list[str]] = {}
     for hook, reason in device.capabilities.fallbacks.items():

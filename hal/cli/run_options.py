@@ -15,6 +15,30 @@ from .run_speculation import check_speculation
 
 
 @dataclass(frozen=True, slots=True)
+class RankOptions:
+    """How many ranks there are, and how they work together. Raises :class:`InvalidValue` for what cannot be."""
+
+    tp: int = 1
+    dp: int = 1
+    sampling: str = "first"
+    dp_sync: bool = False
+    restart: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("tp", 1), ("dp", 1), ("restart", 0)):
+            if getattr(self, name) < least:
+                cure = f"give a whole number of at least {least}"
+                raise InvalidValue(f"{getattr(self, name)}", cure=cure, argument=f"--{name}")
+        if self.sampling not in ("first", "every-rank"):
+            raise InvalidValue(f"{self.sampling!r}", cure="give first or every-rank", argument="--sampling")
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return self.tp * self.dp
+
+
+@dataclass(frozen=True, slots=True)
 class Options:
     """What concerns all prompts alike. Raises :class:`InvalidValue` for a count that is not positive."""
 
@@ -29,6 +53,8 @@ class Options:
     speculate: str
     drafts: int
     as_json: bool
+    sink: str | None = None
+    ranks: RankOptions = RankOptions()
 
     def __post_init__(self) -> None:
         for name in ("slots", "blocks", "chunk"):
@@ -36,6 +62,12 @@ class Options:
             if value is not None and value < 1:
                 raise InvalidValue(f"{value}", cure="give a whole number of at least 1", argument=f"--{name}")
         check_speculation(self.speculate, self.drafts)
+        if self.ranks.dp > 1 and (self.sink or "").startswith("sysv:"):
+            raise InvalidValue(
+                f"{self.sink!r}: its readers know a request by its batch id, which the groups of --dp share",
+                cure="use ipc or tcp, or leave --dp out",
+                argument="--sink",
+            )
         for text in self.stop:
             if not text:
                 raise InvalidValue("an empty text", cure="leave it out", argument="--stop")

@@ -27,6 +27,7 @@ class Plan:
 
     prompts: Sequence[str]
     requests: Sequence[Request]
+    config: LlamaConfig
     tokenizer: Tokenizer
     sizes: StateConfig
     blocks: int
@@ -59,7 +60,7 @@ def make_plan(texts: Sequence[str], params: SamplingParams, options: Options) ->
         max_bad_words=1,
     )
     blocks = _blocks(requests, sizes, options)
-    return Plan(texts, requests, tokenizer, sizes, blocks, options.stop, config.notes)
+    return Plan(texts, requests, config, tokenizer, sizes, blocks, options.stop, config.notes)
 
 
 def _for_model(params: SamplingParams, config: LlamaConfig) -> SamplingParams:

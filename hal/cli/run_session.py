@@ -17,16 +17,18 @@ from hal.engine import Engine
 from hal.opening import open_device
 from hal.reading import Event, OutputReader, SessionEnded, StreamLoss
 from hal.transport import open_sink
+from hal.transport.copies import Copies, close_all
 from hal.transport.descriptors import check_descriptors
 
 from . import signals
 from .console import say
 from .failures import cure_of, one_line
 from .run_device import facts_of, where
+from .run_drive import drive, summarize
 from .run_options import Options
 from .run_output import Answers
-from .run_plan import Plan, make_plan
-from .run_screen import Screen, open_screen
+from .run_plan import make_plan
+from .run_screen import open_screen
 from .run_speculation import open_proposer, summed_up
 
 if TYPE_CHECKING:
@@ -50,6 +52,10 @@ def generate(texts: Sequence[str], params: SamplingParams, options: Options) -> 
     check_descriptors(_DESCRIPTORS, "hal run")
     with signals.noted(), ExitStack() as stack:
         stack.enter_context(_plain_logs())
+        if options.ranks.size > 1:
+            from .run_ranks import generate_on_ranks
+
+            return generate_on_ranks(plan, params, options)
         device = stack.enter_context(_open(options))
         with signals.at_once(device.close):  # there may be much to load, and nothing to tidy up but the device
             model = _load_model(options)
@@ -65,16 +71,17 @@ def generate(texts: Sequence[str], params: SamplingParams, options: Options) -> 
         if proposer is not None:
             stack.callback(proposer.close)
             answers.speculate = options.speculate, proposer.drafted
-        with _Show(answers) as show:
+        with _Show(answers, options.sink) as show:
             worker = Worker(device, model, plan.sizes, plan.blocks, show.sink, proposer=proposer)
             engine = Engine(worker, chunk=options.chunk)
             began = time.perf_counter()
-            _drive(engine, plan, answers, show)
+            drive(engine, plan, answers, show)
             seconds = time.perf_counter() - began
         if answers.incomplete:
             raise HalError(f"no record told the end of {answers.incomplete}", cure="report it: the output path lost it")
-        drafts = summed_up(options.speculate, worker.acceptance)
-        _summarize(screen, engine, answers, seconds, drafts, where(device, options.model_place))
+        scheduler, drafts = engine.scheduler, summed_up(options.speculate, worker.acceptance)
+        used = (scheduler.most_running, plan.sizes.num_slots, scheduler.preemptions)
+        summarize(screen, answers, seconds, used, drafts, where(device, options.model_place))
     signals.check()
     return FAILED if answers.failed else 0
 
@@ -82,21 +89,26 @@ def generate(texts: Sequence[str], params: SamplingParams, options: Options) -> 
 class _Show:
     """The output path: the worker's sink, and the thread that reads what comes out of it and shows it."""
 
-    def __init__(self, answers: Answers) -> None:
+    def __init__(self, answers: Answers, also: str | None) -> None:
+        """``also``: a url to which the records go as well."""
         self._answers = answers
         self._over = False
         self.error: BaseException | None = None
         reader = OutputReader(on_event=self._hear)
+        self._sinks: list[Sink] = []
         try:
-            self.sink: Sink = open_sink(reader.url)
+            for url in (reader.url, also):
+                self._sinks += [open_sink(url)] if url else []
         except BaseException:
+            close_all(self._sinks, 0.0)
             reader.close()
             raise
+        self.sink: Sink = Copies(self._sinks) if also else self._sinks[0]
         self._thread = threading.Thread(target=self._read, args=(reader,), name="hal-run-reader", daemon=True)
         try:
             self._thread.start()
         except BaseException:
-            self.sink.close(0.0)
+            close_all(self._sinks, 0.0)
             reader.close()
             raise
 
@@ -129,7 +141,7 @@ class _Show:
         failed = kind is not None or self.error is not None
         patience = _CLOSE_SECONDS if signals.came() is None else _LEAVE_SECONDS
         try:
-            self.sink.close(0.0 if failed else patience)
+            close_all(self._sinks, 0.0 if failed else patience)
         except HalError:
             if not failed and self.error is None and signals.came() is None:  # that one says why
                 raise
@@ -141,23 +153,6 @@ class _Show:
             signals.end_now()
         if kind is None and self.error is not None:
             raise self.error
-
-
-def _drive(engine: Engine, plan: Plan, answers: Answers, show: _Show) -> None:
-    """Run every request to its end, which may be that all are aborted."""
-    for request in plan.requests:
-        engine.submit(request)
-    aborted = False
-    while engine.busy and show.error is None:
-        for finished in engine.step():
-            if not finished.reported:
-                answers.end(finished)
-        while answers.stopped:
-            engine.abort(answers.stopped.popleft())
-        if signals.came() is not None and not aborted:
-            aborted = True
-            for request in plan.requests:
-                engine.abort(request.request_id)
 
 
 def _open(options: Options) -> BoundDevice:
@@ -203,14 +198,3 @@ def _plain_logs() -> Iterator[None]:
         yield
     finally:
         log.handlers, log.propagate = former
-
-
-def _summarize(screen: Screen, engine: Engine, answers: Answers, seconds: float, drafts: str, place: str) -> None:
-    scheduler = engine.scheduler
-    speed = answers.tokens / seconds if seconds else 0.0
-    slots = f"{scheduler.most_running} of {engine.worker.layout.sizes.num_slots} slots used"
-    preempted = f"{scheduler.preemptions} preemption{'s' * (scheduler.preemptions != 1)}"
-    screen.close()
-    screen.note(
-        f"{answers.tokens} tokens in {seconds:.2f} s ({speed:.1f} tokens/s), {slots}, {preempted}{drafts}; {place}"
-    )

@@ -125,6 +125,29 @@ class Scheduler:
         self._to_abort.append(generation)
         return None
 
+    @property
+    def load(self) -> int:
+        """How many requests have not ended."""
+        return len(self._live)
+
+    def has_room(self, request: Request) -> bool:
+        """Whether the request, added now, would find a slot and blocks for its next token with the next step."""
+        wanted = [(len(request.prompt), len(request.output), request.params.max_tokens)]
+        wanted += [(one.prompt_len, len(one.generated), one.request.params.max_tokens) for one in self.waiting]
+        needed = [
+            self._blocks_for(min(prompt + output + 1, tokens_to_keep(prompt, most))) for prompt, output, most in wanted
+        ]
+        return len(self._slots) > len(self.waiting) and sum(needed) <= self.pool.free
+
+    def withdraw(self) -> tuple[list[Request], list[Finished]]:
+        """Take all requests back, of a worker that is lost: each as it goes on elsewhere, the oldest first, and the
+        ends of those that were to be aborted."""
+        ended = [generation.finished(FinishReason.ABORT, reported=False) for generation in self._to_abort]
+        going_on = [generation for generation in (*self.running, *self.waiting) if generation not in self._to_abort]
+        self._live.clear()
+        self._to_abort, self.running, self.waiting = [], [], deque()
+        return [replace(one.request, output=tuple(one.generated)) for one in going_on], ended
+
     def schedule(self) -> list[Task]:
         """The tasks of the next step: who leaves, who needs a block, whose prompt goes on, who enters."""
         tasks = [self._leave(generation, TaskKind.ABORTED) for generation in self._to_abort]

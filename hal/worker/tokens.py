@@ -7,7 +7,7 @@ its position, with its noise. Drafts are kept while they equal what was sampled,
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,6 +46,11 @@ class StepTokens:
     def none(cls, sizes: StateConfig) -> StepTokens:
         """A step that gives no token, or whose tokens another rank has."""
         return cls(_empty(sizes), np.zeros(0, np.int64), np.zeros(0))
+
+    def unreported(self) -> StepTokens:
+        """The same without alternatives: those of a rank whose tokens give way to another one's."""
+        kept = {name: column for name, column in self.fields.items() if not name.startswith("topk_")}
+        return replace(self, fields=kept, logprobs=None)
 
 
 def _empty(sizes: StateConfig) -> dict[str, Array]:

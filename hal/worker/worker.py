@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -77,6 +78,7 @@ class Worker:
     - ``sizes``, ``blocks``: of the state, and of the paged cache that the model is made to allocate.
     - ``sink``: where each step's record goes; the caller closes it, and the device.
     - ``group``: the tensor-parallel group that the worker is in.
+    - ``noise``: mixed into the seeds that this rank draws with, where every rank of a group samples for itself.
     - ``proposer``: what drafts tokens, for ``sizes`` with room for drafts; the caller closes it. On such a state each
       step verifies drafts, though there be none. ``acceptance`` counts what became of them.
     """
@@ -90,12 +92,13 @@ class Worker:
         sink: Sink,
         *,
         group: Group = ALONE,
+        noise: int = 0,
         proposer: Proposer | None = None,
     ) -> None:
         self.device, self.model, self.sink, self.group, self.blocks = device, model, sink, group, blocks
         self.state = device.state(sizes)
         self.stream = device.default_stream
-        self.steps = 0
+        self.steps, self._noise = 0, noise
         self.last: OutputRecord | None = None
         self.acceptance = Acceptance()
         self._histories = Histories()
@@ -183,7 +186,10 @@ class Worker:
             logits = self.model.forward(inputs.batch)
         if logits is None:
             return StepTokens.none(self.state.sizes), hidden
-        return choose_tokens(logits, inputs, self._histories, self.state.sizes), hidden
+        if self._noise:
+            inputs = replace(inputs, fields={**inputs.fields, "seed": inputs.fields["seed"] ^ np.int64(self._noise)})
+        tokens = choose_tokens(logits, inputs, self._histories, self.state.sizes)
+        return (tokens if self.group.is_first else tokens.unreported()), hidden
 
     def _write(self, tokens: StepTokens) -> None:
         """Write what was sampled into the state; a slot whose logits were no use stops there."""

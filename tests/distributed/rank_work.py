@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+from unittest import mock
+
 import numpy as np
 from hal_core import Group
 from hal_core.devices import TensorRanks, open_groups
+from hal_core.runtime.policy import Policy
+from hal_core.tickets import DONE
 
+from hal.distributed.rank import serve
 from hal.model.batch import ModelBatch
 from hal.model.llama import LlamaModel
 
@@ -36,3 +42,19 @@ def split_logits(rank, directories, everywhere):
     open_groups([(0, 1)])
     ranks = TensorRanks(Group((0, 1), rank.rank))
     return [logits_of(LlamaModel.load(folder, ranks=ranks, everywhere=everywhere)) for folder in directories]
+
+
+def be_a_rank(rank, url, how="", *arguments):
+    """In a rank: serve the engine at ``url``; ``how`` names what is wrong with this rank."""
+    with LIARS[how](rank, *arguments) if how else contextlib.nullcontext():
+        serve(url, rank.rank, rank.size)
+
+
+@contextlib.contextmanager
+def no_broadcast(rank):
+    """``broadcast_tokens`` does nothing."""
+    with mock.patch.object(Policy, "broadcast_tokens", return_value=DONE):
+        yield
+
+
+LIARS = {"no broadcast": no_broadcast}

@@ -96,7 +96,9 @@ class TicketTimeout(HalError, TimeoutError):
 
 
 class GroupLost(HalError, ConnectionError):
-    """A peer of the group is lost or hung; the group is dead (G16)."""
+    """A peer of the group is lost or hung; the group is dead (G16). ``rank``: its global rank, -1 if unknown."""
+
+    rank: int = -1
 
 
 class SinkFull(HalError, TimeoutError):

@@ -44,6 +44,8 @@ from .paddle.plugins import PaddlePlugin as PaddlePlugin
 from .paddle.probing import Installed as Installed
 from .paddle.probing import installed_paddle as installed_paddle
 from .paddle.ranks.collectives import open_collectives as open_collectives
+from .paddle.ranks.collectives import open_job as open_job
+from .paddle.ranks.groups import close_groups as close_groups
 from .paddle.ranks.groups import open_groups as open_groups
 from .paddle.ranks.tensors import TensorRanks as TensorRanks
 from .paddle.ranks.tensors import library_of as library_of

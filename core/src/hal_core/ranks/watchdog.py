@@ -37,6 +37,7 @@ class Watchdog:
     def __init__(self, me: int, peers: Mapping[int, socket.socket], timeout: float, abort: Callable[[], None]) -> None:
         self.me, self.timeout, self.calls = me, timeout, 0
         self.reason = ""
+        self.missed = -1  # the rank because of which the group was given up
         self._abort, self._peers = abort, dict(peers)
         self._since = 0.0  # when the oldest call that is under way began; 0: none is
         self._ended = 0  # the last call that is over
@@ -92,11 +93,13 @@ class Watchdog:
 
     def error(self, reason: str) -> GroupLost:
         """The error of every call on a lost group."""
-        return GroupLost(
+        error = GroupLost(
             f"the group of rank {self.me} is lost: {reason}",
             cure="its ranks no longer agree: end them all and start them anew",
             argument="group",
         )
+        error.rank = self.missed
+        return error
 
     def close(self) -> None:
         """Say goodbye, end the thread, close the connections. Calling it again does nothing."""
@@ -219,7 +222,7 @@ class Watchdog:
         """Give the group up for good. The connections stay open until :meth:`close`, so that the message arrives."""
         if self._over.is_set():
             return
-        self.reason = reason
+        self.missed, self.reason = about, reason
         try:
             self._tell(Kind.LOST, about, self.calls)
             self._abort()

@@ -8,7 +8,7 @@ ended.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,7 +16,7 @@ from ....ranks.watchdog import Watchdog
 from ....tickets import Mode, Ticket
 from ...primitives import poll
 from ..memory import PaddleMemory, Tensor
-from .groups import OpenGroup, PaddleCommunicator, TensorOf, opened
+from .groups import OpenGroup, PaddleCommunicator, TensorOf, open_groups, opened
 from .world import DEFAULT_TIMEOUT, exchange
 
 if TYPE_CHECKING:
@@ -134,12 +134,12 @@ class DeviceCommunicator(PaddleCommunicator):
 
 
 @contextmanager
-def _on(device: CollectiveDevice) -> Iterator[None]:
-    """Let Paddle make new tensors on the device, as it does for collectives."""
+def _on(device: CollectiveDevice, named: str = "") -> Iterator[None]:
+    """Let Paddle make new tensors on the device, as it does for collectives; ``named`` says where it is to Paddle."""
     import paddle
 
     before = paddle.get_device()
-    paddle.set_device(str(device.place).removeprefix("Place(").removesuffix(")"))
+    paddle.set_device(named or str(device.place).removeprefix("Place(").removesuffix(")"))
     try:
         yield
     finally:
@@ -162,6 +162,22 @@ def open_collectives(
         return PaddleCommunicator(group, opened(group), made)
     with _on(device):
         return DeviceCommunicator(device, group, opened(group, backend=backend, timeout=timeout), made)
+
+
+def open_job(device: Any, groups: Sequence[Sequence[int]], *, timeout: float = DEFAULT_TIMEOUT) -> None:  # noqa: ANN401 (a device)
+    """Open groups of global ranks over gloo and, where Paddle has it, over the library that the device names as well.
+
+    Every rank of the job makes the same call, members of a group or not; see :func:`hal_core.devices.open_groups`.
+    """
+    open_groups(groups, timeout=timeout)
+    kind = _KINDS.get(device.capabilities.collective)
+    if kind is not None:
+        with _on(device, f"{kind}:{device.index}" if kind else ""):
+            open_groups(groups, backend=device.capabilities.collective, timeout=timeout)
+
+
+_KINDS = {"nccl": "gpu", "bkcl": "xpu", "xccl": ""}
+"""Library to the kind of Paddle device that it is for; of a CustomDevice the device itself says where it is."""
 
 
 def _bytes(memory: Memory, part: ByteRange) -> Tensor:

@@ -1,0 +1,166 @@
+"""``hal run`` on ranks: this process is the engine, which imports no framework; the ranks are Paddle's launcher's."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from hal_core import HalError, InvalidValue, OutputRecord, Undelivered, lay_out
+
+from hal.distributed.check import VARIABLE
+from hal.distributed.crew import Crew
+from hal.distributed.engine import RanksEngine
+from hal.distributed.errors import RankLost
+from hal.distributed.launch import PaddleLaunch
+from hal.distributed.words import Setup
+from hal.model.split import check_split
+
+from . import signals
+from .console import say
+from .run_device import facts_of, where
+from .run_drive import drive, summarize
+from .run_options import Options
+from .run_output import Answers
+from .run_plan import Plan
+from .run_screen import open_screen
+
+if TYPE_CHECKING:
+    from hal_core import SamplingParams
+
+LOST, FAILED = 1, 2
+"""Exit statuses: ranks were lost; a request ended with an error."""
+TIMEOUT = 30.0
+"""Seconds that a collective may last, unless ``HAL_RANKS_TIMEOUT`` says otherwise."""
+_TIMEOUT_VARIABLE = "HAL_RANKS_TIMEOUT"
+_LEAVE_SECONDS = 10.0
+
+
+def generate_on_ranks(plan: Plan, params: SamplingParams, options: Options) -> int:
+    """Generate for all prompts on ranks and show it; the exit status."""
+    check_split(plan.config, options.ranks.tp)
+    if options.speculate != "none":
+        raise InvalidValue(
+            f"{options.speculate}: several ranks do not speculate yet", cure="leave it out", argument="--speculate"
+        )
+    with ExitStack() as stack:
+        screen = open_screen()
+        stack.callback(screen.close)
+        for note in plan.notes:
+            screen.note(note)
+        shown = _Shown()
+        engine = _engine(plan, options, shown)
+        stack.callback(lambda: engine.crew.close())
+        able = engine.crew.abilities
+        facts = facts_of(able) if options.as_json else None
+        answers = Answers(plan, screen, device=facts, logprobs=params.logprobs is not None)
+        try:
+            with shown.by(answers):
+                began = time.perf_counter()
+                drive(engine, plan, answers, shown)
+                seconds = time.perf_counter() - began
+            engine.crew.stop()
+        except RankLost as error:
+            screen.close()
+            say(f"hal: error: {_told(error)}")
+            return LOST
+        if engine.crew.undelivered:
+            raise Undelivered(
+                f"not acknowledged by a reader of {options.sink}: {_listed(engine.crew.undelivered)}",
+                engine.crew.undelivered,
+                cure="start the reader first, and run these requests again",
+            )
+        if answers.incomplete:
+            raise HalError(f"no record told the end of {answers.incomplete}", cure="report it: the output path lost it")
+        ranks = f"tp {options.ranks.tp} x dp {options.ranks.dp}"
+        again = f", started again {engine.restarts} time(s)" if engine.restarts else ""
+        used = (engine.most_running, plan.sizes.num_slots * options.ranks.dp, engine.preemptions)
+        summarize(screen, answers, seconds, used, "", f"{ranks}{again}; {where(able, options.model_place)}")
+    signals.check()
+    return FAILED if answers.failed else 0
+
+
+def _engine(plan: Plan, options: Options, shown: _Shown) -> RanksEngine:
+    ranks = options.ranks
+    setup = Setup(
+        model=str(options.model.resolve()),
+        place=options.model_place,
+        device=options.device or os.environ.get("HAL_DEVICE"),
+        require=dict(options.require),
+        sizes=plan.sizes,
+        blocks=plan.blocks,
+        tp=ranks.tp,
+        dp=ranks.dp,
+        records="",
+        timeout=float(os.environ.get(_TIMEOUT_VARIABLE) or TIMEOUT),
+        everywhere=ranks.sampling == "every-rank",
+        dp_sync=ranks.dp_sync,
+        check=os.environ.get(VARIABLE, "") not in ("", "0"),
+        sink=options.sink or "",
+    )
+    return RanksEngine(
+        lambda: Crew(setup, PaddleLaunch(ranks.size), look=signals.check),
+        lay_out(plan.sizes),
+        plan.blocks,
+        ranks.dp,
+        vocab_size=plan.config.vocab_size,
+        chunk=options.chunk,
+        dp_sync=ranks.dp_sync,
+        restarts=ranks.restart,
+        on_record=shown.take,
+    )
+
+
+def _told(error: RankLost) -> str:
+    """The loss in one line, with what will not be delivered."""
+    lost = f"; not delivered: {_listed(error.undelivered)}" if error.undelivered else ""
+    return f"{error.what}{lost} ({error.cure})"
+
+
+def _listed(deliveries: tuple[tuple[str, int, int], ...] | list[tuple[str, int, int]]) -> str:
+    named = ", ".join(f"{name} from {position} on" for name, position, _ in deliveries[:8])
+    return named + (f" and {len(deliveries) - 8} more" if len(deliveries) > 8 else "")
+
+
+class _Shown:
+    """A thread that shows records, so that who reads standard output slowly does not hold the engine up."""
+
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
+        self._records: queue.SimpleQueue[OutputRecord | None] = queue.SimpleQueue()
+        self._answers: Answers | None = None
+        self._thread = threading.Thread(target=self._serve, name="hal-run-shown", daemon=True)
+
+    def by(self, answers: Answers) -> _Shown:
+        """Where the records are shown."""
+        self._answers = answers
+        return self
+
+    def take(self, record: OutputRecord) -> None:
+        """Show a record, later."""
+        self._records.put(record)
+
+    def _serve(self) -> None:
+        assert self._answers is not None
+        while (record := self._records.get()) is not None:
+            try:
+                if self.error is None:
+                    self._answers.take(record)
+            except BaseException as error:  # noqa: BLE001 (handed to the command's thread, which raises it)
+                self.error = error
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Have everything shown."""
+        self._records.put(None)
+        self._thread.join(_LEAVE_SECONDS if signals.came() is None else 2.0)
+        if self._thread.is_alive() and signals.came() is not None:
+            say("hal: standard output takes nothing: what was left of the text is not shown")
+            signals.end_now()
+        if kind is None and self.error is not None:
+            raise self.error

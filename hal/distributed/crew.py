@@ -1,0 +1,265 @@
+"""All ranks of a run as the engine has them: started, compared, given steps, heard, and ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+from hal_core import InvalidValue, OutputRecord, Unavailable
+
+from hal.reading import Event, OutputReader, SessionEnded, SessionLost
+
+from .errors import RankLost
+from .launch import Starter
+from .layout import RankLayout
+from .lines import EngineLine
+from .steps import StepOrder, TaskOrder
+from .words import PROTOCOL, Beat, Delivery, Failed, Go, Hello, Left, Ready, Setup, Stop, Up, Verdict, Word
+
+if TYPE_CHECKING:
+    from hal.transport.curve import CurveKeys
+
+STARTING = 300.0
+"""Seconds in which ranks must be up: each imports its framework, on a machine that may be busy."""
+_LOOK_SECONDS = 0.05
+_LEAVE_SECONDS = 10.0
+_HINT_SECONDS = 1.0
+"""Seconds that ranks have to say which of them is lost, once one has said that a collective failed."""
+_Said = TypeVar("_Said", Hello, Ready, Up)
+
+
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """What the ranks' device is: its name, hook to reason for what falls back, and what stands in for it, or ""."""
+
+    name: str
+    fallbacks: Mapping[str, str]
+    substituted: str
+
+    @property
+    def capabilities(self) -> Abilities:
+        """As of an opened device."""
+        return self
+
+
+class Crew:
+    """The ranks of one run. One thread uses it; a context manager, with which the ranks end."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        starter: Starter,
+        *,
+        url: str | None = None,
+        records: str | None = None,
+        curve: CurveKeys | None = None,
+        look: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Start the ranks and wait until they are up. ``setup.records`` and ``setup.reader_key`` are filled in here.
+
+        ``url``, ``records``: tcp addresses to listen on, with ``curve``; by default private ones of this host.
+        ``look`` is called now and then while ranks start, and may raise what ends that.
+        Raises :class:`InvalidValue` for what is the user's to mend, with the same words on every rank, and
+        :class:`Unavailable` when ranks do not come up.
+        """
+        self.layout, self._starter, self._look = RankLayout(setup.tp, setup.dp), starter, look
+        self._numbers = [0] * self.layout.dp
+        self._failed: list[Failed] = []
+        self._gone: list[SessionLost] = []
+        self._left: dict[int, tuple[Delivery, ...]] = {}
+        self._ended = 0  # sessions of first ranks that are over
+        self._lost: RankLost | None = None
+        self.line = EngineLine(url, curve)
+        try:
+            self.reader = OutputReader(records, on_event=self._hear, curve=curve)
+            key = "" if curve is None else curve.public
+            self._setup = msgspec.structs.replace(setup, records=self.reader.url, reader_key=key)
+            starter.start(self.line.url)
+            self.abilities = self._assemble()
+        except BaseException:
+            self._end(0.0)
+            raise
+
+    # -- steps ----------------------------------------------------------------------------------------------------
+
+    def order(self, number: int, tasks: tuple[TaskOrder, ...]) -> int:
+        """Give the ranks of group ``number`` their next step; its number. Raises :class:`RankLost`."""
+        self._numbers[number] += 1
+        missed = self.line.order(StepOrder(number, self._numbers[number], tasks), *self.layout.members(number))
+        if missed:
+            raise self._lose(missed[0], "it takes no messages any more")
+        return self._numbers[number]
+
+    def receive(self, timeout: float) -> tuple[int, OutputRecord] | None:
+        """The next record with the number of its group; None after ``timeout`` seconds. Raises :class:`RankLost`."""
+        end = time.monotonic() + timeout
+        while True:
+            left = end - time.monotonic()
+            frame = self.reader.read(max(0.0, min(left, _LOOK_SECONDS)))
+            if frame is not None:
+                return frame.header.sender, frame.record
+            self._take_words(0.0)
+            self.line.beat(Beat())
+            self._check()
+            if left <= 0:
+                return None
+
+    def rest(self) -> list[tuple[int, OutputRecord]]:
+        """After a loss: the records that still come, from the ranks that go on sending until theirs are out."""
+        found, end = [], time.monotonic() + _LEAVE_SECONDS
+        while self.reader.cursors and time.monotonic() < end:
+            frame = self.reader.read(_LOOK_SECONDS)
+            if frame is not None:
+                found.append((frame.header.sender, frame.record))
+            self._take_words(0.0)
+        return found
+
+    @property
+    def undelivered(self) -> list[Delivery]:
+        """What ranks have said that they could not send."""
+        return [delivery for deliveries in self._left.values() for delivery in deliveries]
+
+    def stop(self) -> None:
+        """Have the ranks end in order, everything sent."""
+        self.line.say(Stop())
+        end = time.monotonic() + _LEAVE_SECONDS
+        while self._ended < self.layout.dp and time.monotonic() < end:
+            self.reader.read(_LOOK_SECONDS)
+            self._take_words(0.0)
+        self._end(_LEAVE_SECONDS)
+
+    def close(self) -> None:
+        """End the ranks, at once where they cannot end in order. Idempotent."""
+        self._end(1.0)
+
+    def __enter__(self) -> Crew:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.stop()
+        else:
+            self.close()
+
+    # -- the start ------------------------------------------------------------------------------------------------
+
+    def _assemble(self) -> Abilities:
+        hellos = self._collect(Hello)
+        for rank, hello in hellos.items():
+            if hello.size != self.layout.size or hello.protocol != PROTOCOL:
+                raise self._refuse(
+                    f"rank {rank} is one of {hello.size} and speaks version {hello.protocol}; there are to be "
+                    f"{self.layout.size} of version {PROTOCOL}",
+                    "start as many ranks as --tp times --dp, all of one version",
+                )
+        self._compare({rank: hello.facts for rank, hello in hellos.items()})
+        self.line.say(self._setup)
+        self._compare({rank: ready.facts for rank, ready in self._collect(Ready).items()})
+        self.line.say(Go())
+        up = self._collect(Up)[0]
+        return Abilities(up.device, up.fallbacks, up.substituted)
+
+    def _collect(self, wanted: type[_Said]) -> dict[int, _Said]:
+        """That word of every rank."""
+        said: dict[int, _Said] = {}
+        end = time.monotonic() + STARTING
+        while len(said) < self.layout.size:
+            for rank, word in self.line.receive(_LOOK_SECONDS):
+                if isinstance(word, wanted):
+                    said[rank] = word
+                elif isinstance(word, Failed):
+                    where = f"rank {rank}: " if self.layout.size > 1 else ""
+                    raise self._refuse(where + word.what, word.cure)
+            self._look()
+            self.line.beat(Beat())
+            self.reader.read(0.0)  # heartbeats of the sinks, which are there before the first step
+            if (how := self._starter.ended()) or time.monotonic() > end:
+                missing = sorted(set(range(self.layout.size)) - set(said))
+                raise Unavailable(
+                    f"rank(s) {missing} did not come up: {how or f'nothing was heard for {STARTING:g} s'}",
+                    cure="see what they say; that Paddle imports, and the ports of this host are free",
+                )
+        return said
+
+    def _compare(self, facts: Mapping[int, Mapping[str, str]]) -> None:
+        """Refuse ranks that differ, by the first label that does."""
+        first = facts[0]
+        for rank in sorted(facts):
+            for label in {**first, **facts[rank]}:
+                ours, theirs = first.get(label, "nothing"), facts[rank].get(label, "nothing")
+                if ours != theirs:
+                    raise self._refuse(
+                        f"the ranks differ in their {label}: rank 0 has {_short(ours)}, rank {rank} {_short(theirs)}",
+                        "start every rank with the same files, options and versions",
+                    )
+
+    def _refuse(self, what: str, cure: str) -> InvalidValue:
+        self.line.say(Verdict(what, cure, refused=True))
+        self._starter.end(_LEAVE_SECONDS)
+        return InvalidValue(what, cure=cure)
+
+    # -- the end --------------------------------------------------------------------------------------------------
+
+    def _hear(self, event: Event) -> None:
+        if isinstance(event, SessionEnded):
+            self._ended += 1
+        elif isinstance(event, SessionLost):
+            self._gone.append(event)
+
+    def _take_words(self, timeout: float) -> None:
+        for rank, word in self.line.receive(timeout):
+            self._take_word(rank, word)
+
+    def _take_word(self, rank: int, word: Word) -> None:
+        if isinstance(word, Failed):
+            self._failed.append(word)
+        elif isinstance(word, Left):
+            self._left[rank] = tuple(word.undelivered)
+
+    def _check(self) -> None:
+        """Raise what has become of the ranks."""
+        if self._failed:
+            raise self._lose(*self._blamed())
+        if self._gone:
+            gone = self._gone[0]
+            raise self._lose(self.layout.members(gone.sender)[0], "its process has ended, or its host is lost")
+        if how := self._starter.ended():
+            raise self._lose(0, how)
+
+    def _blamed(self) -> tuple[int, str]:
+        """The rank that was lost, and why: as it says itself if it can, else as the others do."""
+        end = time.monotonic() + _HINT_SECONDS
+        while True:
+            own = [word for word in self._failed if not word.lost and not word.vague]
+            named = [word for word in self._failed if word.lost]
+            if own:
+                return own[0].rank, own[0].what
+            ended = any("process" in word.what for word in named)
+            if ended or (self._failed and time.monotonic() > end):
+                word = (named or self._failed)[0]
+                return (word.lost[0] if word.lost else word.rank), word.what
+            self._take_words(_LOOK_SECONDS)
+
+    def _lose(self, rank: int, why: str) -> RankLost:
+        """Give every rank the verdict, once; the error that it is here."""
+        if self._lost is None:
+            step = self._numbers[self.layout.number_of(rank)]
+            what = f"rank {rank} was lost in step {step}: {why}"
+            cure = "see what became of it, and run the requests again, or let --restart do both"
+            self.line.say(Verdict(what, cure, rank, step))
+            self._lost = RankLost(what, rank, step, cure=cure)
+        return self._lost
+
+    def _end(self, patience: float) -> None:
+        self._starter.end(patience)
+        reader = getattr(self, "reader", None)
+        if reader is not None:
+            reader.close()
+        self.line.close()
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 40 else f"{text[:16]}…"

@@ -1,0 +1,193 @@
+"""The engine of several groups of ranks: one front where requests wait, a scheduler for each group behind it.
+
+A request goes to the first group that has a slot and blocks for it now, the least busy first; nobody overtakes the
+first one waiting. It stays there, preemptions included. Groups take their steps each at its own pace; with ``dp_sync``
+all of them take each step, those without requests with nothing in it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING
+
+from hal_core import FinishReason, InvalidValue, OutputRecord, Request, StateLayout, admit
+
+from hal.engine import Finished, Scheduler
+from hal.engine.scheduler import DEFAULT_CHUNK
+
+from .errors import RankLost
+from .steps import orders_of
+
+if TYPE_CHECKING:
+    from .crew import Crew
+
+_WAIT_SECONDS = 0.2
+
+
+class RanksEngine:
+    """Generates for any number of requests at once, as :class:`hal.engine.Engine` does, on ranks. One thread calls it.
+
+    - ``start`` makes the ranks, and makes them anew, at most ``restarts`` times, when some are lost: requests then go
+      on from what was delivered.
+    - ``on_record`` is handed each record that is delivered, in the order of its request.
+    - ``vocab_size``: token ids go from 0 to this number less one.
+    """
+
+    def __init__(
+        self,
+        start: Callable[[], Crew],
+        layout: StateLayout,
+        blocks: int,
+        groups: int,
+        *,
+        vocab_size: int,
+        chunk: int = DEFAULT_CHUNK,
+        dp_sync: bool = False,
+        restarts: int = 0,
+        on_record: Callable[[OutputRecord], None] | None = None,
+    ) -> None:
+        self._start, self._layout, self._blocks, self._groups = start, layout, blocks, groups
+        self._admit = partial(admit, layout=layout, vocab_size=vocab_size)
+        self._chunk, self._sync, self._restarts_left = chunk, dp_sync, restarts
+        self._on_record = on_record or (lambda record: None)
+        self._front: deque[Request] = deque()
+        self._names: set[str] = set()
+        self._ended: list[Finished] = []
+        self._former_preemptions = self._former_running = self.restarts = 0
+        self.steps = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self.schedulers = [
+            Scheduler(self._layout, self._blocks, chunk=self._chunk, admit=self._admit) for _ in range(self._groups)
+        ]
+        self._in_flight: set[int] = set()
+        self.crew = self._start()
+
+    # -- requests -------------------------------------------------------------------------------------------------
+
+    @property
+    def busy(self) -> bool:
+        """True while there is something that ``step`` has to do or to tell."""
+        return bool(self._front or self._ended) or any(scheduler.busy for scheduler in self.schedulers)
+
+    @property
+    def preemptions(self) -> int:
+        """How many there were in all groups."""
+        return self._former_preemptions + sum(scheduler.preemptions for scheduler in self.schedulers)
+
+    @property
+    def most_running(self) -> int:
+        """Most requests that ran at once, each group's own most together."""
+        return max(self._former_running, sum(scheduler.most_running for scheduler in self.schedulers))
+
+    def submit(self, request: Request) -> None:
+        """Take a request. One that can never run ends with an error, told by the next step; others are unaffected."""
+        try:
+            if request.request_id in self._names:
+                raise InvalidValue(
+                    "a request of that name has not ended yet",
+                    cure="choose another name",
+                    argument=f"request {request.request_id!r}",
+                )
+            self.schedulers[0].check(request)
+        except InvalidValue as error:
+            tokens = tuple(request.output)
+            self._ended.append(Finished(request.request_id, tokens, FinishReason.ERROR, str(error), reported=False))
+        else:
+            self._names.add(request.request_id)
+            self._front.append(request)
+
+    def abort(self, request_id: str) -> None:
+        """End a request; its end is told by a later step. One that has ended, or never was, is nothing to do."""
+        for request in self._front:
+            if request.request_id == request_id:
+                self._front.remove(request)
+                self._end(Finished(request_id, tuple(request.output), FinishReason.ABORT, reported=False))
+                return
+        for scheduler in self.schedulers:
+            if (ended := scheduler.abort(request_id)) is not None:
+                self._end(ended)
+
+    def _end(self, ended: Finished) -> None:
+        self._names.discard(ended.request_id)
+        self._ended.append(ended)
+
+    # -- steps ----------------------------------------------------------------------------------------------------
+
+    def step(self) -> list[Finished]:
+        """Give each group that waits for one its next step, and take what comes first; the requests that have ended.
+
+        Raises :class:`RankLost`, with what was not delivered, when ranks are lost and may not be started again.
+        """
+        try:
+            self._place()
+            self._give_steps()
+            if self._in_flight and (found := self.crew.receive(_WAIT_SECONDS)) is not None:
+                self._take(*found)
+        except RankLost as error:
+            self._recover(error)
+        ended, self._ended = self._ended, []
+        return ended
+
+    def run(self) -> Iterator[Finished]:
+        """Step until every request has ended; each as it ends."""
+        while self.busy:
+            yield from self.step()
+
+    def _place(self) -> None:
+        """Hand the requests of the front to groups that have room, until the first one finds none."""
+        while self._front:
+            room = [scheduler for scheduler in self.schedulers if scheduler.has_room(self._front[0])]
+            if not room:
+                return
+            min(room, key=lambda scheduler: scheduler.load).add(self._front.popleft())
+
+    def _give_steps(self) -> None:
+        waits = [number for number in range(self._groups) if number not in self._in_flight]
+        if self._sync:  # all or none: a forward of one is a forward of all
+            busy = any(scheduler.busy for scheduler in self.schedulers)
+            due = waits if busy and len(waits) == self._groups else []
+        else:
+            due = [number for number in waits if self.schedulers[number].busy]
+        for number in due:
+            scheduler = self.schedulers[number]
+            tasks = scheduler.schedule()
+            self._in_flight.add(number)
+            self.crew.order(number, orders_of(tasks))
+
+    def _take(self, number: int, record: OutputRecord) -> None:
+        self.steps += 1
+        self._in_flight.discard(number)
+        ended = self.schedulers[number].update(record)
+        self._on_record(record)
+        for finished in ended:
+            self._end(finished)
+
+    # -- losses ---------------------------------------------------------------------------------------------------
+
+    def _recover(self, error: RankLost) -> None:
+        """Take what is still delivered, then start anew with the requests as they are, or end."""
+        for number, record in self.crew.rest():
+            if number in self._in_flight:
+                self._take(number, record)
+        missing = [
+            (generation.request_id, len(generation.generated), -1)
+            for number in sorted(self._in_flight)
+            for generation in self.schedulers[number].running
+        ]
+        error.undelivered = tuple(self.crew.undelivered or missing)
+        self.crew.close()
+        if not self._restarts_left:
+            raise error
+        self._restarts_left -= 1
+        self.restarts += 1
+        self._former_preemptions, self._former_running = self.preemptions, self.most_running
+        for scheduler in reversed(self.schedulers):
+            resumed, ended = scheduler.withdraw()
+            self._front.extendleft(reversed(resumed))
+            for finished in ended:
+                self._end(finished)
+        self._begin()

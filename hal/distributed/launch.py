@@ -1,0 +1,102 @@
+"""Starts ranks on this host through Paddle's launcher, and ends them.
+
+    python -m paddle.distributed.launch --nproc_per_node N … python -m hal.distributed.process
+
+The launcher runs in a session of its own, so that a Ctrl-C in the terminal reaches the engine alone, which ends the
+ranks in order. What ranks print goes to files in a private folder that is removed in the end; errors quote their tails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Protocol
+
+from hal_core import Unavailable
+
+URL = "HAL_RANKS_URL"
+"""The variable that tells a rank where its engine listens."""
+_TAIL = 600
+"""Characters of what a rank printed last that go into an error."""
+
+
+class Starter(Protocol):
+    """How an engine gets its ranks."""
+
+    def start(self, url: str) -> None:
+        """Have all ranks come to the engine at ``url``."""
+
+    def ended(self) -> str:
+        """ "" while they run; else how they have ended, in words."""
+
+    def end(self, patience: float) -> None:
+        """Wait up to ``patience`` seconds for their end, then end them by force. Idempotent."""
+
+
+class PaddleLaunch:
+    """``size`` ranks on this host, by Paddle's launcher."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._process: subprocess.Popen[bytes] | None = None
+        self._folder: Path | None = None
+
+    def start(self, url: str) -> None:
+        """Start the launcher, which starts the ranks. Raises :class:`Unavailable` where no process can be started."""
+        self._folder = Path(tempfile.mkdtemp(prefix="hal-ranks-"))
+        launcher = [sys.executable, "-m", "paddle.distributed.launch", "--nproc_per_node", str(self.size)]
+        launcher += ["--log_dir", str(self._folder), "--job_id", "hal", "--max_restart", "0", "--log_level", "WARNING"]
+        rank = [sys.executable, "-P", "-m", "hal.distributed.process"]
+        paths = os.pathsep.join(path for path in sys.path if path)
+        alone = {name: value for name, value in os.environ.items() if not name.startswith("PADDLE_TRAINER")}
+        threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // self.size))
+        told = {URL: url, "PADDLE_DISTRI_BACKEND": "gloo", "PYTHONPATH": paths, "OMP_NUM_THREADS": threads}
+        try:
+            with (self._folder / "launcher").open("wb") as log:
+                self._process = subprocess.Popen(
+                    [*launcher, *rank],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=alone | told | {"PYTHONWARNINGS": "ignore"},
+                    start_new_session=True,
+                )
+        except OSError as error:
+            self.end(0.0)
+            raise Unavailable(f"Paddle's launcher cannot be started: {error}", argument="--tp") from error
+
+    def ended(self) -> str:
+        """How the launcher has ended, with what the ranks said last."""
+        if self._process is None or (code := self._process.poll()) is None:
+            return ""
+        said = [f"rank {rank}: {tail}" for rank in range(self.size) if (tail := self._tail(f"workerlog.{rank}"))]
+        return f"Paddle's launcher ended with status {code}; " + ("; ".join(said) or self._tail("launcher"))
+
+    def end(self, patience: float) -> None:
+        """Wait, then have the launcher end its ranks, then end it; its ranks end with it."""
+        process, self._process = self._process, None
+        if process is not None:
+            for number, seconds in ((None, patience), (signal.SIGTERM, 3.0), (signal.SIGKILL, None)):
+                if number is not None:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(process.pid, number)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(seconds)
+                    break
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    def _tail(self, name: str) -> str:
+        assert self._folder is not None
+        try:
+            text = (self._folder / name).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return ""
+        return " ".join(text[-_TAIL:].split())

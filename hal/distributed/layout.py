@@ -1,0 +1,52 @@
+"""Which rank is in which group: N tensor-parallel ranks in a row make a group, and M groups serve requests in parallel.
+
+Rank r is number ``r % tp`` of group ``r // tp``. All ranks open all groups in the order of :meth:`RankLayout.groups`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hal_core import Group, InvalidValue
+
+
+@dataclass(frozen=True, slots=True)
+class RankLayout:
+    """``tp`` ranks in each of ``dp`` groups."""
+
+    tp: int = 1
+    dp: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("tp", "dp"):
+            if getattr(self, name) < 1:
+                cure = "give a whole number of at least 1"
+                raise InvalidValue(f"{getattr(self, name)}", cure=cure, argument=f"--{name}")
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return self.tp * self.dp
+
+    def members(self, number: int) -> tuple[int, ...]:
+        """The global ranks of a group."""
+        return tuple(range(number * self.tp, (number + 1) * self.tp))
+
+    def number_of(self, rank: int) -> int:
+        """The group that a rank is in."""
+        return rank // self.tp
+
+    def group(self, rank: int) -> Group:
+        """The tensor-parallel group of a rank."""
+        return Group(self.members(self.number_of(rank)), rank)
+
+    def across(self, rank: int) -> Group:
+        """The ranks that hold the same part of the model as this one, one of each group."""
+        return Group(tuple(range(rank % self.tp, self.size, self.tp)), rank)
+
+    def groups(self, *, across: bool) -> list[tuple[int, ...]]:
+        """Every group of more than one rank, in the one order in which all ranks open them."""
+        found = [self.members(number) for number in range(self.dp)]
+        if across:
+            found += [self.across(rank).ranks for rank in range(self.tp)]
+        return [ranks for ranks in found if len(ranks) > 1]

@@ -1,0 +1,177 @@
+"""The connection over which engine and ranks talk: the engine binds, each rank connects (:mod:`hal.transport`).
+
+A rank is known by the number that its first word says. Nothing is repeated: what is lost is noticed by the numbers of
+steps, and a connection that breaks is the end of the rank, or of the engine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+
+import zmq
+from hal_core import FrameError, GroupLost
+from hal_core.frames import FrameKind, new_session, split
+
+from hal.transport.connection import Connection
+from hal.transport.curve import CurveKeys
+from hal.transport.sockets import Bound
+from hal.transport.urls import private_ipc_url, release_folder, socket_of
+
+from .steps import StepOrder, decode_step, encode_step
+from .words import Hello, Word, decode_word, encode_word
+
+BEAT_SECONDS = 0.25
+"""How often the engine says that it is there, while it waits."""
+SILENCE = 20.0
+"""Seconds without a word, over tcp, after which a rank that waits takes the engine for lost."""
+BROKEN = 1.0
+"""Seconds after which a connection within one host that broke counts as the engine's end."""
+
+
+class EngineLine:
+    """The engine's end. One thread uses it."""
+
+    def __init__(self, url: str | None = None, curve: CurveKeys | None = None) -> None:
+        """Without a url a private ipc one is made. Raises :class:`InvalidValue` for an address that is taken."""
+        self._owned = url is None
+        address = private_ipc_url() if url is None else url
+        try:
+            self._bound = Bound(address, curve)
+        except BaseException:
+            if self._owned:
+                release_folder(address)
+            raise
+        self.session = new_session()
+        self.url = address
+        if socket_of(address) is None:  # a port wildcard is resolved
+            self.url = bytes(self._bound.socket.get(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
+        self._ranks: dict[int, bytes] = {}
+        self._numbers: dict[bytes, int] = {}
+        self._next_beat = 0.0
+
+    def receive(self, timeout: float) -> Iterator[tuple[int, Word]]:
+        """What ranks have said meanwhile; waits up to ``timeout`` seconds for the first word. Strangers are skipped."""
+        socket = self._bound.socket
+        if not socket.poll(int(1000 * timeout)):
+            return
+        with contextlib.suppress(zmq.Again):
+            while True:
+                identity, *parts = socket.recv_multipart(zmq.DONTWAIT)
+                with contextlib.suppress(FrameError):  # not from a rank of ours
+                    for header, frame in split(b"".join(parts)):
+                        word = decode_word(header, frame)
+                        if isinstance(word, Hello):
+                            self._ranks.setdefault(word.rank, identity)
+                            self._numbers.setdefault(identity, word.rank)
+                        if identity in self._numbers:
+                            yield self._numbers[identity], word
+
+    def say(self, word: Word, *ranks: int) -> list[int]:
+        """Say a word to some ranks, or to all that are known; those that cannot be reached."""
+        return self._send(encode_word(word, session=self.session), ranks or tuple(self._ranks))
+
+    def order(self, order: StepOrder, *ranks: int) -> list[int]:
+        """Give ranks a step; those that cannot be reached."""
+        return self._send(encode_step(order, session=self.session), ranks)
+
+    def beat(self, word: Word) -> None:
+        """Say the word to all if it is time."""
+        now = time.monotonic()
+        if now >= self._next_beat:
+            self._next_beat = now + BEAT_SECONDS
+            self.say(word)
+
+    def _send(self, message: bytes, ranks: tuple[int, ...]) -> list[int]:
+        missed = []
+        for rank in ranks:
+            try:
+                self._bound.socket.send_multipart([self._ranks[rank], message], zmq.DONTWAIT)
+            except (zmq.ZMQError, KeyError):  # it is gone, takes nothing any more, or was never there
+                missed.append(rank)
+        return missed
+
+    def close(self) -> None:
+        """Close, and give the address back."""
+        self._bound.close()
+        self._bound.release()
+        if self._owned:
+            release_folder(self.url)
+
+
+class RankLine:
+    """A rank's end. One thread uses it."""
+
+    def __init__(self, url: str, rank: int, curve: CurveKeys | None = None) -> None:
+        self.rank, self._local = rank, socket_of(url) is not None
+        self._wake_end, self._wake = os.pipe()
+        try:
+            self._connection = Connection(url, new_session(), curve, self._wake_end)
+        except BaseException:
+            os.close(self._wake)
+            os.close(self._wake_end)
+            raise
+        self._heard = self._down = time.monotonic()
+        self._patience = SILENCE  # until the engine was heard, it may be starting
+        self._received: list[Word | StepOrder] = []
+
+    def receive(self, timeout: float) -> Word | StepOrder | None:
+        """The next word or step; None after ``timeout`` seconds.
+
+        Raises :class:`GroupLost` when the engine is gone, :class:`FrameError` for a step that is none.
+        """
+        end = time.monotonic() + timeout
+        while not self._received:
+            self._connection.follow()
+            if not self._take():
+                now = time.monotonic()
+                self._check_engine(now)
+                if now >= end:
+                    return None
+                self._connection.wait(min(end, now + BEAT_SECONDS), due=False)
+        return self._received.pop(0)
+
+    def say(self, word: Word, patience: float = 10.0) -> bool:
+        """Say a word; waits up to ``patience`` seconds for a connection. Whether it was said."""
+        message, end = encode_word(word, session=1, sender=self.rank), time.monotonic() + patience
+        self._connection.follow()
+        while not self._connection.send(message):
+            if time.monotonic() >= end:
+                return False
+            self._connection.wait(min(end, time.monotonic() + 0.05), due=self._connection.is_open)
+            self._connection.follow()
+        return True
+
+    def close(self) -> None:
+        """Close; what was said last has a second more."""
+        self._connection.close(1000)
+        self._connection.end()
+        os.close(self._wake)
+        os.close(self._wake_end)
+
+    def _take(self) -> bool:
+        """Take what has come. Whether anything has."""
+        try:
+            message = self._connection.socket.recv(zmq.DONTWAIT)
+        except zmq.Again:
+            return False
+        self._heard = time.monotonic()
+        self._patience = BROKEN if self._local else SILENCE
+        for header, frame in split(message):
+            if header.kind == FrameKind.STEP:
+                self._received.append(decode_step(header, frame))
+            elif header.kind == FrameKind.WORD:
+                self._received.append(decode_word(header, frame))
+        return True
+
+    def _check_engine(self, now: float) -> None:
+        if self._connection.is_open:
+            self._down = now
+        if now - (self._down if self._local else self._heard) > self._patience:
+            raise GroupLost(
+                f"rank {self.rank} hears nothing of the engine",
+                cure="see what became of the process that started the ranks",
+                argument="engine",
+            )

@@ -1,0 +1,271 @@
+"""One rank: it does what the engine's words and step messages say, from its first word to its last."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from hal_core import (
+    ENTERING,
+    LEAVING,
+    AdmittedRequest,
+    GroupLost,
+    HalError,
+    InvalidValue,
+    MemorySink,
+    Request,
+    SinkFull,
+    Task,
+    Undelivered,
+    lay_out,
+)
+
+from hal.model.config import read_config
+from hal.model.digest import checkpoint_digest
+from hal.model.split import check_split
+from hal.opening import open_device
+from hal.transport import open_sink
+from hal.transport.copies import Copies, close_all
+
+from .check import RankCheck
+from .errors import error_of
+from .layout import RankLayout
+from .lines import RankLine
+from .steps import StepOrder
+from .words import Delivery, Failed, Go, Hello, Left, Ready, Setup, Stop, Up, Verdict
+
+if TYPE_CHECKING:
+    from hal_core import BoundDevice, Sink
+
+    from hal.transport.curve import CurveKeys
+    from hal.worker import Worker
+
+STARTING = 300.0
+"""Seconds that a rank waits for the engine and the other ranks at its start."""
+_DRAIN = 5.0
+"""Seconds in which the records of a rank that ends must be acknowledged."""
+_GOLDEN = 0x9E37_79B9_7F4A_7C15
+"""A multiplier that makes numbers of ranks far apart: 64 bits of the golden ratio (Knuth's multiplicative hashing)."""
+_Wanted = TypeVar("_Wanted", Setup, Go)
+
+
+class RequestTable:
+    """Which admitted request each slot holds, so that a step message names it by its slot alone."""
+
+    def __init__(self, admit: Callable[[Request], AdmittedRequest]) -> None:
+        self._admit = admit
+        self._held: dict[int, AdmittedRequest] = {}
+
+    def tasks(self, order: StepOrder) -> list[Task]:
+        """The tasks of a step message. Raises :class:`InvalidValue` for a request that is not in its slot."""
+        return [
+            Task(
+                task.kind,
+                task.slot,
+                self._request(task.slot, task.name, task.request, leaves=task.kind in LEAVING),
+                task.num_computed_tokens,
+                task.num_scheduled_tokens,
+                task.blocks,
+                task.first_block,
+                task.first_token,
+                task.drafts,
+            )
+            for task in order.tasks
+        ]
+
+    def _request(self, slot: int, name: str, entering: Request | None, *, leaves: bool) -> AdmittedRequest:
+        if entering is not None:
+            self._held[slot] = self._admit(entering)
+        held = self._held.get(slot)
+        if held is None or held.request_id != name:
+            raise InvalidValue(
+                f"slot {slot} holds {held.request_id if held else 'nothing'!r}, not {name!r}",
+                cure="report it: engine and ranks disagree about the slots",
+                argument="step message",
+            )
+        if leaves:
+            del self._held[slot]
+        return held
+
+
+def serve(
+    url: str, rank: int, size: int, *, facts: Mapping[str, str] | None = None, curve: CurveKeys | None = None
+) -> None:
+    """Be rank ``rank`` of ``size`` for the engine at ``url``, until it says that this was all.
+
+    The process has joined nothing yet, or is in a job of these ranks already (``PADDLE_TRAINER_*``). ``facts``: label
+    to text of what all ranks must hold equal besides what is compared anyway.
+
+    Raises what the engine's verdict says, the same on every rank: :class:`InvalidValue` where the start is refused,
+    :class:`hal.distributed.errors.RankLost` where a rank was lost. :class:`GroupLost` when the engine is gone.
+    """
+    line = RankLine(url, rank, curve)
+    serving = _Serving(line, rank, curve)
+    try:
+        with serving.telling():
+            line.say(Hello(rank, size, dict(facts or {}) | _versions()), STARTING)
+            serving.run(serving.wait(Setup))
+    finally:
+        line.close()
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in ("paddle-hal", "paddle-hal-core"):
+        with contextlib.suppress(metadata.PackageNotFoundError):  # a source tree on the path
+            found[name] = metadata.version(name)
+    return found
+
+
+class _Serving:
+    """One rank at work."""
+
+    def __init__(self, line: RankLine, rank: int, curve: CurveKeys | None) -> None:
+        self.line, self.rank, self._curve = line, rank, curve
+        self.step = 0
+        self._patience = STARTING
+        self._decided = False  # a verdict came
+        self._sink: Sink | None = None
+
+    def run(self, setup: Setup) -> None:
+        """Make everything, then take steps until the engine says stop."""
+        layout = RankLayout(setup.tp, setup.dp)
+        with (
+            open_device(setup.device, require=setup.require) as device,
+            self._sending(setup, layout),
+            self.telling(),  # first of all, whatever else has to be closed
+        ):
+            self.line.say(Ready(self.rank, _shared_facts(setup, layout)))
+            self.wait(Go)
+            self._patience = 2 * setup.timeout
+            worker, check = self._worker(setup, layout, device)
+            able = device.capabilities
+            self.line.say(Up(self.rank, device.name, dict(able.fallbacks), able.substituted))
+            self._take_steps(worker, check, layout.number_of(self.rank))
+
+    def wait(self, wanted: type[_Wanted]) -> _Wanted:
+        """Wait for that word; raises what a verdict says that comes instead."""
+        while True:
+            said = self.line.receive(STARTING)
+            if isinstance(said, wanted):
+                return said
+            if isinstance(said, Verdict):
+                raise self._verdict(said)
+            if said is None:
+                raise GroupLost(f"rank {self.rank} heard no {wanted.__name__} within {STARTING:g} s", argument="engine")
+
+    @contextlib.contextmanager
+    def telling(self) -> Iterator[None]:
+        """Tell the engine of an error, once, and raise its verdict instead, which is the same on every rank."""
+        try:
+            yield
+        except Exception as error:
+            if not self._decided:
+                self._decided = True
+                self._tell(error)
+            raise
+
+    def _tell(self, error: Exception) -> None:
+        from hal_core.devices import close_groups
+
+        what, cure = (
+            (error.what, error.cure) if isinstance(error, HalError) else (f"{type(error).__name__}: {error}", "")
+        )
+        gone = isinstance(error, GroupLost)
+        lost = [error.rank] if isinstance(error, GroupLost) and error.rank >= 0 else []
+        failed = Failed(self.rank, what, cure, self.step, lost, vague=gone and not lost, refused=not self.step)
+        said = self.line.say(failed, self._patience)
+        close_groups()  # who waits for this rank in a collective need not wait for the timeout
+        end = time.monotonic() + self._patience
+        while said and (left := end - time.monotonic()) > 0:
+            try:
+                heard = self.line.receive(left)
+            except GroupLost:
+                return
+            if isinstance(heard, Verdict):
+                raise error_of(heard) from error
+
+    def _verdict(self, verdict: Verdict) -> HalError:
+        self._decided = True
+        return error_of(verdict)
+
+    @contextlib.contextmanager
+    def _sending(self, setup: Setup, layout: RankLayout) -> Iterator[None]:
+        """The sink of a group's first rank; what it could not send is told to the engine in the end."""
+        if not layout.group(self.rank).is_first:
+            self._sink = MemorySink()  # the policy keeps what is not sent from it (G17)
+            yield
+            return
+        curve = self._curve.knowing(setup.reader_key) if self._curve is not None else None
+        number, undelivered = layout.number_of(self.rank), list[Delivery]()
+        sinks = [open_sink(setup.records, sender=number, curve=curve)]
+        try:
+            sinks += [open_sink(setup.sink, sender=number)] if setup.sink else []
+            self._sink = sinks[0] if len(sinks) == 1 else Copies(sinks)
+            yield
+        finally:
+            try:
+                close_all(sinks, _DRAIN)
+            except Undelivered as error:
+                undelivered += error.records
+            self.line.say(Left(self.rank, undelivered), 1.0)
+
+    def _worker(self, setup: Setup, layout: RankLayout, device: BoundDevice) -> tuple[Worker, RankCheck | None]:
+        """Open the groups with the others, load this rank's part of the model, and make the state."""
+        from hal_core.devices import TensorRanks, open_job
+
+        from hal.model.llama import LlamaModel
+        from hal.worker import Worker
+
+        group = layout.group(self.rank)
+        if layout.size > 1:
+            open_job(device.device, layout.groups(across=setup.dp_sync), timeout=setup.timeout)
+        ranks = TensorRanks(group, timeout=setup.timeout) if group.size > 1 else None
+        model = LlamaModel.load(Path(setup.model), place=setup.place, ranks=ranks, everywhere=setup.everywhere)
+        assert self._sink is not None  # made before
+        noise = ranks.index * _GOLDEN % (1 << 63) if setup.everywhere and ranks is not None else 0
+        worker = Worker(device, model, setup.sizes, setup.blocks, self._sink, group=group, noise=noise)
+        device.open_group(state=worker.state, group=group)
+        return worker, RankCheck(worker, ranks) if setup.check and ranks is not None else None
+
+    def _take_steps(self, worker: Worker, check: RankCheck | None, number: int) -> None:
+        table = RequestTable(worker.admit)
+        while not isinstance(said := self.line.receive(STARTING), Stop):
+            if isinstance(said, Verdict):
+                raise self._verdict(said)
+            if isinstance(said, StepOrder):
+                self._check_number(said, number)
+                self.step = said.number
+                tasks = table.tasks(said)
+                if check is not None and not check.first_serial:
+                    entering = (task.request.admission_id for task in tasks if task.kind in ENTERING)
+                    check.first_serial = next(entering, 0)
+                with contextlib.suppress(SinkFull):  # the step is done, and its record is sent when there is room
+                    worker.step(tasks)
+                if check is not None:
+                    check.compare(said.number)
+
+    def _check_number(self, order: StepOrder, number: int) -> None:
+        if (order.group, order.number) != (number, self.step + 1):
+            raise InvalidValue(
+                f"step {order.number} of group {order.group} came to rank {self.rank}, which is in group {number} and "
+                f"due for step {self.step + 1}",
+                cure="a step message was lost, came twice or went astray: start the ranks anew",
+                argument="step message",
+            )
+
+
+def _shared_facts(setup: Setup, layout: RankLayout) -> dict[str, str]:
+    """What every rank must find equal before any group is opened."""
+    config = read_config(Path(setup.model))
+    check_split(config, setup.tp)
+    table = lay_out(setup.sizes)
+    return {
+        "checkpoint": checkpoint_digest(Path(setup.model)),
+        "slot table": table.digest.hex(),
+        "groups": " ".join(map(str, layout.groups(across=setup.dp_sync))) or "none",
+    }

@@ -1,0 +1,196 @@
+"""Step messages: what the engine has all ranks of a group do in one step, as bytes.
+
+A message is a frame (:mod:`hal_core.frames.envelope`) of kind ``STEP``: its session is the engine's, its sender the
+number of the group, and its sequence the number of the step, counted from 1 without holes. The body is a CRC-32
+(zlib) of the rest, also where the frame is too large to have one, and a MessagePack map (:class:`_Body`). Token and
+block ids are the bytes of little-endian int32 arrays. A reader skips names that it does not know.
+
+A request travels once, with the task by which it enters a slot; later tasks name it by slot and name.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+from zlib import crc32
+
+import msgspec
+import numpy as np
+from hal_core import (
+    ENTERING,
+    AdmittedRequest,
+    FrameError,
+    InvalidValue,
+    Request,
+    SamplingParams,
+    SplitRole,
+    Task,
+    TaskKind,
+)
+from hal_core.frames import FrameHeader, FrameKind, read_body, seal
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
+Id = Annotated[int, msgspec.Meta(ge=-1, le=(1 << 31) - 1)]
+_IDS, _CHECK = np.dtype("<i4"), struct.Struct("<I")
+
+
+class _Request(msgspec.Struct, omit_defaults=True, gc=False):
+    prompt: bytes
+    params: SamplingParams
+    output: bytes = b""
+    role: SplitRole = SplitRole.MIXED
+
+
+class _Task(msgspec.Struct, omit_defaults=True, gc=False):
+    kind: TaskKind
+    slot: Count
+    name: str
+    request: _Request | None = None
+    computed: Count = 0
+    scheduled: Count = 0
+    blocks: bytes = b""
+    first_block: Count = 0
+    first_token: Id = -1
+    drafts: bytes = b""
+
+
+class _Body(msgspec.Struct, gc=False):
+    tasks: list[_Task]
+
+
+def _plain(value: object) -> object:
+    """NumPy's numbers, which sampling parameters may hold, as Python's."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise InvalidValue(f"{value!r} cannot be sent", cure="give numbers and texts", argument="params")
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
+_decoder = msgspec.msgpack.Decoder(_Body)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskOrder:
+    """A task as it travels: as :class:`hal_core.Task`, with the request itself where it enters and its name always."""
+
+    kind: TaskKind
+    slot: int
+    name: str
+    request: Request | None = None
+    num_computed_tokens: int = 0
+    num_scheduled_tokens: int = 0
+    blocks: tuple[int, ...] = ()
+    first_block: int = 0
+    first_token: int = -1
+    drafts: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepOrder:
+    """One decoded step message: the number of the group and of the step, and the tasks in their order."""
+
+    group: int
+    number: int
+    tasks: tuple[TaskOrder, ...]
+
+
+def orders_of(tasks: Sequence[Task]) -> tuple[TaskOrder, ...]:
+    """The tasks of a scheduler as they travel."""
+    return tuple(
+        TaskOrder(
+            task.kind,
+            task.slot,
+            task.request.request_id,
+            _request_of(task.request) if task.kind in ENTERING else None,
+            task.num_computed_tokens,
+            task.num_scheduled_tokens,
+            tuple(task.blocks),
+            task.first_block,
+            task.first_token,
+            tuple(task.drafts),
+        )
+        for task in tasks
+    )
+
+
+def _request_of(admitted: AdmittedRequest) -> Request:
+    """What was admitted, to be admitted again where it is inserted."""
+    tokens, prompt = admitted.tokens.tolist(), admitted.prompt_len
+    return Request(admitted.request_id, tokens[:prompt], admitted.params, tuple(tokens[prompt:]), admitted.role)
+
+
+def encode_step(order: StepOrder, *, session: int) -> bytes:
+    """One step message. Raises :class:`InvalidValue` for numbers that a message cannot hold."""
+    body = _encoder.encode(_Body([_packed(task) for task in order.tasks]))
+    check = _CHECK.pack(crc32(body))
+    return seal(FrameKind.STEP, check, body, session=session, sender=order.group, sequence=order.number)
+
+
+def decode_step(header: FrameHeader, frame: memoryview) -> StepOrder:
+    """The step message whose header is read already. Raises :class:`FrameError`, and nothing else, for other bytes."""
+    if header.kind != FrameKind.STEP:
+        raise FrameError(f"a frame of kind {header.kind} is no step message")
+    body = read_body(header, frame)
+    if len(body) < _CHECK.size or _CHECK.unpack_from(body)[0] != crc32(body[_CHECK.size :]):
+        raise FrameError("the checksum of a step message is wrong", cure="start the ranks anew")
+    try:
+        decoded = _decoder.decode(body[_CHECK.size :])
+        tasks = tuple(_unpacked(task) for task in decoded.tasks)
+    except (msgspec.MsgspecError, InvalidValue, ValueError, RecursionError) as error:
+        raise FrameError(f"a step message is unreadable: {error}", cure="install one version on all hosts") from error
+    return StepOrder(header.sender, header.sequence, tasks)
+
+
+def _packed(order: TaskOrder) -> _Task:
+    request = order.request
+    packed = None
+    if request is not None:
+        packed = _Request(_bytes(request.prompt), request.params, _bytes(request.output), request.role)
+    return _Task(
+        order.kind,
+        order.slot,
+        order.name,
+        packed,
+        order.num_computed_tokens,
+        order.num_scheduled_tokens,
+        _bytes(order.blocks),
+        order.first_block,
+        order.first_token,
+        _bytes(order.drafts),
+    )
+
+
+def _unpacked(task: _Task) -> TaskOrder:
+    request = task.request
+    if (request is not None) != (task.kind in ENTERING):
+        raise FrameError(f"a task {task.kind.name} {'with' if request else 'without'} a request")
+    whole = None
+    if request is not None:
+        whole = Request(task.name, _ids(request.prompt), request.params, _ids(request.output), request.role)
+    return TaskOrder(
+        task.kind,
+        task.slot,
+        task.name,
+        whole,
+        task.computed,
+        task.scheduled,
+        _ids(task.blocks),
+        task.first_block,
+        task.first_token,
+        _ids(task.drafts),
+    )
+
+
+def _bytes(ids: Sequence[int]) -> bytes:
+    array = np.asarray(ids, np.int64) if len(ids) else np.zeros(0, np.int64)
+    if array.size and not 0 <= int(array.min()) <= int(array.max()) < 1 << 31:
+        raise InvalidValue("ids must be 0 to 2**31 - 1", cure="admit the request first", argument="tasks")
+    return array.astype(_IDS).tobytes()
+
+
+def _ids(data: bytes) -> tuple[int, ...]:
+    if len(data) % _IDS.itemsize:
+        raise FrameError(f"{len(data)} bytes are no whole number of ids")
+    return tuple(np.frombuffer(data, _IDS).tolist())

@@ -1,0 +1,145 @@
+"""What engine and ranks say to each other besides steps: frames of kind ``WORD`` with a tagged MessagePack map each.
+
+rank                                   engine
+Hello  (who, which versions) ────────>
+       <──────────────────────────────  Setup   (everything that a rank is made of)
+Ready  (what must be equal)  ────────>          compares: equal on all, or
+       <──────────────────────────────  Go      Verdict, the same on every rank
+Up     (groups are open)     ────────>
+       <──────────────────────────────  steps (:mod:`hal.distributed.steps`), Beat, in the end Stop
+Failed (why, in which step)  ────────>          decides for all
+       <──────────────────────────────  Verdict
+Left   (what was not sent)   ────────>
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+from hal_core import FrameError, StateConfig
+from hal_core.frames import FrameHeader, FrameKind, read_body, seal
+
+PROTOCOL = 1
+"""Version of steps and words; engine and ranks must have the same."""
+
+Delivery: TypeAlias = tuple[str, int, int]
+"""Request, position and count of tokens that were not sent; -1 where nobody knows."""
+
+
+class _Word(msgspec.Struct, tag=True, gc=False, omit_defaults=True):
+    """A word; its class is its tag."""
+
+
+class Hello(_Word):
+    """A rank is there: its number among ``size``, and ``facts`` that all must hold equal (label to text)."""
+
+    rank: int
+    size: int
+    facts: dict[str, str]
+    protocol: int = PROTOCOL
+
+
+class Setup(_Word):
+    """Everything that the ranks are made of; the same for each.
+
+    ``records``: where the first rank of each group sends its records. ``timeout``: seconds that a collective may last.
+    ``reader_key``: of a tcp address, the public key of who reads there. ``sink``: where they send them as well, or "".
+    """
+
+    model: str
+    place: str
+    device: str | None
+    require: dict[str, str | bool]
+    sizes: StateConfig
+    blocks: int
+    tp: int
+    dp: int
+    records: str
+    timeout: float
+    everywhere: bool = False
+    dp_sync: bool = False
+    check: bool = False
+    reader_key: str = ""
+    sink: str = ""
+
+
+class Ready(_Word):
+    """What the rank has found and all must hold equal."""
+
+    rank: int
+    facts: dict[str, str]
+
+
+class Go(_Word):
+    """All ranks agree: open the groups."""
+
+
+class Up(_Word):
+    """The rank waits for step 1. ``device``: its name; ``fallbacks`` and ``substituted`` as its capabilities say."""
+
+    rank: int
+    device: str
+    fallbacks: dict[str, str]
+    substituted: str
+
+
+class Beat(_Word):
+    """The engine is there."""
+
+
+class Stop(_Word):
+    """Nothing more comes: send what there is, and end."""
+
+
+class Failed(_Word):
+    """A rank cannot go on. ``step``: the one it was in, 0 before the first.
+
+    ``lost``: ranks that it misses; ``vague``: that some is lost, and it cannot say which.
+    ``refused``: it is the user's to mend; else it is no fault of the input.
+    """
+
+    rank: int
+    what: str
+    cure: str = ""
+    step: int = 0
+    lost: list[int] = []
+    vague: bool = False
+    refused: bool = False
+
+
+class Left(_Word):
+    """The rank's last word, and what it could not send."""
+
+    rank: int
+    undelivered: list[Delivery] = []
+
+
+class Verdict(_Word):
+    """How it ends on every rank: refused at the start, or rank ``rank`` was lost in step ``step``."""
+
+    what: str
+    cure: str = ""
+    rank: int = -1
+    step: int = -1
+    refused: bool = False
+
+
+Word = Hello | Setup | Ready | Go | Up | Beat | Stop | Failed | Left | Verdict
+_encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Word)
+
+
+def encode_word(word: Word, *, session: int, sender: int = 0) -> bytes:
+    """The word as a frame; ``sender`` is the rank that says it."""
+    return seal(FrameKind.WORD, _encoder.encode(word), session=session, sender=sender, sequence=0)
+
+
+def decode_word(header: FrameHeader, frame: memoryview) -> Word:
+    """The word in a frame. Raises :class:`FrameError`, and nothing else, for other bytes."""
+    if header.kind != FrameKind.WORD:
+        raise FrameError(f"a frame of kind {header.kind} is no word")
+    try:
+        word: Word = _decoder.decode(read_body(header, frame))
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise FrameError(f"a word is unreadable: {error}", cure="install one version on all hosts") from error
+    return word

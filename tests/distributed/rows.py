@@ -1,0 +1,180 @@
+"""Runs of the embedded checkpoint that must give the same tokens: on one rank, and on the ranks of a pool."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+
+from hal_core import MemorySink, Request, SamplingParams, SlotStatus, StateConfig, lay_out
+
+from hal import open_device
+from hal.distributed.crew import Crew
+from hal.distributed.engine import RanksEngine
+from hal.distributed.words import Setup
+from hal.engine import Engine
+from hal.model import DEFAULT_CHECKPOINT
+from hal.model.config import read_config
+from hal.model.llama import LlamaModel
+from hal.model.tokenizer import Tokenizer
+from hal.worker import Worker
+from tests.distributed.rank_work import be_a_rank
+
+MARGIN, TOLERANCE, TOKENS = 1e-3, 1e-4, 16
+GREEDY = ("def main(", "for i in range(", "if __name__ ==", "from collections import")
+SEEDED = (("with open(", 6), ("from collections import", 8), ("if __name__ ==", 3))
+DRAW = {"temperature": 0.7, "top_k": 5, "top_p": 0.9}
+SIZES = StateConfig(3, 64, 16, max_logprobs=2, max_eos=1, max_stop_sequences=1, max_stop_length=1, max_bad_words=1)
+AMPLE, SCARCE = 12, 4
+"""Blocks of 16 tokens for three slots: as many as can be used, and so few that requests preempt one another."""
+PATIENCE = 60.0
+
+
+@functools.cache
+def requests():
+    """Greedy and seeded ones with penalties in turn, whose reference has clear margins."""
+    config = read_config(DEFAULT_CHECKPOINT)
+    tokenizer = Tokenizer.load(DEFAULT_CHECKPOINT, config)
+    base = {"max_tokens": TOKENS, "eos_token_ids": config.eos_token_ids, "logprobs": 2}
+    made = [Request(f"g{n}", tokenizer.encode(text), SamplingParams(**base)) for n, text in enumerate(GREEDY)]
+    made += [
+        Request(f"s{n}", tokenizer.encode(text), SamplingParams(**base, **DRAW, seed=seed))
+        for n, (text, seed) in enumerate(SEEDED)
+    ]
+    made.append(replace(made[1], request_id="p1", params=SamplingParams(**base, repetition_penalty=1.3)))
+    return made
+
+
+@dataclass
+class Told:
+    """What records say: request to tokens, log-probabilities and their ids, each in order; and who was preempted."""
+
+    tokens: dict = field(default_factory=lambda: defaultdict(list))
+    logprobs: dict = field(default_factory=lambda: defaultdict(list))
+    preempted: int = 0
+
+    def take(self, record):
+        for row in record.rows():
+            self.preempted += row.status is SlotStatus.PREEMPTED
+            if row.status is SlotStatus.TOKEN:
+                assert row.position == len(self.tokens[row.request_id]), "a token was lost, or came twice"
+                self.tokens[row.request_id] += row.tokens.tolist()
+                self.logprobs[row.request_id] += row.logprobs[:, 0].tolist()
+
+
+class Watched(Worker):
+    """Notes how far each choice was from another one."""
+
+    def _write(self, tokens):
+        self.least = min([getattr(self, "least", 1.0), *tokens.margins.tolist()])
+        super()._write(tokens)
+
+
+@functools.cache
+def reference():
+    """The tokens of one rank, whose margins are wide enough for the last bits of a sum not to matter."""
+    told, sink = Told(), MemorySink()
+    with open_device("cpu") as device:
+        worker = Watched(device, LlamaModel.load(DEFAULT_CHECKPOINT), SIZES, AMPLE, sink)
+        engine = Engine(worker)
+        for request in requests():
+            engine.submit(request)
+        for _ in engine.run():
+            pass
+    assert worker.least >= MARGIN, "choose prompts with a wider margin"
+    for record in sink.records:
+        told.take(record)
+    return told
+
+
+class Pooled:
+    """Ranks of a pool that serve an engine of this process; the pool lives on when the engine has ended."""
+
+    def __init__(self, pool, how=()):
+        self._pool, self._how = pool, how
+        self.answers = {}
+        self._thread = None
+
+    def start(self, url):
+        self._pool.begin(be_a_rank, url, *self._how, ranks=range(self._pool.size))
+        self._thread = threading.Thread(target=self._collect, daemon=True)
+        self._thread.start()
+
+    def _collect(self):
+        for rank in range(self._pool.size):
+            try:
+                self.answers |= self._pool.finish([rank], PATIENCE)
+            except Exception as error:  # noqa: BLE001 (it is the answer)
+                self.answers[rank] = getattr(error, "errors", {}).get(rank, error)
+
+    def ended(self):
+        return "" if self._thread.is_alive() else f"the ranks have answered: {self.answers}"
+
+    def end(self, patience):
+        if self._thread is not None:
+            self._thread.join(PATIENCE)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way to cut the work up."""
+
+    tp: int = 1
+    dp: int = 1
+    chunk: int = 256
+    blocks: int = AMPLE
+    everywhere: bool = False
+    dp_sync: bool = False
+    check: bool = True
+    timeout: float = 20.0
+    sink: str = ""
+
+    def setup(self, sizes=SIZES):
+        return Setup(
+            str(DEFAULT_CHECKPOINT),
+            "cpu",
+            "cpu",
+            {},
+            sizes,
+            self.blocks,
+            self.tp,
+            self.dp,
+            "",
+            self.timeout,
+            everywhere=self.everywhere,
+            dp_sync=self.dp_sync,
+            check=self.check,
+            sink=self.sink,
+        )
+
+
+def engine_of(row, start, told, **options):
+    """An engine whose ranks ``start`` gives; their records are told."""
+    return RanksEngine(
+        lambda: Crew(row.setup(), start()),
+        lay_out(SIZES),
+        row.blocks,
+        row.dp,
+        vocab_size=read_config(DEFAULT_CHECKPOINT).vocab_size,
+        chunk=row.chunk,
+        dp_sync=row.dp_sync,
+        on_record=told.take,
+        **options,
+    )
+
+
+def run(row, pool, how=()):
+    """Run a row on a pool; what was told, and what the ranks have answered."""
+    told, pooled = Told(), Pooled(pool, how)
+    engine = engine_of(row, lambda: pooled, told)
+    try:
+        for request in requests():
+            engine.submit(request)
+        for _ in engine.run():
+            pass
+    except BaseException:
+        engine.crew.close()
+        raise
+    engine.crew.stop()
+    return told, pooled.answers

@@ -1,0 +1,60 @@
+"""``hal run`` on ranks, in processes of its own: what it prints, leaves behind, and how it refuses."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+
+import pytest
+
+from hal.cli import main
+from tests.commands import environment, left_in, start
+
+
+def command(folder, *arguments):
+    """Run ``hal run`` to its end: status, standard output, standard error."""
+    process = start(folder, "run", *arguments, env=environment(folder, HAL_CHECK_RANKS="1"))
+    out, err = process.communicate(timeout=120)
+    return process.returncode, out, err
+
+
+def test_two_ranks_print_what_one_does_and_leave_nothing(tmp_path, capsys):
+    """The ranks are started by Paddle's launcher."""
+    arguments = ("--prompt", "def main(", "--prompt", "import os", "--max-tokens", "12", "--json", "--logprobs", "1")
+    with contextlib.suppress(SystemExit):
+        main(["run", "--device", "cpu", *arguments])
+    alone = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    status, out, err = command(tmp_path, *arguments, "--tp", "2")
+    assert status == 0, err
+    on_ranks = [json.loads(line) for line in out.splitlines()]
+    for one, two in zip(alone, on_ranks, strict=True):
+        assert (one["token_ids"], one["text"], one["device"]) == (two["token_ids"], two["text"], two["device"])
+    assert "tp 2 x dp 1" in err
+    assert left_in(tmp_path) == []
+
+
+def test_the_engine_imports_no_framework(tmp_path):
+    code = (
+        "import sys; import hal.cli.run_ranks, hal.cli.run_session; "
+        "sys.exit('paddle' in sys.modules or 'torch' in sys.modules)"
+    )
+    with start(tmp_path, code=code) as process:
+        assert process.wait(60) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--tp", "3"], "--tp: 3 ranks cannot share out num_attention_heads = 4 (give a number that divides it, as 2)"),
+        (["--tp", "0"], "--tp: 0 (give a whole number of at least 1)"),
+        (["--dp", "-1"], "--dp: -1 (give a whole number of at least 1)"),
+        (["--restart", "-1"], "--restart: -1 (give a whole number of at least 0)"),
+        (["--sampling", "some"], "--sampling: 'some' (give first or every-rank)"),
+        (["--dp", "2", "--sink", "sysv://?layout=plain"], "--sink: 'sysv://?layout=plain': its readers know a request"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_any_rank_is_started(arguments, told, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["run", "--device", "cpu", "--prompt", "x", *arguments])
+    assert end.value.code == 2
+    assert told in capsys.readouterr().err

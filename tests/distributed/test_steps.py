@@ -1,0 +1,116 @@
+"""Step messages and words: what was said is what is heard, and other bytes are refused in one way."""
+
+from __future__ import annotations
+
+import pytest
+from hal_core import ENTERING, FrameError, Request, SamplingParams, SplitRole, StateConfig, TaskKind, admit, lay_out
+from hal_core import Task as CoreTask
+from hal_core.frames import split
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hal.distributed.steps import StepOrder, TaskOrder, decode_step, encode_step, orders_of
+from hal.distributed.words import Failed, Hello, Setup, Verdict, decode_word, encode_word
+
+ids = st.integers(0, 2**31 - 1)
+tokens = st.lists(ids, max_size=6).map(tuple)
+counts = st.integers(0, 2**31 - 1)
+params = st.builds(
+    SamplingParams,
+    temperature=st.floats(0, 5, width=32),
+    seed=st.integers(0, 2**63 - 1),
+    max_tokens=st.integers(1, 100),
+    stop_sequences=st.lists(st.lists(ids, min_size=1, max_size=3).map(tuple), max_size=2).map(tuple),
+    bad_words=tokens,
+    logprobs=st.none() | st.integers(0, 20),
+)
+names = st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=8)
+
+
+@st.composite
+def task_orders(draw):
+    kind, name = draw(st.sampled_from(TaskKind)), draw(names)
+    request = None
+    if kind in ENTERING:
+        request = Request(name, draw(tokens), draw(params), draw(tokens), draw(st.sampled_from(SplitRole)))
+    numbers = [draw(counts) for _ in range(3)]
+    return TaskOrder(kind, numbers[0], name, request, *numbers[1:], draw(tokens), draw(counts), draw(ids), draw(tokens))
+
+
+orders = st.builds(
+    StepOrder, st.integers(0, 2**32 - 1), st.integers(1, 2**63), st.lists(task_orders(), max_size=4).map(tuple)
+)
+
+
+def heard(frame, decode):
+    ((header, whole),) = split(frame)
+    return decode(header, whole)
+
+
+@given(orders)
+def test_a_step_message_is_heard_as_it_was_said(order):
+    assert heard(encode_step(order, session=7), decode_step) == order
+
+
+@given(orders, st.data())
+def test_a_changed_byte_is_noticed(order, data):
+    """Also where the frame is too large for a checksum of its own: the body has one always."""
+    frame = bytearray(encode_step(order, session=7))
+    at = data.draw(st.integers(64, len(frame) - 1), label="byte of the body")
+    frame[at] ^= data.draw(st.integers(1, 255), label="bits")
+    with pytest.raises(FrameError):
+        heard(bytes(frame), decode_step)
+
+
+def test_a_changed_byte_of_a_large_message_is_noticed():
+    long = Request("r", tuple(range(1000)) * 30, SamplingParams())
+    order = StepOrder(0, 1, (TaskOrder(TaskKind.PREFILL, 0, "r", long, 0, 5, (1,)),))
+    frame = bytearray(encode_step(order, session=7))
+    assert len(frame) > 1 << 16
+    assert heard(bytes(frame), decode_step) == order
+    frame[50_000] ^= 1
+    with pytest.raises(FrameError, match="checksum"):
+        heard(bytes(frame), decode_step)
+
+
+@given(st.binary(max_size=200))
+def test_any_body_is_decoded_or_refused(body):
+    """A body with a sound checksum around nonsense is a FrameError too."""
+    from zlib import crc32
+
+    from hal_core.frames import FrameKind, seal
+
+    packed = seal(FrameKind.STEP, crc32(body).to_bytes(4, "little") + body, session=1, sender=0, sequence=1)
+    word = seal(FrameKind.WORD, body, session=1, sender=0, sequence=0)
+    for frame, decode in ((packed, decode_step), (word, decode_word), (word, decode_step), (packed, decode_word)):
+        try:
+            heard(frame, decode)
+        except FrameError:
+            continue
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        Hello(1, 2, {"a": "b"}),
+        Setup("m", "cpu", None, {"x": True, "y": "async"}, StateConfig(2, 64), 4, 2, 1, "ipc:///x", 3.0),
+        Failed(1, "it broke", step=3, lost=[0]),
+        Verdict("why", "cure", 1, 5),
+    ],
+)
+def test_a_word_is_heard_as_it_was_said(word):
+    assert heard(encode_word(word, session=3), decode_word) == word
+
+
+def test_a_scheduler_s_tasks_travel_with_the_requests_that_enter():
+    """A resumed request travels with what it has generated; the others by name alone."""
+    layout = lay_out(StateConfig(2, 64))
+    request = Request("r", (3, 4), SamplingParams(max_tokens=9), (5,))
+    admitted = admit(request, layout)
+    enter = CoreTask(TaskKind.PREFILL, 1, admitted, 0, 3, blocks=[4])
+    leave = CoreTask(TaskKind.ABORTED, 1, admitted)
+    first, second = orders_of([enter, leave])
+    assert list(first.request.prompt) == [3, 4]
+    assert (tuple(first.request.output), first.request.params) == ((5,), request.params)
+    assert (first.blocks, first.num_scheduled_tokens) == ((4,), 3)
+    assert (second.name, second.request) == ("r", None)
