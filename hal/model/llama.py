@@ -60,6 +60,16 @@ class Step:
     sin: Tensor
 
 
+@dataclass(frozen=True)
+class Hidden:
+    """What the last layer gave in a step."""
+
+    states: Tensor
+    """``[tokens, hidden]``, normed, on the model's place."""
+    step: Step
+    """Where those tokens are: another layer may run on the same rows, with a cache of its own."""
+
+
 class LlamaModel:
     """A loaded decoder. Not thread-safe: one worker drives it.
 
@@ -125,19 +135,19 @@ class LlamaModel:
         not batch-invariant). Raises ``InvalidValue`` for a batch that cannot be computed; nothing is written then.
         """
         with paddle.no_grad():
-            hidden, outputs = self._run(batch)
+            _, hidden, outputs = self._run(batch)
             if not len(outputs):
                 return np.zeros((0, self.config.vocab_size), np.float32)
             return self.logits(self.normed(self.chosen(hidden, outputs), self.weights.norm))
 
-    def forward_with_hidden(self, batch: ModelBatch) -> tuple[np.ndarray | None, Tensor]:
-        """The same, and what the last layer gave for each token, normed: ``[tokens, hidden]`` on the model's place."""
+    def forward_with_hidden(self, batch: ModelBatch) -> tuple[np.ndarray | None, Hidden]:
+        """The same, and what the last layer gave for each token, for the prediction layer."""
         with paddle.no_grad():
-            hidden, outputs = self._run(batch)
+            step, hidden, outputs = self._run(batch)
             hidden = self.normed(hidden, self.weights.norm)
             if not len(outputs):
-                return np.zeros((0, self.config.vocab_size), np.float32), hidden
-            return self.logits(self.chosen(hidden, outputs)), hidden
+                return np.zeros((0, self.config.vocab_size), np.float32), Hidden(hidden, step)
+            return self.logits(self.chosen(hidden, outputs)), Hidden(hidden, step)
 
     def chosen(self, hidden: Tensor, outputs: np.ndarray) -> Tensor:
         """Some of the rows, rising."""
@@ -146,25 +156,17 @@ class LlamaModel:
     def _put(self, array: np.ndarray) -> Tensor:
         return paddle.to_tensor(array, place=self.place)
 
-    def _run(self, batch: ModelBatch) -> tuple[Tensor, np.ndarray]:
-        """Hidden states ``[tokens, hidden]`` before the last norm, and int64 ``[n]`` whose logits are wanted."""
+    def _run(self, batch: ModelBatch) -> tuple[Step, Tensor, np.ndarray]:
+        """What the layers shared, hidden states ``[tokens, hidden]`` before the last norm, and int64 ``[n]`` whose
+        logits are wanted."""
         if self.cache is None:
             raise InvalidValue("no cache", cure="call allocate_cache first", argument="forward")
-        step, outputs = self.placed(batch, self.cache)
-        hidden = self.embedded(batch.token_ids)
-        for number, layer in enumerate(self.weights.layers):
-            hidden = self.layer(hidden, number, layer, step)
-        return hidden, outputs
-
-    def placed(self, batch: ModelBatch, cache: PagedCache) -> tuple[Step, np.ndarray]:
-        """What the layers of a step need, with this cache; int64 ``[n]`` whose logits are wanted. Raises
-        ``InvalidValue`` for a batch that cannot be computed."""
-        check_batch(batch, self.config, cache.shape)
-        plan = plan_step(batch, self.local, cache.shape)
+        check_batch(batch, self.config, self.cache.shape)
+        plan = plan_step(batch, self.local, self.cache.shape)
         cos, sin = self._rotary(batch.positions)
         qk_index, value_index = self._head_indices(len(batch.token_ids))
         step = Step(
-            cache=cache,
+            cache=self.cache,
             write_index=self._put(plan.write_index),
             clear=None if plan.clear_index is None else self._place_clear(plan.clear_index),
             groups=tuple(self._place_group(group) for group in plan.groups),
@@ -174,7 +176,10 @@ class LlamaModel:
             cos=cos,
             sin=sin,
         )
-        return step, plan.outputs
+        hidden = self.embedded(batch.token_ids)
+        for number, layer in enumerate(self.weights.layers):
+            hidden = self.layer(hidden, number, layer, step)
+        return step, hidden, plan.outputs
 
     def placed_run(
         self, tables: np.ndarray, positions: np.ndarray, reach: np.ndarray, count: int, cache: PagedCache

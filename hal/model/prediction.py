@@ -13,13 +13,12 @@ import numpy as np
 import paddle
 from hal_core import InvalidValue
 
-from hal.model.batch import ModelBatch
 from hal.model.kv_cache import PagedCache
 
 if TYPE_CHECKING:
     from paddle import Tensor
 
-    from hal.model.llama import LlamaModel, Step
+    from hal.model.llama import Hidden, LlamaModel, Step
 
 
 class PredictionLayer:
@@ -42,20 +41,16 @@ class PredictionLayer:
         one = replace(model.local, num_hidden_layers=1)
         self._cache = PagedCache(one, shape.blocks, shape.block_size, model.place)
 
-    @property
-    def block_size(self) -> int:
-        """Tokens of a block of the cache."""
-        return self._cache.shape.block_size
+    def forward(self, hidden: Hidden, token_ids: np.ndarray, outputs: np.ndarray) -> Tensor:
+        """Run the entries of a step's rows; those of tokens that are not known mean nothing, and are written over.
 
-    def forward(self, batch: ModelBatch, hidden: Tensor) -> Tensor:
-        """Run entries: ``batch.token_ids`` are the tokens that follow those of ``hidden`` ``[tokens, hidden]``.
-
-        ``[n, hidden]``: what the layer gave for ``batch.outputs``, normed: :meth:`logits` are made of it, and it may be
-        fed in turn.
+        :param hidden: what the target gave in the step.
+        :param token_ids: int64 ``[tokens]``: what follows each of its tokens.
+        :param outputs: int64 ``[n]``, rising: the entries that are asked for.
+        :return: ``[n, hidden]``, normed: :meth:`logits` are made of it, and it may be fed in turn.
         """
         with paddle.no_grad():
-            step, outputs = self.model.placed(batch, self._cache)
-            given = self._layer(batch.token_ids, hidden, step)
+            given = self._layer(token_ids, hidden.states, replace(hidden.step, cache=self._cache))
             return self.model.normed(self.model.chosen(given, outputs), self._weights.norm)
 
     def run(self, tables: np.ndarray, positions: np.ndarray, reach: np.ndarray, count: int) -> list[Step]:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from hal_core import InvalidValue
 
-from hal.model.batch import ModelBatch
 from hal.sampling import STATE_FIELDS, SamplingRows, sample
 
 from .proposer import Fed, Int64s, Setup
@@ -86,18 +85,16 @@ class Mtp:
         fed, self._fed = self._fed, None
         if fed is None or fed.rows is None or fed.fields is None:
             return {}
-        entries = _Entries.of(fed, self._sequences, room)
-        if not len(entries.slots):
+        tokens, outputs, drafting = self._entries(fed, room)
+        given = self._prediction().forward(fed.hidden, tokens, outputs)
+        if not drafting:
             return {}
-        given = self._feed(entries, fed.hidden, fed.fields)
-        if not entries.drafting:
-            return {}
-        slots = np.array(entries.drafting, np.int64)
-        most = np.array([room[slot] for slot in entries.drafting], np.int64)
+        slots = np.array(drafting, np.int64)
+        most = np.array([room[slot] for slot in drafting], np.int64)
         drafts = self._draft(slots, most, given, fed.fields)
         return {
             slot: column[: min(count, column.index(-1) if -1 in column else count)]
-            for slot, count, column in zip(entries.drafting, most.tolist(), drafts.T.tolist(), strict=True)
+            for slot, count, column in zip(drafting, most.tolist(), drafts.T.tolist(), strict=True)
         }
 
     def _draft(self, slots: Int64s, most: Int64s, given: Any, fields: Mapping[str, Array]) -> Int64s:  # noqa: ANN401
@@ -129,15 +126,26 @@ class Mtp:
             self._layer = PredictionLayer(self._model)
         return self._layer
 
-    def _feed(self, entries: _Entries, hidden: Any, fields: Mapping[str, Array]) -> Any:  # noqa: ANN401 (the model's)
-        """Run the layer on ``entries`` of the ``hidden`` states of the step; what it gave for those that draft."""
-        layer = self._prediction()
-        if entries.rows is not None:
-            hidden = self._model.chosen(hidden, entries.rows)
-        blocks = -(-int((entries.contexts + entries.lengths).max()) // layer.block_size)
-        tables = fields["block_tables"][entries.slots, :blocks]
-        positions, lengths, contexts = entries.positions, entries.lengths, entries.contexts
-        return layer.forward(ModelBatch(entries.tokens, positions, lengths, contexts, tables, entries.outputs), hidden)
+    def _entries(self, fed: Fed, room: Mapping[int, int]) -> tuple[Int64s, Int64s, list[int]]:
+        """The token behind each row of the step, as far as it is known (0 behind a draft that was refused); the rows
+        that say the first drafts; and the slots that these are of: those with room, and with all entries before."""
+        assert fed.rows is not None
+        assert fed.positions is not None
+        tokens = np.zeros(len(fed.positions), np.int64)
+        outputs: list[int] = []
+        drafting: list[int] = []
+        firsts, rows = fed.positions[fed.rows[:-1]].tolist(), fed.rows.tolist()
+        for slot, start, begin, end in zip(fed.slots, firsts, rows, rows[1:], strict=False):
+            sequence = self._sequences[slot]
+            count = min(end - begin, sequence.count - 1 - start)
+            if count < 1 or start > sequence.entries:
+                continue
+            tokens[begin : begin + count] = sequence.tokens[start + 1 : start + 1 + count]
+            sequence.entries = start + count
+            if room.get(slot, 0) > 0 and sequence.entries == sequence.count - 1:
+                outputs.append(begin + count - 1)
+                drafting.append(slot)
+        return tokens, np.array(outputs, np.int64), drafting
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,63 +170,3 @@ class _Choice:
             best: Int64s = logits.argmax(axis=1)
             return best
         return sample(logits, replace(self.rows, position=self.rows.position + depth), logprobs=None).tokens
-
-
-@dataclass(frozen=True, slots=True)
-class _Entries:
-    """Entries of the layer that are run at once.
-
-    - ``slots`` int64 ``[n]``, ``lengths``, ``contexts`` int32 ``[n]``: whose, how many, and how many before them.
-    - ``rows`` int64 ``[entries]``: which of the step's hidden states; None for all. ``tokens``, ``positions`` int64
-      ``[entries]``: the tokens that follow, and the entries' places.
-    - ``outputs`` int64: of which the logits are wanted, those of ``drafting``, the slots that get drafts.
-    """
-
-    slots: Int64s
-    lengths: Array
-    contexts: Array
-    rows: Int64s | None
-    tokens: Int64s
-    positions: Int64s
-    outputs: Int64s
-    drafting: list[int]
-
-    @classmethod
-    def of(cls, fed: Fed, sequences: Mapping[int, _Sequence], room: Mapping[int, int]) -> _Entries:
-        """The entries that a step makes known: of each slot that goes on, for the rows whose next token is known.
-
-        Slots that lack entries before are left out: what they drafted would be of no use.
-        """
-        assert fed.rows is not None
-        assert fed.positions is not None
-        slots, lengths, contexts, rows, tokens, positions, outputs, drafting = [], [], [], [], [], [], [], []
-        total = 0
-        for at, slot in enumerate(fed.slots):
-            sequence, begin, end = sequences[slot], int(fed.rows[at]), int(fed.rows[at + 1])
-            start = int(fed.positions[begin])
-            count = min(end - begin, sequence.count - 1 - start)
-            if count < 1 or start > sequence.entries:
-                continue
-            sequence.entries = start + count
-            total += count
-            slots.append(slot)
-            lengths.append(count)
-            contexts.append(start)
-            rows.append(np.arange(begin, begin + count))
-            tokens.append(sequence.tokens[start + 1 : start + 1 + count])
-            positions.append(np.arange(start, start + count))
-            if room.get(slot, 0) > 0 and sequence.entries == sequence.count - 1:
-                outputs.append(total - 1)
-                drafting.append(slot)
-        joined = [np.concatenate(parts) if parts else np.zeros(0, np.int64) for parts in (rows, tokens, positions)]
-        whole = total == len(fed.positions)
-        return cls(
-            np.array(slots, np.int64),
-            np.array(lengths, np.int32),
-            np.array(contexts, np.int32),
-            None if whole else joined[0],
-            joined[1],
-            joined[2],
-            np.array(outputs, np.int64),
-            drafting,
-        )

@@ -200,14 +200,12 @@ def test_the_prediction_layer_equals_the_dense_pass_whole_in_pieces_and_one_by_o
     for begin, end in ((0, 3), (3, 8)):
         chunk = Row(ids, begin, blocks)
         _, hidden = model.forward_with_hidden(batch_of([chunk], [end - begin], 4))
-        following = dataclasses.replace(batch_of([chunk], [end - begin], 4), token_ids=ids[begin + 1 : end + 1])
-        following = dataclasses.replace(following, outputs=np.arange(end - begin))
-        given = layer.forward(following, hidden)
+        given = layer.forward(hidden, ids[begin + 1 : end + 1], np.arange(end - begin))
         np.testing.assert_allclose(layer.logits(given), expected[begin:end], atol=TOLERANCE)
     _, hidden = model.forward_with_hidden(batch_of([Row(ids, 8, blocks)], [5], 4))
     steps = layer.run(np.array([blocks], np.int32), np.array([8]), np.array([5]), 5)
     for number, step in enumerate(steps):
-        given = layer.follow(step, ids[9 + number : 10 + number], hidden[number : number + 1])
+        given = layer.follow(step, ids[9 + number : 10 + number], hidden.states[number : number + 1])
         np.testing.assert_allclose(layer.logits(given)[0], expected[8 + number], atol=TOLERANCE)
 
 
