@@ -85,7 +85,7 @@ class BoundDevice:
 
     def state(self, sizes: StateConfig, *, name: str = "target") -> SlotState:
         """A new slot state on this device, every slot empty."""
-        return self._call("state", NO_STREAM, self.policy.state, self.device, sizes, name)
+        return self._call("state", NO_STREAM, self.policy.state, (self.device, sizes, name))
 
     def async_set_value(self, *, target: object, value: object, stream: Stream) -> Ticket:
         """Write a value into device memory; see :func:`hal_core.contract.hookspecs.async_set_value`.
@@ -100,7 +100,7 @@ class BoundDevice:
         :raises OutOfMemory: when the staging ring stays full until its deadline; nothing was queued.
         """
         act = self.policy.async_set_value
-        return self._call("async_set_value", stream, act, self.device, self._hooks, target, value, stream)
+        return self._call("async_set_value", stream, act, (self.device, self._hooks, target, value, stream))
 
     def insert_tasks(self, *, state: SlotState, tasks: TaskBatch | Sequence[Task], stream: Stream) -> Ticket:
         """Put requests into their slots; see :func:`hal_core.contract.hookspecs.insert_tasks`.
@@ -112,7 +112,7 @@ class BoundDevice:
         :raises InvalidBatch: with every problem of the batch; nothing was inserted (G8).
         """
         act = self.policy.insert_tasks
-        return self._call("insert_tasks", stream, act, self.device, self._hooks, state, tasks, stream)
+        return self._call("insert_tasks", stream, act, (self.device, self._hooks, state, tasks, stream))
 
     def open_group(self, *, state: SlotState, group: Group) -> None:
         """Have all ranks of a group compare what they hold of a state (G14), which else its first broadcast does.
@@ -122,7 +122,7 @@ class BoundDevice:
         :raises StateUnusable: on every rank, if they differ.
         :raises GroupLost: when a rank does not come within the group's timeout.
         """
-        self._call("open_group", NO_STREAM, self.policy.open_group, self.device, state, group)
+        self._call("open_group", NO_STREAM, self.policy.open_group, (self.device, state, group))
 
     def broadcast_tokens(self, *, state: SlotState, group: Group, stream: Stream) -> Ticket:
         """Make all ranks agree with the first; see :func:`hal_core.contract.hookspecs.broadcast_tokens`.
@@ -133,7 +133,7 @@ class BoundDevice:
             (G16).
         """
         act = self.policy.broadcast_tokens
-        return self._call("broadcast_tokens", stream, act, self.device, self._hooks, state, group, stream)
+        return self._call("broadcast_tokens", stream, act, (self.device, self._hooks, state, group, stream))
 
     def save_output(self, *, state: SlotState, step: Step, sink: Sink, stream: Stream) -> Ticket:
         """Hand the step's tokens to the engine; see :func:`hal_core.contract.hookspecs.save_output`.
@@ -147,7 +147,7 @@ class BoundDevice:
         :raises SinkClosed: when the sink is closed; ``error.ticket`` leads to the tokens that nobody was sent.
         """
         act = self.policy.save_output
-        return self._call("save_output", stream, act, self.device, self._hooks, state, step, sink, stream)
+        return self._call("save_output", stream, act, (self.device, self._hooks, state, step, sink, stream))
 
     def update_inputs(self, *, state: SlotState, step: Step, stream: Stream) -> Ticket:
         """Let the state change as a step changes it by itself; see :mod:`hal_core.slots.update`.
@@ -156,7 +156,7 @@ class BoundDevice:
 
         :raises InvalidValue: for a plain step, where :meth:`set_drafts` has handed drafts over for it to verify.
         """
-        return self._call("update_inputs", stream, self.policy.update_inputs, self.device, state, step, stream)
+        return self._call("update_inputs", stream, self.policy.update_inputs, (self.device, state, step, stream))
 
     def set_drafts(
         self, *, state: SlotState, step: Step, drafts: Mapping[int, Sequence[int]], stream: Stream
@@ -174,7 +174,7 @@ class BoundDevice:
         :raises InvalidValue: for a call out of order, and for drafts that do not fit, with every slot; nothing was
             written.
         """
-        return self._call("set_drafts", stream, self.policy.set_drafts, self.device, state, step, drafts, stream)
+        return self._call("set_drafts", stream, self.policy.set_drafts, (self.device, state, step, drafts, stream))
 
     def copy_out(self, *, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
         """Copy byte ranges to the host, as they are after the work that is on ``stream`` now.
@@ -184,7 +184,7 @@ class BoundDevice:
         :return: a ticket whose ``data`` has a uint8 array for each part, once it is done.
         :raises InvalidValue: for memory of another device, or a part outside it.
         """
-        return self._call("copy_out", stream, self.policy.copy_out, self.device, memory, parts, stream)
+        return self._call("copy_out", stream, self.policy.copy_out, (self.device, memory, parts, stream))
 
     def observe(self, plugin: object, *, name: str = "") -> None:
         """Let a pluggy plugin see every hook call of this device; see :mod:`hal_core.runtime.observers`.
@@ -239,7 +239,7 @@ class BoundDevice:
         if self._pending:
             self._tell(self._unseen())
 
-    def _call(self, name: str, stream: object, act: Callable[[*Given], T], *arguments: *Given) -> T:
+    def _call(self, name: str, stream: object, act: Callable[[*Given], T], arguments: tuple[*Given]) -> T:
         """The one road of every call: closed or not, earlier errors, the stream, the policy, errors that name who."""
         if self._pending or self._refusal or self._watched:
             self._begin()
