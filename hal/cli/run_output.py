@@ -64,15 +64,17 @@ class Answer:
             answer["message"] = self.message
         if speculate is not None:
             name, drafted = speculate
-            told = told_of_answer(name, drafted.get(self.request_id, 0), self.steps, len(self.token_ids))
+            told = told_of_answer(
+                name, None if drafted is None else drafted.get(self.request_id, 0), self.steps, len(self.token_ids)
+            )
             answer["speculation"] = told
         if with_logprobs:
             answer["logprobs"] = self.logprobs
         return json.dumps(answer)
 
 
-Speculation = tuple[str, Mapping[str, int]]
-"""The proposer's name, and request id to how many drafts it made."""
+Speculation = tuple[str, Mapping[str, int] | None]
+"""The proposer's name, and request id to how many drafts it made; None where the ranks do not tell of each."""
 
 
 class Answers:

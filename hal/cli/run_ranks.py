@@ -9,7 +9,7 @@ import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from hal_core import HalError, InvalidValue, OutputRecord, Undelivered, lay_out
+from hal_core import HalError, OutputRecord, Undelivered, lay_out
 
 from hal.distributed.check import VARIABLE
 from hal.distributed.crew import Crew
@@ -18,6 +18,8 @@ from hal.distributed.errors import RankLost
 from hal.distributed.launch import PaddleLaunch
 from hal.distributed.words import Setup
 from hal.model.split import check_split
+from hal.proposers import NONE
+from hal.worker.drafting import Acceptance
 
 from . import signals
 from .console import say
@@ -27,6 +29,7 @@ from .run_options import Options
 from .run_output import Answers
 from .run_plan import Plan
 from .run_screen import open_screen
+from .run_speculation import summed_up
 
 if TYPE_CHECKING:
     from hal_core import SamplingParams
@@ -42,10 +45,6 @@ _LEAVE_SECONDS = 10.0
 def generate_on_ranks(plan: Plan, params: SamplingParams, options: Options) -> int:
     """Generate for all prompts on ranks and show it; the exit status."""
     check_split(plan.config, options.ranks.tp)
-    if options.speculate != "none":
-        raise InvalidValue(
-            f"{options.speculate}: several ranks do not speculate yet", cure="leave it out", argument="--speculate"
-        )
     with ExitStack() as stack:
         screen = open_screen()
         stack.callback(screen.close)
@@ -57,6 +56,8 @@ def generate_on_ranks(plan: Plan, params: SamplingParams, options: Options) -> i
         able = engine.crew.abilities
         facts = facts_of(able) if options.as_json else None
         answers = Answers(plan, screen, device=facts, logprobs=params.logprobs is not None)
+        if options.speculate != NONE:
+            answers.speculate = options.speculate, None
         try:
             with shown.by(answers):
                 began = time.perf_counter()
@@ -75,10 +76,11 @@ def generate_on_ranks(plan: Plan, params: SamplingParams, options: Options) -> i
             )
         if answers.incomplete:
             raise HalError(f"no record told the end of {answers.incomplete}", cure="report it: the output path lost it")
+        drafts = summed_up(options.speculate, Acceptance(*engine.crew.drafts))
         ranks = f"tp {options.ranks.tp} x dp {options.ranks.dp}"
         again = f", started again {engine.restarts} time(s)" if engine.restarts else ""
         used = (engine.most_running, plan.sizes.num_slots * options.ranks.dp, engine.preemptions)
-        summarize(screen, answers, seconds, used, "", f"{ranks}{again}; {where(able, options.model_place)}")
+        summarize(screen, answers, seconds, used, drafts, f"{ranks}{again}; {where(able, options.model_place)}")
     signals.check()
     return FAILED if answers.failed else 0
 
@@ -100,6 +102,7 @@ def _engine(plan: Plan, options: Options, shown: _Shown) -> RanksEngine:
         dp_sync=ranks.dp_sync,
         check=os.environ.get(VARIABLE, "") not in ("", "0"),
         sink=options.sink or "",
+        speculate=options.speculate,
     )
     return RanksEngine(
         lambda: Crew(setup, PaddleLaunch(ranks.size), look=signals.check),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 from hal_core import InvalidValue, OutputRecord, Unavailable
 
-from hal.reading import Event, OutputReader, SessionEnded, SessionLost
+from hal.reading import Event, OutputReader, SessionLost
 
 from .errors import RankLost
 from .launch import Starter
@@ -70,7 +70,8 @@ class Crew:
         self._failed: list[Failed] = []
         self._gone: list[SessionLost] = []
         self._left: dict[int, tuple[Delivery, ...]] = {}
-        self._ended = 0  # sessions of first ranks that are over
+        self.drafts: tuple[int, ...] = (0, 0, 0)
+        """What became of drafts, known when the ranks have ended: fed, accepted, turns of a slot that decodes."""
         self._lost: RankLost | None = None
         self.line = EngineLine(url, curve)
         try:
@@ -126,7 +127,7 @@ class Crew:
         """Have the ranks end in order, everything sent."""
         self.line.say(Stop())
         end = time.monotonic() + _LEAVE_SECONDS
-        while self._ended < self.layout.dp and time.monotonic() < end:
+        while len(self._left) < self.layout.dp and not self._starter.ended() and time.monotonic() < end:
             self.reader.read(_LOOK_SECONDS)
             self._take_words(0.0)
         self._end(_LEAVE_SECONDS)
@@ -204,9 +205,7 @@ class Crew:
     # -- the end --------------------------------------------------------------------------------------------------
 
     def _hear(self, event: Event) -> None:
-        if isinstance(event, SessionEnded):
-            self._ended += 1
-        elif isinstance(event, SessionLost):
+        if isinstance(event, SessionLost):
             self._gone.append(event)
 
     def _take_words(self, timeout: float) -> None:
@@ -218,6 +217,7 @@ class Crew:
             self._failed.append(word)
         elif isinstance(word, Left):
             self._left[rank] = tuple(word.undelivered)
+            self.drafts = tuple(a + b for a, b in zip(self.drafts, word.drafts, strict=True))
 
     def _check(self) -> None:
         """Raise what has become of the ranks."""

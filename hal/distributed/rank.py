@@ -28,8 +28,11 @@ from hal.model.config import read_config
 from hal.model.digest import checkpoint_digest
 from hal.model.split import check_split
 from hal.opening import open_device
+from hal.proposers import NONE, make_proposer
+from hal.proposers import Setup as ProposerSetup
 from hal.transport import open_sink
 from hal.transport.copies import Copies, close_all
+from hal.worker.drafting import Acceptance
 
 from .check import RankCheck
 from .errors import error_of
@@ -39,8 +42,10 @@ from .steps import StepOrder
 from .words import Delivery, Failed, Go, Hello, Left, Ready, Setup, Stop, Up, Verdict
 
 if TYPE_CHECKING:
-    from hal_core import BoundDevice, Sink
+    from hal_core import BoundDevice, Group, Sink
 
+    from hal.model.llama import LlamaModel
+    from hal.proposers import Proposer
     from hal.transport.curve import CurveKeys
     from hal.worker import Worker
 
@@ -130,6 +135,7 @@ class _Serving:
         self._patience = STARTING
         self._decided = False  # a verdict came
         self._sink: Sink | None = None
+        self._acceptance = Acceptance()
 
     def run(self, setup: Setup) -> None:
         """Make everything, then take steps until the engine says stop."""
@@ -212,7 +218,8 @@ class _Serving:
                 close_all(sinks, _DRAIN)
             except Undelivered as error:
                 undelivered += error.records
-            self.line.say(Left(self.rank, undelivered), 1.0)
+            told = (self._acceptance.drafted, self._acceptance.accepted, self._acceptance.turns)
+            self.line.say(Left(self.rank, undelivered, told), 1.0)
 
     def _worker(self, setup: Setup, layout: RankLayout, device: BoundDevice) -> tuple[Worker, RankCheck | None]:
         """Open the groups with the others, load this rank's part of the model, and make the state."""
@@ -228,9 +235,34 @@ class _Serving:
         model = LlamaModel.load(Path(setup.model), place=setup.place, ranks=ranks, everywhere=setup.everywhere)
         assert self._sink is not None  # made before
         noise = ranks.index * _GOLDEN % (1 << 63) if setup.everywhere and ranks is not None else 0
-        worker = Worker(device, model, setup.sizes, setup.blocks, self._sink, group=group, noise=noise)
+        proposer = self._proposer(setup, group, model)
+        worker = Worker(
+            device,
+            model,
+            setup.sizes,
+            setup.blocks,
+            self._sink,
+            group=group,
+            noise=noise,
+            proposer=proposer,
+            shares_drafts=group.size > 1 and setup.speculate != NONE,
+        )
+        self._acceptance = worker.acceptance
         device.open_group(state=worker.state, group=group)
         return worker, RankCheck(worker, ranks) if setup.check and ranks is not None else None
+
+    def _proposer(self, setup: Setup, group: Group, model: LlamaModel) -> Proposer | None:
+        """What drafts on this rank: a proposer on the host is on the group's first rank alone, as its drafts are handed
+        on; one that runs the model's layers is on every rank that has a part of them."""
+        sizes = setup.sizes
+        made = make_proposer(
+            setup.speculate,
+            ProposerSetup(sizes.max_draft_tokens, sizes.num_slots, sizes.max_model_len, model.config.vocab_size, model),
+        )
+        if made is not None and not group.is_first and not made.wants_hidden:
+            made.close()
+            return None
+        return made
 
     def _take_steps(self, worker: Worker, check: RankCheck | None, number: int) -> None:
         table = RequestTable(worker.admit)

@@ -62,6 +62,7 @@ class Setup(_Word):
     check: bool = False
     reader_key: str = ""
     sink: str = ""
+    speculate: str = "none"
 
 
 class Ready(_Word):
@@ -109,10 +110,11 @@ class Failed(_Word):
 
 
 class Left(_Word):
-    """The rank's last word, and what it could not send."""
+    """The rank's last word, what it could not send, and what became of drafts: fed, accepted, turns of a slot."""
 
     rank: int
     undelivered: list[Delivery] = []
+    drafts: tuple[int, int, int] = (0, 0, 0)
 
 
 class Verdict(_Word):

@@ -309,14 +309,14 @@ class LlamaModel:
             joined = paddle.gather(joined, step.merge_index)
         return joined.reshape([-1, self.local.num_attention_heads * width])
 
-    def logits(self, normed: Tensor) -> np.ndarray | None:
+    def logits(self, normed: Tensor, *, everywhere: bool = False) -> np.ndarray | None:
         """float32 ``[n, vocab]`` of hidden states after the last norm, where they are wanted: on every rank, or on the
-        first one alone."""
+        first one alone, as the model says unless ``everywhere``."""
         part = paddle.matmul(normed, self.weights.head, transpose_y=True)
         if self.ranks is None:
             whole: np.ndarray = part.numpy()
             return whole
-        parts = self.ranks.all_gather(part) if self.everywhere else self.ranks.gather(part)
+        parts = self.ranks.all_gather(part) if self.everywhere or everywhere else self.ranks.gather(part)
         if parts is None:
             return None
         rows: np.ndarray = parts.numpy().transpose(1, 0, 2).reshape(part.shape[0], -1)

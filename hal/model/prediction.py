@@ -64,10 +64,10 @@ class PredictionLayer:
             return self.model.normed(self._layer(token_ids, given, step), self._weights.norm)
 
     def logits(self, given: Tensor) -> np.ndarray:
-        """float32 ``[n, vocab]``."""
+        """float32 ``[n, vocab]``, on every rank: each embeds the draft that comes of them."""
         with paddle.no_grad():
-            logits = self.model.logits(given)
-        assert logits is not None  # of a model that is split over ranks, all of them are given the logits
+            logits = self.model.logits(given, everywhere=True)
+        assert logits is not None
         return logits
 
     def _layer(self, token_ids: np.ndarray, hidden: Tensor, step: Step) -> Tensor:

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from hal_core import ENTERING, LEAVING, FinishReason, InvalidValue, PluginError, SplitRole, TaskBatch, TaskKind
+from hal_core import (
+    ENTERING,
+    LEAVING,
+    ByteRange,
+    FinishReason,
+    InvalidValue,
+    PluginError,
+    SplitRole,
+    TaskBatch,
+    TaskKind,
+)
 
 from hal.proposers import Fed, draft_room
 from hal.worker.inputs import Columns, StepInput
 
 if TYPE_CHECKING:
-    from hal_core import Device, SlotState, StateConfig, Stream
+    from hal_core import BoundDevice, Device, SlotState, StateConfig, Step, Stream
 
     from hal.proposers import Proposer
 
@@ -124,6 +134,32 @@ class Drafting:
                     cure=f"there is room for {most} drafts; token ids go from 0 to {self._vocab_size - 1}",
                     argument="propose",
                 )
+
+
+def share_drafts(
+    device: BoundDevice, state: SlotState, step: Step, drafts: Mapping[int, Sequence[int]], stream: Stream
+) -> None:
+    """Hand the drafts of the group's first rank to the state of every rank: one collective over the fields that hold
+    them. All ranks of ``step.group`` call this; ``drafts`` of the others are passed over.
+
+    :raises GroupLost: when a rank is lost.
+    """
+    group = step.group
+    number, tokens = state.layout.fields["draft_num"], state.layout.fields["draft_tokens"]
+    part = ByteRange(number.offset, tokens.offset + tokens.stride * state.sizes.num_slots - number.offset)
+    if group.is_first:
+        device.set_drafts(state=state, step=step, drafts=drafts, stream=stream)
+    device.device.communicator(group).broadcast(state.memory, part, stream).wait()
+    if group.is_first:
+        return
+    copied = device.copy_out(memory=state.memory, parts=(part,), stream=stream)
+    copied.wait()
+    data, slots = copied.data[0], state.sizes.num_slots
+    counts = data[: number.stride * slots].view(np.int32)
+    rows = data[tokens.offset - number.offset :].view(np.int64).reshape(slots, -1)
+    ran = step.order(state.name)
+    told = {slot: rows[slot, : counts[slot]].tolist() for slot in ran.tolist() if counts[slot]}
+    device.set_drafts(state=state, step=step, drafts=told, stream=stream)
 
 
 def accepted_tokens(slots: Sequence[int], outputs: Columns, name: str) -> list[Int64s]:

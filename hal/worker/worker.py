@@ -24,7 +24,7 @@ from hal_core import (
 )
 
 from hal.model.batch import ModelBatch
-from hal.worker.drafting import Acceptance, Drafting, accepted_tokens, read_outputs
+from hal.worker.drafting import Acceptance, Drafting, accepted_tokens, read_outputs, share_drafts
 from hal.worker.histories import Histories
 from hal.worker.inputs import StepInput, chunks_of, read_inputs
 from hal.worker.tokens import StepTokens, choose_tokens
@@ -81,6 +81,7 @@ class Worker:
     - ``noise``: mixed into the seeds that this rank draws with, where every rank of a group samples for itself.
     - ``proposer``: what drafts tokens, for ``sizes`` with room for drafts; the caller closes it. On such a state each
       step verifies drafts, though there be none. ``acceptance`` counts what became of them.
+    - ``shares_drafts``: a proposer is on the group's first rank, whose drafts all ranks feed; it may be on others too.
     """
 
     def __init__(
@@ -94,11 +95,12 @@ class Worker:
         group: Group = ALONE,
         noise: int = 0,
         proposer: Proposer | None = None,
+        shares_drafts: bool = False,
     ) -> None:
         self.device, self.model, self.sink, self.group, self.blocks = device, model, sink, group, blocks
         self.state = device.state(sizes)
         self.stream = device.default_stream
-        self.steps, self._noise = 0, noise
+        self.steps, self._noise, self._shares = 0, noise, shares_drafts
         self.last: OutputRecord | None = None
         self.acceptance = Acceptance()
         self._histories = Histories()
@@ -149,8 +151,8 @@ class Worker:
             self._stop_where_first_did(inputs)
         step = self._describe(batch, inputs, tokens)
         self.device.update_inputs(state=self.state, step=step, stream=self.stream)
-        if self._drafting is not None and len(inputs.slots):
-            self._draft(self._drafting, step, inputs, hidden)
+        if (self._drafting is not None or self._shares) and len(inputs.slots):
+            self._draft(step, inputs, hidden)
         try:
             ticket = self.device.save_output(state=self.state, step=step, sink=self.sink, stream=self.stream)
         except (SinkFull, SinkClosed) as error:
@@ -234,12 +236,17 @@ class Worker:
             errors=errors,
         )
 
-    def _draft(self, drafting: Drafting, step: Step, inputs: StepInput, hidden: object) -> None:
+    def _draft(self, step: Step, inputs: StepInput, hidden: object) -> None:
         """Have drafts made of what the step gave, and hand them to the state; before its output is saved, as a request
         that goes on elsewhere takes its drafts along in that."""
-        outputs = read_outputs(self.device.device, self.state, self.stream)
-        drafts = drafting.drafts(inputs, outputs, hidden)
-        self.device.set_drafts(state=self.state, step=step, drafts=drafts, stream=self.stream)
+        drafts: dict[int, list[int]] = {}
+        if self._drafting is not None:
+            outputs = read_outputs(self.device.device, self.state, self.stream)
+            drafts = self._drafting.drafts(inputs, outputs, hidden)
+        if self._shares:
+            share_drafts(self.device, self.state, step, drafts, self.stream)
+        else:
+            self.device.set_drafts(state=self.state, step=step, drafts=drafts, stream=self.stream)
 
     def _take(self, ticket: Ticket | object, inputs: StepInput) -> OutputRecord:
         """Take over the step's output: the record, the mirror, what was said, and the slots that ended."""

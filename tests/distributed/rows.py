@@ -53,6 +53,7 @@ class Told:
     tokens: dict = field(default_factory=lambda: defaultdict(list))
     logprobs: dict = field(default_factory=lambda: defaultdict(list))
     preempted: int = 0
+    drafts: tuple = (0, 0, 0)  # fed, accepted, turns
 
     def take(self, record):
         for row in record.rows():
@@ -129,14 +130,19 @@ class Row:
     check: bool = True
     timeout: float = 20.0
     sink: str = ""
+    speculate: str = "none"
 
-    def setup(self, sizes=SIZES):
+    @property
+    def sizes(self):
+        return SIZES if self.speculate == "none" else replace(SIZES, max_draft_tokens=3)
+
+    def setup(self):
         return Setup(
             str(DEFAULT_CHECKPOINT),
             "cpu",
             "cpu",
             {},
-            sizes,
+            self.sizes,
             self.blocks,
             self.tp,
             self.dp,
@@ -146,6 +152,7 @@ class Row:
             dp_sync=self.dp_sync,
             check=self.check,
             sink=self.sink,
+            speculate=self.speculate,
         )
 
 
@@ -153,7 +160,7 @@ def engine_of(row, start, told, **options):
     """An engine whose ranks ``start`` gives; their records are told."""
     return RanksEngine(
         lambda: Crew(row.setup(), start()),
-        lay_out(SIZES),
+        lay_out(row.sizes),
         row.blocks,
         row.dp,
         vocab_size=read_config(DEFAULT_CHECKPOINT).vocab_size,
@@ -177,4 +184,5 @@ def run(row, pool, how=()):
         engine.crew.close()
         raise
     engine.crew.stop()
+    told.drafts = engine.crew.drafts
     return told, pooled.answers

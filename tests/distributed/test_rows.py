@@ -13,6 +13,9 @@ ROWS = {
     "tp 2": Row(tp=2),
     "tp 2, chunks, scarce": Row(tp=2, chunk=3, blocks=SCARCE),
     "tp 2, every rank samples": Row(tp=2, everywhere=True),
+    "tp 2, ngram, scarce": Row(tp=2, speculate="ngram", blocks=SCARCE),
+    "tp 2, mtp, every rank samples": Row(tp=2, speculate="mtp", everywhere=True),
+    "tp 2, hybrid, chunks": Row(tp=2, speculate="hybrid", chunk=3),
     "dp 2": Row(dp=2),
     "dp 2, chunks, scarce, in step": Row(dp=2, chunk=3, blocks=SCARCE, dp_sync=True),
 }
@@ -28,6 +31,7 @@ def test_the_tokens_are_those_of_one_rank(worlds, name):
         np.testing.assert_allclose(told.logprobs[request], values, atol=TOLERANCE, rtol=0)
     assert set(answers.values()) == {None}
     assert bool(told.preempted) == (row.blocks == SCARCE)
+    assert (told.drafts[0] > 0) == (row.speculate != "none")
 
 
 @pytest.mark.parametrize("everywhere", [False, True])
