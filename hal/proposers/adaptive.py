@@ -13,84 +13,95 @@ from .proposer import Fed, Int64s, Proposer
 if TYPE_CHECKING:
     from hal_core import AdmittedRequest
 
-WORTH = 0.2
-"""A draft is made while the chance that it is accepted is at least this: what one more row costs, in steps."""
+DRAFT_COST = 0.2
+"""What one more row costs, in steps of one request: a draft is made while it is accepted with at least this chance."""
+STEP_COST = 0.25
+"""What it costs a step that it has any drafts: a step has some if it should give each request so many tokens more."""
+FIRST_RATE = 0.5
+"""The chance of a draft before anything is known."""
+FIRST_PAUSE, LONGEST_PAUSE = 4, 64
+"""Steps from one trial to the next of requests whose drafts are not worth it: powers of 2, so that trials of several
+requests fall on the same steps."""
 _FADE = 0.85
 """What earlier steps count, less by this with each step."""
 _DOUBT = 2.0
-"""So many drafts of experience in general stand beside those of the request."""
-_FIRST_RATE = 0.8
-_LEARN = 0.02
-LONGEST_PAUSE = 64
-"""Most steps without drafts before another is tried."""
+"""So many drafts of all requests stand beside those of the one."""
+_LEARN = 0.05
 
 
 class Acceptance:
-    """How often a request's drafts were accepted lately; at first, what drafts in general were."""
+    """How often a request's drafts were accepted lately."""
 
-    __slots__ = ("_accepted", "_general", "_tested")
+    __slots__ = ("_accepted", "_tested")
 
-    def __init__(self, general: float = _FIRST_RATE) -> None:
-        self._general, self._accepted, self._tested = general, 0.0, 0.0
+    def __init__(self) -> None:
+        self._accepted = self._tested = 0.0
 
     def note(self, drafted: int, accepted: int) -> None:
         """Take over a step: of ``drafted`` drafts the first ``accepted`` were right, and one more was looked at."""
         self._accepted = self._accepted * _FADE + accepted
         self._tested = self._tested * _FADE + min(accepted + 1, drafted)
 
-    @property
-    def rate(self) -> float:
-        """The chance that a draft is accepted when those before it are, from 0 to 1."""
-        return (self._accepted + _DOUBT * self._general) / (self._tested + _DOUBT)
+    def rate(self, general: float) -> float:
+        """The chance that a draft is accepted when those before it are, from 0 to 1; ``general``: that of all."""
+        return (self._accepted + _DOUBT * general) / (self._tested + _DOUBT)
 
-    def worthwhile(self, most: int) -> int:
-        """How many of ``most`` drafts are worth their rows."""
-        rate, chance, count = self.rate, 1.0, 0
-        while count < most and (chance := chance * rate) >= WORTH:
-            count += 1
-        return count
+
+def worthwhile(rate: float, most: int) -> tuple[int, float]:
+    """How many of ``most`` drafts are worth their rows, and how many of these should be accepted."""
+    chance, count, gain = rate, 0, 0.0
+    while count < most and chance >= DRAFT_COST:
+        count, gain, chance = count + 1, gain + chance, chance * rate
+    return count, gain
 
 
 class _Slot:
-    """A request's acceptance, the drafts that it has now, and its steps until a draft is tried again."""
+    """A request's acceptance, the drafts that it has now, and the steps between its trials."""
 
-    __slots__ = ("acceptance", "drafted", "pause", "wait")
+    __slots__ = ("acceptance", "drafted", "pause")
 
-    def __init__(self, general: float) -> None:
-        self.acceptance = Acceptance(general)
-        self.drafted, self.pause, self.wait = 0, 1, 0
+    def __init__(self) -> None:
+        self.acceptance, self.drafted, self.pause = Acceptance(), 0, FIRST_PAUSE
 
 
 class Adaptive:
     """Any proposer, asked for no more drafts than are worth it.
 
-    A request whose drafts are not is given none, but for a single one now and then: after 1, 2, 4, … steps, at most
-    :data:`LONGEST_PAUSE`, until one is accepted.
+    Where they are not, a request tries some now and then, ever less often: at a step whose number its pause divides,
+    which doubles then, until drafts are worth it again. What is known of a request stands beside what drafts of all
+    were worth lately, so that those that begin learn from those that run.
     """
 
     def __init__(self, inner: Proposer) -> None:
         self.inner, self.wants_hidden = inner, inner.wants_hidden
         self._slots: dict[int, _Slot] = {}
-        self._general = _FIRST_RATE
+        self._general, self._steps = FIRST_RATE, 0
 
     def enter(self, slot: int, request: AdmittedRequest, tokens: Int64s) -> None:
-        """Begin with what drafts in general were worth."""
-        self._slots[slot] = _Slot(self._general)
+        """Begin with what drafts of all requests are worth."""
+        self._slots[slot] = _Slot()
         self.inner.enter(slot, request, tokens)
 
     def observe(self, fed: Fed) -> None:
         """Learn from the drafts of each slot that was given tokens."""
         for number, accepted in zip(fed.slots, fed.accepted, strict=True):
-            if len(accepted):
-                self._learn(self._slots[number], len(accepted) - 1)
+            slot = self._slots[number]
+            if slot.drafted and len(accepted):
+                self._learn(slot, min(len(accepted) - 1, slot.drafted))
         self.inner.observe(fed)
 
     def propose(self, room: Mapping[int, int]) -> dict[int, list[int]]:
         """As the proposer does, in as much room as is worthwhile."""
-        asked = {slot: self._most(self._slots[slot], most) for slot, most in room.items() if most > 0}
-        drafts = self.inner.propose({slot: most for slot, most in asked.items() if most})
-        for slot, tokens in drafts.items():
-            self._slots[slot].drafted = len(tokens)
+        self._steps += 1
+        wanted, gains = {}, 0.0
+        for number, most in room.items():
+            wanted[number], gain = worthwhile(self._slots[number].acceptance.rate(self._general), most)
+            gains += gain
+        drafting = gains >= STEP_COST * len(room)
+        asked = {number: self._most(self._slots[number], count, drafting) for number, count in wanted.items()}
+        drafts = self.inner.propose({number: min(count, room[number]) for number, count in asked.items() if count})
+        for number, tokens in drafts.items():
+            self._slots[number].drafted = len(tokens)
         return drafts
 
     def leave(self, slot: int, *, finished: bool) -> None:
@@ -102,18 +113,17 @@ class Adaptive:
         """Close the proposer."""
         self.inner.close()
 
-    def _learn(self, slot: _Slot, right: int) -> None:
-        if not slot.drafted:
-            slot.wait -= 1
-            return
-        drafted, slot.drafted = slot.drafted, 0
-        right = min(right, drafted)
-        slot.acceptance.note(drafted, right)
-        self._general += _LEARN * (right / min(right + 1, drafted) - self._general)
-        slot.pause = 1 if right else min(2 * slot.pause, LONGEST_PAUSE)
-        slot.wait = slot.pause
+    def _most(self, slot: _Slot, count: int, drafting: bool) -> int:
+        """How many drafts a request is to have in a step that is worth drafts, or is not."""
+        if drafting and count:
+            slot.pause = FIRST_PAUSE
+            return count
+        if self._steps % slot.pause:
+            return 0
+        slot.pause = min(2 * slot.pause, LONGEST_PAUSE)
+        return max(count, 1)
 
-    @staticmethod
-    def _most(slot: _Slot, most: int) -> int:
-        worthwhile = slot.acceptance.worthwhile(most)
-        return worthwhile or int(slot.wait <= 0)
+    def _learn(self, slot: _Slot, right: int) -> None:
+        slot.acceptance.note(slot.drafted, right)
+        self._general += _LEARN * (right / min(right + 1, slot.drafted) - self._general)
+        slot.drafted = 0

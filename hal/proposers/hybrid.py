@@ -62,7 +62,7 @@ class Hybrid:
             guess = self.second.guess(slot, (), most)
             if guess.matched >= LEAST_MATCH:
                 self._said[slot] = guess.drafts
-                if self._trust[slot].rate >= TRUSTED:
+                if self._trust[slot].rate(TRUSTED) >= TRUSTED:
                     drafts[slot] = guess.drafts
                     continue
             asked[slot] = min(most, self.first_most)

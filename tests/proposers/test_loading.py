@@ -87,7 +87,7 @@ def test_one_that_is_named_is_made_for_its_setup(proposers, target):
     assert isinstance(proposer, Proposer)
     assert proposer.inner.setup is models.SETUP
     models.entered(proposer, 2, [4, 5])
-    assert proposer.propose({2: 3}) == {2: [5, 5, 5]}
+    assert proposer.propose({2: 2}) == {2: [5, 5]}
 
 
 def test_no_proposer_is_none():

@@ -77,43 +77,46 @@ def update_inputs(fields: Mapping[str, Column], sizes: StateConfig, *, speculati
     gives = gives & ~bad
     column["stop_flags"][bad], column["stop_reason"][bad] = True, FinishReason.ERROR
     column["seq_lens_decoder"][...] = np.where(encoder > 0, prefilled, column["seq_lens_decoder"])
-    for slot in np.flatnonzero(gives).tolist() if speculative else ():
-        _cut(fields, slot, sizes)
     accepted = column["accept_num"]
+    # A single token, which most steps give also where drafts are verified, is taken in all slots at once.
+    single, several = np.flatnonzero(gives & (accepted == 1)), np.flatnonzero(gives & (accepted > 1))
+    for slot in several.tolist():
+        _cut(fields, slot, sizes)
     decodes = gives & (encoder == 0)
     column["seq_lens_decoder"][decodes] += accepted[decodes]
-    _append(fields, column, np.flatnonzero(gives), known, speculative)
-    if not speculative:
-        _stop_plain(fields, column, np.flatnonzero(gives), sizes)
+    _append_several(fields, column, several, known)
+    if len(single):
+        _append_single(fields, column, single, known, column["accept_tokens" if speculative else "sampled_token_ids"])
+        _stop_single(fields, column, single, sizes, speculative)
     on = gives & ~column["stop_flags"]
     column["seq_lens_this_time"][...] = np.where(on, 1, np.where(runs, 0, column["seq_lens_this_time"]))
     column["seq_lens_encoder"][runs] = 0
     column["draft_num"][runs] = 0
 
 
-def _append(
-    fields: Mapping[str, Column], column: Mapping[str, Column], slots: Column, known: Column, speculative: bool
+def _append_single(
+    fields: Mapping[str, Column], column: Mapping[str, Column], slots: Column, known: Column, given: Column
 ) -> None:
-    """Append what was accepted to the token rows, count it, and feed the last of it next."""
-    if not len(slots):
-        return
-    if not speculative:
-        tokens = column["sampled_token_ids"][slots]
-        fields["token_ids"][slots, known[slots]] = tokens
-        column["next_tokens"][slots] = tokens
-        column["step_idx"][slots] += 1
-        return
+    """Append the one token that each of ``slots`` was given to its row, count it, and feed it next."""
+    tokens = given[slots]
+    fields["token_ids"][slots, known[slots]] = tokens
+    column["next_tokens"][slots] = tokens
+    column["step_idx"][slots] += 1
+
+
+def _append_several(fields: Mapping[str, Column], column: Mapping[str, Column], slots: Column, known: Column) -> None:
+    """Append what was accepted, at least one token each, to the token rows, count it, and feed the last of it next."""
     for slot in slots.tolist():
         count, at = int(column["accept_num"][slot]), int(known[slot])
         fields["token_ids"][slot, at : at + count] = fields["accept_tokens"][slot, :count]
-        column["next_tokens"][slot] = fields["accept_tokens"][slot, count - 1] if count else column["next_tokens"][slot]
+        column["next_tokens"][slot] = fields["accept_tokens"][slot, count - 1]
         column["step_idx"][slot] += count
 
 
-def _stop_plain(fields: Mapping[str, Column], column: Mapping[str, Column], slots: Column, sizes: StateConfig) -> None:
+def _stop_single(
+    fields: Mapping[str, Column], column: Mapping[str, Column], slots: Column, sizes: StateConfig, speculative: bool
+) -> None:
     """Find the requests that end with the one token they were given."""
-    if not len(slots):
-        return
     generated, token = column["step_idx"][slots], column["next_tokens"][slots]
     total = column["prompt_lens"][slots] + generated
     inside = np.arange(fields["eos_token_ids"].shape[1]) < column["eos_num"][slots][:, None]
@@ -122,12 +125,13 @@ def _stop_plain(fields: Mapping[str, Column], column: Mapping[str, Column], slot
         ends[at] |= _ends_with_stop(fields, int(slots[at]), int(total[at]), int(generated[at]), sizes)
     stops = ends & (generated >= column["min_dec_len"][slots])
     full = (generated >= column["max_dec_len"][slots]) | (total >= sizes.max_model_len)
-    column["stop_reason"][slots] = np.where(stops, FinishReason.STOP, np.where(full, FinishReason.LENGTH, 0))
+    going_on = column["stop_reason"][slots] if speculative else 0
+    column["stop_reason"][slots] = np.where(stops, FinishReason.STOP, np.where(full, FinishReason.LENGTH, going_on))
     column["stop_flags"][slots] = stops | full | (column["split_role"][slots] == SplitRole.PREFILL)
 
 
 def _cut(fields: Mapping[str, Column], slot: int, sizes: StateConfig) -> None:
-    """Speculative: cut the accepted tokens of a slot after the first with which it stops, and mark the end."""
+    """Cut the several accepted tokens of a slot after the first with which it stops, and mark the end."""
     row = {name: array[slot] for name, array in fields.items()}
     known = int(row["prompt_lens"][0] + row["step_idx"][0])
     tokens, handed_over = row["token_ids"], row["split_role"][0] == SplitRole.PREFILL

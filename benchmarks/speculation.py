@@ -1,0 +1,183 @@
+"""Tokens a second of the whole main job with each proposer, beside those of plain decoding, on cpu.
+
+    python benchmarks/speculation.py [--speculate NAME …] [--drafts K] [--rounds N] [--workload NAME …]
+
+All proposers take turns in one run, in a new order each round, with the embedded checkpoint; printed are medians of the
+ratio to plain decoding within a round (by the clock, and by processor time, which neighbours disturb less), tokens that
+a step gives a request, and the share of drafts that was accepted. ``repeats`` is one greedy request whose prompt
+repeats itself, ``text`` one whose greedy output does not loop; the others are 16 requests, drawn at the temperature
+that they are named by. Every answer is compared with that of plain decoding.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hal_core import HalError, Request, SamplingParams, StateConfig
+
+import hal
+from hal.engine import Engine
+from hal.model import DEFAULT_CHECKPOINT
+from hal.model.tokenizer import Tokenizer
+from hal.proposers import Setup, make_proposer
+from hal.worker import Worker
+
+BUILT_IN = ("none", "naive", "ngram", "suffix", "mtp", "hybrid")
+LOOP = "def total(values):\n    result = 0\n    for value in values:\n        result += value\n    return result\n\n\n"
+TEXT = '''"""Read a file of settings."""
+
+import json
+from pathlib import Path
+
+
+class Settings:
+    """What a program is told by its user."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+'''
+STARTS = ("def read(", "class Node:\n", "import os\n", "for name in ", "if not ", "return [", "try:\n", "with open(")
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Requests that are served together: their prompts, and how their tokens are drawn."""
+
+    prompts: Sequence[str]
+    temperature: float
+    new_tokens: int = 192
+
+
+WORKLOADS = {
+    "repeats": Workload([LOOP * 3], 0.0),
+    "text": Workload([TEXT], 0.0),
+    "0.7": Workload(STARTS * 2, 0.7, 96),
+    "1.0": Workload(STARTS * 2, 1.0, 96),
+}
+
+
+class Unread:
+    """A sink that nobody reads."""
+
+    session = 1
+
+    def put(self, pending: Any) -> None:  # noqa: ANN401 (a pending output is no public name)
+        """Take a record."""
+        pending.complete(None)
+
+    def close(self, timeout: float) -> None:
+        """Nothing to drain."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One serving of a workload."""
+
+    tokens: Mapping[str, tuple[int, ...]]
+    seconds: float
+    busy: float
+    tokens_a_turn: float
+    accepted: float
+
+    @property
+    def speed(self) -> float:
+        """Tokens a second."""
+        return sum(map(len, self.tokens.values())) / self.seconds
+
+
+def serve(device: Any, model: Any, encoded: Sequence[list[int]], load: Workload, name: str, drafts: int) -> Run:  # noqa: ANN401
+    """Serve a workload with one proposer."""
+    sizes = StateConfig(
+        num_slots=len(encoded),
+        max_model_len=max(map(len, encoded)) + load.new_tokens,
+        max_draft_tokens=0 if name == "none" else drafts,
+    )
+    setup = Setup(drafts, sizes.num_slots, sizes.max_model_len, model.config.vocab_size, model)
+    worker = Worker(
+        device, model, sizes, sizes.num_slots * sizes.max_blocks, Unread(), proposer=make_proposer(name, setup)
+    )
+    engine = Engine(worker, chunk=1 << 20)
+    for number, prompt in enumerate(encoded):
+        params = SamplingParams(
+            temperature=load.temperature, seed=number, max_tokens=load.new_tokens, min_tokens=load.new_tokens
+        )
+        engine.submit(Request(f"r{number}", prompt, params))
+    begin, busy = time.perf_counter(), time.process_time()
+    tokens = {done.request_id: done.token_ids for done in engine.run()}
+    seconds, busy = time.perf_counter() - begin, time.process_time() - busy
+    acceptance = worker.acceptance
+    turns = acceptance.tokens_a_turn or 1.0
+    return Run(tokens, seconds, busy, turns, acceptance.accepted / acceptance.drafted if acceptance.drafted else 0.0)
+
+
+def usable(names: Sequence[str], model: Any) -> list[str]:  # noqa: ANN401
+    """The proposers of ``names`` that can be made here; why the others cannot is printed."""
+    found = []
+    for name in names:
+        try:
+            proposer = make_proposer(name, Setup(1, 1, 64, model.config.vocab_size, model))
+        except HalError as error:
+            print(f"{name}: left out, {error.what}")
+            continue
+        if proposer is not None:
+            proposer.close()
+        found.append(name)
+    return found
+
+
+def main() -> int:
+    """Measure; 1 if a proposer changed a token."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--speculate", nargs="+", default=list(BUILT_IN))
+    parser.add_argument("--drafts", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--workload", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore", module="paddle")
+    from hal.model.llama import LlamaModel
+
+    model, changed = LlamaModel.load(DEFAULT_CHECKPOINT), 0
+    tokenizer = Tokenizer.load(DEFAULT_CHECKPOINT, model.config)
+    names = usable(["none", *(name for name in options.speculate if name != "none")], model)
+    with hal.open_device("cpu") as device:
+        for title in options.workload:
+            load = WORKLOADS[title]
+            encoded = [tokenizer.encode(prompt) for prompt in load.prompts]
+            runs: dict[str, list[Run]] = {name: [] for name in names}
+            for round_ in range(options.rounds + 1):  # the first one warms up
+                for name in random.Random(round_).sample(names, len(names)):
+                    runs[name].append(serve(device, model, encoded, load, name, options.drafts))
+            changed += show(title, runs)
+    return int(changed > 0)
+
+
+def show(title: str, runs: Mapping[str, Sequence[Run]]) -> int:
+    """Print a workload's table; how many runs gave other tokens than plain decoding."""
+    plain = runs["none"]
+    heads = f"{'tokens/s':>9} {'of plain':>9} {'(from, to)':>13} {'by cpu':>7} {'a turn':>7} {'accepted':>9}"
+    print(f"\n{title:10} {heads}")
+    changed = 0
+    for name, of_one in runs.items():
+        ratios = [run.speed / one.speed for run, one in zip(of_one, plain, strict=True)][1:]
+        cpu = statistics.median([one.busy / run.busy for run, one in zip(of_one, plain, strict=True)][1:])
+        last, middle = of_one[-1], statistics.median(ratios)
+        other = sum(run.tokens != plain[0].tokens for run in of_one)
+        spread = f"{min(ratios):.2f}, {max(ratios):.2f}"
+        speed = statistics.median(run.speed for run in of_one[1:])
+        note = f"  {other} runs gave other tokens" if other else ""
+        columns = f"{speed:9.0f} {middle:8.2f}x {spread:>13} {cpu:6.2f}x {last.tokens_a_turn:7.2f} {last.accepted:9.1%}"
+        print(f"{name:10} {columns}{note}")
+        changed += other
+    return changed
+
+
+if __name__ == "__main__":
+    sys.exit(main())
