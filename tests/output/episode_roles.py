@@ -33,6 +33,7 @@ def play(role, heard, *arguments):
     status = 1
     try:
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, where a shell runs this in the background
         logging.disable(logging.WARNING)
         role(Words(heard), *arguments)
         status = 0
