@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +21,19 @@ settings.register_profile("hal", deadline=None)
 # For tools/guards.py, which wants to know that a test fails, not the smallest example of it.
 settings.register_profile("unshrunk", deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 settings.load_profile("hal")
+
+
+@pytest.fixture(scope="module")
+def warm(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """A process that has imported the test file's ``WARM``, and forks for each command (``tests/warm.py``)."""
+    spec = importlib.util.spec_from_file_location("warm", Path(__file__).parent / "tests" / "warm.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    made = module.Warm(request.module.WARM)
+    yield made
+    made.close()
 
 
 TOGETHER = ("core/tests/groups/",)

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+LIBRARIES = ("paddle", "zmq", "typer", "rich", "safetensors.numpy", "tokenizers", "msgspec", "pydantic", "stevedore")
+"""What ``hal run`` imports besides hal, and what takes most of its time; for the fixture ``warm``."""
 RUN = "from hal.cli import main; main()"
 
 
@@ -23,7 +25,8 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
     for name in ("XDG_RUNTIME_DIR", "TMPDIR"):
         place_of(folder, name).mkdir(exist_ok=True)
         places[name] = str(place_of(folder, name))
-    return os.environ | {"HAL_DEVICE": "cpu"} | places | more
+    buffered = {"PYTHONUNBUFFERED": ""}  # as everywhere but in containers: what is not flushed is not seen
+    return os.environ | {"HAL_DEVICE": "cpu"} | buffered | places | more
 
 
 def place_of(folder: Path, name: str = "XDG_RUNTIME_DIR") -> Path:
@@ -36,8 +39,10 @@ def left_in(folder: Path) -> list[str]:
     return [path.name for name in ("XDG_RUNTIME_DIR", "TMPDIR") for path in place_of(folder, name).iterdir()]
 
 
-def start(folder: Path, *arguments: str, code: str = RUN, **options) -> subprocess.Popen:
-    """Start a command, or ``code``, with the usual dispositions of signals."""
+def start(folder: Path, *arguments: str, code: str = RUN, warm=None, **options) -> subprocess.Popen:
+    """Start a command, or ``code``, with the usual dispositions of signals; ``warm``: in a fork of that process."""
     usual = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment(folder)}
+    if warm is not None:
+        return warm.start(*arguments, code=code, **usual | options)
     usual["preexec_fn"] = heed_interrupts
     return subprocess.Popen([sys.executable, "-c", code, *arguments], **usual | options)

@@ -15,8 +15,10 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from .commands import environment, heed_interrupts, left_in, place_of, start
+from .commands import LIBRARIES, environment, heed_interrupts, left_in, place_of, start
 
+#: Not hal itself: it is patched where it is imported.
+WARM = (*LIBRARIES, "pytest", "hypothesis.stateful")
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 PROMPTS = ("run", "--prompt", "def f(", "--prompt", "import", "--max-tokens", "60", "--slots", "1", "--json")
 #: Sends this process a signal the first time that a module is looked for, or a function called or left.
@@ -100,8 +102,8 @@ def check_end(code, out, err, number):
     assert "Exception ignored" not in err, err
 
 
-#: Each is a run of its own, five seconds of processor time: these, with each of the signals, are in ``make test``.
-AT_HAND = [*POINTS[::4], POINTS[-1]]
+#: Those of imports are whole runs, four seconds of processor time: of them, two are in ``make test``.
+AT_HAND = [point for point in POINTS if point[0] != "import" or point[1] in ("hal_core", "paddle")]
 
 
 @pytest.mark.parametrize(
@@ -109,9 +111,10 @@ AT_HAND = [*POINTS[::4], POINTS[-1]]
     [point if point in AT_HAND else pytest.param(*point, marks=pytest.mark.conform) for point in POINTS],
     ids=lambda value: value,
 )
-def test_hal_run_ends_in_order_wherever_a_signal_meets_it(tmp_path, kind, where):
+def test_hal_run_ends_in_order_wherever_a_signal_meets_it(tmp_path, warm, kind, where):
     number = SIGNALS[POINTS.index((kind, where)) % len(SIGNALS)]
-    process = start(tmp_path, kind, where, str(int(number)), *PROMPTS, code=textwrap.dedent(INJECTED))
+    forked = None if kind == "import" else warm  # where all is imported, no import is met
+    process = start(tmp_path, kind, where, str(int(number)), *PROMPTS, code=textwrap.dedent(INJECTED), warm=forked)
     out, err = process.communicate(timeout=120)
     assert "FIRED\n" in err, "the moment was never reached"
     check_end(process.returncode, out, err, number)
@@ -121,9 +124,9 @@ def test_hal_run_ends_in_order_wherever_a_signal_meets_it(tmp_path, kind, where)
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_in_the_middle_all_answers_are_told_as_far_as_they_have_come(tmp_path, number):
+def test_in_the_middle_all_answers_are_told_as_far_as_they_have_come(tmp_path, warm, number):
     point = ("return", "hal.engine.engine.step", str(int(number)))
-    process = start(tmp_path, *point, *PROMPTS, code=textwrap.dedent(INJECTED))
+    process = start(tmp_path, *point, *PROMPTS, code=textwrap.dedent(INJECTED), warm=warm)
     out, err = process.communicate(timeout=120)
     check_end(process.returncode, out, err, number)
     assert [json.loads(line)["finish_reason"] for line in out.splitlines()] == ["abort", "abort"]
@@ -134,7 +137,8 @@ COMMANDS = {
     "tail": ("tail", "ipc://{folder}/socket"),
     "devices": ("devices",),
     "devices --open": ("devices", "--open"),
-    "conform": ("conform", "cpu", "--profile", "quick", "--only", "G5,G6,G17"),
+    "conform": ("conform", "cpu", "--profile", "quick", "--only", "G5,G6"),
+    "conform with ranks": ("conform", "cpu", "--profile", "quick", "--only", "G17"),
 }
 
 
@@ -153,17 +157,30 @@ BEGUN = """
 """
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_at_any_time_there_is_no_traceback_and_nothing_left(command):
-    """A property over delays. What the interpreter does before it comes to the command is its own affair."""
+IMPORTS_LONG = ("run", "devices --open", "conform", "conform with ranks")
+RANKS = pytest.param("conform with ranks", marks=pytest.mark.conform)
 
+
+@pytest.mark.parametrize("command", [RANKS if "ranks" in command else command for command in COMMANDS])
+def test_at_any_time_there_is_no_traceback_and_nothing_left(command, warm):
+    """A property over delays. What the interpreter does before it comes to the command is its own affair."""
+    at_any_time(command, 2.0, warm if command in IMPORTS_LONG else None)
+
+
+@pytest.mark.conform
+@pytest.mark.parametrize("command", IMPORTS_LONG)
+def test_at_any_time_imports_among_it_there_is_no_traceback_and_nothing_left(command):
+    at_any_time(command, 6.0, None)
+
+
+def at_any_time(command, longest, warm):
     @settings(max_examples=6, deadline=None, phases=[Phase.explicit, Phase.generate])
-    @given(st.floats(0.0, 6.0 if command in ("run", "conform") else 2.0), st.sampled_from(SIGNALS))
+    @given(st.floats(0.0, longest), st.sampled_from(SIGNALS))
     def check(delay, number):
         with tempfile.TemporaryDirectory(prefix="s-") as name:
             folder = Path(name)
             arguments = [text.format(folder=folder) for text in COMMANDS[command]]
-            process = start(folder, *arguments, code=textwrap.dedent(BEGUN))
+            process = start(folder, *arguments, code=textwrap.dedent(BEGUN), warm=warm)
             assert process.stderr.readline() == "begun\n"
             try:
                 out, err = process.communicate(timeout=delay)
@@ -200,7 +217,7 @@ def test_a_signal_while_the_interpreter_goes_changes_nothing(tmp_path, number):
     assert "cpu" in out
 
 
-def reading_nothing(folder, *arguments):
+def reading_nothing(folder, *arguments, warm=None):
     """A command with a standard output that is full, and that nobody reads."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
@@ -209,14 +226,14 @@ def reading_nothing(folder, *arguments):
             os.write(writing, b"x" * 4096)
     except BlockingIOError:
         os.set_blocking(writing, True)
-    process = start(folder, *arguments, stdout=writing)
+    process = start(folder, *arguments, stdout=writing, warm=warm)
     os.close(writing)
     return process, reading
 
 
-def test_a_run_whose_output_nobody_reads_ends_all_the_same(tmp_path):
+def test_a_run_whose_output_nobody_reads_ends_all_the_same(tmp_path, warm):
     number = signal.SIGTERM
-    process, reading = reading_nothing(tmp_path, "run", "--prompt", "def f(", "--max-tokens", "4")
+    process, reading = reading_nothing(tmp_path, "run", "--prompt", "def f(", "--max-tokens", "4", warm=warm)
     folder = place_of(tmp_path)
     while not list(folder.glob("hal-*/output")):  # until it runs
         assert process.poll() is None
@@ -295,7 +312,7 @@ def test_signals_that_were_ignored_stay_so(tmp_path):
 
 
 IN_PROCESS = """
-    import os, signal, sys
+    import gc, os, signal, sys
     from hal.cli import main, signals
     before = [signal.getsignal(number) for number in signals._NUMBERS]
     try:
@@ -316,6 +333,16 @@ IN_PROCESS = """
         os.kill(os.getpid(), signal.SIGINT)
         assert ended == [128 + signal.SIGTERM]
     assert signals.came() is None
+    lost = []
+    sys.unraisablehook = lost.append
+    def collected(phase, _):
+        phase == "stop" and os.kill(os.getpid(), signal.SIGTERM)
+    gc.callbacks.append(collected)
+    with signals.watched(to_the_end=False), signals.raised(KeyboardInterrupt):
+        gc.collect()
+        gc.callbacks.remove(collected)
+        assert signals.came() == signal.SIGTERM
+    assert lost == []
     print("fine")
 """
 
@@ -349,9 +376,9 @@ SWALLOWED = """
 """
 
 
-def test_a_signal_that_a_test_of_the_kit_swallows_ends_it_before_the_next(tmp_path):
-    arguments = ("conform", "cpu", "--profile", "quick", "--only", "G17")
-    process = start(tmp_path, *arguments, code=textwrap.dedent(SWALLOWED))
+def test_a_signal_that_a_test_of_the_kit_swallows_ends_it_before_the_next(tmp_path, warm):
+    arguments = ("conform", "cpu", "--profile", "quick", "--only", "G25,G24")
+    process = start(tmp_path, *arguments, code=textwrap.dedent(SWALLOWED), warm=warm)
     out, err = process.communicate(timeout=120)
     check_end(process.returncode, out, err, signal.SIGTERM)
     assert "1 passed" in out

@@ -16,6 +16,7 @@ def run(arguments: list[str]) -> None:
 
     with signals.raised(KeyboardInterrupt):  # pytest's own word for it, after which it tells what it has and tidies up
         status = main(arguments, [_Between()], _find)
+        sys.stdout.flush()  # after a signal what is not written is lost, and pytest has told what it has
     signals.check()
     sys.exit(status)
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -54,9 +55,9 @@ class _Watch:
                 signal.raise_signal(number)  # a little later: pytest fails at a traceback without a line
                 return
             self.first, self.at = int(number), now
-            if self.raises is not None:
+            if self.raises is not None and not _collecting(frame):
                 raise self.raises
-            if self.is_noted:
+            if self.is_noted or self.raises is not None:
                 return
         elif now - self.at < PATIENCE:
             return
@@ -72,6 +73,15 @@ class _Watch:
                 urls.release_all()
         finally:
             os._exit(128 + (self.first or signal.SIGINT))
+
+
+def _collecting(frame: FrameType | None) -> bool:
+    """True in a callback of the garbage collector, such as Hypothesis has: what it raises is printed and forgotten. The
+    signal is noted then, and the run of the kit ends before its next test."""
+    codes = [getattr(one, "__code__", None) for one in gc.callbacks]
+    while frame is not None and frame.f_code not in codes:
+        frame = frame.f_back
+    return frame is not None
 
 
 _watch = _Watch()

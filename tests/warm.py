@@ -1,0 +1,213 @@
+"""One process that has imported what commands import, and forks for each that a test starts.
+
+``hal run`` takes four seconds of processor time, of which three are imports. What a test says of a command is seldom
+about its start; where it is, the test starts a process of its own. A forked command has its own arguments,
+environment, folder, standard streams and dispositions of signals, and ends as the interpreter ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import io
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import types
+from pathlib import Path
+
+LENGTH = 8
+"""Bytes of a length before what is sent."""
+
+
+class Warm:
+    """The process, from the test's side: ``start()`` is like ``subprocess.Popen([python, "-c", code, ...])``.
+
+    ``modules``: what it imports beforehand.
+    """
+
+    def __init__(self, modules):
+        self._ours, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, str(Path(__file__)), str(theirs.fileno()), *modules]
+            self._server = subprocess.Popen(command, pass_fds=[theirs.fileno()], start_new_session=True)
+
+    def start(self, *arguments, code, **options):
+        """Start ``code`` with arguments; options are those of ``Popen``, but not what is done before an exec."""
+        return Forked(self, [sys.executable, "-c", code, *arguments], **options)
+
+    def run(self, *arguments, code, timeout=120, **options):
+        """The same, with its output, until it has ended."""
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | options
+        with self.start(*arguments, code=code, **options) as process:
+            out, err = process.communicate(timeout=timeout)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    def fork(self, request, streams):
+        """Let it fork; the descriptor that tells of the end, and the child's number."""
+        reading, writing = os.pipe()
+        try:
+            data = json.dumps(request).encode()
+            socket.send_fds(self._ours, [len(data).to_bytes(LENGTH, "little")], [*streams, writing])
+            self._ours.sendall(data)
+        finally:
+            os.close(writing)
+        told = os.read(reading, LENGTH)
+        assert told, "the warm process has ended"
+        return reading, int.from_bytes(told, "little")
+
+    def close(self):
+        """End it, and what it has started."""
+        self._ours.close()
+        self._server.wait()
+
+
+class Forked(subprocess.Popen):
+    """A command that the warm process has forked. It is nobody's child here, so its end is told through a pipe."""
+
+    def __init__(self, warm, command, **options):
+        assert not {"preexec_fn", "pass_fds", "start_new_session"} & {*options}, "only an exec does that"
+        self._warm, self._end = warm, -1
+        super().__init__(command, **options)
+
+    def _execute_child(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *rest):
+        given, out, err = rest[3], rest[6], rest[8]
+        streams = [mine if one == -1 else one for mine, one in enumerate((given, out, err))]
+        environment = dict(os.environ if env is None else env)
+        request = {"code": args[2], "arguments": args[3:], "folder": cwd and str(cwd), "environment": environment}
+        self._end, self.pid = self._warm.fork(request, streams)
+        self._child_created = True
+        self._close_pipe_fds(*rest[3:9])
+
+    def _internal_poll(self, *_, **__):
+        if self.returncode is None and select.select([self._end], [], [], 0)[0]:
+            self._take()
+        return self.returncode
+
+    def _try_wait(self, flags):
+        if flags & os.WNOHANG and not select.select([self._end], [], [], 0)[0]:
+            return 0, 0
+        return self.pid, self._take()
+
+    def _take(self):
+        """Read how it has ended; the status as ``waitpid`` gives it."""
+        told = os.read(self._end, LENGTH)
+        assert told, "the warm process has ended"
+        os.close(self._end)
+        status = int.from_bytes(told, "little")
+        self.returncode = os.waitstatus_to_exitcode(status)
+        return status
+
+
+# -- in the process itself --------------------------------------------------------------------------------------------
+
+
+def serve(sock):
+    """Fork until nobody is there to ask any more. Returns in each child, with its code and what else it was asked."""
+    ends, (waking, woken) = {}, os.pipe()
+    os.set_blocking(waking, False)
+    os.set_blocking(woken, False)
+    signal.set_wakeup_fd(woken)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    while True:
+        ready = select.select([sock, waking], [], [])[0]
+        if waking in ready:
+            with contextlib.suppress(BlockingIOError):
+                os.read(waking, 4096)
+            tell_ends(ends)
+        if sock not in ready:
+            continue
+        request, descriptors = receive(sock)
+        if request is None:
+            break
+        pid = os.fork()
+        if pid == 0:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for one in (sock.detach(), waking, woken, descriptors[3], *ends.values()):
+                os.close(one)
+            become(request, descriptors[:3])
+            return request["code"]
+        for one in descriptors[:3]:
+            os.close(one)
+        ends[pid] = descriptors[3]
+        os.write(ends[pid], pid.to_bytes(LENGTH, "little"))
+    for pid in ends:
+        os.kill(pid, signal.SIGKILL)
+    for pid in ends:
+        os.waitpid(pid, 0)
+    return None
+
+
+def receive(sock):
+    """What is asked for, and the descriptors that come with it; None at the end."""
+    data, descriptors, _, _ = socket.recv_fds(sock, LENGTH, 4)
+    if not data:
+        return None, ()
+    left, parts = int.from_bytes(data, "little"), []
+    while left:
+        parts.append(sock.recv(left))
+        left -= len(parts[-1])
+    return json.loads(b"".join(parts)), descriptors
+
+
+def tell_ends(ends):
+    """Tell of each child that has ended how it did."""
+    while ends:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:
+            return
+        with contextlib.suppress(BrokenPipeError):  # nobody wants to know
+            os.write(ends[pid], status.to_bytes(LENGTH, "little"))
+        os.close(ends.pop(pid))
+
+
+def become(request, streams):
+    """Take over what makes a process its own."""
+    for number, one in enumerate(streams):
+        os.dup2(one, number)
+    for one in streams:
+        if one > 2:
+            os.close(one)
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        setattr(sys, name, stream(getattr(sys, name), mode))
+        setattr(sys, f"__{name}__", getattr(sys, name))
+    if request["folder"]:
+        os.chdir(request["folder"])
+    sys.argv = ["-c", *request["arguments"]]
+    tempfile.tempdir = None
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def stream(former, mode):
+    """A standard stream as the interpreter would make it for what now lies behind it."""
+    at_once = mode == "w" and bool(os.environ.get("PYTHONUNBUFFERED"))
+    binary = open(former.fileno(), f"{mode}b", 0 if at_once else -1, closefd=False)  # noqa: SIM115 (it stays open)
+    lines = mode == "w" and (binary.isatty() or former is sys.stderr)
+    made = io.TextIOWrapper(binary, former.encoding, former.errors, line_buffering=lines, write_through=at_once)
+    made.mode = mode
+    return made
+
+
+if __name__ == "__main__":
+    del sys.path[0]  # the folder of this file; a command has the one that it is in
+    sys.path.insert(0, "")
+    for name in sys.argv[2:]:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # so that no collection in a child copies the pages of all that was imported
+    code = serve(socket.socket(fileno=int(sys.argv[1])))
+    if code is not None:
+        gc.unfreeze()
+        main = sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(compile(code, "<string>", "exec"), vars(main))
