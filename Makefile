@@ -5,6 +5,9 @@ STAMP  := $(VENV)/.installed
 OLDER  := .venv-older
 ARGS   ?=
 
+# Two hundred processes of the tests import the same code: it is compiled once, also where Python is told to keep nothing.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: help run test tests slowest lint bench conform nightly soak chaos steady fuzz clean
 help:            ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'

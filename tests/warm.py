@@ -183,6 +183,8 @@ def become(request, streams):
     if request["folder"]:
         os.chdir(request["folder"])
     sys.argv = ["-c", *request["arguments"]]
+    wanted = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    sys.path[1:1] = [folder for folder in wanted if folder not in sys.path]
     tempfile.tempdir = None
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGTERM, signal.SIGHUP):
