@@ -85,8 +85,9 @@ def test_a_failure_has_a_shrunk_example_and_the_same_command_finds_it_again(repo
     assert told["kind"] == "AssertionError"
     assert "mode of decoding" in told["error"]
     assert told["reproduce"] == "hal conform cpu --only G25 --liar NeedsAProposer --profile quick --seed 0"
+    # By a whole process, as its users run it.
     command = [sys.executable, "-m", "hal_core.conformance", *told["reproduce"].split()[2:], "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS, check=False)  # not forked, as users do
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS, check=False)
     (again,) = [test for test in entry(json.loads(done.stdout), "G25")["tests"] if test["outcome"] == "failed"]
     assert again["error"] == told["error"]
 
