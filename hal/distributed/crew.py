@@ -111,12 +111,15 @@ class Crew:
     def rest(self) -> list[tuple[int, OutputRecord]]:
         """After a loss: the records that still come, from the ranks that go on sending until theirs are out."""
         found, end = [], time.monotonic() + _LEAVE_SECONDS
-        while self.reader.cursors and time.monotonic() < end:
-            frame = self.reader.read(_LOOK_SECONDS)
-            if frame is not None:
+        gone = -1 if self._lost is None else self._lost.rank
+        senders = {self.layout.members(number)[0] for number in range(self.layout.dp)} - {gone}
+        while True:
+            over = senders <= self._left.keys() or bool(self._starter.ended()) or time.monotonic() > end
+            while (frame := self.reader.read(_LOOK_SECONDS)) is not None:
                 found.append((frame.header.sender, frame.record))
+            if over:
+                return found
             self._take_words(0.0)
-        return found
 
     @property
     def undelivered(self) -> list[Delivery]:

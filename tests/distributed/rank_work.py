@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
+import os
+import signal
 from unittest import mock
 
 import numpy as np
-from hal_core import Group
+from hal_core import Group, HalError
 from hal_core.devices import TensorRanks, open_groups
 from hal_core.runtime.policy import Policy
 from hal_core.tickets import DONE
@@ -14,6 +18,7 @@ from hal_core.tickets import DONE
 from hal.distributed.rank import serve
 from hal.model.batch import ModelBatch
 from hal.model.llama import LlamaModel
+from hal.worker import Worker
 
 
 def steps(vocab):
@@ -45,9 +50,16 @@ def split_logits(rank, directories, everywhere):
 
 
 def be_a_rank(rank, url, how="", *arguments):
-    """In a rank: serve the engine at ``url``; ``how`` names what is wrong with this rank."""
-    with LIARS[how](rank, *arguments) if how else contextlib.nullcontext():
-        serve(url, rank.rank, rank.size)
+    """In a rank: serve the engine at ``url``; ``how`` names what is wrong with this rank.
+
+    None, or how it ended: the error's class, its text, and of a lost rank its number and the step.
+    """
+    try:
+        with LIARS[how](rank, *arguments) if how else contextlib.nullcontext():
+            serve(url, rank.rank, rank.size)
+    except HalError as error:
+        return type(error).__name__, str(error), getattr(error, "rank", None), getattr(error, "step", None)
+    return None
 
 
 @contextlib.contextmanager
@@ -57,4 +69,23 @@ def no_broadcast(rank):
         yield
 
 
-LIARS = {"no broadcast": no_broadcast}
+@contextlib.contextmanager
+def ending(rank, victim, step, number):
+    """The rank ``victim`` sends itself a signal in its step ``step``, when its part of the model has run."""
+    steps = itertools.count(1)
+    original = Worker._write
+
+    def write(worker, tokens):
+        if rank.rank == victim and next(steps) == step:
+            os.kill(os.getpid(), number)
+        original(worker, tokens)
+
+    with mock.patch.object(Worker, "_write", write):
+        yield
+
+
+LIARS = {
+    "no broadcast": no_broadcast,
+    "killed": functools.partial(ending, number=signal.SIGKILL),
+    "stopped": functools.partial(ending, number=signal.SIGSTOP),
+}

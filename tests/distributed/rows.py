@@ -113,6 +113,8 @@ class Pooled:
         return "" if self._thread.is_alive() else f"the ranks have answered: {self.answers}"
 
     def end(self, patience):
+        if self._how[:1] in (("killed",), ("stopped",)):
+            self._pool.kill([self._how[1]])
         if self._thread is not None:
             self._thread.join(PATIENCE)
 

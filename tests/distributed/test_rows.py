@@ -10,9 +10,7 @@ from hal.distributed.errors import RankLost
 from .rows import SCARCE, TOLERANCE, Row, reference, run
 
 ROWS = {
-    "tp 2": Row(tp=2),
     "tp 2, chunks, scarce": Row(tp=2, chunk=3, blocks=SCARCE),
-    "tp 2, every rank samples": Row(tp=2, everywhere=True),
     "tp 2, ngram, scarce": Row(tp=2, speculate="ngram", blocks=SCARCE),
     "tp 2, mtp, every rank samples": Row(tp=2, speculate="mtp", everywhere=True),
     "tp 2, hybrid, chunks": Row(tp=2, speculate="hybrid", chunk=3),
@@ -34,7 +32,7 @@ def test_the_tokens_are_those_of_one_rank(worlds, name):
     assert (told.drafts[0] > 0) == (row.speculate != "none")
 
 
-@pytest.mark.parametrize("everywhere", [False, True])
+@pytest.mark.parametrize("everywhere", [pytest.param(False, marks=pytest.mark.conform), True])
 def test_without_the_broadcast_it_fails(worlds, everywhere):
     """No rank but the first knows the tokens by itself, and those that every rank draws by itself differ."""
     row = Row(tp=2, everywhere=everywhere, check=False, timeout=1.0)
@@ -45,7 +43,7 @@ def test_without_the_broadcast_it_fails(worlds, everywhere):
     assert dict(told.tokens) != dict(reference().tokens)
 
 
-@pytest.mark.parametrize("everywhere", [False, True])
+@pytest.mark.parametrize("everywhere", [pytest.param(False, marks=pytest.mark.conform), True])
 def test_the_check_names_the_field_in_which_ranks_differ(worlds, everywhere):
     row = Row(tp=2, everywhere=everywhere, timeout=3.0)
     with pytest.raises(RankLost, match=r"first in field .sampled_token_ids. of slot \d: rank.s. .1. from rank 0"):
