@@ -89,18 +89,27 @@ class Mtp:
         given = self._prediction().forward(fed.hidden, tokens, outputs)
         if not drafting:
             return {}
-        slots = np.array(drafting, np.int64)
+        places = dict(zip(fed.slots, fed.places, strict=True))
+        own = np.array([places[slot] for slot in drafting], np.int64)
+        known = np.array([self._sequences[slot].count for slot in drafting], np.int64)
         most = np.array([room[slot] for slot in drafting], np.int64)
-        drafts = self._draft(slots, most, given, fed.fields)
+        drafts = self._draft(own, known, most, given, fed.fields)
         return {
             slot: column[: min(count, column.index(-1) if -1 in column else count)]
             for slot, count, column in zip(drafting, most.tolist(), drafts.T.tolist(), strict=True)
         }
 
-    def _draft(self, slots: Int64s, most: Int64s, given: Any, fields: Mapping[str, Array]) -> Int64s:  # noqa: ANN401
-        """int64 ``[depth, slots]``: the drafts of each slot, of which it has room for ``most``; -1 for none."""
+    def _draft(
+        self,
+        slots: Int64s,
+        known: Int64s,
+        most: Int64s,
+        given: Any,  # noqa: ANN401 (the model's)
+        fields: Mapping[str, Array],
+    ) -> Int64s:
+        """int64 ``[depth, n]``: the drafts of each of ``slots`` (of the own state), -1 for none; ``known``: how many
+        tokens it has, and ``most``: how many drafts it has room for."""
         layer, depth = self._prediction(), int(most.max())
-        known = np.array([self._sequences[slot].count for slot in slots.tolist()], np.int64)
         choose = _Choice.of(slots, known, fields)
         drafts = [choose(layer.logits(given), 0)]
         if depth > 1:

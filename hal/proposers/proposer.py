@@ -50,7 +50,8 @@ class Fed:
     - ``rows`` int64 ``[slots + 1]``: where the rows of each slot begin, and behind the last one their number.
     - ``tokens``, ``positions`` int64 ``[rows]``: the token of each row and its place in the request, from 0.
     - ``hidden``: ``[rows, width]``, what the model's last layer gave for each row, as the model's own kind of array.
-    - ``fields``: the state's fields as of the step's start, ``[slots, width]`` each: block tables, sampling.
+    - ``fields``: of the proposer's own state, as of the step's start, ``[slots, width]`` each (block tables, how tokens
+      are drawn): a companion of the target's, inserted into with it. ``places``: the slot there of each of ``slots``.
     """
 
     slots: Sequence[int]
@@ -60,6 +61,7 @@ class Fed:
     positions: Int64s | None = None
     hidden: Any = None
     fields: Mapping[str, Array] | None = None
+    places: Sequence[int] = ()
 
 
 @runtime_checkable

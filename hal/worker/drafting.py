@@ -23,7 +23,7 @@ from hal.proposers import Fed, draft_room
 from hal.worker.inputs import Columns, StepInput
 
 if TYPE_CHECKING:
-    from hal_core import BoundDevice, Device, SlotState, StateConfig, Step, Stream
+    from hal_core import BoundDevice, Device, SlotState, Step, Stream
 
     from hal.proposers import Proposer
 
@@ -60,7 +60,8 @@ class Acceptance:
 class Drafting:
     """One proposer and the slots of one state."""
 
-    def __init__(self, proposer: Proposer, sizes: StateConfig, vocab_size: int) -> None:
+    def __init__(self, proposer: Proposer, state: SlotState, vocab_size: int) -> None:
+        sizes = state.sizes
         if not sizes.max_draft_tokens:
             raise InvalidValue(
                 "a proposer for a state without room for drafts",
@@ -68,6 +69,8 @@ class Drafting:
                 argument="proposer",
             )
         self.proposer, self._sizes, self._vocab_size = proposer, sizes, vocab_size
+        self._own = state.companions[0] if state.companions else None
+        self._table = state.host_table
 
     def follow(self, tasks: TaskBatch) -> None:
         """Tell who leaves and who enters with a batch that was inserted."""
@@ -90,12 +93,15 @@ class Drafting:
         the model's hidden states for a proposer that wants them, else None."""
         slots = inputs.slots.tolist()
         accepted = accepted_tokens(slots, outputs, "accept_tokens")
-        if inputs.batch is None or hidden is None:
+        if inputs.batch is None or hidden is None or self._own is None:
             self.proposer.observe(Fed(slots, accepted))
         else:
             rows = np.concatenate([[0], np.cumsum(inputs.batch.row_lengths, dtype=np.int64)])
             batch = inputs.batch
-            self.proposer.observe(Fed(slots, accepted, rows, batch.token_ids, batch.positions, hidden, inputs.fields))
+            live, own = self._own.host_table.live, inputs.beside[0]
+            places = [live[admission_id] for admission_id in self._table.admission_ids[slots].tolist()]
+            fed = Fed(slots, accepted, rows, batch.token_ids, batch.positions, hidden, own, places)
+            self.proposer.observe(fed)
         room = self.room(inputs, outputs)
         drafts = self.proposer.propose(room)
         self._check(drafts, room)

@@ -42,6 +42,7 @@ class StepInput:
     - ``drafts`` int64 ``[rows]``: how many drafts each feeds behind its next token.
     - ``batch``: the same rows for the model; None when no slot runs. Its logits are those after each of a row's next
       token and drafts, or after the last token of a prompt, of the rows that give.
+    - ``beside``: ``fields`` of each companion of the state, in slots of its own.
     """
 
     fields: Columns
@@ -49,15 +50,20 @@ class StepInput:
     gives: Array
     drafts: Array
     batch: ModelBatch | None
+    beside: Sequence[Columns] = ()
 
 
 def read_inputs(device: Device, state: SlotState, chunks: Sequence[Chunk], stream: Stream) -> StepInput:
-    """Copy out the ``step_input`` fields and the tokens of ``chunks`` in one call, and make the model's rows."""
+    """Copy out the ``step_input`` fields, also of the state's companions, and the tokens of ``chunks`` in one call, and
+    make the model's rows."""
     part, tokens = state.layout.groups["step_input"], state.layout.fields["token_ids"]
     ranges = [ByteRange(tokens.offset + slot * tokens.stride + start * 8, count * 8) for slot, start, count in chunks]
-    copied = device.copy_out(state.memory, [part, *ranges], stream)
+    others = [companion.layout.groups["step_input"] for companion in state.companions]
+    copied = device.copy_out(state.memory, [part, *ranges, *others], stream)
     copied.wait()
     fields = state.columns(copied.data[0], part)
+    columns = zip(state.companions, copied.data[1 + len(ranges) :], others, strict=True)
+    beside = [companion.columns(data, where) for companion, data, where in columns]
     lengths = fields["seq_lens_this_time"][:, 0]
     slots = np.flatnonzero((lengths > 0) & ~fields["stop_flags"][:, 0])
     encoder, contexts = fields["seq_lens_encoder"][slots, 0], fields["seq_lens_decoder"][slots, 0]
@@ -67,12 +73,15 @@ def read_inputs(device: Device, state: SlotState, chunks: Sequence[Chunk], strea
     drafts = np.where(encoder == 0, lengths - 1, 0).astype(np.int64)
     if not len(slots):
         return StepInput(fields, slots, gives, drafts, None)
-    pieces = {slot: data.view(np.int64) for (slot, _, _), data in zip(chunks, copied.data[1:], strict=True)}
+    pieces = {
+        slot: data.view(np.int64) for (slot, _, _), data in zip(chunks, copied.data[1 : 1 + len(ranges)], strict=True)
+    }
     blocks = -(-int((contexts + lengths).max()) // state.sizes.block_size)
     tables = fields["block_tables"][slots, :blocks]
     outputs = None if gives.all() and not drafts.any() else _outputs(lengths, gives, drafts)
     token_ids, positions = _tokens(fields, slots, lengths, contexts, drafts, pieces)
-    return StepInput(fields, slots, gives, drafts, ModelBatch(token_ids, positions, lengths, contexts, tables, outputs))
+    batch = ModelBatch(token_ids, positions, lengths, contexts, tables, outputs)
+    return StepInput(fields, slots, gives, drafts, batch, beside)
 
 
 def _outputs(lengths: Array, gives: Array, drafts: Array) -> Array:

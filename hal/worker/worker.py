@@ -98,13 +98,14 @@ class Worker:
         shares_drafts: bool = False,
     ) -> None:
         self.device, self.model, self.sink, self.group, self.blocks = device, model, sink, group, blocks
-        self.state = device.state(sizes)
+        own = ("proposer",) if proposer is not None and proposer.wants_hidden else ()
+        self.state = device.state(sizes, beside=own)
         self.stream = device.default_stream
         self.steps, self._noise, self._shares = 0, noise, shares_drafts
         self.last: OutputRecord | None = None
         self.acceptance = Acceptance()
         self._histories = Histories()
-        self._drafting = None if proposer is None else Drafting(proposer, sizes, model.config.vocab_size)
+        self._drafting = None if proposer is None else Drafting(proposer, self.state, model.config.vocab_size)
         if proposer is not None and proposer.wants_hidden and not isinstance(model, HiddenModel):
             raise InvalidValue(
                 f"{type(proposer).__name__} runs on hidden states, which {type(model).__name__} does not give",

@@ -53,16 +53,17 @@ class Checked(Mtp):
 
     def __init__(self, setup, dense):
         super().__init__(setup)
-        self.dense, self.checked = dense, 0
+        self.dense, self.checked, self.moved = dense, 0, 0
 
     def propose(self, room):
-        fields = self._fed.fields
+        fields, places = self._fed.fields, dict(zip(self._fed.slots, self._fed.places, strict=True))
+        self.moved += sum(slot != place for slot, place in places.items())
         drafts = super().propose(room)
         for slot, tokens in drafts.items():
             assert 1 <= len(tokens) <= room[slot]
             known = self._sequences[slot].tokens[: self._sequences[slot].count]
-            columns = {name: fields[name][[slot]] for name in STATE_FIELDS.values()}
-            columns["step_idx"] = len(known) - fields["prompt_lens"][[slot]]
+            columns = {name: fields[name][[places[slot]]] for name in STATE_FIELDS.values()}
+            columns["step_idx"] = len(known) - fields["prompt_lens"][[places[slot]]]
             for name, neutral in (("frequency_penalty", 0), ("presence_penalty", 0), ("repetition_penalty", 1)):
                 columns[name] = np.full((1, 1), neutral, np.float32)
             rows = SamplingRows.from_state(columns, prompt=None, output=None)
@@ -95,6 +96,7 @@ def test_drafts_are_the_dense_layers_and_change_no_token(model, dense, requests,
     found, engine = run(model, requests, drafts=drafts, blocks=blocks, chunk=chunk, proposer=proposer)
     assert found == plain
     assert proposer.checked > 20
+    assert proposer.moved, "the proposer's state has the target's slot order: a test of nothing"
     assert (engine.scheduler.preemptions > 0) == (blocks == 7)
     assert engine.worker.acceptance.tokens_a_turn > 1.3
     assert proposer._sequences == {}

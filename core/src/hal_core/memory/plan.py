@@ -74,6 +74,13 @@ class WritePlan:
         """True when nothing is to be written."""
         return len(self.writes) == 0 and self.records is None
 
+    def joined(self, other: WritePlan) -> WritePlan:
+        """This plan and another of the same memory, none of whose writes touch, as one; the other without records."""
+        flat = other.flat()
+        writes = flat.writes.copy()
+        writes["source"][writes["pattern"] == 0] += np.uint64(sum([memoryview(piece).nbytes for piece in self.pieces]))
+        return WritePlan(self.memory, np.concatenate([self.writes, writes]), [*self.pieces, *flat.pieces], self.records)
+
     def flat(self) -> WritePlan:
         """The same plan without records, for devices that know descriptors only."""
         if self.records is None:

@@ -83,9 +83,13 @@ class BoundDevice:
         """Counts since the device was opened."""
         return self.device.counters()
 
-    def state(self, sizes: StateConfig, *, name: str = "target") -> SlotState:
-        """A new slot state on this device, every slot empty."""
-        return self._call("state", NO_STREAM, self.policy.state, (self.device, sizes, name))
+    def state(self, sizes: StateConfig, *, name: str = "target", beside: Sequence[str] = ()) -> SlotState:
+        """A new slot state on this device, every slot empty.
+
+        :param beside: names of companions: states in the same memory that hold the same requests, each in a slot order
+            of its own (``state.companions``). One ``insert_tasks`` into the state serves them too.
+        """
+        return self._call("state", NO_STREAM, self.policy.state, (self.device, sizes, name, beside))
 
     def async_set_value(self, *, target: object, value: object, stream: Stream) -> Ticket:
         """Write a value into device memory; see :func:`hal_core.contract.hookspecs.async_set_value`.

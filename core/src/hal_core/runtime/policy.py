@@ -18,6 +18,7 @@ from ..memory.views import View
 from ..output.sinks import PendingOutput, Sink
 from ..ranks.channel import BroadcastChannel, channel_of
 from ..slots.checks import is_sound, problems
+from ..slots.companions import open_states, tasks_beside
 from ..slots.drafts import check_drafts, plan_drafts
 from ..slots.state import SlotState
 from ..slots.step import Step
@@ -56,10 +57,10 @@ class Outbox:
 class Policy:
     """What is decided on the host around the four hooks. Stateless; one object serves any number of devices."""
 
-    def state(self, device: Device, sizes: StateConfig, name: str) -> SlotState:
+    def state(self, device: Device, sizes: StateConfig, name: str, beside: Sequence[str] = ()) -> SlotState:
         """A new state; where there is no room for it, the error says so of its sizes."""
         try:
-            return SlotState(device, sizes, name=name)
+            return open_states(device, sizes, name, beside)
         except OutOfMemory as error:
             raise error.located(argument="sizes") from error.__cause__
         except MemoryError as error:
@@ -113,7 +114,12 @@ class Policy:
         if len(batch) == 0:
             return DONE
         state.wait_for_readers_of_batch(batch, stream)
+        beside = [(companion, tasks_beside(companion, batch)) for companion in state.companions]
+        for companion, own in beside:
+            companion.wait_for_readers_of_batch(own, stream)
         ticket = _ticket(hooks.insert_tasks(device=device, state=state, tasks=batch, stream=stream))
+        for companion, own in beside:
+            companion.host_table.commit(own)
         state.host_table.commit(batch)
         if state.speculative:
             state.drafts.follow(batch)
@@ -163,6 +169,10 @@ class Policy:
             if state.host_table.preempted or state.host_table.aborted:
                 device.submit(state.cleanup_plan(order), stream)
                 state.host_table.reported(order.tolist())
+            for companion in state.companions:  # nobody saves their output: the target's says who left
+                if left := {*companion.host_table.preempted, *companion.host_table.aborted}:
+                    device.submit(companion.cleanup_plan(np.array([*left])), stream)
+                    companion.host_table.reported([*left])
         if outbox.pending is None:
             raise PluginError("save_output put no output into its sink", cure="call sink.put once", hook="save_output")
         if not first:

@@ -18,6 +18,7 @@ import numpy as np
 
 from ..memory.plan import WRITE, Buffer, PlanBuilder, Records, WritePlan
 from .admission import empty_record
+from .companions import tasks_beside
 from .host_table import BLOCKS, FEW, TOKENS
 from .tasks import TaskBatch, TaskKind
 
@@ -31,10 +32,18 @@ PUT, ROW = struct.Struct("<i"), struct.Struct("<3q")
 
 
 def plan_insert(state: SlotState, tasks: TaskBatch) -> WritePlan:
-    """The plan that puts ``tasks``, already checked, into their slots. Nothing is written or committed here.
+    """The plan that puts ``tasks``, already checked, into their slots, and into those of the state's companions.
+    Nothing is written or committed here.
 
     Its writes never overlap, as each slot's fields are written once in a batch.
     """
+    plan = _plan_state(state, tasks)
+    for companion in state.companions:
+        plan = plan.joined(_plan_state(companion, tasks_beside(companion, tasks)))
+    return plan
+
+
+def _plan_state(state: SlotState, tasks: TaskBatch) -> WritePlan:
     if tasks.all_prefill and len(tasks) <= FEW:
         return _plan_few(state, tasks)
     writes = PlanBuilder(state.memory)

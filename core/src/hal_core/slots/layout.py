@@ -94,11 +94,12 @@ class StateLayout:
             ) from None
 
 
-def lay_out(sizes: StateConfig, table: Sequence[Field] = STATE_TABLE) -> StateLayout:
-    """Place ``table``, in order, into one block. Raises :class:`InvalidValue` when a group's fields lie apart."""
+def lay_out(sizes: StateConfig, table: Sequence[Field] = STATE_TABLE, begin: int = 0) -> StateLayout:
+    """Place ``table``, in order, into one block, from its byte ``begin`` on. Raises :class:`InvalidValue` when a
+    group's fields lie apart."""
     placed: dict[str, Placed] = {}
     headers: dict[str, ByteRange] = {}
-    at = 0
+    at = begin
     for field in table:
         if field.name in placed:
             raise InvalidValue(f"field {field.name} is declared twice", argument="table")
@@ -111,7 +112,7 @@ def lay_out(sizes: StateConfig, table: Sequence[Field] = STATE_TABLE) -> StateLa
         placed[field.name] = Placed(field, at, width, stride)
         at += -(-stride * sizes.num_slots // ALIGNMENT) * ALIGNMENT
     groups = {group: _group_range(group, sizes, placed, headers) for group in GROUPS}
-    return StateLayout(sizes, MappingProxyType(placed), MappingProxyType(groups), MappingProxyType(headers), at)
+    return StateLayout(sizes, MappingProxyType(placed), MappingProxyType(groups), MappingProxyType(headers), at - begin)
 
 
 def _group_range(group: str, sizes: StateConfig, placed: dict[str, Placed], headers: dict[str, ByteRange]) -> ByteRange:

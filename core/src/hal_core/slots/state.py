@@ -12,7 +12,7 @@ import numpy as np
 from ..errors import InvalidValue, StateUnusable
 from ..memory.device import MemoryDevice
 from ..memory.plan import SCATTER_MAP, PlanBuilder, WritePlan
-from ..memory.views import ByteRange, View
+from ..memory.views import ByteRange, Memory, View
 from .admission import AdmittedRequest, Request, admit
 from .draft_book import DraftBook
 from .fields import CLEANUP_FIELDS, HEADER_BYTES, ROW_FIELDS, STATE_TABLE, Field, StateConfig
@@ -107,20 +107,30 @@ class SlotState:
     - ``host_table``: what the host knows for certain: which request is in which slot, and how long its rows are.
     - ``drafts``: what the host knows of drafts: after which step they may come, and who holds some.
     - ``updates``: how often ``update_inputs`` was called; ``channels``: by a group's ranks, what they agreed on (G14).
+    - ``companions``: states of the same requests in the same memory (:mod:`hal_core.slots.companions`).
     - ``mirror``: field name to array, the output fields as of the last step whose output was taken (G12).
 
     Views of the fields are device memory: nobody applies a framework operator to them.
     """
 
     def __init__(
-        self, device: StateDevice, sizes: StateConfig, *, name: str = "target", table: Sequence[Field] = STATE_TABLE
+        self,
+        device: StateDevice,
+        sizes: StateConfig,
+        *,
+        name: str = "target",
+        table: Sequence[Field] = STATE_TABLE,
+        room: tuple[Memory, int] | None = None,
     ) -> None:
+        """``room``: memory of the device that holds the state from this byte on; else it allocates its own."""
         if not isinstance(name, str) or not name:
             raise InvalidValue(f"name = {name!r}", cure="give the state a name, as steps will", argument="name")
         self.name, self.sizes, self.device = name, sizes, device
-        self.layout = _placed(sizes, table)
+        self.layout = placed(sizes, table, 0 if room is None else room[1])
         self.speculative = sizes.max_draft_tokens > 0
-        self.memory = device.allocate(self.layout.nbytes)  # first: sizes that are too large end here
+        # First of all: sizes that are too large end here.
+        self.memory = device.allocate(self.layout.nbytes) if room is None else room[0]
+        self.companions: tuple[SlotState, ...] = ()
         self.host_table = HostSlotTable(sizes)
         self.drafts = DraftBook()
         self._views: dict[str, View] = {}
@@ -236,6 +246,9 @@ class SlotState:
             ) from None
         if numbers:
             self.check_slots((min(numbers), max(numbers)), "slots")
+        for companion in self.companions:
+            live, gone = companion.host_table.live, self.host_table.admission_ids[numbers].tolist()
+            companion.release([live[admission_id] for admission_id in gone if admission_id in live])
         self.host_table.release(numbers)
         for slot in numbers:
             self.drafts.holders.pop(slot, None)
@@ -285,13 +298,13 @@ class SlotState:
         return np.array(rows, SCATTER_MAP)
 
 
-def _placed(sizes: StateConfig, table: Sequence[Field]) -> StateLayout:
+def placed(sizes: StateConfig, table: Sequence[Field] = STATE_TABLE, begin: int = 0) -> StateLayout:
     """The layout. Raises :class:`InvalidValue` for sizes that no machine has room for, before memory is asked for."""
     if not isinstance(sizes, StateConfig):
         raise InvalidValue(
             f"{type(sizes).__name__} is no StateConfig", cure="give StateConfig(num_slots=…, …)", argument="sizes"
         )
-    layout = lay_out(sizes, table)
+    layout = lay_out(sizes, table, begin)
     try:
         fits = layout.nbytes < ADDRESSABLE and layout.admission_dtype.itemsize > 0
     except ValueError:  # NumPy: a record is at most 2 GiB

@@ -140,7 +140,7 @@ class CudaDevice(OnGpu):
         """New requests that were staged at admission by one entry each; every other batch as one plan."""
         self.check_open()
         own = self.own(stream)
-        if tasks.all_prefill:
+        if tasks.all_prefill and not state.companions:
             ticket = self.entering.submit(state, tasks, own)
             if ticket is not None:
                 return ticket

@@ -27,6 +27,7 @@ SEAMS: dict[str, str] = {
     "order of drafts": "slots.drafts:_check_order",
     "plan of drafts": "runtime.policy:plan_drafts",
     "plain step over drafts": "slots.draft_book:DraftBook.check_update",
+    "plan of a companion's tasks": "slots.insertion:tasks_beside",
     "booking of a batch": "slots.host_table:HostSlotTable.commit",
     "booking of a report": "slots.host_table:HostSlotTable.reported",
     "release of slots": "slots.state:SlotState.release",

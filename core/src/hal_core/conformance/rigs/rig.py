@@ -39,9 +39,9 @@ class Rig:
     shows, and overwriting it too.
     """
 
-    def __init__(self, kit: Kit, sizes: StateConfig, *, name: str = "target") -> None:
+    def __init__(self, kit: Kit, sizes: StateConfig, *, name: str = "target", beside: Sequence[str] = ()) -> None:
         self.kit, self.bound, self.device = kit, kit.bound, kit.device
-        self.state: SlotState = self.bound.state(sizes, name=name)
+        self.state: SlotState = self.bound.state(sizes, name=name, beside=beside)
         self.sizes, self.name = sizes, name
         self.model = Model(self.state.layout)
         self.stream: Stream = self.device.default_stream
@@ -155,7 +155,7 @@ class Rig:
 
     def bytes(self) -> backdoor.Bytes:
         """Every byte of the state as it is after the work on the stream."""
-        return backdoor.read(self.device, self.state.memory, self.stream)
+        return backdoor.read(self.device, self.state.memory, self.stream)[: self.state.layout.nbytes]
 
     def check(self, after: str) -> None:
         """Compare every byte of the state with the model."""
