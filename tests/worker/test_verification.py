@@ -196,8 +196,8 @@ def test_a_proposer_needs_a_state_with_room(cpu, three):
 class Poisoned(Worker):
     """Behind the drafts of each slot lies what is no token."""
 
-    def _draft(self, drafting, step, inputs, hidden):
-        super()._draft(drafting, step, inputs, hidden)
+    def _draft(self, *given):
+        super()._draft(*given)
         view = self.state.view("draft_tokens")
         counts = self.device.copy_out(
             memory=self.state.memory, parts=[self.state.layout.groups["step_input"]], stream=self.stream
