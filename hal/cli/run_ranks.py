@@ -25,6 +25,7 @@ from . import signals
 from .console import say
 from .run_device import facts_of, where
 from .run_drive import drive, summarize
+from .run_launched import launched_crew
 from .run_options import Options
 from .run_output import Answers
 from .run_plan import Plan
@@ -105,7 +106,7 @@ def _engine(plan: Plan, options: Options, shown: _Shown) -> RanksEngine:
         speculate=options.speculate,
     )
     return RanksEngine(
-        lambda: Crew(setup, PaddleLaunch(ranks.size), look=signals.check),
+        lambda: launched_crew(setup) or Crew(setup, PaddleLaunch(ranks.size), look=signals.check),
         lay_out(plan.sizes),
         plan.blocks,
         ranks.dp,

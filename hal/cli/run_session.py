@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 import warnings
@@ -13,7 +14,9 @@ from typing import TYPE_CHECKING
 
 from hal_core import HalError, SamplingParams, Unavailable
 
+from hal.distributed.rollcall import Launched
 from hal.engine import Engine
+from hal.model.split import check_split
 from hal.opening import open_device
 from hal.reading import Event, OutputReader, SessionEnded, StreamLoss
 from hal.transport import open_sink
@@ -52,6 +55,11 @@ def generate(texts: Sequence[str], params: SamplingParams, options: Options) -> 
     check_descriptors(_DESCRIPTORS, "hal run")
     with signals.noted(), ExitStack() as stack:
         stack.enter_context(_plain_logs())
+        if (launched := Launched.of(os.environ)) is not None:
+            from .run_launched import take_part
+
+            check_split(plan.config, options.ranks.tp)
+            return take_part(launched, options)
         if options.ranks.size > 1:
             from .run_ranks import generate_on_ranks
 
