@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 from collections.abc import Iterator
@@ -25,13 +26,15 @@ settings.load_profile("hal")
 
 @pytest.fixture(scope="module")
 def warm(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """A process that has imported the test file's ``WARM``, and forks for each command (``tests/warm.py``)."""
+    """A process that has imported the test file's ``WARM``, and forks for each command (``tests/warm.py``).
+
+    ``WARM_UNDER``: a command that starts it."""
     spec = importlib.util.spec_from_file_location("warm", Path(__file__).parent / "tests" / "warm.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    made = module.Warm(request.module.WARM)
+    made = module.Warm(request.module.WARM, getattr(request.module, "WARM_UNDER", ()))
     yield made
     made.close()
 
@@ -52,6 +55,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:  # noqa
             return next((folder for folder in TOGETHER if nodeid.startswith(folder)), super()._split_scope(nodeid))
 
     return Scheduling(config, log)
+
+
+def pytest_collection_finish() -> None:
+    """All is imported, and none of it is garbage: tests that collect garbage need not walk through Paddle each time."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

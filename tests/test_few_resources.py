@@ -18,7 +18,9 @@ from hal.reading import OutputReader
 from hal.transport import open_sink, private_ipc_url, release_ipc
 from hal.transport.curve import CurveKeys
 
-from .commands import environment, heed_interrupts, left_in
+from .commands import LIBRARIES, environment, heed_interrupts, left_in
+
+WARM, WARM_UNDER = LIBRARIES, ("unshare", "-m")
 
 #: Opens one kind under limits from one that nothing can be opened with, up to one with which all works. In a process
 #: of its own, because ZeroMQ ends the process that it is in when it finds no descriptor.
@@ -157,7 +159,7 @@ def test_what_is_asked_for_covers_what_is_used():
         release_ipc(url)
 
 
-#: On a file system of its own with room for so many more files, in a mount namespace of its own.
+#: On a file system of its own with room for so many more files, in a mount namespace of these tests' own.
 DISK = """
     import os, subprocess, sys
     folder, room, *arguments = sys.argv[1:]
@@ -180,9 +182,15 @@ DISK = """
     for name in names[: int(room)]:
         os.remove(name)
     before = sorted(os.listdir(folder))
-    done = subprocess.run([sys.executable, "-c", "from hal.cli import main; main()", *arguments])
+    pid = os.fork()
+    if pid == 0:
+        sys.argv[1:] = arguments
+        from hal.cli import main
+        main()
+        sys.exit()
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     assert sorted(os.listdir(folder)) == before, os.listdir(folder)
-    sys.exit(done.returncode)
+    sys.exit(status)
 """
 
 
@@ -192,7 +200,7 @@ FILES = {"run": 4, "tail": 2, "devices": 0}
 
 @pytest.mark.parametrize("room", [0, 1, 2, 3, 4])
 @pytest.mark.parametrize("command", list(FILES))
-def test_on_a_full_disk_it_works_or_says_so_and_leaves_nothing(tmp_path, command, room):
+def test_on_a_full_disk_it_works_or_says_so_and_leaves_nothing(tmp_path, request, command, room):
     """``room``: how many files more there may be; blocks there are none."""
     if shutil.which("unshare") is None or subprocess.run(["unshare", "-m", "true"], check=False).returncode:
         pytest.skip("no mount namespace may be made here")
@@ -201,9 +209,9 @@ def test_on_a_full_disk_it_works_or_says_so_and_leaves_nothing(tmp_path, command
         "tail": ["tail", f"ipc://{tmp_path}/s", "--timeout", "0.1"],
         "devices": ["devices", "--open"],
     }[command]
-    start = ["unshare", "-m", sys.executable, "-c", textwrap.dedent(DISK), str(tmp_path), str(room), *arguments]
-    options = {"HAL_DEVICE": "cpu", "HAL_PLUGINS": ""}
-    done = subprocess.run(start, capture_output=True, text=True, timeout=120, check=False, env=os.environ | options)
+    options = os.environ | {"HAL_DEVICE": "cpu", "HAL_PLUGINS": ""}
+    warm = request.getfixturevalue("warm")  # not before it is known that it can be started
+    done = warm.run(str(tmp_path), str(room), *arguments, code=textwrap.dedent(DISK), env=options)
     if "CalledProcessError" in done.stderr:
         pytest.skip("nothing may be mounted here")
     assert "AssertionError" not in done.stderr, done.stderr

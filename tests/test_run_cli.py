@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import pty
-import shlex
 import shutil
 import signal
 import subprocess
@@ -20,7 +19,9 @@ from hal.model import DEFAULT_CHECKPOINT
 from hal.model.config import read_config
 from hal.model.tokenizer import Tokenizer
 
-COMMAND = [sys.executable, "-c", "from hal.cli import main; main()", "run"]
+from .commands import LIBRARIES, RUN, heed_interrupts
+
+WARM = LIBRARIES
 
 
 @pytest.fixture(autouse=True)
@@ -301,31 +302,28 @@ def test_blocks_too_few_for_some_are_errors_of_those(run_json):
     assert "KV blocks" in answers[1]["message"]
 
 
-def heed_interrupts():
-    """A shell's background job starts with interrupts ignored, and hands that on to what it starts."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+@pytest.fixture
+def started(warm):
+    """Start ``hal run`` in a fork of a process that has imported Paddle."""
 
+    def start(*arguments, code=RUN, **options):
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        return warm.start("run", *arguments, code=code, **streams | options)
 
-def started(*arguments, **options):
-    return subprocess.Popen(
-        [*COMMAND, *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=heed_interrupts,
-        **options,
-    )
+    return start
 
 
 def test_the_command_runs_by_itself_and_keeps_stdout_clean():
-    process = started("--prompt", "def main(", "--max-tokens", "8")
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 0
+    """A whole process, as its users have it; the other tests fork theirs."""
+    command = [sys.executable, "-c", RUN, "run", "--prompt", "def main(", "--max-tokens", "8"]
+    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=heed_interrupts, timeout=60, check=False)
+    out, err = done.stdout, done.stderr
+    assert done.returncode == 0
     assert out.startswith("def main(")
     assert len(err.splitlines()) == 1, "nothing but the summary, not even a warning of a framework"
 
 
-def test_interrupted_it_tells_what_it_has_and_leaves_nothing(private_folders):
+def test_interrupted_it_tells_what_it_has_and_leaves_nothing(private_folders, started):
     process = started("--prompt", "def f(", "--prompt", "import", "--max-tokens", "480", "--slots", "1", "--json")
     while not any(private_folders.iterdir()):  # until the run has begun
         time.sleep(0.02)
@@ -337,7 +335,7 @@ def test_interrupted_it_tells_what_it_has_and_leaves_nothing(private_folders):
     assert [json.loads(line)["finish_reason"] for line in out.splitlines()] == ["abort", "abort"]
 
 
-def test_interrupted_while_loading_it_just_ends(tmp_path):
+def test_interrupted_while_loading_it_just_ends(tmp_path, started):
     """The index of the weights is a pipe, whose other end this test opens: that ends when the run has come to it."""
     for name in ("config.json", "tokenizer.json"):
         shutil.copy(DEFAULT_CHECKPOINT / name, tmp_path)
@@ -357,12 +355,10 @@ def test_interrupted_while_loading_it_just_ends(tmp_path):
     assert (out, "Traceback" in err) == ("", False)
 
 
-def test_a_closed_pipe_ends_it_quietly():
+def test_a_closed_pipe_ends_it_quietly(started):
     reading, writing = os.pipe()
     os.close(reading)
-    process = subprocess.Popen(
-        [*COMMAND, "--prompt", "def f(", "--max-tokens", "200"], stdout=writing, stderr=subprocess.PIPE, text=True
-    )
+    process = started("--prompt", "def f(", "--max-tokens", "200", stdout=writing)
     os.close(writing)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1
@@ -370,33 +366,42 @@ def test_a_closed_pipe_ends_it_quietly():
 
 
 #: The same, with a run that would wait ten days for a reader that has gone.
-PATIENT = [
-    sys.executable,
-    "-c",
-    "from hal.cli import main, run_session; run_session._CLOSE_SECONDS = 1e6; main()",
-    "run",
-]
+PATIENT = "from hal.cli import main, run_session; run_session._CLOSE_SECONDS = 1e6; main()"
 
 
-def in_shell(*arguments, shell, command=COMMAND):
-    line = f"exec {shlex.join([*command, *arguments])} {shell}"
-    return subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, check=False)
+def redirected(started, *arguments, shell, code=RUN):
+    """Run it with what a shell would do to its standard streams: ``2>/dev/full`` and ``<&-``, for instance."""
+    options, closed, opened = {}, [], []
+    for word in shell.split():
+        number = "0" if word[0] == "<" else "1" if word[0] == ">" else word[0]
+        target = word.partition(">" if ">" in word else "<")[2]
+        if target == "&-":
+            closed.append(int(number))
+        else:
+            opened.append(open(target, "w"))  # noqa: SIM115
+            options[{"1": "stdout", "2": "stderr"}[number]] = opened[-1]
+    process = started(*arguments, code=code, closed=closed, **options)
+    for one in opened:
+        one.close()
+    out, err = process.communicate(timeout=60)
+    return process.returncode, out or "", err or ""
 
 
 @pytest.mark.parametrize("options", [(), ("--json",)], ids=["text", "json"])
 @pytest.mark.parametrize("shell", [">/dev/full", ">&-"])
-def test_an_output_that_cannot_be_written_is_one_line_and_waits_for_nothing(shell, options):
-    done = in_shell("--prompt", "def f(", "--max-tokens", "4", *options, shell=shell, command=PATIENT)
-    assert done.returncode == 2
-    assert done.stderr.startswith("hal: error: standard output: cannot be written: ")
-    assert done.stderr.count("\n") == 1
+def test_an_output_that_cannot_be_written_is_one_line_and_waits_for_nothing(started, shell, options):
+    arguments = ("--prompt", "def f(", "--max-tokens", "4", *options)
+    status, _, err = redirected(started, *arguments, shell=shell, code=PATIENT)
+    assert status == 2
+    assert err.startswith("hal: error: standard output: cannot be written: ")
+    assert err.count("\n") == 1
 
 
 @pytest.mark.parametrize("shell", ["2>&-", "2>/dev/full", "<&- 2>&-"])
-def test_the_text_comes_without_a_standard_error_too(shell):
-    done = in_shell("--prompt", "def f(", "--max-tokens", "4", shell=shell)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("def f(")
+def test_the_text_comes_without_a_standard_error_too(started, shell):
+    status, out, err = redirected(started, "--prompt", "def f(", "--max-tokens", "4", shell=shell)
+    assert (status, err) == (0, "")
+    assert out.startswith("def f(")
 
 
 SHOW = """

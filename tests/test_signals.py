@@ -88,10 +88,10 @@ POINTS = [
     ("return", "hal.transport.open_sink"),
     ("call", "hal.worker.worker.__init__"),
     ("return", "hal.engine.engine.step"),
-    ("return", "hal.cli.run_session._drive"),
+    ("return", "hal.cli.run_drive.drive"),
     ("call", "hal.transport.zmq_sink.close"),
     ("return", "hal.transport.zmq_sink.close"),
-    ("call", "hal.cli.run_session._summarize"),
+    ("call", "hal.cli.run_drive.summarize"),
     ("return", "hal.cli._main"),
 ]
 

@@ -29,13 +29,13 @@ LENGTH = 8
 class Warm:
     """The process, from the test's side: ``start()`` is like ``subprocess.Popen([python, "-c", code, ...])``.
 
-    ``modules``: what it imports beforehand.
+    ``modules``: what it imports beforehand. ``under``: a command that starts it, such as ``unshare``.
     """
 
-    def __init__(self, modules):
+    def __init__(self, modules, under=()):
         self._ours, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, str(Path(__file__)), str(theirs.fileno()), *modules]
+            command = [*under, sys.executable, str(Path(__file__)), str(theirs.fileno()), *modules]
             self._server = subprocess.Popen(command, pass_fds=[theirs.fileno()], start_new_session=True)
 
     def start(self, *arguments, code, **options):
@@ -71,9 +71,10 @@ class Warm:
 class Forked(subprocess.Popen):
     """A command that the warm process has forked. It is nobody's child here, so its end is told through a pipe."""
 
-    def __init__(self, warm, command, **options):
+    def __init__(self, warm, command, *, closed=(), **options):
+        """``closed``: numbers of standard streams that it does not have."""
         assert not {"preexec_fn", "pass_fds", "start_new_session"} & {*options}, "only an exec does that"
-        self._warm, self._end = warm, -1
+        self._warm, self._end, self._closed = warm, -1, [*closed]
         super().__init__(command, **options)
 
     def _execute_child(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *rest):
@@ -81,6 +82,7 @@ class Forked(subprocess.Popen):
         streams = [mine if one == -1 else one for mine, one in enumerate((given, out, err))]
         environment = dict(os.environ if env is None else env)
         request = {"code": args[2], "arguments": args[3:], "folder": cwd and str(cwd), "environment": environment}
+        request["closed"] = self._closed
         self._end, self.pid = self._warm.fork(request, streams)
         self._child_created = True
         self._close_pipe_fds(*rest[3:9])
@@ -177,8 +179,10 @@ def become(request, streams):
             os.close(one)
     os.environ.clear()
     os.environ.update(request["environment"])
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        setattr(sys, name, stream(getattr(sys, name), mode))
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if number in request["closed"]:
+            os.close(number)
+        setattr(sys, name, None if number in request["closed"] else stream(getattr(sys, name), mode))
         setattr(sys, f"__{name}__", getattr(sys, name))
     if request["folder"]:
         os.chdir(request["folder"])
@@ -207,9 +211,8 @@ if __name__ == "__main__":
     for name in sys.argv[2:]:
         importlib.import_module(name)
     gc.collect()
-    gc.freeze()  # so that no collection in a child copies the pages of all that was imported
+    gc.freeze()  # and no collection in a child, at its end least of all, copies the pages of all that was imported
     code = serve(socket.socket(fileno=int(sys.argv[1])))
     if code is not None:
-        gc.unfreeze()
         main = sys.modules["__main__"] = types.ModuleType("__main__")
         exec(compile(code, "<string>", "exec"), vars(main))

@@ -41,16 +41,19 @@ def decode(bits, dtype):
 
 
 def neighbours(size, dtype):
-    """The patterns around a positive Fraction, and their values: 2**TOP takes the place of infinity."""
+    """The patterns around a positive number, and their values as Fractions: 2**TOP takes the place of infinity.
+
+    Python compares whole numbers and floats as what they are, without rounding either, and faster than Fractions.
+    """
 
     def value(bits):
-        return Fraction(2) ** TOP[dtype.name] if bits == INFINITY[dtype.name] else Fraction(decode(bits, dtype))
+        return 1 << TOP[dtype.name] if bits == INFINITY[dtype.name] else decode(bits, dtype)
 
     low, high = 0, INFINITY[dtype.name]
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if value(middle) <= size else (low, middle)
-    return low, value(low), high, value(high)
+    return low, Fraction(value(low)), high, Fraction(value(high))
 
 
 def expected(v, dtype):
@@ -71,7 +74,7 @@ def expected(v, dtype):
     size = Fraction(abs(v))
     if size >= Fraction(2) ** TOP[dtype.name]:
         return REFUSED
-    low, below, high, above = neighbours(size, dtype)
+    low, below, high, above = neighbours(abs(v), dtype)
     if not isinstance(v, float):
         return sign | low if below == size else REFUSED
     to_high = above - size < size - below or (above - size == size - below and high % 2 == 0)
