@@ -8,7 +8,7 @@ ARGS   ?=
 # Two hundred processes of the tests import the same code: it is compiled once, also where Python is told to keep nothing.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help run test tests slowest lint bench conform nightly soak chaos steady fuzz clean
+.PHONY: help run test tests slowest lint bench conform nightly matrix soak chaos steady fuzz clean
 help:            ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
@@ -60,6 +60,9 @@ $(OLDER)/.installed: requirements-dev.txt
 	$(OLDER)/bin/python -m pip install -q --disable-pip-version-check 'paddlepaddle==3.1.*' setuptools pytest hypothesis \
 		-e './core[conformance]' -e . -e ./plugins/sim
 	@touch $@
+
+matrix: $(STAMP) ## the main job on ranks, devices and proposers: every row gives one rank's tokens (ARGS='--part 1/3')
+	$(BIN)/python -m tests.matrix $(ARGS)
 
 soak: $(STAMP)   ## the chaos test of the output path, 10,000 steps
 	$(BIN)/python tests/output/chaos.py --steps 10000 $(ARGS)

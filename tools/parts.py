@@ -81,6 +81,7 @@ CONFORM = (
     Part("liars", f"{BIN}python -m pytest -q -m conform {LIARS}"),
     Part("the suite's own runs of the kit", f"{BIN}python -m pytest -q -m conform --deselect {LIARS}"),
     Part("guards", f"{BIN}python tools/guards.py"),
+    Part("matrix, every pair", f"{BIN}python -m tests.matrix --pairwise"),
     kit("cpu", "cpu", "default"),
     kit_sim("sim, eager", 0, "default"),
     kit_sim("sim, worker", 1, "default"),

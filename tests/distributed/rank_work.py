@@ -10,7 +10,7 @@ import signal
 from unittest import mock
 
 import numpy as np
-from hal_core import Group, HalError
+from hal_core import ByteRange, Group, HalError
 from hal_core.devices import TensorRanks, open_groups
 from hal_core.runtime.policy import Policy
 from hal_core.tickets import DONE
@@ -70,6 +70,28 @@ def no_broadcast(rank):
 
 
 @contextlib.contextmanager
+def left_out(rank, field):
+    """``broadcast_tokens`` leaves ``field`` as each rank had it, as if it were missing in the list of its fields."""
+    original = Policy.broadcast_tokens
+
+    def broadcast(policy, device, hooks, state, group, stream):
+        view = state.view(field)
+        place = state.layout.fields[field]
+        part = ByteRange(place.offset, place.stride * state.sizes.num_slots)
+        copied = device.copy_out(state.memory, [part], stream)
+        copied.wait()
+        before = copied.data[0].view(place.field.dtype.storage).reshape(view.shape).copy()
+        ticket = original(policy, device, hooks, state, group, stream)
+        if not group.is_first:
+            ticket.wait()
+            policy.async_set_value(device, hooks, view, before, stream).wait()
+        return ticket
+
+    with mock.patch.object(Policy, "broadcast_tokens", broadcast):
+        yield
+
+
+@contextlib.contextmanager
 def ending(rank, victim, step, number):
     """The rank ``victim`` sends itself a signal in its step ``step``, when its part of the model has run."""
     steps = itertools.count(1)
@@ -86,6 +108,7 @@ def ending(rank, victim, step, number):
 
 LIARS = {
     "no broadcast": no_broadcast,
+    "left out": left_out,
     "killed": functools.partial(ending, number=signal.SIGKILL),
     "stopped": functools.partial(ending, number=signal.SIGSTOP),
 }

@@ -1,0 +1,104 @@
+"""The rows of the matrix: every way of running the main job that must give the tokens of the plain run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import combinations, product
+
+from hal_core import StateConfig
+
+from hal.distributed.words import Setup
+from hal.model import DEFAULT_CHECKPOINT
+from tests.distributed.rows import AMPLE, SCARCE, SIZES
+
+DRAFTS = 3
+CHUNK, WHOLE = 3, 256
+"""Prompt tokens that a step feeds at most."""
+AXES = {
+    "tp": (1, 2),
+    "dp": (1, 2),
+    "speculate": ("none", "naive", "ngram", "suffix", "mtp", "hybrid"),
+    "chunk": (WHOLE, CHUNK),
+    "blocks": (AMPLE, SCARCE),
+    "device": ("cpu", "sim", "xpu", "maca"),
+}
+SUBSTITUTES = {"HAL_XPU_PLACE": "cpu", "HAL_MACA_PLACE": "sim"}
+"""What stands in for the chips, in every process of the matrix."""
+IN_MAKE_TEST = 12
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way; the rest of ``Setup`` is as the command has it."""
+
+    tp: int
+    dp: int
+    speculate: str
+    chunk: int
+    blocks: int
+    device: str
+    everywhere: bool = False
+    check: bool = True
+    timeout: float = 30.0
+
+    @property
+    def name(self) -> str:
+        """As it is told and chosen by."""
+        chunk, blocks = "whole" if self.chunk == WHOLE else "chunks", "ample" if self.blocks == AMPLE else "scarce"
+        return f"tp {self.tp}, dp {self.dp}, {self.speculate}, {chunk}, {blocks}, {self.device}"
+
+    @property
+    def ranks(self) -> int:
+        """Processes."""
+        return self.tp * self.dp
+
+    @property
+    def sizes(self) -> StateConfig:
+        """Of the state: with room for drafts where somebody may draft."""
+        return SIZES if self.speculate == "none" else replace(SIZES, max_draft_tokens=DRAFTS)
+
+    def setup(self) -> Setup:
+        """What the ranks are made of."""
+        return Setup(
+            str(DEFAULT_CHECKPOINT),
+            "cpu",
+            self.device,
+            {},
+            self.sizes,
+            self.blocks,
+            self.tp,
+            self.dp,
+            "",
+            self.timeout,
+            everywhere=self.everywhere,
+            check=self.check,
+            speculate=self.speculate,
+        )
+
+
+def all_rows() -> list[Row]:
+    """Every combination, those of one world of ranks one after the other."""
+    found = [Row(*values) for values in product(*AXES.values())]
+    return sorted(found, key=lambda row: (row.ranks, row.device == "maca"))
+
+
+def pairs_of(row: Row) -> set[tuple[tuple[str, object], ...]]:
+    """The pairs of values of two axes that a row shows."""
+    return set(combinations([(axis, getattr(row, axis)) for axis in AXES], 2))
+
+
+def pairwise(left: list[Row] | None = None, most: int = 384) -> list[Row]:
+    """Rows (of ``left``) that show every pair of values, each chosen for most new pairs; at most so many."""
+    left, chosen = left or all_rows(), list[Row]()
+    missing = set[tuple[tuple[str, object], ...]]().union(*map(pairs_of, left))
+    while missing and len(chosen) < most:
+        best = max(left, key=lambda row: (len(pairs_of(row) & missing), -row.ranks))
+        chosen.append(best)
+        missing -= pairs_of(best)
+    return chosen
+
+
+def in_make_test() -> list[Row]:
+    """Few rows that show most pairs, by their worlds: a world of ranks costs seconds, and maca's are worlds apart."""
+    few = [row for row in all_rows() if row.device != "maca" or row.ranks == 2]
+    return sorted(pairwise(few, IN_MAKE_TEST), key=lambda row: (row.ranks, row.device == "maca"))

@@ -1,0 +1,134 @@
+"""Rows of the matrix on worlds of ranks that are kept, against the plain run of one rank."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from unittest import mock
+
+import numpy as np
+from hal_core import MemorySink, lay_out
+from hal_core.conformance.ranks.processes import RankPool, gloo
+from hal_sim import paddle_env
+
+from hal import open_device
+from hal.distributed.crew import Crew
+from hal.distributed.engine import RanksEngine
+from hal.engine import Engine
+from hal.model import DEFAULT_CHECKPOINT
+from hal.model.config import read_config
+from hal.model.llama import LlamaModel
+from hal.proposers import Setup as ProposerSetup
+from hal.proposers import make_proposer
+from hal.worker import Worker
+from tests.distributed.rows import PATIENCE, SCARCE, TOLERANCE, Pooled, Told, reference, requests
+from tests.matrix.rows import SUBSTITUTES, Row
+
+LONG = 4 * PATIENCE
+"""Seconds in which the one process of a world has run a row."""
+
+
+class Worlds:
+    """A world of ranks for each size, those of ``maca`` apart: Paddle is told of its device before it is imported."""
+
+    def __init__(self) -> None:
+        self._pools: dict[tuple[int, bool], RankPool] = {}
+
+    def of(self, row: Row) -> RankPool:
+        """The world that a row runs on."""
+        key = row.ranks, row.device == "maca"
+        if key not in self._pools:
+            more = SUBSTITUTES | (paddle_env.environment("metax_gpu") if row.device == "maca" else {})
+            self._pools[key] = RankPool(row.ranks, environment=lambda rank, endpoints: gloo(rank, endpoints) | more)
+        return self._pools[key]
+
+    def end(self, row: Row) -> None:
+        """End a world, the ranks that hang too; it is started anew when it is needed."""
+        if (pool := self._pools.pop((row.ranks, row.device == "maca"), None)) is not None:
+            pool.kill()
+            pool.close()
+
+    def close(self) -> None:
+        """End all."""
+        for pool in self._pools.values():
+            pool.kill()
+            pool.close()
+        self._pools.clear()
+
+
+@contextlib.contextmanager
+def worlds() -> Iterator[Worlds]:
+    """Worlds that end with the block."""
+    made = Worlds()
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def alone(rank: object, row: Row) -> Told:
+    """In the one process of a world of one: the engine with its worker, as ``hal run`` has them."""
+    told, sink = Told(), MemorySink()
+    with mock.patch.dict(os.environ, SUBSTITUTES), open_device(row.device) as device:
+        model, sizes = LlamaModel.load(DEFAULT_CHECKPOINT), row.sizes
+        setup = ProposerSetup(
+            sizes.max_draft_tokens, sizes.num_slots, sizes.max_model_len, model.config.vocab_size, model
+        )
+        worker = Worker(device, model, sizes, row.blocks, sink, proposer=make_proposer(row.speculate, setup))
+        engine = Engine(worker, chunk=row.chunk)
+        for request in requests():
+            engine.submit(request)
+        for _ in engine.run():
+            pass
+        told.drafts = (worker.acceptance.drafted, worker.acceptance.accepted, worker.acceptance.turns)
+    for record in sink.records:
+        told.take(record)
+    return told
+
+
+def on_ranks(row: Row, pool: RankPool, how: tuple[object, ...] = ()) -> Told:
+    """The engine of this process with the ranks of a pool; ``how`` names a liar among what ranks can be."""
+    told, pooled = Told(), Pooled(pool, how)
+    engine = RanksEngine(
+        lambda: Crew(row.setup(), pooled),
+        lay_out(row.sizes),
+        row.blocks,
+        row.dp,
+        vocab_size=read_config(DEFAULT_CHECKPOINT).vocab_size,
+        chunk=row.chunk,
+        on_record=told.take,
+    )
+    try:
+        for request in requests():
+            engine.submit(request)
+        for _ in engine.run():
+            pass
+    except BaseException:
+        engine.crew.close()
+        raise
+    engine.crew.stop()
+    assert set(pooled.answers.values()) == {None}, pooled.answers
+    told.drafts = engine.crew.drafts
+    return told
+
+
+def run(row: Row, made: Worlds) -> Told:
+    """Run a row."""
+    pool = made.of(row)
+    if row.ranks == 1:
+        told: Told = pool.run(alone, row, timeout=LONG)[0]
+        return told
+    return on_ranks(row, pool)
+
+
+def check(row: Row, told: Told) -> None:
+    """Token for token the plain run, with its log-probabilities; and the row has done what it is there for."""
+    expected = reference()
+    assert dict(told.tokens) == dict(expected.tokens), f"{row.name}: other tokens"
+    for request, values in expected.logprobs.items():
+        np.testing.assert_allclose(told.logprobs[request], values, atol=TOLERANCE, rtol=0, err_msg=row.name)
+    scarce = row.blocks == SCARCE
+    assert bool(told.preempted) == scarce, f"{row.name}: {told.preempted} preemptions"
+    drafts = row.speculate not in ("none", "naive")
+    assert bool(told.drafts[0]) == drafts, f"{row.name}: {told.drafts[0]} drafts"

@@ -1,0 +1,60 @@
+"""Rows of the matrix: the main job gives the tokens of the plain run, however it is cut up, drafted for and placed.
+
+Here are the twelve most telling rows; ``make conform`` runs those that show every pair of values, ``make matrix`` all.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from hal.distributed.errors import RankLost
+from tests.distributed.rows import AMPLE, reference
+from tests.matrix import rows, runs
+
+pytest.importorskip("hal_sim", reason="rows on sim and maca need the simulated device (paddle-hal-sim)")
+
+
+@pytest.fixture(scope="module")
+def worlds():
+    with runs.worlds() as made:
+        yield made
+
+
+@pytest.mark.parametrize("row", rows.in_make_test(), ids=lambda row: row.name)
+def test_g13_g25_the_tokens_are_those_of_the_plain_run(worlds, row):
+    runs.check(row, runs.run(row, worlds))
+
+
+def test_the_rows_show_what_they_should():
+    """Every pair of values in the pairwise set, every value in the few of ``make test``, each row once."""
+    everything, few = rows.all_rows(), rows.in_make_test()
+    assert len(set(everything)) == len(everything) == 384
+    assert len(few) <= rows.IN_MAKE_TEST
+    pairs = [set().union(*map(rows.pairs_of, some)) for some in (everything, rows.pairwise())]
+    assert pairs[0] == pairs[1]
+    for axis, values in rows.AXES.items():
+        assert {getattr(row, axis) for row in few} == set(values)
+
+
+LEFT_OUT = {
+    "sampled_token_ids": rows.Row(2, 1, "none", rows.WHOLE, AMPLE, "cpu", timeout=3.0),
+    "accept_tokens": rows.Row(2, 1, "ngram", rows.WHOLE, AMPLE, "cpu", timeout=3.0),
+    "accept_num": rows.Row(2, 1, "ngram", rows.WHOLE, AMPLE, "cpu", timeout=3.0),
+}
+
+
+@pytest.mark.parametrize("field", LEFT_OUT)
+def test_g13_it_fails_by_field_where_the_broadcast_leaves_one_out(worlds, field):
+    """The other ranks keep what they had there, as if the field were missing in the list of what is broadcast."""
+    with pytest.raises(RankLost, match=rf"first in field .{field}. of slot \d: rank.s. .1. from rank 0"):
+        runs.on_ranks(LEFT_OUT[field], worlds.of(LEFT_OUT[field]), ("left out", field))
+
+
+@pytest.mark.parametrize("speculate", ["none", "ngram"])
+def test_g13_without_the_broadcast_it_fails(worlds, speculate):
+    row = rows.Row(2, 1, speculate, rows.WHOLE, AMPLE, "cpu", check=False, timeout=2.0)
+    try:
+        told = runs.on_ranks(row, worlds.of(row), ("no broadcast",))
+    except RankLost:
+        return
+    assert dict(told.tokens) != dict(reference().tokens)
