@@ -6,6 +6,9 @@
 
 A test that depends on who is faster passes on a quiet machine and fails on a user's. Prints a line a round and, last,
 each test that failed with how often; the status is 1 if any did.
+
+A round is what `make test` runs of those files, as many of them at a time as there are cores. Of the whole runs of
+the kit it has the one on sim alone, whose streams are threads: the others differ in how bytes move, not in who waits.
 """
 
 from __future__ import annotations
@@ -27,6 +30,14 @@ SENSITIVE = re.compile(r"subprocess|RankPool|multiprocessing|os\.fork|signal\.SI
 """What a file does that starts processes or threads, or knows deadlines."""
 FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 BUSY = "while True: pass"
+CHOSEN = "not conform and not whole_kit"
+"""The marked tests that a round has."""
+
+
+def beside(files: int) -> list[str]:
+    """Options for pytest: files beside each other, where there are several of both files and cores."""
+    workers = min(files, os.cpu_count() or 1)
+    return ["-n", str(workers), "--dist", "loadfile", "--no-loadscope-reorder"] if workers > 1 else []
 
 
 def sensitive_files(folders: Sequence[str] = FOLDERS) -> list[Path]:
@@ -66,13 +77,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.list or not files:
         print("\n".join(files) or f"no such file below {' '.join(options.places)}")
         return 0 if files else 2
+    together = beside(len(files))
     failures: Counter[str] = Counter()
     broken = 0
     with busy(options.busy):
         for round_ in range(1, options.times + 1):
             began = time.monotonic()
             run = subprocess.run(
-                [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", "-m", "", *files],
+                [
+                    sys.executable,
+                    "-m",
+                    "pytest",
+                    "-q",
+                    "--no-header",
+                    "-p",
+                    "no:cacheprovider",
+                    "-m",
+                    CHOSEN,
+                    *together,
+                    *files,
+                ],
                 cwd=ROOT,
                 text=True,
                 capture_output=True,

@@ -67,6 +67,7 @@ def outcomes(found, name):
     return {test["test"]: test["outcome"] for test in entry(found, name)["tests"]}
 
 
+@pytest.mark.whole_kit
 def test_the_cpu_device_conforms_and_every_guarantee_is_listed(report):
     found = report("cpu", code=0)
     assert found["ok"]

@@ -160,6 +160,7 @@ QUICK = ("-p", "hal_sim.pytest_races", "--hal-profile=quick", "--hal-examples=1"
 RUNS = [mode if mode == "adversarial" else pytest.param(mode, marks=pytest.mark.conform) for mode in MODES]
 
 
+@pytest.mark.whole_kit
 @pytest.mark.parametrize("mode", RUNS)
 def test_the_conformance_kit_under_the_checker(sim, mode):
     ours = "not g27"  # it reads the sources of the core: once, for cpu, is enough

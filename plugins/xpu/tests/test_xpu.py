@@ -210,6 +210,7 @@ def needs_sim(place):
             pytest.skip(str(error))
 
 
+@pytest.mark.whole_kit
 @pytest.mark.parametrize("place", ["cpu", pytest.param("sim", marks=pytest.mark.conform)])
 def test_the_conformance_kit(place):
     needs_sim(place)
