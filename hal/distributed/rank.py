@@ -38,6 +38,7 @@ from .check import RankCheck
 from .errors import error_of
 from .layout import RankLayout
 from .lines import RankLine
+from .meeting import Meeting
 from .steps import StepOrder
 from .words import Delivery, Failed, Go, Hello, Left, Ready, Setup, Stop, Up, Verdict
 
@@ -136,6 +137,7 @@ class _Serving:
         self._decided = False  # a verdict came
         self._sink: Sink | None = None
         self._acceptance = Acceptance()
+        self._meeting: Meeting | None = None
 
     def run(self, setup: Setup) -> None:
         """Make everything, then take steps until the engine says stop."""
@@ -248,6 +250,10 @@ class _Serving:
             shares_drafts=group.size > 1 and setup.speculate != NONE,
         )
         self._acceptance = worker.acceptance
+        if setup.dp_sync and setup.dp > 1:
+            drafting = setup.sizes.max_draft_tokens if proposer is not None and proposer.wants_hidden else 0
+            self._meeting = Meeting(TensorRanks(layout.across(self.rank), timeout=setup.timeout), 1 + drafting)
+            model.before_run = self._meeting.meet
         device.open_group(state=worker.state, group=group)
         return worker, RankCheck(worker, ranks) if setup.check and ranks is not None else None
 
@@ -278,6 +284,8 @@ class _Serving:
                     check.first_serial = next(entering, 0)
                 with contextlib.suppress(SinkFull):  # the step is done, and its record is sent when there is room
                     worker.step(tasks)
+                if self._meeting is not None:
+                    self._meeting.fill()
                 if check is not None:
                     check.compare(said.number)
 

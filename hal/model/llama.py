@@ -9,7 +9,7 @@ small model spends its time on.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,7 +25,7 @@ from hal.model.config import LlamaConfig, read_config
 from hal.model.kv_cache import PagedCache
 from hal.model.loading import read_tensors
 from hal.model.split import WHOLE, Ranks, Shard, check_split, local_config
-from hal.model.weights import DecoderWeights, LayerWeights, prepare_weights
+from hal.model.weights import DecoderWeights, LayerWeights, has_fused_norm, prepare_weights
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -91,9 +91,11 @@ class LlamaModel:
         self.shard = WHOLE if ranks is None else Shard(ranks.index, ranks.size)
         self.local = local_config(config, self.shard)
         self.place = place
+        self.before_run: Callable[[int], object] = lambda tokens: None
+        """Called with the number of tokens before each run of layers: where ranks of other groups are met then."""
         self.cache: PagedCache | None = None
         self.weights: DecoderWeights = prepare_weights(config, tensors, place)
-        self._fused_norm = _has_fused_norm(place)
+        self._fused_norm = has_fused_norm(place)
         self._ones = self._put(np.ones(config.hidden_size, np.float32))
         self._heads: tuple[int, Tensor, Tensor] | None = None  # tokens of the last step, qk_index, value_index
         self._frequencies = config.rope.frequencies(config.head_dim)
@@ -176,6 +178,7 @@ class LlamaModel:
             cos=cos,
             sin=sin,
         )
+        self.before_run(len(batch.token_ids))
         hidden = self.embedded(batch.token_ids)
         for number, layer in enumerate(self.weights.layers):
             hidden = self.layer(hidden, number, layer, step)
@@ -321,12 +324,3 @@ class LlamaModel:
             return None
         rows: np.ndarray = parts.numpy().transpose(1, 0, 2).reshape(part.shape[0], -1)
         return np.ascontiguousarray(rows[:, : self.config.vocab_size])
-
-
-def _has_fused_norm(place: str) -> bool:
-    """Whether Paddle has its one operator for RMSNorm on this place; not every kind of device has it."""
-    x, weight = (paddle.to_tensor(np.ones(shape, np.float32), place=place) for shape in ((1, 2), (2,)))
-    try:
-        return isinstance(fused_rms_norm(x, weight, None, 1e-6, 1), tuple)
-    except (RuntimeError, OSError, NotImplementedError):
-        return False

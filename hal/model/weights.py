@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import paddle
+from paddle.incubate.nn.functional import fused_rms_norm
 
 from hal.model.config import LlamaConfig
 
@@ -111,3 +112,12 @@ def _join_layer(config: LlamaConfig, tensors: Mapping[str, np.ndarray], prefix: 
         "gate_up": (gate_up * weight("post_attention_layernorm")).T,
         "down": weight("mlp.down_proj").T,
     }
+
+
+def has_fused_norm(place: str) -> bool:
+    """Whether Paddle has its one operator for RMSNorm on this place; not every kind of device has it."""
+    x, weight = (paddle.to_tensor(np.ones(shape, np.float32), place=place) for shape in ((1, 2), (2,)))
+    try:
+        return isinstance(fused_rms_norm(x, weight, None, 1e-6, 1), tuple)
+    except (RuntimeError, OSError, NotImplementedError):
+        return False

@@ -7,6 +7,7 @@ import functools
 import itertools
 import os
 import signal
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -15,8 +16,11 @@ from hal_core.devices import TensorRanks, open_groups
 from hal_core.runtime.policy import Policy
 from hal_core.tickets import DONE
 
-from hal.distributed.rank import serve
+from hal.distributed.meeting import Meeting
+from hal.distributed.rank import _versions, serve
+from hal.distributed.words import Hello
 from hal.model.batch import ModelBatch
+from hal.model.config import read_config
 from hal.model.llama import LlamaModel
 from hal.worker import Worker
 
@@ -106,7 +110,48 @@ def ending(rank, victim, step, number):
         yield
 
 
+@contextlib.contextmanager
+def meeting(rank):
+    """Keep how many tokens the rank came to each meeting with, and how many there were of all."""
+    original, kept = Meeting.meet, rank.kept.setdefault("met", [])
+    kept.clear()
+
+    def meet(meeting, tokens):
+        kept.append((tokens, original(meeting, tokens)))
+        return kept[-1][1]
+
+    with mock.patch.object(Meeting, "meet", meet):
+        yield
+
+
+def met(rank):
+    """In a rank: what :func:`meeting` has kept."""
+    return rank.kept["met"]
+
+
+def changed(what):
+    """What makes a rank differ from the others, by name."""
+    module, versions = "hal.distributed.rank", _versions()
+    wrong = {
+        "checkpoint": (f"{module}.checkpoint_digest", lambda folder: "another one"),
+        "slot table": (f"{module}.lay_out", lambda sizes: SimpleNamespace(digest=bytes(32))),
+        "groups": (f"{module}.RankLayout.groups", lambda layout, across: [(1, 0)]),
+        "version": (f"{module}._versions", lambda: versions | {"paddle-hal-core": "0.0"}),
+        "protocol": (f"{module}.Hello", lambda rank, size, facts: Hello(rank, size, facts, protocol=0)),
+        "size": (f"{module}.Hello", lambda rank, size, facts: Hello(rank, 3, facts)),
+        "broken checkpoint": (f"{module}.read_config", lambda folder: read_config(folder / "none")),
+    }
+    return mock.patch(*wrong[what])
+
+
+def different(rank, what):
+    """Rank 1 differs from rank 0."""
+    return changed(what) if rank.rank == 1 else contextlib.nullcontext()
+
+
 LIARS = {
+    "different": different,
+    "meeting": meeting,
     "no broadcast": no_broadcast,
     "left out": left_out,
     "killed": functools.partial(ending, number=signal.SIGKILL),

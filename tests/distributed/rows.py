@@ -61,7 +61,8 @@ class Told:
             if row.status is SlotStatus.TOKEN:
                 assert row.position == len(self.tokens[row.request_id]), "a token was lost, or came twice"
                 self.tokens[row.request_id] += row.tokens.tolist()
-                self.logprobs[row.request_id] += row.logprobs[:, 0].tolist()
+                if row.logprobs is not None:
+                    self.logprobs[row.request_id] += row.logprobs[:, 0].tolist()
 
 
 class Watched(Worker):
@@ -173,12 +174,12 @@ def engine_of(row, start, told, **options):
     )
 
 
-def run(row, pool, how=()):
-    """Run a row on a pool; what was told, and what the ranks have answered."""
+def run(row, pool, how=(), chosen=None):
+    """Run a row on a pool, of all requests or the ``chosen`` ones; what was told, and the ranks' answers."""
     told, pooled = Told(), Pooled(pool, how)
     engine = engine_of(row, lambda: pooled, told)
     try:
-        for request in requests():
+        for request in chosen or requests():
             engine.submit(request)
         for _ in engine.run():
             pass

@@ -1,0 +1,46 @@
+"""``--dp-sync``: data-parallel ranks meet in a collective at each run of layers, as expert parallelism has it.
+
+Who runs nothing must meet the others all the same. So each step has a fixed number of meetings: one for the forward of
+the model and, where the checkpoint's own layer drafts, one for each draft that there is room for; a rank that ran fewer
+fills them up with no tokens.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from hal_core import HalError
+
+if TYPE_CHECKING:
+    from hal_core.devices import TensorRanks
+
+
+class Meeting:
+    """The meetings of one rank with those that hold the same part of the model in the other groups.
+
+    ``runs``: how many there are in a step.
+    """
+
+    def __init__(self, across: TensorRanks, runs: int) -> None:
+        self._across, self._runs = across, runs
+        self._met = 0
+
+    def meet(self, tokens: int) -> int:
+        """Run of ``tokens`` tokens; how many all groups run. Raises :class:`hal_core.errors.GroupLost`."""
+        import paddle
+
+        self._met += 1
+        total = self._across.all_reduce(paddle.to_tensor(np.array([tokens], np.int64), place="cpu"))
+        return int(total.numpy()[0])
+
+    def fill(self) -> None:
+        """End the step: meet as often as the others may have."""
+        if self._met > self._runs:
+            raise HalError(
+                f"{self._met} runs of layers in a step of at most {self._runs}",
+                cure="report it: the other groups wait for fewer",
+            )
+        while self._met < self._runs:
+            self.meet(0)
+        self._met = 0

@@ -1,0 +1,43 @@
+"""Ranks that differ are refused at the start, on every rank with the same words."""
+
+from __future__ import annotations
+
+import pytest
+from hal_core import InvalidValue
+
+from hal.distributed.errors import RankLost
+
+from .rows import PATIENCE, Pooled, Row, Told, engine_of
+
+DIFFERENT = {
+    "checkpoint": "differ in their checkpoint: rank 0 has .*, rank 1 another one",
+    "slot table": "differ in their slot table: rank 0 has .*, rank 1 00",
+    "groups": r"differ in their groups: rank 0 has .*, rank 1 \(1, 0\)",
+    "version": "differ in their paddle-hal-core: rank 0 has .*, rank 1 0.0",
+    "protocol": "rank 1 is one of 2 and speaks version 0",
+    "size": "rank 1 is one of 3",
+    "broken checkpoint": "rank 1: no directory",
+}
+
+
+@pytest.mark.parametrize("what", DIFFERENT)
+def test_a_rank_that_differs_is_refused_on_every_rank_with_the_same_words(worlds, what):
+    pooled = Pooled(worlds.of(2), ("different", what))
+    with pytest.raises(InvalidValue, match=DIFFERENT[what]) as caught:
+        engine_of(Row(tp=2), lambda: pooled, Told())
+    assert {answer[:2] for answer in pooled.answers.values()} == {("InvalidValue", str(caught.value))}
+
+
+def test_a_step_out_of_its_turn_is_refused_by_name(worlds):
+    """A message that was lost, or comes twice: no rank runs another step than the others."""
+    pooled = Pooled(worlds.of(2))
+    engine = engine_of(Row(tp=2, timeout=2.0), lambda: pooled, Told())
+    engine.crew.order(0, ())
+    engine.crew._numbers[0] += 1
+    engine.crew.order(0, ())
+    told = r"step 3 of group 0 came to rank \d, which is in group 0 and due for step 2"
+    engine.crew.receive(PATIENCE)
+    with pytest.raises(RankLost, match=told):
+        engine.crew.receive(PATIENCE)
+    engine.crew.rest()
+    engine.crew.close()
