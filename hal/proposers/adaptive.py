@@ -13,10 +13,8 @@ from .proposer import Fed, Int64s, Proposer
 if TYPE_CHECKING:
     from hal_core import AdmittedRequest
 
-DRAFT_COST = 0.2
-"""What one more row costs, in steps of one request: a draft is made while it is accepted with at least this chance."""
-STEP_COST = 0.25
-"""What it costs a step that it has any drafts: a step has some if it should give each request so many tokens more."""
+STEP_COST = 0.1
+"""What it costs a step to have any drafts, in parts of the step."""
 FIRST_RATE = 0.5
 """The chance of a draft before anything is known."""
 FIRST_PAUSE, LONGEST_PAUSE = 4, 64
@@ -47,11 +45,19 @@ class Acceptance:
         return (self._accepted + _DOUBT * general) / (self._tested + _DOUBT)
 
 
-def worthwhile(rate: float, most: int) -> tuple[int, float]:
-    """How many of ``most`` drafts are worth their rows, and how many of these should be accepted."""
+def row_cost(requests: int, step_rows: int) -> float:
+    """What one row more costs in a step of so many requests, in parts of what the step costs each of them.
+
+    ``step_rows``: as in :class:`Setup`. A row next to nothing where requests are few, and near 1 where they are many.
+    """
+    return requests / (requests + step_rows)
+
+
+def worthwhile(rate: float, most: int, cost: float) -> tuple[int, float]:
+    """How many of ``most`` drafts are accepted with a chance that is worth their ``cost``; what they gain beyond it."""
     chance, count, gain = rate, 0, 0.0
-    while count < most and chance >= DRAFT_COST:
-        count, gain, chance = count + 1, gain + chance, chance * rate
+    while count < most and chance > cost:
+        count, gain, chance = count + 1, gain + chance - cost, chance * rate
     return count, gain
 
 
@@ -70,10 +76,14 @@ class Adaptive:
     Where they are not, a request tries some now and then, ever less often: at a step whose number its pause divides,
     which doubles then, until drafts are worth it again. What is known of a request stands beside what drafts of all
     were worth lately, so that those that begin learn from those that run.
+
+    ``step_rows``: as in :class:`Setup`. A proposer that says ``draft_cost`` (what one draft takes it, in parts of a
+    step: a run of a model's layer, say) is asked for a draft only where that is worth it too.
     """
 
-    def __init__(self, inner: Proposer) -> None:
-        self.inner, self.wants_hidden = inner, inner.wants_hidden
+    def __init__(self, inner: Proposer, step_rows: int) -> None:
+        self.inner, self.wants_hidden, self._step_rows = inner, inner.wants_hidden, step_rows
+        self._draft_cost = float(getattr(inner, "draft_cost", 0.0))
         self._slots: dict[int, _Slot] = {}
         self._general, self._steps = FIRST_RATE, 0
 
@@ -93,9 +103,10 @@ class Adaptive:
     def propose(self, room: Mapping[int, int]) -> dict[int, list[int]]:
         """As the proposer does, in as much room as is worthwhile."""
         self._steps += 1
+        cost = self._draft_cost + row_cost(len(room), self._step_rows) if room else 0.0
         wanted, gains = {}, 0.0
         for number, most in room.items():
-            wanted[number], gain = worthwhile(self._slots[number].acceptance.rate(self._general), most)
+            wanted[number], gain = worthwhile(self._slots[number].acceptance.rate(self._general), most, cost)
             gains += gain
         drafting = gains >= STEP_COST * len(room)
         asked = {number: self._most(self._slots[number], count, drafting) for number, count in wanted.items()}

@@ -10,7 +10,8 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from struct import unpack_from
+from functools import cache
+from struct import Struct
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,7 @@ class Places:
 
     def before(self, place: int, count: int) -> tuple[int, ...]:
         """The words before a place, which are those of the tokens that followed it."""
-        return unpack_from(f">{count}I", self.text, WORD * (place - count))
+        return _words(count).unpack_from(self.text, WORD * (place - count))
 
     def put(self, place: int, token: int) -> None:
         """Put a token at a place."""
@@ -107,6 +108,11 @@ class Places:
         self.order = array("i", there[(there < first) | (there >= stop)].tobytes())
 
 
+@cache
+def _words(count: int) -> Struct:
+    return Struct(f">{count}I")
+
+
 def words_of(tokens: Sequence[int] | Int64s) -> Words:
     """Tokens backwards, as :class:`Places` has them."""
     words: Words = (np.asarray(tokens, np.int64)[::-1] + 1).astype(">u4")
@@ -129,13 +135,20 @@ def vote(places: Sequence[Sequence[int]], matched: int, most: int) -> Guess:
     drafts: list[int] = []
     score, share, most = 0.0, 1.0, min(most, REACH * matched)
     while len(drafts) < most:
+        first, at = places[0], -1 - len(drafts)
+        if len(places) == 1 or all(words == first for words in places):  # mostly, at the latest after a token
+            words = first[at : -most - 1 : -1]
+            words = words[: words.index(0)] if 0 in words else words
+            drafts += [word - 1 for word in words]
+            score += share * len(words)
+            break
         said: dict[int, list[Sequence[int]]] = {}
         for words in places:
-            said.setdefault(words[-1 - len(drafts)], []).append(words)
+            said.setdefault(words[at], []).append(words)
         said.pop(0, None)
         if not said:
             break
-        word = max(said, key=lambda word: len(said[word])) if len(said) > 1 else next(iter(said))
+        word = max(said, key=lambda word: len(said[word]))
         share *= len(said[word]) / len(places)
         if share < LEAST_SHARE:
             break

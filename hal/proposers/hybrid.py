@@ -33,6 +33,7 @@ class Hybrid:
     def __init__(self, first: Proposer, second: Second, first_most: int) -> None:
         self.first, self.second, self.first_most = first, second, first_most
         self.wants_hidden = first.wants_hidden or second.wants_hidden
+        self.draft_cost = float(getattr(first, "draft_cost", 0.0))
         self._trust: dict[int, Acceptance] = {}
         self._said: dict[int, list[int]] = {}
 

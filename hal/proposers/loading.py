@@ -34,7 +34,7 @@ def make_proposer(name: str, setup: Setup) -> Proposer | None:
     first, *others = [load(part, setup) for part in name.split("+")]
     for other in others:
         first = join(first, other, setup)
-    return Adaptive(first)
+    return Adaptive(first, setup.step_rows)
 
 
 def check_names(name: str) -> None:

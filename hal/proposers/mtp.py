@@ -47,6 +47,8 @@ class Mtp:
     """The proposer called ``mtp``. Raises :class:`InvalidValue` for a model without such a layer."""
 
     wants_hidden = True
+    draft_cost = 0.25
+    """What one run of the layer costs, in parts of a step."""
 
     def __init__(self, setup: Setup) -> None:
         from hal.model.llama import LlamaModel

@@ -24,16 +24,18 @@ _BITS = 32
 class NGrams:
     """The tokens of a request, and where each n-gram that something follows ended last."""
 
-    __slots__ = ("_earlier", "_later", "_tokens")
+    __slots__ = ("_earlier", "_later", "_numbers", "_tokens")
 
     def __init__(self, tokens: Int64s) -> None:
         self._tokens = array("i", np.asarray(tokens, np.int32).tobytes())
         self._earlier = _Sorted(np.asarray(tokens[:-1], np.int64))
+        self._numbers = self._earlier.follow([0], self._tokens[-LONGEST:])
         self._later: tuple[dict[int, int], ...] = tuple({} for _ in range(LONGEST))
 
     def append(self, tokens: Sequence[int]) -> None:
         """Take over tokens that the request was given; the n-grams before them have a continuation now."""
         known = self._tokens
+        self._numbers = self._earlier.follow(self._numbers, tokens)
         for token in tokens:
             end, key = len(known) - 1, 0
             for n, ends in enumerate(self._later[: len(known)]):
@@ -43,7 +45,7 @@ class NGrams:
 
     def guess(self, drafts: Sequence[int], most: int) -> Guess:
         """Copy what followed the last place of the longest n-gram at the end of the tokens and ``drafts``."""
-        end, n = self._find([*self._tokens[-LONGEST:], *drafts][-LONGEST:])
+        end, n = self._find(drafts)
         if not n:
             return Guess([])
         known = self._tokens
@@ -58,49 +60,57 @@ class NGrams:
         """All of them, int64 ``[n]``."""
         return np.array(self._tokens, np.int64)
 
-    def _find(self, tail: list[int]) -> tuple[int, int]:
-        """Where the longest n-gram at the end of ``tail`` ended last, and its length; 0 where there is none."""
+    def _find(self, drafts: Sequence[int]) -> tuple[int, int]:
+        """Where the longest n-gram at the end of the tokens and ``drafts`` ended last, and its n; 0 for nowhere."""
+        tail: Sequence[int] = self._tokens[-LONGEST:]
+        numbers = self._numbers
+        if drafts:
+            tail, numbers = [*tail, *drafts][-LONGEST:], self._earlier.follow(numbers, drafts)
         keys, key = [], 0
         for n, token in enumerate(reversed(tail)):
             key |= token << _BITS * n
             keys.append(key)
         for n in range(len(keys), 0, -1):
             end = self._later[n - 1].get(keys[n - 1], -1)
-            if end < 0:
-                end = self._earlier.find(tail[-n:])
+            if end < 0 and n < len(numbers):
+                end = self._earlier.ends[n - 1][numbers[n]]
             if end >= 0:
                 return end, n
         return -1, 0
 
 
 class _Sorted:
-    """Where each n-gram of some tokens ended last: an n-gram is the number of the one before it, and a token."""
+    """Where each n-gram of some tokens ended last: an n-gram is the number of the one before it, and a token.
 
-    __slots__ = ("_ends", "_keys")
+    ``ends``: by n less one and the number of an n-gram, its last end.
+    """
+
+    __slots__ = ("_keys", "ends")
 
     def __init__(self, tokens: Int64s) -> None:
         self._keys: list[array[int]] = []
-        self._ends: list[array[int]] = []
+        self.ends: list[array[int]] = []
         numbers = np.zeros(len(tokens) + 1, np.int64)  # at first all tokens follow the one n-gram of no tokens
         for n in range(1, min(LONGEST, len(tokens)) + 1):
             keys = numbers[: len(numbers) - 1] << _BITS | tokens[n - 1 :]
             keys, latest, backward = np.unique(keys[::-1], return_index=True, return_inverse=True)
             numbers = backward[::-1]
             self._keys.append(array("q", keys.tobytes()))
-            self._ends.append(array("i", (len(tokens) - 1 - latest).astype(np.int32).tobytes()))
+            self.ends.append(array("i", (len(tokens) - 1 - latest).astype(np.int32).tobytes()))
 
-    def find(self, gram: Sequence[int]) -> int:
-        """The last end of an n-gram, -1 where it does not stand."""
-        number = end = 0
-        if len(gram) > len(self._keys):
-            return -1
-        for keys, ends, token in zip(self._keys, self._ends, gram, strict=False):
-            key = number << _BITS | token
-            number = bisect_left(keys, key)
-            if number == len(keys) or keys[number] != key:
-                return -1
-            end = ends[number]
-        return end
+    def follow(self, numbers: list[int], tokens: Sequence[int]) -> list[int]:
+        """By n from 0, the numbers of the n-grams at the end of a text, as far as they stand there, when ``tokens``
+        are put behind one at whose end those of ``numbers`` are."""
+        for token in tokens:
+            found = [0]
+            for number, keys in zip(numbers, self._keys, strict=False):
+                key = number << _BITS | token
+                at = bisect_left(keys, key)
+                if at == len(keys) or keys[at] != key:
+                    break  # nor does a longer one stand there
+                found.append(at)
+            numbers = found
+        return numbers
 
 
 class NGram(HostProposer[NGrams]):

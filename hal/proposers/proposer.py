@@ -27,6 +27,9 @@ class Setup:
     - ``max_draft_tokens``: most drafts of a slot in one step, at least 1.
     - ``num_slots``, ``max_model_len``, ``vocab_size``: of the state and the model; slots go from 0, token ids too.
     - ``model``: the target model, for a proposer that is a part of it; None where there is none.
+    - ``step_rows``: how many rows of a step cost as much as the step does before its first. Drafts are made by it:
+      where more requests run than this, a row more costs as much as a request. 10 is a cpu with a small model;
+      accelerators have some hundreds.
     """
 
     max_draft_tokens: int
@@ -34,6 +37,7 @@ class Setup:
     max_model_len: int
     vocab_size: int
     model: object | None = None
+    step_rows: int = 10
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ def draft_room(
     - ``covered``: tokens whose KV the blocks that the slot holds have place for.
     - ``decoding``: false while the slot is empty, is being prefilled or has ended.
     """
-    bounds = (max_tokens - generated - 1, max_model_len - known - 1, covered - known)
-    least = np.minimum.reduce([np.broadcast_to(np.int64(most), known.shape), *bounds])
-    room: Int64s = np.where(decoding, np.maximum(least, 0), 0).astype(np.int64)
-    return room
+    room = np.minimum(max_tokens - generated, max_model_len - known) - 1
+    room = np.minimum(np.minimum(room, covered - known), most)
+    most_drafts: Int64s = np.where(decoding, np.maximum(room, 0), 0).astype(np.int64, copy=False)
+    return most_drafts

@@ -63,11 +63,8 @@ class OwnText:
         count = place - self._head
         if count >= most:
             return self._places.before(place, most)
-        words = [*self._places.before(place, count)[::-1], *(token + 1 for token in drafts)]
-        period = len(words)
-        while len(words) < most:
-            words.append(words[-period])
-        return words[most - 1 :: -1]
+        words = self._places.before(place, count)[::-1] + tuple(token + 1 for token in drafts)
+        return (words * (most // len(words) + 1))[most - 1 :: -1]
 
     def context(self, drafts: Sequence[int]) -> bytearray:
         """The last tokens, with ``drafts`` behind them, to be found among places."""

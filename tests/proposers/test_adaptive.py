@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hal.proposers import Fed
-from hal.proposers.adaptive import DRAFT_COST, FIRST_PAUSE, LONGEST_PAUSE, Adaptive, worthwhile
+from hal.proposers.adaptive import FIRST_PAUSE, LONGEST_PAUSE, Adaptive, row_cost, worthwhile
 from hal.proposers.naive import Naive
 from hal.proposers.ngram import NGram
 
@@ -40,7 +40,7 @@ def steps(adaptive, accepted, slot=0):
 
 
 def entered(proposer):
-    adaptive = Adaptive(proposer)
+    adaptive = Adaptive(proposer, 10)
     models.entered(adaptive, 0, [1, 2])
     return adaptive
 
@@ -61,7 +61,7 @@ def test_wrong_drafts_end_but_for_a_single_one_ever_less_often():
 
 def test_several_requests_try_drafts_on_the_same_steps():
     """A step with any drafts costs all requests; they come at different times, and one is better than the others."""
-    adaptive, steps_with, number = Adaptive(Fixed()), set(), 6
+    adaptive, steps_with, number = Adaptive(Fixed(), 10), set(), 6
     for step in range(400):
         if step % 5 == 0 and step < 5 * number:
             models.entered(adaptive, step // 5, [1, 2])
@@ -75,23 +75,39 @@ def test_several_requests_try_drafts_on_the_same_steps():
     assert len(steps_with) < 40
 
 
-def test_a_step_has_no_drafts_unless_all_requests_together_gain_what_it_costs():
-    few, many = (run_of(good, 8) for good in (1, 3))
-    assert few < 0.1  # a token more for one of 8 requests is less than a quarter of a step
-    assert many == 5.0
+def test_drafts_that_are_right_half_the_time_are_made_for_few_requests_and_not_for_many():
+    """A row more costs few requests little, and many nearly a step."""
+    few, some, many = (sum(drafted(requests)) for requests in (1, 8, 40))
+    assert few > some > many
+    assert many < 5
 
 
-def run_of(good, requests):
-    """The drafts that the first request has a step, of which all are right; of others but ``good`` none is."""
-    adaptive, drafted = Adaptive(Fixed()), []
+def drafted(requests):
+    """The drafts that each of so many requests has in 100 steps, of which every other is right."""
+    adaptive = Adaptive(Fixed(), 10)
     for slot in range(requests):
         models.entered(adaptive, slot, [1, 2])
+    counts = []
     for step in range(300):
-        drafts = adaptive.propose(dict.fromkeys(range(requests), 5 if good > 1 else 1))
-        right = {slot: len(drafts.get(slot, ())) * (slot < good) for slot in range(requests)}
+        drafts = adaptive.propose(dict.fromkeys(range(requests), 5))
+        right = {slot: int((step + slot) % 2 and bool(drafts.get(slot))) for slot in range(requests)}
         adaptive.observe(models.fed(**{f"s{slot}": [1] * (count + 1) for slot, count in right.items()}))
-        drafted += [len(drafts.get(0, ()))] * (step >= 200)
-    return sum(drafted) / len(drafted)
+        counts += [sum(map(len, drafts.values())) / requests] * (step >= 200)
+    return counts
+
+
+def test_a_step_has_no_drafts_for_one_request_of_many_unless_it_gains_by_them():
+    """A chance of one half gains less than what a step pays for having any drafts."""
+    adaptive = Adaptive(Fixed(), 1000)
+    for slot in range(8):
+        models.entered(adaptive, slot, [1, 2])
+    steps_with = 0
+    for step in range(400):
+        drafts = adaptive.propose(dict.fromkeys(range(8), 5))
+        right = {slot: int(slot == 0 and step % 2 and bool(drafts.get(0))) for slot in range(8)}
+        adaptive.observe(models.fed(**{f"s{slot}": [1] * (count + 1) for slot, count in right.items()}))
+        steps_with += bool(drafts) and step >= 200
+    assert steps_with <= 20
 
 
 def test_drafts_come_back_once_one_is_accepted():
@@ -111,12 +127,26 @@ def test_a_proposer_is_not_asked_for_slots_without_room():
     assert inner.asked == [{}]
 
 
-@given(st.floats(0, 1), st.integers(0, 8))
-def test_a_draft_is_worthwhile_while_its_chance_is(rate, most):
-    count, gain = worthwhile(rate, most)
+@given(st.floats(0, 1), st.integers(0, 8), st.floats(0, 1))
+def test_a_draft_is_worthwhile_while_its_chance_is_above_its_cost(rate, most, cost):
+    count, gain = worthwhile(rate, most, cost)
     chances = [rate**n for n in range(1, most + 1)]
-    assert count == sum(chance >= DRAFT_COST for chance in chances)
-    assert gain == pytest.approx(sum(chances[:count]))
+    assert count == sum(chance > cost for chance in chances)
+    assert gain == pytest.approx(sum(chance - cost for chance in chances[:count]))
+
+
+def test_a_row_costs_more_the_more_requests_there_are():
+    costs = [row_cost(requests, 10) for requests in (1, 8, 32, 1000)]
+    assert costs == sorted(costs)
+    assert costs[0] < 0.1
+    assert costs[-1] < 1
+
+
+def test_a_proposer_whose_drafts_cost_time_is_asked_for_fewer():
+    free, costly = Fixed(), Fixed()
+    costly.draft_cost = 0.4
+    few, many = (sum(steps(entered(one), lambda drafts, step: step % 3)[50:]) for one in (costly, free))
+    assert few < many
 
 
 def test_a_request_begins_with_what_drafts_of_all_were_worth():
@@ -129,7 +159,7 @@ def test_a_request_begins_with_what_drafts_of_all_were_worth():
 
 def test_the_same_tokens_give_the_same_drafts_at_any_time(monkeypatch):
     def run():
-        adaptive = Adaptive(NGram(models.SETUP))
+        adaptive = Adaptive(NGram(models.SETUP), 10)
         models.entered(adaptive, 0, [1, 2, 3, 1, 2])
         return models.decode(adaptive, 0, [1, 2, 3, 1, 2] + [3, 1, 2, 9, 7] * 40, 5)
 
