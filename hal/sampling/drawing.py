@@ -75,6 +75,23 @@ def draw(draws: Draws) -> tuple[Int64s, Float64s]:
     return tokens, margins
 
 
+def kept(draws: Draws) -> Int64s:
+    """The weights of all tokens ``[n, V]``, 0 where top-k, top-p or min-p leave a token out; :func:`draw` draws a token
+    with its share of them."""
+    vocab = draws.logits.shape[1]
+    ids = best_ids(draws.logits, vocab)
+    sizes = np.take_along_axis(draws.weigh(draws.logits), ids, axis=1)
+    running = sizes.cumsum(axis=1)
+    limit = np.where(draws.top_k > 0, np.minimum(draws.top_k, vocab), vocab).astype(np.int64)
+    total = np.take_along_axis(running, limit[:, None] - 1, axis=1)
+    shares = np.ceil(draws.top_p.astype(np.float64)[:, None] * total).astype(np.int64)
+    last = np.minimum((running >= np.minimum(shares, total)).argmax(axis=1), limit - 1)
+    sizes *= (np.arange(vocab) <= last[:, None]) & (sizes >= draws.least[:, None])
+    found = np.empty_like(sizes)
+    np.put_along_axis(found, ids, sizes, axis=1)
+    return found
+
+
 def _looks(vocab: int) -> Iterator[int]:
     """How many of the best tokens to look at: 64 hold top-k and top-p nearly always; where not, 8 times as many."""
     look = 64

@@ -33,8 +33,13 @@ def philox4x32(counter: Words, key: Words) -> Words:
     return mixed
 
 
-def uniform(seed: Int64s, position: Int64s) -> Float64s:
-    """Numbers in [0, 1) of 53 bits, float64 ``[n]``: the key is ``seed``, the counter is (``position``, 0).
+TARGET, DRAFT, ACCEPT, RESIDUAL = range(4)
+"""Streams of numbers that have nothing to do with one another: what draws tokens; and where drafts are accepted by
+rejection, what draws drafts, what accepts them, and what draws in their place."""
+
+
+def uniform(seed: Int64s, position: Int64s, stream: int = TARGET) -> Float64s:
+    """Numbers in [0, 1) of 53 bits, float64 ``[n]``: the key is ``seed``, the counter is (``position``, ``stream``).
 
     The first two words make one number as in the 53-bit generator of Matsumoto and Nishimura (mt19937ar.c).
     """
@@ -44,6 +49,7 @@ def uniform(seed: Int64s, position: Int64s) -> Float64s:
     for words, numbers in ((counter, position), (key, seed)):
         bits = numbers.astype(np.int64).view(np.uint64)
         words[0], words[1] = bits & _LOW, bits >> _HALF
+    counter[2] = stream
     mixed = philox4x32(counter, key)
     high, low = mixed[0] >> np.uint64(5), mixed[1] >> np.uint64(6)
     whole = (high << np.uint64(26)) | low

@@ -20,7 +20,7 @@ from hal_core import InvalidValue
 from .adjust import adjust
 from .drawing import Draws, draw
 from .logprobs import log_probabilities
-from .philox import uniform
+from .philox import TARGET, uniform
 from .rows import Bools, Float32s, Float64s, Int32s, Int64s, Sampled, SamplingRows
 
 
@@ -49,7 +49,7 @@ def sample(logits: Float32s, rows: SamplingRows, *, logprobs: int | None) -> Sam
     tokens[~usable] = -1
     if logprobs is None:
         return Sampled(tokens, None, None, None, margins, errors)
-    ids, values, ranks = _reported(logits, top, tokens, logprobs, usable)
+    ids, values, ranks = reported(logits, top, tokens, logprobs, usable)
     return Sampled(tokens, ids, values, ranks, margins, errors)
 
 
@@ -78,19 +78,23 @@ def _trouble(logits: Float32s) -> str:
     return "every token is masked: its bad words and, below min_tokens, its end and stop tokens leave none to sample"
 
 
-def _draw(final: Float32s, best: Float32s, rows: SamplingRows, drawn: Bools, tokens: Int64s, margins: Float64s) -> None:
-    at = np.flatnonzero(drawn)
+def shaped(final: Float32s, best: Float32s, rows: SamplingRows, at: Int64s, stream: int = TARGET) -> Draws:
+    """Some of the rows, by number, as they are drawn from; ``stream``: of the numbers that draw."""
     whole = len(at) == len(final)
-    draws = Draws(
+    return Draws(
         final if whole else final[at],
         best[at],
         rows.temperature[at],
         rows.top_k[at],
         rows.top_p[at],
         rows.min_p[at],
-        uniform(rows.seed[at], rows.position[at]),
+        uniform(rows.seed[at], rows.position[at], stream),
     )
-    tokens[at], margins[at] = draw(draws)
+
+
+def _draw(final: Float32s, best: Float32s, rows: SamplingRows, drawn: Bools, tokens: Int64s, margins: Float64s) -> None:
+    at = np.flatnonzero(drawn)
+    tokens[at], margins[at] = draw(shaped(final, best, rows, at))
 
 
 def _gaps(final: Float32s, best: Float32s, tokens: Int64s, greedy: Bools, margins: Float64s) -> None:
@@ -101,9 +105,10 @@ def _gaps(final: Float32s, best: Float32s, tokens: Int64s, greedy: Bools, margin
     margins[at] = best[at].astype(np.float64) - second
 
 
-def _reported(
+def reported(
     logits: Float32s, top: Float32s, tokens: Int64s, logprobs: int, usable: Bools
 ) -> tuple[Int64s, Float32s, Int32s]:
+    """Ids, log-probabilities and ranks of the rows' tokens; see :class:`Sampled`."""
     if usable.all():
         return log_probabilities(logits, top, tokens, logprobs)
     ids = np.full((len(logits), logprobs + 1), -1, np.int64)
