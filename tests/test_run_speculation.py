@@ -64,6 +64,14 @@ def test_the_answers_are_the_same_whatever_drafts(run, options):
         assert rate == 1 if name == "naive" else rate > 1
 
 
+def test_rejection_changes_no_greedy_token(run):
+    _, plain, _ = run("--device", "cpu", *GREEDY)
+    code, objects, err = run("--device", "cpu", *GREEDY, "--speculate", "mtp", "--acceptance", "rejection")
+    assert code == 0
+    assert answers(objects) == answers(plain)
+    assert " drafts accepted" in err
+
+
 @pytest.fixture
 def headless(tmp_path):
     """A checkpoint without a prediction layer, as far as its configuration says."""
@@ -79,6 +87,9 @@ def headless(tmp_path):
     [
         (("--speculate", "mtp", "--drafts", 6), r"--drafts: 6 \(give a whole number from 1 to 5\)"),
         (("--speculate", "ngram", "--drafts", 0), r"--drafts: 0 \(give"),
+        (("--acceptance", "typical", "--speculate", "mtp"), r"--acceptance: 'typical' \(give exact or rejection\)"),
+        (("--acceptance", "rejection"), r"--acceptance: there are no drafts to accept"),
+        (("--acceptance", "rejection", "--speculate", "mtp", "--tp", 2), r"--acceptance: it is for one rank alone"),
         (("--speculate", "oracle"), r"--speculate: no installed proposer is called 'oracle'; installed: .*mtp"),
     ],
 )

@@ -69,6 +69,13 @@ def run(
         ),
     ] = "none",
     drafts: Annotated[int, typer.Option(metavar="K", help="Most drafts that a step verifies of a prompt.")] = 4,
+    acceptance: Annotated[
+        str,
+        typer.Option(
+            help="How drafts are accepted: exact, which changes no token, or rejection, which keeps the distribution "
+            "of sampled tokens alone."
+        ),
+    ] = "exact",
     tp: Annotated[int, typer.Option(help="Split the model over so many ranks (tensor parallelism).")] = 1,
     dp: Annotated[int, typer.Option(help="Serve with so many groups of ranks, each with slots and blocks.")] = 1,
     sampling: Annotated[
@@ -102,7 +109,20 @@ def run(
     wanted = requirements(require or [])
     ranks = RankOptions(tp, dp, sampling, dp_sync=dp_sync, restart=restart)
     options = Options(
-        device, wanted, model, model_place, slots, blocks, chunk, stop or [], speculate, drafts, as_json, sink, ranks
+        device,
+        wanted,
+        model,
+        model_place,
+        slots,
+        blocks,
+        chunk,
+        stop or [],
+        speculate,
+        drafts,
+        as_json,
+        sink,
+        ranks,
+        acceptance,
     )
     from .run_session import generate
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from hal_core import InvalidValue, SamplingParams
 
-from .run_speculation import check_speculation
+from .run_speculation import check_acceptance, check_speculation
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,7 @@ class Options:
     as_json: bool
     sink: str | None = None
     ranks: RankOptions = RankOptions()
+    acceptance: str = "exact"
 
     def __post_init__(self) -> None:
         for name in ("slots", "blocks", "chunk"):
@@ -62,6 +63,7 @@ class Options:
             if value is not None and value < 1:
                 raise InvalidValue(f"{value}", cure="give a whole number of at least 1", argument=f"--{name}")
         check_speculation(self.speculate, self.drafts)
+        check_acceptance(self.acceptance, self.speculate, self.ranks.size)
         if self.ranks.dp > 1 and (self.sink or "").startswith("sysv:"):
             raise InvalidValue(
                 f"{self.sink!r}: its readers know a request by its batch id, which the groups of --dp share",

@@ -32,7 +32,7 @@ from .run_options import Options
 from .run_output import Answers
 from .run_plan import make_plan
 from .run_screen import open_screen
-from .run_speculation import open_proposer, summed_up
+from .run_speculation import REJECTION, open_proposer, summed_up
 
 if TYPE_CHECKING:
     from hal_core import BoundDevice, OutputRecord, Sink
@@ -75,12 +75,13 @@ def generate(texts: Sequence[str], params: SamplingParams, options: Options) -> 
             screen.note(note)
         facts = facts_of(device) if options.as_json else None
         answers = Answers(plan, screen, device=facts, logprobs=params.logprobs is not None)
-        proposer = open_proposer(options.speculate, plan.sizes, model.config.vocab_size, model)
+        rejection, vocab = options.acceptance == REJECTION, model.config.vocab_size
+        proposer = open_proposer(options.speculate, plan.sizes, vocab, model, rejection=rejection)
         if proposer is not None:
             stack.callback(proposer.close)
             answers.speculate = options.speculate, proposer.drafted
         with _Show(answers, options.sink) as show:
-            worker = Worker(device, model, plan.sizes, plan.blocks, show.sink, proposer=proposer)
+            worker = Worker(device, model, plan.sizes, plan.blocks, show.sink, proposer=proposer, rejection=rejection)
             engine = Engine(worker, chunk=options.chunk)
             began = time.perf_counter()
             drive(engine, plan, answers, show)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hal.proposers.proposer import Int64s
     from hal.worker.drafting import Acceptance
 
+REJECTION = "rejection"
 MOST_DRAFTS = 5
 """Most drafts of a step."""
 _OF_THE_CHECKPOINT = {"mtp", "hybrid"}
@@ -39,9 +40,20 @@ def check_layer(speculate: str, config: LlamaConfig) -> None:
         )
 
 
-def open_proposer(speculate: str, sizes: StateConfig, vocab_size: int, model: object) -> Counted | None:
+def check_acceptance(acceptance: str, speculate: str, ranks: int) -> None:
+    """Raise :class:`InvalidValue` for a way to accept drafts that there is not."""
+    if acceptance not in ("exact", REJECTION):
+        raise InvalidValue(f"{acceptance!r}", cure=f"give exact or {REJECTION}", argument="--acceptance")
+    if acceptance == REJECTION and (speculate == NONE or ranks > 1):
+        what = "there are no drafts to accept" if speculate == NONE else "it is for one rank alone"
+        raise InvalidValue(what, cure="leave it out: drafts are then accepted by comparing", argument="--acceptance")
+
+
+def open_proposer(
+    speculate: str, sizes: StateConfig, vocab_size: int, model: object, *, rejection: bool = False
+) -> Counted | None:
     """The proposer of that name, with its drafts counted; None for ``none``."""
-    setup = Setup(sizes.max_draft_tokens, sizes.num_slots, sizes.max_model_len, vocab_size, model)
+    setup = Setup(sizes.max_draft_tokens, sizes.num_slots, sizes.max_model_len, vocab_size, model, rejection=rejection)
     proposer = make_proposer(speculate, setup)
     return None if proposer is None else Counted(proposer)
 

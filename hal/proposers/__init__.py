@@ -7,7 +7,7 @@ and keeps of the drafts what equals its own draws.
 from __future__ import annotations
 
 from .loading import NONE, check_names, make_proposer
-from .proposer import Fed, Proposer, Setup
+from .proposer import Drawn, Fed, Proposer, Setup
 from .room import draft_room
 
-__all__ = ["NONE", "Fed", "Proposer", "Setup", "check_names", "draft_room", "make_proposer"]
+__all__ = ["NONE", "Drawn", "Fed", "Proposer", "Setup", "check_names", "draft_room", "make_proposer"]

@@ -9,15 +9,15 @@ often than by any other: a draft never becomes a token, so nothing is drawn twic
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from hal_core import InvalidValue
 
-from hal.sampling import STATE_FIELDS, SamplingRows, sample
+from hal.sampling import STATE_FIELDS, SamplingRows, draw_drafts, sample
 
-from .proposer import Fed, Int64s, Setup
+from .proposer import Drawn, Fed, Int64s, Setup
 
 if TYPE_CHECKING:
     from hal_core import AdmittedRequest
@@ -95,11 +95,13 @@ class Mtp:
         own = np.array([places[slot] for slot in drafting], np.int64)
         known = np.array([self._sequences[slot].count for slot in drafting], np.int64)
         most = np.array([room[slot] for slot in drafting], np.int64)
-        drafts = self._draft(own, known, most, given, fed.fields)
-        return {
-            slot: column[: min(count, column.index(-1) if -1 in column else count)]
-            for slot, count, column in zip(drafting, most.tolist(), drafts.T.tolist(), strict=True)
-        }
+        choose = _Choice.of(own, known, fed.fields, self._setup.rejection)
+        drafts = self._draft(own, known, most, given, fed.fields, choose)
+        found: dict[int, list[int]] = {}
+        for row, (slot, count, column) in enumerate(zip(drafting, most.tolist(), drafts.T.tolist(), strict=True)):
+            tokens = column[: min(count, column.index(-1) if -1 in column else count)]
+            found[slot] = Drawn(tokens, [weights[row] for weights in choose.weights]) if choose.weights else tokens
+        return found
 
     def _draft(
         self,
@@ -108,11 +110,11 @@ class Mtp:
         most: Int64s,
         given: Any,  # noqa: ANN401 (the model's)
         fields: Mapping[str, Array],
+        choose: _Choice,
     ) -> Int64s:
         """int64 ``[depth, n]``: the drafts of each of ``slots`` (of the own state), -1 for none; ``known``: how many
         tokens it has, and ``most``: how many drafts it has room for."""
         layer, depth = self._prediction(), int(most.max())
-        choose = _Choice.of(slots, known, fields)
         drafts = [choose(layer.logits(given), 0)]
         if depth > 1:
             reach = np.maximum(most - 1, 1)
@@ -161,23 +163,32 @@ class Mtp:
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """How drafts are chosen: the best token, or drawn as the target will draw the token of that position."""
+    """How drafts are chosen: the best token, or drawn as the target will draw the token of that position; where drafts
+    are accepted by rejection, by numbers of their own, and ``weights`` keeps what the drafts of each depth were drawn
+    from."""
 
     rows: SamplingRows | None
+    rejection: bool = False
+    weights: list[Int64s] = field(default_factory=list)
 
     @classmethod
-    def of(cls, slots: Int64s, known: Int64s, fields: Mapping[str, Array]) -> _Choice:
+    def of(cls, slots: Int64s, known: Int64s, fields: Mapping[str, Array], rejection: bool) -> _Choice:
         if not ((fields["temperature"][slots, 0] > 0) & (fields["top_k"][slots, 0] != 1)).any():
             return cls(None)
         columns = {name: fields[name][slots] for name in STATE_FIELDS.values()}
         for name, value in _NEUTRAL.items():
             columns[name] = np.full_like(columns[name], value)
         columns["step_idx"] = (known - fields["prompt_lens"][slots, 0])[:, None]
-        return cls(SamplingRows.from_state(columns, prompt=None, output=None))
+        return cls(SamplingRows.from_state(columns, prompt=None, output=None), rejection)
 
     def __call__(self, logits: Array, depth: int) -> Int64s:
         """The draft of each row, int64 ``[n]``, -1 for none."""
         if self.rows is None:
             best: Int64s = logits.argmax(axis=1)
             return best
-        return sample(logits, replace(self.rows, position=self.rows.position + depth), logprobs=None).tokens
+        rows = replace(self.rows, position=self.rows.position + depth)
+        if not self.rejection:
+            return sample(logits, rows, logprobs=None).tokens
+        tokens, weights = draw_drafts(logits, rows)
+        self.weights.append(weights)
+        return tokens

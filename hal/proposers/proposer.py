@@ -7,7 +7,7 @@ state's drafts. Whoever proposes decides by tokens that were delivered: no clock
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -30,6 +30,8 @@ class Setup:
     - ``step_rows``: how many rows of a step cost as much as the step does before its first. Drafts are made by it:
       where more requests run than this, a row more costs as much as a request. 10 is a cpu with a small model;
       accelerators have some hundreds.
+    - ``rejection``: drafts are accepted by rejection and not by comparing (``hal.sampling.rejection``): who draws its
+      drafts gives them as :class:`Drawn`, by numbers that draw nothing else.
     """
 
     max_draft_tokens: int
@@ -38,6 +40,15 @@ class Setup:
     vocab_size: int
     model: object | None = None
     step_rows: int = 10
+    rejection: bool = False
+
+
+class Drawn(list[int]):
+    """Drafts of a slot with what each was drawn from: ``weights``, one int64 ``[vocab]`` for each draft."""
+
+    def __init__(self, tokens: Iterable[int], weights: Sequence[Int64s]) -> None:
+        super().__init__(tokens)
+        self.weights = weights
 
 
 @dataclass(frozen=True, slots=True)

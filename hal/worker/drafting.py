@@ -19,7 +19,7 @@ from hal_core import (
     TaskKind,
 )
 
-from hal.proposers import Fed, draft_room
+from hal.proposers import Drawn, Fed, draft_room
 from hal.worker.inputs import Columns, StepInput
 
 if TYPE_CHECKING:
@@ -58,7 +58,8 @@ class Acceptance:
 
 
 class Drafting:
-    """One proposer and the slots of one state."""
+    """One proposer and the slots of one state. ``weights``: slot to what its drafts were drawn from, where that is told
+    (:class:`hal.proposers.Drawn`)."""
 
     def __init__(self, proposer: Proposer, state: SlotState, vocab_size: int) -> None:
         sizes = state.sizes
@@ -71,11 +72,14 @@ class Drafting:
         self.proposer, self._sizes, self._vocab_size = proposer, sizes, vocab_size
         self._own = state.companions[0] if state.companions else None
         self._table = state.host_table
+        self.weights: dict[int, Sequence[Int64s]] = {}
 
     def follow(self, tasks: TaskBatch) -> None:
         """Tell who leaves and who enters with a batch that was inserted."""
         columns = (tasks.plain["kinds"], tasks.plain["slots"], tasks.requests, tasks.plain["first_tokens"])
         for kind, slot, request, first_token in zip(*columns, strict=True):
+            if kind != TaskKind.MORE_BLOCKS:
+                self.weights.pop(slot, None)
             if kind in LEAVING:
                 self.proposer.leave(slot, finished=False)
             elif kind in ENTERING:
@@ -105,6 +109,7 @@ class Drafting:
         room = self.room(inputs, outputs)
         drafts = self.proposer.propose(room)
         self._check(drafts, room)
+        self.weights = {slot: tokens.weights for slot, tokens in drafts.items() if isinstance(tokens, Drawn)}
         return drafts
 
     def room(self, inputs: StepInput, outputs: Columns) -> dict[int, int]:

@@ -6,13 +6,13 @@ its position, with its noise. Drafts are kept while they equal what was sampled,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hal.sampling import STATE_FIELDS, Sampled, SamplingRows, sample
+from hal.sampling import STATE_FIELDS, Sampled, SamplingRows, Weights, sample, sample_by_rejection
 from hal.worker.histories import Histories, Int64s
 from hal.worker.inputs import Columns, StepInput
 
@@ -89,8 +89,17 @@ class Rows:
         return cls(slots, begins, counts, slot, offset, drafts)
 
 
-def choose_tokens(logits: Array, inputs: StepInput, histories: Histories, sizes: StateConfig) -> StepTokens:
-    """Sample the tokens of a step from ``logits`` float32 ``[rows, vocab]``, and keep the drafts that they confirm."""
+Proposed = Mapping[int, Sequence[Int64s]]
+"""Slot to what each of its drafts was drawn from, where that is known: int64 ``[vocab]`` weights."""
+
+
+def choose_tokens(
+    logits: Array, inputs: StepInput, histories: Histories, sizes: StateConfig, rejection: Proposed | None = None
+) -> StepTokens:
+    """Sample the tokens of a step from ``logits`` float32 ``[rows, vocab]``, and keep the drafts that they confirm.
+
+    ``rejection``: drafts are accepted by rejection, and this is what they were drawn from; None: by comparing.
+    """
     slots = inputs.slots[inputs.gives]
     if not len(slots):
         return StepTokens.none(sizes)
@@ -98,7 +107,7 @@ def choose_tokens(logits: Array, inputs: StepInput, histories: Histories, sizes:
     most = int(wanted.max())
     logprobs = most if most >= 0 else None
     if sizes.max_draft_tokens:
-        return _verified(logits, inputs, histories, sizes, logprobs)
+        return _verified(logits, inputs, histories, sizes, logprobs, rejection)
     result = sample(logits, sampling_rows(slots, inputs.fields, histories), logprobs=logprobs)
     errors = {int(slots[row]): message for row, message in result.errors.items()}
     found = _empty(sizes)
@@ -109,12 +118,22 @@ def choose_tokens(logits: Array, inputs: StepInput, histories: Histories, sizes:
 
 
 def _verified(
-    logits: Array, inputs: StepInput, histories: Histories, sizes: StateConfig, logprobs: int | None
+    logits: Array,
+    inputs: StepInput,
+    histories: Histories,
+    sizes: StateConfig,
+    logprobs: int | None,
+    proposed: Proposed | None,
 ) -> StepTokens:
     """The tokens of a step that verifies drafts: of each slot, those confirmed and the first one sampled after them."""
     found = _empty(sizes)
     rows = Rows.of(inputs)
-    result = sample(logits, verified_rows(rows, inputs.fields, histories), logprobs=logprobs)
+    sampling = verified_rows(rows, inputs.fields, histories)
+    if proposed is None:
+        result = sample(logits, sampling, logprobs=logprobs)
+    else:
+        weights = _weights(rows, proposed)
+        result = sample_by_rejection(logits, sampling, rows.drafts, weights, logprobs=logprobs)
     differs = result.tokens != rows.drafts  # the last row of a slot always does
     count = 1 + np.minimum.reduceat(np.where(differs, rows.offset, sizes.max_accept), rows.begins)
     errors = {}
@@ -132,6 +151,15 @@ def _verified(
         wanted = inputs.fields["logprobs_num"][slot, 0]
         found |= _alternatives(sizes, slot, offset, wanted, result, kept)
     return StepTokens(found, slot, result.margins[kept], logprobs, errors)
+
+
+def _weights(rows: Rows, proposed: Proposed) -> list[Weights]:
+    """What the draft of each row was drawn from."""
+    found: list[Weights] = []
+    for slot, offset, draft in zip(rows.slot.tolist(), rows.offset.tolist(), rows.drafts.tolist(), strict=True):
+        known = proposed.get(slot, ()) if draft >= 0 else ()
+        found.append(known[offset] if offset < len(known) else None)
+    return found
 
 
 def sampling_rows(slots: Array, fields: Columns, histories: Histories) -> SamplingRows:

@@ -82,6 +82,8 @@ class Worker:
     - ``proposer``: what drafts tokens, for ``sizes`` with room for drafts; the caller closes it. On such a state each
       step verifies drafts, though there be none. ``acceptance`` counts what became of them.
     - ``shares_drafts``: a proposer is on the group's first rank, whose drafts all ranks feed; it may be on others too.
+    - ``rejection``: accept drafts by rejection (:mod:`hal.sampling.rejection`), which keeps the distribution of tokens
+      and not the draws of plain decoding; else by comparing, which keeps both.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class Worker:
         noise: int = 0,
         proposer: Proposer | None = None,
         shares_drafts: bool = False,
+        rejection: bool = False,
     ) -> None:
         self.device, self.model, self.sink, self.group, self.blocks = device, model, sink, group, blocks
         own = ("proposer",) if proposer is not None and proposer.wants_hidden else ()
@@ -103,6 +106,7 @@ class Worker:
         self.stream = device.default_stream
         self.steps, self._noise, self._shares = 0, noise, shares_drafts
         self.last: OutputRecord | None = None
+        self._rejection = rejection
         self.acceptance = Acceptance()
         self._histories = Histories()
         self._drafting = None if proposer is None else Drafting(proposer, self.state, model.config.vocab_size)
@@ -191,7 +195,9 @@ class Worker:
             return StepTokens.none(self.state.sizes), hidden
         if self._noise:
             inputs = replace(inputs, fields={**inputs.fields, "seed": inputs.fields["seed"] ^ np.int64(self._noise)})
-        tokens = choose_tokens(logits, inputs, self._histories, self.state.sizes)
+        told = {} if self._drafting is None else self._drafting.weights
+        proposed = told if self._rejection else None
+        tokens = choose_tokens(logits, inputs, self._histories, self.state.sizes, proposed)
         return (tokens if self.group.is_first else tokens.unreported()), hidden
 
     def _write(self, tokens: StepTokens) -> None:
