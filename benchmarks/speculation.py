@@ -5,8 +5,8 @@
 All proposers take turns in one run, in a new order each round, with the embedded checkpoint; printed are medians of the
 ratio to plain decoding within a round (by the clock, and by processor time, which neighbours disturb less), tokens that
 a step gives a request, and the share of drafts that was accepted. ``repeats`` is one greedy request whose prompt
-repeats itself, ``text`` one whose greedy output does not loop; the others are 16 requests, drawn at the temperature
-that they are named by. Every answer is compared with that of plain decoding.
+repeats itself, ``text`` one that begins a module (this model's greedy output soon loops there too); the others are 16
+requests, drawn at the temperature that they are named by. Every answer is compared with that of plain decoding.
 """
 
 from __future__ import annotations
