@@ -20,8 +20,15 @@ from typing import Protocol
 
 from hal_core import Unavailable
 
+from hal.transport.urls import socket_of
+
 URL = "HAL_RANKS_URL"
 """The variable that tells a rank where its engine listens."""
+_LAUNCHER = (
+    "import ctypes, runpy, signal; ctypes.CDLL(None).prctl(1, signal.SIGKILL); "
+    "runpy.run_module('paddle.distributed.launch', run_name='__main__', alter_sys=True)"
+)
+"""Paddle's launcher, which the kernel ends with this process (PR_SET_PDEATHSIG), as the ranks with the launcher."""
 _TAIL = 600
 """Characters of what a rank printed last that go into an error."""
 
@@ -49,8 +56,9 @@ class PaddleLaunch:
 
     def start(self, url: str) -> None:
         """Start the launcher, which starts the ranks. Raises :class:`Unavailable` where no process can be started."""
-        self._folder = Path(tempfile.mkdtemp(prefix="hal-ranks-"))
-        launcher = [sys.executable, "-m", "paddle.distributed.launch", "--nproc_per_node", str(self.size)]
+        socket = socket_of(url)  # in a private folder, which is removed when its process is gone, however it ended
+        self._folder = Path(tempfile.mkdtemp(prefix="hal-ranks-", dir=None if socket is None else socket.parent))
+        launcher = [sys.executable, "-c", _LAUNCHER, "--nproc_per_node", str(self.size)]
         launcher += ["--log_dir", str(self._folder), "--job_id", "hal", "--max_restart", "0", "--log_level", "WARNING"]
         rank = [sys.executable, "-P", "-m", "hal.distributed.process"]
         paths = os.pathsep.join(path for path in sys.path if path)

@@ -37,7 +37,7 @@ from hal.worker.drafting import Acceptance
 from .check import RankCheck
 from .errors import error_of
 from .layout import RankLayout
-from .lines import RankLine
+from .lines import SILENCE, RankLine
 from .meeting import Meeting
 from .steps import StepOrder
 from .words import Delivery, Failed, Go, Hello, Left, Ready, Setup, Stop, Up, Verdict
@@ -113,7 +113,7 @@ def serve(
     serving = _Serving(line, rank, curve)
     try:
         with serving.telling():
-            line.say(Hello(rank, size, dict(facts or {}) | _versions()), STARTING)
+            line.say(Hello(rank, size, dict(facts or {}) | _versions()), SILENCE)
             serving.run(serving.wait(Setup))
     finally:
         line.close()
