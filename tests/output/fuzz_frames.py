@@ -1,4 +1,4 @@
-"""Fuzz the decoding of frames and of control messages with atheris (libFuzzer).
+"""Fuzz the decoding of frames, of control messages, and of what engine and ranks say, with atheris (libFuzzer).
 
     python tests/output/fuzz_frames.py [--seconds 600] [corpus folder]
 
@@ -14,6 +14,7 @@ import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from zlib import crc32
 
 import atheris
 
@@ -27,6 +28,8 @@ with atheris.instrument_imports(
 import msgspec
 import numpy as np
 
+from hal.distributed.steps import decode_step
+from hal.distributed.words import decode_word
 from hal.transport.protocol import Cursor, State, read_control
 
 
@@ -70,6 +73,12 @@ def one_input(data: bytes) -> None:
         control = frames.seal(frames.FrameKind.STATE, data, session=1, sender=2, sequence=3)
         try:
             read_control(frames.read_header(memoryview(control)), memoryview(control), body_type)
+        except FrameError:
+            continue
+    for kind, around, decode in ((12, crc32(data).to_bytes(4, "little"), decode_step), (13, b"", decode_word)):
+        said = memoryview(frames.seal(kind, around + data, session=1, sender=2, sequence=3))
+        try:
+            decode(frames.read_header(said), said)
         except FrameError:
             continue
     source = SAMPLES[data[0] % len(SAMPLES)] if data else SAMPLES[0]
