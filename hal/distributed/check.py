@@ -1,6 +1,6 @@
 """``HAL_CHECK_RANKS=1``: after each step all ranks of a group compare a digest of their whole slot state.
 
-All fields count but the alternatives (``topk_…``), which only who samples writes and only the first rank reads. What
+All fields count, those of companions too, but the alternatives (``topk_…``), which only who samples writes and only the first rank reads. What
 names a stay in a slot counts from the first one of the run, as ranks number theirs each for itself.
 """
 
@@ -55,18 +55,19 @@ class RankCheck:
 
     def _columns(self) -> Columns:
         state = self._worker.state
-        whole = ByteRange(0, state.layout.nbytes)
+        whole = ByteRange(0, state.memory.nbytes)  # companions lie behind it
         copied = self._worker.device.copy_out(memory=state.memory, parts=(whole,), stream=self._worker.stream)
         copied.wait()
         data = copied.data[0]
         columns: Columns = {}
-        for name, place in state.layout.fields.items():
-            if name not in _APART:
-                part = data[place.offset : place.offset + place.stride * state.sizes.num_slots]
-                column = part.view(place.field.dtype.storage).reshape(state.sizes.num_slots, -1)
-                if name in _SERIALS and self.first_serial:
-                    column = np.where(column > 0, column - self.first_serial + 1, 0)
-                columns[name] = column
+        for one in (state, *state.companions):
+            for name, place in one.layout.fields.items():
+                if name not in _APART:
+                    part = data[place.offset : place.offset + place.stride * one.sizes.num_slots]
+                    column = part.view(place.field.dtype.storage).reshape(one.sizes.num_slots, -1)
+                    if name in _SERIALS and self.first_serial:
+                        column = np.where(column > 0, column - self.first_serial + 1, 0)
+                    columns[name if one is state else f"{one.name}: {name}"] = column
         return columns
 
     def _exchanged(self, numbers: np.ndarray[Any, Any]) -> list[bytes]:
