@@ -1,7 +1,7 @@
 """``HAL_CHECK_RANKS=1``: after each step all ranks of a group compare a digest of their whole slot state.
 
-All fields count, those of companions too, but the alternatives (``topk_…``), which only who samples writes and only the first rank reads. What
-names a stay in a slot counts from the first one of the run, as ranks number theirs each for itself.
+All fields count, those of companions too, but the alternatives (``topk_…``), which only who samples writes and only the
+first rank reads. What names a stay in a slot counts from the first one of the run, as each rank numbers its own.
 """
 
 from __future__ import annotations
