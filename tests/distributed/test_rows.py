@@ -22,7 +22,13 @@ ROWS = {
 }
 
 
-@pytest.mark.parametrize("name", ROWS)
+FEW = ("tp 2, mtp, every rank samples", "dp 2, chunks, scarce, in step")
+"""The others are run by `make conform`, and tests/matrix crosses them with all else."""
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in FEW else pytest.param(name, marks=pytest.mark.conform) for name in ROWS]
+)
 def test_the_tokens_are_those_of_one_rank(worlds, name):
     """And after each step the states of a group's ranks are equal, which HAL_CHECK_RANKS looks at in every row."""
     row = ROWS[name]

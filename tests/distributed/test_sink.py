@@ -60,7 +60,7 @@ def test_another_reader_gets_what_the_engine_gets(worlds, row):
         np.testing.assert_allclose(told.logprobs[request], values, atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("layout", ["plain", "speculative"])
+@pytest.mark.parametrize("layout", [pytest.param("plain", marks=pytest.mark.conform), "speculative"])
 def test_a_legacy_queue_is_sent_to(worlds, layout, tmp_path, monkeypatch):
     """FastDeploy's own reader finds the tokens of a request at its batch id."""
     sysv_ipc = pytest.importorskip("sysv_ipc")
