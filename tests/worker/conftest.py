@@ -21,13 +21,15 @@ VOCAB = 97
 class PagedOracle:
     """A stand-in model: its paged cache holds token ids, and the next token depends on all that the cache holds.
 
-    ``nan_after``: token counts at which its logits are no use. ``rows``, ``fed``: how many rows and tokens each step
-    had. ``launches``: for whoever runs it, what was foretold of each step and what it fed.
+    ``nan_after``: token counts at which its logits are no use. ``spread``: how many tokens it has for its best one;
+    with few, it repeats itself. ``rows``, ``fed``: how many rows and tokens each step had. ``launches``: for whoever
+    runs it, what was foretold of each step and what it fed.
     """
 
     config = SimpleNamespace(vocab_size=VOCAB)
 
-    def __init__(self):
+    def __init__(self, spread=VOCAB):
+        self.spread = spread
         self.nan_after, self.rows, self.fed, self.launches = set(), [], [], []
 
     def allocate_cache(self, blocks, block_size):
@@ -56,7 +58,7 @@ class PagedOracle:
             value = (value * 31 + token + 7) % VOCAB
         logits = np.zeros(VOCAB, np.float32)
         for place in range(3):
-            logits[(value + place) % VOCAB] = 9.0 - place
+            logits[(value % self.spread + place) % VOCAB] = 9.0 - place
         return np.full(VOCAB, np.nan, np.float32) if len(known) in self.nan_after else logits
 
     def expected(self, prompt, count):

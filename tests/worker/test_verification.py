@@ -12,7 +12,7 @@ from hal_core.errors import InvalidValue, PluginError
 from hal_core.runtime.bound import bind
 from hal_core.slots.admission import Request, SamplingParams
 from hal_core.slots.fields import FinishReason
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hal.worker import Worker
@@ -59,27 +59,61 @@ def sequences_of(tokens, draw):
     return {"eos_token_ids": (tokens[at],)}
 
 
-def plain(device, requests):
+def plain(device, requests, spread=VOCAB):
     """What plain decoding tells of each request, one after the other."""
-    return told(run(device, PagedOracle(), requests, Setting(slots=1)).worker.sink)
+    return told(run(device, PagedOracle(spread), requests, Setting(slots=1)).worker.sink)
 
 
-@settings(
-    phases=[__import__("hypothesis").Phase.generate],
-    max_examples=80,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+def every(name, prompt, **params):
+    return Request(name, prompt, SamplingParams(**{"temperature": 0.0, "max_tokens": 14} | params))
+
+
+EVERY = [
+    every("drawn", [1, 2], temperature=1.0, seed=3, logprobs=2),
+    every("drawn from few", [5], seed=4, temperature=0.7, top_k=3, top_p=0.9, min_p=0.1),
+    every("repetition", [2, 3], repetition_penalty=1.3),
+    every("frequency", [4, 9], frequency_penalty=1.1),
+    every("presence", [9], presence_penalty=1.5, logprobs=0),
+    every("bad words", [8, 8], bad_words=(1, 3)),
+    every("least", [7], min_tokens=7, eos_token_ids=(0, 1, 2, 3, 4, 5)),
+    every("stops", [6], stop_sequences=((2, 3), (0, 1, 0), (5,))),
+]
+"""Each of the controls, by name; of a model that says few different tokens, so that each does something."""
+
+
+@pytest.mark.parametrize("kind", ["oracle", "partly right"])
+@pytest.mark.parametrize(("blocks", "chunk"), [(64, 256), (8, 1)], ids=["ample", "scarce, in pieces"])
+def test_every_control_holds_inside_a_run_of_drafts(cpu, kind, blocks, chunk):
+    reference = plain(cpu, EVERY, spread=4)
+    expected = {name: tuple(entry.tokens) for name, entry in reference.items()}
+    free = [replace(request, params=SamplingParams(temperature=0.0, max_tokens=14)) for request in EVERY]
+    for name, entry in plain(cpu, free, spread=4).items():
+        assert tuple(entry.tokens) != expected[name], f"the control {name!r} does nothing"
+    drafter = Drafter(guesses(expected, kind, VOCAB), expected)
+    setting = Setting(slots=5, blocks=blocks, chunk=chunk, drafts=5)
+    engine = run(cpu, PagedOracle(4), EVERY, setting, drafter)
+    assert (engine.scheduler.preemptions > 0) == (blocks == 8)
+    found = told(engine.worker.sink)
+    for name, entry in reference.items():
+        assert (found[name].tokens, found[name].finish) == (entry.tokens, entry.finish), name
+        assert len(found[name].logprobs) == len(entry.logprobs)
+        for one, other in zip(found[name].logprobs, entry.logprobs, strict=True):
+            assert (one[0], one[2]) == (other[0], other[2])
+            np.testing.assert_allclose(one[1], other[1], atol=1e-6)
+
+
+@settings(max_examples=80, deadline=None)
 @given(data=st.data())
 def test_no_proposer_changes_a_token_an_end_or_a_log_probability(cpu, data):
     """All controls on; chunked prefill beside it, scarce blocks with preemption, aborts at any step."""
     prompts = data.draw(st.lists(st.lists(few, min_size=1, max_size=12), min_size=1, max_size=5), label="prompts")
     requests = [Request(f"r{n}", prompt, data.draw(params_)) for n, prompt in enumerate(prompts)]
-    reference = plain(cpu, requests)
+    spread = data.draw(st.sampled_from([4, VOCAB]), label="tokens that the model says")
+    reference = plain(cpu, requests, spread)
     for number, request in enumerate(requests):  # some end in the middle
         ends = sequences_of(reference[request.request_id].tokens, data.draw)
         requests[number] = replace(request, params=replace(request.params, **ends))
-    reference = plain(cpu, requests)
+    reference = plain(cpu, requests, spread)
     expected = {name: tuple(entry.tokens) for name, entry in reference.items()}
     kind = data.draw(st.sampled_from(KINDS), label="proposer")
     setting = Setting(
@@ -93,7 +127,7 @@ def test_no_proposer_changes_a_token_an_end_or_a_log_probability(cpu, data):
     aborts = data.draw(
         st.lists(st.tuples(st.integers(1, 12), st.sampled_from([r.request_id for r in requests])), max_size=2)
     )
-    engine = run(cpu, PagedOracle(), requests, setting, drafter, arrivals=arrivals, aborts=aborts)
+    engine = run(cpu, PagedOracle(spread), requests, setting, drafter, arrivals=arrivals, aborts=aborts)
     found = told(engine.worker.sink)
     for name, entry in reference.items():
         got = found.get(name)
