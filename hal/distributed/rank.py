@@ -225,7 +225,7 @@ class _Serving:
 
     def _worker(self, setup: Setup, layout: RankLayout, device: BoundDevice) -> tuple[Worker, RankCheck | None]:
         """Open the groups with the others, load this rank's part of the model, and make the state."""
-        from hal_core.devices import TensorRanks, open_job
+        from hal_core.devices import TensorRanks, library_of, open_job
 
         from hal.model.llama import LlamaModel
         from hal.worker import Worker
@@ -233,7 +233,10 @@ class _Serving:
         group = layout.group(self.rank)
         if layout.size > 1:
             open_job(device.device, layout.groups(across=setup.dp_sync), timeout=setup.timeout)
-        ranks = TensorRanks(group, timeout=setup.timeout) if group.size > 1 else None
+        ranks = None
+        if group.size > 1:
+            library = library_of(setup.place, device.capabilities.collective)
+            ranks = TensorRanks(group, backend=library, timeout=setup.timeout)
         model = LlamaModel.load(Path(setup.model), place=setup.place, ranks=ranks, everywhere=setup.everywhere)
         assert self._sink is not None  # made before
         noise = ranks.index * _GOLDEN % (1 << 63) if setup.everywhere and ranks is not None else 0

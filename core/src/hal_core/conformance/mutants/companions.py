@@ -32,7 +32,7 @@ class ForgetsCompanions(Lie):
             state.companions = kept
 
 
-@liar(9, "companions are written in the target's slot order", seen="FastDeploy (mtp.py takes no map on XPU)")
+@liar(9, "companions are written in the target's slot order", seen="FastDeploy (one runner of mtp.py takes no map)")
 class OneSlotOrder(Patch):
     """A proposer's insertion that is called without the map of slots."""
 

@@ -176,8 +176,8 @@ def open_job(device: Any, groups: Sequence[Sequence[int]], *, timeout: float = D
             open_groups(groups, backend=device.capabilities.collective, timeout=timeout)
 
 
-_KINDS = {"nccl": "gpu", "bkcl": "xpu", "xccl": ""}
-"""Library to the kind of Paddle device that it is for; of a CustomDevice the device itself says where it is."""
+_KINDS = {"nccl": "gpu", "bkcl": "", "xccl": ""}
+"""Library to the kind of Paddle device that it is for; "" where a device over Paddle itself says where it is."""
 
 
 def _bytes(memory: Memory, part: ByteRange) -> Tensor:

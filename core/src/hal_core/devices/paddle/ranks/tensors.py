@@ -17,12 +17,13 @@ from .world import DEFAULT_TIMEOUT
 if TYPE_CHECKING:
     from ....group import Group
 
-_LIBRARIES = {"cpu": "gloo", "gpu": "nccl", "xpu": "bkcl"}
 
+def library_of(place: str, beside: str) -> str:
+    """The library of collectives for tensors on a place (Paddle's name, as "gpu:0"): "gloo" for the host's memory, else
+    ``beside``, that of the device which computes there."""
+    import paddle
 
-def library_of(place: str) -> str:
-    """The library of collectives on a place (Paddle's name, as "gpu:0"); of a CustomDevice "xccl"."""
-    return _LIBRARIES.get(place.partition(":")[0], "xccl")
+    return "gloo" if paddle.to_tensor(0, place=place).place.is_cpu_place() else beside
 
 
 class TensorRanks:
