@@ -39,10 +39,12 @@ def own_text(first, appended=()):
 @given(texts(), st.lists(texts(most=20), max_size=3), lists, st.integers(1, 8))
 def test_a_request_goes_on_as_most_places_of_its_longest_end_did(first, appended, drafts, most):
     known = [*first, *(token for part in appended for token in part)]
-    *expected, places = models.own(known, drafts, most, **RULES)
+    *expected, score, places = models.own(known, drafts, most, **RULES)
     assume(places <= FEW)
     text = own_text(first, appended)
-    assert list(text.guess(drafts, most)) == expected
+    found = text.guess(drafts, most)
+    assert [found.drafts, found.matched] == expected
+    assert found.score == pytest.approx(score)  # added up in another order
     assert text.tokens().tolist() == known
 
 
@@ -88,9 +90,11 @@ def test_shared_outputs_are_bounded_in_tokens_and_say_what_most_of_them_do(outpu
     held = kept(outputs, most)
     assert len(shared) == len(held)
     assert shared.tokens == sum(len(output) + DEPTH for output in held)
-    *expected, places = models.shared(held, context, room, **RULES)
+    *expected, score, places = models.shared(held, context, room, **RULES)
     assume(places <= FEW)
-    assert list(shared.guess(own_text(context).context(()), room)) == expected
+    found = shared.guess(own_text(context).context(()), room)
+    assert [found.drafts, found.matched] == expected
+    assert found.score == pytest.approx(score)
 
 
 def test_outputs_that_left_are_said_by_nobody_however_often_the_room_is_used_again():
