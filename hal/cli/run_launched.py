@@ -14,7 +14,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
-from hal_core import InvalidValue, Unavailable
+from hal_core import GroupLost, InvalidValue, Unavailable
 
 from hal.distributed.crew import Crew
 from hal.distributed.rollcall import Launched, RollCall, Where, answer
@@ -61,7 +61,6 @@ def take_part(launched: Launched, options: Options) -> int:
 
 
 def _serve(launched: Launched, where: Where, keys: CurveKeys | None, engine: subprocess.Popen[bytes] | None) -> int:
-    from hal.distributed.errors import RankLost
     from hal.distributed.rank import serve
 
     over = threading.Event()
@@ -74,7 +73,7 @@ def _serve(launched: Launched, where: Where, keys: CurveKeys | None, engine: sub
             facts={"options": " ".join(sys.argv[1:])},
             curve=None if keys is None else keys.knowing(where.key),
         )
-    except RankLost as error:
+    except GroupLost as error:
         say(f"hal: rank {launched.rank}: {error}")
         return LOST
     finally:

@@ -1,6 +1,6 @@
 """Starts ranks on this host through Paddle's launcher, and ends them.
 
-    python -m paddle.distributed.launch --nproc_per_node N … python -m hal.distributed.process
+    python -m paddle.distributed.launch --nproc_per_node N … python -c "… hal.distributed.process.main()"
 
 The launcher runs in a session of its own, so that a Ctrl-C in the terminal reaches the engine alone, which ends the
 ranks in order. What ranks print goes to files in a private folder that is removed in the end; errors quote their tails.
@@ -24,11 +24,16 @@ from hal.transport.urls import socket_of
 
 URL = "HAL_RANKS_URL"
 """The variable that tells a rank where its engine listens."""
-_LAUNCHER = (
-    "import ctypes, runpy, signal; ctypes.CDLL(None).prctl(1, signal.SIGKILL); "
-    "runpy.run_module('paddle.distributed.launch', run_name='__main__', alter_sys=True)"
+PARENT = "HAL_RANKS_PARENT"
+"""The variable that tells the launcher, and a rank, the id of the process that has started it."""
+TIED = (
+    "import ctypes, os, signal; ctypes.CDLL(None).prctl(1, signal.SIGKILL); "
+    f"os.getppid() == int(os.environ['{PARENT}']) or os._exit(1); os.environ['{PARENT}'] = str(os.getpid()); "
 )
-"""Paddle's launcher, which the kernel ends with this process (PR_SET_PDEATHSIG), as the ranks with the launcher."""
+"""What a process does before it imports anything: it ends with its parent (PR_SET_PDEATHSIG), also with one that has
+died already."""
+_LAUNCHER = TIED + "import runpy; runpy.run_module('paddle.distributed.launch', run_name='__main__', alter_sys=True)"
+_RANK = TIED + "import sys; from hal.distributed.process import main; sys.exit(main())"
 _TAIL = 600
 """Characters of what a rank printed last that go into an error."""
 
@@ -60,11 +65,17 @@ class PaddleLaunch:
         self._folder = Path(tempfile.mkdtemp(prefix="hal-ranks-", dir=None if socket is None else socket.parent))
         launcher = [sys.executable, "-c", _LAUNCHER, "--nproc_per_node", str(self.size)]
         launcher += ["--log_dir", str(self._folder), "--job_id", "hal", "--max_restart", "0", "--log_level", "WARNING"]
-        rank = [sys.executable, "-P", "-m", "hal.distributed.process"]
+        rank = [sys.executable, "-P", "-c", _RANK]
         paths = os.pathsep.join(path for path in sys.path if path)
         alone = {name: value for name, value in os.environ.items() if not name.startswith("PADDLE_TRAINER")}
         threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // self.size))
-        told = {URL: url, "PADDLE_DISTRI_BACKEND": "gloo", "PYTHONPATH": paths, "OMP_NUM_THREADS": threads}
+        told = {
+            URL: url,
+            PARENT: str(os.getpid()),
+            "PADDLE_DISTRI_BACKEND": "gloo",
+            "PYTHONPATH": paths,
+            "OMP_NUM_THREADS": threads,
+        }
         try:
             with (self._folder / "launcher").open("wb") as log:
                 self._process = subprocess.Popen(

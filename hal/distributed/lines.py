@@ -117,6 +117,11 @@ class RankLine:
         self._patience = SILENCE  # until the engine was heard, it may be starting
         self._received: list[Word | StepOrder] = []
 
+    @property
+    def patience(self) -> float:
+        """Seconds without a connection after which the engine counts as lost."""
+        return self._patience
+
     def receive(self, timeout: float) -> Word | StepOrder | None:
         """The next word or step; None after ``timeout`` seconds.
 

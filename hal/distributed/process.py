@@ -1,8 +1,7 @@
-"""The process of a rank that Paddle's launcher has started: ``python -m hal.distributed.process``."""
+"""The process of a rank that Paddle's launcher has started (:mod:`hal.distributed.launch`)."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
@@ -16,17 +15,10 @@ LOST, REFUSED = 1, 2
 """Exit statuses: ranks were lost; the start was refused."""
 _LEAVING = 5
 """Seconds that the process may take to end. Leaving a device may wait for a collective that never ends."""
-_PDEATHSIG = 1
-
-
-def end_with_parent() -> None:
-    """Have the kernel end this process with the one that started it."""
-    ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
 
 
 def main() -> int:
     """Be the rank that the environment says; the exit status."""
-    end_with_parent()
     rank, size = int(os.environ["PADDLE_TRAINER_ID"]), int(os.environ["PADDLE_TRAINERS_NUM"])
     status = 0
     try:
@@ -40,7 +32,3 @@ def main() -> int:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(_LEAVING)
     return status
-
-
-if __name__ == "__main__":
-    sys.exit(main())

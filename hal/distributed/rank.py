@@ -113,7 +113,12 @@ def serve(
     serving = _Serving(line, rank, curve)
     try:
         with serving.telling():
-            line.say(Hello(rank, size, dict(facts or {}) | _versions()), SILENCE)
+            if not line.say(Hello(rank, size, dict(facts or {}) | _versions()), SILENCE):
+                raise GroupLost(
+                    f"rank {rank} finds no engine at {url}",
+                    cure="see what became of the process that started the ranks",
+                    argument="engine",
+                )
             serving.run(serving.wait(Setup))
     finally:
         line.close()
@@ -180,13 +185,16 @@ class _Serving:
     def _tell(self, error: Exception) -> None:
         from hal_core.devices import close_groups
 
+        if isinstance(error, GroupLost) and error.argument == "engine":  # there is nobody to tell
+            close_groups()
+            return
         what, cure = (
             (error.what, error.cure) if isinstance(error, HalError) else (f"{type(error).__name__}: {error}", "")
         )
         gone = isinstance(error, GroupLost)
         lost = [error.rank] if isinstance(error, GroupLost) and error.rank >= 0 else []
         failed = Failed(self.rank, what, cure, self.step, lost, vague=gone and not lost, refused=not self.step)
-        said = self.line.say(failed, self._patience)
+        said = self.line.say(failed, self.line.patience)
         close_groups()  # who waits for this rank in a collective need not wait for the timeout
         end = time.monotonic() + self._patience
         while said and (left := end - time.monotonic()) > 0:

@@ -1,0 +1,75 @@
+"""Ranks whose engine is gone: they end, and neither wait for it nor outlive it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+from hal_core import GroupLost
+
+from hal.cli import run_launched
+from hal.distributed import rank
+from hal.distributed.launch import PARENT, TIED
+from hal.distributed.rollcall import Launched, Where
+
+
+class Dead:
+    """A line to an engine that is gone; notes what was said, and for how long somebody would have waited."""
+
+    patience = 1.0
+
+    def __init__(self, *_):
+        self.said = []
+
+    def say(self, word, patience):
+        self.said.append((type(word).__name__, patience))
+        return False
+
+    def close(self):
+        self.said.append(("closed", 0))
+
+
+def test_a_rank_says_nothing_to_an_engine_that_is_gone():
+    line = Dead()
+    with pytest.raises(GroupLost, match="gone"), rank._Serving(line, 0, None).telling():
+        raise GroupLost("gone", argument="engine")
+    assert line.said == []
+
+
+def test_a_rank_that_misses_another_one_does_not_wait_for_the_engine_either():
+    """It may be gone too; its end is noticed as soon as in any other wait."""
+    line = Dead()
+    with pytest.raises(GroupLost, match="rank 1"), rank._Serving(line, 0, None).telling():
+        raise GroupLost("rank 1 is lost")
+    assert line.said == [("Failed", line.patience)]
+
+
+def test_a_rank_that_finds_no_engine_ends_at_once():
+    line = Dead()
+    with (
+        mock.patch.object(rank, "RankLine", return_value=line),
+        pytest.raises(GroupLost, match="finds no engine at ipc:"),
+    ):
+        rank.serve("ipc:///nowhere", 0, 1)
+    assert [word for word, _ in line.said] == ["Hello", "closed"]
+
+
+@pytest.mark.parametrize(("parent", "status"), [(os.getpid(), 7), (1 << 22, 1)])
+def test_a_process_whose_parent_has_died_already_ends_before_it_imports_anything(parent, status):
+    """It finds another parent than the one that it was told of."""
+    code = TIED + "os._exit(7 if os.environ['HAL_RANKS_PARENT'] == str(os.getpid()) else 8)"
+    told = os.environ | {PARENT: str(parent)}
+    assert subprocess.run([sys.executable, "-c", code], env=told, check=False).returncode == status
+
+
+def test_under_the_users_launcher_a_lost_engine_is_a_loss(capsys):
+    launched = Launched(1, ("127.0.0.1:1", "127.0.0.1:2"))
+    options = SimpleNamespace(ranks=SimpleNamespace(size=2, restart=0))
+    gone = mock.patch.object(rank, "serve", side_effect=GroupLost("it is gone", argument="engine"))
+    with gone, mock.patch.object(run_launched, "answer", return_value=Where("ipc:///x", "")):
+        assert run_launched.take_part(launched, options) == run_launched.LOST
+    assert "hal: rank 1: engine: it is gone" in capsys.readouterr().err
