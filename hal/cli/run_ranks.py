@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import queue
 import threading
@@ -9,7 +10,7 @@ import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from hal_core import HalError, OutputRecord, Undelivered, lay_out
+from hal_core import HalError, InvalidValue, OutputRecord, Undelivered, lay_out
 
 from hal.distributed.check import VARIABLE
 from hal.distributed.crew import Crew
@@ -40,7 +41,7 @@ LOST, FAILED = 1, 2
 TIMEOUT = 30.0
 """Seconds that a collective may last, unless ``HAL_RANKS_TIMEOUT`` says otherwise."""
 _TIMEOUT_VARIABLE = "HAL_RANKS_TIMEOUT"
-_LEAVE_SECONDS = 10.0
+_LOOK_SECONDS, _LEAVE_SECONDS = 0.1, 2.0
 
 
 def generate_on_ranks(plan: Plan, params: SamplingParams, options: Options) -> int:
@@ -98,7 +99,7 @@ def _engine(plan: Plan, options: Options, shown: _Shown) -> RanksEngine:
         tp=ranks.tp,
         dp=ranks.dp,
         records="",
-        timeout=float(os.environ.get(_TIMEOUT_VARIABLE) or TIMEOUT),
+        timeout=_timeout(),
         everywhere=ranks.sampling == "every-rank",
         dp_sync=ranks.dp_sync,
         check=os.environ.get(VARIABLE, "") not in ("", "0"),
@@ -116,6 +117,18 @@ def _engine(plan: Plan, options: Options, shown: _Shown) -> RanksEngine:
         restarts=ranks.restart,
         on_record=shown.take,
     )
+
+
+def _timeout() -> float:
+    """Seconds that a collective may last. Raises :class:`InvalidValue` for what the variable cannot mean."""
+    told = os.environ.get(_TIMEOUT_VARIABLE) or str(TIMEOUT)
+    try:
+        seconds = float(told)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < math.inf:
+        raise InvalidValue(f"{told!r}", cure="give seconds above 0, as 30", argument=_TIMEOUT_VARIABLE)
+    return seconds
 
 
 def _told(error: RankLost) -> str:
@@ -160,9 +173,11 @@ class _Shown:
         self._thread.start()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Have everything shown."""
+        """Have everything shown, however slowly it is read; a signal ends the wait."""
         self._records.put(None)
-        self._thread.join(_LEAVE_SECONDS if signals.came() is None else 2.0)
+        while self._thread.is_alive() and signals.came() is None:
+            self._thread.join(_LOOK_SECONDS)
+        self._thread.join(_LEAVE_SECONDS)
         if self._thread.is_alive() and signals.came() is not None:
             say("hal: standard output takes nothing: what was left of the text is not shown")
             signals.end_now()

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hal_core import HalError, SamplingParams, Unavailable
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 FAILED = 2
 """Exit status: a request ended with an error."""
-_CLOSE_SECONDS, _LOOK_SECONDS = 10.0, 0.2
+_CLOSE_SECONDS, _LOOK_SECONDS, _SHOW_SECONDS = 10.0, 0.2, 0.005
 #: After a signal. A reader of standard output that takes nothing is not waited for any longer.
 _LEAVE_SECONDS = 2.0
 #: Reader and sink with their connection (22), the private folder's lock, and what Paddle and a device open meanwhile.
@@ -112,7 +112,8 @@ class _Show:
             close_all(self._sinks, 0.0)
             reader.close()
             raise
-        self.sink: Sink = Copies(self._sinks) if also else self._sinks[0]
+        self._own: Any = self._sinks[0]
+        self.sink: Sink = Copies(self._sinks) if also else self._own
         self._thread = threading.Thread(target=self._read, args=(reader,), name="hal-run-reader", daemon=True)
         try:
             self._thread.start()
@@ -142,11 +143,18 @@ class _Show:
             raise event
         self._over = self._over or isinstance(event, SessionEnded)
 
+    def _shows(self) -> bool:
+        """Whether the thread has still something to show."""
+        counts = self._own.counters()
+        return self._thread.is_alive() and bool(counts["queued"] or counts["unacknowledged"])
+
     def __enter__(self) -> _Show:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Have everything shown; after an error only leave nothing behind."""
+        """Have everything shown, however slowly it is read; after an error only leave nothing behind."""
+        while kind is None and self.error is None and signals.came() is None and self._shows():
+            self._thread.join(_SHOW_SECONDS)
         failed = kind is not None or self.error is not None
         patience = _CLOSE_SECONDS if signals.came() is None else _LEAVE_SECONDS
         try:
