@@ -47,6 +47,16 @@ _LOOK_SECONDS, _LEAVE_SECONDS = 0.1, 2.0
 def generate_on_ranks(plan: Plan, params: SamplingParams, options: Options) -> int:
     """Generate for all prompts on ranks and show it; the exit status."""
     check_split(plan.config, options.ranks.tp)
+    try:
+        status = _generate(plan, params, options)
+    except RankLost as error:
+        say(f"hal: error: {_told(error)}")
+        return LOST
+    signals.check()
+    return status
+
+
+def _generate(plan: Plan, params: SamplingParams, options: Options) -> int:
     with ExitStack() as stack:
         screen = open_screen()
         stack.callback(screen.close)
@@ -60,16 +70,11 @@ def generate_on_ranks(plan: Plan, params: SamplingParams, options: Options) -> i
         answers = Answers(plan, screen, device=facts, logprobs=params.logprobs is not None)
         if options.speculate != NONE:
             answers.speculate = options.speculate, None
-        try:
-            with shown.by(answers):
-                began = time.perf_counter()
-                drive(engine, plan, answers, shown)
-                seconds = time.perf_counter() - began
-            engine.crew.stop()
-        except RankLost as error:
-            screen.close()
-            say(f"hal: error: {_told(error)}")
-            return LOST
+        with shown.by(answers):
+            began = time.perf_counter()
+            drive(engine, plan, answers, shown)
+            seconds = time.perf_counter() - began
+        engine.crew.stop()
         if engine.crew.undelivered:
             raise Undelivered(
                 f"not acknowledged by a reader of {options.sink}: {_listed(engine.crew.undelivered)}",
@@ -83,7 +88,6 @@ def generate_on_ranks(plan: Plan, params: SamplingParams, options: Options) -> i
         again = f", started again {engine.restarts} time(s)" if engine.restarts else ""
         used = (engine.most_running, plan.sizes.num_slots * options.ranks.dp, engine.preemptions)
         summarize(screen, answers, seconds, used, drafts, f"{ranks}{again}; {where(able, options.model_place)}")
-    signals.check()
     return FAILED if answers.failed else 0
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
-from hal_core import InvalidValue, OutputRecord, Unavailable
+from hal_core import HalError, InvalidValue, OutputRecord
 
-from hal.reading import Event, OutputReader, SessionLost
+from hal.reading import Event, Gap, OutputReader, SessionLost
 
 from .errors import RankLost
 from .launch import Starter
@@ -63,12 +63,12 @@ class Crew:
         ``url``, ``records``: tcp addresses to listen on, with ``curve``; by default private ones of this host.
         ``look`` is called now and then while ranks start, and may raise what ends that.
         Raises :class:`InvalidValue` for what is the user's to mend, with the same words on every rank, and
-        :class:`Unavailable` when ranks do not come up.
+        :class:`RankLost` when ranks do not come up, or fail for another reason.
         """
         self.layout, self._starter, self._look = RankLayout(setup.tp, setup.dp), starter, look
         self._numbers = [0] * self.layout.dp
         self._failed: list[Failed] = []
-        self._gone: list[SessionLost] = []
+        self._gone: list[SessionLost | Gap] = []
         self._left: dict[int, tuple[Delivery, ...]] = {}
         self.drafts: tuple[int, ...] = (0, 0, 0)
         """What became of drafts, known when the ranks have ended: fed, accepted, turns of a slot that decodes."""
@@ -174,19 +174,28 @@ class Crew:
             for rank, word in self.line.receive(_LOOK_SECONDS):
                 if isinstance(word, wanted):
                     said[rank] = word
-                elif isinstance(word, Failed):
-                    where = f"rank {rank}: " if self.layout.size > 1 else ""
-                    raise self._refuse(where + word.what, word.cure)
+                else:
+                    self._take_word(rank, word)
+            if self._failed:
+                raise self._failure()
             self._look()
             self.line.beat(Beat())
             self.reader.read(0.0)  # heartbeats of the sinks, which are there before the first step
             if (how := self._starter.ended()) or time.monotonic() > end:
                 missing = sorted(set(range(self.layout.size)) - set(said))
-                raise Unavailable(
-                    f"rank(s) {missing} did not come up: {how or f'nothing was heard for {STARTING:g} s'}",
-                    cure="see what they say; that Paddle imports, and the ports of this host are free",
-                )
+                why = f"rank(s) {missing} did not come up: {how or f'nothing was heard for {STARTING:g} s'}"
+                cure = "see what they say; that Paddle imports, and the ports of this host are free"
+                raise self._lose(missing[0] if missing else 0, why, cure)
         return said
+
+    def _failure(self) -> HalError:
+        """What a rank that fails at the start comes to: a refusal if it says so, else its loss."""
+        rank, word = self._blamed()
+        if word.refused:
+            return self._refuse((f"rank {word.rank}: " if self.layout.size > 1 else "") + word.what, word.cure)
+        lost = self._lose(rank, word.what, word.cure)
+        self._starter.end(1.0)
+        return lost
 
     def _compare(self, facts: Mapping[int, Mapping[str, str]]) -> None:
         """Refuse ranks that differ, by the first label that does."""
@@ -208,7 +217,7 @@ class Crew:
     # -- the end --------------------------------------------------------------------------------------------------
 
     def _hear(self, event: Event) -> None:
-        if isinstance(event, SessionLost):
+        if isinstance(event, SessionLost | Gap):  # of either, a record that the engine waits for may never come
             self._gone.append(event)
 
     def _take_words(self, timeout: float) -> None:
@@ -225,33 +234,35 @@ class Crew:
     def _check(self) -> None:
         """Raise what has become of the ranks."""
         if self._failed:
-            raise self._lose(*self._blamed())
+            rank, word = self._blamed()
+            raise self._lose(rank, word.what)
         if self._gone:
             gone = self._gone[0]
-            raise self._lose(self.layout.members(gone.sender)[0], "its process has ended, or its host is lost")
+            why = gone.what if isinstance(gone, Gap) else "its process has ended, or its host is lost"
+            raise self._lose(self.layout.members(gone.sender)[0], why)
         if how := self._starter.ended():
             raise self._lose(0, how)
 
-    def _blamed(self) -> tuple[int, str]:
-        """The rank that was lost, and why: as it says itself if it can, else as the others do."""
+    def _blamed(self) -> tuple[int, Failed]:
+        """The rank that was lost, and the word that tells why: as it says itself if it can, else as the others do."""
         end = time.monotonic() + _HINT_SECONDS
         while True:
             own = [word for word in self._failed if not word.lost and not word.vague]
             named = [word for word in self._failed if word.lost]
             if own:
-                return own[0].rank, own[0].what
+                return own[0].rank, own[0]
             ended = any("process" in word.what for word in named)
             if ended or (self._failed and time.monotonic() > end):
                 word = (named or self._failed)[0]
-                return (word.lost[0] if word.lost else word.rank), word.what
+                return (word.lost[0] if word.lost else word.rank), word
             self._take_words(_LOOK_SECONDS)
 
-    def _lose(self, rank: int, why: str) -> RankLost:
+    def _lose(self, rank: int, why: str, cure: str = "") -> RankLost:
         """Give every rank the verdict, once; the error that it is here."""
         if self._lost is None:
             step = self._numbers[self.layout.number_of(rank)]
-            what = f"rank {rank} was lost in step {step}: {why}"
-            cure = "see what became of it, and run the requests again, or let --restart do both"
+            what = f"rank {rank} was lost {f'in step {step}' if step else 'at its start'}: {why}"
+            cure = cure or "see what became of it, and run the requests again, or let --restart do both"
             self.line.say(Verdict(what, cure, rank, step))
             self._lost = RankLost(what, rank, step, cure=cure)
         return self._lost

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from hal_core import FinishReason, InvalidValue, OutputRecord, Request, StateLayout, admit
+from hal_core import FinishReason, InvalidValue, OutputRecord, Request, StateLayout, Unavailable, admit
 
 from hal.engine import Finished, Scheduler
 from hal.engine.scheduler import DEFAULT_CHUNK
@@ -64,7 +64,18 @@ class RanksEngine:
             Scheduler(self._layout, self._blocks, chunk=self._chunk, admit=self._admit) for _ in range(self._groups)
         ]
         self._in_flight: set[int] = set()
-        self.crew = self._start()
+        while True:
+            try:
+                self.crew = self._start()
+                return
+            except (RankLost, Unavailable):
+                if not self._restarts_left:
+                    raise
+                self._count_restart()
+
+    def _count_restart(self) -> None:
+        self._restarts_left -= 1
+        self.restarts += 1
 
     # -- requests -------------------------------------------------------------------------------------------------
 
@@ -182,12 +193,16 @@ class RanksEngine:
         self.crew.close()
         if not self._restarts_left:
             raise error
-        self._restarts_left -= 1
-        self.restarts += 1
+        self._count_restart()
         self._former_preemptions, self._former_running = self.preemptions, self.most_running
         for scheduler in reversed(self.schedulers):
             resumed, ended = scheduler.withdraw()
             self._front.extendleft(reversed(resumed))
             for finished in ended:
                 self._end(finished)
-        self._begin()
+        try:
+            self._begin()
+        except (RankLost, Unavailable) as failed:
+            missing = [(request.request_id, len(request.output), -1) for request in self._front]
+            rank, step = (failed.rank, failed.step) if isinstance(failed, RankLost) else (error.rank, error.step)
+            raise RankLost(failed.what, rank, step, missing, cure=failed.cure) from error

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hal_core import GroupLost, HalError, InvalidValue
+from hal_core import (
+    CapabilityMissing,
+    DeviceNotFound,
+    GroupLost,
+    HalError,
+    InvalidValue,
+    PluginError,
+    Unavailable,
+)
 
-from .words import Delivery, Verdict
+from .words import Delivery, Failed, Verdict
+
+_REFUSALS = (InvalidValue, DeviceNotFound, Unavailable, CapabilityMissing, PluginError)
+"""Errors of a start that the next one would meet again: what was asked for, or is installed, is to be mended."""
 
 
 class RankLost(GroupLost):
@@ -21,6 +32,15 @@ class RankLost(GroupLost):
     ) -> None:
         super().__init__(what, cure=cure)
         self.rank, self.step, self.undelivered = rank, step, tuple(undelivered)
+
+
+def word_of(error: Exception, rank: int, step: int) -> Failed:
+    """What a rank says of an error that ends it in ``step``, 0 before the first."""
+    what, cure = (error.what, error.cure) if isinstance(error, HalError) else (f"{type(error).__name__}: {error}", "")
+    gone = isinstance(error, GroupLost)
+    lost = [error.rank] if isinstance(error, GroupLost) and error.rank >= 0 else []
+    refused = not step and isinstance(error, _REFUSALS)
+    return Failed(rank, what, cure, step, lost, vague=gone and not lost, refused=refused)
 
 
 def error_of(verdict: Verdict) -> HalError:

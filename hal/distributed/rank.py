@@ -35,12 +35,12 @@ from hal.transport.copies import Copies, close_all
 from hal.worker.drafting import Acceptance
 
 from .check import RankCheck
-from .errors import error_of
+from .errors import error_of, word_of
 from .layout import RankLayout
 from .lines import SILENCE, RankLine
 from .meeting import Meeting
 from .steps import StepOrder
-from .words import Delivery, Failed, Go, Hello, Left, Ready, Setup, Stop, Up, Verdict
+from .words import Delivery, Go, Hello, Left, Ready, Setup, Stop, Up, Verdict
 
 if TYPE_CHECKING:
     from hal_core import BoundDevice, Group, Sink
@@ -188,13 +188,7 @@ class _Serving:
         if isinstance(error, GroupLost) and error.argument == "engine":  # there is nobody to tell
             close_groups()
             return
-        what, cure = (
-            (error.what, error.cure) if isinstance(error, HalError) else (f"{type(error).__name__}: {error}", "")
-        )
-        gone = isinstance(error, GroupLost)
-        lost = [error.rank] if isinstance(error, GroupLost) and error.rank >= 0 else []
-        failed = Failed(self.rank, what, cure, self.step, lost, vague=gone and not lost, refused=not self.step)
-        said = self.line.say(failed, self.line.patience)
+        said = self.line.say(word_of(error, self.rank, self.step), self.line.patience)
         close_groups()  # who waits for this rank in a collective need not wait for the timeout
         end = time.monotonic() + self._patience
         while said and (left := end - time.monotonic()) > 0:

@@ -1,0 +1,178 @@
+"""How a start ends: refused for what is the user's to mend, else a loss, after which ranks are started anew; without
+processes: the ranks are threads that say what they are told to."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from hal_core import CapabilityMissing, GroupLost, InvalidValue, Unavailable, lay_out
+
+from hal.cli import main
+from hal.distributed.crew import Crew
+from hal.distributed.engine import RanksEngine
+from hal.distributed.errors import RankLost, word_of
+from hal.distributed.lines import RankLine
+from hal.distributed.words import Failed, Go, Hello, Ready, Setup, Up, Verdict
+from hal.reading import Gap
+
+from .rows import AMPLE, PATIENCE, SIZES, Row, requests
+
+
+class Actors:
+    """Ranks that say ``failed`` instead of being ready, each its own where there is one."""
+
+    def __init__(self, *failed):
+        self.failed, self.heard = failed, {}
+        self._threads = []
+
+    def start(self, url):
+        for rank in range(len(self.failed)):
+            self._threads.append(threading.Thread(target=self._act, args=(url, rank), daemon=True))
+            self._threads[-1].start()
+
+    def _act(self, url, rank):
+        line = RankLine(url, rank)
+        try:
+            line.say(Hello(rank, len(self.failed), {}))
+            self._wait(line, rank, Setup)
+            line.say(self.failed[rank] or Ready(rank, {}))
+            if self._wait(line, rank, Go):
+                line.say(Up(rank, "cpu", {}, ""))
+                self._wait(line, rank, Verdict)
+        except GroupLost as error:
+            self.heard[rank] = error
+        finally:
+            line.close()
+
+    def _wait(self, line, rank, wanted):
+        while not isinstance(word := line.receive(PATIENCE), wanted | Verdict):
+            assert word is not None
+        self.heard[rank] = word
+        return isinstance(word, wanted)
+
+    def ended(self):
+        return ""
+
+    def end(self, patience):
+        for thread in self._threads:
+            thread.join(PATIENCE)
+
+
+def test_what_a_rank_refuses_at_the_start_is_refused_on_every_rank():
+    actors = Actors(None, Failed(1, "that cannot be", refused=True))
+    with pytest.raises(InvalidValue, match="rank 1: that cannot be"):
+        Crew(Row(tp=2).setup(), actors)
+    assert [actors.heard[rank].refused for rank in (0, 1)] == [True, True]
+
+
+def test_any_other_failure_of_a_rank_at_the_start_is_its_loss():
+    """Also where another one, which misses it, says so first."""
+    actors = Actors(Failed(0, "a collective failed", vague=True), Failed(1, "OSError: too many files"))
+    with pytest.raises(RankLost, match="rank 1 was lost at its start: OSError: too many files") as caught:
+        Crew(Row(tp=2).setup(), actors)
+    assert caught.value.rank == 1
+    assert [(actors.heard[rank].refused, actors.heard[rank].rank) for rank in (0, 1)] == [(False, 1)] * 2
+
+
+class Ended(Actors):
+    """Ranks that never come: their launcher has ended."""
+
+    def ended(self):
+        return "it ended with status -9"
+
+
+def test_ranks_that_die_at_the_start_are_lost():
+    with pytest.raises(RankLost, match=r"rank\(s\) \[0, 1\] did not come up: it ended with status -9"):
+        Crew(Row(tp=2).setup(), Ended())
+
+
+@pytest.mark.parametrize(
+    ("error", "step", "refused"),
+    [
+        (InvalidValue("x"), 0, True),
+        (CapabilityMissing("x"), 0, True),
+        (InvalidValue("x"), 3, False),
+        (OSError("x"), 0, False),
+        (GroupLost("x"), 0, False),
+    ],
+)
+def test_a_rank_says_whether_its_error_is_the_users_to_mend(error, step, refused):
+    assert word_of(error, 0, step).refused is refused
+
+
+@pytest.mark.parametrize("group", [0, 1])
+def test_records_that_cannot_be_had_are_a_loss_of_their_groups_first_rank(group):
+    """Else the engine would wait for them for ever."""
+    actors = Actors(None, None)
+    crew = Crew(Row(dp=2).setup(), actors)
+    crew.reader._on_event(Gap(1, group, 3, 4, "no longer held by the sender"))
+    with pytest.raises(RankLost, match=f"rank {group} was lost at its start: frames 3 to 4 of session"):
+        crew.receive(PATIENCE)
+    crew.close()
+    assert [actors.heard[rank].rank for rank in (0, 1)] == [group, group]
+
+
+class Losing:
+    """A crew whose first step loses rank 1."""
+
+    undelivered = ()
+
+    def order(self, number, tasks):
+        return 1
+
+    def receive(self, timeout):
+        raise RankLost("rank 1 was lost in step 1: gone", 1, 1)
+
+    def rest(self):
+        return []
+
+    def close(self):
+        pass
+
+
+def engine_with(starts, restarts):
+    """An engine whose starts give or raise these, one after another."""
+    left = iter(starts)
+
+    def start():
+        if isinstance(found := next(left), Exception):
+            raise found
+        return found
+
+    return RanksEngine(start, lay_out(SIZES), AMPLE, 1, vocab_size=1 << 20, restarts=restarts)
+
+
+LOST = RankLost("rank 0 was lost at its start: killed", 0, 0)
+
+
+def test_a_start_that_fails_is_tried_again_while_restarts_are_left():
+    last = Losing()
+    engine = engine_with([LOST, Losing(), Unavailable("no process"), LOST, last], 4)
+    engine.submit(requests()[0])
+    engine.step()
+    assert engine.restarts == 4
+    assert engine.crew is last
+
+
+@pytest.mark.parametrize("failed", [LOST, Unavailable("no process")])
+def test_when_no_restart_is_left_the_loss_names_what_was_not_delivered(failed):
+    engine = engine_with([Losing(), failed], 1)
+    for request in requests():
+        engine.submit(request)
+    with pytest.raises(RankLost, match=failed.what) as caught:
+        engine.step()
+    assert caught.value.undelivered == tuple((request.request_id, 0, -1) for request in requests())
+
+
+def test_a_refusal_is_not_tried_again():
+    with pytest.raises(InvalidValue, match="that cannot be"):
+        engine_with([InvalidValue("that cannot be"), Losing()], 3)
+
+
+def test_a_rank_that_is_lost_at_the_first_start_ends_the_command_with_1(monkeypatch, capsys):
+    monkeypatch.setattr("hal.cli.run_ranks.PaddleLaunch", lambda size: Ended())
+    with pytest.raises(SystemExit) as end:
+        main(["run", "--device", "cpu", "--prompt", "x", "--tp", "2"])
+    assert end.value.code == 1
+    assert "hal: error: rank 0 was lost at its start: rank(s) [0, 1] did not come up" in capsys.readouterr().err
