@@ -3,13 +3,14 @@
     python -m paddle.distributed.launch --nproc_per_node N … python -c "… hal.distributed.process.main()"
 
 The launcher runs in a session of its own, so that a Ctrl-C in the terminal reaches the engine alone, which ends the
-ranks in order. What ranks print goes to files in a private folder that is removed in the end; errors quote their tails.
+ranks in order. What ranks print goes to files in a private folder that is removed in the end; errors quote what tells.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -35,7 +36,9 @@ died already."""
 _LAUNCHER = TIED + "import runpy; runpy.run_module('paddle.distributed.launch', run_name='__main__', alter_sys=True)"
 _RANK = TIED + "import sys; from hal.distributed.process import main; sys.exit(main())"
 _TAIL = 600
-"""Characters of what a rank printed last that go into an error."""
+"""Characters of what the launcher printed last that go into an error, where nothing in it is known to tell more."""
+_FAILED = re.compile(r"^Container rank (\d+) status failed cmd .* code (-?\d+) log ", re.MULTILINE)
+"""The launcher's line about a rank that has ended with an error."""
 
 
 class Starter(Protocol):
@@ -94,8 +97,12 @@ class PaddleLaunch:
         """How the launcher has ended, with what the ranks said last."""
         if self._process is None or (code := self._process.poll()) is None:
             return ""
-        said = [f"rank {rank}: {tail}" for rank in range(self.size) if (tail := self._tail(f"workerlog.{rank}"))]
-        return f"Paddle's launcher ended with status {code}; " + ("; ".join(said) or self._tail("launcher"))
+        printed = self._printed("launcher")
+        said = [f"rank {rank} ended with code {its}" for rank, its in _FAILED.findall(printed)]
+        for rank in range(self.size):
+            if told := _telling(self._printed(f"workerlog.{rank}")):
+                said.append(told if told.startswith(f"rank {rank}:") else f"rank {rank}: {told}")
+        return f"Paddle's launcher ended with status {code}; " + ("; ".join(said) or " ".join(printed[-_TAIL:].split()))
 
     def end(self, patience: float) -> None:
         """Wait, then have the launcher end its ranks, then end it; its ranks end with it."""
@@ -112,10 +119,18 @@ class PaddleLaunch:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
 
-    def _tail(self, name: str) -> str:
+    def _printed(self, name: str) -> str:
         assert self._folder is not None
         try:
-            text = (self._folder / name).read_text(encoding="utf-8", errors="replace")
+            return (self._folder / name).read_text(encoding="utf-8", errors="replace")
         except OSError:
             return ""
-        return " ".join(text[-_TAIL:].split())
+
+
+def _telling(printed: str) -> str:
+    """The line that tells how a rank has ended: the last of hal's own, else the error of the last traceback, or ""."""
+    own = [line for line in printed.splitlines() if line.startswith("hal:")]
+    if own:
+        return own[-1].removeprefix("hal:").strip()
+    _, found, trace = printed.rpartition("Traceback (most recent call last):\n")
+    return next((line for line in trace.splitlines() if found and line and not line.startswith(" ")), "")
