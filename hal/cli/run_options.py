@@ -31,6 +31,18 @@ class RankOptions:
                 raise InvalidValue(f"{getattr(self, name)}", cure=cure, argument=f"--{name}")
         if self.sampling not in ("first", "every-rank"):
             raise InvalidValue(f"{self.sampling!r}", cure="give first or every-rank", argument="--sampling")
+        if self.size == 1 and (idle := self._asked_of_several()):
+            cure = "leave it out, or give --tp or --dp as well"
+            raise InvalidValue("there is one rank, of which this asks nothing", cure=cure, argument=idle)
+
+    def _asked_of_several(self) -> str:
+        """The first option that was given and concerns ranks beside others, or ""."""
+        given = {
+            "--sampling": self.sampling != "first",
+            "--dp-sync": self.dp_sync,
+            "--restart": self.restart > 0,
+        }
+        return next((name for name in given if given[name]), "")
 
     @property
     def size(self) -> int:

@@ -50,6 +50,9 @@ def test_the_engine_imports_no_framework(tmp_path):
         (["--dp", "-1"], "--dp: -1 (give a whole number of at least 1)"),
         (["--restart", "-1"], "--restart: -1 (give a whole number of at least 0)"),
         (["--sampling", "some"], "--sampling: 'some' (give first or every-rank)"),
+        (["--sampling", "every-rank"], "--sampling: there is one rank, of which this asks nothing (leave it out, or"),
+        (["--dp-sync"], "--dp-sync: there is one rank, of which this asks nothing (leave it out, or give --tp or --dp"),
+        (["--restart", "2"], "--restart: there is one rank, of which this asks nothing (leave it out, or give --tp or"),
         (["--dp", "2", "--sink", "sysv://?layout=plain"], "--sink: 'sysv://?layout=plain': its readers know a request"),
     ],
 )
