@@ -8,11 +8,9 @@ from types import SimpleNamespace
 import hal_cuda
 import numpy as np
 import pytest
-from hal_core import Request, StateConfig
+from hal_core import Request, StateConfig, devices
 from hal_core.devices.events import AsyncStream
 from hal_core.devices.paddle.probing import Installed
-from hal_core.devices.paddle.ranks import groups as paddle_groups
-from hal_core.devices.paddle.ranks import world as paddle_world
 from hal_core.errors import InvalidValue, Unavailable
 from hal_core.memory.dtypes import dtype_of
 from hal_core.memory.views import ByteRange, View
@@ -94,8 +92,8 @@ def test_a_rank_has_opened_its_device_before_a_collective_can_wait_for_it(monkey
 
     device = SimpleNamespace(allocate=note("allocate"), close=note("close"))
     monkeypatch.setattr(paddle, "set_device", note("set_device"))
-    monkeypatch.setattr(paddle_world, "join_world", note("join_world"))
-    monkeypatch.setattr(paddle_groups, "open_groups", note("open_groups"))
+    monkeypatch.setattr(devices, "join_world", note("join_world"))
+    monkeypatch.setattr(devices, "open_groups", note("open_groups"))
     monkeypatch.setattr(conformance.CudaPlugin, "open", lambda index, options: calls.append(("open", index)) or device)
     support(monkeypatch, 2).join(((0, 1), (2, 3)), 2.0, "a test")
     assert [name for name, *_ in calls] == ["join_world", "set_device", "open", "allocate", "close", "open_groups"]
