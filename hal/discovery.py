@@ -238,7 +238,7 @@ def load_made(entry: Entry, *arguments: object) -> object:
         return found(*arguments)
     except HalError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         what = f"{entry.target} was not made: {type(error).__name__}: {error}".rstrip(": ")
         with_what = ", ".join(type(argument).__name__ for argument in arguments) or "no arguments"
         raise entry.error(what, cure=f"it is made with {with_what}; mend {entry.distribution}") from error

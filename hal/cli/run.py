@@ -64,8 +64,8 @@ def run(
         str,
         typer.Option(
             metavar="NAME",
-            help="What drafts tokens, several of which a step verifies: naive, ngram, suffix, mtp, hybrid, or an "
-            "installed proposer. It changes no token.",
+            help="What drafts tokens, several of which a step verifies: naive, ngram, suffix, mtp, hybrid, an "
+            "installed proposer, or two or more as first+second. It changes no token.",
         ),
     ] = "none",
     drafts: Annotated[int, typer.Option(metavar="K", help="Most drafts that a step verifies of a prompt.")] = 4,

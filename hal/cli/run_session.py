@@ -32,7 +32,7 @@ from .run_options import Options
 from .run_output import Answers
 from .run_plan import make_plan
 from .run_screen import open_screen
-from .run_speculation import REJECTION, open_proposer, summed_up
+from .run_speculation import REJECTION, closing_well, open_proposer, summed_up
 
 if TYPE_CHECKING:
     from hal_core import BoundDevice, OutputRecord, Sink
@@ -78,7 +78,7 @@ def generate(texts: Sequence[str], params: SamplingParams, options: Options) -> 
         rejection, vocab = options.acceptance == REJECTION, model.config.vocab_size
         proposer = open_proposer(options.speculate, plan.sizes, vocab, model, rejection=rejection)
         if proposer is not None:
-            stack.callback(proposer.close)
+            stack.enter_context(closing_well(proposer))
             answers.speculate = options.speculate, proposer.drafted
         with _Show(answers, options.sink) as show:
             worker = Worker(device, model, plan.sizes, plan.blocks, show.sink, proposer=proposer, rejection=rejection)

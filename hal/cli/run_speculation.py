@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from hal_core import InvalidValue
+from hal_core import HalError, InvalidValue
 
 from hal.proposers import NONE, Setup, make_proposer
 
@@ -55,14 +56,28 @@ def open_proposer(
     """The proposer of that name, with its drafts counted; None for ``none``."""
     setup = Setup(sizes.max_draft_tokens, sizes.num_slots, sizes.max_model_len, vocab_size, model, rejection=rejection)
     proposer = make_proposer(speculate, setup)
-    return None if proposer is None else Counted(proposer)
+    return None if proposer is None else Counted(proposer, speculate)
+
+
+@contextmanager
+def closing_well(proposer: Proposer) -> Iterator[None]:
+    """Close it in the end; after an error that one is raised, and what closing says besides is a note of it."""
+    try:
+        yield
+    except BaseException as error:
+        try:
+            proposer.close()
+        except HalError as second:
+            error.add_note(str(second))
+        raise
+    proposer.close()
 
 
 class Counted:
     """A proposer whose drafts are counted by request: ``drafted``, request id to their number."""
 
-    def __init__(self, inner: Proposer) -> None:
-        self.inner, self.wants_hidden = inner, inner.wants_hidden
+    def __init__(self, inner: Proposer, name: str) -> None:
+        self.inner, self.name, self.wants_hidden = inner, name, inner.wants_hidden
         self.drafted: dict[str, int] = {}
         self._names: dict[int, str] = {}
 

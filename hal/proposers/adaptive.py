@@ -78,10 +78,12 @@ class Adaptive:
     were worth lately, so that those that begin learn from those that run.
 
     ``step_rows``: as in :class:`Setup`. A proposer that says ``draft_cost`` (what one draft takes it, in parts of a
-    step: a run of a model's layer, say) is asked for a draft only where that is worth it too.
+    step: a run of a model's layer, say) is asked for a draft only where that is worth it too. ``name``: what the
+    proposer is called.
     """
 
-    def __init__(self, inner: Proposer, step_rows: int) -> None:
+    def __init__(self, inner: Proposer, step_rows: int, name: str = "") -> None:
+        self.name = name or type(inner).__name__
         self.inner, self.wants_hidden, self._step_rows = inner, inner.wants_hidden, step_rows
         self._draft_cost = float(getattr(inner, "draft_cost", 0.0))
         self._slots: dict[int, _Slot] = {}
@@ -93,9 +95,11 @@ class Adaptive:
         self.inner.enter(slot, request, tokens)
 
     def observe(self, fed: Fed) -> None:
-        """Learn from the drafts of each slot that was given tokens."""
-        for number, accepted in zip(fed.slots, fed.accepted, strict=True):
+        """Learn from the drafts of each slot that was given tokens: from those that were fed, where that is told."""
+        for place, (number, accepted) in enumerate(zip(fed.slots, fed.accepted, strict=True)):
             slot = self._slots[number]
+            if fed.drafted is not None:
+                slot.drafted = fed.drafted[place]
             if slot.drafted and len(accepted):
                 self._learn(slot, min(len(accepted) - 1, slot.drafted))
         self.inner.observe(fed)

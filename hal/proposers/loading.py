@@ -6,21 +6,26 @@ import inspect
 
 from hal_core import InvalidValue
 
+from hal.contract import normalized
 from hal.discovery import PROPOSERS, SPECULATE, Entry, installed_in, load_made, named
 
 from .adaptive import Adaptive
+from .guarded import guarded
 from .hybrid import Hybrid, Second
 from .proposer import Proposer, Setup
 
 NONE = "none"
 """No proposer: plain steps."""
+_OWN = "paddle-hal"
+"""The distribution whose proposers have no guard: of the 10 to 20 us of a proposal it would cost 3."""
 _METHODS = {name for name, value in vars(Proposer).items() if inspect.isfunction(value) and not name.startswith("_")}
 
 
 def make_proposer(name: str, setup: Setup) -> Proposer | None:
     """The proposer of that name, asked for as many drafts as are worth it; None for ``none``.
 
-    ``first+second`` is the hybrid of two. What ``hal run`` calls; a worker may be given any other proposer.
+    ``first+second`` is the hybrid of two, and more may follow, each behind a ``+``. What ``hal run`` calls; a worker
+    may be given any other proposer.
 
     :raises InvalidValue: for a name that no installed proposer has, or that two distributions claim, for a second one
         that cannot go on from another's drafts, and for no drafts at all.
@@ -32,9 +37,9 @@ def make_proposer(name: str, setup: Setup) -> Proposer | None:
     if setup.max_draft_tokens < 1:
         raise InvalidValue(f"{setup.max_draft_tokens} drafts", cure="give at least 1", argument="--drafts")
     first, *others = [load(part, setup) for part in name.split("+")]
-    for other in others:
-        first = join(first, other, setup)
-    return Adaptive(first, setup.step_rows)
+    for part, other in zip(name.split("+")[1:], others, strict=True):
+        first = join(first, other, part, setup)
+    return Adaptive(first, setup.step_rows, name)
 
 
 def check_names(name: str) -> None:
@@ -51,26 +56,31 @@ def installed() -> tuple[Entry, ...]:
 def load(name: str, setup: Setup) -> Proposer:
     """Import and make one proposer. Raises as :func:`make_proposer`."""
     entry = _entry(name)
-    proposer = load_made(entry, setup)
+    return guard(load_made(entry, setup), entry, setup)
+
+
+def guard(proposer: object, entry: Entry, setup: Setup) -> Proposer:
+    """What an entry made, behind a guard unless it is hal's own. Raises :class:`PluginError` for no proposer."""
     missing = sorted(method for method in _METHODS if not callable(getattr(proposer, method, None)))
     if not isinstance(getattr(proposer, "wants_hidden", None), bool):
         missing.append("wants_hidden")
     if missing:
         raise entry.error(f"{entry.target} made {type(proposer).__name__}, which has no {', '.join(missing)}")
     assert isinstance(proposer, Proposer)
-    return proposer
+    return proposer if normalized(entry.distribution) == _OWN else guarded(proposer, entry, setup)
 
 
 def _entry(name: str) -> Entry:
-    cure = f"name one of them with {SPECULATE}, two as first+second, or {NONE}"
+    cure = f"name one of them with {SPECULATE}, two or more as first+second, or {NONE}"
     return named(name, installed(), kind="proposer", argument=SPECULATE, cure=cure)
 
 
-def join(first: Proposer, second: Proposer, setup: Setup) -> Hybrid:
-    """Two proposers as one; the first is asked for the first half of the drafts, and the odd one."""
+def join(first: Proposer, second: Proposer, name: str, setup: Setup) -> Hybrid:
+    """Two proposers as one, the second called ``name``; the first is asked for the first half of the drafts, and the
+    odd one."""
     if not isinstance(second, Second):
         raise InvalidValue(
-            f"{type(second).__name__} cannot go on from another's drafts",
+            f"{name} cannot go on from another's drafts",
             cure="name one that can, as ngram or suffix, behind the +",
             argument=SPECULATE,
         )
@@ -79,4 +89,4 @@ def join(first: Proposer, second: Proposer, setup: Setup) -> Hybrid:
 
 def hybrid(setup: Setup) -> Proposer:
     """The proposer called ``hybrid``: MTP, with n-gram where that does better."""
-    return join(load("mtp", setup), load("ngram", setup), setup)
+    return join(load("mtp", setup), load("ngram", setup), "ngram", setup)

@@ -58,6 +58,8 @@ class Fed:
     - ``slots``: those that ran, each once, in the step's order.
     - ``accepted``: one int64 ``[n]`` for each slot: the tokens that the request was given, as cut at its end; empty for
       a piece of a prompt that is not the last one, and for a slot that could be given none.
+    - ``drafted``: how many drafts the step fed of each slot, the same on every rank, where a rank's own proposal may
+      differ; None: those of the last proposal.
 
     For a proposer that ``wants_hidden``, else None: the rows that the model ran, those of a slot side by side in the
     order of ``slots`` (a piece of the prompt, or the next token and the drafts, also those that were refused).
@@ -77,6 +79,7 @@ class Fed:
     hidden: Any = None
     fields: Mapping[str, Array] | None = None
     places: Sequence[int] = ()
+    drafted: Sequence[int] | None = None
 
 
 @runtime_checkable

@@ -98,13 +98,14 @@ class Drafting:
         slots = inputs.slots.tolist()
         accepted = accepted_tokens(slots, outputs, "accept_tokens")
         if inputs.batch is None or hidden is None or self._own is None:
-            self.proposer.observe(Fed(slots, accepted))
+            self.proposer.observe(Fed(slots, accepted, drafted=inputs.drafts.tolist()))
         else:
             rows = np.concatenate([[0], np.cumsum(inputs.batch.row_lengths, dtype=np.int64)])
             batch = inputs.batch
             live, own = self._own.host_table.live, inputs.beside[0]
             places = [live[admission_id] for admission_id in self._table.admission_ids[slots].tolist()]
-            fed = Fed(slots, accepted, rows, batch.token_ids, batch.positions, hidden, own, places)
+            drafted = inputs.drafts.tolist()
+            fed = Fed(slots, accepted, rows, batch.token_ids, batch.positions, hidden, own, places, drafted)
             self.proposer.observe(fed)
         room = self.room(inputs, outputs)
         drafts = self.proposer.propose(room)
@@ -141,10 +142,15 @@ class Drafting:
             most = room.get(slot, 0)
             if len(tokens) > most or any(not 0 <= token < self._vocab_size for token in tokens):
                 raise PluginError(
-                    f"proposer {type(self.proposer).__name__} drafted {list(tokens)} for slot {slot}",
+                    f"proposer {called(self.proposer)} drafted {list(tokens)} for slot {slot}",
                     cure=f"there is room for {most} drafts; token ids go from 0 to {self._vocab_size - 1}",
                     argument="propose",
                 )
+
+
+def called(proposer: Proposer) -> str:
+    """What a proposer is called: by its name, else by its class."""
+    return str(getattr(proposer, "name", type(proposer).__name__))
 
 
 def share_drafts(

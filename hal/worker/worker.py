@@ -24,7 +24,7 @@ from hal_core import (
 )
 
 from hal.model.batch import ModelBatch
-from hal.worker.drafting import Acceptance, Drafting, accepted_tokens, read_outputs, share_drafts
+from hal.worker.drafting import Acceptance, Drafting, accepted_tokens, called, read_outputs, share_drafts
 from hal.worker.histories import Histories
 from hal.worker.inputs import StepInput, chunks_of, read_inputs
 from hal.worker.tokens import StepTokens, choose_tokens
@@ -112,7 +112,7 @@ class Worker:
         self._drafting = None if proposer is None else Drafting(proposer, self.state, model.config.vocab_size)
         if proposer is not None and proposer.wants_hidden and not isinstance(model, HiddenModel):
             raise InvalidValue(
-                f"{type(proposer).__name__} runs on hidden states, which {type(model).__name__} does not give",
+                f"{called(proposer)} runs on hidden states, which {type(model).__name__} does not give",
                 cure="give a model with forward_with_hidden, or another proposer",
                 argument="proposer",
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -181,3 +182,21 @@ def test_a_step_that_gave_a_slot_no_token_says_nothing_of_its_drafts():
             adaptive.observe(models.fed(s0=[2]))
         drafts.append(adaptive.propose({0: 5}))
     assert drafts[0] == drafts[1]
+
+
+def test_what_was_fed_counts_and_not_what_was_proposed():
+    """Ranks that propose otherwise, as a last bit of their logits differs, ask for the same after the same steps."""
+    first, other = Fixed(), Fixed()
+    other.propose = lambda room: (other.asked.append(dict(room)), {slot: [1] for slot in room if slot % 2})[1]
+    ranks = [Adaptive(first, 10), Adaptive(other, 10)]
+    for adaptive in ranks:
+        for slot in range(2):
+            models.entered(adaptive, slot, [1, 2])
+    for step in range(60):
+        shared, *_ = [adaptive.propose({0: 5, 1: 5}) for adaptive in ranks]
+        counts = [len(shared.get(slot, ())) for slot in range(2)]
+        given = [np.ones(1 + min(count, step % 3), np.int64) for count in counts]
+        for adaptive in ranks:
+            adaptive.observe(Fed([0, 1], given, drafted=counts))
+    assert first.asked == other.asked
+    assert len({tuple(asked.items()) for asked in first.asked}) > 3

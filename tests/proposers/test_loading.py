@@ -85,7 +85,7 @@ def test_one_that_is_named_is_made_for_its_setup(proposers, target):
     proposers(parrot=target)
     proposer = make_proposer("parrot", models.SETUP)
     assert isinstance(proposer, Proposer)
-    assert proposer.inner.setup is models.SETUP
+    assert proposer.inner.inner.setup is models.SETUP
     models.entered(proposer, 2, [4, 5])
     assert proposer.propose({2: 2}) == {2: [5, 5]}
 
@@ -105,7 +105,7 @@ def test_only_what_is_named_is_imported(proposers):
 def test_two_names_are_a_hybrid_of_which_the_second_must_look_tokens_up(proposers):
     proposers(parrot="Parrot")
     assert isinstance(make_proposer("parrot+ngram", models.SETUP).inner, Hybrid)
-    with pytest.raises(InvalidValue, match="Parrot cannot go on from another's drafts") as caught:
+    with pytest.raises(InvalidValue, match="parrot cannot go on from another's drafts") as caught:
         make_proposer("ngram+parrot", models.SETUP)
     assert "ngram or suffix, behind the +" in caught.value.cure
 

@@ -40,13 +40,13 @@ def parrot(tmp_path, monkeypatch):
 
 
 def test_the_example_drafts_as_the_page_says(parrot):
-    assert isinstance(parrot.inner, Proposer)
+    assert isinstance(parrot.inner.inner, Proposer)
     models.entered(parrot, 0, [3, 4])
     assert parrot.propose({0: 2}) == {0: [4, 4]}
     parrot.observe(Fed([0], [np.array([4, 9])]))
     assert set(parrot.propose({0: 1})[0]) == {9}
     parrot.leave(0, finished=True)
-    assert parrot.inner.last == {}
+    assert parrot.inner.inner.last == {}
 
 
 def test_the_page_names_every_proposer_and_the_sizes_there_are():

@@ -17,21 +17,22 @@ class Drafter:
     """Drafts what ``guess(request_id, generated, room)`` says, and checks what it is told.
 
     ``known``: slot to the request's name, and the tokens of prompt and output. ``expected``: name to the tokens that
-    plain decoding gives it; whatever is observed has to agree.
+    plain decoding gives it; whatever is observed has to agree. ``fed``: drafts that steps fed, as it was told.
     """
 
     wants_hidden = False
 
     def __init__(self, guess, expected):
         self.guess, self.expected, self.known = guess, expected, {}
-        self.drafted = self.finished = 0
+        self.drafted = self.fed = self.finished = 0
 
     def enter(self, slot, request, tokens):
         assert slot not in self.known
         self.known[slot] = (request.request_id, request.prompt_len, tokens.tolist())
 
     def observe(self, fed):
-        assert len(fed.slots) == len(fed.accepted) == len(set(fed.slots))
+        assert len(fed.slots) == len(fed.accepted) == len(fed.drafted) == len(set(fed.slots))
+        self.fed += sum(fed.drafted)
         for slot, accepted in zip(fed.slots, fed.accepted, strict=True):
             name, prompt, tokens = self.known[slot]
             tokens += accepted.tolist()

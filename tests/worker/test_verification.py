@@ -146,6 +146,7 @@ def test_no_proposer_changes_a_token_an_end_or_a_log_probability(cpu, data):
     assert acceptance.accepted <= acceptance.drafted
     if drafter is not None:
         assert drafter.known == {}
+        assert drafter.fed == acceptance.drafted
         assert drafter.drafted >= acceptance.drafted  # preempted and aborted requests take theirs along
 
 
@@ -161,6 +162,7 @@ def test_right_drafts_are_taken_all_at_once(cpu, three):
     # The first token comes with the prompt, the twelve others by four.
     assert (engine.steps, engine.worker.acceptance.tokens_a_turn) == (4, 4.0)
     assert (engine.worker.acceptance.drafted, engine.worker.acceptance.accepted) == (27, 27)
+    assert drafter.fed == 27
     assert drafter.finished == 3
 
 
