@@ -189,7 +189,7 @@ class Crew:
         return said
 
     def _failure(self) -> HalError:
-        """What a rank that fails at the start comes to: a refusal if it says so, else its loss."""
+        """What a rank that fails comes to: a refusal if it says so, else its loss."""
         rank, word = self._blamed()
         if word.refused:
             return self._refuse((f"rank {word.rank}: " if self.layout.size > 1 else "") + word.what, word.cure)
@@ -235,7 +235,7 @@ class Crew:
         """Raise what has become of the ranks."""
         if self._failed:
             rank, word = self._blamed()
-            raise self._lose(rank, word.what)
+            raise self._failure() if word.refused else self._lose(rank, word.what)
         if self._gone:
             gone = self._gone[0]
             why = gone.what if isinstance(gone, Gap) else "its process has ended, or its host is lost"

@@ -39,7 +39,7 @@ def word_of(error: Exception, rank: int, step: int) -> Failed:
     what, cure = (error.what, error.cure) if isinstance(error, HalError) else (f"{type(error).__name__}: {error}", "")
     gone = isinstance(error, GroupLost)
     lost = [error.rank] if isinstance(error, GroupLost) and error.rank >= 0 else []
-    refused = not step and isinstance(error, _REFUSALS)
+    refused = isinstance(error, PluginError) or (not step and isinstance(error, _REFUSALS))
     return Failed(rank, what, cure, step, lost, vague=gone and not lost, refused=refused)
 
 

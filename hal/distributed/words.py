@@ -118,7 +118,7 @@ class Left(_Word):
 
 
 class Verdict(_Word):
-    """How it ends on every rank: refused at the start, or rank ``rank`` was lost in step ``step``."""
+    """How it ends on every rank: refused, or rank ``rank`` was lost in step ``step``."""
 
     what: str
     cure: str = ""

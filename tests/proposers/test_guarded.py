@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 import numpy as np
@@ -202,18 +201,28 @@ def gone(setup):
 """
 
 
-@pytest.mark.parametrize(("target", "says"), [("Parrot", "propose gave None for slot 0"), ("gone", "was not made")])
-def test_hal_run_ends_with_one_line(tmp_path, tmp_path_factory, monkeypatch, capsys, target, says):
+@pytest.mark.parametrize(
+    ("target", "says", "options"),
+    [
+        ("Parrot", "propose gave None for slot 0", ()),
+        ("gone", "was not made", ()),
+        ("Parrot", "propose gave None for slot 0", ("--tp", "2", "--restart", "1")),  # it would only meet it again
+    ],
+    ids=["a bad answer", "an exit", "on ranks"],
+)
+def test_hal_run_ends_with_one_line(tmp_path, tmp_path_factory, monkeypatch, capsys, target, says, options):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("ipc")))
-    site, module = Site(tmp_path / "site"), f"acme_{os.getpid()}_{target}"
+    site, module = Site(tmp_path / "site"), f"acme_{target.lower()}_{len(options)}"
     monkeypatch.syspath_prepend(str(site.folder))
+    monkeypatch.setenv("PYTHONPATH", str(site.folder))  # of ranks
     (site.folder / f"{module}.py").write_text(CODE)
     site.distribution("acme-parrot", points={PROPOSERS: {"parrot": f"{module}:{target}"}})
     with pytest.raises(SystemExit) as end:
-        main(["run", "--device", "cpu", "--prompt", "a b a b", "--speculate", "parrot", "--max-tokens", "4"])
+        main(["run", "--device", "cpu", "--prompt", "a b a b", "--speculate", "parrot", "--max-tokens", "4", *options])
     sys.modules.pop(module, None)
     told = capsys.readouterr().err.strip().splitlines()
     assert end.value.code == 2
     assert says in told[-1]
     assert "acme-parrot 1.0: proposer parrot: " in told[-1]
+    assert "--restart" not in told[-1]
     assert not any("Traceback" in line for line in told)
