@@ -143,12 +143,14 @@ class _Serving:
         self._sink: Sink | None = None
         self._acceptance = Acceptance()
         self._meeting: Meeting | None = None
+        self._closing = contextlib.ExitStack()  # of the proposer
 
     def run(self, setup: Setup) -> None:
         """Make everything, then take steps until the engine says stop."""
         layout = RankLayout(setup.tp, setup.dp)
         with (
             open_device(setup.device, require=setup.require) as device,
+            self._closing,
             self._sending(setup, layout),
             self.telling(),  # first of all, whatever else has to be closed
         ):
@@ -242,7 +244,8 @@ class _Serving:
         model = LlamaModel.load(Path(setup.model), place=setup.place, ranks=ranks, everywhere=setup.everywhere)
         assert self._sink is not None  # made before
         noise = ranks.index * _GOLDEN % (1 << 63) if setup.everywhere and ranks is not None else 0
-        proposer = self._proposer(setup, group, model)
+        if (proposer := self._proposer(setup, group, model)) is not None:
+            self._closing.callback(proposer.close)
         worker = Worker(
             device,
             model,
