@@ -134,6 +134,7 @@ class Row:
     timeout: float = 20.0
     sink: str = ""
     speculate: str = "none"
+    device: str = "cpu"
 
     @property
     def sizes(self):
@@ -143,7 +144,7 @@ class Row:
         return Setup(
             str(DEFAULT_CHECKPOINT),
             "cpu",
-            "cpu",
+            self.device,
             {},
             self.sizes,
             self.blocks,

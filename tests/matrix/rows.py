@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations, product
 
-from hal_core import StateConfig
+from tests.distributed.rows import AMPLE, SCARCE
+from tests.distributed.rows import Row as OfRanks
 
-from hal.distributed.words import Setup
-from hal.model import DEFAULT_CHECKPOINT
-from tests.distributed.rows import AMPLE, SCARCE, SIZES
-
-DRAFTS = 3
 CHUNK, WHOLE = 3, 256
 """Prompt tokens that a step feeds at most."""
 AXES = {
@@ -28,17 +24,9 @@ IN_MAKE_TEST = 12
 
 
 @dataclass(frozen=True)
-class Row:
+class Row(OfRanks):
     """One way; the rest of ``Setup`` is as the command has it."""
 
-    tp: int
-    dp: int
-    speculate: str
-    chunk: int
-    blocks: int
-    device: str
-    everywhere: bool = False
-    check: bool = True
     timeout: float = 30.0
 
     @property
@@ -52,33 +40,10 @@ class Row:
         """Processes."""
         return self.tp * self.dp
 
-    @property
-    def sizes(self) -> StateConfig:
-        """Of the state: with room for drafts where somebody may draft."""
-        return SIZES if self.speculate == "none" else replace(SIZES, max_draft_tokens=DRAFTS)
-
-    def setup(self) -> Setup:
-        """What the ranks are made of."""
-        return Setup(
-            str(DEFAULT_CHECKPOINT),
-            "cpu",
-            self.device,
-            {},
-            self.sizes,
-            self.blocks,
-            self.tp,
-            self.dp,
-            "",
-            self.timeout,
-            everywhere=self.everywhere,
-            check=self.check,
-            speculate=self.speculate,
-        )
-
 
 def all_rows() -> list[Row]:
     """Every combination, those of one world of ranks one after the other."""
-    found = [Row(*values) for values in product(*AXES.values())]
+    found = [Row(**dict(zip(AXES, values, strict=True))) for values in product(*AXES.values())]
     return sorted(found, key=lambda row: (row.ranks, row.device == "maca"))
 
 

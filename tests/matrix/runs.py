@@ -8,21 +8,19 @@ from collections.abc import Iterator
 from unittest import mock
 
 import numpy as np
-from hal_core import MemorySink, lay_out
+from hal_core import MemorySink
 from hal_core.conformance.ranks.processes import RankPool, gloo
 from hal_sim import paddle_env
 
 from hal import open_device
-from hal.distributed.crew import Crew
-from hal.distributed.engine import RanksEngine
 from hal.engine import Engine
 from hal.model import DEFAULT_CHECKPOINT
-from hal.model.config import read_config
 from hal.model.llama import LlamaModel
 from hal.proposers import Setup as ProposerSetup
 from hal.proposers import make_proposer
 from hal.worker import Worker
-from tests.distributed.rows import PATIENCE, SCARCE, TOLERANCE, Pooled, Told, reference, requests
+from tests.distributed import rows
+from tests.distributed.rows import PATIENCE, SCARCE, TOLERANCE, Told, reference, requests
 from tests.matrix.rows import SUBSTITUTES, Row
 
 LONG = 4 * PATIENCE
@@ -89,27 +87,8 @@ def alone(rank: object, row: Row) -> Told:
 
 def on_ranks(row: Row, pool: RankPool, how: tuple[object, ...] = ()) -> Told:
     """The engine of this process with the ranks of a pool; ``how`` names a liar among what ranks can be."""
-    told, pooled = Told(), Pooled(pool, how)
-    engine = RanksEngine(
-        lambda: Crew(row.setup(), pooled),
-        lay_out(row.sizes),
-        row.blocks,
-        row.dp,
-        vocab_size=read_config(DEFAULT_CHECKPOINT).vocab_size,
-        chunk=row.chunk,
-        on_record=told.take,
-    )
-    try:
-        for request in requests():
-            engine.submit(request)
-        for _ in engine.run():
-            pass
-    except BaseException:
-        engine.crew.close()
-        raise
-    engine.crew.stop()
-    assert set(pooled.answers.values()) == {None}, pooled.answers
-    told.drafts = engine.crew.drafts
+    told, answers = rows.run(row, pool, how)
+    assert set(answers.values()) == {None}, answers
     return told
 
 

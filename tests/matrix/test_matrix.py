@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from hal.distributed.errors import RankLost
-from tests.distributed.rows import AMPLE, reference
+from tests.distributed.rows import reference
 from tests.matrix import rows, runs
 
 pytest.importorskip("hal_sim", reason="rows on sim and maca need the simulated device (paddle-hal-sim)")
@@ -37,9 +37,9 @@ def test_the_rows_show_what_they_should():
 
 
 LEFT_OUT = {
-    "sampled_token_ids": rows.Row(2, 1, "none", rows.WHOLE, AMPLE, "cpu", timeout=3.0),
-    "accept_tokens": rows.Row(2, 1, "ngram", rows.WHOLE, AMPLE, "cpu", timeout=3.0),
-    "accept_num": rows.Row(2, 1, "ngram", rows.WHOLE, AMPLE, "cpu", timeout=3.0),
+    "sampled_token_ids": rows.Row(tp=2, speculate="none", timeout=3.0),
+    "accept_tokens": rows.Row(tp=2, speculate="ngram", timeout=3.0),
+    "accept_num": rows.Row(tp=2, speculate="ngram", timeout=3.0),
 }
 
 
@@ -52,7 +52,7 @@ def test_g13_it_fails_by_field_where_the_broadcast_leaves_one_out(worlds, field)
 
 @pytest.mark.parametrize("speculate", ["none", "ngram"])
 def test_g13_without_the_broadcast_it_fails(worlds, speculate):
-    row = rows.Row(2, 1, speculate, rows.WHOLE, AMPLE, "cpu", check=False, timeout=2.0)
+    row = rows.Row(tp=2, speculate=speculate, check=False, timeout=2.0)
     try:
         told = runs.on_ranks(row, worlds.of(row), ("no broadcast",))
     except RankLost:
