@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -87,11 +88,15 @@ def steps(out: Path) -> list[Step]:
     quick = ["--hal-profile=quick"]
     ranks = [*KIT, *quick, "--hal-device=cuda", "--hal-only=G13,G14,G15,G16,G17,G18", "-k", "test_ranks"]
     job = ["run", "--model-place", "cpu", "--prompt", "def main(", "--prompt", "import", "--max-tokens", "48", "--json"]
+    pair = [*job, "--device", "cuda", "--tp", "2"]
+    recorded, logits = str(HERE / "recorded_ranks.py"), str(out / "recorded")
     check = "compute-sanitizer --tool"
     exercise = str(HERE / "exercise.py")
     bench = ["-m", "benchmarks.gpu.bench", "--only", "broadcast", "--rounds", "200", "--out", str(out)]
     return [
         Step("ranks, step by step", [str(HERE / "nccl_ranks.py")], {}, no_pair),
+        Step("recorded logits, cpu", [recorded, "record", logits], {}, no_pair),
+        Step("recorded logits, ranks over NCCL", [recorded, "replay", logits], {}, no_pair),
         Step("broadcast bench", bench, {}, no_pair),
         Step("kit, ranks over NCCL", [*ranks, "--maxfail=3", "-vv"], {}, no_pair, 330),
         Step("tests of the plugin", [*PYTEST, str(HERE.parent / "tests")]),
@@ -101,6 +106,10 @@ def steps(out: Path) -> list[Step]:
         Step("racecheck", [f"{check} racecheck --error-exitcode 1", exercise], {}, sanitizer),
         Step("main job, cpu", ["-c", HAL, *job, "--device", "cpu"], {}, no_paddle),
         Step("main job, cuda", ["-c", HAL, *job, "--device", "cuda"], {}, no_paddle),
+        Step("main job, cuda, mtp", ["-c", HAL, *job, "--device", "cuda", "--speculate", "mtp"], {}, no_paddle),
+        Step("main job, two ranks", ["-c", HAL, *pair], {}, no_pair),
+        Step("main job, two ranks, every rank samples", ["-c", HAL, *pair, "--sampling", "every-rank"], {}, no_pair),
+        Step("main job, two ranks, mtp", ["-c", HAL, *pair, "--speculate", "mtp"], {}, no_pair),
     ]
 
 
@@ -181,11 +190,24 @@ def go(chosen: list[Step], metadata: Path, within: float) -> tuple[list[dict[str
         seconds = f"{time.monotonic() - begin:.1f}"
         rows.append({"step": step.name, "result": result, "seconds": seconds, "detail": detail})
         print(report(rows[-1:]), flush=True)
-    if {"main job, cpu", "main job, cuda"} <= set(outputs):
-        same = outputs["main job, cpu"] == outputs["main job, cuda"]
-        told = {"seconds": "0.0", "detail": "cpu against cuda"}
-        rows.append({"step": "same tokens", "result": "ok" if same else "FAILED", **told})
-    return rows, outputs
+    return rows + same_tokens(outputs), outputs
+
+
+def same_tokens(outputs: Mapping[str, str]) -> list[dict[str, str]]:
+    """A row for each main job that has another one's tokens to be compared with."""
+    jobs = {name: tokens_of(output) for name, output in outputs.items() if name.startswith("main job, ")}
+    first = jobs.pop("main job, cpu", None)
+    if first is None:
+        return []
+    told = {name: "ok" if first and tokens == first else "FAILED" for name, tokens in jobs.items()}
+    return [{"step": f"tokens of {name[10:]}", "result": how, "seconds": "0.0", "detail": "those of cpu"}
+            for name, how in told.items()]  # fmt: skip
+
+
+def tokens_of(output: str) -> list[tuple[str, list[int]]]:
+    """Requests and tokens that ``hal run --json`` printed."""
+    lines = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+    return sorted((line["request_id"], line["token_ids"]) for line in lines)
 
 
 def main() -> int:

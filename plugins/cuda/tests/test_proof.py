@@ -72,10 +72,30 @@ def test_ranks_need_two_gpus_and_a_cuda_build_of_paddle(prove, monkeypatch, tmp_
     monkeypatch.setattr(prove, "gpus", lambda: ["NVIDIA H200"] * count)
     monkeypatch.setattr(prove, "paddle_with_cuda", lambda: True)
     steps = {step.name: step for step in prove.steps(tmp_path)}
-    ranks = ("ranks, step by step", "broadcast bench", "kit, ranks over NCCL")
+    logits = ("recorded logits, cpu", "recorded logits, ranks over NCCL")
+    ranks = ("ranks, step by step", *logits, "broadcast bench", "kit, ranks over NCCL")
     assert {steps[name].missing for name in ranks} == {why}
     monkeypatch.setattr(prove, "paddle_with_cuda", lambda: False)
     assert {step.missing for step in prove.steps(tmp_path) if step.name in ranks} == {"no CUDA build of Paddle"}
+
+
+def test_tokens_are_compared_with_those_of_the_first_job(prove):
+    told = lambda tokens, device: json.dumps({"request_id": "r0", "token_ids": tokens, "device": device}) + "\n"  # noqa: E731
+    jobs = {"main job, cpu": told([1, 2], "cpu"), "main job, cuda": told([1, 2], "cuda"), "kit": "", "main job, b": ""}
+    assert {row["step"]: row["result"] for row in prove.same_tokens(jobs)} == {
+        "tokens of cuda": "ok",
+        "tokens of b": "FAILED",
+    }
+
+
+@pytest.mark.conform
+def test_recorded_logits_give_two_ranks_their_tokens_and_without_a_broadcast_they_end(tmp_path):
+    script, file = ROOT / "plugins" / "cuda" / "proof" / "recorded_ranks.py", tmp_path / "recorded"
+    for step in (["record", file], ["replay", file, "cpu"]):
+        command = [sys.executable, script, *step]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count(": equal") == 4
 
 
 def test_a_step_over_its_limit_is_ended_with_the_processes_it_has_stopped(prove, tmp_path):
