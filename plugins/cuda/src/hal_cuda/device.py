@@ -104,6 +104,9 @@ class CudaDevice(OnGpu):
         self.count("allocations")
         zeros = np.zeros(-(-nbytes // 8) + 1, np.int64)
         base = paddle.to_tensor(zeros, place=paddle.CUDAPlace(self.index))
+        # A copy of pageable memory returns when the host's bytes are read, and may arrive on the GPU later than what
+        # our streams write there next: ranks that share a GPU had empty slots.
+        self._runtime.wait_for_default_stream()
         return DeviceMemory(self, int(base.data_ptr()), nbytes, base)
 
     def resolve(self, target: object) -> View:

@@ -20,6 +20,8 @@ PATIENT = 500e-6
 """Seconds between two looks at an event for threads beside the one that puts work on streams, such as a sink's. The
 driver would wake all of them at once, and they would want the interpreter just when the GPU waits for the next step:
 0.1 to 0.2 ms of each gap."""
+LEGACY = 1
+"""``CU_STREAM_LEGACY``: CUDA's default stream."""
 IN_PLACE = 16 << 10
 """Bytes; a block up to this size is read by the kernel from pinned memory itself, without an upload."""
 
@@ -108,6 +110,13 @@ class CudaPrimitives(Primitives):
 
     def free(self, address: int) -> None:
         self._memory.free(address, self.driver)
+
+    def wait_for_default_stream(self) -> None:
+        """Wait for CUDA's default stream, and for no stream that does not wait for it."""
+        event, ok = self.event_create(), self.driver.ok
+        ok(self._record(event, LEGACY), "cuEventRecord")
+        ok(self.driver.api.cuEventSynchronize(event), "cuEventSynchronize")
+        self.event_destroy(event)
 
     def allocate_host(self, nbytes: int) -> int:
         return self._memory.allocate_host(nbytes, self.driver)
