@@ -29,11 +29,14 @@ def parts():
 
 @pytest.fixture
 def run(parts, capfd):
-    """Run parts given as name to Python code: the status and what was printed. Handlers of signals are put back."""
+    """Run parts given as name to Python code: the status and what was printed. Handlers of signals are put back.
+
+    ``alone``: names of those that run alone."""
     kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
-    def call(codes, **plan):
-        made = tuple(parts.Part(name, f"{sys.executable} -c {code!r}") for name, code in codes.items())
+    def call(codes, alone=(), **plan):
+        command = f"{sys.executable} -c"
+        made = tuple(parts.Part(name, f"{command} {code!r}", alone=name in alone) for name, code in codes.items())
         status = parts.Runner(parts.Plan(made, **plan)).run(made)
         return status, capfd.readouterr().out
 
@@ -69,11 +72,26 @@ def test_a_command_that_is_not_there_fails_its_part_alone(parts, run, capfd):
     assert "failed: one" in out
 
 
-def test_where_a_failure_stops_the_plan_the_rest_is_named(run):
-    status, out = run({"one": "raise SystemExit(3)", "two": "print('no')"}, beside=1, stop=True)
+def test_what_fails_alone_stops_the_plan_and_the_rest_is_named(run):
+    status, out = run({"one": "raise SystemExit(3)", "two": "print('no')"}, alone={"one"})
     assert status == 1
-    assert "== two: not begun, since an earlier part failed" in out
+    assert "== two: not begun, since one failed" in out
     assert "failed: one, two" in out
+
+
+def test_one_part_alone_and_then_two_at_a_time(parts):
+    first, *others = (parts.Part(name, "true", alone=name == "a") for name in "abcd")
+    stages = parts.Plan((first, *others)).stages((first, *others))
+    assert [[part.name for part in stage] for stage in stages] == [["a"], ["b", "c", "d"]]
+    alone = [parts.Part(name, "true", alone=True) for name in "ab"]
+    assert [len(stage) for stage in parts.Plan(tuple(alone)).stages(alone)] == [1, 1]
+
+
+def test_parts_of_one_stage_run_beside_each_other(run, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)  # opening one end waits for the other
+    codes = {"one": f"open({str(pipe)!r}, 'w').write('x')", "two": f"assert open({str(pipe)!r}).read() == 'x'"}
+    assert run(codes)[0] == 0
 
 
 def wait_until_gone(process):
@@ -115,9 +133,7 @@ def test_a_limit_that_is_over_fails_though_nothing_else_does(run):
 
 
 def test_a_run_is_written_down(parts, monkeypatch, tmp_path):
-    plan = parts.Plan(
-        (parts.Part("one", "true"), parts.Part("two", "false"), parts.Part("three", "true")), 1, stop=True
-    )
+    plan = parts.Plan((parts.Part("one", "true"), parts.Part("two", "false", alone=True), parts.Part("three", "true")))
     monkeypatch.setitem(parts.PLANS, "nightly", plan)
     kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     page = tmp_path / "page.md"
@@ -136,15 +152,18 @@ def test_every_plan_can_be_listed_and_ci_has_a_limit_within_eighty_minutes(parts
     for plan in parts.PLANS:
         done = subprocess.run([sys.executable, TOOL, plan, "--list"], capture_output=True, text=True, check=True)
         assert len(done.stdout.splitlines()) == len(parts.PLANS[plan].parts)
+    assert parts.CI[0].command == "make test"
+    assert parts.CI[0].alone
+    assert parts.CI[1:] == parts.CONFORM
     assert 0 < parts.PLANS["ci"].limit + 2 * parts.ENDING < 80 * 60
     assert "tools/parts.py ci" in (ROOT / ".ci" / "run").read_text()
 
 
 def test_parts_are_chosen_by_words_of_their_names():
     chosen = subprocess.run(
-        [sys.executable, TOOL, "conform", "maca", "guards", "--list"], capture_output=True, text=True
+        [sys.executable, TOOL, "conform", "kit: sim", "guards", "--list"], capture_output=True, text=True
     )
-    assert [line.split()[0] for line in chosen.stdout.splitlines()] == ["guards", "kit:"]
+    assert [line.split()[0] for line in chosen.stdout.splitlines()] == ["kit:", "guards"]
     unknown = subprocess.run([sys.executable, TOOL, "conform", "nothing"], capture_output=True, text=True)
     assert unknown.returncode == 2
     assert "no part has one of ['nothing'] in its name" in unknown.stderr

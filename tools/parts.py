@@ -5,8 +5,8 @@
     python tools/parts.py ci --list              names and commands, without running anything
 
 Seconds are told, and seconds of processor time, which a busy machine does not change. A part that fails prints all that
-it said; the others go on (but not in `ci`). When the limit is over, what still runs is named and ended; the status is
-then 1.
+it said; the others go on, unless it runs alone. When the limit is over, what still runs is named and ended; the status
+is then 1.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import groupby
 from pathlib import Path
 from typing import IO
 
@@ -37,11 +38,15 @@ ENDING = 20.0
 
 @dataclass(frozen=True)
 class Part:
-    """A command with a name, and variables beside those of this process."""
+    """A command with a name, and variables beside those of this process.
+
+    ``alone``: nothing runs beside it, it prints as it goes, and what comes after it does not begin if it fails.
+    """
 
     name: str
     command: str
     variables: str = ""
+    alone: bool = False
 
     @property
     def told(self) -> str:
@@ -61,7 +66,11 @@ class Plan:
     parts: tuple[Part, ...]
     beside: int = 2
     limit: float = 0.0
-    stop: bool = False
+
+    def stages(self, parts: Sequence[Part]) -> Iterable[list[Part]]:
+        """Those of ``parts`` that may run beside each other, in their order; one that runs alone is a stage."""
+        for _, stage in groupby(enumerate(parts), lambda pair: pair[0] if pair[1].alone else -1):
+            yield [part for _, part in stage]
 
 
 def kit(name: str, device: str, profile: str, variables: str = "", python: str = BIN) -> Part:
@@ -78,31 +87,29 @@ def kit_sim(name: str, mode: int, profile: str, python: str = BIN) -> Part:
 
 LIARS = "core/tests/conformance/test_liars.py"
 CONFORM = (
-    Part("liars", f"{BIN}python -m pytest -q -m conform {LIARS}"),
     Part("the suite's own runs of the kit", f"{BIN}python -m pytest -q -m conform --deselect {LIARS}"),
-    Part("guards", f"{BIN}python tools/guards.py"),
-    Part("matrix, every pair", f"{BIN}python -m tests.matrix --pairwise"),
-    kit("cpu", "cpu", "default"),
-    kit_sim("sim, eager", 0, "default"),
-    kit_sim("sim, worker", 1, "default"),
+    Part("liars", f"{BIN}python -m pytest -q -m conform {LIARS}"),
     kit_sim("sim, lazy", 2, "default"),
-    kit("maca over sim", "maca", "default", "HAL_MACA_PLACE=sim HALSIM_MODE=2 HALSIM_STAGED=0"),
-    kit("xpu over sim", "xpu", "default", "HAL_XPU_PLACE=sim"),
-    kit("xpu over cpu", "xpu", "default", "HAL_XPU_PLACE=cpu"),
-    kit("cpu, older Paddle", "cpu", "default", python=OLDER),
-    kit_sim("sim, lazy, older Paddle", 2, "default", OLDER),
+    Part("guards", f"{BIN}python tools/guards.py"),
+    kit("cpu", "cpu", "default"),
+    Part("matrix, every pair", f"{BIN}python -m tests.matrix --pairwise"),
 )
 NIGHTLY = (
     kit("cpu", "cpu", "nightly"),
     kit_sim("sim, eager", 0, "nightly"),
     kit_sim("sim, worker", 1, "nightly"),
     kit_sim("sim, lazy", 2, "nightly"),
+    kit("maca over sim", "maca", "default", "HAL_MACA_PLACE=sim HALSIM_MODE=2 HALSIM_STAGED=0"),
+    kit("xpu over sim", "xpu", "default", "HAL_XPU_PLACE=sim"),
+    kit("xpu over cpu", "xpu", "default", "HAL_XPU_PLACE=cpu"),
+    kit("cpu, older Paddle", "cpu", "default", python=OLDER),
+    kit_sim("sim, lazy, older Paddle", 2, "default", OLDER),
 )
-CI = (Part("make test", "make test"),)
+CI = (Part("make test", "make test", alone=True), *CONFORM)
 PLANS = {
     "conform": Plan(CONFORM),
     "nightly": Plan(NIGHTLY),
-    "ci": Plan(CI, beside=1, limit=75 * 60, stop=True),
+    "ci": Plan(CI, limit=75 * 60),
 }
 
 
@@ -116,6 +123,7 @@ class Runner:
     failed: list[str] = field(default_factory=list)
     over: str = ""
     rows: list[str] = field(default_factory=list)
+    _stopped: str = ""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self, parts: Sequence[Part]) -> int:
@@ -126,9 +134,10 @@ class Runner:
             limit.start()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._aside("ended by a signal"))
-        with ThreadPoolExecutor(self.plan.beside) as pool:
-            for done in [pool.submit(self._part, part) for part in parts]:
-                done.result()
+        for stage in self.plan.stages(parts):
+            with ThreadPoolExecutor(self.plan.beside) as pool:
+                for done in [pool.submit(self._part, part) for part in stage]:
+                    done.result()
         limit.cancel()
         bad = f"failed: {', '.join(self.failed)}" if self.failed else "all went well"
         tell(f"{len(parts)} parts in {self._seconds():.0f} s, {bad}")
@@ -159,7 +168,7 @@ class Runner:
         with tempfile.TemporaryFile() as output:
             began = self._seconds()
             with self._lock:
-                why = self.over or ("an earlier part failed" if self.plan.stop and self.failed else "")
+                why = self.over or self._stopped
                 if why:
                     self.failed.append(part.name)
                     tell(f"{part.name}: not begun, since {why}")
@@ -181,6 +190,7 @@ class Runner:
             self.rows.append(f"| {part.name} | {'FAILED' if bad else 'well'} | {told} | `{part.told}` |")
             if bad:
                 self.failed.append(part.name)
+                self._stopped = f"{part.name} failed" if part.alone else self._stopped
                 output.seek(0)
                 text = output.read().decode(errors="replace")
                 tell(f"{part.name}: FAILED with {process.returncode}, {told}: {part.told}\n{text}".rstrip())
@@ -189,15 +199,14 @@ class Runner:
 
     def _start(self, part: Part, output: IO[bytes]) -> subprocess.Popen[bytes]:
         """In a session of its own, so that its children are ended with it."""
-        alone = self.plan.beside == 1  # nobody else speaks
         tell(f"{part.name}: begins, {self._seconds():.0f} s after the beginning")
         return subprocess.Popen(
             shlex.split(part.command),
             cwd=ROOT,
             env=part.environment,
             stdin=subprocess.DEVNULL,
-            stdout=None if alone else output,
-            stderr=None if alone else subprocess.STDOUT,
+            stdout=None if part.alone else output,
+            stderr=None if part.alone else subprocess.STDOUT,
             start_new_session=True,
         )
 
