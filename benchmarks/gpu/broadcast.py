@@ -63,7 +63,7 @@ def _ways(bound: Any, state: Any, group: Group) -> tuple[list[str], dict[str, Ca
     memory, stream, whole = state.memory, bound.default_stream, state.broadcast_range()
     places = {n: p for n, p in state.layout.fields.items() if whole.offset <= p.offset < whole.end}
     parts = [ByteRange(places[name].offset, places[name].stride * SIZES.num_slots) for name in ONE_BY_ONE]
-    made = opened(group)
+    made = opened(group, backend=bound.capabilities.collective)
     tensors = [communicator._tensor(memory, part) for part in (whole, *parts)]
     source = made.ranks.index(group.source)
 

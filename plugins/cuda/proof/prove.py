@@ -86,7 +86,7 @@ def steps(out: Path) -> list[Step]:
     sanitizer = no_gpu or ("" if shutil.which("compute-sanitizer") else "no compute-sanitizer")
     no_pair = no_paddle or ("" if count > 1 else "one GPU")
     quick = ["--hal-profile=quick"]
-    ranks = [*KIT, *quick, "--hal-device=cuda", "--hal-only=G13,G14,G15,G16,G17,G18", "-k", "test_ranks"]
+    ranks = [*KIT, *quick, "--hal-device=cuda", "--hal-only=G13,G14,G15,G16,G17,G18"]
     job = ["run", "--model-place", "cpu", "--prompt", "def main(", "--prompt", "import", "--max-tokens", "48", "--json"]
     pair = [*job, "--device", "cuda", "--tp", "2"]
     recorded, logits = str(HERE / "recorded_ranks.py"), str(out / "recorded")
