@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hal_core import Capabilities, HalError, InvalidValue, PluginError
@@ -10,6 +11,7 @@ from hal_core import Capabilities, HalError, InvalidValue, PluginError
 from .discovery import Entry
 from .observing import chosen, observe
 from .selection import Choice, first
+from .sharing import LocalRank
 
 if TYPE_CHECKING:
     from hal_core import BoundDevice, Device
@@ -21,6 +23,7 @@ def open_device(
     index: int | None = None,
     require: Mapping[str, str | bool] | None = None,
     options: Mapping[str, object] | None = None,
+    among: LocalRank | None = None,
 ) -> BoundDevice:
     """Open a device and bind its hooks.
 
@@ -29,18 +32,26 @@ def open_device(
     :param require: what the device must offer (:meth:`hal_core.contract.capabilities.Capabilities.check`), for example
         ``{"async_set_value": "async"}``; refused here rather than slowed silently (G7).
     :param options: handed to the plugin as they are.
+    :param among: the ranks on this host, of which each opens a device of its own from ``index`` on.
     Observers that ``HAL_OBSERVERS`` names see every hook call of it (:mod:`hal.observing`).
 
     :raises DeviceNotFound: no plugin of that name, with what is installed and what may be meant.
     :raises Unavailable: the device named cannot be used here, or none can.
     :raises PluginError: a plugin does not import, breaks the contract, or was made for another one.
+    :raises InvalidValue: for more ranks than devices.
     :raises CapabilityMissing: ``require`` asks for what the device does not offer; nothing stays open.
     """
     for argument, value in (("require", require), ("options", options)):
         if value is not None and not isinstance(value, Mapping):
             raise InvalidValue(f"{value!r} is no mapping", cure="give a dict", argument=argument)
     observers = chosen()
-    return first(lambda choice: _open(choice, dict(require or {}), dict(options or {}), observers), name, index)
+
+    def opened(choice: Choice) -> BoundDevice:
+        if among is not None:
+            choice = replace(choice, index=among.index(choice.plugin, choice.index))
+        return _open(choice, dict(require or {}), dict(options or {}), observers)
+
+    return first(opened, name, index)
 
 
 def _open(

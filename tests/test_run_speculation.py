@@ -89,7 +89,6 @@ def headless(tmp_path):
         (("--speculate", "ngram", "--drafts", 0), r"--drafts: 0 \(give"),
         (("--acceptance", "typical", "--speculate", "mtp"), r"--acceptance: 'typical' \(give exact or rejection\)"),
         (("--acceptance", "rejection"), r"--acceptance: there are no drafts to accept"),
-        (("--acceptance", "rejection", "--speculate", "mtp", "--tp", 2), r"--acceptance: it is for one rank alone"),
         (("--speculate", "oracle"), r"--speculate: no installed proposer is called 'oracle'; installed: .*mtp"),
     ],
 )

@@ -85,6 +85,9 @@ def run(
     dp_sync: Annotated[
         bool, typer.Option("--dp-sync", help="All groups take each step together, as expert parallelism needs it.")
     ] = False,
+    share_devices: Annotated[
+        bool, typer.Option("--share-devices", help="Let ranks of a host open one device together, if it has too few.")
+    ] = False,
     restart: Annotated[int, typer.Option(help="Start lost ranks anew up to so many times, and go on.")] = 0,
     sink: Annotated[
         str | None, typer.Option(metavar="URL", help="Send the records there as well, for hal tail or an engine.")
@@ -107,7 +110,7 @@ def run(
     )
     texts = read_prompts(prompt or [], prompts)
     wanted = requirements(require or [])
-    ranks = RankOptions(tp, dp, sampling, dp_sync=dp_sync, restart=restart)
+    ranks = RankOptions(tp, dp, sampling, dp_sync=dp_sync, restart=restart, share_devices=share_devices)
     options = Options(
         device,
         wanted,

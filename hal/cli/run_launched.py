@@ -135,14 +135,15 @@ class _Launched:
         """They end by themselves."""
 
 
-def launched_crew(setup: Setup) -> Crew | None:
-    """The crew of an engine that rank 0 has started; None for any other process."""
+def launched_crew(setup: Setup, starting: float) -> Crew | None:
+    """The crew of an engine that rank 0 has started; None for any other process. ``starting``: as :class:`Crew` has
+    it."""
     if VARIABLE not in os.environ:
         return None
     told = json.loads(os.environ[VARIABLE])
     if not told["host"]:
-        return Crew(setup, _Launched(told["report"], ""), look=signals.check)
+        return Crew(setup, _Launched(told["report"], ""), look=signals.check, starting=starting)
     keys = CurveKeys.new(*told["keys"])
     address = f"tcp://{told['host']}:*"
     starter = _Launched(told["report"], keys.public)
-    return Crew(setup, starter, url=address, records=address, curve=keys, look=signals.check)
+    return Crew(setup, starter, url=address, records=address, curve=keys, look=signals.check, starting=starting)

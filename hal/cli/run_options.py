@@ -11,6 +11,8 @@ from typing import Any
 
 from hal_core import InvalidValue, SamplingParams
 
+from hal.sharing import SHARED
+
 from .run_speculation import check_acceptance, check_speculation
 
 
@@ -23,6 +25,7 @@ class RankOptions:
     sampling: str = "first"
     dp_sync: bool = False
     restart: int = 0
+    share_devices: bool = False
 
     def __post_init__(self) -> None:
         for name, least in (("tp", 1), ("dp", 1), ("restart", 0)):
@@ -31,18 +34,16 @@ class RankOptions:
                 raise InvalidValue(f"{getattr(self, name)}", cure=cure, argument=f"--{name}")
         if self.sampling not in ("first", "every-rank"):
             raise InvalidValue(f"{self.sampling!r}", cure="give first or every-rank", argument="--sampling")
-        if self.size == 1 and (idle := self._asked_of_several()):
-            cure = "leave it out, or give --tp or --dp as well"
-            raise InvalidValue("there is one rank, of which this asks nothing", cure=cure, argument=idle)
-
-    def _asked_of_several(self) -> str:
-        """The first option that was given and concerns ranks beside others, or ""."""
-        given = {
-            "--sampling": self.sampling != "first",
-            "--dp-sync": self.dp_sync,
-            "--restart": self.restart > 0,
-        }
-        return next((name for name in given if given[name]), "")
+        idle = "there is one rank, of which this asks nothing"
+        for name, given, enough, why, needs in (
+            ("--sampling", self.sampling != "first", self.tp > 1, "each group has one rank, which samples", "--tp"),
+            ("--dp-sync", self.dp_sync, self.dp > 1, "there is one group, which waits for no other", "--dp"),
+            ("--restart", self.restart > 0, self.size > 1, idle, "--tp or --dp"),
+            (SHARED, self.share_devices, self.size > 1, idle, "--tp or --dp"),
+        ):
+            if given and not enough:
+                what = idle if self.size == 1 else why
+                raise InvalidValue(what, cure=f"leave it out, or give {needs} as well", argument=name)
 
     @property
     def size(self) -> int:
@@ -75,7 +76,7 @@ class Options:
             if value is not None and value < 1:
                 raise InvalidValue(f"{value}", cure="give a whole number of at least 1", argument=f"--{name}")
         check_speculation(self.speculate, self.drafts)
-        check_acceptance(self.acceptance, self.speculate, self.ranks.size)
+        check_acceptance(self.acceptance, self.speculate)
         if self.ranks.dp > 1 and (self.sink or "").startswith("sysv:"):
             raise InvalidValue(
                 f"{self.sink!r}: its readers know a request by its batch id, which the groups of --dp share",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from hal_core import HalError, InvalidValue, OutputRecord, Undelivered, lay_out
 
 from hal.distributed.check import VARIABLE
-from hal.distributed.crew import Crew
+from hal.distributed.crew import STARTING, Crew
 from hal.distributed.engine import RanksEngine
 from hal.distributed.errors import RankLost
 from hal.distributed.launch import PaddleLaunch
@@ -31,7 +31,7 @@ from .run_options import Options
 from .run_output import Answers
 from .run_plan import Plan
 from .run_screen import open_screen
-from .run_speculation import summed_up
+from .run_speculation import REJECTION, summed_up
 
 if TYPE_CHECKING:
     from hal_core import SamplingParams
@@ -40,7 +40,7 @@ LOST, FAILED = 1, 2
 """Exit statuses: ranks were lost; a request ended with an error."""
 TIMEOUT = 30.0
 """Seconds that a collective may last, unless ``HAL_RANKS_TIMEOUT`` says otherwise."""
-_TIMEOUT_VARIABLE = "HAL_RANKS_TIMEOUT"
+_TIMEOUT_VARIABLE, _STARTING_VARIABLE = "HAL_RANKS_TIMEOUT", "HAL_RANKS_STARTING"
 _LOOK_SECONDS, _LEAVE_SECONDS = 0.1, 2.0
 
 
@@ -83,8 +83,10 @@ def _generate(plan: Plan, params: SamplingParams, options: Options) -> int:
             )
         if answers.incomplete:
             raise HalError(f"no record told the end of {answers.incomplete}", cure="report it: the output path lost it")
-        drafts = summed_up(options.speculate, Acceptance(*engine.crew.drafts))
+        drafts = summed_up(options.speculate, Acceptance(*engine.drafts))
         ranks = f"tp {options.ranks.tp} x dp {options.ranks.dp}"
+        if len(set(able.indices)) > 1:
+            ranks += f" on devices {', '.join(map(str, able.indices))}"
         again = f", started again {engine.restarts} time(s)" if engine.restarts else ""
         used = (engine.most_running, plan.sizes.num_slots * options.ranks.dp, engine.preemptions)
         summarize(screen, answers, seconds, used, drafts, f"{ranks}{again}; {where(able, options.model_place)}")
@@ -103,15 +105,21 @@ def _engine(plan: Plan, options: Options, shown: _Shown) -> RanksEngine:
         tp=ranks.tp,
         dp=ranks.dp,
         records="",
-        timeout=_timeout(),
+        timeout=_seconds(_TIMEOUT_VARIABLE, TIMEOUT),
         everywhere=ranks.sampling == "every-rank",
         dp_sync=ranks.dp_sync,
         check=os.environ.get(VARIABLE, "") not in ("", "0"),
         sink=options.sink or "",
         speculate=options.speculate,
+        rejection=options.acceptance == REJECTION,
+        share_devices=ranks.share_devices,
     )
+    starting = _seconds(_STARTING_VARIABLE, STARTING)
     return RanksEngine(
-        lambda: launched_crew(setup) or Crew(setup, PaddleLaunch(ranks.size), look=signals.check),
+        lambda: (
+            launched_crew(setup, starting)
+            or Crew(setup, PaddleLaunch(ranks.size), look=signals.check, starting=starting)
+        ),
         lay_out(plan.sizes),
         plan.blocks,
         ranks.dp,
@@ -123,15 +131,15 @@ def _engine(plan: Plan, options: Options, shown: _Shown) -> RanksEngine:
     )
 
 
-def _timeout() -> float:
-    """Seconds that a collective may last. Raises :class:`InvalidValue` for what the variable cannot mean."""
-    told = os.environ.get(_TIMEOUT_VARIABLE) or str(TIMEOUT)
+def _seconds(variable: str, default: float) -> float:
+    """As an environment variable says. Raises :class:`InvalidValue` for what it cannot mean."""
+    told = os.environ.get(variable) or str(default)
     try:
         seconds = float(told)
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < math.inf:
-        raise InvalidValue(f"{told!r}", cure="give seconds above 0, as 30", argument=_TIMEOUT_VARIABLE)
+        raise InvalidValue(f"{told!r}", cure="give seconds above 0, as 30", argument=variable)
     return seconds
 
 

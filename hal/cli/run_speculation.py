@@ -41,13 +41,13 @@ def check_layer(speculate: str, config: LlamaConfig) -> None:
         )
 
 
-def check_acceptance(acceptance: str, speculate: str, ranks: int) -> None:
+def check_acceptance(acceptance: str, speculate: str) -> None:
     """Raise :class:`InvalidValue` for a way to accept drafts that there is not."""
     if acceptance not in ("exact", REJECTION):
         raise InvalidValue(f"{acceptance!r}", cure=f"give exact or {REJECTION}", argument="--acceptance")
-    if acceptance == REJECTION and (speculate == NONE or ranks > 1):
-        what = "there are no drafts to accept" if speculate == NONE else "it is for one rank alone"
-        raise InvalidValue(what, cure="leave it out: drafts are then accepted by comparing", argument="--acceptance")
+    if acceptance == REJECTION and speculate == NONE:
+        cure = "leave it out, or name a proposer with --speculate"
+        raise InvalidValue("there are no drafts to accept", cure=cure, argument="--acceptance")
 
 
 def open_proposer(

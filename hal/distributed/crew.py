@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from hal.transport.curve import CurveKeys
 
 STARTING = 300.0
-"""Seconds in which ranks must be up: each imports its framework, on a machine that may be busy."""
+"""Seconds in which ranks must be up, unless told otherwise: each imports its framework, on a machine that may be
+busy."""
 _LOOK_SECONDS = 0.05
 _LEAVE_SECONDS = 10.0
 _HINT_SECONDS = 1.0
@@ -38,6 +39,8 @@ class Abilities:
     name: str
     fallbacks: Mapping[str, str]
     substituted: str
+    indices: tuple[int, ...] = ()
+    """Which device of its host each rank has."""
 
     @property
     def capabilities(self) -> Abilities:
@@ -57,20 +60,23 @@ class Crew:
         records: str | None = None,
         curve: CurveKeys | None = None,
         look: Callable[[], None] = lambda: None,
+        starting: float = STARTING,
     ) -> None:
         """Start the ranks and wait until they are up. ``setup.records`` and ``setup.reader_key`` are filled in here.
 
         ``url``, ``records``: tcp addresses to listen on, with ``curve``; by default private ones of this host.
-        ``look`` is called now and then while ranks start, and may raise what ends that.
+        ``look`` is called now and then while ranks start, and may raise what ends that. ``starting``: seconds in which
+        they must be up; one whose connection is closed before is lost at once.
         Raises :class:`InvalidValue` for what is the user's to mend, with the same words on every rank, and
         :class:`RankLost` when ranks do not come up, or fail for another reason.
         """
         self.layout, self._starter, self._look = RankLayout(setup.tp, setup.dp), starter, look
+        self._starting = starting
         self._numbers = [0] * self.layout.dp
         self._failed: list[Failed] = []
         self._gone: list[SessionLost | Gap] = []
         self._left: dict[int, tuple[Delivery, ...]] = {}
-        self.drafts: tuple[int, ...] = (0, 0, 0)
+        self.drafts = (0, 0, 0)
         """What became of drafts, known when the ranks have ended: fed, accepted, turns of a slot that decodes."""
         self._lost: RankLost | None = None
         self.line = EngineLine(url, curve)
@@ -163,13 +169,14 @@ class Crew:
         self.line.say(self._setup)
         self._compare({rank: ready.facts for rank, ready in self._collect(Ready).items()})
         self.line.say(Go())
-        up = self._collect(Up)[0]
-        return Abilities(up.device, up.fallbacks, up.substituted)
+        up = self._collect(Up)
+        indices = tuple(up[rank].index for rank in sorted(up))
+        return Abilities(up[0].device, up[0].fallbacks, up[0].substituted, indices)
 
     def _collect(self, wanted: type[_Said]) -> dict[int, _Said]:
         """That word of every rank."""
         said: dict[int, _Said] = {}
-        end = time.monotonic() + STARTING
+        end = time.monotonic() + self._starting
         while len(said) < self.layout.size:
             for rank, word in self.line.receive(_LOOK_SECONDS):
                 if isinstance(word, wanted):
@@ -181,12 +188,20 @@ class Crew:
             self._look()
             self.line.beat(Beat())
             self.reader.read(0.0)  # heartbeats of the sinks, which are there before the first step
-            if (how := self._starter.ended()) or time.monotonic() > end:
-                missing = sorted(set(range(self.layout.size)) - set(said))
-                why = f"rank(s) {missing} did not come up: {how or f'nothing was heard for {STARTING:g} s'}"
-                cure = "see what they say; that Paddle imports, and the ports of this host are free"
-                raise self._lose(missing[0] if missing else 0, why, cure)
+            self._check_start(said, end)
         return said
+
+    def _check_start(self, said: Mapping[int, object], end: float) -> None:
+        """Raise the loss of ranks that will not come up any more, or have not until ``end``."""
+        cure = "see what they say; that Paddle imports, and the ports of this host are free"
+        missing = sorted(set(range(self.layout.size)) - set(said))
+        if how := self._starter.ended():
+            raise self._lose(missing[0] if missing else 0, f"rank(s) {missing} did not come up: {how}", cure)
+        if gone := self.line.gone():
+            raise self._lose(gone[0], "its connection was closed: its process has ended, or its host is lost", cure)
+        if time.monotonic() > end:
+            why = f"rank(s) {missing} did not come up: nothing was heard for {self._starting:g} s"
+            raise self._lose(missing[0], why, f"{cure}, or give them more time (HAL_RANKS_STARTING)")
 
     def _failure(self) -> HalError:
         """What a rank that fails comes to: a refusal if it says so, else its loss."""
@@ -229,7 +244,8 @@ class Crew:
             self._failed.append(word)
         elif isinstance(word, Left):
             self._left[rank] = tuple(word.undelivered)
-            self.drafts = tuple(a + b for a, b in zip(self.drafts, word.drafts, strict=True))
+            (fed, accepted, turns), more = self.drafts, word.drafts
+            self.drafts = fed + more[0], accepted + more[1], turns + more[2]
 
     def _check(self) -> None:
         """Raise what has become of the ranks."""

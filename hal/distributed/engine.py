@@ -56,6 +56,7 @@ class RanksEngine:
         self._names: set[str] = set()
         self._ended: list[Finished] = []
         self._former_preemptions = self._former_running = self.restarts = 0
+        self._former_drafts = (0, 0, 0)
         self.steps = 0
         self._begin()
 
@@ -88,6 +89,13 @@ class RanksEngine:
     def preemptions(self) -> int:
         """How many there were in all groups."""
         return self._former_preemptions + sum(scheduler.preemptions for scheduler in self.schedulers)
+
+    @property
+    def drafts(self) -> tuple[int, int, int]:
+        """What became of drafts, as ranks told when they ended, those that were lost before too: fed, accepted, turns
+        of a slot that decodes. A first rank that was lost itself told nothing."""
+        (fed, accepted, turns), more = self._former_drafts, self.crew.drafts
+        return fed + more[0], accepted + more[1], turns + more[2]
 
     @property
     def most_running(self) -> int:
@@ -194,6 +202,7 @@ class RanksEngine:
         if not self._restarts_left:
             raise error
         self._count_restart()
+        self._former_drafts = self.drafts
         self._former_preemptions, self._former_running = self.preemptions, self.most_running
         for scheduler in reversed(self.schedulers):
             resumed, ended = scheduler.withdraw()

@@ -51,6 +51,7 @@ class EngineLine:
         self._ranks: dict[int, bytes] = {}
         self._numbers: dict[bytes, int] = {}
         self._next_beat = 0.0
+        self._missed: dict[int, float] = {}
 
     def receive(self, timeout: float) -> Iterator[tuple[int, Word]]:
         """What ranks have said meanwhile; waits up to ``timeout`` seconds for the first word. Strangers are skipped."""
@@ -82,7 +83,12 @@ class EngineLine:
         now = time.monotonic()
         if now >= self._next_beat:
             self._next_beat = now + BEAT_SECONDS
-            self.say(word)
+            self._missed = {rank: self._missed.get(rank, now) for rank in self.say(word)}
+
+    def gone(self) -> list[int]:
+        """The ranks that were known and have not been reached by a beat for a while: their connections are closed."""
+        now = time.monotonic()
+        return sorted(rank for rank, since in self._missed.items() if now - since > BROKEN)
 
     def _send(self, message: bytes, ranks: tuple[int, ...]) -> list[int]:
         missed = []

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from hal_core import (
     ENTERING,
-    LEAVING,
-    AdmittedRequest,
     GroupLost,
     HalError,
     InvalidValue,
     MemorySink,
-    Request,
     SinkFull,
-    Task,
     Undelivered,
     lay_out,
 )
@@ -30,6 +27,8 @@ from hal.model.split import check_split
 from hal.opening import open_device
 from hal.proposers import NONE, make_proposer
 from hal.proposers import Setup as ProposerSetup
+from hal.selection import requested
+from hal.sharing import LocalRank, moved
 from hal.transport import open_sink
 from hal.transport.copies import Copies, close_all
 from hal.worker.drafting import Acceptance
@@ -39,6 +38,7 @@ from .errors import error_of, word_of
 from .layout import RankLayout
 from .lines import SILENCE, RankLine
 from .meeting import Meeting
+from .requests import RequestTable
 from .steps import StepOrder
 from .words import Delivery, Go, Hello, Left, Ready, Setup, Stop, Up, Verdict
 
@@ -57,45 +57,6 @@ _DRAIN = 5.0
 _GOLDEN = 0x9E37_79B9_7F4A_7C15
 """A multiplier that makes numbers of ranks far apart: 64 bits of the golden ratio (Knuth's multiplicative hashing)."""
 _Wanted = TypeVar("_Wanted", Setup, Go)
-
-
-class RequestTable:
-    """Which admitted request each slot holds, so that a step message names it by its slot alone."""
-
-    def __init__(self, admit: Callable[[Request], AdmittedRequest]) -> None:
-        self._admit = admit
-        self._held: dict[int, AdmittedRequest] = {}
-
-    def tasks(self, order: StepOrder) -> list[Task]:
-        """The tasks of a step message. Raises :class:`InvalidValue` for a request that is not in its slot."""
-        return [
-            Task(
-                task.kind,
-                task.slot,
-                self._request(task.slot, task.name, task.request, leaves=task.kind in LEAVING),
-                task.num_computed_tokens,
-                task.num_scheduled_tokens,
-                task.blocks,
-                task.first_block,
-                task.first_token,
-                task.drafts,
-            )
-            for task in order.tasks
-        ]
-
-    def _request(self, slot: int, name: str, entering: Request | None, *, leaves: bool) -> AdmittedRequest:
-        if entering is not None:
-            self._held[slot] = self._admit(entering)
-        held = self._held.get(slot)
-        if held is None or held.request_id != name:
-            raise InvalidValue(
-                f"slot {slot} holds {held.request_id if held else 'nothing'!r}, not {name!r}",
-                cure="report it: engine and ranks disagree about the slots",
-                argument="step message",
-            )
-        if leaves:
-            del self._held[slot]
-        return held
 
 
 def serve(
@@ -148,8 +109,9 @@ class _Serving:
     def run(self, setup: Setup) -> None:
         """Make everything, then take steps until the engine says stop."""
         layout = RankLayout(setup.tp, setup.dp)
+        among = LocalRank.of(os.environ, share=setup.share_devices)
         with (
-            open_device(setup.device, require=setup.require) as device,
+            open_device(setup.device, require=setup.require, among=among) as device,
             self._closing,
             self._sending(setup, layout),
             self.telling(),  # first of all, whatever else has to be closed
@@ -159,7 +121,7 @@ class _Serving:
             self._patience = 2 * setup.timeout
             worker, check = self._worker(setup, layout, device)
             able = device.capabilities
-            self.line.say(Up(self.rank, device.name, dict(able.fallbacks), able.substituted))
+            self.line.say(Up(self.rank, device.name, dict(able.fallbacks), able.substituted, device.device.index))
             self._take_steps(worker, check, layout.number_of(self.rank))
 
     def wait(self, wanted: type[_Wanted]) -> _Wanted:
@@ -241,7 +203,8 @@ class _Serving:
         if group.size > 1:
             library = library_of(setup.place, device.capabilities.collective)
             ranks = TensorRanks(group, backend=library, timeout=setup.timeout)
-        model = LlamaModel.load(Path(setup.model), place=setup.place, ranks=ranks, everywhere=setup.everywhere)
+        place = moved(setup.place, device.device.index - requested(setup.device).index)
+        model = LlamaModel.load(Path(setup.model), place=place, ranks=ranks, everywhere=setup.everywhere)
         assert self._sink is not None  # made before
         noise = ranks.index * _GOLDEN % (1 << 63) if setup.everywhere and ranks is not None else 0
         if (proposer := self._proposer(setup, group, model)) is not None:
@@ -256,6 +219,7 @@ class _Serving:
             noise=noise,
             proposer=proposer,
             shares_drafts=group.size > 1 and setup.speculate != NONE,
+            rejection=setup.rejection,
         )
         self._acceptance = worker.acceptance
         if setup.dp_sync and setup.dp > 1:
@@ -271,7 +235,14 @@ class _Serving:
         sizes = setup.sizes
         made = make_proposer(
             setup.speculate,
-            ProposerSetup(sizes.max_draft_tokens, sizes.num_slots, sizes.max_model_len, model.config.vocab_size, model),
+            ProposerSetup(
+                sizes.max_draft_tokens,
+                sizes.num_slots,
+                sizes.max_model_len,
+                model.config.vocab_size,
+                model,
+                rejection=setup.rejection,
+            ),
         )
         if made is not None and not group.is_first and not made.wants_hidden:
             made.close()

@@ -43,6 +43,8 @@ class Hello(_Word):
 class Setup(_Word):
     """Everything that the ranks are made of; the same for each.
 
+    ``share_devices``: ranks of one host may open one device together.
+
     ``records``: where the first rank of each group sends its records. ``timeout``: seconds that a collective may last.
     ``reader_key``: of a tcp address, the public key of who reads there. ``sink``: where they send them as well, or "".
     """
@@ -63,6 +65,8 @@ class Setup(_Word):
     reader_key: str = ""
     sink: str = ""
     speculate: str = "none"
+    rejection: bool = False
+    share_devices: bool = False
 
 
 class Ready(_Word):
@@ -77,12 +81,14 @@ class Go(_Word):
 
 
 class Up(_Word):
-    """The rank waits for step 1. ``device``: its name; ``fallbacks`` and ``substituted`` as its capabilities say."""
+    """The rank waits for step 1. ``device``: its name; ``fallbacks`` and ``substituted`` as its capabilities say;
+    ``index``: which of those on its host."""
 
     rank: int
     device: str
     fallbacks: dict[str, str]
     substituted: str
+    index: int = 0
 
 
 class Beat(_Word):

@@ -16,6 +16,8 @@ from hal_core.devices import TensorRanks, open_groups
 from hal_core.runtime.policy import Policy
 from hal_core.tickets import DONE
 
+import hal.distributed.check
+import hal.distributed.rank
 from hal.distributed.meeting import Meeting
 from hal.distributed.rank import _versions, serve
 from hal.distributed.words import Hello
@@ -124,6 +126,33 @@ def meeting(rank):
         yield
 
 
+@contextlib.contextmanager
+def closing(rank):
+    """Keep how often each proposer that the rank makes is closed."""
+    original, kept = hal.distributed.rank.make_proposer, rank.kept.setdefault("closed", [])
+    kept.clear()
+
+    def make(name, setup):
+        proposer = original(name, setup)
+        number, close = len(kept), proposer.close
+        kept.append(0)
+
+        def counted():
+            kept[number] += 1
+            close()
+
+        proposer.close = counted
+        return proposer
+
+    with mock.patch("hal.distributed.rank.make_proposer", make):
+        yield
+
+
+def closed(rank):
+    """In a rank: what :func:`closing` has kept."""
+    return rank.kept["closed"]
+
+
 def met(rank):
     """In a rank: what :func:`meeting` has kept."""
     return rank.kept["met"]
@@ -149,7 +178,38 @@ def different(rank, what):
     return changed(what) if rank.rank == 1 else contextlib.nullcontext()
 
 
+@contextlib.contextmanager
+def patched(rank, target, replacement):
+    """Something of the product is another thing."""
+    with mock.patch(target, replacement):
+        yield
+
+
+def all_but_the_tokens(check):
+    """The columns that a check compares, without those that ranks learn from the first one."""
+    return {name: column for name, column in COLUMNS(check).items() if "accept" not in name and "token" not in name}
+
+
+COLUMNS = hal.distributed.check.RankCheck._columns
+MODULE = "hal.distributed.rank"
+LYING = {
+    "no check": ("hal.distributed.check.RankCheck.compare", lambda check, step: None),
+    "half a check": ("hal.distributed.check.RankCheck._columns", all_but_the_tokens),
+    "any step": (f"{MODULE}._Serving._check_number", lambda serving, order, number: None),
+    "says nothing": (f"{MODULE}._Serving._tell", lambda serving, error: None),
+    "its own words": (f"{MODULE}.error_of", lambda verdict: HalError(f"process {os.getpid()}: {verdict.what}")),
+}
+"""What a rank may do wrong besides, by name."""
+
+
+def lie(rank, url, liar, how="", *arguments):
+    """In a rank: be one that is wrong in one way more."""
+    with patched(rank, *LYING[liar]):
+        return be_a_rank(rank, url, how, *arguments)
+
+
 LIARS = {
+    "closing": closing,
     "different": different,
     "meeting": meeting,
     "no broadcast": no_broadcast,

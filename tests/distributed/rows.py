@@ -18,6 +18,8 @@ from hal.model import DEFAULT_CHECKPOINT
 from hal.model.config import read_config
 from hal.model.llama import LlamaModel
 from hal.model.tokenizer import Tokenizer
+from hal.proposers import Setup as ProposerSetup
+from hal.proposers import make_proposer
 from hal.worker import Worker
 from tests.distributed.rank_work import be_a_rank
 
@@ -76,15 +78,30 @@ class Watched(Worker):
 @functools.cache
 def reference():
     """The tokens of one rank, whose margins are wide enough for the last bits of a sum not to matter."""
-    told, sink = Told(), MemorySink()
+    return alone(Row())
+
+
+def alone(row):
+    """What one rank tells of a row; as :func:`reference`, but for another proposer or way to accept drafts."""
+    told, sink, sizes = Told(), MemorySink(), row.sizes
     with open_device("cpu") as device:
-        worker = Watched(device, LlamaModel.load(DEFAULT_CHECKPOINT), SIZES, AMPLE, sink)
+        model = LlamaModel.load(DEFAULT_CHECKPOINT)
+        setup = ProposerSetup(
+            sizes.max_draft_tokens,
+            sizes.num_slots,
+            sizes.max_model_len,
+            model.config.vocab_size,
+            model,
+            rejection=row.rejection,
+        )
+        proposer = make_proposer(row.speculate, setup)
+        worker = Watched(device, model, sizes, AMPLE, sink, proposer=proposer, rejection=row.rejection)
         engine = Engine(worker)
         for request in requests():
             engine.submit(request)
         for _ in engine.run():
             pass
-    assert worker.least >= MARGIN, "choose prompts with a wider margin"
+    assert row.rejection or worker.least >= MARGIN, "choose prompts with a wider margin"
     for record in sink.records:
         told.take(record)
     return told
@@ -135,6 +152,7 @@ class Row:
     sink: str = ""
     speculate: str = "none"
     device: str = "cpu"
+    rejection: bool = False
 
     @property
     def sizes(self):
@@ -157,6 +175,7 @@ class Row:
             check=self.check,
             sink=self.sink,
             speculate=self.speculate,
+            rejection=self.rejection,
         )
 
 

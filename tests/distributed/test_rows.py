@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from hal.distributed.errors import RankLost
-from tests.distributed.rank_work import met
+from tests.distributed.rank_work import closed, met
 
-from .rows import SCARCE, TOLERANCE, Pooled, Row, Told, engine_of, reference, requests, run
+from .rows import SCARCE, TOLERANCE, Pooled, Row, Told, alone, engine_of, reference, requests, run
 
 ROWS = {
     "tp 2, chunks, scarce": Row(tp=2, chunk=3, blocks=SCARCE),
@@ -39,6 +39,28 @@ def test_the_tokens_are_those_of_one_rank(worlds, name):
     assert set(answers.values()) == {None}
     assert bool(told.preempted) == (row.blocks == SCARCE)
     assert (told.drafts[0] > 0) == (row.speculate != "none")
+
+
+@pytest.mark.parametrize(
+    ("speculate", "everywhere"),
+    [("mtp", False), *(pytest.param(*row, marks=pytest.mark.conform) for row in (("ngram", False), ("mtp", True)))],
+)
+def test_rejection_gives_the_tokens_of_one_rank(worlds, speculate, everywhere):
+    """The first rank accepts and draws; the broadcast makes the others agree."""
+    row = Row(tp=2, speculate=speculate, everywhere=everywhere, rejection=True)
+    told, answers = run(row, worlds.of(2))
+    expected = alone(row)
+    assert dict(told.tokens) == dict(expected.tokens)
+    assert dict(told.tokens) != dict(reference().tokens), "nothing was drawn another way than by comparing"
+    assert set(answers.values()) == {None}
+    assert told.drafts[1]
+
+
+def test_each_rank_closes_its_proposer(worlds):
+    """MTP's is on every rank; of n-gram the other ranks' is closed at once, as only the first one's drafts are fed."""
+    for speculate in ("mtp", "ngram"):
+        run(Row(tp=2, speculate=speculate), worlds.of(2), how=("closing",), chosen=requests()[:1])
+        assert worlds.of(2).run(closed) == {0: [1], 1: [1]}, speculate
 
 
 @pytest.mark.parametrize("everywhere", [pytest.param(False, marks=pytest.mark.conform), True])

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import shutil
+import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -60,31 +63,83 @@ def test_another_reader_gets_what_the_engine_gets(worlds, row):
         np.testing.assert_allclose(told.logprobs[request], values, atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("layout", [pytest.param("plain", marks=pytest.mark.conform), "speculative"])
-def test_a_legacy_queue_is_sent_to(worlds, layout, tmp_path, monkeypatch):
-    """FastDeploy's own reader finds the tokens of a request at its batch id."""
-    sysv_ipc = pytest.importorskip("sysv_ipc")
-    for name in ("INFERENCE_MSG_QUEUE_ID", "INFERENCE_MSG_ID"):
-        monkeypatch.delenv(name, raising=False)
-    asked = requests()[0]
-    asked = replace(asked, params=replace(asked.params, logprobs=None))
-    drafts = layout == "speculative"
-    key = legacy.custom_ftok(tmp_path, 321)
-    queue = legacy.LegacyQueue(key, "speculate_get_output" if drafts else "get_output", mode=0o600)
-    tokens = []
+READ = {
+    "plain": ("get_output", legacy.parse_plain),
+    "topk": ("get_output_topk", legacy.parse_topk_today),
+    "speculative": ("speculate_get_output", legacy.parse_speculative),
+    "speculative-topk": ("speculate_get_output_topk", legacy.parse_speculative_topk_today),
+}
+"""Layout to the operation of FastDeploy that reads it, and what parses its messages."""
+
+
+def through_queue(worlds, layout, folder):
+    """One request on two ranks, whose first one sends to a queue: its tokens, and their log-probabilities if any."""
+    operation, parse = READ[layout]
+    top, drafts = layout.endswith("topk"), layout.startswith("speculative")
+    asked = requests()[0] if top else replace(requests()[0], params=replace(requests()[0].params, logprobs=None))
+    key = legacy.custom_ftok(folder, 321)
+    queue = legacy.LegacyQueue(key, operation, mode=0o600)
+    tokens, logprobs = [], []
 
     def take():
         data = queue.receive()
         if data is None:
             return threading.Event().wait(0.01)
-        found = legacy.parse_speculative(data)["tokens"][0] if drafts else legacy.parse_plain(data)["tokens"]
-        tokens.extend(found)
+        found = parse(data)
+        rows = found["tokens"][0] if drafts else found["tokens"]
+        tokens.extend(row[0] if top else row for row in rows)
+        if top:
+            scores = found["scores"][0] if drafts else found["scores"]
+            logprobs.extend(row[0] for row in scores)
         return True
 
-    row = Row(tp=2, speculate="ngram" if drafts else "none", sink=f"sysv://{tmp_path}?layout={layout}&id=321")
+    more = "&meta=packed" if layout == "speculative-topk" else ""
+    sink = f"sysv://{folder}?layout={layout}&id=321{more}"
     try:
-        reading(take, lambda: run(row, worlds.of(2), chosen=[asked]))
+        reading(
+            take, lambda: run(Row(tp=2, speculate="ngram" * drafts or "none", sink=sink), worlds.of(2), chosen=[asked])
+        )
     finally:
         queue.remove()
-        sysv_ipc.Semaphore(key).remove()
-    assert tokens == reference().tokens[asked.request_id]
+        importlib.import_module("sysv_ipc").Semaphore(key).remove()
+    return tokens, logprobs
+
+
+@pytest.mark.parametrize("layout", [pytest.param("plain", marks=pytest.mark.conform), "speculative"])
+def test_a_legacy_queue_is_sent_to(worlds, layout, tmp_path, monkeypatch):
+    """FastDeploy's own reader finds the tokens of a request at its batch id."""
+    pytest.importorskip("sysv_ipc")
+    for name in ("INFERENCE_MSG_QUEUE_ID", "INFERENCE_MSG_ID"):
+        monkeypatch.delenv(name, raising=False)
+    tokens, _ = through_queue(worlds, layout, tmp_path)
+    assert tokens == reference().tokens[requests()[0].request_id]
+
+
+RAISED = """
+import sys
+from pathlib import Path
+for name, value in (("msgmax", "1048576"), ("msgmnb", "16777216")):
+    Path("/proc/sys/kernel", name).write_text(value)
+from tests.distributed.conftest import Worlds
+from tests.distributed.test_sink import TOLERANCE, np, reference, requests, through_queue
+worlds, name = Worlds(), requests()[0].request_id
+tokens, logprobs = through_queue(worlds, *sys.argv[1:])
+worlds.end(2)
+assert tokens == reference().tokens[name], tokens
+np.testing.assert_allclose(logprobs, reference().logprobs[name], atol=TOLERANCE, rtol=0)
+print("fine")
+"""
+
+
+@pytest.mark.conform
+@pytest.mark.parametrize("layout", ["topk", "speculative-topk"])
+def test_a_legacy_queue_of_alternatives_is_sent_to(layout, tmp_path):
+    """Messages that the kernel takes with raised limits alone: in an IPC namespace of its own."""
+    pytest.importorskip("sysv_ipc")
+    if shutil.which("unshare") is None or subprocess.run(["unshare", "-i", "true"], check=False).returncode:
+        pytest.skip("no IPC namespace may be made here")
+    alone = {name: value for name, value in os.environ.items() if not name.startswith("INFERENCE_")}
+    command = ["unshare", "-i", sys.executable, "-W", "ignore", "-c", RAISED, layout, str(tmp_path)]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, cwd=root, env=alone, capture_output=True, text=True, timeout=240, check=False)
+    assert done.stdout.endswith("fine\n"), done.stderr

@@ -87,6 +87,30 @@ def test_ranks_that_die_at_the_start_are_lost():
         Crew(Row(tp=2).setup(), Ended())
 
 
+class Silent(Actors):
+    """Ranks of which the last ends without a word when it has been heard once."""
+
+    def _act(self, url, rank):
+        if rank < len(self.failed) - 1:
+            super()._act(url, rank)
+            return
+        line = RankLine(url, rank)
+        line.say(Hello(rank, len(self.failed), {}))
+        line.close()
+
+
+def test_a_rank_that_ends_without_a_word_at_the_start_is_lost_at_once():
+    """Its connection is closed; nobody waits until the time for starting is over."""
+    with pytest.raises(RankLost, match="rank 1 was lost at its start: its connection was closed"):
+        Crew(Row(tp=2).setup(), Silent(None, None), starting=float("inf"))
+
+
+def test_ranks_that_do_not_come_in_time_are_lost():
+    told = r"rank\(s\) \[0, 1\] did not come up: nothing was heard for 0 s .*HAL_RANKS_STARTING"
+    with pytest.raises(RankLost, match=told):
+        Crew(Row(tp=2).setup(), Actors(), starting=0.0)
+
+
 @pytest.mark.parametrize(
     ("error", "step", "refused"),
     [
@@ -117,6 +141,7 @@ class Losing:
     """A crew whose first step loses rank 1."""
 
     undelivered = ()
+    drafts = (0, 0, 0)
 
     def order(self, number, tasks):
         return 1

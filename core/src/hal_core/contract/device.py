@@ -62,11 +62,21 @@ class Plugin(ABC):
     Its module imports the standard library and light parts of ``hal_core`` alone, so that listing devices stays
     cheap; frameworks and drivers are imported by :meth:`open`.
 
+    ``kind``: the word by which Paddle's launcher tells a rank which of these devices is its own
+    (``FLAGS_selected_<kind>s``); "" where it has none.
+
     ``name`` must equal the entry point's name. Its priority for auto-selection is in the distribution's metadata alone,
     in the entry-point group ``hal.priorities``; without a line there the device is selected by name only.
     """
 
     name: ClassVar[str]
+    kind: ClassVar[str] = ""
+
+    @classmethod
+    def count(cls) -> int:
+        """How many such devices the ranks on this host share out, one each, by index from 0; 0 where any number of
+        processes may open the same one (host memory, what is simulated). Called before ``open``; may import as it."""
+        return 0
 
     @classmethod
     @abstractmethod

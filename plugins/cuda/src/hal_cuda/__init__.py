@@ -25,6 +25,12 @@ class CudaPlugin(Plugin):
     """The entry point ``cuda`` of group ``hal.devices``."""
 
     name = "cuda"
+    kind = "gpu"
+
+    @classmethod
+    def count(cls) -> int:
+        """The GPUs that the driver shows this process."""
+        return gpu_count()
 
     @classmethod
     def probe(cls) -> Probe:

@@ -23,6 +23,7 @@ class XpuPlugin(PaddlePlugin):
     """The entry point ``xpu`` of group ``hal.devices``; selected by name only."""
 
     name = "xpu"
+    kind = "xpu"
     stand_ins: ClassVar[Mapping[str, str]] = {"cpu": "", "sim": "hal_sim"}
     cure = (
         "install a Paddle that is built for XPU (paddlepaddle-xpu), "
@@ -35,6 +36,13 @@ class XpuPlugin(PaddlePlugin):
         if XPU_RUNTIME not in paddle.parts:
             return Probe.no(f"Paddle {paddle.version} is built for {paddle.build}, not for XPU", cls.cure)
         return Probe.yes(f"Paddle {paddle.version} for XPU (not verified on the chip)")
+
+    @classmethod
+    def chips(cls) -> int:
+        """The XPUs that Paddle sees."""
+        from hal_core.devices import paddle_core
+
+        return int(paddle_core().get_xpu_device_count())
 
     @classmethod
     def make(cls, index: int, options: Mapping[str, object]) -> XpuDevice:

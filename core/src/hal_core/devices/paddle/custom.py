@@ -43,6 +43,13 @@ class CustomDevicePlugin(PaddlePlugin):
         return Probe.yes(f"Paddle {paddle.version} loads {which}; that it brings {cls.kind} is checked when opened")
 
     @classmethod
+    def chips(cls) -> int:
+        """The devices of its type that Paddle sees."""
+        from .places import paddle_core
+
+        return int(paddle_core().get_custom_device_count(cls.kind))
+
+    @classmethod
     def make(cls, index: int, options: Mapping[str, object]) -> Device:
         """The device; a plugin with more to say overrides this."""
         from .custom_device import CustomDevice

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 class PaddlePlugin(Plugin):
     """Derive from it. Selected by name only, as a line in the metadata cannot know of a substitution.
 
-    ``cure``: what to install. ``kind``: Paddle's device type; ``collective``: the library's name, "" where there is
-    none; both of a CustomDevice. ``stand_ins``: what may stand in for the chip, by the word with which
+    ``cure``: what to install. ``kind``: Paddle's device type; ``collective``: of a CustomDevice, the library's name,
+    "" where there is none. ``stand_ins``: what may stand in for the chip, by the word with which
     ``HAL_<NAME>_PLACE`` declares it: the module of a simulated accelerator, or "" where Paddle alone will do. The
     device then says everywhere that it is substituted.
     """
 
     cure: ClassVar[str]
-    kind: ClassVar[str]
+    kind: ClassVar[str] = ""
     collective: ClassVar[str]
     stand_ins: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
@@ -49,6 +49,16 @@ class PaddlePlugin(Plugin):
         """The name that the device gives itself."""
         substitute = cls.substituted()
         return f"{cls.name} (substituted: {substitute})" if substitute else cls.name
+
+    @classmethod
+    def count(cls) -> int:
+        """The chips that Paddle sees; what stands in for one is each process's own."""
+        return 0 if cls.substituted() else cls.chips()
+
+    @classmethod
+    @abstractmethod
+    def chips(cls) -> int:
+        """How many chips Paddle sees on this host."""
 
     @classmethod
     def probe(cls) -> Probe:

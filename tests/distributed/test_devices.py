@@ -1,0 +1,69 @@
+"""Which device of its host each rank opens, by what launchers tell it: one each, or refused."""
+
+from __future__ import annotations
+
+import pytest
+from hal_core import InvalidValue, Plugin
+
+from hal.sharing import LocalRank, moved
+
+TWO_HOSTS = "10.0.0.1:70,10.0.0.1:71,10.0.0.2:70,10.0.0.2:71"
+
+
+class Four(Plugin):
+    """A device of which a host has four."""
+
+    name, kind = "four", "quad"
+    probe = open = None
+
+    @classmethod
+    def count(cls):
+        return 4
+
+
+class Host(Four):
+    """One that all processes open together."""
+
+    name = "host"
+
+    @classmethod
+    def count(cls):
+        return 0
+
+
+@pytest.mark.parametrize(("rank", "number"), [(0, 0), (1, 1), (2, 0), (3, 1)])
+def test_a_rank_is_counted_on_its_own_host(rank, number):
+    found = LocalRank.of({"PADDLE_TRAINER_ENDPOINTS": TWO_HOSTS, "PADDLE_TRAINER_ID": str(rank)})
+    assert found == LocalRank(number, 2)
+
+
+def test_a_process_of_no_job_is_alone():
+    assert LocalRank.of({}) == LocalRank(0, 1)
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_each_rank_opens_a_device_of_its_own_from_the_one_that_was_asked_for(first):
+    assert [LocalRank(number, 2).index(Four, first) for number in (0, 1)] == [first, first + 1]
+
+
+def test_more_ranks_than_devices_are_refused_unless_they_may_share():
+    with pytest.raises(InvalidValue, match=r"2 rank\(s\) .* from four:3 on, and there are 4 .*--share-devices"):
+        LocalRank(0, 2).index(Four, 3)
+    assert [LocalRank(number, 2, share=True).index(Four, 3) for number in (0, 1)] == [3, 0]
+
+
+def test_a_launchers_own_choice_holds_unless_another_index_was_asked_for(monkeypatch):
+    monkeypatch.setenv("FLAGS_selected_quads", "3")
+    assert LocalRank(0, 2).index(Four, 0) == 3
+    assert LocalRank(0, 2).index(Four, 1) == 1
+
+
+def test_a_device_that_every_process_may_open_is_not_shared_out():
+    assert [LocalRank(number, 8).index(Host, 0) for number in (0, 7)] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("place", "by", "found"), [("cpu", 1, "cpu"), ("gpu:1", 2, "gpu:3"), ("gpu", 1, "gpu:1"), ("gpu", 0, "gpu")]
+)
+def test_the_model_moves_along(place, by, found):
+    assert moved(place, by) == found
