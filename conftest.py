@@ -58,9 +58,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:  # noqa
 
 
 def pytest_collection_finish() -> None:
-    """All is imported, and none of it is garbage: tests that collect garbage need not walk through Paddle each time."""
+    """All is imported, and none of it is garbage: tests that collect garbage need not walk through Paddle each time.
+
+    Those that need a collection ask for it; by itself it comes seldom."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

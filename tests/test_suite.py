@@ -53,6 +53,7 @@ def test_four_whole_runs_of_the_kit_are_in_make_test_and_the_others_in_make_conf
         "test_the_conformance_kit",
         "test_the_conformance_kit_under_the_checker",
         "test_the_kits_tests_of_several_ranks",
+        "test_two_ranks_agree_by_one_collective_a_call_without_races_or_fallbacks",
         "test_all_pass_the_conformance_kit",
         "test_nothing_is_skipped_on_the_asynchronous_one_but_ranks",
         "test_the_kit_passes_under_copies_that_come_late",

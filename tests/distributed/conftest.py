@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 
 import pytest
-from hal_core.conformance.ranks.processes import RankPool
+
+from tests.ranks import ForkedRanks
 
 PATIENCE = 60.0
 """Seconds in which ranks must have answered, on a machine that may be busy."""
@@ -20,7 +21,7 @@ class Worlds:
     def of(self, size):
         """The world of so many ranks."""
         if size not in self._pools:
-            self._pools[size] = RankPool(size)
+            self._pools[size] = ForkedRanks(size)
         return self._pools[size]
 
     def end(self, size):

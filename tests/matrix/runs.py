@@ -22,6 +22,7 @@ from hal.worker import Worker
 from tests.distributed import rows
 from tests.distributed.rows import PATIENCE, SCARCE, TOLERANCE, Told, reference, requests
 from tests.matrix.rows import SUBSTITUTES, Row
+from tests.ranks import ForkedRanks
 
 LONG = 4 * PATIENCE
 """Seconds in which the one process of a world has run a row."""
@@ -37,8 +38,10 @@ class Worlds:
         """The world that a row runs on."""
         key = row.ranks, row.device == "maca"
         if key not in self._pools:
-            more = SUBSTITUTES | (paddle_env.environment("metax_gpu") if row.device == "maca" else {})
-            self._pools[key] = RankPool(row.ranks, environment=lambda rank, endpoints: gloo(rank, endpoints) | more)
+            maca = row.device == "maca"
+            more = SUBSTITUTES | (paddle_env.environment("metax_gpu") if maca else {})
+            made = RankPool if maca else ForkedRanks
+            self._pools[key] = made(row.ranks, environment=lambda rank, endpoints: gloo(rank, endpoints) | more)
         return self._pools[key]
 
     def end(self, row: Row) -> None:

@@ -51,10 +51,15 @@ def conform(warm):
 
 @pytest.fixture
 def report(conform):
-    """The same with the profile quick; its report as data."""
+    """The same with the profile quick; its report as data.
 
-    def call(*arguments, code):
-        return json.loads(conform(*arguments, "--json", "--profile=quick", code=code).stdout)
+    Few examples, since these tests are about what is reported: that quick finds liars is shown by the liars, and what
+    passes here passes in ``make conform`` with the profile default.
+    """
+
+    def call(*arguments, code, examples=3):
+        chosen = [f"--examples={examples}"] if examples else []
+        return json.loads(conform(*arguments, "--json", "--profile=quick", *chosen, code=code).stdout)
 
     return call
 
@@ -77,11 +82,11 @@ def test_the_cpu_device_conforms_and_every_guarantee_is_listed(report):
     assert "needs async_h2d" in skipped["G3"]
     assert "several ranks" in entry(found, "G13")["note"]
     assert found["header"]["device"] == "cpu:0"
-    assert found["header"]["effort"] == {"profile": "quick", "examples": 0, "seed": 0, "shrink": True, "hang": 10.0}
+    assert found["header"]["effort"] == {"profile": "quick", "examples": 3, "seed": 0, "shrink": True, "hang": 10.0}
 
 
 def test_a_failure_has_a_shrunk_example_and_the_same_command_finds_it_again(report):
-    first = report("cpu", "--liar=NeedsAProposer", "--only=G25", code=1)
+    first = report("cpu", "--liar=NeedsAProposer", "--only=G25", code=1, examples=0)
     (told,) = [test for test in entry(first, "G25")["tests"] if test["outcome"] == "failed"]
     assert told["kind"] == "AssertionError"
     assert "mode of decoding" in told["error"]
@@ -347,7 +352,7 @@ def test_a_report_that_could_not_be_written_after_all_fails_the_run(conform):
 
 
 def test_a_device_that_answers_by_chance_is_told_as_such_with_both_results(report):
-    found = report("--device-factory=kit_devices:by_chance", "--only=G4", code=1)
+    found = report("--device-factory=kit_devices:by_chance", "--only=G4", code=1, examples=0)
     failed = [test["error"] for test in entry(found, "G4")["tests"] if test["outcome"] == "failed"]
     (told,) = [text for text in failed if "after writes that overlap" in text]
     assert told.startswith("cpu:0 is not deterministic: the same calls gave different results.")
@@ -356,12 +361,12 @@ def test_a_device_that_answers_by_chance_is_told_as_such_with_both_results(repor
 
 
 def test_failures_of_one_cause_are_told_once_and_the_others_counted_by_name(report, conform):
-    arguments = ("--device-factory=kit_devices:broken", "--only=G9,G11", "--profile=quick")
-    done = conform(*arguments, code=1)
+    arguments = ("--device-factory=kit_devices:broken", "--only=G9,G11")
+    done = conform(*arguments, "--profile=quick", "--examples=3", code=1)
     assert done.stdout.count("    reproduce: ") == 1
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("    of the same cause, ")]
     assert "G11 test_g11_nothing_of_the_former_request_is_left_in_a_slot" in line
-    found = report(*arguments[:2], code=1)
+    found = report(*arguments, code=1)
     failed = [test for one in found["guarantees"] for test in one["tests"] if test["outcome"] == "failed"]
     assert len(failed) > 8
     assert f"{len(failed) - 1} more: " in line

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 from hal_core.conformance.mutants import copies, everyone, life, ring, sizes, slices, streams, values
-from hal_core.conformance.ranks.processes import RankPool
+
+from tests.ranks import ForkedRanks
 
 sys.path.insert(0, str(Path(__file__).parent))
 import liar_proofs_life  # noqa: F401 (each registers its proofs)
@@ -43,7 +44,7 @@ SLICES = {
 
 @pytest.fixture(scope="module")
 def pair():
-    with RankPool(2) as pool:
+    with ForkedRanks(2) as pool:
         yield pool
 
 

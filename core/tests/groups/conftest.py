@@ -11,7 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from hal_core.conformance.ranks.processes import RankPool
+
+from tests.ranks import ForkedRanks
 
 GROUPS = [(0, 1), (2, 3), (0, 1, 2, 3), (0, 2), (1, 3)]
 TIMEOUT = 2.0
@@ -33,7 +34,7 @@ class Ranks:
     def open(self):
         """Start the pool if need be, and open (again) what is not open."""
         if self.pool is None:
-            self.pool = RankPool(4)
+            self.pool = ForkedRanks(4)
         self.pool.run(self.actions.open_all, GROUPS, TIMEOUT)
         return self.pool
 

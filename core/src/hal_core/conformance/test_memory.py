@@ -129,7 +129,10 @@ def rested(threads: int) -> Held:
 
 
 def kept(once: Callable[[], None], rounds: int, blocks: int = BLOCKS) -> str:
-    """What each of some windows of ``rounds`` left behind, or "". ``blocks``: how many are forgiven a round."""
+    """What each of some windows of ``rounds`` left behind, or "". ``blocks``: how many are forgiven a round.
+
+    The first window that leaves nothing behind is the last: a leak would have shown in it.
+    """
     bounds = Held(rounds // 5, rounds // 5, blocks * rounds, HEAP * blocks * rounds, RESIDENT)
     found, told = set(Held._fields), ""
     for _ in range(WINDOWS):
@@ -140,6 +143,8 @@ def kept(once: Callable[[], None], rounds: int, blocks: int = BLOCKS) -> str:
         more = {name: getattr(after, name) - getattr(before, name) for name in found}
         found = {name for name in found if more[name] > getattr(bounds, name)}
         told = ", ".join(f"{more[name]} more {name}" for name in sorted(found))
+        if not found:
+            break
     return told
 
 

@@ -33,15 +33,19 @@ Launch = Any
 """What is launched: :class:`PlanLaunch`, or something that a device of the vendor gives to ``launch_staged``."""
 POLL = 50e-6
 """Seconds between two looks at an event, where the runtime has no wait with a deadline."""
+LATE, LATEST = 1 / 16, 2e-3
+"""A wait that has taken long is looked at less often: the end is seen late by this share of it, and seconds at most."""
 
 
 def poll(done: Callable[[], bool], timeout: float | None) -> bool:
     """Ask again and again until the answer is yes, True, or for ``timeout`` seconds, False. Other threads run."""
-    end = None if timeout is None else time.monotonic() + timeout
+    began = time.monotonic()
     while not done():
-        if end is not None and time.monotonic() >= end:
+        waited = time.monotonic() - began
+        left = LATEST if timeout is None else timeout - waited
+        if left <= 0:
             return False
-        time.sleep(POLL)
+        time.sleep(min(max(POLL, waited * LATE), LATEST, left))
     return True
 
 

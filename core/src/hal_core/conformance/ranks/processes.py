@@ -90,21 +90,20 @@ class RankPool:
         here, there = socket.socketpair()
         with there:
             self._links[rank] = Connection(here.detach())
-            self._processes[rank] = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "hal_core.conformance.ranks.processes",
-                    str(there.fileno()),
-                    str(rank),
-                    str(self.size),
-                ],
-                env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"} | dict(variables),
-                pass_fds=[there.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=self._logs[rank],
-                stderr=subprocess.STDOUT,
-            )
+            environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"} | dict(variables)
+            self._processes[rank] = self._process(rank, there, environment)
+
+    def _process(self, rank: int, link: socket.socket, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        """Start the process of a rank, which runs :func:`main` on its end of the pipe."""
+        module = "hal_core.conformance.ranks.processes"
+        return subprocess.Popen(
+            [sys.executable, "-m", module, str(link.fileno()), str(rank), str(self.size)],
+            env=environment,
+            pass_fds=[link.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=self._logs[rank],
+            stderr=subprocess.STDOUT,
+        )
 
     def run(
         self,
