@@ -90,7 +90,7 @@ def over_stand_in() -> BoundDevice:
         cuLaunchKernel = cuMemcpyHtoDAsync = lambda self, *arguments: (OK,)
 
     launching.cubin = lambda name, arch: b""
-    return bind(CudaDevice(0, {"stream": 1}, Driver(Idle())))
+    return bind(CudaDevice(0, {"stream": 1}, Driver(Idle({}))))
 
 
 def main(names: list[str]) -> None:

@@ -43,7 +43,8 @@ class StandIn:
 
     def __init__(self, device: BoundDevice) -> None:
         from hal_cuda.compiling import compile_source
-        from hal_cuda.launching import Kernel, struct
+        from hal_cuda.launching import Kernel
+        from hal_cuda.structs import struct
 
         params = struct(("ns", "<u8"), ("times", "<u8"), ("tokens", "<u8"), ("slots", "<u4"), ("step", "<u4"))
         driver = device.device.driver

@@ -6,7 +6,10 @@ It executes everything at once, on every stream: what it shows is what the host 
 from __future__ import annotations
 
 import ctypes
+import importlib.util
+import sys
 from collections import defaultdict
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,7 +19,7 @@ from hal_cuda import device as device_module
 from hal_cuda import launching
 from hal_cuda import memory as gpu_memory
 from hal_cuda.driver import Driver
-from hal_cuda.launching import ENTER, FILL, PLAN, SMALL, STRIDED
+from hal_cuda.structs import ENTER, FILL, PLAN, SMALL, STRIDED
 
 OK, NOT_READY = SimpleNamespace(name="CUDA_SUCCESS"), SimpleNamespace(name="CUDA_ERROR_NOT_READY")
 WRITE = np.dtype([("dst", "<u8"), ("source", "<u8"), ("nbytes", "<u4"), ("pattern", "<u4")])
@@ -213,8 +216,36 @@ def hal_enter(p, blocks, rows):
         assert longest >= max(int(lengths[4]), int(written[4])) * 8, "too few blocks of threads for the tokens"
 
 
-@pytest.fixture
-def opened(monkeypatch):
+def stand_in():
+    """The module that builds the stand-in library."""
+    spec = importlib.util.spec_from_file_location("hal_cuda_stand_in", Path(__file__).with_name("stand_in.py"))
+    module = sys.modules.get(spec.name)
+    if module is None:
+        module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return module
+
+
+def open_python(options, kept, make):
+    """On the Python path."""
+    return make(options, StandIn(kept))
+
+
+def open_native(options, kept, make):
+    """On the native path, over the library that stands in for CUDA's."""
+    found = stand_in().built()
+    if isinstance(found, str):
+        pytest.skip(f"the native part cannot be built: {found}")
+    module, library = found
+    api = stand_in().Library(library)
+    return device_module.CudaDevice(0, options, Driver(api, module, api.library))
+
+
+PATHS = {"python": open_python, "native": open_native}
+
+
+@pytest.fixture(params=PATHS)
+def opened(request, monkeypatch):
     """Opens a cuda device over a stand-in: ``opened(options)``; its driver is ``bound.device.driver.api``."""
     monkeypatch.setattr(launching, "cubin", lambda name, arch: b"")
     monkeypatch.setattr(
@@ -223,7 +254,7 @@ def opened(monkeypatch):
     found, kept = [], {}  # memory is the GPU's, whichever device takes it
 
     def open_with(options=None, make=lambda options, api: device_module.CudaDevice(0, options, Driver(api))):
-        device = make({"stream": 1, **(options or {})}, StandIn(kept))
+        device = PATHS[request.param]({"stream": 1, **(options or {})}, kept, make)
         found.append(bind(device))
         return found[-1]
 

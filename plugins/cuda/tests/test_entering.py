@@ -161,6 +161,7 @@ def test_admission_from_other_threads_beside_insertions(opened, monkeypatch):
         thread.join()
 
 
+@pytest.mark.parametrize("opened", ["python"], indirect=True)  # native calls are not to be had from Python
 def test_threads_beside_the_one_that_works_are_not_woken_by_the_driver(opened):
     """They look at the event now and then: woken with it, they would take the interpreter from the next step."""
     bound = opened()

@@ -44,6 +44,7 @@ def counted(monkeypatch):
     del sys.modules["counted"]
 
 
+@pytest.mark.parametrize("opened", ["python"], indirect=True)  # the bindings' calls are what is counted
 def test_g10_what_is_counted_below_the_plugin_is_what_the_device_counts(opened, counted):
     """Over a driver that stands in for CUDA's: a value, a batch and an output, each counted by both."""
     bound = opened(make=lambda options, api: counted.CountedCudaDevice(0, options, api))

@@ -15,10 +15,15 @@ from ..memory.views import Index as Index
 from ..memory.views import Memory as Memory
 from ..ranks.communicator import Communicator as Communicator
 from ..slots.fields import ROW_FIELDS as ROW_FIELDS
+from ..slots.host_table import BLOCKS as BLOCKS
 from ..slots.host_table import FEW as FEW
+from ..slots.host_table import HELD as HELD
+from ..slots.host_table import PREFILLED as PREFILLED
+from ..slots.host_table import SERIALS as SERIALS
 from ..slots.host_table import TOKENS as TOKENS
 from ..slots.insertion import plan_insert as plan_insert
 from ..slots.layout import ADMISSION_ID as ADMISSION_ID
+from ..slots.layout import CONFIG_KEY as CONFIG_KEY
 from ..slots.layout import REQUEST_ROW as REQUEST_ROW
 from ..slots.state import DYNAMIC as DYNAMIC
 from ..slots.update import STEP_FIELDS as STEP_FIELDS

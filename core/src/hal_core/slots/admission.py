@@ -52,8 +52,8 @@ class AdmittedRequest:
     - ``tokens``: int64 ``[prompt + output]``, read-only; ``prompt_len`` and ``generated`` are its two parts.
     - ``total``: tokens known so far, prompt and generated.
     - ``config_key``: which sizes it was checked against (``StateLayout.config_key``).
-    - ``packed``: row lengths, admission id and record (``StateLayout.admission_dtype``), as bytes; what depends on the
-      moment of insertion (lengths, blocks, drafts) is set then. ``request_row`` is what comes before the record.
+    - ``packed``: row lengths, admission id, config key and record (``StateLayout.admission_dtype``), as bytes; what
+      depends on the moment of insertion (lengths, blocks, drafts) is set then. ``request_row`` comes before the record.
     - ``row_lengths``: the lengths of its rows, in the order of ``ROW_FIELDS``, the block table's 0.
     - ``rows``: the bytes of each of ``ROW_FIELDS``, of the tokens those of ``tokens`` themselves; the block table is
       empty, its blocks come with the task.
@@ -196,6 +196,7 @@ def _template(layout: StateLayout) -> bytes:
     template = _templates.get(layout.digest)
     if template is None:
         head = np.zeros(1, layout.admission_dtype)
+        head["config_key"] = layout.config_key
         record = head["record"]
         for name in layout.record_dtype.names or ():
             record[name] = layout.fields[name].field.reset

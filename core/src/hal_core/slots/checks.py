@@ -21,8 +21,10 @@ def is_sound(host_table: HostSlotTable, tasks: TaskBatch) -> bool:
 
     False means that :func:`problems` has to look, which may still find nothing.
     """
-    if not tasks.all_prefill or any(tasks.drafts) or any(tasks.plain["first_blocks"]):
+    if not tasks.all_new:
         return False
+    if host_table.twin is not None:
+        return host_table.twin.sound(tasks)
     if len(tasks) <= FEW:
         return _few_are_sound(host_table, tasks)
     sizes, n, plain, request_row = host_table.sizes, len(tasks), tasks.plain, tasks.request_row

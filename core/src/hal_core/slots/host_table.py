@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -25,6 +25,17 @@ Ints = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
 Records = np.ndarray[Any, np.dtype[np.void]]
 
 
+class Twin(Protocol):
+    """A device's native twin of the checks and the booking of new requests, over the same table."""
+
+    def sound(self, tasks: TaskBatch) -> bool:
+        """As :func:`hal_core.slots.checks.is_sound`, of a batch whose ``all_new`` is true, and whether its requests
+        were admitted for these sizes."""
+
+    def commit(self, tasks: TaskBatch) -> None:
+        """As :meth:`HostSlotTable.commit`, of such a batch."""
+
+
 class HostSlotTable:
     """Arrays of one entry a slot, and the requests in the slots.
 
@@ -38,6 +49,7 @@ class HostSlotTable:
     - ``row_lengths`` int64 ``[row fields, slots]``, in the order of ``ROW_FIELDS``: the largest length, in
       elements, that was written since the row was last reset (G11).
     - ``preempted``, ``aborted``: slot to ``(admission_id, request id)`` of what left and no output has reported yet.
+    - ``twin``: what does both for new requests in native code, where the state's device has such.
     """
 
     def __init__(self, sizes: StateConfig) -> None:
@@ -50,9 +62,13 @@ class HostSlotTable:
         self.live: dict[int, int] = {}
         self.preempted: dict[int, tuple[int, str]] = {}
         self.aborted: dict[int, tuple[int, str]] = {}
+        self.twin: Twin | None = None
 
     def commit(self, tasks: TaskBatch) -> None:
         """Take over what an insertion has put into the slots."""
+        if self.twin is not None and tasks.all_new:
+            self.twin.commit(tasks)
+            return
         if tasks.all_prefill and len(tasks) <= FEW:
             self._enter_few(tasks)
             return

@@ -17,11 +17,14 @@ from .fields import GROUPS, HEADER_BYTES, ROW_FIELDS, STATE_TABLE, Field, StateC
 ALIGNMENT = 64
 """Bytes; each field begins on a cache line, which is also the coarsest alignment a vector copy asks for."""
 
-REQUEST_ROW = np.dtype([("row_lengths", np.int64, (len(ROW_FIELDS),)), ("admission_id", np.int64)])
-"""What insertion asks of each request: the lengths of its rows, in the order of ``ROW_FIELDS``, and its admission id.
-All int64, so that a batch of them is a matrix."""
+REQUEST_ROW = np.dtype(
+    [("row_lengths", np.int64, (len(ROW_FIELDS),)), ("admission_id", np.int64), ("config_key", np.int64)]
+)
+"""What insertion asks of each request: the lengths of its rows, in the order of ``ROW_FIELDS``, its admission id, and
+for which sizes it was admitted. All int64, so that a batch of them is a matrix."""
 ADMISSION_ID = len(ROW_FIELDS)
-"""Column of that matrix, after the lengths."""
+CONFIG_KEY = ADMISSION_ID + 1
+"""Columns of that matrix, after the lengths."""
 
 BROADCAST_GROUPS = ("broadcast", "broadcast_speculative")
 

@@ -84,13 +84,15 @@ class _Column:
         column = batch.arrays.get(self.name)
         if column is None:
             # By way of an array of the standard library, which takes a list in half of NumPy's time.
-            column = np.frombuffer(array(self.code, batch.plain[self.name]), self.code)
+            ints = batch._checked.get(self.name) or array(self.code, batch.plain[self.name])
+            column = np.frombuffer(ints, self.code)
             column.flags.writeable = False
             batch.arrays[self.name] = column
         return column
 
 
 Ids = Sequence[int] | Int32s
+NativeColumns = tuple[bytes, array, array, array, array, bytes]  # type: ignore[type-arg]
 
 
 class TaskBatch:
@@ -99,9 +101,14 @@ class TaskBatch:
     Columns of length n, int32 (``first_tokens`` int64): ``kinds``, ``slots``, ``num_computed_tokens``,
     ``num_scheduled_tokens``, ``first_blocks``, ``block_counts``. ``plain`` has them as lists. ``requests`` and
     ``drafts`` are tuples, ``block_ids`` each task's block ids, ``blocks`` all of them one after the other, int32.
+
+    ``native`` has for native code what it needs of new requests. ``all_new``: there are no other tasks, each has its
+    blocks from entry 0 on, and none has drafts.
     """
 
     __slots__ = (
+        "_checked",
+        "all_new",
         "all_prefill",
         "arrays",
         "block_ids",
@@ -109,10 +116,12 @@ class TaskBatch:
         "plain",
         "requests",
     )
+    all_new: bool
     all_prefill: bool
     arrays: dict[str, Any]
     block_ids: tuple[Int32s, ...]
     drafts: tuple[tuple[int, ...], ...]
+    _checked: dict[str, array[int]]
     plain: dict[str, list[int]]
     requests: tuple[AdmittedRequest, ...]
     kinds, slots, num_computed_tokens, num_scheduled_tokens = _Column(), _Column(), _Column(), _Column()
@@ -131,19 +140,21 @@ class TaskBatch:
         drafts: Sequence[Sequence[int]] | None = None,
     ) -> None:
         n = len(slots)
+        ints: dict[str, array[int]] = {}
         plain = {
             "kinds": list(kinds),
-            "slots": _whole(slots, "slots"),
+            "slots": _whole(slots, "slots", ints),
             "num_computed_tokens": [0] * n
             if num_computed_tokens is None
-            else _whole(num_computed_tokens, "num_computed_tokens"),
-            "num_scheduled_tokens": _whole(num_scheduled_tokens, "num_scheduled_tokens"),
+            else _whole(num_computed_tokens, "num_computed_tokens", ints),
+            "num_scheduled_tokens": _whole(num_scheduled_tokens, "num_scheduled_tokens", ints),
             "block_counts": list(map(len, blocks)),
             "first_blocks": [0] * n if first_blocks is None else _whole(first_blocks, "first_blocks"),
             "first_tokens": [-1] * n if first_tokens is None else _whole(first_tokens, "first_tokens"),
         }
         put = object.__setattr__
         put(self, "plain", plain)
+        put(self, "_checked", ints)
         put(self, "arrays", {})
         put(self, "requests", tuple(requests))
         put(self, "drafts", ((),) * n if drafts is None else tuple([tuple(d) for d in drafts]))
@@ -152,30 +163,59 @@ class TaskBatch:
         ]
         put(self, "block_ids", tuple(ready))
         put(self, "all_prefill", plain["kinds"] == [TaskKind.PREFILL] * n)
+        new = first_blocks is None or not any(plain["first_blocks"])
+        put(self, "all_new", self.all_prefill and new and (drafts is None or not any(self.drafts)))
         if {n} != {len(column) for column in (*plain.values(), self.requests, self.drafts)}:
             raise InvalidValue("the columns of a batch differ in length", cure=f"give {n} of each", argument="tasks")
 
     @property
+    def block_bytes(self) -> bytes:
+        """The bytes of ``blocks``."""
+        joined: bytes | None = self.arrays.get("block_bytes")
+        if joined is None:
+            pieces: tuple[Any, ...] = self.block_ids
+            try:
+                joined = b"".join(pieces)
+            except (BufferError, TypeError, ValueError):  # an array of the caller's that is not contiguous
+                joined = b"".join([piece.tobytes() for piece in pieces])
+            self.arrays["block_bytes"] = joined
+        return joined
+
+    @property
     def blocks(self) -> Int32s:
         """All tasks' block ids one after the other."""
-        joined = self.arrays.get("blocks")
+        found: Int32s | None = self.arrays.get("blocks")
+        if found is None:
+            found = self.arrays["blocks"] = np.frombuffer(self.block_bytes, np.int32)
+        return found
+
+    @property
+    def rows(self) -> bytes:
+        """What insertion asks of the requests, one :data:`hal_core.slots.layout.REQUEST_ROW` after the other."""
+        joined: bytes | None = self.arrays.get("rows")
         if joined is None:
-            try:
-                pieces: tuple[Any, ...] = self.block_ids
-                joined = np.frombuffer(b"".join(pieces), np.int32)
-            except (BufferError, TypeError, ValueError):  # an array of the caller's that is not contiguous
-                joined = np.concatenate(self.block_ids)
-            self.arrays["blocks"] = joined
-        found: Int32s = joined
+            joined = self.arrays["rows"] = b"".join([request.request_row for request in self.requests])
+        return joined
+
+    @property
+    def native(self) -> NativeColumns:
+        """For code that takes buffers, made without NumPy, which may give up the interpreter's lock: ``rows``; slots,
+        ``num_computed_tokens``, ``num_scheduled_tokens``, ``block_counts`` as int32; ``block_bytes``."""
+        found: NativeColumns | None = self.arrays.get("native")
+        if found is None:
+            ints, plain = self._checked, self.plain
+            starts = ints.get("num_computed_tokens") or array("i", plain["num_computed_tokens"])
+            counts = array("i", plain["block_counts"])
+            found = self.rows, ints["slots"], starts, ints["num_scheduled_tokens"], counts, self.block_bytes
+            self.arrays["native"] = found
         return found
 
     @property
     def request_row(self) -> Int64s:
-        """What insertion asks of the requests: :data:`hal_core.slots.layout.REQUEST_ROW` ``[n, 6]``, read-only."""
+        """The same as a matrix, int64 ``[n, 7]``, read-only."""
         request_row: Int64s | None = self.arrays.get("request_row")
         if request_row is None:
-            joined = b"".join([request.request_row for request in self.requests])
-            request_row = self.arrays["request_row"] = np.frombuffer(joined, np.int64).reshape(len(self), -1)
+            request_row = self.arrays["request_row"] = np.frombuffer(self.rows, np.int64).reshape(len(self), -1)
         return request_row
 
     def check_sizes(self, layout: StateLayout) -> None:
@@ -245,19 +285,21 @@ class TaskBatch:
 _ARRAY, _IDS = np.ndarray, np.dtype(np.int32)
 
 
-def _whole(values: Any, name: str) -> list[int]:  # noqa: ANN401 (a sequence or an array)
-    """The values as Python integers that fit the column; floats and bools are refused, not rounded."""
+def _whole(values: Any, name: str, ints: dict[str, array[int]] | None = None) -> list[int]:  # noqa: ANN401
+    """The values as Python integers that fit int32, as which ``ints`` gets them; floats and bools are refused."""
     plain: list[Any] = values.tolist() if isinstance(values, np.ndarray) else list(values)
     if plain and set(map(type, plain)) != {int}:
         plain = [int(v) if isinstance(v, np.integer) else v for v in plain]
         if set(map(type, plain)) != {int}:
             raise InvalidValue(f"{name} must be whole numbers", cure="give int, no bool or float", argument=name)
     try:
-        array("i", plain)
+        column = array("i", plain)
     except OverflowError:
         raise InvalidValue(
             f"{name} must be whole numbers that fit int32", cure="give numbers from -2**31 to 2**31 - 1", argument=name
         ) from None
+    if ints is not None:
+        ints[name] = column
     return plain
 
 

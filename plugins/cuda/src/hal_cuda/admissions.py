@@ -29,6 +29,8 @@ import numpy as np
 from hal_core import OutOfMemory
 from hal_core.devices import ROW_FIELDS
 
+from .structs import PLACE
+
 if TYPE_CHECKING:
     from hal_core import AdmittedRequest
     from hal_core.devices import MirroredBlock, RecordedEvent
@@ -81,6 +83,9 @@ class Admissions:
     - ``allocate(nbytes)`` gives a pinned block with a mirror; ``entered()`` makes the device's context current, for
       threads that are not the device's.
     - ``limit``: bytes of pinned memory at most; 0 turns staging off.
+    - ``table`` int64 ``[PLACES, PLACE]``, by a request's admission id modulo ``PLACES``: that id, its address on the
+      device, the number of its chunk, and 1 while it waits for its insertion. One table, so that an insertion looks
+      once. An id names one request of this process, so no device takes another's for its own.
     """
 
     def __init__(
@@ -101,11 +106,8 @@ class Admissions:
         )  # admission ids of requests that are gone; filled by whichever thread lets go
         self._alive: dict[int, weakref.ref[AdmittedRequest]] = {}  # by admission id; what fills ``_dropped``
         self._process = os.getpid()
-        # By a request's admission id modulo PLACES: that id, its address on the device, the number of its chunk, and 1
-        # while it waits for its insertion. One table, so that an insertion looks once. An id names one request of
-        # this process, so no device takes another's for its own.
-        self._table = np.full((PLACES, 4), -1, np.int64)
-        self._serial, self._address, self._chunk, self._waits = self._table.T
+        self.table = np.full((PLACES, PLACE), -1, np.int64)
+        self._serial, self._address, self._chunk, self._waits = self.table.T
         self._waits[:] = 0
 
     @property
@@ -132,7 +134,7 @@ class Admissions:
                 HEAD.pack_into(buffer, at, *request.row_lengths)
                 for begin, piece in zip(begins, (record, *rows), strict=True):
                     buffer[at + begin : at + begin + len(piece)] = piece
-                self._table[place] = admission_id, chunk.block.mirror + at, chunk.number, 1
+                self.table[place] = admission_id, chunk.block.mirror + at, chunk.number, 1
                 self._alive[admission_id] = weakref.ref(request, lambda _: dropped.append(admission_id))
         if self._leaving:  # freeing waits for the device, so not under the lock, which an insertion needs
             with self._entered():
@@ -187,7 +189,7 @@ class Admissions:
         return not self._waits[self._chunk == chunk.number].any() and chunk.passed
 
     def _empty(self, chunk: Chunk) -> None:
-        self._table[self._chunk == chunk.number] = -1, -1, -1, 0
+        self.table[self._chunk == chunk.number] = -1, -1, -1, 0
         chunk.used = chunk.uploaded = 0
         chunk.fences.clear()
 
@@ -219,7 +221,7 @@ class Admissions:
     def find(self, admission_ids: Int64s) -> Int64s | None:
         """Where the requests of these ids lie in device memory; None unless all of them are here."""
         places = admission_ids & (PLACES - 1)
-        rows = self._table[places]
+        rows = self.table[places]
         if (rows[:, 0] != admission_ids).any():
             return None
         self._waits[places] = 0
@@ -228,7 +230,7 @@ class Admissions:
 
     def find_few(self, admission_ids: list[int]) -> list[int] | None:
         """The same for a few requests, in plain Python; what that saves: see ``_fill_few`` of hal_cuda.entering."""
-        rows = [self._table[admission_id & (PLACES - 1)].tolist() for admission_id in admission_ids]
+        rows = [self.table[admission_id & (PLACES - 1)].tolist() for admission_id in admission_ids]
         if [row[0] for row in rows] != admission_ids:
             return None
         for admission_id in admission_ids:

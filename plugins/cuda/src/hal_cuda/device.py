@@ -28,7 +28,10 @@ from .driver import Driver
 from .entering import Entering
 from .frameworks import current_stream
 from .launching import Kernels
-from .primitives import CudaPrimitives
+from .native import Book
+from .native_entering import NativeEntering
+from .native_writing import NativeWriter
+from .primitives import CudaPrimitives, NativePrimitives
 from .steps import StepKernel
 from .targets import is_on_device, resolve
 from .writing import Writer
@@ -60,12 +63,13 @@ class CudaDevice(OnGpu):
         self.driver = Driver() if driver is None else driver
         self.context = Context.open(self.driver, index)
         self.kernels = Kernels(self.driver, self.context.arch)
-        self._runtime = CudaPrimitives(self.context, self.kernels)
+        native = self.driver.native
+        self._runtime = (NativePrimitives if native else CudaPrimitives)(self.context, self.kernels)
         super().__init__(index, self._runtime, chosen)
-        self.writer = Writer(self)
+        self.writer = NativeWriter(self, native) if native else Writer(self)
         make = partial(MirroredBlock, self._runtime)
         self.admissions = Admissions(make, self.context.entered, limit=chosen.admission_limit)
-        self.entering = Entering(self)
+        self.entering = NativeEntering(self, native) if native else Entering(self)
         self.steps = StepKernel(self.driver, self.kernels)
         self._given = chosen.stream
 
@@ -122,6 +126,8 @@ class CudaDevice(OnGpu):
         self.check_open()
         self.entering.register_state(state, self.table(state.scatter_map, state.sizes.num_slots).address)
         self.steps.register_state(state)
+        if self.driver.native is not None:
+            state.host_table.twin = Book(self.driver.native, state)
 
     def on_admit(self, state: SlotState, request: AdmittedRequest) -> None:
         """Put the request's bytes into pinned memory, where its insertion finds them; from any thread."""

@@ -6,10 +6,13 @@ and nowhere else.
 
 from __future__ import annotations
 
+import ctypes
 from importlib import import_module
 from typing import Any
 
 from hal_core import DeviceClosed, HalError, OutOfMemory, Unavailable
+
+from .native import Native, find
 
 STICKY = {"CUDA_ERROR_ILLEGAL_ADDRESS", "CUDA_ERROR_LAUNCH_FAILED", "CUDA_ERROR_ASSERT", "CUDA_ERROR_ECC_UNCORRECTABLE"}
 """Errors that spoil the context: every later call fails until the process is started anew."""
@@ -34,11 +37,20 @@ def load_bindings() -> Any:  # noqa: ANN401 (a module whose place depends on the
 class Driver:
     """The bindings with their results checked. ``ok(call, name)`` returns what the call gave besides its status.
 
+    ``native``: the native part over the same driver, or None on the Python path.
     After a sticky error every later call says so and how to recover.
     """
 
-    def __init__(self, bindings: Any = None) -> None:  # noqa: ANN401 (tests give a stand-in)
-        self.api = load_bindings() if bindings is None else bindings
+    def __init__(
+        self,
+        bindings: Any = None,  # noqa: ANN401 (tests give a stand-in)
+        module: Any = None,  # noqa: ANN401 (the native part, over a stand-in's library)
+        library: ctypes.CDLL | None = None,
+    ) -> None:
+        if bindings is None:
+            bindings, module = load_bindings(), find()
+        self.api = bindings
+        self.native = None if module is None else Native(module, self._failed, library)
         self.success = self.api.CUresult.CUDA_SUCCESS
         self.not_ready = self.api.CUresult.CUDA_ERROR_NOT_READY
         self.broken = ""
@@ -57,6 +69,10 @@ class Driver:
                 cure="start the process anew; run it under compute-sanitizer to find the kernel at fault",
                 device="cuda",
             )
+
+    def _failed(self, status: int, call: str) -> None:
+        """Raise what a native call met."""
+        self._raise(self.api.CUresult(status), call)
 
     def _raise(self, status: Any, call: str) -> None:  # noqa: ANN401 (a CUresult)
         name = str(getattr(status, "name", status))

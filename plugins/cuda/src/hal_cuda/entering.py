@@ -16,7 +16,7 @@ from hal_core import Ticket
 from hal_core.devices import ADMISSION_ID, DYNAMIC, FEW, TOKENS
 
 from .admissions import HEAD, Chunk
-from .launching import ENTER, THREADS
+from .structs import ENTER, ENTRY, PIECE, THREADS
 
 if TYPE_CHECKING:
     from hal_core import SlotState, TaskBatch
@@ -26,12 +26,8 @@ if TYPE_CHECKING:
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
-ENTRY = Struct("<8q6q")
-"""One request: ``Entry`` of kernels/enter.cu. The host table's row of its slot comes first."""
 SOURCE = 8
 """Column of the entries' matrix, after that row."""
-PIECE = 16 << 10
-"""Bytes of a token row that one block of threads writes; ``PIECE`` of kernels/enter.cu."""
 WHERE = Struct("<QQ")
 """The parameters that differ from launch to launch: ``entries`` and ``blocks``."""
 

@@ -6,17 +6,17 @@ from struct import Struct
 from typing import Any
 
 import numpy as np
-from hal_core.devices import DYNAMIC, ROW_FIELDS
 
 from .compiling import SOURCES, cubin
 from .driver import Driver
-
-THREADS = 128
-"""Threads a block: enough for an 8 KB row in four vector loads each, small enough for thousands of short rows."""
+from .structs import ENTER, FILL, HOLD, PLAN, SMALL, STRIDED
 
 
 class Kernel:
-    """One kernel. ``params`` is a structured NumPy record that lies where the driver reads the parameters."""
+    """One kernel. ``params`` is a structured NumPy record that lies where the driver reads the parameters.
+
+    For native calls: ``function``, its handle as a number, and ``at``, the address of the parameters' addresses.
+    """
 
     def __init__(self, driver: Driver, module: Any, name: str, params: np.dtype[np.void]) -> None:  # noqa: ANN401
         self._driver = driver
@@ -31,7 +31,9 @@ class Kernel:
         self._format = _native(params)
         addresses = [self._block.ctypes.data + offset for offset in self._parameter_offsets(params)]
         self._pointers = np.array(addresses, np.uint64)
-        self._at = int(self._pointers.ctypes.data)
+        self.at = int(self._pointers.ctypes.data)
+        self.function = int(self._function) if driver.native else 0
+        self._run = driver.native.calls.run if driver.native else None
 
     @staticmethod
     def _parameter_offsets(params: np.dtype[np.void]) -> list[int]:
@@ -51,7 +53,10 @@ class Kernel:
 
     def launch(self, blocks: int, threads: int, stream: int, rows: int = 1) -> None:
         """Launch ``blocks`` times ``rows`` blocks, with the parameters as they are now; the driver copies them."""
-        (status,) = self._launch(self._function, blocks, rows, 1, threads, 1, 1, 0, stream, self._at, 0)
+        if self._run is not None:
+            self._run(0, 0, 0, 0, 0, stream, self.function, blocks, rows, threads, self.at, 0)
+            return
+        (status,) = self._launch(self._function, blocks, rows, 1, threads, 1, 1, 0, stream, self.at, 0)
         if status != self._driver.success:
             self._driver.ok((status,), f"launching {self.name}")
 
@@ -62,61 +67,6 @@ def _native(params: np.dtype[np.void]) -> Struct:
     assert params.fields is not None
     plain = [codes.get(entry[0].str[1:], "") for entry in params.fields.values()]
     return Struct("@" + "".join(plain))
-
-
-def struct(*fields: tuple[Any, ...]) -> np.dtype[np.void]:
-    """A struct that a kernel takes by value, with the compiler's own alignment."""
-    return np.dtype(np.dtype([*fields], align=True), metadata={"struct": True})
-
-
-PLAN = struct(
-    ("memory", "<u8"),
-    ("block", "<u8"),
-    ("spread", "<u8"),
-    ("writes", "<u4"),
-    ("records", "<u4"),
-    ("fields", "<u4"),
-    ("record_bytes", "<u4"),
-    ("slots_at", "<u4"),
-    ("records_at", "<u4"),
-    ("payload_at", "<u8"),
-)
-FILL = np.dtype(
-    [
-        ("dst", "<u8"),
-        ("cycle", "<u8"),
-        ("nbytes", "<u4"),
-        ("n0", "<u4"),
-        ("n1", "<u4"),
-        ("step0", "<i8"),
-        ("step1", "<i8"),
-    ],
-    align=True,
-)
-SMALL_BYTES = 1024
-SMALL = struct(("dst", "<u8"), ("nbytes", "<u4"), ("unused", "<u4"), ("data", "u1", (SMALL_BYTES,)))
-STRIDED = struct(
-    ("dst", "<u8"),
-    ("src", "<u8"),
-    ("element", "<u4"),
-    ("unused", "<u4"),
-    ("shape", "<u4", (4,)),
-    ("to", "<i8", (4,)),
-    ("from", "<i8", (4,)),
-    ("count", "<u8"),
-)
-HOLD = np.dtype([("flag", "<u8")])
-ROW = np.dtype([(name, "<u8") for name in ("base", "stride", "cycle", "size")])
-ENTER = struct(
-    ("entries", "<u8"),
-    ("blocks", "<u8"),
-    ("memory", "<u8"),
-    ("spread", "<u8"),
-    ("dynamic", "<u8", (len(DYNAMIC),)),
-    ("fields", "<u4"),
-    ("rows_at", "<u4"),
-    ("rows", ROW, (len(ROW_FIELDS),)),
-)
 
 
 class Kernels:

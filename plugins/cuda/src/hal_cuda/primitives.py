@@ -13,8 +13,9 @@ from typing import Any
 from hal_core.devices import POLL, Launch, PlanLaunch, Primitives
 
 from .context import Context
-from .launching import THREADS, Kernels
+from .launching import Kernels
 from .memory import memory_of
+from .structs import THREADS
 
 PATIENT = 500e-6
 """Seconds between two looks at an event for threads beside the one that puts work on streams, such as a sink's. The
@@ -145,9 +146,13 @@ class CudaPrimitives(Primitives):
         self.driver.ok(self.driver.api.cuMemcpyDtoHAsync(target, source, nbytes, stream), "cuMemcpyDtoHAsync")
 
     def launch(self, launch: Launch, block: int, stream: int) -> None:
+        self._kernel.launch(self.fill_plan(launch, block), THREADS, stream)
+
+    def fill_plan(self, launch: Launch, block: int) -> int:
+        """Set the parameters of a plan's launch; how many blocks of threads it has."""
         assert isinstance(launch, PlanLaunch)
-        kernel, packed = self._kernel, launch.packed
-        kernel.pack(
+        packed = launch.packed
+        self._kernel.pack(
             launch.address,
             block,
             launch.scatter_map,
@@ -159,7 +164,7 @@ class CudaPrimitives(Primitives):
             packed.records_at,
             packed.payload_at,
         )
-        kernel.launch(packed.writes + packed.records, THREADS, stream)
+        return packed.writes + packed.records
 
     def submit(
         self,
@@ -207,3 +212,44 @@ class CudaPrimitives(Primitives):
                 self.counts["copies_out"] += 1
             target += nbytes
         driver.ok(record(event, stream), "cuEventRecord")
+
+
+class NativePrimitives(CudaPrimitives):
+    """The same by native calls, which keep the interpreter's lock. Events are whole numbers."""
+
+    def __init__(self, context: Context, kernels: Kernels) -> None:
+        assert context.driver.native is not None
+        self._calls = calls = context.driver.native.calls
+        super().__init__(context, kernels)
+        put = self.__dict__  # in place of methods: the base calls them as they are
+        put["event_record"], put["event_query"], put["stream_wait"] = calls.record, calls.query, calls.wait
+
+    def event_create(self) -> int:
+        return int(super().event_create())
+
+    def event_synchronize(self, event: int, timeout: float | None) -> bool:
+        self._working = self._calls.working()
+        return super().event_synchronize(event, timeout)
+
+    def copy_in(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        self._calls.run(target, source, nbytes, stream, 0, stream, 0, 0, 0, 0, 0, 0)
+
+    def submit(self, source: int, target: int, nbytes: int, launch: Launch | None, stream: int, event: int) -> None:
+        run, kernel = self._calls.run, self._kernel
+        if launch is None:
+            run(target, source, nbytes, stream, 0, stream, 0, 0, 0, 0, 0, event)
+            self.count("uploads")
+            return
+        in_place = nbytes <= IN_PLACE
+        blocks = self.fill_plan(launch, source if in_place else target)
+        uploaded = (0, 0, 0, 0, 0) if in_place else (target, source, nbytes, self._uploads, self._arrival)
+        run(*uploaded, stream, kernel.function, blocks, 1, THREADS, kernel.at, event)
+        if not in_place:
+            self.count("uploads")
+        self.count("launches")
+
+    def submit_copy_out(
+        self, target: int, parts: Sequence[tuple[int, int]], after: int, stream: int, before: int, event: int
+    ) -> None:
+        self._calls.copy_out(target, after, stream, before, event, tuple([number for part in parts for number in part]))
+        self.counts["copies_out"] += sum([nbytes > 0 for _, nbytes in parts])

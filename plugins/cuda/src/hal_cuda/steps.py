@@ -9,7 +9,8 @@ import numpy as np
 from hal_core.devices import STEP_FIELDS
 
 from .driver import Driver
-from .launching import Kernel, Kernels, struct
+from .launching import Kernel, Kernels
+from .structs import struct
 
 if TYPE_CHECKING:
     from hal_core import SlotState

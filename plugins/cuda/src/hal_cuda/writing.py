@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from struct import Struct
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from hal_core import InvalidValue, Ticket, View
 from hal_core.devices import PlanBuilder
 
-from .launching import SMALL_BYTES, THREADS
+from .launching import Kernel
+from .structs import SMALL_BYTES, THREADS
 
 if TYPE_CHECKING:
-    from hal_core.devices import AsyncStream, AsyncTicket, Value
+    from hal_core.devices import AsyncStream, AsyncTicket, RecordedEvent, Value
 
     from .base import OnGpu
 
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Ints = tuple[int, ...]
+SMALL_HEAD = Struct("<QI4x")
+"""What comes before the data in ``SMALL``."""
 
 
 class Writer:
@@ -55,17 +60,14 @@ class Writer:
         address = target.memory.address + target.offset
         word = cycle & 0xFFFFFFFF
         if not shape and word == cycle >> 32 and not (address | run) % 4:
-            memset = self._driver.api.cuMemsetD32Async
-            self._driver.ok(memset(address, word, run // 4, stream.handle), "cuMemsetD32Async")
-            return self._launched(stream)
+            return self._memset(address, word, run // 4, stream)
         kernel = self._device.kernels.fill
         n0, n1 = (1, 1, *shape)[-2:]
         step0, step1 = (0, 0, *steps)[-2:]
         kernel.pack(address, cycle, run, n0, n1, step0, step1)
         runs = n0 * n1
         blocks = -(-runs // THREADS) if run <= 16 else runs
-        kernel.launch(min(blocks, 4096), THREADS, stream.handle)
-        return self._launched(stream)
+        return self._launch(kernel, min(blocks, 4096), stream)
 
     def _contiguous(self, target: View, value: np.ndarray[Any, Any], stream: AsyncStream) -> Ticket:
         """A value for neighbouring bytes that fits the ring: in the parameters when small, else by one upload. A ring
@@ -74,12 +76,13 @@ class Writer:
         address = target.memory.address + target.offset
         if data.nbytes <= SMALL_BYTES:
             kernel = self._device.kernels.small
-            params = kernel.params
-            params["dst"], params["nbytes"] = address, data.nbytes
-            params["data"][: data.nbytes] = data
-            kernel.launch(1, THREADS, stream.handle)
-            return self._launched(stream)
-        return self._device.ticket_type(self._device.upload(address, data, stream))
+            SMALL_HEAD.pack_into(kernel.buffer, 0, address, data.nbytes)
+            kernel.buffer[SMALL_HEAD.size : SMALL_HEAD.size + data.nbytes] = data.data
+            return self._launch(kernel, 1, stream)
+        return self._device.ticket_type(self._upload(address, data, stream))
+
+    def _upload(self, address: int, data: Bytes, stream: AsyncStream) -> RecordedEvent:
+        return self._device.upload(address, data, stream)
 
     def _copy(self, target: View, source: View, stream: AsyncStream) -> Ticket:
         """Between two views of this device, in stream order."""
@@ -101,10 +104,17 @@ class Writer:
         params["shape"] = (1,) * pad + target.shape
         params["to"] = (0,) * pad + target.strides
         params["from"] = (0,) * pad + source.strides
-        kernel.launch(min(-(-target.size // THREADS), 4096), THREADS, stream.handle)
-        ticket = self._launched(stream)
+        ticket = self._launch(kernel, min(-(-target.size // THREADS), 4096), stream)
         ticket.keep = (target.memory, source.memory)
         return ticket
+
+    def _launch(self, kernel: Kernel, blocks: int, stream: AsyncStream) -> AsyncTicket:
+        kernel.launch(blocks, THREADS, stream.handle)
+        return self._launched(stream)
+
+    def _memset(self, address: int, word: int, words: int, stream: AsyncStream) -> AsyncTicket:
+        self._driver.ok(self._driver.api.cuMemsetD32Async(address, word, words, stream.handle), "cuMemsetD32Async")
+        return self._launched(stream)
 
     def _launched(self, stream: AsyncStream) -> AsyncTicket:
         self._counts["launches"] += 1

@@ -1,0 +1,140 @@
+"""The native part: whether it is there, whether it was built for this core, and its use.
+
+``HAL_CUDA_NATIVE`` chooses: 0, the Python path; 1, refuse to open without the native part; unset, whichever is there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from hal_core import InvalidValue, Unavailable
+from hal_core.devices import (
+    ADMISSION_ID,
+    BLOCKS,
+    CONFIG_KEY,
+    HELD,
+    PREFILLED,
+    REQUEST_ROW,
+    ROW_FIELDS,
+    SERIALS,
+    TOKENS,
+)
+
+from .building import sources_digest
+from .structs import ENTER, ENTRY, PIECE, PLACE, THREADS
+
+if TYPE_CHECKING:
+    from hal_core import SlotState, TaskBatch
+
+log = logging.getLogger("hal")
+VARIABLE = "HAL_CUDA_NATIVE"
+LIBRARY = "libcuda.so.1"
+CURE = "install a C compiler and Python's headers, then: python -m hal_cuda.building"
+CALLS = (
+    "cuMemcpyHtoDAsync_v2",
+    "cuMemcpyDtoHAsync_v2",
+    "cuMemsetD32Async",
+    "cuLaunchKernel",
+    "cuEventRecord",
+    "cuEventQuery",
+    "cuEventCreate",
+    "cuEventDestroy_v2",
+    "cuStreamWaitEvent",
+    "cuStreamIsCapturing",
+    "cuThreadExchangeStreamCaptureMode",
+)
+"""The driver's functions, in the order in which the native part takes them."""
+
+
+def layout() -> str:
+    """What the native part relies on, as it is in the core that runs and in this package: ``LAYOUT`` of native.h."""
+    rows = f"rows {len(ROW_FIELDS)} {BLOCKS} {TOKENS}"
+    table = f"table {PREFILLED} {SERIALS} {HELD} {HELD + 1}"
+    request = f"request {ADMISSION_ID} {CONFIG_KEY} {REQUEST_ROW.itemsize // 8}"
+    kernel = f"entry {ENTRY.size // 8} enter {ENTER.itemsize} piece {PIECE} threads {THREADS}"
+    return f"{rows} {table} {request} place {PLACE} {kernel}"
+
+
+def refusal(module: Any) -> str:  # noqa: ANN401 (an extension module)
+    """Why a native part cannot be used with this package and this core, or ""."""
+    if getattr(module, "SOURCES", "") != sources_digest():
+        return "the native part was built for another version of paddle-hal-cuda"
+    if layout() != module.LAYOUT:
+        return "the native part was built for another version of paddle-hal-core"
+    return ""
+
+
+def find() -> Any:  # noqa: ANN401 (an extension module, or None)
+    """The native part where it is wanted and fits; None for the Python path, which one line explains unless it was
+    asked for. Raises :class:`Unavailable` where ``HAL_CUDA_NATIVE=1`` and it cannot be used."""
+    wanted = os.environ.get(VARIABLE, "")
+    if wanted not in ("", "0", "1"):
+        raise InvalidValue(f"{VARIABLE}={wanted}", cure="give 0 or 1, or unset it", device="cuda", argument=VARIABLE)
+    if wanted == "0":
+        return None
+    module, why = _look()
+    if module is None:
+        if wanted:
+            raise Unavailable(f"{VARIABLE}=1, but {why}", cure=CURE, device="cuda")
+        _tell(why)
+    return module
+
+
+def _look() -> tuple[Any, str]:
+    """The module, or None and why."""
+    if find_spec("hal_cuda._native") is None:
+        return None, "the native part was not built"
+    try:
+        module = import_module("hal_cuda._native")
+    except ImportError as error:
+        return None, f"the native part cannot be loaded: {error}"
+    why = refusal(module)
+    return (None, why) if why else (module, "")
+
+
+@cache
+def _tell(why: str) -> None:
+    log.warning("cuda works by its Python path, slower beside busy threads: %s (%s)", why, CURE)
+
+
+def functions(library: ctypes.CDLL | None = None) -> tuple[int, ...]:
+    """The addresses of :data:`CALLS` in the driver's library. Raises :class:`Unavailable` for one that it lacks."""
+    found = ctypes.CDLL(LIBRARY) if library is None else library
+    try:
+        return tuple([int(ctypes.cast(getattr(found, name), ctypes.c_void_p).value or 0) for name in CALLS])
+    except AttributeError as error:
+        cure = f"update the driver, or choose the Python path: {VARIABLE}=0"
+        raise Unavailable(f"the CUDA driver has too few functions: {error}", cure=cure, device="cuda") from error
+
+
+class Native:
+    """The native part over one driver. ``calls``: its ``Driver`` (native/calls.c); ``fail(status, call)`` raises."""
+
+    def __init__(self, module: Any, fail: Callable[[int, str], None], library: ctypes.CDLL | None = None) -> None:  # noqa: ANN401
+        self.module = module
+        self.calls = module.Driver(fail, functions(library))
+
+
+class Book:
+    """The native twin of a state's host table (:class:`hal_core.slots.host_table.Twin`)."""
+
+    def __init__(self, native: Native, state: SlotState) -> None:
+        table, sizes = state.host_table, state.sizes
+        numbers = state.layout.config_key, sizes.num_slots, sizes.max_model_len, sizes.max_blocks, sizes.block_size
+        self.raw = native.module.Book(table.table, table.requests, table.live, *numbers)
+        self._sound, self._commit = self.raw.sound, self.raw.commit
+
+    def sound(self, tasks: TaskBatch) -> bool:
+        """Whether the batch can surely go in."""
+        return bool(self._sound(*tasks.native))
+
+    def commit(self, tasks: TaskBatch) -> None:
+        """Book it."""
+        self._commit(*tasks.native, tasks.requests)

@@ -1,0 +1,321 @@
+/* The driver's calls. Nothing gives up the interpreter's lock but a call that might wait for room in a launch queue. */
+#include "native.h"
+
+/* -- the lock ------------------------------------------------------------------------------------------------------
+
+   A launch queue that is full makes the call wait until the device has executed something, for as long as that takes.
+   So the calls in flight on each stream are counted: now and then an event is recorded between them, and when it has
+   passed, so have the calls before it. Beyond BOUND, far below what a queue holds, the lock is given up around a call. */
+
+typedef struct {
+  Lane *lane;
+  PyThreadState *saved; /* the interpreter was let go */
+  Handle mark;          /* an event to record behind the work, */
+  int place;            /* which of the lane's marks */
+} Turn;
+
+static void look(Driver *driver, Lane *lane) {
+  while (lane->count && driver->query(lane->marks[lane->first].event) == 0) {
+    lane->passed = lane->marks[lane->first].at;
+    lane->first = (lane->first + 1) % MARKS;
+    lane->count--;
+  }
+}
+
+/* The lane of a stream; NULL where so many streams are busy that nothing is known of this one. `apart`: how many calls
+   may come between two marks; none where lanes are few, so that one that is idle is seen to be. */
+static Lane *lane_of(Driver *driver, Handle stream, uint64_t *apart) {
+  Lane *unused = NULL;
+  int busy = 0;
+  for (int i = 0; i < LANES; i++) {
+    Lane *lane = &driver->lanes[i];
+    busy += lane->issued != lane->passed;
+    *apart = busy > LANES / 2 ? 1 : APART;
+    if (lane->issued && lane->stream == stream) return lane;
+    if (lane->issued == lane->passed) unused = lane;
+  }
+  for (int i = 0; !unused && i < LANES; i++) {
+    look(driver, &driver->lanes[i]);
+    if (driver->lanes[i].issued == driver->lanes[i].passed) unused = &driver->lanes[i];
+  }
+  if (unused) unused->stream = stream, unused->issued = unused->marked = unused->passed = 0;
+  return unused;
+}
+
+static void turn_begin(Driver *driver, Turn *turn, Handle stream, int calls) {
+  uint64_t apart;
+  Lane *lane = turn->lane = lane_of(driver, stream, &apart);
+  turn->saved = NULL;
+  turn->mark = NULL;
+  if (lane) {
+    if (lane->issued - lane->passed >= APART) look(driver, lane);
+    lane->issued += calls;
+    if (lane->issued - lane->marked >= apart) { /* where all marks are on their way, the last one is moved behind */
+      turn->place = (lane->first + (lane->count < MARKS ? lane->count : MARKS - 1)) % MARKS;
+      Handle *event = &lane->marks[turn->place].event;
+      if (*event || driver->create(event, 2) == 0) turn->mark = *event; /* CU_EVENT_DISABLE_TIMING */
+    }
+  }
+  if (!lane || lane->issued - lane->passed > BOUND) {
+    driver->given_up++;
+    turn->saved = PyEval_SaveThread();
+  }
+}
+
+static void turn_end(Turn *turn, Driver *driver, Handle stream) {
+  int marked = turn->mark && driver->record(turn->mark, stream) == 0;
+  if (turn->saved) PyEval_RestoreThread(turn->saved);
+  Lane *lane = turn->lane;
+  if (!marked) return;
+  lane->marks[turn->place].at = lane->marked = lane->issued;
+  if (lane->count < MARKS) lane->count++;
+}
+
+/* -- work on streams ------------------------------------------------------------------------------------------------ */
+
+static int failed(Driver *driver, Status status, const char *call) {
+  PyObject *raised = PyObject_CallFunction(driver->fail, "is", status, call);
+  Py_XDECREF(raised);
+  if (!PyErr_Occurred()) PyErr_Format(PyExc_SystemError, "%s: CUresult %d, and nothing was raised", call, status);
+  return -1;
+}
+
+int perform(Driver *driver, const Work *work) {
+  Turn up, turn;
+  Status status = 0;
+  const char *call = "";
+  driver->working = PyThread_get_thread_ident();
+  if (work->nbytes && work->up != work->stream) {
+    turn_begin(driver, &up, work->up, 2);
+    status = driver->upload(work->to, (const void *)(uintptr_t)work->from, work->nbytes, work->up);
+    call = "cuMemcpyHtoDAsync";
+    if (!status && work->arrival) status = driver->record(work->arrival, work->up), call = "cuEventRecord";
+    turn_end(&up, driver, work->up);
+    if (status) return failed(driver, status, call);
+  }
+  turn_begin(driver, &turn, work->stream, 4);
+  if (work->nbytes && work->up == work->stream) {
+    status = driver->upload(work->to, (const void *)(uintptr_t)work->from, work->nbytes, work->stream);
+    call = "cuMemcpyHtoDAsync";
+  } else if (work->arrival) {
+    status = driver->wait(work->stream, work->arrival, 0), call = "cuStreamWaitEvent";
+  }
+  if (!status && work->function) {
+    status = driver->launch(work->function, work->blocks, work->rows, 1, work->threads, 1, 1, 0, work->stream,
+                            work->params, NULL);
+    call = "cuLaunchKernel";
+  }
+  if (!status && work->event) status = driver->record(work->event, work->stream), call = "cuEventRecord";
+  turn_end(&turn, driver, work->stream);
+  return status ? failed(driver, status, call) : 0;
+}
+
+/* Whole numbers and handles of a call. 0, or -1 with an exception. */
+static int numbers(PyObject *const *args, Py_ssize_t count, unsigned long long *out, Py_ssize_t wanted, const char *call) {
+  if (count != wanted) {
+    PyErr_Format(PyExc_TypeError, "%s takes %zd whole numbers, not %zd", call, wanted, count);
+    return -1;
+  }
+  for (Py_ssize_t i = 0; i < wanted; i++) {
+    out[i] = PyLong_AsUnsignedLongLong(args[i]);
+    if (out[i] == (unsigned long long)-1 && PyErr_Occurred()) return -1;
+  }
+  return 0;
+}
+#define NUMBERS(call, wanted)                                       \
+  Driver *driver = (Driver *)self;                                  \
+  unsigned long long a[wanted];                                     \
+  if (numbers(args, count, a, wanted, call)) return NULL
+#define HANDLE(number) ((Handle)(uintptr_t)(number))
+
+static PyObject *run(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+  NUMBERS("run", 12);
+  Work work = {.to = a[0], .from = a[1], .nbytes = (size_t)a[2], .up = HANDLE(a[3]), .arrival = HANDLE(a[4]),
+               .stream = HANDLE(a[5]), .function = HANDLE(a[6]), .blocks = (unsigned)a[7], .rows = (unsigned)a[8],
+               .threads = (unsigned)a[9], .params = (void **)(uintptr_t)a[10], .event = HANDLE(a[11])};
+  if (perform(driver, &work)) return NULL;
+  Py_RETURN_NONE;
+}
+
+static PyObject *put(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+  Py_buffer data;
+  if (!count || PyObject_GetBuffer(args[0], &data, PyBUF_SIMPLE)) {
+    if (!count) PyErr_SetString(PyExc_TypeError, "put takes bytes and 5 whole numbers");
+    return NULL;
+  }
+  unsigned long long a[5] = {0}; /* span, room in it, to, stream, event */
+  int bad = numbers(args + 1, count - 1, a, 5, "put");
+  if (!bad && (unsigned long long)data.len > a[1]) bad = -1, PyErr_SetString(PyExc_ValueError, "the bytes do not fit");
+  if (!bad && data.len > 1 << 18) { /* a copy that takes long enough for others to run meanwhile */
+    PyThreadState *saved = PyEval_SaveThread();
+    memcpy((void *)(uintptr_t)a[0], data.buf, (size_t)data.len);
+    PyEval_RestoreThread(saved);
+  } else if (!bad) {
+    memcpy((void *)(uintptr_t)a[0], data.buf, (size_t)data.len);
+  }
+  Work work = {.to = a[2], .from = a[0], .nbytes = (size_t)data.len, .up = HANDLE(a[3]), .stream = HANDLE(a[3]),
+               .event = HANDLE(a[4])};
+  PyBuffer_Release(&data);
+  if (bad || perform((Driver *)self, &work)) return NULL;
+  Py_RETURN_NONE;
+}
+
+static PyObject *copy_out(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+  Driver *driver = (Driver *)self;
+  unsigned long long a[5]; /* to, after, stream, before, event */
+  if (count != 6 || !PyTuple_Check(args[5]))
+    return PyErr_Format(PyExc_TypeError, "copy_out takes 5 whole numbers and a tuple of addresses and lengths");
+  if (numbers(args, 5, a, 5, "copy_out")) return NULL;
+  Py_ssize_t parts = PyTuple_Size(args[5]) / 2;
+  for (Py_ssize_t i = 0; i < 2 * parts; i++) { /* all of them before the first copy */
+    unsigned long long number = PyLong_AsUnsignedLongLong(PyTuple_GetItem(args[5], i));
+    if (number == (unsigned long long)-1 && PyErr_Occurred()) return NULL;
+  }
+  driver->working = PyThread_get_thread_ident();
+  Turn turn;
+  turn_begin(driver, &turn, HANDLE(a[1]), 1);
+  Status status = driver->record(HANDLE(a[3]), HANDLE(a[1]));
+  turn_end(&turn, driver, HANDLE(a[1]));
+  const char *call = "cuEventRecord";
+  for (Py_ssize_t i = 0; !status && i <= parts; i++) { /* the copies, and the event behind the last one */
+    Address from = i < parts ? PyLong_AsUnsignedLongLong(PyTuple_GetItem(args[5], 2 * i)) : 0;
+    size_t nbytes = i < parts ? (size_t)PyLong_AsUnsignedLongLong(PyTuple_GetItem(args[5], 2 * i + 1)) : 0;
+    turn_begin(driver, &turn, HANDLE(a[2]), 2);
+    if (i == 0) status = driver->wait(HANDLE(a[2]), HANDLE(a[3]), 0), call = "cuStreamWaitEvent";
+    if (!status && nbytes)
+      status = driver->download((void *)(uintptr_t)a[0], from, nbytes, HANDLE(a[2])), call = "cuMemcpyDtoHAsync";
+    if (!status && i == parts) status = driver->record(HANDLE(a[4]), HANDLE(a[2])), call = "cuEventRecord";
+    turn_end(&turn, driver, HANDLE(a[2]));
+    a[0] += nbytes;
+  }
+  if (status) return failed(driver, status, call), NULL;
+  Py_RETURN_NONE;
+}
+
+static PyObject *memset32(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+  NUMBERS("memset32", 5); /* address, word, words, stream, event */
+  Turn turn;
+  driver->working = PyThread_get_thread_ident();
+  turn_begin(driver, &turn, HANDLE(a[3]), 2);
+  const char *call = "cuMemsetD32Async";
+  Status status = driver->memset32(a[0], (unsigned)a[1], (size_t)a[2], HANDLE(a[3]));
+  if (!status) status = driver->record(HANDLE(a[4]), HANDLE(a[3])), call = "cuEventRecord";
+  turn_end(&turn, driver, HANDLE(a[3]));
+  if (status) return failed(driver, status, call), NULL;
+  Py_RETURN_NONE;
+}
+
+static PyObject *record(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+  NUMBERS("record", 2); /* event, stream */
+  Work work = {.stream = HANDLE(a[1]), .event = HANDLE(a[0])};
+  if (perform(driver, &work)) return NULL;
+  Py_RETURN_NONE;
+}
+
+static PyObject *wait_for(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+  NUMBERS("wait", 2); /* stream, event */
+  Turn turn;
+  turn_begin(driver, &turn, HANDLE(a[0]), 1);
+  Status status = driver->wait(HANDLE(a[0]), HANDLE(a[1]), 0);
+  turn_end(&turn, driver, HANDLE(a[0]));
+  if (status) return failed(driver, status, "cuStreamWaitEvent"), NULL;
+  Py_RETURN_NONE;
+}
+
+static PyObject *query(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+  NUMBERS("query", 1);
+  Status status = driver->query(HANDLE(a[0])); /* never waits */
+  if (status && status != 600) return failed(driver, status, "cuEventQuery"), NULL; /* CUDA_ERROR_NOT_READY */
+  return PyBool_FromLong(!status);
+}
+
+static PyObject *capturing(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+  NUMBERS("capturing", 1);
+  int state = 0;
+  Status status = driver->capturing(HANDLE(a[0]), &state);
+  if (status) return failed(driver, status, "cuStreamIsCapturing"), NULL;
+  return PyBool_FromLong(state);
+}
+
+static PyObject *exchange(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+  NUMBERS("exchange", 1);
+  int mode = (int)a[0];
+  Status status = driver->exchange(&mode);
+  if (status) return failed(driver, status, "cuThreadExchangeStreamCaptureMode"), NULL;
+  return PyLong_FromLong(mode);
+}
+
+static PyObject *entered(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+  return enter((Driver *)self, args, count);
+}
+
+static PyObject *working(PyObject *self, PyObject *none) {
+  (void)none;
+  return PyLong_FromUnsignedLong(((Driver *)self)->working);
+}
+
+static PyObject *given_up(PyObject *self, PyObject *none) {
+  (void)none;
+  return PyLong_FromUnsignedLongLong(((Driver *)self)->given_up);
+}
+
+static PyObject *forget(PyObject *self, PyObject *none) {
+  Driver *driver = (Driver *)self;
+  (void)none;
+  for (int i = 0; i < LANES; i++)
+    for (int j = 0; j < MARKS; j++)
+      if (driver->lanes[i].marks[j].event) driver->destroy(driver->lanes[i].marks[j].event);
+  memset(driver->lanes, 0, sizeof driver->lanes);
+  Py_RETURN_NONE;
+}
+
+static PyObject *driver_new(PyTypeObject *type, PyObject *args, PyObject *named) {
+  unsigned long long f[11];
+  PyObject *fail;
+  (void)named;
+  if (!PyArg_ParseTuple(args, "O(KKKKKKKKKKK)", &fail, f, f + 1, f + 2, f + 3, f + 4, f + 5, f + 6, f + 7, f + 8, f + 9,
+                        f + 10))
+    return NULL;
+  for (int i = 0; i < 11; i++)
+    if (!f[i]) return PyErr_Format(PyExc_ValueError, "function %d of the driver is missing", i);
+  allocfunc make = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+  Driver *driver = (Driver *)make(type, 0);
+  if (!driver) return NULL;
+  void *places[] = {&driver->upload, &driver->download, &driver->memset32, &driver->launch, &driver->record, &driver->query,
+                    &driver->create, &driver->destroy, &driver->wait, &driver->capturing, &driver->exchange};
+  for (int i = 0; i < 11; i++) {
+    uintptr_t address = (uintptr_t)f[i];
+    memcpy(places[i], &address, sizeof address);
+  }
+  Py_INCREF(fail);
+  driver->fail = fail;
+  driver->working = PyThread_get_thread_ident();
+  return (PyObject *)driver;
+}
+
+static void driver_dealloc(PyObject *self) { /* the events of the lanes went with forget(), or with the context */
+  PyTypeObject *type = Py_TYPE(self);
+  Py_XDECREF(((Driver *)self)->fail);
+  freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+  release(self);
+  Py_DECREF(type);
+}
+
+#define METHOD(name, function, text) {name, (PyCFunction)(void (*)(void))function, METH_FASTCALL, text}
+static PyMethodDef methods[] = {
+    METHOD("run", run, "run(to, from, nbytes, up, arrival, stream, function, blocks, rows, threads, params, event)"),
+    METHOD("put", put, "put(data, span, room, to, stream, event)"),
+    METHOD("copy_out", copy_out, "copy_out(to, after, stream, before, event, (address, nbytes, ...))"),
+    METHOD("memset32", memset32, "memset32(address, word, words, stream, event)"),
+    METHOD("record", record, "record(event, stream)"),
+    METHOD("wait", wait_for, "wait(stream, event)"),
+    METHOD("query", query, "query(event): True once it has passed"),
+    METHOD("capturing", capturing, "capturing(stream): True while a graph is captured on it"),
+    METHOD("exchange", exchange, "exchange(mode): this thread's capture mode, for another; the one before"),
+    METHOD("enter", entered, "see entering.c"),
+    {"working", working, METH_NOARGS, "the thread that put work on a stream last"},
+    {"given_up", given_up, METH_NOARGS, "how often the interpreter's lock was given up"},
+    {"forget", forget, METH_NOARGS, "destroy the events that count calls; nothing is in flight"},
+    {NULL, NULL, 0, NULL}};
+static PyType_Slot slots[] = {{Py_tp_new, driver_new}, {Py_tp_dealloc, driver_dealloc}, {Py_tp_methods, methods}, {0, NULL}};
+PyType_Spec driver_spec = {"hal_cuda._native.Driver", sizeof(Driver), 0, Py_TPFLAGS_DEFAULT, slots};

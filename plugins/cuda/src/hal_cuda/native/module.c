@@ -1,0 +1,29 @@
+/* hal_cuda._native: what it was built for, and its two types. */
+#include "native.h"
+
+#ifndef HAL_SOURCES
+#error "build it by plugins/cuda/native_build.py, which says of which sources it is"
+#endif
+
+static int setup(PyObject *module) {
+  PyObject *book = PyType_FromSpec(&book_spec), *driver = PyType_FromSpec(&driver_spec);
+  book_type = (PyTypeObject *)book; /* kept for the life of the process: calls compare with it */
+  if (!book || !driver || PyModule_AddObjectRef(module, "Book", book) || PyModule_AddObjectRef(module, "Driver", driver))
+    return -1;
+  Py_DECREF(driver);
+  return PyModule_AddStringConstant(module, "LAYOUT", LAYOUT) ||
+                 PyModule_AddStringConstant(module, "SOURCES", HAL_SOURCES) || PyModule_AddIntConstant(module, "BOUND", BOUND)
+             ? -1
+             : 0;
+}
+
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_native", NULL, -1, NULL, NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__native(void) {
+  PyObject *module = PyModule_Create(&definition);
+  if (module && setup(module)) {
+    Py_DECREF(module);
+    return NULL;
+  }
+  return module;
+}

@@ -1,0 +1,116 @@
+/* The native part of the cuda device: what its hooks do on the host, in calls that keep the interpreter's lock.
+
+   Python's limited API and the C library, nothing else: the driver's functions are found at run time and given in by
+   Python (native.py), so that no CUDA toolkit is needed to build this. */
+#ifndef HAL_NATIVE_H
+#define HAL_NATIVE_H
+#define Py_LIMITED_API 0x030b0000
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+/* What the core lays out and this code reads. native.py makes the same text from the core that runs, and uses the native
+   part only where the two are equal: one that was built for another core is never called. */
+#define ROWS 5       /* row fields of a slot: ROW_FIELDS */
+#define BLOCKS 3     /* block_tables, token_ids among them */
+#define TOKENS 4
+#define PREFILLED 5  /* columns of the host table after the lengths */
+#define SERIALS 6
+#define HELD 7
+#define TABLE 8      /* its columns */
+#define REQUEST 7    /* int64s of a request's packed row: REQUEST_ROW, */
+#define ID 5         /* the admission id and */
+#define KEY 6        /* the config key after the lengths */
+#define PLACE 4      /* columns of the table of staged requests: id, address, chunk, waits */
+#define ENTRY 14     /* int64s of an entry of kernels/enter.cu */
+#define ENTER 232    /* bytes of its parameters, which begin with the addresses of entries and block ids */
+#define PIECE 16384  /* bytes of a token row that one block of threads writes */
+#define THREADS 128
+#define STR(x) #x
+#define TEXT(x) STR(x)
+#define LAYOUT                                                                                                          \
+  "rows " TEXT(ROWS) " " TEXT(BLOCKS) " " TEXT(TOKENS) " table " TEXT(PREFILLED) " " TEXT(SERIALS) " " TEXT(HELD) " "    \
+  TEXT(TABLE) " request " TEXT(ID) " " TEXT(KEY) " " TEXT(REQUEST) " place " TEXT(PLACE) " entry " TEXT(ENTRY)           \
+  " enter " TEXT(ENTER) " piece " TEXT(PIECE) " threads " TEXT(THREADS)
+
+/* -- the driver (calls.c) -- */
+typedef int Status; /* a CUresult */
+typedef uint64_t Address;
+typedef void *Handle; /* a CUstream, CUevent or CUfunction */
+
+#define LANES 32  /* streams that are told apart */
+#define MARKS 4   /* events on the way of each, */
+#define APART 64  /* calls apart */
+#define BOUND 256 /* calls of ours in flight on a stream; CUDA's launch queues hold some 1,000 */
+
+typedef struct {
+  Handle stream;
+  uint64_t issued, marked, passed; /* calls that were made, up to the last mark, and up to the last that has passed */
+  int first, count;
+  struct { Handle event; uint64_t at; } marks[MARKS];
+} Lane;
+
+typedef struct {
+  PyObject_HEAD
+  Status (*upload)(Address, const void *, size_t, Handle);
+  Status (*download)(void *, Address, size_t, Handle);
+  Status (*memset32)(Address, unsigned, size_t, Handle);
+  Status (*launch)(Handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Handle, void **, void **);
+  Status (*record)(Handle, Handle);
+  Status (*query)(Handle);
+  Status (*create)(Handle *, unsigned);
+  Status (*destroy)(Handle);
+  Status (*wait)(Handle, Handle, unsigned);
+  Status (*capturing)(Handle, int *);
+  Status (*exchange)(int *);
+  PyObject *fail; /* fail(status, call) raises */
+  unsigned long working;
+  unsigned long long given_up; /* how often the lock was */
+  Lane lanes[LANES];
+} Driver;
+
+/* One upload, one wait for it, one launch, one event: each is left out where its number is 0. */
+typedef struct {
+  Address to, from;
+  size_t nbytes;
+  Handle up, arrival, stream, function;
+  unsigned blocks, rows, threads;
+  void **params;
+  Handle event;
+} Work;
+
+int perform(Driver *driver, const Work *work); /* 0, or -1 with an exception */
+PyObject *enter(Driver *driver, PyObject *const *args, Py_ssize_t count);
+
+/* -- a batch of new requests in columns (booking.c) -- */
+typedef struct {
+  Py_ssize_t n;
+  const char *rows;                                  /* [n, REQUEST] int64, perhaps not aligned */
+  const int32_t *slots, *starts, *lengths, *counts;  /* [n] */
+  const int32_t *blocks;                             /* all block ids, one request's after the other */
+  Py_ssize_t ids;
+  Py_buffer held[6];
+} Batch;
+#define COLUMNS 6
+
+int batch_open(Batch *batch, PyObject *const *columns); /* 0, or -1 with an exception; then nothing is held */
+void batch_close(Batch *batch);
+static inline int64_t row_of(const Batch *batch, Py_ssize_t at, int column) {
+  int64_t value;
+  memcpy(&value, batch->rows + (at * REQUEST + column) * 8, 8);
+  return value;
+}
+
+typedef struct {
+  PyObject_HEAD
+  Py_buffer table; /* the host table: [slots, TABLE] int64 */
+  int64_t *rows;
+  PyObject *requests, *live;
+  int64_t key, slots, max_model_len, max_blocks, block_size;
+  uint8_t *seen; /* [slots] zeros between calls */
+} Book;
+extern PyTypeObject *book_type;
+extern PyType_Spec book_spec, driver_spec;
+#endif

@@ -1,0 +1,266 @@
+/* A library that stands in for libcuda: device memory is host memory, and kernels are carried out by the call that finds
+   them at the head of their stream. A stream can be held; what is put on it then waits, in a queue that can be full.
+   Calls that put work on a stream are noted by name. */
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+typedef uint64_t u64;
+typedef uint32_t u32;
+typedef uint8_t u8;
+enum { OK = 0, INVALID = 1, NO_MEMORY = 2, NOT_READY = 600, TOO_LONG = 702, CAPTURE = 900 };
+enum { COPY, SET, LAUNCH, RECORD, WAIT };
+enum { LIMIT = 1000, PATIENCE = 20, NOTED = 1 << 14, PIECE = 16384 };
+
+typedef struct { u64 recorded, passed; } Event;
+typedef struct Op {
+  struct Op *next;
+  int kind;
+  u8 *to;
+  u8 *from;
+  u64 nbytes;
+  Event *event;
+  const char *kernel;
+  u32 blocks, rows;
+  u64 params[160];
+} Op;
+typedef struct Stream { struct Stream *next; Op *first, *last; int queued, held, capturing; } Stream;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static Stream *streams, main_stream;
+static char notes[NOTED][24], failing[32];
+static int noted, capture_mode, idle;
+static long live, waiting, exchanges;
+
+static void note(const char *name) {
+  if (noted < NOTED) snprintf(notes[noted++], sizeof notes[0], "%.23s", name);
+}
+static int fails(const char *name) { return name[0] && !strcmp(failing, name); }
+static Stream *stream_of(void *handle) {
+  if (!streams) streams = &main_stream;
+  return (uintptr_t)handle < 3 ? &main_stream : handle;
+}
+
+/* -- kernels, as in hal_cuda/kernels ---------------------------------------------------------------------------------- */
+typedef struct { u64 base, stride; u32 source, nbytes; } Spread;
+typedef struct { u64 dst, source; u32 nbytes, pattern; } Write;
+typedef struct { u64 memory, block, spread; u32 writes, records, fields, record_bytes, slots_at, records_at; u64 payload_at; } Plan;
+typedef struct { u64 dst, cycle; u32 nbytes, n0, n1; int64_t step0, step1; } Fill;
+typedef struct { u64 dst; u32 nbytes, unused; u8 data[1024]; } Small;
+typedef struct { u64 dst, src; u32 element, unused, shape[4]; int64_t to[4], from[4]; u64 count; } Strided;
+typedef struct { u64 base, stride, cycle, size; } Row;
+typedef struct { u64 entries, blocks, memory, spread, dynamic[4]; u32 fields, rows_at; Row rows[5]; } Enter;
+typedef struct { u64 written[5], unused[3], source, slot, start, length, blocks, blocks_at; } Entry;
+#define AT(address) ((u8 *)(uintptr_t)(address))
+
+static void fill_bytes(u8 *to, u64 cycle, u64 nbytes) {
+  for (u64 i = 0; i < nbytes; i++) to[i] = (u8)(cycle >> (i % 8 * 8));
+}
+static void spread(u64 memory, u64 table, u32 fields, u64 slot, const u8 *record) {
+  for (u32 i = 0; i < fields; i++) {
+    const Spread *f = (const Spread *)AT(table) + i;
+    memcpy(AT(memory + f->base + slot * f->stride), record + f->source, f->nbytes);
+  }
+}
+static void hal_write(const Plan *p) {
+  for (u32 i = 0; i < p->writes; i++) {
+    const Write *w = (const Write *)AT(p->block) + i;
+    if (w->pattern) fill_bytes(AT(p->memory + w->dst), w->source, w->nbytes);
+    else memcpy(AT(p->memory + w->dst), AT(p->block + p->payload_at + w->source), w->nbytes);
+  }
+  for (u32 i = 0; i < p->records; i++)
+    spread(p->memory, p->spread, p->fields, ((u32 *)AT(p->block + p->slots_at))[i],
+           AT(p->block + p->records_at + (u64)i * p->record_bytes));
+}
+static void hal_enter(const Enter *p, u32 blocks, u32 rows) {
+  for (u32 n = 0; n < blocks; n++) {
+    const Entry *e = (const Entry *)AT(p->entries) + n;
+    const u32 *lengths = (const u32 *)AT(e->source);
+    u64 from = e->source + p->rows_at;
+    spread(p->memory, p->spread, p->fields, e->slot, AT(e->source + 32));
+    u64 values[4] = {e->length, e->length, e->start, e->blocks};
+    for (int i = 0; i < 4; i++) ((u32 *)AT(p->memory + p->dynamic[i]))[e->slot] = (u32)values[i];
+    for (int i = 0; i < 5; i++) {
+      const Row *r = &p->rows[i];
+      u64 nbytes = (i == 3 ? e->blocks : lengths[i]) * r->size, to = p->memory + r->base + e->slot * r->stride;
+      u64 reach = i == 4 ? (u64)(rows - 1) * PIECE : ~0ull, written = e->written[i] * r->size; /* of the blocks of threads */
+      memcpy(AT(to), AT(i == 3 ? p->blocks + e->blocks_at * r->size : from), nbytes < reach ? nbytes : reach);
+      written = written < reach ? written : reach;
+      if (written > nbytes) fill_bytes(AT(to + nbytes), r->cycle, written - nbytes);
+      if (i != 3) from += (nbytes + 15) / 16 * 16;
+    }
+  }
+}
+static void hal_copy_strided(const Strided *c) { /* backwards: threads come in any order */
+  for (u64 i = c->count; i--;) {
+    u64 rest = i, to = c->dst, from = c->src;
+    for (int axis = 3; axis >= 0; axis--) {
+      u64 at = rest % c->shape[axis];
+      rest /= c->shape[axis], to += at * c->to[axis], from += at * c->from[axis];
+    }
+    memcpy(AT(to), AT(from), c->element);
+  }
+}
+static void launch(const Op *op) {
+  const void *p = op->params;
+  const Fill *f = p;
+  const Small *s = p;
+  if (!strcmp(op->kernel, "hal_write")) hal_write(p);
+  else if (!strcmp(op->kernel, "hal_enter")) hal_enter(p, op->blocks, op->rows);
+  else if (!strcmp(op->kernel, "hal_small")) memcpy(AT(s->dst), s->data, s->nbytes);
+  else if (!strcmp(op->kernel, "hal_copy_strided")) hal_copy_strided(p);
+  else if (!strcmp(op->kernel, "hal_fill"))
+    for (u32 i = 0; i < f->n0 * f->n1; i++)
+      fill_bytes(AT(f->dst + i / f->n1 * f->step0 + i % f->n1 * f->step1), f->cycle, f->nbytes);
+}
+static int params_of(Op *op, const char *kernel, void **params) {
+  static const struct { const char *name; size_t nbytes; } sizes[] = {
+      {"hal_write", sizeof(Plan)}, {"hal_enter", sizeof(Enter)}, {"hal_small", sizeof(Small)},
+      {"hal_copy_strided", sizeof(Strided)}, {"hal_hold", 8}, {"hal_update_inputs", 0}};
+  if (!strcmp(kernel, "hal_fill")) {
+    Fill f = {*(u64 *)params[0], *(u64 *)params[1], *(u32 *)params[2], *(u32 *)params[3], *(u32 *)params[4],
+              *(int64_t *)params[5], *(int64_t *)params[6]};
+    return memcpy(op->params, &f, sizeof f), OK;
+  }
+  for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+    if (!strcmp(kernel, sizes[i].name)) return memcpy(op->params, params[0], sizes[i].nbytes), OK;
+  return INVALID;
+}
+
+/* -- streams ---------------------------------------------------------------------------------------------------------- */
+static int ready(const Stream *stream, const Op *op) {
+  if (stream->held) return 0;
+  if (op->kind == WAIT) return op->event->passed >= op->nbytes;
+  return !(op->kind == LAUNCH && !strcmp(op->kernel, "hal_hold") && !*(volatile u32 *)AT(op->params[0]));
+}
+static void execute(Op *op) {
+  if (idle && op->kind != RECORD) return;
+  if (op->kind == COPY) memcpy(op->to, op->from, op->nbytes);
+  if (op->kind == SET) for (u64 i = 0; i < op->nbytes; i++) ((u32 *)op->to)[i] = op->blocks;
+  if (op->kind == LAUNCH) launch(op);
+  if (op->kind == RECORD) op->event->passed = op->nbytes;
+}
+static void pump(void) {
+  stream_of(NULL);
+  for (int moved = 1; moved;) {
+    moved = 0;
+    for (Stream *s = streams; s; s = s->next)
+      while (s->first && ready(s, s->first)) {
+        Op *op = s->first;
+        s->first = op->next;
+        s->queued--, moved = 1;
+        execute(op);
+        free(op);
+      }
+  }
+  pthread_cond_broadcast(&changed);
+}
+static int pause_until(const struct timespec *end) { return pthread_cond_timedwait(&changed, &lock, end); }
+static struct timespec later(long ns) {
+  struct timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  now.tv_sec += ns / 1000000000, now.tv_nsec += ns % 1000000000;
+  if (now.tv_nsec >= 1000000000) now.tv_sec++, now.tv_nsec -= 1000000000;
+  return now;
+}
+static int enqueue(void *handle, Op op) {
+  Stream *s = stream_of(handle);
+  struct timespec end = later(PATIENCE * 1000000000l);
+  pump();
+  waiting += s->queued >= LIMIT;
+  while (s->queued >= LIMIT)
+    if (pause_until(&end)) return TOO_LONG;
+  Op *kept = malloc(sizeof *kept);
+  *kept = op;
+  kept->next = NULL;
+  if (s->first) s->last->next = kept;
+  else s->first = kept;
+  s->last = kept;
+  s->queued++;
+  pump();
+  return OK;
+}
+#define LOCKED(work) do { pthread_mutex_lock(&lock); int status = (work); pthread_mutex_unlock(&lock); return status; } while (0)
+
+static int put(const char *name, void *stream, Op op) {
+  if (fails(name)) return INVALID;
+  if (stream_of(stream)->capturing) return CAPTURE;
+  if (name[0]) note(name);
+  return enqueue(stream, op);
+}
+int cuMemcpyHtoDAsync_v2(u64 to, const void *from, size_t n, void *s) {
+  LOCKED(put("copy", s, (Op){.kind = COPY, .to = AT(to), .from = (u8 *)from, .nbytes = n}));
+}
+int cuMemcpyDtoHAsync_v2(void *to, u64 from, size_t n, void *s) {
+  LOCKED(put("", s, (Op){.kind = COPY, .to = to, .from = AT(from), .nbytes = n}));
+}
+int cuMemsetD32Async(u64 to, u32 word, size_t n, void *s) {
+  LOCKED(put("memset", s, (Op){.kind = SET, .to = AT(to), .blocks = word, .nbytes = n}));
+}
+int cuLaunchKernel(void *f, u32 x, u32 y, u32 z, u32 tx, u32 ty, u32 tz, u32 shared, void *s, void **params, void **extra) {
+  Op op = {.kind = LAUNCH, .kernel = f, .blocks = x, .rows = y};
+  (void)z, (void)tx, (void)ty, (void)tz, (void)shared, (void)extra;
+  int status = params_of(&op, f, params);
+  if (status) return status;
+  LOCKED(put(f, s, op));
+}
+int cuEventCreate(void **event, u32 flags) { return (void)flags, *event = calloc(1, sizeof(Event)), live++, OK; }
+int cuEventDestroy_v2(void *event) { return free(event), live--, OK; }
+static int record(Event *e, void *s) {
+  if (stream_of(s)->capturing) return CAPTURE;
+  return enqueue(s, (Op){.kind = RECORD, .event = e, .nbytes = ++e->recorded});
+}
+int cuEventRecord(void *e, void *s) { LOCKED(record(e, s)); }
+int cuEventQuery(void *event) {
+  Event *e = event;
+  LOCKED((pump(), e->passed >= e->recorded ? OK : NOT_READY));
+}
+static int synchronize(Event *e) {
+  while (pump(), e->passed < e->recorded) {
+    struct timespec soon = later(1000000); /* a held kernel's flag changes without a call */
+    pause_until(&soon);
+  }
+  return OK;
+}
+int cuEventSynchronize(void *e) { LOCKED(synchronize(e)); }
+static int wait_for(void *s, Event *e) {
+  char name[24];
+  snprintf(name, sizeof name, "waits %lx", (unsigned long)(uintptr_t)s);
+  return put(name, s, (Op){.kind = WAIT, .event = e, .nbytes = e->recorded});
+}
+int cuStreamWaitEvent(void *s, void *e, u32 flags) { (void)flags; LOCKED(wait_for(s, e)); }
+static int make(void **stream) {
+  Stream *s = calloc(1, sizeof *s);
+  stream_of(NULL);
+  s->next = streams, streams = s, *stream = s;
+  return OK;
+}
+int cuStreamCreate(void **stream, u32 flags) { (void)flags; LOCKED(make(stream)); }
+int cuStreamQuery(void *s) { LOCKED((pump(), stream_of(s)->queued ? NOT_READY : OK)); }
+int cuStreamIsCapturing(void *s, int *state) { LOCKED((*state = stream_of(s)->capturing, OK)); }
+int cuThreadExchangeStreamCaptureMode(int *mode) {
+  int before = capture_mode;
+  return capture_mode = *mode, *mode = before, exchanges++, OK;
+}
+int cuMemAlloc_v2(u64 *address, size_t n) {
+  if (fails("alloc")) return NO_MEMORY;
+  void *made = aligned_alloc(256, (n + 255) / 256 * 256);
+  *address = (u64)(uintptr_t)memset(made, 0xA5, (n + 255) / 256 * 256);
+  return live++, OK;
+}
+int cuMemFree_v2(u64 address) { return free(AT(address)), live--, OK; }
+
+/* -- for tests -------------------------------------------------------------------------------------------------------- */
+void *stand_in_function(const char *name) { return strcpy(malloc(strlen(name) + 1), name); }
+void stand_in_fail(const char *name) { snprintf(failing, sizeof failing, "%s", name); }
+const char *stand_in_note(int at) { return at < noted ? notes[at] : ""; }
+int stand_in_noted(void) { return noted; }
+void stand_in_forget(void) { noted = 0; }
+void stand_in_idle(int on) { idle = on; } /* for measurements: nothing is copied, nothing is carried out */
+int stand_in_hold(void *s, int held) { LOCKED((stream_of(s)->held = held, pump(), OK)); }
+int stand_in_capture(void *s, int on) { LOCKED((stream_of(s)->capturing = on, OK)); }
+long stand_in_count(int which) { return which == 0 ? live : which == 1 ? waiting : which == 2 ? exchanges : capture_mode; }

@@ -1,0 +1,168 @@
+"""The driver that stands in for CUDA's as a library (driver.c), built once, and the bindings over it."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from enum import IntEnum
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import ClassVar
+
+from hal_cuda import building
+
+HERE = Path(__file__).parent
+P, S = ctypes.c_void_p, ctypes.c_size_t
+
+
+@cache
+def built():
+    """``(native module, path of the driver's library)``, or why there is no compiler."""
+    folder = Path(tempfile.mkdtemp(prefix="hal-stand-in-"))
+    try:
+        made = building.build(folder)
+    except building.NotBuilt as error:
+        return str(error)
+    library = folder / "libdriver.so"
+    flags = ["-O1", "-std=gnu11", "-Wall", "-Wextra", "-shared", "-fPIC", "-pthread"]
+    subprocess.run([*building.compiler(), *flags, str(HERE / "driver.c"), "-o", str(library)], check=True)
+    spec = importlib.util.spec_from_file_location("hal_cuda._native", made)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module, library
+
+
+class CUresult(IntEnum):
+    CUDA_SUCCESS = 0
+    CUDA_ERROR_INVALID_VALUE = 1
+    CUDA_ERROR_OUT_OF_MEMORY = 2
+    CUDA_ERROR_NOT_READY = 600
+    CUDA_ERROR_LAUNCH_TIMEOUT = 702
+    CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED = 900
+
+
+class Calls(Sequence):
+    """The names of the calls that put work on a stream."""
+
+    def __init__(self, library):
+        self._library = library
+
+    def __len__(self):
+        return self._library.stand_in_noted()
+
+    def __getitem__(self, at):
+        at = range(len(self))[at]
+        if isinstance(at, range):
+            return [self[one] for one in at]
+        text = self._library.stand_in_note(at).decode()
+        return f"stream {int(text[6:], 16)} waits" if text.startswith("waits ") else text
+
+    def __delitem__(self, at):
+        self._library.stand_in_forget()
+
+    def clear(self):
+        self._library.stand_in_forget()
+
+
+class Library:
+    """The bindings' interface over a copy of the library. ``fail`` names a call that fails; ``calls``: see above."""
+
+    CUresult = CUresult
+    CUdevice_attribute = SimpleNamespace(
+        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR=0, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR=1
+    )
+    CUevent_flags = SimpleNamespace(CU_EVENT_DISABLE_TIMING=2)
+    CUstream_flags = SimpleNamespace(CU_STREAM_NON_BLOCKING=1)
+    CUmemAllocationType = SimpleNamespace(CU_MEM_ALLOCATION_TYPE_PINNED=1)
+    CUmemLocationType = SimpleNamespace(CU_MEM_LOCATION_TYPE_DEVICE=1)
+    TYPES: ClassVar = {
+        "cuMemcpyHtoDAsync": ("cuMemcpyHtoDAsync_v2", P, P, S, P),
+        "cuMemcpyDtoHAsync": ("cuMemcpyDtoHAsync_v2", P, P, S, P),
+        "cuMemsetD32Async": ("cuMemsetD32Async", P, ctypes.c_uint, S, P),
+        "cuLaunchKernel": ("cuLaunchKernel", P, *[ctypes.c_uint] * 7, P, P, P),
+        "cuEventRecord": ("cuEventRecord", P, P),
+        "cuEventQuery": ("cuEventQuery", P),
+        "cuEventSynchronize": ("cuEventSynchronize", P),
+        "cuEventDestroy": ("cuEventDestroy_v2", P),
+        "cuStreamWaitEvent": ("cuStreamWaitEvent", P, P, ctypes.c_uint),
+        "cuStreamQuery": ("cuStreamQuery", P),
+        "cuMemFreeHost": ("cuMemFree_v2", P),
+    }
+
+    def __init__(self, path):
+        self.library = ctypes.CDLL(str(path))
+        self.library.stand_in_note.restype = ctypes.c_char_p
+        self.library.stand_in_function.restype = P
+        self.library.stand_in_count.restype = ctypes.c_long
+        self.library.stand_in_hold.argtypes = self.library.stand_in_capture.argtypes = P, ctypes.c_int
+        self.library.stand_in_forget()
+        self.calls = Calls(self.library)
+        for name, (symbol, *types) in self.TYPES.items():
+            function = getattr(self.library, symbol)
+            function.argtypes = types
+            setattr(self, name, lambda *given, call=function: (CUresult(call(*given)),))
+
+    def __getattr__(self, name):
+        if not name.startswith("cu") or name == "cuFuncLoad":
+            raise AttributeError(name)
+        return lambda *arguments: (CUresult.CUDA_SUCCESS,)
+
+    def __setattr__(self, name, value):
+        if name == "fail":
+            self.library.stand_in_fail(value.encode())
+        object.__setattr__(self, name, value)
+
+    def _made(self, call, *arguments):
+        out = P()
+        status = CUresult(getattr(self.library, call)(ctypes.byref(out), *arguments))
+        return status, out.value or 0
+
+    def cuDeviceGetCount(self):
+        return CUresult.CUDA_SUCCESS, 1
+
+    def cuDeviceGet(self, index):
+        return CUresult.CUDA_SUCCESS, index
+
+    def cuDevicePrimaryCtxRetain(self, device):
+        return CUresult.CUDA_SUCCESS, 7
+
+    def cuStreamGetCtx(self, handle):
+        return CUresult.CUDA_SUCCESS, 7
+
+    def cuDeviceGetAttribute(self, attribute, device):
+        return CUresult.CUDA_SUCCESS, (9, 0)[attribute]
+
+    def cuStreamCreate(self, flags):
+        return self._made("cuStreamCreate", flags)
+
+    def cuEventCreate(self, flags):
+        return self._made("cuEventCreate", flags)
+
+    def cuModuleLoadData(self, code):
+        return CUresult.CUDA_SUCCESS, 5
+
+    def cuModuleGetFunction(self, module, name):
+        return CUresult.CUDA_SUCCESS, self.library.stand_in_function(name)
+
+    def CUmemPoolProps(self):
+        return SimpleNamespace(location=SimpleNamespace())
+
+    def cuMemPoolCreate(self, properties):
+        return CUresult.CUDA_SUCCESS, 6
+
+    def cuMemHostAlloc(self, nbytes, flags):
+        return self._made("cuMemAlloc_v2", S(nbytes))
+
+    def cuMemAllocFromPoolAsync(self, nbytes, pool, stream):
+        return self._made("cuMemAlloc_v2", S(nbytes))
+
+    def cuMemFreeAsync(self, address, stream):
+        return self.cuMemFreeHost(address)
+
+    def cuMemcpyHtoD(self, to, source, nbytes):
+        ctypes.memmove(to, source, nbytes)
+        return (CUresult.CUDA_SUCCESS,)
