@@ -1,0 +1,168 @@
+"""What hooks cost the host on both paths, quiet and beside a thread that computes in Python: a short table.
+
+    python -m hal_cuda.building && python plugins/cuda/proof/native_bench.py [rounds] [--stand-in]
+
+Microseconds of host time, median and 99th percentile; insertions from the batch object to the ticket, right after their
+admissions. The device is idle between two calls. ``--stand-in``: over the tests' library in place of a GPU's driver,
+which copies and carries out nothing, so that what is left is hal's own part.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import os
+import platform
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from hal_core import Request, SamplingParams, StateConfig, Step, TaskBatch, View
+from hal_core.devices import dtype_of
+from hal_core.runtime.bound import BoundDevice, bind
+from hal_cuda import CudaPlugin
+
+TOKENS, BLOCK = 1024, 16
+SIZES = StateConfig(num_slots=128, max_model_len=9216, block_size=BLOCK)
+PARAMS = SamplingParams(
+    max_tokens=1000, temperature=0.5, eos_token_ids=(2,), stop_sequences=((5, 6), (7,)), bad_words=(9, 10)
+)
+Case = tuple[str, Callable[[], Any], Callable[[Any], object]]
+
+
+class Unread:
+    """A sink that drops outputs without reading them: what the hook alone costs."""
+
+    session = 1
+
+    def put(self, pending: Any) -> None:  # noqa: ANN401
+        pending.complete(None)
+
+    def close(self, timeout: float) -> None:
+        """Nothing to drain."""
+
+
+def opened(path: str, *, stand_in: bool) -> BoundDevice:
+    """The device on the ``native`` or the ``python`` path."""
+    os.environ["HAL_CUDA_NATIVE"] = "1" if path == "native" else "0"
+    if not stand_in:
+        return bind(CudaPlugin.open(0, {}))
+    from hal_cuda import launching
+    from hal_cuda.device import CudaDevice
+    from hal_cuda.driver import Driver
+
+    file = Path(__file__).parents[1] / "tests" / "stand_in.py"
+    spec = importlib.util.spec_from_file_location("hal_cuda_stand_in", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    native, library = module.built()
+    api = module.Library(library)
+    api.library.stand_in_idle(1)
+    launching.cubin = lambda name, arch: b""  # type: ignore[assignment]
+    return bind(CudaDevice(0, {"stream": 1}, Driver(api, native if path == "native" else None, api.library)))
+
+
+def cases(bound: BoundDevice) -> Iterator[Case]:
+    """Name, what comes before, and what is measured."""
+    state, stream = bound.state(SIZES), bound.device.stream()
+    generator = np.random.default_rng(1)
+    for count in (1, 16, 128):
+        slots, each = list(range(count)), TOKENS // BLOCK
+        blocks = [np.arange(each, dtype=np.int32) + i * each for i in slots]
+        prompts = generator.integers(10, 30_000, (count, TOKENS))
+
+        def admit(slots: list[int] = slots, prompts: Any = prompts) -> Any:  # noqa: ANN401
+            stream.synchronize()
+            state.release(slots)
+            return [state.admit(Request(f"r{i}", prompts[i], PARAMS)) for i in slots]
+
+        def insert(requests: Any, slots: list[int] = slots, blocks: Any = blocks) -> None:  # noqa: ANN401
+            batch = TaskBatch.prefill(slots, requests, [TOKENS] * len(slots), blocks)
+            bound.insert_tasks(state=state, tasks=batch, stream=stream)
+
+        yield f"insert {count} x {TOKENS}", admit, insert
+    scalar, row = state.view("temperature")[3], state.view("token_ids")[3, :64]
+    large = View.contiguous(bound.device.allocate(1 << 16), 0, (1 << 13,), dtype_of("int64"))
+    values = np.arange(1 << 13)
+    for name, target, value in (("scalar", scalar, 0.5), ("64 tokens", row, values[:64]), ("64 KB", large, values)):
+
+        def put(_: object, target: View = target, value: Any = value) -> None:  # noqa: ANN401
+            bound.async_set_value(target=target, value=value, stream=stream)
+
+        yield f"set {name}", stream.synchronize, put
+    step, sink = Step(1, {"target": np.arange(SIZES.num_slots)}), Unread()
+    yield (
+        "save output",
+        stream.synchronize,
+        lambda _: bound.save_output(state=state, step=step, sink=sink, stream=stream),
+    )
+
+
+@contextmanager
+def beside(*, busy: bool) -> Iterator[None]:
+    """With ``busy``, a thread computes in Python meanwhile."""
+    stop = threading.Event()
+
+    def compute() -> None:
+        while not stop.is_set():
+            sum(range(2000))
+
+    thread = threading.Thread(target=compute)
+    if busy:
+        thread.start()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        stop.set()
+        if busy:
+            thread.join()
+
+
+def measure(case: Case, rounds: int, *, busy: bool) -> str:
+    """Median and 99th percentile, the first five rounds left out."""
+    _, prepare, act = case
+    times = []
+    with beside(busy=busy):
+        for _ in range(rounds + 5):
+            given = prepare()
+            begin = time.perf_counter_ns()
+            act(given)
+            times.append((time.perf_counter_ns() - begin) / 1e3)
+    times = sorted(times[5:])
+    return f"{statistics.median(times):9.1f} /{times[min(len(times) - 1, int(len(times) * 0.99))]:9.1f}"
+
+
+def main(words: list[str]) -> None:
+    """Measure and print."""
+    stand_in = "--stand-in" in words
+    rounds = int(next((word for word in words if word.isdigit()), "200"))
+    print(f"Python {platform.python_version()}, NumPy {np.__version__}, {rounds} rounds, us: median / p99")
+    print(f"{'':18s}{'python quiet':>22s}{'python busy':>22s}{'native quiet':>22s}{'native busy':>22s}")
+    found: dict[str, list[str]] = {}
+    for path in ("python", "native"):
+        with opened(path, stand_in=stand_in) as bound:
+            for case in cases(bound):
+                for busy in (False, True):
+                    found.setdefault(case[0], []).append(
+                        measure(case, max(20, rounds // (4 if busy else 1)), busy=busy)
+                    )
+            native = bound.device.driver.native  # type: ignore[attr-defined]
+            if native is not None:
+                print(f"(the lock was given up {native.calls.given_up()} times)")
+    for name, columns in found.items():
+        print(f"{name:18s}" + "".join([f"{column:>22s}" for column in columns]), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
