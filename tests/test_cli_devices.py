@@ -297,6 +297,7 @@ def test_open_shows_capabilities_and_fallbacks_and_survives_a_crash(tmp_path):
     assert opened["capabilities"]["fused_scatter"] is True
     assert opened["fallbacks"] == {"async_set_value": "a toy has no stream"}
     assert opened["seconds"] > 0
+    assert opened["note"] == ""
     assert "ended with signal SIGSEGV" in rows["crash"]["opened"]["error"]
     assert (
         "fault: paddle-hal-fault 1.0: opening index 0 failed: OSError: driver said no"

@@ -110,6 +110,8 @@ def _print_opened(name: str, result: Mapping[str, Any]) -> None:
         print(f"  {ability}: {_word(value)}")
     for hook, reason in result["fallbacks"].items():
         print(f"  {hook} falls back: {reason}")
+    if result["note"]:
+        print(f"  {result['note']}")
 
 
 def _word(value: object) -> str:

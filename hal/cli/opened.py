@@ -23,7 +23,7 @@ _TAIL = 400
 
 
 def open_in_subprocess(name: str, timeout: float) -> dict[str, Any]:
-    """Open ``name`` in a child; ``{"seconds", "capabilities", "fallbacks"}`` or ``{"error"}``, never an exception.
+    """Open ``name`` in a child; ``{"seconds", "capabilities", "fallbacks", "note"}`` or ``{"error"}``, no exception.
 
     The answer comes back in a file, because frameworks and drivers write to both standard streams.
     """
@@ -91,6 +91,7 @@ def _report(name: str) -> dict[str, Any]:
                 if ability.name != "fallbacks"
             },
             "fallbacks": dict(capabilities.fallbacks),
+            "note": device.note,
         }
 
 

@@ -44,6 +44,8 @@ class DeviceBase(ABC):
 
     name: str
     capabilities: Capabilities
+    note: str = ""
+    """What else is to be known of an opened device, one line; ``hal devices --open`` shows it."""
 
     def __init__(self, index: int) -> None:
         self.index = index

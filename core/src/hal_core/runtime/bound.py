@@ -75,6 +75,11 @@ class BoundDevice:
         return self.device.capabilities
 
     @property
+    def note(self) -> str:
+        """What else the device says of itself, one line, or ""."""
+        return str(getattr(self.device, "note", ""))
+
+    @property
     def default_stream(self) -> Stream:
         """The stream on which the framework computes."""
         return self.device.default_stream

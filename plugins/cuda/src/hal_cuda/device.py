@@ -64,6 +64,7 @@ class CudaDevice(OnGpu):
         self.context = Context.open(self.driver, index)
         self.kernels = Kernels(self.driver, self.context.arch)
         native = self.driver.native
+        self.note = f"path: {'native' if native else 'Python'}{self.driver.why_python}"
         self._runtime = (NativePrimitives if native else CudaPrimitives)(self.context, self.kernels)
         super().__init__(index, self._runtime, chosen)
         self.writer = NativeWriter(self, native) if native else Writer(self)

@@ -37,7 +37,7 @@ def load_bindings() -> Any:  # noqa: ANN401 (a module whose place depends on the
 class Driver:
     """The bindings with their results checked. ``ok(call, name)`` returns what the call gave besides its status.
 
-    ``native``: the native part over the same driver, or None on the Python path.
+    ``native``: the native part over the same driver, or None on the Python path, for the reason ``why_python``.
     After a sticky error every later call says so and how to recover.
     """
 
@@ -47,8 +47,10 @@ class Driver:
         module: Any = None,  # noqa: ANN401 (the native part, over a stand-in's library)
         library: ctypes.CDLL | None = None,
     ) -> None:
+        self.why_python = ""
         if bindings is None:
-            bindings, module = load_bindings(), find()
+            bindings = load_bindings()
+            module, self.why_python = find()
         self.api = bindings
         self.native = None if module is None else Native(module, self._failed, library)
         self.success = self.api.CUresult.CUDA_SUCCESS

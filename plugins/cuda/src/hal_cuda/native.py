@@ -71,20 +71,24 @@ def refusal(module: Any) -> str:  # noqa: ANN401 (an extension module)
     return ""
 
 
-def find() -> Any:  # noqa: ANN401 (an extension module, or None)
-    """The native part where it is wanted and fits; None for the Python path, which one line explains unless it was
-    asked for. Raises :class:`Unavailable` where ``HAL_CUDA_NATIVE=1`` and it cannot be used."""
+def find() -> tuple[Any, str]:
+    """The native part, where it is wanted and fits, and ""; else None for the Python path, and why.
+
+    One line tells of the Python path where it was not asked for. Raises :class:`Unavailable` where
+    ``HAL_CUDA_NATIVE=1`` and the native part cannot be used.
+    """
     wanted = os.environ.get(VARIABLE, "")
     if wanted not in ("", "0", "1"):
         raise InvalidValue(f"{VARIABLE}={wanted}", cure="give 0 or 1, or unset it", device="cuda", argument=VARIABLE)
     if wanted == "0":
-        return None
+        return None, f" ({VARIABLE}=0)"
     module, why = _look()
-    if module is None:
-        if wanted:
-            raise Unavailable(f"{VARIABLE}=1, but {why}", cure=CURE, device="cuda")
-        _tell(why)
-    return module
+    if module is not None:
+        return module, ""
+    if wanted:
+        raise Unavailable(f"{VARIABLE}=1, but {why}", cure=CURE, device="cuda")
+    _tell(why)
+    return None, f" ({why}; {CURE})"
 
 
 def _look() -> tuple[Any, str]:

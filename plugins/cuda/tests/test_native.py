@@ -1,0 +1,303 @@
+"""The native part: when it gives up the interpreter's lock, what it refuses, that it keeps nothing; which is used."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import sys
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hal_core import Request, StateConfig, Task, TaskBatch, TaskKind
+from hal_core.errors import InvalidBatch, InvalidValue, Unavailable
+from hal_cuda import building, native
+from hal_cuda.native import VARIABLE, Book
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+SIZES = StateConfig(num_slots=8, max_model_len=64, block_size=8)
+on_native = pytest.mark.parametrize("opened", ["native"], indirect=True)
+
+
+def prefill(slots, requests):
+    return TaskBatch.prefill(slots, requests, [r.total for r in requests], [range(-(-r.total // 8)) for r in requests])
+
+
+def rounds(bound, state, stream, count):
+    for at in range(count):
+        request = state.admit(Request(f"r{at}", [at + 1] * 9))
+        bound.insert_tasks(state=state, tasks=prefill([at % 8], [request]), stream=stream)
+        state.release([at % 8])
+
+
+@on_native
+def test_a_full_launch_queue_holds_up_its_caller_alone(opened):
+    """The stream is held until another Python thread has run: with the lock kept, neither would ever go on."""
+    bound = opened()
+    state, stream, library = bound.state(SIZES), bound.device.stream(), bound.device.driver.api.library
+    library.stand_in_hold(stream.handle, 1)
+    before = library.stand_in_count(1)
+
+    def release():
+        while library.stand_in_count(1) == before and thread.is_alive():
+            pass  # each turn needs the interpreter, as does the call that lets the stream go
+        library.stand_in_hold(stream.handle, 0)
+
+    thread = threading.Thread(target=release, daemon=True)
+    thread.start()
+    rounds(bound, state, stream, 600)
+    thread.join(30)
+    assert library.stand_in_count(1) > before, "the queue was never full"
+    assert bound.device.driver.native.calls.given_up() > 0
+    stream.synchronize(30)
+
+
+@on_native
+def test_the_lock_is_kept_while_nothing_can_block(opened):
+    bound = opened()
+    state, streams = bound.state(SIZES), [bound.device.stream() for _ in range(40)]
+    for stream in streams:
+        rounds(bound, state, stream, 20)
+    calls, held = bound.device.driver.native.calls, streams[0]
+    assert calls.given_up() == 0
+    bound.device.driver.api.library.stand_in_hold(held.handle, 1)
+    rounds(bound, state, streams[1], 400)
+    assert calls.given_up() == 0, "a stream that is held holds up no other"
+    bound.device.driver.api.library.stand_in_hold(held.handle, 0)
+
+
+@on_native
+def test_of_many_held_streams_none_is_taken_for_idle(opened):
+    """More streams than are told apart: the lock is given up rather than kept in front of a queue nobody counts."""
+    bound = opened()
+    library, calls = bound.device.driver.api.library, bound.device.driver.native.calls
+    streams = [bound.device.stream() for _ in range(70)]
+    for stream in streams:
+        library.stand_in_hold(stream.handle, 1)
+    for _ in range(40):
+        for stream in streams:
+            stream.record()
+    most = 40 * 2 * 70
+    assert 0 < calls.given_up() < most
+    for stream in streams:
+        library.stand_in_hold(stream.handle, 0)
+        stream.synchronize(30)
+
+
+def twins(bound):
+    """A state's checks natively and in Python."""
+    state = bound.state(SIZES)
+    assert isinstance(state.host_table.twin, Book)
+    return state
+
+
+@on_native
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_g08_both_paths_refuse_the_same_batches_and_book_the_same(opened, data):
+    """Numbers of all kinds beside each other, also such as fit no slot: the twin says what Python says."""
+    from hal_core.slots.checks import is_sound
+
+    bound = opened()
+    state = twins(bound)
+    twin, table = state.host_table.twin, state.host_table
+    held = state.admit(Request("held", [1] * 9))
+    bound.insert_tasks(state=state, tasks=prefill([3], [held]), stream=bound.default_stream)
+    count = data.draw(st.integers(1, 12), label="count")
+    pool = [
+        held,
+        *[state.admit(Request(f"r{i}", [1] * data.draw(st.integers(1, 40), label="total"))) for i in range(12)],
+    ]
+    requests = data.draw(st.lists(st.sampled_from(pool[1:]), min_size=count, max_size=count), label="requests")
+    if data.draw(st.integers(0, 5), label="unique"):
+        requests = data.draw(st.permutations(pool[1:]), label="order")[:count]
+    if not data.draw(st.integers(0, 8), label="held"):
+        requests[-1] = held
+    few = st.sampled_from([0, 0, 0, 0, 1, 2**31 - 1, -1])
+    slots = data.draw(
+        st.lists(st.sampled_from([0, 1, 2, 4, 5, 6, 7]), min_size=count, max_size=count, unique=count < 8)
+    )
+    if not data.draw(st.integers(0, 5), label="bad slot"):
+        slots[0] = data.draw(st.sampled_from([3, 8, -1, 2**31 - 1]), label="slot")
+    starts = data.draw(st.lists(few, min_size=count, max_size=count), label="starts")
+    ends = [r.total - max(0, s) if abs(s) < 5 else data.draw(few) for r, s in zip(requests, starts, strict=True)]
+    blocks = [
+        [data.draw(st.sampled_from([0, 5, 9, 9, 9, -1])) if not data.draw(st.integers(0, 20)) else 1]
+        * (-(-r.total // 8))
+        for r in requests
+    ]
+    batch = TaskBatch.prefill(slots, requests, ends, blocks, starts)
+    said = twin.sound(batch)
+    table.twin = None
+    assert said == is_sound(table, batch)
+    if said:
+        table.commit(batch)
+        expected = table.table.copy(), dict(table.live), list(table.requests)
+        table.table[slots] = 0
+        for slot, request in zip(slots, requests, strict=True):
+            del table.live[request.admission_id]
+            table.requests[slot] = None
+        twin.commit(batch)
+        np.testing.assert_array_equal(table.table, expected[0])
+        assert (table.live, table.requests) == expected[1:]
+    table.twin = twin
+
+
+@on_native
+def test_g08_a_batch_of_other_sizes_is_refused_on_the_native_path(opened):
+    bound = opened()
+    state, other = twins(bound), bound.state(StateConfig(num_slots=8, max_model_len=72, block_size=8), name="other")
+    foreign = other.admit(Request("foreign", [1] * 9))
+    with pytest.raises(InvalidValue, match="admitted for a state of other sizes"):
+        bound.insert_tasks(state=state, tasks=prefill([0], [foreign]), stream=bound.default_stream)
+    task = Task(TaskKind.PREFILL, 9, state.admit(Request("r", [1] * 9)), 0, 9, [0, 1])
+    with pytest.raises(InvalidBatch, match="slots go from 0 to 7"):
+        bound.insert_tasks(state=state, tasks=[task], stream=bound.default_stream)
+    assert not state.host_table.live
+
+
+@on_native
+def test_what_does_not_fit_is_refused_by_native_calls(opened):
+    """Every call with too few, too many and wrong arguments: an error, and the process goes on."""
+    bound = opened()
+    state = twins(bound)
+    calls, raw = bound.device.driver.native.calls, state.host_table.twin.raw
+    batch = prefill([0], [state.admit(Request("r", [1] * 9))])
+    columns = batch.native
+    for name in ("run", "put", "copy_out", "memset32", "record", "wait", "query", "capturing", "exchange", "enter"):
+        call = getattr(calls, name)
+        for given_ in ((), ("x",), ("x",) * 6, (None,) * 12, (2**70,) * 5, (raw,) * 21, (b"x" * 4096, 0, 1, 0, 0, 0)):
+            with pytest.raises((TypeError, ValueError, OverflowError, BufferError)):
+                call(*given_)
+    for name, wrong in (("sound", columns[:5]), ("sound", (*columns, 1)), ("commit", columns)):
+        with pytest.raises(TypeError):
+            getattr(raw, name)(*wrong)
+    for at in range(6):
+        for bad in (b"", b"x" * 7, b"\xff" * 400, None):
+            given_ = [*columns]
+            given_[at] = bad
+            with pytest.raises((TypeError, ValueError)):
+                raw.sound(*given_)
+            with pytest.raises((TypeError, ValueError)):
+                raw.commit(*given_, batch.requests)
+    far = prefill([8], batch.requests).native
+    with pytest.raises(ValueError, match="does not fit the table"):
+        raw.commit(*far, batch.requests)
+    with pytest.raises(ValueError, match="does not fit the table"):
+        raw.commit(*columns, ())
+    module = bound.device.driver.native.module
+    for wrong in ((), (state.host_table.table, [], {}, 0, 8, 64, 8, 8), (np.zeros(3), [None] * 8, {}, 0, 8, 64, 8, 8)):
+        with pytest.raises((TypeError, ValueError)):
+            module.Book(*wrong)
+    with pytest.raises(ValueError, match="missing"):
+        module.Driver(None, (0,) * 11)
+
+
+@on_native
+def test_nothing_is_kept(opened):
+    """Many calls of each kind: as many blocks and objects as before."""
+    bound = opened()
+    state, stream, library = bound.state(SIZES), bound.default_stream, bound.device.driver.api.library
+    view = state.view("temperature")[3]
+
+    def work(count):
+        rounds(bound, state, stream, count)
+        for _ in range(count):
+            bound.async_set_value(target=view, value=0.5, stream=stream)
+            bound.async_set_value(target=view, value=0.7, stream=stream)
+            with pytest.raises(TypeError):
+                state.host_table.twin.raw.sound(1)
+            state.host_table.twin.sound(prefill([9], [kept]))
+        gc.collect()
+
+    kept = state.admit(Request("kept", [1] * 9))
+    work(800)  # the events that count calls are made now and then, at first
+    references = sys.getrefcount(None), sys.getrefcount(kept), sys.getrefcount(state.host_table.live)
+    live, blocks = library.stand_in_count(0), sys.getallocatedblocks()
+    work(400)
+    assert library.stand_in_count(0) - live < 5, "events are made as needed, not for each call"
+    assert sys.getallocatedblocks() - blocks < 200
+    after = sys.getrefcount(None), sys.getrefcount(kept), sys.getrefcount(state.host_table.live)
+    assert all(abs(now - then) < 100 for now, then in zip(after, references, strict=True))
+
+
+@on_native
+def test_a_failed_call_is_named_as_the_driver_names_it(opened):
+    bound = opened()
+    state, api = bound.state(SIZES), bound.device.driver.api
+    for name, call in (("memset", "cuMemsetD32Async"), ("hal_fill", "cuLaunchKernel")):
+        api.fail = name
+        target, value = (state.view("temperature")[3], 0.5) if name == "memset" else (state.view("seed")[3], 7)
+        with pytest.raises(RuntimeError, match=f"{call}: CUDA_ERROR_INVALID_VALUE"):
+            bound.async_set_value(target=target, value=value, stream=bound.default_stream)
+    api.fail = ""
+
+
+# -- which path is used ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def part(monkeypatch):
+    """``part(module)``: what is found as the native part; None: it was not built."""
+
+    def put(module):
+        monkeypatch.setattr(native, "find_spec", lambda name: module)
+        monkeypatch.setattr(native, "import_module", lambda name: module)
+        monkeypatch.delenv(VARIABLE, raising=False)
+        native._tell.cache_clear()
+
+    return put
+
+
+GOOD = SimpleNamespace(SOURCES=building.sources_digest(), LAYOUT=native.layout())
+OLD = SimpleNamespace(SOURCES=building.sources_digest(), LAYOUT=native.layout().replace("table 5", "table 6"))
+OTHER = SimpleNamespace(SOURCES="0" * 16, LAYOUT=native.layout())
+
+
+@pytest.mark.parametrize(
+    ("module", "why"),
+    [
+        (None, "the native part was not built"),
+        (OLD, "built for another version of paddle-hal-core"),
+        (OTHER, "built for another version of paddle-hal-cuda"),
+    ],
+)
+def test_what_is_missing_or_was_built_for_another_version_is_not_used(part, monkeypatch, caplog, module, why):
+    part(module)
+    with caplog.at_level(logging.WARNING):
+        assert [native.find()[0] for _ in range(3)] == [None] * 3
+    (line,) = [record.getMessage() for record in caplog.records if "Python path" in record.getMessage()]
+    assert why in line
+    assert "python -m hal_cuda.building" in line
+    assert "\n" not in line
+    assert why in native.find()[1], "hal devices --open says so"
+    monkeypatch.setenv(VARIABLE, "1")
+    with pytest.raises(Unavailable, match=why):
+        native.find()
+
+
+def test_the_variable_chooses(part, monkeypatch, caplog):
+    part(GOOD)
+    assert native.find() == (GOOD, "")
+    monkeypatch.setenv(VARIABLE, "1")
+    assert native.find() == (GOOD, "")
+    monkeypatch.setenv(VARIABLE, "0")
+    assert native.find()[0] is None
+    assert not caplog.records, "it was asked for"
+    monkeypatch.setenv(VARIABLE, "yes")
+    with pytest.raises(InvalidValue, match=f"{VARIABLE}=yes"):
+        native.find()
+
+
+def test_an_open_device_says_which_path_it_takes(opened):
+    bound = opened()
+    assert bound.note == f"path: {'native' if bound.device.driver.native else 'Python'}"
+
+
+def test_a_driver_without_a_function_is_refused_by_its_name():
+    import ctypes
+
+    with pytest.raises(Unavailable, match="cuMemcpyHtoDAsync_v2"):
+        native.functions(ctypes.CDLL(None))
