@@ -21,8 +21,8 @@ from hal_core.runtime.bound import bind
 from hal_core.slots.admission import Request, SamplingParams
 from hal_core.slots.fields import StateConfig
 
+import hal.worker.runner
 import hal.worker.tokens
-import hal.worker.worker
 from hal.engine import Engine
 from hal.model.batch import ModelBatch
 from hal.worker import Worker
@@ -96,11 +96,12 @@ def instrument(engine: Engine, watch: Stopwatch) -> None:
     parts: list[tuple[object, str, str]] = [(worker.device, hook, hook) for hook in hooks]
     parts += [
         (worker.model, "forward", "model"),
-        (hal.worker.worker, "read_inputs", "copy_out and model batch"),
-        (hal.worker.worker, "choose_tokens", "sampling rows"),
+        (hal.worker.runner, "read_inputs", "copy_out and model batch"),
+        (hal.worker.runner, "choose_tokens", "sampling rows"),
         (hal.worker.tokens, "sample", "sampling"),
         (worker.state, "take", "record (state.take)"),
-        (worker, "step", "worker.step"),
+        (worker, "launch", "worker.step"),
+        (worker, "take", "worker.step"),
         (scheduler, "schedule", "engine: schedule"),
         (scheduler, "update", "engine: update"),
     ]

@@ -25,7 +25,7 @@ from hal.engine import Engine
 from hal.model import DEFAULT_CHECKPOINT
 from hal.model.llama import LlamaModel
 from hal.model.tokenizer import Tokenizer
-from hal.worker import Worker
+from hal.worker import ModelRunner, Worker
 from training.dense import DenseModel
 
 MARGIN, TOKENS, ALTERNATIVES = 1e-3, 32, 3
@@ -35,13 +35,17 @@ DRAWN = 22
 DRAW = {"temperature": 0.7, "top_k": 5, "top_p": 0.9}
 
 
-class Watched(Worker):
+class Watched(ModelRunner):
     """Notes how far each choice was from another one: request id to margins, in the order of its tokens."""
 
     def _write(self, tokens):
         for slot, margin in zip(tokens.slots.tolist(), tokens.margins.tolist(), strict=True):
             self.margins[self.state.host_table.requests[slot].request_id].append(margin)
         super()._write(tokens)
+
+
+class WatchedWorker(Worker):
+    runner_type = Watched
 
 
 @dataclass
@@ -89,13 +93,13 @@ def generate(model, requests, *, slots, chunk=4096, blocks=400) -> Run:
         sizes = StateConfig(
             num_slots=slots, max_model_len=model.config.max_position_embeddings, max_logprobs=ALTERNATIVES
         )
-        worker = Watched(device, model, sizes, blocks, sink)
-        worker.margins = defaultdict(list)
+        worker = WatchedWorker(device, model, sizes, blocks, sink)
+        worker.runner.margins = defaultdict(list)
         engine = Engine(worker, chunk=chunk)
         for request in requests:
             engine.submit(request)
         tokens = {finished.request_id: finished.token_ids for finished in engine.run()}
-    run = Run(tokens, worker.margins, engine.scheduler.preemptions, engine.scheduler.most_running)
+    run = Run(tokens, worker.runner.margins, engine.scheduler.preemptions, engine.scheduler.most_running)
     for record in sink.records:
         for row in record.rows():
             if row.status is SlotStatus.TOKEN:

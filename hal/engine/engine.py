@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Protocol
 
 from hal_core import (
     AdmittedRequest,
     FinishReason,
+    HalError,
     InvalidValue,
     OutputRecord,
     Request,
-    SinkClosed,
-    SinkFull,
     StateLayout,
     Task,
 )
+
+from hal.stepping import Launched
 
 from .generation import Finished
 from .scheduler import DEFAULT_CHUNK, Scheduler
 
 
 class Steps(Protocol):
-    """What the engine asks of a worker; :class:`hal.worker.Worker` is one."""
+    """What the engine asks of a worker; :class:`hal.stepping.Stepper` is one."""
 
     @property
     def layout(self) -> StateLayout:
@@ -39,12 +41,11 @@ class Steps(Protocol):
     def admit(self, request: Request) -> AdmittedRequest:
         """Check a request and pack it for the state."""
 
-    def step(self, tasks: list[Task]) -> OutputRecord:
-        """Run one step. On :class:`SinkFull` and :class:`SinkClosed` it is done, and its record is in ``last``."""
+    def launch(self, tasks: list[Task]) -> Launched:
+        """Put a step on the device."""
 
-    @property
-    def last(self) -> OutputRecord | None:
-        """The record of the last step that was done."""
+    def take(self, launched: Launched) -> OutputRecord:
+        """Wait for a step's output and take it over; each step once, in their order."""
 
 
 class Engine:
@@ -52,12 +53,17 @@ class Engine:
 
     ``step`` returns the requests that have ended, each once: with an end token or stop sequence, at their length,
     aborted, or with an error and its message. Tokens leave through the worker's sink as they come.
+
+    ``overlap``: while the device runs a step, the host takes over the one before it and schedules, inserts and launches
+    the next one; the end of a request is then known one step later (:func:`hal.stepping.overlap_of` says whether it can
+    be). The host waits for the output of the step before, and for nothing else.
     """
 
-    def __init__(self, worker: Steps, *, chunk: int = DEFAULT_CHUNK) -> None:
-        self.worker = worker
-        self.scheduler = Scheduler(worker.layout, worker.blocks, chunk=chunk, admit=worker.admit)
+    def __init__(self, worker: Steps, *, chunk: int = DEFAULT_CHUNK, overlap: bool = False) -> None:
+        self.worker, self.overlap = worker, overlap
+        self.scheduler = Scheduler(worker.layout, worker.blocks, chunk=chunk, admit=worker.admit, overlap=overlap)
         self.steps = 0
+        self._before: Launched | None = None
         self._ended: list[Finished] = []
 
     @property
@@ -74,29 +80,49 @@ class Engine:
             self._ended.append(Finished(request.request_id, tokens, FinishReason.ERROR, str(error), reported=False))
 
     def abort(self, request_id: str) -> None:
-        """End a request; its end is told by the next step. One that has ended, or never was, is nothing to do."""
+        """End a request; its end is told by a later step. One that has ended, or never was, is nothing to do."""
         if (ended := self.scheduler.abort(request_id)) is not None:
             self._ended.append(ended)
 
     def step(self) -> list[Finished]:
-        """Run one step of the worker if there is work; the requests that have ended since the step before."""
+        """One turn of the loop if there is work; the requests that have ended since the step before.
+
+        Raises what launching or taking a step does. After :class:`hal_core.errors.SinkFull` and
+        :class:`hal_core.errors.SinkClosed` it is launched all the same, and who catches that may go on.
+        """
+        if self.scheduler.busy:
+            self._turn(self._before)
         ended, self._ended = self._ended, []
-        if not self.scheduler.busy:
-            return ended
-        tasks = self.scheduler.schedule()
-        try:
-            record = self.worker.step(tasks)
-        except (SinkFull, SinkClosed):  # the step is done all the same, and counts; who catches this may go on
-            assert self.worker.last is not None
-            self._ended = ended + self._take(self.worker.last)
-            raise
-        return ended + self._take(record)
+        return ended
+
+    def withdraw(self) -> tuple[list[Request], list[Finished]]:
+        """Take all requests back, of a worker that is lost or will take no more steps: each as it goes on elsewhere,
+        the oldest first, and the ends that were not told yet. What the step under way has given counts, if it is whole.
+        """
+        before, self._before = self._before, None
+        if before is not None:
+            with contextlib.suppress(HalError):
+                self._take(before)
+        going_on, ended = self.scheduler.withdraw()
+        ended, self._ended = self._ended + ended, []
+        return going_on, ended
 
     def run(self) -> Iterator[Finished]:
         """Step until every request has ended; each as it ends."""
         while self.busy:
             yield from self.step()
 
-    def _take(self, record: OutputRecord) -> list[Finished]:
+    def _turn(self, before: Launched | None) -> None:
+        """Launch the next step, then take over the step before, which ran until now."""
+        launched = self.worker.launch(self.scheduler.schedule())
+        self._before, due = None, before if self.overlap else launched
+        if due is not None:
+            self._take(due)
+        if self.overlap:
+            self._before = launched
+        if launched.trouble is not None:
+            raise launched.trouble
+
+    def _take(self, launched: Launched) -> None:
+        self._ended += self.scheduler.update(self.worker.take(launched))
         self.steps += 1
-        return self.scheduler.update(record)

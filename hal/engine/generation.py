@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from hal_core import AdmittedRequest, FinishReason, Request
+from hal_core import AdmittedRequest, FinishReason, InvalidValue, Request, StateConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,24 @@ def tokens_to_keep(prompt_len: int, max_tokens: int) -> int:
     return prompt_len + max_tokens - 1
 
 
+def check_fits(admitted: AdmittedRequest, sizes: StateConfig, blocks: int) -> None:
+    """Raise :class:`InvalidValue`, with the cure, for a request that needs more tokens or KV blocks than there are."""
+    who, most = f"request {admitted.request_id!r}", admitted.params.max_tokens
+    if admitted.prompt_len + most > sizes.max_model_len:
+        raise InvalidValue(
+            f"{admitted.prompt_len} prompt tokens and max_tokens = {most} are over the length of {sizes.max_model_len}",
+            cure=f"lower max_tokens to {sizes.max_model_len - admitted.prompt_len}, or shorten the prompt",
+            argument=who,
+        )
+    needed = -(-tokens_to_keep(admitted.prompt_len, most) // sizes.block_size)
+    if needed > blocks:
+        raise InvalidValue(
+            f"needs up to {needed} KV blocks of {sizes.block_size} tokens, there are {blocks}",
+            cure="give more blocks, shorten the prompt, or lower max_tokens",
+            argument=who,
+        )
+
+
 @dataclass(slots=True, eq=False)
 class Generation:
     """A request from its arrival to its end.
@@ -37,6 +55,8 @@ class Generation:
     - ``slot``: where it runs, -1 while it waits; ``blocks``: the KV blocks that it holds, in order.
     - ``prefilled``: tokens that its tasks have had fed in this stay; ``goal``: how many there are to prefill, the
       prompt and, after a preemption, what was generated before.
+    - ``pending``: most tokens that steps under way may give it, which nobody knows yet.
+    - ``aborted``: its abort was asked for, and its end is not told yet.
     """
 
     request: Request
@@ -47,6 +67,8 @@ class Generation:
     blocks: list[int] = field(default_factory=list)
     prefilled: int = 0
     goal: int = 0
+    pending: int = 0
+    aborted: bool = False
 
     @property
     def request_id(self) -> str:
@@ -67,6 +89,10 @@ class Generation:
     def decoding(self) -> bool:
         """True when everything known at its entry has been fed, so that each step gives one token."""
         return self.prefilled >= self.goal
+
+    def furthest(self, tokens: int) -> int:
+        """Most tokens whose KV it needs when it has been given ``tokens`` more than is known."""
+        return min(self.known + tokens, self.limit)
 
     def enter(self, slot: int, blocks: Sequence[int], length: int) -> None:
         """Take a slot; the next step feeds the first ``length`` tokens."""

@@ -9,6 +9,11 @@ Where steps verify drafts, a request feeds up to ``tokens_per_step`` tokens, its
 are left over are given out for drafts, as far as a step may get and its drafts reach behind that; nobody is preempted
 for them, as a worker drafts no further than the blocks that a request holds.
 
+Where steps overlap, one is under way while the next is scheduled, and nobody knows what it gives. Each request then
+holds blocks for the most that it can be given, one step ahead; one that has ended runs once more, for nothing; one that
+leaves goes on, or is told to have ended, when the output of its last step is there, and only then are its slot and
+blocks free (:mod:`hal.engine.holdings`).
+
 No device is needed here; :mod:`hal.engine.engine` carries the decisions out.
 """
 
@@ -33,8 +38,9 @@ from hal_core import (
 )
 from hal_core import admit as admit_for
 
-from .blocks import BlockPool
-from .generation import Finished, Generation, tokens_to_keep
+from .generation import Finished, Generation, check_fits, tokens_to_keep
+from .holdings import Holdings
+from .stays import Stays
 
 Admit = Callable[[Request], AdmittedRequest]
 Grown = dict[Generation, list[int]]
@@ -44,7 +50,9 @@ DEFAULT_CHUNK = 256
 
 
 class Scheduler:
-    """Requests, slots and blocks of one worker; ``schedule`` and ``update`` take turns, once each for a step.
+    """Requests, slots and blocks of one worker; ``schedule`` and ``update`` come once each for a step, in order.
+
+    They take turns; or, with ``overlap``, a step is scheduled before the one before it is updated.
 
     - ``running``: the requests in slots, oldest first; ``waiting``: the others, oldest first. Whoever waits is younger
       than whoever runs: requests enter in the order of their arrival, and the youngest leaves first.
@@ -63,6 +71,7 @@ class Scheduler:
         *,
         chunk: int = DEFAULT_CHUNK,
         admit: Admit | None = None,
+        overlap: bool = False,
     ) -> None:
         if isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1:
             raise InvalidValue(
@@ -70,13 +79,16 @@ class Scheduler:
             )
         self.layout, self.chunk, self.tokens_per_step = layout, chunk, layout.sizes.max_accept
         self._admit: Admit = admit or partial(admit_for, layout=layout)
-        self.pool = BlockPool(blocks)
+        self.overlap = overlap
+        self._holdings = Holdings(layout.sizes.num_slots, blocks)
+        self.pool, self._slots = self._holdings.pool, self._holdings.slots
         self.running: list[Generation] = []
         self.waiting: deque[Generation] = deque()
         self.preemptions = self.most_running = self.launch_tokens = 0
         self._live: dict[str, Generation] = {}
+        self._stays = Stays()
         self._to_abort: list[Generation] = []
-        self._slots = list(range(layout.sizes.num_slots - 1, -1, -1))
+        self._preempted: list[Generation] = []  # whose last step is under way, the youngest first
 
     @property
     def busy(self) -> bool:
@@ -96,33 +108,21 @@ class Scheduler:
         if request.request_id in self._live:
             raise InvalidValue("a request of that name has not ended yet", cure="choose another name", argument=who)
         admitted = self._admit(request)
-        sizes, wanted = self.layout.sizes, admitted.prompt_len + request.params.max_tokens
-        if wanted > sizes.max_model_len:
-            raise InvalidValue(
-                f"{admitted.prompt_len} prompt tokens and max_tokens = {request.params.max_tokens} are over the "
-                f"length of {sizes.max_model_len}",
-                cure=f"lower max_tokens to {sizes.max_model_len - admitted.prompt_len}, or shorten the prompt",
-                argument=who,
-            )
-        needed = self._blocks_for(tokens_to_keep(admitted.prompt_len, request.params.max_tokens))
-        if needed > self.pool.size:
-            raise InvalidValue(
-                f"needs up to {needed} KV blocks of {sizes.block_size} tokens, there are {self.pool.size}",
-                cure="give more blocks, shorten the prompt, or lower max_tokens",
-                argument=who,
-            )
+        check_fits(admitted, self.layout.sizes, self.pool.size)
         return admitted
 
     def abort(self, request_id: str) -> Finished | None:
         """End a request: at once while it waits (then this returns its end), else with the next step. Unknown: None."""
         generation = self._live.get(request_id)
-        if generation is None or generation in self._to_abort:
+        if generation is None or generation.aborted:
             return None
-        if generation.slot < 0:
+        if generation in self.waiting:
             self.waiting.remove(generation)
             del self._live[request_id]
             return generation.finished(FinishReason.ABORT, reported=False)
-        self._to_abort.append(generation)
+        generation.aborted = True
+        if generation.slot >= 0:
+            self._to_abort.append(generation)
         return None
 
     @property
@@ -142,15 +142,18 @@ class Scheduler:
     def withdraw(self) -> tuple[list[Request], list[Finished]]:
         """Take all requests back, of a worker that is lost: each as it goes on elsewhere, the oldest first, and the
         ends of those that were to be aborted."""
-        ended = [generation.finished(FinishReason.ABORT, reported=False) for generation in self._to_abort]
-        going_on = [generation for generation in (*self.running, *self.waiting) if generation not in self._to_abort]
+        ended = [one.finished(FinishReason.ABORT, reported=False) for one in self._live.values() if one.aborted]
+        in_order = (*self.running, *reversed(self._preempted), *self.waiting)
+        going_on = [generation for generation in in_order if not generation.aborted]
         self._live.clear()
-        self._to_abort, self.running, self.waiting = [], [], deque()
+        self._to_abort, self._preempted, self.running, self.waiting = [], [], [], deque()
         return [replace(one.request, output=tuple(one.generated)) for one in going_on], ended
 
     def schedule(self) -> list[Task]:
         """The tasks of the next step: who leaves, who needs a block, whose prompt goes on, who enters."""
-        tasks = [self._leave(generation, TaskKind.ABORTED) for generation in self._to_abort]
+        former = {generation.request_id: generation.admitted.admission_id for generation in self.running}
+        tasks = [self._leave(one, TaskKind.ABORTED) for one in self._to_abort if one.slot >= 0]
+        self._to_abort.clear()
         before = self.preemptions
         grown = self._grow(tasks)
         decoding = [generation for generation in self.running if generation.decoding]
@@ -163,53 +166,80 @@ class Scheduler:
             tasks.append(self._more_blocks(generation, blocks))
         self.launch_tokens = predict_launch_tokens(len(decoding), self.tokens_per_step) + self.chunk - left
         self.most_running = max(self.most_running, len(self.running))
+        gives = [(generation, self.tokens_per_step) for generation in decoding]
+        known = set(decoding)
+        gives += [(generation, 1) for generation in self.running if generation.decoding and generation not in known]
+        self._stays.launch(former, self.running, gives)
+        self._holdings.launched += 1
         return tasks
 
     def update(self, record: OutputRecord) -> list[Finished]:
-        """Take over a step's output; the requests that ended with it."""
+        """Take over the output of the oldest step that has none yet; the requests that ended with it.
+
+        Rows are told apart by the admission that the step knew under a name: what a step gives a request that has ended
+        since, or one that entered under the name of another, is dropped.
+        """
+        names = self._stays.take()
+        self._holdings.took()
         ended: list[Finished] = []
         tokens, at = record.tokens.tolist(), 0
         rows = zip(
             record.request_ids, record.status.tolist(), record.finish.tolist(), record.counts.tolist(), strict=True
         )
         for row, (request_id, status, finish, count) in enumerate(rows):
-            if status == SlotStatus.PREEMPTED:
+            given, at = tokens[at : at + count], at + count
+            found = self._stays.find(names, request_id)
+            if found is None:
                 continue
-            generation = self._live[request_id]
-            if count:
-                generation.generated += tokens[at : at + count]
-                at += count
+            if status == SlotStatus.PREEMPTED or finish != FinishReason.NONE:
+                self._stays.over(names, request_id)
+            found.generated += given
             if finish != FinishReason.NONE:
-                if status != SlotStatus.ABORTED:
-                    self._vacate(generation)
-                del self._live[request_id]
-                ended.append(generation.finished(FinishReason(finish), record.messages.get(row, "")))
-        self._to_abort = [generation for generation in self._to_abort if generation.slot >= 0]
-        return ended
+                ended.append(self._end(found, finish, record.messages.get(row, "")))
+        return ended + self._go_back()
 
     # -- the parts of a step --------------------------------------------------------------------------------------
 
     def _grow(self, tasks: list[Task]) -> Grown:
-        """Give each decoding request, oldest first, the block that its next token needs; preempt for it if need be."""
+        """Give each decoding request, oldest first, the blocks that its next token needs; preempt for it if need be."""
         grown: Grown = {}
         for generation in tuple(self.running):
             if generation.slot < 0 or not generation.decoding:
                 continue
-            if (more := self._blocks_for(generation.known) - len(generation.blocks)) <= 0:
+            if (more := self._lacks(generation, generation.pending)) <= 0:
                 continue
             while more > self.pool.free and generation.slot >= 0:
                 self._preempt(self.running[-1], tasks)
             if generation.slot >= 0:
                 grown[generation] = self.pool.allocate(more)
+        if self.overlap:
+            self._grow_ahead(tasks, grown)
         return grown
+
+    def _grow_ahead(self, tasks: list[Task], grown: Grown) -> None:
+        """See to it that the step after this one finds its blocks: give them now, or know that enough come back by
+        then; preempt for it if need be, as what leaves now is free no sooner."""
+        lacking: dict[Generation, int] = {}
+        for generation in self.running:
+            if generation.decoding:
+                after = self._lacks(generation, generation.pending + self.tokens_per_step)
+                more = after - len(grown.get(generation, ()))
+                if (now := min(more, self.pool.free)) > 0:
+                    grown.setdefault(generation, []).extend(self.pool.allocate(now))
+                if more > max(now, 0):
+                    lacking[generation] = more - now
+        while sum(lacking.values()) > self._holdings.returning + self.pool.free:
+            youngest = self.running[-1]
+            lacking.pop(youngest, None)
+            self.pool.release(grown.pop(youngest, []))  # no step was told of them
+            self._preempt(youngest, tasks)
 
     def _look_ahead(self, decoding: list[Generation], grown: Grown) -> None:
         """Give decoding requests, oldest first, the blocks that the drafts after this step may need, if they are free:
         the step gives ``tokens_per_step`` tokens at most, and then as many drafts, less one, are fed behind them."""
         for generation in decoding:
-            furthest = min(generation.known + 2 * self.tokens_per_step - 1, generation.limit)
-            have = len(generation.blocks) + len(grown.get(generation, ()))
-            more = min(self._blocks_for(furthest) - have, self.pool.free)
+            ahead = generation.pending + 2 * self.tokens_per_step - 1
+            more = min(self._lacks(generation, ahead) - len(grown.get(generation, ())), self.pool.free)
             if more > 0:
                 grown.setdefault(generation, []).extend(self.pool.allocate(more))
 
@@ -220,10 +250,23 @@ class Scheduler:
 
     def _preempt(self, generation: Generation, tasks: list[Task]) -> None:
         tasks.append(self._leave(generation, TaskKind.PREEMPTED))
-        resumed = replace(generation.request, output=tuple(generation.generated))
-        generation.admitted = self._admit(resumed)
-        self.waiting.appendleft(generation)
         self.preemptions += 1
+        self._preempted.append(generation)
+        if not self._stays.steps:
+            self._go_back()
+
+    def _go_back(self) -> list[Finished]:
+        """Let preempted requests wait again whose steps were all taken; those that are to be aborted end instead."""
+        ended: list[Finished] = []
+        for generation in [one for one in self._preempted if not one.pending]:
+            self._preempted.remove(generation)
+            if generation.aborted:
+                del self._live[generation.request_id]
+                ended.append(generation.finished(FinishReason.ABORT, reported=False))
+                continue
+            generation.admitted = self._admit(replace(generation.request, output=tuple(generation.generated)))
+            self.waiting.appendleft(generation)
+        return ended
 
     def _continue_prefills(self, tasks: list[Task], left: int) -> int:
         """Feed further chunks, oldest request first; what is left of the budget. Their blocks they have already."""
@@ -263,11 +306,23 @@ class Scheduler:
         return task
 
     def _vacate(self, generation: Generation) -> None:
-        """Free a request's slot and blocks."""
+        """Give a request's slot and blocks back."""
         self.running.remove(generation)
-        self._slots.append(generation.slot)
-        self.pool.release(generation.blocks)
+        self._holdings.give_back(generation.slot, generation.blocks)
         generation.slot, generation.blocks, generation.prefilled = -1, [], 0
+
+    def _end(self, generation: Generation, reason: int, message: str) -> Finished:
+        """A record tells a request's end, whether it is in its slot or has just left it."""
+        if generation.slot >= 0:
+            self._vacate(generation)
+        if generation in self._preempted:
+            self._preempted.remove(generation)
+        del self._live[generation.request_id]
+        return generation.finished(FinishReason(reason), message)
+
+    def _lacks(self, generation: Generation, tokens: int) -> int:
+        """Blocks that a request does not hold and needs when it has been given so many tokens more."""
+        return self._blocks_for(generation.furthest(tokens)) - len(generation.blocks)
 
     def _blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.layout.sizes.block_size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from .worker import Model, Worker
+from .runner import Model, ModelRunner
+from .worker import Worker
 
-__all__ = ["Model", "Worker"]
+__all__ = ["Model", "ModelRunner", "Worker"]

@@ -24,7 +24,7 @@ from hal.distributed.words import Hello
 from hal.model.batch import ModelBatch
 from hal.model.config import read_config
 from hal.model.llama import LlamaModel
-from hal.worker import Worker
+from hal.worker import ModelRunner
 
 
 def steps(vocab):
@@ -101,14 +101,14 @@ def left_out(rank, field):
 def ending(rank, victim, step, number):
     """The rank ``victim`` sends itself a signal in its step ``step``, when its part of the model has run."""
     steps = itertools.count(1)
-    original = Worker._write
+    original = ModelRunner._write
 
     def write(worker, tokens):
         if rank.rank == victim and next(steps) == step:
             os.kill(os.getpid(), number)
         original(worker, tokens)
 
-    with mock.patch.object(Worker, "_write", write):
+    with mock.patch.object(ModelRunner, "_write", write):
         yield
 
 

@@ -20,7 +20,7 @@ from hal.model.llama import LlamaModel
 from hal.model.tokenizer import Tokenizer
 from hal.proposers import Setup as ProposerSetup
 from hal.proposers import make_proposer
-from hal.worker import Worker
+from hal.worker import ModelRunner, Worker
 from tests.distributed.rank_work import be_a_rank
 
 MARGIN, TOLERANCE, TOKENS = 1e-3, 1e-4, 16
@@ -67,12 +67,16 @@ class Told:
                     self.logprobs[row.request_id] += row.logprobs[:, 0].tolist()
 
 
-class Watched(Worker):
+class WatchedRunner(ModelRunner):
     """Notes how far each choice was from another one."""
 
     def _write(self, tokens):
         self.least = min([getattr(self, "least", 1.0), *tokens.margins.tolist()])
         super()._write(tokens)
+
+
+class Watched(Worker):
+    runner_type = WatchedRunner
 
 
 @functools.cache
@@ -101,7 +105,7 @@ def alone(row):
             engine.submit(request)
         for _ in engine.run():
             pass
-    assert row.rejection or worker.least >= MARGIN, "choose prompts with a wider margin"
+    assert row.rejection or worker.runner.least >= MARGIN, "choose prompts with a wider margin"
     for record in sink.records:
         told.take(record)
     return told

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -41,7 +42,6 @@ class PaperWorker:
         self.state = self.device.state(sizes)
         self.host_table = self.state.host_table
         self.layout, self.blocks, self.vocab_size = self.state.layout, blocks, 100
-        self.last = None
         self.cache: dict[int, list[int]] = {block: [] for block in range(blocks)}
         self.tables: dict[int, list[int]] = {}
         self.known: dict[int, list[int]] = {}
@@ -50,6 +50,12 @@ class PaperWorker:
 
     def admit(self, request):
         return self.state.admit(request, vocab_size=self.vocab_size)
+
+    def launch(self, tasks):
+        return SimpleNamespace(record=self.step(tasks), trouble=None)
+
+    def take(self, launched):
+        return launched.record
 
     def step(self, tasks):
         self.device.insert_tasks(state=self.state, tasks=tasks, stream=self.device.default_stream)

@@ -15,7 +15,7 @@ from hal_core.slots.fields import FinishReason
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hal.worker import Worker
+from hal.worker import ModelRunner, Worker
 
 from .conftest import VOCAB, PagedOracle
 from .drafters import Drafter, Setting, guesses, run, told
@@ -229,11 +229,11 @@ def test_a_proposer_needs_a_state_with_room(cpu, three):
         run(cpu, PagedOracle(), three, Setting(), Drafter(lambda *_: [], {}))
 
 
-class Poisoned(Worker):
+class PoisonedRunner(ModelRunner):
     """Behind the drafts of each slot lies what is no token."""
 
-    def _draft(self, *given):
-        super()._draft(*given)
+    def propose(self, *given):
+        super().propose(*given)
         view = self.state.view("draft_tokens")
         counts = self.device.copy_out(
             memory=self.state.memory, parts=[self.state.layout.groups["step_input"]], stream=self.stream
@@ -242,6 +242,10 @@ class Poisoned(Worker):
         for slot, count in enumerate(fields["draft_num"][:, 0].tolist()):
             if count < view.shape[1]:
                 self.device.async_set_value(target=view[slot, count:], value=2**40, stream=self.stream)
+
+
+class Poisoned(Worker):
+    runner_type = PoisonedRunner
 
 
 @pytest.mark.parametrize("kind", ["partly right", "random"])

@@ -250,7 +250,7 @@ def test_penalties_are_the_same_with_preemption(opaque, oracle):
             engine.submit(Request(name, prompt, params))
         results.append({finished.request_id: finished.token_ids for finished in engine.run()})
         assert (engine.scheduler.preemptions > 0) == (blocks == 6)
-        assert engine.worker._histories == {}
+        assert engine.worker.runner.histories == {}
     assert results[0] == results[1]
 
 

@@ -90,6 +90,7 @@ class QueueDevice(AsyncDevice):
         pinned_host=False,  # there is no allocate_host
         can_hold_stream=True,
         collective="",
+        async_update=True,  # update_inputs is work on the queue
     )
 
     def __init__(self, index: int, options: Mapping[str, object]) -> None:

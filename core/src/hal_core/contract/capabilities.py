@@ -25,6 +25,8 @@ class Capabilities:
     - ``collective``: the name of the collective library, or "" where several ranks are not offered.
     - ``fallbacks``: hook name to reason, for each hook that is slower here than the contract's best way.
     - ``substituted``: "" or the name of the place that stands in for missing hardware.
+    - ``async_update``: ``update_inputs`` is work on the stream: the host neither waits nor takes part, so that it may
+      prepare the next step meanwhile (G28).
     """
 
     async_h2d: bool
@@ -35,6 +37,7 @@ class Capabilities:
     collective: str
     fallbacks: Mapping[str, str] = field(default_factory=dict)
     substituted: str = ""
+    async_update: bool = False
 
     def __post_init__(self) -> None:
         unknown = [hook for hook in self.fallbacks if hook not in HOOKS]

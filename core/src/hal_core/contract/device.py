@@ -143,6 +143,10 @@ class Device(Hooks, Protocol):
         waited for, and none waits. ``parts`` may be changed by the caller once this returns.
         """
 
+    def order_after_reads(self, stream: Stream, memory: Memory | None = None) -> None:
+        """Let ``stream`` wait for copies out that still read ``memory`` (None: any), before others' work writes there;
+        the host does not wait. What the device itself writes is ordered so by itself."""
+
     def update_inputs(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
         """Do to the state what a step changes by itself; see :mod:`hal_core.slots.update`."""
 

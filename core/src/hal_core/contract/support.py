@@ -63,7 +63,8 @@ class Support:
     """Small blocks of memory that a library below the plugin keeps of each call, as it leaks: forgiven by the kit."""
     update_waits: ClassVar[bool] = False
     """True when the device's ``update_inputs`` waits for the device, as the default of DeviceBase does; then what needs
-    a step that has not run yet (G28) cannot be shown, and ``overlapped_update`` is not offered."""
+    a step that has not run yet (G28) cannot be shown, and ``overlapped_update`` is not offered. A device whose
+    capabilities say ``async_update`` cannot be excused."""
 
     def offers(self, device: Device) -> set[str]:
         """The names, usable in ``requires=``, of what is offered for an opened device."""
@@ -72,7 +73,7 @@ class Support:
             found.add("several_ranks")
         if self.whole_group:
             found.add("whole_group")
-        if not self.update_waits:
+        if not self.update_waits or device.capabilities.async_update:
             found.add("overlapped_update")
         if isinstance(device, SubmissionProbe):
             found.add("probe_counts")

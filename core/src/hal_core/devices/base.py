@@ -158,6 +158,9 @@ class DeviceBase(ABC):
         if hook in self.capabilities.fallbacks:
             self._counts["fallbacks"] += 1
 
+    def order_after_reads(self, stream: Stream, memory: Memory | None = None) -> None:  # noqa: B027 (nothing is pending)
+        """Copies out are over when :meth:`copy_out` returns, unless the device says otherwise."""
+
     def update_inputs(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
         """The reference on a copy of the state, written back as one plan; waits for the device once or twice."""
         return update_by_copy(self, state, step, stream)

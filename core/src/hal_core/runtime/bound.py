@@ -195,6 +195,11 @@ class BoundDevice:
         """
         return self._call("copy_out", stream, self.policy.copy_out, (self.device, memory, parts, stream))
 
+    def order_after_reads(self, *, memory: Memory, stream: Stream) -> None:
+        """Let ``stream`` wait for copies out that still read ``memory``, before work of the caller's own (a model's)
+        writes there. The host does not wait; what the hooks write is ordered so by itself."""
+        self._call("order_after_reads", stream, self.device.order_after_reads, (stream, memory))
+
     def observe(self, plugin: object, *, name: str = "") -> None:
         """Let a pluggy plugin see every hook call of this device; see :mod:`hal_core.runtime.observers`.
 

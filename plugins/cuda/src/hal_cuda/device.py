@@ -54,6 +54,7 @@ class CudaDevice(OnGpu):
         pinned_host=True,
         can_hold_stream=True,
         collective="nccl",
+        async_update=True,
     )
     raises_faults = True  # an error of the device is sticky: its next call raises it
     piece = 8 << 20

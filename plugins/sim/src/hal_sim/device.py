@@ -38,6 +38,7 @@ class SimDevice(OnAccelerator):
         pinned_host=True,
         can_hold_stream=True,
         collective="shared memory",
+        async_update=True,
     )
 
     fault_cure = "mend what that work did (Accelerator.races() tells more), and open the device again"

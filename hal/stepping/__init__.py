@@ -1,0 +1,14 @@
+"""What runs a step and what calls it: runners of any framework, and the four hooks around them.
+
+``Runner`` is what a model is to the engine, ``Stepper`` puts a runner's steps on the device without waiting for them,
+``overlap_of`` says whether the host may go on while a step runs. No framework is imported here.
+"""
+
+from __future__ import annotations
+
+from .overlap import OVERLAPS, overlap_of
+from .planned import PlannedStep
+from .runner import HostRunner, Runner, RunnerSetup
+from .stepper import Launched, Stepper
+
+__all__ = ["OVERLAPS", "HostRunner", "Launched", "PlannedStep", "Runner", "RunnerSetup", "Stepper", "overlap_of"]

@@ -1,0 +1,72 @@
+"""What the host knows of a step before it runs: which slots, and how many tokens each feeds at most."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from hal_core import ENTERING, LEAVING, Step, TaskBatch, TaskKind
+
+if TYPE_CHECKING:
+    from hal_core import Group, SlotState
+
+Int32s = np.ndarray[Any, np.dtype[np.int32]]
+Bools = np.ndarray[Any, np.dtype[np.bool_]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlannedStep:
+    """A step before it runs, of ``n`` slots. While the step before it is under way nobody knows more.
+
+    - ``step``: its number and its order: the slots that may run, and those that were left, ascending. A slot of it
+      whose request ended in the step before does not run: the device knows by its ``stop_flags``.
+    - ``tasks``: what was inserted before it.
+    - ``counts`` int32 ``[n]``: most tokens that each slot feeds, in that order: its piece of the prompt exactly, or its
+      next token and as many drafts as there is room for; 0 for one that was left.
+    - ``decodes`` bool ``[n]``: whether a slot feeds its next token and drafts, and no piece of a prompt.
+    """
+
+    step: Step
+    tasks: TaskBatch
+    counts: Int32s
+    decodes: Bools
+
+    @property
+    def tokens(self) -> int:
+        """Most tokens that the step feeds, all slots together."""
+        return int(self.counts.sum())
+
+
+class StepPlanner:
+    """Plans the steps of one state from what its host table has, which never waits for the device."""
+
+    def __init__(self, state: SlotState, group: Group) -> None:
+        self._state, self._group = state, group
+        self._totals = np.zeros(state.sizes.num_slots, np.int64)  # tokens to prefill of who is in each slot
+        self._logprobs = np.full(state.sizes.num_slots, -1, np.int64)
+
+    def plan(self, number: int, tasks: TaskBatch, ended: set[int]) -> PlannedStep:
+        """The step after ``tasks``, which are inserted. ``ended``: slots whose requests are known to have ended."""
+        fed = np.zeros(len(self._totals), np.int32)
+        left: list[int] = []
+        columns = (tasks.plain["kinds"], tasks.plain["slots"], tasks.requests, tasks.plain["num_scheduled_tokens"])
+        for kind, slot, request, length in zip(*columns, strict=True):
+            if kind in LEAVING:
+                left.append(slot)
+            elif kind in ENTERING:
+                logprobs = request.params.logprobs
+                self._totals[slot], self._logprobs[slot] = request.total, -1 if logprobs is None else logprobs
+            if kind in (TaskKind.PREFILL, TaskKind.PREFILL_CHUNK):
+                fed[slot] = length
+        table, name = self._state.host_table, self._state.name
+        decodes = (table.admission_ids != 0) & (table.prefilled >= self._totals) & (fed == 0)
+        decodes[list(ended)] = False
+        fed[decodes] = self._state.sizes.max_accept
+        runs = fed > 0
+        most = int(self._logprobs[runs].max(initial=-1))
+        runs[left] = True
+        order = np.flatnonzero(runs).astype(np.int32)
+        logprobs = None if most < 0 else most
+        step = Step(number, {name: order}, speculative=self._state.speculative, group=self._group, logprobs=logprobs)
+        return PlannedStep(step, tasks, fed[order], decodes[order])

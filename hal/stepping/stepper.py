@@ -1,0 +1,146 @@
+"""The hooks around a runner's step, called in order and waited for by nobody; and taking what came of it, later."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hal_core import ALONE, Group, InvalidValue, OutputTicket, SinkClosed, SinkFull, Task, TaskBatch
+
+from .planned import PlannedStep, StepPlanner
+from .runner import HostRunner
+
+if TYPE_CHECKING:
+    from hal_core import AdmittedRequest, BoundDevice, OutputRecord, Request, Sink, SlotState, StateLayout, Step
+
+    from .runner import Runner
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Launched:
+    """A step that was put on the device: what was planned, what runs, and the ticket of its output.
+
+    ``trouble``: what its sink said when it was given the output: :class:`SinkFull` (the record is kept, and sent when
+    there is room) or :class:`SinkClosed` (nobody will be sent it). The step is done all the same.
+    """
+
+    planned: PlannedStep
+    step: Step
+    ticket: OutputTicket
+    trouble: SinkFull | SinkClosed | None = None
+
+
+class Stepper:
+    """One rank: a slot state on a device, a runner, and the four hooks called in order at each step.
+
+    The state is device memory that the host neither computes on nor looks into: it changes by the hooks, the runner and
+    ``update_inputs`` alone. One thread calls it, and each step that is launched is taken once, in their order.
+
+    - ``blocks``: KV blocks that the runner has room for.
+    - ``sink``: where each step's record goes; the caller closes it, and the device. One that resolves what it is given
+      at once, on the caller's thread, waits for the step.
+    - ``group``: the tensor-parallel group that it is in.
+    - ``last``: the record of the last step that was taken; ``steps``: how many were launched.
+    """
+
+    def __init__(
+        self, device: BoundDevice, state: SlotState, runner: Runner, sink: Sink, *, blocks: int, group: Group = ALONE
+    ) -> None:
+        self.device, self.state, self.runner, self.sink = device, state, runner, sink
+        self.group, self.blocks = group, blocks
+        self.stream = device.default_stream
+        self.steps = 0
+        self.last: OutputRecord | None = None
+        self._planner = StepPlanner(state, group)
+        self._told = runner if isinstance(runner, HostRunner) else None
+        self._ended: dict[int, int] = {}  # slot to the number of the last step that has its request, which has ended
+
+    @property
+    def layout(self) -> StateLayout:
+        """The layout of the state that requests are admitted to."""
+        return self.state.layout
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids go from 0 to this number less one."""
+        return self.runner.vocab_size
+
+    def admit(self, request: Request) -> AdmittedRequest:
+        """Check a request and pack it for the state. Raises :class:`hal_core.errors.InvalidValue`. From any thread."""
+        self.runner.check(request)
+        return self.state.admit(request, vocab_size=self.vocab_size)
+
+    def launch(self, tasks: TaskBatch | Sequence[Task]) -> Launched:
+        """Put ``tasks`` into their slots and the next step on the device, its output on the way to the sink.
+
+        It waits for nothing, unless its runner needs the host. Raises what the hooks raise:
+        :class:`hal_core.errors.InvalidBatch` before anything changed, and :class:`hal_core.errors.InvalidValue` for
+        drafts that a task brings and the step cannot feed.
+        """
+        batch = tasks if isinstance(tasks, TaskBatch) else TaskBatch.of(tasks)
+        device, state, stream = self.device, self.state, self.stream
+        self._check_drafts(batch)
+        device.insert_tasks(state=state, tasks=batch, stream=stream)
+        planned = self._planner.plan(self.steps, batch, set(self._ended))
+        self.steps += 1
+        device.order_after_reads(memory=state.memory, stream=stream)  # the runner writes what may still be copied out
+        step = self.runner.launch(state, planned, stream)
+        agreed = device.broadcast_tokens(state=state, group=self.group, stream=stream)
+        if self._told is not None:
+            self._told.agreed(step, agreed, stream)
+        device.update_inputs(state=state, step=step, stream=stream)
+        if state.speculative:
+            self.runner.propose(state, step, stream)
+        trouble: SinkFull | SinkClosed | None = None
+        try:
+            ticket: object = device.save_output(state=state, step=step, sink=self.sink, stream=stream)
+        except (SinkFull, SinkClosed) as error:
+            trouble, ticket = error, error.ticket
+        assert isinstance(ticket, OutputTicket)
+        return Launched(planned, step, ticket, trouble)
+
+    def take(self, launched: Launched) -> OutputRecord:
+        """Wait for a step's output and take it over: the record, the mirror, and the slots whose requests ended.
+
+        Their slots are free once the last step that has them was taken, which may be one that was launched since (G28).
+        Raises what the step met: :class:`hal_core.errors.GroupLost`, for one.
+        """
+        state, number = self.state, launched.step.number
+        record = self.last = state.take(launched.ticket)
+        mirror, order = state.mirror, launched.step.order(state.name)
+        held = state.host_table.admission_ids[order]
+        stopped = mirror["stop_flags"][order, 0] & (held != 0) & (mirror["request_serial"][order, 0] == held)
+        ended = [slot for slot in order[stopped].tolist() if slot not in self._ended]
+        self._ended.update(dict.fromkeys(ended, self.steps - 1))
+        free = [slot for slot, last in self._ended.items() if last <= number]
+        state.release(free)
+        for slot in free:
+            del self._ended[slot]
+        if self._told is not None:
+            self._told.took(launched.planned, mirror, ended)
+        return record
+
+    def step(self, tasks: TaskBatch | Sequence[Task]) -> OutputRecord:
+        """Launch a step and take it. Raises as both, and ``trouble`` once it is taken: its record is in ``last``."""
+        launched = self.launch(tasks)
+        record = self.take(launched)
+        if launched.trouble is not None:
+            raise launched.trouble
+        return record
+
+    def _check_drafts(self, batch: TaskBatch) -> None:
+        """Refuse drafts of another worker that would be fed and could not be: of all else the hooks take care."""
+        if not any(batch.drafts):
+            return
+        size, why = self.state.sizes.block_size, ""
+        for request, drafts, count in zip(batch.requests, batch.drafts, batch.plain["block_counts"], strict=True):
+            if not self.state.speculative:
+                why = "the worker's steps are plain: drafts would be fed, and nobody would verify them"
+            elif any(token >= self.vocab_size for token in drafts):
+                why = f"drafts {list(drafts)} of {request.request_id!r} are not all below {self.vocab_size}"
+            elif drafts and request.total + 1 + len(drafts) > count * size:
+                why = f"{len(drafts)} drafts of {request.request_id!r} do not fit into its {count} blocks"
+        if why:
+            cure = "hand the request over without its drafts; the tokens are the same"
+            raise InvalidValue(why, cure=cure, device=self.device.name, hook="insert_tasks", argument="tasks")

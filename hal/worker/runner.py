@@ -1,0 +1,203 @@
+"""The Paddle model as a runner: it reads a step's inputs to the host, runs the model, samples and drafts there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import numpy as np
+from hal_core import ByteRange, Group, InvalidValue, Request, Step, Ticket
+
+from hal.model.batch import ModelBatch
+from hal.stepping import HostRunner, PlannedStep
+from hal.worker.drafting import Acceptance, Drafting, accepted_tokens, called, read_outputs, share_drafts
+from hal.worker.histories import Histories
+from hal.worker.inputs import Columns, StepInput, chunks_of, read_inputs
+from hal.worker.tokens import StepTokens, choose_tokens
+
+if TYPE_CHECKING:
+    from hal_core import BoundDevice, SlotState, Stream
+
+    from hal.proposers import Proposer
+
+Array = np.ndarray[Any, Any]
+
+
+class ModelConfig(Protocol):
+    """The model's constants that a worker needs."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids go from 0 to this number less one."""
+
+
+class Model(Protocol):
+    """What a worker asks of a model; :class:`hal.model.llama.LlamaModel` is one."""
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    def allocate_cache(self, blocks: int, block_size: int) -> None:
+        """Make room for the keys and values of ``blocks`` blocks of ``block_size`` tokens."""
+
+    def forward(self, batch: ModelBatch) -> Array | None:
+        """Run the rows of a step; float32 ``[n, vocab]``, the logits after each of ``batch.outputs``.
+
+        None on a rank that is not given them: it learns from the first rank which tokens came of it.
+        """
+
+
+@runtime_checkable
+class HiddenModel(Model, Protocol):
+    """A model that gives its hidden states too, for a proposer that wants them."""
+
+    def forward_with_hidden(self, batch: ModelBatch) -> tuple[Array | None, object]:
+        """As ``forward``, and what the last layer gave for each token ``[tokens, width]``, in the model's own kind."""
+
+
+class ModelRunner(HostRunner):
+    """A model whose logits come to the host, where tokens are chosen and drafted (:class:`hal.stepping.Runner`).
+
+    - ``noise``, ``proposer``, ``shares_drafts``, ``rejection``: as of :class:`hal.worker.Worker`.
+    - ``acceptance``: what became of drafts so far. ``histories``: by slot, what was said, for penalties.
+    """
+
+    needs_host = "it chooses tokens on the host"
+
+    def __init__(
+        self,
+        device: BoundDevice,
+        state: SlotState,
+        model: Model,
+        *,
+        group: Group,
+        noise: int = 0,
+        proposer: Proposer | None = None,
+        shares_drafts: bool = False,
+        rejection: bool = False,
+    ) -> None:
+        self.device, self.state, self.model, self.group = device, state, model, group
+        self.stream = device.default_stream
+        self._noise, self._shares, self._rejection = noise, shares_drafts, rejection
+        self.acceptance = Acceptance()
+        self.histories = Histories()
+        self._drafting = None if proposer is None else Drafting(proposer, state, model.config.vocab_size)
+        if proposer is not None and proposer.wants_hidden and not isinstance(model, HiddenModel):
+            raise InvalidValue(
+                f"{called(proposer)} runs on hidden states, which {type(model).__name__} does not give",
+                cure="give a model with forward_with_hidden, or another proposer",
+                argument="proposer",
+            )
+        self._inputs: StepInput | None = None  # of the step that is under way
+        self._hidden: object = None
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids go from 0 to this number less one."""
+        return self.model.config.vocab_size
+
+    def check(self, request: Request) -> None:
+        """Every request that fits the state can be run."""
+
+    def launch(self, state: SlotState, step: PlannedStep, stream: Stream) -> Step:
+        """Read the inputs, run the model, choose the tokens and write them into the state."""
+        self.histories.follow(step.tasks)
+        if self._drafting is not None:
+            self._drafting.follow(step.tasks)
+        inputs = self._inputs = read_inputs(self.device.device, state, chunks_of(step.tasks), stream)
+        tokens, self._hidden = self._generate(inputs)
+        self._write(tokens)
+        return self._describe(step, inputs, tokens)
+
+    def agreed(self, step: Step, ticket: Ticket, stream: Stream) -> None:
+        """Where another rank chose the tokens: wait for them, and stop what it stopped."""
+        if not self.group.is_first:
+            ticket.wait()
+            assert self._inputs is not None
+            self._stop_where_first_did(self._inputs)
+
+    def propose(self, state: SlotState, step: Step, stream: Stream) -> None:
+        """Have drafts made of what the step gave, and hand them to the state; before its output is saved, as a request
+        that goes on elsewhere takes its drafts along in that."""
+        inputs = self._inputs
+        assert inputs is not None
+        if not len(inputs.slots) or (self._drafting is None and not self._shares):
+            return
+        drafts: dict[int, list[int]] = {}
+        if self._drafting is not None:
+            outputs = read_outputs(self.device.device, state, stream)
+            drafts = self._drafting.drafts(inputs, outputs, self._hidden)
+        if self._shares:
+            share_drafts(self.device, state, step, drafts, stream)
+        else:
+            self.device.set_drafts(state=state, step=step, drafts=drafts, stream=stream)
+
+    def took(self, step: PlannedStep, outputs: Columns, ended: Sequence[int]) -> None:
+        """Count what became of drafts, remember what was said, and forget who is gone."""
+        assert self._inputs is not None
+        if self.state.speculative:
+            self.acceptance.count(self._inputs, outputs)
+        if self.histories:
+            slots = self._inputs.slots.tolist()
+            name = "accept_tokens" if self.state.speculative else "sampled_token_ids"
+            self.histories.observe(slots, accepted_tokens(slots, outputs, name))
+        if self._drafting is not None:
+            self._drafting.leave(ended, outputs)
+        for slot in ended:
+            self.histories.pop(slot, None)
+
+    def _describe(self, planned: PlannedStep, inputs: StepInput, tokens: StepTokens) -> Step:
+        """The step as it ran: its order has the slots that ran and those that were left, ascending."""
+        left = planned.step.order(self.state.name)[planned.counts == 0]
+        order = np.union1d(inputs.slots, left).astype(np.int32) if len(left) else inputs.slots.astype(np.int32)
+        errors: Mapping[int, str] = tokens.errors
+        orders = {self.state.name: order}
+        return replace(planned.step, orders=orders, logprobs=tokens.logprobs, errors=errors)
+
+    def _generate(self, inputs: StepInput) -> tuple[StepTokens, object]:
+        """Run the model on all rows, and choose the tokens of each that gives some; with them the hidden states, for a
+        proposer that wants them."""
+        logits: Array | None = np.zeros((0, self.vocab_size), np.float32)
+        hidden: object = None
+        if inputs.batch is not None and self._drafting is not None and self._drafting.proposer.wants_hidden:
+            assert isinstance(self.model, HiddenModel)
+            logits, hidden = self.model.forward_with_hidden(inputs.batch)
+        elif inputs.batch is not None:
+            logits = self.model.forward(inputs.batch)
+        if logits is None:
+            return StepTokens.none(self.state.sizes), hidden
+        if self._noise:
+            inputs = replace(inputs, fields={**inputs.fields, "seed": inputs.fields["seed"] ^ np.int64(self._noise)})
+        told = {} if self._drafting is None else self._drafting.weights
+        proposed = told if self._rejection else None
+        tokens = choose_tokens(logits, inputs, self.histories, self.state.sizes, proposed)
+        return (tokens if self.group.is_first else tokens.unreported()), hidden
+
+    def _write(self, tokens: StepTokens) -> None:
+        """Write what was sampled into the state; a slot whose logits were no use stops there."""
+        for name, columns in tokens.fields.items():
+            self._set(name, columns)
+        for slot in tokens.errors:
+            self._set_slot("stop_flags", slot, value=True)
+
+    def _stop_where_first_did(self, inputs: StepInput) -> None:
+        """Stop the slots whose logits were no use on the first rank: it gave them no token, where one was due. (Of a
+        state with room for drafts the broadcast has said so.)"""
+        if self.state.speculative:
+            return
+        place = self.state.layout.fields["sampled_token_ids"]
+        part = ByteRange(place.offset, place.stride * self.state.sizes.num_slots)
+        copied = self.device.copy_out(memory=self.state.memory, parts=(part,), stream=self.stream)
+        copied.wait()
+        sampled = copied.data[0].view(np.int64)
+        for slot in inputs.slots[inputs.gives & (sampled[inputs.slots] < 0)].tolist():
+            self._set_slot("stop_flags", slot, value=True)
+
+    def _set_slot(self, name: str, slot: int, *, value: bool) -> None:
+        self.device.async_set_value(target=self.state.view(name)[slot], value=value, stream=self.stream)
+
+    def _set(self, name: str, value: Array) -> None:
+        view = self.state.view(name)
+        target = view if view.shape == value.shape else view[:, : value.shape[1]]
+        self.device.async_set_value(target=target, value=value, stream=self.stream)

@@ -1,0 +1,121 @@
+"""A runner whose step is work on the device's stream alone (``native/mix.cc``): no model, but every token is checkable.
+
+The next token of a request is a mix of all its tokens and its seed, read from a paged cache that the step itself fills;
+drafts, of a state with room for them, are made and checked on the device too. So the engine's own loop runs with its
+steps overlapped, under the race checker, without a GPU: ``hal run --device sim --runner hal_sim.mixing:MixRunner``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from struct import Struct
+from typing import TYPE_CHECKING, Protocol
+
+from hal_core import BoundDevice, InvalidValue, Request, SamplingParams, SlotState, Step, Stream
+
+from hal_sim.device import SimDevice
+
+if TYPE_CHECKING:
+    from hal_core.devices import Memory
+
+_READ = (
+    *("seq_lens_this_time", "seq_lens_encoder", "seq_lens_decoder", "prompt_lens", "step_idx", "stop_flags"),
+    *("next_tokens", "draft_num", "draft_tokens", "block_tables", "blocks_num", "seed", "max_dec_len"),
+)
+_FIELDS = (*_READ, "sampled_token_ids", "accept_tokens", "accept_num", "token_ids")
+"""The order of ``Field`` in ``native/mix.cc``."""
+_ARGUMENTS = Struct(f"<{len(_FIELDS) + 1}Q8i")
+_UNHEARD = (
+    *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"),
+    *("bad_words", "logprobs"),
+)
+_MASK = (1 << 64) - 1
+
+
+class Setup(Protocol):
+    """What it is made with; :class:`hal.stepping.RunnerSetup` is one."""
+
+    @property
+    def device(self) -> BoundDevice: ...
+
+    @property
+    def state(self) -> SlotState: ...
+
+    @property
+    def blocks(self) -> int: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+
+class Planned(Protocol):
+    """A step before it runs; :class:`hal.stepping.PlannedStep` is one."""
+
+    @property
+    def step(self) -> Step: ...
+
+
+class MixRunner:
+    """Mixes tokens on the sim device (:class:`hal.stepping.Runner`). It needs nothing of the host."""
+
+    needs_host = ""
+
+    def __init__(self, setup: Setup) -> None:
+        device, state = setup.device.device, setup.state
+        if not isinstance(device, SimDevice):
+            raise InvalidValue(
+                f"MixRunner runs on the sim device alone, not on {setup.device.name}",
+                cure="give --device sim, or another --runner",
+                argument="--runner",
+            )
+        self.vocab_size, self._device, sizes = setup.vocab_size, device, state.sizes
+        self._cache: Memory = device.allocate(max(1, setup.blocks) * sizes.block_size * 8)
+        addresses = [state.memory.address + state.layout.fields[name].offset for name in _FIELDS]
+        self._arguments = _ARGUMENTS.pack(
+            *addresses,
+            self._cache.address,
+            sizes.num_slots,
+            sizes.max_model_len,
+            sizes.max_draft_tokens,
+            sizes.max_blocks,
+            sizes.block_size,
+            setup.blocks,
+            self.vocab_size,
+            state.speculative,
+        )
+
+    def check(self, request: Request) -> None:
+        """Refuse what it does not do: there is no distribution to draw from."""
+        plain = SamplingParams()
+        for name in _UNHEARD:
+            if (given := getattr(request.params, name)) != getattr(plain, name):
+                raise InvalidValue(
+                    f"{name} = {given!r}, which MixRunner does not know", cure="leave it out", argument=name
+                )
+
+    def launch(self, state: SlotState, step: Planned, stream: Stream) -> Step:
+        """One kernel over all slots."""
+        self._device.accelerator.launch("hal_mix_step", self._arguments, self._device.own(stream).raw)
+        return step.step
+
+    def propose(self, state: SlotState, step: Step, stream: Stream) -> None:
+        """One kernel over all slots."""
+        self._device.accelerator.launch("hal_mix_draft", self._arguments, self._device.own(stream).raw)
+
+
+def mixed(seed: int, tokens: Sequence[int], count: int, vocab_size: int) -> list[int]:
+    """The ``count`` tokens that follow ``tokens``, of a request whose field ``seed`` is ``seed``: what the kernel must
+    give, in Python."""
+    value, given = seed & _MASK, list[int]()
+    for token in tokens:
+        value = _mix(value, token)
+    for _ in range(count):
+        given.append((value >> 11) % vocab_size)
+        value = _mix(value, given[-1])
+    return given
+
+
+def _mix(value: int, token: int) -> int:
+    value ^= (token + 0x9E37_79B9_7F4A_7C15 + (value << 6) + (value >> 2)) & _MASK
+    value = value * 0xBF58_476D_1CE4_E5B9 & _MASK
+    return value ^ (value >> 27)

@@ -1,0 +1,347 @@
+"""Drawn schedules for the engine over ``MixRunner`` on the sim device: requests, names that come again, aborts, a loss.
+
+``play`` runs one, with or without overlap, on one rank or two, and checks on the way that nothing enters a slot or a
+block that a step under way reads; ``expected`` foretells every token.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import random
+import threading
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+
+from hal_core import ALONE, ENTERING, FinishReason, Group, GroupLost, HalError, Request, SamplingParams, StateConfig
+from hal_core.runtime.bound import bind
+from hal_core.slots.admission import draw_seed
+from hal_sim import SimPlugin, communicator
+from hal_sim.mixing import MixRunner, mixed
+
+from hal.distributed.rank import RequestTable
+from hal.distributed.steps import StepOrder, orders_of
+from hal.engine import Engine
+from hal.stepping import RunnerSetup, Stepper
+
+VOCAB = 11
+_jobs = count(1)
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A request, and the turn of the loop from which on it comes, as soon as nobody of its name is there."""
+
+    turn: int
+    request: Request
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What comes when. ``aborts``: turn and name; ``loss``: the turn at which the second rank is gone, or None."""
+
+    sizes: StateConfig
+    blocks: int
+    chunk: int
+    arrivals: list[Arrival]
+    aborts: list[tuple[int, str]]
+    loss: int | None
+
+
+def draw(number: int) -> Schedule:
+    """Schedule number ``number``: few slots and blocks, so that requests wait, are preempted, and follow each other."""
+    rng = random.Random(number)
+    drafts = rng.choice([0, 0, 1, 3])
+    sizes = StateConfig(rng.choice([1, 2, 3, 4, 4]), 24, block_size=4, max_draft_tokens=drafts, max_stop_length=2)
+    arrivals, tokens = [], range(VOCAB)
+    for _ in range(rng.randint(2, 8)):
+        prompt = rng.choices(tokens, k=rng.randint(1, 10))
+        most = rng.randint(1, min(14, 24 - len(prompt)))
+        ends = tuple(rng.sample(tokens, rng.choice([0, 0, 1, 2])))
+        stops = tuple(tuple(rng.choices(tokens, k=2)) for _ in range(rng.choice([0, 0, 1])))
+        params = SamplingParams(max_tokens=most, min_tokens=rng.randint(0, min(2, most)), eos_token_ids=ends,
+                                stop_sequences=stops, seed=rng.randrange(100))  # fmt: skip
+        arrivals.append(Arrival(rng.randint(0, 10), Request(f"n{rng.randrange(3)}", prompt, params)))
+    arrivals.sort(key=lambda arrival: arrival.turn)
+    aborts = sorted((rng.randint(0, 20), f"n{rng.randrange(3)}") for _ in range(rng.choice([0, 1, 2, 4])))
+    loss = rng.randint(2, 12) if rng.random() < 0.25 else None
+    return Schedule(sizes, rng.randint(6, 8), rng.randint(1, 16), arrivals, aborts, loss)
+
+
+def expected(request: Request, sizes: StateConfig) -> tuple[tuple[int, ...], FinishReason]:
+    """All tokens of a request, and why it ends."""
+    params, prompt = request.params, list(request.prompt)
+    given = mixed(draw_seed(params.seed, request.request_id), prompt, params.max_tokens, VOCAB)
+    for at in range(1, len(given) + 1):
+        ends = given[at - 1] in params.eos_token_ids
+        ends = ends or any(tuple(given[:at][-len(stop) :]) == stop for stop in params.stop_sequences if at >= len(stop))
+        if ends and at >= params.min_tokens:
+            return tuple(given[:at]), FinishReason.STOP
+        if at == params.max_tokens or len(prompt) + at >= sizes.max_model_len:
+            return tuple(given[:at]), FinishReason.LENGTH
+    raise AssertionError("a request without an end")
+
+
+class Later:
+    """A sink that resolves what it was given once that is there, and never waits."""
+
+    session = 1
+
+    def __init__(self):
+        self.records, self._pending = [], []
+
+    def put(self, pending):
+        self._pending.append(pending)
+        self.look()
+
+    def look(self):
+        while self._pending and self._pending[0].ready():
+            pending = self._pending.pop(0)
+            try:
+                self.records.append(pending.resolve())
+            except HalError as error:  # of a group that is lost
+                pending.complete(error)
+            else:
+                pending.complete(None)
+
+    def close(self, timeout):
+        self.look()
+
+
+class Watched(Stepper):
+    """A stepper that fails by assertion when a slot or a block is handed on while a step that reads it is under way."""
+
+    def __init__(self, *given, **named):
+        super().__init__(*given, **named)
+        self._tables, self.under_way, self.taken = {}, {}, 0
+
+    def launch(self, tasks):
+        for task in tasks:
+            name = task.request.admission_id
+            for number, reads in self.under_way.items():
+                if task.kind in ENTERING:
+                    assert task.slot not in {slot for slot, _, _ in reads}, f"slot {task.slot} is read by step {number}"
+                others = {block for _, who, blocks in reads for block in blocks if who != name}
+                assert not others & set(task.blocks), f"blocks {others & set(task.blocks)} are read by step {number}"
+            self._tables[name] = self._tables.get(name, ()) + tuple(task.blocks)
+        launched = super().launch(tasks)
+        order, held = launched.planned.step.order(self.state.name), self.state.host_table.admission_ids
+        self.under_way[launched.step.number] = [
+            (slot, int(held[slot]), self._tables[int(held[slot])]) for slot in order.tolist() if held[slot]
+        ]
+        return launched
+
+    def take(self, launched):
+        record = super().take(launched)
+        assert launched.step.number == min(self.under_way), "steps are taken out of their order"
+        del self.under_way[launched.step.number]
+        return record
+
+
+def stepper_of(device, schedule, sink, group, kind):
+    """A stepper of ``kind`` with a runner and a state of its own; the ranks of a group find each other here."""
+    state = device.state(schedule.sizes)
+    runner = MixRunner(RunnerSetup(device, state, schedule.blocks, Path(), "", VOCAB, group))
+    if group.size > 1:
+        device.open_group(state=state, group=group)
+    return kind(device, state, runner, sink, blocks=schedule.blocks, group=group)
+
+
+@contextlib.contextmanager
+def same_names():
+    """Both ranks are in this process, which would count the openings of their group apart."""
+    former = communicator._segment_name
+    communicator._segment_name = lambda job, ranks: f"/halsim_0_0_{os.getpid()}_{job}"
+    try:
+        yield
+    finally:
+        communicator._segment_name = former
+
+
+def sizes_of(*, slots, drafts):
+    """A state of few slots and short requests."""
+    return StateConfig(slots, 24, block_size=4, max_draft_tokens=drafts, max_stop_length=2)
+
+
+class Follower(threading.Thread):
+    """The second rank: it launches what it is told, and takes the step before, or goes away."""
+
+    def __init__(self, schedule, overlap, options):
+        super().__init__(daemon=True)
+        self.orders, self.error = queue.SimpleQueue(), None
+        self._given = schedule, overlap, options
+
+    def run(self):
+        schedule, overlap, options = self._given
+        try:
+            with bind(SimPlugin.open(1, options)) as device:
+                stepper = stepper_of(device, schedule, Later(), Group((0, 1), 1), Watched)
+                table, before = RequestTable(stepper.admit), None
+                while (order := self.orders.get()) is not None:
+                    launched = stepper.launch(table.tasks(order))
+                    due, before = (before, launched) if overlap else (launched, None)
+                    if due is not None:
+                        stepper.take(due)
+                for communicator_ in device.device._communicators.values():
+                    communicator_.close()  # steps under way are lost with it
+        except GroupLost:
+            pass
+        except BaseException as error:  # noqa: BLE001 (raised by the test's thread)
+            self.error = error
+
+
+@dataclass
+class Told:
+    """What came of a schedule: of each arrival its end, and what the sink was given, by name."""
+
+    ended: dict[int, object] = field(default_factory=dict)
+    records: list[object] = field(default_factory=list)
+    preemptions: int = 0
+    losses: int = 0
+    steps: int = 0
+
+
+class Player:
+    """Plays one schedule on an engine, and on another one after a loss."""
+
+    def __init__(self, schedule, mode, *, overlap, options=None, stepper=Watched):
+        self.schedule, self.overlap, self._stepper = schedule, overlap, stepper
+        self.options = {"mode": mode, "staged": 0, "devices": 2, "collective_timeout_ms": 20000, **(options or {})}
+        self.told = Told()
+        self.live: dict[str, int] = {}
+        self.follower = None
+
+    def open(self):
+        """An engine on a device that was opened just now, with a second rank where one will be lost."""
+        schedule, self.sink = self.schedule, Later()
+        several = schedule.loss is not None and not self.told.losses
+        if several:
+            self.options["job"] = f"job{next(_jobs)}"
+            self.follower = Follower(schedule, self.overlap, self.options)
+            self.follower.start()
+        self.device = bind(SimPlugin.open(0, self.options))
+        group, kind = (Group((0, 1), 0), self._telling()) if several else (ALONE, self._stepper)
+        self.stepper = stepper_of(self.device, schedule, self.sink, group, kind)
+        self.engine = Engine(self.stepper, chunk=schedule.chunk, overlap=self.overlap)
+
+    def _telling(self):
+        """The stepper of the first of two ranks: what it launches, the other is told."""
+        orders = self.follower.orders
+
+        class Telling(self._stepper):
+            def launch(self, tasks):
+                orders.put(StepOrder(0, self.steps + 1, orders_of(tasks)))
+                return super().launch(tasks)
+
+        return Telling
+
+    def play(self):
+        self.open()
+        left, turn = list(enumerate(self.schedule.arrivals)), 0
+        while left or self.live:
+            for number, arrival in tuple(left):
+                name = arrival.request.request_id
+                if arrival.turn <= turn and name not in self.live:
+                    left.remove((number, arrival))
+                    self.live[name] = number
+                    self.engine.submit(arrival.request)
+            for when, name in self.schedule.aborts:
+                if when == turn:
+                    self.engine.abort(name)
+            if self.follower is not None and turn == self.schedule.loss:
+                self.follower.orders.put(None)
+            running = self.engine.scheduler.running
+            oldest, engine = running[0] if running else None, self.engine
+            try:
+                self.take(self.engine.step())
+            except GroupLost:
+                assert turn >= self.schedule.loss
+                self.go_on_elsewhere()
+            if oldest is not None and engine is self.engine and oldest.slot < 0 and oldest.request_id in self.live:
+                assert oldest.aborted, "the oldest request was preempted"
+            self.sink.look()
+            turn += 1
+            assert turn < 800, "the schedule comes to no end"
+        self.close()
+        return self.told
+
+    def take(self, ended):
+        for finished in ended:
+            number = self.live.pop(finished.request_id)
+            assert number not in self.told.ended, f"{finished.request_id} ended twice"
+            self.told.ended[number] = finished
+
+    def go_on_elsewhere(self):
+        """Take the requests back from the lost ranks, and open others."""
+        self.told.losses += 1
+        going_on, ended = self.engine.withdraw()
+        self.take(ended)
+        self.end()
+        self.open()
+        for request in going_on:
+            self.engine.submit(request)
+
+    def close(self):
+        if self.follower is not None and self.follower.is_alive():
+            self.follower.orders.put(None)
+        going_on, ended = self.engine.withdraw()
+        assert (going_on, ended) == ([], [])
+        if not self.told.losses:
+            scheduler = self.engine.scheduler
+            assert scheduler.pool.free == scheduler.pool.size, "blocks were lost"
+        self.end()
+
+    def end(self):
+        """Close the device; the checker must have found nothing."""
+        self.told.preemptions += self.engine.scheduler.preemptions
+        self.told.steps += self.engine.steps
+        if self.follower is not None:
+            self.follower.join(30)
+            assert not self.follower.is_alive(), "the second rank does not end"
+            if self.follower.error is not None:
+                raise self.follower.error
+            self.follower = None
+        else:
+            self.device.device.accelerator.synchronize()
+        self.sink.look()
+        self.told.records += self.sink.records
+        accelerator = self.device.device.accelerator
+        found = [str(race) for race in accelerator.races() if race.kind != "collective" or not self.told.losses]
+        with contextlib.suppress(GroupLost):
+            self.device.close()
+        if accelerator.races():
+            accelerator.reset()
+        assert found == [], found[0]
+
+
+def play(schedule, mode, *, overlap, **named):
+    """One schedule from its beginning to its end."""
+    return Player(schedule, mode, overlap=overlap, **named).play()
+
+
+def check(schedule, told):
+    """Each request has the tokens foretold, whole or up to its abort; the sink was given them, each once, in order."""
+    names = {name for _, name in schedule.aborts}
+    delivered = {}
+    for record in told.records:
+        for row in record.rows():
+            if len(row.tokens):
+                runs = delivered.setdefault(row.request_id, [])
+                if row.position == 0:
+                    runs.append([])
+                assert row.position == len(runs[-1]), f"{row.request_id}: tokens from {row.position} come out of order"
+                runs[-1] += row.tokens.tolist()
+    found = {}
+    for number, arrival in enumerate(schedule.arrivals):
+        finished, (tokens, reason) = told.ended[number], expected(arrival.request, schedule.sizes)
+        who = f"arrival {number}, {finished.request_id!r}"
+        if finished.reason is FinishReason.ABORT:
+            assert finished.request_id in names, f"{who} was aborted by nobody"
+            assert finished.token_ids == tokens[: len(finished.token_ids)], who
+        else:
+            assert (finished.reason, finished.token_ids) == (reason, tokens), f"{who}: {finished.message}"
+        if finished.token_ids:
+            found.setdefault(finished.request_id, []).append(list(finished.token_ids))
+    assert delivered == found, "what the sink was given differs"

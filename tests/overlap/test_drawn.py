@@ -1,0 +1,53 @@
+"""The engine's own loop with its steps overlapped gives the tokens of the one that waits, in the modes that hide least.
+
+Each schedule is played twice, both times under the race checker, and every token is foretold besides.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hal_sim import NoCompiler
+from hal_sim.build import core_library
+
+from .schedules import check, draw, play, same_names
+
+MODES = {"lazy": {"polls": 1 << 30}, "worker": {}}
+"""As late as possible, however often one asks, and as soon as possible; pageable memory is read when a copy runs."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _groups_of_one_process():
+    try:
+        core_library()
+    except NoCompiler as error:
+        pytest.skip(str(error))
+    with same_names():
+        yield
+
+
+def both(number, mode):
+    """One schedule without overlap and with it; how many preemptions and losses there were with it."""
+    schedule = draw(number)
+    for overlap in (False, True):
+        told = play(schedule, mode, overlap=overlap, options=MODES[mode])
+        check(schedule, told)
+    return told
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_overlap_changes_no_token(mode):
+    told = [both(number, mode) for number in range(1000, 1014)]
+    assert sum(one.preemptions for one in told) > 0
+    assert sum(one.losses for one in told) > 0
+
+
+@pytest.mark.conform
+@pytest.mark.parametrize("hundred", range(10))
+@pytest.mark.parametrize("mode", MODES)
+def test_overlap_changes_no_token_of_a_thousand_schedules(mode, hundred):
+    for number in range(hundred * 100, hundred * 100 + 100):
+        try:
+            both(number, mode)
+        except BaseException as error:
+            error.add_note(f"schedule {number}, mode {mode}")
+            raise

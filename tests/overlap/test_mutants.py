@@ -1,0 +1,112 @@
+"""Each thing that overlap needs is missed when it is not done: schedules fail with the mistake, and not without."""
+
+from __future__ import annotations
+
+import pytest
+from hal_sim import NoCompiler
+from hal_sim.build import core_library
+
+from hal.engine.holdings import Holdings
+from hal.engine.scheduler import Scheduler
+from hal.engine.stays import Stays
+from hal.stepping.stepper import Stepper
+
+from .schedules import check, draw, play, same_names
+
+MOST = 60
+"""Schedules that a mistake may survive."""
+
+
+@pytest.fixture(autouse=True)
+def _groups_of_one_process():
+    try:
+        core_library()
+    except NoCompiler as error:
+        pytest.skip(str(error))
+    with same_names():
+        yield
+
+
+def free_one_step_early(monkeypatch):
+    give_back = Holdings.give_back
+
+    def early(holdings, slot, blocks):
+        holdings.launched -= 1
+        give_back(holdings, slot, blocks)
+        holdings.launched += 1
+
+    monkeypatch.setattr(Holdings, "give_back", early)
+
+
+def match_by_name(monkeypatch):
+    update = Scheduler.update
+
+    def by_name(scheduler, record):
+        scheduler._stays.find = lambda names, name: scheduler._live.get(name)
+        scheduler._stays.over = lambda names, name: None
+        return update(scheduler, record)
+
+    monkeypatch.setattr(Scheduler, "update", by_name)
+
+
+def reserve_nothing_for_the_next_step(monkeypatch):
+    monkeypatch.setattr(Scheduler, "_grow_ahead", lambda *given: None)
+
+
+def resume_before_the_last_step_is_known(monkeypatch):
+    preempt = Scheduler._preempt
+
+    def hasty(scheduler, generation, tasks):
+        preempt(scheduler, generation, tasks)
+        generation.pending = 0
+        scheduler._go_back()
+
+    monkeypatch.setattr(Scheduler, "_preempt", hasty)
+
+
+def write_over_what_is_copied_out(monkeypatch):
+    launch = Stepper.launch
+
+    def hasty(stepper, tasks):
+        device = stepper.device.device
+        device.order_after_reads, order = lambda *given: None, device.order_after_reads
+        try:
+            return launch(stepper, tasks)
+        finally:
+            device.order_after_reads = order
+
+    monkeypatch.setattr(Stepper, "launch", hasty)
+
+
+def drop_the_last_step_of_who_leaves(monkeypatch):
+    take = Stays.take
+
+    def forgetful(stays):
+        names = take(stays)
+        stays._held = {key: one for key, one in stays._held.items() if one.slot >= 0 or one.aborted}
+        return names
+
+    monkeypatch.setattr(Stays, "take", forgetful)
+
+
+MISTAKES = (
+    free_one_step_early,
+    match_by_name,
+    reserve_nothing_for_the_next_step,
+    resume_before_the_last_step_is_known,
+    write_over_what_is_copied_out,
+    drop_the_last_step_of_who_leaves,
+)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.__name__)
+def test_a_mistake_is_noticed(mistake, monkeypatch):
+    mistake(monkeypatch)
+    for number in range(MOST):
+        schedule = draw(number)
+        if schedule.loss is None:
+            try:
+                check(schedule, play(schedule, "lazy", overlap=True))
+            except Exception:  # noqa: BLE001 (an assertion, or what the device or the scheduler made of it)
+                return
+    pytest.fail(f"{MOST} schedules did not notice: {mistake.__name__}")
