@@ -1,0 +1,104 @@
+"""Installing the cuda device in three ways, with a compiler and in the three cases where it cannot compile."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hal_cuda import building
+
+SOURCE = Path(__file__).parents[1]
+CASES = {
+    "good": None,
+    "no compiler": "/nowhere/cc",
+    "no headers": f"{' '.join(building.compiler())} -nostdinc",
+    "a failing compiler": "false",
+}
+FIND = """
+import site, sys
+before = list(sys.path)
+site.addsitedir(sys.argv[1])
+sys.path[:] = [path for path in sys.path if path not in before] + before
+import hal_cuda.native as native
+assert native.__file__.startswith(sys.argv[2]), native.__file__
+module, why = native.find()
+print("native" if module else "Python", native.find()[1])
+"""
+
+
+def run(*command, **environment):
+    kept = {name: value for name, value in os.environ.items() if name not in ("CC", "HAL_CUDA_NATIVE", "PYTHONPATH")}
+    found = subprocess.run(
+        command, env=kept | environment, capture_output=True, text=True, timeout=120, check=False, cwd="/"
+    )
+    assert found.returncode == 0, found.stdout + found.stderr
+    return found.stdout, found.stderr
+
+
+@pytest.fixture(scope="module")
+def compiler(tmp_path_factory):
+    try:
+        building.build(tmp_path_factory.mktemp("compiler"))
+    except building.NotBuilt as error:
+        pytest.skip(f"nothing can be compiled here: {error}")
+
+
+BUILD = """
+import hatchling.build as backend, os, sys
+os.chdir(sys.argv[1])
+print(getattr(backend, sys.argv[2])(sys.argv[3]), file=open(sys.argv[3] + "/name", "w"))
+"""
+
+
+def built(call, source, folder, **environment):
+    """What a hook of the build backend makes of a source tree, as pip calls it; and what it says meanwhile."""
+    folder.mkdir()
+    out, err = run(sys.executable, "-c", BUILD, str(source), call, str(folder), **environment)
+    return folder / (folder / "name").read_text().strip(), out + err
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    """The sources without what was built in them, and as the source distribution has them."""
+    folder = tmp_path_factory.mktemp("trees")
+    shutil.copytree(SOURCE, folder / "tree", ignore=shutil.ignore_patterns("*.so", "__pycache__", "tests", "proof"))
+    made, _ = built("build_sdist", folder / "tree", folder / "sdist")
+    shutil.unpack_archive(made, folder / "unpacked", filter="data")
+    (unpacked,) = (folder / "unpacked").iterdir()
+    return {"wheel": folder / "tree", "editable": folder / "tree", "sdist": unpacked}
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize("way", ["editable", "wheel", "sdist"])
+@pytest.mark.parametrize("case", CASES)
+def test_what_cannot_be_compiled_ends_in_the_python_path_with_one_line(way, case, tree, tmp_path):
+    source, target = tmp_path / "source", tmp_path / "target"
+    shutil.copytree(tree[way], source)
+    named = {} if CASES[case] is None else {"CC": CASES[case]}
+    wheel, said = built("build_editable" if way == "editable" else "build_wheel", source, tmp_path / "out", **named)
+    assert ("cp311-abi3-" in wheel.name) == (case == "good" and way != "editable"), wheel.name
+    shutil.unpack_archive(wheel, target, "zip")
+    told = [line for line in said.splitlines() if "the native part of the cuda device was not built" in line]
+    assert len(told) == (case != "good"), said
+    found, noise = run(sys.executable, "-c", FIND, str(target), str(tmp_path))
+    if case == "good":
+        assert (found.split(), noise) == (["native"], "")
+        return
+    assert found.startswith("Python  (the native part was not built; install a C compiler")
+    assert len(noise.splitlines()) == 1, noise
+    assert "python -m hal_cuda.building" in noise
+
+
+@pytest.mark.usefixtures("compiler")
+def test_what_was_built_before_does_not_outlive_a_failing_compile(tree, tmp_path):
+    """An editable install that cannot compile any more has no native part of older sources."""
+    source = tmp_path / "source"
+    shutil.copytree(tree["editable"], source)
+    built("build_editable", source, tmp_path / "first")
+    assert (source / "src/hal_cuda" / building.NAME).exists()
+    built("build_editable", source, tmp_path / "second", CC="false")
+    assert not (source / "src/hal_cuda" / building.NAME).exists()
