@@ -41,6 +41,7 @@ def test_the_guards_cover_every_part_that_has_some(guards):
     assert len(guards.GUARDS) >= 12
 
 
+@pytest.mark.conform
 def test_a_guard_that_nothing_misses_fails_the_script(guards, monkeypatch, capsys):
     real = next(guard for guard in guards.GUARDS if guard.guarantee == "G15")
     before, after = "What is decided on the host", "What was decided on the host"

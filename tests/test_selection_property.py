@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hal import contract
 from hal.discovery import Entry
 from hal.selection import first, requested
+from tests import share
 
 from .fixtures_plugins.builder import RANGE, Site
 
@@ -88,7 +89,9 @@ def try_in_order(row, named):
 
 @given(installations(), wishes, st.one_of(wishes, st.just("")), st.data())
 @settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=share.of(150),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_selection_equals_the_oracle(caplog, plugins, explicit, environment, data):
     names = [plugin.distribution for plugin in plugins]

@@ -98,7 +98,7 @@ GUARDS: tuple[Guard, ...] = (
         CORE + "slots/checks.py",
         "    if host_table.admission_ids[row.slot] != row.request.admission_id:\n",
         "    if False:\n",
-        ("test_g08_an_invalid_batch_changes_nothing_and_every_problem_is_listed",),
+        ("test_g08_only_who_is_in_a_slot_can_leave_it",),
     ),
     Guard(
         "a slot that is held is not entered",

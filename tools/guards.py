@@ -24,7 +24,7 @@ from pathlib import Path
 from guard_table import GUARDS, Guard
 
 ROOT = Path(__file__).resolve().parents[1]
-COPIED = ("core", "examples", "pyproject.toml", "conftest.py")
+COPIED = ("core", "examples", "tests", "pyproject.toml", "conftest.py")
 PATIENCE = 600
 """Seconds; a run that takes longer hangs, which is no way to miss a guard."""
 LEFT_OUT = shutil.ignore_patterns("__pycache__", ".*_cache", ".hypothesis", "*.egg-info")

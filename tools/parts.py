@@ -92,6 +92,7 @@ CONFORM = (
     kit_sim("sim, lazy", 2, "default"),
     Part("guards", f"{BIN}python tools/guards.py"),
     kit("cpu", "cpu", "default"),
+    Part("properties, all examples", f"{BIN}python -m pytest -q -m 'hypothesis and not conform'", "HAL_TEST_SHARE=1"),
     Part("matrix, every pair", f"{BIN}python -m tests.matrix --pairwise"),
 )
 NIGHTLY = (

@@ -16,8 +16,10 @@ from hal_core.memory.dtypes import BFLOAT16, BOOL, DTYPES, FLOAT16, FLOAT32, FLO
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-quick = settings(max_examples=15, deadline=None, database=None)
-many = settings(max_examples=150, deadline=None, database=None)
+from tests import share
+
+quick = settings(max_examples=share.of(15), deadline=None, database=None)
+many = settings(max_examples=share.of(150), deadline=None, database=None)
 FLOATS = [d for d in DTYPES if d.kind == "float"]
 REFUSED = "refused"
 

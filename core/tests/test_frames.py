@@ -16,6 +16,8 @@ from hal_core.output.records import OutputRecord, SlotStatus, narrowed
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from tests import share
+
 #: Machines under load are slow; that is no finding.
 UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 IDS = {"session": 0xFEDC_BA98_7654_3210, "sender": 7, "sequence": 1 << 40}
@@ -118,7 +120,7 @@ def test_the_header_is_the_documented_table():
     assert struct.unpack("<QQ", LARGE[-16:]) == (len(LARGE), 1 << 40)
 
 
-@settings(UNTIMED, max_examples=300)
+@settings(UNTIMED, max_examples=share.of(300))
 @given(st.binary(max_size=300))
 @example(b"")
 @example(SMALL[:64])
@@ -126,7 +128,7 @@ def test_any_bytes_are_no_frame(data):
     assert not readable(data)
 
 
-@settings(UNTIMED, max_examples=500)
+@settings(UNTIMED, max_examples=share.of(500))
 @given(st.binary(max_size=200))
 def test_any_body_within_a_sound_frame_is_a_record_or_a_frame_error(body):
     readable(framed(body))
@@ -138,7 +140,7 @@ packable = st.one_of(
 )
 
 
-@settings(UNTIMED, max_examples=500)
+@settings(UNTIMED, max_examples=share.of(500))
 @given(
     st.dictionaries(st.sampled_from([*BODY, "columns", "dcounts", "drafts", "lids", "lps", "ranks", "msgs"]), packable)
 )
@@ -175,7 +177,7 @@ def test_every_truncated_frame_is_refused(buffer, data):
     assert not readable(buffer + b"\0")
 
 
-@settings(UNTIMED, max_examples=500)
+@settings(UNTIMED, max_examples=share.of(500))
 @given(st.integers(0, len(SMALL) * 8 - 1))
 def test_every_flipped_bit_of_a_small_frame_is_found(bit):
     changed = bytearray(SMALL)

@@ -14,6 +14,8 @@ from hal_core.slots.host_table import FEW
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests import share
+
 SIZES = StateConfig(
     num_slots=24, max_model_len=40, block_size=4, max_bad_words=4, max_stop_sequences=3, max_stop_length=4
 )
@@ -39,7 +41,7 @@ def blocks_for(tokens):
     return -(-tokens // SIZES.block_size)
 
 
-@settings(max_examples=40)
+@settings(max_examples=share.of(40))
 @given(data=st.data())
 def test_g09_g11_a_batch_equals_its_tasks_one_by_one(device, data):
     """Two rounds, so that the second finds rows that the first has left."""

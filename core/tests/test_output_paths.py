@@ -24,7 +24,9 @@ from hal_core.slots.tasks import Task, TaskKind
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-UNTIMED = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+from tests import share
+
+UNTIMED = settings(deadline=None, max_examples=share.of(60), suppress_health_check=[HealthCheck.too_slow])
 DRAFTS, TOP = 3, 4
 SIZES = StateConfig(num_slots=6, max_model_len=64, block_size=64, max_draft_tokens=DRAFTS, max_logprobs=TOP)
 PARAMS = SamplingParams(max_tokens=40)

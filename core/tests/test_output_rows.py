@@ -12,6 +12,8 @@ from hal_core.slots.step import Step
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests import share
+
 SLOTS = 4
 SIZES = StateConfig(num_slots=SLOTS, max_model_len=16, max_draft_tokens=2)
 
@@ -49,7 +51,7 @@ def some(*values):
     return st.lists(st.sampled_from(values), min_size=SLOTS, max_size=SLOTS)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=share.of(200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), order=st.permutations(range(SLOTS)))
 def test_g20_g21_both_ways_say_the_same(state, data, order):
     admission_ids = [request.admission_id for request in state.host_table.requests]

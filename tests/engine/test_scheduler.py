@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hal.engine import Engine, Scheduler
+from tests import share
 
 MAX_TOKENS, BLOCK = 24, 4
 
@@ -137,7 +138,7 @@ prompts = st.lists(st.integers(0, 96), min_size=0, max_size=MAX_TOKENS + 2)
 arrivals = st.tuples(prompts, st.integers(1, 10), st.integers(0, 12))  # prompt, max_tokens, step of arrival
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=share.of(300), deadline=None)
 @given(
     slots=st.integers(1, 5),
     blocks=st.integers(1, 16),

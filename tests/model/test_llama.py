@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hal.model.batch import ModelBatch
 from hal.model.llama import LlamaModel
 from hal.model.prediction import PredictionLayer
+from tests import share
 from training.dense import DenseModel
 
 from .reference import Reference
@@ -111,7 +112,7 @@ def test_a_whole_prefill_of_any_length_equals_the_dense_pass(models, dense, name
     np.testing.assert_allclose(logits, expected, atol=TOLERANCE)
 
 
-@settings(max_examples=25)
+@settings(max_examples=share.of(25))
 @given(data=st.data())
 def test_any_schedule_over_any_blocks_equals_the_dense_pass(models, dense, data):
     """Sequences come and go, prefill in chunks beside decoding rows, in scattered and reused blocks; every block that

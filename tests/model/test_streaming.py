@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hal.model.config import parse_config
 from hal.model.streaming import AnswerText
 from hal.model.tokenizer import Tokenizer
+from tests import share
 
 from .conftest import LLAMA
 from .tokenizers_of_kinds import KINDS
@@ -19,7 +20,7 @@ TEXTS = st.lists(
     max_size=12,
 ).map("".join)
 BROKEN = "\ufffd"
-FEW = settings(max_examples=30, deadline=None)  # of each kind of tokenizer
+FEW = settings(max_examples=share.of(30), deadline=None)  # of each kind of tokenizer
 
 _made: dict[str, Tokenizer] = {}
 

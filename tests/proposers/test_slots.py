@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from hal.proposers import Fed, Setup, make_proposer
 from hal.proposers.ngram import NGram
 from hal.proposers.suffix import Suffix
+from tests import share
 
 from . import models
 
@@ -74,7 +75,7 @@ class Slots(RuleBasedStateMachine):
                 assert proposer.tokens(slot).tolist() == known
 
 
-Slots.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+Slots.TestCase.settings = settings(max_examples=share.of(60), stateful_step_count=25, deadline=None)
 TestSlots = Slots.TestCase
 
 

@@ -18,6 +18,7 @@ from hal.proposers.hybrid import Hybrid
 from hal.proposers.ngram import NGram
 from hal.proposers.suffix import Suffix
 from hal.worker import Worker
+from tests import share
 
 from ..worker.conftest import VOCAB, PagedOracle
 from ..worker.drafters import Setting, told
@@ -129,7 +130,9 @@ def cpu():
         yield device
 
 
-@settings(phases=[Phase.generate], max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    phases=[Phase.generate], max_examples=share.of(40), suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(data=st.data())
 def test_no_proposer_changes_what_a_request_is_given_and_each_knows_what_the_device_knows(cpu, data):
     """Controls on; chunked prefill beside it, scarce blocks with preemption, aborts at any step."""

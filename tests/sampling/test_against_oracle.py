@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from hal.sampling import needs_history, sample
 from hal.sampling.philox import uniform
+from tests import share
 
 from . import oracle
 from .builders import one, pack
@@ -79,7 +80,7 @@ def check(logits, row):
 
 
 @pytest.mark.parametrize("rule", RULES)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=share.of(150), deadline=None)
 @given(data=st.data())
 def test_each_rule_alone(rule, data):
     temperature = data.draw(st.sampled_from((0.0, 0.5, 1.0, 3.0)))
@@ -87,13 +88,13 @@ def test_each_rule_alone(rule, data):
     check(data.draw(logit_lists), one(temperature=temperature, **row))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=share.of(300), deadline=None)
 @given(logit_lists, st.fixed_dictionaries({**BASE, **ALL, "temperature": single(0.0, 4.0)}))
 def test_all_rules_together(logits, row):
     check(logits, one(**row))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=share.of(40), deadline=None)
 @given(st.integers(0, 2**32 - 1), st.fixed_dictionaries({**ALL, "temperature": single(0.25, 50.0)}))
 def test_a_vocabulary_of_several_runs_and_looks(number, row):
     """1,000 tokens: nuclei of more than 64 and of more than 512, and a last run that is not full."""
@@ -104,7 +105,7 @@ def test_a_vocabulary_of_several_runs_and_looks(number, row):
     check((random.standard_normal(1000) * 4).astype(np.float32).tolist(), one(seed=number, **history, **row))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=share.of(100), deadline=None)
 @given(st.lists(st.fixed_dictionaries(RULES["penalties"]), min_size=1, max_size=5))
 def test_history_is_needed_by_rows_with_a_penalty_alone(penalties):
     plain = {"repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hal.sampling import sample
 from hal.sampling.philox import philox4x32, uniform
 from hal.sampling.weights import unit_bits, weights
+from tests import share
 
 from .builders import many, one, pack
 from .oracle import distribution
@@ -106,7 +107,7 @@ def parts(sampled, row):
     return [column[row].tobytes() for column in columns] + [sampled.errors.get(row)]
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=share.of(120), deadline=None)
 @given(batches())
 def test_a_row_is_the_same_in_any_batch_bit_for_bit_and_never_draws_a_masked_token(batch):
     logits, rows, order, size = batch

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hal.sampling import sample
+from tests import share
 
 from . import oracle
 from .builders import many, one, pack
@@ -15,7 +16,7 @@ logit_lists = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=share.of(200), deadline=None)
 @given(logit_lists, st.integers(0, 35), st.integers(0, 1000))
 def test_the_sampled_token_then_the_best_in_order_with_its_rank(logits, count, seed):
     row = one(temperature=5.0, top_k=3, seed=seed, bad_words=[0], repetition_penalty=3.0, prompt=[1, 2], output=[0])

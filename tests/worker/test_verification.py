@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hal.worker import ModelRunner, Worker
+from tests import share
 
 from .conftest import VOCAB, PagedOracle
 from .drafters import Drafter, Setting, guesses, run, told
@@ -102,7 +103,7 @@ def test_every_control_holds_inside_a_run_of_drafts(cpu, kind, blocks, chunk):
             np.testing.assert_allclose(one[1], other[1], atol=1e-6)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=share.of(80), deadline=None)
 @given(data=st.data())
 def test_no_proposer_changes_a_token_an_end_or_a_log_probability(cpu, data):
     """All controls on; chunked prefill beside it, scarce blocks with preemption, aborts at any step."""

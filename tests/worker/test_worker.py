@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from hal.engine import Engine
 from hal.worker import Worker
+from tests import share
 
 SIZES = StateConfig(num_slots=3, max_model_len=32, block_size=4, max_logprobs=2, max_stop_length=3)
 HOOKS = ("insert_tasks", "async_set_value", "broadcast_tokens", "update_inputs", "save_output")
@@ -114,7 +115,7 @@ requests_ = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=share.of(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     slots=st.integers(1, 4),
     blocks=st.integers(7, 14),

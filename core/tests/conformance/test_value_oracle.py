@@ -10,7 +10,9 @@ from hal_core.memory.dtypes import dtype_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-quick = settings(max_examples=100, deadline=None, database=None)
+from tests import share
+
+quick = settings(max_examples=share.of(100), deadline=None, database=None)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ from hal_core.slots.layout import lay_out
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests import share
+
 sizes = st.builds(
     StateConfig,
     num_slots=st.integers(1, 9),
@@ -26,7 +28,7 @@ PLAIN, SPECULATIVE = (
 )
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=share.of(12), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_g13_fields_are_the_sources_byte_for_byte_and_nothing_else_changes(pool, actions, data):
     chosen, split = data.draw(sizes), data.draw(st.sampled_from(SPLITS))

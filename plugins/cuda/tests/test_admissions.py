@@ -16,6 +16,8 @@ from hal_cuda.admissions import HEAD, Admissions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests import share
+
 LAYOUT = lay_out(StateConfig(num_slots=4, max_model_len=400, max_stop_length=3))
 CHUNK = 1 << 13
 
@@ -88,7 +90,7 @@ def check(data, request):
             at += -(-len(row) // 16) * 16
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=share.of(40), deadline=None)
 @given(data=st.data())
 def test_g02_g11_every_staged_request_is_found_whole_until_it_was_inserted(data):
     """Whatever is admitted, inserted, dropped and finished in whatever order: no waiting request is overwritten."""

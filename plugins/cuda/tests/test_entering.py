@@ -16,6 +16,8 @@ from hal_cuda.driver import CudaError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests import share
+
 SIZES = StateConfig(num_slots=20, max_model_len=90, block_size=4, max_stop_length=3, max_bad_words=4)
 ids = st.integers(0, 99)
 params = st.builds(
@@ -40,7 +42,7 @@ def prefill(slots, requests, num_computed_tokens=None):
     return TaskBatch.prefill(slots, requests, lengths, [range(-(-r.total // 4)) for r in requests], num_computed_tokens)
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=share.of(30), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_g09_g11_a_staged_batch_writes_what_the_cpu_device_writes(opened, data):
     bound, cpu = opened(), bind(CpuPlugin.open(0, {}))

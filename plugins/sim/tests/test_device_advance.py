@@ -13,6 +13,8 @@ from hal_sim import Mode, SimPlugin, options
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests import share
+
 NAMES = reference.STEP_FIELDS
 
 
@@ -76,7 +78,9 @@ def slots(draw, size):
     return row | {name: draw(st.lists(token, min_size=n, max_size=n)) for name, n in widths.items()}
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(
+    max_examples=share.of(120), deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
 @given(st.data())
 def test_the_kernel_does_what_the_reference_does(device, data):
     size = data.draw(sizes())

@@ -9,6 +9,8 @@ from hal_sim import FIELD, WRITE, Accelerator, DeviceFault, Mode, Spread, option
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests import share
+
 STATE = 256
 
 
@@ -40,7 +42,7 @@ def writes(draw: st.DrawFn) -> tuple[int, bytes | int, int, int]:
     return target, source, nbytes, fill
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=share.of(60), deadline=None)
 @given(st.lists(writes(), max_size=12), st.booleans())
 def test_scatter_applies_a_plan_in_order(entries, from_pinned):
     with options(mode=Mode.WORKER):
@@ -101,7 +103,7 @@ def test_a_bad_plan_is_a_fault(lazy, entry, why):
         lazy.device.scatter(where, block.nbytes, 9, stream)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=share.of(40), deadline=None)
 @given(st.data())
 def test_spread_gives_each_slot_its_record(data):
     slots = 6

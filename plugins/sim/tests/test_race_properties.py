@@ -14,6 +14,8 @@ from hal_sim import Accelerator, Event, Mode, Stream, label, options
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests import share
+
 STREAMS, EVENTS, BLOCK = 3, 2, 32
 Where = Literal["device", "host"]
 
@@ -163,7 +165,7 @@ programs = st.lists(st.one_of(work, work, accesses, orders), min_size=1, max_siz
 modes = st.sampled_from(list(Mode))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=share.of(300), deadline=None)
 @given(programs, modes)
 def test_reports_are_the_unordered_pairs(program, mode):
     model = Model()
@@ -194,7 +196,7 @@ def ordered(steps: list[Step], through_host: list[bool]) -> Iterator[list[Step]]
     yield done
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=share.of(100), deadline=None)
 @given(st.lists(st.tuples(st.one_of(work, work, accesses), st.booleans()), min_size=2, max_size=10), modes, st.data())
 def test_an_ordered_program_is_clean_and_a_missing_wait_is_found(drawn, mode, data):
     steps, through_host = [s for s, _ in drawn], [h for _, h in drawn]

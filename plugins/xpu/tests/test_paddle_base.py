@@ -18,6 +18,8 @@ from hal_core.memory.views import ByteRange, View
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests import share
+
 NBYTES = 256
 SYNCHRONOUS = Capabilities(
     async_h2d=False,
@@ -30,7 +32,7 @@ SYNCHRONOUS = Capabilities(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=share.of(60), deadline=None)
 @given(st.data())
 def test_the_values_of_many_writes_are_those_of_each_of_them(data):
     """Gathered by NumPy, in the three ways there are, or one by one."""
@@ -101,7 +103,7 @@ def draw_records(draw):
     return Records(np.array(slots, np.int32), rows, np.array(scatter_map, SCATTER_MAP))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=share.of(60), deadline=None)
 @given(st.data())
 def test_a_plan_writes_what_it_says_and_nothing_else(device, data):
     memory = device.allocate(NBYTES)
@@ -117,7 +119,7 @@ def test_a_plan_writes_what_it_says_and_nothing_else(device, data):
     assert cost.launches <= 4 * cost.uploads
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=share.of(60), deadline=None)
 @given(st.data())
 def test_no_element_is_wider_than_asked_or_crosses_its_place(data):
     memory = opened().allocate(NBYTES)

@@ -18,6 +18,7 @@ from hal_core.errors import CapabilityMissing, InvalidValue, Unavailable
 from hal_xpu import XpuPlugin
 
 import hal
+from tests.commands import LIBRARIES
 
 pytestmark = pytest.mark.long
 HANGS = 900
@@ -227,25 +228,27 @@ def test_the_conformance_kit(place):
     assert {reason for reason in reasons if not reason.startswith("several")} <= SKIPPED_BY_NEED
 
 
+WARM = LIBRARIES
+RUN = "from hal.cli import main; main()"
+
+
+def start(warm, place, *arguments):
+    """A run on xpu in a place, or on cpu (""). Paddle takes the simulated place at its import, so that is a process."""
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    options["env"] = {**os.environ, "HAL_XPU_PLACE": place}
+    arguments = ("run", "--device", "xpu" if place else "cpu", *arguments)
+    if place == "sim":
+        return subprocess.Popen([sys.executable, "-c", RUN, *arguments], **options)
+    return warm.start(*arguments, code=RUN, **options)
+
+
 @pytest.fixture(scope="module")
-def jobs():
+def jobs(warm):
     """The main job on cpu, and on xpu in both places, started at once."""
     prompts = ["--prompt", "def main(", "--prompt", "for i in range(", "--prompt", "with open("]
-    code = "from hal.cli import main; main()"
     options = [*prompts, "--max-tokens", "12", "--slots", "2", "--json"]
     with ExitStack() as stack:
-        yield {
-            place: stack.enter_context(
-                subprocess.Popen(
-                    [sys.executable, "-c", code, "run", "--device", "xpu" if place else "cpu", *options],
-                    env={**os.environ, "HAL_XPU_PLACE": place},
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                )
-            )
-            for place in ("", "cpu", "sim")
-        }
+        yield {place: stack.enter_context(start(warm, place, *options)) for place in ("", "cpu", "sim")}
 
 
 def generated(job):
@@ -277,13 +280,11 @@ def test_the_main_job_gives_the_tokens_of_the_cpu(place, jobs, reference):
 
 
 @pytest.mark.parametrize("place", ["cpu", "sim"])
-def test_a_run_that_requires_asynchrony_is_refused(place):
+def test_a_run_that_requires_asynchrony_is_refused(place, warm):
     needs_sim(place)
-    command = [sys.executable, "-c", "from hal.cli import main; main()", "run", "--device", "xpu", "--prompt", "x"]
-    command += ["--require", "async_set_value=async"]
-    environment = {**os.environ, "HAL_XPU_PLACE": place}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
+    process = start(warm, place, "--prompt", "x", "--require", "async_set_value=async")
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, out) == (2, "")
     said = f"xpu (substituted: {place}): async_set_value: --require: async_set_value is required to be asynchronous"
-    assert f"hal: error: {said}" in done.stderr
-    assert "drop the requirement or choose another device" in done.stderr
+    assert f"hal: error: {said}" in err
+    assert "drop the requirement or choose another device" in err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import assume
 from hypothesis import strategies as st
 
@@ -119,6 +120,18 @@ def test_g08_a_slot_that_is_held_is_not_entered(kit: Kit, draw: Draw) -> None:
     assume(rig.model.residents)
     slot = draw(st.sampled_from(sorted(rig.model.residents)), "slot")
     refuse(rig, [draw_entering(draw, rig, slot, TaskKind.PREFILL, None)])
+
+
+@guarantee(8)
+@pytest.mark.parametrize("kind", [TaskKind.PREEMPTED, TaskKind.ABORTED], ids=lambda kind: kind.name)
+def test_g08_only_who_is_in_a_slot_can_leave_it(kit: Kit, kind: TaskKind) -> None:
+    rig = acts.working(kit)
+    (inside, *_) = rig.model.residents.values()
+    outside = acts.entering(rig, acts.ENTERED).request  # admitted, and in no slot
+    refuse(rig, [Task(kind, 0, outside)])
+    refuse(rig, [Task(kind, acts.ENTERED, inside.admitted)])
+    rig.insert([acts.leaving(rig, 0, kind)]).wait(PATIENCE)
+    rig.check("who was in the slot has left it")
 
 
 @guarantee(8)
