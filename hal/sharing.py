@@ -56,9 +56,13 @@ class LocalRank:
         return (first + self.number) % count
 
 
+HOST_PLACE = "cpu"
+"""What Paddle calls the host's memory."""
+
+
 def moved(place: str, by: int) -> str:
     """A Paddle place (as "gpu:0") so many devices further on; the host's memory is every rank's."""
     kind, _, number = place.partition(":")
-    if not by or kind == "cpu":
+    if not by or kind == HOST_PLACE:
         return place
     return f"{kind}:{int(number or 0) + by}"
