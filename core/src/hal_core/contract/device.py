@@ -153,6 +153,10 @@ class Device(Hooks, Protocol):
     def resolve(self, target: object) -> View:
         """A view of a tensor that the device can write. Raises InvalidValue for another device's or a freed one."""
 
+    def tensor(self, view: View, framework: str = "") -> object:
+        """A framework's tensor over a view's memory; see :meth:`hal_core.SlotState.tensor`. Raises Unavailable where
+        the device has none."""
+
     def is_device_value(self, value: object) -> bool:
         """True for a value that is already on this device (read in stream order, not inspected: G6)."""
 

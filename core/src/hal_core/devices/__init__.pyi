@@ -1,6 +1,8 @@
 # Written by tools/faces.py from the table in __init__.py.
 from ..memory.copies import CopyTicket as CopyTicket
 from ..memory.copies import HostCopy as HostCopy
+from ..memory.dlpack import DLPACK_CPU as DLPACK_CPU
+from ..memory.dlpack import DLPACK_CUDA as DLPACK_CUDA
 from ..memory.dtypes import dtype_of as dtype_of
 from ..memory.packing import ROW as ROW
 from ..memory.packing import Packed as Packed
@@ -42,6 +44,7 @@ from .paddle.conformance import SimulatedRanks as SimulatedRanks
 from .paddle.custom import CustomDevicePlugin as CustomDevicePlugin
 from .paddle.custom_device import CustomDevice as CustomDevice
 from .paddle.device import PaddleDevice as PaddleDevice
+from .paddle.memory import paddle_piece as paddle_piece
 from .paddle.places import custom_place as custom_place
 from .paddle.places import import_paddle as import_paddle
 from .paddle.places import paddle_core as paddle_core
@@ -68,4 +71,5 @@ from .staging import StagingRing as StagingRing
 from .streaming import StreamDevice as StreamDevice
 from .streaming import primitive as primitive
 from .sync import SyncDevice as SyncDevice
+from .tensors import tensor_over as tensor_over
 from .tickets import AsyncTicket as AsyncTicket

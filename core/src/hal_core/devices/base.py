@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from ..output.ticket import OutputTicket
 from ..slots import update as reference
 from ..slots.insertion import plan_insert
 from ..tickets import Ticket
+from .tensors import tensor_over
 
 if TYPE_CHECKING:
     from ..contract.capabilities import Capabilities
@@ -46,6 +47,9 @@ class DeviceBase(ABC):
     capabilities: Capabilities
     note: str = ""
     """What else is to be known of an opened device, one line; ``hal devices --open`` shows it."""
+
+    dlpack_type: ClassVar[int] = 0
+    """The ``DLDeviceType`` of memory whose addresses other libraries can use; 0: there is none."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -90,6 +94,22 @@ class DeviceBase(ABC):
         raise InvalidValue(
             f"{type(target).__name__} is no tensor of this device", cure="give a view of a state", argument="target"
         )
+
+    @property
+    def dlpack_device(self) -> tuple[int, int] | None:
+        """``(DLDeviceType, index)`` of this device's memory, None where DLPack has no word for it."""
+        return (self.dlpack_type, self.index) if self.dlpack_type else None
+
+    def before_consumer(self, stream: int | None) -> None:  # noqa: B027 (most devices have nothing under way)
+        """Let a DLPack consumer's stream wait for what this device has under way; by default nothing is.
+
+        ``stream`` as in ``__dlpack__``: a handle, None for the library's default stream, -1 for no order at all.
+        """
+
+    def tensor(self, view: View, framework: str = "") -> Any:  # noqa: ANN401 (a framework's)
+        """A tensor of a framework over a view's memory; see :meth:`hal_core.SlotState.tensor`."""
+        self.check_open()
+        return tensor_over(view, framework)
 
     def close(self) -> None:
         """Leave the groups; whoever holds memory keeps it. Idempotent. A device with more to give back adds that."""

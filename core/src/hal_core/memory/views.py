@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..errors import InvalidValue
+from . import dlpack
 from .dtypes import DType
 
 
@@ -178,6 +179,57 @@ class View:
         if nbytes == 0:
             return np.empty(0, np.int64), 0
         return offsets, nbytes
+
+    # -- for other libraries, in place --------------------------------------------------------------------------
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """``(DLDeviceType, index)``. Raises :class:`BufferError` on a device that DLPack does not know."""
+        device: Any = self.memory.device
+        found: tuple[int, int] | None = getattr(device, "dlpack_device", None)
+        if found is None:
+            raise BufferError(f"{device.name}:{device.index} has no memory that DLPack could describe")
+        return found
+
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> object:
+        """A DLPack capsule over the view's own memory, which stays until the consumer has done with it.
+
+        :param stream: the consumer's stream, which is made to wait for what this device has under way; -1: no order.
+        :raises BufferError: where a copy, or another device, is asked for, and where ``__dlpack_device__`` raises.
+        :raises DeviceClosed: after the device was closed.
+        """
+        place = self.__dlpack_device__()
+        if copy or (dl_device is not None and tuple(dl_device) != place):
+            raise BufferError(f"{self!r} is handed out in place, on {place}, and not as a copy elsewhere")
+        device: Any = self.memory.device
+        device.check_open()
+        device.before_consumer(stream)
+        size = self.dtype.itemsize
+        steps = [step // size for step in self.strides]
+        address, versioned = self.memory.address + self.offset, max_version is not None and max_version[0] >= 1
+        return dlpack.capsule(address, self.shape, steps, self.dtype, place, self, versioned=versioned)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """Of a view on a CUDA device (version 3); elsewhere there is no such attribute."""
+        device: Any = self.memory.device
+        if (getattr(device, "dlpack_device", None) or (0,))[0] != dlpack.DLPACK_CUDA:
+            raise AttributeError(f"{device.name}:{device.index} is no CUDA device")
+        device.check_open()
+        return {
+            "version": 3,
+            "shape": self.shape,
+            "strides": self.strides,
+            "typestr": self.dtype.storage.str,
+            "data": (self.memory.address + self.offset, False),
+            "stream": device.default_stream.handle or 1,  # 0 is not allowed: 1 is CUDA's default stream
+        }
 
     def bounds(self) -> tuple[int, int]:
         """``(first, end)``: the smallest byte range of the memory that holds the view."""

@@ -20,7 +20,7 @@ from ..contract.markers import PROJECT
 from ..errors import DeviceClosed, HalError, PluginError
 from ..tickets import DONE, Ticket
 from .observers import Observers
-from .policy import Policy, check_kinds, check_stream
+from .policy import Policy, check_kinds, is_stream, no_stream
 
 if TYPE_CHECKING:
     from ..contract.device import Device, Hooks
@@ -258,7 +258,7 @@ class BoundDevice:
         if self._pending or self._refusal or self._watched:
             self._begin()
         if type(stream) not in self._streams:
-            self._learn_stream(stream, name)
+            arguments = self._with_stream(stream, name, arguments)
         try:
             result = act(*arguments)
         except HalError as error:
@@ -270,13 +270,26 @@ class BoundDevice:
             self._track(name, result)
         return result
 
-    def _learn_stream(self, stream: object, hook: str) -> None:
-        """Look at a stream of a class that was not seen before: the devices do not, and some take anything."""
+    def _with_stream(self, stream: object, hook: str, arguments: tuple[*Given]) -> tuple[*Given]:
+        """The arguments, whose last is a stream of a class that was not seen before: as it is, where it is one in hal's
+        words; a framework's as the device takes it."""
+        taken = stream
         try:
-            check_stream(stream)
+            if not is_stream(stream):
+                take = getattr(self.device, "foreign_stream", None)
+                if take is None or stream is None or isinstance(stream, type | bool | int | str):
+                    raise no_stream(stream)
+                taken = take(stream)
         except HalError as error:
             raise error.located(device=self.name, hook=hook) from None
-        self._streams.add(type(stream))
+        except (AttributeError, TypeError, ValueError):
+            raise no_stream(stream).located(device=self.name, hook=hook) from None
+        if taken is stream:
+            self._streams.add(type(stream))
+            return arguments
+        given: tuple[Any, ...] = arguments
+        changed: Any = (*given[:-1], taken)  # every call has its stream last
+        return changed  # type: ignore[no-any-return]
 
     def _blame(self, hook: str, arguments: dict[str, Any]) -> None:
         """Raise what is wrong with the arguments of a call that failed rawly; nothing, where they are sound."""

@@ -257,15 +257,19 @@ def _sends(arguments: Mapping[str, object]) -> bool:
     return isinstance(step, Step) and step.group.is_first
 
 
-def check_stream(stream: object) -> None:
-    """Raise :class:`InvalidValue` for what is no stream, which a device without asynchrony would never notice."""
+def is_stream(stream: object) -> bool:
+    """True for a stream in hal's words, which a device without asynchrony would take, whatever it is."""
     methods = ("record", "wait", "synchronize")
-    if isinstance(stream, type) or not all(callable(getattr(stream, method, None)) for method in methods):
-        raise InvalidValue(
-            f"{stream!r} is no stream",
-            cure="give device.default_stream, or one that device.stream() made",
-            argument="stream",
-        )
+    return not isinstance(stream, type) and all(callable(getattr(stream, method, None)) for method in methods)
+
+
+def no_stream(stream: object) -> InvalidValue:
+    """The error for what is no stream."""
+    return InvalidValue(
+        f"{stream!r} is no stream",
+        cure="give device.default_stream, one that device.stream() made, or a stream of a framework on this device",
+        argument="stream",
+    )
 
 
 _KINDS: dict[str, tuple[type, str]] = {

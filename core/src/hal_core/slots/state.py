@@ -89,6 +89,8 @@ class StateDevice(MemoryDevice, Protocol):
 
     def on_admit(self, state: SlotState, request: AdmittedRequest) -> None: ...
 
+    def tensor(self, view: View, framework: str = "") -> Any: ...  # noqa: ANN401 (a framework's)
+
 
 class StepOutput(Protocol[R_co]):
     """The ticket of a step's output: its record, and the copied fields that the record was made of."""
@@ -155,6 +157,20 @@ class SlotState:
             shape = (self.sizes.num_slots, place.width)
             view = self._views[name] = View.contiguous(self.memory, place.offset, shape, place.field.dtype, self)
         return view
+
+    def tensor(self, name: str, framework: str = "") -> Any:  # noqa: ANN401 (a framework's tensor)
+        """A field ``[slots, width]`` as a framework's own tensor over its memory: a model reads it in place.
+
+        It sees what hooks have written before on the stream that it is read on. It keeps the memory alive, also after
+        the state is gone and the device closed; what is written into it then reaches nobody.
+
+        :param framework: "paddle", "torch", "cupy" or "numpy" (on the host); by default the first of them that the
+            process has imported.
+        :raises InvalidValue: for a field or framework that there is none of.
+        :raises Unavailable: where the device's memory cannot be that framework's tensor.
+        :raises DeviceClosed: after the device was closed.
+        """
+        return self.device.tensor(self.view(name), framework)
 
     def reset_plan(self) -> WritePlan:
         """Write every field of every slot to its reset value, and zero the headers."""

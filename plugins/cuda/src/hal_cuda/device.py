@@ -11,6 +11,7 @@ import numpy as np
 from hal_core import Capabilities, Ticket, View
 from hal_core.devices import (
     ADMISSION_ID,
+    DLPACK_CUDA,
     REQUEST_ROW,
     ROW,
     AsyncStream,
@@ -18,7 +19,9 @@ from hal_core.devices import (
     MirroredBlock,
     Packed,
     cut_rows,
+    paddle_piece,
     plan_insert,
+    tensor_over,
 )
 
 from .admissions import Admissions
@@ -31,7 +34,7 @@ from .launching import Kernels
 from .native import Book
 from .native_entering import NativeEntering
 from .native_writing import NativeWriter
-from .primitives import CudaPrimitives, NativePrimitives
+from .primitives import LEGACY, CudaPrimitives, NativePrimitives
 from .steps import StepKernel
 from .targets import is_on_device, resolve
 from .writing import Writer
@@ -56,6 +59,7 @@ class CudaDevice(OnGpu):
         collective="nccl",
         async_update=True,
     )
+    dlpack_type = DLPACK_CUDA
     raises_faults = True  # an error of the device is sticky: its next call raises it
     piece = 8 << 20
 
@@ -118,6 +122,20 @@ class CudaDevice(OnGpu):
     def resolve(self, target: object) -> View:
         """A view over a tensor's own memory."""
         return target if isinstance(target, View) else resolve(self, self.driver, self.index, target)
+
+    def tensor(self, view: View, framework: str = "") -> Any:  # noqa: ANN401 (a framework's)
+        """Of Paddle, where it has the memory; of others by DLPack."""
+        self.check_open()
+        base = getattr(view.memory, "keep", None)
+        if framework in ("", "paddle") and hasattr(base, "place"):
+            return paddle_piece(base, 0, view)
+        return tensor_over(view, framework)
+
+    def before_consumer(self, stream: int | None) -> None:
+        """Let the stream wait for the default one; what other streams do, their user orders."""
+        mine = self.default_stream
+        if stream != -1 and (stream or LEGACY) != mine.handle:
+            self.stream_at(stream or LEGACY).wait(mine.record())
 
     def is_device_value(self, value: object) -> bool:
         """True for a tensor on a CUDA device."""

@@ -10,6 +10,7 @@ import numpy as np
 from ...contract.capabilities import Capabilities
 from ...contract.markers import hookimpl
 from ...memory.copies import CopyTicket, HostCopy
+from ...memory.dlpack import DLPACK_CPU
 from ...memory.plan import WritePlan
 from ...memory.views import View
 from ...slots import update as reference
@@ -35,6 +36,7 @@ class CpuDevice(SyncDevice):
     """Host memory as a device. Targets are state views, writable NumPy arrays and Paddle tensors on the CPU place."""
 
     name = "cpu"
+    dlpack_type = DLPACK_CPU
     capabilities = Capabilities(
         async_h2d=False,
         async_d2h=False,

@@ -21,7 +21,7 @@ from ..base import DeviceBase, plan_value, update_by_copy
 from ..ring_options import RingOptions
 from ..staging import StagingRing
 from ..sync import PASSED, SyncDevice
-from .memory import WORD, Bytes, PaddleMemory, Tensor, host_tensor, is_on, resolve
+from .memory import WORD, Bytes, PaddleMemory, Tensor, host_tensor, is_on, paddle_piece, resolve
 from .ranks.collectives import open_collectives
 from .scatters import COMMON, Candidates, find
 from .staging import PaddleBlock
@@ -125,6 +125,16 @@ class PaddlePlace(DeviceBase):
     def resolve(self, target: object) -> View:
         """A view of a Paddle tensor on this place, sharing its memory."""
         return target if isinstance(target, View) else resolve(self, self.place, target)
+
+    def tensor(self, view: View, framework: str = "") -> Tensor:
+        """A Paddle tensor over a state's field; there are no others on this place."""
+        self.check_open()
+        assert isinstance(view.memory, PaddleMemory)
+        if framework not in ("", "paddle"):
+            raise Unavailable(
+                f"its memory is Paddle's, and no tensor of {framework}", cure="ask for paddle", device=self.name
+            )
+        return paddle_piece(view.memory.base, view.memory.begin, view)
 
     def is_device_value(self, value: object) -> bool:
         """True for a Paddle tensor on this place; on the host's place a tensor is a host value like any other."""

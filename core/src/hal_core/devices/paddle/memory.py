@@ -68,6 +68,12 @@ class PaddleMemory:
         return self.typed("uint8")[at : at + nbytes]
 
 
+def paddle_piece(base: Tensor, begin: int, view: View) -> Tensor:
+    """A contiguous view's memory as a tensor: ``begin`` bytes into ``base``, a flat int64 tensor, lies its memory."""
+    first = (begin + view.offset) // view.dtype.itemsize
+    return base.view(view.dtype.name)[first : first + view.size].view(list(view.shape))
+
+
 def resolve(device: Any, place: Any, target: Any) -> View:  # noqa: ANN401 (a device; a place; any tensor)
     """A view of a Paddle tensor on ``place``. Raises :class:`InvalidValue` for anything else."""
     if not is_on(place, target):

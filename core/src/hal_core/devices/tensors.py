@@ -1,0 +1,58 @@
+"""Tensors of a framework over device memory, without a copy."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Any
+
+from ..errors import InvalidValue, Unavailable
+from ..memory.dlpack import DLPACK_CPU
+from ..memory.views import View
+
+FRAMEWORKS = {
+    "paddle": "paddle.utils.dlpack",
+    "torch": "torch",
+    "cupy": "cupy",
+    "numpy": "numpy",
+}
+"""By name: the module whose ``from_dlpack`` is called. In this order for who does not name one."""
+
+
+def framework_of(name: str, *, host: bool) -> str:
+    """The framework asked for; by default the first that this process has imported, on the host NumPy at last.
+
+    Raises :class:`InvalidValue` for an unknown one, and where none is imported.
+    """
+    if not name:
+        name = next((one for one in ("paddle", "torch", "cupy") if one in sys.modules), "numpy" if host else "")
+    if name not in FRAMEWORKS:
+        raise InvalidValue(
+            f"{name!r} is no framework that tensors can be made for" if name else "no framework is imported",
+            cure=f"import one first, or name one of {', '.join(FRAMEWORKS)}",
+            argument="framework",
+        )
+    return name
+
+
+def tensor_over(view: View, framework: str = "") -> Any:  # noqa: ANN401 (a framework's tensor)
+    """By DLPack. Raises :class:`Unavailable` where the device or the framework cannot."""
+    device: Any = view.memory.device
+    place = device.dlpack_device
+    located = f"{device.name}:{device.index}"
+    if place is None:
+        raise Unavailable(
+            "the addresses of its memory mean nothing to frameworks",
+            cure="use device.copy_out and async_set_value",
+            device=located,
+        )
+    chosen = framework_of(framework, host=place[0] == DLPACK_CPU)
+    try:
+        module = import_module(FRAMEWORKS[chosen])
+        return module.from_dlpack(view)
+    except (ImportError, BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise Unavailable(
+            f"{chosen} makes no tensor of {view!r}: {error}",
+            cure="name another framework, or install a build of it for this device",
+            device=located,
+        ) from error

@@ -1,0 +1,81 @@
+"""What frameworks give and get: their streams where a stream is asked for, and tensors over a state."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hal_core import ByteRange, InvalidValue, MemorySink, Request, StateConfig, Step, Task, TaskKind
+
+SIZES = StateConfig(num_slots=4, max_model_len=64, block_size=4)
+HANDLE = 4242
+
+
+class Torch:
+    """As torch.cuda.Stream and paddle.device.cuda.Stream: a handle, and methods of other names than hal's."""
+
+    cuda_stream = HANDLE
+
+    def record_event(self): ...
+    def wait_event(self, event): ...
+    def synchronize(self): ...
+
+
+class Protocol:
+    """As cuda.core and CuPy give theirs."""
+
+    def __cuda_stream__(self):
+        return (0, HANDLE)
+
+
+@pytest.mark.parametrize("stream", [Torch(), Protocol()], ids=["torch", "protocol"])
+def test_every_call_takes_a_frameworks_stream_as_one_of_the_device(opened, stream):
+    bound = opened()
+    state = bound.state(SIZES)
+    own = bound.device.stream_at(HANDLE)
+    before = bound.device.last.get(own.stream_key)
+    bound.async_set_value(target=state.view("accept_num"), value=3, stream=stream).wait()
+    task = Task(TaskKind.PREFILL, 1, state.admit(Request("r", [1] * 9)), 0, 9, [0, 1, 2])
+    bound.insert_tasks(state=state, tasks=[task], stream=stream).wait()
+    step = Step(0, {"target": np.array([1], np.int32)})
+    record = state.take(bound.save_output(state=state, step=step, sink=MemorySink(), stream=stream))
+    assert record.step == 0
+    copied = bound.copy_out(memory=state.memory, parts=[ByteRange(0, 8)], stream=stream)
+    copied.wait()
+    assert bound.device.stream_at(HANDLE) is own
+    assert bound.device.last.get(own.stream_key) is not before, "the work went to another stream"
+
+
+@pytest.mark.parametrize("stream", [object(), "0", 7, None, True, Torch, SimpleNamespace(cuda_stream="?")], ids=repr)
+def test_what_is_no_stream_is_refused_by_name_and_nothing_is_written(opened, stream):
+    bound = opened()
+    state = bound.state(SIZES)
+    with pytest.raises(InvalidValue, match=r"cuda:0: async_set_value: stream: .*is no stream") as raised:
+        bound.async_set_value(target=state.view("accept_num"), value=3, stream=stream)
+    assert "a stream of a framework on this device" in raised.value.cure
+    copied = bound.copy_out(memory=state.memory, parts=[ByteRange(*state.view("accept_num").bounds())],
+                            stream=bound.default_stream)  # fmt: skip
+    copied.wait()
+    assert not copied.data[0][:4].any()
+
+
+def test_a_view_says_where_it_lies_to_others(opened):
+    bound = opened()
+    view = bound.state(SIZES).view("block_tables")
+    told = view.__cuda_array_interface__
+    assert told["data"] == (view.memory.address + view.offset, False)
+    assert (told["shape"], told["typestr"], told["strides"], told["version"]) == (view.shape, "<i4", view.strides, 3)
+    assert told["stream"] == (bound.default_stream.handle or 1)
+    assert view.__dlpack_device__() == (2, 0)
+    assert "dltensor" in repr(view.__dlpack__(stream=-1))
+
+
+def test_a_consumers_stream_waits_for_the_default_one(opened, monkeypatch):
+    bound = opened()
+    view, waited = bound.state(SIZES).view("block_tables"), []
+    monkeypatch.setattr(type(bound.default_stream), "wait", lambda stream, event: waited.append(stream.handle))
+    view.__dlpack__(stream=HANDLE)
+    view.__dlpack__(stream=-1)
+    view.__dlpack__(stream=bound.default_stream.handle or 1)
+    assert waited == [HANDLE]
