@@ -204,3 +204,11 @@ def _(bound):
     state = state_of(bound, 1)
     insert(bound, state, [prefill(state, 0, temperature=1e-40)])
     return column(state, "temperature")[0, 0] == np.float32(1e-40)
+
+
+@proof("TensorsAreCopies", cpu)
+def _(bound):
+    state = state_of(bound, 4)
+    tensor = state.tensor("accept_num", "numpy")
+    write(bound, state.view("accept_num")[2], 5)
+    return tensor[2, 0] == 5

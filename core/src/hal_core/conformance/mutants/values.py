@@ -212,3 +212,13 @@ class RecordsFlushDenormals(Lie):
                 data[:, at : at + 4] = flushed.view(np.uint8)
             plan = WritePlan(plan.memory, plan.writes, plan.pieces, replace(plan.records, data=data))
         return super().submit(plan, stream)  # type: ignore[misc,no-any-return]
+
+
+@liar(1, "a tensor over a field is a copy of it", requires="tensors")
+class TensorsAreCopies(Lie):
+    """It has the values of the moment, and no more."""
+
+    def tensor(self, view: View, framework: str = "") -> object:
+        """A clone (Paddle, torch) or copy (CuPy, NumPy) of the true one."""
+        true: Any = super().tensor(view, framework)  # type: ignore[misc]
+        return true.clone() if hasattr(true, "clone") else true.copy()
