@@ -9,13 +9,13 @@ import pytest
 from hal_core import ByteRange, InvalidValue, MemorySink, Request, StateConfig, Step, Task, TaskKind
 
 SIZES = StateConfig(num_slots=4, max_model_len=64, block_size=4)
-HANDLE = 4242
 
 
 class Torch:
     """As torch.cuda.Stream and paddle.device.cuda.Stream: a handle, and methods of other names than hal's."""
 
-    cuda_stream = HANDLE
+    def __init__(self, handle):
+        self.cuda_stream = handle
 
     def record_event(self): ...
     def wait_event(self, event): ...
@@ -25,15 +25,18 @@ class Torch:
 class Protocol:
     """As cuda.core and CuPy give theirs."""
 
+    def __init__(self, handle):
+        self._handle = handle
+
     def __cuda_stream__(self):
-        return (0, HANDLE)
+        return (0, self._handle)
 
 
-@pytest.mark.parametrize("stream", [Torch(), Protocol()], ids=["torch", "protocol"])
-def test_every_call_takes_a_frameworks_stream_as_one_of_the_device(opened, stream):
+@pytest.mark.parametrize("kind", [Torch, Protocol])
+def test_every_call_takes_a_frameworks_stream_as_one_of_the_device(opened, kind):
     bound = opened()
-    state = bound.state(SIZES)
-    own = bound.device.stream_at(HANDLE)
+    state, made = bound.state(SIZES), bound.device.stream()
+    stream, own = kind(made.handle), bound.device.stream_at(made.handle)
     before = bound.device.last.get(own.stream_key)
     bound.async_set_value(target=state.view("accept_num"), value=3, stream=stream).wait()
     task = Task(TaskKind.PREFILL, 1, state.admit(Request("r", [1] * 9)), 0, 9, [0, 1, 2])
@@ -43,7 +46,7 @@ def test_every_call_takes_a_frameworks_stream_as_one_of_the_device(opened, strea
     assert record.step == 0
     copied = bound.copy_out(memory=state.memory, parts=[ByteRange(0, 8)], stream=stream)
     copied.wait()
-    assert bound.device.stream_at(HANDLE) is own
+    assert bound.device.stream_at(made.handle) is own
     assert bound.device.last.get(own.stream_key) is not before, "the work went to another stream"
 
 
@@ -73,9 +76,9 @@ def test_a_view_says_where_it_lies_to_others(opened):
 
 def test_a_consumers_stream_waits_for_the_default_one(opened, monkeypatch):
     bound = opened()
-    view, waited = bound.state(SIZES).view("block_tables"), []
+    view, waited, other = bound.state(SIZES).view("block_tables"), [], bound.device.stream()
     monkeypatch.setattr(type(bound.default_stream), "wait", lambda stream, event: waited.append(stream.handle))
-    view.__dlpack__(stream=HANDLE)
+    view.__dlpack__(stream=other.handle)
     view.__dlpack__(stream=-1)
     view.__dlpack__(stream=bound.default_stream.handle or 1)
-    assert waited == [HANDLE]
+    assert waited == [other.handle]
