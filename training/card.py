@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-DATE = "2026-11-20"
+DATE = "2026-11-22"
 
 _CARD = """\
 # The embedded default checkpoint
@@ -19,8 +19,8 @@ Written by `python -m training.evaluate` on {date}; do not edit.
 |---|---|
 | architecture | {layers} layers, hidden {hidden}, {heads} attention heads, {kv_heads} key/value heads, \
 SwiGLU {intermediate}, RMSNorm, rotary positions, tied embeddings |
-| multi-token prediction | one layer (DeepSeek-V3 style, `num_nextn_predict_layers: 1`), trained jointly, counted in \
-the parameters; it takes the decoder's output after the last norm |
+| multi-token prediction | one layer (DeepSeek-V3 style, `num_nextn_predict_layers: 1`), trained jointly{drafting}, \
+counted in the parameters; it takes the decoder's output after the last norm |
 | context | {context} tokens |
 | tokenizer | byte-level BPE, {vocab} tokens, `<\\|endoftext\\|>` (id 0) begins and ends every file |
 | stored as | float16, computed in float32 |
@@ -43,7 +43,8 @@ distributed under this repository's license (Apache-2.0); text that it reproduce
 Held-out loss in nats a byte; a file's tokens and its end, each file on its own, windows of {context} tokens that
 overlap by half. The unigram model has the add-one smoothed frequencies of the training half's tokens. `encodings/`
 holds tables that are easy to predict, so the loss without them is given, too. The prediction layer's loss is for the
-token after the next, given the next: it knows as much as the model does one token later, and is one layer deeper.
+token after the next, given the next: it knows as much as the model does one token later, and is one layer deeper. It
+was trained to say what the model says there and not what the text does, which its drafts are measured by.
 
 | | bytes | model | unigram | model / unigram | MTP layer |
 |---|---|---|---|---|---|
@@ -59,6 +60,10 @@ string and bracket; temperature 0.7, top-p 0.9, seeded; prompt and continuation 
 that the limit cut loses its last, incomplete line; an exception counts as wrong, and so does an ERRORTOKEN.
 """
 
+_DRAFTING = (
+    """, then alone for what it drafts (`{command}`: {tokens[seen]:,} tokens, {cpu_seconds} s of processor time)"""
+)
+
 
 def card(record: dict[str, Any], result: dict[str, Any]) -> str:
     """``README.md``: ``record`` is ``training.json``, ``result`` is ``evaluation.json``."""
@@ -70,6 +75,7 @@ def card(record: dict[str, Any], result: dict[str, Any]) -> str:
         date=DATE,
         versions=", ".join(f"{name} {version}" for name, version in versions.items()),
         command=record["command"],
+        drafting=_DRAFTING.format(**record["prediction"]) if "prediction" in record else "",
         note="; " + record["note"] if "note" in record else "",
         minutes=record["seconds"] / 60,
         cpu=record["cpu_seconds"] / 60,

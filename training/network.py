@@ -11,6 +11,7 @@ Shazeer 2020; multi-token prediction, DeepSeek-V3 report 2024, section 2.2.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -105,25 +106,30 @@ class Network:
         weights = self.split(vector)
         length = window.shape[1] - 2
         embedded = functional.embedding(window[:, : length + 1], weights["embed"])
-        hidden = embedded[:, :length]
-        for layer in range(self.shape.layers):
-            hidden = self._layer(weights, layer, hidden)
-        hidden = self._scaled(self._normed(hidden), weights["norm"])
+        hidden = self.hidden(weights, embedded[:, :length])
         main = self._loss(weights, hidden, window[:, 1 : length + 1])
         rows = mtp_rows or window.shape[0]
-        extra = self._mtp(weights, hidden[:rows], embedded[:rows, 1:])
-        extra = self._scaled(self._normed(extra), weights[f"{self.shape.layers}.head_norm"])
+        extra = self.predicted(weights, hidden[:rows], embedded[:rows, 1:], self._attention)
         return main, self._loss(weights, extra, window[:rows, 2:])
 
-    def _mtp(self, weights: Weights, hidden: Tensor, following: Tensor) -> Tensor:
-        """The layer's output at position i, from the main model's at i and the embedding of token i + 1."""
+    def hidden(self, weights: Weights, embedded: Tensor) -> Tensor:
+        """What the main model gives for each token, normed; ``embedded`` ``[rows, length, hidden]``."""
+        for layer in range(self.shape.layers):
+            embedded = self._layer(weights, layer, embedded)
+        return self._scaled(self._normed(embedded), weights["norm"])
+
+    def predicted(
+        self, weights: Weights, hidden: Tensor, following: Tensor, attention: Callable[[Tensor, Tensor], Tensor]
+    ) -> Tensor:
+        """The MTP layer's output at position i, normed, from ``hidden`` at i (the main model's, or the layer's own)
+        and the embedding of token i + 1."""
         layer = self.shape.layers
         both = [
             self._scaled(self._normed(following), weights[f"{layer}.enorm"]),
             self._scaled(self._normed(hidden), weights[f"{layer}.hnorm"]),
         ]
         joined = paddle.matmul(paddle.concat(both, axis=-1), weights[f"{layer}.eh_proj"])
-        return self._layer(weights, layer, joined)
+        return self._scaled(self._normed(self.layer(weights, layer, joined, attention)), weights[f"{layer}.head_norm"])
 
     def _loss(self, weights: Weights, hidden: Tensor, targets: Tensor) -> Tensor:
         logits = paddle.matmul(hidden.reshape([-1, self.shape.hidden]), weights["embed"], transpose_y=True)
@@ -139,19 +145,31 @@ class Network:
         return paddle.matmul(x, paddle.diag(weight))
 
     def _layer(self, weights: Weights, layer: int, x: Tensor) -> Tensor:
+        return self.layer(weights, layer, x, self._attention)
+
+    def layer(self, weights: Weights, layer: int, x: Tensor, attention: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """One decoder layer; ``attention`` is given the normed ``x`` and the joined matrix of queries, keys, values."""
+
         def weight(name: str, norm: str) -> Tensor:
             return weights[f"{layer}.{norm}"].reshape([-1, 1]) * weights[f"{layer}.{name}"]
 
-        attended = self._attention(self._normed(x), weight("qkv", "norm1"))
-        x = x + paddle.matmul(attended, weights[f"{layer}.o"])
+        x = x + paddle.matmul(attention(self._normed(x), weight("qkv", "norm1")), weights[f"{layer}.o"])
         gate, up = paddle.split(paddle.matmul(self._normed(x), weight("gate_up", "norm2")), 2, axis=-1)
         return x + paddle.matmul(functional.silu(gate) * up, weights[f"{layer}.down"])
 
     def _attention(self, x: Tensor, qkv: Tensor) -> Tensor:
         """Causal grouped-query attention of ``x`` ``[rows, length, hidden]``, before the output projection."""
+        q, k, v = self.projected(x, qkv)
+        mask = self._table(x.shape[0], x.shape[1])[2]
+        scores = functional.softmax(paddle.matmul(q, k, transpose_y=True) + mask, axis=-1)
+        return self.merged(paddle.matmul(scores, v))
+
+    def projected(self, x: Tensor, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries ``[rows, kv_heads, group * length, head_dim]`` (scaled) and keys, at their positions, and values
+        ``[rows, kv_heads, length, head_dim]`` of ``x`` ``[rows, length, hidden]``."""
         s = self.shape
         rows, length, _ = x.shape
-        cos, sin, mask, turn = self._table(rows, length)
+        cos, sin, _, turn = self._table(rows, length)
         heads = s.heads + s.kv_heads
         wide = heads * s.head_dim
         # rotate_half is linear, so it is applied to the weights: one wider product instead of slices of activations.
@@ -164,8 +182,13 @@ class Network:
         # Heads of one group lie side by side, so a group's queries are rows of one product with its keys.
         q = q.reshape([rows, s.kv_heads, -1, s.head_dim])
         v = v.reshape([rows, length, s.kv_heads, s.head_dim]).transpose([0, 2, 1, 3])
-        scores = functional.softmax(paddle.matmul(q, k, transpose_y=True) + mask, axis=-1)
-        out = paddle.matmul(scores, v).reshape([rows, s.heads, length, s.head_dim]).transpose([0, 2, 1, 3])
+        return q, k, v
+
+    def merged(self, attended: Tensor) -> Tensor:
+        """``[rows, kv_heads, group * length, head_dim]`` as ``[rows, length, heads * head_dim]``."""
+        s, rows = self.shape, attended.shape[0]
+        length = attended.shape[2] * s.kv_heads // s.heads
+        out = attended.reshape([rows, s.heads, length, s.head_dim]).transpose([0, 2, 1, 3])
         return out.reshape([rows, length, s.heads * s.head_dim])
 
     def _table(self, rows: int, length: int) -> tuple[Tensor, ...]:

@@ -60,16 +60,6 @@ class Step:
     sin: Tensor
 
 
-@dataclass(frozen=True)
-class Hidden:
-    """What the last layer gave in a step."""
-
-    states: Tensor
-    """``[tokens, hidden]``, normed, on the model's place."""
-    step: Step
-    """Where those tokens are: another layer may run on the same rows, with a cache of its own."""
-
-
 class LlamaModel:
     """A loaded decoder. Not thread-safe: one worker drives it.
 
@@ -137,19 +127,20 @@ class LlamaModel:
         not batch-invariant). Raises ``InvalidValue`` for a batch that cannot be computed; nothing is written then.
         """
         with paddle.no_grad():
-            _, hidden, outputs = self._run(batch)
+            hidden, outputs = self._run(batch)
             if not len(outputs):
                 return np.zeros((0, self.config.vocab_size), np.float32)
             return self.logits(self.normed(self.chosen(hidden, outputs), self.weights.norm))
 
-    def forward_with_hidden(self, batch: ModelBatch) -> tuple[np.ndarray | None, Hidden]:
-        """The same, and what the last layer gave for each token, for the prediction layer."""
+    def forward_with_hidden(self, batch: ModelBatch) -> tuple[np.ndarray | None, Tensor]:
+        """The same, and what the last layer gave for each token, ``[tokens, hidden]``, normed, for the prediction
+        layer."""
         with paddle.no_grad():
-            step, hidden, outputs = self._run(batch)
+            hidden, outputs = self._run(batch)
             hidden = self.normed(hidden, self.weights.norm)
             if not len(outputs):
-                return np.zeros((0, self.config.vocab_size), np.float32), Hidden(hidden, step)
-            return self.logits(self.chosen(hidden, outputs)), Hidden(hidden, step)
+                return np.zeros((0, self.config.vocab_size), np.float32), hidden
+            return self.logits(self.chosen(hidden, outputs)), hidden
 
     def chosen(self, hidden: Tensor, outputs: np.ndarray) -> Tensor:
         """Some of the rows, rising."""
@@ -158,17 +149,25 @@ class LlamaModel:
     def _put(self, array: np.ndarray) -> Tensor:
         return paddle.to_tensor(array, place=self.place)
 
-    def _run(self, batch: ModelBatch) -> tuple[Step, Tensor, np.ndarray]:
-        """What the layers shared, hidden states ``[tokens, hidden]`` before the last norm, and int64 ``[n]`` whose
-        logits are wanted."""
+    def _run(self, batch: ModelBatch) -> tuple[Tensor, np.ndarray]:
+        """Hidden states ``[tokens, hidden]`` before the last norm, and int64 ``[n]`` whose logits are wanted."""
         if self.cache is None:
             raise InvalidValue("no cache", cure="call allocate_cache first", argument="forward")
-        check_batch(batch, self.config, self.cache.shape)
-        plan = plan_step(batch, self.local, self.cache.shape)
+        step, outputs = self.placed(batch, self.cache)
+        self.before_run(len(batch.token_ids))
+        hidden = self.embedded(batch.token_ids)
+        for number, layer in enumerate(self.weights.layers):
+            hidden = self.layer(hidden, number, layer, step)
+        return hidden, outputs
+
+    def placed(self, batch: ModelBatch, cache: PagedCache) -> tuple[Step, np.ndarray]:
+        """What all layers share that run a batch on a cache, and int64 ``[n]`` whose logits are wanted."""
+        check_batch(batch, self.config, cache.shape)
+        plan = plan_step(batch, self.local, cache.shape)
         cos, sin = self._rotary(batch.positions)
         qk_index, value_index = self._head_indices(len(batch.token_ids))
         step = Step(
-            cache=self.cache,
+            cache=cache,
             write_index=self._put(plan.write_index),
             clear=None if plan.clear_index is None else self._place_clear(plan.clear_index),
             groups=tuple(self._place_group(group) for group in plan.groups),
@@ -178,11 +177,7 @@ class LlamaModel:
             cos=cos,
             sin=sin,
         )
-        self.before_run(len(batch.token_ids))
-        hidden = self.embedded(batch.token_ids)
-        for number, layer in enumerate(self.weights.layers):
-            hidden = self.layer(hidden, number, layer, step)
-        return step, hidden, plan.outputs
+        return step, plan.outputs
 
     def placed_run(
         self, tables: np.ndarray, positions: np.ndarray, reach: np.ndarray, count: int, cache: PagedCache
@@ -242,12 +237,17 @@ class LlamaModel:
 
     def _rotations_at(self, positions: np.ndarray) -> Tensor:
         """The same for several steps, int64 ``[steps, tokens]``: float32 ``[2, steps * rows, head_dim]``."""
+        heads, kv_heads = self.local.num_attention_heads, self.local.num_key_value_heads
+        rows = np.concatenate([positions.repeat(heads, axis=1), positions.repeat(kv_heads, axis=1)], axis=1)
+        return self._put(self.rotations(rows.reshape(-1)))
+
+    def rotations(self, positions: np.ndarray) -> np.ndarray:
+        """float32 ``[2, n, head_dim]``: the cosines at some positions, and the sines with their signs."""
         most = int(positions.max()) + 1
         if most > self._rotations.shape[1]:  # twice as many as are needed, so that it seldom grows
             self._rotations = self._rotation_table(min(2 * most, self.config.max_position_embeddings))
-        heads, kv_heads = self.local.num_attention_heads, self.local.num_key_value_heads
-        rows = np.concatenate([positions.repeat(heads, axis=1), positions.repeat(kv_heads, axis=1)], axis=1)
-        return self._put(self._rotations[:, rows.reshape(-1)])
+        found: np.ndarray = self._rotations[:, positions]
+        return found
 
     def _rotation_table(self, positions: int) -> np.ndarray:
         """float32 ``[2, positions, head_dim]``: the cosines, and the sines with their signs."""

@@ -7,64 +7,99 @@ to the entries before it, and says token ``i + 2``. Further tokens come of feedi
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import paddle
 from hal_core import InvalidValue
 
 from hal.model.kv_cache import PagedCache
+from hal.model.prediction_host import HostPrediction, Part
+from hal.sharing import HOST_PLACE
 
 if TYPE_CHECKING:
     from paddle import Tensor
 
-    from hal.model.llama import Hidden, LlamaModel, Step
+    from hal.model.batch import ModelBatch
+    from hal.model.llama import LlamaModel, Step
+
+
+class Prediction(Protocol):
+    """The layer of a model, and a cache of it as large as the model's: block ids mean the same in both."""
+
+    def kept(self, hidden: Tensor) -> Any:  # noqa: ANN401 (the layer's own kind of array)
+        """What the target gave in a step, ``[tokens, hidden]``, as :meth:`feed` takes it then or later."""
+
+    def feed(self, parts: list[Part], batch: ModelBatch) -> Any:  # noqa: ANN401
+        """Run entries of known tokens, those that lie behind the ones that each row has.
+
+        :param parts: the target's hidden states of them, in their order.
+        :param batch: rows and positions of the entries; the tokens are those that follow each.
+        :return: ``[n, hidden]``, normed, of the entries that ``batch.outputs`` names: :meth:`logits` are made of it,
+            and it may be fed in turn.
+        :raises InvalidValue: for a batch that cannot be computed.
+        """
+
+    def run(self, tables: np.ndarray, positions: np.ndarray, reach: np.ndarray, count: int) -> list[Any]:
+        """``count`` further entries of each row, for :meth:`follow`; see :meth:`LlamaModel.placed_run`."""
+
+    def follow(self, step: Any, token_ids: np.ndarray, given: Any) -> Any:  # noqa: ANN401
+        """One more entry of each row, made of its last token and of what the layer gave before."""
+
+    def logits(self, given: Any) -> np.ndarray:  # noqa: ANN401
+        """float32 ``[n, vocab]``, on every rank: each embeds the draft that comes of them."""
+
+
+def open_prediction(model: LlamaModel) -> Prediction:
+    """The layer of ``model``, which has its cache. Raises ``InvalidValue`` for a checkpoint that has none."""
+    if model.weights.prediction is None:
+        raise InvalidValue(
+            "the checkpoint has no multi-token-prediction layer (num_nextn_predict_layers is 0)",
+            cure="choose another proposer, as ngram, or a checkpoint that has one",
+            argument="--speculate",
+        )
+    if model.cache is None:
+        raise InvalidValue("the model has no cache yet", cure="call allocate_cache first", argument="model")
+    if model.place == HOST_PLACE:
+        return HostPrediction(model, model.cache.shape)
+    return PredictionLayer(model)
 
 
 class PredictionLayer:
-    """The layer of ``model``, and a paged cache of it as large as the model's: block ids mean the same in both.
-
-    Raises ``InvalidValue`` for a checkpoint that has none.
-    """
+    """A :class:`Prediction` in Paddle, on the model's place."""
 
     def __init__(self, model: LlamaModel) -> None:
-        if model.weights.prediction is None:
-            raise InvalidValue(
-                "the checkpoint has no multi-token-prediction layer (num_nextn_predict_layers is 0)",
-                cure="choose another proposer, as ngram, or a checkpoint that has one",
-                argument="--speculate",
-            )
-        if model.cache is None:
-            raise InvalidValue("the model has no cache yet", cure="call allocate_cache first", argument="model")
+        assert model.weights.prediction is not None
+        assert model.cache is not None
         self.model, self._weights = model, model.weights.prediction
         shape = model.cache.shape
         one = replace(model.local, num_hidden_layers=1)
         self._cache = PagedCache(one, shape.blocks, shape.block_size, model.place)
 
-    def forward(self, hidden: Hidden, token_ids: np.ndarray, outputs: np.ndarray) -> Tensor:
-        """Run the entries of a step's rows; those of tokens that are not known mean nothing, and are written over.
+    def kept(self, hidden: Tensor) -> Tensor:
+        """As it is."""
+        return hidden
 
-        :param hidden: what the target gave in the step.
-        :param token_ids: int64 ``[tokens]``: what follows each of its tokens.
-        :param outputs: int64 ``[n]``, rising: the entries that are asked for.
-        :return: ``[n, hidden]``, normed: :meth:`logits` are made of it, and it may be fed in turn.
-        """
+    def feed(self, parts: list[Part], batch: ModelBatch) -> Tensor:
+        """See :class:`Prediction`."""
         with paddle.no_grad():
-            given = self._layer(token_ids, hidden.states, replace(hidden.step, cache=self._cache))
+            step, outputs = self.model.placed(batch, self._cache)
+            rows = [rows if end - begin == len(rows) else rows[begin:end] for rows, begin, end in parts]
+            given = self._layer(batch.token_ids, rows[0] if len(rows) == 1 else paddle.concat(rows), step)
             return self.model.normed(self.model.chosen(given, outputs), self._weights.norm)
 
     def run(self, tables: np.ndarray, positions: np.ndarray, reach: np.ndarray, count: int) -> list[Step]:
-        """``count`` further entries of each row, for :meth:`follow`; see :meth:`LlamaModel.placed_run`."""
+        """See :class:`Prediction`."""
         with paddle.no_grad():
             return self.model.placed_run(tables, positions, reach, count, self._cache)
 
     def follow(self, step: Step, token_ids: np.ndarray, given: Tensor) -> Tensor:
-        """One more entry of each row, made of its last token and of what the layer gave before."""
+        """See :class:`Prediction`."""
         with paddle.no_grad():
             return self.model.normed(self._layer(token_ids, given, step), self._weights.norm)
 
     def logits(self, given: Tensor) -> np.ndarray:
-        """float32 ``[n, vocab]``, on every rank: each embeds the draft that comes of them."""
+        """See :class:`Prediction`."""
         with paddle.no_grad():
             logits = self.model.logits(given, everywhere=True)
         assert logits is not None

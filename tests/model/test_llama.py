@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import paddle
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from hal.model.batch import ModelBatch
 from hal.model.llama import LlamaModel
-from hal.model.prediction import PredictionLayer
+from hal.model.prediction import PredictionLayer, open_prediction
 from tests import share
 from training.dense import DenseModel
 
@@ -191,22 +191,24 @@ def test_prediction_layer_sees_only_the_past(dense):
     assert difference[-1] > 0
 
 
-def test_the_prediction_layer_equals_the_dense_pass_whole_in_pieces_and_one_by_one(models, dense):
+@pytest.mark.parametrize("make", [PredictionLayer, open_prediction], ids=["paddle", "numpy"])
+def test_the_prediction_layer_equals_the_dense_pass_whole_in_pieces_and_one_by_one(models, dense, make):
     """Whole chunks write the layer's cache; runs of single entries go on from it, in the same blocks."""
     model, oracle = models["with a prediction layer"], dense["with a prediction layer"]
     model.allocate_cache(8, 4)
     ids, blocks = tokens(14), [6, 0, 3, 7]
     expected = oracle.mtp_logits(ids)
-    layer = PredictionLayer(model)
+    layer = make(model)
     for begin, end in ((0, 3), (3, 8)):
-        chunk = Row(ids, begin, blocks)
-        _, hidden = model.forward_with_hidden(batch_of([chunk], [end - begin], 4))
-        given = layer.forward(hidden, ids[begin + 1 : end + 1], np.arange(end - begin))
+        fed = batch_of([Row(ids, begin, blocks)], [end - begin], 4)
+        _, hidden = model.forward_with_hidden(fed)
+        rows = replace(fed, token_ids=ids[begin + 1 : end + 1], outputs=np.arange(end - begin))
+        given = layer.feed([(layer.kept(hidden), 0, end - begin)], rows)
         np.testing.assert_allclose(layer.logits(given), expected[begin:end], atol=TOLERANCE)
     _, hidden = model.forward_with_hidden(batch_of([Row(ids, 8, blocks)], [5], 4))
     steps = layer.run(np.array([blocks], np.int32), np.array([8]), np.array([5]), 5)
     for number, step in enumerate(steps):
-        given = layer.follow(step, ids[9 + number : 10 + number], hidden.states[number : number + 1])
+        given = layer.follow(step, ids[9 + number : 10 + number], layer.kept(hidden)[number : number + 1])
         np.testing.assert_allclose(layer.logits(given)[0], expected[8 + number], atol=TOLERANCE)
 
 
