@@ -92,6 +92,18 @@ def run(
     sink: Annotated[
         str | None, typer.Option(metavar="URL", help="Send the records there as well, for hal tail or an engine.")
     ] = None,
+    runner: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:NAME", help="What runs the steps in place of the Paddle model, as hal_sim.mixing:MixRunner."
+        ),
+    ] = None,
+    overlap: Annotated[
+        str,
+        typer.Option(
+            help="Prepare the next step while the device runs one: auto (where it can be), on (or an error), off."
+        ),
+    ] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a prompt, in their order.")] = False,
 ) -> None:
     """Generate text with a model: the embedded default, or a Llama-, Mistral-, Qwen2- or Qwen3-style checkpoint."""
@@ -126,6 +138,8 @@ def run(
         sink,
         ranks,
         acceptance,
+        runner,
+        overlap,
     )
     from .run_session import generate
 

@@ -36,10 +36,12 @@ def facts_of(device: Named) -> DeviceFacts:
     return {"name": device.name, "substituted": able.substituted, "fallbacks": dict(able.fallbacks)}
 
 
-def where(device: Named, model_place: str) -> str:
-    """The same in the line that sums a run up: what falls back, the device with its stand-in, and the model's place."""
+def where(device: Named, place: str, *, no_overlap: str = "") -> str:
+    """The same in the line that sums a run up: why steps did not overlap, what falls back, the device with its stand-in
+    and the place of the model."""
     by_reason: dict[str, list[str]] = {}
     for hook, reason in device.capabilities.fallbacks.items():
         by_reason.setdefault(" ".join(reason.split()), []).append(hook)
     told = [f"{' and '.join(hooks)} fall{'s' * (len(hooks) == 1)} back: {why}" for why, hooks in by_reason.items()]
-    return "; ".join([*told, f"device {device.name}, model on {model_place}"])
+    apart = [f"steps do not overlap: {no_overlap}"] if no_overlap else []
+    return "; ".join([*told, *apart, f"device {device.name}, {place}"])

@@ -11,7 +11,9 @@ from typing import Any
 
 from hal_core import InvalidValue, SamplingParams
 
+from hal.proposers import NONE
 from hal.sharing import SHARED
+from hal.stepping import check_overlap, check_runner_name
 
 from .run_speculation import check_acceptance, check_speculation
 
@@ -69,6 +71,8 @@ class Options:
     sink: str | None = None
     ranks: RankOptions = RankOptions()
     acceptance: str = "exact"
+    runner: str | None = None
+    overlap: str = "auto"
 
     def __post_init__(self) -> None:
         for name in ("slots", "blocks", "chunk"):
@@ -83,6 +87,9 @@ class Options:
                 cure="use ipc or tcp, or leave --dp out",
                 argument="--sink",
             )
+        check_overlap(self.overlap)
+        if self.runner is not None:
+            self._check_runner(self.runner)
         for text in self.stop:
             if not text:
                 raise InvalidValue("an empty text", cure="leave it out", argument="--stop")
@@ -91,6 +98,16 @@ class Options:
                 raise InvalidValue(
                     "U+FFFD stands for bytes that are no text", cure="give the text without it", argument="--stop"
                 )
+
+    def _check_runner(self, runner: str) -> None:
+        """Refuse what is no runner's name, and options that concern the Paddle model alone."""
+        check_runner_name(runner)
+        if self.speculate != NONE:
+            cure = "leave it out: a runner drafts for itself"
+            raise InvalidValue(f"{self.speculate} drafts beside the Paddle model", cure=cure, argument="--speculate")
+        if self.ranks.size > 1:
+            cure = "leave --tp and --dp out, or --runner"
+            raise InvalidValue(f"{runner} on {self.ranks.size} ranks", cure=cure, argument="--runner")
 
 
 def check_argument(text: str, option: str) -> None:

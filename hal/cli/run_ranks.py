@@ -88,8 +88,9 @@ def _generate(plan: Plan, params: SamplingParams, options: Options) -> int:
         if len(set(able.indices)) > 1:
             ranks += f" on devices {', '.join(map(str, able.indices))}"
         again = f", started again {engine.restarts} time(s)" if engine.restarts else ""
+        place = f"model on {options.model_place}"
         used = (engine.most_running, plan.sizes.num_slots * options.ranks.dp, engine.preemptions)
-        summarize(screen, answers, seconds, used, drafts, f"{ranks}{again}; {where(able, options.model_place)}")
+        summarize(screen, answers, seconds, used, drafts, f"{ranks}{again}; {where(able, place)}")
     return FAILED if answers.failed else 0
 
 

@@ -12,16 +12,18 @@ from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from hal_core import HalError, SamplingParams, Unavailable
+from hal_core import ALONE, HalError, SamplingParams, Unavailable
 
 from hal.distributed.rollcall import Launched
 from hal.engine import Engine
 from hal.model.split import check_split
 from hal.opening import open_device
 from hal.reading import Event, OutputReader, SessionEnded, StreamLoss
+from hal.stepping import RunnerSetup, Stepper, make_runner, overlap_of
 from hal.transport import open_sink
 from hal.transport.copies import Copies, close_all
 from hal.transport.descriptors import check_descriptors
+from hal.worker import ModelRunner, Worker
 
 from . import signals
 from .console import say
@@ -35,10 +37,15 @@ from .run_screen import open_screen
 from .run_speculation import REJECTION, closing_well, open_proposer, summed_up
 
 if TYPE_CHECKING:
-    from hal_core import BoundDevice, OutputRecord, Sink
+    from hal_core import BoundDevice, OutputRecord, Sink, SlotState
 
     from hal.model.llama import LlamaModel
+    from hal.stepping import Runner
 
+    from .run_plan import Plan
+
+PADDLE_MODEL = "the Paddle model"
+"""What the runner is called where none is named."""
 FAILED = 2
 """Exit status: a request ended with an error."""
 _CLOSE_SECONDS, _LOOK_SECONDS, _SHOW_SECONDS = 10.0, 0.2, 0.005
@@ -50,7 +57,8 @@ _DESCRIPTORS = 28
 
 def generate(texts: Sequence[str], params: SamplingParams, options: Options) -> int:
     """Generate for all prompts and show it; the exit status. Raises :class:`HalError` for what cannot be."""
-    _check_paddle()
+    if options.runner is None:
+        _check_paddle()
     plan = make_plan(texts, params, options)
     check_descriptors(_DESCRIPTORS, "hal run")
     with signals.noted(), ExitStack() as stack:
@@ -65,32 +73,44 @@ def generate(texts: Sequence[str], params: SamplingParams, options: Options) -> 
 
             return generate_on_ranks(plan, params, options)
         device = stack.enter_context(_open(options))
+        if options.runner is None:  # known before much is loaded
+            overlap_of(options.overlap, device, PADDLE_MODEL, ModelRunner.needs_host)
         with signals.at_once(device.close):  # there may be much to load, and nothing to tidy up but the device
-            model = _load_model(options)
-            from hal.worker import Worker
-
+            model = _load_model(options) if options.runner is None else None
+            runner = None if options.runner is None else _open_runner(options.runner, device, plan, options)
         screen = open_screen()
         stack.callback(screen.close)
         for note in plan.notes:
             screen.note(note)
         facts = facts_of(device) if options.as_json else None
         answers = Answers(plan, screen, device=facts, logprobs=params.logprobs is not None)
-        rejection, vocab = options.acceptance == REJECTION, model.config.vocab_size
+        rejection, vocab = options.acceptance == REJECTION, plan.config.vocab_size
         proposer = open_proposer(options.speculate, plan.sizes, vocab, model, rejection=rejection)
         if proposer is not None:
             stack.enter_context(closing_well(proposer))
             answers.speculate = options.speculate, proposer.drafted
         with _Show(answers, options.sink) as show:
-            worker = Worker(device, model, plan.sizes, plan.blocks, show.sink, proposer=proposer, rejection=rejection)
-            engine = Engine(worker, chunk=options.chunk)
+            worker: Stepper
+            if runner is None:
+                assert model is not None
+                worker = Worker(
+                    device, model, plan.sizes, plan.blocks, show.sink, proposer=proposer, rejection=rejection
+                )
+            else:
+                worker = Stepper(device, runner[1], runner[0], show.sink, blocks=plan.blocks)
+            who, needs_host = options.runner or PADDLE_MODEL, worker.runner.needs_host
+            overlap, why = overlap_of(options.overlap, device, who, needs_host)
+            engine = Engine(worker, chunk=options.chunk, overlap=overlap)
             began = time.perf_counter()
             drive(engine, plan, answers, show)
             seconds = time.perf_counter() - began
         if answers.incomplete:
             raise HalError(f"no record told the end of {answers.incomplete}", cure="report it: the output path lost it")
-        scheduler, drafts = engine.scheduler, summed_up(options.speculate, worker.acceptance)
+        scheduler = engine.scheduler
+        drafts = summed_up(options.speculate, worker.acceptance) if isinstance(worker, Worker) else ""
         used = (scheduler.most_running, plan.sizes.num_slots, scheduler.preemptions)
-        summarize(screen, answers, seconds, used, drafts, where(device, options.model_place))
+        place = f"runner {options.runner}" if options.runner else f"model on {options.model_place}"
+        summarize(screen, answers, seconds, used, drafts, where(device, place, no_overlap=why))
     signals.check()
     return FAILED if answers.failed else 0
 
@@ -170,6 +190,15 @@ class _Show:
             signals.end_now()
         if kind is None and self.error is not None:
             raise self.error
+
+
+def _open_runner(name: str, device: BoundDevice, plan: Plan, options: Options) -> tuple[Runner, SlotState]:
+    """The runner of that name, and the state that it runs on."""
+    state = device.state(plan.sizes)
+    setup = RunnerSetup(device, state, plan.blocks, options.model, options.model_place, plan.config.vocab_size, ALONE)
+    runner = make_runner(name, setup)
+    overlap_of(options.overlap, device, name, runner.needs_host)
+    return runner, state
 
 
 def _open(options: Options) -> BoundDevice:

@@ -6,9 +6,22 @@
 
 from __future__ import annotations
 
-from .overlap import OVERLAPS, overlap_of
+from .loading import check_runner_name, make_runner
+from .overlap import OVERLAPS, check_overlap, overlap_of
 from .planned import PlannedStep
 from .runner import HostRunner, Runner, RunnerSetup
 from .stepper import Launched, Stepper
 
-__all__ = ["OVERLAPS", "HostRunner", "Launched", "PlannedStep", "Runner", "RunnerSetup", "Stepper", "overlap_of"]
+__all__ = [
+    "OVERLAPS",
+    "HostRunner",
+    "Launched",
+    "PlannedStep",
+    "Runner",
+    "RunnerSetup",
+    "Stepper",
+    "check_overlap",
+    "check_runner_name",
+    "make_runner",
+    "overlap_of",
+]

@@ -63,7 +63,7 @@ class ModelRunner(HostRunner):
     - ``acceptance``: what became of drafts so far. ``histories``: by slot, what was said, for penalties.
     """
 
-    needs_host = "it chooses tokens on the host"
+    needs_host = "its tokens are chosen on the host"
 
     def __init__(
         self,

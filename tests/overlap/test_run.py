@@ -1,0 +1,143 @@
+"""``hal run --runner`` and ``--overlap``: any runner, and a plain word where steps cannot overlap."""
+
+from __future__ import annotations
+
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+from hal_core import CapabilityMissing, InvalidValue, PluginError
+from hal_core.contract.capabilities import Capabilities
+from hal_core.slots.admission import draw_seed
+from hal_sim import NoCompiler
+from hal_sim.build import core_library
+from hal_sim.mixing import mixed
+
+from hal.cli import main
+from hal.model import DEFAULT_CHECKPOINT
+from hal.model.config import read_config
+from hal.model.tokenizer import Tokenizer
+from hal.stepping import make_runner, overlap_of
+
+MIX = ("--device", "sim", "--runner", "hal_sim.mixing:MixRunner")
+PROMPTS = ("def main(", "x = ", "class Reader:")
+HOST = "its tokens are chosen on the host"
+
+
+@pytest.fixture(autouse=True)
+def private_folders(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("ipc")))
+
+
+@pytest.fixture
+def run(capsys):
+    """Run the command here: exit status, the JSON objects, and what stderr says."""
+
+    def call(*arguments, prompts=PROMPTS):
+        given = [part for prompt in prompts for part in ("--prompt", prompt)]
+        with pytest.raises(SystemExit) as end:
+            main(["run", "--json", *given, *map(str, arguments)])
+        out, err = capsys.readouterr()
+        return end.value.code, [json.loads(line) for line in out.splitlines()], err
+
+    return call
+
+
+@pytest.fixture
+def sim():
+    try:
+        core_library()
+    except NoCompiler as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("overlap", ["auto", "on", "off"])
+def test_a_runner_on_the_device_gives_its_tokens_with_and_without_overlap(run, sim, overlap):
+    code, objects, err = run(*MIX, "--overlap", overlap, "--max-tokens", 12, "--slots", 2, "--chunk", 4, "--seed", 5)
+    assert code == 0, err
+    assert "overlap" not in err
+    assert "runner hal_sim.mixing:MixRunner" in err
+    config = read_config(DEFAULT_CHECKPOINT)
+    tokenizer = Tokenizer.load(DEFAULT_CHECKPOINT, config)
+    for prompt, found in zip(PROMPTS, objects, strict=True):
+        tokens = mixed(draw_seed(5, found["request_id"]), tokenizer.encode(prompt), 12, config.vocab_size)
+        assert found["token_ids"] == tokens[: len(found["token_ids"])]
+        assert found["finish_reason"] == "length" or found["token_ids"][-1] in config.eos_token_ids
+
+
+def test_auto_says_in_one_line_why_steps_do_not_overlap(run):
+    code, _, err = run("--device", "cpu", "--max-tokens", 2, prompts=PROMPTS[:1])
+    (line,) = [line for line in err.splitlines() if "overlap" in line]
+    assert code == 0
+    assert f"steps do not overlap: the Paddle model needs the host between two steps: {HOST}" in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--overlap", "on"), f"--overlap: the Paddle model needs the host between two steps: {HOST} (give a --runner"),
+        (("--overlap", "maybe"), "--overlap: 'maybe' (give auto, on, off)"),
+        (("--runner", "nowhere"), "--runner: 'nowhere' (give MODULE:NAME"),
+        (("--runner", "no.such.module:Runner"), "--runner: no.such.module:Runner: No module named 'no'"),
+        (("--runner", "hal_sim.mixing:Nobody"), "has no attribute 'Nobody'"),
+        (("--runner", "hal_sim.mixing:MixRunner"), "runs on the sim device alone, not on cpu:0 (give --device sim"),
+        (("--runner", "hal_sim.mixing:MixRunner", "--speculate", "ngram"), "--speculate: ngram drafts beside"),
+        (("--runner", "hal_sim.mixing:MixRunner", "--tp", "2"), "--runner: hal_sim.mixing:MixRunner on 2 ranks"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_what_cannot_be_is_refused_with_the_cure(run, sim, arguments, says):
+    code, objects, err = run("--device", "cpu", *arguments, prompts=PROMPTS[:1])
+    assert (code, objects) == (2, [])
+    assert says in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_runner_refuses_by_name_what_it_does_not_do(run, sim):
+    code, (found,), _ = run(*MIX, "--temperature", 0.5, prompts=PROMPTS[:1])
+    assert code == 2
+    assert "temperature = 0.5, which MixRunner does not know" in found["message"]
+
+
+ABLE = {"async_h2d": True, "async_d2h": True, "fused_scatter": True, "pinned_host": True, "can_hold_stream": True}
+
+
+def device_with(**changed):
+    reasons = {} if changed.get("async_h2d", True) else {"fallbacks": {"async_set_value": "a test"}}
+    able = Capabilities(**{**ABLE, "collective": "", "async_update": True, **changed, **reasons})
+    return SimpleNamespace(name="some:0", capabilities=able)
+
+
+@pytest.mark.parametrize(
+    ("changed", "needs_host", "says"),
+    [
+        ({}, "", ""),
+        ({"async_update": False}, "", "some:0 has no kernel for update_inputs"),
+        ({"async_d2h": False}, "", "some:0 copies while the host waits"),
+        ({"async_h2d": False}, "", "some:0 copies while the host waits"),
+        ({}, "it samples there", "a runner needs the host between two steps: it samples there"),
+    ],
+)
+def test_steps_overlap_where_device_and_runner_let_them(changed, needs_host, says):
+    device = device_with(**changed)
+    assert overlap_of("off", device, "a runner", needs_host) == (False, "")
+    overlaps, why = overlap_of("auto", device, "a runner", needs_host)
+    assert overlaps == (not says)
+    assert says in why
+    if says:
+        with pytest.raises(CapabilityMissing, match=says):
+            overlap_of("on", device, "a runner", needs_host)
+    else:
+        assert overlap_of("on", device, "a runner", needs_host) == (True, "")
+
+
+def test_what_makes_no_runner_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "some_runners", SimpleNamespace(nothing=lambda setup: None))
+    with pytest.raises(PluginError, match="made NoneType, which has no check, launch, propose, needs_host"):
+        make_runner("some_runners:nothing", None)
+    with pytest.raises(InvalidValue, match="has no attribute 'missing'"):
+        make_runner("some_runners:missing", None)
+    monkeypatch.setitem(sys.modules, "bad_runners", SimpleNamespace(fails=lambda setup: 1 // 0))
+    with pytest.raises(PluginError, match="could not make a runner: ZeroDivisionError"):
+        make_runner("bad_runners:fails", None)
