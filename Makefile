@@ -4,6 +4,10 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 OLDER  := .venv-older
 ARGS   ?=
+# Files of tests that run at a time, each whole in one process, which makes once what its tests share (ranks, wheels, a
+# process to fork). One more than two cores: tests that wait for others' processes leave a core to the third.
+FILES  := 3
+BESIDE := -n $(FILES) --dist loadfile --no-loadscope-reorder
 
 # Two hundred processes of the tests import the same code: it is compiled once, also where Python is told to keep nothing.
 export PYTHONDONTWRITEBYTECODE :=
@@ -36,14 +40,11 @@ lint: $(STAMP)   ## ruff, mypy (strict), who may import whom, and the faces' stu
 test: $(STAMP)   ## lint and every test, beside each other
 	@$(MAKE) --no-print-directory -j2 lint tests
 
-# Two files at a time, each whole in one process: what a file shares (ranks, wheels, a fresh environment) is made once.
-tests: $(STAMP)  ## every test, without lint, two files at a time
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS) || { \
-		echo "hal: what failed runs once more, with nothing beside it" >&2; \
-		$(BIN)/python -m pytest --last-failed --last-failed-no-failures none $(ARGS); }
+tests: $(STAMP)  ## every test, without lint, some files at a time
+	$(BIN)/python -m pytest $(BESIDE) $(ARGS)
 
 slowest: $(STAMP) ## the same, and the table of the slowest tests (docs/evidence/slowest-tests.md)
-	$(BIN)/python tools/slowest.py -- -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python tools/slowest.py -- $(BESIDE) $(ARGS)
 
 bench: $(STAMP)  ## the benchmarks, compared in one run
 	$(BIN)/python benchmarks/run.py $(ARGS)

@@ -67,6 +67,8 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files marked ``long`` come first, so that no worker begins one when the others have nothing left."""
-    long = {item.path for item in items if item.get_closest_marker("long")}
-    items.sort(key=lambda item: item.path not in long)
+    """Files marked ``long`` come first, the longest before the others, so that no worker begins one when the others
+    have nothing left."""
+    marks = ((item.path, item.get_closest_marker("long")) for item in items)
+    long = {path: mark.args[0] for path, mark in marks if mark is not None}
+    items.sort(key=lambda item: -long.get(item.path, 0))

@@ -20,6 +20,8 @@ from hal.transport.curve import CurveKeys
 
 from .commands import LIBRARIES, environment, heed_interrupts, left_in
 
+pytestmark = pytest.mark.long(25)
+
 WARM, WARM_UNDER = LIBRARIES, ("unshare", "-m")
 
 #: Opens one kind under limits from one that nothing can be opened with, up to one with which all works. In a process
@@ -198,10 +200,11 @@ DISK = """
 FILES = {"run": 4, "tail": 2, "devices": 0}
 
 
-@pytest.mark.parametrize("room", [0, 1, 2, 3, 4])
-@pytest.mark.parametrize("command", list(FILES))
+@pytest.mark.parametrize(
+    ("command", "room"), [(command, room) for command, files in FILES.items() for room in range(files + 1)]
+)
 def test_on_a_full_disk_it_works_or_says_so_and_leaves_nothing(tmp_path, request, command, room):
-    """``room``: how many files more there may be; blocks there are none."""
+    """``room``: how many files more there may be, up to what the command makes; blocks there are none."""
     if shutil.which("unshare") is None or subprocess.run(["unshare", "-m", "true"], check=False).returncode:
         pytest.skip("no mount namespace may be made here")
     arguments = {

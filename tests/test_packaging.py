@@ -140,6 +140,7 @@ def tree(path):
     return ast.parse(path.read_text(encoding="utf-8"), str(path))
 
 
+@cache
 def imports(path):
     """(module, line, whether at module level) of each absolute import; imports for type checkers do not count."""
 

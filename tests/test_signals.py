@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 
 from .commands import LIBRARIES, environment, heed_interrupts, left_in, place_of, start
 
+pytestmark = pytest.mark.long(35)
+
 #: Not hal itself: it is patched where it is imported.
 WARM = (*LIBRARIES, "pytest", "hypothesis.stateful")
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
@@ -137,7 +139,7 @@ COMMANDS = {
     "tail": ("tail", "ipc://{folder}/socket"),
     "devices": ("devices",),
     "devices --open": ("devices", "--open"),
-    "conform": ("conform", "cpu", "--profile", "quick", "--only", "G25"),
+    "conform": ("conform", "cpu", "--profile", "quick", "--only", "G25", "--examples", "3"),
     "conform with ranks": ("conform", "cpu", "--profile", "quick", "--only", "G17"),
 }
 

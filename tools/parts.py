@@ -90,6 +90,7 @@ CONFORM = (
     Part("the suite's own runs of the kit", f"{BIN}python -m pytest -q -m conform --deselect {LIARS}"),
     Part("liars", f"{BIN}python -m pytest -q -m conform {LIARS}"),
     kit_sim("sim, lazy", 2, "default"),
+    kit_sim("sim, worker", 1, "default"),
     Part("guards", f"{BIN}python tools/guards.py"),
     kit("cpu", "cpu", "default"),
     Part("properties, all examples", f"{BIN}python -m pytest -q -m 'hypothesis and not conform'", "HAL_TEST_SHARE=1"),

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.long(23)
+
 _spec = importlib.util.spec_from_file_location("chaos", Path(__file__).with_name("chaos.py"))
 chaos = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(chaos)

@@ -8,6 +8,7 @@ control is a mistake that others made, and must fail.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ DRAFT_LOGITS = np.array([0.3, 2.2, 0.1, 1.4, 0.8, 0.6, -0.5, 0.2, 1.7, -0.1, 0.4
 SHAPES = {"plain": {"temperature": 1.0}, "cut": {"temperature": 0.7, "top_k": 9, "top_p": 0.9, "min_p": 0.05}}
 
 
+@cache
 def many(shape):
     """One row for each position."""
     (row,) = (pack([one(seed=7, **SHAPES[shape])]),)
@@ -64,28 +66,30 @@ def emitted(rows, drafts, weights):
     return sample_by_rejection(logits, rows, drafts, weights, logprobs=None).tokens
 
 
-def drawn(rows):
+@cache
+def drawn(shape):
     """Drafts from the other distribution, and their weights."""
-    drafts, weights = draw_drafts(np.repeat(DRAFT_LOGITS[None], COUNT, axis=0), rows)
+    drafts, weights = draw_drafts(np.repeat(DRAFT_LOGITS[None], COUNT, axis=0), many(shape))
     assert (weights == weights[0]).all()
-    return drafts, [weights[0]] * COUNT
+    drafts.flags.writeable = False
+    return drafts, (weights[0],) * COUNT
 
 
-def certain(rows):
+def certain(shape):
     """One draft everywhere, whose distribution is not told."""
     return np.full(COUNT, 2), [None] * COUNT
 
 
-def untold(rows):
+def untold(shape):
     """Drafts that were drawn, and nothing said of it."""
-    return drawn(rows)[0], [None] * COUNT
+    return drawn(shape)[0], [None] * COUNT
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("drafted", [drawn, certain, untold])
 def test_tokens_have_the_targets_distribution(shape, drafted):
     rows = many(shape)
-    drafts, weights = drafted(rows)
+    drafts, weights = drafted(shape)
     tokens = emitted(rows, drafts, weights)
     statistic, freedom = chi_squared(tokens, target(rows))
     assert statistic < CRITICAL[freedom]
@@ -102,7 +106,7 @@ def same_noise(first, second):
 
 def test_a_replacement_that_shares_the_drafts_noise_is_found(monkeypatch):
     rows = many("plain")
-    drafts, weights = drawn(rows)
+    drafts, weights = drawn("plain")
     monkeypatch.setattr(rejection, "uniform", same_noise(DRAFT, RESIDUAL))
     statistic, freedom = chi_squared(emitted(rows, drafts, weights), target(rows))
     assert statistic > 2 * CRITICAL[freedom]
@@ -110,7 +114,7 @@ def test_a_replacement_that_shares_the_drafts_noise_is_found(monkeypatch):
 
 def test_an_acceptance_that_shares_the_drafts_noise_is_found(monkeypatch):
     rows = many("plain")
-    drafts, weights = drawn(rows)
+    drafts, weights = drawn("plain")
     monkeypatch.setattr(rejection, "uniform", same_noise(DRAFT, ACCEPT))
     statistic, freedom = chi_squared(emitted(rows, drafts, weights), target(rows))
     assert statistic > 2 * CRITICAL[freedom]
@@ -118,14 +122,14 @@ def test_an_acceptance_that_shares_the_drafts_noise_is_found(monkeypatch):
 
 def test_a_certain_draft_that_is_judged_by_a_ratio_is_found():
     rows = many("plain")
-    _, weights = drawn(rows)
+    _, weights = drawn("plain")
     statistic, freedom = chi_squared(emitted(rows, np.full(COUNT, 2), weights), target(rows))
     assert statistic > 2 * CRITICAL[freedom]
 
 
 def test_taking_whatever_is_in_the_best_set_is_found():
     rows = many("plain")
-    drafts, weights = drawn(rows)
+    drafts, weights = drawn("plain")
     best = np.argsort(-TARGET_LOGITS)[:6]
     tokens = np.where(np.isin(drafts, best), drafts, emitted(rows, drafts, weights))
     statistic, freedom = chi_squared(tokens, target(rows))
@@ -153,7 +157,7 @@ def test_rows_that_draw_nothing_are_compared():
 
 def test_log_probabilities_are_those_of_the_token_that_is_given():
     rows = many("plain")
-    drafts, weights = drawn(rows)
+    drafts, weights = drawn("plain")
     logits = np.repeat(TARGET_LOGITS[None], COUNT, axis=0)
     got = sample_by_rejection(logits, rows, drafts, weights, logprobs=0)
     logs = TARGET_LOGITS - np.log(np.exp(TARGET_LOGITS.astype(np.float64)).sum())

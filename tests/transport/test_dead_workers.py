@@ -15,6 +15,8 @@ import pytest
 from hal.transport import private_ipc_url, release_ipc
 from hal.transport.sockets import HIGH_WATER_MARK
 
+pytestmark = pytest.mark.long(24)
+
 BACKLOGS = [1, 50, 64, 129, 400, 1000]
 ENGINE = """
     import sys, time

@@ -24,7 +24,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.internal.conjecture import engine
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.long(50)
 HANGS = 900
 """Seconds after which a run of the kit is taken to hang, on a machine that does other things too."""
 HERE = Path(__file__).parent

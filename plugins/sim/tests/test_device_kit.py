@@ -12,7 +12,7 @@ import sys
 
 import pytest
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.long(45)
 
 
 @pytest.mark.parametrize("mode", [pytest.param("worker", marks=pytest.mark.conform), "lazy"])

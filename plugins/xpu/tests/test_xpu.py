@@ -20,7 +20,7 @@ from hal_xpu import XpuPlugin
 import hal
 from tests.commands import LIBRARIES
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.long(35)
 HANGS = 900
 """Seconds after which a run of the kit is taken to hang, on a machine that does other things too."""
 SKIPPED_BY_NEED = {"async_h2d", "async_d2h", "can_hold_stream", "fused_scatter", "probe_counts"}
