@@ -13,7 +13,7 @@ typedef uint32_t u32;
 typedef uint8_t u8;
 enum { OK = 0, INVALID = 1, NO_MEMORY = 2, NOT_READY = 600, TOO_LONG = 702, CAPTURE = 900 };
 enum { COPY, SET, LAUNCH, RECORD, WAIT };
-enum { LIMIT = 1000, PATIENCE = 20, NOTED = 1 << 14, PIECE = 16384 };
+enum { PATIENCE = 20, NOTED = 1 << 14, PIECE = 16384 };
 
 typedef struct { u64 recorded, passed; } Event;
 typedef struct Op {
@@ -33,7 +33,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static Stream *streams, main_stream;
 static char notes[NOTED][24], failing[32];
-static int noted, capture_mode, idle;
+static int noted, capture_mode, idle, limit = 1 << 30;
 static long live, waiting, exchanges;
 
 static void note(const char *name) {
@@ -171,8 +171,8 @@ static int enqueue(void *handle, Op op) {
   Stream *s = stream_of(handle);
   struct timespec end = later(PATIENCE * 1000000000l);
   pump();
-  waiting += s->queued >= LIMIT;
-  while (s->queued >= LIMIT)
+  waiting += s->queued >= limit;
+  while (s->queued >= limit)
     if (pause_until(&end)) return TOO_LONG;
   Op *kept = malloc(sizeof *kept);
   *kept = op;
@@ -261,6 +261,7 @@ const char *stand_in_note(int at) { return at < noted ? notes[at] : ""; }
 int stand_in_noted(void) { return noted; }
 void stand_in_forget(void) { noted = 0; }
 void stand_in_idle(int on) { idle = on; } /* for measurements: nothing is copied, nothing is carried out */
+void stand_in_limit(int calls) { limit = calls; } /* what a stream's queue holds */
 int stand_in_hold(void *s, int held) { LOCKED((stream_of(s)->held = held, pump(), OK)); }
 int stand_in_capture(void *s, int on) { LOCKED((stream_of(s)->capturing = on, OK)); }
 long stand_in_count(int which) { return which == 0 ? live : which == 1 ? waiting : which == 2 ? exchanges : capture_mode; }

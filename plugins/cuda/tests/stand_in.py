@@ -100,6 +100,7 @@ class Library:
         self.library.stand_in_count.restype = ctypes.c_long
         self.library.stand_in_hold.argtypes = self.library.stand_in_capture.argtypes = P, ctypes.c_int
         self.library.stand_in_forget()
+        self.library.stand_in_limit(1 << 30)
         self.calls = Calls(self.library)
         for name, (symbol, *types) in self.TYPES.items():
             function = getattr(self.library, symbol)

@@ -38,6 +38,7 @@ def test_a_full_launch_queue_holds_up_its_caller_alone(opened):
     bound = opened()
     state, stream, library = bound.state(SIZES), bound.device.stream(), bound.device.driver.api.library
     library.stand_in_hold(stream.handle, 1)
+    library.stand_in_limit(1000)
     before = library.stand_in_count(1)
 
     def release():
@@ -143,6 +144,14 @@ def test_g08_both_paths_refuse_the_same_batches_and_book_the_same(opened, data):
         np.testing.assert_array_equal(table.table, expected[0])
         assert (table.live, table.requests) == expected[1:]
     table.twin = twin
+
+
+@on_native
+def test_g08_an_empty_batch_changes_nothing_on_the_native_path(opened):
+    """The buffer of an empty array is anywhere, also at an odd address."""
+    bound = opened()
+    bound.insert_tasks(state=twins(bound), tasks=[], stream=bound.default_stream)
+    bound.insert_tasks(state=twins(bound), tasks=prefill([], []), stream=bound.default_stream)
 
 
 @on_native

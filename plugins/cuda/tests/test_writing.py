@@ -4,8 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hal_core import Group, StateConfig
 from hal_core.memory.dtypes import dtype_of
 from hal_core.memory.views import ByteRange, View
+from hal_core.ranks.channel import BroadcastChannel
+
+SIZES = StateConfig(num_slots=4, max_model_len=32)
+
+
+class Alone:
+    """The collectives of a group whose other ranks say what this one says."""
+
+    def exchange(self, block):
+        return {0: block, 1: block}
 
 
 def written(bound, target, value, before):
@@ -55,3 +66,21 @@ def test_g05_a_value_of_the_same_memory_may_overlap_its_target(opened):
         assert calls == ["hal_copy_strided", "hal_copy_strided"]
     _, calls = written(bound, whole[0:20], whole[20:40], before)
     assert calls == ["hal_copy_strided"], "what does not overlap goes at once"
+
+
+def test_g14_a_broadcasts_header_is_one_launch(opened):
+    """The source's part of a broadcast besides the collective: the copied header is the one of its own broadcast."""
+    bound = opened()
+    state, stream, calls = bound.state(SIZES), bound.default_stream, bound.device.driver.api.calls
+    channel = BroadcastChannel(bound.device, state, Group((0, 1), 0), Alone())
+    part = state.broadcast_range()
+    headers = []
+    for _ in range(2):
+        calls.clear()
+        channel.begin(stream)
+        copy = bound.device.copy_out(state.memory, [ByteRange(part.offset, 64)], stream)
+        assert [call for call in calls if not call.startswith("stream")] == ["hal_small"]
+        headers.append((copy, channel.expected))
+    for copy, expected in headers:
+        copy.wait()
+        assert copy.data[0].tobytes() == expected

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Callable
 from dataclasses import fields
 from functools import cache
 from importlib import metadata
@@ -79,7 +80,8 @@ class BroadcastChannel:
     """
 
     __slots__ = (
-        "_first", "_header", "_host", "_start", "_writes", "device", "expected", "group", "last", "number", "state"
+        "_first", "_header", "_host", "_put", "_start", "_writes", "device", "expected", "group", "last", "number",
+        "state"
     )  # fmt: skip
 
     def __init__(self, device: MemoryDevice, state: SlotState, group: Group, communicator: Communicator) -> None:
@@ -105,6 +107,7 @@ class BroadcastChannel:
         builder = PlanBuilder(state.memory)
         builder.copy(np.array([begin], np.int64), HEADER_BYTES, np.zeros(HEADER_BYTES, np.uint8))
         self._writes = builder.build().writes
+        self._put: Callable[..., Ticket] | None = getattr(device, "put_bytes", None)
         # On a device whose memory the host may touch at any time, the header needs neither a plan nor a copy: they
         # cost 10 us a call each, as everything does that runs right after a wait, with cold caches.
         touchable: memoryview | None = getattr(state.memory, "host_bytes", None)
@@ -119,6 +122,8 @@ class BroadcastChannel:
             return
         if self._host is not None:
             self._host[:] = self.expected
+        elif self._put is not None:
+            self._put(self.state.memory, self._header.offset, self.expected, stream)
         else:
             self.device.submit(WritePlan(self.state.memory, self._writes, (self.expected,)), stream)
 

@@ -41,7 +41,7 @@ from .writing import Writer
 
 if TYPE_CHECKING:
     from hal_core import AdmittedRequest, Device, Group, SlotState, Step, Stream, TaskBatch, hookimpl
-    from hal_core.devices import Communicator, Value, WritePlan
+    from hal_core.devices import Communicator, Memory, Value, WritePlan
 else:
     from hal_core import hookimpl
 
@@ -163,6 +163,13 @@ class CudaDevice(OnGpu):
             if cut is not plan:
                 return cut, Packed.of(cut)
         return plan, packed
+
+    def put_bytes(self, memory: Memory, offset: int, data: bytes, stream: Stream) -> Ticket:
+        """A broadcast's header: by one launch that has it in its parameters."""
+        self.check_open()
+        own = self.own(stream)
+        self.order_after_reads(own, memory)
+        return self.writer.small(self.address_of(memory) + offset, memoryview(data), own)
 
     @hookimpl
     def insert_tasks(self, device: Device, state: SlotState, tasks: TaskBatch, stream: Stream) -> Ticket:

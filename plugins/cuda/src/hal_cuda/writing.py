@@ -75,11 +75,15 @@ class Writer:
         data = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
         address = target.memory.address + target.offset
         if data.nbytes <= SMALL_BYTES:
-            kernel = self._device.kernels.small
-            SMALL_HEAD.pack_into(kernel.buffer, 0, address, data.nbytes)
-            kernel.buffer[SMALL_HEAD.size : SMALL_HEAD.size + data.nbytes] = data.data
-            return self._launch(kernel, 1, stream)
+            return self.small(address, data.data, stream)
         return self._device.ticket_type(self._upload(address, data, stream))
+
+    def small(self, address: int, data: memoryview, stream: AsyncStream) -> AsyncTicket:
+        """At most ``SMALL_BYTES``, which travel in the launch's parameters."""
+        kernel = self._device.kernels.small
+        SMALL_HEAD.pack_into(kernel.buffer, 0, address, data.nbytes)
+        kernel.buffer[SMALL_HEAD.size : SMALL_HEAD.size + data.nbytes] = data
+        return self._launch(kernel, 1, stream)
 
     def _upload(self, address: int, data: Bytes, stream: AsyncStream) -> RecordedEvent:
         return self._device.upload(address, data, stream)

@@ -13,7 +13,8 @@ int batch_open(Batch *batch, PyObject *const *columns) {
   int64_t ids = 0;
   const int32_t **ints[] = {&batch->slots, &batch->starts, &batch->lengths, &batch->counts, &batch->blocks};
   for (int i = 1; i < COLUMNS; i++) {
-    fit = fit && (i == 5 || batch->held[i].len == n * 4) && (uintptr_t)batch->held[i].buf % 4 == 0;
+    fit = fit && (i == 5 || batch->held[i].len == n * 4);
+    fit = fit && (!batch->held[i].len || (uintptr_t)batch->held[i].buf % 4 == 0); /* an empty array's is anywhere */
     *ints[i - 1] = batch->held[i].buf;
   }
   for (Py_ssize_t i = 0; fit && i < n; i++) fit = batch->counts[i] >= 0 && (ids += batch->counts[i]) >= 0;

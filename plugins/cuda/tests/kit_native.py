@@ -1,0 +1,44 @@
+"""The cuda device over the driver that stands in for CUDA's, as the conformance kit opens it: ``kit_native:opened``.
+
+``HAL_CUDA_NATIVE=0`` gives the Python path over the same driver. ``update_inputs`` is the reference, by copies: what
+its kernel does is shown on GPUs.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+from hal_core.devices import DeviceBase
+from hal_cuda import launching
+from hal_cuda.device import CudaDevice
+from hal_cuda.driver import Driver
+
+
+def _stand_in():
+    found = sys.modules.get("hal_cuda_stand_in")
+    if found is None:
+        spec = importlib.util.spec_from_file_location("hal_cuda_stand_in", Path(__file__).with_name("stand_in.py"))
+        found = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(found)
+    return found
+
+
+class OverStandIn(CudaDevice):
+    """The product's device, but for one kernel."""
+
+    update_inputs = DeviceBase.update_inputs
+
+    def is_device_value(self, value):
+        return False
+
+
+def opened():
+    """A device; the native part and the driver's library are built once a process."""
+    module, library = _stand_in().built()
+    api = _stand_in().Library(library)
+    launching.cubin = lambda name, arch: b""
+    native = None if os.environ.get("HAL_CUDA_NATIVE") == "0" else module
+    return OverStandIn(0, {"stream": 1}, Driver(api, native, api.library))
