@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 LIBRARIES = ("paddle", "zmq", "typer", "rich", "safetensors.numpy", "tokenizers", "msgspec", "pydantic", "stevedore")
 """What ``hal run`` imports besides hal, and what takes most of its time; for the fixture ``warm``."""
 RUN = "from hal.cli import main; main()"
@@ -46,3 +48,13 @@ def start(folder: Path, *arguments: str, code: str = RUN, warm=None, **options) 
         return warm.start(*arguments, code=code, **usual | options)
     usual["preexec_fn"] = heed_interrupts
     return subprocess.Popen([sys.executable, "-c", code, *arguments], **usual | options)
+
+
+@pytest.fixture
+def private_folders(tmp_path_factory, monkeypatch):
+    """Where a run puts its ipc folder; it must be empty afterwards. Other devices may be installed beside cpu."""
+    folder = tmp_path_factory.mktemp("ipc")
+    monkeypatch.setenv("HAL_DEVICE", "cpu")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    yield folder
+    assert list(folder.iterdir()) == [], "the run left an ipc file"

@@ -3,7 +3,6 @@
 import json
 import os
 import pty
-import select
 import subprocess
 import sys
 import types
@@ -12,35 +11,9 @@ import pytest
 
 import hal
 from hal.cli import main
-from hal.cli.opened import open_in_subprocess
 
+from .device_listing import HEAVY, environment, hal_command, rows_of
 from .fixtures_plugins.builder import Site
-
-HEAVY = {"numpy", "paddle", "torch", "zmq", "safetensors", "tokenizers", "typer", "pydantic"}
-#: Runs the command and reports on the last line of stderr what was imported by then.
-REPORTING = """
-import atexit, json, sys
-atexit.register(lambda: print(json.dumps(sorted(sys.modules)), file=sys.stderr))
-from hal.cli import main
-main()
-"""
-
-
-def environment(site=None, **extra):
-    clean = {
-        key: value for key, value in os.environ.items() if not key.startswith(("HAL_", "FORCE_COLOR", "PYTHONPATH"))
-    }
-    if site is not None:
-        clean["PYTHONPATH"] = str(site.folder)
-    return {**clean, **extra}
-
-
-def hal_command(*arguments, site=None, **extra):
-    command = [sys.executable, "-c", REPORTING, *arguments]
-    result = subprocess.run(command, env=environment(site, **extra), capture_output=True, text=True, timeout=60)
-    *lines, modules = result.stderr.rstrip("\n").split("\n")
-    result.stderr, result.modules = "\n".join(lines), set(json.loads(modules))
-    return result
 
 
 @pytest.fixture(scope="module")
@@ -53,10 +26,6 @@ def site(tmp_path_factory):
     site.device("gamma", priority=10, state="unavailable")
     site.device("late", requires=["paddle-hal-core>=9.0,<10"], priority=None)
     return site
-
-
-def rows_of(result, names=("alpha", "beta", "gamma", "late", "cpu")):
-    return {row["name"]: row for row in json.loads(result.stdout)["devices"] if row["name"] in names}
 
 
 def test_the_table_on_a_pipe_has_one_plain_line_for_each_device(site):
@@ -280,69 +249,6 @@ def read_terminal(leader):
         return os.read(leader, 65536)
     except OSError:  # how Linux says that the other end is closed
         return b""
-
-
-# --open
-
-
-def test_open_shows_capabilities_and_fallbacks_and_survives_a_crash(tmp_path):
-    site = Site(tmp_path / "site")
-    site.core()
-    site.device("alpha", state="prints")
-    site.device("crash", state="open_dies")
-    site.device("fault", state="open_crashes")
-    result = hal_command("devices", "--open", "--json", site=site, HAL_PLUGINS=",".join(site.modules))
-    rows = rows_of(result, ("alpha", "crash", "fault"))
-    opened = rows["alpha"]["opened"]
-    assert opened["capabilities"]["fused_scatter"] is True
-    assert opened["fallbacks"] == {"async_set_value": "a toy has no stream"}
-    assert opened["seconds"] > 0
-    assert opened["note"] == ""
-    assert "ended with signal SIGSEGV" in rows["crash"]["opened"]["error"]
-    assert (
-        "fault: paddle-hal-fault 1.0: opening index 0 failed: OSError: driver said no"
-        in rows["fault"]["opened"]["error"]
-    )
-    assert result.modules & HEAVY == set()
-
-
-def test_open_as_text(tmp_path):
-    site = Site(tmp_path / "site")
-    site.core()
-    site.device("alpha")
-    site.device("beta", state="open_crashes")
-    result = hal_command("devices", "--open", site=site, HAL_PLUGINS="paddle-hal-alpha,paddle-hal-beta")
-    assert result.returncode == 0, result.stderr
-    assert "beta: not opened: beta: paddle-hal-beta 1.0: opening index 0 failed" in result.stdout
-    assert "  fused_scatter: yes\n  pinned_host: no\n" in result.stdout
-    assert "  collective: none\n" in result.stdout
-    assert "  async_set_value falls back: a toy has no stream\n" in result.stdout
-
-
-def test_a_device_that_hangs_is_ended_with_all_it_has_started(tmp_path, monkeypatch):
-    site = Site(tmp_path / "site")
-    site.core()
-    site.device("alpha", state="open_hangs")
-    monkeypatch.setenv("PYTHONPATH", str(site.folder))
-    mark = site.folder / "hung"  # the helper that the device starts; it inherits nothing that we wait for
-    monkeypatch.setenv("HAL_TEST_MARK", str(mark))
-    for seconds in (3, 10, 60):  # enough to come to where it hangs, on any machine
-        result = open_in_subprocess("alpha", seconds)
-        assert result == {"error": f"opening took longer than {seconds} s (raise --timeout, or see why it hangs)"}
-        if mark.exists():
-            break
-    helper = int(mark.read_text())
-    assert not alive(helper)
-
-
-def alive(process):
-    """Whether the process is still there 10 seconds on; a killed one takes a moment to go."""
-    try:
-        handle = os.pidfd_open(process)
-    except ProcessLookupError:
-        return False
-    with os.fdopen(handle) as waited:
-        return not select.select([waited], [], [], 10)[0]
 
 
 # `hal run` is somebody else's module; what belongs here is that it is loaded late.

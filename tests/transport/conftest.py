@@ -6,6 +6,7 @@ import threading
 
 import numpy as np
 import pytest
+from hal_core.errors import Undelivered
 from hal_core.output.records import OutputRecord, SlotStatus
 from hal_core.slots.fields import FinishReason
 from zmq.utils.garbage import GarbageCollectorThread
@@ -115,3 +116,25 @@ def steps_of(reader, count):
 @pytest.fixture
 def steps():
     return steps_of
+
+
+def close_in_thread(sink, timeout=10):
+    """Close while this thread goes on reading. Joining raises what close raised."""
+    failure = []
+
+    def close():
+        try:
+            sink.close(timeout)
+        except Undelivered as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=close)
+    thread.start()
+
+    def join():
+        thread.join(20)
+        assert not thread.is_alive()
+        if failure:
+            raise failure[0]
+
+    return join

@@ -1,0 +1,119 @@
+"""What a reader tells and gives: events, requests, streams, in threads and in an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+from hal_core.errors import InvalidValue, SinkFull, TicketTimeout
+from hal_core.slots.fields import FinishReason
+
+from hal.reading import RequestStreams, SessionEnded, SessionLost, SessionStarted
+
+from .conftest import close_in_thread
+
+
+def test_events_tell_of_starts_and_ends(opened, output):
+    events = []
+    reader = opened.reader(on_event=events.append)
+    for sender in (4, 5):
+        sink = opened.sink(sender=sender)
+        sink.put(output(sender))
+        join = close_in_thread(sink)
+        assert [record.step for record in reader] == [sender]
+        join()
+        assert events[-2:] == [SessionStarted(sink.session, sender, 1), SessionEnded(sink.session, sender, 1)]
+
+
+def test_requests_are_unfinished_until_a_row_finishes_them(opened, output, steps):
+    sink = opened.sink(heartbeat=30)
+    sink.put(output(0, requests=("a", "b", "c")))
+    sink.put(output(1, requests=("b",), finish=FinishReason.STOP))
+    reader = opened.reader(lost_after=0.3)
+    assert steps(reader, 2) == [0, 1]
+    with pytest.raises(SessionLost) as caught:
+        reader.read(10)
+    assert caught.value.requests == ("a", "c")
+
+
+def test_explicit_acknowledgement_is_what_makes_room(opened, output, steps):
+    sink = opened.sink(capacity=2, deadline=0.05)
+    reader = opened.reader(auto_ack=False)
+    for step in range(2):
+        sink.put(output(step))
+    assert steps(reader, 2) == [0, 1]
+    assert sink.counters()["unacknowledged"] == 2
+    with pytest.raises(InvalidValue, match="3 was not read yet"):
+        reader.acknowledge(sink.session, 3)
+    reader.acknowledge()
+    third = output(2)
+    with contextlib.suppress(SinkFull):  # the acknowledgement may still be on its way
+        sink.put(third)
+    assert third.done.wait(10)
+    assert steps(reader, 1) == [2]
+
+
+def test_reading_times_out_and_a_closed_reader_can_be_closed_again(opened):
+    reader = opened.reader(timeout=0.01)
+    assert reader.read(0) is None
+    assert list(reader) == []
+    reader.close()
+    reader.close()
+
+
+def test_the_event_loop_is_free_while_a_reader_waits(opened, output):
+    async def collect(reader, sink):
+        reading = asyncio.create_task(anext(aiter(reader)))
+        await asyncio.sleep(0)
+        sink.put(output(0))
+        return (await reading).step
+
+    with opened.reader() as reader:
+        assert asyncio.run(collect(reader, opened.sink())) == 0
+
+
+def test_async_iteration_ends_with_the_last_session(opened, output):
+    async def collect(reader):
+        return [record.step async for record in reader]
+
+    sink = opened.sink()
+    for step in range(50):
+        sink.put(output(step))
+    reader = opened.reader()
+    join = close_in_thread(sink)
+    assert asyncio.run(collect(reader)) == list(range(50))
+    join()
+
+
+def test_streams_give_each_request_its_own_rows(opened, output):
+    sink = opened.sink()
+    for step in range(3):
+        last = FinishReason.LENGTH if step == 2 else FinishReason.NONE
+        sink.put(output(step, requests=("a", "b", "other"), finish=last))
+    streams = RequestStreams(opened.reader(), timeout=10)
+    streams.open("b")
+    rows = list(streams.stream("a"))
+    assert [(row.position, row.tokens.tolist()) for row in rows] == [(0, [0]), (1, [100]), (2, [200])]
+    assert [row.tokens.tolist() for row in streams.stream("b")] == [[1], [101], [201]]
+    assert streams.unclaimed == 3
+
+
+def test_async_streams_share_the_reader(opened, output):
+    async def collect(streams, name):
+        return [int(row.tokens[0]) async for row in streams.stream_async(name)]
+
+    async def both(streams):
+        streams.open("a")
+        streams.open("b")
+        return await asyncio.gather(collect(streams, "a"), collect(streams, "b"))
+
+    sink = opened.sink()
+    for step in range(3):
+        sink.put(output(step, finish=FinishReason.STOP if step == 2 else FinishReason.NONE))
+    assert asyncio.run(both(RequestStreams(opened.reader(), timeout=10))) == [[0, 100, 200], [1, 101, 201]]
+
+
+def test_a_stream_that_gets_nothing_says_so(opened):
+    with pytest.raises(TicketTimeout, match=r"'a' within 0\.01 s"):
+        next(RequestStreams(opened.reader(), timeout=0.01).stream("a"))
