@@ -1,12 +1,19 @@
 """Tokens a second of the whole main job with each proposer, beside those of plain decoding, on cpu.
 
-    python benchmarks/speculation.py [--speculate NAME …] [--drafts K] [--rounds N] [--workload NAME …]
+    python benchmarks/speculation.py --short
+    python benchmarks/speculation.py [--speculate NAME[:K] …] [--drafts K] [--rounds N] [--workload NAME …]
+
+``--short`` is what is aimed at, in one table of a few minutes, and what a proposal costs (``benchmarks/proposers.py``).
 
 All proposers take turns in one run, in a new order each round, with the embedded checkpoint; printed are medians of the
 ratio to plain decoding within a round (by the clock, and by processor time, which neighbours disturb less), tokens that
-a step gives a request, and the share of drafts that was accepted. ``repeats`` is one greedy request whose prompt
-repeats itself, ``text`` one that begins a module (this model's greedy output soon loops there too); the others are 16
-requests, drawn at the temperature that they are named by. Every answer is compared with that of plain decoding.
+a step gives a request, and the share of drafts that was accepted. ``NAME:K`` is a proposer with up to K drafts.
+
+``repeats`` is one greedy request whose prompt repeats itself, ``text`` one that begins a module (this model's greedy
+output soon loops there too). ``held-out`` are pieces of modules that the model was not trained on, one request after
+the other, chosen because its greedy output does not loop there: how many answers have eight tokens in a row twice is
+told. The others are 16 requests, or one, at the temperature that they are named by. Every answer is compared with that
+of plain decoding.
 """
 
 from __future__ import annotations
@@ -14,11 +21,14 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
+import subprocess
 import sys
+import sysconfig
 import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hal_core import HalError, Request, SamplingParams, StateConfig
@@ -54,13 +64,54 @@ class Workload:
     prompts: Sequence[str]
     temperature: float
     new_tokens: int = 192
+    slots: int = 16
+
+
+HELD_OUT = (
+    ("distutils/command/install_headers.py", 9),
+    ("tkinter/constants.py", 61),
+    ("email/contentmanager.py", 60),
+    ("copyreg.py", 82),
+    ("xml/sax/xmlreader.py", 197),
+    ("copyreg.py", 145),
+    ("importlib/_abc.py", 26),
+)
+"""Of the standard library, files that :mod:`training.corpus` holds out, and the line before a piece of them."""
+LINES, TWICE = 12, 8
+TARGETS = {("text", "mtp"): 1.3, ("held-out", "mtp"): 1.3, ("repeats", "ngram"): 1.5, ("repeats", "suffix"): 1.5}
+TARGETS |= {(load, name): 0.9 for load in ("1 at 1.0", "1.0") for name in ("ngram", "suffix")}
+"""What is aimed at, of plain decoding: of the best number of drafts, where several are tried."""
+SHORT = {
+    "repeats": ("ngram", "suffix", "mtp:5"),
+    "text": ("mtp:2", "mtp:3", "mtp:5"),
+    "held-out": ("mtp:2", "mtp:3", "mtp:5", "ngram"),
+    "1 at 0.7": ("mtp:3",),
+    "1 at 1.0": ("ngram", "suffix", "mtp:3"),
+    "16": ("ngram", "mtp:3"),
+    "0.7": ("ngram", "mtp:3"),
+    "1.0": ("ngram", "suffix", "mtp:3"),
+}
+
+
+def held_out() -> list[str]:
+    """The pieces of ``HELD_OUT`` that this Python has."""
+    library, found = Path(sysconfig.get_paths()["stdlib"]), []
+    for name, line in HELD_OUT:
+        if (library / name).exists():
+            lines = (library / name).read_text(encoding="utf-8").splitlines(keepends=True)
+            found.append("".join(lines[line : line + LINES]))
+    return found
 
 
 WORKLOADS = {
     "repeats": Workload([LOOP * 3], 0.0),
     "text": Workload([TEXT], 0.0),
-    "0.7": Workload(STARTS * 2, 0.7, 96),
-    "1.0": Workload(STARTS * 2, 1.0, 96),
+    "held-out": Workload(held_out(), 0.0, 48, slots=1),
+    "16": Workload(STARTS * 2, 0.0, 64),
+    "0.7": Workload(STARTS * 2, 0.7, 64),
+    "1.0": Workload(STARTS * 2, 1.0, 64),
+    "1 at 0.7": Workload([TEXT], 0.7),
+    "1 at 1.0": Workload([TEXT], 1.0),
 }
 
 
@@ -94,9 +145,11 @@ class Run:
 
 
 def serve(device: Any, model: Any, encoded: Sequence[list[int]], load: Workload, name: str, drafts: int) -> Run:  # noqa: ANN401
-    """Serve a workload with one proposer."""
+    """Serve a workload with one proposer, ``NAME`` or ``NAME:K``."""
+    name, _, own = name.partition(":")
+    drafts = int(own or drafts)
     sizes = StateConfig(
-        num_slots=len(encoded),
+        num_slots=min(load.slots, len(encoded)),
         max_model_len=max(map(len, encoded)) + load.new_tokens,
         max_draft_tokens=0 if name == "none" else drafts,
     )
@@ -123,7 +176,7 @@ def usable(names: Sequence[str], model: Any) -> list[str]:  # noqa: ANN401
     found = []
     for name in names:
         try:
-            proposer = make_proposer(name, Setup(1, 1, 64, model.config.vocab_size, model))
+            proposer = make_proposer(name.partition(":")[0], Setup(1, 1, 64, model.config.vocab_size, model))
         except HalError as error:
             print(f"{name}: left out, {error.what}")
             continue
@@ -138,24 +191,29 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--speculate", nargs="+", default=list(BUILT_IN))
     parser.add_argument("--drafts", type=int, default=5)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workload", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
+    parser.add_argument("--short", action="store_true", help="what is aimed at, in one table")
     options = parser.parse_args()
     warnings.filterwarnings("ignore", module="paddle")
     from hal.model.llama import LlamaModel
 
     model, changed = LlamaModel.load(DEFAULT_CHECKPOINT), 0
     tokenizer = Tokenizer.load(DEFAULT_CHECKPOINT, model.config)
-    names = usable(["none", *(name for name in options.speculate if name != "none")], model)
+    names = ["none", *(name for name in options.speculate if name != "none")]
+    tried = SHORT if options.short else dict.fromkeys(options.workload, names)
     with hal.open_device("cpu") as device:
-        for title in options.workload:
-            load = WORKLOADS[title]
+        for title, chosen in tried.items():
+            load, names = WORKLOADS[title], usable(["none", *(name for name in chosen if name != "none")], model)
             encoded = [tokenizer.encode(prompt) for prompt in load.prompts]
             runs: dict[str, list[Run]] = {name: [] for name in names}
             for round_ in range(options.rounds + 1):  # the first one warms up
                 for name in random.Random(round_).sample(names, len(names)):
                     runs[name].append(serve(device, model, encoded, load, name, options.drafts))
             changed += show(title, runs)
+    if options.short:
+        print(flush=True)
+        subprocess.run([sys.executable, Path(__file__).with_name("proposers.py"), "--slots", "4"], check=False)
     return int(changed > 0)
 
 
@@ -163,8 +221,10 @@ def show(title: str, runs: Mapping[str, Sequence[Run]]) -> int:
     """Print a workload's table; how many runs gave other tokens than plain decoding."""
     plain = runs["none"]
     heads = f"{'tokens/s':>9} {'of plain':>9} {'(from, to)':>13} {'by cpu':>7} {'a turn':>7} {'accepted':>9}"
-    print(f"\n{title:10} {heads}")
-    changed = 0
+    answers = plain[0].tokens.values()
+    looping = sum(loops(tokens) for tokens in answers)
+    print(f"\n{title:10} {heads}   ({looping} of {len(answers)} answers have {TWICE} tokens in a row twice)")
+    changed, best = 0, dict[str, float]()
     for name, of_one in runs.items():
         ratios = [run.speed / one.speed for run, one in zip(of_one, plain, strict=True)][1:]
         cpu = statistics.median([one.busy / run.busy for run, one in zip(of_one, plain, strict=True)][1:])
@@ -174,9 +234,20 @@ def show(title: str, runs: Mapping[str, Sequence[Run]]) -> int:
         speed = statistics.median(run.speed for run in of_one[1:])
         note = f"  {other} runs gave other tokens" if other else ""
         columns = f"{speed:9.0f} {middle:8.2f}x {spread:>13} {cpu:6.2f}x {last.tokens_a_turn:7.2f} {last.accepted:9.1%}"
-        print(f"{name:10} {columns}{note}")
+        print(f"{name:10} {columns}{note}", flush=True)
         changed += other
+        kind = name.partition(":")[0]
+        best[kind] = max(best.get(kind, 0.0), middle)
+    for kind, ratio in best.items():
+        if (wanted := TARGETS.get((title, kind))) is not None:
+            print(f"{'':10} {kind}: {ratio:.2f}x, aimed at {wanted:.2f}x: {'reached' if ratio >= wanted else 'MISSED'}")
     return changed
+
+
+def loops(tokens: Sequence[int]) -> bool:
+    """Whether some eight tokens in a row stand in it twice."""
+    pieces = [tuple(tokens[at : at + TWICE]) for at in range(len(tokens) - TWICE + 1)]
+    return len(set(pieces)) < len(pieces)
 
 
 if __name__ == "__main__":
