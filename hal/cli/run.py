@@ -60,6 +60,10 @@ def run(
     chunk: Annotated[
         int, typer.Option(help="Most prompt tokens that a step feeds: longer prompts go in pieces.")
     ] = 256,
+    step_tokens: Annotated[
+        int | None,
+        typer.Option(help="Most tokens that a step feeds, next tokens and drafts included; as many as come."),
+    ] = None,
     speculate: Annotated[
         str,
         typer.Option(
@@ -140,6 +144,7 @@ def run(
         acceptance,
         runner,
         overlap,
+        step_tokens,
     )
     from .run_session import generate
 

@@ -73,12 +73,14 @@ class Options:
     acceptance: str = "exact"
     runner: str | None = None
     overlap: str = "auto"
+    step_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("slots", "blocks", "chunk"):
+        for name in ("slots", "blocks", "chunk", "step_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise InvalidValue(f"{value}", cure="give a whole number of at least 1", argument=f"--{name}")
+                argument = f"--{name.replace('_', '-')}"
+                raise InvalidValue(f"{value}", cure="give a whole number of at least 1", argument=argument)
         check_speculation(self.speculate, self.drafts)
         check_acceptance(self.acceptance, self.speculate)
         if self.ranks.dp > 1 and (self.sink or "").startswith("sysv:"):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from hal_core import InvalidValue, Request, SamplingParams, StateConfig, lay_out
 
 from hal.engine import Scheduler, tokens_to_keep
+from hal.engine.budget import Budget
 from hal.model.config import LlamaConfig, read_config
 from hal.model.streaming import AnswerText
 from hal.model.tokenizer import Tokenizer
@@ -59,8 +60,17 @@ def make_plan(texts: Sequence[str], params: SamplingParams, options: Options) ->
         max_stop_length=1,
         max_bad_words=1,
     )
+    _check_budget(options, sizes)
     blocks = _blocks(requests, sizes, options)
     return Plan(texts, requests, config, tokenizer, sizes, blocks, options.stop, config.notes)
+
+
+def _check_budget(options: Options, sizes: StateConfig) -> None:
+    try:
+        Budget(options.chunk, options.step_tokens, sizes)
+    except InvalidValue as error:
+        error.argument = f"--{error.argument.replace('_', '-')}"
+        raise
 
 
 def _for_model(params: SamplingParams, config: LlamaConfig) -> SamplingParams:

@@ -126,6 +126,7 @@ def _engine(plan: Plan, options: Options, shown: _Shown) -> RanksEngine:
         ranks.dp,
         vocab_size=plan.config.vocab_size,
         chunk=options.chunk,
+        step_tokens=options.step_tokens,
         dp_sync=ranks.dp_sync,
         restarts=ranks.restart,
         on_record=shown.take,

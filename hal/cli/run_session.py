@@ -100,7 +100,7 @@ def generate(texts: Sequence[str], params: SamplingParams, options: Options) -> 
                 worker = Stepper(device, runner[1], runner[0], show.sink, blocks=plan.blocks)
             who, needs_host = options.runner or PADDLE_MODEL, worker.runner.needs_host
             overlap, why = overlap_of(options.overlap, device, who, needs_host)
-            engine = Engine(worker, chunk=options.chunk, overlap=overlap)
+            engine = Engine(worker, chunk=options.chunk, step_tokens=options.step_tokens, overlap=overlap)
             began = time.perf_counter()
             drive(engine, plan, answers, show)
             seconds = time.perf_counter() - began

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from hal_core import FinishReason, InvalidValue, OutputRecord, Request, StateLayout, Unavailable, admit
 
 from hal.engine import Finished, Scheduler
-from hal.engine.scheduler import DEFAULT_CHUNK
+from hal.engine.budget import DEFAULT_CHUNK
 
 from .errors import RankLost
 from .steps import orders_of
@@ -44,13 +44,14 @@ class RanksEngine:
         *,
         vocab_size: int,
         chunk: int = DEFAULT_CHUNK,
+        step_tokens: int | None = None,
         dp_sync: bool = False,
         restarts: int = 0,
         on_record: Callable[[OutputRecord], None] | None = None,
     ) -> None:
         self._start, self._layout, self._blocks, self._groups = start, layout, blocks, groups
         self._admit = partial(admit, layout=layout, vocab_size=vocab_size)
-        self._chunk, self._sync, self._restarts_left = chunk, dp_sync, restarts
+        self._chunk, self._step_tokens, self._sync, self._restarts_left = chunk, step_tokens, dp_sync, restarts
         self._on_record = on_record or (lambda record: None)
         self._front: deque[Request] = deque()
         self._names: set[str] = set()
@@ -62,7 +63,8 @@ class RanksEngine:
 
     def _begin(self) -> None:
         self.schedulers = [
-            Scheduler(self._layout, self._blocks, chunk=self._chunk, admit=self._admit) for _ in range(self._groups)
+            Scheduler(self._layout, self._blocks, chunk=self._chunk, step_tokens=self._step_tokens, admit=self._admit)
+            for _ in range(self._groups)
         ]
         self._in_flight: set[int] = set()
         while True:

@@ -19,8 +19,9 @@ from hal_core import (
 
 from hal.stepping import Launched
 
+from .budget import DEFAULT_CHUNK
 from .generation import Finished
-from .scheduler import DEFAULT_CHUNK, Scheduler
+from .scheduler import Scheduler
 
 
 class Steps(Protocol):
@@ -59,9 +60,13 @@ class Engine:
     be). The host waits for the output of the step before, and for nothing else.
     """
 
-    def __init__(self, worker: Steps, *, chunk: int = DEFAULT_CHUNK, overlap: bool = False) -> None:
+    def __init__(
+        self, worker: Steps, *, chunk: int = DEFAULT_CHUNK, step_tokens: int | None = None, overlap: bool = False
+    ) -> None:
         self.worker, self.overlap = worker, overlap
-        self.scheduler = Scheduler(worker.layout, worker.blocks, chunk=chunk, admit=worker.admit, overlap=overlap)
+        self.scheduler = Scheduler(
+            worker.layout, worker.blocks, chunk=chunk, step_tokens=step_tokens, admit=worker.admit, overlap=overlap
+        )
         self.steps = 0
         self._before: Launched | None = None
         self._ended: list[Finished] = []

@@ -38,6 +38,7 @@ from hal_core import (
 )
 from hal_core import admit as admit_for
 
+from .budget import DEFAULT_CHUNK, Budget
 from .generation import Finished, Generation, check_fits, tokens_to_keep
 from .holdings import Holdings
 from .stays import Stays
@@ -45,8 +46,6 @@ from .stays import Stays
 Admit = Callable[[Request], AdmittedRequest]
 Grown = dict[Generation, list[int]]
 """Blocks that decoding requests are given in a step."""
-DEFAULT_CHUNK = 256
-"""Prompt tokens that a step feeds at most, unless told otherwise."""
 
 
 class Scheduler:
@@ -57,7 +56,8 @@ class Scheduler:
     - ``running``: the requests in slots, oldest first; ``waiting``: the others, oldest first. Whoever waits is younger
       than whoever runs: requests enter in the order of their arrival, and the youngest leaves first.
     - ``admit``: what admits a request, such as ``Worker.admit``; by default it is checked against ``layout`` alone.
-    - ``chunk``: most prompt tokens of a step, all requests together. Decoding comes on top and is never held back.
+    - ``chunk``: most prompt tokens of a step, all requests together; ``step_tokens``: most tokens of a step, decoding
+      included, which is never held back (:class:`hal.engine.budget.Budget`); None: decoding comes on top.
     - ``tokens_per_step``: most tokens that a decoding request feeds, and is given, in one step.
     - ``launch_tokens``: what the step that was scheduled last feeds at most, known before it runs: so many for each
       decoding request, and its pieces of prompts. A step feeds less where there were fewer drafts.
@@ -70,14 +70,12 @@ class Scheduler:
         blocks: int,
         *,
         chunk: int = DEFAULT_CHUNK,
+        step_tokens: int | None = None,
         admit: Admit | None = None,
         overlap: bool = False,
     ) -> None:
-        if isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1:
-            raise InvalidValue(
-                f"{chunk!r} prompt tokens a step", cure="give a whole number of at least 1", argument="chunk"
-            )
-        self.layout, self.chunk, self.tokens_per_step = layout, chunk, layout.sizes.max_accept
+        self.layout, self.tokens_per_step = layout, layout.sizes.max_accept
+        self.budget = Budget(chunk, step_tokens, layout.sizes)
         self._admit: Admit = admit or partial(admit_for, layout=layout)
         self.overlap = overlap
         self._holdings = Holdings(layout.sizes.num_slots, blocks)
@@ -157,14 +155,16 @@ class Scheduler:
         before = self.preemptions
         grown = self._grow(tasks)
         decoding = [generation for generation in self.running if generation.decoding]
-        left = self._continue_prefills(tasks, self.chunk)
+        launched = predict_launch_tokens(len(decoding), self.tokens_per_step)
+        allowed = self.budget.prompt_tokens(launched)
+        left = self._continue_prefills(tasks, allowed)
         if self.preemptions == before:
             left = self._enter(tasks, left)
             if self.tokens_per_step > 1:
                 self._look_ahead(decoding, grown)
         for generation, blocks in grown.items():
             tasks.append(self._more_blocks(generation, blocks))
-        self.launch_tokens = predict_launch_tokens(len(decoding), self.tokens_per_step) + self.chunk - left
+        self.launch_tokens = launched + allowed - left
         self.most_running = max(self.most_running, len(self.running))
         gives = [(generation, self.tokens_per_step) for generation in decoding]
         known = set(decoding)

@@ -143,12 +143,14 @@ arrivals = st.tuples(prompts, st.integers(1, 10), st.integers(0, 12))  # prompt,
     slots=st.integers(1, 5),
     blocks=st.integers(1, 16),
     chunk=st.integers(1, 40),
+    beside=st.none() | st.integers(1, 40),
     requests=st.lists(arrivals, min_size=1, max_size=8),
     aborts=st.lists(st.tuples(st.integers(0, 7), st.integers(0, 25)), max_size=3),
 )
-def test_every_request_ends_once_with_the_tokens_of_the_oracle(slots, blocks, chunk, requests, aborts):
+def test_every_request_ends_once_with_the_tokens_of_the_oracle(slots, blocks, chunk, beside, requests, aborts):
     worker = PaperWorker(StateConfig(num_slots=slots, max_model_len=MAX_TOKENS, block_size=BLOCK), blocks)
-    engine = Engine(worker, chunk=chunk)
+    most_fed = None if beside is None else slots + beside
+    engine = Engine(worker, chunk=chunk, step_tokens=most_fed)
     aborted, ended, step = set(), {}, 0
     while engine.busy or step < 26:
         for number, (prompt, most, arrival) in enumerate(requests):
@@ -163,7 +165,7 @@ def test_every_request_ends_once_with_the_tokens_of_the_oracle(slots, blocks, ch
             assert finished.request_id not in ended, "a request ended twice"
             ended[finished.request_id] = finished
         if busy:
-            assert worker.fed_now == engine.scheduler.launch_tokens <= chunk + slots
+            assert worker.fed_now == engine.scheduler.launch_tokens <= min(chunk + slots, most_fed or chunk + slots)
         step += 1
         assert step < 1500, "the scheduler makes no progress"
     assert ended.keys() == {f"r{number}" for number in range(len(requests))}
@@ -193,6 +195,26 @@ def test_the_youngest_is_preempted_and_goes_on_where_it_was():
     assert engine.scheduler.preemptions > 0
     assert order == ["old", "middle", "young"]
     assert engine.scheduler.most_running == 3
+
+
+@pytest.mark.parametrize(("drafts", "piece"), [(0, 11), (3, 5)])
+def test_a_steps_budget_counts_the_drafts_that_decoding_requests_may_have(drafts, piece):
+    """Two of them, with room for three drafts each, launch eight tokens of thirteen, whatever their lengths are."""
+    sizes = StateConfig(num_slots=3, max_model_len=MAX_TOKENS, block_size=BLOCK, max_draft_tokens=drafts)
+    scheduler = Scheduler(lay_out(sizes), 30, step_tokens=13, overlap=True)
+    for name in ("a", "b"):
+        scheduler.add(Request(name, [1], SamplingParams(max_tokens=8)))
+    scheduler.schedule()
+    scheduler.add(Request("c", [1] * 20, SamplingParams(max_tokens=1)))
+    (entering,) = [task for task in scheduler.schedule() if task.kind == TaskKind.PREFILL]
+    assert entering.num_scheduled_tokens == piece
+    assert scheduler.launch_tokens == 13
+
+
+def test_a_budget_that_leaves_nothing_to_prompts_is_refused():
+    sizes = StateConfig(num_slots=2, max_model_len=MAX_TOKENS, block_size=BLOCK, max_draft_tokens=3)
+    with pytest.raises(InvalidValue, match=r"8 tokens a step leave none .* \(give at least 9"):
+        Scheduler(lay_out(sizes), 12, step_tokens=8)
 
 
 def test_a_step_decodes_everybody_and_feeds_a_piece_of_the_prompts():
