@@ -7,7 +7,6 @@ import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
-from threading import Lock
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
@@ -19,7 +18,9 @@ from ..contract.counters import Counters
 from ..contract.markers import PROJECT
 from ..errors import DeviceClosed, HalError, PluginError
 from ..tickets import DONE, Ticket
+from .implementations import check_implementation
 from .observers import Observers
+from .open_tickets import OpenTickets, tell
 from .policy import Policy, check_kinds, is_stream, no_stream
 
 if TYPE_CHECKING:
@@ -62,9 +63,7 @@ class BoundDevice:
         self.name = f"{device.name}:{device.index}"
         self._hooks: Hooks = device  # straight to the device, as long as nobody observes
         self._observers = Observers(manager, self.name)
-        self._pending: list[Ticket] = []
-        self._watched: list[tuple[str, Ticket]] = []  # whose ends observers want to know
-        self._telling = Lock()
+        self._tickets = OpenTickets(self._observers)
         self._refusal = ""
         self._streams: set[type] = {NoStream}  # classes that were seen to be streams
         _open.add(self)
@@ -220,12 +219,13 @@ class BoundDevice:
         if self._refusal:
             return
         self._refusal = "the device is closed"
-        unseen = self._unseen()
+        tickets = self._tickets
+        unseen = tickets.unseen()
         try:
             self.device.close()
         finally:
-            self._tell_ends()
-            self._tell(unseen + self._unseen())  # work that was under way has met its end while the device was closed
+            tickets.tell_ends()
+            tell(unseen + tickets.unseen())  # work that was under way has met its end while the device was closed
 
     def __enter__(self) -> BoundDevice:
         return self
@@ -248,14 +248,15 @@ class BoundDevice:
     def _begin(self) -> None:
         if self._refusal:
             raise DeviceClosed(self._refusal, cure="open a device in this process", device=self.name)
-        if self._watched:
-            self._tell_ends()
-        if self._pending:
-            self._tell(self._unseen())
+        if self._tickets.watched:
+            self._tickets.tell_ends()
+        if self._tickets.pending:
+            tell(self._tickets.unseen())
 
     def _call(self, name: str, stream: object, act: Callable[[*Given], T], arguments: tuple[*Given]) -> T:
         """The one road of every call: closed or not, earlier errors, the stream, the policy, errors that name who."""
-        if self._pending or self._refusal or self._watched:
+        tickets = self._tickets
+        if tickets.pending or self._refusal or tickets.watched:
             self._begin()
         if type(stream) not in self._streams:
             arguments = self._with_stream(stream, name, arguments)
@@ -267,7 +268,7 @@ class BoundDevice:
             self._blame(_HOOK_OF.get(name, name), signature(act).bind(*arguments).arguments)
             raise
         if result is not DONE or self._observers.wants_ends:  # told apart first: asking an abstract class is slow
-            self._track(name, result)
+            tickets.track(name, result)
         return result
 
     def _with_stream(self, stream: object, hook: str, arguments: tuple[*Given]) -> tuple[*Given]:
@@ -298,50 +299,6 @@ class BoundDevice:
         except HalError as error:
             raise error.located(device=self.name, hook=hook) from None
 
-    def _track(self, hook: str, ticket: object) -> None:
-        """Remember a ticket whose error nobody may wait for, and one whose end observers want to know."""
-        if not isinstance(ticket, Ticket):
-            return
-        if ticket is not DONE and ticket.watched:
-            self._pending.append(ticket)
-        if not self._observers.wants_ends or hook not in HOOKS:
-            return
-        if ticket is DONE:
-            self._observers.end(hook, ticket)
-        else:
-            self._watched.append((hook, ticket))
-            ticket.tell_end(self._tell_ends)
-
-    def _tell_ends(self, _: Ticket | None = None) -> None:
-        """Tell observers of the tickets that have ended, each once; from any thread."""
-        with self._telling:
-            ended = [entry for entry in self._watched if entry[1].done()]
-            self._watched = [entry for entry in self._watched if entry not in ended]
-        for hook, ticket in ended:
-            self._observers.end(hook, ticket)
-
-    def _unseen(self) -> list[BaseException]:
-        """Forget tickets that are done; the errors among them that nobody has seen."""
-        left = []
-        unseen = []
-        for ticket in self._pending:
-            if not ticket.done():
-                left.append(ticket)
-            elif not ticket.observed and (failure := ticket.failure()) is not None:
-                ticket.observed = True
-                unseen.append(failure)
-        self._pending = left
-        return unseen
-
-    def _tell(self, unseen: list[BaseException]) -> None:
-        """Raise the first error, naming the others; nothing, where there is none."""
-        if unseen:
-            first, *others = dict.fromkeys(unseen)
-            first.add_note("met by an earlier call, whose ticket nobody waited for")
-            for other in others:
-                first.add_note(f"another such call met: {other!r}")
-            raise first
-
 
 def bind(device: Device, policy: Policy | None = None) -> BoundDevice:
     """Bind a device's hooks: each present once, no wrappers, with exactly the contract's parameters.
@@ -358,34 +315,11 @@ def bind(device: Device, policy: Policy | None = None) -> BoundDevice:
     except pluggy.PluginValidationError as error:
         raise PluginError(str(error), cure="compare with hal_core.contract.hookspecs", device=name) from error
     for hook in HOOKS:
-        _check_implementation(manager, hook, name)
+        check_implementation(manager, hook, name)
     if device.capabilities.fallbacks:
         reasons = "; ".join(f"{hook}: {why}" for hook, why in device.capabilities.fallbacks.items())
         log.warning("%s works with fallbacks: %s", name, reasons)
     return BoundDevice(device, manager, policy or Policy())
-
-
-def _check_implementation(manager: pluggy.PluginManager, hook: str, device: str) -> None:
-    found = getattr(manager.hook, hook).get_hookimpls()
-    if len(found) != 1:
-        raise PluginError(
-            f"{len(found)} implementations of the hook",
-            cure="mark exactly one method with hookimpl",
-            device=device,
-            hook=hook,
-        )
-    (implementation,) = found
-    if implementation.hookwrapper or implementation.wrapper:
-        raise PluginError("a device may not wrap hooks", cure="implement the hook itself", device=device, hook=hook)
-    wanted = list(signature(getattr(hookspecs, hook)).parameters)
-    has = signature(implementation.function).parameters
-    if list(has) != wanted or any(p.default is not p.empty for p in has.values()):
-        raise PluginError(
-            f"takes ({', '.join(map(str, has.values()))})",
-            cure=f"the contract is ({', '.join(wanted)}), without defaults",
-            device=device,
-            hook=hook,
-        )
 
 
 def _refuse_after_fork() -> None:

@@ -48,10 +48,10 @@ SEAMS: dict[str, str] = {
     "check of an output's broadcast": "ranks.channel:OutputCheck.of",
     "loss of a group": "ranks.channel:BroadcastChannel.lost",
     # life
-    "errors nobody waited for": "runtime.bound:BoundDevice._unseen",
-    "telling of earlier errors": "runtime.bound:BoundDevice._tell",
+    "errors nobody waited for": "runtime.open_tickets:OpenTickets.unseen",
+    "telling of earlier errors": "runtime.bound:tell",
     "begin of a call": "runtime.bound:BoundDevice._begin",
-    "tracking of a ticket": "runtime.bound:BoundDevice._track",
+    "tracking of a ticket": "runtime.open_tickets:OpenTickets.track",
     "state of a device": "runtime.bound:BoundDevice.state",
     "close of a device": "runtime.bound:BoundDevice.close",
 }

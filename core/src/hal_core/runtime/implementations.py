@@ -1,0 +1,34 @@
+"""What a device's hooks must look like: each there once, no wrapper, with exactly the contract's parameters."""
+
+from __future__ import annotations
+
+from inspect import signature
+
+import pluggy
+
+from ..contract import hookspecs
+from ..errors import PluginError
+
+
+def check_implementation(manager: pluggy.PluginManager, hook: str, device: str) -> None:
+    """Raise :class:`PluginError` naming the hook and what is wrong with it."""
+    found = getattr(manager.hook, hook).get_hookimpls()
+    if len(found) != 1:
+        raise PluginError(
+            f"{len(found)} implementations of the hook",
+            cure="mark exactly one method with hookimpl",
+            device=device,
+            hook=hook,
+        )
+    (implementation,) = found
+    if implementation.hookwrapper or implementation.wrapper:
+        raise PluginError("a device may not wrap hooks", cure="implement the hook itself", device=device, hook=hook)
+    wanted = list(signature(getattr(hookspecs, hook)).parameters)
+    has = signature(implementation.function).parameters
+    if list(has) != wanted or any(p.default is not p.empty for p in has.values()):
+        raise PluginError(
+            f"takes ({', '.join(map(str, has.values()))})",
+            cure=f"the contract is ({', '.join(wanted)}), without defaults",
+            device=device,
+            hook=hook,
+        )
