@@ -209,7 +209,7 @@ def test_the_import_check_sees_what_it_should(tmp_path):
 
 DEVICES = ("cuda", "xpu", "maca", "metax", "sim")
 #: Names of protocols of other projects, which have a device's name in them.
-PROTOCOLS = ("__cuda_array_interface__",)
+PROTOCOLS = ("__cuda_array_interface__", "DLPACK_CUDA")
 WORD = re.compile(rf"(?<![A-Za-z])({'|'.join(DEVICES)})(?![A-Za-z])", re.IGNORECASE)
 
 

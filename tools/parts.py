@@ -85,12 +85,14 @@ def kit_sim(name: str, mode: int, profile: str, python: str = BIN) -> Part:
     return Part(f"kit: {name}", command, f"HALSIM_MODE={mode} HALSIM_STAGED=0")
 
 
-LIARS = "core/tests/conformance/test_liars.py"
+LIARS, OVERLAP = "core/tests/conformance/test_liars.py", "tests/overlap"
 CONFORM = (
-    Part("the suite's own runs of the kit", f"{BIN}python -m pytest -q -m conform --deselect {LIARS}"),
+    Part(
+        "the suite's own runs of the kit", f"{BIN}python -m pytest -q -m conform --deselect {LIARS} --ignore {OVERLAP}"
+    ),
     Part("liars", f"{BIN}python -m pytest -q -m conform {LIARS}"),
+    Part("overlap, a thousand schedules", f"{BIN}python -m pytest -q -m conform {OVERLAP}"),
     kit_sim("sim, lazy", 2, "default"),
-    kit_sim("sim, worker", 1, "default"),
     Part("guards", f"{BIN}python tools/guards.py"),
     kit("cpu", "cpu", "default"),
     Part("properties, all examples", f"{BIN}python -m pytest -q -m 'hypothesis and not conform'", "HAL_TEST_SHARE=1"),

@@ -99,7 +99,7 @@ def run(
     runner: Annotated[
         str | None,
         typer.Option(
-            metavar="MODULE:NAME", help="What runs the steps in place of the Paddle model, as hal_sim.mixing:MixRunner."
+            metavar="MODULE:NAME", help="What runs the steps in place of the Paddle model, as my_runners:MyRunner."
         ),
     ] = None,
     overlap: Annotated[

@@ -20,7 +20,7 @@ def check_runner_name(name: str) -> None:
     """Raise :class:`InvalidValue` for what is no MODULE:NAME."""
     module, _, maker = name.partition(":")
     if not maker.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
-        raise InvalidValue(f"{name!r}", cure="give MODULE:NAME, as hal_sim.mixing:MixRunner", argument=_OPTION)
+        raise InvalidValue(f"{name!r}", cure="give MODULE:NAME, as my_runners:MyRunner", argument=_OPTION)
 
 
 def make_runner(name: str, setup: RunnerSetup) -> Runner:

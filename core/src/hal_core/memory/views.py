@@ -220,7 +220,7 @@ class View:
         """Of a view on a CUDA device (version 3); elsewhere there is no such attribute."""
         device: Any = self.memory.device
         if (getattr(device, "dlpack_device", None) or (0,))[0] != dlpack.DLPACK_CUDA:
-            raise AttributeError(f"{device.name}:{device.index} is no CUDA device")
+            raise AttributeError(f"{device.name}:{device.index} has no memory that this interface describes")
         device.check_open()
         return {
             "version": 3,
