@@ -17,6 +17,9 @@ from hal.stepping import check_overlap, check_runner_name
 
 from .run_speculation import check_acceptance, check_speculation
 
+PADDLE_MODEL = "the Paddle model"
+"""What the runner is called where none is named."""
+
 
 @dataclass(frozen=True, slots=True)
 class RankOptions:
@@ -107,9 +110,9 @@ class Options:
         if self.speculate != NONE:
             cure = "leave it out: a runner drafts for itself"
             raise InvalidValue(f"{self.speculate} drafts beside the Paddle model", cure=cure, argument="--speculate")
-        if self.ranks.size > 1:
-            cure = "leave --tp and --dp out, or --runner"
-            raise InvalidValue(f"{runner} on {self.ranks.size} ranks", cure=cure, argument="--runner")
+        for option, asked in (("--dp-sync", self.ranks.dp_sync), ("--sampling", self.ranks.sampling != "first")):
+            if asked:
+                raise InvalidValue("it concerns the Paddle model", cure="leave it out, or --runner", argument=option)
 
 
 def check_argument(text: str, option: str) -> None:

@@ -20,6 +20,8 @@ from hal.distributed.launch import PaddleLaunch
 from hal.distributed.words import Setup
 from hal.model.split import check_split
 from hal.proposers import NONE
+from hal.stepping import overlap_of
+from hal.worker import ModelRunner
 from hal.worker.drafting import Acceptance
 
 from . import signals
@@ -27,7 +29,7 @@ from .console import say
 from .run_device import facts_of, where
 from .run_drive import drive, summarize
 from .run_launched import launched_crew
-from .run_options import Options
+from .run_options import PADDLE_MODEL, Options
 from .run_output import Answers
 from .run_plan import Plan
 from .run_screen import open_screen
@@ -46,7 +48,9 @@ _LOOK_SECONDS, _LEAVE_SECONDS = 0.1, 2.0
 
 def generate_on_ranks(plan: Plan, params: SamplingParams, options: Options) -> int:
     """Generate for all prompts on ranks and show it; the exit status."""
-    check_split(plan.config, options.ranks.tp)
+    if options.runner is None:
+        check_split(plan.config, options.ranks.tp)
+        overlap_of(options.overlap, None, PADDLE_MODEL, ModelRunner.needs_host)
     try:
         status = _generate(plan, params, options)
     except RankLost as error:
@@ -88,9 +92,11 @@ def _generate(plan: Plan, params: SamplingParams, options: Options) -> int:
         if len(set(able.indices)) > 1:
             ranks += f" on devices {', '.join(map(str, able.indices))}"
         again = f", started again {engine.restarts} time(s)" if engine.restarts else ""
-        place = f"model on {options.model_place}"
+        place = f"runner {options.runner}" if options.runner else f"model on {options.model_place}"
         used = (engine.most_running, plan.sizes.num_slots * options.ranks.dp, engine.preemptions)
-        summarize(screen, answers, seconds, used, drafts, f"{ranks}{again}; {where(able, place)}")
+        summarize(
+            screen, answers, seconds, used, drafts, f"{ranks}{again}; {where(able, place, no_overlap=able.no_overlap)}"
+        )
     return FAILED if answers.failed else 0
 
 
@@ -114,6 +120,9 @@ def _engine(plan: Plan, options: Options, shown: _Shown) -> RanksEngine:
         speculate=options.speculate,
         rejection=options.acceptance == REJECTION,
         share_devices=ranks.share_devices,
+        runner=options.runner or "",
+        overlap=options.overlap,
+        params=plan.requests[0].params,
     )
     starting = _seconds(_STARTING_VARIABLE, STARTING)
     return RanksEngine(

@@ -30,7 +30,7 @@ from .console import say
 from .failures import cure_of, one_line
 from .run_device import facts_of, where
 from .run_drive import drive, summarize
-from .run_options import Options
+from .run_options import PADDLE_MODEL, Options
 from .run_output import Answers
 from .run_plan import make_plan
 from .run_screen import open_screen
@@ -44,8 +44,6 @@ if TYPE_CHECKING:
 
     from .run_plan import Plan
 
-PADDLE_MODEL = "the Paddle model"
-"""What the runner is called where none is named."""
 FAILED = 2
 """Exit status: a request ended with an error."""
 _CLOSE_SECONDS, _LOOK_SECONDS, _SHOW_SECONDS = 10.0, 0.2, 0.005
@@ -66,7 +64,8 @@ def generate(texts: Sequence[str], params: SamplingParams, options: Options) -> 
         if (launched := Launched.of(os.environ)) is not None:
             from .run_launched import take_part
 
-            check_split(plan.config, options.ranks.tp)
+            if options.runner is None:
+                check_split(plan.config, options.ranks.tp)
             return take_part(launched, options)
         if options.ranks.size > 1:
             from .run_ranks import generate_on_ranks

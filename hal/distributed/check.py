@@ -16,7 +16,7 @@ from hal_core import ByteRange, StateUnusable
 if TYPE_CHECKING:
     from hal_core.devices import TensorRanks
 
-    from hal.worker import Worker
+    from hal.stepping import Stepper
 
 VARIABLE = "HAL_CHECK_RANKS"
 _APART = ("topk_token_ids", "topk_logprobs", "topk_ranks")
@@ -27,7 +27,7 @@ Columns = dict[str, np.ndarray[Any, Any]]
 class RankCheck:
     """Compares one worker's state with that of the other ranks of its group; all of them call :meth:`compare`."""
 
-    def __init__(self, worker: Worker, ranks: TensorRanks) -> None:
+    def __init__(self, worker: Stepper, ranks: TensorRanks) -> None:
         self._worker, self._ranks = worker, ranks
         self.first_serial = 0
         """The first admission id of this run; 0 before there is one."""

@@ -41,6 +41,9 @@ class Abilities:
     substituted: str
     indices: tuple[int, ...] = ()
     """Which device of its host each rank has."""
+    overlap: bool = False
+    no_overlap: str = ""
+    """Whether steps overlap, and why not where that would be said."""
 
     @property
     def capabilities(self) -> Abilities:
@@ -92,10 +95,11 @@ class Crew:
 
     # -- steps ----------------------------------------------------------------------------------------------------
 
-    def order(self, number: int, tasks: tuple[TaskOrder, ...]) -> int:
-        """Give the ranks of group ``number`` their next step; its number. Raises :class:`RankLost`."""
+    def order(self, number: int, tasks: tuple[TaskOrder, ...], taken: int = 0) -> int:
+        """Give the ranks of group ``number`` their next step, when the output of ``taken`` steps has been taken; its
+        number. Raises :class:`RankLost`."""
         self._numbers[number] += 1
-        missed = self.line.order(StepOrder(number, self._numbers[number], tasks), *self.layout.members(number))
+        missed = self.line.order(StepOrder(number, self._numbers[number], tasks, taken), *self.layout.members(number))
         if missed:
             raise self._lose(missed[0], "it takes no messages any more")
         return self._numbers[number]
@@ -171,7 +175,8 @@ class Crew:
         self.line.say(Go())
         up = self._collect(Up)
         indices = tuple(up[rank].index for rank in sorted(up))
-        return Abilities(up[0].device, up[0].fallbacks, up[0].substituted, indices)
+        first, overlap = up[0], all(word.overlap for word in up.values())
+        return Abilities(first.device, first.fallbacks, first.substituted, indices, overlap, first.no_overlap)
 
     def _collect(self, wanted: type[_Said]) -> dict[int, _Said]:
         """That word of every rank."""

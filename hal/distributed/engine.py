@@ -66,15 +66,19 @@ class RanksEngine:
             Scheduler(self._layout, self._blocks, chunk=self._chunk, step_tokens=self._step_tokens, admit=self._admit)
             for _ in range(self._groups)
         ]
-        self._in_flight: set[int] = set()
+        self._in_flight = [0] * self._groups
         while True:
             try:
                 self.crew = self._start()
-                return
+                break
             except (RankLost, Unavailable):
                 if not self._restarts_left:
                     raise
                 self._count_restart()
+        overlap = self.crew.abilities.overlap  # known once the ranks are up
+        self._ahead = 2 if overlap else 1
+        for scheduler in self.schedulers:
+            scheduler.overlap = overlap
 
     def _count_restart(self) -> None:
         self._restarts_left -= 1
@@ -146,7 +150,7 @@ class RanksEngine:
         try:
             self._place()
             self._give_steps()
-            if self._in_flight and (found := self.crew.receive(_WAIT_SECONDS)) is not None:
+            if any(self._in_flight) and (found := self.crew.receive(_WAIT_SECONDS)) is not None:
                 self._take(*found)
         except RankLost as error:
             self._recover(error)
@@ -167,21 +171,25 @@ class RanksEngine:
             min(room, key=lambda scheduler: scheduler.load).add(self._front.popleft())
 
     def _give_steps(self) -> None:
-        waits = [number for number in range(self._groups) if number not in self._in_flight]
-        if self._sync:  # all or none: a forward of one is a forward of all
-            busy = any(scheduler.busy for scheduler in self.schedulers)
-            due = waits if busy and len(waits) == self._groups else []
-        else:
-            due = [number for number in waits if self.schedulers[number].busy]
-        for number in due:
-            scheduler = self.schedulers[number]
-            tasks = scheduler.schedule()
-            self._in_flight.add(number)
-            self.crew.order(number, orders_of(tasks))
+        """Give groups steps until each has as many under way as it may."""
+        while due := self._due():
+            for number in due:
+                scheduler = self.schedulers[number]
+                tasks = scheduler.schedule()
+                self._in_flight[number] += 1
+                self.crew.order(number, orders_of(tasks), scheduler.taken)
+
+    def _due(self) -> list[int]:
+        """The groups that have something to do and may be given one step more."""
+        waits = [number for number in range(self._groups) if self._in_flight[number] < self._ahead]
+        if not self._sync:
+            return [number for number in waits if self.schedulers[number].busy]
+        busy = any(scheduler.busy for scheduler in self.schedulers)  # all or none: a forward of one is a forward of all
+        return waits if busy and len(waits) == self._groups else []
 
     def _take(self, number: int, record: OutputRecord) -> None:
         self.steps += 1
-        self._in_flight.discard(number)
+        self._in_flight[number] -= 1
         ended = self.schedulers[number].update(record)
         self._on_record(record)
         for finished in ended:
@@ -192,11 +200,12 @@ class RanksEngine:
     def _recover(self, error: RankLost) -> None:
         """Take what is still delivered, then start anew with the requests as they are, or end."""
         for number, record in self.crew.rest():
-            if number in self._in_flight:
+            if self._in_flight[number]:
                 self._take(number, record)
         missing = [
             (generation.request_id, len(generation.generated), -1)
-            for number in sorted(self._in_flight)
+            for number in range(self._groups)
+            if self._in_flight[number]
             for generation in self.schedulers[number].running
         ]
         error.undelivered = tuple(self.crew.undelivered or missing)

@@ -16,6 +16,7 @@ from hal_core import (
     HalError,
     InvalidValue,
     MemorySink,
+    Request,
     SinkFull,
     Undelivered,
     lay_out,
@@ -29,6 +30,7 @@ from hal.proposers import NONE, make_proposer
 from hal.proposers import Setup as ProposerSetup
 from hal.selection import requested
 from hal.sharing import LocalRank, moved
+from hal.stepping import RunnerSetup, Stepper, StepsAhead, make_runner, overlap_of
 from hal.transport import open_sink
 from hal.transport.copies import Copies, close_all
 from hal.worker.drafting import Acceptance
@@ -48,10 +50,11 @@ if TYPE_CHECKING:
     from hal.model.llama import LlamaModel
     from hal.proposers import Proposer
     from hal.transport.curve import CurveKeys
-    from hal.worker import Worker
 
 STARTING = 300.0
 """Seconds that a rank waits for the engine and the other ranks at its start."""
+_IDLE = 0.02
+"""Seconds without a step after which a rank waits for its last one."""
 _DRAIN = 5.0
 """Seconds in which the records of a rank that ends must be acknowledged."""
 _GOLDEN = 0x9E37_79B9_7F4A_7C15
@@ -120,9 +123,11 @@ class _Serving:
             self.wait(Go)
             self._patience = 2 * setup.timeout
             worker, check = self._worker(setup, layout, device)
-            able = device.capabilities
-            self.line.say(Up(self.rank, device.name, dict(able.fallbacks), able.substituted, device.device.index))
-            self._take_steps(worker, check, layout.number_of(self.rank))
+            runner, able = setup.runner or "the Paddle model", device.capabilities
+            overlap, why = overlap_of(setup.overlap, device, runner, worker.runner.needs_host)
+            facts = dict(able.fallbacks), able.substituted, device.device.index
+            self.line.say(Up(self.rank, device.name, *facts, overlap=overlap, no_overlap=why))
+            self._take_steps(worker, check, layout.number_of(self.rank), overlap=overlap)
 
     def wait(self, wanted: type[_Wanted]) -> _Wanted:
         """Wait for that word; raises what a verdict says that comes instead."""
@@ -189,16 +194,19 @@ class _Serving:
             told = (self._acceptance.drafted, self._acceptance.accepted, self._acceptance.turns)
             self.line.say(Left(self.rank, undelivered, told), 1.0)
 
-    def _worker(self, setup: Setup, layout: RankLayout, device: BoundDevice) -> tuple[Worker, RankCheck | None]:
-        """Open the groups with the others, load this rank's part of the model, and make the state."""
+    def _worker(self, setup: Setup, layout: RankLayout, device: BoundDevice) -> tuple[Stepper, RankCheck | None]:
+        """Open the groups with the others, load this rank's part of the model or make its runner, and the state."""
         from hal_core.devices import TensorRanks, library_of, open_job
-
-        from hal.model.llama import LlamaModel
-        from hal.worker import Worker
 
         group = layout.group(self.rank)
         if layout.size > 1:
             open_job(device.device, layout.groups(across=setup.dp_sync), timeout=setup.timeout)
+        if setup.runner:
+            return self._runner(setup, group, device), None
+
+        from hal.model.llama import LlamaModel
+        from hal.worker import Worker
+
         ranks = None
         if group.size > 1:
             library = library_of(setup.place, device.capabilities.collective)
@@ -229,6 +237,18 @@ class _Serving:
         device.open_group(state=worker.state, group=group)
         return worker, RankCheck(worker, ranks) if setup.check and ranks is not None else None
 
+    def _runner(self, setup: Setup, group: Group, device: BoundDevice) -> Stepper:
+        """The runner that was named, on a state of its own; it must be able to do what is asked of every request."""
+        assert self._sink is not None  # made before
+        state, model = device.state(setup.sizes), Path(setup.model)
+        place = moved(setup.place, device.device.index - requested(setup.device).index)
+        made = RunnerSetup(device, state, setup.blocks, model, place, read_config(model).vocab_size, group)
+        stepper = Stepper(device, state, make_runner(setup.runner, made), self._sink, blocks=setup.blocks, group=group)
+        if setup.params is not None:
+            stepper.runner.check(Request("every request", (0,), setup.params))
+        device.open_group(state=state, group=group)
+        return stepper
+
     def _proposer(self, setup: Setup, group: Group, model: LlamaModel) -> Proposer | None:
         """What drafts on this rank: a proposer on the host is on the group's first rank alone, as its drafts are handed
         on; one that runs the model's layers is on every rank that has a part of them."""
@@ -249,11 +269,13 @@ class _Serving:
             return None
         return made
 
-    def _take_steps(self, worker: Worker, check: RankCheck | None, number: int) -> None:
-        table = RequestTable(worker.admit)
-        while not isinstance(said := self.line.receive(STARTING), Stop):
+    def _take_steps(self, worker: Stepper, check: RankCheck | None, number: int, *, overlap: bool) -> None:
+        table, ahead = RequestTable(worker.admit), StepsAhead(worker)
+        while not isinstance(said := self.line.receive(_IDLE if ahead.waiting else STARTING), Stop):
             if isinstance(said, Verdict):
                 raise self._verdict(said)
+            if said is None and ahead.waiting:
+                ahead.idle()
             if isinstance(said, StepOrder):
                 self._check_number(said, number)
                 self.step = said.number
@@ -262,7 +284,10 @@ class _Serving:
                     entering = (task.request.admission_id for task in tasks if task.kind in ENTERING)
                     check.first_serial = next(entering, 0)
                 with contextlib.suppress(SinkFull):  # the step is done, and its record is sent when there is room
-                    worker.step(tasks)
+                    if overlap:
+                        ahead.step(tasks, said.taken)
+                    else:
+                        worker.step(tasks)
                 if self._meeting is not None:
                     self._meeting.fill()
                 if check is not None:
@@ -280,8 +305,8 @@ class _Serving:
 
 def _shared_facts(setup: Setup, layout: RankLayout) -> dict[str, str]:
     """What every rank must find equal before any group is opened."""
-    config = read_config(Path(setup.model))
-    check_split(config, setup.tp)
+    if not setup.runner:
+        check_split(read_config(Path(setup.model)), setup.tp)
     table = lay_out(setup.sizes)
     return {
         "checkpoint": checkpoint_digest(Path(setup.model)),

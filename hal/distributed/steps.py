@@ -58,6 +58,7 @@ class _Task(msgspec.Struct, omit_defaults=True, gc=False):
 
 class _Body(msgspec.Struct, gc=False):
     tasks: list[_Task]
+    taken: Count = 0
 
 
 def _plain(value: object) -> object:
@@ -89,11 +90,15 @@ class TaskOrder:
 
 @dataclass(frozen=True, slots=True)
 class StepOrder:
-    """One decoded step message: the number of the group and of the step, and the tasks in their order."""
+    """One decoded step message: the number of the group and of the step, and the tasks in their order.
+
+    ``taken``: of how many steps the engine had taken the output, so that what ended with them is out of its slots.
+    """
 
     group: int
     number: int
     tasks: tuple[TaskOrder, ...]
+    taken: int = 0
 
 
 def orders_of(tasks: Sequence[Task]) -> tuple[TaskOrder, ...]:
@@ -123,7 +128,7 @@ def _request_of(admitted: AdmittedRequest) -> Request:
 
 def encode_step(order: StepOrder, *, session: int) -> bytes:
     """One step message. Raises :class:`InvalidValue` for numbers that a message cannot hold."""
-    body = _encoder.encode(_Body([_packed(task) for task in order.tasks]))
+    body = _encoder.encode(_Body([_packed(task) for task in order.tasks], order.taken))
     check = _CHECK.pack(crc32(body))
     return seal(FrameKind.STEP, check, body, session=session, sender=order.group, sequence=order.number)
 
@@ -140,7 +145,7 @@ def decode_step(header: FrameHeader, frame: memoryview) -> StepOrder:
         tasks = tuple(_unpacked(task) for task in decoded.tasks)
     except (msgspec.MsgspecError, InvalidValue, ValueError, RecursionError) as error:
         raise FrameError(f"a step message is unreadable: {error}", cure="install one version on all hosts") from error
-    return StepOrder(header.sender, header.sequence, tasks)
+    return StepOrder(header.sender, header.sequence, tasks, decoded.taken)
 
 
 def _packed(order: TaskOrder) -> _Task:

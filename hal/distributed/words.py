@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import TypeAlias
 
 import msgspec
-from hal_core import FrameError, StateConfig
+from hal_core import FrameError, SamplingParams, StateConfig
 from hal_core.frames import FrameHeader, FrameKind, read_body, seal
 
 PROTOCOL = 1
@@ -43,6 +43,7 @@ class Hello(_Word):
 class Setup(_Word):
     """Everything that the ranks are made of; the same for each.
 
+    ``runner``: what makes the runner of each rank, "" for the Paddle model; ``params``: what it must be able to do.
     ``share_devices``: ranks of one host may open one device together.
 
     ``records``: where the first rank of each group sends its records. ``timeout``: seconds that a collective may last.
@@ -67,6 +68,9 @@ class Setup(_Word):
     speculate: str = "none"
     rejection: bool = False
     share_devices: bool = False
+    runner: str = ""
+    overlap: str = "auto"
+    params: SamplingParams | None = None
 
 
 class Ready(_Word):
@@ -82,13 +86,15 @@ class Go(_Word):
 
 class Up(_Word):
     """The rank waits for step 1. ``device``: its name; ``fallbacks`` and ``substituted`` as its capabilities say;
-    ``index``: which of those on its host."""
+    ``index``: which of those on its host; ``overlap``: whether steps overlap, and ``no_overlap`` why not, or ""."""
 
     rank: int
     device: str
     fallbacks: dict[str, str]
     substituted: str
     index: int = 0
+    overlap: bool = False
+    no_overlap: str = ""
 
 
 class Beat(_Word):

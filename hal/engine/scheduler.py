@@ -124,6 +124,11 @@ class Scheduler:
         return None
 
     @property
+    def taken(self) -> int:
+        """Of how many steps the output was taken."""
+        return self._holdings.taken
+
+    @property
     def load(self) -> int:
         """How many requests have not ended."""
         return len(self._live)
@@ -166,10 +171,7 @@ class Scheduler:
             tasks.append(self._more_blocks(generation, blocks))
         self.launch_tokens = launched + allowed - left
         self.most_running = max(self.most_running, len(self.running))
-        gives = [(generation, self.tokens_per_step) for generation in decoding]
-        known = set(decoding)
-        gives += [(generation, 1) for generation in self.running if generation.decoding and generation not in known]
-        self._stays.launch(former, self.running, gives)
+        self._stays.launch(former, self.running, decoding, self.tokens_per_step)
         self._holdings.launched += 1
         return tasks
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .generation import Generation
@@ -27,21 +27,24 @@ class Stays:
         self.steps: deque[StepUnderWay] = deque()
         self._held: dict[int, Generation] = {}
 
-    def launch(self, leaving: Names, running: Iterable[Generation], gives: list[tuple[Generation, int]]) -> None:
-        """A step was scheduled, of those in slots and those that leave with it."""
+    def launch(self, leaving: Names, running: Sequence[Generation], decoding: Sequence[Generation], most: int) -> None:
+        """A step was scheduled, of those in slots and those that leave with it. It may give ``most`` tokens to each
+        that was ``decoding`` already, and one to each whose prompt it ends."""
+        known = set(decoding)
+        gives = [(one, most if one in known else 1) for one in running if one.decoding]
         names = dict(leaving)
         for generation in running:
             admission_id = names[generation.request_id] = generation.admitted.admission_id
             self._held[admission_id] = generation
-        for generation, most in gives:
-            generation.pending += most
+        for generation, tokens in gives:
+            generation.pending += tokens
         self.steps.append(StepUnderWay(names, gives))
 
     def take(self) -> Names:
         """The oldest step has its output: what it could give is known now."""
         step = self.steps.popleft()
-        for generation, most in step.gives:
-            generation.pending -= most
+        for generation, tokens in step.gives:
+            generation.pending -= tokens
         return step.names
 
     def find(self, names: Names, request_id: str) -> Generation | None:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from .ahead import StepsAhead
 from .loading import check_runner_name, make_runner
 from .overlap import OVERLAPS, check_overlap, overlap_of
 from .planned import PlannedStep
@@ -20,6 +21,7 @@ __all__ = [
     "Runner",
     "RunnerSetup",
     "Stepper",
+    "StepsAhead",
     "check_overlap",
     "check_runner_name",
     "make_runner",

@@ -19,9 +19,10 @@ def check_overlap(wanted: str) -> None:
         raise InvalidValue(f"{wanted!r}", cure=f"give {', '.join(OVERLAPS)}", argument="--overlap")
 
 
-def overlap_of(wanted: str, device: BoundDevice, runner: str, needs_host: str) -> tuple[bool, str]:
+def overlap_of(wanted: str, device: BoundDevice | None, runner: str, needs_host: str) -> tuple[bool, str]:
     """Whether steps overlap, and, where ``auto`` was asked for and they do not, why not in a few words; else "".
 
+    :param device: None where it is not known yet, and the runner alone is asked.
     :param runner: what the runner is called; ``needs_host``: of it, see :class:`hal.stepping.Runner`.
     :raises InvalidValue: for a word that is none of :data:`OVERLAPS`.
     :raises CapabilityMissing: where ``on`` cannot be had: who, what, and the cure.
@@ -35,12 +36,14 @@ def overlap_of(wanted: str, device: BoundDevice, runner: str, needs_host: str) -
     return not why, why
 
 
-def _hindrance(device: BoundDevice, runner: str, needs_host: str) -> tuple[str, str]:
+def _hindrance(device: BoundDevice | None, runner: str, needs_host: str) -> tuple[str, str]:
     """What forbids overlap, and the cure; two times "" where nothing does."""
-    able = device.capabilities
     if needs_host:
         cure = "give a --runner whose steps are work of the device alone, or leave --overlap at auto"
         return f"{runner} needs the host between two steps: {needs_host}", cure
+    if device is None:
+        return "", ""
+    able = device.capabilities
     if not (able.async_h2d and able.async_d2h):
         cure = "choose a device whose copies are asynchronous (hal devices --open), or leave --overlap at auto"
         return f"device {device.name} copies while the host waits", cure

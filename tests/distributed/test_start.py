@@ -9,7 +9,7 @@ import pytest
 from hal_core import CapabilityMissing, GroupLost, InvalidValue, Unavailable, lay_out
 
 from hal.cli import main
-from hal.distributed.crew import Crew
+from hal.distributed.crew import Abilities, Crew
 from hal.distributed.engine import RanksEngine
 from hal.distributed.errors import RankLost, word_of
 from hal.distributed.lines import RankLine
@@ -142,8 +142,9 @@ class Losing:
 
     undelivered = ()
     drafts = (0, 0, 0)
+    abilities = Abilities("cpu:0", {}, "")
 
-    def order(self, number, tasks):
+    def order(self, number, tasks, taken):
         return 1
 
     def receive(self, timeout):

@@ -24,7 +24,7 @@ from hal_sim.mixing import MixRunner, mixed
 from hal.distributed.rank import RequestTable
 from hal.distributed.steps import StepOrder, orders_of
 from hal.engine import Engine
-from hal.stepping import RunnerSetup, Stepper
+from hal.stepping import RunnerSetup, Stepper, StepsAhead
 
 VOCAB = 11
 _jobs = count(1)
@@ -137,6 +137,7 @@ class Watched(Stepper):
         record = super().take(launched)
         assert launched.step.number == min(self.under_way), "steps are taken out of their order"
         del self.under_way[launched.step.number]
+        self.taken += 1
         return record
 
 
@@ -178,12 +179,12 @@ class Follower(threading.Thread):
         try:
             with bind(SimPlugin.open(1, options)) as device:
                 stepper = stepper_of(device, schedule, Later(), Group((0, 1), 1), Watched)
-                table, before = RequestTable(stepper.admit), None
+                table, ahead = RequestTable(stepper.admit), StepsAhead(stepper)
                 while (order := self.orders.get()) is not None:
-                    launched = stepper.launch(table.tasks(order))
-                    due, before = (before, launched) if overlap else (launched, None)
-                    if due is not None:
-                        stepper.take(due)
+                    if overlap:
+                        ahead.step(table.tasks(order), order.taken)
+                    else:
+                        stepper.step(table.tasks(order))
                 for communicator_ in device.device._communicators.values():
                     communicator_.close()  # steps under way are lost with it
         except GroupLost:
@@ -232,7 +233,7 @@ class Player:
 
         class Telling(self._stepper):
             def launch(self, tasks):
-                orders.put(StepOrder(0, self.steps + 1, orders_of(tasks)))
+                orders.put(StepOrder(0, self.steps + 1, orders_of(tasks), self.taken))
                 return super().launch(tasks)
 
         return Telling

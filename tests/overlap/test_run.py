@@ -83,7 +83,8 @@ def test_auto_says_in_one_line_why_steps_do_not_overlap(run):
         (("--runner", "hal_sim.mixing:Nobody"), "has no attribute 'Nobody'"),
         (("--runner", "hal_sim.mixing:MixRunner"), "runs on the sim device alone, not on cpu:0 (give --device sim"),
         (("--runner", "hal_sim.mixing:MixRunner", "--speculate", "ngram"), "--speculate: ngram drafts beside"),
-        (("--runner", "hal_sim.mixing:MixRunner", "--tp", "2"), "--runner: hal_sim.mixing:MixRunner on 2 ranks"),
+        (("--runner", "a:b", "--tp", "2", "--sampling", "every-rank"), "--sampling: it concerns the Paddle model"),
+        (("--tp", "2", "--overlap", "on"), f"--overlap: the Paddle model needs the host between two steps: {HOST}"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
