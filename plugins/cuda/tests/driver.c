@@ -15,14 +15,14 @@ enum { OK = 0, INVALID = 1, NO_MEMORY = 2, NOT_READY = 600, TOO_LONG = 702, CAPT
 enum { COPY, SET, LAUNCH, RECORD, WAIT };
 enum { PATIENCE = 20, NOTED = 1 << 14, PIECE = 16384 };
 
-typedef struct { u64 recorded, passed; } Event;
+typedef struct { volatile int *passed; } Event; /* of its last record; each has one of its own, kept for good */
 typedef struct Op {
   struct Op *next;
   int kind;
   u8 *to;
   u8 *from;
   u64 nbytes;
-  Event *event;
+  volatile int *passed;
   const char *kernel;
   u32 blocks, rows;
   u64 params[160];
@@ -134,7 +134,7 @@ static int params_of(Op *op, const char *kernel, void **params) {
 /* -- streams ---------------------------------------------------------------------------------------------------------- */
 static int ready(const Stream *stream, const Op *op) {
   if (stream->held) return 0;
-  if (op->kind == WAIT) return op->event->passed >= op->nbytes;
+  if (op->kind == WAIT) return *op->passed;
   return !(op->kind == LAUNCH && !strcmp(op->kernel, "hal_hold") && !*(volatile u32 *)AT(op->params[0]));
 }
 static void execute(Op *op) {
@@ -142,7 +142,7 @@ static void execute(Op *op) {
   if (op->kind == COPY) memcpy(op->to, op->from, op->nbytes);
   if (op->kind == SET) for (u64 i = 0; i < op->nbytes; i++) ((u32 *)op->to)[i] = op->blocks;
   if (op->kind == LAUNCH) launch(op);
-  if (op->kind == RECORD) op->event->passed = op->nbytes;
+  if (op->kind == RECORD) *op->passed = 1;
 }
 static void pump(void) {
   stream_of(NULL);
@@ -212,15 +212,16 @@ int cuEventCreate(void **event, u32 flags) { return (void)flags, *event = calloc
 int cuEventDestroy_v2(void *event) { return free(event), live--, OK; }
 static int record(Event *e, void *s) {
   if (stream_of(s)->capturing) return CAPTURE;
-  return enqueue(s, (Op){.kind = RECORD, .event = e, .nbytes = ++e->recorded});
+  e->passed = calloc(1, sizeof(int));
+  return enqueue(s, (Op){.kind = RECORD, .passed = e->passed});
 }
 int cuEventRecord(void *e, void *s) { LOCKED(record(e, s)); }
 int cuEventQuery(void *event) {
   Event *e = event;
-  LOCKED((pump(), e->passed >= e->recorded ? OK : NOT_READY));
+  LOCKED((pump(), !e->passed || *e->passed ? OK : NOT_READY));
 }
 static int synchronize(Event *e) {
-  while (pump(), e->passed < e->recorded) {
+  while (pump(), e->passed && !*e->passed) {
     struct timespec soon = later(1000000); /* a held kernel's flag changes without a call */
     pause_until(&soon);
   }
@@ -230,7 +231,7 @@ int cuEventSynchronize(void *e) { LOCKED(synchronize(e)); }
 static int wait_for(void *s, Event *e) {
   char name[24];
   snprintf(name, sizeof name, "waits %lx", (unsigned long)(uintptr_t)s);
-  return put(name, s, (Op){.kind = WAIT, .event = e, .nbytes = e->recorded});
+  return e->passed ? put(name, s, (Op){.kind = WAIT, .passed = e->passed}) : OK;
 }
 int cuStreamWaitEvent(void *s, void *e, u32 flags) { (void)flags; LOCKED(wait_for(s, e)); }
 static int make(void **stream) {

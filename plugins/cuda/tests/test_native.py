@@ -233,6 +233,22 @@ def test_nothing_is_kept(opened):
 
 
 @on_native
+def test_a_closed_device_has_given_everything_back(opened):
+    left = []
+    for _ in range(3):
+        bound = opened()
+        library, state = bound.device.driver.api.library, bound.state(SIZES)
+        rounds(bound, state, bound.device.stream(), 200)
+        held = library.stand_in_count(0)
+        del state
+        bound.close()
+        gc.collect()
+        left.append(library.stand_in_count(0))
+        assert held > left[-1]
+    assert left == left[:1] * 3, "blocks, and the events that count calls"
+
+
+@on_native
 def test_a_failed_call_is_named_as_the_driver_names_it(opened):
     bound = opened()
     state, api = bound.state(SIZES), bound.device.driver.api

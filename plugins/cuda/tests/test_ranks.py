@@ -181,6 +181,7 @@ def test_a_collective_waits_for_copies_out_that_still_read_what_it_writes():
 
 
 @pytest.mark.parametrize("lost", ["rank 1 is gone", ""])
+@pytest.mark.parametrize("opened", ["python"], indirect=True)  # the bindings' calls are looked at
 def test_closing_does_not_wait_for_what_is_behind_a_lost_group(opened, lost):
     device, left, calls = opened().device, [], []
     state = SlotState(device, StateConfig(num_slots=2, max_model_len=8))
@@ -210,6 +211,7 @@ def test_closing_does_not_wait_for_what_is_behind_a_lost_group(opened, lost):
         assert (calls[-1], api.kept) == ("context", {})
 
 
+@pytest.mark.parametrize("opened", ["python"], indirect=True)  # the bindings' calls are looked at
 def test_nothing_that_waits_for_the_whole_device_is_called_before_the_end(opened):
     """``cuMemFree`` and ``cuMemFreeHost`` wait for streams that others hold; hooks come by while memory is freed."""
     device = opened({"ring_start": 4096, "ring_limit": 1 << 16}).device
@@ -232,6 +234,7 @@ def test_nothing_that_waits_for_the_whole_device_is_called_before_the_end(opened
     assert not api.kept
 
 
+@pytest.mark.parametrize("opened", ["python"], indirect=True)  # the bindings' calls are looked at
 def test_memory_that_outlived_its_device_waits_for_nobody_and_is_used_again(opened):
     """Whoever drops the last array frees it: the collector may do so in the middle of a hook of another device."""
     first, second = opened().device, opened().device
@@ -281,6 +284,7 @@ def test_a_closed_device_gives_modules_streams_and_its_pool_back(opened):
 
 
 @pytest.mark.parametrize(("nbytes", "calls"), [(1 << 16, ["copy"]), ((1 << 16) + 1, ["hal_write"])])
+@pytest.mark.parametrize("opened", ["python"], indirect=True)  # the bindings' calls are looked at
 def test_g03_a_value_is_written_by_one_call_whether_or_not_it_fits_the_ring(opened, nbytes, calls):
     """In pieces its beginning would be under way when a ring that stays full refuses the rest."""
     device = opened({"ring_start": 4096, "ring_limit": 1 << 16}).device

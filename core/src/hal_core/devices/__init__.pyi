@@ -28,6 +28,7 @@ from ..slots.layout import ADMISSION_ID as ADMISSION_ID
 from ..slots.layout import CONFIG_KEY as CONFIG_KEY
 from ..slots.layout import REQUEST_ROW as REQUEST_ROW
 from ..slots.state import DYNAMIC as DYNAMIC
+from ..slots.tasks import gather_with as gather_with
 from ..slots.update import STEP_FIELDS as STEP_FIELDS
 from ..slots.update import update_inputs as update_inputs
 from ..tickets import Mode as Mode

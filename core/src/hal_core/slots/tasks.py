@@ -1,11 +1,9 @@
-"""Tasks: what ``insert_tasks`` puts into slots, one by one as :class:`Task` or in columns as :class:`TaskBatch`."""
+"""Tasks in columns: what ``insert_tasks`` puts into slots."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence, Sized
-from dataclasses import dataclass
-from enum import IntEnum
+from collections.abc import Callable, Iterable, Sequence, Sized
 from typing import Any
 
 import numpy as np
@@ -13,65 +11,13 @@ import numpy as np
 from ..errors import InvalidValue
 from .admission import AdmittedRequest
 from .layout import StateLayout
+from .task import ENTERING as ENTERING
+from .task import LEAVING as LEAVING
+from .task import Task as Task
+from .task import TaskKind as TaskKind
 
 Int32s = np.ndarray[Any, np.dtype[np.int32]]
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
-
-
-class TaskKind(IntEnum):
-    """What happens to a slot.
-
-    - ``PREFILL``: a new (or resumed) request takes the slot; the next step feeds its first
-      ``num_scheduled_tokens`` tokens.
-    - ``PREFILL_CHUNK``: the next ``num_scheduled_tokens`` tokens of the request that is in the slot (chunked prefill).
-    - ``MORE_BLOCKS``: more KV blocks for the request that is decoding in the slot.
-    - ``REMOTE_PREFILL``: the decode role of a prefill/decode split: the request goes on after its first token. Its
-      blocks must hold the keys and values of all its tokens but that one, which the task declares by
-      ``num_computed_tokens``.
-    - ``PREEMPTED``: the request leaves the slot and will be resumed; reported once by the next output.
-    - ``ABORTED``: the request leaves the slot for good; reported once by the next output.
-    """
-
-    PREFILL = 1
-    PREFILL_CHUNK = 2
-    MORE_BLOCKS = 3
-    REMOTE_PREFILL = 4
-    PREEMPTED = 5
-    ABORTED = 6
-
-
-ENTERING = (TaskKind.PREFILL, TaskKind.REMOTE_PREFILL)
-LEAVING = (TaskKind.PREEMPTED, TaskKind.ABORTED)
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """One request, one slot.
-
-    - ``request``: needed by every kind; it names the request that the caller believes to be in the slot.
-    - ``num_computed_tokens``: tokens of it whose KV is in the cache before the next step (PREFILL with a cached
-      prefix, PREFILL_CHUNK). For a REMOTE_PREFILL that is ``request.total``, with which the caller declares that the
-      blocks are present. Until then the handoff is refused: the request would go on from whatever is in them.
-    - ``num_scheduled_tokens``: tokens that the next step feeds (PREFILL, PREFILL_CHUNK).
-    - ``blocks``: physical KV block ids to put into the block table from entry ``first_block`` on.
-    - ``first_token``, ``drafts``: what the prefill node sampled (REMOTE_PREFILL).
-    """
-
-    kind: TaskKind
-    slot: int
-    request: AdmittedRequest
-    num_computed_tokens: int = 0
-    num_scheduled_tokens: int = 0
-    blocks: Sequence[int] = ()
-    first_block: int = 0
-    first_token: int = -1
-    drafts: Sequence[int] = ()
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.kind, TaskKind):
-            raise InvalidValue(f"kind {self.kind!r}", cure="give a TaskKind", argument="kind")
-        if not isinstance(self.request, AdmittedRequest):
-            raise InvalidValue(f"request {self.request!r}", cure="admit() the request first", argument="request")
 
 
 class _Column:
@@ -92,7 +38,8 @@ class _Column:
 
 
 Ids = Sequence[int] | Int32s
-NativeColumns = tuple[bytes, array, array, array, array, bytes]  # type: ignore[type-arg]
+Column = bytes | array  # type: ignore[type-arg]
+NativeColumns = tuple[bytes, Column, Column, Column, Column, bytes]
 
 
 class TaskBatch:
@@ -113,7 +60,6 @@ class TaskBatch:
         "arrays",
         "block_ids",
         "drafts",
-        "plain",
         "requests",
     )
     all_new: bool
@@ -122,7 +68,6 @@ class TaskBatch:
     block_ids: tuple[Int32s, ...]
     drafts: tuple[tuple[int, ...], ...]
     _checked: dict[str, array[int]]
-    plain: dict[str, list[int]]
     requests: tuple[AdmittedRequest, ...]
     kinds, slots, num_computed_tokens, num_scheduled_tokens = _Column(), _Column(), _Column(), _Column()
     block_counts, first_blocks, first_tokens = _Column(), _Column(), _Column()
@@ -153,9 +98,8 @@ class TaskBatch:
             "first_tokens": [-1] * n if first_tokens is None else _whole(first_tokens, "first_tokens"),
         }
         put = object.__setattr__
-        put(self, "plain", plain)
         put(self, "_checked", ints)
-        put(self, "arrays", {})
+        put(self, "arrays", {"plain": plain})
         put(self, "requests", tuple(requests))
         put(self, "drafts", ((),) * n if drafts is None else tuple([tuple(d) for d in drafts]))
         ready = [
@@ -167,6 +111,19 @@ class TaskBatch:
         put(self, "all_new", self.all_prefill and new and (drafts is None or not any(self.drafts)))
         if {n} != {len(column) for column in (*plain.values(), self.requests, self.drafts)}:
             raise InvalidValue("the columns of a batch differ in length", cure=f"give {n} of each", argument="tasks")
+
+    @property
+    def plain(self) -> dict[str, list[int]]:
+        """The columns as lists."""
+        found: dict[str, list[int]] | None = self.arrays.get("plain")
+        if found is None:
+            n, columns = len(self), [array("i", column).tolist() for column in self.native[1:5]]
+            plain = dict(
+                zip(("slots", "num_computed_tokens", "num_scheduled_tokens", "block_counts"), columns, strict=True)
+            )
+            plain |= {"kinds": [TaskKind.PREFILL] * n, "first_blocks": [0] * n, "first_tokens": [-1] * n}
+            found = self.arrays["plain"] = plain
+        return found
 
     @property
     def block_bytes(self) -> bytes:
@@ -272,7 +229,23 @@ class TaskBatch:
     ) -> TaskBatch:
         """New requests for some slots; the next step feeds the first ``num_scheduled_tokens`` tokens of each."""
         n = len(slots)
-        return cls([TaskKind.PREFILL] * n, slots, requests, num_computed_tokens, num_scheduled_tokens, blocks)
+        starts = [0] * n if num_computed_tokens is None else num_computed_tokens
+        found = None
+        if _gather is not None:
+            found = _gather(
+                slots, starts, num_scheduled_tokens, requests, blocks, AdmittedRequest, "request_row", _IDS, "dtype"
+            )
+        if found is None:
+            return cls([TaskKind.PREFILL] * n, slots, requests, num_computed_tokens, num_scheduled_tokens, blocks)
+        batch, put = cls.__new__(cls), object.__setattr__
+        put(batch, "arrays", {"native": found, "rows": found[0], "block_bytes": found[5]})
+        put(batch, "_checked", {})
+        put(batch, "requests", tuple(requests))
+        put(batch, "block_ids", tuple(blocks))
+        put(batch, "drafts", ((),) * n)
+        put(batch, "all_prefill", True)
+        put(batch, "all_new", True)
+        return batch
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -282,6 +255,14 @@ class TaskBatch:
         return f"TaskBatch({', '.join(f'{TaskKind(kind).name.lower()} -> {slot}' for kind, slot in pairs)})"
 
 
+def gather_with(gather: Callable[..., NativeColumns | None]) -> None:
+    """Let native code make the columns of plain batches of new requests; it gives None for any other. For the whole
+    process: it is the same function, whichever device brings it."""
+    global _gather
+    _gather = gather
+
+
+_gather: Callable[..., NativeColumns | None] | None = None
 _ARRAY, _IDS = np.ndarray, np.dtype(np.int32)
 
 

@@ -227,6 +227,7 @@ class CudaDevice(OnGpu):
         memory, and only the end of the process gives that back."""
         whole = whole and not self.driver.broken
         self.admissions.close(release=whole)
+        self.entering.close()
         super().release(whole=whole)
         if whole:
             self._runtime.close()

@@ -88,6 +88,10 @@ class Entering:
                     device.staging.fence(span, event)
         return device.ticket_type(event)
 
+    def close(self) -> None:
+        """Let the last upload's event go, before the device's events are given back."""
+        self._arrival = None
+
     def _span(self, nbytes: int) -> Span | None:
         """Room for entries in the ring, whose pinned memory the kernel reads; None beyond the ring's limit."""
         ring = self._device.staging

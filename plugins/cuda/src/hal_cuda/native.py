@@ -25,6 +25,7 @@ from hal_core.devices import (
     ROW_FIELDS,
     SERIALS,
     TOKENS,
+    gather_with,
 )
 
 from .building import sources_digest
@@ -124,6 +125,7 @@ class Native:
     def __init__(self, module: Any, fail: Callable[[int, str], None], library: ctypes.CDLL | None = None) -> None:  # noqa: ANN401
         self.module = module
         self.calls = module.Driver(fail, functions(library))
+        gather_with(module.gather)
 
 
 class Book:

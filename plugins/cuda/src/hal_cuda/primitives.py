@@ -224,6 +224,12 @@ class NativePrimitives(CudaPrimitives):
         put = self.__dict__  # in place of methods: the base calls them as they are
         put["event_record"], put["event_query"], put["stream_wait"] = calls.record, calls.query, calls.wait
 
+    def close(self) -> None:
+        """The same, and the events that count calls in flight."""
+        with self._context.entered():
+            self._calls.forget()
+        super().close()
+
     def event_create(self) -> int:
         return int(super().event_create())
 

@@ -111,6 +111,7 @@ typedef struct {
   int64_t key, slots, max_model_len, max_blocks, block_size;
   uint8_t *seen; /* [slots] zeros between calls */
 } Book;
+PyObject *gather(PyObject *self, PyObject *const *args, Py_ssize_t count); /* gathering.c */
 extern PyTypeObject *book_type;
 extern PyType_Spec book_spec, driver_spec;
 #endif

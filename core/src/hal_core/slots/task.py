@@ -1,0 +1,66 @@
+"""One task: what ``insert_tasks`` does with one request in one slot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from ..errors import InvalidValue
+from .admission import AdmittedRequest
+
+
+class TaskKind(IntEnum):
+    """What happens to a slot.
+
+    - ``PREFILL``: a new (or resumed) request takes the slot; the next step feeds its first
+      ``num_scheduled_tokens`` tokens.
+    - ``PREFILL_CHUNK``: the next ``num_scheduled_tokens`` tokens of the request that is in the slot (chunked prefill).
+    - ``MORE_BLOCKS``: more KV blocks for the request that is decoding in the slot.
+    - ``REMOTE_PREFILL``: the decode role of a prefill/decode split: the request goes on after its first token. Its
+      blocks must hold the keys and values of all its tokens but that one, which the task declares by
+      ``num_computed_tokens``.
+    - ``PREEMPTED``: the request leaves the slot and will be resumed; reported once by the next output.
+    - ``ABORTED``: the request leaves the slot for good; reported once by the next output.
+    """
+
+    PREFILL = 1
+    PREFILL_CHUNK = 2
+    MORE_BLOCKS = 3
+    REMOTE_PREFILL = 4
+    PREEMPTED = 5
+    ABORTED = 6
+
+
+ENTERING = (TaskKind.PREFILL, TaskKind.REMOTE_PREFILL)
+LEAVING = (TaskKind.PREEMPTED, TaskKind.ABORTED)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One request, one slot.
+
+    - ``request``: needed by every kind; it names the request that the caller believes to be in the slot.
+    - ``num_computed_tokens``: tokens of it whose KV is in the cache before the next step (PREFILL with a cached
+      prefix, PREFILL_CHUNK). For a REMOTE_PREFILL that is ``request.total``, with which the caller declares that the
+      blocks are present. Until then the handoff is refused: the request would go on from whatever is in them.
+    - ``num_scheduled_tokens``: tokens that the next step feeds (PREFILL, PREFILL_CHUNK).
+    - ``blocks``: physical KV block ids to put into the block table from entry ``first_block`` on.
+    - ``first_token``, ``drafts``: what the prefill node sampled (REMOTE_PREFILL).
+    """
+
+    kind: TaskKind
+    slot: int
+    request: AdmittedRequest
+    num_computed_tokens: int = 0
+    num_scheduled_tokens: int = 0
+    blocks: Sequence[int] = ()
+    first_block: int = 0
+    first_token: int = -1
+    drafts: Sequence[int] = ()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.kind, TaskKind):
+            raise InvalidValue(f"kind {self.kind!r}", cure="give a TaskKind", argument="kind")
+        if not isinstance(self.request, AdmittedRequest):
+            raise InvalidValue(f"request {self.request!r}", cure="admit() the request first", argument="request")
