@@ -29,11 +29,12 @@ typedef struct Op {
 } Op;
 typedef struct Stream { struct Stream *next; Op *first, *last; int queued, held, capturing; } Stream;
 
+static _Thread_local int capture_mode;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static Stream *streams, main_stream;
 static char notes[NOTED][24], failing[32];
-static int noted, capture_mode, idle, limit = 1 << 30;
+static int noted, capturing, spoilt, idle, limit = 1 << 30;
 static long live, waiting, exchanges;
 
 static void note(const char *name) {
@@ -188,7 +189,7 @@ static int enqueue(void *handle, Op op) {
 
 static int put(const char *name, void *stream, Op op) {
   if (fails(name)) return INVALID;
-  if (stream_of(stream)->capturing) return CAPTURE;
+  if (stream_of(stream)->capturing) return spoilt = 1, CAPTURE;
   if (name[0]) note(name);
   return enqueue(stream, op);
 }
@@ -211,13 +212,14 @@ int cuLaunchKernel(void *f, u32 x, u32 y, u32 z, u32 tx, u32 ty, u32 tz, u32 sha
 int cuEventCreate(void **event, u32 flags) { return (void)flags, *event = calloc(1, sizeof(Event)), live++, OK; }
 int cuEventDestroy_v2(void *event) { return free(event), live--, OK; }
 static int record(Event *e, void *s) {
-  if (stream_of(s)->capturing) return CAPTURE;
+  if (stream_of(s)->capturing) return spoilt = 1, CAPTURE;
   e->passed = calloc(1, sizeof(int));
   return enqueue(s, (Op){.kind = RECORD, .passed = e->passed});
 }
 int cuEventRecord(void *e, void *s) { LOCKED(record(e, s)); }
 int cuEventQuery(void *event) {
   Event *e = event;
+  if (capturing && capture_mode != 2) return spoilt = 1, CAPTURE; /* as in CUDA's global mode */
   LOCKED((pump(), !e->passed || *e->passed ? OK : NOT_READY));
 }
 static int synchronize(Event *e) {
@@ -231,6 +233,7 @@ int cuEventSynchronize(void *e) { LOCKED(synchronize(e)); }
 static int wait_for(void *s, Event *e) {
   char name[24];
   snprintf(name, sizeof name, "waits %lx", (unsigned long)(uintptr_t)s);
+  if (stream_of(s)->capturing) return spoilt = 1, CAPTURE;
   return e->passed ? put(name, s, (Op){.kind = WAIT, .passed = e->passed}) : OK;
 }
 int cuStreamWaitEvent(void *s, void *e, u32 flags) { (void)flags; LOCKED(wait_for(s, e)); }
@@ -264,5 +267,5 @@ void stand_in_forget(void) { noted = 0; }
 void stand_in_idle(int on) { idle = on; } /* for measurements: nothing is copied, nothing is carried out */
 void stand_in_limit(int calls) { limit = calls; } /* what a stream's queue holds */
 int stand_in_hold(void *s, int held) { LOCKED((stream_of(s)->held = held, pump(), OK)); }
-int stand_in_capture(void *s, int on) { LOCKED((stream_of(s)->capturing = on, OK)); }
-long stand_in_count(int which) { return which == 0 ? live : which == 1 ? waiting : which == 2 ? exchanges : capture_mode; }
+int stand_in_capture(void *s, int on) { LOCKED((spoilt = 0, capturing = stream_of(s)->capturing = on, OK)); }
+long stand_in_count(int which) { return which == 0 ? live : which == 1 ? waiting : which == 2 ? exchanges : which == 3 ? capture_mode : spoilt; }

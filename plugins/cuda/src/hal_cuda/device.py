@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -40,8 +40,8 @@ from .targets import is_on_device, resolve
 from .writing import Writer
 
 if TYPE_CHECKING:
-    from hal_core import AdmittedRequest, Device, Group, SlotState, Step, Stream, TaskBatch, hookimpl
-    from hal_core.devices import Communicator, Memory, Value, WritePlan
+    from hal_core import AdmittedRequest, ByteRange, Device, Group, SlotState, Step, Stream, TaskBatch, hookimpl
+    from hal_core.devices import Communicator, CopyTicket, Memory, Value, WritePlan
 else:
     from hal_core import hookimpl
 
@@ -153,6 +153,11 @@ class CudaDevice(OnGpu):
         """Put the request's bytes into pinned memory, where its insertion finds them; from any thread."""
         self.admissions.put(request, request.packed[REQUEST_ROW.itemsize :])
 
+    def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
+        """As the base does it; not of a stream that is being captured."""
+        self._runtime.check_capture(self.own(stream).raw)
+        return super().copy_out(memory, parts, stream)
+
     # -- work ---------------------------------------------------------------------------------------------------
 
     def pack(self, plan: WritePlan) -> tuple[WritePlan, Packed]:
@@ -176,6 +181,7 @@ class CudaDevice(OnGpu):
         """New requests that were staged at admission by one entry each; every other batch as one plan."""
         self.check_open()
         own = self.own(stream)
+        self._runtime.check_capture(own.raw)
         if tasks.all_prefill and not state.companions:
             ticket = self.entering.submit(state, tasks, own)
             if ticket is not None:
@@ -189,7 +195,9 @@ class CudaDevice(OnGpu):
     def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
         """A fill, a value in the launch's parameters, one upload, or a plan, by what the value is."""
         self.check_open()
-        return self.writer.set_value(target, value, self.own(stream))
+        own = self.own(stream)
+        self._runtime.check_capture(own.raw)
+        return self.writer.set_value(target, value, own)
 
     def update_inputs(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
         """One kernel, a thread a slot; the host takes no part."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from threading import get_ident
 from typing import Any
 
+from hal_core import InvalidValue
 from hal_core.devices import POLL, Launch, PlanLaunch, Primitives
 
 from .context import Context
@@ -44,6 +45,9 @@ class CudaPrimitives(Primitives):
         self._memory = memory_of(context)
         self._memory.join(self, context)
         self._closed = False
+
+    def check_capture(self, stream: int) -> None:
+        """See :class:`NativePrimitives`; the Python path leaves it to the driver: a call less."""
 
     # -- streams ------------------------------------------------------------------------------------------------
 
@@ -222,13 +226,26 @@ class NativePrimitives(CudaPrimitives):
         self._calls = calls = context.driver.native.calls
         super().__init__(context, kernels)
         put = self.__dict__  # in place of methods: the base calls them as they are
-        put["event_record"], put["event_query"], put["stream_wait"] = calls.record, calls.query, calls.wait
+        put["event_record"], put["event_query"] = calls.record, calls.query
 
     def close(self) -> None:
         """The same, and the events that count calls in flight."""
         with self._context.entered():
             self._calls.forget()
         super().close()
+
+    def check_capture(self, stream: int) -> None:
+        """Raise :class:`InvalidValue` for a stream whose work goes into a graph, before that capture is spoilt."""
+        if self._calls.capturing(stream):
+            raise InvalidValue(
+                f"stream {stream:#x} is being captured into a graph, which this call cannot be a part of",
+                cure="call it before the capture or after the graph's launch",
+                argument="stream",
+            )
+
+    def stream_wait(self, stream: int, event: int) -> None:
+        self.check_capture(stream)
+        self._calls.wait(stream, event)
 
     def event_create(self) -> int:
         return int(super().event_create())
