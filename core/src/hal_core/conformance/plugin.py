@@ -122,10 +122,7 @@ def kit_session(request: pytest.FixtureRequest, device_subject: Subject) -> Iter
     # The checks collect garbage hundreds of times; what was imported until now is none, and Paddle is most of it.
     gc.collect()
     gc.freeze()
-    thresholds = gc.get_threshold()
-    gc.set_threshold(20_000, 20, 20)
     yield kit
-    gc.set_threshold(*thresholds)
     gc.unfreeze()
     kit.renew()
     device_subject.undo()

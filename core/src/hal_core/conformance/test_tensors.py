@@ -20,6 +20,7 @@ SIZES = StateConfig(num_slots=512, max_model_len=256, block_size=16, max_draft_t
 def test_g01_a_tensor_over_a_field_shows_what_hooks_write_later(kit: Kit) -> None:
     bound, support = kit.bound, kit.subject.support
     state = bound.state(SIZES)
+    support.tensor(kit.device, np.zeros(4, np.int64))  # whose framework is imported from now on
     try:
         tensors = {name: state.tensor(name) for name in ("block_tables", "token_ids", "accept_num", "stop_flags")}
     except Unavailable as error:  # which a device may be, by name
