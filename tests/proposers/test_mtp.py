@@ -107,6 +107,41 @@ def test_drafts_are_the_dense_layers_and_change_no_token(model, dense, requests,
     assert proposer._sequences == {}
 
 
+class Seldom(Checked):
+    """Drafts are asked for at each seventh step alone; it counts the calls of the layer."""
+
+    def __init__(self, setup, dense):
+        super().__init__(setup, dense)
+        self.steps, self.fed = 0, []
+
+    def _feed(self, sequences, tables, drafting):
+        self.fed.append((drafting, [sequence.waiting for sequence in sequences]))
+        return super()._feed(sequences, tables, drafting)
+
+    def propose(self, room):
+        self.steps += 1
+        return {} if self.steps % 7 and not Mtp.propose(self, {}) else super().propose(room)
+
+
+@pytest.mark.parametrize("most", [64, 5])
+def test_entries_wait_for_the_first_draft_that_is_wanted_and_are_run_in_one_call(
+    model, dense, requests, plain, monkeypatch, most
+):
+    """Or, where so many wait, without one; what is drafted then is what it always was."""
+    monkeypatch.setattr("hal.proposers.mtp.MOST_WAITING", most)
+    proposer = Seldom(Setup(3, 4, 512, model.config.vocab_size, model), dense)
+    found, _ = run(model, requests, drafts=3, proposer=proposer)
+    assert found == plain
+    assert proposer.checked > 5
+    wanted, others = (
+        [waiting for drafting, waiting in proposer.fed if bool(drafting) == kind] for kind in (True, False)
+    )
+    assert len(wanted) <= proposer.steps / 7
+    assert max(map(max, wanted)) > 1
+    assert all(waiting >= most for waits in others for waiting in waits)
+    assert bool(others) == (most == 5)
+
+
 @pytest.mark.parametrize("name", ["mtp", "hybrid", "mtp+suffix"])
 def test_by_name_with_what_goes_on_from_it(model, requests, plain, name):
     proposer = make_proposer(name, Setup(4, 4, 512, model.config.vocab_size, model))
