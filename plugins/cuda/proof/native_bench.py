@@ -98,10 +98,15 @@ def cases(bound: BoundDevice) -> Iterator[Case]:
             bound.async_set_value(target=target, value=value, stream=stream)
 
         yield f"set {name}", stream.synchronize, put
+
+    def written() -> None:
+        bound.async_set_value(target=scalar, value=0.5, stream=stream)  # as each step writes: copies that are over go
+        stream.synchronize()
+
     step, sink = Step(1, {"target": np.arange(SIZES.num_slots)}), Unread()
     yield (
         "save output",
-        stream.synchronize,
+        written,
         lambda _: bound.save_output(state=state, step=step, sink=sink, stream=stream),
     )
 
