@@ -27,6 +27,8 @@ from hal.engine import Engine
 from hal.stepping import RunnerSetup, Stepper, StepsAhead
 
 VOCAB = 11
+END = object()
+"""To the second rank: there are no more steps, as opposed to None: go away."""
 _jobs = count(1)
 
 
@@ -181,6 +183,9 @@ class Follower(threading.Thread):
                 stepper = stepper_of(device, schedule, Later(), Group((0, 1), 1), Watched)
                 table, ahead = RequestTable(stepper.admit), StepsAhead(stepper)
                 while (order := self.orders.get()) is not None:
+                    if order is END:
+                        ahead.idle()
+                        break
                     if overlap:
                         ahead.step(table.tasks(order), order.taken)
                     else:
@@ -216,7 +221,7 @@ class Player:
 
     def open(self):
         """An engine on a device that was opened just now, with a second rank where one will be lost."""
-        schedule, self.sink = self.schedule, Later()
+        schedule, self.sink, self.gone = self.schedule, Later(), False
         several = schedule.loss is not None and not self.told.losses
         if several:
             self.options["job"] = f"job{next(_jobs)}"
@@ -253,6 +258,7 @@ class Player:
                     self.engine.abort(name)
             if self.follower is not None and turn == self.schedule.loss:
                 self.follower.orders.put(None)
+                self.gone = True
             running = self.engine.scheduler.running
             oldest, engine = running[0] if running else None, self.engine
             try:
@@ -286,10 +292,10 @@ class Player:
 
     def close(self):
         if self.follower is not None and self.follower.is_alive():
-            self.follower.orders.put(None)
+            self.follower.orders.put(END)
         going_on, ended = self.engine.withdraw()
         assert (going_on, ended) == ([], [])
-        if not self.told.losses:
+        if not self.gone:  # else the step under way may be lost
             scheduler = self.engine.scheduler
             assert scheduler.pool.free == scheduler.pool.size, "blocks were lost"
         self.end()
@@ -309,7 +315,11 @@ class Player:
         self.sink.look()
         self.told.records += self.sink.records
         accelerator = self.device.device.accelerator
-        found = [str(race) for race in accelerator.races() if race.kind != "collective" or not self.told.losses]
+        found = [
+            str(race)
+            for race in accelerator.races()
+            if race.kind != "collective" or not (self.gone or self.told.losses)
+        ]
         with contextlib.suppress(GroupLost):
             self.device.close()
         if accelerator.races():
