@@ -73,7 +73,7 @@ def test_all_are_found_by_their_entry_points(python):
 def kits(python):
     """The kit on all of them, in that environment, started at once."""
     # g27 reads the sources of the core: once, for cpu, is enough
-    quick = ("--hal-profile=quick", "--hal-examples=1", "-k", "not g27")
+    quick = ("--hal-profile=quick", "--hal-examples=1", "--hal-hang=60", "-k", "not g27")
     with ExitStack() as stack:
         yield {
             device: stack.enter_context(KitProcess(device, *quick, environment=clean(**options), python=str(python)))

@@ -155,7 +155,7 @@ def test_bad_input_is_refused_with_the_cure(answers):
 # -- the kit, two ranks, the main job ---------------------------------------------------------------------------------
 
 
-QUICK = ("-p", "hal_sim.pytest_races", "--hal-profile=quick", "--hal-examples=1")
+QUICK = ("-p", "hal_sim.pytest_races", "--hal-profile=quick", "--hal-examples=1", "--hal-hang=60")
 #: The strictest run is in `make test`, the others are in `make conform`.
 RUNS = [mode if mode == "adversarial" else pytest.param(mode, marks=pytest.mark.conform) for mode in MODES]
 
