@@ -9,9 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
-
 from hal_core import Unavailable
+from torch import Tensor
 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor, table: Tensor, last: Tensor) -> Tensor:
@@ -50,15 +49,7 @@ class FusedAttention:
         size, kv_heads = keys.shape[1:3]
         out = torch.empty_like(query)
         group = heads // kv_heads
-        self._kernel[(rows, kv_heads)](
-            *(query, keys, values, table, last, out, width**-0.5, table.stride(0)),
-            size,
-            kv_heads,
-            group,
-            1 << (group - 1).bit_length(),
-            width,
-            1 << (width - 1).bit_length(),
-            32,
-            num_warps=4,
-        )
+        rooms = (group, 1 << (group - 1).bit_length(), width, 1 << (width - 1).bit_length())
+        given = (query, keys, values, table, last, out, width**-0.5, table.stride(0), size, kv_heads, *rooms)
+        self._kernel[(rows, kv_heads)](*given, 32, num_warps=4)
         return out

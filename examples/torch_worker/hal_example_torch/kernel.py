@@ -6,23 +6,11 @@ import triton.language as tl
 
 
 @triton.jit
-def attend_one(
-    query,
-    keys,
-    values,
-    table,
-    last,
-    out,
-    scale,
-    table_stride,
-    SIZE: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    GROUP_ROOM: tl.constexpr,
-    WIDTH: tl.constexpr,
-    WIDTH_ROOM: tl.constexpr,
-    TILE: tl.constexpr,
-):
+def attend_one(  # noqa: ANN201
+    query, keys, values, table, last, out, scale, table_stride,  # noqa: ANN001
+    SIZE: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_ROOM: tl.constexpr,
+    WIDTH: tl.constexpr, WIDTH_ROOM: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
     """``query``, ``out`` ``[rows, heads, WIDTH]``; the heads of one key/value head lie side by side."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     count = tl.load(last + row) + 1

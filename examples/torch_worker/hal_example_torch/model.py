@@ -14,6 +14,7 @@ from hal.model.config import LlamaConfig, read_config
 from hal.model.loading import expected_tensors, read_tensors
 
 Attention = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+Turns = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,9 +48,8 @@ class Decoder:
         embedding = self.tensors["model.embed_tokens.weight"]
         self.device, self.dtype = embedding.device, embedding.dtype
         self._head = embedding if config.tie_word_embeddings else self.tensors["lm_head.weight"]
-        angles = torch.arange(config.max_position_embeddings).double()[:, None] * torch.tensor(
-            config.rope.frequencies(config.head_dim).tolist(), dtype=torch.float64
-        )
+        frequencies = torch.tensor(config.rope.frequencies(config.head_dim).tolist(), dtype=torch.float64)
+        angles = torch.arange(config.max_position_embeddings).double()[:, None] * frequencies
         self._cos, self._sin = (turn(angles).float().to(self.device) for turn in (torch.cos, torch.sin))
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
@@ -84,10 +84,9 @@ class Decoder:
         at = tokens.positions.clamp(0, len(self._cos) - 1)
         turns = (self._cos[at][:, :, None], self._sin[at][:, :, None])
         for number, layer in enumerate(self._layers):
-            hidden = hidden + self._attended(hidden, number, layer, tokens, turns, attention)
-            gate, up = self._linear(self._normed(hidden, layer + "post_attention_layernorm"), layer + "gate_up").chunk(
-                2, -1
-            )
+            hidden = hidden + self._attended(hidden, number, tokens, turns, attention)
+            inner = self._linear(self._normed(hidden, layer + "post_attention_layernorm"), layer + "gate_up")
+            gate, up = inner.chunk(2, -1)
             hidden = hidden + self._linear(functional.silu(gate) * up, layer + "mlp.down_proj")
         return hidden
 
@@ -95,16 +94,8 @@ class Decoder:
         """float32 ``[n, vocab]`` of hidden states ``[n, hidden]``."""
         return functional.linear(self._normed(hidden, "model.norm"), self._head).float()
 
-    def _attended(
-        self,
-        hidden: Tensor,
-        number: int,
-        layer: str,
-        tokens: Tokens,
-        turns: tuple[Tensor, Tensor],
-        attention: Attention,
-    ) -> Tensor:
-        config, width = self.config, self.config.head_dim
+    def _attended(self, hidden: Tensor, number: int, tokens: Tokens, turns: Turns, attention: Attention) -> Tensor:
+        config, width, layer = self.config, self.config.head_dim, self._layers[number]
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
         qkv = self._linear(self._normed(hidden, layer + "input_layernorm"), layer + "qkv").unflatten(-1, (-1, width))
         query, key, value = qkv.split([heads, kv_heads, kv_heads], 2)

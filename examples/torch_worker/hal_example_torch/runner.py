@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -90,17 +91,11 @@ class TorchRunner:
             kinds = self._kinds[step.step.order(state.name)[step.decodes]]
             if len(kinds):
                 kind = int(kinds.max())
-                if kind in self._graphs:
-                    self._graphs[kind].replay()
-                else:
-                    self._decode(kind)
+                self._graphs[kind].replay() if kind in self._graphs else self._decode(kind)
             at = step.step.number % len(self._known)
             self._known[at].copy_(self._useless, non_blocking=True)
             self._admissions[at][:] = state.host_table.admission_ids
-        if not errors:
-            return step.step
-        plan = step.step
-        return Step(plan.number, plan.orders, plan.speculative, plan.group, plan.logprobs, errors)
+        return replace(step.step, errors=errors) if errors else step.step
 
     def propose(self, state: SlotState, step: Step, stream: Stream) -> None:
         """There are no drafts."""
@@ -109,9 +104,8 @@ class TorchRunner:
         """Torch's work goes on the stream of the step."""
         if self._device.type != "cuda":
             return nullcontext()
-        if stream.handle in (0, 1):
-            return torch.cuda.stream(torch.cuda.default_stream(self._device))
-        return torch.cuda.stream(torch.cuda.ExternalStream(stream.handle, self._device))
+        own = None if stream.handle in (0, 1) else torch.cuda.ExternalStream(stream.handle, self._device)
+        return torch.cuda.stream(own or torch.cuda.default_stream(self._device))
 
     def _prefill(self, step: PlannedStep) -> None:
         """Feed the pieces of prompts that the step brings; the last of a prompt gives a token."""
@@ -179,9 +173,8 @@ class TorchRunner:
     def _capture(self) -> None:
         """Capture the decode step once for each way to sample. All slots are empty, so it changes nothing. The mode is
         the one that other threads' work on the device does not spoil."""
-        side = torch.cuda.Stream(self._device)
         torch.cuda.synchronize(self._device)
-        pool = None
+        side, pool = torch.cuda.Stream(self._device), None
         with torch.no_grad():
             for kind in (GREEDY, DRAWN, TRUNCATED):
                 with torch.cuda.stream(side):

@@ -21,8 +21,8 @@ GREEDY, DRAWN, TRUNCATED = range(3)
 
 
 def uniform(seed: Tensor, position: Tensor) -> Tensor:
-    """Numbers in [0, 1) of 53 bits, float64 ``[n]``, from int64 ``[n]``: Philox4x32-10, the key is ``seed``, the counter
-    ``position`` (:func:`hal.sampling.philox.uniform`). A product of two 32-bit words wraps in int64 to the same bits."""
+    """Numbers in [0, 1) of 53 bits, float64 ``[n]``, from int64 ``[n]``: Philox4x32-10, the key is ``seed``, the
+    counter ``position``, as :func:`hal.sampling.philox.uniform`. Products of two words wrap in int64 to their bits."""
     counter = [position & _LOW, (position >> 32) & _LOW, torch.zeros_like(position), torch.zeros_like(position)]
     key = [seed & _LOW, (seed >> 32) & _LOW]
     for number in range(_ROUNDS):
