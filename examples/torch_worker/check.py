@@ -70,7 +70,10 @@ def opened(name: str, sizes: StateConfig = SIZES, blocks: int = AMPLE, **options
         decoder = options.get("decoder")
         vocab = decoder.config.vocab_size if decoder else read_config(DEFAULT_CHECKPOINT).vocab_size
         setup = RunnerSetup(device, state, blocks, DEFAULT_CHECKPOINT, name, vocab, ALONE)
-        yield Stepper(device, state, TorchRunner(setup, **options), MemorySink(), blocks=blocks)
+        # Resolved by a thread: else save_output would wait for each step.
+        sink = MemorySink(threaded=True)
+        yield Stepper(device, state, TorchRunner(setup, **options), sink, blocks=blocks)
+        sink.close(30.0)
 
 
 def generate(stepper: Stepper, requests: list[Request], **options: object) -> tuple[dict[str, list[int]], Engine]:
@@ -79,6 +82,7 @@ def generate(stepper: Stepper, requests: list[Request], **options: object) -> tu
     for request in requests:
         engine.submit(request)
     ended = list(engine.run())
+    stepper.sink.close(30.0)
     assert not [one for one in ended if one.message], [one.message for one in ended if one.message]
     told: dict[str, list[int]] = {request.request_id: [] for request in requests}
     for record in stepper.sink.records:
