@@ -50,7 +50,18 @@ def test_every_call_takes_a_frameworks_stream_as_one_of_the_device(opened, kind)
     assert bound.device.last.get(own.stream_key) is not before, "the work went to another stream"
 
 
-@pytest.mark.parametrize("stream", [object(), "0", 7, None, True, Torch, SimpleNamespace(cuda_stream="?")], ids=repr)
+STRANGE = {
+    "object": object(),
+    "text": "0",
+    "number": 7,
+    "None": None,
+    "True": True,
+    "class": Torch,
+    "handle that is none": SimpleNamespace(cuda_stream="?"),
+}
+
+
+@pytest.mark.parametrize("stream", STRANGE.values(), ids=STRANGE)
 def test_what_is_no_stream_is_refused_by_name_and_nothing_is_written(opened, stream):
     bound = opened()
     state = bound.state(SIZES)
