@@ -48,6 +48,12 @@ _LOOK_SECONDS, _LEAVE_SECONDS = 0.1, 2.0
 
 def generate_on_ranks(plan: Plan, params: SamplingParams, options: Options) -> int:
     """Generate for all prompts on ranks and show it; the exit status."""
+    if options.runner is not None and _asked_to_check():
+        raise InvalidValue(
+            "the comparison of the ranks' states goes with the Paddle model's steps, and not with a runner's",
+            cure="unset it, or leave --runner out",
+            argument=VARIABLE,
+        )
     if options.runner is None:
         check_split(plan.config, options.ranks.tp)
         overlap_of(options.overlap, None, PADDLE_MODEL, ModelRunner.needs_host)
@@ -115,7 +121,7 @@ def _engine(plan: Plan, options: Options, shown: _Shown) -> RanksEngine:
         timeout=_seconds(_TIMEOUT_VARIABLE, TIMEOUT),
         everywhere=ranks.sampling == "every-rank",
         dp_sync=ranks.dp_sync,
-        check=os.environ.get(VARIABLE, "") not in ("", "0"),
+        check=_asked_to_check(),
         sink=options.sink or "",
         speculate=options.speculate,
         rejection=options.acceptance == REJECTION,
@@ -140,6 +146,10 @@ def _engine(plan: Plan, options: Options, shown: _Shown) -> RanksEngine:
         restarts=ranks.restart,
         on_record=shown.take,
     )
+
+
+def _asked_to_check() -> bool:
+    return os.environ.get(VARIABLE, "") not in ("", "0")
 
 
 def _seconds(variable: str, default: float) -> float:

@@ -64,3 +64,13 @@ def test_what_cannot_be_is_refused_before_any_rank_is_started(arguments, told, c
         main(["run", "--device", "cpu", "--prompt", "x", *arguments])
     assert end.value.code == 2
     assert told in capsys.readouterr().err
+
+
+def test_states_of_runners_are_not_compared_and_that_is_said(capsys, monkeypatch):
+    monkeypatch.setenv("HAL_CHECK_RANKS", "1")
+    with pytest.raises(SystemExit) as end:
+        main(["run", "--device", "cpu", "--prompt", "x", "--tp", "2", "--runner", "hal_sim.mixing:MixRunner"])
+    assert end.value.code == 2
+    assert (
+        "HAL_CHECK_RANKS: the comparison of the ranks' states goes with the Paddle model's" in capsys.readouterr().err
+    )
