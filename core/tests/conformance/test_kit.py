@@ -95,7 +95,9 @@ def test_a_failure_has_a_shrunk_example_and_the_same_command_finds_it_again(repo
     command = [sys.executable, "-m", "hal_core.conformance", *told["reproduce"].split()[2:], "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS, check=False)
     (again,) = [test for test in entry(json.loads(done.stdout), "G25")["tests"] if test["outcome"] == "failed"]
-    assert again["error"] == told["error"]
+    # Not always the same smallest example: shrinking ends after 20 s, however far it has come by then.
+    assert again["kind"] == told["kind"]
+    assert "mode of decoding" in again["error"]
 
 
 def test_expected_failures_are_reported_with_their_reason(report):
