@@ -1,0 +1,16 @@
+"""What devices are opened with here is of the whole simulator: it is taken back behind each test."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hal_sim import NoCompiler, options
+
+
+@pytest.fixture(autouse=True)
+def own_settings():
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(NoCompiler):  # the tests say so themselves
+            stack.enter_context(options(mode=1, staged=1, polls=8, collective_timeout_ms=20000))
+        yield
