@@ -132,7 +132,7 @@ Status allocate_device(int device, size_t bytes, void** out) {
     std::lock_guard<std::mutex> guard(lock);
     if (used[device] + mapped > limit) {
       return fail(Status::no_memory, "device %d has %zu of %zu bytes free, %zu were asked for", device,
-                  limit - used[device], limit, bytes);
+                  limit - std::min(limit, used[device]), limit, bytes);
     }
     used[device] += mapped;
   }
