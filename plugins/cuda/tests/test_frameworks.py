@@ -93,3 +93,21 @@ def test_a_consumers_stream_waits_for_the_default_one(opened, monkeypatch):
     view.__dlpack__(stream=-1)
     view.__dlpack__(stream=bound.default_stream.handle or 1)
     assert waited == [other.handle]
+
+
+def test_a_block_of_paddles_memory_waits_for_its_zeros(opened, monkeypatch):
+    """Paddle copies them on CUDA's default stream, and returns before they have arrived."""
+    paddle = pytest.importorskip("paddle")
+    bound, order = opened(), []
+    kept = np.zeros(16, np.int64)
+    tensor = SimpleNamespace(data_ptr=lambda: kept.ctypes.data)
+    monkeypatch.setattr("hal_cuda.device.current_stream", lambda index: (0, "paddle"))
+    monkeypatch.setattr(paddle, "CUDAPlace", lambda index: index)
+    monkeypatch.setattr(paddle, "to_tensor", lambda *_, **__: order.append("zeros") or tensor)
+    runtime = bound.device._runtime
+    record = runtime._record
+    monkeypatch.setattr(runtime, "_record", lambda event, stream: order.append(stream) or record(event, stream))
+    api, wait = bound.device.driver.api, bound.device.driver.api.cuEventSynchronize
+    monkeypatch.setattr(api, "cuEventSynchronize", lambda event: order.append("wait") or wait(event), raising=False)
+    assert bound.device.allocate(64).keep is tensor
+    assert order == ["zeros", 1, "wait"]
