@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 CORE = Path(__file__).resolve().parents[1] / "core/src/hal_core"
-FACES = (CORE / "__init__.py", CORE / "devices/__init__.py", CORE / "frames/__init__.py")
+FACES = tuple(CORE / folder / "__init__.py" for folder in (".", "devices", "frames", "handover"))
 
 
 def table(face: Path) -> dict[str, str]:

@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 CORE = ROOT / "core/src/hal_core"
-FACES = {"hal_core": CORE, "hal_core.devices": CORE / "devices", "hal_core.frames": CORE / "frames"}
+FACES = {"hal_core": CORE} | {f"hal_core.{name}": CORE / name for name in ("devices", "frames", "handover")}
 
 
 CHECK = """

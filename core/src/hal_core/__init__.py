@@ -1,7 +1,8 @@
 """The device-agnostic contract of hal: what a worker needs.
 
-Three more faces: :mod:`hal_core.devices` for who writes a device, :mod:`hal_core.frames` for who writes a transport
-or a reader, :mod:`hal_core.conformance` for a device's tests. Nothing else of the core is imported by others.
+Four more faces: :mod:`hal_core.devices` for who writes a device, :mod:`hal_core.frames` for who writes a transport
+or a reader, :mod:`hal_core.handover` for who moves keys and values, :mod:`hal_core.conformance` for a device's tests.
+Nothing else of the core is imported by others.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ HAS_CHECKSUM, HAS_TRAILER = 1, 2
 
 
 class FrameKind(IntEnum):
-    """What a frame is. Control frames belong to the transports (``hal.transport.protocol``), the last two to ranks."""
+    """What a frame is. Control frames belong to transports (``hal.transport.protocol``), the last three to ranks."""
 
     OUTPUT = 1
     STATE = 2  #: sender to reader: the last sequence it made, and the oldest that it still holds
@@ -75,6 +75,7 @@ class FrameKind(IntEnum):
     # 7 to 11 had a meaning once (docs/decisions/0012, 0014), for readers that said they knew it: not to be given again
     STEP = 12  #: engine to rank: what the step of this number does (``hal.distributed.steps``)
     WORD = 13  #: engine to rank and back: anything else that they say (``hal.distributed.words``)
+    BLOCKS = 14  #: rank to rank: keys and values, and what is said of them (``hal_core.handover.messages``)
 
 
 _OUTPUT = int(FrameKind.OUTPUT)  # reading an enum's member costs a call

@@ -1,0 +1,19 @@
+"""Handing a request's keys and values from one worker to another: what both sides promise, and how it is kept."""
+
+from __future__ import annotations
+
+from ..lazy import face
+
+__getattr__, __dir__, __all__ = face(
+    __name__,
+    {
+        "hal_core.handover.facts": "FACTS check_facts facts_digest first_difference",
+        "hal_core.handover.host_cache": "HostCache",
+        "hal_core.handover.memory_wire": "MemoryNet MemoryWire",
+        "hal_core.handover.protocol": """
+            Arrived BlockCache Cancelled Description Handover HandoverEvent HandoverKey KvTransfer PeerLost Rejected
+            """,
+        "hal_core.handover.transfer": "BlockTransfer Patience",
+        "hal_core.handover.wire": "Wire",
+    },
+)

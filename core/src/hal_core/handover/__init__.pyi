@@ -1,0 +1,21 @@
+# Written by tools/faces.py from the table in __init__.py.
+from .facts import FACTS as FACTS
+from .facts import check_facts as check_facts
+from .facts import facts_digest as facts_digest
+from .facts import first_difference as first_difference
+from .host_cache import HostCache as HostCache
+from .memory_wire import MemoryNet as MemoryNet
+from .memory_wire import MemoryWire as MemoryWire
+from .protocol import Arrived as Arrived
+from .protocol import BlockCache as BlockCache
+from .protocol import Cancelled as Cancelled
+from .protocol import Description as Description
+from .protocol import Handover as Handover
+from .protocol import HandoverEvent as HandoverEvent
+from .protocol import HandoverKey as HandoverKey
+from .protocol import KvTransfer as KvTransfer
+from .protocol import PeerLost as PeerLost
+from .protocol import Rejected as Rejected
+from .transfer import BlockTransfer as BlockTransfer
+from .transfer import Patience as Patience
+from .wire import Wire as Wire

@@ -1,0 +1,405 @@
+"""A handover over a wire in memory: how it goes well, and every way in which it ends otherwise."""
+
+import numpy as np
+import pytest
+from hal_core import InvalidValue
+from hal_core.handover import Arrived, Cancelled, HostCache, PeerLost, Rejected
+from hal_core.handover.messages import Blocks, Seal, pack, unpack
+from hal_core.tickets import PromiseTicket
+
+from core.tests.handover.pairs import BLOCK_BYTES, FACTS, Pair, Side, key
+
+
+@pytest.fixture
+def pair():
+    return Pair()
+
+
+def edited(net, kind, edit):
+    """Have messages of that kind changed on their way: ``edit(message, data)`` gives message and data."""
+
+    def deliver(_from, _to, buffer):
+        session, number, message, data = unpack(buffer)
+        if not isinstance(message, kind):
+            return (buffer,)
+        message, data = edit(message, bytearray(data))
+        return (pack(message, bytes(data), session=session, number=number),)
+
+    net.deliver = deliver
+
+
+def moved(pair, sent, promised):
+    return np.array_equal(pair.p.cache.data[sent], pair.d.cache.data[promised])
+
+
+def whole(pair, one=None, sent=(5, 2, 7), promised=(1, 3, 4)):
+    one = one or key()
+    pair.reserve(one, promised)
+    pair.send(one, 0, sent[:2])
+    pair.send(one, 2, sent[2:])
+    return pair.seal(one, len(sent), first_token=7, drafts=(8, 9), state=b"s")
+
+
+def test_blocks_arrive_where_they_were_promised_and_nowhere_else(pair):
+    before = pair.d.cache.data.copy()
+    handover = whole(pair)
+    pair.look()
+    assert pair.d.told == [Arrived(key(), handover)]
+    assert pair.p.told == [Arrived(key(), handover)]
+    assert moved(pair, [5, 2, 7], [1, 3, 4])
+    untouched = [0, 2, 5, 6, 7]
+    assert np.array_equal(pair.d.cache.data[untouched], before[untouched])
+
+
+def test_nothing_has_arrived_before_the_seal(pair):
+    pair.reserve(key(), [1, 3])
+    pair.send(key(), 0, [0, 1])
+    pair.look()
+    assert pair.d.told == [] == pair.p.told
+    pair.seal(key(), 2)
+    pair.look()
+    assert [type(event) for event in pair.d.told] == [Arrived]
+
+
+@pytest.mark.parametrize("says", [1, 3])
+def test_a_seal_of_another_count_is_rejected_on_both_sides(pair, says):
+    pair.reserve(key(), [1, 3, 4])
+    pair.send(key(), 0, [0, 1])
+    pair.seal(key(), says)
+    pair.look()
+    assert [type(event) for event in pair.d.told + pair.p.told] == [Rejected, Rejected]
+    assert pair.d.told[0].why == pair.p.told[0].why
+
+
+def flipped(message, data):
+    data[-1] ^= 1
+    return message, data
+
+
+def other_first_token(message, data):
+    message.first_token += 1
+    return message, data
+
+
+def other_facts(message, data):
+    message.facts = b"12345678"
+    return message, data
+
+
+def shorter(message, data):
+    return message, data[:-1]
+
+
+def further(message, data):
+    message.first += 2
+    return message, data
+
+
+@pytest.mark.parametrize(
+    ("kind", "edit", "why"),
+    [
+        (Blocks, flipped, "checksum"),
+        (Blocks, other_facts, "fingerprint"),
+        (Blocks, shorter, "bytes came for"),
+        (Blocks, further, "are promised"),
+        (Seal, other_first_token, "digest"),
+    ],
+)
+def test_what_was_changed_on_the_way_is_rejected_and_never_used(pair, kind, edit, why):
+    edited(pair.net, kind, edit)
+    before = pair.d.cache.data.copy()
+    whole(pair)
+    pair.look()
+    for side in (pair.d, pair.p):
+        assert [type(event) for event in side.told] == [Rejected]
+        assert why in side.told[0].why
+    if kind is Blocks:
+        assert np.array_equal(pair.d.cache.data, before)
+
+
+@pytest.mark.parametrize("fact", [*FACTS, "layers", "own"])
+def test_a_fact_that_differs_is_named_before_the_first_byte(fact):
+    pair = Pair(d_facts=FACTS | {fact: "other"})
+    with pytest.raises(InvalidValue, match=f"{fact}: .*other.* here"):
+        pair.reserve(key(), [1])
+    with pytest.raises(InvalidValue, match=f"{fact}: .*other.* there"):
+        pair.send(key(), 0, [1])
+    assert pair.net.sent == 0
+
+
+def test_the_first_difference_in_order_is_told():
+    pair = Pair(d_facts=FACTS | {"tp shard": "1/2", "contract": "2.0"})
+    with pytest.raises(InvalidValue, match=r"contract: '2\.0' here, '1\.0' there"):
+        pair.reserve(key(), [1])
+
+
+def test_messages_that_are_lost_are_missed_and_said_again(pair):
+    """Of all that is said, in either direction, the n-th message is lost, for each n that there is."""
+    for lost in range(12):
+        pair = Pair()
+        count = iter(range(1000))
+        pair.net.deliver = lambda _from, _to, m, count=count, lost=lost: () if next(count) == lost else (m,)
+        handover = whole(pair)
+        pair.wait(6)
+        assert pair.d.told == [Arrived(key(), handover)], f"message {lost} was lost"
+        assert pair.p.told == [Arrived(key(), handover)], f"message {lost} was lost"
+        assert moved(pair, [5, 2, 7], [1, 3, 4])
+
+
+def test_messages_that_come_twice_count_once(pair):
+    pair.net.deliver = lambda _from, _to, message: (message, message)
+    handover = whole(pair)
+    pair.wait(3)
+    assert pair.d.told == [Arrived(key(), handover)] == pair.p.told
+
+
+def test_connections_that_break_cost_nothing_but_time(pair):
+    pair.reserve(key(), [1, 3, 4])
+    pair.send(key(), 0, [5, 2])
+    pair.net.cut()
+    pair.send(key(), 2, [7])
+    handover = pair.seal(key(), 3)
+    pair.net.cut()
+    pair.wait(4)
+    assert pair.d.told == [Arrived(key(), handover)] == pair.p.told
+    assert moved(pair, [5, 2, 7], [1, 3, 4])
+
+
+@pytest.mark.parametrize("where", ["p", "d"])
+@pytest.mark.parametrize("when", ["reserved", "sent", "sealed", "arrived"])
+def test_cancel_ends_both_sides_once(pair, where, when):
+    pair.reserve(key(), [1, 3])
+    pair.send(key(), 0, [0])
+    if when != "reserved":
+        pair.look()
+    if when in ("sealed", "arrived"):
+        pair.send(key(), 1, [1])
+        pair.seal(key(), 2)
+    if when == "arrived":
+        pair.look()
+    getattr(pair, where).transfer.cancel(key())
+    getattr(pair, where).transfer.cancel(key())
+    pair.look()
+    pair.wait(3)
+    ends = {type(pair.d.told[0]), type(pair.p.told[0])}
+    assert len(pair.d.told) == 1 == len(pair.p.told)
+    if when == "arrived":
+        assert ends == {Arrived}
+    elif when != "sealed":
+        assert ends == {Cancelled}
+    else:  # the seal was under way
+        assert Cancelled in ends
+
+
+class LateCache(HostCache):
+    """Writes that have ended when the test says so."""
+
+    def __init__(self, data, facts):
+        super().__init__(data, facts)
+        self.tickets = []
+
+    def write(self, blocks, data):
+        super().write(blocks, data)
+        self.tickets.append(PromiseTicket("async"))
+        return self.tickets[-1]
+
+
+@pytest.mark.parametrize("how", ["cancelled", "withdrawn", "rejected", "lost", "arrived", "newer"])
+def test_no_block_has_ended_while_it_may_be_written(how):
+    cache = LateCache(np.zeros((8, BLOCK_BYTES), np.uint8), FACTS)
+    pair = Pair(d_cache=cache)
+    pair.reserve(key(), [1, 3])
+    pair.send(key(), 0, [0, 1])
+    pair.look()
+    if how == "cancelled":
+        pair.d.transfer.cancel(key())
+    elif how == "withdrawn":
+        pair.p.transfer.cancel(key())
+    elif how == "rejected":
+        pair.seal(key(), 1)
+    elif how == "lost":
+        pair.clock.now += 4
+        pair.d.look()
+        pair.clock.now += 4
+        pair.d.look()
+        pair.clock.now += 4
+        pair.d.look()
+    elif how == "arrived":
+        pair.seal(key(), 2)
+    else:
+        pair.reserve(key(0, 1), [4, 5])
+    pair.look()
+    assert pair.d.told == []
+    with pytest.raises(InvalidValue, match="block 3 is promised"):
+        pair.reserve(key(1), [3])
+    for ticket in cache.tickets:
+        ticket.complete()
+    pair.look()
+    assert len(pair.d.told) == 1
+    pair.reserve(key(1), [3])
+
+
+def test_a_write_that_fails_is_no_arrival():
+    cache = LateCache(np.zeros((8, BLOCK_BYTES), np.uint8), FACTS)
+    pair = Pair(d_cache=cache)
+    whole(pair)
+    pair.look()
+    for ticket in cache.tickets:
+        ticket.complete(InvalidValue("the device is broken"))
+    pair.look()
+    assert [type(event) for event in pair.d.told + pair.p.told] == [Rejected, Rejected]
+    assert "the device is broken" in pair.p.told[0].why
+
+
+def test_an_older_attempt_is_fenced_off(pair):
+    pair.reserve(key(0, 1), [1, 3])
+    pair.send(key(0, 1), 0, [0])
+    pair.reserve(key(0, 2), [4, 5])
+    before = pair.d.cache.data.copy()
+    pair.send(key(0, 1), 1, [1])
+    pair.seal(key(0, 1), 2)
+    pair.look()
+    assert pair.d.told == [Cancelled(key(0, 1))] == pair.p.told
+    assert np.array_equal(pair.d.cache.data, before)
+    with pytest.raises(InvalidValue, match="attempt 2 of 'r0' is known, 1 comes late"):
+        pair.reserve(key(0, 1), [6])
+    pair.send(key(0, 2), 0, [0, 1])
+    handover = pair.seal(key(0, 2), 2)
+    pair.look()
+    assert pair.d.told[1:] == [Arrived(key(0, 2), handover)]
+
+
+def test_the_same_call_again_changes_nothing(pair):
+    handover = whole(pair)
+    pair.reserve(key(), [1, 3, 4])
+    pair.p.transfer.seal(key(), pair.d.description, handover)
+    pair.look()
+    assert pair.d.told == [Arrived(key(), handover)] == pair.p.told
+
+
+def test_what_cannot_be_is_refused(pair):
+    pair.reserve(key(), [1, 3])
+    for blocks in ([], [8], [-1], [2, 2]):
+        with pytest.raises(InvalidValue, match="no blocks to promise"):
+            pair.reserve(key(1), blocks)
+    with pytest.raises(InvalidValue, match="promised other blocks"):
+        pair.reserve(key(), [1, 4])
+    with pytest.raises(InvalidValue, match="block 3 is promised"):
+        pair.reserve(key(1), [3, 4])
+    with pytest.raises(InvalidValue, match="nothing was sent"):
+        pair.seal(key(), 1)
+    with pytest.raises(InvalidValue, match="no blocks"):
+        pair.send(key(), 0, [8])
+    pair.send(key(), 0, [0])
+    pair.seal(key(), 1)
+    with pytest.raises(InvalidValue, match="sealed"):
+        pair.send(key(), 1, [1])
+    pair.look()
+    with pytest.raises(InvalidValue, match="has ended"):
+        pair.send(key(), 0, [1])
+
+
+def test_a_sender_that_nothing_was_promised_to_is_told_so(pair):
+    pair.send(key(), 0, [0])
+    pair.look()
+    assert pair.p.told == [Rejected(key(), "nothing is promised to it")]
+    pair.reserve(key(1), [1])
+    other = Side(pair.net, "other", pair.clock, fill=3)
+    other.transfer.send(key(1), pair.d.description, 0, [0])
+    pair.look()
+    other.look()
+    assert other.told == [Rejected(key(1), "its blocks are promised to another sender")]
+    assert pair.d.told == []
+
+
+def test_a_peer_that_vanishes_ends_what_it_had_part_in_on_both_sides(pair):
+    pair.reserve(key(0), [1])
+    pair.reserve(key(1), [2])
+    pair.send(key(0), 0, [0])
+    pair.send(key(1), 0, [0])
+    pair.look()
+    pair.net.deliver = lambda *_: ()
+    pair.wait(11)
+    assert pair.d.told == [PeerLost("memory://p", (key(0), key(1)))]
+    assert pair.p.told == [PeerLost("memory://d", (key(0), key(1)))]
+
+
+def test_a_peer_that_lives_is_not_lost_however_long_its_prompt_takes(pair):
+    pair.reserve(key(), [1])
+    pair.send(key(), 0, [])
+    pair.wait(50)
+    pair.send(key(), 0, [0])
+    handover = pair.seal(key(), 1)
+    pair.look()
+    assert pair.d.told == [Arrived(key(), handover)] == pair.p.told
+
+
+def test_a_side_that_was_stopped_itself_takes_no_other_for_lost(pair):
+    pair.reserve(key(), [1])
+    pair.send(key(), 0, [0])
+    pair.clock.now += 1000
+    handover = pair.seal(key(), 1)
+    pair.look()
+    assert pair.d.told == [Arrived(key(), handover)] == pair.p.told
+
+
+def test_a_promise_that_nobody_seals_ends_although_its_source_lives(pair):
+    pair.reserve(key(), [1])
+    pair.send(key(), 0, [0])
+    pair.wait(62)
+    assert pair.d.told == [Rejected(key(), "not sealed within 60 s")]
+    assert pair.p.told == [Rejected(key(), "not sealed within 60 s")]
+
+
+def test_a_seal_that_is_never_answered_ends(pair):
+    cache = LateCache(np.zeros((8, BLOCK_BYTES), np.uint8), FACTS)
+    pair = Pair(d_cache=cache)
+    whole(pair)
+    pair.wait(62)
+    assert pair.p.told == [Rejected(key(), "not answered within 60 s")]
+
+
+def test_a_receiver_that_was_started_again_says_so(pair):
+    whole(pair)
+    former = pair.d.wire
+    again = Side(pair.net, "d", pair.clock, fill=3)
+    pair.net.wires[former.session] = again.wire  # who listens at that address now
+    pair.p.transfer.send(key(1), pair.d.description, 0, [0])
+    for _ in range(3):
+        again.look()
+        pair.p.look()
+    assert pair.p.told == [PeerLost("memory://d", (key(0), key(1)))]
+
+
+def test_a_wire_without_room_keeps_the_caller_from_nothing(pair):
+    pair.p.wire.room = False
+    handover = whole(pair)
+    pair.look()
+    assert (pair.d.told, pair.net.sent) == ([], 0)
+    pair.p.wire.room = True
+    pair.look()
+    assert pair.d.told == [Arrived(key(), handover)] == pair.p.told
+
+
+def test_a_receiver_that_takes_nothing_is_sent_no_more_than_the_window(pair, monkeypatch):
+    monkeypatch.setattr("hal_core.handover.offers.WINDOW_BYTES", 3 * BLOCK_BYTES)
+    monkeypatch.setattr("hal_core.handover.offers.MESSAGE_BYTES", BLOCK_BYTES)
+    pair.reserve(key(), range(8))
+    pair.send(key(), 0, range(8))
+    handover = pair.seal(key(), 8)
+    for _ in range(5):
+        pair.clock.now += 0.1
+        pair.p.look()
+    assert pair.net.sent <= 4
+    pair.look(12)
+    assert pair.d.told == [Arrived(key(), handover)] == pair.p.told
+    assert moved(pair, list(range(8)), list(range(8)))
+
+
+def test_bytes_that_are_no_message_are_skipped(pair):
+    for junk in (b"", b"junk", b"HALf" + bytes(60), pack(Seal(0, 0, "", 0, 0, 0, 0, [], b"", b""), session=9)):
+        pair.d.wire.inbox.append(junk)
+        pair.p.wire.inbox.append(junk)
+    handover = whole(pair)
+    pair.look()
+    assert pair.d.told == [Arrived(key(), handover)] == pair.p.told
