@@ -74,7 +74,7 @@ class PredictionLayer:
         self.model, self._weights = model, model.weights.prediction
         shape = model.cache.shape
         one = replace(model.local, num_hidden_layers=1)
-        self._cache = PagedCache(one, shape.blocks, shape.block_size, model.place)
+        self.cache = PagedCache(one, shape.blocks, shape.block_size, model.place)
 
     def kept(self, hidden: Tensor) -> Tensor:
         """As it is."""
@@ -83,7 +83,7 @@ class PredictionLayer:
     def feed(self, parts: list[Part], batch: ModelBatch) -> Tensor:
         """See :class:`Prediction`."""
         with paddle.no_grad():
-            step, outputs = self.model.placed(batch, self._cache)
+            step, outputs = self.model.placed(batch, self.cache)
             rows = [rows if end - begin == len(rows) else rows[begin:end] for rows, begin, end in parts]
             given = self._layer(batch.token_ids, rows[0] if len(rows) == 1 else paddle.concat(rows), step)
             return self.model.normed(self.model.chosen(given, outputs), self._weights.norm)
@@ -91,7 +91,7 @@ class PredictionLayer:
     def run(self, tables: np.ndarray, positions: np.ndarray, reach: np.ndarray, count: int) -> list[Step]:
         """See :class:`Prediction`."""
         with paddle.no_grad():
-            return self.model.placed_run(tables, positions, reach, count, self._cache)
+            return self.model.placed_run(tables, positions, reach, count, self.cache)
 
     def follow(self, step: Step, token_ids: np.ndarray, given: Tensor) -> Tensor:
         """See :class:`Prediction`."""

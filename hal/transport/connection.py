@@ -96,6 +96,11 @@ class Connection:
         events: dict[Any, int] = dict(self._poller.poll(int(1000 * max(0.0, until - time.monotonic())) + 1))
         return self._wake_end in events
 
+    @property
+    def watched(self) -> tuple[zmq.Socket[bytes], int]:
+        """What a poll of another's may wait for; then :meth:`follow`, and look whether a word has come."""
+        return self.socket, int(self._monitor.get(zmq.FD))
+
     def send(self, message: bytes) -> bool:
         """Send a message. False: there is no connection, or the reader does not keep up."""
         if not self.is_open:

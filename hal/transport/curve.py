@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
 
 import zmq
 from hal_core import InvalidValue, Unavailable
 
 from hal.transport.urls import scheme_of
+
+if TYPE_CHECKING:
+    from zmq.auth.thread import ThreadAuthenticator
 
 _LENGTH = 40  #: characters of a key in Z85
 
@@ -57,19 +61,29 @@ def secure_sender(socket: zmq.Socket[bytes], url: str, keys: CurveKeys) -> None:
     socket.curve_serverkey = keys.peers[0].encode()
 
 
-def secure_reader(socket: zmq.Socket[bytes], url: str, keys: CurveKeys) -> object:
-    """Have the reader's socket, not yet bound, let in the senders with those keys alone. Return what to ``stop()``."""
+class Gate(Protocol):
+    """Says who may come in; it is asked in a thread of its own."""
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        """Whether the peer with this public key may."""
+
+
+def secure_reader(
+    socket: zmq.Socket[bytes], url: str, keys: CurveKeys, gate: Gate | None = None
+) -> ThreadAuthenticator:
+    """Have the reader's socket, not yet bound, let in those that ``gate`` knows, without one the keys' peers alone.
+    Return what to ``stop()``."""
     from zmq.auth.thread import ThreadAuthenticator
 
     _check(url, keys)
-    if not keys.peers:
+    if gate is None and not keys.peers:
         raise InvalidValue("no peers, so nobody is let in", cure="name the senders' public keys", argument="curve")
-    gate = ThreadAuthenticator(socket.context)
-    gate.start()
-    gate.configure_curve_callback("*", keys)
+    asked = ThreadAuthenticator(socket.context)
+    asked.start()
+    asked.configure_curve_callback("*", keys if gate is None else gate)
     socket.curve_publickey, socket.curve_secretkey = keys.public.encode(), keys.secret.encode()
     socket.curve_server = True
-    return gate
+    return asked
 
 
 def _check(url: str, keys: CurveKeys) -> None:

@@ -8,7 +8,7 @@ import zmq
 from hal_core import InvalidValue
 
 from hal.transport.addresses import Address
-from hal.transport.curve import CurveKeys, secure_reader
+from hal.transport.curve import CurveKeys, Gate, secure_reader
 from hal.transport.descriptors import GATE, READER, check_descriptors
 from hal.transport.urls import scheme_of, socket_of
 
@@ -58,8 +58,11 @@ def dealer(context: zmq.Context[zmq.Socket[bytes]], session: int) -> zmq.Socket[
 class Bound:
     """The reader's socket, of a context of its own; with keys also the gate, and of an ipc address the lock."""
 
-    def __init__(self, url: str, curve: CurveKeys | None = None) -> None:
-        """Raises InvalidValue for an address that cannot be bound, or has a reader already."""
+    def __init__(self, url: str, curve: CurveKeys | None = None, gate: Gate | None = None) -> None:
+        """Raises InvalidValue for an address that cannot be bound, or has a reader already.
+
+        ``gate``: says whom to let in where the keys' peers are not all that will come.
+        """
         if scheme_of(url) == "sysv":
             cure = "have the engine's own reader read it; OutputReader reads ipc and tcp"
             raise InvalidValue(f"{url!r} carries no frames", cure=cure, argument="url")
@@ -78,7 +81,7 @@ class Bound:
             self.socket.router_handover = True  # a sender that connects anew takes over its own name
             self.socket.router_mandatory = True  # a word to a sender that is gone is an error, not a silence
             if curve is not None:
-                self._gate = secure_reader(self.socket, url, curve)
+                self._gate = secure_reader(self.socket, url, curve, gate)
             if self._address is not None:  # ZeroMQ would make the socket as the umask says, and remove others'
                 self.socket.setsockopt(zmq.USE_FD, self._address.hand_over())
             self.socket.bind(url)

@@ -1,0 +1,7 @@
+"""Keys and values from one worker to another (``hal_core.handover``): over ZeroMQ, out of the paged cache."""
+
+from __future__ import annotations
+
+from hal.handover.socket_wire import open_transfer
+
+__all__ = ["open_transfer"]

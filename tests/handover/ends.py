@@ -1,0 +1,51 @@
+"""Transfers that talk over real sockets, polled as a rank's loop polls them."""
+
+import time
+
+import numpy as np
+import zmq
+from hal_core.handover import Handover, HandoverKey, HostCache, Patience
+
+from hal.handover import open_transfer
+
+FACTS = {"contract": "1.0", "dtype": "float32"}
+SOON = Patience(silence=1.0, deadline=20.0, beat=0.1)
+"""For tests in which a peer is lost."""
+PATIENCE = 30.0
+
+
+def cache(seed, blocks=8, block_bytes=64, facts=FACTS):
+    data = np.random.default_rng(seed).integers(0, 256, (blocks, block_bytes), np.uint8)
+    return HostCache(data, facts)
+
+
+def transfer(seed, url=None, curve=None, patience=None, **sizes):
+    """A transfer with its cache behind it as ``cache``, and a list of what it has told."""
+    memory = cache(seed, **sizes)
+    made = open_transfer(memory, url, curve, patience)
+    made.cache, made.told = memory, []
+    return made
+
+
+def look(*transfers, until, patience=PATIENCE):
+    """Poll all until ``until()``: that it comes is asserted, not when."""
+    end = time.monotonic() + patience
+    while not until():
+        assert time.monotonic() < end, [one.told for one in transfers]
+        poller = zmq.Poller()
+        for one in transfers:
+            for socket in one.sockets:
+                poller.register(socket, zmq.POLLIN)
+        poller.poll(20)
+        for one in transfers:
+            one.told += one.receive()
+
+
+def hand(p, d, blocks, key=None, promised=None):
+    """Promise, send and seal; the handover."""
+    key = key or HandoverKey("r", 0)
+    d.reserve(key, promised or blocks, p.describe())
+    p.send(key, d.describe(), 0, blocks)
+    handover = Handover(len(blocks), 16 * len(blocks), 7, (8,), b"state")
+    p.seal(key, d.describe(), handover)
+    return handover

@@ -1,0 +1,165 @@
+"""Transfers over ipc and over tcp with keys: what arrives, whom nobody lets in, and peers that vanish."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import zmq
+from hal_core import InvalidValue
+from hal_core.handover import Arrived, Cancelled, Description, HandoverKey, PeerLost
+
+from hal.handover import open_transfer
+from hal.transport.curve import CurveKeys
+from tests.handover.ends import FACTS, SOON, cache, hand, look, transfer
+
+KEY = HandoverKey("r", 0)
+LOCAL = "tcp://127.0.0.1:*"
+needs_curve = pytest.mark.skipif(not zmq.has("curve"), reason="this ZeroMQ was built without CURVE")
+
+
+def pair(scheme, **more):
+    if scheme == "ipc":
+        return transfer(1, **more), transfer(2, **more)
+    return transfer(1, LOCAL, CurveKeys.new(), **more), transfer(2, LOCAL, CurveKeys.new(), **more)
+
+
+@pytest.mark.parametrize("scheme", ["ipc", pytest.param("tcp", marks=needs_curve)])
+def test_blocks_of_megabytes_arrive(scheme):
+    p, d = pair(scheme, blocks=24, block_bytes=1 << 20)
+    with p, d:
+        sent, promised = list(range(4, 24)), list(range(20))
+        handover = hand(p, d, sent, promised=promised)
+        look(p, d, until=lambda: p.told and d.told)
+        assert p.told == d.told == [Arrived(KEY, handover)]
+        assert np.array_equal(p.cache.data[sent], d.cache.data[promised])
+
+
+def test_one_worker_sends_to_several_and_takes_from_several():
+    both = [transfer(seed, blocks=4) for seed in range(3)]
+    given = []
+    for i, p in enumerate(both):
+        for j, d in enumerate(both):
+            if i != j:
+                key = HandoverKey(f"{i} to {j}", 0)
+                given.append((i, j, key, hand(p, d, [0], key, promised=[1 + (j - i) % 3])))
+    look(*both, until=lambda: all(len(one.told) == 4 for one in both))
+    for i, j, key, handover in given:
+        assert Arrived(key, handover) in both[i].told
+        assert Arrived(key, handover) in both[j].told
+    for one in both:
+        one.close()
+
+
+@needs_curve
+def test_a_key_that_was_not_told_is_not_let_in_and_the_peer_is_lost():
+    d = transfer(2, LOCAL, CurveKeys.new(), SOON)
+    p = transfer(1, LOCAL, CurveKeys.new(), SOON)
+    with p, d:
+        told = p.describe()
+        d.reserve(KEY, [1], Description(told.url, CurveKeys.new().public, told.facts, told.session))
+        before = d.cache.data.copy()
+        p.send(KEY, d.describe(), 0, [1])
+        look(p, d, until=lambda: p.told and d.told)
+        assert p.told == [PeerLost(d.describe().url, (KEY,))]
+        assert d.told == [PeerLost(told.url, (KEY,))]
+        assert np.array_equal(d.cache.data, before)
+
+
+@needs_curve
+@pytest.mark.parametrize("which", ["p", "d"])
+def test_one_side_without_keys_is_refused_before_anything_is_sent(which):
+    p = transfer(1, LOCAL, CurveKeys.new() if which == "d" else None)
+    d = transfer(2, LOCAL, CurveKeys.new() if which == "p" else None)
+    with p, d, pytest.raises(InvalidValue, match="give both sides keys"):
+        p.send(KEY, d.describe(), 0, [1])
+
+
+def test_an_address_that_is_in_use_is_refused():
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(InvalidValue, match="cannot bind"):
+        open_transfer(cache(1), f"tcp://127.0.0.1:{taken.getsockname()[1]}")
+
+
+@pytest.mark.parametrize("url", ["tcp://127.0.0.1:9", "ipc:///nowhere/at-all"])
+def test_an_address_where_nobody_listens_is_a_lost_peer(url):
+    with transfer(1, patience=SOON) as p:
+        p.send(KEY, Description(url, "", FACTS, 77), 0, [1])
+        look(p, until=lambda: p.told)
+        assert p.told == [PeerLost(url, (KEY,))]
+
+
+@pytest.mark.parametrize("url", ["", "http://x", "tcp://host", "sysv:///tmp"])
+def test_an_address_that_makes_no_sense_is_refused(url):
+    with pytest.raises(InvalidValue):
+        open_transfer(cache(1), url)
+
+
+PEER = """
+import pickle, sys
+from tests.handover.ends import transfer, look
+from hal_core.handover import HandoverKey
+d = transfer(2, blocks=64, block_bytes=1 << 20)
+sys.stdout.buffer.write(pickle.dumps((lambda t: (t.url, t.public_key, dict(t.facts), t.session))(d.describe())))
+sys.stdout.flush()
+url, key, facts, session = pickle.load(sys.stdin.buffer)
+from hal_core.handover import Description
+d.reserve(HandoverKey("r", 0), list(range(64)), Description(url, key, facts, session))
+print("reserved", flush=True)
+look(d, until=lambda: False, patience=600)
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_process_that_is_killed_or_hangs_is_a_lost_peer_and_one_that_goes_on_is_not(how):
+    import pickle
+
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([root, *filter(None, sys.path)])}
+    with (
+        subprocess.Popen(
+            [sys.executable, "-c", PEER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+        ) as peer,
+        transfer(1, patience=SOON, blocks=64, block_bytes=1 << 20) as p,
+    ):
+        try:
+            d = Description(*pickle.load(peer.stdout))
+            peer.stdin.write(pickle.dumps((p.describe().url, "", dict(p.describe().facts), p.describe().session)))
+            peer.stdin.flush()
+            assert peer.stdout.readline() == b"reserved\n"
+            p.send(KEY, d, 0, range(8))
+            os.kill(peer.pid, how)
+            p.send(KEY, d, 8, range(8, 64))
+            look(p, until=lambda: p.told)
+            assert p.told == [PeerLost(d.url, (KEY,))]
+            if how == signal.SIGSTOP:  # the next attempt finds it again
+                os.kill(peer.pid, signal.SIGCONT)
+                p.told.clear()
+                p.send(HandoverKey("r", 1), d, 0, [1])
+                look(p, until=lambda: p.told)
+                assert p.told[0].why == "nothing is promised to it"
+        finally:
+            peer.kill()
+
+
+def test_cancel_reaches_the_other_side():
+    with transfer(1) as p, transfer(2) as d:
+        d.reserve(KEY, [1, 2], p.describe())
+        p.send(KEY, d.describe(), 0, [1])
+        look(p, d, until=lambda: not np.array_equal(d.cache.data[1], cache(2).data[1]))
+        d.cancel(KEY)
+        look(p, d, until=lambda: p.told and d.told)
+        assert p.told == d.told == [Cancelled(KEY)]
+
+
+def test_what_is_no_transfers_is_skipped():
+    with transfer(1) as p, transfer(2) as d, zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+        stranger.linger = 0
+        stranger.connect(d.describe().url)
+        for message in ([b"junk"], [b"a", b"b"], [b"HALf" + bytes(60)], [b""]):
+            stranger.send_multipart(message)
+        handover = hand(p, d, [1, 2])
+        look(p, d, until=lambda: p.told and d.told)
+        assert p.told == d.told == [Arrived(KEY, handover)]
