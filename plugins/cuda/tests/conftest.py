@@ -47,6 +47,7 @@ class StandIn:
     CUstream_flags = SimpleNamespace(CU_STREAM_NON_BLOCKING=1)
     CUmemAllocationType = SimpleNamespace(CU_MEM_ALLOCATION_TYPE_PINNED=1)
     CUmemLocationType = SimpleNamespace(CU_MEM_LOCATION_TYPE_DEVICE=1)
+    CUstreamCaptureMode = SimpleNamespace(CU_STREAM_CAPTURE_MODE_RELAXED=2)
 
     def __init__(self, kept):
         self.kept, self.number, self.calls, self.fail = kept, 100, [], ""
@@ -77,6 +78,12 @@ class StandIn:
 
     def cuStreamCreate(self, flags):
         return self._next()
+
+    def cuStreamIsCapturing(self, stream):
+        return OK, 0
+
+    def cuThreadExchangeStreamCaptureMode(self, mode):
+        return OK, 0
 
     def cuEventCreate(self, flags):
         return self._next()
@@ -233,15 +240,25 @@ def open_python(options, kept, make):
 
 def open_native(options, kept, make):
     """On the native path, over the library that stands in for CUDA's."""
+    return over_library(options, native=True)
+
+
+def open_python_over_library(options, kept, make):
+    """On the Python path, over the same library, which can hold streams and is strict beside captures."""
+    return over_library(options, native=False)
+
+
+def over_library(options, *, native):
     found = stand_in().built()
     if isinstance(found, str):
         pytest.skip(f"the native part cannot be built: {found}")
     module, library = found
     api = stand_in().Library(library)
-    return device_module.CudaDevice(0, options, Driver(api, module, api.library))
+    return device_module.CudaDevice(0, options, Driver(api, module if native else None, api.library))
 
 
 PATHS = {"python": open_python, "native": open_native}
+LIBRARY = {"python over the library": open_python_over_library, "native": open_native}
 
 
 @pytest.fixture(params=PATHS)
@@ -254,7 +271,7 @@ def opened(request, monkeypatch):
     found, kept = [], {}  # memory is the GPU's, whichever device takes it
 
     def open_with(options=None, make=lambda options, api: device_module.CudaDevice(0, options, Driver(api))):
-        device = PATHS[request.param]({"stream": 1, **(options or {})}, kept, make)
+        device = (PATHS | LIBRARY)[request.param]({"stream": 1, **(options or {})}, kept, make)
         found.append(bind(device))
         return found[-1]
 

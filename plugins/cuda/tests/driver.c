@@ -1,6 +1,6 @@
 /* A library that stands in for libcuda: device memory is host memory, and kernels are carried out by the call that finds
    them at the head of their stream. A stream can be held; what is put on it then waits, in a queue that can be full.
-   Calls that put work on a stream are noted by name. */
+   Calls that put work on a stream are noted by name. Beside a capture it is as strict as CUDA's. */
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -11,11 +11,11 @@
 typedef uint64_t u64;
 typedef uint32_t u32;
 typedef uint8_t u8;
-enum { OK = 0, INVALID = 1, NO_MEMORY = 2, NOT_READY = 600, TOO_LONG = 702, CAPTURE = 900 };
+enum { OK = 0, INVALID = 1, NO_MEMORY = 2, NOT_READY = 600, TOO_LONG = 702, UNSUPPORTED = 900, ISOLATION = 905, CAPTURED = 907 };
 enum { COPY, SET, LAUNCH, RECORD, WAIT };
 enum { PATIENCE = 20, NOTED = 1 << 14, PIECE = 16384 };
 
-typedef struct { volatile int *passed; } Event; /* of its last record; each has one of its own, kept for good */
+typedef struct { volatile int *passed; int captured; } Event; /* of its last record; each has one of its own, kept for good */
 typedef struct Op {
   struct Op *next;
   int kind;
@@ -24,7 +24,7 @@ typedef struct Op {
   u64 nbytes;
   volatile int *passed;
   const char *kernel;
-  u32 blocks, rows;
+  u32 blocks, rows, threads;
   u64 params[160];
 } Op;
 typedef struct Stream { struct Stream *next; Op *first, *last; int queued, held, capturing; } Stream;
@@ -33,9 +33,12 @@ static _Thread_local int capture_mode;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static Stream *streams, main_stream;
-static char notes[NOTED][24], failing[32];
-static int noted, capturing, spoilt, idle, limit = 1 << 30;
-static long live, waiting, exchanges;
+static char notes[NOTED][24], failing[32], relaxed[512];
+static int noted, spoilt, idle, limit = 1 << 30;
+static int capturing; /* 0, or a mode of cuStreamBeginCapture and 1 */
+static pthread_t capturer;
+static Op *graph, *graph_end; /* what was captured */
+static long live, waiting, exchanges, nodes;
 
 static void note(const char *name) {
   if (noted < NOTED) snprintf(notes[noted++], sizeof notes[0], "%.23s", name);
@@ -44,6 +47,15 @@ static int fails(const char *name) { return name[0] && !strcmp(failing, name); }
 static Stream *stream_of(void *handle) {
   if (!streams) streams = &main_stream;
   return (uintptr_t)handle < 3 ? &main_stream : handle;
+}
+
+/* Whether a capture forbids this thread a call that may touch more than its stream, which then spoils the capture. */
+static int forbidden(const char *call) {
+  int own = capturing && capturing != 3 && pthread_equal(capturer, pthread_self()), others = capturing == 1;
+  if ((own && capture_mode != 2) || (others && capture_mode == 0)) return spoilt = 1;
+  if ((own || others) && !strstr(relaxed, call) && strlen(relaxed) + strlen(call) + 2 < sizeof relaxed)
+    strcat(strcat(relaxed, call), " ");
+  return 0;
 }
 
 /* -- kernels, as in hal_cuda/kernels ---------------------------------------------------------------------------------- */
@@ -106,6 +118,7 @@ static void hal_copy_strided(const Strided *c) { /* backwards: threads come in a
     memcpy(AT(to), AT(from), c->element);
   }
 }
+void stand_in_update(const void *state, u32 slots); /* update.cpp: the product's own kernel */
 static void launch(const Op *op) {
   const void *p = op->params;
   const Fill *f = p;
@@ -114,6 +127,7 @@ static void launch(const Op *op) {
   else if (!strcmp(op->kernel, "hal_enter")) hal_enter(p, op->blocks, op->rows);
   else if (!strcmp(op->kernel, "hal_small")) memcpy(AT(s->dst), s->data, s->nbytes);
   else if (!strcmp(op->kernel, "hal_copy_strided")) hal_copy_strided(p);
+  else if (!strcmp(op->kernel, "hal_update_inputs")) stand_in_update(p, op->blocks * op->threads);
   else if (!strcmp(op->kernel, "hal_fill"))
     for (u32 i = 0; i < f->n0 * f->n1; i++)
       fill_bytes(AT(f->dst + i / f->n1 * f->step0 + i % f->n1 * f->step1), f->cycle, f->nbytes);
@@ -121,7 +135,7 @@ static void launch(const Op *op) {
 static int params_of(Op *op, const char *kernel, void **params) {
   static const struct { const char *name; size_t nbytes; } sizes[] = {
       {"hal_write", sizeof(Plan)}, {"hal_enter", sizeof(Enter)}, {"hal_small", sizeof(Small)},
-      {"hal_copy_strided", sizeof(Strided)}, {"hal_hold", 8}, {"hal_update_inputs", 0}};
+      {"hal_copy_strided", sizeof(Strided)}, {"hal_hold", 8}, {"hal_update_inputs", 200}};
   if (!strcmp(kernel, "hal_fill")) {
     Fill f = {*(u64 *)params[0], *(u64 *)params[1], *(u32 *)params[2], *(u32 *)params[3], *(u32 *)params[4],
               *(int64_t *)params[5], *(int64_t *)params[6]};
@@ -189,7 +203,13 @@ static int enqueue(void *handle, Op op) {
 
 static int put(const char *name, void *stream, Op op) {
   if (fails(name)) return INVALID;
-  if (stream_of(stream)->capturing) return spoilt = 1, CAPTURE;
+  if (stream_of(stream)->capturing) {
+    Op *kept = malloc(sizeof *kept);
+    *kept = op;
+    kept->next = NULL;
+    graph_end = *(graph ? &graph_end->next : &graph) = kept;
+    return nodes++, OK;
+  }
   if (name[0]) note(name);
   return enqueue(stream, op);
 }
@@ -203,8 +223,8 @@ int cuMemsetD32Async(u64 to, u32 word, size_t n, void *s) {
   LOCKED(put("memset", s, (Op){.kind = SET, .to = AT(to), .blocks = word, .nbytes = n}));
 }
 int cuLaunchKernel(void *f, u32 x, u32 y, u32 z, u32 tx, u32 ty, u32 tz, u32 shared, void *s, void **params, void **extra) {
-  Op op = {.kind = LAUNCH, .kernel = f, .blocks = x, .rows = y};
-  (void)z, (void)tx, (void)ty, (void)tz, (void)shared, (void)extra;
+  Op op = {.kind = LAUNCH, .kernel = f, .blocks = x, .rows = y, .threads = tx};
+  (void)z, (void)ty, (void)tz, (void)shared, (void)extra;
   int status = params_of(&op, f, params);
   if (status) return status;
   LOCKED(put(f, s, op));
@@ -212,14 +232,16 @@ int cuLaunchKernel(void *f, u32 x, u32 y, u32 z, u32 tx, u32 ty, u32 tz, u32 sha
 int cuEventCreate(void **event, u32 flags) { return (void)flags, *event = calloc(1, sizeof(Event)), live++, OK; }
 int cuEventDestroy_v2(void *event) { return free(event), live--, OK; }
 static int record(Event *e, void *s) {
-  if (stream_of(s)->capturing) return spoilt = 1, CAPTURE;
+  e->captured = stream_of(s)->capturing;
+  if (e->captured) return nodes++, OK;
   e->passed = calloc(1, sizeof(int));
   return enqueue(s, (Op){.kind = RECORD, .passed = e->passed});
 }
 int cuEventRecord(void *e, void *s) { LOCKED(record(e, s)); }
 int cuEventQuery(void *event) {
   Event *e = event;
-  if (capturing && capture_mode != 2) return spoilt = 1, CAPTURE; /* as in CUDA's global mode */
+  if (forbidden("cuEventQuery")) return UNSUPPORTED;
+  if (e->captured) return CAPTURED;
   LOCKED((pump(), !e->passed || *e->passed ? OK : NOT_READY));
 }
 static int synchronize(Event *e) {
@@ -229,11 +251,11 @@ static int synchronize(Event *e) {
   }
   return OK;
 }
-int cuEventSynchronize(void *e) { LOCKED(synchronize(e)); }
+int cuEventSynchronize(void *e) { if (forbidden("cuEventSynchronize")) return UNSUPPORTED; LOCKED(synchronize(e)); }
 static int wait_for(void *s, Event *e) {
   char name[24];
   snprintf(name, sizeof name, "waits %lx", (unsigned long)(uintptr_t)s);
-  if (stream_of(s)->capturing) return spoilt = 1, CAPTURE;
+  if (stream_of(s)->capturing) return e->captured ? OK : (spoilt = 1, ISOLATION);
   return e->passed ? put(name, s, (Op){.kind = WAIT, .passed = e->passed}) : OK;
 }
 int cuStreamWaitEvent(void *s, void *e, u32 flags) { (void)flags; LOCKED(wait_for(s, e)); }
@@ -244,19 +266,20 @@ static int make(void **stream) {
   return OK;
 }
 int cuStreamCreate(void **stream, u32 flags) { (void)flags; LOCKED(make(stream)); }
-int cuStreamQuery(void *s) { LOCKED((pump(), stream_of(s)->queued ? NOT_READY : OK)); }
+int cuStreamQuery(void *s) { if (forbidden("cuStreamQuery")) return UNSUPPORTED; LOCKED((pump(), stream_of(s)->queued ? NOT_READY : OK)); }
 int cuStreamIsCapturing(void *s, int *state) { LOCKED((*state = stream_of(s)->capturing, OK)); }
 int cuThreadExchangeStreamCaptureMode(int *mode) {
   int before = capture_mode;
   return capture_mode = *mode, *mode = before, exchanges++, OK;
 }
-int cuMemAlloc_v2(u64 *address, size_t n) {
+int cuMemAlloc_v2(u64 *address, size_t n) { /* and the other allocations, of whatever kind */
+  if (forbidden("cuMemAlloc")) return UNSUPPORTED;
   if (fails("alloc")) return NO_MEMORY;
   void *made = aligned_alloc(256, (n + 255) / 256 * 256);
   *address = (u64)(uintptr_t)memset(made, 0xA5, (n + 255) / 256 * 256);
   return live++, OK;
 }
-int cuMemFree_v2(u64 address) { return free(AT(address)), live--, OK; }
+int cuMemFree_v2(u64 address) { return forbidden("cuMemFree") ? UNSUPPORTED : (free(AT(address)), live--, OK); }
 
 /* -- for tests -------------------------------------------------------------------------------------------------------- */
 void *stand_in_function(const char *name) { return strcpy(malloc(strlen(name) + 1), name); }
@@ -267,5 +290,19 @@ void stand_in_forget(void) { noted = 0; }
 void stand_in_idle(int on) { idle = on; } /* for measurements: nothing is copied, nothing is carried out */
 void stand_in_limit(int calls) { limit = calls; } /* what a stream's queue holds */
 int stand_in_hold(void *s, int held) { LOCKED((stream_of(s)->held = held, pump(), OK)); }
-int stand_in_capture(void *s, int on) { LOCKED((spoilt = 0, capturing = stream_of(s)->capturing = on, OK)); }
-long stand_in_count(int which) { return which == 0 ? live : which == 1 ? waiting : which == 2 ? exchanges : which == 3 ? capture_mode : spoilt; }
+int stand_in_forbidden(const char *call) { return forbidden(call); } /* for calls that the bindings answer themselves */
+const char *stand_in_relaxed(void) { return relaxed; }
+static int capture(Stream *s, int mode) {
+  for (Op *op; mode && (op = graph); free(op)) graph = op->next;
+  if (mode) spoilt = nodes = relaxed[0] = 0, capturer = pthread_self();
+  return capturing = s->capturing = mode, OK;
+}
+int stand_in_capture(void *s, int mode) { LOCKED(capture(stream_of(s), mode)); } /* 0 ends it; else CUDA's mode and 1 */
+static int replay(void *s) {
+  for (const Op *op = graph; op; op = op->next) enqueue(s, *op);
+  return OK;
+}
+int stand_in_replay(void *s) { LOCKED(replay(s)); }
+long stand_in_count(int which) {
+  return which == 0 ? live : which == 1 ? waiting : which == 2 ? exchanges : which == 3 ? capture_mode : which == 4 ? spoilt : nodes;
+}

@@ -1,7 +1,7 @@
 """The cuda device over the driver that stands in for CUDA's, as the conformance kit opens it: ``kit_native:opened``.
 
-``HAL_CUDA_NATIVE=0`` gives the Python path over the same driver. ``update_inputs`` is the reference, by copies: what
-its kernel does is shown on GPUs.
+``HAL_CUDA_NATIVE=0`` gives the Python path over the same driver. The kernel of ``update_inputs`` is the product's own,
+run on the host; what the others do stands in driver.c.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import os
 import sys
 from pathlib import Path
 
-from hal_core.devices import DeviceBase
 from hal_cuda import launching
 from hal_cuda.device import CudaDevice
 from hal_cuda.driver import Driver
@@ -27,9 +26,7 @@ def _stand_in():
 
 
 class OverStandIn(CudaDevice):
-    """The product's device, but for one kernel."""
-
-    update_inputs = DeviceBase.update_inputs
+    """The product's device; tensors of this process are no CUDA device's."""
 
     def is_device_value(self, value):
         return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -27,9 +28,14 @@ def built():
         made = building.build(folder)
     except building.NotBuilt as error:
         return str(error)
-    library = folder / "libdriver.so"
-    flags = ["-O1", "-std=gnu11", "-Wall", "-Wextra", "-shared", "-fPIC", "-pthread"]
-    subprocess.run([*building.compiler(), *flags, str(HERE / "driver.c"), "-o", str(library)], check=True)
+    if shutil.which("c++") is None:
+        return "no C++ compiler, for the kernel of update_inputs"
+    library, kernel = folder / "libdriver.so", folder / "update.o"
+    flags = ["-O1", "-Wall", "-Wextra", "-fPIC"]
+    kernels = ["-fno-exceptions", "-fno-rtti", "-I", str(Path(building.__file__).with_name("kernels"))]
+    subprocess.run(["c++", *flags, *kernels, "-c", str(HERE / "update.cpp"), "-o", str(kernel)], check=True)
+    flags += ["-std=gnu11", "-shared", "-pthread"]
+    subprocess.run([*building.compiler(), *flags, str(HERE / "driver.c"), str(kernel), "-o", str(library)], check=True)
     spec = importlib.util.spec_from_file_location("hal_cuda._native", made)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -43,6 +49,8 @@ class CUresult(IntEnum):
     CUDA_ERROR_NOT_READY = 600
     CUDA_ERROR_LAUNCH_TIMEOUT = 702
     CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED = 900
+    CUDA_ERROR_STREAM_CAPTURE_ISOLATION = 905
+    CUDA_ERROR_CAPTURED_EVENT = 907
 
 
 class Calls(Sequence):
@@ -53,6 +61,11 @@ class Calls(Sequence):
 
     def __len__(self):
         return self._library.stand_in_noted()
+
+    @property
+    def relaxed(self):
+        """The calls that were allowed to a thread because its capture mode was relaxed."""
+        return self._library.stand_in_relaxed().decode().split()
 
     def __getitem__(self, at):
         at = range(len(self))[at]
@@ -79,6 +92,12 @@ class Library:
     CUstream_flags = SimpleNamespace(CU_STREAM_NON_BLOCKING=1)
     CUmemAllocationType = SimpleNamespace(CU_MEM_ALLOCATION_TYPE_PINNED=1)
     CUmemLocationType = SimpleNamespace(CU_MEM_LOCATION_TYPE_DEVICE=1)
+    CUstreamCaptureMode = SimpleNamespace(CU_STREAM_CAPTURE_MODE_RELAXED=2)
+    FORBIDDEN = frozenset(
+        ("cuModuleLoadData", "cuModuleUnload", "cuStreamSynchronize", "cuMemPoolCreate", "cuMemPoolDestroy")
+    )
+    """Calls answered here that a capture forbids, as found on an H200 (driver 580, which allows to load lazily); those
+    of the library see to it themselves."""
     TYPES: ClassVar = {
         "cuMemcpyHtoDAsync": ("cuMemcpyHtoDAsync_v2", P, P, S, P),
         "cuMemcpyDtoHAsync": ("cuMemcpyDtoHAsync_v2", P, P, S, P),
@@ -96,9 +115,11 @@ class Library:
     def __init__(self, path):
         self.library = ctypes.CDLL(str(path))
         self.library.stand_in_note.restype = ctypes.c_char_p
+        self.library.stand_in_relaxed.restype = ctypes.c_char_p
         self.library.stand_in_function.restype = P
         self.library.stand_in_count.restype = ctypes.c_long
         self.library.stand_in_hold.argtypes = self.library.stand_in_capture.argtypes = P, ctypes.c_int
+        self.library.stand_in_replay.argtypes = (P,)
         self.library.stand_in_forget()
         self.library.stand_in_limit(1 << 30)
         self.calls = Calls(self.library)
@@ -110,7 +131,11 @@ class Library:
     def __getattr__(self, name):
         if not name.startswith("cu") or name == "cuFuncLoad":
             raise AttributeError(name)
-        return lambda *arguments: (CUresult.CUDA_SUCCESS,)
+        return lambda *arguments: (self._allowed(name),)
+
+    def _allowed(self, name):
+        forbidden = name in self.FORBIDDEN and self.library.stand_in_forbidden(name.encode())
+        return CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED if forbidden else CUresult.CUDA_SUCCESS
 
     def __setattr__(self, name, value):
         if name == "fail":
@@ -144,7 +169,17 @@ class Library:
         return self._made("cuEventCreate", flags)
 
     def cuModuleLoadData(self, code):
-        return CUresult.CUDA_SUCCESS, 5
+        return self._allowed("cuModuleLoadData"), 5
+
+    def cuStreamIsCapturing(self, stream):
+        state = ctypes.c_int(0)
+        self.library.cuStreamIsCapturing(P(stream), ctypes.byref(state))
+        return CUresult.CUDA_SUCCESS, state.value
+
+    def cuThreadExchangeStreamCaptureMode(self, mode):
+        before = ctypes.c_int(mode)
+        self.library.cuThreadExchangeStreamCaptureMode(ctypes.byref(before))
+        return CUresult.CUDA_SUCCESS, before.value
 
     def cuModuleGetFunction(self, module, name):
         return CUresult.CUDA_SUCCESS, self.library.stand_in_function(name)
@@ -153,7 +188,7 @@ class Library:
         return SimpleNamespace(location=SimpleNamespace())
 
     def cuMemPoolCreate(self, properties):
-        return CUresult.CUDA_SUCCESS, 6
+        return self._allowed("cuMemPoolCreate"), 6
 
     def cuMemHostAlloc(self, nbytes, flags):
         return self._made("cuMemAlloc_v2", S(nbytes))

@@ -150,6 +150,17 @@ class Device(Hooks, Protocol):
     def update_inputs(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
         """Do to the state what a step changes by itself; see :mod:`hal_core.slots.update`."""
 
+    def check_stream(self, stream: Stream) -> None:
+        """Raise InvalidValue for a stream on which nothing may be put now: its work goes into a graph."""
+
+    def capture_update(self, state: SlotState, stream: Stream, *, speculative: bool) -> None:
+        """Put what :meth:`update_inputs` does into the graph that ``stream`` is captured into; nothing is executed.
+
+        Raises CapabilityMissing where there are no graphs, InvalidValue where the stream is not captured."""
+
+    def replayed(self, event: Event) -> Ticket:
+        """Count a launch of a graph with a captured update in it; its ticket, of the event recorded behind it."""
+
     def resolve(self, target: object) -> View:
         """A view of a tensor that the device can write. Raises InvalidValue for another device's or a freed one."""
 

@@ -185,6 +185,19 @@ class DeviceBase(ABC):
         """The reference on a copy of the state, written back as one plan; waits for the device once or twice."""
         return update_by_copy(self, state, step, stream)
 
+    def check_stream(self, stream: Stream) -> None:  # noqa: B027 (most devices have no graphs)
+        """Raise :class:`InvalidValue` for a stream whose work goes into a graph now; by default there are no graphs."""
+
+    def capture_update(self, state: SlotState, stream: Stream, *, speculative: bool) -> None:
+        """Put an update into the graph that ``stream`` is captured into. By default a device has no graphs."""
+        raise CapabilityMissing(
+            "has no graphs", cure="call update_inputs in each step", device=f"{self.name}:{self.index}"
+        )
+
+    def replayed(self, event: Event) -> Ticket:
+        """The ticket of a graph's launch; where :meth:`capture_update` captures, so does this."""
+        raise NotImplementedError
+
     # -- hooks --------------------------------------------------------------------------------------------------
 
     @hookimpl

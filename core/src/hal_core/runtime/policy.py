@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ..memory.copies import CopyTicket
     from ..memory.views import ByteRange, Memory
     from ..slots.fields import StateConfig
-    from ..streams import Stream
+    from ..streams import Event, Stream
 
 _SCALARS = {bool, int, float}
 
@@ -135,6 +135,7 @@ class Policy:
         _check_state(device, state)
         if len(group.ranks) == 1:
             return DONE
+        device.check_stream(stream)  # before it is counted: ranks tell broadcasts by their number
         channel = channel_of(state, group) or self._open_group(device, state, group)
         channel.begin(stream)
         try:
@@ -161,6 +162,7 @@ class Policy:
         """Have the output copied, clean up after that copy on every rank (G18), then send on the first rank (G17)."""
         _check_state(device, state)
         order = _check_step(state, step)
+        device.check_stream(stream)
         state.drafts.saved = step.number
         outbox = Outbox()
         first = step.group.is_first
@@ -212,15 +214,9 @@ class Policy:
 
         It looks at every slot, whatever the step's order names: a request that entered another one meanwhile would run.
         """
-        _check_state(device, state)
-        order = _check_step(state, step)
-        state.drafts.check_update(state.mirror, step)
+        order = check_update(device, state, step)
         ticket = device.update_inputs(state, step, stream)
-        state.updates += 1
-        state.drafts.advanced(step)
-        state.host_table.appended(order, state.sizes.max_accept if step.speculative else 1)
-        if device.capabilities.async_h2d:
-            state.add_reader(None, device.event(stream))
+        advanced(state, step, order, device.event(stream) if device.capabilities.async_h2d else None)
         return ticket
 
     def set_drafts(self, device: Device, state: SlotState, step: Step, drafts: object, stream: Stream) -> Ticket:
@@ -235,6 +231,23 @@ class Policy:
         state.drafts.handed = step.number
         state.drafts.holders = {slot: int(state.host_table.admission_ids[slot]) for slot in found}
         return ticket
+
+
+def check_update(device: Device, state: SlotState, step: Step) -> Any:  # noqa: ANN401 (an int32 array)
+    """The step's order for this state, after checking that it may be advanced by this step."""
+    _check_state(device, state)
+    order = _check_step(state, step)
+    state.drafts.check_update(state.mirror, step)
+    return order
+
+
+def advanced(state: SlotState, step: Step, order: Any, event: Event | None) -> None:  # noqa: ANN401 (an int32 array)
+    """Book that a step advances the state; ``event``: behind the work that does it, None where that is over."""
+    state.updates += 1
+    state.drafts.advanced(step)
+    state.host_table.appended(order, state.sizes.max_accept if step.speculative else 1)
+    if event is not None:
+        state.add_reader(None, event)
 
 
 def check_kinds(arguments: Mapping[str, object]) -> None:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from hal_core import Capabilities, Ticket, View
+from hal_core import Capabilities, InvalidValue, Ticket, View
 from hal_core.devices import (
     ADMISSION_ID,
     DLPACK_CUDA,
@@ -18,6 +18,7 @@ from hal_core.devices import (
     DeviceMemory,
     MirroredBlock,
     Packed,
+    RecordedEvent,
     cut_rows,
     paddle_piece,
     plan_insert,
@@ -40,7 +41,7 @@ from .targets import is_on_device, resolve
 from .writing import Writer
 
 if TYPE_CHECKING:
-    from hal_core import AdmittedRequest, ByteRange, Device, Group, SlotState, Step, Stream, TaskBatch, hookimpl
+    from hal_core import AdmittedRequest, ByteRange, Device, Event, Group, SlotState, Step, Stream, TaskBatch, hookimpl
     from hal_core.devices import Communicator, CopyTicket, Memory, Value, WritePlan
 else:
     from hal_core import hookimpl
@@ -113,7 +114,8 @@ class CudaDevice(OnGpu):
         self.check_open()
         self.count("allocations")
         zeros = np.zeros(-(-nbytes // 8) + 1, np.int64)
-        base = paddle.to_tensor(zeros, place=paddle.CUDAPlace(self.index))
+        with self.driver.beside_captures():
+            base = paddle.to_tensor(zeros, place=paddle.CUDAPlace(self.index))
         # A copy of pageable memory returns when the host's bytes are read, and may arrive on the GPU later than what
         # our streams write there next: ranks that share a GPU had empty slots.
         self._runtime.wait_for_default_stream()
@@ -153,10 +155,39 @@ class CudaDevice(OnGpu):
         """Put the request's bytes into pinned memory, where its insertion finds them; from any thread."""
         self.admissions.put(request, request.packed[REQUEST_ROW.itemsize :])
 
+    # -- streams that are captured into graphs ------------------------------------------------------------------
+
+    def check_stream(self, stream: Stream) -> None:
+        """Raise :class:`hal_core.errors.InvalidValue` for a stream whose work goes into a graph."""
+        self.check_open()
+        self._runtime.check_capture(self.own(stream).raw)
+
     def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
         """As the base does it; not of a stream that is being captured."""
-        self._runtime.check_capture(self.own(stream).raw)
+        self.check_stream(stream)
         return super().copy_out(memory, parts, stream)
+
+    def submit(self, plan: WritePlan, stream: Stream) -> Ticket:
+        """As the base does it; not on a stream that is being captured."""
+        self.check_stream(stream)
+        return super().submit(plan, stream)
+
+    def capture_update(self, state: SlotState, stream: Stream, *, speculative: bool) -> None:
+        """The kernel of :meth:`update_inputs` as a part of the graph that the stream is captured into."""
+        self.check_open()
+        own = self.own(stream)
+        if not self._runtime.captures(own.raw):
+            raise InvalidValue(
+                f"stream {own.handle:#x} is not being captured", cure="begin the capture first", argument="stream"
+            )
+        self.steps.capture(state, own.handle, speculative=speculative)
+
+    def replayed(self, event: Event) -> Ticket:
+        """The worker's graph has launched the kernel of an update."""
+        assert isinstance(event, RecordedEvent)
+        self._runtime.count("launches")
+        self.last[event.stream_key] = event
+        return self.ticket_type(event)
 
     # -- work ---------------------------------------------------------------------------------------------------
 
@@ -203,6 +234,7 @@ class CudaDevice(OnGpu):
         """One kernel, a thread a slot; the host takes no part."""
         self.check_open()
         own = self.own(stream)
+        self._runtime.check_capture(own.raw)  # CapturedUpdate is for that
         self.order_after_reads(own, state.memory)
         self.steps.launch(state, own.handle, speculative=step.speculative)
         self._runtime.count("launches")
@@ -217,6 +249,7 @@ class CudaDevice(OnGpu):
     @contextmanager
     def hold_stream(self, stream: Stream) -> Iterator[None]:
         """A kernel that spins on a flag in pinned memory until the context ends."""
+        self.check_stream(stream)
         own, block = self.own(stream), self.blocks.take(4)
         flag = block.buffer[:4].view("u4")
         flag[0] = 0

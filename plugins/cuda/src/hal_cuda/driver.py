@@ -7,10 +7,12 @@ and nowhere else.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
-from hal_core import DeviceClosed, HalError, OutOfMemory, Unavailable
+from hal_core import DeviceClosed, HalError, InvalidValue, OutOfMemory, Unavailable
 
 from .native import Native, find
 
@@ -56,6 +58,19 @@ class Driver:
         self.success = self.api.CUresult.CUDA_SUCCESS
         self.not_ready = self.api.CUresult.CUDA_ERROR_NOT_READY
         self.broken = ""
+        self._relaxed = self.api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+
+    @contextmanager
+    def beside_captures(self) -> Iterator[None]:
+        """For calls that another thread's graph capture forbids and is spoilt by (memory, modules, looks at events and
+        streams), unless this thread says that it knows: its capture mode is relaxed meanwhile."""
+        exchange = self.api.cuThreadExchangeStreamCaptureMode
+        status, before = exchange(self._relaxed)
+        try:
+            yield
+        finally:
+            if status == self.success:
+                exchange(before)
 
     def ok(self, result: tuple[Any, ...], call: str) -> Any:  # noqa: ANN401 (what the call returns)
         """The value of a successful call; raises :class:`CudaError`, or :class:`OutOfMemory`, for another."""
@@ -83,6 +98,9 @@ class Driver:
             raise OutOfMemory(
                 text, cure="free memory, or lower ring_limit, admission_limit and the state's sizes", device="cuda"
             )
+        if "CAPTURE" in name:
+            cure = "put hal's work on another stream, before the capture or after the graph's launch"
+            raise InvalidValue(f"{text}: it met a graph that is being captured", cure=cure, device="cuda")
         if name in STICKY:
             self.broken = self.broken or text
             raise CudaError(

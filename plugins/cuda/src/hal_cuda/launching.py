@@ -51,6 +51,11 @@ class Kernel:
         """Take all parameters as bytes; ``buffer`` is where they are, for those that differ from launch to launch."""
         self.buffer[:] = params
 
+    def capture(self, blocks: int, threads: int, stream: int) -> None:
+        """Launch into the graph that ``stream`` is captured into: it is in no queue, so it is not counted in flight."""
+        call = self._launch(self._function, blocks, 1, 1, threads, 1, 1, 0, stream, self.at, 0)
+        self._driver.ok(call, f"capturing {self.name}")
+
     def launch(self, blocks: int, threads: int, stream: int, rows: int = 1) -> None:
         """Launch ``blocks`` times ``rows`` blocks, with the parameters as they are now; the driver copies them."""
         if self._run is not None:
@@ -73,9 +78,9 @@ class Kernels:
     """All kernels of this package, for one context."""
 
     def __init__(self, driver: Driver, arch: str) -> None:
-        self._modules = [
-            driver.ok(driver.api.cuModuleLoadData(cubin(name, arch)), "cuModuleLoadData") for name in SOURCES
-        ]
+        codes = [cubin(name, arch) for name in SOURCES]
+        with driver.beside_captures():
+            self._modules = [driver.ok(driver.api.cuModuleLoadData(code), "cuModuleLoadData") for code in codes]
         writes, enter, steps = self._modules
         self.write = Kernel(driver, writes, "hal_write", PLAN)
         self.fill = Kernel(driver, writes, "hal_fill", FILL)
@@ -87,5 +92,6 @@ class Kernels:
 
     def unload(self) -> None:
         """Give the modules back; no kernel runs."""
-        for module in self._modules:
-            self.driver.api.cuModuleUnload(module)
+        with self.driver.beside_captures():
+            for module in self._modules:
+                self.driver.api.cuModuleUnload(module)

@@ -37,7 +37,8 @@ class GpuMemory:
         """One more device is open."""
         if self._context is None:
             driver = context.driver
-            self._pool = context.make_pool()
+            with driver.beside_captures():
+                self._pool = context.make_pool()
             self._stream = int(driver.ok(driver.api.cuStreamCreate(NON_BLOCKING), "cuStreamCreate"))
             self._context = Context.open(driver, int(context.device))
         self._devices.add(device)
@@ -54,17 +55,18 @@ class GpuMemory:
     def allocate(self, nbytes: int, driver: Driver) -> int:
         """Device memory. Waits for the pool's own stream, on which nothing but this is ever done."""
         api = driver.api
-        made = driver.ok(
-            api.cuMemAllocFromPoolAsync(max(nbytes, 1), self._pool, self._stream), "cuMemAllocFromPoolAsync"
-        )
-        self._out.add(address := int(made))
-        driver.ok(api.cuStreamSynchronize(self._stream), "cuStreamSynchronize")  # from here on any stream may use it
+        with driver.beside_captures():
+            made = driver.ok(
+                api.cuMemAllocFromPoolAsync(max(nbytes, 1), self._pool, self._stream), "cuMemAllocFromPoolAsync"
+            )
+            self._out.add(address := int(made))
+            driver.ok(api.cuStreamSynchronize(self._stream), "cuStreamSynchronize")  # now any stream may use it
         return address
 
     def free(self, address: int, driver: Driver) -> None:
         """Give device memory back to the pool."""
         assert self._context is not None
-        with self._context.entered():
+        with self._context.entered(), driver.beside_captures():
             driver.api.cuMemFreeAsync(address, self._stream)
         self._out.remove(address)
         self._end(driver)
@@ -74,7 +76,8 @@ class GpuMemory:
         try:
             return self._idle[nbytes].pop()
         except (KeyError, IndexError):  # another thread may have taken the last one
-            address = int(driver.ok(driver.api.cuMemHostAlloc(nbytes, PORTABLE), "cuMemHostAlloc"))
+            with driver.beside_captures():
+                address = int(driver.ok(driver.api.cuMemHostAlloc(nbytes, PORTABLE), "cuMemHostAlloc"))
             self._locked[address] = nbytes
             return address
 
@@ -89,7 +92,7 @@ class GpuMemory:
     def _unlock(self, address: int, driver: Driver) -> None:
         assert self._context is not None
         del self._locked[address]
-        with self._context.entered():
+        with self._context.entered(), driver.beside_captures():
             driver.api.cuMemFreeHost(address)
 
     def _end(self, driver: Driver) -> None:
@@ -97,7 +100,7 @@ class GpuMemory:
         if self._devices or self._out or self._locked or self._context is None:
             return
         context, self._context = self._context, None
-        with context.entered():
+        with context.entered(), driver.beside_captures():
             driver.api.cuStreamSynchronize(self._stream)
             driver.api.cuMemPoolDestroy(self._pool)
             driver.api.cuStreamDestroy(self._stream)

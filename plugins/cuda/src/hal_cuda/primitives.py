@@ -24,6 +24,8 @@ driver would wake all of them at once, and they would want the interpreter just 
 0.1 to 0.2 ms of each gap."""
 LEGACY = 1
 """``CU_STREAM_LEGACY``: CUDA's default stream."""
+IMPLICIT = "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT"
+"""What the driver says of its default stream while a stream that waits for it is captured."""
 IN_PLACE = 16 << 10
 """Bytes; a block up to this size is read by the kernel from pinned memory itself, without an upload."""
 
@@ -46,16 +48,32 @@ class CudaPrimitives(Primitives):
         self._memory.join(self, context)
         self._closed = False
 
+    def captures(self, stream: int) -> bool:
+        """Whether the work of a stream goes into a graph now."""
+        status, state = self.driver.api.cuStreamIsCapturing(stream)
+        if status == self.driver.success:
+            return bool(int(state))
+        if getattr(status, "name", "") != IMPLICIT:
+            self.driver.ok((status,), "cuStreamIsCapturing")
+        return True
+
     def check_capture(self, stream: int) -> None:
-        """See :class:`NativePrimitives`; the Python path leaves it to the driver: a call less."""
+        """Raise :class:`InvalidValue` for a stream whose work goes into a graph, before that capture is spoilt."""
+        if self.captures(stream):
+            raise InvalidValue(
+                f"stream {stream:#x} is being captured into a graph, which this call cannot be a part of",
+                cure="call it before the capture or after the graph's launch",
+                argument="stream",
+            )
 
     # -- streams ------------------------------------------------------------------------------------------------
 
     def stream_create(self) -> int:
         """A stream that does not wait for CUDA's default stream: one that was given back and is empty, or a new one."""
-        for at, stream in enumerate(self._streams):
-            if self.driver.api.cuStreamQuery(stream)[0] == self.driver.success:
-                return self._streams.pop(at)
+        with self.driver.beside_captures():
+            for at, stream in enumerate(self._streams):
+                if self.driver.api.cuStreamQuery(stream)[0] == self.driver.success:
+                    return self._streams.pop(at)
         flags = int(self.driver.api.CUstream_flags.CU_STREAM_NON_BLOCKING)
         return int(self.driver.ok(self.driver.api.cuStreamCreate(flags), "cuStreamCreate"))
 
@@ -68,6 +86,7 @@ class CudaPrimitives(Primitives):
         return stream
 
     def stream_wait(self, stream: int, event: Any) -> None:  # noqa: ANN401 (a CUevent)
+        self.check_capture(stream)
         self.driver.ok(self.driver.api.cuStreamWaitEvent(stream, event, 0), "cuStreamWaitEvent")
 
     # -- events: CUevents, without timing ------------------------------------------------------------------------
@@ -84,7 +103,8 @@ class CudaPrimitives(Primitives):
 
     def event_query(self, event: Any) -> bool:  # noqa: ANN401
         driver = self.driver
-        (status,) = driver.api.cuEventQuery(event)
+        with driver.beside_captures():
+            (status,) = driver.api.cuEventQuery(event)
         if status == driver.not_ready:
             return False
         driver.ok((status,), "cuEventQuery")
@@ -94,7 +114,8 @@ class CudaPrimitives(Primitives):
         """The driver's own wait has no deadline, and is for the thread that works alone (:data:`PATIENT`)."""
         driver, working = self.driver, self._working == get_ident()
         if timeout is None and working:
-            driver.ok(driver.api.cuEventSynchronize(event), "cuEventSynchronize")
+            with driver.beside_captures():
+                driver.ok(driver.api.cuEventSynchronize(event), "cuEventSynchronize")
             return True
         end = None if timeout is None else time.monotonic() + timeout
         while not self.event_query(event):
@@ -119,8 +140,9 @@ class CudaPrimitives(Primitives):
     def wait_for_default_stream(self) -> None:
         """Wait for CUDA's default stream, and for no stream that does not wait for it."""
         event, ok = self.event_create(), self.driver.ok
-        ok(self._record(event, LEGACY), "cuEventRecord")
-        ok(self.driver.api.cuEventSynchronize(event), "cuEventSynchronize")
+        with self.driver.beside_captures():
+            ok(self._record(event, LEGACY), "cuEventRecord")
+            ok(self.driver.api.cuEventSynchronize(event), "cuEventSynchronize")
         self.event_destroy(event)
 
     def allocate_host(self, nbytes: int) -> int:
@@ -226,22 +248,13 @@ class NativePrimitives(CudaPrimitives):
         self._calls = calls = context.driver.native.calls
         super().__init__(context, kernels)
         put = self.__dict__  # in place of methods: the base calls them as they are
-        put["event_record"], put["event_query"] = calls.record, calls.query
+        put["event_record"], put["event_query"], put["captures"] = calls.record, calls.query, calls.capturing
 
     def close(self) -> None:
         """The same, and the events that count calls in flight."""
         with self._context.entered():
             self._calls.forget()
         super().close()
-
-    def check_capture(self, stream: int) -> None:
-        """Raise :class:`InvalidValue` for a stream whose work goes into a graph, before that capture is spoilt."""
-        if self._calls.capturing(stream):
-            raise InvalidValue(
-                f"stream {stream:#x} is being captured into a graph, which this call cannot be a part of",
-                cure="call it before the capture or after the graph's launch",
-                argument="stream",
-            )
 
     def stream_wait(self, stream: int, event: int) -> None:
         self.check_capture(stream)

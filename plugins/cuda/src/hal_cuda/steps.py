@@ -40,6 +40,11 @@ class StepKernel:
         self._kernel.load(self._known[state][speculative])
         self._kernel.launch(-(-state.sizes.num_slots // THREADS), THREADS, stream)
 
+    def capture(self, state: SlotState, stream: int, *, speculative: bool) -> None:
+        """The same into the graph that the stream is captured into."""
+        self._kernel.load(self._known[state][speculative])
+        self._kernel.capture(-(-state.sizes.num_slots // THREADS), THREADS, stream)
+
     @staticmethod
     def _describe(state: SlotState) -> np.ndarray[Any, Any]:
         sizes = state.sizes

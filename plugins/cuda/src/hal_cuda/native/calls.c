@@ -241,6 +241,7 @@ static PyObject *capturing(PyObject *self, PyObject *const *args, Py_ssize_t cou
   NUMBERS("capturing", 1);
   int state = 0;
   Status status = driver->capturing(HANDLE(a[0]), &state);
+  if (status == 906) state = 1, status = 0; /* the default stream, and one that waits for it is captured */
   if (status) return failed(driver, status, "cuStreamIsCapturing"), NULL;
   return PyBool_FromLong(state);
 }

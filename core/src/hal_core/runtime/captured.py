@@ -1,0 +1,71 @@
+"""``update_inputs`` inside a graph of the worker's own: captured once, replayed with each step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ..errors import InvalidValue
+from .policy import advanced, check_update
+
+if TYPE_CHECKING:
+    from ..slots.state import SlotState
+    from ..slots.step import Step
+    from ..streams import Stream
+    from ..tickets import Ticket
+    from .bound import BoundDevice
+
+
+class CapturedUpdate:
+    """What :meth:`BoundDevice.update_inputs` does, put into the graph that the worker captures on ``stream``.
+
+    Made between the beginning of a capture and its end, in place of a call of ``update_inputs``; nothing is executed
+    and nothing booked. A graph that was made of it reads and writes the state's memory wherever it is launched, so
+    each launch goes by :meth:`replay`. The state is kept; the device must stay open.
+
+    :param speculative: whether the steps that replay it verify drafts.
+    :raises CapabilityMissing: where the device has no graphs.
+    :raises InvalidValue: for a stream that is not being captured, and for drafts on a state without room for them.
+    """
+
+    def __init__(self, bound: BoundDevice, *, state: SlotState, stream: Stream, speculative: bool = False) -> None:
+        self.state, self.speculative, self._bound = state, speculative, bound
+        bound._call("capture_update", stream, self._capture, (stream,))
+
+    def replay(self, *, step: Step, stream: Stream, launch: Callable[[], object]) -> Ticket:
+        """Launch the graph once, as the update of ``step``: with the checks, the order and the booking of one.
+
+        :param step: the step that the graph computes; its ``speculative`` is the capture's.
+        :param stream: where ``launch`` puts the graph; it waits for copies out that still read the state.
+        :param launch: puts the graph on ``stream``. An event of hal's that it returns (``stream.record()``) is taken
+            for the one behind the graph; after any other value one is recorded here.
+        :return: done when the event has passed.
+        :raises InvalidValue: as ``update_inputs``, for a step of the other kind, and for a stream that is being
+            captured; nothing was launched.
+        """
+        return self._bound._call("update_inputs", stream, self._replay, (step, launch, stream))
+
+    def _capture(self, stream: Stream) -> None:
+        device = self._bound.device
+        if self.state.device is not device:
+            raise InvalidValue("the state lives on another opened device", cure="use its own device", argument="state")
+        self.state.check_usable()
+        if self.speculative and not self.state.speculative:
+            cure = "give StateConfig(max_draft_tokens=…)"
+            raise InvalidValue("a speculative update of a state without drafts", cure=cure, argument="speculative")
+        device.capture_update(self.state, stream, speculative=self.speculative)
+
+    def _replay(self, step: Step, launch: Callable[[], object], stream: Stream) -> Ticket:
+        device, state = self._bound.device, self.state
+        order = check_update(device, state, step)
+        if step.speculative != self.speculative:
+            kind = "a speculative" if step.speculative else "a plain"
+            raise InvalidValue(
+                f"{kind} step for a graph with the update of the other kind", cure="capture both", argument="step"
+            )
+        device.check_stream(stream)
+        device.order_after_reads(stream, state.memory)
+        given = launch()
+        event = given if isinstance(given, type(found := device.event(stream))) else found
+        advanced(state, step, order, event)
+        return device.replayed(event)
