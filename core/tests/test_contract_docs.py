@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from hal_core.contract import hookspecs
 from hal_core.contract.capabilities import HOOKS
+from hal_core.handover import KvTransfer
 
 CONTRACT = (Path(__file__).parents[2] / "docs" / "contract.md").read_text(encoding="utf-8")
+HANDOVER = CONTRACT.partition("## A handover of keys and values\n")[2]
 
 
 def guarantees(text):
@@ -39,10 +41,17 @@ def test_the_document_states_the_guarantees_of_the_docstring(hook):
     assert documented == promised
 
 
+def test_the_document_states_the_guarantees_of_a_transfer():
+    said = inspect.getdoc(KvTransfer)
+    assert guarantees(said) == guarantees(HANDOVER)
+    assert len(guarantees(said)) == 4
+
+
 def test_every_guarantee_has_one_place():
     numbers = [int(n) for hook in HOOKS for n in re.findall(r"\*\*G(\d+)\*\*", section(hook))]
     numbers += [int(n) for n in re.findall(r"\*\*G(\d+)\*\*", CONTRACT.split("## ")[1])]
-    assert sorted(numbers) == list(range(1, 29))
+    numbers += [int(n) for n in re.findall(r"\*\*G(\d+)\*\*", HANDOVER)]
+    assert sorted(numbers) == list(range(1, 33))
 
 
 @pytest.mark.parametrize("hook", HOOKS)

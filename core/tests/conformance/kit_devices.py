@@ -4,6 +4,7 @@ from hal_core.conformance.ranks.support import HostSupport
 from hal_core.contract.markers import hookimpl
 from hal_core.contract.support import Support
 from hal_core.devices.cpu.device import CpuDevice
+from hal_core.handover import BlockTransfer, MemoryNet, Patience
 from hal_core.tickets import DONE
 
 NAME = "test_g15_a_group_of_one_communicates_nothing"
@@ -63,6 +64,39 @@ def with_tensors():
 
 
 with_tensors.support = HostSupport
+
+
+class OwnTransfers(Support):
+    """A vendor's own way for blocks: here hal's, with a net of the vendor's between."""
+
+    transfers = True
+    net = MemoryNet()
+
+    def transfer(self, device, cache, silence):
+        assert cache.memory.nbytes == cache.blocks * cache.block_bytes
+        return BlockTransfer(cache, self.net.wire("vendor://"), Patience(silence=silence, beat=0.002))
+
+
+def own_transfers():
+    return CpuDevice(0, {})
+
+
+own_transfers.support = OwnTransfers
+
+
+class AnyBlocks(OwnTransfers):
+    """A vendor's that looks at no fingerprint."""
+
+    def transfer(self, device, cache, silence):
+        cache.facts = dict
+        return super().transfer(device, cache, silence)
+
+
+def any_blocks():
+    return CpuDevice(0, {})
+
+
+any_blocks.support = AnyBlocks
 
 
 class ByChance(CpuDevice):

@@ -127,8 +127,17 @@ def test_a_plugin_may_offer_tensors_of_its_framework(report):
     assert outcomes(found, "G5")["test_g05_a_tensor_of_the_framework_is_written_where_it_is"] == "passed"
 
 
+def test_a_plugin_may_have_its_own_way_for_keys_and_values(report):
+    found = report("--device-factory=kit_devices:own_transfers", "--only=G29,G30,G31,G32", code=0)
+    assert outcomes(found, "G29")["test_g29_blocks_arrive_whole_where_they_were_promised"] == "passed"
+    assert outcomes(found, "G29")["test_g29_what_is_lost_on_its_way_is_missed"] == "skipped"
+    assert "cannot be held or changed" in entry(found, "G29")["note"]
+    found = report("--device-factory=kit_devices:any_blocks", "--only=G31", code=1)
+    assert set(outcomes(found, "G31").values()) == {"failed"}
+
+
 def test_what_cannot_be_run_is_one_line_with_the_cure(conform):
-    assert "no guarantee (G1 to G28" in conform("cpu", "--only=G99", code=2).stderr
+    assert "no guarantee (G1 to G32" in conform("cpu", "--only=G99", code=2).stderr
     assert "installed: cpu" in conform("nosuch", code=2).stderr
     assert "name a device" in conform(code=2).stderr
 

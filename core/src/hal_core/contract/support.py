@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 import numpy as np
 
 if TYPE_CHECKING:
+    from ..handover.protocol import BlockCache, KvTransfer
     from .counters import Counters
     from .device import Device
 
@@ -61,6 +62,8 @@ class Support:
     kit then starts new ranks after each test of a loss. Otherwise :meth:`join` opens the group again."""
     keeps: ClassVar[int] = 0
     """Small blocks of memory that a library below the plugin keeps of each call, as it leaks: forgiven by the kit."""
+    transfers: ClassVar[bool] = False
+    """True when :meth:`transfer` is offered: the kit then checks the vendor's own (G29 to G32), else hal's."""
     update_waits: ClassVar[bool] = False
     """True when the device's ``update_inputs`` waits for the device, as the default of DeviceBase does; then what needs
     a step that has not run yet (G28) cannot be shown, and ``overlapped_update`` is not offered. A device whose
@@ -69,6 +72,8 @@ class Support:
     def offers(self, device: Device) -> set[str]:
         """The names, usable in ``requires=``, of what is offered for an opened device."""
         found = {"tensors"} if self.tensors else set()
+        if not self.transfers:
+            found.add("messages")
         if self.ranks:
             found.add("several_ranks")
         if self.whole_group:
@@ -85,7 +90,18 @@ class Support:
         """Why something that :meth:`offers` leaves out is not offered here, where the reader may wonder; else ""."""
         if need == "overlapped_update" and self.update_waits:
             return "update_inputs waits for the device, so a step cannot be held; with a kernel for it this is checked"
+        if need == "messages":
+            return "what goes between two of the vendor's own transfers cannot be held or changed on its way"
         return ""
+
+    def transfer(self, device: Device, cache: BlockCache, silence: float) -> KvTransfer:
+        """A vendor's own way for keys and values, for blocks in the device's memory; the kit opens two and hands over.
+
+        Block ``b`` is the ``cache.block_bytes`` bytes of ``cache.memory`` (what ``device.allocate`` gave) from
+        ``b * cache.block_bytes`` on; to write by ``cache.write`` or past it is the transfer's choice. It listens
+        where it likes, its description has ``cache.facts()``, and a peer is lost after ``silence`` seconds.
+        """
+        raise NotImplementedError("transfers is true, but transfer() is not implemented")
 
     def tensor(self, device: Device, values: np.ndarray[Any, Any]) -> object:
         """A framework's tensor on the device, with these values and strides as near to theirs as it can have."""

@@ -119,12 +119,17 @@ class BlockCache(Protocol):
 
 
 class KvTransfer(Protocol):
-    """Moves blocks between two workers. Six methods, and ``close``; one thread uses it, and no call waits for a peer.
+    """Moves blocks between two workers: six methods, and what closes it. One thread uses it, and no call waits for a
+    peer.
 
-    G29: ``Arrived`` comes only after the seal was found complete and right. G30: no block is told of as ended while
-    anything may still write it. G31: fingerprints are compared before the first byte moves. G32: each key that was
-    reserved or sent for ends, by one event on that side, in bounded time, so long as ``receive`` is called: at least
-    four times a second, or when one of ``sockets`` can be read.
+    - G29 no block is used before its seal: ``Arrived`` is told once every block that was sent lies in its place, with
+      the contents that the sender read, and the seal's count and digest were found right; else ``Rejected``.
+    - G30 no block is freed while it may be written: the end of a handover is told when nothing that was begun writes
+      its blocks any more, and nothing that comes later does, whatever is still on its way. Until then its blocks are
+      promised to no other; of a request the newest attempt alone is promised anything.
+    - G31 the fingerprints of both sides are compared before the first byte moves, and what differs is refused by name.
+    - G32 each key that was reserved, or sent for, ends by one event on that side, in bounded time: also when the peer
+      hangs, vanishes, or forgets it, so long as ``receive`` is called four times a second, and as ``sockets`` ask.
     """
 
     def describe(self) -> Description:

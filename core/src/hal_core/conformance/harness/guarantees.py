@@ -10,6 +10,7 @@ import pytest
 T = TypeVar("T", bound=Callable[..., object])
 
 EVERY = "every hook"
+HANDOVER = "a handover"
 
 
 class Guarantee(NamedTuple):
@@ -54,6 +55,10 @@ GUARANTEES: tuple[Guarantee, ...] = (
     Guarantee(26, EVERY, "an error names device, hook and argument, and the cure"),
     Guarantee(27, EVERY, "the core asks for capabilities, never for names"),
     Guarantee(28, EVERY, "no write reaches a slot before the last step that reads it has passed"),
+    Guarantee(29, HANDOVER, "no block is used before its seal was found complete and right"),
+    Guarantee(30, HANDOVER, "no block is freed while it may still be written"),
+    Guarantee(31, HANDOVER, "the fingerprints are compared before the first byte moves"),
+    Guarantee(32, HANDOVER, "each offer ends, once on each side, in bounded time"),
 )
 
 BY_NUMBER = {guarantee.number: guarantee for guarantee in GUARANTEES}

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 MODULES = (
     *("devices", "policies", "outputs", "ordering", "ranks"),
-    *("sizes", "ring", "copies", "streams", "values", "slices", "life", "companions"),
+    *("sizes", "ring", "copies", "streams", "values", "slices", "life", "companions", "handing"),
 )
 """The modules of this package that register liars."""
 

@@ -47,6 +47,13 @@ SEAMS: dict[str, str] = {
     "check of a broadcast": "ranks.channel:BroadcastChannel.checked",
     "check of an output's broadcast": "ranks.channel:OutputCheck.of",
     "loss of a group": "ranks.channel:BroadcastChannel.lost",
+    # handovers
+    "check of a seal": "handover.promises:incomplete",
+    "contents of a promise": "handover.promises:Promises.take",
+    "writes of a promise": "handover.promises:may_be_written",
+    "end of a promise": "handover.promises:Promises.end",
+    "comparison of fingerprints": "handover.transfer:check_facts",
+    "end of patience": "handover.transfer:is_over",
     # life
     "errors nobody waited for": "runtime.open_tickets:OpenTickets.unseen",
     "telling of earlier errors": "runtime.bound:tell",

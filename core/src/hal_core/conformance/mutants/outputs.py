@@ -61,6 +61,28 @@ class LogprobsShifted(Told):
         return replace(record, logprobs=np.ascontiguousarray(np.roll(record.logprobs, 1, axis=0)))
 
 
+@liar(24, "the drafts of a prefill node are cut off", seen="SGLang 31466")
+class FirstDraftsCutOff(Told):
+    """What the decode node would verify in its first step stays behind."""
+
+    @classmethod
+    def change(cls, record: OutputRecord) -> OutputRecord:
+        """Leave the drafts out of a record with first tokens."""
+        return replace(record, drafts=None, draft_counts=None) if record.first_token.any() else record
+
+
+@liar(24, "the log-probabilities of a prefill node are cut off", seen="vLLM 51919")
+class FirstLogprobsCutOff(Told):
+    """The first token comes without them."""
+
+    @classmethod
+    def change(cls, record: OutputRecord) -> OutputRecord:
+        """Leave them out of a record with first tokens."""
+        if not record.first_token.any():
+            return record
+        return replace(record, logprobs=None, logprob_token_ids=None, ranks=None)
+
+
 @liar(19, "the position of a token is one too high after the first")
 class PositionOffByOne(Told):
     """Positions count from one."""
