@@ -12,8 +12,12 @@ a step gives a request, and the share of drafts that was accepted. ``NAME:K`` is
 ``repeats`` is one greedy request whose prompt repeats itself, ``text`` one that begins a module (this model's greedy
 output soon loops there too). ``held-out`` are pieces of modules that the model was not trained on, one request after
 the other, chosen because its greedy output does not loop there: how many answers have eight tokens in a row twice is
-told. The others are 16 requests, or one, at the temperature that they are named by. Every answer is compared with that
-of plain decoding.
+told. The others are 16 requests, or one, at the temperature that they are named by.
+
+Every answer is compared with that of plain decoding. Sums differ in the last bits between steps of other shapes, and
+with them a token that was chosen by less than that: where answers part, the margin of plain decoding's choice is told
+(greedy: to the second best logit; drawn: of the number drawn to the edge of the token's interval). 1e-3 or more is a
+fault.
 """
 
 from __future__ import annotations
@@ -26,10 +30,11 @@ import sys
 import sysconfig
 import time
 import warnings
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hal_core import HalError, Request, SamplingParams, StateConfig
 
@@ -38,7 +43,10 @@ from hal.engine import Engine
 from hal.model import DEFAULT_CHECKPOINT
 from hal.model.tokenizer import Tokenizer
 from hal.proposers import Setup, make_proposer
-from hal.worker import Worker
+from hal.worker import ModelRunner, Worker
+
+if TYPE_CHECKING:
+    from hal.worker.tokens import StepTokens
 
 BUILT_IN = ("none", "naive", "ngram", "suffix", "mtp", "hybrid")
 LOOP = "def total(values):\n    result = 0\n    for value in values:\n        result += value\n    return result\n\n\n"
@@ -78,6 +86,8 @@ HELD_OUT = (
 )
 """Of the standard library, files that :mod:`training.corpus` holds out, and the line before a piece of them."""
 LINES, TWICE = 12, 8
+MARGIN = 1e-3
+"""By so much, or more, a token was not chosen by the last bits of a sum."""
 TARGETS = {("text", "mtp"): 1.3, ("held-out", "mtp"): 1.3, ("repeats", "ngram"): 1.5, ("repeats", "suffix"): 1.5}
 TARGETS |= {(load, name): 0.9 for load in ("1 at 1.0", "1.0") for name in ("ngram", "suffix")}
 """What is aimed at, of plain decoding: of the best number of drafts, where several are tried."""
@@ -93,9 +103,9 @@ SHORT = {
 }
 
 
-def held_out() -> list[str]:
-    """The pieces of ``HELD_OUT`` that this Python has."""
-    library, found = Path(sysconfig.get_paths()["stdlib"]), []
+def held_out(library: Path) -> list[str]:
+    """The pieces of ``HELD_OUT`` that a folder of the standard library has."""
+    found = []
     for name, line in HELD_OUT:
         if (library / name).exists():
             lines = (library / name).read_text(encoding="utf-8").splitlines(keepends=True)
@@ -106,7 +116,7 @@ def held_out() -> list[str]:
 WORKLOADS = {
     "repeats": Workload([LOOP * 3], 0.0),
     "text": Workload([TEXT], 0.0),
-    "held-out": Workload(held_out(), 0.0, 48, slots=1),
+    "held-out": Workload(held_out(Path(sysconfig.get_paths()["stdlib"])), 0.0, 48, slots=1),
     "16": Workload(STARTS * 2, 0.0, 64),
     "0.7": Workload(STARTS * 2, 0.7, 64),
     "1.0": Workload(STARTS * 2, 1.0, 64),
@@ -128,11 +138,30 @@ class Unread:
         """Nothing to drain."""
 
 
+class Watched(ModelRunner):
+    """Notes how far each choice was from another one: request id to margins, in the order of its tokens."""
+
+    margins: dict[str, list[float]]
+
+    def _write(self, tokens: StepTokens) -> None:
+        requests = self.state.host_table.requests
+        for slot, margin in zip(tokens.slots.tolist(), tokens.margins.tolist(), strict=True):
+            self.margins[requests[slot].request_id].append(margin)
+        super()._write(tokens)
+
+
+class WatchedWorker(Worker):
+    """A worker with it."""
+
+    runner_type = Watched
+
+
 @dataclass(frozen=True)
 class Run:
     """One serving of a workload."""
 
     tokens: Mapping[str, tuple[int, ...]]
+    margins: Mapping[str, Sequence[float]]
     seconds: float
     busy: float
     tokens_a_turn: float
@@ -142,6 +171,17 @@ class Run:
     def speed(self) -> float:
         """Tokens a second."""
         return sum(map(len, self.tokens.values())) / self.seconds
+
+    def partings(self, plain: Run) -> list[float]:
+        """Where answers part from those of plain decoding: the margin of its choice there, of each that does."""
+        found = []
+        for name, tokens in plain.tokens.items():
+            other = self.tokens.get(name, ())
+            if other != tokens:
+                pairs = zip(tokens, other, strict=False)
+                at = next((at for at, (one, two) in enumerate(pairs) if one != two), min(len(tokens), len(other)))
+                found.append(plain.margins[name][at] if at < len(tokens) else float("inf"))
+        return found
 
 
 def serve(device: Any, model: Any, encoded: Sequence[list[int]], load: Workload, name: str, drafts: int) -> Run:  # noqa: ANN401
@@ -154,9 +194,10 @@ def serve(device: Any, model: Any, encoded: Sequence[list[int]], load: Workload,
         max_draft_tokens=0 if name == "none" else drafts,
     )
     setup = Setup(drafts, sizes.num_slots, sizes.max_model_len, model.config.vocab_size, model)
-    worker = Worker(
+    worker = WatchedWorker(
         device, model, sizes, sizes.num_slots * sizes.max_blocks, Unread(), proposer=make_proposer(name, setup)
     )
+    worker.runner.margins = margins = defaultdict(list)
     engine = Engine(worker, chunk=1 << 20)
     for number, prompt in enumerate(encoded):
         params = SamplingParams(
@@ -167,8 +208,8 @@ def serve(device: Any, model: Any, encoded: Sequence[list[int]], load: Workload,
     tokens = {done.request_id: done.token_ids for done in engine.run()}
     seconds, busy = time.perf_counter() - begin, time.process_time() - busy
     acceptance = worker.acceptance
-    turns = acceptance.tokens_a_turn or 1.0
-    return Run(tokens, seconds, busy, turns, acceptance.accepted / acceptance.drafted if acceptance.drafted else 0.0)
+    share = acceptance.accepted / acceptance.drafted if acceptance.drafted else 0.0
+    return Run(tokens, margins, seconds, busy, acceptance.tokens_a_turn or 1.0, share)
 
 
 def usable(names: Sequence[str], model: Any) -> list[str]:  # noqa: ANN401
@@ -193,8 +234,11 @@ def main() -> int:
     parser.add_argument("--drafts", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workload", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
+    parser.add_argument("--library", type=Path, metavar="DIR", help="of which Python held-out is: that of 3.11 has all")
     parser.add_argument("--short", action="store_true", help="what is aimed at, in one table")
     options = parser.parse_args()
+    if options.library:
+        WORKLOADS["held-out"] = replace(WORKLOADS["held-out"], prompts=held_out(options.library))
     warnings.filterwarnings("ignore", module="paddle")
     from hal.model.llama import LlamaModel
 
@@ -218,7 +262,7 @@ def main() -> int:
 
 
 def show(title: str, runs: Mapping[str, Sequence[Run]]) -> int:
-    """Print a workload's table; how many runs gave other tokens than plain decoding."""
+    """Print a workload's table; how many runs gave tokens that plain decoding would not have given."""
     plain = runs["none"]
     heads = f"{'tokens/s':>9} {'of plain':>9} {'(from, to)':>13} {'by cpu':>7} {'a turn':>7} {'accepted':>9}"
     answers = plain[0].tokens.values()
@@ -229,19 +273,29 @@ def show(title: str, runs: Mapping[str, Sequence[Run]]) -> int:
         ratios = [run.speed / one.speed for run, one in zip(of_one, plain, strict=True)][1:]
         cpu = statistics.median([one.busy / run.busy for run, one in zip(of_one, plain, strict=True)][1:])
         last, middle = of_one[-1], statistics.median(ratios)
-        other = sum(run.tokens != plain[0].tokens for run in of_one)
+        partings = [run.partings(plain[0]) for run in of_one]
+        faults = sum(max(margins, default=0.0) >= MARGIN for margins in partings)
         spread = f"{min(ratios):.2f}, {max(ratios):.2f}"
         speed = statistics.median(run.speed for run in of_one[1:])
-        note = f"  {other} runs gave other tokens" if other else ""
+        note = told_of(partings, len(plain[0].tokens))
         columns = f"{speed:9.0f} {middle:8.2f}x {spread:>13} {cpu:6.2f}x {last.tokens_a_turn:7.2f} {last.accepted:9.1%}"
         print(f"{name:10} {columns}{note}", flush=True)
-        changed += other
+        changed += faults
         kind = name.partition(":")[0]
         best[kind] = max(best.get(kind, 0.0), middle)
     for kind, ratio in best.items():
         if (wanted := TARGETS.get((title, kind))) is not None:
             print(f"{'':10} {kind}: {ratio:.2f}x, aimed at {wanted:.2f}x: {'reached' if ratio >= wanted else 'MISSED'}")
     return changed
+
+
+def told_of(partings: Sequence[Sequence[float]], requests: int) -> str:
+    """How many answers of these runs part from plain decoding's, and by which margins; "" for none."""
+    margins = sorted(margin for of_one in partings for margin in of_one)
+    if not margins:
+        return ""
+    told = f"  {len(margins)} of {requests * len(partings)} answers part where the margin is at most {margins[-1]:.1e}"
+    return f"{told}: WRONG, as it is {MARGIN:g} or more" if margins[-1] >= MARGIN else told
 
 
 def loops(tokens: Sequence[int]) -> bool:
