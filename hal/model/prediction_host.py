@@ -1,11 +1,17 @@
 """The prediction layer in NumPy, for a model in the host's memory: drafting runs it on a row or a few, for which one of
-Paddle's operators takes longer than what it computes (on a cpu a run takes a fifth of the time, measured at one row).
+Paddle's operators takes longer than what it computes (on a cpu a run takes a tenth of the time, measured at one row).
 
-The layer, its cache and what it is asked are those of :mod:`hal.model.prediction`.
+The layer, its cache and what it is asked are those of :mod:`hal.model.prediction`. It is one layer, so that of the
+entries that nobody asks for nothing but their keys and values is computed; and so few operators as can be:
+
+- RMSNorm is a number for each row, by which the product after it is multiplied.
+- What an embedding adds to an entry is kept for every token, where that is little.
+- In a head the two halves of queries and keys lie pair by pair, so that their rotation is one complex product.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -18,14 +24,15 @@ if TYPE_CHECKING:
     from paddle import Tensor
 
     from hal.model.llama import LlamaModel
+    from hal.model.weights import LayerWeights
 
 Array = np.ndarray[Any, Any]
 Floats = Array
 """float32."""
 Part: TypeAlias = "tuple[Any, int, int]"
 """Rows of what a layer's ``kept`` gave: the first, and behind the last."""
-MOST_QUERIES = 256
-"""Queries of a row whose scores are made at once, to save memory."""
+MOST_KEPT = 1 << 22
+"""Elements of what is kept of the embedding, at most."""
 
 
 @dataclass(frozen=True)
@@ -48,22 +55,26 @@ class HostPrediction:
         weights = model.weights.prediction
         assert weights is not None
         self.model, self._shape = model, shape
-        layer = weights.layer
-        self._join, self._norm = as_array(weights.join), as_array(weights.norm)
-        self._layer: dict[str, Any] = {
-            name: None if one is None else as_array(one) for name, one in vars(layer).items()
-        }
-        self._embedding, self._head = as_array(model.weights.embedding), as_array(model.weights.head)
         local = model.local
         self._heads, self._kv_heads, self._width = (
             local.num_attention_heads,
             local.num_key_value_heads,
             model.config.head_dim,
         )
-        size = (shape.blocks, shape.block_size, self._kv_heads, self._width)
-        self.keys, self.values = np.zeros(size, np.float32), np.zeros(size, np.float32)
-        self._eps = np.float32(model.config.rms_norm_eps)
-        self._swap = np.roll(np.arange(self._width), self._width // 2)
+        self._eps = model.config.rms_norm_eps
+        self._layer = self._arranged(weights.layer)
+        join = as_array(weights.join)
+        self._join_embedded, self._join_hidden = np.split(join, 2)
+        self._norm, self._head = as_array(weights.norm), as_array(model.weights.head)
+        embedding = as_array(model.weights.embedding)
+        self._embedding: Floats | None = embedding if model.ranks is None else None
+        self._joined: Floats | None = None
+        if self._embedding is not None and len(embedding) * join.shape[1] <= MOST_KEPT:
+            self._joined = (embedding @ self._join_embedded) * self._scale(embedding)
+        size = (shape.blocks, shape.block_size, 2 * self._kv_heads, self._width)
+        self.cache = np.zeros(size, np.float32)
+        """Keys, then values, of each block's tokens."""
+        self._turns = self._turn_table(1)
 
     def kept(self, hidden: Tensor) -> Floats:
         """What the target gave in a step, as :meth:`feed` takes it."""
@@ -76,15 +87,11 @@ class HostPrediction:
         """
         arrays = [rows[begin:end] for rows, begin, end in parts]
         hidden = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
-        ends = np.cumsum(batch.row_lengths).tolist()
-        spans = [
-            (end - length, end, context, table)
-            for end, length, context, table in zip(
-                ends, batch.row_lengths.tolist(), batch.context_lengths.tolist(), batch.block_tables, strict=True
-            )
-        ]
-        given = self._run(batch.token_ids, batch.positions, hidden, spans)
-        return self._normed(given if batch.outputs is None else given[batch.outputs]) * self._norm
+        ends, tables = np.cumsum(batch.row_lengths), batch.block_tables
+        outputs = ends - 1 if batch.outputs is None else batch.outputs
+        rows = np.repeat(np.arange(len(ends)), batch.row_lengths)
+        x, query = self._enter(batch.token_ids, batch.positions, hidden, tables[rows, self._blocks(batch.positions)])
+        return self._finish(x[outputs], query[outputs], tables[rows[outputs]], batch.positions[outputs])
 
     def run(self, tables: Array, positions: Array, reach: Array, count: int) -> list[HostRun]:
         """``count`` further entries of each row, for :meth:`follow`."""
@@ -92,87 +99,129 @@ class HostPrediction:
 
     def follow(self, step: HostRun, token_ids: Array, given: Floats) -> Floats:
         """One more entry of each row, made of its last token and of what the layer gave before."""
-        spans = [
-            (row, row + 1, position, table)
-            for row, (position, table) in enumerate(zip(step.positions.tolist(), step.tables, strict=True))
-        ]
-        return self._normed(self._run(token_ids, step.positions, given, spans)) * self._norm
+        tables, positions = step.tables, step.positions
+        blocks = tables[np.arange(len(tables)), self._blocks(positions)]
+        x, query = self._enter(token_ids, positions, given, blocks)
+        return self._finish(x, query, tables, positions)
 
     def logits(self, given: Floats) -> Floats:
         """float32 ``[n, vocab]``, on every rank."""
-        if self.model.ranks is None and len(given) == 1:
-            row: Floats = self._head @ given[0]
-            return row[None]
+        if self.model.ranks is None:
+            rows: Floats = (self._head @ given[0])[None] if len(given) == 1 else given @ self._head.T
+            return rows
         with paddle.no_grad():
             found = self.model.logits(paddle.to_tensor(given, place=self.model.place), everywhere=True)
         assert found is not None
         return found
 
-    def _run(
-        self, token_ids: Array, positions: Array, hidden: Floats, spans: list[tuple[int, int, int, Array]]
-    ) -> Floats:
-        """The layer on ``[tokens, hidden]``; ``spans``: first and last token of a row, its context length and table."""
+    def _arranged(self, layer: LayerWeights) -> dict[str, Any]:
+        """The layer's weights, the columns of queries and keys pair by pair, those of the gates halved."""
+        found: dict[str, Any] = {name: None if one is None else as_array(one) for name, one in vars(layer).items()}
+        turned = self._heads + self._kv_heads
+        pairs = np.arange(self._width).reshape(2, -1).T.reshape(-1)
+        columns = (np.arange(turned)[:, None] * self._width + pairs).reshape(-1)
+        for name in ("qkv", "qkv_bias"):
+            if (array := found[name]) is not None:
+                moved = array.copy()
+                moved[..., : len(columns)] = array[..., columns]
+                found[name] = moved
+        gate, up = np.split(found["gate_up"], 2, axis=1)
+        found["gate_up"] = np.concatenate([gate / 2, up], axis=1)
+        query, key = found.pop("q_norm"), found.pop("k_norm")
+        found["qk_norm"] = None
+        if query is not None and key is not None:
+            found["qk_norm"] = np.stack([query[pairs]] * self._heads + [key[pairs]] * self._kv_heads)
+        return found
+
+    def _blocks(self, positions: Array) -> Array:
+        blocks: Array = positions // self._shape.block_size
+        return blocks
+
+    def _enter(self, token_ids: Array, positions: Array, hidden: Floats, blocks: Array) -> tuple[Floats, Floats]:
+        """Write the keys and values of some entries; what enters the layer, ``[tokens, hidden]``, and the queries,
+        ``[tokens, heads, width]``. ``blocks``: in which each of them lies."""
         self.model.before_run(len(token_ids))
-        weights = self._layer
-        whole = self.model.ranks is None
-        embedded = self._embedding[token_ids] if whole else as_array(self.model.embedded(token_ids))
-        x = np.concatenate([self._normed(embedded), self._normed(hidden)], axis=1) @ self._join
-        query, key, value = self._projected(self._normed(x), positions)
-        size, places = self._shape.block_size, positions % self._shape.block_size
-        blocks = np.concatenate([table[positions[begin:end] // size] for begin, end, _, table in spans])
-        self.keys[blocks, places], self.values[blocks, places] = key, value
-        attended = np.empty((len(x), self._heads * self._width), np.float32)
-        for begin, end, context, table in spans:
-            known = context + end - begin
-            used = table[: -(-known // size)]
-            keys = self.keys[used].reshape(-1, self._kv_heads, self._width)[:known]
-            values = self.values[used].reshape(-1, self._kv_heads, self._width)[:known]
-            for first in range(begin, end, MOST_QUERIES):
-                last = min(first + MOST_QUERIES, end)
-                seen = context + last - begin
-                attended[first:last] = self._attention(query[first:last], keys[:seen], values[:seen])
-        out = self._summed(attended @ weights["output"])
-        x = x + out if weights["output_bias"] is None else x + out + weights["output_bias"]
-        gate_up = self._normed(x) @ weights["gate_up"]
-        gate, up = gate_up[:, : gate_up.shape[1] // 2], gate_up[:, gate_up.shape[1] // 2 :]
-        inner = gate / (1 + np.exp(np.minimum(-gate, 80))) * up  # what is behind e**80 is 0
-        return x + self._summed(inner @ weights["down"])
-
-    def _projected(self, x: Floats, positions: Array) -> tuple[Floats, Floats, Floats]:
-        """Queries ``[tokens, heads, width]``, keys and values ``[tokens, kv_heads, width]``."""
-        weights, heads = self._layer, self._heads
-        qkv = x @ weights["qkv"]
+        weights, kv_heads, width = self._layer, self._kv_heads, self._width
+        turned = (self._heads + kv_heads) * width
+        x = (hidden @ self._join_hidden) * self._scale(hidden)
+        x += self._embedded(token_ids)
+        qkv = (x @ weights["qkv"]) * self._scale(x)
         if weights["qkv_bias"] is not None:
-            qkv = qkv + weights["qkv_bias"]
-        qkv = qkv.reshape(len(x), -1, self._width)
-        qk, value = qkv[:, : heads + self._kv_heads], qkv[:, heads + self._kv_heads :]
-        if weights["q_norm"] is not None:
-            normed = self._normed(qk)
-            qk = np.concatenate([normed[:, :heads] * weights["q_norm"], normed[:, heads:] * weights["k_norm"]], axis=1)
-        cos, sin = self.model.rotations(positions)
-        qk = qk * cos[:, None] + qk[..., self._swap] * sin[:, None]
-        return qk[:, :heads], qk[:, heads:], value
+            qkv += weights["qkv_bias"]
+        qk = qkv[:, :turned].reshape(len(x), -1, width)
+        if weights["qk_norm"] is not None:
+            qk = qk * self._scale(qk.reshape(-1, width)).reshape(len(x), -1, 1) * weights["qk_norm"]
+        qk = (qk.view(np.complex64) * self._turned(positions)).view(np.float32)
+        places = positions % self._shape.block_size
+        self.cache[blocks, places, :kv_heads] = qk[:, self._heads :]
+        self.cache[blocks, places, kv_heads:] = qkv[:, turned:].reshape(len(x), kv_heads, width)
+        return x, qk[:, : self._heads]
 
-    def _attention(self, query: Floats, keys: Floats, values: Floats) -> Floats:
-        """Of the last tokens of a row, ``[tokens, heads, width]``, over all of it: ``[tokens, heads * width]``."""
-        count, known = len(query), len(keys)
-        grouped = query.reshape(count, self._kv_heads, -1, self._width).transpose(1, 0, 2, 3)
-        scores = grouped.reshape(self._kv_heads, -1, self._width) @ keys.transpose(1, 2, 0)
-        if count > 1:
-            behind = np.arange(known) > np.arange(known - count, known)[:, None]
-            scores.reshape(self._kv_heads, count, -1, known)[:] += np.where(behind, np.float32(-np.inf), 0)[:, None]
+    def _finish(self, x: Floats, query: Floats, tables: Array, positions: Array) -> Floats:
+        """What the layer gives, normed, for one entry of each row, which is the last one that the row has."""
+        if not len(x):
+            return x
+        weights = self._layer
+        out = self._summed(self._attention(query, tables, positions) @ weights["output"])
+        x = x + out if weights["output_bias"] is None else x + out + weights["output_bias"]
+        gate_up = (x @ weights["gate_up"]) * self._scale(x)
+        gate, up = gate_up[:, : gate_up.shape[1] // 2], gate_up[:, gate_up.shape[1] // 2 :]
+        inner = np.tanh(gate)  # of half the gate, which is as good as the logistic function of all of it
+        inner += 1
+        inner *= gate
+        inner *= up
+        x = x + self._summed(inner @ weights["down"])
+        given: Floats = x * self._scale(x) * self._norm
+        return given
+
+    def _attention(self, query: Floats, tables: Array, positions: Array) -> Floats:
+        """Of one token a row, ``[rows, heads, width]``, over all of it: ``[rows, heads * width]``."""
+        rows, kv_heads, most = len(query), self._kv_heads, int(positions.max())
+        used = tables[:, : most // self._shape.block_size + 1]
+        if rows > 1:  # shorter rows read their first block over: what they have no block of is hidden below
+            used = np.where(np.arange(used.shape[1]) <= self._blocks(positions)[:, None], used, used[:, :1])
+        known = self.cache[used].reshape(rows, -1, 2 * kv_heads, self._width)[:, : most + 1]
+        grouped = query.reshape(rows, kv_heads, -1, self._width)
+        scores = grouped @ known[:, :, :kv_heads].transpose(0, 2, 3, 1)
+        if rows > 1:
+            behind = np.arange(most + 1) > positions[:, None]
+            scores += np.where(behind, np.float32(-np.inf), np.float32(0))[:, None, None]
         scores -= scores.max(axis=-1, keepdims=True)
         np.exp(scores, out=scores)
-        scores /= scores.sum(axis=-1, keepdims=True)
-        mixed = (scores @ values.transpose(1, 0, 2)).reshape(self._kv_heads, count, -1, self._width)
-        return mixed.transpose(1, 0, 2, 3).reshape(count, -1)
+        mixed = scores @ known[:, :, kv_heads:].transpose(0, 2, 1, 3)
+        mixed /= scores.sum(axis=-1, keepdims=True)
+        attended: Floats = mixed.reshape(rows, -1)
+        return attended
 
-    def _normed(self, x: Floats) -> Floats:
-        """RMSNorm of each row, without a weight."""
-        flat = x.reshape(-1, x.shape[-1])
-        square = np.einsum("ij,ij->i", flat, flat).reshape(*x.shape[:-1], 1)
-        normed: Floats = x / np.sqrt(square / x.shape[-1] + self._eps)
-        return normed
+    def _embedded(self, token_ids: Array) -> Floats:
+        """What the tokens' embeddings add, ``[tokens, hidden]``."""
+        if self._joined is not None:
+            kept: Floats = self._joined[token_ids]
+            return kept
+        rows = as_array(self.model.embedded(token_ids)) if self._embedding is None else self._embedding[token_ids]
+        added: Floats = (rows @ self._join_embedded) * self._scale(rows)
+        return added
+
+    def _scale(self, x: Floats) -> Any:  # noqa: ANN401 (a number, or one for each row)
+        """RMSNorm of each row without a weight is the row times this."""
+        if len(x) == 1:
+            row = x[0]
+            return 1 / math.sqrt(float(row @ row) / x.shape[1] + self._eps)
+        return 1 / np.sqrt(np.einsum("ij,ij->i", x, x)[:, None] / x.shape[1] + np.float32(self._eps))
+
+    def _turned(self, positions: Array) -> Array:
+        """By what a token's queries and keys are multiplied, complex64 ``[tokens, 1, width / 2]``."""
+        most = int(positions.max()) + 1
+        if most > len(self._turns):
+            self._turns = self._turn_table(min(2 * most, self.model.config.max_position_embeddings))
+        found: Array = self._turns[positions][:, None]
+        return found
+
+    def _turn_table(self, positions: int) -> Array:
+        half = self._width // 2
+        cos, sin = self.model.rotations(np.arange(positions))
+        table: Array = (cos[:, :half] + 1j * sin[:, half:]).astype(np.complex64)
+        return table
 
     def _summed(self, partial: Floats) -> Floats:
         """The sum of what the ranks have each computed a part of."""

@@ -212,6 +212,36 @@ def test_the_prediction_layer_equals_the_dense_pass_whole_in_pieces_and_one_by_o
         np.testing.assert_allclose(layer.logits(given)[0], expected[8 + number], atol=TOLERANCE)
 
 
+@pytest.mark.parametrize("kept", [0, 1 << 22], ids=["embedded anew", "embedded once"])
+@pytest.mark.parametrize("name", ["qwen3", "llama with bias, tied", "no grouping, own head width"])
+def test_both_prediction_layers_give_the_same_for_rows_of_any_length(checkpoints, tmp_path, monkeypatch, name, kept):
+    """Rows side by side, of which some give nothing: biases, normed queries and keys, any width of a head."""
+    directory = checkpoints.make(tmp_path, **(checkpoints.variants[name] | {"num_nextn_predict_layers": 1}))
+    monkeypatch.setattr("hal.model.prediction_host.MOST_KEPT", kept)
+    model = LlamaModel.load(directory)
+    model.allocate_cache(12, 4)
+    layers, rng = (PredictionLayer(model), open_prediction(model)), np.random.default_rng(3)
+    rows = [Row(tokens(16, n), 0, blocks) for n, blocks in enumerate([[6, 0, 3, 7], [1, 5, 9, 2], [4, 8, 10, 11]])]
+    for lengths, outputs in (([3, 9, 1], [2, 12]), ([2, 1, 5], [1, 2, 7]), ([1, 1, 1], [])):
+        hidden = rng.normal(size=(sum(lengths), model.config.hidden_size)).astype(np.float32)
+        batch = replace(batch_of(rows, lengths, 4), outputs=np.array(outputs, np.int64))
+        given = [
+            np.array(layer.feed([(part, 0, len(hidden))], batch))
+            for layer, part in zip(layers, (paddle.to_tensor(hidden), hidden), strict=True)
+        ]
+        np.testing.assert_allclose(*given, atol=TOLERANCE)
+        for row, length in zip(rows, lengths, strict=True):
+            row.done += length
+    at = np.array([row.done for row in rows])
+    runs = [layer.run(batch.block_tables, at, np.array([3, 3, 1]), 3) for layer in layers]
+    given = [paddle.to_tensor(hidden), hidden]
+    for steps in zip(*runs, strict=True):
+        ids = rng.integers(0, 61, 3)
+        given = [layer.follow(step, ids, last) for layer, step, last in zip(layers, steps, given, strict=True)]
+        np.testing.assert_allclose(given[0].numpy(), given[1], atol=TOLERANCE)
+        np.testing.assert_allclose(*[layer.logits(last) for layer, last in zip(layers, given, strict=True)], atol=1e-3)
+
+
 def test_a_row_that_reaches_less_far_than_its_neighbours_writes_nothing_behind(models):
     model = models["with a prediction layer"]
     model.allocate_cache(4, 4)
