@@ -117,16 +117,21 @@ def plan_drafts(state: SlotState, drafts: Drafts) -> WritePlan:
 
     That is the next token and the drafts; a slot that plays the prefill part of a split feeds nothing more.
     """
-    slots, layout = np.array(list(drafts), np.int64), state.layout
-    counts = np.array([len(tokens) for tokens in drafts.values()], np.int32)
-    prefill = np.array([state.host_table.role(slot) is SplitRole.PREFILL for slot in drafts])
-    place = layout.fields["draft_tokens"]
-    rows = np.full((len(slots), place.width), place.field.reset, np.int64)
-    for row, tokens in zip(rows, drafts.values(), strict=True):
-        row[: len(tokens)] = tokens
+    tokens, number, fed = (state.layout.fields[name] for name in ("draft_tokens", "draft_num", "seq_lens_this_time"))
+    reset, requests = [int(tokens.field.reset)] * tokens.width, state.host_table.requests
+    rows: list[int] = []
+    counts: list[int] = []
+    lengths: list[int] = []
+    for slot, given in drafts.items():
+        rows += given
+        rows += reset[len(given) :]
+        counts.append(len(given))
+        request = requests[slot]
+        hands_over = request is not None and request.role is SplitRole.PREFILL
+        lengths.append(0 if hands_over else 1 + len(given))
+    places = [place.offset + slot * place.stride for place in (tokens, number, fed) for slot in drafts]
+    sizes = [tokens.stride] * len(drafts) + [number.stride] * len(drafts) + [fed.stride] * len(drafts)
     builder = PlanBuilder(state.memory)
-    fed = np.where(prefill, 0, 1 + counts).astype(np.int32)
-    for name, values in (("draft_tokens", rows), ("draft_num", counts), ("seq_lens_this_time", fed)):
-        place = layout.fields[name]
-        builder.copy(place.offset + slots * place.stride, place.stride, values.view(np.uint8).reshape(-1))
-    return builder.build()
+    pieces = [np.array(rows, np.int64).tobytes(), np.array(counts + lengths, np.int32).tobytes()]
+    builder.runs(np.array(places, np.int64), np.array(sizes, np.int64), pieces)
+    return builder.build(disjoint=True)
