@@ -1,4 +1,4 @@
-"""The short way of a plain step's record says what the general way says, or leaves it to that (G21)."""
+"""The short way of the record of a step that tells of tokens alone says what the general way says, or leaves it to that (G21)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def columns_of(state, **changed):
         "stop_reason": [0] * SLOTS,
         "sampled_token_ids": [5, 6, 7, 8],
         "request_serial": [request.admission_id for request in state.host_table.requests],
-        "accept_tokens": [[9] * SIZES.max_accept] * SLOTS,
+        "accept_tokens": 10 + np.arange(SLOTS * SIZES.max_accept),
         "draft_tokens": [[9] * SIZES.max_draft_tokens] * SLOTS,
     }
     fields = state.layout.fields
@@ -52,17 +52,18 @@ def some(*values):
 
 
 @settings(max_examples=share.of(200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data(), order=st.permutations(range(SLOTS)))
-def test_g20_g21_both_ways_say_the_same(state, data, order):
+@given(data=st.data(), order=st.permutations(range(SLOTS)), speculative=st.booleans())
+def test_g20_g21_both_ways_say_the_same(state, data, order, speculative):
     admission_ids = [request.admission_id for request in state.host_table.requests]
     changed = {
-        "accept_num": data.draw(some(0, 1, 1, 1, 2, -1), label="accept_num"),
+        "accept_num": data.draw(some(0, 1, 1, 1, 2, 3, 4, -1), label="accept_num"),
         "step_idx": data.draw(some(0, 1, 3), label="step_idx"),
         "draft_num": data.draw(some(0, 0, 0, 2, 3, -1), label="draft_num"),
         "stop_reason": data.draw(some(0, 1, 2), label="stop_reason"),
         "request_serial": [admission_id + data.draw(st.sampled_from([0, 0, 0, 1])) for admission_id in admission_ids],
     }
-    columns, facts = columns_of(state, **changed), OutputSnapshot.of(state, Step(1, {"target": np.array(order)}))
+    step = Step(1, {"target": np.array(order)}, speculative=speculative)
+    columns, facts = columns_of(state, **changed), OutputSnapshot.of(state, step)
     assert facts.plain
     record, batch_ids, violation = build_record(columns, facts)
     expected, expected_ids, expected_violation = _any_record(columns, facts)

@@ -33,7 +33,7 @@ class OutputSnapshot(NamedTuple):
     max_draft_tokens: int
     top_k: int
     plain: bool
-    """Plain decoding of slots that are all held, with nothing else to report of any."""
+    """Tokens of slots that are all held, with nothing else to report of any."""
 
     @classmethod
     def of(cls, state: SlotState, step: Step) -> OutputSnapshot:
@@ -41,7 +41,7 @@ class OutputSnapshot(NamedTuple):
         admission_ids = host_table.admission_ids[order]
         names, prefill_role, ordinary = _held(host_table, order, admission_ids)
         slots = order.tolist() if host_table.preempted or host_table.aborted else []
-        special = slots or step.speculative or step.logprobs is not None or step.errors or step.recovered
+        special = slots or step.logprobs is not None or step.errors or step.recovered
         return cls(
             step,
             order,
@@ -89,18 +89,21 @@ def build_record(columns: Columns, snapshot: OutputSnapshot) -> Built:
 
 
 def _plain_record(columns: Columns, snapshot: OutputSnapshot) -> Built | None:
-    """The record of a plain decoding step in which nothing is wrong, in a third of the time; None if anything is."""
-    order = snapshot.order
+    """The record of a step that tells of tokens alone and in which nothing is wrong, in a third of the time; None if
+    anything is."""
+    order, speculative = snapshot.order, snapshot.step.speculative
     counts, generated = columns["accept_num"][order, 0], columns["step_idx"][order, 0]
     if (columns["request_serial"][order, 0] != snapshot.admission_ids).any() or (generated < counts).any():
         return None
     drafts = columns["draft_num"][order, 0]
-    if (counts.view(np.uint32) > 1).any() or (drafts.view(np.uint32) > snapshot.max_draft_tokens).any():
+    most, largest = snapshot.max_accept if speculative else 1, int(counts.view(np.uint32).max(initial=0))
+    if largest > most or (drafts.view(np.uint32) > snapshot.max_draft_tokens).any():
         return None
-    status, tokens = counts.astype(np.uint8), columns["sampled_token_ids"][order, 0]  # TOKEN is 1, NONE is 0
+    given = columns["accept_tokens" if speculative else "sampled_token_ids"][order, : max(largest, 1)]
+    status = np.minimum(counts, 1).astype(np.uint8)  # TOKEN is 1, NONE is 0
     finish = columns["stop_reason"][order, 0].astype(np.uint8) * status
-    if not status.all():
-        tokens = tokens[status.view(np.bool_)]
+    one_each = largest == 1 and status.all()
+    tokens = given[:, 0] if one_each else given[np.arange(given.shape[1]) < counts[:, None]]
     first = np.zeros(len(order), np.bool_)
     arrays = (status, finish, generated - counts, counts, tokens, first)
     return OutputRecord(snapshot.step.number, snapshot.names, *arrays), tuple(range(len(order))), None
