@@ -1,4 +1,4 @@
-"""The short way of the record of a step that tells of tokens alone says what the general way says, or leaves it to that (G21)."""
+"""The short way of a record that tells of tokens alone says what the general way says, or leaves it to that (G21)."""
 
 from __future__ import annotations
 

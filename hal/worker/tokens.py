@@ -106,12 +106,16 @@ def choose_tokens(
     wanted = inputs.fields["logprobs_num"][slots, 0]
     most = int(wanted.max())
     logprobs = most if most >= 0 else None
-    if sizes.max_draft_tokens:
+    if sizes.max_draft_tokens and (rejection is not None or inputs.drafts.any()):
         return _verified(logits, inputs, histories, sizes, logprobs, rejection)
     result = sample(logits, sampling_rows(slots, inputs.fields, histories), logprobs=logprobs)
     errors = {int(slots[row]): message for row, message in result.errors.items()}
     found = _empty(sizes)
-    found["sampled_token_ids"][slots, 0] = result.tokens
+    if sizes.max_draft_tokens:  # none of which is there to be verified
+        found["accept_tokens"][slots, 0] = result.tokens
+        found["accept_num"][slots, 0] = result.tokens >= 0
+    else:
+        found["sampled_token_ids"][slots, 0] = result.tokens
     if logprobs is not None:
         found |= _alternatives(sizes, slots, np.zeros(len(slots), np.int64), wanted, result)
     return StepTokens(found, slots, result.margins, logprobs, errors)
