@@ -111,7 +111,7 @@ def _is_shared(tensor: Tensor) -> bool:
 def prediction_part(prediction: Prediction, heads: int, place: str) -> Part:
     """The layer of a proposer."""
     if isinstance(prediction, HostPrediction):
-        return HostPart([(prediction.keys, prediction.values)], "tokens, heads")
+        return HostPart([(prediction.keys, prediction.values)], "tokens, heads, their halves in pairs")
     if isinstance(prediction, PredictionLayer):
         return part_of(prediction.cache, heads, place)
     what = f"{type(prediction).__name__} keeps its keys and values in a way that is not known here"

@@ -71,9 +71,8 @@ class HostPrediction:
         self._joined: Floats | None = None
         if self._embedding is not None and len(embedding) * join.shape[1] <= MOST_KEPT:
             self._joined = (embedding @ self._join_embedded) * self._scale(embedding)
-        size = (shape.blocks, shape.block_size, 2 * self._kv_heads, self._width)
-        self.cache = np.zeros(size, np.float32)
-        """Keys, then values, of each block's tokens."""
+        self._cache = np.zeros((2, shape.blocks, shape.block_size, self._kv_heads, self._width), np.float32)
+        self.keys, self.values = self._cache
         self._turns = self._turn_table(1)
 
     def kept(self, hidden: Tensor) -> Floats:
@@ -153,8 +152,8 @@ class HostPrediction:
             qk = qk * self._scale(qk.reshape(-1, width)).reshape(len(x), -1, 1) * weights["qk_norm"]
         qk = (qk.view(np.complex64) * self._turned(positions)).view(np.float32)
         places = positions % self._shape.block_size
-        self.cache[blocks, places, :kv_heads] = qk[:, self._heads :]
-        self.cache[blocks, places, kv_heads:] = qkv[:, turned:].reshape(len(x), kv_heads, width)
+        self.keys[blocks, places] = qk[:, self._heads :]
+        self.values[blocks, places] = qkv[:, turned:].reshape(len(x), kv_heads, width)
         return x, qk[:, : self._heads]
 
     def _finish(self, x: Floats, query: Floats, tables: Array, positions: Array) -> Floats:
@@ -180,15 +179,15 @@ class HostPrediction:
         used = tables[:, : most // self._shape.block_size + 1]
         if rows > 1:  # shorter rows read their first block over: what they have no block of is hidden below
             used = np.where(np.arange(used.shape[1]) <= self._blocks(positions)[:, None], used, used[:, :1])
-        known = self.cache[used].reshape(rows, -1, 2 * kv_heads, self._width)[:, : most + 1]
+        keys, values = self._cache[:, used].reshape(2, rows, -1, kv_heads, self._width)[:, :, : most + 1]
         grouped = query.reshape(rows, kv_heads, -1, self._width)
-        scores = grouped @ known[:, :, :kv_heads].transpose(0, 2, 3, 1)
+        scores = grouped @ keys.transpose(0, 2, 3, 1)
         if rows > 1:
             behind = np.arange(most + 1) > positions[:, None]
             scores += np.where(behind, np.float32(-np.inf), np.float32(0))[:, None, None]
         scores -= scores.max(axis=-1, keepdims=True)
         np.exp(scores, out=scores)
-        mixed = scores @ known[:, :, kv_heads:].transpose(0, 2, 1, 3)
+        mixed = scores @ values.transpose(0, 2, 1, 3)
         mixed /= scores.sum(axis=-1, keepdims=True)
         attended: Floats = mixed.reshape(rows, -1)
         return attended

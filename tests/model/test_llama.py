@@ -246,7 +246,7 @@ def test_a_row_that_reaches_less_far_than_its_neighbours_writes_nothing_behind(m
     model = models["with a prediction layer"]
     model.allocate_cache(4, 4)
     layer = PredictionLayer(model)
-    cache = layer._cache
+    cache = layer.cache
     tables = np.array([[0, -1], [1, 2]], np.int32)
     hidden = paddle.to_tensor(np.ones((2, 16), np.float32))
     for step in layer.run(tables, np.array([2, 2]), np.array([2, 4]), 4):
