@@ -99,6 +99,7 @@ def steps(out: Path) -> list[Step]:
         Step("recorded logits, ranks over NCCL", [recorded, "replay", logits], {}, no_pair),
         Step("broadcast bench", bench, {}, no_pair),
         Step("kit, ranks over NCCL", [*ranks, "--maxfail=3", "-vv"], {}, no_pair, 330),
+        Step("beside graph captures", [str(HERE / "captures.py")], {}, no_gpu),
         Step("tests of the plugin", [*PYTEST, str(HERE.parent / "tests")]),
         Step("kit, CuPy tensors", [*COUNTED, *quick], {"HAL_CUDA_TENSORS": "cupy"}, cupy),
         Step("kit, Paddle tensors", [*COUNTED, *quick], {"HAL_CUDA_TENSORS": "paddle"}, no_paddle),

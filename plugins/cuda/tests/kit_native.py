@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from functools import cache
 from pathlib import Path
 
 from hal_cuda import launching
@@ -32,10 +33,15 @@ class OverStandIn(CudaDevice):
         return False
 
 
+@cache
+def library():
+    """The bindings over the library, one for all devices as CUDA's are."""
+    return _stand_in().Library(_stand_in().built()[1])
+
+
 def opened():
     """A device; the native part and the driver's library are built once a process."""
-    module, library = _stand_in().built()
-    api = _stand_in().Library(library)
+    module, api = _stand_in().built()[0], library()
     launching.cubin = lambda name, arch: b""
     native = None if os.environ.get("HAL_CUDA_NATIVE") == "0" else module
     return OverStandIn(0, {"stream": 1}, Driver(api, native, api.library))

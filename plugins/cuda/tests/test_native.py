@@ -1,19 +1,16 @@
-"""The native part: when it gives up the interpreter's lock, what it refuses, that it keeps nothing; which is used."""
+"""The native part: when it gives up the interpreter's lock, what it refuses, that it keeps nothing."""
 
 from __future__ import annotations
 
 import gc
-import logging
 import sys
 import threading
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hal_core import Request, StateConfig, Task, TaskBatch, TaskKind
-from hal_core.errors import InvalidBatch, InvalidValue, Unavailable
-from hal_cuda import building, native
-from hal_cuda.native import VARIABLE, Book
+from hal_core.errors import InvalidBatch, InvalidValue
+from hal_cuda.native import Book
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -258,71 +255,3 @@ def test_a_failed_call_is_named_as_the_driver_names_it(opened):
         with pytest.raises(RuntimeError, match=f"{call}: CUDA_ERROR_INVALID_VALUE"):
             bound.async_set_value(target=target, value=value, stream=bound.default_stream)
     api.fail = ""
-
-
-# -- which path is used ------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def part(monkeypatch):
-    """``part(module)``: what is found as the native part; None: it was not built."""
-
-    def put(module):
-        monkeypatch.setattr(native, "find_spec", lambda name: module)
-        monkeypatch.setattr(native, "import_module", lambda name: module)
-        monkeypatch.delenv(VARIABLE, raising=False)
-        native._tell.cache_clear()
-
-    return put
-
-
-GOOD = SimpleNamespace(SOURCES=building.sources_digest(), LAYOUT=native.layout())
-OLD = SimpleNamespace(SOURCES=building.sources_digest(), LAYOUT=native.layout().replace("table 5", "table 6"))
-OTHER = SimpleNamespace(SOURCES="0" * 16, LAYOUT=native.layout())
-
-
-@pytest.mark.parametrize(
-    ("module", "why"),
-    [
-        (None, "the native part was not built"),
-        (OLD, "built for another version of paddle-hal-core"),
-        (OTHER, "built for another version of paddle-hal-cuda"),
-    ],
-)
-def test_what_is_missing_or_was_built_for_another_version_is_not_used(part, monkeypatch, caplog, module, why):
-    part(module)
-    with caplog.at_level(logging.WARNING):
-        assert [native.find()[0] for _ in range(3)] == [None] * 3
-    (line,) = [record.getMessage() for record in caplog.records if "Python path" in record.getMessage()]
-    assert why in line
-    assert "python -m hal_cuda.building" in line
-    assert "\n" not in line
-    assert why in native.find()[1], "hal devices --open says so"
-    monkeypatch.setenv(VARIABLE, "1")
-    with pytest.raises(Unavailable, match=why):
-        native.find()
-
-
-def test_the_variable_chooses(part, monkeypatch, caplog):
-    part(GOOD)
-    assert native.find() == (GOOD, "")
-    monkeypatch.setenv(VARIABLE, "1")
-    assert native.find() == (GOOD, "")
-    monkeypatch.setenv(VARIABLE, "0")
-    assert native.find()[0] is None
-    assert not caplog.records, "it was asked for"
-    monkeypatch.setenv(VARIABLE, "yes")
-    with pytest.raises(InvalidValue, match=f"{VARIABLE}=yes"):
-        native.find()
-
-
-def test_an_open_device_says_which_path_it_takes(opened):
-    bound = opened()
-    assert bound.note == f"path: {'native' if bound.device.driver.native else 'Python'}"
-
-
-def test_a_driver_without_a_function_is_refused_by_its_name():
-    import ctypes
-
-    with pytest.raises(Unavailable, match="cuMemcpyHtoDAsync_v2"):
-        native.functions(ctypes.CDLL(None))

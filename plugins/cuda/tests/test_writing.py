@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import numpy as np
 import pytest
 from hal_core import Group, StateConfig
@@ -84,3 +86,36 @@ def test_g14_a_broadcasts_header_is_one_launch(opened):
     for copy, expected in headers:
         copy.wait()
         assert copy.data[0].tobytes() == expected
+
+
+@pytest.mark.parametrize("opened", ["python over the library", "native"], indirect=True)
+def test_g14_a_broadcasts_header_is_written_in_the_order_of_its_stream(opened):
+    """Held streams: behind the stream's own work, and behind a copy out that still reads the header before it."""
+    bound = opened()
+    state, stream, library = bound.state(SIZES), bound.device.stream(), bound.device.driver.api.library
+    channel = BroadcastChannel(bound.device, state, Group((0, 1), 0), Alone())
+    part = ByteRange(state.broadcast_range().offset, 64)
+
+    def header():
+        """What is in the state now, read past every stream."""
+        return bytes((ctypes.c_char * 64).from_address(state.memory.address + part.offset))
+
+    channel.begin(stream)
+    stream.synchronize(30)
+    assert header() == (first := channel.expected)
+    library.stand_in_hold(stream.handle, 1)
+    bound.async_set_value(target=state.view("sampled_token_ids"), value=5, stream=stream)
+    channel.begin(stream)
+    assert header() == first, "the stream is held"
+    library.stand_in_hold(stream.handle, 0)
+    stream.synchronize(30)
+    assert header() == (second := channel.expected) != first
+    library.stand_in_hold(stream.beside().handle, 1)
+    copy = bound.device.copy_out(state.memory, [part], stream)
+    channel.begin(stream)
+    assert header() == second, "a copy out has yet to read it"
+    library.stand_in_hold(stream.beside().handle, 0)
+    copy.wait(30)
+    stream.synchronize(30)
+    assert copy.data[0].tobytes() == second
+    assert header() == channel.expected != second
