@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hal_core import Request, StateConfig, TaskBatch
+from hal_core import FinishReason, Request, SlotStatus, StateConfig, TaskBatch
 from hal_core.devices.cpu import CpuPlugin
 from hal_core.output.rows import OutputSnapshot, _any_record, build_record
 from hal_core.runtime.bound import bind
@@ -90,3 +90,17 @@ def test_g21_what_is_out_of_bounds_in_a_plain_step_is_an_error_of_its_row_alone(
     assert told in str(violation)
     assert [row for row, text in record.messages.items() if text] == [2]
     assert record.tokens.tolist() == [5, 6, 8]
+
+
+def test_g21_an_error_that_is_known_late_is_told_with_its_own_step(state):
+    """The step stopped the slot by itself, so it gives no token; that the host learns with the output."""
+    late = {2: "logits were no use"}
+    columns = columns_of(state, accept_num=[1, 1, 0, 1], step_idx=[3, 3, 2, 3])
+    step = Step(1, {"target": np.arange(SLOTS)}, late_errors=lambda: late)
+    record, _, violation = build_record(columns, OutputSnapshot.of(state, step))
+    assert violation is None
+    assert record.status.tolist() == [SlotStatus.TOKEN, SlotStatus.TOKEN, SlotStatus.ERROR, SlotStatus.TOKEN]
+    assert record.finish.tolist() == [0, 0, FinishReason.ERROR, 0]
+    assert (record.tokens.tolist(), record.messages) == ([5, 6, 8], late)
+    late.clear()
+    assert build_record(columns, OutputSnapshot.of(state, step))[0].messages == {}

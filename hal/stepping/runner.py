@@ -68,7 +68,8 @@ class Runner(Protocol):
         Slots of it that have stopped, or have nothing to feed, do not run; others are not named. All ranks of a group
         make the same calls.
 
-        :return: the step as it runs: ``step.step``, or one with what this runner knows besides (``errors``).
+        :return: the step as it runs: ``step.step``, or one with what this runner knows besides: ``errors``, or
+            ``late_errors``, of slots whose ``stop_flags`` its work sets.
         """
 
     def propose(self, state: SlotState, step: Step, stream: Stream) -> None:

@@ -91,6 +91,8 @@ def build_record(columns: Columns, snapshot: OutputSnapshot) -> Built:
 def _plain_record(columns: Columns, snapshot: OutputSnapshot) -> Built | None:
     """The record of a step that tells of tokens alone and in which nothing is wrong, in a third of the time; None if
     anything is."""
+    if snapshot.step.late_errors is not None and snapshot.step.late_errors():
+        return None
     order, speculative = snapshot.order, snapshot.step.speculative
     counts, generated = columns["accept_num"][order, 0], columns["step_idx"][order, 0]
     if (columns["request_serial"][order, 0] != snapshot.admission_ids).any() or (generated < counts).any():
@@ -115,7 +117,9 @@ def _any_record(columns: Columns, snapshot: OutputSnapshot) -> Built:
     held = snapshot.admission_ids != 0
     counts = np.where(held, columns["accept_num"][order, 0], 0)
     bad = _out_of_bounds(columns, snapshot, counts, held)
-    for slot, message in (*snapshot.step.errors.items(), *snapshot.step.recovered.items()):
+    step = snapshot.step
+    errors = dict(step.errors) | dict(step.late_errors() if step.late_errors is not None else {})
+    for slot, message in (*errors.items(), *step.recovered.items()):
         for row in np.flatnonzero(order == slot).tolist():
             bad[row] = message
     wrong = np.zeros(len(order), np.bool_)
@@ -146,7 +150,7 @@ def _any_record(columns: Columns, snapshot: OutputSnapshot) -> Built:
             rows["finish"][row] = FinishReason.ABORT if gone is SlotStatus.ABORTED else FinishReason.NONE
             messages.pop(row, None)
     record = OutputRecord(snapshot.step.number, names, messages=messages, **rows, **parts)
-    told = snapshot.step.errors.keys() | snapshot.step.recovered.keys()
+    told = errors.keys() | step.recovered.keys()
     violations = [text for row, text in bad.items() if int(order[row]) not in told]
     return record, batch_ids, _violation(violations, snapshot) if violations else None
 

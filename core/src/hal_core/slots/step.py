@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -27,6 +27,9 @@ class Step:
     - ``logprobs``: how many alternatives the step wrote besides the sampled token, None for no log-probabilities.
     - ``errors``: slot to message, for requests that the step could not go on with.
     - ``recovered``: slot to message, for requests that were stopped by the recovery of their worker.
+    - ``late_errors``: gives more ``errors``, or none, when the step's output is on the host: for what only the device
+      knows before, as logits that are no use. Called at most twice, on the thread that makes the record; the step has
+      set ``stop_flags`` of these slots before ``update_inputs``. None: there are none.
 
     Raises :class:`InvalidValue` for anything else, and for a message of a slot that is in no order.
     """
@@ -38,6 +41,7 @@ class Step:
     logprobs: int | None = None
     errors: Mapping[int, str] = field(default_factory=dict)
     recovered: Mapping[int, str] = field(default_factory=dict)
+    late_errors: Callable[[], Mapping[int, str]] | None = None
     spans: Mapping[str, tuple[int, int]] = field(init=False, repr=False)
     """State name to the lowest and the highest slot of its order; (0, -1) for an empty one."""
 
