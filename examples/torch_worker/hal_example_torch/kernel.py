@@ -1,8 +1,35 @@
-"""Attention of one query a row over a paged cache, in Triton: a program for each row and key/value head."""
+"""Attention of one query a row over a paged cache, in Triton: rotary positions and the cache's new entries, then a
+program for each row and key/value head."""
 
 # No ``from __future__ import annotations``: Triton reads the annotations.
 import triton
 import triton.language as tl
+
+
+@triton.jit
+def turn_and_store(  # noqa: ANN201
+    query, key, value, query_stride, key_stride, value_stride, cos, sin, places, out, keys, values,  # noqa: ANN001
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, ROOM: tl.constexpr,
+):  # fmt: skip
+    """Pairs (i, i + HALF) of a head turned: ``query`` into ``out``, ``key`` with ``value`` into the cache."""
+    row, head, lane = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, ROOM)
+    inside = lane < HALF
+    c = tl.load(cos + row * HALF + lane, mask=inside, other=0.0)
+    s = tl.load(sin + row * HALF + lane, mask=inside, other=0.0)
+    if head < HEADS:
+        source = query + row * query_stride + head * 2 * HALF + lane
+        target = out + (row * HEADS + head) * 2 * HALF + lane
+    else:
+        at = (tl.load(places + row) * KV_HEADS + head - HEADS) * 2 * HALF + lane
+        given = value + row * value_stride + (head - HEADS) * 2 * HALF + lane
+        tl.store(values + at, tl.load(given, mask=inside), mask=inside)
+        tl.store(values + at + HALF, tl.load(given + HALF, mask=inside), mask=inside)
+        source = key + row * key_stride + (head - HEADS) * 2 * HALF + lane
+        target = keys + at
+    first = tl.load(source, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(source + HALF, mask=inside, other=0.0).to(tl.float32)
+    tl.store(target, (first * c - second * s).to(out.dtype.element_ty), mask=inside)
+    tl.store(target + HALF, (second * c + first * s).to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -17,7 +44,7 @@ def attend_one(  # noqa: ANN201
     group, lane, offset = tl.arange(0, GROUP_ROOM), tl.arange(0, WIDTH_ROOM), tl.arange(0, TILE)
     inside = (group < GROUP)[:, None] & (lane < WIDTH)[None, :]
     place = (row * KV_HEADS * GROUP + head * GROUP + group)[:, None] * WIDTH + lane[None, :]
-    asked = tl.load(query + place, mask=inside, other=0.0).to(tl.float32) * scale
+    asked = tl.load(query + place, mask=inside, other=0.0)
     top = tl.full([GROUP_ROOM], float("-inf"), tl.float32)
     total = tl.zeros([GROUP_ROOM], tl.float32)
     mixed = tl.zeros([GROUP_ROOM, WIDTH_ROOM], tl.float32)
@@ -27,15 +54,15 @@ def attend_one(  # noqa: ANN201
         block = tl.load(table + row * table_stride + position // SIZE, mask=there, other=0).to(tl.int64)
         at = ((block * SIZE + position % SIZE) * KV_HEADS + head)[:, None] * WIDTH + lane[None, :]
         known = there[:, None] & (lane < WIDTH)[None, :]
-        key = tl.load(keys + at, mask=known, other=0.0).to(tl.float32)
-        value = tl.load(values + at, mask=known, other=0.0).to(tl.float32)
-        scores = tl.sum(asked[:, None, :] * key[None, :, :], axis=2)
+        key = tl.load(keys + at, mask=known, other=0.0)
+        value = tl.load(values + at, mask=known, other=0.0)
+        scores = tl.dot(asked, tl.trans(key), input_precision="ieee") * scale
         scores = tl.where(there[None, :], scores, float("-inf"))
         above = tl.maximum(top, tl.max(scores, axis=1))
         shares = tl.exp(scores - above[:, None])
         kept = tl.exp(top - above)
         total = total * kept + tl.sum(shares, axis=1)
-        mixed = mixed * kept[:, None] + tl.sum(shares[:, :, None] * value[None, :, :], axis=1)
+        mixed = mixed * kept[:, None] + tl.dot(shares.to(value.dtype), value, input_precision="ieee")
         top = above
     result = mixed / tl.where(total > 0, total, 1.0)[:, None]
     tl.store(out + place, result.to(out.dtype.element_ty), mask=inside)

@@ -2,42 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 from torch.nn import functional
 
 from hal.model.config import LlamaConfig, read_config
 from hal.model.loading import expected_tensors, read_tensors
+from hal.model.split import BY_VOCABULARY, WHOLE, Shard, local_config, part_of
 
-Attention = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-Turns = tuple[Tensor, Tensor]
-
-
-@dataclass(frozen=True, eq=False)
-class Tokens:
-    """What a run is of: ``queries`` tokens of each of ``rows`` rows, and where they go.
-
-    - ``ids``, ``positions`` int64 ``[rows, queries]``; a position is the last that its token sees, below 0: none.
-    - ``places`` int64 ``[rows * queries]``: where keys and values are written, of the cache's slots in one line.
-    - ``table`` ``[rows, blocks]``: the rows' blocks.
-    """
-
-    ids: Tensor
-    positions: Tensor
-    places: Tensor
-    table: Tensor
+from .attention import Attention, Pair, Tokens
 
 
 class Decoder:
     """Weights and the paged cache on one device. Not thread-safe."""
 
-    def __init__(self, config: LlamaConfig, tensors: Mapping[str, Tensor]) -> None:
-        """``tensors``: of a checkpoint, by their usual names; on the device, in the type that is computed in."""
-        self.config, self.tensors = config, dict(tensors)
+    def __init__(self, config: LlamaConfig, tensors: Mapping[str, Tensor], shard: Shard = WHOLE) -> None:
+        """``tensors``: of a checkpoint, by their usual names; on the device, in the type that is computed in. Of a
+        shard its parts, vocabularies whole; torch's default group are the ranks, which sum up what each has."""
+        self.config, self.tensors, self._shard = local_config(config, shard), dict(tensors), shard
         layers = [f"model.layers.{number}." for number in range(config.num_hidden_layers)]
         kinds = ("weight", "bias") if config.qkv_bias else ("weight",)
         for layer in layers:  # what is multiplied by the same is one matrix
@@ -55,12 +40,16 @@ class Decoder:
         self.values: list[Tensor] = []
 
     @classmethod
-    def load(cls, directory: Path, device: str, dtype: torch.dtype = torch.float32) -> Decoder:
+    def load(cls, directory: Path, device: str, dtype: torch.dtype = torch.float32, shard: Shard = WHOLE) -> Decoder:
         """A checkpoint's; :class:`hal_core.errors.InvalidValue` names what is missing, broken or not supported."""
-        config = read_config(Path(directory))
+        config, tensors = read_config(Path(directory)), {}
         arrays = read_tensors(Path(directory), config)
-        wanted = (name for name, _ in _needed(config))
-        return cls(config, {name: torch.from_dlpack(arrays[name]).to(device, dtype) for name in wanted})
+        for name, shape in _needed(config):
+            part = () if name.endswith(BY_VOCABULARY) else part_of(name, shape, shard)
+            tensors[name] = torch.from_dlpack(arrays.pop(name))[part].to(device, dtype, copy=True)
+            if name.endswith("o_proj.bias") and shard.index:
+                tensors[name].zero_()  # it is added once
+        return cls(config, tensors, shard)
 
     @classmethod
     def random(cls, config: LlamaConfig, device: str, dtype: torch.dtype, seed: int = 0) -> Decoder:
@@ -84,17 +73,17 @@ class Decoder:
         at = tokens.positions.clamp(0, len(self._cos) - 1)
         turns = (self._cos[at][:, :, None], self._sin[at][:, :, None])
         for number, layer in enumerate(self._layers):
-            hidden = hidden + self._attended(hidden, number, tokens, turns, attention)
+            hidden = hidden + self._whole(self._attended(hidden, number, tokens, turns, attention))
             inner = self._linear(self._normed(hidden, layer + "post_attention_layernorm"), layer + "gate_up")
             gate, up = inner.chunk(2, -1)
-            hidden = hidden + self._linear(functional.silu(gate) * up, layer + "mlp.down_proj")
+            hidden = hidden + self._whole(self._linear(functional.silu(gate) * up, layer + "mlp.down_proj"))
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 ``[n, vocab]`` of hidden states ``[n, hidden]``."""
         return functional.linear(self._normed(hidden, "model.norm"), self._head).float()
 
-    def _attended(self, hidden: Tensor, number: int, tokens: Tokens, turns: Turns, attention: Attention) -> Tensor:
+    def _attended(self, hidden: Tensor, number: int, tokens: Tokens, turns: Pair, attention: Attention) -> Tensor:
         config, width, layer = self.config, self.config.head_dim, self._layers[number]
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
         qkv = self._linear(self._normed(hidden, layer + "input_layernorm"), layer + "qkv").unflatten(-1, (-1, width))
@@ -102,19 +91,22 @@ class Decoder:
         if config.qk_norm:
             query = self._normed(query, layer + "self_attn.q_norm")
             key = self._normed(key, layer + "self_attn.k_norm")
-        query, key = _turned(query, *turns), _turned(key, *turns)
-        for cache, new in ((self.keys[number], key), (self.values[number], value)):
-            cache.flatten(0, 1).index_copy_(0, tokens.places, new.flatten(0, 1))
-        mixed = attention(query, self.keys[number], self.values[number], tokens.table, tokens.positions)
+        cache = self.keys[number], self.values[number]
+        mixed = attention(query, key, value, cache, tokens, turns)
         return self._linear(mixed.flatten(2), layer + "self_attn.o_proj")
+
+    def _whole(self, part: Tensor) -> Tensor:
+        """The sum over the ranks."""
+        if self._shard.size > 1:
+            distributed.all_reduce(part)
+        return part
 
     def _linear(self, x: Tensor, name: str) -> Tensor:
         return functional.linear(x, self.tensors[name + ".weight"], self.tensors.get(name + ".bias"))
 
     def _normed(self, x: Tensor, name: str) -> Tensor:
-        wide = x.float()
-        scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.config.rms_norm_eps)
-        return scaled.to(x.dtype) * self.tensors[name + ".weight"]
+        weight = self.tensors[name + ".weight"]
+        return functional.rms_norm(x, weight.shape, weight, self.config.rms_norm_eps)
 
     def _join(self, name: str, parts: Iterable[str]) -> None:
         self.tensors[name] = torch.cat([self.tensors.pop(part) for part in parts])
@@ -124,9 +116,3 @@ def _needed(config: LlamaConfig) -> Iterable[tuple[str, tuple[int, ...]]]:
     """Names and shapes of what is used: all but the layer that predicts further tokens."""
     beyond = f"model.layers.{config.num_hidden_layers}."
     return ((name, shape) for name, shape in expected_tensors(config) if not name.startswith(beyond))
-
-
-def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary positions: pairs (i, i + head_dim / 2), in float32."""
-    first, second = x.float().chunk(2, -1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)

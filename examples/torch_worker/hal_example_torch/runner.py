@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 from hal_core import InvalidValue, Request, SamplingParams, SlotState, Step, Stream, TaskKind
-from torch import Tensor
+from torch import Tensor, distributed
 
+from hal.model.config import read_config
+from hal.model.split import Shard, check_split
 from hal.stepping import PlannedStep, RunnerSetup
 
-from .attention import FusedAttention, attend
-from .model import Attention, Decoder, Tokens
+from .attention import Attention, FusedAttention, Tokens, attend
+from .model import Decoder
 from .sampling import DRAWN, GREEDY, TRUNCATED, sample
 
 _READ = (
@@ -27,8 +29,9 @@ _UNHEARD = (
     *("min_tokens", "bad_words", "logprobs"),
 )
 _FEEDING = (TaskKind.PREFILL, TaskKind.PREFILL_CHUNK)
-_SEEN = 2
-"""How many steps later logits that were no use are looked for: the engine has taken that step by then."""
+_UNDER_WAY = 3
+"""Steps whose outcome may not have been read yet: a record is made before the next step but one is launched."""
+_USELESS = "logits of this request were NaN, infinite, or all minus infinity"
 
 
 class TorchRunner:
@@ -36,7 +39,8 @@ class TorchRunner:
 
     Decoding slots are one run of all slots, on cuda a graph captured when it is made, one for each way to sample; who
     does not decode writes to a block that is nobody's, and what comes of it is dropped. A piece of a prompt is a run of
-    its own. A request whose logits are no use ends with an error ``2`` steps later, after as many tokens 0.
+    its own. A request whose logits are no use is stopped by the step itself, whose record tells the error. On several
+    ranks of one host each has its part of the heads and of the MLP, and all sample the same.
     """
 
     needs_host = ""
@@ -52,25 +56,28 @@ class TorchRunner:
     ) -> None:
         """``decoder``: a model that is there already, else the checkpoint of ``setup`` is loaded as ``dtype``.
         ``captures``, ``attention``: on cuda graphs and the Triton kernel, elsewhere neither, unless told."""
-        state = setup.state
-        if setup.group.size > 1 or state.speculative:
-            what = f"{setup.group.size} ranks" if setup.group.size > 1 else "a state with room for drafts"
-            cure = "run it on one rank without --speculate"
-            raise InvalidValue(f"TorchRunner does not know {what}", cure=cure, argument="--runner")
+        state, group = setup.state, setup.group
+        if state.speculative:
+            what, cure = "TorchRunner knows no drafts, and the state has room for some", "run it without --speculate"
+            raise InvalidValue(what, cure=cure, argument="--runner")
         self._state, self._size = state, state.sizes.block_size
         self._fields = {name: state.tensor(name, "torch")[:, 0] for name in (*_READ, "sampled_token_ids")}
         self._tokens, self._tables = state.tensor("token_ids", "torch"), state.tensor("block_tables", "torch")
         self._device = self._tokens.device
         on_cuda = self._device.type == "cuda"
-        self.decoder = Decoder.load(setup.model, str(self._device), dtype) if decoder is None else decoder
+        shard = Shard(group.ranks.index(group.rank), group.size)
+        with self._on(setup.device.default_stream):
+            if group.size > 1:
+                check_split(read_config(setup.model), group.size)
+                self._meet(setup, shard)
+            self.decoder = decoder or Decoder.load(setup.model, str(self._device), dtype, shard)
         self.decoder.allocate_cache(max(1, setup.blocks), self._size)
         self.vocab_size = self.decoder.config.vocab_size
         self._attention = attention or (FusedAttention() if on_cuda else attend)
         slots = state.sizes.num_slots
         self._kinds = np.full(slots, GREEDY)  # by slot, what its request needs
         self._useless = torch.zeros(slots, dtype=torch.bool, device=self._device)
-        self._known = [torch.zeros(slots, dtype=torch.bool, pin_memory=on_cuda) for _ in range(_SEEN + 1)]
-        self._admissions = [np.zeros(slots, np.int64) for _ in self._known]
+        self._known = [torch.zeros(slots, dtype=torch.bool, pin_memory=on_cuda) for _ in range(_UNDER_WAY)]
         self._graphs: dict[int, Any] = {}
         if on_cuda if captures is None else captures:
             self._capture()
@@ -85,17 +92,17 @@ class TorchRunner:
 
     def launch(self, state: SlotState, step: PlannedStep, stream: Stream) -> Step:
         """Pieces of prompts first, then all that decode, all on ``stream``."""
+        known = self._known[step.step.number % _UNDER_WAY]
         with torch.no_grad(), self._on(stream):
-            errors = self._errors(step)
+            self._useless.zero_()
             self._prefill(step)
             kinds = self._kinds[step.step.order(state.name)[step.decodes]]
             if len(kinds):
                 kind = int(kinds.max())
                 self._graphs[kind].replay() if kind in self._graphs else self._decode(kind)
-            at = step.step.number % len(self._known)
-            self._known[at].copy_(self._useless, non_blocking=True)
-            self._admissions[at][:] = state.host_table.admission_ids
-        return replace(step.step, errors=errors) if errors else step.step
+            known.copy_(self._useless, non_blocking=True)
+        seen = known.numpy()
+        return replace(step.step, late_errors=lambda: dict.fromkeys(seen.nonzero()[0].tolist(), _USELESS))
 
     def propose(self, state: SlotState, step: Step, stream: Stream) -> None:
         """There are no drafts."""
@@ -117,7 +124,6 @@ class TorchRunner:
             if kind in (TaskKind.PREFILL, TaskKind.REMOTE_PREFILL):
                 drawn = TRUNCATED if params.top_p < 1 else DRAWN
                 self._kinds[slot] = drawn if params.temperature > 0 else GREEDY
-                self._useless[slot] = False
             if kind not in _FEEDING:
                 continue
             positions = torch.arange(start, start + length, device=self._device)[None]
@@ -145,7 +151,9 @@ class TorchRunner:
         """Write the tokens that follow ``hidden`` ``[n, hidden]``, of those of ``part`` that run."""
         rows = {name: self._fields[name][part] for name in ("temperature", "top_p", "seed", "step_idx")}
         tokens, sampled = sample(self.decoder.logits(hidden), kind, rows), self._fields["sampled_token_ids"]
-        self._useless[part] |= runs & (tokens < 0)
+        useless = runs & (tokens < 0)
+        self._useless[part] |= useless
+        self._fields["stop_flags"][part] |= useless  # update_inputs leaves it as it is
         sampled[part] = torch.where(runs, tokens.clamp(min=0), sampled[part])
 
     def _places(self, tables: Tensor, positions: Tensor) -> Tensor:
@@ -158,17 +166,18 @@ class TorchRunner:
     def _stopped(self, part: slice) -> Tensor:
         return self._fields["stop_flags"][part] != 0
 
-    def _errors(self, step: PlannedStep) -> dict[int, str]:
-        """Slots whose logits were no use, of a step that the engine has taken; they are stopped."""
-        at = (step.step.number - _SEEN) % len(self._known)
-        if step.step.number < _SEEN or not bool(self._known[at].any()):
-            return {}
-        held, errors = self._state.host_table.admission_ids, dict[int, str]()
-        for slot in step.step.order(self._state.name)[step.decodes].tolist():
-            if self._known[at][slot] and held[slot] == self._admissions[at][slot]:
-                errors[slot] = "logits of this request were NaN, infinite, or all minus infinity"
-                self._fields["stop_flags"][slot] = True
-        return errors
+    def _meet(self, setup: RunnerSetup, shard: Shard) -> None:
+        """Open torch's own group of these ranks: where its first one listens, hal's broadcast tells the others."""
+        told, first = setup.state.tensor("sampled_token_ids", "torch"), setup.group.is_first
+        if first:
+            store = distributed.TCPStore("127.0.0.1", 0, shard.size, is_master=True, wait_for_workers=False)
+            told[0] = store.port
+        setup.device.broadcast_tokens(state=setup.state, group=setup.group, stream=setup.device.default_stream).wait()
+        if not first:
+            store = distributed.TCPStore("127.0.0.1", int(told[0]), shard.size)
+        told.fill_(-1)  # as of empty slots
+        backend = "nccl" if self._device.type == "cuda" else "gloo"
+        distributed.init_process_group(backend, store=store, rank=shard.index, world_size=shard.size)
 
     def _capture(self) -> None:
         """Capture the decode step once for each way to sample. All slots are empty, so it changes nothing. The mode is
