@@ -6,6 +6,10 @@ With ``--ranks N`` only the decode gap is measured, on N GPUs whose ranks meet i
 triton and an NVIDIA GPU; without them it checks imports and planning on the cpu device, says what is missing, and ends
 with 0. ``PYTHONPATH=core/src:plugins/cuda/src:.`` where hal is not installed.
 
+    python -m benchmarks.gpu.bench --only speed; python -m benchmarks.gpu.bench --only in-turn --ranks 2
+
+is the speed table: each call quiet and beside a busy thread; and the gap of ranks one of which inserts at each step.
+
     python -m benchmarks.gpu.bench --only broadcast [--ranks 2] [--device cuda] [--rounds 200]
 
 measures ``broadcast_tokens`` through Paddle alone (with ``--device cpu`` over gloo), without torch.
@@ -99,7 +103,7 @@ def check_planning() -> None:
 
 def run(sections: list[str], rounds: int, steps: int) -> dict[str, Any]:
     """The measurements on one GPU."""
-    from . import gap, insertion, single, stages
+    from . import gap, insertion, single, speed, stages
     from .rig import Rig
 
     rig = Rig.open()
@@ -111,6 +115,7 @@ def run(sections: list[str], rounds: int, steps: int) -> dict[str, Any]:
         "gap": lambda: gap.measure(rig, steps, gap.alone),
         "hal-gap": lambda: gap.measure(rig, steps, gap.alone, (5.0, 20.0), (gap.OURS,)),
         "soak": lambda: stages.soak(rig),
+        "speed": lambda: speed.measure(rig, 8 * rounds, 30 * steps),
     }
     found = {}
     for name in sections:
@@ -119,10 +124,11 @@ def run(sections: list[str], rounds: int, steps: int) -> dict[str, Any]:
     return found
 
 
-def run_ranks(ranks: int, steps: int) -> dict[str, Any]:
+def run_ranks(ranks: int, steps: int, *, in_turn: bool = False) -> dict[str, Any]:
     """Start one process a GPU; rank 0 prints the result as one line of JSON."""
     environment = os.environ | {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29531"}
     command = [sys.executable, "-m", "benchmarks.gpu.bench", "--rank", "--steps", str(steps)]
+    command += ["--only", "in-turn"] if in_turn else []
     processes = [
         subprocess.Popen(command, env=environment | {"RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
         for rank in range(ranks)
@@ -142,6 +148,25 @@ def run_broadcast(device: str, ranks: int, rounds: int, out: Path) -> int:
     out.mkdir(parents=True, exist_ok=True)
     (out / "gpu-broadcast.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     print(broadcast.table(found))
+    return 0
+
+
+def run_speed(ranks: int, rounds: int, steps: int, out: Path) -> int:
+    """The speed table of one GPU, or of several ranks in turn: ``gpu-speed.json`` or ``gpu-in-turn.json``, and text."""
+    from . import speed
+
+    name = "gpu-in-turn" if ranks else "gpu-speed"
+    found = {"facts": facts()}
+    if ranks:
+        found |= run_ranks(ranks, 10 * steps, in_turn=True)
+        lines = speed.in_turn(found["rows"], ranks)
+    else:
+        found |= run(["speed"], rounds, steps)
+        lines = speed.table(found["speed"])
+    text = "\n".join([f"{found['facts']['date']}  {found['facts']['gpus']}  {found['facts']['versions']}", *lines])
+    (out / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    (out / f"{name}.txt").write_text(text + "\n", encoding="utf-8")
+    print(text)
     return 0
 
 
@@ -170,11 +195,18 @@ def main() -> int:
     if chosen.rank:
         from . import gap
 
-        result = gap.on_ranks(chosen.steps, (5.0, 20.0))
+        result = gap.on_ranks(chosen.steps, (5.0, 20.0), in_turn=chosen.only == "in-turn")
         if result is not None:
             print(json.dumps(result))
         return 0
     chosen.out.mkdir(parents=True, exist_ok=True)
+    if chosen.only in ("speed", "in-turn"):
+        return run_speed(
+            2 if chosen.only == "in-turn" and not chosen.ranks else chosen.ranks,
+            chosen.rounds,
+            chosen.steps,
+            chosen.out,
+        )
     if chosen.ranks:
         name, found = "gpu-bench-ranks.json", run_ranks(chosen.ranks, chosen.steps)
     else:

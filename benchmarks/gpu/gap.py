@@ -23,12 +23,17 @@ from hal_core.slots.step import Step
 from hal_core.slots.tasks import TaskBatch
 from hal_core.tickets import Ticket
 
-from .rig import SLOTS, Rig, blocks_of, median, quiet
-from .ways import WAYS, Inputs, Tensors, empty_tensors
+from .rig import SLOTS, Busy, Rig, blocks_of, median, quiet
+from .ways import FUSED, WAYS, Inputs, Tensors, empty_tensors
 
 TOKENS, AHEAD, WARM = 1024, 2, 5
-OURS = "hal"
+STAGED = 3200
+"""Requests that are admitted before they are inserted one after the other: hal stages about so many."""
+OURS, NOTHING = "hal", "nothing inserted"
 Meet = Callable[[], None]
+Turn = tuple[int, int]
+"""Which of how many: one inserts at every step whose number leaves that when divided by the second."""
+ALL: Turn = (0, 1)
 Parts = dict[str, list[float]]
 
 
@@ -43,28 +48,49 @@ class Loop:
     def __init__(self, rig: Rig, meet: Meet) -> None:
         self.rig, self.meet = rig, meet
         self.tensors: dict[str, Tensors] = {}
+        self.turn, self.busy = ALL, Busy(used=False)
 
-    def run(self, way: str, decode_ms: float, count: int, *, waits: bool, steps: int) -> dict[str, Any]:
-        """Median gap (ms) and host time a step (ms), the first steps left out."""
-        times = torch.zeros((steps, 2), dtype=torch.int64, device="cuda")
-        torch.cuda.synchronize()
-        self.meet()
-        torch.cuda.synchronize()
+    def run(
+        self, way: str, decode_ms: float, count: int, *, waits: bool, steps: int, busy: bool = False, turn: Turn = ALL
+    ) -> dict[str, Any]:
+        """Gap (ms) and host time a step (ms), the first steps left out; ``busy``: beside a thread that computes."""
         run = self._ours if way == OURS else self._peer
-        with quiet():
-            parts: Parts = {}
-            host = run(way, decode_ms, count, waits, steps, times, parts)
+        self.turn, host, found = turn, [], []
+        parts: Parts = {}
+        mine: list[bool] = []
+        while len(found) + WARM + 1 < steps:  # in pieces: so many requests are admitted before each
+            part = min(steps - len(found), STAGED // count)
+            times = torch.zeros((part, 2), dtype=torch.int64, device="cuda")
             torch.cuda.synchronize()
-        stamps = times.cpu().numpy()
-        gaps = (stamps[1:, 0] - stamps[:-1, 1])[WARM:] / 1e6
+            self.meet()
+            torch.cuda.synchronize()
+            with quiet(), Busy(used=busy) as self.busy:
+                host += run(way, decode_ms, count, waits, part, times, parts)[WARM:]
+                torch.cuda.synchronize()
+            stamps = times.cpu().numpy()
+            found += ((stamps[1:, 0] - stamps[:-1, 1])[WARM:] / 1e6).tolist()
+            mine += [number % turn[1] == turn[0] for number in range(1, part)][WARM:]
+        return self._told(way, decode_ms, count, waits, busy, np.array(found), np.array(mine), host, parts)
+
+    def _told(
+        self, way: str, decode_ms: float, count: int, waits: bool, busy: bool,
+        gaps: np.ndarray[Any, Any], mine: np.ndarray[Any, Any], host: list[float], parts: Parts,
+    ) -> dict[str, Any]:  # fmt: skip
+        """The row of the table: gaps before the steps that this rank inserted for, and before the others."""
+        others = {} if mine.all() else {"gap_of_others_ms": round(float(gaps[~mine].mean()), 4)}
         return {
+            **others,
+            "gap_mean_ms": round(float(gaps[mine].mean()), 4),
+            "gap_p99_ms": round(float(np.percentile(gaps[mine], 99)), 3),
+            "busy": busy,
+            "steps": len(gaps),
             "way": way,
             "decode_ms": decode_ms,
             "inserts": count,
             "mode": "waits" if waits else "overlapped",
-            "gap_ms": median(gaps.tolist()),
-            "gap_p90_ms": round(float(np.percentile(gaps, 90)), 3),
-            "host_ms": median(host[WARM:]),
+            "gap_ms": median(gaps[mine].tolist()),
+            "gap_p90_ms": round(float(np.percentile(gaps[mine], 90)), 3),
+            "host_ms": median(host),
             "host_parts_us": {name: median(values[WARM:]) for name, values in parts.items()},
         }
 
@@ -82,22 +108,24 @@ class Loop:
         everybody, blocks, lengths = list(range(SLOTS)), blocks_of(count, TOKENS), [TOKENS] * count
         first = TaskBatch.prefill(everybody, rig.admit(SLOTS, TOKENS), [TOKENS] * SLOTS, blocks_of(SLOTS, TOKENS))
         device.insert_tasks(state=state, tasks=first, stream=stream)
-        admitted = [rig.admit(count, TOKENS) for _ in range(steps)]
+        admitted = [rig.admit(count, TOKENS) for _ in range(-(-steps // self.turn[1]))]
         sampled = state.memory.address + state.layout.fields["sampled_token_ids"].offset
         temperature, order = state.view("temperature")[0], np.arange(SLOTS)
         sink, under_way, host = MemorySink(threaded=True), deque[Ticket](), []
         torch.cuda.synchronize()
+        self.busy.on()
         for number in range(steps):
             if len(under_way) == AHEAD:
                 under_way.popleft().wait()
             at = begin = perf_counter_ns()
-            slots = _slots(number, count)
-            state.release(slots)
-            at = note("release", at)
-            batch = TaskBatch.prefill(slots, admitted[number], lengths, blocks)
-            at = note("batch", at)
-            device.insert_tasks(state=state, tasks=batch, stream=stream)
-            at = note("insert_tasks", at)
+            if number % self.turn[1] == self.turn[0]:
+                slots = _slots(number // self.turn[1], count)
+                state.release(slots)
+                at = note("release", at)
+                batch = TaskBatch.prefill(slots, admitted[number // self.turn[1]], lengths, blocks)
+                at = note("batch", at)
+                device.insert_tasks(state=state, tasks=batch, stream=stream)
+                at = note("insert_tasks", at)
             device.async_set_value(target=temperature, value=0.5, stream=stream)
             at = note("async_set_value", at)
             self.meet()
@@ -116,6 +144,7 @@ class Loop:
                 note("take", at)
             else:
                 under_way.append(ticket)
+        self.busy.off()
         for ticket in under_way:
             ticket.wait()
         sink.close(10.0)
@@ -126,7 +155,7 @@ class Loop:
         self, way: str, decode_ms: float, count: int, waits: bool, steps: int, times: torch.Tensor, parts: Parts
     ) -> list[float]:
         del parts
-        rig, insert = self.rig, WAYS[way]
+        rig, insert = self.rig, (lambda *_: None) if way == NOTHING else WAYS[way]
         tensors = self.tensors.setdefault(way, empty_tensors(rig.state.layout))
         blocks = blocks_of(count, TOKENS)
         requests = rig.admit(count, TOKENS)
@@ -135,11 +164,13 @@ class Loop:
         to = [torch.zeros((SLOTS, 1), dtype=torch.int64, pin_memory=True) for _ in range(AHEAD + 1)]
         under_way, host = deque[torch.cuda.Event](), []
         torch.cuda.synchronize()
+        self.busy.on()
         for number in range(steps):
             if len(under_way) == AHEAD:
                 under_way.popleft().synchronize()
             begin = perf_counter_ns()
-            insert(tensors, _slots(number, count), inputs)
+            if number % self.turn[1] == self.turn[0]:
+                insert(tensors, _slots(number // self.turn[1], count), inputs)
             self.meet()
             at = times.data_ptr() + number * 16
             rig.stand_in.launch(decode_ms, rig.stream.handle, times=at, tokens=sampled.data_ptr(), step=number)
@@ -152,6 +183,7 @@ class Loop:
                 to[number % len(to)].tolist()
             else:
                 under_way.append(event)
+        self.busy.off()
         return host
 
 
@@ -178,8 +210,11 @@ def alone() -> None:
     """One rank meets nobody."""
 
 
-def on_ranks(steps: int, decode: tuple[float, ...]) -> dict[str, Any] | None:
-    """The experiment as one rank of several (torchrun's environment variables); the result on rank 0."""
+def on_ranks(steps: int, decode: tuple[float, ...], *, in_turn: bool = False) -> dict[str, Any] | None:
+    """The experiment as one rank of several (torchrun's environment variables); the result on rank 0.
+
+    ``in_turn``: one rank inserts at each step, the next one at the next; hal, and vLLM's way, overlapped alone.
+    """
     import torch.distributed as dist
 
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -193,7 +228,14 @@ def on_ranks(steps: int, decode: tuple[float, ...]) -> dict[str, Any] | None:
     for _ in range(5):
         meet()
     torch.cuda.synchronize()
-    mine = measure(rig, steps, meet, decode)
+    if in_turn:
+        loop = Loop(rig, meet)
+        mine = []
+        for way in (OURS, FUSED, NOTHING):
+            loop.run(way, 1.0, 1, waits=False, steps=3 * WARM)
+            mine += [loop.run(way, ms, 16, waits=False, steps=steps, turn=(rank, size)) for ms in decode]
+    else:
+        mine = measure(rig, steps, meet, decode)
     gathered: list[Any] = [None] * size
     dist.all_gather_object(gathered, mine)
     packed = _broadcasts(rig)
@@ -203,7 +245,10 @@ def on_ranks(steps: int, decode: tuple[float, ...]) -> dict[str, Any] | None:
     rows = []
     for same in zip(*gathered, strict=True):
         gaps = [row["gap_ms"] for row in same]
-        rows.append({**same[0], "gap_ms": median(gaps), "gap_ranks_ms": gaps})
+        others = [row["gap_of_others_ms"] for row in same if "gap_of_others_ms" in row]
+        mean = round(sum(row["gap_mean_ms"] for row in same) / size, 4)
+        told = {**same[0], "gap_ms": median(gaps), "gap_mean_ms": mean, "gap_ranks_ms": gaps}
+        rows.append(told | ({"gap_of_others_ms": median(others)} if others else {}))
     return {"ranks": size, "rows": rows, "broadcast": packed}
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -111,6 +113,40 @@ def quiet() -> Iterator[None]:
     finally:
         gc.enable()
         gc.unfreeze()
+
+
+class Busy:
+    """A thread that computes in Python while it is switched on, as a worker's other threads do. A context manager."""
+
+    def __init__(self, *, used: bool) -> None:
+        """``used``: False for one that is never on."""
+        self._used, self._on, self._over = used, threading.Event(), False
+        self._thread = threading.Thread(target=self._compute, daemon=True)
+
+    def _compute(self) -> None:
+        while self._on.wait() and not self._over:
+            sum(range(2000))
+
+    def on(self) -> None:
+        """From here on it wants the interpreter; it has it when this returns."""
+        if self._used:
+            self._on.set()
+            time.sleep(1e-3)
+
+    def off(self) -> None:
+        """It waits."""
+        self._on.clear()
+
+    def __enter__(self) -> Busy:
+        if self._used:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over = True
+        self._on.set()
+        if self._used:
+            self._thread.join()
 
 
 def median(values: Sequence[float]) -> float:

@@ -5,8 +5,9 @@
   copy (scalars), which is what FastDeploy's ``async_set_value`` does.
 - ``staged``: rows are collected for each field as lists of numbers, then one upload and one kernel a field, which is
   what vLLM's model runner v2 does.
-- ``staged numpy``: the same with rows that are NumPy arrays already, stacked and written with ``index_copy_``. No peer
-  does so; it is here to show how much of ``staged`` is its lists.
+- ``fused``: the same as it does it today: NumPy rows, one kernel for all fields, which reads mapped host memory.
+- ``staged numpy``: ``staged`` with rows that are NumPy arrays already, stacked and written with ``index_copy_``. No
+  peer does so; it is here to show how much of ``staged`` is its lists.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ import triton.language as tl
 from hal_core.slots.admission import AdmittedRequest
 from hal_core.slots.fields import ROW_FIELDS
 from hal_core.slots.layout import StateLayout
+
+from .fused import FusedWriter
 
 Array = np.ndarray[Any, Any]
 Tensors = dict[str, torch.Tensor]
@@ -78,6 +81,12 @@ def synchronous(tensors: Tensors, slots: Sequence[int], inputs: Sequence[Inputs]
             tensors[name][slot, : len(row)] = torch.from_numpy(row)
 
 
+def pinned(row: Array) -> torch.Tensor:
+    """A copy in pinned memory, where there is a GPU that it matters to."""
+    tensor = torch.from_numpy(row)
+    return tensor.pin_memory() if torch.cuda.is_available() else tensor
+
+
 def per_field(tensors: Tensors, slots: Sequence[int], inputs: Sequence[Inputs]) -> None:
     """One asynchronous copy or fill a field a request."""
     for slot, one in zip(slots, inputs, strict=True):
@@ -85,7 +94,7 @@ def per_field(tensors: Tensors, slots: Sequence[int], inputs: Sequence[Inputs]) 
             target = tensors[name][slot]
             target.copy_(torch.full_like(target, value), non_blocking=True)
         for name, row in one.rows.items():
-            tensors[name][slot, : len(row)].copy_(torch.from_numpy(row).pin_memory(), non_blocking=True)
+            tensors[name][slot, : len(row)].copy_(pinned(row), non_blocking=True)
 
 
 @triton.jit
@@ -145,10 +154,33 @@ def staged_numpy(tensors: Tensors, slots: Sequence[int], inputs: Sequence[Inputs
         tensors[name][:, : values.shape[1]].index_copy_(0, chosen, values.to("cuda", non_blocking=True))
 
 
+_writers: dict[int, tuple[Tensors, FusedWriter]] = {}
+
+
+def writer_of(tensors: Tensors) -> FusedWriter:
+    """The writer of these tensors, the same one each time: its ring is what keeps steps apart."""
+    if id(tensors) not in _writers:
+        _writers[id(tensors)] = tensors, FusedWriter(tensors)
+    return _writers[id(tensors)][1]
+
+
+def fused(tensors: Tensors, slots: Sequence[int], inputs: Sequence[Inputs]) -> None:
+    """Rows as arrays, one launch for all fields."""
+    writer = writer_of(tensors)
+    for name in inputs[0].scalars:
+        writer.scalars(name, slots, [one.scalars[name] for one in inputs])
+    for slot, one in zip(slots, inputs, strict=True):
+        for name, row in one.rows.items():
+            writer.row(name, slot, row)
+    writer.apply()
+
+
+FUSED = "(c) fused, as today"
 Way = Callable[[Tensors, Sequence[int], Sequence[Inputs]], None]
 WAYS: dict[str, Way] = {
     "(a) synchronous": synchronous,
     "(b) per field": per_field,
     "(c) staged": staged,
+    FUSED: fused,
     "(c') staged numpy": staged_numpy,
 }
