@@ -7,6 +7,7 @@ import os
 import queue
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -34,9 +35,12 @@ from .run_output import Answers
 from .run_plan import Plan
 from .run_screen import open_screen
 from .run_speculation import REJECTION, summed_up
+from .run_split import ranks_told, split_engine
 
 if TYPE_CHECKING:
     from hal_core import SamplingParams
+
+    from hal.distributed.split import SplitEngine
 
 LOST, FAILED = 1, 2
 """Exit statuses: ranks were lost; a request ended with an error."""
@@ -74,8 +78,8 @@ def _generate(plan: Plan, params: SamplingParams, options: Options) -> int:
             screen.note(note)
         shown = _Shown()
         engine = _engine(plan, options, shown)
-        stack.callback(lambda: engine.crew.close())
-        able = engine.crew.abilities
+        stack.callback(lambda: engine.close())
+        able = engine.abilities
         facts = facts_of(able) if options.as_json else None
         answers = Answers(plan, screen, device=facts, logprobs=params.logprobs is not None)
         if options.speculate != NONE:
@@ -84,31 +88,32 @@ def _generate(plan: Plan, params: SamplingParams, options: Options) -> int:
             began = time.perf_counter()
             drive(engine, plan, answers, shown)
             seconds = time.perf_counter() - began
-        engine.crew.stop()
-        if engine.crew.undelivered:
+        engine.stop()
+        if engine.undelivered:
             raise Undelivered(
-                f"not acknowledged by a reader of {options.sink}: {_listed(engine.crew.undelivered)}",
-                engine.crew.undelivered,
+                f"not acknowledged by a reader of {options.sink}: {_listed(engine.undelivered)}",
+                engine.undelivered,
                 cure="start the reader first, and run these requests again",
             )
         if answers.incomplete:
             raise HalError(f"no record told the end of {answers.incomplete}", cure="report it: the output path lost it")
         drafts = summed_up(options.speculate, Acceptance(*engine.drafts))
-        ranks = f"tp {options.ranks.tp} x dp {options.ranks.dp}"
+        ranks = ranks_told(options.ranks)
         if len(set(able.indices)) > 1:
             ranks += f" on devices {', '.join(map(str, able.indices))}"
         again = f", started again {engine.restarts} time(s)" if engine.restarts else ""
         place = f"runner {options.runner}" if options.runner else f"model on {options.model_place}"
-        used = (engine.most_running, plan.sizes.num_slots * options.ranks.dp, engine.preemptions)
+        decode = options.ranks.split[1] if options.ranks.split else options.ranks.dp
+        used = (engine.most_running, plan.sizes.num_slots * decode, engine.preemptions)
         summarize(
             screen, answers, seconds, used, drafts, f"{ranks}{again}; {where(able, place, no_overlap=able.no_overlap)}"
         )
     return FAILED if answers.failed else 0
 
 
-def _engine(plan: Plan, options: Options, shown: _Shown) -> RanksEngine:
+def _setup(plan: Plan, options: Options) -> Setup:
     ranks = options.ranks
-    setup = Setup(
+    return Setup(
         model=str(options.model.resolve()),
         place=options.model_place,
         device=options.device or os.environ.get("HAL_DEVICE"),
@@ -130,6 +135,12 @@ def _engine(plan: Plan, options: Options, shown: _Shown) -> RanksEngine:
         overlap=options.overlap,
         params=plan.requests[0].params,
     )
+
+
+def _engine(plan: Plan, options: Options, shown: _Shown) -> RanksEngine | SplitEngine:
+    ranks, setup = options.ranks, _setup(plan, options)
+    if ranks.split is not None:
+        return split_engine(plan, options, setup, _seconds(_STARTING_VARIABLE, STARTING), shown.take)
     starting = _seconds(_STARTING_VARIABLE, STARTING)
     return RanksEngine(
         lambda: (
@@ -170,7 +181,7 @@ def _told(error: RankLost) -> str:
     return f"{error.what}{lost} ({error.cure})"
 
 
-def _listed(deliveries: tuple[tuple[str, int, int], ...] | list[tuple[str, int, int]]) -> str:
+def _listed(deliveries: Sequence[tuple[str, int, int]]) -> str:
     named = ", ".join(f"{name} from {position} on" for name, position, _ in deliveries[:8])
     return named + (f" and {len(deliveries) - 8} more" if len(deliveries) > 8 else "")
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -12,14 +12,36 @@ from hal_core import HalError, InvalidValue, OutputRecord
 
 from hal.reading import Event, Gap, OutputReader, SessionLost
 
+from .abilities import Abilities, difference
 from .errors import RankLost
 from .launch import Starter
 from .layout import RankLayout
 from .lines import EngineLine
 from .steps import StepOrder, TaskOrder
-from .words import PROTOCOL, Beat, Delivery, Failed, Go, Hello, Left, Ready, Setup, Stop, Up, Verdict, Word
+from .words import (
+    PROTOCOL,
+    Arrived,
+    Beat,
+    Delivery,
+    Failed,
+    Go,
+    Hello,
+    Left,
+    Over,
+    Ready,
+    Reserved,
+    Setup,
+    SplitWord,
+    Stop,
+    Up,
+    Verdict,
+    Word,
+)
 
 if TYPE_CHECKING:
+    import zmq
+    from hal_core.handover import Description
+
     from hal.transport.curve import CurveKeys
 
 STARTING = 300.0
@@ -30,25 +52,6 @@ _LEAVE_SECONDS = 10.0
 _HINT_SECONDS = 1.0
 """Seconds that ranks have to say which of them is lost, once one has said that a collective failed."""
 _Said = TypeVar("_Said", Hello, Ready, Up)
-
-
-@dataclass(frozen=True, slots=True)
-class Abilities:
-    """What the ranks' device is: its name, hook to reason for what falls back, and what stands in for it, or ""."""
-
-    name: str
-    fallbacks: Mapping[str, str]
-    substituted: str
-    indices: tuple[int, ...] = ()
-    """Which device of its host each rank has."""
-    overlap: bool = False
-    no_overlap: str = ""
-    """Whether steps overlap, and why not where that would be said."""
-
-    @property
-    def capabilities(self) -> Abilities:
-        """As of an opened device."""
-        return self
 
 
 class Crew:
@@ -64,8 +67,11 @@ class Crew:
         curve: CurveKeys | None = None,
         look: Callable[[], None] = lambda: None,
         starting: float = STARTING,
+        wait: bool = True,
     ) -> None:
         """Start the ranks and wait until they are up. ``setup.records`` and ``setup.reader_key`` are filled in here.
+
+        ``wait`` False: only start them; :meth:`assemble` is to be called until it says that they are up.
 
         ``url``, ``records``: tcp addresses to listen on, with ``curve``; by default private ones of this host.
         ``look`` is called now and then while ranks start, and may raise what ends that. ``starting``: seconds in which
@@ -81,6 +87,11 @@ class Crew:
         self._left: dict[int, tuple[Delivery, ...]] = {}
         self.drafts = (0, 0, 0)
         """What became of drafts, known when the ranks have ended: fed, accepted, turns of a slot that decodes."""
+        self.said: deque[SplitWord] = deque()
+        """What ranks have said of handing requests over; to be taken out."""
+        self.peers: tuple[Description | None, ...] = ()
+        """Of ranks with a role, what each is to those of the other role, in their order."""
+        self.abilities = Abilities("", {}, "")
         self._lost: RankLost | None = None
         self.line = EngineLine(url, curve)
         try:
@@ -88,10 +99,30 @@ class Crew:
             key = "" if curve is None else curve.public
             self._setup = msgspec.structs.replace(setup, records=self.reader.url, reader_key=key)
             starter.start(self.line.url)
-            self.abilities = self._assemble()
         except BaseException:
             self._end(0.0)
             raise
+        self._assembling: Iterator[None] | None = self._assemble(_LOOK_SECONDS if wait else 0.0)
+        while wait and not self.assemble():
+            pass
+
+    def assemble(self) -> bool:
+        """Go on with the start; whether the ranks are up. Raises as the constructor."""
+        if self._assembling is not None:
+            try:
+                next(self._assembling)
+            except StopIteration:
+                self._assembling = None
+            except BaseException:
+                self._assembling = None
+                self._end(0.0)
+                raise
+        return self._assembling is None
+
+    @property
+    def sockets(self) -> tuple[zmq.Socket[bytes], ...]:
+        """What a poll may wait for; then :meth:`assemble` or :meth:`receive` finds something, or may."""
+        return (self.line.socket, *self.reader.sockets)
 
     # -- steps ----------------------------------------------------------------------------------------------------
 
@@ -160,8 +191,9 @@ class Crew:
 
     # -- the start ------------------------------------------------------------------------------------------------
 
-    def _assemble(self) -> Abilities:
-        hellos = self._collect(Hello)
+    def _assemble(self, look: float) -> Iterator[None]:
+        """Each part of the start waits ``look`` seconds at most."""
+        hellos = yield from self._collect(Hello, look)
         for rank, hello in hellos.items():
             if hello.size != self.layout.size or hello.protocol != PROTOCOL:
                 raise self._refuse(
@@ -171,19 +203,20 @@ class Crew:
                 )
         self._compare({rank: hello.facts for rank, hello in hellos.items()})
         self.line.say(self._setup)
-        self._compare({rank: ready.facts for rank, ready in self._collect(Ready).items()})
+        self._compare({rank: ready.facts for rank, ready in (yield from self._collect(Ready, look)).items()})
         self.line.say(Go())
-        up = self._collect(Up)
+        up = yield from self._collect(Up, look)
         indices = tuple(up[rank].index for rank in sorted(up))
         first, overlap = up[0], all(word.overlap for word in up.values())
-        return Abilities(first.device, first.fallbacks, first.substituted, indices, overlap, first.no_overlap)
+        self.peers = tuple(up[rank].peer for rank in sorted(up))
+        self.abilities = Abilities(first.device, first.fallbacks, first.substituted, indices, overlap, first.no_overlap)
 
-    def _collect(self, wanted: type[_Said]) -> dict[int, _Said]:
+    def _collect(self, wanted: type[_Said], look: float) -> Generator[None, None, dict[int, _Said]]:
         """That word of every rank."""
         said: dict[int, _Said] = {}
         end = time.monotonic() + self._starting
         while len(said) < self.layout.size:
-            for rank, word in self.line.receive(_LOOK_SECONDS):
+            for rank, word in self.line.receive(look):
                 if isinstance(word, wanted):
                     said[rank] = word
                 else:
@@ -194,6 +227,8 @@ class Crew:
             self.line.beat(Beat())
             self.reader.read(0.0)  # heartbeats of the sinks, which are there before the first step
             self._check_start(said, end)
+            if len(said) < self.layout.size:
+                yield
         return said
 
     def _check_start(self, said: Mapping[int, object], end: float) -> None:
@@ -219,15 +254,8 @@ class Crew:
 
     def _compare(self, facts: Mapping[int, Mapping[str, str]]) -> None:
         """Refuse ranks that differ, by the first label that does."""
-        first = facts[0]
-        for rank in sorted(facts):
-            for label in {**first, **facts[rank]}:
-                ours, theirs = first.get(label, "nothing"), facts[rank].get(label, "nothing")
-                if ours != theirs:
-                    raise self._refuse(
-                        f"the ranks differ in their {label}: rank 0 has {_short(ours)}, rank {rank} {_short(theirs)}",
-                        "start every rank with the same files, options and versions",
-                    )
+        if what := difference(facts):
+            raise self._refuse(what, "start every rank with the same files, options and versions")
 
     def _refuse(self, what: str, cure: str) -> InvalidValue:
         self.line.say(Verdict(what, cure, refused=True))
@@ -247,6 +275,8 @@ class Crew:
     def _take_word(self, rank: int, word: Word) -> None:
         if isinstance(word, Failed):
             self._failed.append(word)
+        elif isinstance(word, Reserved | Arrived | Over):
+            self.said.append(word)
         elif isinstance(word, Left):
             self._left[rank] = tuple(word.undelivered)
             (fed, accepted, turns), more = self.drafts, word.drafts
@@ -294,7 +324,3 @@ class Crew:
         if reader is not None:
             reader.close()
         self.line.close()
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 40 else f"{text[:16]}…"

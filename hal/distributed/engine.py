@@ -8,7 +8,7 @@ all of them take each step, those without requests with nothing in it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,10 +18,12 @@ from hal.engine import Finished, Scheduler
 from hal.engine.budget import DEFAULT_CHUNK
 
 from .errors import RankLost
-from .steps import orders_of
+from .team import Team
 
 if TYPE_CHECKING:
+    from .abilities import Abilities
     from .crew import Crew
+    from .words import Delivery
 
 _WAIT_SECONDS = 0.2
 
@@ -62,27 +64,51 @@ class RanksEngine:
         self._begin()
 
     def _begin(self) -> None:
-        self.schedulers = [
-            Scheduler(self._layout, self._blocks, chunk=self._chunk, step_tokens=self._step_tokens, admit=self._admit)
-            for _ in range(self._groups)
-        ]
-        self._in_flight = [0] * self._groups
         while True:
             try:
-                self.crew = self._start()
+                crew = self._start()
                 break
             except (RankLost, Unavailable):
                 if not self._restarts_left:
                     raise
                 self._count_restart()
-        overlap = self.crew.abilities.overlap  # known once the ranks are up
-        self._ahead = 2 if overlap else 1
-        for scheduler in self.schedulers:
-            scheduler.overlap = overlap
+        schedulers = [
+            Scheduler(self._layout, self._blocks, chunk=self._chunk, step_tokens=self._step_tokens, admit=self._admit)
+            for _ in range(self._groups)
+        ]
+        self.team = Team(crew, schedulers, self._on_record)
 
     def _count_restart(self) -> None:
         self._restarts_left -= 1
         self.restarts += 1
+
+    @property
+    def crew(self) -> Crew:
+        """The ranks that there are now."""
+        return self.team.crew
+
+    @property
+    def abilities(self) -> Abilities:
+        """Of the ranks' device."""
+        return self.crew.abilities
+
+    @property
+    def undelivered(self) -> Sequence[Delivery]:
+        """What ranks could not send to a sink besides the engine's."""
+        return self.crew.undelivered
+
+    def stop(self) -> None:
+        """Have the ranks end in order, everything sent."""
+        self.crew.stop()
+
+    def close(self) -> None:
+        """End the ranks, at once where they cannot end in order. Idempotent."""
+        self.crew.close()
+
+    @property
+    def schedulers(self) -> Sequence[Scheduler]:
+        """One for each group."""
+        return self.team.schedulers
 
     # -- requests -------------------------------------------------------------------------------------------------
 
@@ -94,7 +120,7 @@ class RanksEngine:
     @property
     def preemptions(self) -> int:
         """How many there were in all groups."""
-        return self._former_preemptions + sum(scheduler.preemptions for scheduler in self.schedulers)
+        return self._former_preemptions + self.team.preemptions
 
     @property
     def drafts(self) -> tuple[int, int, int]:
@@ -106,7 +132,7 @@ class RanksEngine:
     @property
     def most_running(self) -> int:
         """Most requests that ran at once, each group's own most together."""
-        return max(self._former_running, sum(scheduler.most_running for scheduler in self.schedulers))
+        return max(self._former_running, self.team.most_running)
 
     def submit(self, request: Request) -> None:
         """Take a request. One that can never run ends with an error, told by the next step; others are unaffected."""
@@ -150,7 +176,7 @@ class RanksEngine:
         try:
             self._place()
             self._give_steps()
-            if any(self._in_flight) and (found := self.crew.receive(_WAIT_SECONDS)) is not None:
+            if any(self.team.in_flight) and (found := self.crew.receive(_WAIT_SECONDS)) is not None:
                 self._take(*found)
         except RankLost as error:
             self._recover(error)
@@ -174,14 +200,11 @@ class RanksEngine:
         """Give groups steps until each has as many under way as it may."""
         while due := self._due():
             for number in due:
-                scheduler = self.schedulers[number]
-                tasks = scheduler.schedule()
-                self._in_flight[number] += 1
-                self.crew.order(number, orders_of(tasks), scheduler.taken)
+                self.team.give(number)
 
     def _due(self) -> list[int]:
         """The groups that have something to do and may be given one step more."""
-        waits = [number for number in range(self._groups) if self._in_flight[number] < self._ahead]
+        waits = [number for number in range(self._groups) if self.team.waits(number)]
         if not self._sync:
             return [number for number in waits if self.schedulers[number].busy]
         busy = any(scheduler.busy for scheduler in self.schedulers)  # all or none: a forward of one is a forward of all
@@ -189,37 +212,23 @@ class RanksEngine:
 
     def _take(self, number: int, record: OutputRecord) -> None:
         self.steps += 1
-        self._in_flight[number] -= 1
-        ended = self.schedulers[number].update(record)
-        self._on_record(record)
-        for finished in ended:
+        for finished in self.team.take(number, record):
             self._end(finished)
 
     # -- losses ---------------------------------------------------------------------------------------------------
 
     def _recover(self, error: RankLost) -> None:
         """Take what is still delivered, then start anew with the requests as they are, or end."""
-        for number, record in self.crew.rest():
-            if self._in_flight[number]:
-                self._take(number, record)
-        missing = [
-            (generation.request_id, len(generation.generated), -1)
-            for number in range(self._groups)
-            if self._in_flight[number]
-            for generation in self.schedulers[number].running
-        ]
-        error.undelivered = tuple(self.crew.undelivered or missing)
-        self.crew.close()
+        self.team.lose(error, self._take)
         if not self._restarts_left:
             raise error
         self._count_restart()
         self._former_drafts = self.drafts
         self._former_preemptions, self._former_running = self.preemptions, self.most_running
-        for scheduler in reversed(self.schedulers):
-            resumed, ended = scheduler.withdraw()
-            self._front.extendleft(reversed(resumed))
-            for finished in ended:
-                self._end(finished)
+        resumed, ended = self.team.withdraw()
+        self._front.extendleft(reversed(resumed))
+        for finished in ended:
+            self._end(finished)
         try:
             self._begin()
         except (RankLost, Unavailable) as failed:

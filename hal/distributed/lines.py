@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import zmq
 from hal_core import FrameError, GroupLost
@@ -52,6 +53,11 @@ class EngineLine:
         self._numbers: dict[bytes, int] = {}
         self._next_beat = 0.0
         self._missed: dict[int, float] = {}
+
+    @property
+    def socket(self) -> zmq.Socket[bytes]:
+        """What a poll may wait for."""
+        return self._bound.socket
 
     def receive(self, timeout: float) -> Iterator[tuple[int, Word]]:
         """What ranks have said meanwhile; waits up to ``timeout`` seconds for the first word. Strangers are skipped."""
@@ -128,8 +134,12 @@ class RankLine:
         """Seconds without a connection after which the engine counts as lost."""
         return self._patience
 
+    def watch(self, sockets: Iterable[Any]) -> None:
+        """Have :meth:`receive` return None as soon as one of these can be read, too."""
+        self._connection.watch(sockets)
+
     def receive(self, timeout: float) -> Word | StepOrder | None:
-        """The next word or step; None after ``timeout`` seconds.
+        """The next word or step; None after ``timeout`` seconds, or when one of the watched sockets can be read.
 
         Raises :class:`GroupLost` when the engine is gone, :class:`FrameError` for a step that is none.
         """
@@ -142,6 +152,10 @@ class RankLine:
                 if now >= end:
                     return None
                 self._connection.wait(min(end, now + BEAT_SECONDS), due=False)
+                if self._connection.others_came:
+                    self._connection.follow()
+                    if not self._take():
+                        return None
         return self._received.pop(0)
 
     def say(self, word: Word, patience: float = 10.0) -> bool:

@@ -10,6 +10,15 @@ Up     (groups are open)     ────────>
 Failed (why, in which step)  ────────>          decides for all
        <──────────────────────────────  Verdict
 Left   (what was not sent)   ────────>
+
+Between ranks of a prefill and a decode worker (:mod:`hal.distributed.split`), by request and attempt:
+
+       <──────────────────────────────  Reserve (to a decode rank: promise these blocks)
+Reserved (they are)          ────────>
+       <──────────────────────────────  SendTo  (to a prefill rank: send there what you have and will have)
+Arrived (all, and checked)   ────────>          inserts with the next step
+       <──────────────────────────────  Release (to either: the engine is done with it)
+Over   (blocks are nobody's) ────────>          frees them
 """
 
 from __future__ import annotations
@@ -17,10 +26,11 @@ from __future__ import annotations
 from typing import TypeAlias
 
 import msgspec
-from hal_core import FrameError, SamplingParams, StateConfig
+from hal_core import FrameError, SamplingParams, SplitRole, StateConfig
 from hal_core.frames import FrameHeader, FrameKind, read_body, seal
+from hal_core.handover import Description
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Version of steps and words; engine and ranks must have the same."""
 
 Delivery: TypeAlias = tuple[str, int, int]
@@ -47,7 +57,9 @@ class Setup(_Word):
     ``share_devices``: ranks of one host may open one device together.
 
     ``records``: where the first rank of each group sends its records. ``timeout``: seconds that a collective may last.
-    ``reader_key``: of a tcp address, the public key of who reads there. ``sink``: where they send them as well, or "".
+    ``reader_key``: of a tcp address, the public key of who reads there. ``sink``: where they send them as well, or "";
+    ``number``: of this worker among those that send there, its first group's name as a sender.
+    ``role``: what the ranks do of a split; ``host``: where they listen for each other's blocks, "" within one host.
     """
 
     model: str
@@ -71,6 +83,9 @@ class Setup(_Word):
     runner: str = ""
     overlap: str = "auto"
     params: SamplingParams | None = None
+    number: int = 0
+    role: SplitRole = SplitRole.MIXED
+    host: str = ""
 
 
 class Ready(_Word):
@@ -86,7 +101,8 @@ class Go(_Word):
 
 class Up(_Word):
     """The rank waits for step 1. ``device``: its name; ``fallbacks`` and ``substituted`` as its capabilities say;
-    ``index``: which of those on its host; ``overlap``: whether steps overlap, and ``no_overlap`` why not, or ""."""
+    ``index``: which of those on its host; ``overlap``: whether steps overlap, and ``no_overlap`` why not, or "";
+    ``peer``: of a rank with a role, where and what it is to those of the other role."""
 
     rank: int
     device: str
@@ -95,6 +111,7 @@ class Up(_Word):
     index: int = 0
     overlap: bool = False
     no_overlap: str = ""
+    peer: Description | None = None
 
 
 class Beat(_Word):
@@ -139,7 +156,59 @@ class Verdict(_Word):
     refused: bool = False
 
 
-Word = Hello | Setup | Ready | Go | Up | Beat | Stop | Failed | Left | Verdict
+class Reserve(_Word):
+    """Promise ``blocks`` to the rank that ``source`` describes, for this attempt at the request."""
+
+    request: str
+    attempt: int
+    blocks: list[int]
+    source: Description
+
+
+class Reserved(_Word):
+    """The blocks are promised."""
+
+    rank: int
+    request: str
+    attempt: int
+
+
+class SendTo(_Word):
+    """Send the request's blocks to ``peer``, those that are computed now and the others as they come, then the seal."""
+
+    request: str
+    attempt: int
+    peer: Description
+
+
+class Arrived(_Word):
+    """Everything that the seal tells of is in the promised blocks, and was checked."""
+
+    rank: int
+    request: str
+    attempt: int
+
+
+class Release(_Word):
+    """The engine is done with the attempt: send, take and keep nothing more of it. :class:`Over` is the answer."""
+
+    request: str
+    attempt: int
+
+
+class Over(_Word):
+    """Nobody reads or writes the request's blocks on this rank. ``why``: what went wrong, "" for a release."""
+
+    rank: int
+    request: str
+    attempt: int
+    why: str = ""
+
+
+SplitWord: TypeAlias = Reserved | Arrived | Over
+Word = (Hello | Setup | Ready | Go | Up | Beat | Stop | Failed | Left | Verdict) | (
+    Reserve | Reserved | SendTo | Arrived | Release | Over
+)
 _encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Word)
 
 

@@ -139,6 +139,11 @@ class OutputReader:
                     raise InvalidValue(f"{upto} was not read yet", cure=f"at most {known.read}", argument="sequence")
                 self._receiver.acknowledge(known, upto)
 
+    @property
+    def sockets(self) -> tuple[zmq.Socket[bytes], ...]:
+        """What a poll (``zmq.Poller``) may wait for; when one can be read, ``read(0)`` until it gives None."""
+        return self._receiver.socket, self._receiver.connections.monitor
+
     def counters(self) -> dict[str, int]:
         """Return the frames read, duplicates dropped, and stretches of bytes skipped because they were no frame."""
         receiver = self._receiver

@@ -14,6 +14,7 @@ import pwd
 import socket
 import struct
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,8 @@ class Connection:
         self._number = 0
         self._is_used = False  # the socket was connected before, and may have something left of that
         self._polls_out = False
+        self._others: tuple[Any, ...] = ()
+        self.others_came = False  #: whether the last wait ended with one of them
         self._pause = _LEAST_PAUSE
         self._next_look: float | None = None  # None: a connection is there, or ZeroMQ sees to it
         try:
@@ -94,12 +97,23 @@ class Connection:
         if self._next_look is not None:
             until = min(until, self._next_look)
         events: dict[Any, int] = dict(self._poller.poll(int(1000 * max(0.0, until - time.monotonic())) + 1))
+        self.others_came = any(other in events for other in self._others)
         return self._wake_end in events
 
     @property
     def watched(self) -> tuple[zmq.Socket[bytes], int]:
         """What a poll of another's may wait for; then :meth:`follow`, and look whether a word has come."""
         return self.socket, int(self._monitor.get(zmq.FD))
+
+    def watch(self, others: Iterable[Any]) -> None:
+        """End each wait also when one of these sockets or descriptors can be read, in place of those named before."""
+        if (wanted := tuple(others)) == self._others:
+            return
+        for former in self._others:
+            self._poller.unregister(former)
+        self._others = wanted
+        for other in wanted:
+            self._poller.register(other, _IN)
 
     def send(self, message: bytes) -> bool:
         """Send a message. False: there is no connection, or the reader does not keep up."""
@@ -132,7 +146,7 @@ class Connection:
         self._monitor.rcvhwm = 0  # full, it would hold up the thread that serves the connection
         self._monitor.connect(name)
         self._poller = zmq.Poller()
-        for known in (self._wake_end, self.socket, int(self._monitor.get(zmq.FD))):
+        for known in (self._wake_end, self.socket, int(self._monitor.get(zmq.FD)), *self._others):
             self._poller.register(known, _IN)
         self._polls_out = self._is_used = False
 

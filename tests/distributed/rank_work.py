@@ -195,7 +195,7 @@ MODULE = "hal.distributed.rank"
 LYING = {
     "no check": ("hal.distributed.check.RankCheck.compare", lambda check, step: None),
     "half a check": ("hal.distributed.check.RankCheck._columns", all_but_the_tokens),
-    "any step": (f"{MODULE}._Serving._check_number", lambda serving, order, number: None),
+    "any step": ("hal.distributed.loop.StepLoop._check_number", lambda loop, order: None),
     "says nothing": (f"{MODULE}._Serving._tell", lambda serving, error: None),
     "its own words": (f"{MODULE}.error_of", lambda verdict: HalError(f"process {os.getpid()}: {verdict.what}")),
 }

@@ -9,7 +9,8 @@ import pytest
 from hal_core import CapabilityMissing, GroupLost, InvalidValue, Unavailable, lay_out
 
 from hal.cli import main
-from hal.distributed.crew import Abilities, Crew
+from hal.distributed.abilities import Abilities
+from hal.distributed.crew import Crew
 from hal.distributed.engine import RanksEngine
 from hal.distributed.errors import RankLost, word_of
 from hal.distributed.lines import RankLine
