@@ -75,6 +75,7 @@ class Scheduler:
         overlap: bool = False,
     ) -> None:
         self.layout, self.tokens_per_step = layout, layout.sizes.max_accept
+        self.entry_tokens = 1  # for which there must be blocks besides what is known when a request enters
         self.budget = Budget(chunk, step_tokens, layout.sizes)
         self._admit: Admit = admit or partial(admit_for, layout=layout)
         self.overlap = overlap
@@ -137,9 +138,8 @@ class Scheduler:
         """Whether the request, added now, would find a slot and blocks for its next token with the next step."""
         wanted = [(len(request.prompt), len(request.output), request.params.max_tokens)]
         wanted += [(one.prompt_len, len(one.generated), one.request.params.max_tokens) for one in self.waiting]
-        needed = [
-            self._blocks_for(min(prompt + output + 1, tokens_to_keep(prompt, most))) for prompt, output, most in wanted
-        ]
+        known = [(prompt + output, tokens_to_keep(prompt, most)) for prompt, output, most in wanted]
+        needed = [self._blocks_for(min(tokens + self.entry_tokens, most)) for tokens, most in known]
         return len(self._slots) > len(self.waiting) and sum(needed) <= self.pool.free
 
     def withdraw(self) -> tuple[list[Request], list[Finished]]:
@@ -287,7 +287,7 @@ class Scheduler:
         """Let those in who come first, while there are slots, blocks and budget; what is left of the budget."""
         while self.waiting and self._slots and left > 0:
             generation = self.waiting[0]
-            needed = self._blocks_for(min(generation.known + 1, generation.limit))
+            needed = self._blocks_for(min(generation.known + self.entry_tokens, generation.limit))
             if needed > self.pool.free:
                 break
             self.waiting.popleft()

@@ -54,3 +54,7 @@ class Stays:
     def over(self, names: Names, request_id: str) -> None:
         """A record has told the end of a stay; later ones of it tell nothing."""
         del self._held[names[request_id]]
+
+    def forget(self, admission_id: int) -> None:
+        """A stay ended with a token and no end of the request: it goes on elsewhere."""
+        del self._held[admission_id]

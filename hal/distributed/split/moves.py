@@ -1,0 +1,283 @@
+"""What becomes of requests between workers: asked for, moved, inserted, given up, taken back. No waiting, no I/O of its
+own: the engine calls it with what has come, and words go out through the workers."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hal_core import FinishReason, OutputRecord, Request
+
+from hal.distributed.words import Arrived, Over, Reserve, Reserved, SendTo, SplitWord
+from hal.engine import Finished
+from hal.engine.roles import DecodeScheduler, Key, Prefilled, PrefillScheduler
+
+from .journey import Journey
+from .states import AT_DECODE, AT_PREFILL, HELD, ON_OFFER, Event, State
+from .worker import SplitWorker
+
+if TYPE_CHECKING:
+    Prefill = SplitWorker[PrefillScheduler]
+    Decode = SplitWorker[DecodeScheduler]
+
+MOST_FAILURES = 8
+"""Offers of a request that decode workers may refuse before it ends with an error."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Seconds: ``move`` in which an offer is answered, and what is sealed arrives; ``hold`` in which a request that has
+    its first token finds a decode worker with room, before it is computed again; ``alone`` that a role may be without
+    any worker before requests end with an error."""
+
+    move: float = 10.0
+    hold: float = 30.0
+    alone: float = 60.0
+
+
+class Moves:
+    """All requests of an engine and where each is. One thread uses it.
+
+    ``prefill``, ``decode``: the workers that are up; ``end``: is told each end, once.
+    """
+
+    def __init__(self, clock: Callable[[], float], bounds: Bounds, end: Callable[[Finished], None]) -> None:
+        self.prefill: list[Prefill] = []
+        self.decode: list[Decode] = []
+        self.journeys: dict[str, Journey] = {}
+        self.front: list[Journey] = []
+        self._clock, self._bounds, self._end = clock, bounds, end
+        self._arrivals = 0
+
+    def add(self, request: Request) -> None:
+        """A new request waits in the front."""
+        self._arrivals += 1
+        self.journeys[request.request_id] = journey = Journey(self._arrivals, request, since=self._clock())
+        self.front.append(journey)
+
+    def _move(self, journey: Journey, event: Event) -> None:
+        journey.move(event, self._clock())
+
+    # -- forward --------------------------------------------------------------------------------------------------
+
+    def go_on(self) -> None:
+        """Give requests to prefill workers with room, and ask decode workers for room."""
+        held = [one for one in self.journeys.values() if one.state in (State.PREFILLING, State.HELD)]
+        for journey in sorted(held, key=lambda one: one.number):
+            self._ask(journey)
+        while self.front and self._place(self.front[0]):
+            pass
+
+    def _place(self, journey: Journey) -> bool:
+        room = [worker for worker in self.prefill if worker.scheduler.has_room(journey.request)]
+        if journey.careful and not any(one.scheduler.has_place(journey.request) for one in self.decode):
+            return False
+        if not room:
+            return False
+        self.front.remove(journey)
+        worker = min(room, key=lambda one: one.scheduler.load + one.scheduler.kept)
+        worker.scheduler.add(journey.request)
+        journey.prefill = worker
+        journey.attempt += 1
+        self._move(journey, Event.PLACED)
+        self._ask(journey)
+        return True
+
+    def _ask(self, journey: Journey) -> None:
+        """Ask the decode worker with most room to promise blocks, if there is any with enough."""
+        assert journey.prefill is not None
+        for worker in sorted(self.decode, key=lambda one: (-one.scheduler.pool.free, one.scheduler.load)):
+            blocks = worker.scheduler.reserve(journey.request, journey.attempt + 1)
+            if blocks is None:
+                continue
+            journey.attempt += 1
+            journey.decode = worker
+            journey.reserved, journey.arrived, journey.over = set(), set(), set()
+            self._move(journey, Event.ASKED)
+            for rank, source in enumerate(journey.prefill.peers):
+                worker.say(Reserve(*journey.key, blocks, source), rank)
+            return
+
+    def hear(self, word: SplitWord, worker: SplitWorker[PrefillScheduler] | SplitWorker[DecodeScheduler]) -> None:
+        """A rank of ``worker`` has said something of an attempt; of a former one nothing but that it is over counts."""
+        key: Key = word.request, word.attempt
+        if isinstance(word, Over) and worker.is_over(key, word.rank):
+            return
+        journey = self.journeys.get(word.request)
+        if journey is None or journey.attempt != word.attempt or journey.state not in ON_OFFER:
+            return
+        if isinstance(word, Reserved):
+            journey.reserved.add(word.rank)
+            if len(journey.reserved) == len(worker.ranks):
+                self._reserved(journey)
+        elif isinstance(word, Arrived):
+            journey.arrived.add(word.rank)
+            if len(journey.arrived) == len(worker.ranks):
+                self._arrived(journey)
+        else:
+            journey.why, journey.failed = word.why, journey.failed + 1
+            if worker is journey.decode:
+                journey.over.add(word.rank)
+            self._lose_offer(journey)
+
+    def _reserved(self, journey: Journey) -> None:
+        assert journey.prefill is not None
+        assert journey.decode is not None
+        self._move(journey, Event.RESERVED)
+        for rank, peer in enumerate(journey.decode.peers):
+            journey.prefill.say(SendTo(*journey.key, peer), rank)
+
+    def _arrived(self, journey: Journey) -> None:
+        self._move(journey, Event.ARRIVED)
+        if journey.state is State.INSERTING:
+            self._insert(journey)
+
+    def first_tokens(self, worker: Prefill, drafts: dict[str, tuple[int, ...]]) -> None:
+        """The prefill worker's output was taken: those that have their first token go on."""
+        found, worker.scheduler.prefilled = worker.scheduler.prefilled, []
+        for one in found:
+            self._first_token(self.journeys[one.request_id], one, drafts.get(one.request_id, ()))
+
+    def _first_token(self, journey: Journey, one: Prefilled, drafts: tuple[int, ...]) -> None:
+        journey.first, journey.drafts, journey.held_since = one.tokens[-1], drafts, self._clock()
+        if one.aborted:
+            self._end_held(journey, FinishReason.ABORT)
+            return
+        self._move(journey, Event.TOKEN)
+        if journey.state is State.INSERTING:
+            self._insert(journey)
+
+    def _insert(self, journey: Journey) -> None:
+        assert journey.decode is not None
+        journey.decode.scheduler.insert(journey.key, journey.first, journey.drafts)
+
+    def inserted(self, worker: Decode, record: OutputRecord) -> None:
+        """Whom a decode worker's record names has entered: its blocks on the prefill worker are free."""
+        for name in record.request_ids:
+            journey = self.journeys.get(name)
+            if journey is not None and journey.state is State.INSERTING and journey.decode is worker:
+                self._move(journey, Event.INSERTED)
+                self._let_go(journey)
+
+    # -- back -----------------------------------------------------------------------------------------------------
+
+    def _lose_offer(self, journey: Journey) -> None:
+        """The decode worker's promise is over: another one is asked later, or the request ends if none takes it."""
+        self._withdraw_offer(journey)
+        self._move(journey, Event.OFFER_LOST)
+        if journey.failed >= MOST_FAILURES and journey.state in HELD:
+            why = f"no decode worker took over request {journey.name!r} in {journey.failed} tries: {journey.why}"
+            self._end_held(journey, FinishReason.ERROR, why)
+
+    def _withdraw_offer(self, journey: Journey) -> None:
+        worker, journey.decode = journey.decode, None
+        if worker is not None and worker.team is not None:
+            scheduler, key = worker.scheduler, journey.key
+            worker.release(key, lambda: scheduler.drop(key), frozenset(journey.over))
+
+    def _let_go(self, journey: Journey) -> None:
+        """The prefill worker need not keep the blocks any longer."""
+        worker, journey.prefill = journey.prefill, None
+        if worker is not None and worker.team is not None and worker.scheduler.keeps(journey.name):
+            scheduler, name = worker.scheduler, journey.name
+            worker.release(journey.key, lambda: scheduler.release(name))
+
+    def _to_front(self, journey: Journey, event: Event, output: Sequence[int]) -> None:
+        self._move(journey, event)
+        journey.turn_back(tuple(output))
+        bisect.insort(self.front, journey, key=lambda one: one.number)
+
+    def expire(self) -> None:
+        """Take back what has waited for too long."""
+        now, bounds = self._clock(), self._bounds
+        for journey in list(self.journeys.values()):
+            waited = now - journey.since
+            slow = journey.state in (State.OFFERED, State.HELD_OFFERED, State.HELD_MOVING)
+            if slow and waited > bounds.move:
+                assert journey.decode is not None
+                journey.why = f"{journey.decode.name} did not answer within {bounds.move:g} s"
+                journey.failed += 1
+                self._lose_offer(journey)
+            elif journey.state is State.HELD and now - journey.held_since > bounds.hold:
+                self._let_go(journey)
+                journey.careful = True
+                self._to_front(journey, Event.GIVEN_UP, journey.output)
+
+    def lost_prefill(self, worker: Prefill) -> None:
+        """A prefill worker is gone, with its blocks; what it has still delivered was taken."""
+        ended = {one.request_id: one for one in worker.scheduler.withdraw()[1]}
+        for journey in [one for one in self.journeys.values() if one.prefill is worker]:
+            journey.prefill = None
+            if journey.name in ended:
+                self.finish(ended[journey.name])
+            elif journey.state is State.INSERTING:
+                self._move(journey, Event.PREFILL_LOST)
+            else:
+                if journey.state in ON_OFFER:
+                    self._withdraw_offer(journey)
+                self._to_front(journey, Event.PREFILL_LOST, journey.output)
+
+    def lost_decode(self, worker: Decode) -> None:
+        """A decode worker is gone, with its blocks; what it has still delivered was taken."""
+        going_on, told = worker.scheduler.withdraw()
+        outputs, ended = {one.request_id: one.output for one in going_on}, {one.request_id: one for one in told}
+        for journey in [one for one in self.journeys.values() if one.decode is worker]:
+            journey.decode = None
+            if journey.name in ended:
+                self.finish(ended[journey.name])
+            elif journey.state is State.DECODING:
+                self._to_front(journey, Event.DECODE_LOST, outputs[journey.name])
+            else:
+                self._move(journey, Event.OFFER_LOST)
+
+    # -- ends -----------------------------------------------------------------------------------------------------
+
+    def abort(self, request_id: str) -> None:
+        """End a request, wherever it is; in a slot, its record tells the end."""
+        if (journey := self.journeys.get(request_id)) is None:
+            return
+        ended: Finished | None = None
+        if journey.state is State.WAITING:
+            self._end_waiting(journey, FinishReason.ABORT)
+        elif journey.state in HELD:
+            self._end_held(journey, FinishReason.ABORT)
+        elif journey.state in AT_PREFILL:
+            assert journey.prefill is not None
+            ended = journey.prefill.scheduler.abort(request_id)
+        elif journey.state in AT_DECODE:
+            assert journey.decode is not None
+            if journey.decode.scheduler.take_back(journey.key):
+                self._withdraw_offer(journey)
+                self._end_held(journey, FinishReason.ABORT)
+            else:
+                ended = journey.decode.scheduler.abort(request_id)
+        if ended is not None:
+            self.finish(ended)
+
+    def finish(self, ended: Finished) -> None:
+        """A request has ended in a scheduler: nothing of it is left on any worker."""
+        journey = self.journeys[ended.request_id]
+        if journey.state in ON_OFFER:
+            self._withdraw_offer(journey)
+        self._let_go(journey)
+        self._over(journey, ended)
+
+    def _end_waiting(self, journey: Journey, reason: FinishReason, message: str = "") -> None:
+        self.front.remove(journey)
+        self._over(journey, Finished(journey.name, journey.output, reason, message, reported=False))
+
+    def _end_held(self, journey: Journey, reason: FinishReason, message: str = "") -> None:
+        self.finish(Finished(journey.name, journey.output, reason, message, reported=False))
+
+    def fail(self, states: frozenset[State], message: str) -> None:
+        """End every request in one of these states with an error."""
+        for journey in [one for one in self.journeys.values() if one.state in states]:
+            end = self._end_waiting if journey.state is State.WAITING else self._end_held
+            end(journey, FinishReason.ERROR, message)
+
+    def _over(self, journey: Journey, ended: Finished) -> None:
+        self._move(journey, Event.END)
+        del self.journeys[journey.name]
+        self._end(ended)

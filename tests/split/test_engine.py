@@ -1,0 +1,229 @@
+"""The engine of a split with simulated workers: the ways of the table one by one, then any order of events at all."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from hal_core import FinishReason
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hal.distributed.split.states import TABLE, Event, State
+from tests.split.world import World
+
+PROMPT = [1, 2, 3, 4, 5, 6, 8, 9, 10]
+
+
+@pytest.mark.parametrize("split", [(1, 1), (2, 1), (1, 2)])
+@pytest.mark.parametrize("tp", [1, 2])
+def test_requests_give_the_tokens_foretold(split, tp):
+    world = World(split, tp=tp)
+    for number in range(6):
+        world.submit([number + 1, *PROMPT[: 2 + number]], 3 + 2 * number)
+    world.finish()
+    assert {one.reason for one in world.ended.values()} <= {FinishReason.STOP, FinishReason.LENGTH}
+
+
+def test_drafts_travel_and_are_verified_in_the_first_step_there():
+    world = World(drafts=2)
+    for number in range(4):
+        world.submit([number + 1, *PROMPT], 12)
+    world.finish()
+    assert sum(crew.accepted for crew in world.crews) > 0
+
+
+def until(world, state, *, words, records):
+    """Go on by the smallest parts until a request is in that state; ``words``, ``records``: how often these come, every
+    so many turns. That request."""
+    for turn in range(1, 400):
+        for rank in [rank for crew in world.living for rank in crew.line.ranks]:
+            rank.run()
+            for worker in world.engine.workers:
+                if worker.crew is not None and not worker.crew.dead:
+                    if turn % words == 0:
+                        worker.crew.deliver(word=True)
+                    if turn % records == 0:
+                        worker.crew.deliver(word=False)
+            world.step()
+            world.now += 0.01
+            found = [one for one in world.engine.moves.journeys.values() if one.state is state]
+            if found:
+                return found[0]
+    raise AssertionError(f"no request came to be {state}")
+
+
+REACHED = [state for state in State if state not in (State.WAITING, State.ENDED)]
+PACE = {State.LANDED: (1, 40), State.MOVING: (1, 40), State.HELD_OFFERED: (40, 1)}
+"""Every so many turns words, and records, come; by default as soon as can be."""
+NO_ROOM = {State.PREFILLING, State.HELD}
+
+
+def world_with(state, **how):
+    """A world in which a request is in that state, and it."""
+    world = World(slots=1 if state in NO_ROOM else 3, **how)
+    for number in range(4):
+        world.submit([number + 1, *PROMPT], 12)
+    words, records = PACE.get(state, (1, 1))
+    return world, until(world, state, words=words, records=records)
+
+
+@pytest.mark.parametrize("state", REACHED, ids=lambda state: state.name)
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_a_worker_may_die_in_any_state_of_a_request(state, role):
+    world, journey = world_with(state, restarts=1)
+    worker = getattr(journey, role) or getattr(world.engine.moves, role)[0]
+    worker.crew.kill(1)
+    world.finish()
+    assert {one.reason for one in world.ended.values()} <= {FinishReason.STOP, FinishReason.LENGTH}
+    assert world.engine.restarts == 1
+
+
+@pytest.mark.parametrize("state", REACHED, ids=lambda state: state.name)
+def test_a_request_may_be_aborted_in_any_state(state):
+    world, journey = world_with(state)
+    world.engine.abort(journey.name)
+    world.engine.abort(journey.name)
+    world.finish()
+    others = {one.reason for name, one in world.ended.items() if name != journey.name}
+    assert world.ended[journey.name].reason is FinishReason.ABORT
+    assert others <= {FinishReason.STOP, FinishReason.LENGTH}
+
+
+def test_without_room_on_the_decode_side_a_request_is_computed_again_in_the_end():
+    world, journey = world_with(State.HELD)
+    before = len(world.delivered[journey.name])
+    world.now += 31
+    world.step()
+    assert journey.careful
+    assert journey.state is not State.HELD
+    world.finish()
+    assert before == 1
+    assert {one.reason for one in world.ended.values()} <= {FinishReason.STOP, FinishReason.LENGTH}
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_with_no_worker_of_a_role_left_requests_end_with_an_error_that_says_so(role):
+    world, journey = world_with(State.HELD_MOVING)
+    getattr(journey, role).crew.kill(0)
+    world.finish()
+    told = [one for one in world.ended.values() if one.reason is FinishReason.ERROR]
+    assert told
+    assert all(f"no {role} worker is left" in one.message and "--restart" in one.message for one in told)
+
+
+def test_a_decode_worker_that_does_not_answer_is_left_for_another():
+    world = World((1, 2))
+    name = world.submit(PROMPT, 12)
+    journey = until(world, State.OFFERED, words=400, records=1)
+    first = journey.decode
+    for _ in range(30):
+        world.now += 1
+        for rank in [rank for one in world.engine.workers if one is not first for rank in one.crew.line.ranks]:
+            rank.run()
+        for one in world.engine.workers:
+            one.crew.deliver(word=True)
+            one.crew.deliver(word=False)
+        world.step()
+        if name in world.ended:
+            break
+    assert world.ended[name].reason in (FinishReason.STOP, FinishReason.LENGTH)
+    world.finish()
+
+
+def test_a_request_that_fits_no_worker_ends_with_an_error_of_its_own():
+    world = World(blocks=4)
+    large, small = world.submit([1] * 14, 8), world.submit([1, 2], 3)
+    world.ended.clear()
+    world.requests.pop(large)
+    world.finish()
+    assert world.ended[large].reason is FinishReason.ERROR
+    assert "KV blocks" in world.ended[large].message
+    assert world.ended[small].reason is not FinishReason.ERROR
+
+
+def test_every_state_has_a_way_out_and_may_end():
+    for state in State:
+        assert (state is State.ENDED) is not bool(TABLE[state])
+        if state is not State.ENDED:
+            assert TABLE[state][Event.END] is State.ENDED
+
+
+def test_the_page_has_the_table():
+    page = (Path(__file__).parents[2] / "docs" / "split.md").read_text(encoding="utf-8")
+    told, state = set(), ""
+    for name, words, event, after in re.findall(r"^\| ([A-Z_]*) \| (.*?) \| (.*?) \| ([A-Z_]+) \|$", page, re.M):
+        state = name or state
+        assert not name or words == State[name].value
+        told.add((state, event, after))
+    expected = {
+        (state.name, f"{event.name}: {event.value}", after.name)
+        for state, ways in TABLE.items()
+        for event, after in ways.items()
+    }
+    assert told == expected
+
+
+OPERATIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("run"), st.integers(0, 9)),
+        st.tuples(st.just("word"), st.integers(0, 5)),
+        st.tuples(st.just("record"), st.integers(0, 5)),
+        st.tuples(st.just("step"), st.just(0)),
+        st.tuples(st.just("turn"), st.integers(1, 8)),
+        st.tuples(st.just("unheard"), st.integers(1, 8)),
+        st.tuples(st.just("unseen"), st.integers(1, 8)),
+        st.tuples(st.just("submit"), st.integers(1, 20)),
+        st.tuples(st.just("abort"), st.integers(0, 9)),
+        st.tuples(st.just("kill"), st.integers(0, 30)),
+        st.tuples(st.just("cut"), st.just(0)),
+        st.tuples(st.just("wait"), st.sampled_from([0.3, 4.0, 11.0, 31.0])),
+    ),
+    min_size=5,
+    max_size=60,
+)
+
+
+def play(world, operations):
+    for what, number in operations:
+        if what == "run":
+            world.run(number)
+        elif what in ("word", "record"):
+            world.deliver(number, word=what == "word")
+        elif what == "step":
+            world.step()
+        elif what == "turn":
+            for _ in range(number):
+                world.turn()
+        elif what in ("unheard", "unseen"):
+            for _ in range(number):
+                world.turn(words=what == "unseen", records=what == "unheard")
+        elif what == "submit":
+            world.submit([number, *PROMPT[: number % 9]], 1 + number % 13)
+        elif what == "abort" and world.requests:
+            world.engine.abort(list(world.requests)[number % len(world.requests)])
+        elif what == "kill":
+            world.kill(number % 7, number // 7)
+        elif what == "cut":
+            world.net.cut()
+        elif what == "wait":
+            world.now += number
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    split=st.sampled_from([(1, 1), (2, 1), (1, 2), (2, 2)]),
+    tp=st.sampled_from([1, 1, 2]),
+    blocks=st.sampled_from([9, 12, 30]),
+    slots=st.sampled_from([1, 3]),
+    drafts=st.sampled_from([0, 2]),
+    restarts=st.integers(0, 5),
+    operations=OPERATIONS,
+)
+def test_whatever_happens_each_token_comes_once_or_is_reported(split, tp, blocks, slots, drafts, restarts, operations):
+    world = World(split, tp=tp, blocks=blocks, slots=slots, drafts=drafts, restarts=restarts)
+    for number in range(4):
+        world.submit([number + 1, *PROMPT[: 2 * number]], 4 + 3 * number)
+    play(world, operations)
+    world.finish()

@@ -1,0 +1,140 @@
+"""An engine with simulated workers, what it delivers, and what must hold whenever all is over."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from hal_core import FinishReason, Request, SamplingParams, SlotStatus, SplitRole, StateConfig, admit, lay_out
+from hal_core.handover import MemoryNet
+
+from hal.distributed.split import SplitEngine, SplitWorker
+from hal.distributed.team import Team
+from hal.engine import Scheduler
+from hal.engine.roles import DecodeScheduler, PrefillScheduler
+from tests.split.simulated import END, VOCABULARY, SimulatedCrew, expected
+
+SIZE = 4
+
+
+class World:
+    """``kill``, ``run``, ``deliver`` and ``step`` are what a test draws; ``finish`` goes on until all is over."""
+
+    def __init__(self, split=(1, 1), *, tp=1, blocks=12, slots=3, chunk=5, drafts=0, restarts=0, slow=2):
+        self.now = 0.0
+        self.net = MemoryNet()
+        sizes = StateConfig(num_slots=slots, max_model_len=40, block_size=SIZE, max_draft_tokens=drafts, max_eos=1)
+        layout = lay_out(sizes)
+        limits = partial(admit, layout=layout, vocab_size=VOCABULARY)
+        self.crews, self.delivered, self.ended, self.requests = [], {}, {}, {}
+
+        def crew(label):
+            made = SimulatedCrew(
+                label, self.net, lambda: self.now, tp=tp, blocks=blocks, size=SIZE, drafts=drafts, slow=slow
+            )
+            self.crews.append(made)
+            return made
+
+        def team(kind, made, told):
+            return Team(made, [kind(layout, blocks, chunk=chunk, admit=limits)], told)
+
+        def workers(role, kind, count):
+            return [
+                SplitWorker(role, number, partial(crew, f"{role.name} {number}"), partial(team, kind))
+                for number in range(count)
+            ]
+
+        self.engine = SplitEngine(
+            workers(SplitRole.PREFILL, PrefillScheduler, split[0]),
+            workers(SplitRole.DECODE, DecodeScheduler, split[1]),
+            Scheduler(layout, blocks, admit=limits).check,
+            restarts=restarts,
+            on_record=self._take,
+            clock=lambda: self.now,
+            wait=lambda sockets, seconds: None,
+        )
+
+    def _take(self, record):
+        for row in record.rows():
+            assert row.request_id not in self.ended or not len(row.tokens), f"{row.request_id} was told to have ended"
+            if row.status is SlotStatus.TOKEN:
+                got = self.delivered[row.request_id]
+                assert row.position == len(got), f"{row.request_id}: position {row.position} after {len(got)} tokens"
+                got += row.tokens.tolist()
+
+    # -- what may happen ------------------------------------------------------------------------------------------
+
+    def submit(self, prompt, max_tokens, name=None):
+        name = name or f"r{len(self.requests)}" + "x" * (len(self.requests) % 2)
+        params = SamplingParams(max_tokens=max_tokens, eos_token_ids=(END,))
+        self.requests[name] = request = Request(name, list(prompt), params)
+        self.delivered[name] = []
+        self.engine.submit(request)
+        return name
+
+    def step(self):
+        for finished in self.engine.step():
+            assert finished.request_id not in self.ended, f"{finished.request_id} ended twice"
+            self.ended[finished.request_id] = finished
+
+    @property
+    def living(self):
+        return [crew for crew in self.crews if not crew.dead]
+
+    def run(self, at):
+        ranks = [rank for crew in self.living for rank in crew.line.ranks]
+        if ranks:
+            ranks[at % len(ranks)].run()
+
+    def deliver(self, at, *, word):
+        if self.living:
+            self.living[at % len(self.living)].deliver(word=word)
+
+    def kill(self, at, arrives):
+        if self.living:
+            self.living[at % len(self.living)].kill(arrives)
+
+    def turn(self, *, words=True, records=True):
+        """Everything goes on once, and time with it; ``words``, ``records``: whether any come."""
+        self.now += 0.05
+        for crew in self.living:
+            for rank in crew.line.ranks:
+                rank.run()
+            for word in (True,) * words + (False,) * records:
+                crew.deliver(word=word)
+        self.step()
+
+    # -- what must hold -------------------------------------------------------------------------------------------
+
+    def finish(self, most=6000):
+        turns = 0
+        while self.engine.busy:
+            self.turn()
+            turns += 1
+            assert turns < most, {name: one.state for name, one in self.engine.moves.journeys.items()}
+        for _ in range(600):
+            self.turn()
+        self.check()
+
+    def check(self):
+        for name, request in self.requests.items():
+            finished, whole = self.ended[name], expected(request)
+            got = self.delivered[name]
+            assert got == whole[: len(got)], name
+            assert list(finished.token_ids) == whole[: len(finished.token_ids)], name
+            if finished.reason in (FinishReason.STOP, FinishReason.LENGTH):
+                assert got == whole, f"{name} ended after {len(got)} of {len(whole)} tokens"
+            assert finished.reason is not FinishReason.ERROR or finished.message
+        for worker in self.engine.workers:
+            if worker.team is not None:
+                scheduler = worker.scheduler
+                assert scheduler.pool.free == scheduler.pool.size, f"{worker.name}: blocks are not free"
+                assert sorted(scheduler._slots) == list(range(scheduler.layout.sizes.num_slots)), worker.name
+                assert not worker.leaving, worker.name
+                assert not scheduler.running
+                assert not scheduler._stays._held
+        for crew in self.living:
+            for rank in crew.line.ranks:
+                assert not rank.handing.busy, f"{crew.label}: something is under way"
+                assert not rank.transfer._promises.open
+                assert not rank.handing._arrived
+                assert not rank.handing._outgoing
