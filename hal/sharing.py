@@ -13,15 +13,20 @@ if TYPE_CHECKING:
     from hal_core import Plugin
 
 SHARED = "--share-devices"
+AMONG = "HAL_RANKS_AMONG"
+"""The variable that tells ranks which of those on their host they are, where several launchers start some: how many
+come before the first of these, a slash, and how many there are in all."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalRank:
-    """A rank as one of those on its host: its ``number`` among ``size``. ``share``: several may open one device."""
+    """A rank as one of those on its host: its ``number`` among ``size``. ``share``: several may open one device;
+    ``alone``: its launcher has started all of them, and so may have given each a device."""
 
     number: int = 0
     size: int = 1
     share: bool = False
+    alone: bool = True
 
     @classmethod
     def of(cls, environment: Mapping[str, str], *, share: bool = False) -> LocalRank:
@@ -30,7 +35,9 @@ class LocalRank:
         me = int(environment.get("PADDLE_TRAINER_ID", "0"))
         if me >= len(hosts):
             return cls(share=share)
-        return cls(hosts[:me].count(hosts[me]), hosts.count(hosts[me]), share)
+        number, size = hosts[:me].count(hosts[me]), hosts.count(hosts[me])
+        before, _, every = environment.get(AMONG, f"0/{size}").partition("/")
+        return cls(int(before) + number, int(every), share, int(every) == size)
 
     def index(self, plugin: type[Plugin], first: int) -> int:
         """The index that this rank opens, where ``first`` was asked for.
@@ -44,7 +51,7 @@ class LocalRank:
         if not (count := plugin.count()):
             return first
         assigned = os.environ.get(f"FLAGS_selected_{plugin.kind}s", "") if plugin.kind else ""
-        if not first and assigned.isdigit() and int(assigned) < count:
+        if self.alone and not first and assigned.isdigit() and int(assigned) < count:
             return int(assigned)
         if first + self.size > count and not self.share:
             raise InvalidValue(

@@ -10,7 +10,7 @@ from hal_core import SamplingParams
 
 from hal.model import DEFAULT_CHECKPOINT
 
-from .run_options import Options, RankOptions, read_prompts, requirements, sampling_params
+from .run_options import Options, RankOptions, read_prompts, requirements, sampling_params, split_of
 
 _defaults = SamplingParams()
 
@@ -82,6 +82,10 @@ def run(
     ] = "exact",
     tp: Annotated[int, typer.Option(help="Split the model over so many ranks (tensor parallelism).")] = 1,
     dp: Annotated[int, typer.Option(help="Serve with so many groups of ranks, each with slots and blocks.")] = 1,
+    split: Annotated[
+        str | None,
+        typer.Option(metavar="P,D", help="Let P workers prefill prompts and D others decode, of --tp ranks each."),
+    ] = None,
     sampling: Annotated[
         str,
         typer.Option(help="Who samples: the first rank of each group, or every-rank."),
@@ -126,7 +130,9 @@ def run(
     )
     texts = read_prompts(prompt or [], prompts)
     wanted = requirements(require or [])
-    ranks = RankOptions(tp, dp, sampling, dp_sync=dp_sync, restart=restart, share_devices=share_devices)
+    ranks = RankOptions(
+        tp, dp, sampling, dp_sync=dp_sync, restart=restart, share_devices=share_devices, split=split_of(split)
+    )
     options = Options(
         device,
         wanted,

@@ -31,6 +31,8 @@ class RankOptions:
     dp_sync: bool = False
     restart: int = 0
     share_devices: bool = False
+    split: tuple[int, int] | None = None
+    """How many prefill and how many decode workers there are; None: every worker does both."""
 
     def __post_init__(self) -> None:
         for name, least in (("tp", 1), ("dp", 1), ("restart", 0)):
@@ -39,21 +41,36 @@ class RankOptions:
                 raise InvalidValue(f"{getattr(self, name)}", cure=cure, argument=f"--{name}")
         if self.sampling not in ("first", "every-rank"):
             raise InvalidValue(f"{self.sampling!r}", cure="give first or every-rank", argument="--sampling")
+        if self.split is not None and self.dp > 1:
+            cure = "leave it out: --split P,D has as many workers of each role as it says"
+            raise InvalidValue(f"{self.dp} groups of ranks that do both", cure=cure, argument="--dp")
         idle = "there is one rank, of which this asks nothing"
+        several = self.size > 1 or self.split is not None
         for name, given, enough, why, needs in (
             ("--sampling", self.sampling != "first", self.tp > 1, "each group has one rank, which samples", "--tp"),
             ("--dp-sync", self.dp_sync, self.dp > 1, "there is one group, which waits for no other", "--dp"),
-            ("--restart", self.restart > 0, self.size > 1, idle, "--tp or --dp"),
-            (SHARED, self.share_devices, self.size > 1, idle, "--tp or --dp"),
+            ("--restart", self.restart > 0, several, idle, "--tp, --dp or --split"),
+            (SHARED, self.share_devices, several, idle, "--tp, --dp or --split"),
         ):
             if given and not enough:
-                what = idle if self.size == 1 else why
+                what = why if several else idle
                 raise InvalidValue(what, cure=f"leave it out, or give {needs} as well", argument=name)
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """How many ranks there are of one worker, or of all groups."""
         return self.tp * self.dp
+
+
+def split_of(text: str | None) -> tuple[int, int] | None:
+    """``"P,D"`` as numbers of prefill and decode workers; None for None. Raises :class:`InvalidValue`."""
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) != 2 or not all(part.isdecimal() and int(part) for part in parts):
+        cure = "give the number of prefill and of decode workers, at least 1 each, as 1,1"
+        raise InvalidValue(f"{text!r}", cure=cure, argument="--split")
+    return int(parts[0]), int(parts[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +103,13 @@ class Options:
                 raise InvalidValue(f"{value}", cure="give a whole number of at least 1", argument=argument)
         check_speculation(self.speculate, self.drafts)
         check_acceptance(self.acceptance, self.speculate)
-        if self.ranks.dp > 1 and (self.sink or "").startswith("sysv:"):
+        if self.ranks.split and self.runner is not None:
+            cure = "leave it out, or --split: a runner's keys and values cannot be moved yet"
+            raise InvalidValue(self.runner, cure=cure, argument="--runner")
+        if (self.ranks.dp > 1 or self.ranks.split) and (self.sink or "").startswith("sysv:"):
             raise InvalidValue(
-                f"{self.sink!r}: its readers know a request by its batch id, which the groups of --dp share",
-                cure="use ipc or tcp, or leave --dp out",
+                f"{self.sink!r}: its readers know a request by its batch id, which several groups or workers share",
+                cure="use ipc or tcp, or leave --dp and --split out",
                 argument="--sink",
             )
         check_overlap(self.overlap)

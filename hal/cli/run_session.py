@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from hal_core import ALONE, HalError, SamplingParams, Unavailable
+from hal_core import ALONE, HalError, InvalidValue, SamplingParams, Unavailable
 
 from hal.distributed.rollcall import Launched
 from hal.engine import Engine
@@ -64,10 +64,13 @@ def generate(texts: Sequence[str], params: SamplingParams, options: Options) -> 
         if (launched := Launched.of(os.environ)) is not None:
             from .run_launched import take_part
 
+            if options.ranks.split:
+                cure = "leave it out, or start hal run by itself"
+                raise InvalidValue("these ranks are started by a launcher of yours", cure=cure, argument="--split")
             if options.runner is None:
                 check_split(plan.config, options.ranks.tp)
             return take_part(launched, options)
-        if options.ranks.size > 1:
+        if options.ranks.size > 1 or options.ranks.split:
             from .run_ranks import generate_on_ranks
 
             return generate_on_ranks(plan, params, options)

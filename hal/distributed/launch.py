@@ -21,6 +21,7 @@ from typing import Protocol
 
 from hal_core import Unavailable
 
+from hal.sharing import AMONG
 from hal.transport.urls import socket_of
 
 URL = "HAL_RANKS_URL"
@@ -55,10 +56,11 @@ class Starter(Protocol):
 
 
 class PaddleLaunch:
-    """``size`` ranks on this host, by Paddle's launcher."""
+    """``size`` ranks on this host, by Paddle's launcher. ``before``: ranks of this host that others have before these,
+    ``among``: how many there are of all of them, by default these alone."""
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    def __init__(self, size: int, *, before: int = 0, among: int | None = None) -> None:
+        self.size, self._before, self._among = size, before, among or size
         self._process: subprocess.Popen[bytes] | None = None
         self._folder: Path | None = None
 
@@ -71,10 +73,11 @@ class PaddleLaunch:
         rank = [sys.executable, "-P", "-c", _RANK]
         paths = os.pathsep.join(path for path in sys.path if path)
         alone = {name: value for name, value in os.environ.items() if not name.startswith("PADDLE_TRAINER")}
-        threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // self.size))
+        threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // self._among))
         told = {
             URL: url,
             PARENT: str(os.getpid()),
+            AMONG: f"{self._before}/{self._among}",
             "PADDLE_DISTRI_BACKEND": "gloo",
             "PYTHONPATH": paths,
             "OMP_NUM_THREADS": threads,

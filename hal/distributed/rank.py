@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from hal_core import (
-    ENTERING,
     GroupLost,
     HalError,
-    InvalidValue,
     MemorySink,
     Request,
-    SinkFull,
+    SplitRole,
     Undelivered,
     lay_out,
 )
@@ -30,19 +28,19 @@ from hal.proposers import NONE, make_proposer
 from hal.proposers import Setup as ProposerSetup
 from hal.selection import requested
 from hal.sharing import LocalRank, moved
-from hal.stepping import RunnerSetup, Stepper, StepsAhead, make_runner, overlap_of
+from hal.stepping import RunnerSetup, Stepper, make_runner, overlap_of
 from hal.transport import open_sink
 from hal.transport.copies import Copies, close_all
 from hal.worker.drafting import Acceptance
 
 from .check import RankCheck
 from .errors import error_of, word_of
+from .handing import Handing, open_handing
 from .layout import RankLayout
 from .lines import SILENCE, RankLine
+from .loop import StepLoop
 from .meeting import Meeting
-from .requests import RequestTable
-from .steps import StepOrder
-from .words import Delivery, Go, Hello, Left, Ready, Setup, Stop, Up, Verdict
+from .words import Delivery, Go, Hello, Left, Ready, Setup, Up, Verdict
 
 if TYPE_CHECKING:
     from hal_core import BoundDevice, Group, Sink
@@ -53,8 +51,6 @@ if TYPE_CHECKING:
 
 STARTING = 300.0
 """Seconds that a rank waits for the engine and the other ranks at its start."""
-_IDLE = 0.02
-"""Seconds without a step after which a rank waits for its last one."""
 _DRAIN = 5.0
 """Seconds in which the records of a rank that ends must be acknowledged."""
 _GOLDEN = 0x9E37_79B9_7F4A_7C15
@@ -107,6 +103,7 @@ class _Serving:
         self._sink: Sink | None = None
         self._acceptance = Acceptance()
         self._meeting: Meeting | None = None
+        self._handing: Handing | None = None
         self._closing = contextlib.ExitStack()  # of the proposer
 
     def run(self, setup: Setup) -> None:
@@ -126,8 +123,13 @@ class _Serving:
             runner, able = setup.runner or "the Paddle model", device.capabilities
             overlap, why = overlap_of(setup.overlap, device, runner, worker.runner.needs_host)
             facts = dict(able.fallbacks), able.substituted, device.device.index
-            self.line.say(Up(self.rank, device.name, *facts, overlap=overlap, no_overlap=why))
-            self._take_steps(worker, check, layout.number_of(self.rank), overlap=overlap)
+            peer = None if self._handing is None else self._handing.transfer.describe()
+            self.line.say(Up(self.rank, device.name, *facts, overlap=overlap, no_overlap=why, peer=peer))
+            loop = StepLoop(self.line, worker, layout.number_of(self.rank), check, self._meeting, self._handing)
+            loop.run(overlap=overlap, begins=self._begins, verdict=self._verdict)
+
+    def _begins(self, step: int) -> None:
+        self.step = step
 
     def wait(self, wanted: type[_Wanted]) -> _Wanted:
         """Wait for that word; raises what a verdict says that comes instead."""
@@ -183,7 +185,7 @@ class _Serving:
         number, undelivered = layout.number_of(self.rank), list[Delivery]()
         sinks = [open_sink(setup.records, sender=number, curve=curve)]
         try:
-            sinks += [open_sink(setup.sink, sender=number)] if setup.sink else []
+            sinks += [open_sink(setup.sink, sender=setup.number + number)] if setup.sink else []
             self._sink = sinks[0] if len(sinks) == 1 else Copies(sinks)
             yield
         finally:
@@ -235,6 +237,9 @@ class _Serving:
             self._meeting = Meeting(TensorRanks(layout.across(self.rank), timeout=setup.timeout), 1 + drafting)
             model.before_run = self._meeting.meet
         device.open_group(state=worker.state, group=group)
+        if setup.role is not SplitRole.MIXED:
+            self._handing = open_handing(setup, self.rank, worker, proposer, self.line.say)
+            self._closing.callback(self._handing.close)
         return worker, RankCheck(worker, ranks) if setup.check and ranks is not None else None
 
     def _runner(self, setup: Setup, group: Group, device: BoundDevice) -> Stepper:
@@ -268,39 +273,6 @@ class _Serving:
             made.close()
             return None
         return made
-
-    def _take_steps(self, worker: Stepper, check: RankCheck | None, number: int, *, overlap: bool) -> None:
-        table, ahead = RequestTable(worker.admit), StepsAhead(worker)
-        while not isinstance(said := self.line.receive(_IDLE if ahead.waiting else STARTING), Stop):
-            if isinstance(said, Verdict):
-                raise self._verdict(said)
-            if said is None and ahead.waiting:
-                ahead.idle()
-            if isinstance(said, StepOrder):
-                self._check_number(said, number)
-                self.step = said.number
-                tasks = table.tasks(said)
-                if check is not None and not check.first_serial:
-                    entering = (task.request.admission_id for task in tasks if task.kind in ENTERING)
-                    check.first_serial = next(entering, 0)
-                with contextlib.suppress(SinkFull):  # the step is done, and its record is sent when there is room
-                    if overlap:
-                        ahead.step(tasks, said.taken)
-                    else:
-                        worker.step(tasks)
-                if self._meeting is not None:
-                    self._meeting.fill()
-                if check is not None:
-                    check.compare(said.number)
-
-    def _check_number(self, order: StepOrder, number: int) -> None:
-        if (order.group, order.number) != (number, self.step + 1):
-            raise InvalidValue(
-                f"step {order.number} of group {order.group} came to rank {self.rank}, which is in group {number} and "
-                f"due for step {self.step + 1}",
-                cure="a step message was lost, came twice or went astray: start the ranks anew",
-                argument="step message",
-            )
 
 
 def _shared_facts(setup: Setup, layout: RankLayout) -> dict[str, str]:

@@ -7,7 +7,18 @@ and keeps of the drafts what equals its own draws.
 from __future__ import annotations
 
 from .loading import NONE, check_names, make_proposer
-from .proposer import Drawn, Fed, Proposer, Setup
+from .proposer import Drawn, Fed, HandsOver, Proposer, Setup, handing_over
 from .room import draft_room
 
-__all__ = ["NONE", "Drawn", "Fed", "Proposer", "Setup", "check_names", "draft_room", "make_proposer"]
+__all__ = [
+    "NONE",
+    "Drawn",
+    "Fed",
+    "HandsOver",
+    "Proposer",
+    "Setup",
+    "check_names",
+    "draft_room",
+    "handing_over",
+    "make_proposer",
+]

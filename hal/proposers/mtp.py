@@ -8,6 +8,7 @@ often than by any other: a draft never becomes a token, so nothing is drawn twic
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,7 @@ _NEUTRAL = {"repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penal
 """Penalties are left out of drafts: they need a history, and change few draws."""
 
 
+_STATE = struct.Struct("<q")
 MOST_WAITING = 64
 """Entries that wait to be run until a draft is wanted; so many are run at once without one."""
 
@@ -107,7 +109,7 @@ class Mtp:
         self._fed = fed
         if fed.rows is None or fed.positions is None:
             return
-        kept, rows = self._prediction().kept(fed.hidden), fed.rows.tolist()
+        kept, rows = self.layer().kept(fed.hidden), fed.rows.tolist()
         firsts = fed.positions[fed.rows[:-1]].tolist()
         for slot, start, begin, end in zip(fed.slots, firsts, rows, rows[1:], strict=False):
             self._sequences[slot].wait(kept, start, begin, end)
@@ -156,7 +158,7 @@ class Mtp:
             sequence.entries, sequence.waiting, sequence.parts = stop, 0, []
         last = np.cumsum(lengths, dtype=np.int64)[:drafting] - 1
         batch = ModelBatch(np.concatenate(tokens), np.concatenate(positions), lengths, starts, tables, last)
-        return self._prediction().feed(parts, batch)
+        return self.layer().feed(parts, batch)
 
     def _draft(
         self,
@@ -169,7 +171,7 @@ class Mtp:
     ) -> Int64s:
         """int64 ``[depth, n]``: the drafts of each of ``slots`` (of the own state), -1 for none; ``known``: how many
         tokens it has, and ``most``: how many drafts it has room for."""
-        layer, depth = self._prediction(), int(most.max())
+        layer, depth = self.layer(), int(most.max())
         drafts = [choose(layer.logits(given), 0)]
         if depth > 1:
             reach = np.maximum(most - 1, 1)
@@ -183,11 +185,29 @@ class Mtp:
         """Forget the request; its entries are in blocks that are given back with the target's."""
         self._sequences.pop(slot, None)
 
+    def covered(self, slot: int) -> int:
+        """As many tokens as the layer has entries of that were made of known tokens."""
+        return self._sequences[slot].entries if slot in self._sequences else 0
+
+    def hand_over(self, slot: int) -> bytes:
+        """The number of those entries."""
+        return _STATE.pack(self.covered(slot))
+
+    def take_over(self, slot: int, state: bytes) -> None:
+        """The entries are in the blocks."""
+        sequence = self._sequences[slot]
+        entries = _STATE.unpack(state)[0] if len(state) == _STATE.size else -1
+        if not 0 <= entries < sequence.count:
+            what = f"{state!r} says {entries} entries of a request of {sequence.count} tokens"
+            raise InvalidValue(what, cure="hand over between workers with the same proposer", argument="state")
+        sequence.entries = entries
+
     def close(self) -> None:
         """Drop the layer's cache."""
         self._layer = None
 
-    def _prediction(self) -> Prediction:
+    def layer(self) -> Prediction:
+        """The layer, made when it is first needed."""
         if self._layer is None:  # the model has its cache by now, and this one is as large
             from hal.model.prediction import open_prediction
 

@@ -119,3 +119,32 @@ class Proposer(Protocol):
 
     def close(self) -> None:
         """Give back what it holds. Nothing is called afterwards; a second time does nothing."""
+
+
+@runtime_checkable
+class HandsOver(Protocol):
+    """A proposer with keys and values of its own in a request's blocks, which move with them to another worker."""
+
+    def layer(self) -> Any:  # noqa: ANN401 (the model's own kind)
+        """The layer whose cache they are in; the model has its own by now."""
+
+    def covered(self, slot: int) -> int:
+        """Of how many of the slot's tokens, from the first on, its keys and values will not change."""
+
+    def hand_over(self, slot: int) -> bytes:
+        """What its equal on another worker needs to go on; before ``leave``."""
+
+    def take_over(self, slot: int, state: bytes) -> None:
+        """Go on as the other worker's would have; after ``enter``.
+
+        :raises InvalidValue: for a state that is none of this proposer's.
+        """
+
+
+def handing_over(proposer: Proposer | None) -> HandsOver | None:
+    """The proposer, or the one inside it, that hands something over; None where nothing has to be."""
+    if proposer is None or isinstance(proposer, HandsOver):
+        return proposer
+    inside = (getattr(proposer, name, None) for name in ("inner", "first", "second"))
+    found = (handing_over(one) for one in inside if isinstance(one, Proposer))
+    return next((one for one in found if one is not None), None)

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hal_core import Task
+    from hal_core import OutputRecord, Task
 
     from .stepper import Launched, Stepper
 
 
 class StepsAhead:
-    """The steps of one rank that are under way, at most one after each :meth:`step`."""
+    """The steps of one rank that are under way, at most one after each :meth:`step`.
 
-    def __init__(self, stepper: Stepper) -> None:
-        self._stepper = stepper
+    ``told``: is handed the output of each step, once, as soon as it was waited for.
+    """
+
+    def __init__(self, stepper: Stepper, told: Callable[[OutputRecord], None] = lambda _: None) -> None:
+        self._stepper, self._told = stepper, told
         self._under_way: deque[Launched] = deque()
+        self._told_number = -1
 
     def step(self, tasks: Sequence[Task], taken: int) -> None:
         """Launch the next step, and take the one before.
@@ -26,10 +30,10 @@ class StepsAhead:
         leaves its slots first, so that others may enter. Raises as :class:`hal.stepping.Stepper` does.
         """
         while self._under_way and self._under_way[0].step.number < taken:
-            self._stepper.take(self._under_way.popleft())
+            self._take()
         launched = self._stepper.launch(tasks)
         while self._under_way:
-            self._stepper.take(self._under_way.popleft())
+            self._take()
         self._under_way.append(launched)
         if launched.trouble is not None:
             raise launched.trouble
@@ -43,4 +47,13 @@ class StepsAhead:
         """No further step comes for now: wait for the output of the last one, as whoever else is to have it may need
         this rank's part. It is not taken: what ended with it leaves its slot when the engine knows."""
         for launched in self._under_way:
-            launched.ticket.record()
+            self._tell(launched, launched.ticket.record())
+
+    def _take(self) -> None:
+        launched = self._under_way.popleft()
+        self._tell(launched, self._stepper.take(launched))
+
+    def _tell(self, launched: Launched, record: OutputRecord) -> None:
+        if launched.step.number > self._told_number:
+            self._told_number = launched.step.number
+            self._told(record)

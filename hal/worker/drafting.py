@@ -19,7 +19,7 @@ from hal_core import (
     TaskKind,
 )
 
-from hal.proposers import Drawn, Fed, draft_room
+from hal.proposers import Drawn, Fed, draft_room, handing_over
 from hal.worker.inputs import Columns, StepInput
 
 if TYPE_CHECKING:
@@ -72,10 +72,12 @@ class Drafting:
         self.proposer, self._sizes, self._vocab_size = proposer, sizes, vocab_size
         self._own = state.companions[0] if state.companions else None
         self._table = state.host_table
+        self.hands = handing_over(proposer)
         self.weights: dict[int, Sequence[Int64s]] = {}
 
-    def follow(self, tasks: TaskBatch) -> None:
-        """Tell who leaves and who enters with a batch that was inserted."""
+    def follow(self, tasks: TaskBatch, states: Mapping[int, bytes]) -> None:
+        """Tell who leaves and who enters with a batch that was inserted. ``states``: slot to what came with a request
+        of another worker's proposer."""
         columns = (tasks.plain["kinds"], tasks.plain["slots"], tasks.requests, tasks.plain["first_tokens"])
         for kind, slot, request, first_token in zip(*columns, strict=True):
             if kind != TaskKind.MORE_BLOCKS:
@@ -85,6 +87,8 @@ class Drafting:
             elif kind in ENTERING:
                 first = [first_token] * (kind == TaskKind.REMOTE_PREFILL)
                 self.proposer.enter(slot, request, np.concatenate([request.tokens, np.array(first, np.int64)]))
+                if self.hands is not None and states.get(slot):
+                    self.hands.take_over(slot, states[slot])
 
     def leave(self, slots: Sequence[int], outputs: Columns) -> None:
         """Tell of slots whose requests have ended, with ``stop_reason`` as of their last step."""

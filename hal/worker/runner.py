@@ -89,6 +89,9 @@ class ModelRunner(HostRunner):
                 cure="give a model with forward_with_hidden, or another proposer",
                 argument="proposer",
             )
+        self.handed_over: dict[int, bytes] = {}
+        """Of requests that ended here with the last step that was taken: slot to the proposer's state, to go on by."""
+        self._states: Mapping[int, bytes] = {}
         self._inputs: StepInput | None = None  # of the step that is under way
         self._hidden: object = None
 
@@ -104,7 +107,8 @@ class ModelRunner(HostRunner):
         """Read the inputs, run the model, choose the tokens and write them into the state."""
         self.histories.follow(step.tasks)
         if self._drafting is not None:
-            self._drafting.follow(step.tasks)
+            self._drafting.follow(step.tasks, self._states)
+            self._states = {}
         inputs = self._inputs = read_inputs(self.device.device, state, chunks_of(step.tasks), stream)
         tokens, self._hidden = self._generate(inputs)
         self._write(tokens)
@@ -143,9 +147,20 @@ class ModelRunner(HostRunner):
             name = "accept_tokens" if self.state.speculative else "sampled_token_ids"
             self.histories.observe(slots, accepted_tokens(slots, outputs, name))
         if self._drafting is not None:
+            if (hands := self._drafting.hands) is not None:
+                self.handed_over = {slot: hands.hand_over(slot) for slot in ended}
             self._drafting.leave(ended, outputs)
         for slot in ended:
             self.histories.pop(slot, None)
+
+    def take_over(self, states: Mapping[int, bytes]) -> None:
+        """Slot to the state of another worker's proposer, of requests that enter with the next step."""
+        self._states = states
+
+    def covered(self, slot: int) -> int | None:
+        """Of how many tokens a proposer's keys and values are there, for those that were run; None: it has none."""
+        hands = None if self._drafting is None else self._drafting.hands
+        return None if hands is None else hands.covered(slot)
 
     def _describe(self, planned: PlannedStep, inputs: StepInput, tokens: StepTokens) -> Step:
         """The step as it ran: its order has the slots that ran and those that were left, ascending."""

@@ -1,0 +1,270 @@
+"""What a rank with a role does beside its steps: it sends a request's blocks as they are computed, or takes them in.
+
+A prefill rank knows a request by the task that it entered with, and where its blocks go by :class:`SendTo`, which may
+come before, while or after they are computed. A decode rank promises blocks, and lets nobody in whose seal it has not
+seen (G29). Both tell the engine how each attempt has ended, and never wait for each other.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hal_core import LEAVING, InvalidValue, OutputRecord, SplitRole, TaskKind, lay_out
+from hal_core.handover import Arrived as AllArrived
+from hal_core.handover import Description, Handover, HandoverEvent, HandoverKey, KvTransfer, PeerLost, Rejected
+
+from hal.model.digest import checkpoint_digest
+from hal.proposers import handing_over
+
+from .steps import TaskOrder
+from .words import Arrived, Over, Release, Reserve, Reserved, SendTo, Word
+
+if TYPE_CHECKING:
+    from hal.proposers import Proposer
+    from hal.worker import Worker
+
+    from .words import Setup
+
+Covered = Callable[[int], int | None]
+"""Slot to how many of its tokens have all their keys and values, a proposer's too; None: those that were run."""
+
+
+@dataclass(eq=False)
+class _Outgoing:
+    """A request whose blocks this rank computes.
+
+    ``computed``: tokens whose keys and values are there; ``sent``: blocks that were sent for ``key``, whose end was
+    told when ``ended``; ``handover``: what the seal will say, known when the prompt is.
+    """
+
+    slot: int
+    total: int
+    blocks: Sequence[int]
+    computed: int = 0
+    key: HandoverKey | None = None
+    peer: Description | None = None
+    sent: int = 0
+    sealed: bool = False
+    ended: bool = False
+    handover: Handover | None = None
+
+
+class Handing:
+    """One rank's part in handing requests over. One thread calls it.
+
+    ``say``: tells the engine a word. ``covered``: as of a proposer that has a cache of its own.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        transfer: KvTransfer,
+        block_size: int,
+        say: Callable[[Word], object],
+        covered: Covered = lambda _: None,
+    ) -> None:
+        self.rank, self.transfer, self._size = rank, transfer, block_size
+        self._say, self._covered = say, covered
+        self._outgoing: dict[str, _Outgoing] = {}
+        self._under_way: deque[list[tuple[str, int]]] = deque()  # of each step: who is how far when it is done
+        self._promised: set[HandoverKey] = set()
+        self._arrived: dict[str, tuple[HandoverKey, Handover]] = {}
+        self._leaving: dict[HandoverKey, HandoverKey] = {}  # not ended in the transfer yet; what the engine released
+        self.arrived = 0
+        """Requests whose blocks have all come so far."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether the transfer has something under way, and so is to be called now and then."""
+        sending = any(one.key is not None and not one.ended for one in self._outgoing.values())
+        return bool(self._promised or self._leaving or sending)
+
+    # -- words of the engine --------------------------------------------------------------------------------------
+
+    def hear(self, word: Reserve | SendTo | Release) -> None:
+        """Do what the engine says."""
+        key = HandoverKey(word.request, word.attempt)
+        if isinstance(word, Reserve):
+            self._reserve(key, word)
+        elif isinstance(word, SendTo):
+            self._send_to(key, word.peer)
+        else:
+            self._release(key)
+        self.look()
+
+    def _reserve(self, key: HandoverKey, word: Reserve) -> None:
+        try:
+            self.transfer.reserve(key, word.blocks, word.source)
+        except InvalidValue as error:
+            self._over(key, str(error))
+            return
+        self._promised.add(key)
+        self._say(Reserved(self.rank, key.request_id, key.attempt))
+
+    def _send_to(self, key: HandoverKey, peer: Description) -> None:
+        out = self._outgoing.get(key.request_id)
+        if out is None:  # it has ended with its first token, and the engine is about to hear
+            return
+        self._give_up(out)
+        out.key, out.peer, out.sent, out.sealed, out.ended = key, peer, 0, False, False
+        self._pump(out, opens=True)
+
+    def _release(self, key: HandoverKey) -> None:
+        if (out := self._outgoing.pop(key.request_id, None)) is not None:
+            if out.key is not None and not out.ended:
+                self._leaving[out.key] = key
+                self.transfer.cancel(out.key)
+            else:
+                self._over(key)
+        elif key in self._promised:
+            self._leaving[key] = key
+            self.transfer.cancel(key)
+        elif self._arrived.get(key.request_id, (None,))[0] == key:
+            del self._arrived[key.request_id]
+            self._over(key)
+
+    # -- steps ----------------------------------------------------------------------------------------------------
+
+    def launch(self, tasks: Sequence[TaskOrder]) -> dict[int, bytes]:
+        """Take note of a step before it is launched; slot to the proposer's state that came with who enters there.
+
+        :raises InvalidValue: for a request that is to go on though its blocks have not arrived (G29).
+        """
+        states: dict[int, bytes] = {}
+        fed: list[tuple[str, int]] = []
+        for task in tasks:
+            if task.kind == TaskKind.REMOTE_PREFILL:
+                states[task.slot] = self._enter(task)
+            elif task.kind in LEAVING:
+                self._forget(task.name)
+            elif task.kind == TaskKind.PREFILL and task.request is not None:
+                if task.request.role is SplitRole.PREFILL:
+                    total = len(task.request.prompt) + len(task.request.output)
+                    self._outgoing[task.name] = _Outgoing(task.slot, total, task.blocks)
+                    fed.append((task.name, task.num_computed_tokens + task.num_scheduled_tokens))
+            elif task.kind == TaskKind.PREFILL_CHUNK and task.name in self._outgoing:
+                fed.append((task.name, task.num_computed_tokens + task.num_scheduled_tokens))
+        self._under_way.append(fed)
+        return states
+
+    def _enter(self, task: TaskOrder) -> bytes:
+        _, handover = self._arrived.pop(task.name, (None, None))
+        if handover is None or (handover.tokens, handover.first_token) != (task.num_computed_tokens, task.first_token):
+            raise InvalidValue(
+                f"request {task.name!r} is to go on behind {task.num_computed_tokens} tokens and {task.first_token}; "
+                f"what has arrived for it: {handover or 'nothing'}",
+                cure="report it: the engine inserts a request when all its blocks have arrived",
+                argument="step message",
+            )
+        return handover.state
+
+    def took(self, record: OutputRecord, states: Mapping[int, bytes]) -> None:
+        """The output of the oldest step that was launched is there: send what it has computed.
+
+        ``states``: slot to the proposer's state, of requests that ended on this worker with the step.
+        """
+        for name, computed in self._under_way.popleft():
+            if (out := self._outgoing.get(name)) is not None:
+                out.computed = max(out.computed, computed)
+        if not self._outgoing:
+            return
+        for row in record.rows():
+            out = self._outgoing.get(row.request_id)
+            if out is None or out.handover is not None:
+                continue
+            if row.finish:
+                self._forget(row.request_id)
+            elif len(row.tokens):
+                drafts = () if row.drafts is None else tuple(row.drafts.tolist())
+                blocks = -(-out.total // self._size)
+                state = states.get(out.slot, b"")
+                out.handover = Handover(blocks, out.total, int(row.tokens[0]), drafts, state)
+        for out in self._outgoing.values():
+            self._pump(out)
+        self.look()
+
+    # -- the transfer ---------------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Let the transfer move what it can, and tell the engine what has ended."""
+        for event in self.transfer.receive():
+            keys = event.keys if isinstance(event, PeerLost) else (event.key,)
+            for key in keys:
+                self._ended(key, event)
+
+    def _ended(self, key: HandoverKey, event: HandoverEvent) -> None:
+        promised = key in self._promised
+        self._promised.discard(key)
+        out = self._outgoing.get(key.request_id)
+        if out is not None and out.key == key:
+            out.ended = True
+        if key in self._leaving:
+            self._over(self._leaving.pop(key))
+        elif isinstance(event, AllArrived):
+            if promised:
+                self.arrived += 1
+                self._arrived[key.request_id] = key, event.handover
+                self._say(Arrived(self.rank, key.request_id, key.attempt))
+        elif promised or (out is not None and out.key == key):
+            self._over(key, _why(event))
+
+    def _pump(self, out: _Outgoing, *, opens: bool = False) -> None:
+        """Send what is computed and was not sent, and the seal behind the last of it."""
+        if out.key is None or out.peer is None or out.ended or out.sealed:
+            return
+        if out.handover is not None:
+            upto = out.handover.blocks
+        else:
+            covered = self._covered(out.slot)
+            upto = (out.computed if covered is None else min(out.computed, covered)) // self._size
+        try:
+            if upto > out.sent or opens:
+                self.transfer.send(out.key, out.peer, out.sent, out.blocks[out.sent : upto])
+                out.sent = max(upto, out.sent)
+            if out.handover is not None:
+                self.transfer.seal(out.key, out.peer, out.handover)
+                out.sealed = True
+        except InvalidValue as error:
+            out.ended = True
+            self.transfer.cancel(out.key)
+            self._over(out.key, str(error))
+
+    def _give_up(self, out: _Outgoing) -> None:
+        if out.key is not None and not out.ended:
+            out.ended = True
+            self.transfer.cancel(out.key)
+
+    def _forget(self, name: str) -> None:
+        if (out := self._outgoing.pop(name, None)) is not None:
+            self._give_up(out)
+
+    def _over(self, key: HandoverKey, why: str = "") -> None:
+        self._say(Over(self.rank, key.request_id, key.attempt, why))
+
+    def close(self) -> None:
+        """Close the transfer."""
+        self.transfer.close()
+
+
+def _why(event: HandoverEvent) -> str:
+    if isinstance(event, Rejected):
+        return event.why
+    return f"the peer at {event.url} is lost" if isinstance(event, PeerLost) else "it was cancelled by the peer"
+
+
+def open_handing(
+    setup: Setup, rank: int, worker: Worker, proposer: Proposer | None, say: Callable[[Word], object]
+) -> Handing:
+    """The part of a rank whose worker is made: its transfer listens. Raises :class:`InvalidValue` where it cannot."""
+    from hal.handover import open_transfer
+    from hal.handover.cache import Identity, PagedBlocks
+
+    hands = handing_over(proposer)
+    identity = Identity(checkpoint_digest(Path(setup.model)), lay_out(setup.sizes).digest.hex())
+    model: Any = worker.model
+    cache = PagedBlocks(model, identity, None if hands is None else hands.layer())
+    return Handing(rank, open_transfer(cache), setup.sizes.block_size, say, worker.runner.covered)

@@ -1,0 +1,112 @@
+"""The loop of a rank that is up: steps as the engine orders them, and what moves between workers beside them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from hal_core import ENTERING, HalError, InvalidValue, OutputRecord, SinkFull
+
+from hal.stepping import Stepper, StepsAhead
+
+from .requests import RequestTable
+from .steps import StepOrder
+from .words import Release, Reserve, SendTo, Stop, Verdict, Word
+
+if TYPE_CHECKING:
+    from .check import RankCheck
+    from .handing import Handing
+    from .lines import RankLine
+    from .meeting import Meeting
+
+_IDLE = 0.02
+"""Seconds without a step after which a rank waits for its last one."""
+_LOOK = 0.2
+"""Seconds after which a transfer that has something under way is called, at least."""
+_STARTING = 300.0
+
+
+class StepLoop:
+    """One rank's: of group ``number``, with what it has besides its worker."""
+
+    def __init__(
+        self,
+        line: RankLine,
+        worker: Stepper,
+        number: int,
+        check: RankCheck | None = None,
+        meeting: Meeting | None = None,
+        handing: Handing | None = None,
+    ) -> None:
+        self._line, self._worker, self._number = line, worker, number
+        self._check, self._meeting, self._handing = check, meeting, handing
+        self._table = RequestTable(worker.admit)
+        self._ahead = StepsAhead(worker, self._took)
+        self.step = 0
+
+    def run(self, *, overlap: bool, begins: Callable[[int], None], verdict: Callable[[Verdict], HalError]) -> None:
+        """Go on until the engine says stop. ``begins`` is told each step's number; ``verdict`` makes an error of one.
+
+        Raises what a step does, and what the engine decides.
+        """
+        while not isinstance(said := self._receive(), Stop):
+            if isinstance(said, Verdict):
+                raise verdict(said)
+            if isinstance(said, StepOrder):
+                self._check_number(said)
+                self.step = said.number
+                begins(said.number)
+                self._take(said, overlap=overlap)
+            elif self._handing is not None:
+                if isinstance(said, Reserve | SendTo | Release):
+                    self._handing.hear(said)
+                else:
+                    self._handing.look()
+            if said is None and self._ahead.waiting:
+                self._ahead.idle()
+
+    def _receive(self) -> Word | StepOrder | None:
+        """What comes first of the engine's, or None: the transfer may have something, or time has passed."""
+        if self._handing is not None:
+            self._line.watch(self._handing.transfer.sockets)
+        if self._ahead.waiting:
+            return self._line.receive(_IDLE)
+        return self._line.receive(_LOOK if self._handing is not None and self._handing.busy else _STARTING)
+
+    def _take(self, order: StepOrder, *, overlap: bool) -> None:
+        """Take one step."""
+        tasks = self._table.tasks(order)
+        if self._handing is not None:
+            states = self._handing.launch(order.tasks)
+            if states:
+                self._worker.runner.take_over(states)  # type: ignore[attr-defined]
+        check = self._check
+        if check is not None and not check.first_serial:
+            entering = (task.request.admission_id for task in tasks if task.kind in ENTERING)
+            check.first_serial = next(entering, 0)
+        with contextlib.suppress(SinkFull):  # the step is done, and its record is sent when there is room
+            if overlap:
+                self._ahead.step(tasks, order.taken)
+            else:
+                self._worker.step(tasks)
+        if not overlap and self._worker.last is not None:
+            self._took(self._worker.last)
+        if self._meeting is not None:
+            self._meeting.fill()
+        if check is not None:
+            check.compare(order.number)
+
+    def _took(self, record: OutputRecord) -> None:
+        if self._handing is not None:
+            states = getattr(self._worker.runner, "handed_over", {})
+            self._handing.took(record, states)
+
+    def _check_number(self, order: StepOrder) -> None:
+        if (order.group, order.number) != (self._number, self.step + 1):
+            raise InvalidValue(
+                f"step {order.number} of group {order.group} came to rank {self._line.rank}, which is in group "
+                f"{self._number} and due for step {self.step + 1}",
+                cure="a step message was lost, came twice or went astray: start the ranks anew",
+                argument="step message",
+            )
