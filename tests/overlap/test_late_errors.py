@@ -1,0 +1,83 @@
+"""A step may find on the device alone that a request cannot go on: its own record tells it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hal_core import FinishReason, Request, SamplingParams
+from hal_sim import NoCompiler
+from hal_sim.build import core_library
+
+from .schedules import Player, Schedule, Watched, sizes_of
+
+FAILS_AT, SLOT = 4, 1
+
+
+@pytest.fixture(autouse=True)
+def _built():
+    try:
+        core_library()
+    except NoCompiler as error:
+        pytest.skip(str(error))
+
+
+class Failing:
+    """A runner whose step number ``FAILS_AT`` stops a slot, as logits that are no use would."""
+
+    def __init__(self, runner, device):
+        self._runner, self._device = runner, device
+
+    def __getattr__(self, name):
+        return getattr(self._runner, name)
+
+    def launch(self, state, step, stream):
+        done = self._runner.launch(state, step, stream)
+        if step.step.number != FAILS_AT:
+            return replace(done, late_errors=dict)
+        self._device.async_set_value(target=state.view("stop_flags")[SLOT], value=True, stream=stream)
+        return replace(done, late_errors=lambda: {SLOT: "no use"})
+
+
+class Noting(Watched):
+    """Notes in which steps' records a request ended with an error."""
+
+    def take(self, launched):
+        record = super().take(launched)
+        self.errors = getattr(self, "errors", [])
+        self.errors += [
+            (record.step, name) for name, end in zip(record.request_ids, record.finish, strict=True) if end == 4
+        ]
+        return record
+
+
+def played(*, fails, overlap, drafts):
+    """Three requests in two slots: how each ended, and which records told of an error."""
+    player = Player(
+        Schedule(sizes_of(slots=2, drafts=drafts), 12, 8, [], [], None), "lazy", overlap=overlap, stepper=Noting
+    )
+    player.open()
+    if fails:
+        player.stepper.runner = Failing(player.stepper.runner, player.device)
+    for number in range(3):
+        player.engine.submit(Request(f"r{number}", [number + 1] * 3, SamplingParams(max_tokens=9)))
+    ended = {}
+    for _ in range(60):
+        ended |= {one.request_id: one for one in player.engine.step()}
+    assert not player.engine.busy, "who was stopped is waited for"
+    errors = player.stepper.errors
+    player.close()
+    return ended, errors
+
+
+@pytest.mark.parametrize("drafts", [0, 2])
+@pytest.mark.parametrize("overlap", [True, False])
+def test_the_steps_own_record_tells_it_and_the_slot_is_used_again(overlap, drafts):
+    whole, _ = played(fails=False, overlap=overlap, drafts=drafts)
+    ended, errors = played(fails=True, overlap=overlap, drafts=drafts)
+    assert errors == [(FAILS_AT, "r1")]
+    assert (ended["r1"].reason, ended["r1"].message) == (FinishReason.ERROR, "no use")
+    given = ended["r1"].token_ids
+    assert given == whole["r1"].token_ids[: len(given)]
+    assert 0 < len(given) < 9
+    assert [ended[name].token_ids for name in ("r0", "r2")] == [whole[name].token_ids for name in ("r0", "r2")]
