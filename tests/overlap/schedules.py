@@ -21,7 +21,7 @@ from hal_core.slots.admission import draw_seed
 from hal_sim import SimPlugin, communicator
 from hal_sim.mixing import MixRunner, mixed
 
-from hal.distributed.rank import RequestTable
+from hal.distributed.requests import RequestTable
 from hal.distributed.steps import StepOrder, orders_of
 from hal.engine import Engine
 from hal.stepping import RunnerSetup, Stepper, StepsAhead
