@@ -115,7 +115,7 @@ def run(sections: list[str], rounds: int, steps: int) -> dict[str, Any]:
         "gap": lambda: gap.measure(rig, steps, gap.alone),
         "hal-gap": lambda: gap.measure(rig, steps, gap.alone, (5.0, 20.0), (gap.OURS,)),
         "soak": lambda: stages.soak(rig),
-        "speed": lambda: speed.measure(rig, 8 * rounds, 30 * steps),
+        "speed": lambda: speed.measure(rig, 4 * rounds, 30 * steps),
     }
     found = {}
     for name in sections:

@@ -25,14 +25,17 @@ from .ways import FUSED, WAYS
 Row = dict[str, Any]
 PAUSE = 5
 SLOW_BESIDE = ("(a) synchronous", "(b) per field", "(c) staged", "(c') staged numpy")
-"""Ways whose many calls each give up the interpreter's lock: beside a busy thread a few rounds of one request do."""
+"""Ways whose many calls each give up the interpreter's lock, which takes seconds: beside a busy thread, once."""
 
 
-def timed(prepare: Callable[[], Callable[[], object]], rounds: int, *, busy: bool) -> tuple[float, float]:
-    """Median and 99th percentile, us, of what ``prepare`` returns; the GPU is idle before each call."""
+def timed(
+    prepare: Callable[[], Callable[[], object]], rounds: int, *, busy: bool, pause: int = PAUSE
+) -> tuple[float, float]:
+    """Median and 99th percentile, us, of what ``prepare`` returns, the first ``pause`` calls left out; the GPU is idle
+    before each call."""
     times = []
     with quiet(), Busy(used=busy) as other:
-        for _ in range(rounds + PAUSE):
+        for _ in range(rounds + pause):
             call = prepare()
             torch.cuda.synchronize()
             other.on()
@@ -41,7 +44,7 @@ def timed(prepare: Callable[[], Callable[[], object]], rounds: int, *, busy: boo
             times.append((perf_counter_ns() - begin) / 1e3)
             other.off()
         torch.cuda.synchronize()
-    return tuple(round(float(np.percentile(times[PAUSE:], part)), 1) for part in (50, 99))  # type: ignore[return-value]
+    return tuple(round(float(np.percentile(times[pause:], part)), 1) for part in (50, 99))  # type: ignore[return-value]
 
 
 def _row(work: str, way: str, value: float, p99: float | None = None, **more: object) -> Row:
@@ -68,8 +71,8 @@ def insertions(rig: Rig, rounds: int) -> list[Row]:
                 slow = busy and way in SLOW_BESIDE
                 if slow and count > 1:
                     continue
-                here = 3 if slow else rounds if way == OURS else max(5, rounds // 8)
-                value, p99 = timed(prepared(way, count), here, busy=busy)
+                here = 1 if slow else rounds if way == OURS else max(5, rounds // 12)
+                value, p99 = timed(prepared(way, count), here, busy=busy, pause=0 if slow else PAUSE)
                 if way == OURS:
                     rig.state.release(range(SLOTS))
                 rows.append(_row(f"insert {count} x 1024, us", way, value, p99, busy=busy, rounds=here))
@@ -105,7 +108,7 @@ def single(rig: Rig, rounds: int) -> list[Row]:
 def gaps(rig: Rig, steps: int) -> list[Row]:
     """One rank: waiting and overlapped, quiet and beside a busy thread; hal by ``steps`` steps, the others by fewer."""
     loop, rows = Loop(rig, alone), []
-    few = max(40, steps // 10)
+    few = max(40, steps // 20)
 
     def add(way: str, ms: float, *, waits: bool, busy: bool, count: int) -> None:
         found = loop.run(way, ms, 16, waits=waits, steps=count, busy=busy)
@@ -120,17 +123,17 @@ def gaps(rig: Rig, steps: int) -> list[Row]:
         if "synchronous" in way:
             continue
         for ms in (5.0, 20.0):
-            add(way, ms, waits=False, busy=False, count=(steps if ms < 20 else steps // 4) if way == OURS else few)
-    for way in (OURS, FUSED, NOTHING):
-        for ms in (5.0, 20.0):
-            add(way, ms, waits=False, busy=True, count=steps // 4 if way == OURS else few)
+            add(way, ms, waits=False, busy=False, count=(steps if ms < 20 else steps // 6) if way == OURS else few)
+    for way in (OURS, NOTHING, FUSED):
+        for ms in (20.0, 5.0):
+            add(way, ms, waits=False, busy=True, count=steps // 5 if way == OURS else few)
         add(way, 5.0, waits=True, busy=True, count=few)
     return rows
 
 
 def measure(rig: Rig, rounds: int, steps: int) -> list[Row]:
     """The whole table of one GPU."""
-    return [*insertions(rig, rounds), *single(rig, rounds), *gaps(rig, steps)]
+    return [*single(rig, rounds), *insertions(rig, rounds), *gaps(rig, steps)]
 
 
 WANTED = {
