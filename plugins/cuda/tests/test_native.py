@@ -255,3 +255,17 @@ def test_a_failed_call_is_named_as_the_driver_names_it(opened):
         with pytest.raises(RuntimeError, match=f"{call}: CUDA_ERROR_INVALID_VALUE"):
             bound.async_set_value(target=target, value=value, stream=bound.default_stream)
     api.fail = ""
+
+
+@on_native
+def test_a_wait_gives_up_the_lock_for_the_wait_alone(opened, monkeypatch):
+    """Beside a busy thread each call of the bindings takes 5 ms: the capture mode is changed by native calls."""
+    bound, given_up = opened(), []
+
+    def exchange(mode):
+        given_up.append(mode)
+        raise AssertionError("by the bindings")
+
+    monkeypatch.setattr(bound.device.driver.api, "cuThreadExchangeStreamCaptureMode", exchange, raising=False)
+    bound.device.stream().synchronize()
+    assert given_up == []

@@ -64,6 +64,13 @@ class Driver:
     def beside_captures(self) -> Iterator[None]:
         """For calls that another thread's graph capture forbids and is spoilt by (memory, modules, looks at events and
         streams), unless this thread says that it knows: its capture mode is relaxed meanwhile."""
+        if self.native is not None:  # the bindings would give up the interpreter's lock twice around a wait
+            mode = self.native.calls.exchange(int(self._relaxed))
+            try:
+                yield
+            finally:
+                self.native.calls.exchange(mode)
+            return
         exchange = self.api.cuThreadExchangeStreamCaptureMode
         status, before = exchange(self._relaxed)
         try:
