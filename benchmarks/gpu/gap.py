@@ -21,7 +21,6 @@ from hal_core.group import ALONE
 from hal_core.output.sinks import MemorySink
 from hal_core.slots.step import Step
 from hal_core.slots.tasks import TaskBatch
-from hal_core.tickets import Ticket
 
 from .rig import SLOTS, Busy, Rig, blocks_of, median, quiet
 from .ways import FUSED, WAYS, Inputs, Tensors, empty_tensors
@@ -111,12 +110,12 @@ class Loop:
         admitted = [rig.admit(count, TOKENS) for _ in range(-(-steps // self.turn[1]))]
         sampled = state.memory.address + state.layout.fields["sampled_token_ids"].offset
         temperature, order = state.view("temperature")[0], np.arange(SLOTS)
-        sink, under_way, host = MemorySink(threaded=True), deque[Ticket](), []
+        sink, under_way, host = MemorySink(threaded=True), deque[Any](), []
         torch.cuda.synchronize()
         self.busy.on()
         for number in range(steps):
             if len(under_way) == AHEAD:
-                under_way.popleft().wait()
+                state.take(under_way.popleft())  # as the engine's loop
             at = begin = perf_counter_ns()
             if number % self.turn[1] == self.turn[0]:
                 slots = _slots(number // self.turn[1], count)
