@@ -33,7 +33,7 @@ from .run_launched import launched_crew
 from .run_options import PADDLE_MODEL, Options
 from .run_output import Answers
 from .run_plan import Plan
-from .run_screen import open_screen
+from .run_screen import Screen, open_screen
 from .run_speculation import REJECTION, summed_up
 from .run_split import ranks_told, split_engine
 
@@ -77,7 +77,7 @@ def _generate(plan: Plan, params: SamplingParams, options: Options) -> int:
         for note in plan.notes:
             screen.note(note)
         shown = _Shown()
-        engine = _engine(plan, options, shown)
+        engine = _engine(plan, options, shown, screen)
         stack.callback(lambda: engine.close())
         able = engine.abilities
         facts = facts_of(able) if options.as_json else None
@@ -137,10 +137,10 @@ def _setup(plan: Plan, options: Options) -> Setup:
     )
 
 
-def _engine(plan: Plan, options: Options, shown: _Shown) -> RanksEngine | SplitEngine:
+def _engine(plan: Plan, options: Options, shown: _Shown, screen: Screen) -> RanksEngine | SplitEngine:
     ranks, setup = options.ranks, _setup(plan, options)
     if ranks.split is not None:
-        return split_engine(plan, options, setup, _seconds(_STARTING_VARIABLE, STARTING), shown.take)
+        return split_engine(plan, options, setup, _seconds(_STARTING_VARIABLE, STARTING), shown.take, screen.note)
     starting = _seconds(_STARTING_VARIABLE, STARTING)
     return RanksEngine(
         lambda: (

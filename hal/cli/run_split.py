@@ -33,9 +33,15 @@ def ranks_told(ranks: RankOptions) -> str:
 
 
 def split_engine(
-    plan: Plan, options: Options, setup: Setup, starting: float, on_record: Callable[[OutputRecord], None]
+    plan: Plan,
+    options: Options,
+    setup: Setup,
+    starting: float,
+    on_record: Callable[[OutputRecord], None],
+    note: Callable[[str], None],
 ) -> SplitEngine:
-    """Start the workers, and the engine that they have in common. Raises as :class:`SplitEngine`."""
+    """Start the workers, and the engine that they have in common; ``note`` is told what becomes of them meanwhile.
+    Raises as :class:`SplitEngine`."""
     assert options.ranks.split is not None
     prefill, decode = options.ranks.split
     tp, layout = options.ranks.tp, lay_out(plan.sizes)
@@ -67,4 +73,6 @@ def split_engine(
         limits(Scheduler).check,
         restarts=options.ranks.restart,
         on_record=on_record,
+        note=note,
+        drafts=not setup.rejection,
     )

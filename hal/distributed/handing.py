@@ -70,6 +70,7 @@ class Handing:
         self.rank, self.transfer, self._size = rank, transfer, block_size
         self._say, self._covered = say, covered
         self._outgoing: dict[str, _Outgoing] = {}
+        self._destinations: dict[str, tuple[HandoverKey, Description]] = {}  # of requests that have not entered yet
         self._under_way: deque[list[tuple[str, int]]] = deque()  # of each step: who is how far when it is done
         self._promised: set[HandoverKey] = set()
         self._arrived: dict[str, tuple[HandoverKey, Handover]] = {}
@@ -107,13 +108,15 @@ class Handing:
 
     def _send_to(self, key: HandoverKey, peer: Description) -> None:
         out = self._outgoing.get(key.request_id)
-        if out is None:  # it has ended with its first token, and the engine is about to hear
+        if out is None:
+            self._destinations[key.request_id] = key, peer
             return
         self._give_up(out)
         out.key, out.peer, out.sent, out.sealed, out.ended = key, peer, 0, False, False
         self._pump(out, opens=True)
 
     def _release(self, key: HandoverKey) -> None:
+        self._destinations.pop(key.request_id, None)
         if (out := self._outgoing.pop(key.request_id, None)) is not None:
             if out.key is not None and not out.ended:
                 self._leaving[out.key] = key
@@ -144,7 +147,9 @@ class Handing:
             elif task.kind == TaskKind.PREFILL and task.request is not None:
                 if task.request.role is SplitRole.PREFILL:
                     total = len(task.request.prompt) + len(task.request.output)
-                    self._outgoing[task.name] = _Outgoing(task.slot, total, task.blocks)
+                    self._outgoing[task.name] = out = _Outgoing(task.slot, total, task.blocks)
+                    out.key, out.peer = self._destinations.pop(task.name, (None, None))
+                    self._pump(out, opens=True)
                     fed.append((task.name, task.num_computed_tokens + task.num_scheduled_tokens))
             elif task.kind == TaskKind.PREFILL_CHUNK and task.name in self._outgoing:
                 fed.append((task.name, task.num_computed_tokens + task.num_scheduled_tokens))

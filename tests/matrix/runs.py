@@ -23,6 +23,7 @@ from tests.distributed import rows
 from tests.distributed.rows import PATIENCE, SCARCE, TOLERANCE, Told, reference, requests
 from tests.matrix.rows import SUBSTITUTES, Row
 from tests.ranks import ForkedRanks
+from tests.split import rows as split_rows
 
 LONG = 4 * PATIENCE
 """Seconds in which the one process of a world has run a row."""
@@ -32,11 +33,11 @@ class Worlds:
     """A world of ranks for each size, those of ``maca`` apart: Paddle is told of its device before it is imported."""
 
     def __init__(self) -> None:
-        self._pools: dict[tuple[int, bool], RankPool] = {}
+        self._pools: dict[tuple[int, bool, int], RankPool] = {}
 
-    def of(self, row: Row) -> RankPool:
-        """The world that a row runs on."""
-        key = row.ranks, row.device == "maca"
+    def of(self, row: Row, number: int = 0) -> RankPool:
+        """The world that a row runs on, of a split that of each worker."""
+        key = row.ranks, row.device == "maca", number
         if key not in self._pools:
             maca = row.device == "maca"
             more = SUBSTITUTES | (paddle_env.environment("metax_gpu") if maca else {})
@@ -46,7 +47,8 @@ class Worlds:
 
     def end(self, row: Row) -> None:
         """End a world, the ranks that hang too; it is started anew when it is needed."""
-        if (pool := self._pools.pop((row.ranks, row.device == "maca"), None)) is not None:
+        for key in [key for key in self._pools if key[:2] == (row.ranks, row.device == "maca")]:
+            pool = self._pools.pop(key)
             pool.kill()
             pool.close()
 
@@ -97,6 +99,8 @@ def on_ranks(row: Row, pool: RankPool, how: tuple[object, ...] = ()) -> Told:
 
 def run(row: Row, made: Worlds) -> Told:
     """Run a row."""
+    if row.split != "off":
+        return split_rows.run(row, row.workers, lambda number: rows.Pooled(made.of(row, number)))
     pool = made.of(row)
     if row.ranks == 1:
         told: Told = pool.run(alone, row, timeout=LONG)[0]
@@ -110,7 +114,8 @@ def check(row: Row, told: Told) -> None:
     assert dict(told.tokens) == dict(expected.tokens), f"{row.name}: other tokens"
     for request, values in expected.logprobs.items():
         np.testing.assert_allclose(told.logprobs[request], values, atol=TOLERANCE, rtol=0, err_msg=row.name)
-    if row.dp == 1 or row.blocks != SCARCE:  # of two groups, each at its own pace, blocks may do for either's requests
+    own_pace = row.dp > 1 or row.split != "off"  # of which blocks may do for either's requests, or for those let in
+    if not own_pace or row.blocks != SCARCE:
         assert bool(told.preempted) == (row.blocks == SCARCE), f"{row.name}: {told.preempted} preemptions"
     drafts = row.speculate not in ("none", "naive")
     assert bool(told.drafts[0]) == drafts, f"{row.name}: {told.drafts[0]} drafts"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from hal_core import FinishReason
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hal.distributed.split.moves import Moves
 from hal.distributed.split.states import TABLE, Event, State
 from tests.split.world import World
 
@@ -19,10 +21,12 @@ PROMPT = [1, 2, 3, 4, 5, 6, 8, 9, 10]
 @pytest.mark.parametrize("split", [(1, 1), (2, 1), (1, 2)])
 @pytest.mark.parametrize("tp", [1, 2])
 def test_requests_give_the_tokens_foretold(split, tp):
+    """At once: no offer is lost where nobody is."""
     world = World(split, tp=tp)
     for number in range(6):
         world.submit([number + 1, *PROMPT[: 2 + number]], 3 + 2 * number)
-    world.finish()
+    with mock.patch.object(Moves, "_lose_offer", side_effect=AssertionError("an offer was lost")):
+        world.finish()
     assert {one.reason for one in world.ended.values()} <= {FinishReason.STOP, FinishReason.LENGTH}
 
 
@@ -130,6 +134,15 @@ def test_a_decode_worker_that_does_not_answer_is_left_for_another():
             break
     assert world.ended[name].reason in (FinishReason.STOP, FinishReason.LENGTH)
     world.finish()
+
+
+def test_a_name_may_be_used_again():
+    world = World()
+    for _ in range(2):
+        name = world.submit(PROMPT, 9, name="again")
+        with mock.patch.object(Moves, "_lose_offer", side_effect=AssertionError("an offer was lost")):
+            world.finish()
+        assert world.ended.pop(name).reason in (FinishReason.STOP, FinishReason.LENGTH)
 
 
 def test_a_request_that_fits_no_worker_ends_with_an_error_of_its_own():

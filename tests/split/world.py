@@ -138,3 +138,4 @@ class World:
                 assert not rank.transfer._promises.open
                 assert not rank.handing._arrived
                 assert not rank.handing._outgoing
+                assert not rank.handing._destinations

@@ -24,8 +24,6 @@ from .states import HELD, State
 from .worker import SplitWorker
 
 if TYPE_CHECKING:
-    from hal_core import Device  # noqa: F401
-
     from hal.distributed.abilities import Abilities
 
 _WAIT_SECONDS = 0.1
@@ -49,6 +47,8 @@ class SplitEngine:
       workers together; the others go on meanwhile.
     - ``check``: raises :class:`InvalidValue` for a request that can never run.
     - ``on_record``: is handed each record that is delivered, in the order of its request.
+    - ``note``: is told of each worker that is lost, in words. ``drafts`` False: those of a first token stay behind, as
+      they must where what they were drawn from counts.
     - ``bounds``, ``clock``, ``wait``: how long is waited for what, by which clock, and how.
     """
 
@@ -60,6 +60,8 @@ class SplitEngine:
         *,
         restarts: int = 0,
         on_record: Callable[[OutputRecord], None] | None = None,
+        note: Callable[[str], None] = lambda _: None,
+        drafts: bool = True,
         bounds: Bounds | None = None,
         clock: Callable[[], float] = time.monotonic,
         wait: Wait = wait_for,
@@ -71,8 +73,8 @@ class SplitEngine:
         self._ended: list[Finished] = []
         self.moves = Moves(clock, self._bounds, self._ended.append)
         self.steps = 0
-        self.notes: list[str] = []
-        """What was lost, in words; to be taken out."""
+        self._note, self._with_drafts = note, drafts
+        self._last_loss = "none came up"
         self.undelivered: list[tuple[str, int, int]] = []
         """What ranks could not send to a sink besides the engine's."""
         self._former = (0, 0, 0), 0, 0  # drafts, preemptions, most running of crews that were lost
@@ -231,7 +233,8 @@ class SplitEngine:
         for finished in ended:
             self.moves.finish(finished)
         if worker.role is SplitRole.PREFILL:
-            drafts = {row.request_id: tuple(row.drafts.tolist()) for row in record.rows() if row.drafts is not None}
+            rows = record.rows() if self._with_drafts and record.drafts is not None else ()
+            drafts = {row.request_id: tuple(row.drafts.tolist()) for row in rows if row.drafts is not None}
             self.moves.first_tokens(worker, drafts)  # type: ignore[arg-type]
 
     # -- losses ---------------------------------------------------------------------------------------------------
@@ -276,12 +279,14 @@ class SplitEngine:
         self._start_again(worker, error)
 
     def _start_again(self, worker: Worker, error: HalError) -> None:
-        self.notes.append(f"{worker.name} was lost: {error.what}")
-        if self._may_restart():
+        self._last_loss = f"{worker.name} was lost: {error.what}"
+        again = self._may_restart()
+        self._note(self._last_loss + ("; it is started again" if again else ""))
+        if again:
             try:
                 worker.start()
             except (RankLost, Unavailable) as failed:
-                self.notes.append(f"{worker.name} could not be started again: {failed.what}")
+                self._note(f"{worker.name} could not be started again: {failed.what}")
                 worker.lose()
         self._changed = True
 
@@ -296,9 +301,8 @@ class SplitEngine:
             if coming and self._clock() - since <= self._bounds.alone:
                 continue
             states = frozenset({State.WAITING}) if role is SplitRole.PREFILL else HELD | {State.WAITING}
-            last = self.notes[-1] if self.notes else "none came up"
             why = f"no {role.name.lower()} worker is left" + ("" if not coming else f" for {self._bounds.alone:g} s")
-            self.moves.fail(states, f"{why} ({last}); give --restart, or more workers")
+            self.moves.fail(states, f"{why} ({self._last_loss}); give --restart, or more workers")
 
     # -- the end --------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ class Journey:
 
     - ``number``: of its arrival; ``request``: as it goes on, with every token that was delivered before this prefill.
     - ``first``, ``drafts``: what the prefill has given, in the states behind it.
-    - ``prefill``, ``decode``: the workers that have it; ``attempt``: rises with each prefill, and each offer.
+    - ``prefill``, ``decode``: the workers that have it; ``attempt``: of this prefill, or offer: higher than any before.
     - ``reserved``, ``arrived``, ``over``: ranks of the decode worker that have said so of this attempt.
     - ``since``: when its state changed last; ``held_since``: when it got its first token.
     - ``failed``: offers that came to nothing though the worker lives; ``why``: the last one's reason.

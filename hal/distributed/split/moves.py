@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from hal_core import FinishReason, OutputRecord, Request
 
-from hal.distributed.words import Arrived, Over, Reserve, Reserved, SendTo, SplitWord
+from hal.distributed.words import Arrived, Over, Release, Reserve, Reserved, SendTo, SplitWord
 from hal.engine import Finished
 from hal.engine.roles import DecodeScheduler, Key, Prefilled, PrefillScheduler
 
@@ -49,7 +49,7 @@ class Moves:
         self.journeys: dict[str, Journey] = {}
         self.front: list[Journey] = []
         self._clock, self._bounds, self._end = clock, bounds, end
-        self._arrivals = 0
+        self._arrivals = self._attempts = 0
 
     def add(self, request: Request) -> None:
         """A new request waits in the front."""
@@ -70,6 +70,11 @@ class Moves:
         while self.front and self._place(self.front[0]):
             pass
 
+    def _next_attempt(self) -> int:
+        """One for all requests: a name may be another's later, and its attempts must be above those before."""
+        self._attempts += 1
+        return self._attempts
+
     def _place(self, journey: Journey) -> bool:
         room = [worker for worker in self.prefill if worker.scheduler.has_room(journey.request)]
         if journey.careful and not any(one.scheduler.has_place(journey.request) for one in self.decode):
@@ -80,7 +85,7 @@ class Moves:
         worker = min(room, key=lambda one: one.scheduler.load + one.scheduler.kept)
         worker.scheduler.add(journey.request)
         journey.prefill = worker
-        journey.attempt += 1
+        journey.attempt = self._next_attempt()
         self._move(journey, Event.PLACED)
         self._ask(journey)
         return True
@@ -89,11 +94,10 @@ class Moves:
         """Ask the decode worker with most room to promise blocks, if there is any with enough."""
         assert journey.prefill is not None
         for worker in sorted(self.decode, key=lambda one: (-one.scheduler.pool.free, one.scheduler.load)):
-            blocks = worker.scheduler.reserve(journey.request, journey.attempt + 1)
+            blocks = worker.scheduler.reserve(journey.request, attempt := self._next_attempt())
             if blocks is None:
                 continue
-            journey.attempt += 1
-            journey.decode = worker
+            journey.attempt, journey.decode = attempt, worker
             journey.reserved, journey.arrived, journey.over = set(), set(), set()
             self._move(journey, Event.ASKED)
             for rank, source in enumerate(journey.prefill.peers):
@@ -259,6 +263,8 @@ class Moves:
     def finish(self, ended: Finished) -> None:
         """A request has ended in a scheduler: nothing of it is left on any worker."""
         journey = self.journeys[ended.request_id]
+        if journey.state in AT_PREFILL and journey.prefill is not None:
+            journey.prefill.say(Release(*journey.key))  # it may know where the blocks were to go
         if journey.state in ON_OFFER:
             self._withdraw_offer(journey)
         self._let_go(journey)

@@ -1,0 +1,114 @@
+"""Chaos: workers of a split are killed at any moment, again and again, and every token is counted.
+
+    python -m tests.split.chaos [--deaths 200] [--seed N] [--split P,D] [--speculate NAME]
+
+A worker is killed (SIGKILL), or stopped for a while and continued, some tenths of a second after the one before. What
+must hold: each request ends, with the tokens of the plain run, each told once, in order; and never a hang.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import signal
+import sys
+import time
+
+from hal_core import FinishReason
+
+from hal.cli.run_options import split_of
+from tests.distributed.rows import Row, Told, reference, requests
+from tests.split.rows import Own, engine_of
+
+LONGEST = 120.0
+"""Seconds that a round of requests may take."""
+
+
+class Chaos:
+    """One run: rounds of requests, and deaths, until there were enough."""
+
+    def __init__(self, split, row, seed, deaths):
+        self.random, self.deaths, self.row = random.Random(seed), deaths, row
+        self.killed = self.stopped = self.rounds = 0
+        self.starters, self.reasons = {}, []
+        self.told = Told()
+        self.engine = engine_of(
+            row, split, self.starter, self, restarts=10 * deaths, note=lambda note: self.reasons.append(note)
+        )
+
+    def starter(self, number):
+        self.starters[number] = made = Own(self.row.tp)
+        return made
+
+    def take(self, record):
+        self.told.take(record)
+
+    def run(self):
+        """All rounds."""
+        with_end = 0
+        while self.killed < self.deaths:
+            self.rounds += 1
+            with_end += self.round()
+        return with_end
+
+    def round(self):
+        """All requests once; their names are those of the round before."""
+        self.told, end = Told(), time.monotonic() + LONGEST
+        for request in requests():
+            self.engine.submit(request)
+        ended, due = {}, time.monotonic() + self.random.uniform(0.0, 0.4)
+        while self.engine.busy:
+            for finished in self.engine.step():
+                assert finished.request_id not in ended, f"{finished.request_id} ended twice"
+                ended[finished.request_id] = finished
+            assert time.monotonic() < end, {one.name: one.state for one in self.engine.moves.journeys.values()}
+            if time.monotonic() > due and self.killed < self.deaths:
+                self.strike()
+                due = time.monotonic() + self.random.uniform(0.0, 0.8)
+        for name, tokens in reference().tokens.items():
+            assert ended[name].reason in (FinishReason.STOP, FinishReason.LENGTH), ended[name]
+            assert self.told.tokens[name] == tokens, name
+            assert len(self.told.logprobs[name]) == len(tokens), name
+        return len(ended)
+
+    def strike(self):
+        """One worker that is up, or is being started, loses a rank or waits for a moment."""
+        worker = self.random.choice([one for one in self.engine.workers if one.crew is not None])
+        pool = self.starters[worker.number].pool
+        rank = self.random.randrange(self.row.tp)
+        if self.random.random() < 0.2:
+            self.stopped += 1
+            pool.signal(rank, signal.SIGSTOP)
+            time.sleep(self.random.uniform(0.0, 0.3))
+            pool.signal(rank, signal.SIGCONT)
+        else:
+            self.killed += 1
+            pool.kill([rank])
+
+
+def main():
+    """Run; the status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--deaths", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=random.randrange(1 << 30))
+    parser.add_argument("--split", default="2,2")
+    parser.add_argument("--tp", type=int, default=1)
+    parser.add_argument("--speculate", default="mtp")
+    told = parser.parse_args()
+    print(f"seed {told.seed}", flush=True)
+    row, began = Row(tp=told.tp, speculate=told.speculate, timeout=3.0, check=False), time.monotonic()
+    chaos = Chaos(split_of(told.split), row, told.seed, told.deaths)
+    try:
+        ended = chaos.run()
+    finally:
+        chaos.engine.close()
+    seconds = time.monotonic() - began
+    print(
+        f"{chaos.killed} deaths, {chaos.stopped} stops, {chaos.rounds} rounds, {ended} requests ended whole, "
+        f"{chaos.engine.restarts} workers started again, {chaos.engine.steps} steps in {seconds:.0f} s"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
