@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
+import numpy as np
 from hal_core import InvalidValue
 
 from .proposer import Fed, Int64s
@@ -52,12 +53,13 @@ T = TypeVar("T", bound=Text)
 
 class HostProposer(ABC, Generic[T]):
     """A proposer that looks at a request's tokens alone. Its copy of them equals ``token_ids`` on the device as of the
-    last step that was observed."""
+    last step that was observed. What a step gave is entered into a text when that is asked, as many are seldom."""
 
     wants_hidden = False
 
     def __init__(self) -> None:
         self._texts: dict[int, T] = {}
+        self._waiting: dict[int, list[int]] = {}
 
     @abstractmethod
     def open(self, tokens: Int64s) -> T:
@@ -71,13 +73,13 @@ class HostProposer(ABC, Generic[T]):
                 cure="call leave for the request that was in the slot, then enter",
                 argument="slot",
             )
-        self._texts[slot] = self.open(tokens)
+        self._texts[slot], self._waiting[slot] = self.open(tokens), []
 
     def observe(self, fed: Fed) -> None:
-        """Append what was accepted."""
+        """Take over what was accepted."""
+        waiting = self._waiting
         for slot, accepted in zip(fed.slots, fed.accepted, strict=True):
-            if len(accepted):
-                self._texts[slot].append(accepted.tolist())
+            waiting[slot] += accepted.tolist()
 
     def propose(self, room: Mapping[int, int]) -> dict[int, list[int]]:
         """Drafts for each slot that has room and whose tokens say something."""
@@ -86,16 +88,26 @@ class HostProposer(ABC, Generic[T]):
 
     def guess(self, slot: int, drafts: Sequence[int], most: int) -> Guess:
         """At most ``most`` tokens (at least 1) that may follow what is known of a slot and ``drafts``."""
-        return self._texts[slot].guess(drafts, most)
+        return self.text(slot).guess(drafts, most)
+
+    def text(self, slot: int) -> T:
+        """The text of the request in a slot, with all that it was given."""
+        text = self._texts[slot]
+        if waiting := self._waiting[slot]:
+            text.append(waiting)
+            self._waiting[slot] = []
+        return text
 
     def tokens(self, slot: int) -> Int64s:
         """What is known of the request in a slot, int64 ``[n]``: a copy."""
-        return self._texts[slot].tokens()
+        return np.concatenate([self._texts[slot].tokens(), np.array(self._waiting[slot], np.int64)])
 
     def leave(self, slot: int, *, finished: bool) -> None:
         """Forget the slot's tokens."""
         self._texts.pop(slot, None)
+        self._waiting.pop(slot, None)
 
     def close(self) -> None:
         """Forget all."""
         self._texts.clear()
+        self._waiting.clear()

@@ -34,8 +34,8 @@ class NGrams:
 
     def append(self, tokens: Sequence[int]) -> None:
         """Take over tokens that the request was given; the n-grams before them have a continuation now."""
-        known = self._tokens
-        self._numbers = self._earlier.follow(self._numbers, tokens)
+        known, numbers = self._tokens, self._numbers
+        self._numbers = self._earlier.follow(numbers if len(tokens) < LONGEST else [0], tokens[-LONGEST:])
         for token in tokens:
             end, key = len(known) - 1, 0
             for n, ends in enumerate(self._later[: len(known)]):

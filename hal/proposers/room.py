@@ -32,5 +32,6 @@ def draft_room(
     """
     room = np.minimum(max_tokens - generated, max_model_len - known) - 1
     room = np.minimum(np.minimum(room, covered - known), most)
-    most_drafts: Int64s = np.where(decoding, np.maximum(room, 0), 0).astype(np.int64, copy=False)
+    most_drafts: Int64s = np.maximum(room, 0).astype(np.int64, copy=False)
+    most_drafts *= decoding
     return most_drafts

@@ -150,7 +150,7 @@ class Suffix(HostProposer[OwnText]):
 
     def guess(self, slot: int, drafts: Sequence[int], most: int) -> Guess:
         """Of the request's own text and the shared ones, what the one with the longer match says."""
-        text = self._texts[slot]
+        text = self.text(slot)
         own = text.guess(drafts, most)
         if own.matched >= LONG_MATCH or not len(self.shared):
             return own
@@ -159,9 +159,9 @@ class Suffix(HostProposer[OwnText]):
 
     def leave(self, slot: int, *, finished: bool) -> None:
         """Forget the slot's tokens; the output of a finished request is shared."""
-        text, prompt = self._texts.get(slot), self._prompts.pop(slot, 0)
-        if finished and text is not None:
-            self.shared.enter(text.tokens()[prompt:])
+        prompt = self._prompts.pop(slot, 0)
+        if finished and slot in self._texts:
+            self.shared.enter(self.tokens(slot)[prompt:])
         super().leave(slot, finished=finished)
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ from hal_core import (
 )
 
 from hal.proposers import Drawn, Fed, draft_room, handing_over
-from hal.worker.inputs import Columns, StepInput
+from hal.worker.inputs import Columns, StepInput, rows_of
 
 if TYPE_CHECKING:
     from hal_core import BoundDevice, Device, SlotState, Step, Stream
@@ -50,11 +50,11 @@ class Acceptance:
 
     def count(self, inputs: StepInput, outputs: Columns) -> None:
         """Take over a step that verified drafts; ``outputs`` has ``accept_num`` as of its ``update_inputs``."""
-        slots = inputs.slots[inputs.fields["seq_lens_encoder"][inputs.slots, 0] == 0]
-        given = outputs["accept_num"][slots, 0]
+        given = outputs["accept_num"][inputs.slots[inputs.decodes], 0]
+        turns = int(np.count_nonzero(given))
         self.drafted += int(inputs.drafts.sum())
-        self.turns += int(np.count_nonzero(given))
-        self.accepted += int(np.maximum(given - 1, 0).sum())
+        self.turns += turns
+        self.accepted += int(given.sum()) - turns
 
 
 class Drafting:
@@ -124,19 +124,22 @@ class Drafting:
         """
         fields, sizes = inputs.fields, self._sizes
         slots = inputs.slots[inputs.gives & (outputs["accept_num"][inputs.slots, 0] > 0)]
-        handed_over = fields["split_role"][slots, 0] == SplitRole.PREFILL
-        ended = outputs["stop_flags"][slots, 0] & (~handed_over | (outputs["stop_reason"][slots, 0] != 0))
-        generated = outputs["step_idx"][slots, 0]
-        known = (fields["prompt_lens"][slots, 0] + generated).astype(np.int64)
-        blocks = fields["blocks_num"][slots, 0].astype(np.int64) * sizes.block_size
+        at = rows_of(slots, sizes.num_slots)
+        generated, going_on = outputs["step_idx"][at, 0], ~outputs["stop_flags"][at, 0]
+        known = (fields["prompt_lens"][at, 0] + generated).astype(np.int64)
+        covered = fields["blocks_num"][at, 0].astype(np.int64) * sizes.block_size
+        handed_over = fields["split_role"][at, 0] == SplitRole.PREFILL
+        if handed_over.any():
+            going_on |= handed_over & (outputs["stop_reason"][at, 0] == 0)
+            covered = np.where(handed_over, known + sizes.max_draft_tokens, covered)
         room = draft_room(
             sizes.max_draft_tokens,
             generated=generated,
-            max_tokens=fields["max_dec_len"][slots, 0],
+            max_tokens=fields["max_dec_len"][at, 0],
             known=known,
             max_model_len=sizes.max_model_len,
-            covered=np.where(handed_over, known + sizes.max_draft_tokens, blocks),
-            decoding=~ended,
+            covered=covered,
+            decoding=going_on,
         )
         return {slot: most for slot, most in zip(slots.tolist(), room.tolist(), strict=True) if most}
 

@@ -38,7 +38,7 @@ class StepInput:
 
     - ``fields``: the ``step_input`` group, ``[slots, width]`` each.
     - ``slots`` int64 ``[rows]``: the slots that run, ascending; ``gives`` bool ``[rows]``: who is given tokens (a
-      prompt's piece before the last gives none).
+      prompt's piece before the last gives none); ``decodes`` bool ``[rows]``: who feeds no piece of a prompt.
     - ``drafts`` int64 ``[rows]``: how many drafts each feeds behind its next token.
     - ``batch``: the same rows for the model; None when no slot runs. Its logits are those after each of a row's next
       token and drafts, or after the last token of a prompt, of the rows that give.
@@ -48,6 +48,7 @@ class StepInput:
     fields: Columns
     slots: Array
     gives: Array
+    decodes: Array
     drafts: Array
     batch: ModelBatch | None
     beside: Sequence[Columns] = ()
@@ -68,11 +69,12 @@ def read_inputs(device: Device, state: SlotState, chunks: Sequence[Chunk], strea
     slots = np.flatnonzero((lengths > 0) & ~fields["stop_flags"][:, 0])
     encoder, contexts = fields["seq_lens_encoder"][slots, 0], fields["seq_lens_decoder"][slots, 0]
     known = fields["prompt_lens"][slots, 0] + fields["step_idx"][slots, 0]
-    gives = (encoder == 0) | (contexts + encoder >= known)
+    decodes = encoder == 0
+    gives = decodes | (contexts + encoder >= known)
     lengths = lengths[slots]
-    drafts = np.where(encoder == 0, lengths - 1, 0).astype(np.int64)
+    drafts = np.where(decodes, lengths - 1, 0).astype(np.int64)
     if not len(slots):
-        return StepInput(fields, slots, gives, drafts, None)
+        return StepInput(fields, slots, gives, decodes, drafts, None)
     pieces = {
         slot: data.view(np.int64) for (slot, _, _), data in zip(chunks, copied.data[1 : 1 + len(ranges)], strict=True)
     }
@@ -81,7 +83,12 @@ def read_inputs(device: Device, state: SlotState, chunks: Sequence[Chunk], strea
     outputs = None if gives.all() and not drafts.any() else _outputs(lengths, gives, drafts)
     token_ids, positions = _tokens(fields, slots, lengths, contexts, drafts, pieces)
     batch = ModelBatch(token_ids, positions, lengths, contexts, tables, outputs)
-    return StepInput(fields, slots, gives, drafts, batch, beside)
+    return StepInput(fields, slots, gives, decodes, drafts, batch, beside)
+
+
+def rows_of(slots: Array, count: int) -> Array | slice:
+    """What picks the rows of ``slots``, ascending, of ``count``: no copy is made of all of them."""
+    return slice(None) if len(slots) == count else slots
 
 
 def _outputs(lengths: Array, gives: Array, drafts: Array) -> Array:

@@ -14,7 +14,7 @@ import numpy as np
 
 from hal.sampling import STATE_FIELDS, Sampled, SamplingRows, Weights, sample, sample_by_rejection
 from hal.worker.histories import Histories, Int64s
-from hal.worker.inputs import Columns, StepInput
+from hal.worker.inputs import Columns, StepInput, rows_of
 
 if TYPE_CHECKING:
     from hal_core import StateConfig
@@ -168,7 +168,8 @@ def _weights(rows: Rows, proposed: Proposed) -> list[Weights]:
 
 def sampling_rows(slots: Array, fields: Columns, histories: Histories) -> SamplingRows:
     """How each of ``slots`` is sampled: its fields of the state, and its history where it has penalties."""
-    columns = {name: fields[name][slots] for name in STATE_FIELDS.values()}
+    at = rows_of(slots, len(fields["seed"]))
+    columns = {name: fields[name][at] for name in STATE_FIELDS.values()}
     if not histories:
         return SamplingRows.from_state(columns, prompt=None, output=None)
     kept = [histories.get(slot) for slot in slots.tolist()]
