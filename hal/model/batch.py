@@ -47,15 +47,13 @@ class CacheShape:
 class GroupPlan:
     """Attention of rows that are padded to one another: ``rows`` x ``queries`` tokens against ``keys`` positions.
 
-    Indices count the heads in, so that one gather both collects and transposes.
+    Its queries lie together, ``[rows, heads, queries, head_dim]``; what is found for them, too.
     """
 
     rows: int
     queries: int
     keys: int
     """A multiple of the block size."""
-    query_index: np.ndarray | None
-    """int64 ``[rows * heads * queries]`` into queries seen as ``[tokens * heads, head_dim]``; None: in order."""
     block_index: np.ndarray
     """int64 ``[rows * kv_heads * keys / block_size]`` into a cache seen as
     ``[(blocks + 1) * kv_heads, block_size * head_dim]``."""
@@ -67,6 +65,19 @@ class GroupPlan:
 
 
 @dataclass(frozen=True)
+class RowOrder:
+    """Where the tokens of rows lie in the groups: it follows from the lengths of the rows alone.
+
+    Indices count the heads in, so that one gather both collects and transposes.
+    """
+
+    query_index: np.ndarray
+    """int64 ``[n]``: the queries of the groups, one group after the other, of ``[tokens * heads]``; padding repeats."""
+    merge_index: np.ndarray
+    """int64 ``[tokens * heads]`` into what the groups found, one after the other."""
+
+
+@dataclass(frozen=True)
 class StepPlan:
     """Everything a step's layers have in common. Slots are rows of a cache seen as ``[…, head_dim]``."""
 
@@ -75,8 +86,6 @@ class StepPlan:
     clear_index: np.ndarray | None
     """int64: slots that follow a row's last token in a block that this step begins; None: there are none."""
     groups: tuple[GroupPlan, ...]
-    merge_index: np.ndarray | None
-    """int64 ``[tokens * heads]`` into the groups' outputs, one after the other; None: in order."""
     outputs: np.ndarray
     """int64 ``[n]``: index of each token whose logits are wanted."""
 
@@ -131,23 +140,37 @@ def plan_step(batch: ModelBatch, config: LlamaConfig, cache: CacheShape) -> Step
     blocks a row does not have are read from the zero block. What another request left behind is therefore never read.
     """
     size, lengths = cache.block_size, batch.row_lengths
-    rows = np.arange(lengths.size)
     if batch.token_ids.size == lengths.size:  # every row is one token: most steps are
-        write_rows = last = rows
-        parts, merge_index = [_plan_group(batch, config, cache, rows, rows)], None
+        write_rows = last = np.arange(lengths.size)
+        groups = [_plan_group(batch, config, cache, write_rows)]
     else:
-        firsts = np.cumsum(lengths, dtype=np.int64) - lengths
-        write_rows, last = np.repeat(rows, lengths), firsts + lengths - 1
-        kinds = [chosen for kind in _by_length(lengths) if (chosen := np.flatnonzero(kind)).size]
-        parts = [_plan_group(batch, config, cache, chosen, firsts[chosen]) for chosen in kinds]
-        merge_index = _merge_index(config, parts, batch.token_ids.size)
+        write_rows, last = np.repeat(np.arange(lengths.size), lengths), np.cumsum(lengths, dtype=np.int64) - 1
+        groups = [_plan_group(batch, config, cache, rows) for rows in _by_length(lengths)]
     return StepPlan(
         write_index=_slots(batch, config, size, write_rows, batch.positions),
         clear_index=_clear_index(batch, config, size),
-        groups=tuple(group for group, _ in parts),
-        merge_index=merge_index,
+        groups=tuple(groups),
         outputs=last if batch.outputs is None else batch.outputs,
     )
+
+
+def order_rows(lengths: np.ndarray, config: LlamaConfig) -> RowOrder | None:
+    """The order of rows of these lengths; None where every row is one token, whose queries and heads are in order."""
+    if (lengths == 1).all():
+        return None
+    heads, firsts = np.arange(config.num_attention_heads), np.cumsum(lengths, dtype=np.int64) - lengths
+    merge_index = np.empty((int(lengths.sum()), heads.size), np.int64)
+    queries: list[np.ndarray] = []
+    start = 0
+    for rows in _by_length(lengths):
+        offsets = np.arange(lengths[rows].max())
+        inside = offsets < lengths[rows][:, None]
+        tokens = firsts[rows][:, None] + np.where(inside, offsets, 0)
+        queries.append((tokens[:, None, :] * heads.size + heads[:, None]).reshape(-1))
+        row, query = np.nonzero(inside)
+        merge_index[tokens[row, query]] = start + (row[:, None] * heads.size + heads) * offsets.size + query[:, None]
+        start += tokens.size * heads.size
+    return RowOrder(np.concatenate(queries), merge_index.reshape(-1))
 
 
 @dataclass(frozen=True)
@@ -180,13 +203,14 @@ def plan_run(
     keys = len(blocks) * size
     mask = np.where(np.arange(keys) <= positions[..., None], np.float32(0), np.float32(-np.inf))
     masks = np.tile(mask[:, :, None, None], (1, 1, kv_heads, config.heads_per_group, 1))
-    group = GroupPlan(rows, 1, keys, None, block_index, masks[0])
+    group = GroupPlan(rows, 1, keys, block_index, masks[0])
     return RunPlan(positions, index.reshape(count, -1), group, masks)
 
 
-def _by_length(lengths: np.ndarray) -> tuple[np.ndarray, ...]:
-    """bool ``[rows]`` for each group of rows that are padded to one another."""
-    return lengths == 1, (lengths > 1) & (lengths <= SHORT), lengths > SHORT
+def _by_length(lengths: np.ndarray) -> list[np.ndarray]:
+    """The rows of each group, which are padded to one another."""
+    kinds = (lengths == 1, (lengths > 1) & (lengths <= SHORT), lengths > SHORT)
+    return [rows for kind in kinds if (rows := np.flatnonzero(kind)).size]
 
 
 def _clear_index(batch: ModelBatch, config: LlamaConfig, size: int) -> np.ndarray | None:
@@ -208,10 +232,8 @@ def _slots(batch: ModelBatch, config: LlamaConfig, size: int, rows: np.ndarray, 
     return index.reshape(-1)
 
 
-def _plan_group(
-    batch: ModelBatch, config: LlamaConfig, cache: CacheShape, rows: np.ndarray, firsts: np.ndarray
-) -> tuple[GroupPlan, np.ndarray]:
-    """The plan of the rows with these numbers; int64 ``[rows, queries]`` which token each query is (-1: padding)."""
+def _plan_group(batch: ModelBatch, config: LlamaConfig, cache: CacheShape, rows: np.ndarray) -> GroupPlan:
+    """The plan of the rows with these numbers."""
     lengths, contexts = batch.row_lengths[rows], batch.context_lengths[rows].astype(np.int64)
     needed = -(-(contexts + lengths) // cache.block_size)
     blocks = np.arange(needed.max())
@@ -220,24 +242,7 @@ def _plan_group(
     block_index = table[:, None, :] * kv_heads + np.arange(kv_heads)[None, :, None]
     queries, keys = int(lengths.max()), len(blocks) * cache.block_size
     offsets, position = np.arange(queries), np.arange(keys)
-    tokens = np.where(offsets < lengths[:, None], firsts[:, None] + offsets, -1)
     visible = position <= (contexts[:, None] + np.minimum(offsets, lengths[:, None] - 1))[:, :, None]
     mask = np.where(visible, np.float32(0), np.float32(-np.inf))[:, None]
-    query_index = None
     mask = np.tile(mask, (1, 1 if queries > 1 else kv_heads, config.heads_per_group, 1))
-    if queries > 1 or len(rows) < len(batch.row_lengths):
-        heads = config.num_attention_heads
-        query_index = (np.maximum(tokens, 0)[:, None, :] * heads + np.arange(heads)[None, :, None]).reshape(-1)
-    return GroupPlan(len(rows), queries, keys, query_index, block_index.reshape(-1), mask), tokens
-
-
-def _merge_index(config: LlamaConfig, parts: list[tuple[GroupPlan, np.ndarray]], count: int) -> np.ndarray:
-    """Where each token's heads lie in the groups' outputs, each ``[rows, heads, queries, head_dim]``."""
-    heads = np.arange(config.num_attention_heads)
-    index = np.empty((count, heads.size), np.int64)
-    start = 0
-    for group, tokens in parts:
-        row, query = np.nonzero(tokens >= 0)
-        index[tokens[row, query]] = start + (row[:, None] * heads.size + heads) * group.queries + query[:, None]
-        start += tokens.size * heads.size
-    return index.reshape(-1)
+    return GroupPlan(len(rows), queries, keys, block_index.reshape(-1), mask)

@@ -20,7 +20,7 @@ import paddle.nn.functional as functional
 from hal_core import InvalidValue
 from paddle.incubate.nn.functional import fused_rms_norm
 
-from hal.model.batch import GroupPlan, ModelBatch, check_batch, plan_run, plan_step
+from hal.model.batch import GroupPlan, ModelBatch, check_batch, order_rows, plan_run, plan_step
 from hal.model.config import LlamaConfig, read_config
 from hal.model.kv_cache import PagedCache
 from hal.model.loading import read_tensors
@@ -36,9 +36,25 @@ class _Group:
     """A ``GroupPlan`` with its arrays on the model's place."""
 
     plan: GroupPlan
-    query_index: Tensor | None
     block_index: Tensor
     mask: Tensor
+
+
+@dataclass(frozen=True)
+class _Heads:
+    """Where the heads of rows of some lengths lie, which the next step may have again."""
+
+    lengths: bytes
+    queries: int
+    qk_index: Tensor
+    """Of ``[tokens * (heads + 2 kv_heads), head_dim]``, the projections: ``queries`` of them as the groups have them,
+    then all tokens' keys."""
+    tokens: np.ndarray
+    """int64: whose each of them is."""
+    value_index: Tensor
+    """The same: the values."""
+    merge_index: Tensor | None
+    """int64 ``[tokens * heads]`` into what the groups found, one after the other; None: in order."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +65,9 @@ class Step:
     write_index: Tensor
     clear: tuple[Tensor, Tensor] | None
     groups: tuple[_Group, ...]
-    merge_index: Tensor | None
-    qk_index: Tensor
-    """Of ``[tokens * (heads + 2 kv_heads), head_dim]``, the projections: all tokens' queries, then their keys."""
-    value_index: Tensor
-    """The same: their values."""
+    heads: _Heads
     cos: Tensor
-    """``[tokens * (heads + kv_heads), head_dim]``, as ``qk_index`` orders it; not stretched to that shape by an
+    """``[n, head_dim]``, as ``heads.qk_index`` orders it; not stretched to that shape by an
     operator, which on a cpu takes ten times as long."""
     sin: Tensor
 
@@ -87,7 +99,7 @@ class LlamaModel:
         self.weights: DecoderWeights = prepare_weights(config, tensors, place)
         self._fused_norm = has_fused_norm(place)
         self._ones = self._put(np.ones(config.hidden_size, np.float32))
-        self._heads: tuple[int, Tensor, Tensor] | None = None  # tokens of the last step, qk_index, value_index
+        self._heads: _Heads | None = None  # of the last step
         self._frequencies = config.rope.frequencies(config.head_dim)
         self._rotations = self._rotation_table(0)
 
@@ -164,18 +176,16 @@ class LlamaModel:
         """What all layers share that run a batch on a cache, and int64 ``[n]`` whose logits are wanted."""
         check_batch(batch, self.config, cache.shape)
         plan = plan_step(batch, self.local, cache.shape)
-        cos, sin = self._rotary(batch.positions)
-        qk_index, value_index = self._head_indices(len(batch.token_ids))
+        heads = self._head_indices(batch.row_lengths)
+        turns = self._put(self.rotations(batch.positions[heads.tokens]))
         step = Step(
             cache=cache,
             write_index=self._put(plan.write_index),
             clear=None if plan.clear_index is None else self._place_clear(plan.clear_index),
             groups=tuple(self._place_group(group) for group in plan.groups),
-            merge_index=None if plan.merge_index is None else self._put(plan.merge_index),
-            qk_index=qk_index,
-            value_index=value_index,
-            cos=cos,
-            sin=sin,
+            heads=heads,
+            cos=turns[0],
+            sin=turns[1],
         )
         return step, plan.outputs
 
@@ -190,13 +200,14 @@ class LlamaModel:
             are put over the last of these, so what comes of them means nothing.
         """
         plan = plan_run(tables, positions, reach, count, self.local, cache.shape)
-        qk_index, value_index = self._head_indices(len(positions))
-        turns = self._rotations_at(plan.positions).reshape([2, count, -1, self.config.head_dim])
+        heads = self._head_indices(np.ones(len(positions), np.int32))
+        rows = plan.positions[:, heads.tokens].reshape(-1)
+        turns = self._put(self.rotations(rows)).reshape([2, count, -1, self.config.head_dim])
         cos, sin = (paddle.unbind(part) for part in paddle.unbind(turns))
         writes, masks = paddle.unbind(self._put(plan.write_index)), paddle.unbind(self._put(plan.masks))
         group = self._place_group(plan.group)
         return [
-            Step(cache, write, None, (replace(group, mask=mask),), None, qk_index, value_index, c, s)
+            Step(cache, write, None, (replace(group, mask=mask),), heads, c, s)
             for write, mask, c, s in zip(writes, masks, cos, sin, strict=True)
         ]
 
@@ -214,32 +225,25 @@ class LlamaModel:
         return partial if self.ranks is None else self.ranks.all_reduce(partial)
 
     def _place_group(self, plan: GroupPlan) -> _Group:
-        query_index = None if plan.query_index is None else self._put(plan.query_index)
-        return _Group(plan, query_index, self._put(plan.block_index), self._put(plan.mask))
+        return _Group(plan, self._put(plan.block_index), self._put(plan.mask))
 
     def _place_clear(self, index: np.ndarray) -> tuple[Tensor, Tensor]:
         return self._put(index), self._put(np.zeros((index.size, self.config.head_dim), np.float32))
 
-    def _head_indices(self, tokens: int) -> tuple[Tensor, Tensor]:
-        """``qk_index`` and ``value_index`` for so many tokens; kept, as decoding steps are alike."""
-        if self._heads is None or self._heads[0] != tokens:
+    def _head_indices(self, lengths: np.ndarray) -> _Heads:
+        """Where the heads of rows of these lengths lie."""
+        if self._heads is None or self._heads.lengths != lengths.tobytes():
             heads, kv_heads = self.local.num_attention_heads, self.local.num_key_value_heads
-            rows = np.arange(tokens * (heads + 2 * kv_heads)).reshape(tokens, -1)
+            rows = np.arange(int(lengths.sum()) * (heads + 2 * kv_heads)).reshape(-1, heads + 2 * kv_heads)
             query, key, value = (part.reshape(-1) for part in np.split(rows, [heads, heads + kv_heads], axis=1))
-            self._heads = tokens, self._put(np.concatenate([query, key])), self._put(value)
-        return self._heads[1:]
-
-    def _rotary(self, positions: np.ndarray) -> tuple[Tensor, Tensor]:
-        """cos and sin of position times frequency, a row for each head that ``qk_index`` lists; the sines of the first
-        half negative, so that rotate_half is a plain swap of the halves."""
-        placed = self._rotations_at(positions[None])
-        return placed[0], placed[1]
-
-    def _rotations_at(self, positions: np.ndarray) -> Tensor:
-        """The same for several steps, int64 ``[steps, tokens]``: float32 ``[2, steps * rows, head_dim]``."""
-        heads, kv_heads = self.local.num_attention_heads, self.local.num_key_value_heads
-        rows = np.concatenate([positions.repeat(heads, axis=1), positions.repeat(kv_heads, axis=1)], axis=1)
-        return self._put(self.rotations(rows.reshape(-1)))
+            order = order_rows(lengths, self.local)
+            query = query if order is None else query[order.query_index]
+            turned = np.concatenate([query, key])
+            merge_index = None if order is None else self._put(order.merge_index)
+            tokens = turned // (heads + 2 * kv_heads)
+            places = self._put(turned), tokens, self._put(value), merge_index
+            self._heads = _Heads(lengths.tobytes(), query.size, *places)
+        return self._heads
 
     def rotations(self, positions: np.ndarray) -> np.ndarray:
         """float32 ``[2, n, head_dim]``: the cosines at some positions, and the sines with their signs."""
@@ -278,38 +282,37 @@ class LlamaModel:
         return x + self._summed(paddle.matmul(functional.silu(gate) * up, layer.down))
 
     def _projected(self, x: Tensor, layer: LayerWeights, step: Step) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries ``[tokens * heads, head_dim]``, keys and values ``[tokens * kv_heads, head_dim]`` of ``x``, at their
-        positions."""
-        width = self.config.head_dim
-        queries = x.shape[0] * self.local.num_attention_heads
+        """Queries ``[queries, head_dim]`` as the groups have them, keys and values ``[tokens * kv_heads, head_dim]`` of
+        ``x``, at their positions."""
+        width, queries = self.config.head_dim, step.heads.queries
         qkv = paddle.matmul(x, layer.qkv)
         if layer.qkv_bias is not None:
             qkv = qkv + layer.qkv_bias
         flat = qkv.reshape([-1, width])
-        qk = paddle.gather(flat, step.qk_index)
+        qk = paddle.gather(flat, step.heads.qk_index)
         if layer.q_norm is not None:
             qk = paddle.concat([self.normed(qk[:queries], layer.q_norm), self.normed(qk[queries:], layer.k_norm)])
         qk = qk * step.cos + paddle.roll(qk, width // 2, axis=-1) * step.sin
-        return qk[:queries], qk[queries:], paddle.gather(flat, step.value_index)
+        return qk[:queries], qk[queries:], paddle.gather(flat, step.heads.value_index)
 
     def _attention(self, query: Tensor, number: int, step: Step) -> Tensor:
-        """Softmax attention of ``[tokens * heads, head_dim]`` over the cache: ``[tokens, heads * head_dim]``."""
+        """Softmax attention of ``[queries, head_dim]`` over the cache: ``[tokens, heads * head_dim]``."""
         kv_heads, width = self.local.num_key_value_heads, self.config.head_dim
-        outputs = []
+        outputs, begin = [], 0
         for group in step.groups:
             plan = group.plan
-            chosen = query if group.query_index is None else paddle.gather(query, group.query_index)
+            end = begin + plan.rows * plan.queries * self.local.num_attention_heads
+            chosen = query if len(step.groups) == 1 else query[begin:end]
+            begin = end
             # Heads of one key/value head lie side by side, so its queries are the rows of one product.
             chosen = chosen.reshape([plan.rows, kv_heads, -1, width])
             shape = [plan.rows, kv_heads, plan.keys, width]
             key, value = (read.reshape(shape) for read in step.cache.read(number, group.block_index))
             scores = functional.softmax(paddle.matmul(chosen, key, transpose_y=True) + group.mask, axis=-1)
             outputs.append(paddle.matmul(scores, value))
-        if step.merge_index is None:
-            (joined,) = outputs
-        else:
-            joined = paddle.concat([output.reshape([-1, width]) for output in outputs])
-            joined = paddle.gather(joined, step.merge_index)
+        joined = outputs[0] if len(outputs) == 1 else paddle.concat([output.reshape([-1, width]) for output in outputs])
+        if step.heads.merge_index is not None:
+            joined = paddle.gather(joined.reshape([-1, width]), step.heads.merge_index)
         return joined.reshape([-1, self.local.num_attention_heads * width])
 
     def logits(self, normed: Tensor, *, everywhere: bool = False) -> np.ndarray | None:
