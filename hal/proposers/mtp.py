@@ -41,10 +41,12 @@ MOST_WAITING = 64
 @dataclass(slots=True)
 class _Sequence:
     """A request: its known tokens, the first ``count`` of ``tokens``; ``entries`` of the layer that are in its cache,
-    made of known tokens, and behind them ``parts`` of hidden states whose ``waiting`` entries were not run yet."""
+    made of known tokens, and behind them ``parts`` of hidden states whose ``waiting`` entries were not run yet.
+    ``drawn``: its tokens are drawn, and not the best ones."""
 
     tokens: Int64s
     count: int
+    drawn: bool
     entries: int = 0
     waiting: int = 0
     parts: list[Part] = field(default_factory=list)
@@ -100,7 +102,8 @@ class Mtp:
         """Keep the tokens. What the layer has no entries of (a prompt prefilled elsewhere) gets no drafts."""
         kept = np.empty(self._setup.max_model_len + 1, np.int64)
         kept[: len(tokens)] = tokens
-        self._sequences[slot] = _Sequence(kept, len(tokens))
+        drawn = request.params.temperature > 0 and request.params.top_k != 1
+        self._sequences[slot] = _Sequence(kept, len(tokens), drawn)
 
     def observe(self, fed: Fed) -> None:
         """Take over the tokens, and keep the hidden states: the layer is run when drafts are asked for."""
@@ -126,19 +129,20 @@ class Mtp:
             return {}
         places = dict(zip(fed.slots, fed.places, strict=True))
         own = np.array([places[slot] for slot in drafting + full], np.int64)
-        given = self._feed(
-            [self._sequences[slot] for slot in drafting + full], fed.fields["block_tables"][own], len(drafting)
-        )
+        tables = fed.fields["block_tables"][own]
+        sequences = [self._sequences[slot] for slot in drafting + full]
+        given = self._feed(sequences, tables, len(drafting))
         if not drafting:
             return {}
-        own = own[: len(drafting)]
-        known = np.array([self._sequences[slot].count for slot in drafting], np.int64)
-        most = np.array([room[slot] for slot in drafting], np.int64)
-        choose = _Choice.of(own, known, fed.fields, self._setup.rejection)
-        drafts = self._draft(own, known, most, given, fed.fields, choose)
+        sequences = sequences[: len(drafting)]
+        known = np.array([sequence.count for sequence in sequences], np.int64)
+        most, choose = [room[slot] for slot in drafting], _Choice(None)
+        if any(sequence.drawn for sequence in sequences):
+            choose = _Choice.of(own[: len(drafting)], known, fed.fields, self._setup.rejection)
+        drafts = self._draft(tables[: len(drafting)], known, most, given, choose)
         found: dict[int, list[int]] = {}
-        for row, (slot, count, column) in enumerate(zip(drafting, most.tolist(), drafts.T.tolist(), strict=True)):
-            tokens = column[: min(count, column.index(-1) if -1 in column else count)]
+        for row, (slot, count, column) in enumerate(zip(drafting, most, zip(*drafts, strict=True), strict=True)):
+            tokens = list(column[: min(count, column.index(-1) if -1 in column else count)])
             found[slot] = Drawn(tokens, [weights[row] for weights in choose.weights]) if choose.weights else tokens
         return found
 
@@ -156,30 +160,31 @@ class Mtp:
             tokens.append(sequence.tokens[first + 1 : stop + 1])
             positions.append(np.arange(first, stop))
             sequence.entries, sequence.waiting, sequence.parts = stop, 0, []
-        last = np.cumsum(lengths, dtype=np.int64)[:drafting] - 1
-        batch = ModelBatch(np.concatenate(tokens), np.concatenate(positions), lengths, starts, tables, last)
+        last = lengths.cumsum(dtype=np.int64)[:drafting] - 1
+        batch = ModelBatch(_joined(tokens), _joined(positions), lengths, starts, tables, last)
         return self.layer().feed(parts, batch)
 
     def _draft(
         self,
-        slots: Int64s,
+        tables: Array,
         known: Int64s,
-        most: Int64s,
+        most: list[int],
         given: Any,  # noqa: ANN401 (the model's)
-        fields: Mapping[str, Array],
         choose: _Choice,
-    ) -> Int64s:
-        """int64 ``[depth, n]``: the drafts of each of ``slots`` (of the own state), -1 for none; ``known``: how many
-        tokens it has, and ``most``: how many drafts it has room for."""
-        layer, depth = self.layer(), int(most.max())
-        drafts = [choose(layer.logits(given), 0)]
+    ) -> list[list[int]]:
+        """The drafts at each depth, one for each row of the block tables, -1 for none; ``known``: how many tokens each
+        has, and ``most``: how many drafts it has room for."""
+        layer, depth = self.layer(), max(most)
+        chosen = choose(layer.logits(given), 0)
+        drafts = [chosen.tolist()]
         if depth > 1:
-            reach = np.maximum(most - 1, 1)
-            steps = layer.run(fields["block_tables"][slots], known - 1, reach, depth - 1)
+            reach = np.maximum(np.array(most, np.int64) - 1, 1)
+            steps = layer.run(tables, known - 1, reach, depth - 1)
             for number, step in enumerate(steps, 1):
-                given = layer.follow(step, np.maximum(drafts[-1], 0), given)
-                drafts.append(choose(layer.logits(given), number))
-        return np.stack(drafts)
+                given = layer.follow(step, chosen if choose.rows is None else np.maximum(chosen, 0), given)
+                chosen = choose(layer.logits(given), number)
+                drafts.append(chosen.tolist())
+        return drafts
 
     def leave(self, slot: int, *, finished: bool) -> None:
         """Forget the request; its entries are in blocks that are given back with the target's."""
@@ -215,6 +220,10 @@ class Mtp:
         return self._layer
 
 
+def _joined(parts: list[Int64s]) -> Int64s:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
 @dataclass(frozen=True, slots=True)
 class _Choice:
     """How drafts are chosen: the best token, or drawn as the target will draw the token of that position; where drafts
@@ -227,8 +236,7 @@ class _Choice:
 
     @classmethod
     def of(cls, slots: Int64s, known: Int64s, fields: Mapping[str, Array], rejection: bool) -> _Choice:
-        if not ((fields["temperature"][slots, 0] > 0) & (fields["top_k"][slots, 0] != 1)).any():
-            return cls(None)
+        """For rows of which some are drawn."""
         columns = {name: fields[name][slots] for name in STATE_FIELDS.values()}
         for name, value in _NEUTRAL.items():
             columns[name] = np.full_like(columns[name], value)
