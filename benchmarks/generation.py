@@ -105,7 +105,8 @@ class Party:
     def __init__(self, python: str, kind: str, threads: int, path: Path = ROOT) -> None:
         names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
         environment = os.environ | dict.fromkeys(names, str(threads)) | {"GLOG_minloglevel": "2"}
-        environment["PYTHONPATH"] = os.pathsep.join(str(path / part) for part in (".", "core/src"))
+        paths = [str(path / part) for part in (".", "core/src")]
+        environment["PYTHONPATH"] = os.pathsep.join([*paths, *filter(None, [os.environ.get("PYTHONPATH")])])
         self.process = subprocess.Popen(
             [python, "-W", "ignore", str(path / "benchmarks" / "generation.py"), "--serve", kind],
             env=environment,
