@@ -120,14 +120,15 @@ def gaps(rig: Rig, steps: int) -> list[Row]:
     for way in (OURS, *WAYS, NOTHING):
         loop.run(way, 1.0, 1, waits=True, steps=12)  # kernels, caches of pinned memory
         add(way, 5.0, waits=True, busy=False, count=few)
-        if "synchronous" in way:
-            continue
-        for ms in (5.0, 20.0):
-            add(way, ms, waits=False, busy=False, count=(steps if ms < 20 else steps // 6) if way == OURS else few)
+        if "synchronous" not in way:
+            add(way, 5.0, waits=False, busy=False, count=steps if way == OURS else few)
+        if way in (OURS, FUSED, NOTHING, "(b) per field"):
+            add(way, 20.0, waits=False, busy=False, count=steps // 10 if way == OURS else few)
     for way in (OURS, NOTHING, FUSED):
         for ms in (20.0, 5.0):
-            add(way, ms, waits=False, busy=True, count=steps // 5 if way == OURS else few)
-        add(way, 5.0, waits=True, busy=True, count=few)
+            add(way, ms, waits=False, busy=True, count=steps // 7 if way == OURS else few)
+        if way != FUSED:
+            add(way, 5.0, waits=True, busy=True, count=few)
     return rows
 
 

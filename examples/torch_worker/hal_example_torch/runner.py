@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -169,12 +170,13 @@ class TorchRunner:
     def _meet(self, setup: RunnerSetup, shard: Shard) -> None:
         """Open torch's own group of these ranks: where its first one listens, hal's broadcast tells the others."""
         told, first = setup.state.tensor("sampled_token_ids", "torch"), setup.group.is_first
+        within = {"timeout": timedelta(seconds=30)}  # in vain on another host
         if first:
-            store = distributed.TCPStore("127.0.0.1", 0, shard.size, is_master=True, wait_for_workers=False)
+            store = distributed.TCPStore("127.0.0.1", 0, shard.size, True, wait_for_workers=False, **within)
             told[0] = store.port
         setup.device.broadcast_tokens(state=setup.state, group=setup.group, stream=setup.device.default_stream).wait()
         if not first:
-            store = distributed.TCPStore("127.0.0.1", int(told[0]), shard.size)
+            store = distributed.TCPStore("127.0.0.1", int(told[0]), shard.size, **within)
         told.fill_(-1)  # as of empty slots
         backend = "nccl" if self._device.type == "cuda" else "gloo"
         distributed.init_process_group(backend, store=store, rank=shard.index, world_size=shard.size)
