@@ -10,7 +10,10 @@ from hal_core.devices.cpu.device import host_view
 from hal_core.errors import InvalidBatch, InvalidValue
 from hal_core.memory.views import ByteRange
 from hal_core.runtime.bound import bind
+from hal_core.slots import insertion
+from hal_core.slots.checks import is_sound
 from hal_core.slots.host_table import FEW
+from hal_core.slots.insertion import FEW_GROWING
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -149,3 +152,78 @@ def test_block_ids_that_are_not_contiguous_are_taken(device, n):
 def test_a_part_of_a_state_that_holds_no_whole_field_has_no_columns(device):
     state = device.state(SIZES)
     assert state.columns(np.zeros(8, np.uint8), ByteRange(1, 8)) == {}
+
+
+def grown(state, changes=(), **more):
+    """A batch that gives the requests in slots 0 to 5 more blocks, 0 to 3 each, with some columns changed."""
+    table = state.host_table
+    columns = {
+        "kinds": [TaskKind.MORE_BLOCKS] * 6,
+        "slots": list(range(6)),
+        "requests": table.requests[:6],
+        "num_computed_tokens": [0] * 6,
+        "num_scheduled_tokens": [0] * 6,
+        "blocks": [list(range(100 + 4 * slot, 100 + 4 * slot + slot % 4)) for slot in range(6)],
+        "first_blocks": table.blocks[:6].tolist(),
+        "first_tokens": [-1] * 6,
+        "drafts": [()] * 6,
+    } | more
+    for name, at, value in changes:
+        columns[name] = [*columns[name][:at], value, *columns[name][at + 1 :]]
+    return TaskBatch(*columns.values())
+
+
+def with_six(device):
+    """A state with requests in its first six slots, of two blocks each."""
+    state = device.state(SIZES)
+    requests = [state.admit(Request(f"r{i}", [1, 2, 3])) for i in range(6)]
+    batch = TaskBatch.prefill(range(6), requests, [3] * 6, [[2 * i, 2 * i + 1] for i in range(6)])
+    device.insert_tasks(state=state, tasks=batch, stream=device.default_stream)
+    return state
+
+
+def test_g12_blocks_of_a_few_are_written_and_booked_as_those_of_many(device, monkeypatch):
+    states = [with_six(device) for _ in range(2)]
+    for state, few in zip(states, (FEW_GROWING, 0), strict=True):
+        monkeypatch.setattr(insertion, "FEW_GROWING", few)
+        for _ in range(2):  # the second finds what the first has booked
+            assert is_sound(state.host_table, grown(state))
+            device.insert_tasks(state=state, tasks=grown(state), stream=device.default_stream)
+        # not alone, so by the general way: nothing is left behind that it relies on
+        mixed = [Task(TaskKind.MORE_BLOCKS, 1, state.host_table.requests[1], blocks=[9], first_block=4)]
+        mixed.append(Task(TaskKind.PREFILL, 7, state.admit(Request("late", [1, 2])), 0, 2, [30]))
+        device.insert_tasks(state=state, tasks=mixed, stream=device.default_stream)
+    one, other = states
+    for name in ("block_tables", "blocks_num", "token_ids", "seq_lens_this_time"):
+        np.testing.assert_array_equal(host_view(one.view(name)), host_view(other.view(name)), err_msg=name)
+    for name in ("blocks", "row_lengths", "prefilled"):
+        np.testing.assert_array_equal(getattr(one.host_table, name), getattr(other.host_table, name), err_msg=name)
+    assert host_view(one.view("blocks_num"))[:8, 0].tolist() == [2, 5, 6, 8, 2, 4, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ([("first_blocks", 3, 1)], "blocks begin at entry 1, but 2 are in use"),
+        ([("slots", 5, 4)], "already writes slot 4"),
+        ([("slots", 5, 24)], "slots go from 0 to 23"),
+        ([("slots", 5, 6)], "does not hold this request"),
+        ([("blocks", 2, [5, -7])], "block -7 is negative"),
+        ([("blocks", 4, list(range(9)))], "the table holds 10"),
+        ([("drafts", 1, (5,))], "1 drafts, but 0 fit here"),
+    ],
+)
+def test_g08_one_bad_task_among_those_that_get_blocks_is_found(device, changes, complaint):
+    state = with_six(device)
+    before, table = state.memory.buffer.copy(), state.host_table.table.copy()
+    with pytest.raises(InvalidBatch, match=complaint):
+        device.insert_tasks(state=state, tasks=grown(state, changes), stream=device.default_stream)
+    np.testing.assert_array_equal(state.memory.buffer, before)
+    np.testing.assert_array_equal(state.host_table.table, table)
+
+
+def test_g08_blocks_for_a_request_that_only_has_the_name_are_refused(device):
+    state = with_six(device)
+    again = state.admit(Request("r2", [1, 2, 3]))
+    with pytest.raises(InvalidBatch, match="does not hold this request"):
+        device.insert_tasks(state=state, tasks=grown(state, [("requests", 2, again)]), stream=device.default_stream)

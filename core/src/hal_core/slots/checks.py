@@ -17,12 +17,13 @@ Ints = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
 
 
 def is_sound(host_table: HostSlotTable, tasks: TaskBatch) -> bool:
-    """True when ``tasks`` can surely go in: requests that enter free slots, decided without a loop.
+    """True when ``tasks`` can surely go in: requests that enter free slots, decided without a loop, or that stay and
+    get more blocks.
 
     False means that :func:`problems` has to look, which may still find nothing.
     """
     if not tasks.all_new:
-        return False
+        return tasks.all_growing and _growing_are_sound(host_table, tasks)
     if host_table.twin is not None:
         return host_table.twin.sound(tasks)
     if len(tasks) <= FEW:
@@ -75,6 +76,22 @@ def _few_are_sound(host_table: HostSlotTable, tasks: TaskBatch) -> bool:
             return False
     n = len(slots)
     return n == 1 or (len(set(slots)) == n and len({request.admission_id for request in tasks.requests}) == n)
+
+
+def _growing_are_sound(host_table: HostSlotTable, tasks: TaskBatch) -> bool:
+    """Of requests that get more blocks. Each is the very one in its slot, so it was admitted for these sizes."""
+    sizes, plain, holders = host_table.sizes, tasks.plain, host_table.requests
+    slots, held = plain["slots"], host_table.blocks
+    if len(set(slots)) != len(slots) or any(tasks.drafts):
+        return False
+    for slot, first, count, request, ids in zip(
+        slots, plain["first_blocks"], plain["block_counts"], tasks.requests, tasks.block_ids, strict=True
+    ):
+        if not 0 <= slot < sizes.num_slots or holders[slot] is not request or held[slot] != first:
+            return False
+        if first + count > sizes.max_blocks or min(ids.tolist(), default=0) < 0:
+            return False
+    return True
 
 
 def problems(host_table: HostSlotTable, tasks: TaskBatch) -> list[str]:

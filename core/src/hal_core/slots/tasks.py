@@ -50,11 +50,12 @@ class TaskBatch:
     ``drafts`` are tuples, ``block_ids`` each task's block ids, ``blocks`` all of them one after the other, int32.
 
     ``native`` has for native code what it needs of new requests. ``all_new``: there are no other tasks, each has its
-    blocks from entry 0 on, and none has drafts.
+    blocks from entry 0 on, and none has drafts. ``all_growing``: there are only tasks that bring more blocks.
     """
 
     __slots__ = (
         "_checked",
+        "all_growing",
         "all_new",
         "all_prefill",
         "arrays",
@@ -63,6 +64,7 @@ class TaskBatch:
         "requests",
     )
     all_new: bool
+    all_growing: bool
     all_prefill: bool
     arrays: dict[str, Any]
     block_ids: tuple[Int32s, ...]
@@ -107,6 +109,7 @@ class TaskBatch:
         ]
         put(self, "block_ids", tuple(ready))
         put(self, "all_prefill", plain["kinds"] == [TaskKind.PREFILL] * n)
+        put(self, "all_growing", n > 0 and plain["kinds"] == [TaskKind.MORE_BLOCKS] * n)
         new = first_blocks is None or not any(plain["first_blocks"])
         put(self, "all_new", self.all_prefill and new and (drafts is None or not any(self.drafts)))
         if {n} != {len(column) for column in (*plain.values(), self.requests, self.drafts)}:
@@ -244,6 +247,7 @@ class TaskBatch:
         put(batch, "block_ids", tuple(blocks))
         put(batch, "drafts", ((),) * n)
         put(batch, "all_prefill", True)
+        put(batch, "all_growing", False)
         put(batch, "all_new", True)
         return batch
 
