@@ -17,10 +17,13 @@ import time
 from hal_core import FinishReason
 
 from hal.cli.run_options import split_of
+from hal.distributed.split.moves import Bounds
 from tests.distributed.rows import Row, Told, reference, requests
 from tests.split.rows import Own, engine_of
 
-LONGEST = 120.0
+BOUNDS = Bounds(alone=600.0)
+"""Workers that are killed as they start are long in coming."""
+LONGEST = 300.0
 """Seconds that a round of requests may take."""
 
 
@@ -33,7 +36,7 @@ class Chaos:
         self.starters, self.reasons = {}, []
         self.told = Told()
         self.engine = engine_of(
-            row, split, self.starter, self, restarts=10 * deaths, note=lambda note: self.reasons.append(note)
+            row, split, self.starter, self, restarts=10 * deaths, note=self.reasons.append, bounds=BOUNDS
         )
 
     def starter(self, number):
@@ -73,7 +76,11 @@ class Chaos:
 
     def strike(self):
         """One worker that is up, or is being started, loses a rank or waits for a moment."""
-        worker = self.random.choice([one for one in self.engine.workers if one.crew is not None])
+        there = [one for one in self.engine.workers if one.crew is not None]
+        up = [one for one in there if one.team is not None]
+        if self.random.random() < 0.9 and not (there := up):
+            return
+        worker = self.random.choice(there)
         pool = self.starters[worker.number].pool
         rank = self.random.randrange(self.row.tp)
         if self.random.random() < 0.2:

@@ -96,8 +96,8 @@ class Rank:
         rows, pieces = [], {}
         for task in order.tasks:
             if task.kind in (TaskKind.PREEMPTED, TaskKind.ABORTED):
-                gone = self.slots.pop(task.slot)
-                assert gone.name == task.name
+                gone = self.slots.pop(task.slot, None)
+                assert gone is None or gone.name == task.name  # None: ended in a step that the engine had not heard of
                 aborted = task.kind is TaskKind.ABORTED
                 status = SlotStatus.ABORTED if aborted else SlotStatus.PREEMPTED
                 rows.append((task.slot, task.name, status, FinishReason.ABORT if aborted else 0, 0, [], ()))
@@ -115,7 +115,7 @@ class Rank:
                 self.slots[task.slot] = made
             elif task.kind is TaskKind.PREFILL_CHUNK:
                 pieces[task.slot] = task.num_scheduled_tokens
-            else:
+            elif task.slot in self.slots:  # else it has ended in a step that the engine had not heard of
                 self.slots[task.slot].blocks += task.blocks
         for number, slot in sorted(self.slots.items()):
             if (row := self._run(slot, pieces.get(number))) is not None:
@@ -201,8 +201,9 @@ class SimulatedCrew:
     undelivered = ()
     drafts = (0, 0, 0)
 
-    def __init__(self, label, net, clock, *, tp, blocks, size, drafts=0, slow=0):
-        self.label, self.layout, self.abilities = label, RankLayout(tp), Abilities("simulated", {}, "")
+    def __init__(self, label, net, clock, *, tp, blocks, size, drafts=0, slow=0, overlap=False):
+        self.label, self.layout = label, RankLayout(tp)
+        self.abilities = Abilities("simulated", {}, "", overlap=overlap)
         self.words, self.records = deque(), deque()  # on their way to the engine
         self.said, self._came, self.accepted = deque(), deque(), 0
         self.line = Line()

@@ -224,18 +224,23 @@ def play(world, operations):
             world.now += number
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
-@given(
-    split=st.sampled_from([(1, 1), (2, 1), (1, 2), (2, 2)]),
-    tp=st.sampled_from([1, 1, 2]),
-    blocks=st.sampled_from([9, 12, 30]),
-    slots=st.sampled_from([1, 3]),
-    drafts=st.sampled_from([0, 2]),
-    restarts=st.integers(0, 5),
-    operations=OPERATIONS,
+HOW = st.fixed_dictionaries(
+    {
+        "split": st.sampled_from([(1, 1), (2, 1), (1, 2), (2, 2)]),
+        "tp": st.sampled_from([1, 1, 2]),
+        "blocks": st.sampled_from([9, 12, 30]),
+        "slots": st.sampled_from([1, 3]),
+        "drafts": st.sampled_from([0, 2]),
+        "overlap": st.booleans(),
+        "restarts": st.integers(0, 5),
+    }
 )
-def test_whatever_happens_each_token_comes_once_or_is_reported(split, tp, blocks, slots, drafts, restarts, operations):
-    world = World(split, tp=tp, blocks=blocks, slots=slots, drafts=drafts, restarts=restarts)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(how=HOW, operations=OPERATIONS)
+def test_whatever_happens_each_token_comes_once_or_is_reported(how, operations):
+    world = World(**how)
     for number in range(4):
         world.submit([number + 1, *PROMPT[: 2 * number]], 4 + 3 * number)
     play(world, operations)

@@ -19,7 +19,7 @@ SIZE = 4
 class World:
     """``kill``, ``run``, ``deliver`` and ``step`` are what a test draws; ``finish`` goes on until all is over."""
 
-    def __init__(self, split=(1, 1), *, tp=1, blocks=12, slots=3, chunk=5, drafts=0, restarts=0, slow=2):
+    def __init__(self, split=(1, 1), *, tp=1, blocks=12, slots=3, chunk=5, drafts=0, restarts=0, slow=2, overlap=False):
         self.now = 0.0
         self.net = MemoryNet()
         sizes = StateConfig(num_slots=slots, max_model_len=40, block_size=SIZE, max_draft_tokens=drafts, max_eos=1)
@@ -29,7 +29,15 @@ class World:
 
         def crew(label):
             made = SimulatedCrew(
-                label, self.net, lambda: self.now, tp=tp, blocks=blocks, size=SIZE, drafts=drafts, slow=slow
+                label,
+                self.net,
+                lambda: self.now,
+                tp=tp,
+                blocks=blocks,
+                size=SIZE,
+                drafts=drafts,
+                slow=slow,
+                overlap=overlap,
             )
             self.crews.append(made)
             return made
