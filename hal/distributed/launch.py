@@ -20,12 +20,15 @@ from pathlib import Path
 from typing import Protocol
 
 from hal_core import Unavailable
+from hal_core.devices import HeldPort
 
 from hal.sharing import AMONG
 from hal.transport.urls import socket_of
 
 URL = "HAL_RANKS_URL"
 """The variable that tells a rank where its engine listens."""
+STORE = "HAL_RANKS_STORE"
+"""The variable that tells a rank where Paddle's store is to be: at a port that is held until it is."""
 PARENT = "HAL_RANKS_PARENT"
 """The variable that tells the launcher, and a rank, the id of the process that has started it."""
 TIED = (
@@ -62,20 +65,25 @@ class PaddleLaunch:
     def __init__(self, size: int, *, before: int = 0, among: int | None = None) -> None:
         self.size, self._before, self._among = size, before, among or size
         self._process: subprocess.Popen[bytes] | None = None
+        self._port: HeldPort | None = None
         self._folder: Path | None = None
 
     def start(self, url: str) -> None:
         """Start the launcher, which starts the ranks. Raises :class:`Unavailable` where no process can be started."""
         socket = socket_of(url)  # in a private folder, which is removed when its process is gone, however it ended
         self._folder = Path(tempfile.mkdtemp(prefix="hal-ranks-", dir=None if socket is None else socket.parent))
+        self._port = HeldPort()
         launcher = [sys.executable, "-c", _LAUNCHER, "--nproc_per_node", str(self.size)]
         launcher += ["--log_dir", str(self._folder), "--job_id", "hal", "--max_restart", "0", "--log_level", "WARNING"]
         rank = [sys.executable, "-P", "-c", _RANK]
         paths = os.pathsep.join(path for path in sys.path if path)
-        alone = {name: value for name, value in os.environ.items() if not name.startswith("PADDLE_TRAINER")}
+        alone = {
+            name: value for name, value in os.environ.items() if not name.startswith(("PADDLE_TRAINER", "MASTER_"))
+        }
         threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // self._among))
         told = {
             URL: url,
+            STORE: f"127.0.0.1:{self._port.number}",
             PARENT: str(os.getpid()),
             AMONG: f"{self._before}/{self._among}",
             "PADDLE_DISTRI_BACKEND": "gloo",
@@ -118,6 +126,8 @@ class PaddleLaunch:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(seconds)
                     break
+        if self._port is not None:
+            self._port.close()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None

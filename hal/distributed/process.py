@@ -8,7 +8,7 @@ import sys
 
 from hal_core import HalError, InvalidValue
 
-from .launch import URL
+from .launch import STORE, URL
 from .rank import serve
 
 LOST, REFUSED = 1, 2
@@ -21,6 +21,7 @@ def main() -> int:
     """Be the rank that the environment says; the exit status."""
     rank, size = int(os.environ["PADDLE_TRAINER_ID"]), int(os.environ["PADDLE_TRAINERS_NUM"])
     status = 0
+    os.environ["PADDLE_MASTER"] = os.environ[STORE]  # in place of the launcher's, which anybody may have taken
     try:
         serve(os.environ[URL], rank, size)
     except InvalidValue as error:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import socket
 from types import SimpleNamespace
 
 import pytest
 
-from hal.distributed import launch
+from hal.distributed import launch, process
 from hal.transport.urls import private_ipc_url, release_folder, socket_of
 
 NOISE = "W1122 18:55:00 compiled with something\n" * 40
@@ -22,6 +23,7 @@ def started(monkeypatch):
     url, starter = private_ipc_url(), launch.PaddleLaunch(3)
     starter.start(url)
     yield starter, starter._folder, url
+    starter.end(0.0)
     release_folder(url)
 
 
@@ -53,3 +55,34 @@ def test_where_nothing_tells_more_the_launcher_is_quoted(started):
     starter, folder, _ = started
     (folder / "launcher").write_text(f"{NOISE}no such option\n")
     assert starter.ended().endswith("something no such option")
+
+
+def test_ranks_meet_at_a_port_that_is_held_until_they_do(monkeypatch):
+    """The launcher's own is free when it is chosen, and anybody's until Paddle has been imported in the first rank."""
+    given = {}
+    ended = SimpleNamespace(pid=os.getpid(), poll=lambda: 1, wait=lambda seconds: 1)
+    monkeypatch.setattr(launch.subprocess, "Popen", lambda *_, env, **__: given.update(env) or ended)
+    monkeypatch.setenv("MASTER_ADDR", "elsewhere")
+    url, starter = private_ipc_url(), launch.PaddleLaunch(2)
+    starter.start(url)
+    host, port = given[launch.STORE].split(":")
+    assert "MASTER_ADDR" not in given, "Paddle would go there"
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind((host, int(port)))
+    starter.end(0.0)
+    with socket.socket() as other:
+        other.bind((host, int(port)))
+    release_folder(url)
+
+
+def test_a_rank_has_paddles_store_where_the_launch_says(monkeypatch):
+    seen = []
+    for name, value in {"PADDLE_TRAINER_ID": "1", "PADDLE_TRAINERS_NUM": "2", "PADDLE_MASTER": "anywhere:1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv(launch.URL, "ipc:///nowhere")
+    monkeypatch.setenv(launch.STORE, "127.0.0.1:7")
+    monkeypatch.setattr(process, "serve", lambda *_: seen.append(os.environ["PADDLE_MASTER"]))
+    monkeypatch.setattr(process.signal, "alarm", lambda seconds: None)
+    monkeypatch.setattr(process.signal, "signal", lambda *_: None)
+    assert process.main() == 0
+    assert seen == ["127.0.0.1:7"]

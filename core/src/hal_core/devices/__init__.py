@@ -49,6 +49,7 @@ __getattr__, __dir__, __all__ = face(
         "hal_core.memory.values": "Value",
         "hal_core.memory.views": "Index Memory",
         "hal_core.ranks.communicator": "Communicator",
+        "hal_core.ranks.ports": "HeldPort",
         "hal_core.slots.update": "STEP_FIELDS update_inputs",
         "hal_core.slots.fields": "ROW_FIELDS",
         "hal_core.slots.host_table": "BLOCKS FEW HELD PREFILLED SERIALS TOKENS",

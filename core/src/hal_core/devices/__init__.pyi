@@ -16,6 +16,7 @@ from ..memory.values import Value as Value
 from ..memory.views import Index as Index
 from ..memory.views import Memory as Memory
 from ..ranks.communicator import Communicator as Communicator
+from ..ranks.ports import HeldPort as HeldPort
 from ..slots.fields import ROW_FIELDS as ROW_FIELDS
 from ..slots.host_table import BLOCKS as BLOCKS
 from ..slots.host_table import FEW as FEW

@@ -7,6 +7,7 @@ a store of its own, which its first rank serves. Only members take part.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import struct
@@ -19,6 +20,7 @@ import numpy as np
 
 from ....errors import GroupLost, HalError, InvalidValue
 from ....ranks.peers import Endpoint, receive
+from ....ranks.ports import HeldPort
 from ..places import paddle_core
 from .gloo import GlooSockets
 from .world import wait_for_listener
@@ -49,15 +51,17 @@ def make_group(
         timeout = max(timeout, CONNECTING)
     core, create = paddle_core(), _creator(backend, timeout)
     host, first = endpoints[ranks[0]].host, me == ranks[0]
+    held = HeldPort(host) if first else contextlib.nullcontext(None)
     try:
-        if first:
-            port, number = _free_port(host), int.from_bytes(os.urandom(4), "little") % (1 << 30) + (1 << 30)
-            for link in links.values():
-                link.sendall(WHERE.pack(port, number))
-        else:
-            port, number = WHERE.unpack(receive(links[ranks[0]], WHERE.size, timeout))
-            wait_for_listener(host, port, timeout, ranks[0])
-        store = core.TCPStore(host, port, first, len(ranks), max(1, round(timeout)))
+        with held as port_here:  # until the store has it: Paddle ends the process where the port is another's
+            if port_here is not None:
+                port, number = port_here.number, int.from_bytes(os.urandom(4), "little") % (1 << 30) + (1 << 30)
+                for link in links.values():
+                    link.sendall(WHERE.pack(port, number))
+            else:
+                port, number = WHERE.unpack(receive(links[ranks[0]], WHERE.size, timeout))
+                wait_for_listener(host, port, timeout, ranks[0])
+            store = core.TCPStore(host, port, first, len(ranks), max(1, round(timeout)))
         group, abort = create(store, list(ranks).index(me), len(ranks), number)
     except (RuntimeError, ValueError, OSError) as error:
         if isinstance(error, HalError):
@@ -162,9 +166,3 @@ def connect(group: Any, place: Any, timeout: float) -> None:  # noqa: ANN401 (a 
         sleep(0.001)
     if isinstance(told[0], BaseException):
         raise RuntimeError(f"its first collective failed: {told[0]}") from told[0]
-
-
-def _free_port(host: str) -> int:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.create_server((host, 0), family=family) as server:
-        return int(server.getsockname()[1])
