@@ -23,6 +23,7 @@ from .words import (
     Arrived,
     Beat,
     Delivery,
+    Drafts,
     Failed,
     Go,
     Hello,
@@ -80,13 +81,11 @@ class Crew:
         :class:`RankLost` when ranks do not come up, or fail for another reason.
         """
         self.layout, self._starter, self._look = RankLayout(setup.tp, setup.dp), starter, look
-        self._starting = starting
-        self._numbers = [0] * self.layout.dp
+        self._starting, self._numbers = starting, [0] * self.layout.dp
         self._failed: list[Failed] = []
         self._gone: list[SessionLost | Gap] = []
         self._left: dict[int, tuple[Delivery, ...]] = {}
-        self.drafts = (0, 0, 0)
-        """What became of drafts, known when the ranks have ended: fed, accepted, turns of a slot that decodes."""
+        self._drafts: dict[int, tuple[int, int, int]] = {}
         self.said: deque[SplitWord] = deque()
         """What ranks have said of handing requests over; to be taken out."""
         self.peers: tuple[Description | None, ...] = ()
@@ -161,6 +160,11 @@ class Crew:
             if over:
                 return found
             self._take_words(0.0)
+
+    @property
+    def drafts(self) -> tuple[int, ...]:
+        """What became of drafts, as ranks have told so far: fed, accepted, turns of a slot that decodes."""
+        return tuple(sum(column) for column in zip((0, 0, 0), *self._drafts.values(), strict=True))
 
     @property
     def undelivered(self) -> list[Delivery]:
@@ -279,8 +283,8 @@ class Crew:
             self.said.append(word)
         elif isinstance(word, Left):
             self._left[rank] = tuple(word.undelivered)
-            (fed, accepted, turns), more = self.drafts, word.drafts
-            self.drafts = fed + more[0], accepted + more[1], turns + more[2]
+        elif isinstance(word, Drafts):
+            self._drafts[rank] = word.drafts
 
     def _check(self) -> None:
         """Raise what has become of the ranks."""

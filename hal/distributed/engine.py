@@ -124,8 +124,8 @@ class RanksEngine:
 
     @property
     def drafts(self) -> tuple[int, int, int]:
-        """What became of drafts, as ranks told when they ended, those that were lost before too: fed, accepted, turns
-        of a slot that decodes. A first rank that was lost itself told nothing."""
+        """What became of drafts, as ranks told at each step, those that were lost before too: fed, accepted, turns of a
+        slot that decodes. Of a first rank that is lost the step that it was in does not count."""
         (fed, accepted, turns), more = self._former_drafts, self.crew.drafts
         return fed + more[0], accepted + more[1], turns + more[2]
 

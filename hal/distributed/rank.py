@@ -40,7 +40,7 @@ from .layout import RankLayout
 from .lines import SILENCE, RankLine
 from .loop import StepLoop
 from .meeting import Meeting
-from .words import Delivery, Go, Hello, Left, Ready, Setup, Up, Verdict
+from .words import Delivery, Drafts, Go, Hello, Left, Ready, Setup, Up, Verdict
 
 if TYPE_CHECKING:
     from hal_core import BoundDevice, Group, Sink
@@ -101,7 +101,7 @@ class _Serving:
         self._patience = STARTING
         self._decided = False  # a verdict came
         self._sink: Sink | None = None
-        self._acceptance = Acceptance()
+        self._acceptance, self._told, self._first = Acceptance(), 0, False
         self._meeting: Meeting | None = None
         self._handing: Handing | None = None
         self._closing = contextlib.ExitStack()  # of the proposer
@@ -129,7 +129,16 @@ class _Serving:
             loop.run(overlap=overlap, begins=self._begins, verdict=self._verdict)
 
     def _begins(self, step: int) -> None:
+        """Take up a step, and tell what became of the drafts before it: a rank that is killed tells nothing more."""
         self.step = step
+        self._tell_drafts()
+
+    def _tell_drafts(self) -> None:
+        """Tell of those that were fed since the last word of them: on one rank of a group, the one that sends."""
+        found = self._acceptance
+        if self._first and found.drafted != self._told:
+            self._told = found.drafted
+            self.line.say(Drafts(self.rank, (found.drafted, found.accepted, found.turns)), 1.0)
 
     def wait(self, wanted: type[_Wanted]) -> _Wanted:
         """Wait for that word; raises what a verdict says that comes instead."""
@@ -181,6 +190,7 @@ class _Serving:
             self._sink = MemorySink()  # the policy keeps what is not sent from it (G17)
             yield
             return
+        self._first = True
         curve = self._curve.knowing(setup.reader_key) if self._curve is not None else None
         number, undelivered = layout.number_of(self.rank), list[Delivery]()
         sinks = [open_sink(setup.records, sender=number, curve=curve)]
@@ -193,8 +203,9 @@ class _Serving:
                 close_all(sinks, _DRAIN)
             except Undelivered as error:
                 undelivered += error.records
-            told = (self._acceptance.drafted, self._acceptance.accepted, self._acceptance.turns)
-            self.line.say(Left(self.rank, undelivered, told), 1.0)
+            self._told = -1  # also of turns that had none
+            self._tell_drafts()
+            self.line.say(Left(self.rank, undelivered), 1.0)
 
     def _worker(self, setup: Setup, layout: RankLayout, device: BoundDevice) -> tuple[Stepper, RankCheck | None]:
         """Open the groups with the others, load this rank's part of the model or make its runner, and the state."""

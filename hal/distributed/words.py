@@ -30,7 +30,7 @@ from hal_core import FrameError, SamplingParams, SplitRole, StateConfig
 from hal_core.frames import FrameHeader, FrameKind, read_body, seal
 from hal_core.handover import Description
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Version of steps and words; engine and ranks must have the same."""
 
 Delivery: TypeAlias = tuple[str, int, int]
@@ -138,12 +138,18 @@ class Failed(_Word):
     refused: bool = False
 
 
+class Drafts(_Word):
+    """What became of drafts so far on a group's first rank: fed, accepted, turns of a slot that decodes."""
+
+    rank: int
+    drafts: tuple[int, int, int]
+
+
 class Left(_Word):
-    """The rank's last word, what it could not send, and what became of drafts: fed, accepted, turns of a slot."""
+    """The rank's last word, and what it could not send."""
 
     rank: int
     undelivered: list[Delivery] = []
-    drafts: tuple[int, int, int] = (0, 0, 0)
 
 
 class Verdict(_Word):
@@ -206,7 +212,7 @@ class Over(_Word):
 
 
 SplitWord: TypeAlias = Reserved | Arrived | Over
-Word = (Hello | Setup | Ready | Go | Up | Beat | Stop | Failed | Left | Verdict) | (
+Word = (Hello | Setup | Ready | Go | Up | Beat | Stop | Failed | Drafts | Left | Verdict) | (
     Reserve | Reserved | SendTo | Arrived | Release | Over
 )
 _encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Word)

@@ -126,9 +126,10 @@ def test_restarted_ranks_go_on_whichever_was_lost_in_whatever_step(worlds):
 
 
 @pytest.mark.conform
-def test_drafts_are_counted_over_a_restart(worlds):
-    """Those of the ranks that were lost too: the first one, which is not the one that is killed, has told its own."""
-    engine = goes_on(worlds, "killed", 2, 1, 1, 7, speculate="ngram")
+@pytest.mark.parametrize("victim", [0, 1])
+def test_drafts_are_counted_over_a_restart(worlds, victim):
+    """Those of the ranks that were lost too, also where the first one, which tells of them, is killed itself."""
+    engine = goes_on(worlds, "killed", 2, 1, victim, 7, speculate="ngram")
     former, last = engine._former_drafts, engine.crew.drafts
     assert former[0]
     assert last[0]

@@ -150,7 +150,7 @@ class SplitEngine:
 
     @property
     def drafts(self) -> tuple[int, int, int]:
-        """What became of drafts, as ranks told when they ended: fed, accepted, turns of a slot that decodes."""
+        """What became of drafts, as ranks told at each step: fed, accepted, turns of a slot that decodes."""
         told = [self._former[0]] + [worker.crew.drafts for worker in self.workers if worker.crew is not None]
         fed, accepted, turns = (sum(column) for column in zip(*told, strict=True))
         return fed, accepted, turns
