@@ -79,6 +79,7 @@ class SocketWire:
             self.url = bytes(self._bound.socket.get(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
         self.public_key = "" if curve is None else curve.public
         self._connections: dict[int, Connection] = {}
+        self._heard: dict[int, bytes] = {}  # peer to the name of the connection on which it was last heard
         self._made: set[int] = set()  # sessions whose connection was made once
         self._renewed: set[int] = set()
         self._never, self._pipe = os.pipe()  # a connection wants a descriptor that may end its wait
@@ -127,8 +128,8 @@ class SocketWire:
     def reply(self, peer: int, message: bytes) -> bool:
         """See :class:`hal_core.handover.Wire`."""
         try:
-            self._bound.socket.send_multipart([_identity(peer), message], _DONTWAIT)
-        except zmq.ZMQError:  # it is gone, or does not keep up
+            self._bound.socket.send_multipart([self._heard[peer], message], _DONTWAIT)
+        except (KeyError, zmq.ZMQError):  # it was never there, is gone, or does not keep up
             return False
         return True
 
@@ -137,9 +138,9 @@ class SocketWire:
         with contextlib.suppress(zmq.Again):
             while True:
                 who, *parts = self._bound.socket.recv_multipart(_DONTWAIT, copy=False)
-                if (
-                    len(parts) == 1 and who.buffer == b"h" + parts[0].buffer[_SESSION]
-                ):  # else it is none of a transfer's
+                session = bytes(parts[0].buffer[_SESSION]) if len(parts) == 1 else b""
+                if session and who.bytes.startswith(b"h" + session):  # else it is none of a transfer's
+                    self._heard[int.from_bytes(session, "little")] = who.bytes
                     yield parts[0].buffer
         for connection in list(self._connections.values()):
             with contextlib.suppress(zmq.Again):
@@ -172,8 +173,3 @@ class SocketWire:
         """Take note of what became of a connection; the first one made is no new one."""
         if self._connections[session].follow():
             (self._renewed if session in self._made else self._made).add(session)
-
-
-def _identity(session: int) -> bytes:
-    """As ``hal.transport.sockets.dealer`` names a sender."""
-    return b"h" + session.to_bytes(8, "little")

@@ -175,8 +175,9 @@ class Receiver:
                 self._answer_the_gone(header, identity)
                 return None
             session = self.sessions[header.session] = Session(header.session, time.monotonic())
-        if session.identity is None:
-            session.identity, session.sender = identity, header.sender
+        is_new, session.identity = session.identity is None, identity  # each connection has its own
+        if is_new:
+            session.sender = header.sender
             self._ask(session)
         if session.descriptor != descriptor:
             self._watch_connections()  # what broke before this connection was made concerns the former one

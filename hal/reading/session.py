@@ -18,7 +18,7 @@ class Session:
 
     def __init__(self, number: int, now: float, after: int | None = None) -> None:
         self.number, self.sender = number, 0
-        self.identity: bytes | None = None  # None: its cursor is known, itself was not heard of yet
+        self.identity: bytes | None = None  # of the connection it was last heard on; None: its cursor alone is known
         self.descriptor = -1  # of its connection
         self.heard = now
         self.broken: float | None = None  # since when its connection is down

@@ -76,8 +76,6 @@ class Connection:
 
     def follow(self) -> bool:
         """Take note of what became of the connection, and make one if it is time. Return whether there is a new one."""
-        if self._next_look is not None and time.monotonic() >= self._next_look:
-            self._look_for_reader()
         new = False
         while int(self._monitor.get(zmq.EVENTS)) & _IN:
             event = recv_monitor_message(self._monitor, zmq.DONTWAIT)
@@ -87,6 +85,8 @@ class Connection:
             elif self._path is not None:
                 self.is_open = kind == zmq.EVENT_CONNECTED and self._knows(int(event["value"]))
                 self._next_look = None if self.is_open else time.monotonic() + self._pause
+        if self._next_look is not None and time.monotonic() >= self._next_look:  # it may have been made meanwhile
+            self._look_for_reader()
         return new and self.is_open
 
     def wait(self, until: float, *, due: bool) -> bool:
@@ -136,7 +136,7 @@ class Connection:
     def _open(self) -> None:
         """Make socket and monitor, in place of those that are there."""
         self._close_sockets(0)
-        self.socket = self._made(dealer(self._context, self._session))
+        self.socket = self._made(dealer(self._context, self._session, self._number))
         if self._curve is not None:
             secure_sender(self.socket, self._url, self._curve)
         self._number += 1

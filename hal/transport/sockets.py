@@ -44,12 +44,17 @@ def _set_up(socket: zmq.Socket[bytes]) -> None:
     socket.tcp_keepalive_cnt = _KEEPALIVE_PROBES
 
 
-def dealer(context: zmq.Context[zmq.Socket[bytes]], session: int) -> zmq.Socket[bytes]:
-    """Return a sender's socket, not yet connected."""
+def dealer(context: zmq.Context[zmq.Socket[bytes]], session: int, number: int) -> zmq.Socket[bytes]:
+    """Return a sender's socket, not yet connected, the ``number``-th of its session.
+
+    Each has a name of its own. One that is given up in the middle of its handshake may end that after its successor
+    has; with one name for both, the reader's socket would take it for the newer one and drop the successor, whose
+    connection stays open and is never read (libzmq 4.3, router_handover).
+    """
     _keep_freed_memory()
     made = context.socket(zmq.DEALER)
     _set_up(made)
-    made.routing_id = b"h" + session.to_bytes(8, "little")
+    made.routing_id = b"h" + session.to_bytes(8, "little") + number.to_bytes(4, "little")
     made.immediate = True  # nothing is queued for a reader that is not there: it stays in the window
     made.reconnect_ivl, made.reconnect_ivl_max = 10, 200  # ms; of tcp
     return made
@@ -78,7 +83,7 @@ class Bound:
                 self._address = Address(url, path)
             self.socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
             _set_up(self.socket)
-            self.socket.router_handover = True  # a sender that connects anew takes over its own name
+            self.socket.router_handover = True  # over tcp a sender connects anew by itself, and takes over its own name
             self.socket.router_mandatory = True  # a word to a sender that is gone is an error, not a silence
             if curve is not None:
                 self._gate = secure_reader(self.socket, url, curve, gate)
