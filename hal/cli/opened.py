@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from . import signals
 _LOOK_SECONDS = 0.1
 #: The tail of a crashed child's stderr that goes into the report, in characters.
 _TAIL = 400
+#: What is in the folder: the child's answer, the same while it is written, and what it said on both streams.
+_ANSWER, _PARTIAL, _NOISE = "answer.json", "answer.partial", "stderr"
 
 
 def open_in_subprocess(name: str, timeout: float) -> dict[str, Any]:
@@ -27,9 +30,9 @@ def open_in_subprocess(name: str, timeout: float) -> dict[str, Any]:
 
     The answer comes back in a file, because frameworks and drivers write to both standard streams.
     """
-    with signals.noted(), tempfile.TemporaryDirectory(prefix="hal-open-") as folder:
+    with signals.noted(), _folder() as folder:
         signals.check()
-        answer, noise = Path(folder, "answer.json"), Path(folder, "stderr")
+        answer, noise = folder / _ANSWER, folder / _NOISE
         command = [sys.executable, "-P", "-m", __name__, name, str(answer)]
         with noise.open("wb") as stream:
             child = subprocess.Popen(  # its own session: what it has started ends with it
@@ -47,6 +50,18 @@ def open_in_subprocess(name: str, timeout: float) -> dict[str, Any]:
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
         said = " ".join(noise.read_text(encoding="utf-8", errors="replace")[-_TAIL:].split())
         return {"error": f"the process that opened it ended with {how}" + (f"; it said: {said}" if said else "")}
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[Path]:
+    """A temporary folder for what is made in it here; taking it away needs no descriptor, as there may be none."""
+    folder = Path(tempfile.mkdtemp(prefix="hal-open-"))
+    try:
+        yield folder
+    finally:
+        for name in (_ANSWER, _PARTIAL, _NOISE):
+            (folder / name).unlink(missing_ok=True)
+        folder.rmdir()
 
 
 def _has_ended(child: subprocess.Popen[bytes], timeout: float) -> bool:
@@ -97,7 +112,7 @@ def _report(name: str) -> dict[str, Any]:
 
 def _child(name: str, path: str) -> None:
     target = Path(path)
-    partial = target.with_suffix(".partial")
+    partial = target.with_name(_PARTIAL)
     partial.write_text(json.dumps(_report(name)), encoding="utf-8")
     partial.replace(target)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -323,8 +324,9 @@ class Crew:
         return self._lost
 
     def _end(self, patience: float) -> None:
-        self._starter.end(patience)
         reader = getattr(self, "reader", None)
-        if reader is not None:
-            reader.close()
-        self.line.close()
+        with contextlib.ExitStack() as last:  # whatever an end raises, the others are ended too
+            last.callback(self.line.close)
+            if reader is not None:
+                last.callback(reader.close)
+            self._starter.end(patience)
