@@ -36,7 +36,7 @@ def test_what_was_printed_is_read_back(tmp_path):
     "lines", [[], ["hal conformance: cpu:0 (x 1)", "  a 1", "  capabilities: none", "  profile quick"]]
 )
 def test_what_is_no_whole_report_is_refused(lines):
-    with pytest.raises(ValueError, match=r"no line|0 of 28"):
+    with pytest.raises(ValueError, match=r"no line|0 of \d+"):
         printed.printed_report(lines)
 
 
