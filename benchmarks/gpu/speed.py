@@ -113,9 +113,8 @@ def gaps(rig: Rig, steps: int) -> list[Row]:
     def add(way: str, ms: float, *, waits: bool, busy: bool, count: int) -> None:
         found = loop.run(way, ms, 16, waits=waits, steps=count, busy=busy)
         work = f"gap, 16 inserts, {found['mode']}, {ms:g} ms steps, ms"
-        rows.append(
-            _row(work, way, found["gap_mean_ms"], found["gap_p99_ms"], median=found["gap_ms"], busy=busy, steps=count)
-        )
+        more = {"median": found["gap_ms"], "busy": busy, "steps": count, "parts_us": found["host_parts_us"]}
+        rows.append(_row(work, way, found["gap_mean_ms"], found["gap_p99_ms"], **more))
 
     for way in (OURS, *WAYS, NOTHING):
         loop.run(way, 1.0, 1, waits=True, steps=12)  # kernels, caches of pinned memory
