@@ -128,10 +128,13 @@ class Busy:
             sum(range(2000))
 
     def on(self) -> None:
-        """From here on it wants the interpreter; it has it when this returns."""
+        """From here on it wants the interpreter. It has had it when this returns, and the caller's core is awake again."""
         if self._used:
             self._on.set()
             time.sleep(1e-3)
+            awake = time.perf_counter() + 3e-4
+            while time.perf_counter() < awake:
+                pass
 
     def off(self) -> None:
         """It waits."""

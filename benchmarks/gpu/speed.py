@@ -149,15 +149,15 @@ WANTED = {
 
 def table(rows: Sequence[Row]) -> list[str]:
     """Work by work, quiet beside busy, and the ratio to the best peer."""
-    lines = ["", f"{'':52}{'quiet':>10}{'p99':>10}{'busy':>11}{'p99':>11}"]
+    lines = ["", f"{'':28}{'quiet':>14}{'p99':>14}{'busy':>14}{'p99':>14}"]
     for work in dict.fromkeys(row["work"] for row in rows):
         lines.append(f"{work}" + (f"    (wanted: {WANTED[work]})" if work in WANTED else ""))
         mine = [row for row in rows if row["work"] == work]
         for way in dict.fromkeys(row["way"] for row in mine):
-            line = f"    {way:48}"
+            line = f"    {way:24}"
             for busy in (False, True):
                 found = next((row for row in mine if row["way"] == way and row["busy"] is busy), None)
-                line += f"{found['value']:10.3f}{found['p99']:11.3f}" if found else f"{'-':>10}{'-':>11}"
+                line += f"{found['value']:14.3f}{found['p99']:14.3f}" if found else f"{'-':>14}{'-':>14}"
             lines.append(line)
         quietly = {row["way"]: row["value"] for row in mine if not row["busy"] and row["way"] != NOTHING}
         peers = {way: value for way, value in quietly.items() if way != OURS}
