@@ -128,7 +128,7 @@ class Busy:
             sum(range(2000))
 
     def on(self) -> None:
-        """From here on it wants the interpreter. It has had it when this returns, and the caller's core is awake again."""
+        """From here on it wants the interpreter. It has had it when this returns, and the caller's core is awake."""
         if self._used:
             self._on.set()
             time.sleep(1e-3)
