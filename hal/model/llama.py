@@ -42,9 +42,8 @@ class _Group:
 
 @dataclass(frozen=True)
 class _Heads:
-    """Where the heads of rows of some lengths lie, which the next step may have again."""
+    """Where the heads of rows of some lengths lie."""
 
-    lengths: bytes
     queries: int
     qk_index: Tensor
     """Of ``[tokens * (heads + 2 kv_heads), head_dim]``, the projections: ``queries`` of them as the groups have them,
@@ -99,7 +98,7 @@ class LlamaModel:
         self.weights: DecoderWeights = prepare_weights(config, tensors, place)
         self._fused_norm = has_fused_norm(place)
         self._ones = self._put(np.ones(config.hidden_size, np.float32))
-        self._heads: _Heads | None = None  # of the last step
+        self._heads: dict[bytes, _Heads] = {}  # by lengths, of the last steps: most are like one before
         self._frequencies = config.rope.frequencies(config.head_dim)
         self._rotations = self._rotation_table(0)
 
@@ -232,18 +231,19 @@ class LlamaModel:
 
     def _head_indices(self, lengths: np.ndarray) -> _Heads:
         """Where the heads of rows of these lengths lie."""
-        if self._heads is None or self._heads.lengths != lengths.tobytes():
+        found = self._heads.get(lengths.tobytes())
+        if found is None:
             heads, kv_heads = self.local.num_attention_heads, self.local.num_key_value_heads
             rows = np.arange(int(lengths.sum()) * (heads + 2 * kv_heads)).reshape(-1, heads + 2 * kv_heads)
             query, key, value = (part.reshape(-1) for part in np.split(rows, [heads, heads + kv_heads], axis=1))
-            order = order_rows(lengths, self.local)
-            query = query if order is None else query[order.query_index]
+            merge_index = None
+            if (order := order_rows(lengths, self.local)) is not None:
+                query, merge_index = query[order.query_index], self._put(order.merge_index)
             turned = np.concatenate([query, key])
-            merge_index = None if order is None else self._put(order.merge_index)
-            tokens = turned // (heads + 2 * kv_heads)
-            places = self._put(turned), tokens, self._put(value), merge_index
-            self._heads = _Heads(lengths.tobytes(), query.size, *places)
-        return self._heads
+            whose = turned // (heads + 2 * kv_heads)
+            found = _Heads(query.size, self._put(turned), whose, self._put(value), merge_index)
+            self._heads = dict([*self._heads.items()][-7:]) | {lengths.tobytes(): found}
+        return found
 
     def rotations(self, positions: np.ndarray) -> np.ndarray:
         """float32 ``[2, n, head_dim]``: the cosines at some positions, and the sines with their signs."""

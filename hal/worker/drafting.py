@@ -20,7 +20,7 @@ from hal_core import (
 )
 
 from hal.proposers import Drawn, Fed, draft_room, handing_over
-from hal.worker.inputs import Columns, StepInput, rows_of
+from hal.worker.inputs import Columns, CopiedFields, StepInput, rows_of
 
 if TYPE_CHECKING:
     from hal_core import BoundDevice, Device, SlotState, Step, Stream
@@ -197,4 +197,4 @@ def read_outputs(device: Device, state: SlotState, stream: Stream) -> Columns:
     part = state.layout.groups["output"]
     copied = device.copy_out(state.memory, [part], stream)
     copied.wait()
-    return state.columns(copied.data[0], part)
+    return CopiedFields(state, copied.data[0], part)
