@@ -10,7 +10,7 @@ from hal_core import SamplingParams
 
 from hal.model import DEFAULT_CHECKPOINT
 
-from .run_options import Options, RankOptions, read_prompts, requirements, sampling_params, split_of
+from .run_options import Options, RankOptions, read_prompts, requirements, sampling_params, split_of, workers_of
 
 _defaults = SamplingParams()
 
@@ -86,6 +86,13 @@ def run(
         str | None,
         typer.Option(metavar="P,D", help="Let P workers prefill prompts and D others decode, of --tp ranks each."),
     ] = None,
+    workers: Annotated[
+        str | None,
+        typer.Option(metavar="URL,URL", help="Use these workers of both roles, started by hal worker on any host."),
+    ] = None,
+    key: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="With --workers over tcp: the key that hal worker was given.")
+    ] = None,
     sampling: Annotated[
         str,
         typer.Option(help="Who samples: the first rank of each group, or every-rank."),
@@ -131,7 +138,15 @@ def run(
     texts = read_prompts(prompt or [], prompts)
     wanted = requirements(require or [])
     ranks = RankOptions(
-        tp, dp, sampling, dp_sync=dp_sync, restart=restart, share_devices=share_devices, split=split_of(split)
+        tp,
+        dp,
+        sampling,
+        dp_sync=dp_sync,
+        restart=restart,
+        share_devices=share_devices,
+        split=split_of(split),
+        workers=workers_of(workers),
+        key=key,
     )
     options = Options(
         device,

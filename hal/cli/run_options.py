@@ -14,6 +14,7 @@ from hal_core import InvalidValue, SamplingParams
 from hal.proposers import NONE
 from hal.sharing import SHARED
 from hal.stepping import check_overlap, check_runner_name
+from hal.transport.urls import scheme_of
 
 from .run_speculation import check_acceptance, check_speculation
 
@@ -33,6 +34,10 @@ class RankOptions:
     share_devices: bool = False
     split: tuple[int, int] | None = None
     """How many prefill and how many decode workers there are; None: every worker does both."""
+    workers: tuple[str, ...] = ()
+    """Where workers of both roles listen that were started by themselves."""
+    key: Path | None = None
+    """The file of the key that they have in common with this engine, for tcp."""
 
     def __post_init__(self) -> None:
         for name, least in (("tp", 1), ("dp", 1), ("restart", 0)):
@@ -44,8 +49,9 @@ class RankOptions:
         if self.split is not None and self.dp > 1:
             cure = "leave it out: --split P,D has as many workers of each role as it says"
             raise InvalidValue(f"{self.dp} groups of ranks that do both", cure=cure, argument="--dp")
+        self._check_workers()
         idle = "there is one rank, of which this asks nothing"
-        several = self.size > 1 or self.split is not None
+        several = self.size > 1 or self.split is not None or bool(self.workers)
         for name, given, enough, why, needs in (
             ("--sampling", self.sampling != "first", self.tp > 1, "each group has one rank, which samples", "--tp"),
             ("--dp-sync", self.dp_sync, self.dp > 1, "there is one group, which waits for no other", "--dp"),
@@ -55,6 +61,23 @@ class RankOptions:
             if given and not enough:
                 what = why if several else idle
                 raise InvalidValue(what, cure=f"leave it out, or give {needs} as well", argument=name)
+
+    def _check_workers(self) -> None:
+        if not self.workers:
+            if self.key is not None and self.split is None:
+                raise InvalidValue("there is nobody to have it with", cure="leave it out", argument="--key")
+            return
+        for name, given, cure in (
+            ("--split", self.split is not None, "leave it out: each worker has its role"),
+            ("--dp", self.dp > 1, "leave it out: name as many workers of each role as there are to be"),
+            ("--restart", self.restart > 0, "leave it out: who started the workers starts them again"),
+        ):
+            if given:
+                raise InvalidValue("the workers were started by themselves", cure=cure, argument=name)
+        schemes = {scheme_of(url) for url in self.workers}
+        if len(schemes) > 1 or "sysv" in schemes or len({*self.workers}) < len(self.workers):
+            cure = "give each worker's url once: all ipc, of one host, or all tcp"
+            raise InvalidValue(", ".join(self.workers), cure=cure, argument="--workers")
 
     @property
     def size(self) -> int:
@@ -71,6 +94,14 @@ def split_of(text: str | None) -> tuple[int, int] | None:
         cure = "give the number of prefill and of decode workers, at least 1 each, as 1,1"
         raise InvalidValue(f"{text!r}", cure=cure, argument="--split")
     return int(parts[0]), int(parts[1])
+
+
+def workers_of(text: str | None) -> tuple[str, ...]:
+    """``"URL,URL"`` as urls; none for None. Raises :class:`InvalidValue`."""
+    urls = tuple(part.strip() for part in (text or "").split(",")) if text is not None else ()
+    if not all(urls):
+        raise InvalidValue(f"{text!r}", cure="give urls where hal worker listens, as URL,URL", argument="--workers")
+    return urls
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +134,10 @@ class Options:
                 raise InvalidValue(f"{value}", cure="give a whole number of at least 1", argument=argument)
         check_speculation(self.speculate, self.drafts)
         check_acceptance(self.acceptance, self.speculate)
-        if self.ranks.split and self.runner is not None:
+        if (self.ranks.split or self.ranks.workers) and self.runner is not None:
             cure = "leave it out, or --split: a runner's keys and values cannot be moved yet"
             raise InvalidValue(self.runner, cure=cure, argument="--runner")
-        if (self.ranks.dp > 1 or self.ranks.split) and (self.sink or "").startswith("sysv:"):
+        if (self.ranks.dp > 1 or self.ranks.split or self.ranks.workers) and (self.sink or "").startswith("sysv:"):
             raise InvalidValue(
                 f"{self.sink!r}: its readers know a request by its batch id, which several groups or workers share",
                 cure="use ipc or tcp, or leave --dp and --split out",

@@ -8,7 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import TYPE_CHECKING
 
 from hal_core import HalError, InvalidValue, OutputRecord, Undelivered, lay_out
@@ -17,6 +17,7 @@ from hal.distributed.check import VARIABLE
 from hal.distributed.crew import STARTING, Crew
 from hal.distributed.engine import RanksEngine
 from hal.distributed.errors import RankLost
+from hal.distributed.hiring import MEETING
 from hal.distributed.launch import PaddleLaunch
 from hal.distributed.words import Setup
 from hal.model.split import check_split
@@ -36,6 +37,7 @@ from .run_plan import Plan
 from .run_screen import Screen, open_screen
 from .run_speculation import REJECTION, summed_up
 from .run_split import ranks_told, split_engine
+from .run_workers import Hired, hire
 
 if TYPE_CHECKING:
     from hal_core import SamplingParams
@@ -61,8 +63,13 @@ def generate_on_ranks(plan: Plan, params: SamplingParams, options: Options) -> i
     if options.runner is None:
         check_split(plan.config, options.ranks.tp)
         overlap_of(options.overlap, None, PADDLE_MODEL, ModelRunner.needs_host)
+    hired = None
+    if options.ranks.workers:
+        hired = hire(options, min(MEETING, _seconds(_STARTING_VARIABLE, STARTING)))
+        options = hired.options
     try:
-        status = _generate(plan, params, options)
+        with hired or nullcontext():
+            status = _generate(plan, params, options, hired)
     except RankLost as error:
         say(f"hal: error: {_told(error)}")
         return LOST
@@ -70,14 +77,14 @@ def generate_on_ranks(plan: Plan, params: SamplingParams, options: Options) -> i
     return status
 
 
-def _generate(plan: Plan, params: SamplingParams, options: Options) -> int:
+def _generate(plan: Plan, params: SamplingParams, options: Options, hired: Hired | None) -> int:
     with ExitStack() as stack:
         screen = open_screen()
         stack.callback(screen.close)
         for note in plan.notes:
             screen.note(note)
         shown = _Shown()
-        engine = _engine(plan, options, shown, screen)
+        engine = _engine(plan, options, shown, screen, hired)
         stack.callback(lambda: engine.close())
         able = engine.abilities
         facts = facts_of(able) if options.as_json else None
@@ -137,10 +144,13 @@ def _setup(plan: Plan, options: Options) -> Setup:
     )
 
 
-def _engine(plan: Plan, options: Options, shown: _Shown, screen: Screen) -> RanksEngine | SplitEngine:
+def _engine(
+    plan: Plan, options: Options, shown: _Shown, screen: Screen, hired: Hired | None
+) -> RanksEngine | SplitEngine:
     ranks, setup = options.ranks, _setup(plan, options)
     if ranks.split is not None:
-        return split_engine(plan, options, setup, _seconds(_STARTING_VARIABLE, STARTING), shown.take, screen.note)
+        starting = _seconds(_STARTING_VARIABLE, STARTING)
+        return split_engine(plan, options, setup, starting, shown.take, screen.note, hired)
     starting = _seconds(_STARTING_VARIABLE, STARTING)
     return RanksEngine(
         lambda: (

@@ -64,13 +64,14 @@ def generate(texts: Sequence[str], params: SamplingParams, options: Options) -> 
         if (launched := Launched.of(os.environ)) is not None:
             from .run_launched import take_part
 
-            if options.ranks.split:
+            if options.ranks.split or options.ranks.workers:
                 cure = "leave it out, or start hal run by itself"
-                raise InvalidValue("these ranks are started by a launcher of yours", cure=cure, argument="--split")
+                argument = "--split" if options.ranks.split else "--workers"
+                raise InvalidValue("these ranks are started by a launcher of yours", cure=cure, argument=argument)
             if options.runner is None:
                 check_split(plan.config, options.ranks.tp)
             return take_part(launched, options)
-        if options.ranks.size > 1 or options.ranks.split:
+        if options.ranks.size > 1 or options.ranks.split or options.ranks.workers:
             from .run_ranks import generate_on_ranks
 
             return generate_on_ranks(plan, params, options)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from .run_options import Options, RankOptions
     from .run_plan import Plan
+    from .run_workers import Hired
 
 
 def ranks_told(ranks: RankOptions) -> str:
@@ -39,9 +40,10 @@ def split_engine(
     starting: float,
     on_record: Callable[[OutputRecord], None],
     note: Callable[[str], None],
+    hired: Hired | None = None,
 ) -> SplitEngine:
-    """Start the workers, and the engine that they have in common; ``note`` is told what becomes of them meanwhile.
-    Raises as :class:`SplitEngine`."""
+    """Start the workers, or those that were ``hired``, and the engine that they have in common; ``note`` is told what
+    becomes of them meanwhile. Raises as :class:`SplitEngine`."""
     assert options.ranks.split is not None
     prefill, decode = options.ranks.split
     tp, layout = options.ranks.tp, lay_out(plan.sizes)
@@ -49,6 +51,8 @@ def split_engine(
 
     def crew(role: SplitRole, place: int) -> Crew:
         mine = msgspec.structs.replace(setup, role=role, number=place)
+        if hired is not None:
+            return hired.crew(mine, place, starting)
         starter = PaddleLaunch(tp, before=place * tp, among=(prefill + decode) * tp)
         return Crew(mine, starter, look=signals.check, starting=starting, wait=False)
 

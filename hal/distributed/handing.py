@@ -25,6 +25,7 @@ from .words import Arrived, Over, Release, Reserve, Reserved, SendTo, Word
 
 if TYPE_CHECKING:
     from hal.proposers import Proposer
+    from hal.transport.curve import CurveKeys
     from hal.worker import Worker
 
     from .words import Setup
@@ -262,9 +263,15 @@ def _why(event: HandoverEvent) -> str:
 
 
 def open_handing(
-    setup: Setup, rank: int, worker: Worker, proposer: Proposer | None, say: Callable[[Word], object]
+    setup: Setup,
+    rank: int,
+    worker: Worker,
+    proposer: Proposer | None,
+    say: Callable[[Word], object],
+    curve: CurveKeys | None = None,
 ) -> Handing:
-    """The part of a rank whose worker is made: its transfer listens. Raises :class:`InvalidValue` where it cannot."""
+    """The part of a rank whose worker is made: its transfer listens, on several hosts with the keys ``curve``. Raises
+    :class:`InvalidValue` where it cannot."""
     from hal.handover import open_transfer
     from hal.handover.cache import Identity, PagedBlocks
 
@@ -272,4 +279,5 @@ def open_handing(
     identity = Identity(checkpoint_digest(Path(setup.model)), lay_out(setup.sizes).digest.hex())
     model: Any = worker.model
     cache = PagedBlocks(model, identity, None if hands is None else hands.layer())
-    return Handing(rank, open_transfer(cache), setup.sizes.block_size, say, worker.runner.covered)
+    transfer = open_transfer(cache, f"tcp://{setup.host}:*" if setup.host else None, curve if setup.host else None)
+    return Handing(rank, transfer, setup.sizes.block_size, say, worker.runner.covered)

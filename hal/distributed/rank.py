@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+import msgspec
 from hal_core import (
     GroupLost,
     HalError,
@@ -59,12 +60,19 @@ _Wanted = TypeVar("_Wanted", Setup, Go)
 
 
 def serve(
-    url: str, rank: int, size: int, *, facts: Mapping[str, str] | None = None, curve: CurveKeys | None = None
+    url: str,
+    rank: int,
+    size: int,
+    *,
+    facts: Mapping[str, str] | None = None,
+    curve: CurveKeys | None = None,
+    model: str | None = None,
 ) -> None:
     """Be rank ``rank`` of ``size`` for the engine at ``url``, until it says that this was all.
 
     The process has joined nothing yet, or is in a job of these ranks already (``PADDLE_TRAINER_*``). ``facts``: label
-    to text of what all ranks must hold equal besides what is compared anyway.
+    to text of what all ranks must hold equal besides what is compared anyway. ``model``: this host's folder with the
+    checkpoint, where it is another than the engine's.
 
     Raises what the engine's verdict says, the same on every rank: :class:`InvalidValue` where the start is refused,
     :class:`hal.distributed.errors.RankLost` where a rank was lost. :class:`GroupLost` when the engine is gone.
@@ -73,18 +81,20 @@ def serve(
     serving = _Serving(line, rank, curve)
     try:
         with serving.telling():
-            if not line.say(Hello(rank, size, dict(facts or {}) | _versions()), SILENCE):
+            if not line.say(Hello(rank, size, dict(facts or {}) | versions()), SILENCE):
                 raise GroupLost(
                     f"rank {rank} finds no engine at {url}",
                     cure="see what became of the process that started the ranks",
                     argument="engine",
                 )
-            serving.run(serving.wait(Setup))
+            setup = serving.wait(Setup)
+            serving.run(setup if model is None else msgspec.structs.replace(setup, model=model))
     finally:
         line.close()
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Of hal, which must be equal on all hosts."""
     found = {}
     for name in ("paddle-hal", "paddle-hal-core"):
         with contextlib.suppress(metadata.PackageNotFoundError):  # a source tree on the path
@@ -249,7 +259,7 @@ class _Serving:
             model.before_run = self._meeting.meet
         device.open_group(state=worker.state, group=group)
         if setup.role is not SplitRole.MIXED:
-            self._handing = open_handing(setup, self.rank, worker, proposer, self.line.say)
+            self._handing = open_handing(setup, self.rank, worker, proposer, self.line.say, self._curve)
             self._closing.callback(self._handing.close)
         return worker, RankCheck(worker, ranks) if setup.check and ranks is not None else None
 

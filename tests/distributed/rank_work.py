@@ -19,7 +19,7 @@ from hal_core.tickets import DONE
 import hal.distributed.check
 import hal.distributed.rank
 from hal.distributed.meeting import Meeting
-from hal.distributed.rank import _versions, serve
+from hal.distributed.rank import serve, versions
 from hal.distributed.words import Hello
 from hal.model.batch import ModelBatch
 from hal.model.config import read_config
@@ -160,12 +160,12 @@ def met(rank):
 
 def changed(what):
     """What makes a rank differ from the others, by name."""
-    module, versions = "hal.distributed.rank", _versions()
+    module, found = "hal.distributed.rank", versions()
     wrong = {
         "checkpoint": (f"{module}.checkpoint_digest", lambda folder: "another one"),
         "slot table": (f"{module}.lay_out", lambda sizes: SimpleNamespace(digest=bytes(32))),
         "groups": (f"{module}.RankLayout.groups", lambda layout, across: [(1, 0)]),
-        "version": (f"{module}._versions", lambda: versions | {"paddle-hal-core": "0.0"}),
+        "version": (f"{module}.versions", lambda: found | {"paddle-hal-core": "0.0"}),
         "protocol": (f"{module}.Hello", lambda rank, size, facts: Hello(rank, size, facts, protocol=0)),
         "size": (f"{module}.Hello", lambda rank, size, facts: Hello(rank, 3, facts)),
         "broken checkpoint": (f"{module}.read_config", lambda folder: read_config(folder / "none")),

@@ -1,0 +1,108 @@
+"""``hal run --workers URL,…``: workers of both roles that were started by themselves, on any host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import msgspec
+from hal_core import HalError, InvalidValue
+
+from hal.distributed.crew import Crew
+from hal.distributed.hiring import Met, RemoteWorker, job_keys
+from hal.distributed.rank import versions
+from hal.distributed.words import PROTOCOL
+from hal.model.digest import checkpoint_digest
+
+from . import signals
+
+if TYPE_CHECKING:
+    from hal.distributed.words import Setup
+    from hal.transport.curve import CurveKeys
+
+    from .run_options import Options
+
+
+@dataclass
+class Hired:
+    """Workers that have answered, those that prefill first. A context manager, with which they are dismissed.
+
+    ``options``: as if ``--split`` had named as many.
+    """
+
+    workers: Sequence[tuple[RemoteWorker, Met]]
+    keys: CurveKeys | None
+    options: Options
+
+    def crew(self, setup: Setup, place: int, starting: float) -> Crew:
+        """Have a worker start its ranks, which come to this host by the address that the worker's host sees."""
+        worker, met = self.workers[place]
+        setup = msgspec.structs.replace(setup, host=met.host)
+        own = worker.own_address()
+        url = f"tcp://{own}:*" if own else None
+        return Crew(
+            setup,
+            worker,
+            url=url,
+            records=url,
+            curve=self.keys,
+            look=signals.check,
+            starting=starting,
+            wait=False,
+        )
+
+    def __enter__(self) -> Hired:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        for worker, _met in self.workers:
+            if isinstance(error, InvalidValue):
+                worker.dismiss(error.what, error.cure)
+            else:
+                worker.dismiss()
+
+
+def hire(options: Options, timeout: float) -> Hired:
+    """Meet all workers within ``timeout`` seconds each.
+
+    Raises :class:`Unavailable` for one that does not answer, and :class:`InvalidValue` where they do not fit each other
+    or this command; those that were met are told why.
+    """
+    ranks = options.ranks
+    keys, own = job_keys(ranks.workers[0], ranks.key), versions()
+    workers: list[tuple[RemoteWorker, Met]] = []
+    named: list[RemoteWorker] = []
+    try:
+        named += [RemoteWorker(url, keys) for url in ranks.workers]
+        workers += [(one, one.meet(own, timeout, signals.check)) for one in named]
+        digest = checkpoint_digest(options.model)
+        for one, met in workers:
+            _check(one.url, met, ranks.tp, digest, own)
+        count = {role: sum(met.role == role for _, met in workers) for role in ("prefill", "decode")}
+        for role, found in count.items():
+            if not found:
+                cure = f"start one: hal worker --role {role} --listen URL, and name it too"
+                raise InvalidValue(f"none of the workers is a {role} worker", cure=cure, argument="--workers")
+    except BaseException as error:
+        for one in named:
+            if isinstance(error, HalError):
+                one.dismiss(error.what, error.cure)
+            else:
+                one.dismiss()
+        raise
+    workers.sort(key=lambda one: one[1].role != "prefill")
+    split = count["prefill"], count["decode"]
+    return Hired(workers, keys, replace(options, ranks=replace(ranks, workers=(), split=split)))
+
+
+def _check(url: str, met: Met, tp: int, digest: str, own: dict[str, str]) -> None:
+    """Raise :class:`InvalidValue` by the first thing in which a worker and this command differ."""
+    for what, its, mine, cure in (
+        ("protocol", met.protocol, PROTOCOL, "install one version on all hosts"),
+        ("versions", met.versions, own, "install one version on all hosts"),
+        ("--tp", met.tp, tp, "give hal run and every hal worker the same --tp"),
+        ("checkpoint", met.checkpoint, digest, "give hal run and every hal worker the same --model"),
+    ):
+        if its != mine:
+            raise InvalidValue(f"{what} of the worker at {url}: {its}, here {mine}", cure=cure, argument="--workers")
