@@ -120,7 +120,7 @@ class HiredWorker:
         while socket.poll(0):
             identity, *parts = socket.recv_multipart()
             for said in unpack(b"".join(parts)):
-                if isinstance(said, Meet) and self._engine in (None, identity):
+                if isinstance(said, Meet) and self._engine is None:
                     self._meet(identity, said)
                 elif identity == self._engine:
                     self._heard = time.monotonic()
@@ -132,11 +132,18 @@ class HiredWorker:
         post = self._post
         if (said.protocol, said.versions) != (PROTOCOL, self._versions):
             what = f"the engine has {_told(said.versions, said.protocol)}, the worker {_told(self._versions, PROTOCOL)}"
-            self._over = Dismissed(what, "install one version on all hosts")
-            self._say(self._over, identity)
+            self._refuse(identity, Dismissed(what, "install one version on all hosts"))
             return
         self._engine, self._heard = identity, time.monotonic()
         self._say(Met(post.role, post.tp, self._host, self._checkpoint, self._versions))
+
+    def _refuse(self, identity: bytes, why: Dismissed) -> None:
+        """Refuse an engine, and wait until it has heard, which it says."""
+        self._engine, end = identity, time.monotonic() + _LEAVE_SECONDS
+        while self._over is None and time.monotonic() < end:
+            self._say(why)
+            self._hear(_LOOK_SECONDS)
+        self._over = why
 
     def _obey(self, said: Said) -> None:
         if isinstance(said, Begin) and self._launch is None:
