@@ -83,8 +83,9 @@ def test_the_job_on_two_hosts_prints_what_one_process_does_whatever_the_cable_do
         engine = job.run(*PROMPTS, *LONG)
         first = engine.stdout.readline()  # the others are under way, or wait for a slot
         hosts.cut(3)
-        out, err = engine.communicate(timeout=PATIENCE)
-        assert engine.returncode == 0, err
+        out, err = engine.stdout.read(), engine.stderr.read()  # communicate() would not see what was read ahead
+        with engine:
+            assert engine.wait(PATIENCE) == 0, err
         assert job.statuses() == [0, 0]
         compare(first + out, alone)
         assert "split 1,1 of tp 1" in err
