@@ -19,7 +19,7 @@ from hal.model import DEFAULT_CHECKPOINT
 from hal.model.config import read_config
 from hal.model.tokenizer import Tokenizer
 
-pytestmark = pytest.mark.long(30)
+pytestmark = [pytest.mark.long(30), pytest.mark.conform]  # four processes import Paddle, and then four more
 PROMPTS = ("def main(", "x = ", "class Reader:", "if not")
 TOKENS = 10
 
