@@ -1,12 +1,13 @@
 """Two trees of hal in turn, on the same machine in one run: does the newer one cost more?
 
-    python benchmarks/in_turn.py --old TREE [--new TREE] [--rounds 20] [--only cpu,cuda]
+    python benchmarks/in_turn.py --old TREE [--new TREE] [--rounds 20] [--only cpu,cuda,native,stand-in]
 
 Three processes: the old tree twice (old against old is the error of the measurement) and the new one. Each round asks
 every process for every case, the order turning with the round; now and then all three are started anew, since one
 process differs from the next of the same code by more than what is looked for. The table has medians over the rounds
-and the ratio of the medians, new to old and old to old. ``cuda`` needs torch, triton and a GPU. A tree is a checkout,
-or its ``core/src``, ``plugins/cuda/src`` and ``benchmarks``; the names of contract 0.1 and of 1.0 are both known.
+and the ratio of the medians, new to old and old to old. ``cuda`` needs torch, triton and a GPU. ``native`` is the cases of plugins/cuda/proof/native_bench.py on the native path of
+a GPU, ``stand-in`` the same over the tests' driver, without one; each tree needs its native part built. A tree is a
+checkout, or its ``core/src``, ``plugins/cuda/src`` and ``benchmarks``; the names of contract 0.1 and 1.0 are both known.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Any
 
 SLOTS, WIDTH, PROMPT, TOKENS = 128, 8192, 64, 1024
 GAP_STEPS, GAP_INSERTS, DECODE_MS = 40, 16, 5.0
-FRESH = {"cpu": 1, "cuda": 5}
+FRESH = {"cpu": 1, "cuda": 5, "native": 5, "stand-in": 5}
 """Rounds after which the processes are started anew."""
 CORE = 1
 """All run on one core, in turn: cores differ too."""
@@ -154,10 +155,29 @@ def cuda_cases() -> dict[str, Case]:
     return cases
 
 
+def native_cases(*, stand_in: bool) -> dict[str, Case]:
+    """Each case of the tree's own bench of the native path; medians of 20 calls, in microseconds."""
+    sys.path.insert(0, str(Path.cwd() / "plugins" / "cuda" / "proof"))
+    bench = importlib.import_module("native_bench")
+    bound = bench.opened("native", stand_in=stand_in)
+
+    def medians(prepare: Callable[[], Any], act: Callable[[Any], object]) -> float:
+        times = []
+        for _ in range(20):
+            given = prepare()
+            begin = time.perf_counter()
+            act(given)
+            times.append(time.perf_counter() - begin)
+        return statistics.median(times) * 1e6
+
+    return {name: lambda given=given: medians(*given) for name, *given in bench.cases(bound)}
+
+
 def serve(kind: str) -> None:
     """Answer each line, a case's name, with its microseconds; the names first."""
     os.sched_setaffinity(0, {CORE})
-    cases = cpu_cases() if kind == "cpu" else cuda_cases()
+    made = {"cpu": cpu_cases, "cuda": cuda_cases, "native": lambda: native_cases(stand_in=False)}
+    cases = made.get(kind, lambda: native_cases(stand_in=True))()
     for case in cases.values():
         case()
     gc.collect()
