@@ -5,9 +5,10 @@
 Three processes: the old tree twice (old against old is the error of the measurement) and the new one. Each round asks
 every process for every case, the order turning with the round; now and then all three are started anew, since one
 process differs from the next of the same code by more than what is looked for. The table has medians over the rounds
-and the ratio of the medians, new to old and old to old. ``cuda`` needs torch, triton and a GPU. ``native`` is the cases of plugins/cuda/proof/native_bench.py on the native path of
-a GPU, ``stand-in`` the same over the tests' driver, without one; each tree needs its native part built. A tree is a
-checkout, or its ``core/src``, ``plugins/cuda/src`` and ``benchmarks``; the names of contract 0.1 and 1.0 are both known.
+and the ratio of the medians, new to old and old to old. ``cuda`` needs torch, triton and a GPU. ``native`` is the cases
+of plugins/cuda/proof/native_bench.py on the native path of a GPU, ``stand-in`` the same over the tests' driver, without
+one; each tree needs its native part built. A tree is a checkout, or its ``core/src``, ``plugins/cuda`` and
+``benchmarks``; the names of contract 0.1 and of 1.0 are both known.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """What hooks cost the host on both paths, quiet and beside a thread that computes in Python: a short table.
 
-    python -m hal_cuda.building && python plugins/cuda/proof/native_bench.py [rounds] [--stand-in]
+    python -m hal_cuda.building && python plugins/cuda/proof/native_bench.py [rounds] [--stand-in] [--native]
 
 Microseconds of host time, median and 99th percentile; insertions from the batch object to the ticket, right after their
 admissions. The device is idle between two calls. ``--stand-in``: over the tests' library in place of a GPU's driver,
-which copies and carries out nothing, so that what is left is hal's own part.
+which copies and carries out nothing, so that what is left is hal's own part. ``--native``: of that path alone.
 """
 
 from __future__ import annotations
@@ -153,9 +153,10 @@ def main(words: list[str]) -> None:
     stand_in = "--stand-in" in words
     rounds = int(next((word for word in words if word.isdigit()), "200"))
     print(f"Python {platform.python_version()}, NumPy {np.__version__}, {rounds} rounds, us: median / p99")
-    print(f"{'':18s}{'python quiet':>22s}{'python busy':>22s}{'native quiet':>22s}{'native busy':>22s}")
+    paths = [path for path in ("python", "native") if path == "native" or "--native" not in words]
+    print(f"{'':18s}" + "".join([f"{f'{path} {how}':>22s}" for path in paths for how in ("quiet", "busy")]))
     found: dict[str, list[str]] = {}
-    for path in ("python", "native"):
+    for path in paths:
         with opened(path, stand_in=stand_in) as bound:
             for case in cases(bound):
                 for busy in (False, True):

@@ -104,8 +104,8 @@ def instrument(bound: BoundDevice, parts: Parts) -> None:
     device: Any = bound.device
     parts.put(bound.policy, "insert_tasks", "async_set_value", "save_output")
     parts.put(device, "insert_tasks", "async_set_value", "save_output", "copy_out", "enqueue_copies")
-    parts.put(device.entering, "submit", "_enter_batch", "_enter", "_fence")
-    parts.put(device.writer, "set_value", "_memset32", "_run", "_put")
+    parts.put(device.entering, "submit", "_enter_batch", "_enter")
+    parts.put(device.writer, "set_value", "_fill_word", "_run", "_put")
     parts.put(device.events, "take")
     parts.put(device.blocks, "take")
     parts.put(device.reads, "order", "add")

@@ -78,6 +78,14 @@ def found_at(staging, request):
     raise AssertionError("the address is in no chunk")
 
 
+def check_list(staging):
+    """Native code knows the chunks that there are, and their numbers."""
+    chunks = [staging._filling, *staging.chunks]
+    assert staging.listed.tolist() == [one.numbers.buffer_info()[0] if one else 0 for one in chunks]
+    for one in staging.chunks:
+        assert one.numbers.tolist() == [one.block.address, one.block.mirror, one.nbytes, one.used, one.uploaded]
+
+
 def check(data, request):
     """The bytes are what the kernel reads: lengths, record, rows."""
     assert HEAD.unpack(data[: HEAD.size].tobytes()) == request.row_lengths
@@ -113,6 +121,7 @@ def test_g02_g11_every_staged_request_is_found_whole_until_it_was_inserted(data)
             elif act == "finish" and events:
                 events[data.draw(st.integers(0, len(events) - 1), label="event")].passed = True
             assert staging.held <= 3 * CHUNK
+            check_list(staging)
         for request in waiting:
             if staging.has(request):
                 check(found_at(staging, request), request)
@@ -241,6 +250,7 @@ def test_a_chunk_that_leaves_is_not_filled_any_more(monkeypatch):
     assert found_at(staging, first) is not None
     assert not staging.has(staged(staging, "long", [1] * 390))
     assert (Block.released, staging.chunks, staging._filling) == (1, [], None)
+    check_list(staging)
     again = staged(staging, "again", [1] * 390)
     check(found_at(staging, again), again)
 

@@ -10,7 +10,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hal_core import Group, MemorySink, Request, StateConfig, Step, Task, TaskBatch, TaskKind
+from hal_core import Group, MemorySink, Request, StateConfig, Step, Task, TaskBatch, TaskKind, View
+from hal_core.devices import dtype_of
 from hal_core.errors import InvalidValue
 from hal_core.ranks.channel import BroadcastChannel
 from hal_cuda import admissions
@@ -119,6 +120,34 @@ def test_a_stream_that_is_captured_is_refused_before_the_capture_is_spoilt(opene
     if hook != "broadcast_tokens":  # which needs the collectives of a framework
         call(bound, state, hook, stream)
     stream.synchronize(30)
+
+
+VALUES = {
+    "a word": lambda state, large: (state.view("temperature")[0], 0.5),
+    "an element": lambda state, large: (state.view("seed")[0], 7),
+    "a column": lambda state, large: (state.view("seed"), 7),
+    "a few bytes": lambda state, large: (state.view("token_ids")[0, :4], [1, 2, 3, 4]),
+    "an upload": lambda state, large: (large, np.arange(4096)),
+    "a plan": lambda state, large: (state.view("token_ids")[:, ::2], np.ones((4, 16), np.int64)),
+    "a copy": lambda state, large: (state.view("seed")[0], state.view("seed")[1]),
+}
+
+
+@pytest.mark.parametrize("way", VALUES)
+def test_every_way_of_a_value_is_refused_on_a_captured_stream(opened, way):
+    """And no staging memory is left to wait for work that there is none of."""
+    bound = opened()
+    state, stream, library = bound.state(SIZES), bound.device.stream(), bound.device.driver.api.library
+    large = View.contiguous(bound.device.allocate(1 << 15), 0, (4096,), dtype_of("int64"))
+    (target, value), entries = VALUES[way](state, large), bound.device.staging._segment.entries
+    before = len(entries)
+    with capture(library, stream):
+        for _ in range(3):
+            with pytest.raises(InvalidValue, match=r"async_set_value.*is being captured into a graph"):
+                bound.async_set_value(target=target, value=value, stream=stream)
+        assert (library.stand_in_count(SPOILT), library.stand_in_count(NODES)) == (0, 0)
+        assert len(entries) == before
+    bound.async_set_value(target=target, value=value, stream=stream).wait(30)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from hal_core.runtime.bound import bind
 from hal_core.slots.admission import admit
 from hal_cuda import admissions
 from hal_cuda.driver import CudaError
+from hal_cuda.structs import ENTRY
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -241,5 +242,24 @@ def test_memory_for_staging_is_no_condition(opened, caplog):
 def test_a_closed_device_stages_nothing(opened):
     bound = opened()
     state = bound.state(SIZES)
+    early = state.admit(Request("early", [1, 2]))
     bound.close()
+    assert not bound.device.admissions.has(early)
+    assert bound.device.admissions.listed.tolist() == [0], "nor does native code know of its chunks"
     assert not bound.device.admissions.has(state.admit(Request("late", [1, 2])))
+
+
+def test_what_was_uploaded_is_read_on_the_device_and_not_uploaded_again(opened):
+    """The entry of the one request names its place there; the chunk's new bytes are what came since."""
+    bound = opened()
+    state, staging = bound.state(SIZES), bound.device.admissions
+    for turn in range(3):
+        request = state.admit(Request(f"r{turn}", [turn] * 9))
+        (chunk,) = staging.chunks
+        assert chunk.uploaded < chunk.used
+        at, (place,) = chunk.used, staging.find_few([request.admission_id])
+        bound.insert_tasks(state=state, tasks=prefill([turn], [request]), stream=bound.default_stream)
+        assert chunk.uploaded == chunk.used > at
+        entry = chunk.block.buffer[at : at + ENTRY.size].view(np.int64)
+        assert entry[8] == place
+        assert chunk.block.mirror <= place < chunk.block.mirror + chunk.nbytes

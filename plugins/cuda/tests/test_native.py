@@ -172,7 +172,7 @@ def test_what_does_not_fit_is_refused_by_native_calls(opened):
     calls, raw = bound.device.driver.native.calls, state.host_table.twin.raw
     batch = prefill([0], [state.admit(Request("r", [1] * 9))])
     columns = batch.native
-    for name in ("run", "put", "copy_out", "memset32", "record", "wait", "query", "capturing", "exchange", "enter"):
+    for name in ("run", "put", "copy_out", "fill", "record", "wait", "query", "capturing", "exchange", "enter"):
         call = getattr(calls, name)
         for given_ in ((), ("x",), ("x",) * 6, (None,) * 12, (2**70,) * 5, (raw,) * 21, (b"x" * 4096, 0, 1, 0, 0, 0)):
             with pytest.raises((TypeError, ValueError, OverflowError, BufferError)):

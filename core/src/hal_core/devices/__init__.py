@@ -17,7 +17,7 @@ __getattr__, __dir__, __all__ = face(
     __name__,
     {
         "hal_core.devices.asynchronous": "AsyncDevice",
-        "hal_core.devices.blocks": "MirroredBlock",
+        "hal_core.devices.blocks": "Lease MirroredBlock",
         "hal_core.devices.events": "AsyncStream RecordedEvent",
         "hal_core.devices.lifetimes": "DeviceMemory",
         "hal_core.devices.primitives": "Launch POLL PlanLaunch Primitives StreamPrimitives",

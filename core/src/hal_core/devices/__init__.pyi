@@ -37,6 +37,7 @@ from .asynchronous import AsyncDevice as AsyncDevice
 from .base import DeviceBase as DeviceBase
 from .base import check_index as check_index
 from .base import check_options as check_options
+from .blocks import Lease as Lease
 from .blocks import MirroredBlock as MirroredBlock
 from .events import AsyncStream as AsyncStream
 from .events import RecordedEvent as RecordedEvent

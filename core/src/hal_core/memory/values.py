@@ -8,7 +8,7 @@ import numpy as np
 
 from ..errors import ConversionRefused, ShapeMismatch
 from .convert import convert, convert_scalar
-from .dtypes import ARRAY_TYPES, DType, dtype_of
+from .dtypes import ARRAY_TYPES, SCALAR_MAKERS, DType, dtype_of
 from .views import View
 
 Array = np.ndarray[Any, Any]
@@ -28,6 +28,9 @@ def host_array(value: object) -> tuple[Array, DType] | None:
 
 def prepare(target: View, value: object) -> Value:
     """Convert a host value for ``target`` by the rules of G6 (:mod:`hal_core.memory.convert`)."""
+    maker = SCALAR_MAKERS.get((target.dtype, type(value)))  # most values are scalars, and most of these plain
+    if maker is not None:
+        return maker(value)
     if type(value) is np.ndarray and value.ndim and ARRAY_TYPES.get(value.dtype) is target.dtype:
         if value.size != target.size:
             return convert(value, target.dtype, target.shape)  # which says what does not fit

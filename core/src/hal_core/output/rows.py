@@ -37,24 +37,16 @@ class OutputSnapshot(NamedTuple):
 
     @classmethod
     def of(cls, state: SlotState, step: Step) -> OutputSnapshot:
-        host_table, order = state.host_table, step.order(state.name)
+        host_table, order, sizes = state.host_table, step.order(state.name), state.sizes
         admission_ids = host_table.admission_ids[order]
         names, prefill_role, ordinary = _held(host_table, order, admission_ids)
         slots = order.tolist() if host_table.preempted or host_table.aborted else []
         special = slots or step.logprobs is not None or step.errors or step.recovered
-        return cls(
-            step,
-            order,
-            admission_ids,
-            names,
-            prefill_role,
-            {slot: host_table.preempted[slot] for slot in slots if slot in host_table.preempted},
-            {slot: host_table.aborted[slot] for slot in slots if slot in host_table.aborted},
-            state.sizes.max_accept,
-            state.sizes.max_draft_tokens,
-            state.sizes.max_logprobs,
-            ordinary and not special,
-        )
+        preempted = {slot: host_table.preempted[slot] for slot in slots if slot in host_table.preempted}
+        aborted = {slot: host_table.aborted[slot] for slot in slots if slot in host_table.aborted}
+        most = sizes.max_draft_tokens, sizes.max_logprobs
+        told = step, order, admission_ids, names, prefill_role, preempted, aborted, sizes.max_accept, *most
+        return tuple.__new__(cls, (*told, ordinary and not special))  # as the class does, a call of Python's less
 
 
 _Held = tuple[tuple[str, ...], np.ndarray[Any, np.dtype[np.bool_]], bool]

@@ -267,7 +267,7 @@ class BoundDevice:
         except (AttributeError, TypeError):
             self._blame(_HOOK_OF.get(name, name), signature(act).bind(*arguments).arguments)
             raise
-        if result is not DONE or self._observers.wants_ends:  # told apart first: asking an abstract class is slow
+        if (result is not DONE and getattr(result, "watched", False)) or self._observers.wants_ends:  # an ABC is slow
             tickets.track(name, result)
         return result
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ..slots.fields import StateConfig
     from ..streams import Event, Stream
 
+
 _SCALARS = {bool, int, float}
 
 
@@ -74,7 +75,7 @@ class Policy:
             raise InvalidValue(
                 "the target is memory of another opened device", cure="write it with that device", argument="target"
             )
-        if not view.elements_apart:
+        if not (view._apart or view.elements_apart):  # worked out before, most often
             raise InvalidValue(
                 f"elements of the target {view} share memory, so what is written depends on an order that there is not",
                 cure="write to the tensor that it was expanded from, or to a contiguous one",
@@ -95,9 +96,10 @@ class Policy:
             prepared = prepare(view, value) if tensor is None else prepare_array(view, *tensor)
         if 0 in view.shape:
             return DONE
-        if isinstance(view.owner, SlotState):
-            view.owner.check_usable()
-            view.owner.wait_for_readers(None, stream)
+        if isinstance(owner := view.owner, SlotState):
+            owner.check_usable()
+            if owner._readers:
+                owner.wait_for_readers(None, stream)
         return _ticket(hooks.async_set_value(device=device, target=view, value=prepared, stream=stream))
 
     def insert_tasks(
@@ -113,10 +115,10 @@ class Policy:
             found = problems(state.host_table, batch)
             if found:
                 raise InvalidBatch(found)
-        if len(batch) == 0:
+        if not batch.requests:
             return DONE
         state.wait_for_readers_of_batch(batch, stream)
-        beside = [(companion, tasks_beside(companion, batch)) for companion in state.companions]
+        beside = [(one, tasks_beside(one, batch)) for one in state.companions] if state.companions else ()
         for companion, own in beside:
             companion.wait_for_readers_of_batch(own, stream)
         ticket = _ticket(hooks.insert_tasks(device=device, state=state, tasks=batch, stream=stream))
@@ -162,8 +164,6 @@ class Policy:
         """Have the output copied, clean up after that copy on every rank (G18), then send on the first rank (G17)."""
         _check_state(device, state)
         order = _check_step(state, step)
-        device.check_stream(stream)
-        state.drafts.saved = step.number
         outbox = Outbox()
         first = step.group.is_first
         send = sink.put if first else outbox.put  # looked up before anything is done: what is no sink ends here
@@ -177,6 +177,7 @@ class Policy:
                 if left := {*companion.host_table.preempted, *companion.host_table.aborted}:
                     device.submit(companion.cleanup_plan(np.array([*left])), stream)
                     companion.host_table.reported([*left])
+        state.drafts.saved = step.number
         if outbox.pending is None:
             raise PluginError("save_output put no output into its sink", cure="call sink.put once", hook="save_output")
         if not first:
@@ -234,7 +235,7 @@ class Policy:
 
 
 def check_update(device: Device, state: SlotState, step: Step) -> Any:  # noqa: ANN401 (an int32 array)
-    """The step's order for this state, after checking that it may be advanced by this step."""
+    """The step's order for this state, which may be advanced by this step."""
     _check_state(device, state)
     order = _check_step(state, step)
     state.drafts.check_update(state.mirror, step)
@@ -294,9 +295,13 @@ _KINDS: dict[str, tuple[type, str]] = {
 
 def _ticket(result: object) -> Ticket:
     """What a plugin's hook returned, which must be a ticket: None would hide a hook that did nothing."""
-    if result is DONE or isinstance(result, Ticket):
-        return result
+    if type(result) in _tickets or isinstance(result, Ticket):  # the latter is slow, asked of an abstract class
+        _tickets.add(type(result))
+        return result  # type: ignore[return-value]
     raise PluginError(f"the plugin's hook returned {result!r}", cure="return a Ticket, never None")
+
+
+_tickets: set[type] = set()
 
 
 def _check_state(device: Device, state: SlotState) -> None:

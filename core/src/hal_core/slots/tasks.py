@@ -132,7 +132,9 @@ class TaskBatch:
     def block_bytes(self) -> bytes:
         """The bytes of ``blocks``."""
         joined: bytes | None = self.arrays.get("block_bytes")
-        if joined is None:
+        if joined is None and "native" in self.arrays:
+            joined = self.arrays["native"][5]
+        elif joined is None:
             pieces: tuple[Any, ...] = self.block_ids
             try:
                 joined = b"".join(pieces)
@@ -153,7 +155,9 @@ class TaskBatch:
     def rows(self) -> bytes:
         """What insertion asks of the requests, one :data:`hal_core.slots.layout.REQUEST_ROW` after the other."""
         joined: bytes | None = self.arrays.get("rows")
-        if joined is None:
+        if joined is None and "native" in self.arrays:
+            joined = self.arrays["native"][0]
+        elif joined is None:
             joined = self.arrays["rows"] = b"".join([request.request_row for request in self.requests])
         return joined
 
@@ -232,8 +236,7 @@ class TaskBatch:
     ) -> TaskBatch:
         """New requests for some slots; the next step feeds the first ``num_scheduled_tokens`` tokens of each."""
         n = len(slots)
-        starts = [0] * n if num_computed_tokens is None else num_computed_tokens
-        found = None
+        starts, found = num_computed_tokens, None
         if _gather is not None:
             found = _gather(
                 slots, starts, num_scheduled_tokens, requests, blocks, AdmittedRequest, "request_row", _IDS, "dtype"
@@ -241,7 +244,7 @@ class TaskBatch:
         if found is None:
             return cls([TaskKind.PREFILL] * n, slots, requests, num_computed_tokens, num_scheduled_tokens, blocks)
         batch, put = cls.__new__(cls), object.__setattr__
-        put(batch, "arrays", {"native": found, "rows": found[0], "block_bytes": found[5]})
+        put(batch, "arrays", {"native": found})
         put(batch, "_checked", {})
         put(batch, "requests", tuple(requests))
         put(batch, "block_ids", tuple(blocks))

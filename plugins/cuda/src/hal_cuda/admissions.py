@@ -18,6 +18,7 @@ import itertools
 import logging
 import os
 import weakref
+from array import array
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -29,7 +30,7 @@ import numpy as np
 from hal_core import OutOfMemory
 from hal_core.devices import ROW_FIELDS
 
-from .structs import PLACE
+from .structs import CHUNK_NUMBERS, PLACE
 
 if TYPE_CHECKING:
     from hal_core import AdmittedRequest
@@ -56,12 +57,33 @@ class Chunk:
     """Pinned memory that is filled from the front, and how far it was uploaded.
 
     ``number``: names it in the table of requests. ``fences``: by stream, the last work that read or filled it.
+    ``numbers``: address on the host, address on the device, ``nbytes``, ``used``, ``uploaded``, where native code has
+    them too: ``Chunk`` of native/entering.c.
     """
 
     def __init__(self, number: int, block: MirroredBlock, nbytes: int) -> None:
         self.number, self.block, self.nbytes = number, block, nbytes
         self.fences: dict[int, RecordedEvent] = {}
-        self.used = self.uploaded = 0
+        self.numbers = array("Q", [block.address, block.mirror, nbytes, 0, 0])
+        assert len(self.numbers) == CHUNK_NUMBERS
+
+    @property
+    def used(self) -> int:
+        """Bytes that are taken."""
+        return self.numbers[3]
+
+    @used.setter
+    def used(self, nbytes: int) -> None:
+        self.numbers[3] = nbytes
+
+    @property
+    def uploaded(self) -> int:
+        """Bytes of them that were uploaded."""
+        return self.numbers[4]
+
+    @uploaded.setter
+    def uploaded(self, nbytes: int) -> None:
+        self.numbers[4] = nbytes
 
     def take(self, nbytes: int) -> int | None:
         """Where ``nbytes`` begin, a multiple of 16; None where they do not fit."""
@@ -86,6 +108,7 @@ class Admissions:
     - ``table`` int64 ``[PLACES, PLACE]``, by a request's admission id modulo ``PLACES``: that id, its address on the
       device, the number of its chunk, and 1 while it waits for its insertion. One table, so that an insertion looks
       once. An id names one request of this process, so no device takes another's for its own.
+    - ``listed``: for native code the addresses of chunks' numbers: that of the one being filled, or 0, then of all.
     """
 
     def __init__(
@@ -105,6 +128,7 @@ class Admissions:
             deque()
         )  # admission ids of requests that are gone; filled by whichever thread lets go
         self._alive: dict[int, weakref.ref[AdmittedRequest]] = {}  # by admission id; what fills ``_dropped``
+        self.listed = array("Q", [0])
         self._process = os.getpid()
         self.table = np.full((PLACES, PLACE), -1, np.int64)
         self._serial, self._address, self._chunk, self._waits = self.table.T
@@ -143,11 +167,26 @@ class Admissions:
 
     def _chunk_for(self, nbytes: int) -> Chunk | None:
         """The chunk to fill: the one that is being filled, another with room, an idle one, a new one; or none."""
-        for chunk in (*filter(None, [self._filling]), *self.chunks):
-            if chunk.used + nbytes <= chunk.nbytes:
-                self._filling = chunk
-                return chunk
+        filling = self._filling
+        if filling is not None and filling.used + nbytes <= filling.nbytes:
+            return filling
+        try:
+            self._filling = self._other(nbytes)
+        finally:
+            self._list()
+        return self._filling
+
+    def _list(self) -> None:
+        """Tell native code of the chunks."""
+        numbers = [one.numbers.buffer_info()[0] for one in self.chunks]
+        self.listed = array("Q", [0 if self._filling is None else self._filling.numbers.buffer_info()[0], *numbers])
+
+    def _other(self, nbytes: int) -> Chunk | None:
+        """Another chunk than the one that was filled."""
         self._filling = None
+        for chunk in self.chunks:
+            if chunk.used + nbytes <= chunk.nbytes:
+                return chunk
         if nbytes > self.limit:
             return None
         with self._entered():
@@ -161,7 +200,6 @@ class Admissions:
                 chosen = self._new(nbytes)
                 if chosen is None:  # what is idle is too short for this one, and holds what a longer one needs
                     self._leave(idle)
-        self._filling = chosen
         return chosen
 
     def _leave(self, chunks: list[Chunk]) -> None:
@@ -249,6 +287,7 @@ class Admissions:
             self.limit, self._filling = 0, None
             self._serial[:] = -1
             chunks, self.chunks = self.chunks, []
+            self._list()
         for chunk in chunks if release else ():
             if all(event.wait(60.0) for event in chunk.fences.values()):
                 chunk.block.release()

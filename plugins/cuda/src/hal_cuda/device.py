@@ -16,6 +16,7 @@ from hal_core.devices import (
     ROW,
     AsyncStream,
     DeviceMemory,
+    Lease,
     MirroredBlock,
     Packed,
     RecordedEvent,
@@ -78,6 +79,7 @@ class CudaDevice(OnGpu):
         self.admissions = Admissions(make, self.context.entered, limit=chosen.admission_limit)
         self.entering = NativeEntering(self, native) if native else Entering(self)
         self.steps = StepKernel(self.driver, self.kernels)
+        self._before = self.events.take(self.uploads)
         self._given = chosen.stream
 
     # -- streams ------------------------------------------------------------------------------------------------
@@ -149,7 +151,7 @@ class CudaDevice(OnGpu):
         self.entering.register_state(state, self.table(state.scatter_map, state.sizes.num_slots).address)
         self.steps.register_state(state)
         if self.driver.native is not None:
-            state.host_table.twin = Book(self.driver.native, state)
+            state.host_table.twin = Book(self.driver.native, state, self.entering.params_of(state))
 
     def on_admit(self, state: SlotState, request: AdmittedRequest) -> None:
         """Put the request's bytes into pinned memory, where its insertion finds them; from any thread."""
@@ -163,9 +165,29 @@ class CudaDevice(OnGpu):
         self._runtime.check_capture(self.own(stream).raw)
 
     def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
-        """As the base does it; not of a stream that is being captured."""
-        self.check_stream(stream)
-        return super().copy_out(memory, parts, stream)
+        """As the base does it; not of a stream that is being captured. On the native path one part, as of an output, is
+        one call, with one event for the order of all streams: a stream that waits keeps the record that it met."""
+        native = self.driver.native
+        if native is None:
+            self.check_stream(stream)
+        if native is None or len(parts) != 1 or not 0 <= parts[0].offset <= parts[0].end <= memory.nbytes:
+            return super().copy_out(memory, parts, stream)
+        self.check_open()
+        after, begin, nbytes = self.own(stream), self.address_of(memory) + parts[0].offset, parts[0].nbytes
+        copies = after.beside()
+        lease = Lease(self.blocks, self.blocks.take(nbytes))
+        event = lease.event = self.events.take(copies)
+        place = lease.block.address, after.raw, copies.raw, self._before.raw, event.raw
+        try:
+            native.calls.copy_out(*place, (begin, nbytes))
+        except BaseException:
+            event = lease.event = self.mark(copies)  # it may be under way
+            raise
+        finally:
+            self.reads.under_way.append((begin, begin + nbytes, event))
+            self.last[copies.stream_key] = event
+        self._counts["copies_out"] += nbytes > 0
+        return self.copy_type(event, lease, ((0, nbytes),))
 
     def submit(self, plan: WritePlan, stream: Stream) -> Ticket:
         """As the base does it; not on a stream that is being captured."""
@@ -210,9 +232,9 @@ class CudaDevice(OnGpu):
     @hookimpl
     def insert_tasks(self, device: Device, state: SlotState, tasks: TaskBatch, stream: Stream) -> Ticket:
         """New requests that were staged at admission by one entry each; every other batch as one plan."""
-        self.check_open()
-        own = self.own(stream)
-        self._runtime.check_capture(own.raw)
+        if self._closed or self.driver.broken or self.health.unusable:
+            self.check_open()
+        own = stream if type(stream) is AsyncStream and stream.pool is self.events else self.own(stream)
         if tasks.all_prefill and not state.companions:
             ticket = self.entering.submit(state, tasks, own)
             if ticket is not None:
@@ -225,9 +247,9 @@ class CudaDevice(OnGpu):
     @hookimpl
     def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
         """A fill, a value in the launch's parameters, one upload, or a plan, by what the value is."""
-        self.check_open()
-        own = self.own(stream)
-        self._runtime.check_capture(own.raw)
+        if self._closed or self.driver.broken or self.health.unusable:
+            self.check_open()
+        own = stream if type(stream) is AsyncStream and stream.pool is self.events else self.own(stream)
         return self.writer.set_value(target, value, own)
 
     def update_inputs(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
@@ -269,6 +291,7 @@ class CudaDevice(OnGpu):
         whole = whole and not self.driver.broken
         self.admissions.close(release=whole)
         self.entering.close()
+        del self._before
         super().release(whole=whole)
         if whole:
             self._runtime.close()

@@ -20,6 +20,19 @@ STICKY = {"CUDA_ERROR_ILLEGAL_ADDRESS", "CUDA_ERROR_LAUNCH_FAILED", "CUDA_ERROR_
 """Errors that spoil the context: every later call fails until the process is started anew."""
 
 
+CAPTURED_STREAM = -1
+"""``CAPTURED_STREAM`` of native.h: in place of a CUresult, for a stream that is being captured."""
+
+
+def captured(stream: int) -> InvalidValue:
+    """The error for a stream whose work goes into a graph."""
+    return InvalidValue(
+        f"stream {stream:#x} is being captured into a graph, which this call cannot be a part of",
+        cure="call it before the capture or after the graph's launch",
+        argument="stream",
+    )
+
+
 class CudaError(HalError, RuntimeError):
     """A call of the CUDA driver failed."""
 
@@ -96,6 +109,8 @@ class Driver:
 
     def _failed(self, status: int, call: str) -> None:
         """Raise what a native call met."""
+        if status == CAPTURED_STREAM:
+            raise captured(int(call))
         self._raise(self.api.CUresult(status), call)
 
     def _raise(self, status: Any, call: str) -> None:  # noqa: ANN401 (a CUresult)

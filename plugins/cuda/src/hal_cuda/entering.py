@@ -51,8 +51,13 @@ class Entering:
             params["rows"][0, at] = (base, stride, cycle & (2**64 - 1), size)
         self._known[state] = params.tobytes()
 
+    def params_of(self, state: SlotState) -> bytes:
+        """A state's parameters of the kernel."""
+        return self._known[state]
+
     def submit(self, state: SlotState, tasks: TaskBatch, stream: AsyncStream) -> Ticket | None:
         """Put the batch into its slots; None, with nothing done, where a request is not staged or it does not fit."""
+        self._device.check_stream(stream)
         device, n = self._device, len(tasks)
         few = n <= FEW
         fill: Any = _fill_few if few else _fill

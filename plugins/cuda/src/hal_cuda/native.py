@@ -29,7 +29,7 @@ from hal_core.devices import (
 )
 
 from .building import sources_digest
-from .structs import ENTER, ENTRY, PIECE, PLACE, THREADS
+from .structs import CHUNK_NUMBERS, ENTER, ENTRY, PIECE, PLACE, THREADS
 
 if TYPE_CHECKING:
     from hal_core import SlotState, TaskBatch
@@ -60,7 +60,7 @@ def layout() -> str:
     table = f"table {PREFILLED} {SERIALS} {HELD} {HELD + 1}"
     request = f"request {ADMISSION_ID} {CONFIG_KEY} {REQUEST_ROW.itemsize // 8}"
     kernel = f"entry {ENTRY.size // 8} enter {ENTER.itemsize} piece {PIECE} threads {THREADS}"
-    return f"{rows} {table} {request} place {PLACE} {kernel}"
+    return f"{rows} {table} {request} place {PLACE} chunk {CHUNK_NUMBERS} {kernel}"
 
 
 def refusal(module: Any) -> str:  # noqa: ANN401 (an extension module)
@@ -129,9 +129,11 @@ class Native:
 
 
 class Book:
-    """The native twin of a state's host table (:class:`hal_core.slots.host_table.Twin`)."""
+    """The native twin of a state's host table (:class:`hal_core.slots.host_table.Twin`). ``params``: what its
+    insertions tell the kernel of the state."""
 
-    def __init__(self, native: Native, state: SlotState) -> None:
+    def __init__(self, native: Native, state: SlotState, params: bytes) -> None:
+        self.params = params
         table, sizes = state.host_table, state.sizes
         numbers = state.layout.config_key, sizes.num_slots, sizes.max_model_len, sizes.max_blocks, sizes.block_size
         self.raw = native.module.Book(table.table, table.requests, table.live, *numbers)
@@ -139,7 +141,8 @@ class Book:
 
     def sound(self, tasks: TaskBatch) -> bool:
         """Whether the batch can surely go in."""
-        return bool(self._sound(*tasks.native))
+        found: bool = self._sound(*tasks.native)
+        return found
 
     def commit(self, tasks: TaskBatch) -> None:
         """Book it."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from struct import Struct
 from typing import TYPE_CHECKING
+
+from hal_core.devices import RecordedEvent
 
 from .entering import Entering
 from .native import Book
@@ -11,16 +12,18 @@ from .structs import ENTRY
 
 if TYPE_CHECKING:
     from hal_core import SlotState, TaskBatch, Ticket
-    from hal_core.devices import AsyncStream, RecordedEvent
+    from hal_core.devices import AsyncStream
 
-    from .admissions import Chunk
     from .base import OnGpu
     from .native import Native
 
 Room = tuple[int, int, int]
 """Where entries go: address on the host, address for the kernel, bytes."""
-MOVE = Struct("<QQQ")
-"""Bytes of the device that were not uploaded, and how far from them (modulo 2**64) the pinned memory is."""
+TAIL: Room = (0, 0, 0)
+"""Behind the requests of the chunk that is being filled."""
+NOT_STAGED, ENTERED, UPLOADED, NO_ROOM, CAPTURED = range(5)
+"""What ``enter`` gives; all but the second and the third have done nothing. A captured stream is refused by the general
+way, which is tried next."""
 
 
 class NativeEntering(Entering):
@@ -28,77 +31,62 @@ class NativeEntering(Entering):
 
     def __init__(self, device: OnGpu, native: Native) -> None:
         super().__init__(device)
-        self._enter = native.calls.enter
+        self._enter, self._free = native.calls.enter, device.events.free
+        self._landed: RecordedEvent | None = device.events.take(self._uploads)  # of the last upload; recorded by each
+        self._fixed = device.admissions.table, self._uploads.raw, self._landed.raw, device.kernels.enter.function
 
     def submit(self, state: SlotState, tasks: TaskBatch, stream: AsyncStream) -> Ticket | None:
         """Put the batch into its slots; None, with nothing done, where a request is not staged or it does not fit."""
         twin = state.host_table.twin
-        if not isinstance(twin, Book) or not tasks.all_new:
+        if type(twin) is not Book or not tasks.all_new:
             return super().submit(state, tasks, stream)
-        device, admissions = self._device, self._device.admissions
-        nbytes = len(tasks) * ENTRY.size + len(tasks.block_bytes)
-        if not admissions.has(tasks.requests[-1]):  # staged last, so the first to have found no room
-            return None
-        span = None if admissions.fits(nbytes) else self._span(nbytes)  # before the lock: a full ring is waited for
-        event = None
-        with admissions.lock:  # until the chunks are fenced: no thread that admits may give them other contents
-            place = admissions.tail(nbytes) if span is None else None
-            try:
-                if place is not None:
-                    block, at = place[0].block, place[1]
-                    room = block.address + at, block.mirror + at, nbytes
-                    event = self._enter_batch(state, tasks, twin, place[0], room, stream)
-                elif span is not None:
-                    event = self._enter_batch(state, tasks, twin, None, (span.address, span.address, nbytes), stream)
-            finally:
-                if span is not None:
-                    last = device.last.get(stream.stream_key)  # of an error, too: a part of it may be under way
-                    device.staging.drop(span) if last is None else device.staging.fence(span, last)
-        return None if event is None else device.ticket_type(event)
-
-    def _enter_batch(
-        self, state: SlotState, tasks: TaskBatch, twin: Book, chunk: Chunk | None, room: Room, stream: AsyncStream
-    ) -> RecordedEvent | None:
-        """The event after the batch; ``chunk`` has the entries, if any has."""
-        device, admissions, uploads = self._device, self._device.admissions, self._uploads
-        dirty = [one for one in admissions.chunks if one.used > one.uploaded]
-        chosen = chunk or max(dirty, key=lambda one: one.used - one.uploaded, default=None)
-        moves = b"".join([_move(one) for one in dirty if one is not chosen])
-        upload = (0, 0, 0)
-        if chosen is not None:
-            block, begin = chosen.block, chosen.uploaded
-            upload = block.mirror + begin, block.address + begin, chosen.used - begin
+        device = self._device
         if device.reads.under_way:
             device.reads.order(state.memory, stream)
-        events = device.events
-        event, arrival = events.take(stream), self._arrival if chosen is None else events.take(uploads)
-        order = uploads.raw, 0 if arrival is None else arrival.raw, stream.raw, device.kernels.enter.function, event.raw
-        fixed = twin.raw, self._known[state], admissions.table, moves
+        events, free = device.events, self._free
+        event = RecordedEvent(events, free.popleft(), stream.stream_key) if free else events.take(stream)
+        done = self._enter_batch(twin, tasks, TAIL, stream, event)
+        if done == NO_ROOM:
+            done = self._from_ring(twin, tasks, stream, event)
+        return device.ticket_type(event) if done in (ENTERED, UPLOADED) else None
+
+    def close(self) -> None:
+        """Let the event of uploads go, too."""
+        super().close()
+        self._landed = None
+
+    def _enter_batch(self, twin: Book, tasks: TaskBatch, room: Room, stream: AsyncStream, event: RecordedEvent) -> int:
+        """What ``enter`` gives; ``event`` is then behind the batch."""
+        device, admissions, key = self._device, self._device.admissions, event.stream_key
+        with admissions.lock:  # until the chunks are fenced: no thread that admits may give them other contents
+            try:
+                fixed = twin.raw, twin.params, admissions.listed, *self._fixed
+                done: int = self._enter(*fixed, *room, stream.raw, event.raw, *tasks.native)
+            except BaseException:  # a part of it may be under way
+                for late in device.mark(stream), device.mark(self._uploads):
+                    for one in admissions.chunks:
+                        one.fences[late.stream_key] = late
+                raise
+            if done in (ENTERED, UPLOADED):
+                for one in admissions.chunks:  # which of them the batch is in would cost more to find out
+                    one.fences[key] = event
+                device.last[key] = event
+                counts = device._counts
+                counts["launches"] += 1
+                counts["uploads"] += done == UPLOADED
+        return done
+
+    def _from_ring(self, twin: Book, tasks: TaskBatch, stream: AsyncStream, event: RecordedEvent) -> int:
+        """The same where waiting requests have left the entries no room: the kernel reads them from the ring."""
+        device = self._device
+        span = self._span(len(tasks) * ENTRY.size + len(tasks.block_bytes))
+        if span is None:
+            return NOT_STAGED
+        done = NOT_STAGED
         try:
-            if not self._enter(*fixed, *room, *upload, *order, *tasks.native):
-                return None
-        except BaseException:  # a part of it may be under way
-            event = device.mark(stream)
-            self._fence(event, chosen, device.mark(uploads))
+            done = self._enter_batch(twin, tasks, (span.address, span.address, span.nbytes), stream, event)
+        except BaseException:
+            device.staging.fence(span, device.last[stream.stream_key])  # a part of it may be under way
             raise
-        device.last[stream.stream_key] = event
-        device.primitives.count("launches")
-        self._fence(event, chosen, arrival)
-        if chosen is not None and arrival is not None:
-            device.primitives.count("uploads")
-            device.last[uploads.stream_key] = self._arrival = arrival
-            chosen.uploaded = chosen.used
-        return event
-
-    def _fence(self, event: RecordedEvent, chosen: Chunk | None, arrival: RecordedEvent | None) -> None:
-        """Which chunks the batch is in would cost more to find out than that all wait for it."""
-        for one in self._device.admissions.chunks:
-            one.fences[event.stream_key] = event
-        if chosen is not None and arrival is not None:
-            chosen.fences[arrival.stream_key] = arrival
-
-
-def _move(chunk: Chunk) -> bytes:
-    """Of another chunk what was not uploaded is read in its pinned memory."""
-    mirror, away = chunk.block.mirror, chunk.block.address - chunk.block.mirror
-    return MOVE.pack(mirror + chunk.uploaded, mirror + chunk.used, away & (2**64 - 1))
+        device.staging.fence(span, event) if done in (ENTERED, UPLOADED) else device.staging.drop(span)
+        return done

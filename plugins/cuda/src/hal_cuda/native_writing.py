@@ -4,36 +4,56 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+from hal_core import View
+from hal_core.devices import RecordedEvent
+
 from .launching import Kernel
 from .structs import THREADS
 from .writing import Bytes, Writer
 
 if TYPE_CHECKING:
-    from hal_core.devices import AsyncStream, AsyncTicket, RecordedEvent
+    from hal_core import Ticket
+    from hal_core.devices import AsyncStream, AsyncTicket, Value
 
     from .base import OnGpu
     from .native import Native
 
 
 class NativeWriter(Writer):
-    """Writes values for one device. The event behind the work is recorded in the same call."""
+    """Writes values for one device. The event behind the work is recorded in the same call, which also refuses a stream
+    that is being captured."""
 
     def __init__(self, device: OnGpu, native: Native) -> None:
         super().__init__(device)
-        self._run, self._put, self._memset32 = native.calls.run, native.calls.put, native.calls.memset32
+        self._run, self._put, self._fill_word = native.calls.run, native.calls.put, native.calls.fill
+        self._free = device.events.free
+
+    def set_value(self, target: View, value: Value, stream: AsyncStream) -> Ticket:
+        """Write a converted value into a view. An element into bytes that lie together, most often a scalar into one
+        element, is written out here: each call of Python's on its way would cost a twentieth of it."""
+        device = self._device
+        if device.reads.under_way:
+            device.reads.order(target.memory, stream)
+        if isinstance(value, np.generic):
+            shape, steps, run = target.collapsed()
+            if not shape:
+                events, free = device.events, self._free
+                event = RecordedEvent(events, free.popleft(), stream.stream_key) if free else events.take(stream)
+                if self._fill_word(value, target.memory.address + target.offset, run, stream.raw, event.raw):
+                    return self._done(event)
+            if len(shape) <= 2:
+                return self._fill(target, value, shape, steps, run, stream)
+        return self._any_value(target, value, stream)
 
     def _launch(self, kernel: Kernel, blocks: int, stream: AsyncStream) -> AsyncTicket:
         event = self._device.events.take(stream)
         self._run(0, 0, 0, 0, 0, stream.raw, kernel.function, blocks, 1, THREADS, kernel.at, event.raw)
         return self._done(event)
 
-    def _memset(self, address: int, word: int, words: int, stream: AsyncStream) -> AsyncTicket:
-        event = self._device.events.take(stream)
-        self._memset32(address, word, words, stream.raw, event.raw)
-        return self._done(event)
-
     def _upload(self, address: int, data: Bytes, stream: AsyncStream) -> RecordedEvent:
         device = self._device
+        device.check_stream(stream)  # before a span is taken
         span, event = device.take(data.nbytes), device.events.take(stream)
         try:
             self._put(data, span.address, span.nbytes, address, stream.raw, event.raw)

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from threading import get_ident
 from typing import Any
 
-from hal_core import InvalidValue
 from hal_core.devices import POLL, Launch, PlanLaunch, Primitives
 
 from .context import Context
+from .driver import captured
 from .launching import Kernels
 from .memory import memory_of
 from .structs import THREADS
@@ -60,11 +60,7 @@ class CudaPrimitives(Primitives):
     def check_capture(self, stream: int) -> None:
         """Raise :class:`InvalidValue` for a stream whose work goes into a graph, before that capture is spoilt."""
         if self.captures(stream):
-            raise InvalidValue(
-                f"stream {stream:#x} is being captured into a graph, which this call cannot be a part of",
-                cure="call it before the capture or after the graph's launch",
-                argument="stream",
-            )
+            raise captured(stream)
 
     # -- streams ------------------------------------------------------------------------------------------------
 

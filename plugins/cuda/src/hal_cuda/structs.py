@@ -14,6 +14,8 @@ PIECE = 16 << 10
 """Bytes of a token row that one block of threads writes; ``PIECE`` of kernels/enter.cu."""
 ENTRY = Struct("<8q6q")
 """One request: ``Entry`` of kernels/enter.cu. The host table's row of its slot comes first."""
+CHUNK_NUMBERS = 5
+"""Of a chunk of staged requests: :class:`hal_cuda.admissions.Chunk`."""
 PLACE = 4
 """Columns of the table of staged requests: :class:`hal_cuda.admissions.Admissions`."""
 

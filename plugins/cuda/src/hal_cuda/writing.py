@@ -33,8 +33,14 @@ class Writer:
     def set_value(self, target: View, value: Value, stream: AsyncStream) -> Ticket:
         """Write a converted value into a view."""
         device = self._device
+        device.check_stream(stream)
         if device.reads.under_way:
             device.reads.order(target.memory, stream)
+        return self._any_value(target, value, stream)
+
+    def _any_value(self, target: View, value: Value, stream: AsyncStream) -> Ticket:
+        """By the way that suits the value."""
+        device = self._device
         if type(value) is View:
             return self._copy(target, value, stream)
         shape, steps, run = target.collapsed()

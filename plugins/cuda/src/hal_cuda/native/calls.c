@@ -1,84 +1,6 @@
 /* The driver's calls. Nothing gives up the interpreter's lock but a call that might wait for room in a launch queue. */
 #include "native.h"
 
-/* -- the lock ------------------------------------------------------------------------------------------------------
-
-   A launch queue that is full makes the call wait until the device has executed something, for as long as that takes.
-   So the calls in flight on each stream are counted: now and then an event is recorded between them, and when it has
-   passed, so have the calls before it. Beyond BOUND, far below what a queue holds, the lock is given up around a call. */
-
-typedef struct {
-  Lane *lane;
-  PyThreadState *saved; /* the interpreter was let go */
-  Handle mark;          /* an event to record behind the work, */
-  int place;            /* which of the lane's marks */
-} Turn;
-
-/* Looks at an event, which a capture in another thread forbids and is spoilt by, unless this thread says that it knows. */
-static Status ask(Driver *driver, Handle event) {
-  int mode = 2; /* CU_STREAM_CAPTURE_MODE_RELAXED */
-  Status exchanged = driver->exchange(&mode), status = driver->query(event);
-  if (!exchanged) driver->exchange(&mode);
-  return status;
-}
-
-static void look(Driver *driver, Lane *lane) {
-  while (lane->count && ask(driver, lane->marks[lane->first].event) == 0) {
-    lane->passed = lane->marks[lane->first].at;
-    lane->first = (lane->first + 1) % MARKS;
-    lane->count--;
-  }
-}
-
-/* The lane of a stream; NULL where so many streams are busy that nothing is known of this one. `apart`: how many calls
-   may come between two marks; none where lanes are few, so that one that is idle is seen to be. */
-static Lane *lane_of(Driver *driver, Handle stream, uint64_t *apart) {
-  Lane *unused = NULL;
-  int busy = 0;
-  for (int i = 0; i < LANES; i++) {
-    Lane *lane = &driver->lanes[i];
-    busy += lane->issued != lane->passed;
-    *apart = busy > LANES / 2 ? 1 : APART;
-    if (lane->issued && lane->stream == stream) return lane;
-    if (lane->issued == lane->passed) unused = lane;
-  }
-  for (int i = 0; !unused && i < LANES; i++) {
-    look(driver, &driver->lanes[i]);
-    if (driver->lanes[i].issued == driver->lanes[i].passed) unused = &driver->lanes[i];
-  }
-  if (unused) unused->stream = stream, unused->issued = unused->marked = unused->passed = 0;
-  return unused;
-}
-
-static void turn_begin(Driver *driver, Turn *turn, Handle stream, int calls) {
-  uint64_t apart;
-  Lane *lane = turn->lane = lane_of(driver, stream, &apart);
-  turn->saved = NULL;
-  turn->mark = NULL;
-  if (lane) {
-    if (lane->issued - lane->passed >= APART) look(driver, lane);
-    lane->issued += calls;
-    if (lane->issued - lane->marked >= apart) { /* where all marks are on their way, the last one is moved behind */
-      turn->place = (lane->first + (lane->count < MARKS ? lane->count : MARKS - 1)) % MARKS;
-      Handle *event = &lane->marks[turn->place].event;
-      if (*event || driver->create(event, 2) == 0) turn->mark = *event; /* CU_EVENT_DISABLE_TIMING */
-    }
-  }
-  if (!lane || lane->issued - lane->passed > BOUND) {
-    driver->given_up++;
-    turn->saved = PyEval_SaveThread();
-  }
-}
-
-static void turn_end(Turn *turn, Driver *driver, Handle stream) {
-  int marked = turn->mark && driver->record(turn->mark, stream) == 0;
-  if (turn->saved) PyEval_RestoreThread(turn->saved);
-  Lane *lane = turn->lane;
-  if (!marked) return;
-  lane->marks[turn->place].at = lane->marked = lane->issued;
-  if (lane->count < MARKS) lane->count++;
-}
-
 /* -- work on streams ------------------------------------------------------------------------------------------------ */
 
 static int failed(Driver *driver, Status status, const char *call) {
@@ -86,6 +8,15 @@ static int failed(Driver *driver, Status status, const char *call) {
   Py_XDECREF(raised);
   if (!PyErr_Occurred()) PyErr_Format(PyExc_SystemError, "%s: CUresult %d, and nothing was raised", call, status);
   return -1;
+}
+
+/* Refuses a stream whose work goes into a graph, before that capture is spoilt: 0, or -1 with an exception. */
+static int refused(Driver *driver, Handle stream) {
+  int state = 0;
+  char handle[24];
+  if (driver->capturing(stream, &state) == 0 && !state) return 0; /* an error is the default stream's, of another's capture */
+  snprintf(handle, sizeof handle, "%llu", (unsigned long long)(uintptr_t)stream);
+  return failed(driver, CAPTURED_STREAM, handle);
 }
 
 int perform(Driver *driver, const Work *work) {
@@ -141,7 +72,7 @@ static PyObject *run(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   Work work = {.to = a[0], .from = a[1], .nbytes = (size_t)a[2], .up = HANDLE(a[3]), .arrival = HANDLE(a[4]),
                .stream = HANDLE(a[5]), .function = HANDLE(a[6]), .blocks = (unsigned)a[7], .rows = (unsigned)a[8],
                .threads = (unsigned)a[9], .params = (void **)(uintptr_t)a[10], .event = HANDLE(a[11])};
-  if (perform(driver, &work)) return NULL;
+  if (refused(driver, work.stream) || perform(driver, &work)) return NULL;
   Py_RETURN_NONE;
 }
 
@@ -179,6 +110,7 @@ static PyObject *copy_out(PyObject *self, PyObject *const *args, Py_ssize_t coun
     unsigned long long number = PyLong_AsUnsignedLongLong(PyTuple_GetItem(args[5], i));
     if (number == (unsigned long long)-1 && PyErr_Occurred()) return NULL;
   }
+  if (refused(driver, HANDLE(a[1]))) return NULL;
   driver->working = PyThread_get_thread_ident();
   Turn turn;
   turn_begin(driver, &turn, HANDLE(a[1]), 1);
@@ -200,17 +132,39 @@ static PyObject *copy_out(PyObject *self, PyObject *const *args, Py_ssize_t coun
   Py_RETURN_NONE;
 }
 
-static PyObject *memset32(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-  NUMBERS("memset32", 5); /* address, word, words, stream, event */
+/* The one 32-bit word that an element consists of, as often as it does: 1; 0 where there is no such word. */
+static int word_of(const Py_buffer *element, uint32_t *word) {
+  unsigned char bytes[8];
+  if (element->len < 1 || element->len > 8 || 8 % element->len) return 0;
+  for (int i = 0; i < 8; i++) bytes[i] = ((const unsigned char *)element->buf)[i % element->len];
+  memcpy(word, bytes, 4);
+  return !memcmp(bytes, bytes + 4, 4);
+}
+
+static PyObject *fill(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+  Driver *driver = (Driver *)self;
+  Py_buffer element;
+  unsigned long long a[4] = {0}; /* address, bytes, stream, event */
+  uint32_t word = 0;
   Turn turn;
+  if (!count || PyObject_GetBuffer(args[0], &element, PyBUF_SIMPLE)) {
+    if (!count) PyErr_SetString(PyExc_TypeError, "fill takes an element and 4 whole numbers");
+    return NULL;
+  }
+  int one = word_of(&element, &word);
+  PyBuffer_Release(&element);
+  if (numbers(args + 1, count - 1, a, 4, "fill")) return NULL;
+  if (!one || (a[0] | a[1]) % 4) Py_RETURN_FALSE;
+  Handle stream = HANDLE(a[2]);
+  if (refused(driver, stream)) return NULL;
   driver->working = PyThread_get_thread_ident();
-  turn_begin(driver, &turn, HANDLE(a[3]), 2);
+  turn_begin(driver, &turn, stream, 2);
   const char *call = "cuMemsetD32Async";
-  Status status = driver->memset32(a[0], (unsigned)a[1], (size_t)a[2], HANDLE(a[3]));
-  if (!status) status = driver->record(HANDLE(a[4]), HANDLE(a[3])), call = "cuEventRecord";
-  turn_end(&turn, driver, HANDLE(a[3]));
+  Status status = driver->memset32(a[0], word, (size_t)(a[1] / 4), stream);
+  if (!status) status = driver->record(HANDLE(a[3]), stream), call = "cuEventRecord";
+  turn_end(&turn, driver, stream);
   if (status) return failed(driver, status, call), NULL;
-  Py_RETURN_NONE;
+  Py_RETURN_TRUE;
 }
 
 static PyObject *record(PyObject *self, PyObject *const *args, Py_ssize_t count) {
@@ -315,7 +269,7 @@ static PyMethodDef methods[] = {
     METHOD("run", run, "run(to, from, nbytes, up, arrival, stream, function, blocks, rows, threads, params, event)"),
     METHOD("put", put, "put(data, span, room, to, stream, event)"),
     METHOD("copy_out", copy_out, "copy_out(to, after, stream, before, event, (address, nbytes, ...))"),
-    METHOD("memset32", memset32, "memset32(address, word, words, stream, event)"),
+    METHOD("fill", fill, "fill(element, address, nbytes, stream, event): False, with nothing done, unless it is one word"),
     METHOD("record", record, "record(event, stream)"),
     METHOD("wait", wait_for, "wait(stream, event)"),
     METHOD("query", query, "query(event): True once it has passed"),

@@ -2,12 +2,15 @@
    hal_cuda.entering.Entering, from the batch's columns to the event. */
 #include "native.h"
 
-#define FIXED 15 /* arguments before the columns */
+#define FIXED 12 /* arguments before the columns */
+enum { NOT_STAGED, ENTERED, UPLOADED, NO_ROOM, CAPTURED }; /* as in hal_cuda.native_entering */
 
+typedef struct { uint64_t address, mirror, nbytes, used, uploaded; } Chunk; /* numbers of a hal_cuda.admissions.Chunk */
 typedef struct {
   PyObject *book;
-  Py_buffer params, places, moves; /* ENTER bytes; the table of staged requests, [places, PLACE] int64; below */
-  unsigned long long room, mirror, nbytes; /* where entries go on the host, where the kernel reads them, and how many fit */
+  Py_buffer params, chunks, places; /* ENTER bytes; addresses of chunks, below; the table of staged requests, [places, PLACE] */
+  unsigned long long room, mirror, nbytes; /* where entries go on the host, where the kernel reads them, how many fit */
+  Chunk *chosen; /* the one to upload */
   Work work;
 } Call;
 
@@ -16,25 +19,46 @@ static int64_t *place_of(const Call *call, int64_t id) {
   return (int64_t *)call->places.buf + ((uint64_t)id & (places - 1)) * PLACE;
 }
 
-/* Where the kernel reads a request. `moves`: of what was not uploaded, the device's bytes (first, end), and how far
-   from them the pinned memory is: [moves, 3] uint64, most often none. */
-static uint64_t moved(const Call *call, uint64_t source) {
-  uint64_t move[3];
-  for (Py_ssize_t at = 0; at < call->moves.len; at += sizeof move) {
-    memcpy(move, (const char *)call->moves.buf + at, sizeof move);
-    if (source >= move[0] && source < move[1]) return source + move[2];
+/* Number 0 is the one that is being filled, or NULL; behind it come all of them. */
+static Chunk *chunk_at(const Call *call, Py_ssize_t at) {
+  return (Chunk *)(uintptr_t)((const uint64_t *)call->chunks.buf)[at];
+}
+static Py_ssize_t chunk_count(const Call *call) { return call->chunks.len / 8; }
+
+/* Where the kernel reads a request: of a chunk that has new bytes and is not uploaded now, in its pinned memory. */
+static uint64_t source_of(const Call *call, uint64_t source) {
+  for (Py_ssize_t at = 1; at < chunk_count(call); at++) {
+    const Chunk *one = chunk_at(call, at);
+    if (one != call->chosen && source >= one->mirror + one->uploaded && source < one->mirror + one->used)
+      return source + (one->address - one->mirror);
   }
   return source;
 }
 
-/* Whether all requests are staged, and the batch fits the state and the room. */
+/* Whether all requests are staged and the slots exist. */
 static int staged(const Call *call, const Book *book, const Batch *batch) {
-  if ((uint64_t)batch->n * ENTRY * 8 + (uint64_t)batch->ids * 4 > call->nbytes) return 0;
   for (Py_ssize_t at = 0; at < batch->n; at++) {
     int64_t slot = batch->slots[at], id = row_of(batch, at, ID);
     if (slot < 0 || slot >= book->slots || place_of(call, id)[0] != id) return 0;
   }
   return batch->n > 0;
+}
+
+/* Take room for the entries, and choose what to upload; 0 where they do not fit. */
+static int take_room(Call *call, uint64_t need) {
+  Chunk *filling = chunk_at(call, 0);
+  if (call->room) {
+    for (Py_ssize_t at = 1; at < chunk_count(call); at++) {
+      Chunk *one = chunk_at(call, at), *most = call->chosen;
+      if (one->used - one->uploaded > (most ? most->used - most->uploaded : 0)) call->chosen = one;
+    }
+    return need <= call->nbytes;
+  }
+  if (!filling || filling->used + need > filling->nbytes) return 0;
+  call->room = filling->address + filling->used, call->mirror = filling->mirror + filling->used;
+  filling->used += (need + 15) & ~(uint64_t)15;
+  call->chosen = filling;
+  return 1;
 }
 
 /* Write entries and block ids; the longest token row, in elements, that is written or reset. */
@@ -44,7 +68,7 @@ static int64_t fill(const Call *call, const Book *book, const Batch *batch) {
     int64_t slot = batch->slots[at], *written = book->rows + slot * TABLE, total = row_of(batch, at, TOKENS);
     int64_t *place = place_of(call, row_of(batch, at, ID));
     memcpy(entry, written, TABLE * 8);
-    entry[TABLE] = (int64_t)moved(call, (uint64_t)place[1]);
+    entry[TABLE] = (int64_t)source_of(call, (uint64_t)place[1]);
     entry[TABLE + 1] = slot;
     entry[TABLE + 2] = batch->starts[at];
     entry[TABLE + 3] = batch->lengths[at];
@@ -61,59 +85,71 @@ static int64_t fill(const Call *call, const Book *book, const Batch *batch) {
 
 static void close_call(Call *call) {
   if (call->params.obj) PyBuffer_Release(&call->params);
+  if (call->chunks.obj) PyBuffer_Release(&call->chunks);
   if (call->places.obj) PyBuffer_Release(&call->places);
-  if (call->moves.obj) PyBuffer_Release(&call->moves);
 }
 
 /* 0, or -1 with an exception; close_call() follows in either case. */
 static int open_call(Call *call, PyObject *const *args, Py_ssize_t count) {
-  unsigned long long a[11];
+  unsigned long long a[8]; /* up, arrival, function, room, mirror, nbytes, stream, event */
   memset(call, 0, sizeof *call);
   if (count != FIXED || Py_TYPE(args[0]) != book_type) {
-    PyErr_SetString(PyExc_TypeError, "enter takes a book, 3 buffers and 11 whole numbers before the columns");
+    PyErr_SetString(PyExc_TypeError, "enter takes a book, 3 buffers and 8 whole numbers before the columns");
     return -1;
   }
-  for (int i = 0; i < 11; i++) {
+  for (int i = 0; i < 8; i++) {
     a[i] = PyLong_AsUnsignedLongLong(args[4 + i]);
     if (a[i] == (unsigned long long)-1 && PyErr_Occurred()) return -1;
   }
-  call->book = args[0];
-  call->room = a[0], call->mirror = a[1], call->nbytes = a[2];
-  Work work = {.to = a[3], .from = a[4], .nbytes = (size_t)a[5], .up = (Handle)(uintptr_t)a[6],
-               .arrival = (Handle)(uintptr_t)a[7], .stream = (Handle)(uintptr_t)a[8],
-               .function = (Handle)(uintptr_t)a[9], .threads = THREADS, .event = (Handle)(uintptr_t)a[10]};
-  call->work = work;
-  if (PyObject_GetBuffer(args[1], &call->params, PyBUF_SIMPLE) || PyObject_GetBuffer(args[2], &call->places, PyBUF_CONTIG) ||
-      PyObject_GetBuffer(args[3], &call->moves, PyBUF_SIMPLE))
+  Work work = {.up = (Handle)(uintptr_t)a[0], .arrival = (Handle)(uintptr_t)a[1], .function = (Handle)(uintptr_t)a[2],
+               .stream = (Handle)(uintptr_t)a[6], .event = (Handle)(uintptr_t)a[7], .threads = THREADS};
+  call->book = args[0], call->work = work;
+  call->room = a[3], call->mirror = a[4], call->nbytes = a[5];
+  if (PyObject_GetBuffer(args[1], &call->params, PyBUF_SIMPLE) || PyObject_GetBuffer(args[2], &call->chunks, PyBUF_SIMPLE) ||
+      PyObject_GetBuffer(args[3], &call->places, PyBUF_CONTIG))
     return -1;
   size_t places = (size_t)call->places.len / (PLACE * 8);
-  if (call->params.len == ENTER && places && !(places & (places - 1)) && call->moves.len % 24 == 0 && call->room % 8 == 0)
+  if (call->params.len == ENTER && places && !(places & (places - 1)) && call->chunks.len >= 8 && call->chunks.len % 8 == 0 &&
+      call->room % 8 == 0)
     return 0;
-  PyErr_SetString(PyExc_ValueError, "enter: parameters, places, moves or room of another size");
+  PyErr_SetString(PyExc_ValueError, "enter: parameters, places, chunks or room of another size");
   return -1;
 }
 
-/* enter(book, params, places, moves, room, mirror, nbytes, to, from, bytes, up, arrival, stream, function, event,
-         rows, slots, starts, lengths, counts, blocks): False, with nothing done, where a request is not staged. */
+/* Everything of a call whose requests are staged: what enter() gives, or -1 with an exception. */
+static int go(Driver *driver, Call *call, const Book *book, const Batch *batch) {
+  int state = 0;
+  if (driver->capturing(call->work.stream, &state) || state) return CAPTURED; /* who asks again is told of an error */
+  if (!take_room(call, (uint64_t)batch->n * ENTRY * 8 + (uint64_t)batch->ids * 4)) return NO_ROOM;
+  uint64_t params[(ENTER + 7) / 8], longest = (uint64_t)fill(call, book, batch);
+  void *pointers[] = {params};
+  Chunk *chosen = call->chosen;
+  memcpy(params, call->params.buf, ENTER);
+  params[0] = call->mirror;
+  params[1] = call->mirror + (uint64_t)batch->n * ENTRY * 8;
+  call->work.blocks = (unsigned)batch->n;
+  call->work.rows = (unsigned)(1 + (longest * 8 + PIECE - 1) / PIECE);
+  call->work.params = pointers;
+  if (chosen) { /* else the stream waits for the last upload alone */
+    call->work.to = chosen->mirror + chosen->uploaded, call->work.from = chosen->address + chosen->uploaded;
+    call->work.nbytes = (size_t)(chosen->used - chosen->uploaded);
+  }
+  if (perform(driver, &call->work)) return -1;
+  if (chosen) chosen->uploaded = chosen->used;
+  return chosen ? UPLOADED : ENTERED;
+}
+
+/* enter(book, params, chunks, places, up, arrival, function, room, mirror, nbytes, stream, event,
+         rows, slots, starts, lengths, counts, blocks): one of the names above. A room of 0 is behind the requests of the
+   chunk that is being filled. */
 PyObject *enter(Driver *driver, PyObject *const *args, Py_ssize_t count) {
   Call call;
   Batch batch;
   PyObject *result = NULL;
   if (open_call(&call, args, count - COLUMNS) || batch_open(&batch, args + FIXED)) goto done;
   const Book *book = (const Book *)call.book;
-  if (!staged(&call, book, &batch)) {
-    result = PyBool_FromLong(0);
-  } else {
-    uint64_t params[(ENTER + 7) / 8], longest = (uint64_t)fill(&call, book, &batch);
-    void *pointers[] = {params};
-    memcpy(params, call.params.buf, ENTER);
-    params[0] = call.mirror;
-    params[1] = call.mirror + (uint64_t)batch.n * ENTRY * 8;
-    call.work.blocks = (unsigned)batch.n;
-    call.work.rows = (unsigned)(1 + (longest * 8 + PIECE - 1) / PIECE);
-    call.work.params = pointers;
-    if (!perform(driver, &call.work)) result = PyBool_FromLong(1);
-  }
+  int how = staged(&call, book, &batch) ? go(driver, &call, book, &batch) : NOT_STAGED;
+  if (how >= 0) result = PyLong_FromLong(how);
   batch_close(&batch);
 done:
   close_call(&call);

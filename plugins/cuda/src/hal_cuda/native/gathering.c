@@ -27,6 +27,12 @@ static PyObject *ints(PyObject *list, Py_ssize_t n) {
   return NULL;
 }
 
+static PyObject *zeros(Py_ssize_t n) {
+  PyObject *made = PyBytes_FromStringAndSize(NULL, n * 4);
+  if (made) memset(PyBytes_AsString(made), 0, (size_t)n * 4);
+  return made;
+}
+
 /* The packed rows of n requests of the type given, one after the other. */
 static PyObject *rows(PyObject *requests, Py_ssize_t n, PyObject *type, PyObject *name) {
   PyObject *made = PyBytes_FromStringAndSize(NULL, n * REQUEST * 8);
@@ -78,15 +84,15 @@ static PyObject *block_ids(PyObject *blocks, Py_ssize_t n, PyObject *dtype, PyOb
 }
 
 /* gather(slots, starts, lengths, requests, blocks, type, row, dtype, name): (rows, slots, starts, lengths, counts,
-   blocks) as bytes; None where something is not plain. `row` and `name` are the words "request_row" and "dtype". */
+   blocks) as bytes; None where something is not plain. Starts of None are all 0. `row` and `name` are the words "request_row" and "dtype". */
 PyObject *gather(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   PyObject *made[4] = {NULL}, *ids = NULL, *result = NULL;
   (void)self;
   if (count != 9) return PyErr_Format(PyExc_TypeError, "gather takes 9 arguments, not %zd", count);
   Py_ssize_t n = length(args[0]);
-  int plain = n > 0 && n < 1 << 20;
-  for (int i = 1; i < 5; i++) plain = plain && length(args[i]) == n;
-  for (int i = 0; plain && i < 3; i++) plain = (made[i] = ints(args[i], n)) != NULL;
+  int plain = n > 0 && n < 1 << 20, no_starts = args[1] == Py_None;
+  for (int i = 1; i < 5; i++) plain = plain && (length(args[i]) == n || (i == 1 && no_starts));
+  for (int i = 0; plain && i < 3; i++) plain = (made[i] = i == 1 && no_starts ? zeros(n) : ints(args[i], n)) != NULL;
   if (plain) plain = (made[3] = rows(args[3], n, args[5], args[6])) != NULL;
   if (plain && (ids = block_ids(args[4], n, args[7], args[8])))
     result = Py_BuildValue("(OOOOOO)", made[3], made[0], made[1], made[2], PyTuple_GetItem(ids, 0), PyTuple_GetItem(ids, 1));

@@ -9,6 +9,7 @@
 #include <Python.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 
 /* What the core lays out and this code reads. native.py makes the same text from the core that runs, and uses the native
@@ -24,6 +25,7 @@
 #define ID 5         /* the admission id and */
 #define KEY 6        /* the config key after the lengths */
 #define PLACE 4      /* columns of the table of staged requests: id, address, chunk, waits */
+#define CHUNK 5      /* int64s of a chunk of them: address on the host and on the device, nbytes, used, uploaded */
 #define ENTRY 14     /* int64s of an entry of kernels/enter.cu */
 #define ENTER 232    /* bytes of its parameters, which begin with the addresses of entries and block ids */
 #define PIECE 16384  /* bytes of a token row that one block of threads writes */
@@ -32,7 +34,7 @@
 #define TEXT(x) STR(x)
 #define LAYOUT                                                                                                          \
   "rows " TEXT(ROWS) " " TEXT(BLOCKS) " " TEXT(TOKENS) " table " TEXT(PREFILLED) " " TEXT(SERIALS) " " TEXT(HELD) " "    \
-  TEXT(TABLE) " request " TEXT(ID) " " TEXT(KEY) " " TEXT(REQUEST) " place " TEXT(PLACE) " entry " TEXT(ENTRY)           \
+  TEXT(TABLE) " request " TEXT(ID) " " TEXT(KEY) " " TEXT(REQUEST) " place " TEXT(PLACE) " chunk " TEXT(CHUNK) " entry " TEXT(ENTRY)           \
   " enter " TEXT(ENTER) " piece " TEXT(PIECE) " threads " TEXT(THREADS)
 
 /* -- the driver (calls.c) -- */
@@ -40,6 +42,7 @@ typedef int Status; /* a CUresult */
 typedef uint64_t Address;
 typedef void *Handle; /* a CUstream, CUevent or CUfunction */
 
+#define CAPTURED_STREAM (-1) /* in place of a CUresult: `call` is the handle of a stream that is being captured */
 #define LANES 32  /* streams that are told apart */
 #define MARKS 4   /* events on the way of each, */
 #define APART 64  /* calls apart */
@@ -80,6 +83,17 @@ typedef struct {
   void **params;
   Handle event;
 } Work;
+
+/* Around calls on a stream, so that they are counted (lanes.c). */
+typedef struct {
+  Lane *lane;
+  PyThreadState *saved; /* the interpreter was let go */
+  Handle mark;          /* an event to record behind the work, */
+  int place;            /* which of the lane's marks */
+} Turn;
+void turn_begin(Driver *driver, Turn *turn, Handle stream, int calls);
+void turn_end(Turn *turn, Driver *driver, Handle stream);
+Status ask(Driver *driver, Handle event);
 
 int perform(Driver *driver, const Work *work); /* 0, or -1 with an exception */
 PyObject *enter(Driver *driver, PyObject *const *args, Py_ssize_t count);

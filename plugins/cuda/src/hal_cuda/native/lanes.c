@@ -1,0 +1,71 @@
+/* When the interpreter's lock is given up.
+
+   A launch queue that is full makes the call wait until the device has executed something, for as long as that takes.
+   So the calls in flight on each stream are counted: now and then an event is recorded between them, and when it has
+   passed, so have the calls before it. Beyond BOUND, far below what a queue holds, the lock is given up around a call. */
+#include "native.h"
+
+/* Looks at an event, which a capture in another thread forbids and is spoilt by, unless this thread says that it knows. */
+Status ask(Driver *driver, Handle event) {
+  int mode = 2; /* CU_STREAM_CAPTURE_MODE_RELAXED */
+  Status exchanged = driver->exchange(&mode), status = driver->query(event);
+  if (!exchanged) driver->exchange(&mode);
+  return status;
+}
+
+static void look(Driver *driver, Lane *lane) {
+  while (lane->count && ask(driver, lane->marks[lane->first].event) == 0) {
+    lane->passed = lane->marks[lane->first].at;
+    lane->first = (lane->first + 1) % MARKS;
+    lane->count--;
+  }
+}
+
+/* The lane of a stream; NULL where so many streams are busy that nothing is known of this one. `apart`: how many calls
+   may come between two marks; none where lanes are few, so that one that is idle is seen to be. */
+static Lane *lane_of(Driver *driver, Handle stream, uint64_t *apart) {
+  Lane *unused = NULL;
+  int busy = 0;
+  for (int i = 0; i < LANES; i++) {
+    Lane *lane = &driver->lanes[i];
+    busy += lane->issued != lane->passed;
+    *apart = busy > LANES / 2 ? 1 : APART;
+    if (lane->issued && lane->stream == stream) return lane;
+    if (lane->issued == lane->passed) unused = lane;
+  }
+  for (int i = 0; !unused && i < LANES; i++) {
+    look(driver, &driver->lanes[i]);
+    if (driver->lanes[i].issued == driver->lanes[i].passed) unused = &driver->lanes[i];
+  }
+  if (unused) unused->stream = stream, unused->issued = unused->marked = unused->passed = 0;
+  return unused;
+}
+
+void turn_begin(Driver *driver, Turn *turn, Handle stream, int calls) {
+  uint64_t apart;
+  Lane *lane = turn->lane = lane_of(driver, stream, &apart);
+  turn->saved = NULL;
+  turn->mark = NULL;
+  if (lane) {
+    if (lane->issued - lane->passed >= APART) look(driver, lane);
+    lane->issued += calls;
+    if (lane->issued - lane->marked >= apart) { /* where all marks are on their way, the last one is moved behind */
+      turn->place = (lane->first + (lane->count < MARKS ? lane->count : MARKS - 1)) % MARKS;
+      Handle *event = &lane->marks[turn->place].event;
+      if (*event || driver->create(event, 2) == 0) turn->mark = *event; /* CU_EVENT_DISABLE_TIMING */
+    }
+  }
+  if (!lane || lane->issued - lane->passed > BOUND) {
+    driver->given_up++;
+    turn->saved = PyEval_SaveThread();
+  }
+}
+
+void turn_end(Turn *turn, Driver *driver, Handle stream) {
+  int marked = turn->mark && driver->record(turn->mark, stream) == 0;
+  if (turn->saved) PyEval_RestoreThread(turn->saved);
+  Lane *lane = turn->lane;
+  if (!marked) return;
+  lane->marks[turn->place].at = lane->marked = lane->issued;
+  if (lane->count < MARKS) lane->count++;
+}
