@@ -43,10 +43,18 @@ def conform(warm):
     def call(*arguments, code=None):
         environment = {**os.environ, "PYTHONPATH": str(HERE)}
         done = warm.run("hal_core.conformance", *arguments, code=RUN_MODULE, env=environment, timeout=HANGS)
-        assert code is None or done.returncode == code, done.stdout[-4000:] + done.stderr[-4000:]
+        assert code is None or done.returncode == code, f"{said(done.stdout)}\n{done.stderr[-4000:]}"
         return done
 
     return call
+
+
+def said(printed):
+    """What a run has printed, short: of a report as data, the tests that did not pass."""
+    if not printed.startswith("{"):
+        return printed[-4000:]
+    tests = [test for one in json.loads(printed)["guarantees"] for test in one["tests"]]
+    return "\n\n".join(f"{one['test']}: {one['error']}" for one in tests if one["outcome"] not in ("passed", "skipped"))
 
 
 @pytest.fixture
