@@ -134,9 +134,6 @@ class Options:
                 raise InvalidValue(f"{value}", cure="give a whole number of at least 1", argument=argument)
         check_speculation(self.speculate, self.drafts)
         check_acceptance(self.acceptance, self.speculate)
-        if (self.ranks.split or self.ranks.workers) and self.runner is not None:
-            cure = "leave it out, or --split: a runner's keys and values cannot be moved yet"
-            raise InvalidValue(self.runner, cure=cure, argument="--runner")
         if (self.ranks.dp > 1 or self.ranks.split or self.ranks.workers) and (self.sink or "").startswith("sysv:"):
             raise InvalidValue(
                 f"{self.sink!r}: its readers know a request by its batch id, which several groups or workers share",

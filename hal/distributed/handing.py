@@ -15,18 +15,29 @@ from typing import TYPE_CHECKING, Any
 
 from hal_core import LEAVING, InvalidValue, OutputRecord, SplitRole, TaskKind, lay_out
 from hal_core.handover import Arrived as AllArrived
-from hal_core.handover import Description, Handover, HandoverEvent, HandoverKey, KvTransfer, PeerLost, Rejected
+from hal_core.handover import (
+    BlockCache,
+    Description,
+    Handover,
+    HandoverEvent,
+    HandoverKey,
+    KvTransfer,
+    PeerLost,
+    Rejected,
+)
 
+from hal.contract import contract_version
 from hal.model.digest import checkpoint_digest
 from hal.proposers import handing_over
+from hal.stepping import KeepsBlocks
 
 from .steps import TaskOrder
 from .words import Arrived, Over, Release, Reserve, Reserved, SendTo, Word
 
 if TYPE_CHECKING:
     from hal.proposers import Proposer
+    from hal.stepping import Stepper
     from hal.transport.curve import CurveKeys
-    from hal.worker import Worker
 
     from .words import Setup
 
@@ -142,7 +153,8 @@ class Handing:
         fed: list[tuple[str, int]] = []
         for task in tasks:
             if task.kind == TaskKind.REMOTE_PREFILL:
-                states[task.slot] = self._enter(task)
+                if state := self._enter(task):
+                    states[task.slot] = state
             elif task.kind in LEAVING:
                 self._forget(task.name)
             elif task.kind == TaskKind.PREFILL and task.request is not None:
@@ -262,10 +274,45 @@ def _why(event: HandoverEvent) -> str:
     return f"the peer at {event.url} is lost" if isinstance(event, PeerLost) else "it was cancelled by the peer"
 
 
+class _Named:
+    """The blocks of a runner, with what hal knows of them."""
+
+    def __init__(self, inner: BlockCache, facts: Mapping[str, str]) -> None:
+        self._inner, self._facts = inner, facts
+        self.blocks, self.block_bytes = inner.blocks, inner.block_bytes
+        self.read, self.write = inner.read, inner.write
+
+    def facts(self) -> Mapping[str, str]:
+        """Those of the runner, and hal's."""
+        return {**self._inner.facts(), **self._facts}
+
+
+def _blocks_of(setup: Setup, stepper: Stepper, proposer: Proposer | None) -> BlockCache:
+    """What a rank's blocks are: the Paddle model's, or a runner's own."""
+    from hal.handover.cache import Identity, PagedBlocks
+
+    identity = Identity(checkpoint_digest(Path(setup.model)), lay_out(setup.sizes).digest.hex())
+    runner: object = stepper.runner
+    if not setup.runner:
+        hands = handing_over(proposer)
+        model: Any = getattr(runner, "model", None)
+        return PagedBlocks(model, identity, None if hands is None else hands.layer())
+    if not isinstance(runner, KeepsBlocks):
+        raise InvalidValue(
+            f"{setup.runner} does not say where its keys and values are, so no request can move",
+            cure="leave --split out, or give the runner a cache (hal.stepping.KeepsBlocks)",
+            argument="--runner",
+        )
+    group = stepper.group
+    shard = f"{group.ranks.index(group.rank)}/{group.size}"
+    told = {"contract": contract_version(), "checkpoint": identity.checkpoint, "slot table": identity.slot_table}
+    return _Named(runner.cache, told | {"tp shard": shard})
+
+
 def open_handing(
     setup: Setup,
     rank: int,
-    worker: Worker,
+    stepper: Stepper,
     proposer: Proposer | None,
     say: Callable[[Word], object],
     curve: CurveKeys | None = None,
@@ -273,11 +320,8 @@ def open_handing(
     """The part of a rank whose worker is made: its transfer listens, on several hosts with the keys ``curve``. Raises
     :class:`InvalidValue` where it cannot."""
     from hal.handover import open_transfer
-    from hal.handover.cache import Identity, PagedBlocks
 
-    hands = handing_over(proposer)
-    identity = Identity(checkpoint_digest(Path(setup.model)), lay_out(setup.sizes).digest.hex())
-    model: Any = worker.model
-    cache = PagedBlocks(model, identity, None if hands is None else hands.layer())
+    cache = _blocks_of(setup, stepper, proposer)
+    covered = getattr(stepper.runner, "covered", lambda _: None)
     transfer = open_transfer(cache, f"tcp://{setup.host}:*" if setup.host else None, curve if setup.host else None)
-    return Handing(rank, transfer, setup.sizes.block_size, say, worker.runner.covered)
+    return Handing(rank, transfer, setup.sizes.block_size, say, covered)

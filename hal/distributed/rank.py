@@ -225,7 +225,9 @@ class _Serving:
         if layout.size > 1:
             open_job(device.device, layout.groups(across=setup.dp_sync), timeout=setup.timeout)
         if setup.runner:
-            return self._runner(setup, group, device), None
+            stepper = self._runner(setup, group, device)
+            self._hands(setup, stepper, None)
+            return stepper, None
 
         from hal.model.llama import LlamaModel
         from hal.worker import Worker
@@ -258,10 +260,14 @@ class _Serving:
             self._meeting = Meeting(TensorRanks(layout.across(self.rank), timeout=setup.timeout), 1 + drafting)
             model.before_run = self._meeting.meet
         device.open_group(state=worker.state, group=group)
-        if setup.role is not SplitRole.MIXED:
-            self._handing = open_handing(setup, self.rank, worker, proposer, self.line.say, self._curve)
-            self._closing.callback(self._handing.close)
+        self._hands(setup, worker, proposer)
         return worker, RankCheck(worker, ranks) if setup.check and ranks is not None else None
+
+    def _hands(self, setup: Setup, stepper: Stepper, proposer: Proposer | None) -> None:
+        """With a role, have a transfer listen."""
+        if setup.role is not SplitRole.MIXED:
+            self._handing = open_handing(setup, self.rank, stepper, proposer, self.line.say, self._curve)
+            self._closing.callback(self._handing.close)
 
     def _runner(self, setup: Setup, group: Group, device: BoundDevice) -> Stepper:
         """The runner that was named, on a state of its own; it must be able to do what is asked of every request."""

@@ -10,12 +10,13 @@ from .ahead import StepsAhead
 from .loading import check_runner_name, make_runner
 from .overlap import OVERLAPS, check_overlap, overlap_of
 from .planned import PlannedStep
-from .runner import HostRunner, Runner, RunnerSetup
+from .runner import HostRunner, KeepsBlocks, Runner, RunnerSetup
 from .stepper import Launched, Stepper
 
 __all__ = [
     "OVERLAPS",
     "HostRunner",
+    "KeepsBlocks",
     "Launched",
     "PlannedStep",
     "Runner",

@@ -6,12 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
 if TYPE_CHECKING:
     from hal_core import BoundDevice, Group, Request, SlotState, Step, Stream, Ticket
+    from hal_core.handover import BlockCache
 
     from .planned import PlannedStep
 
@@ -78,6 +79,15 @@ class Runner(Protocol):
         By ``BoundDevice.set_drafts``, or by work on ``stream`` that writes ``draft_num``, ``draft_tokens`` and
         ``seq_lens_this_time`` as that would: for slots that go on decoding, inside the blocks that they hold.
         """
+
+
+@runtime_checkable
+class KeepsBlocks(Protocol):
+    """A runner whose requests may move to another worker with their blocks (``--split``)."""
+
+    cache: BlockCache
+    """Keys and values, or what stands for them, by block; ``facts`` tells what their bytes are. What is read is as the
+    steps leave it that were launched before."""
 
 
 class HostRunner(ABC):

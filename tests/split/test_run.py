@@ -6,8 +6,12 @@ import contextlib
 import json
 
 import pytest
+from hal_core.slots.admission import draw_seed
 
 from hal.cli import main
+from hal.model import DEFAULT_CHECKPOINT
+from hal.model.config import read_config
+from hal.model.tokenizer import Tokenizer
 from tests.commands import environment, left_in, start
 
 
@@ -30,13 +34,54 @@ def test_two_workers_print_what_one_does_and_leave_nothing(tmp_path, capsys):
     assert left_in(tmp_path) == []
 
 
+MIX = ("--device", "sim", "--runner", "hal_sim.mixing:MixRunner", "--seed", "3", "--max-tokens", "20", "--json")
+PROMPTS = ("def main(", "x = ", "class Reader: takes what comes and shows it to whoever asks")
+
+
+@pytest.mark.parametrize("overlap", ["on", pytest.param("off", marks=pytest.mark.conform)])
+def test_a_runner_that_says_where_its_blocks_are_may_be_split_too(overlap, tmp_path, capfd, monkeypatch):
+    """Its tokens are made of what lies in the blocks, on the device's stream, a step ahead of the host or not."""
+    mixing = pytest.importorskip("hal_sim.mixing", reason="paddle-hal-sim is not installed")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    arguments = [*MIX, *(part for prompt in PROMPTS for part in ("--prompt", prompt)), "--chunk", "4", "--slots", "2"]
+    with pytest.raises(SystemExit) as ended:
+        main(["run", *arguments, "--split", "1,1", "--overlap", overlap])
+    out, err = capfd.readouterr()
+    assert ended.value.code == 0, err
+    config = read_config(DEFAULT_CHECKPOINT)
+    tokenizer = Tokenizer.load(DEFAULT_CHECKPOINT, config)
+    for prompt, line in zip(PROMPTS, out.splitlines(), strict=True):
+        answer = json.loads(line)
+        tokens = tokenizer.encode(prompt)
+        foretold = mixing.mixed(draw_seed(3, answer["request_id"]), tokens, 20, config.vocab_size)
+        assert answer["token_ids"] == foretold[: len(answer["token_ids"])]
+        assert answer["finish_reason"] == "length" or answer["token_ids"][-1] in config.eos_token_ids
+
+
+@pytest.mark.conform
+def test_a_runner_that_does_not_is_refused_by_name(tmp_path, capfd, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "silent.py").write_text(
+        "from hal_sim.mixing import MixRunner\n"
+        "class Silent(MixRunner):\n"
+        "    def __init__(self, setup):\n"
+        "        super().__init__(setup)\n"
+        "        del self.cache\n"
+    )
+    pytest.importorskip("hal_sim.mixing", reason="paddle-hal-sim is not installed")
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--device", "sim", "--runner", "silent:Silent", "--prompt", "a", "--split", "1,1"])
+    assert ended.value.code == 2
+    assert "silent:Silent does not say where its keys and values are" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
         (["--split", "1"], "--split: '1' (give the number of prefill and of decode workers, at least 1 each, as 1,1)"),
         (["--split", "0,1"], "--split: '0,1' (give the number of prefill and of decode workers"),
         (["--split", "1,1", "--dp", "2"], "--dp: 2 groups of ranks that do both (leave it out: --split P,D has as"),
-        (["--split", "1,1", "--runner", "a:B"], "--runner: a:B (leave it out, or --split"),
         (["--split", "1,1", "--tp", "3"], "--tp: 3 ranks cannot share out num_attention_heads = 4"),
         (["--split", "1,1", "--sink", "sysv://?layout=plain"], "--sink: 'sysv://?layout=plain': its readers know a"),
     ],

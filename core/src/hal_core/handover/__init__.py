@@ -7,6 +7,7 @@ from ..lazy import face
 __getattr__, __dir__, __all__ = face(
     __name__,
     {
+        "hal_core.handover.device_blocks": "DeviceBlocks",
         "hal_core.handover.facts": "FACTS check_facts facts_digest first_difference",
         "hal_core.handover.host_cache": "HostCache",
         "hal_core.handover.memory_wire": "MemoryNet MemoryWire",

@@ -1,4 +1,5 @@
 # Written by tools/faces.py from the table in __init__.py.
+from .device_blocks import DeviceBlocks as DeviceBlocks
 from .facts import FACTS as FACTS
 from .facts import check_facts as check_facts
 from .facts import facts_digest as facts_digest

@@ -12,6 +12,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, Protocol
 
 from hal_core import BoundDevice, InvalidValue, Request, SamplingParams, SlotState, Step, Stream
+from hal_core.handover import DeviceBlocks
 
 from hal_sim.device import SimDevice
 
@@ -56,7 +57,8 @@ class Planned(Protocol):
 
 
 class MixRunner:
-    """Mixes tokens on the sim device (:class:`hal.stepping.Runner`). It needs nothing of the host."""
+    """Mixes tokens on the sim device (:class:`hal.stepping.Runner`). It needs nothing of the host; ``cache`` is what it
+    reads them from, and its requests may move (``--split``)."""
 
     needs_host = ""
 
@@ -70,6 +72,8 @@ class MixRunner:
             )
         self.vocab_size, self._device, sizes = setup.vocab_size, device, state.sizes
         self._cache: Memory = device.allocate(max(1, setup.blocks) * sizes.block_size * 8)
+        facts = {"layout": "8 bytes a token", "block size": str(sizes.block_size)}
+        self.cache = DeviceBlocks(setup.device, self._cache, setup.blocks, sizes.block_size * 8, facts)
         addresses = [state.memory.address + state.layout.fields[name].offset for name in _FIELDS]
         self._arguments = _ARGUMENTS.pack(
             *addresses,

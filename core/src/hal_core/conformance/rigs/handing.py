@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...handover.device_blocks import AllOf
 from ...handover.memory_wire import MemoryNet
 from ...handover.messages import pack, unpack
 from ...handover.protocol import (
@@ -49,27 +50,6 @@ HANGS = 15.0
 """Seconds after which an end that should come is taken never to come."""
 BEAT = 0.002
 """Seconds between two words of a sender that waits, so that what was lost is missed at once."""
-
-
-class AllOf(Ticket):
-    """Done when all are."""
-
-    mode = "async"
-
-    def __init__(self, tickets: Sequence[Ticket]) -> None:
-        super().__init__()
-        self._tickets = tickets
-
-    def done(self) -> bool:
-        return all(ticket.done() for ticket in self._tickets)
-
-    def _block(self, timeout: float | None) -> bool:
-        for ticket in self._tickets:
-            ticket.wait(timeout)
-        return True
-
-    def failure(self) -> BaseException | None:
-        return next((error for ticket in self._tickets if (error := ticket.failure()) is not None), None)
 
 
 class DeviceCache:

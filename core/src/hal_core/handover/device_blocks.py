@@ -1,0 +1,79 @@
+"""Blocks in a device's memory: a :class:`BlockCache` over one allocation, for runners that keep theirs there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hal_core.memory.dtypes import UINT8
+from hal_core.memory.views import ByteRange, Memory, View
+from hal_core.tickets import Ticket
+
+if TYPE_CHECKING:
+    from hal_core.runtime.bound import BoundDevice
+    from hal_core.streams import Stream
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+class AllOf(Ticket):
+    """Done when all are; what went wrong in any of them went wrong."""
+
+    mode = "async"
+
+    def __init__(self, tickets: Sequence[Ticket]) -> None:
+        super().__init__()
+        self._tickets = tickets
+
+    def done(self) -> bool:
+        """See :class:`Ticket`."""
+        return all(ticket.done() for ticket in self._tickets)
+
+    def _block(self, timeout: float | None) -> bool:
+        for ticket in self._tickets:
+            ticket.wait(timeout)
+        return True
+
+    def failure(self) -> BaseException | None:
+        """See :class:`Ticket`."""
+        return next((error for ticket in self._tickets if (error := ticket.failure()) is not None), None)
+
+
+class DeviceBlocks:
+    """``blocks`` blocks of ``block_bytes`` bytes each, one after the other from the start of ``memory``; they are read
+    and written in the order of ``stream``, the one on which steps run."""
+
+    def __init__(
+        self,
+        device: BoundDevice,
+        memory: Memory,
+        blocks: int,
+        block_bytes: int,
+        facts: Mapping[str, str],
+        stream: Stream | None = None,
+    ) -> None:
+        self.blocks, self.block_bytes = blocks, block_bytes
+        self._device, self._memory, self._facts = device, memory, dict(facts)
+        self._stream = device.default_stream if stream is None else stream
+
+    def facts(self) -> Mapping[str, str]:
+        """As they were given."""
+        return self._facts
+
+    def read(self, blocks: Sequence[int]) -> Bytes:
+        """See :class:`hal_core.handover.BlockCache`. Waits for the work that is on the stream."""
+        parts = [ByteRange(block * self.block_bytes, self.block_bytes) for block in blocks]
+        copied = self._device.copy_out(memory=self._memory, parts=parts, stream=self._stream)
+        copied.wait()
+        return np.array([np.asarray(data, np.uint8).reshape(-1) for data in copied.data])
+
+    def write(self, blocks: Sequence[int], data: Bytes) -> Ticket:
+        """See :class:`hal_core.handover.BlockCache`."""
+        size = self.block_bytes
+        views = [View.contiguous(self._memory, block * size, (size,), UINT8) for block in blocks]
+        set_value = self._device.async_set_value
+        return AllOf(
+            [set_value(target=view, value=row, stream=self._stream) for view, row in zip(views, data, strict=True)]
+        )
