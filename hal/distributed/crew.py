@@ -87,10 +87,8 @@ class Crew:
         self._gone: list[SessionLost | Gap] = []
         self._left: dict[int, tuple[Delivery, ...]] = {}
         self._drafts: dict[int, tuple[int, int, int]] = {}
-        self.said: deque[SplitWord] = deque()
-        """What ranks have said of handing requests over; to be taken out."""
-        self.peers: tuple[Description | None, ...] = ()
-        """Of ranks with a role, what each is to those of the other role, in their order."""
+        self.said: deque[SplitWord] = deque()  #: what ranks have said of handing requests over; to be taken out
+        self.peers: tuple[Description | None, ...] = ()  #: of ranks with a role, what each is to the other role's
         self.abilities = Abilities("", {}, "")
         self._lost: RankLost | None = None
         self.line = EngineLine(url, curve)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _IDLE = 0.02
 """Seconds without a step after which a rank waits for its last one."""
+_SOON = 0.001
+"""Seconds after which the output of a step is asked for again that the device runs, where blocks are to be sent."""
 _LOOK = 0.2
 """Seconds after which a transfer that has something under way is called, at least."""
 _STARTING = 300.0
@@ -63,13 +65,16 @@ class StepLoop:
                     self._handing.hear(said)
                 else:
                     self._handing.look()
-            if said is None and self._ahead.waiting:
+            if said is None and self._handing is None and self._ahead.waiting:
                 self._ahead.idle()
 
     def _receive(self) -> Word | StepOrder | None:
         """What comes first of the engine's, or None: the transfer may have something, or time has passed."""
         if self._handing is not None:
             self._line.watch(self._handing.transfer.sockets)
+            if self._ahead.untold:  # whose blocks are to go as soon as they are computed
+                self._ahead.tell()
+                return self._line.receive(_SOON if self._ahead.untold else 0.0)
         if self._ahead.waiting:
             return self._line.receive(_IDLE)
         return self._line.receive(_LOOK if self._handing is not None and self._handing.busy else _STARTING)

@@ -43,6 +43,17 @@ class StepsAhead:
         """True while a step is under way whose output nobody has waited for."""
         return bool(self._under_way) and not self._under_way[-1].ticket.ready()
 
+    @property
+    def untold(self) -> bool:
+        """True while a step is under way whose output was not told."""
+        return bool(self._under_way) and self._under_way[-1].step.number > self._told_number
+
+    def tell(self) -> None:
+        """Tell the output of steps that are done, without waiting for the others."""
+        for launched in self._under_way:
+            if launched.ticket.ready():
+                self._tell(launched, launched.ticket.record())
+
     def idle(self) -> None:
         """No further step comes for now: wait for the output of the last one, as whoever else is to have it may need
         this rank's part. It is not taken: what ended with it leaves its slot when the engine knows."""

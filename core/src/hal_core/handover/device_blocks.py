@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -12,10 +12,23 @@ from hal_core.memory.views import ByteRange, Memory, View
 from hal_core.tickets import Ticket
 
 if TYPE_CHECKING:
-    from hal_core.runtime.bound import BoundDevice
     from hal_core.streams import Stream
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+class Copies(Protocol):
+    """What is asked of a device; a bound one is such."""
+
+    @property
+    def default_stream(self) -> Any:  # noqa: ANN401 (a stream of the device's)
+        """The stream on which steps run."""
+
+    def copy_out(self, *, memory: Memory, parts: Sequence[ByteRange], stream: Any) -> Any:  # noqa: ANN401
+        """Copy byte ranges to the host: a ticket with ``data``."""
+
+    def async_set_value(self, *, target: View, value: Any, stream: Any) -> Ticket:  # noqa: ANN401
+        """Write a value behind the work on the stream."""
 
 
 class AllOf(Ticket):
@@ -47,7 +60,7 @@ class DeviceBlocks:
 
     def __init__(
         self,
-        device: BoundDevice,
+        device: Copies,
         memory: Memory,
         blocks: int,
         block_bytes: int,

@@ -1,0 +1,49 @@
+"""A rank tells the output of each step once, and as soon as it is there: no further step need come."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from hal.stepping import StepsAhead
+
+
+class Ticket:
+    def __init__(self, number):
+        self.number, self.is_ready = number, False
+
+    def ready(self):
+        return self.is_ready
+
+    def record(self):
+        return f"record {self.number}"
+
+
+class Stepper:
+    def __init__(self):
+        self.launched = []
+
+    def launch(self, tasks):
+        number = len(self.launched)
+        self.launched.append(SimpleNamespace(step=SimpleNamespace(number=number), ticket=Ticket(number), trouble=None))
+        return self.launched[-1]
+
+    def take(self, launched):
+        return launched.ticket.record()
+
+
+def test_a_step_that_is_done_before_anybody_waits_is_told_and_once():
+    told, stepper = [], Stepper()
+    ahead = StepsAhead(stepper, told.append)
+    ahead.step([], 0)
+    ahead.tell()
+    assert (told, ahead.untold) == ([], True)
+    stepper.launched[0].ticket.is_ready = True
+    assert ahead.untold
+    assert not ahead.waiting
+    ahead.tell()
+    assert (told, ahead.untold) == (["record 0"], False)
+    ahead.step([], 0)
+    assert told == ["record 0"]
+    ahead.idle()
+    ahead.step([], 2)
+    assert told == ["record 0", "record 1"]
