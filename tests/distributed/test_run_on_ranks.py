@@ -55,7 +55,7 @@ def test_the_engine_imports_no_framework(tmp_path):
         (["--tp", "2", "--dp-sync"], "--dp-sync: there is one group, which waits for no other (leave it out, or give"),
         (["--dp", "2", "--sampling", "every-rank"], "--sampling: each group has one rank, which samples (leave it"),
         (["--share-devices"], "--share-devices: there is one rank, of which this asks nothing (leave it out, or give"),
-        (["--restart", "2"], "--restart: there is one rank, of which this asks nothing (leave it out, or give --tp or"),
+        (["--restart", "2"], "--restart: there is one rank, of which this asks nothing (leave it out, or give --tp"),
         (["--dp", "2", "--sink", "sysv://?layout=plain"], "--sink: 'sysv://?layout=plain': its readers know a request"),
     ],
 )
