@@ -22,7 +22,7 @@ PROMPT = [1, 2, 3, 4, 5, 6, 8, 9, 10]
 @pytest.mark.parametrize("tp", [1, 2])
 def test_requests_give_the_tokens_foretold(split, tp):
     """At once: no offer is lost where nobody is."""
-    world = World(split, tp=tp)
+    world = World(split, tp=tp, chunk=2)  # so that some are placed long before they enter
     for number in range(6):
         world.submit([number + 1, *PROMPT[: 2 + number]], 3 + 2 * number)
     with mock.patch.object(Moves, "_lose_offer", side_effect=AssertionError("an offer was lost")):
@@ -64,10 +64,10 @@ PACE = {State.LANDED: (1, 40), State.MOVING: (1, 40), State.HELD_OFFERED: (40, 1
 NO_ROOM = {State.PREFILLING, State.HELD}
 
 
-def world_with(state, **how):
-    """A world in which a request is in that state, and it."""
+def world_with(state, count=4, **how):
+    """A world of so many requests, of which one is in that state, and it."""
     world = World(slots=1 if state in NO_ROOM else 3, **how)
-    for number in range(4):
+    for number in range(count):
         world.submit([number + 1, *PROMPT], 12)
     words, records = PACE.get(state, (1, 1))
     return world, until(world, state, words=words, records=records)
@@ -93,6 +93,34 @@ def test_a_request_may_be_aborted_in_any_state(state):
     others = {one.reason for name, one in world.ended.items() if name != journey.name}
     assert world.ended[journey.name].reason is FinishReason.ABORT
     assert others <= {FinishReason.STOP, FinishReason.LENGTH}
+
+
+def test_the_prefill_worker_is_rid_of_a_request_that_was_inserted():
+    world, journey = world_with(State.INSERTING)
+    assert journey.prefill.scheduler.kept
+    worker, journey = journey.prefill, until(world, State.DECODING, words=1, records=1)
+    assert journey.prefill is None
+    for _ in range(3):  # the word to its rank, what it answers, and the engine that hears it
+        world.turn()
+    assert not worker.scheduler.keeps(journey.name)
+    world.finish()
+
+
+@pytest.mark.parametrize("state", [State.HELD_OFFERED, State.HELD_MOVING], ids=lambda state: state.name)
+def test_blocks_of_an_offer_that_is_over_are_free_when_all_its_ranks_have_said_so(state):
+    world, journey = world_with(state, 1, tp=2)
+    worker, before = journey.decode, journey.decode.scheduler.pool.free
+    world.engine.abort(journey.name)
+    for rank in worker.crew.line.ranks:
+        for _ in range(4):
+            world.step()
+        assert worker.scheduler.pool.free <= before, "blocks are free that a rank may still write"
+        while rank.inbox:
+            rank.run()
+        rank.run()
+        for _ in range(20):
+            worker.crew.deliver(word=True)
+    world.finish()
 
 
 def test_without_room_on_the_decode_side_a_request_is_computed_again_in_the_end():
