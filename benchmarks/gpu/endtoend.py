@@ -185,6 +185,8 @@ def verdicts(rows: Sequence[dict[str, Any]]) -> list[str]:
             continue
         for key, sign in GAINS:
             ours, theirs = ([row[key] for row in rows if row["way"] == one] for one in (HAL, way))
+            if None in (*ours, *theirs):  # too short a run for that
+                continue
             gain = sign * (float(np.median(ours)) / float(np.median(theirs)) - 1)
             spread = max((max(one) - min(one)) / float(np.median(one)) for one in (ours, theirs))
             said = f"{gain:+.2%}" if abs(gain) > spread else f"none ({gain:+.2%})"
