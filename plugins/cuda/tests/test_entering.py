@@ -258,7 +258,10 @@ def test_what_was_uploaded_is_read_on_the_device_and_not_uploaded_again(opened):
         (chunk,) = staging.chunks
         assert chunk.uploaded < chunk.used
         at, (place,) = chunk.used, staging.find_few([request.admission_id])
+        before = bound.counters()
         bound.insert_tasks(state=state, tasks=prefill([turn], [request]), stream=bound.default_stream)
+        spent = bound.counters() - before
+        assert (spent.submissions, spent.uploads, spent.launches) == (2, 1, 1)
         assert chunk.uploaded == chunk.used > at
         entry = chunk.block.buffer[at : at + ENTRY.size].view(np.int64)
         assert entry[8] == place

@@ -12,7 +12,7 @@ from hal_core.conformance.harness.isolated import KitProcess
 HERE = Path(__file__).parent
 PARTS = (
     "test_insert_tasks test_async_set_value test_save_output test_streams test_asynchrony test_machine "
-    "test_late_insertions"
+    "test_late_insertions test_submissions"
 )
 """What the native part does, in the quick profile; the rest is the core's own, which other devices test."""
 pytestmark = pytest.mark.skipif(

@@ -74,6 +74,7 @@ class NativeEntering(Entering):
                 counts = device._counts
                 counts["launches"] += 1
                 counts["uploads"] += done == UPLOADED
+                counts["submissions"] += 1 + (done == UPLOADED)
         return done
 
     def _from_ring(self, twin: Book, tasks: TaskBatch, stream: AsyncStream, event: RecordedEvent) -> int:
