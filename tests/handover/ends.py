@@ -9,7 +9,7 @@ from hal_core.handover import Handover, HandoverKey, HostCache, Patience
 from hal.handover import open_transfer
 
 FACTS = {"contract": "1.0", "dtype": "float32"}
-SOON = Patience(silence=1.0, deadline=20.0, beat=0.1)
+SOON = Patience(silence=0.5, deadline=20.0, beat=0.1)
 """For tests in which a peer is lost."""
 PATIENCE = 30.0
 

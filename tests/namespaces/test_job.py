@@ -8,7 +8,7 @@ import pytest
 
 from tests.namespaces.hosts import Hosts, why_not
 
-pytestmark = pytest.mark.long(80)
+pytestmark = [pytest.mark.long(80), pytest.mark.conform]
 HAL = ("-W", "ignore", "-c", "from hal.cli import main; main()")
 PROMPTS = tuple(
     part
@@ -93,7 +93,6 @@ def test_the_job_on_two_hosts_prints_what_one_process_does_whatever_the_cable_do
     assert sum(host.sent_again() for host in hosts.all) > 0
 
 
-@pytest.mark.conform
 def test_the_job_on_two_hosts_of_two_ranks_each(hosts, tmp_path, alone):
     with Job(hosts, tmp_path, "--tp", "2") as job:
         engine = job.run(*PROMPTS, *LONG, "--tp", "2")

@@ -8,7 +8,7 @@ import pytest
 
 from tests.namespaces.hosts import Hosts, why_not
 
-pytestmark = pytest.mark.long(25)
+pytestmark = pytest.mark.long(15)
 REQUESTS, EACH = 8, 8
 """Requests that are handed over, and blocks of 40 KiB of each."""
 
@@ -110,7 +110,7 @@ def test_a_cable_that_is_pulled_for_three_seconds_costs_nothing_but_time(hosts):
 
 
 def test_a_cable_that_stays_pulled_is_a_lost_peer_on_both_sides_and_later_it_is_found_again(hosts):
-    with sides(hosts, silence=2.0) as (p, d):
+    with sides(hosts, silence=1.0) as (p, d):
         d.ask("reserve", "r0", [0, 1], p.description)
         p.ask("send", "r0", d.description, 0, [0])
         hosts.all[0].run("ip", "link", "set", "eth0", "down")
@@ -122,7 +122,7 @@ def test_a_cable_that_stays_pulled_is_a_lost_peer_on_both_sides_and_later_it_is_
 
 
 def test_an_address_that_is_not_reachable_and_a_key_that_does_not_fit_are_lost_peers(hosts):
-    with sides(hosts, silence=2.0) as (p, d):
+    with sides(hosts, silence=1.0) as (p, d):
         url, key, facts, session = d.description
         nowhere = url.replace("10.71.0.2", "10.71.0.9")
         p.ask("send", "r0", [nowhere, key, facts, 77], 0, [0])
