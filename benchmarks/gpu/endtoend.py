@@ -190,7 +190,8 @@ def verdicts(rows: Sequence[dict[str, Any]]) -> list[str]:
             gain = sign * (float(np.median(ours)) / float(np.median(theirs)) - 1)
             spread = max((max(one) - min(one)) / float(np.median(one)) for one in (ours, theirs))
             said = f"{gain:+.2%}" if abs(gain) > spread else f"none ({gain:+.2%})"
-            lines.append(f"  hal against {way:24} {key:16} {said:18} spread of rounds {spread:.2%}")
+            beside = f"spread of rounds {spread:.2%}" if len(ours) > 1 else "one round: its spread is not known"
+            lines.append(f"  hal against {way:24} {key:16} {said:18} {beside}")
     return lines
 
 
