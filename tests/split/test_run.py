@@ -38,7 +38,8 @@ MIX = ("--device", "sim", "--runner", "hal_sim.mixing:MixRunner", "--seed", "3",
 PROMPTS = ("def main(", "x = ", "class Reader: takes what comes and shows it to whoever asks")
 
 
-@pytest.mark.parametrize("overlap", ["on", pytest.param("off", marks=pytest.mark.conform)])
+@pytest.mark.conform
+@pytest.mark.parametrize("overlap", ["on", "off"])
 def test_a_runner_that_says_where_its_blocks_are_may_be_split_too(overlap, tmp_path, capfd, monkeypatch):
     """Its tokens are made of what lies in the blocks, on the device's stream, a step ahead of the host or not."""
     mixing = pytest.importorskip("hal_sim.mixing", reason="paddle-hal-sim is not installed")
