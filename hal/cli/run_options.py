@@ -51,10 +51,11 @@ class RankOptions:
             raise InvalidValue(f"{self.dp} groups of ranks that do both", cure=cure, argument="--dp")
         self._check_workers()
         idle = "there is one rank, of which this asks nothing"
+        together = "--dp without --split and --workers" if self.split or self.workers else "--dp"
         several = self.size > 1 or self.split is not None or bool(self.workers)
         for name, given, enough, why, needs in (
             ("--sampling", self.sampling != "first", self.tp > 1, "each group has one rank, which samples", "--tp"),
-            ("--dp-sync", self.dp_sync, self.dp > 1, "there is one group, which waits for no other", "--dp"),
+            ("--dp-sync", self.dp_sync, self.dp > 1, "there is one group, which waits for no other", together),
             ("--restart", self.restart > 0, several, idle, "--tp, --dp or --split"),
             (SHARED, self.share_devices, several, idle, "--tp, --dp or --split"),
         ):
@@ -64,8 +65,9 @@ class RankOptions:
 
     def _check_workers(self) -> None:
         if not self.workers:
-            if self.key is not None and self.split is None:
-                raise InvalidValue("there is nobody to have it with", cure="leave it out", argument="--key")
+            if self.key is not None:
+                cure = "leave it out, or give --workers URL,URL"
+                raise InvalidValue("there is nobody to have it with", cure=cure, argument="--key")
             return
         for name, given, cure in (
             ("--split", self.split is not None, "leave it out: each worker has its role"),
@@ -74,7 +76,11 @@ class RankOptions:
         ):
             if given:
                 raise InvalidValue("the workers were started by themselves", cure=cure, argument=name)
-        schemes = {scheme_of(url) for url in self.workers}
+        try:
+            schemes = {scheme_of(url) for url in self.workers}
+        except InvalidValue as error:
+            error.argument = "--workers"
+            raise
         if len(schemes) > 1 or "sysv" in schemes or len({*self.workers}) < len(self.workers):
             cure = "give each worker's url once: all ipc, of one host, or all tcp"
             raise InvalidValue(", ".join(self.workers), cure=cure, argument="--workers")

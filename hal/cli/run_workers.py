@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import msgspec
-from hal_core import HalError, InvalidValue
+from hal_core import HalError, InvalidValue, Unavailable
 
 from hal.distributed.crew import Crew
 from hal.distributed.hiring import Met, RemoteWorker, job_keys
@@ -57,7 +57,7 @@ class Hired:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         for worker, _met in self.workers:
-            if isinstance(error, InvalidValue):
+            if isinstance(error, InvalidValue | Unavailable):
                 worker.dismiss(error.what, error.cure)
             else:
                 worker.dismiss()
@@ -71,12 +71,20 @@ def hire(options: Options, timeout: float) -> Hired:
     """
     ranks = options.ranks
     keys, own = job_keys(ranks.workers[0], ranks.key), versions()
+    digest = checkpoint_digest(options.model)  # before anybody waits for this engine: it may take long
     workers: list[tuple[RemoteWorker, Met]] = []
     named: list[RemoteWorker] = []
+
+    def look() -> None:
+        signals.check()
+        for one, _met in workers:  # which end if they hear nothing of the engine while it waits for the others
+            if how := one.ended():
+                raise InvalidValue(how, cure="start it anew, and all others first", argument="--workers")
+
     try:
         named += [RemoteWorker(url, keys) for url in ranks.workers]
-        workers += [(one, one.meet(own, timeout, signals.check)) for one in named]
-        digest = checkpoint_digest(options.model)
+        for one in named:
+            workers.append((one, one.meet(own, timeout, look)))
         for one, met in workers:
             _check(one.url, met, ranks.tp, digest, own)
         count = {role: sum(met.role == role for _, met in workers) for role in ("prefill", "decode")}
@@ -93,7 +101,7 @@ def hire(options: Options, timeout: float) -> Hired:
         raise
     workers.sort(key=lambda one: one[1].role != "prefill")
     split = count["prefill"], count["decode"]
-    return Hired(workers, keys, replace(options, ranks=replace(ranks, workers=(), split=split)))
+    return Hired(workers, keys, replace(options, ranks=replace(ranks, workers=(), key=None, split=split)))
 
 
 def _check(url: str, met: Met, tp: int, digest: str, own: dict[str, str]) -> None:

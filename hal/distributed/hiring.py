@@ -20,6 +20,7 @@ import contextlib
 import os
 import socket
 import stat
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -120,9 +121,7 @@ def job_keys(url: str, file: Path | None, *, make: bool = False) -> CurveKeys | 
         raise InvalidValue(f"{url!r} goes over the network, and there is no key", cure=cure, argument="--key")
     try:
         if make and not file.exists():
-            descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with open(descriptor, "w") as made:
-                made.write(CurveKeys.new().secret + "\n")
+            _make_key(file)
         if stat.S_IMODE(file.stat().st_mode) & 0o077:
             raise InvalidValue(f"others may read {file}", cure=f"chmod 600 {file}", argument="--key")
         secret = file.read_text(encoding="ascii").strip()
@@ -133,6 +132,18 @@ def job_keys(url: str, file: Path | None, *, make: bool = False) -> CurveKeys | 
         cure = "give a file that hal worker --key has made"
         raise InvalidValue(f"{file} is no key: {error}", cure=cure, argument="--key") from error
     return CurveKeys(public, secret, (public,))
+
+
+def _make_key(file: Path) -> None:
+    """Write a new key, unless another worker does so at the same time, whose key it is then: whole or not at all."""
+    descriptor, name = tempfile.mkstemp(prefix=f".{file.name}-", dir=file.parent)  # which nobody else may read
+    try:
+        with open(descriptor, "w") as made:
+            made.write(CurveKeys.new().secret + "\n")
+        with contextlib.suppress(FileExistsError):
+            os.link(name, file)
+    finally:
+        os.unlink(name)
 
 
 class RemoteWorker:
@@ -186,7 +197,8 @@ class RemoteWorker:
         """See :class:`hal.distributed.launch.Starter`."""
         self._heard = time.monotonic()
         if not self._say(Begin(url)):
-            raise Unavailable(f"the worker at {self.url} takes no messages any more", argument="--workers")
+            what, cure = f"the worker at {self.url} takes no messages any more", "see what it says, and start it anew"
+            raise Unavailable(what, cure=cure, argument="--workers")
 
     def ended(self) -> str:
         """See :class:`hal.distributed.launch.Starter`. To be called now and then: it says that the engine is there."""

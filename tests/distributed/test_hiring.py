@@ -163,6 +163,58 @@ def test_a_worker_that_vanishes_is_told_by_its_silence(ipc, monkeypatch):
     engine.dismiss()
 
 
+def test_who_was_met_hears_of_the_engine_while_it_waits_for_the_others(ipc, monkeypatch):
+    heard, obey = threading.Event(), HiredWorker._obey
+
+    def noted(worker, said):
+        if isinstance(said, hiring.Beat):
+            heard.set()
+        obey(worker, said)
+
+    monkeypatch.setattr(HiredWorker, "_obey", noted)
+    workers = [Employed("prefill", ipc[0])]
+    late = threading.Thread(target=lambda: heard.wait(PATIENCE) and workers.append(Employed("decode", ipc[1])))
+    late.start()
+    with hire(options(*ipc[:2]), PATIENCE / 2) as hired:
+        assert len(hired.workers) == 2
+    late.join()
+    assert [worker.wait() for worker in workers] == [0, 0]
+
+
+def test_who_ends_while_others_are_waited_for_is_told_at_once(ipc, monkeypatch):
+    monkeypatch.setattr(RemoteWorker, "ended", lambda one: f"the worker at {one.url}: its host is lost")
+    worker = Employed("prefill", ipc[0])
+    with pytest.raises(InvalidValue, match=f"--workers: the worker at {ipc[0]}: its host is lost"):
+        hire(options(*ipc[:2]), PATIENCE)
+    assert isinstance(worker.wait(), InvalidValue)
+
+
+def test_what_the_engine_cannot_do_is_told_to_those_it_has_hired(ipc):
+    workers = [Employed(role, url) for role, url in zip(("prefill", "decode"), ipc[:2], strict=True)]
+    with pytest.raises(Unavailable), hire(options(*ipc[:2]), PATIENCE):
+        raise Unavailable("no room", cure="make some")
+    for worker in workers:
+        assert "the engine refuses: no room" in str(worker.wait())
+
+
+def test_workers_that_make_the_key_at_once_have_one(tmp_path):
+    key, gate = tmp_path / "key", threading.Barrier(8)
+    found = []
+
+    def make():
+        gate.wait()
+        found.append(job_keys(LOCAL, key, make=True).secret)
+
+    makers = [threading.Thread(target=make) for _ in range(8)]
+    for one in makers:
+        one.start()
+    for one in makers:
+        one.join()
+    assert set(found) == {key.read_text().strip()}
+    assert len(found) == 8
+    assert list(tmp_path.iterdir()) == [key]
+
+
 def test_keys_are_a_file_that_nobody_else_may_read(tmp_path):
     key = tmp_path / "key"
     with pytest.raises(InvalidValue, match="goes over the network, and there is no key"):
@@ -188,13 +240,15 @@ def test_keys_are_a_file_that_nobody_else_may_read(tmp_path):
         (("run", "--workers", "ipc:///a,"), "--workers: 'ipc:///a,'"),
         (("run", "--workers", "ipc:///a,ipc:///a"), "--workers: ipc:///a, ipc:///a (give each worker's url once"),
         (("run", "--workers", "ipc:///a,tcp://b:1"), "--workers: ipc:///a, tcp://b:1 (give each worker's url once"),
-        (("run", "--workers", "http://a"), "has no scheme"),
+        (("run", "--workers", "http://a"), "--workers: 'http://a' has no scheme"),
         (("run", "--workers", "ipc:///a", "--split", "1,1"), "--split: the workers were started by themselves"),
         (("run", "--workers", "ipc:///a", "--restart", "1"), "--restart: the workers were started by themselves"),
         (("run", "--workers", "ipc:///a", "--dp", "2"), "--dp: the workers were started by themselves"),
         (("run", "--workers", "ipc:///a", "--key", "k"), "--key: 'ipc:///a' is private by its folder"),
         (("run", "--workers", "tcp://h:1"), "--key: 'tcp://h:1' goes over the network, and there is no key"),
         (("run", "--key", "k"), "--key: there is nobody to have it with"),
+        (("run", "--key", "k", "--split", "1,1"), "--key: there is nobody to have it with"),
+        (("run", "--dp-sync", "--split", "1,1"), "or give --dp without --split and --workers"),
         (("worker", "--role", "both", "--listen", "ipc:///a"), "invalid choice: 'both'"),
         (("worker", "--role", "decode", "--listen", "ipc:///a", "--tp", "0"), "--tp: 0"),
         (("worker", "--role", "decode", "--listen", "nowhere"), "has no scheme"),
