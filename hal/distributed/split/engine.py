@@ -302,7 +302,7 @@ class SplitEngine:
                 continue
             states = frozenset({State.WAITING}) if role is SplitRole.PREFILL else HELD | {State.WAITING}
             why = f"no {role.name.lower()} worker is left" + ("" if not coming else f" for {self._bounds.alone:g} s")
-            self.moves.fail(states, f"{why} ({self._last_loss}); give --restart, or more workers")
+            self.moves.fail(states, f"{why} ({self._last_loss}); give more workers, or to --split --restart")
 
     # -- the end --------------------------------------------------------------------------------------------------
 
