@@ -122,7 +122,7 @@ def job_keys(url: str, file: Path | None, *, make: bool = False) -> CurveKeys | 
     try:
         if make and not file.exists():
             _make_key(file)
-        if stat.S_IMODE(file.stat().st_mode) & 0o077:
+        if file.is_file() and stat.S_IMODE(file.stat().st_mode) & 0o077:
             raise InvalidValue(f"others may read {file}", cure=f"chmod 600 {file}", argument="--key")
         secret = file.read_text(encoding="ascii").strip()
         public = zmq.curve_public(secret.encode()).decode()

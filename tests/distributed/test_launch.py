@@ -81,7 +81,7 @@ def test_a_rank_has_paddles_store_where_the_launch_says(monkeypatch):
         monkeypatch.setenv(name, value)
     monkeypatch.setenv(launch.URL, "ipc:///nowhere")
     monkeypatch.setenv(launch.STORE, "127.0.0.1:7")
-    monkeypatch.setattr(process, "serve", lambda *_: seen.append(os.environ["PADDLE_MASTER"]))
+    monkeypatch.setattr(process, "serve", lambda *_, **__: seen.append(os.environ["PADDLE_MASTER"]))
     monkeypatch.setattr(process.signal, "alarm", lambda seconds: None)
     monkeypatch.setattr(process.signal, "signal", lambda *_: None)
     assert process.main() == 0
