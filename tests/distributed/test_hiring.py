@@ -227,7 +227,7 @@ def test_keys_are_a_file_that_nobody_else_may_read(tmp_path):
     key.chmod(0o644)
     with pytest.raises(InvalidValue, match="others may read"):
         job_keys(LOCAL, key)
-    with pytest.raises(InvalidValue, match="is no key: .*directory"):
+    with pytest.raises(InvalidValue, match=r"is no key: .*directory"):
         job_keys(LOCAL, tmp_path)
     key.chmod(0o600)
     assert job_keys(LOCAL, key).public == job_keys(LOCAL, key, make=True).public
