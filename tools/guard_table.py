@@ -253,7 +253,7 @@ GUARDS: tuple[Guard, ...] = (
         CORE + "slots/update.py",
         '    full = (generated >= column["max_dec_len"][slots]) | (total >= sizes.max_model_len)\n',
         '    full = generated >= column["max_dec_len"][slots]\n',
-        ("test_g09_a_step_changes_only_what_its_documentation_says",),
+        ("test_g09_a_full_row_ends_its_request_whatever_it_might_still_be_given",),
     ),
     # -- conversion --------------------------------------------------------------------------------------------
     Guard(

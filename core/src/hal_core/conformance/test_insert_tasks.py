@@ -66,6 +66,20 @@ def test_g09_a_step_changes_only_what_its_documentation_says(kit: Kit, draw: Dra
 
 
 @guarantee(9)
+def test_g09_a_full_row_ends_its_request_whatever_it_might_still_be_given(kit: Kit) -> None:
+    rig = Rig(kit, StateConfig(num_slots=2, max_model_len=4, block_size=2))
+    tasks = []
+    for slot, prompt in enumerate(([1, 2, 3], [1])):
+        request = rig.admit(Request(rig.new_name(), prompt, SamplingParams(max_tokens=9)))
+        tasks.append(Task(TaskKind.PREFILL, slot, request, 0, len(prompt), [2 * slot, 2 * slot + 1]))
+    rig.insert(tasks).wait(PATIENCE)
+    for number in range(2):
+        rig.poke({"sampled_token_ids": np.array([5, 6])})
+        rig.update_inputs(rig.step([0, 1])).wait(PATIENCE)
+        rig.check(f"step {number}, after which a row is full")
+
+
+@guarantee(9)
 @examples(0.5)
 def test_g09_one_batch_serves_two_states_with_their_own_slots(kit: Kit, draw: Draw) -> None:
     size = draw(sizes(), "sizes")
