@@ -1,8 +1,11 @@
 """``hal devices --open``: what opened devices say, one that crashes, one that hangs."""
 
+import errno
 import os
 import select
+import tempfile
 
+from hal.cli import opened
 from hal.cli.opened import open_in_subprocess
 
 from .device_listing import HEAVY, hal_command, rows_of
@@ -57,6 +60,20 @@ def test_a_device_that_hangs_is_ended_with_all_it_has_started(tmp_path, monkeypa
             break
     helper = int(mark.read_text())
     assert not alive(helper)
+
+
+def test_what_was_made_for_it_is_taken_away_where_no_descriptor_is_left(tmp_path, monkeypatch):
+    def none_left(*_, **__):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with opened._folder() as folder:
+        for name in ("answer.json", "stderr"):
+            (folder / name).touch()
+        for name in ("open", "scandir"):
+            monkeypatch.setattr(os, name, none_left)
+    monkeypatch.undo()
+    assert list(tmp_path.iterdir()) == []
 
 
 def alive(process):

@@ -203,3 +203,20 @@ def test_a_rank_that_is_lost_at_the_first_start_ends_the_command_with_1(monkeypa
         main(["run", "--device", "cpu", "--prompt", "x", "--tp", "2"])
     assert end.value.code == 1
     assert "hal: error: rank 0 was lost at its start: rank(s) [0, 1] did not come up" in capsys.readouterr().err
+
+
+class Stubborn(Actors):
+    """Ranks that cannot be started, and whose end goes wrong too."""
+
+    def start(self, url):
+        raise OSError("no more processes")
+
+    def end(self, patience):
+        raise RuntimeError("their end goes wrong")
+
+
+def test_whatever_an_end_raises_the_engines_sockets_are_closed(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    with pytest.raises(RuntimeError, match="goes wrong"):
+        Crew(Row().setup(), Stubborn())
+    assert list(tmp_path.iterdir()) == []
