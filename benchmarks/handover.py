@@ -13,6 +13,7 @@ machine's monotonic one. python benchmarks/handover.py [rounds]
 from __future__ import annotations
 
 import multiprocessing
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -138,8 +139,6 @@ class Prefill(Worker):
     """The prefill side, which measures."""
 
     def __init__(self, pipe: Pipe, url: str | None) -> None:
-        import os
-
         from hal_core.frames import new_session
 
         from hal.transport.connection import Connection
@@ -246,6 +245,9 @@ def measure(name: str, url: str | None, rounds: int) -> bool:
 
 def main(rounds: int) -> int:
     """Both transports; exit code 1 when the limit is missed."""
+    from run import installed, versions
+
+    print(f"{versions()}, zlib-ng {installed('zlib-ng')}; {os.cpu_count()} cores")
     met = [measure("ipc", None, rounds), measure("tcp with CURVE", "tcp://127.0.0.1:*", rounds)]
     return int(not all(met))
 

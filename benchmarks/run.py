@@ -23,6 +23,12 @@ def installed(name: str) -> str:
         return "-"
 
 
+def versions() -> str:
+    """The date and what the numbers were taken with, in one line."""
+    packages = ", ".join(f"{name} {installed(name)}" for name in ("paddle-hal", "paddlepaddle", "numpy", "pyzmq"))
+    return f"{datetime.now(UTC):%Y-%m-%d}, Python {platform.python_version()}, {packages}"
+
+
 def main(names: list[str]) -> int:
     """Run the named benchmarks, or all; the exit code is that of the first that failed."""
     known = {path.stem: path for path in sorted(HERE.glob("*.py")) if path.stem != "run"}
@@ -30,8 +36,7 @@ def main(names: list[str]) -> int:
     if unknown:
         print(f"no benchmark {', '.join(unknown)}; there are {', '.join(known)}", file=sys.stderr)
         return 2
-    packages = ", ".join(f"{name} {installed(name)}" for name in ("paddle-hal", "paddlepaddle", "numpy", "pyzmq"))
-    print(f"{datetime.now(UTC):%Y-%m-%d}, Python {platform.python_version()}, {packages}")
+    print(versions())
     failed = 0
     for name in names or known:
         print(f"\n== {name}", flush=True)

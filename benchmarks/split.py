@@ -1,19 +1,28 @@
-"""Time to the first token, and from it to the second, of a request alone: with a worker that does both, and with split.
+"""Time to the first token, and from it to the second: with a worker that does both, and with split.
 
-A prompt of 480 tokens in chunks of 256 and in one, 24 tokens generated; each rank is a process of its own, as under
-``hal run``. The second token of a split comes of the decode worker: between the two lie the hand-over and a step.
-python benchmarks/split.py [requests]
+A prompt of 480 tokens in chunks of 256 and in one, 24 tokens generated; each worker is a process of its own, as under
+``hal run``, with half of the machine's cores (OMP_NUM_THREADS). The second token of a split comes of the decode worker:
+between the two lie the hand-over and a step. Then the same beside three requests that decode all the while: what the
+newcomer waits for its first token, and the longest that one of the three waits for a token meanwhile. Both ways are
+up, and get their requests in turn. python benchmarks/split.py [requests]
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import time
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
-from statistics import median
+from typing import Any
 
+os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // 2)))
+
+import hal_core.handover
+import numpy as np
 from hal_core import OutputRecord, Request, SamplingParams, lay_out
+from run import versions
 
 from hal.cli.run_options import Options, RankOptions
 from hal.cli.run_plan import make_plan
@@ -24,75 +33,131 @@ from hal.distributed.engine import RanksEngine
 from hal.distributed.launch import PaddleLaunch
 from hal.model import DEFAULT_CHECKPOINT
 
-PROMPT, GENERATED = 480, 24
+PROMPT, GENERATED, OTHERS, LONG = 480, 24, 3, 480
+Times = dict[str, list[float]]
 
 
-class Times:
-    """When each token of the request that runs was told."""
+@dataclass
+class Way:
+    """An engine with its workers, when each token was told, and what was measured: name to milliseconds."""
 
-    def __init__(self) -> None:
-        self.told: list[float] = []
+    split: tuple[int, int] | None
+    chunk: int
+    told: dict[str, list[float]] = field(default_factory=dict)
+    found: Times = field(default_factory=dict)
+    number: int = 0
 
-    def take(self, record: OutputRecord) -> None:
-        """Note the time of each token."""
-        now = time.perf_counter()
-        self.told += [now] * sum(len(row.tokens) for row in record.rows())
+    def __post_init__(self) -> None:
+        text = Path(__file__).read_text() + Path(hal_core.handover.__file__ or "").read_text()
+        params, ranks = SamplingParams(max_tokens=GENERATED, min_tokens=GENERATED), RankOptions(split=self.split)
+        options = Options("cpu", {}, DEFAULT_CHECKPOINT, "cpu", 4, 160, self.chunk, [], "none", 4, False, ranks=ranks)
+        plan = make_plan([text[:800]], params, options)
+        plan = replace(plan, sizes=replace(plan.sizes, num_slots=4, max_model_len=512), blocks=160)
+        self.prompt, self.params = plan.tokenizer.encode(text)[:PROMPT], plan.requests[0].params
+        self.engine: Any = self._engine(plan, options)
 
-
-def measure(split: tuple[int, int] | None, chunk: int, count: int) -> tuple[list[float], list[float], list[float]]:
-    """Milliseconds to the first token, from it to the second, and between later ones, of each request."""
-    text = Path(__file__).read_text() + Path(sys.modules["hal_core.handover"].__file__ or "").read_text()
-    params, ranks = SamplingParams(max_tokens=GENERATED, min_tokens=GENERATED), RankOptions(split=split)
-    options = Options("cpu", {}, DEFAULT_CHECKPOINT, "cpu", 4, 160, chunk, [], "none", 4, False, ranks=ranks)
-    plan = make_plan([text[:800]], params, options)
-    plan = replace(plan, sizes=replace(plan.sizes, num_slots=4, max_model_len=512), blocks=160)
-    prompt = plan.tokenizer.encode(text)[:PROMPT]
-    setup, times = _setup(plan, options), Times()
-    if split is None:
-        engine = RanksEngine(
+    def _engine(self, plan: Any, options: Options) -> Any:  # noqa: ANN401 (either kind of engine)
+        setup = _setup(plan, options)
+        if self.split is not None:
+            return split_engine(plan, options, setup, 300.0, self._take, print)
+        return RanksEngine(
             lambda: Crew(setup, PaddleLaunch(1)),
             lay_out(plan.sizes),
             plan.blocks,
             1,
             vocab_size=plan.config.vocab_size,
-            chunk=chunk,
-            on_record=times.take,
+            chunk=self.chunk,
+            on_record=self._take,
         )
-    else:
-        engine = split_engine(plan, options, setup, 300.0, times.take, print)
-    first, second, later = [], [], []
-    try:
-        for number in range(count + 3):
-            times.told.clear()
-            begin = time.perf_counter()
-            engine.submit(Request(f"r{number}", [number, *prompt[1:]], plan.requests[0].params))
-            while engine.busy:
-                for ended in engine.step():
-                    assert not ended.message, ended.message
-            if number >= 3:
-                told = [1000 * (at - begin) for at in times.told]
-                first.append(told[0])
-                second.append(told[1] - told[0])
-                later.append((told[-1] - told[1]) / (len(told) - 2))
-        engine.stop()
-    finally:
-        engine.close()
-    return first, second, later
+
+    def _take(self, record: OutputRecord) -> None:
+        now = time.perf_counter()
+        for row in record.rows():
+            self.told.setdefault(row.request_id, []).extend([now] * len(row.tokens))
+
+    def _step(self) -> None:
+        for ended in self.engine.step():
+            assert not ended.message, ended.message
+
+    def _submit(self, name: str, prompt: list[int], tokens: int) -> float:
+        self.engine.submit(Request(name, prompt, replace(self.params, max_tokens=tokens, min_tokens=tokens)))
+        return time.perf_counter()
+
+    def _note(self, name: str, seconds: float) -> None:
+        self.found.setdefault(name, []).append(1000 * seconds)
+
+    def alone(self) -> None:
+        """One request, and nothing besides."""
+        self.number += 1
+        begin = self._submit(name := f"r{self.number}", [self.number % 256, *self.prompt[1:]], GENERATED)
+        while self.engine.busy:
+            self._step()
+        told = self.told[name]
+        self._note("first token", told[0] - begin)
+        self._note("first to second", told[1] - told[0])
+        self._note("each later", (told[-1] - told[1]) / (len(told) - 2))
+
+    def beside(self) -> None:
+        """One request beside others that decode."""
+        self.number += 1
+        others = [f"o{self.number}.{n}" for n in range(OTHERS)]
+        for other in others:
+            self._submit(other, self.prompt[:8], LONG)
+        while not all(len(self.told.get(other, ())) > 4 for other in others):
+            self._step()
+        begin = self._submit(name := f"b{self.number}", [self.number % 256, *self.prompt[1:]], 2)
+        while len(self.told.get(name, ())) < 2:
+            self._step()
+        first = self.told[name][0]
+        for other in others:
+            self.engine.abort(other)
+        while self.engine.busy:
+            self._step()
+        self._note("first token, beside 3", first - begin)
+        gaps = [
+            after - before
+            for other in others
+            for before, after in pairwise(self.told[other])
+            if after >= begin and before <= first
+        ]
+        self._note("longest wait of the 3", max(gaps))
+
+
+def table(chunk: int, ways: dict[str, Way]) -> None:
+    """A line for each thing that was measured, each way in a column."""
+    print(f"chunk {chunk:20} " + "".join(f"{name:>26}" for name in ways))
+    for name in next(iter(ways.values())).found:
+        columns = []
+        for way in ways.values():
+            low, middle, high = np.percentile(way.found[name], (10, 50, 90))
+            columns.append(f"{middle:9.1f} ({low:.1f} to {high:.1f})")
+        print(f"  {name:24} " + "".join(f"{column:>26}" for column in columns), flush=True)
 
 
 def main(count: int) -> None:
-    """Print the table."""
+    """Print the tables."""
+    print(versions())
+    print(
+        f"{os.cpu_count()} cores, {os.environ['OMP_NUM_THREADS']} threads each; ms, medians (10th to 90th percentile)"
+    )
+    print(f"of {count} requests each, {PROMPT} tokens of prompt")
     for chunk in (256, 512):
-        for name, split in (("one worker", None), ("split 1,1", (1, 1))):
-            first, second, later = map(median, measure(split, chunk, count))
-            print(
-                f"chunk {chunk}, {name:10}: first token {first:6.1f} ms, from it to the second {second:6.1f} ms, "
-                f"then {later:5.1f} ms each (medians of {count})",
-                flush=True,
-            )
+        ways = {"one worker": Way(None, chunk)}
+        try:
+            ways["split 1,1"] = Way((1, 1), chunk)
+            for number in range(count + 2):
+                for way in ways.values():
+                    way.alone()
+                    way.beside()
+                    if number == 1:  # the first two were to warm up
+                        way.found.clear()
+            table(chunk, ways)
+            for way in ways.values():
+                way.engine.stop()
+        finally:
+            for way in ways.values():
+                way.engine.close()
 
 
 if __name__ == "__main__":
-    import hal_core.handover  # noqa: F401 (its text is a part of the prompt)
-
     main(int(sys.argv[1]) if len(sys.argv) > 1 else 30)
