@@ -55,12 +55,14 @@ class Told:
     tokens: dict = field(default_factory=lambda: defaultdict(list))
     logprobs: dict = field(default_factory=lambda: defaultdict(list))
     preempted: int = 0
+    longest: int = 0  # most tokens in a row
     drafts: tuple = (0, 0, 0)  # fed, accepted, turns
 
     def take(self, record):
         for row in record.rows():
             self.preempted += row.status is SlotStatus.PREEMPTED
             if row.status is SlotStatus.TOKEN:
+                self.longest = max(self.longest, len(row.tokens))
                 assert row.position == len(self.tokens[row.request_id]), "a token was lost, or came twice"
                 self.tokens[row.request_id] += row.tokens.tolist()
                 if row.logprobs is not None:

@@ -1,11 +1,19 @@
-"""The rows of the matrix: every way of running the main job that must give the tokens of the plain run."""
+"""The rows of the matrix: every way of running the main job that must give the tokens of the plain run.
+
+Steps of the Paddle model cannot overlap, as it samples on the host (docs/overlap.md). On a device where steps can, its
+own runner that needs nothing of the host does the job besides, with overlap and without: its tokens are foretold.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from itertools import combinations, product
 
-from tests.distributed.rows import AMPLE, SCARCE
+import msgspec
+from hal_core import SamplingParams
+
+from tests.distributed.rows import AMPLE, SCARCE, requests
 from tests.distributed.rows import Row as OfRanks
 
 CHUNK, WHOLE = 3, 256
@@ -13,12 +21,15 @@ CHUNK, WHOLE = 3, 256
 AXES = {
     "tp": (1, 2),
     "dp": (1, 2),
-    "speculate": ("none", "naive", "ngram", "suffix", "mtp", "hybrid"),
+    "speculate": ("none", "naive", "ngram", "suffix", "mtp", "hybrid", "own"),
     "chunk": (WHOLE, CHUNK),
     "blocks": (AMPLE, SCARCE),
     "device": ("cpu", "sim", "xpu", "maca"),
     "split": ("off", "1,1", "2,1", "1,2"),
+    "overlap": ("cannot", "on", "off"),
 }
+RUNNERS = {"sim": "hal_sim.mixing:MixRunner"}
+"""Device to its runner that needs nothing of the host; ``own`` is what that drafts itself, on the device."""
 SUBSTITUTES = {"HAL_XPU_PLACE": "cpu", "HAL_MACA_PLACE": "sim"}
 """What stands in for the chips, in every process of the matrix."""
 IN_MAKE_TEST = 15
@@ -30,13 +41,37 @@ class Row(OfRanks):
 
     timeout: float = 30.0
     split: str = "off"
+    overlap: str = "cannot"
+
+    @property
+    def runner(self) -> str:
+        """What makes the runner, "" for the Paddle model."""
+        return RUNNERS[self.device] if self.overlap != "cannot" else ""
+
+    @property
+    def sizes(self):
+        """Those of the main job; such a runner has nothing to do with log-probabilities."""
+        return replace(super().sizes, max_logprobs=0) if self.runner else super().sizes
+
+    def setup(self):
+        """With the runner, if there is one: who drafts itself is no proposer."""
+        made = super().setup()
+        if not self.runner:
+            return made
+        return msgspec.structs.replace(made, runner=self.runner, overlap=self.overlap, speculate="none")
+
+    @property
+    def requests(self):
+        """The job's requests; those of such a runner are of the same prompts."""
+        return mixing_requests() if self.runner else requests()
 
     @property
     def name(self) -> str:
         """As it is told and chosen by."""
         chunk, blocks = "whole" if self.chunk == WHOLE else "chunks", "ample" if self.blocks == AMPLE else "scarce"
         cut = f"dp {self.dp}" if self.split == "off" else f"split {self.split}"
-        return f"tp {self.tp}, {cut}, {self.speculate}, {chunk}, {blocks}, {self.device}"
+        steps = f", overlap {self.overlap}" if self.runner else ""
+        return f"tp {self.tp}, {cut}, {self.speculate}, {chunk}, {blocks}, {self.device}{steps}"
 
     @property
     def ranks(self) -> int:
@@ -50,11 +85,29 @@ class Row(OfRanks):
         return int(prefill), int(decode)
 
 
+@cache
+def mixing_requests():
+    """Without what a runner that only mixes has no distribution for; each with a seed of its own."""
+    made = []
+    for number, one in enumerate(requests()):
+        params = SamplingParams(max_tokens=one.params.max_tokens, seed=number, eos_token_ids=one.params.eos_token_ids)
+        made.append(replace(one, params=params))
+    return made
+
+
+def there_is(row: Row) -> bool:
+    """Whether hal has such a way: workers of a split are no groups of ``--dp``, ``--speculate`` is the model's."""
+    if row.split != "off" and row.dp > 1:
+        return False
+    if row.overlap == "cannot":
+        return row.speculate != "own"
+    return row.device in RUNNERS and row.speculate in ("none", "own")
+
+
 def all_rows() -> list[Row]:
-    """Every combination that there is (workers of a split are no groups of ``--dp``), those of one world of ranks one
-    after the other."""
+    """Every combination that there is, those of one world of ranks one after the other."""
     found = [Row(**dict(zip(AXES, values, strict=True))) for values in product(*AXES.values())]
-    found = [row for row in found if row.split == "off" or row.dp == 1]
+    found = [row for row in found if there_is(row)]
     return sorted(found, key=lambda row: (row.ranks, row.device == "maca"))
 
 
@@ -63,7 +116,7 @@ def pairs_of(row: Row) -> set[tuple[tuple[str, object], ...]]:
     return set(combinations([(axis, getattr(row, axis)) for axis in AXES], 2))
 
 
-def pairwise(left: list[Row] | None = None, most: int = 960) -> list[Row]:
+def pairwise(left: list[Row] | None = None, most: int = 9999) -> list[Row]:
     """Rows (of ``left``) that show every pair of values, each chosen for most new pairs; at most so many."""
     left, chosen = left or all_rows(), list[Row]()
     missing = set[tuple[tuple[str, object], ...]]().union(*map(pairs_of, left))

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Iterator
 from unittest import mock
 
 import numpy as np
-from hal_core import MemorySink
+from hal_core import ALONE, MemorySink
 from hal_core.conformance.ranks.processes import RankPool, gloo
+from hal_core.slots.admission import draw_seed
 from hal_sim import paddle_env
+from hal_sim.mixing import mixed
 
 from hal import open_device
 from hal.engine import Engine
 from hal.model import DEFAULT_CHECKPOINT
+from hal.model.config import read_config
 from hal.model.llama import LlamaModel
 from hal.proposers import Setup as ProposerSetup
 from hal.proposers import make_proposer
+from hal.stepping import RunnerSetup, Stepper, make_runner, overlap_of
 from hal.worker import Worker
 from tests.distributed import rows
-from tests.distributed.rows import PATIENCE, SCARCE, TOLERANCE, Told, reference, requests
-from tests.matrix.rows import SUBSTITUTES, Row
+from tests.distributed.rows import PATIENCE, SCARCE, TOLERANCE, Told, reference
+from tests.matrix.rows import SUBSTITUTES, Row, mixing_requests
 from tests.ranks import ForkedRanks
 from tests.split import rows as split_rows
 
@@ -72,6 +77,8 @@ def worlds() -> Iterator[Worlds]:
 
 def alone(rank: object, row: Row) -> Told:
     """In the one process of a world of one: the engine with its worker, as ``hal run`` has them."""
+    if row.runner:
+        return mixing_alone(row)
     told, sink = Told(), MemorySink()
     with mock.patch.dict(os.environ, SUBSTITUTES), open_device(row.device) as device:
         model, sizes = LlamaModel.load(DEFAULT_CHECKPOINT), row.sizes
@@ -80,19 +87,38 @@ def alone(rank: object, row: Row) -> Told:
         )
         worker = Worker(device, model, sizes, row.blocks, sink, proposer=make_proposer(row.speculate, setup))
         engine = Engine(worker, chunk=row.chunk)
-        for request in requests():
-            engine.submit(request)
-        for _ in engine.run():
-            pass
+        run_all(engine, row)
         told.drafts = (worker.acceptance.drafted, worker.acceptance.accepted, worker.acceptance.turns)
     for record in sink.records:
         told.take(record)
     return told
 
 
+def mixing_alone(row: Row) -> Told:
+    """The same of the device's own runner, as ``--runner`` has it."""
+    told, sink = Told(), MemorySink()
+    with open_device(row.device) as device:
+        state, vocab = device.state(row.sizes), read_config(DEFAULT_CHECKPOINT).vocab_size
+        setup = RunnerSetup(device, state, row.blocks, DEFAULT_CHECKPOINT, "cpu", vocab, ALONE)
+        stepper = Stepper(device, state, make_runner(row.runner, setup), sink, blocks=row.blocks)
+        overlap, _ = overlap_of(row.overlap, device, row.runner, stepper.runner.needs_host)
+        run_all(Engine(stepper, chunk=row.chunk, overlap=overlap), row)
+    for record in sink.records:
+        told.take(record)
+    return told
+
+
+def run_all(engine: Engine, row: Row) -> None:
+    """All requests of a row, to their ends."""
+    for request in row.requests:
+        engine.submit(request)
+    for _ in engine.run():
+        pass
+
+
 def on_ranks(row: Row, pool: RankPool, how: tuple[object, ...] = ()) -> Told:
     """The engine of this process with the ranks of a pool; ``how`` names a liar among what ranks can be."""
-    told, answers = rows.run(row, pool, how)
+    told, answers = rows.run(row, pool, how, row.requests)
     assert set(answers.values()) == {None}, answers
     return told
 
@@ -100,7 +126,7 @@ def on_ranks(row: Row, pool: RankPool, how: tuple[object, ...] = ()) -> Told:
 def run(row: Row, made: Worlds) -> Told:
     """Run a row."""
     if row.split != "off":
-        return split_rows.run(row, row.workers, lambda number: rows.Pooled(made.of(row, number)))
+        return split_rows.run(row, row.workers, lambda number: rows.Pooled(made.of(row, number)), row.requests)
     pool = made.of(row)
     if row.ranks == 1:
         told: Told = pool.run(alone, row, timeout=LONG)[0]
@@ -108,14 +134,29 @@ def run(row: Row, made: Worlds) -> Told:
     return on_ranks(row, pool)
 
 
+@functools.cache
+def foretold() -> Told:
+    """What the device's own runner must give."""
+    told, config = Told(), read_config(DEFAULT_CHECKPOINT)
+    for request in mixing_requests():
+        params = request.params
+        tokens = mixed(draw_seed(params.seed, request.request_id), request.prompt, params.max_tokens, config.vocab_size)
+        ends = [at for at, token in enumerate(tokens) if token in params.eos_token_ids]
+        told.tokens[request.request_id] = tokens[: ends[0] + 1] if ends else tokens
+    return told
+
+
 def check(row: Row, told: Told) -> None:
     """Token for token the plain run, with its log-probabilities; and the row has done what it is there for."""
-    expected = reference()
+    expected = reference() if not row.runner else foretold()
     assert dict(told.tokens) == dict(expected.tokens), f"{row.name}: other tokens"
     for request, values in expected.logprobs.items():
         np.testing.assert_allclose(told.logprobs[request], values, atol=TOLERANCE, rtol=0, err_msg=row.name)
     own_pace = row.dp > 1 or row.split != "off"  # of which blocks may do for either's requests, or for those let in
     if not own_pace or row.blocks != SCARCE:
         assert bool(told.preempted) == (row.blocks == SCARCE), f"{row.name}: {told.preempted} preemptions"
+    if row.runner:  # which counts no drafts: what is accepted shows in the records
+        assert (told.longest > 1) == (row.speculate == "own"), f"{row.name}: {told.longest} tokens in a step at most"
+        return
     drafts = row.speculate not in ("none", "naive")
     assert bool(told.drafts[0]) == drafts, f"{row.name}: {told.drafts[0]} drafts"
