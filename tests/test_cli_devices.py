@@ -6,6 +6,7 @@ import pty
 import subprocess
 import sys
 import types
+from importlib import metadata
 
 import pytest
 
@@ -103,7 +104,8 @@ def test_version_names_hal_contract_python_and_paddle():
     result = hal_command("--version")
     first, second, third, fourth = result.stdout.splitlines()
     assert first == f"hal {hal.__version__}"
-    assert second.startswith("contract 1.0 (paddle-hal-core 1.0.")
+    core = metadata.version("paddle-hal-core")
+    assert second == f"contract {core.rpartition('.')[0]} (paddle-hal-core {core})"
     assert third == "python " + ".".join(map(str, sys.version_info[:3]))
     assert fourth.startswith("paddle ")
     assert "paddle" not in result.modules

@@ -99,6 +99,8 @@ def test_an_unreadable_priority_is_a_broken_plugin(site, text):
     [
         ("1.0.0", [RANGE], True),
         ("1.0.7", [RANGE], True),
+        ("1.1.0", [RANGE], True),  # additions: what was made for 1.0 goes on fitting
+        ("1.0.0", ["paddle-hal-core>=1.1,<2"], False),
         ("1.0.0.dev3", [RANGE], True),
         ("2.0rc1", [RANGE], False),
         ("1.2.0", ["paddle-hal-core~=1.0"], True),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,12 @@ def section(hook):
     match = re.search(rf"^## {hook}\(.*?$(.*?)(?=^## |\Z)", CONTRACT, re.M | re.S)
     assert match, f"docs/contract.md has no heading for {hook}"
     return match.group(1)
+
+
+def test_the_document_says_which_contract_it_is():
+    """The core's version in the source tree, which an installed one may lag behind."""
+    told = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
+    assert f"This is contract {told['project']['version'].rpartition('.')[0]}:" in CONTRACT
 
 
 @pytest.mark.parametrize("hook", HOOKS)

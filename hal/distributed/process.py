@@ -12,7 +12,6 @@ from hal_core import HalError, InvalidValue
 from .hiring import job_keys
 from .launch import STORE, URL
 from .rank import serve
-from .shown import give_back
 
 KEY, MODEL = "HAL_RANKS_KEY", "HAL_RANKS_MODEL"
 """The variables that tell a rank of a worker that was started by itself the file of its key, and its checkpoint."""
@@ -25,7 +24,6 @@ _LEAVING = 5
 
 def main() -> int:
     """Be the rank that the environment says; the exit status."""
-    give_back(os.environ)
     rank, size = int(os.environ["PADDLE_TRAINER_ID"]), int(os.environ["PADDLE_TRAINERS_NUM"])
     status = 0
     os.environ["PADDLE_MASTER"] = os.environ[STORE]  # in place of the launcher's, which anybody may have taken
