@@ -104,7 +104,8 @@ class Observers:
             if not found.wrapper:
                 own = cast("Callable[..., Ticket]", found.function)  # the device's, which comes last
                 return _watched(hook, own, watchers, self.report) if watchers else own
-            watchers.append(_Watcher(found.plugin.hal_name, found.function, _asked([*found.argnames, *found.kwargnames])))
+            asked = _asked([*found.argnames, *found.kwargnames])
+            watchers.append(_Watcher(found.plugin.hal_name, found.function, asked))
         raise AssertionError(hook)
 
     def end(self, hook: str, ticket: Ticket) -> None:
