@@ -72,7 +72,6 @@ class RankOptions:
         for name, given, cure in (
             ("--split", self.split is not None, "leave it out: each worker has its role"),
             ("--dp", self.dp > 1, "leave it out: name as many workers of each role as there are to be"),
-            ("--restart", self.restart > 0, "leave it out: who started the workers starts them again"),
         ):
             if given:
                 raise InvalidValue("the workers were started by themselves", cure=cure, argument=name)

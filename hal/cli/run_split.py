@@ -65,14 +65,17 @@ def split_engine(
     def decodes(made: Crew, told: Callable[[OutputRecord], None]) -> Team[DecodeScheduler]:
         return Team(made, [limits(DecodeScheduler)], told)  # type: ignore[list-item]
 
+    def again(place: int) -> str:
+        return "it is started again" if hired is None else f"it is waited for at {hired.workers[place][0].url}"
+
     return SplitEngine(
         [
-            SplitWorker(SplitRole.PREFILL, number, partial(crew, SplitRole.PREFILL, number), prefills)
+            SplitWorker(SplitRole.PREFILL, number, partial(crew, SplitRole.PREFILL, number), prefills, again(number))
             for number in range(prefill)
         ],
         [
-            SplitWorker(SplitRole.DECODE, number, partial(crew, SplitRole.DECODE, prefill + number), decodes)
-            for number in range(decode)
+            SplitWorker(SplitRole.DECODE, number, partial(crew, SplitRole.DECODE, place), decodes, again(place))
+            for number, place in enumerate(range(prefill, prefill + decode))
         ],
         limits(Scheduler).check,
         restarts=options.ranks.restart,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -12,6 +12,7 @@ from hal_core import HalError, InvalidValue, Unavailable
 from hal.distributed.crew import Crew
 from hal.distributed.hiring import Met, RemoteWorker, job_keys
 from hal.distributed.rank import versions
+from hal.distributed.returning import ReturningWorker
 from hal.distributed.words import PROTOCOL
 from hal.model.digest import checkpoint_digest
 
@@ -31,13 +32,20 @@ class Hired:
     ``options``: as if ``--split`` had named as many.
     """
 
-    workers: Sequence[tuple[RemoteWorker, Met]]
+    workers: list[tuple[RemoteWorker, Met]]
     keys: CurveKeys | None
     options: Options
+    begun: set[int] = field(default_factory=set)
+    """Places of workers whose ranks were started once: who is asked for there again was lost."""
 
     def crew(self, setup: Setup, place: int, starting: float) -> Crew:
-        """Have a worker start its ranks, which come to this host by the address that the worker's host sees."""
+        """Have a worker start its ranks, which come to this host by the address that the worker's host sees. One that
+        was lost is waited for at its url."""
         worker, met = self.workers[place]
+        if place in self.begun:
+            worker = ReturningWorker(worker.url, self.keys, versions(), partial(self._check_again, worker.url, met))
+            self.workers[place] = worker, met
+        self.begun.add(place)
         setup = msgspec.structs.replace(setup, host=met.host)
         own = worker.own_address()
         url = f"tcp://{own}:*" if own else None
@@ -51,6 +59,12 @@ class Hired:
             starting=starting,
             wait=False,
         )
+
+    def _check_again(self, url: str, before: Met, met: Met) -> None:
+        if met.role != before.role:
+            what = f"the worker at {url} was a {before.role} worker, and is a {met.role} worker now"
+            raise InvalidValue(what, cure=f"start it with --role {before.role}", argument="--workers")
+        _check(url, met, before.tp, before.checkpoint, before.versions)
 
     def __enter__(self) -> Hired:
         return self

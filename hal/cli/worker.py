@@ -39,12 +39,16 @@ def run(arguments: list[str]) -> None:
     from hal.distributed.hiring import job_keys
     from hal.distributed.rank import versions
     from hal.model import DEFAULT_CHECKPOINT
+    from hal.model.config import read_config
+    from hal.model.split import check_split
 
+    model = options.model or DEFAULT_CHECKPOINT
     if options.tp < 1:
         raise InvalidValue(f"{options.tp}", cure="give a whole number of at least 1", argument="--tp")
+    check_split(read_config(model), options.tp)
     try:
         keys = job_keys(options.listen, options.key, make=True)
-        post = Post(options.role, options.tp, options.listen, options.model or DEFAULT_CHECKPOINT, options.key)
+        post = Post(options.role, options.tp, options.listen, model, options.key)
         with signals.noted(), HiredWorker(post, keys, versions()) as worker:
             say(f"hal worker: {options.role}, listens on {worker.url}")
             status = worker.serve(options.timeout, signals.check)

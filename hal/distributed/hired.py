@@ -120,13 +120,13 @@ class HiredWorker:
         while socket.poll(0):
             identity, *parts = socket.recv_multipart()
             for said in unpack(b"".join(parts)):
-                if isinstance(said, Meet) and self._engine is None:
+                if isinstance(said, Meet) and self._engine in (None, identity) and self._launch is None:
                     self._meet(identity, said)
                 elif identity == self._engine:
                     self._heard = time.monotonic()
                     self._obey(said)
                 elif isinstance(said, Meet):
-                    self._say(Dismissed("it works for another engine"), identity)
+                    self._say(Dismissed("it works for another engine", busy=True), identity)
 
     def _meet(self, identity: bytes, said: Meet) -> None:
         post = self._post

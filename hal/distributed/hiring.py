@@ -38,6 +38,7 @@ from hal.transport.urls import scheme_of
 from .lines import BEAT_SECONDS, SILENCE
 from .words import PROTOCOL
 
+_WHOSE_KEY = "hal worker makes it, and it is copied to the other hosts"
 MEETING = 30.0
 """Seconds in which a worker must answer an engine that connects."""
 
@@ -82,10 +83,11 @@ class Ended(_Said):
 
 
 class Dismissed(_Said):
-    """Nothing more comes; ``what`` says why, where something was refused."""
+    """Nothing more comes; ``what`` says why, where something was refused. ``busy``: by a worker that has an engine."""
 
     what: str = ""
     cure: str = ""
+    busy: bool = False
 
 
 Said: TypeAlias = Meet | Met | Begin | Beat | Ended | Dismissed
@@ -120,6 +122,11 @@ def job_keys(url: str, file: Path | None, *, make: bool = False) -> CurveKeys | 
         cure = "give --key FILE, the same file to hal run and every hal worker; hal worker makes one"
         raise InvalidValue(f"{url!r} goes over the network, and there is no key", cure=cure, argument="--key")
     try:
+        if make and not file.parent.is_dir():
+            cure = f"make it, or name another file ({_WHOSE_KEY})"
+            raise InvalidValue(f"there is no folder {file.parent}", cure=cure, argument="--key")
+        if file.is_dir():
+            raise InvalidValue(f"{file} is a folder", cure=f"name a file in it ({_WHOSE_KEY})", argument="--key")
         if make and not file.exists():
             _make_key(file)
         if file.is_file() and stat.S_IMODE(file.stat().st_mode) & 0o077:
@@ -129,8 +136,8 @@ def job_keys(url: str, file: Path | None, *, make: bool = False) -> CurveKeys | 
     except (OSError, ValueError, zmq.ZMQError) as error:
         if isinstance(error, InvalidValue):
             raise
-        cure = "give a file that hal worker --key has made"
-        raise InvalidValue(f"{file} is no key: {error}", cure=cure, argument="--key") from error
+        what = f"{file} is no key: {getattr(error, 'strerror', None) or error}"
+        raise InvalidValue(what, cure="give a file that hal worker --key has made", argument="--key") from error
     return CurveKeys(public, secret, (public,))
 
 
@@ -249,7 +256,10 @@ class RemoteWorker:
                     elif isinstance(said, Ended):
                         self._how = f"the worker at {self.url}: {said.how}"
                     elif isinstance(said, Dismissed):
-                        self._how = said.what + (f" ({said.cure})" if said.cure else "")
+                        self._refused(said)
+
+    def _refused(self, said: Dismissed) -> None:
+        self._how = said.what + (f" ({said.cure})" if said.cure else "")
 
 
 def _reached(url: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 import zmq
@@ -21,6 +22,14 @@ _UNBOUNDED = 0
 #: The kernel's own look whether the other host is still there: after a second of silence a probe each second, until
 #: four are lost. It needs no thread of ours and, unlike ZeroMQ's heartbeat, no word on the connection.
 _KEEPALIVE_SECONDS, _KEEPALIVE_PROBES = 1, 4
+#: What the kernel or ZeroMQ says of an address that cannot be bound, in words, and the cure.
+_NO_ADDRESS = "that is no address of this host", "name one that it has, by number or by a name that it knows"
+_REFUSED = {
+    errno.EADDRINUSE: ("another program listens there", "choose a free port"),
+    errno.EACCES: ("this user may not", "choose a port above 1023, or a folder that this user can write to"),
+    errno.ENODEV: _NO_ADDRESS,
+    errno.EADDRNOTAVAIL: _NO_ADDRESS,
+}
 
 
 #: bytes; frames, and what they are made of, are smaller
@@ -94,8 +103,8 @@ class Bound:
             self.give_up()
             if not isinstance(error, zmq.ZMQError):
                 raise
-            cure = "choose a free port or a folder that exists and can be written"
-            raise InvalidValue(f"cannot bind {url!r}: {error}", cure=cure, argument="url") from error
+            why, cure = _REFUSED.get(error.errno or 0, (str(error), "choose a folder that exists and can be written"))
+            raise InvalidValue(f"cannot bind {url!r}: {why}", cure=cure, argument="url") from error
 
     def close(self) -> None:
         """Close, nobody finds it any more; what is to be sent has 100 ms more."""

@@ -221,13 +221,15 @@ def test_keys_are_a_file_that_nobody_else_may_read(tmp_path):
         job_keys(LOCAL, None)
     with pytest.raises(InvalidValue, match="is private by its folder"):
         job_keys("ipc:///tmp/x", key)
-    with pytest.raises(InvalidValue, match="is no key"):
+    with pytest.raises(InvalidValue, match="is no key: No such file or directory"):
         job_keys(LOCAL, key)
+    with pytest.raises(InvalidValue, match=r"there is no folder .*none \(make it, or name another file"):
+        job_keys(LOCAL, tmp_path / "none" / "key", make=True)
     key.write_text(CurveKeys.new().secret)
     key.chmod(0o644)
     with pytest.raises(InvalidValue, match="others may read"):
         job_keys(LOCAL, key)
-    with pytest.raises(InvalidValue, match=r"is no key: .*directory"):
+    with pytest.raises(InvalidValue, match=r"is a folder \(name a file in it"):
         job_keys(LOCAL, tmp_path)
     key.chmod(0o600)
     assert job_keys(LOCAL, key).public == job_keys(LOCAL, key, make=True).public
@@ -244,7 +246,6 @@ def test_keys_are_a_file_that_nobody_else_may_read(tmp_path):
         (("run", "--workers", "ipc:///a,tcp://b:1"), "--workers: ipc:///a, tcp://b:1 (give each worker's url once"),
         (("run", "--workers", "http://a"), "--workers: 'http://a' has no scheme"),
         (("run", "--workers", "ipc:///a", "--split", "1,1"), "--split: the workers were started by themselves"),
-        (("run", "--workers", "ipc:///a", "--restart", "1"), "--restart: the workers were started by themselves"),
         (("run", "--workers", "ipc:///a", "--dp", "2"), "--dp: the workers were started by themselves"),
         (("run", "--workers", "ipc:///a", "--key", "k"), "--key: 'ipc:///a' is private by its folder"),
         (("run", "--workers", "tcp://h:1"), "--key: 'tcp://h:1' goes over the network, and there is no key"),
@@ -253,6 +254,7 @@ def test_keys_are_a_file_that_nobody_else_may_read(tmp_path):
         (("run", "--dp-sync", "--split", "1,1"), "or give --dp without --split and --workers"),
         (("worker", "--role", "both", "--listen", "ipc:///a"), "invalid choice: 'both'"),
         (("worker", "--role", "decode", "--listen", "ipc:///a", "--tp", "0"), "--tp: 0"),
+        (("worker", "--role", "decode", "--listen", "ipc:///a", "--tp", "3"), "--tp: 3 ranks cannot share out"),
         (("worker", "--role", "decode", "--listen", "nowhere"), "has no scheme"),
         (("worker", "--role", "decode", "--listen", "ipc:///no/such/folder"), "cannot bind"),
         (("worker", "--role", "decode", "--listen", LOCAL), "there is no key"),
@@ -270,7 +272,12 @@ def test_what_cannot_be_is_refused_before_anything_starts(arguments, told, capsy
 def test_an_address_in_use_or_every_address_of_a_host_is_refused(tmp_path, capsys):
     key = str(tmp_path / "key")
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        for host, told in (("127.0.0.1", "cannot bind"), ("0.0.0.0", "is every address of this host")):
+        for host, told in (
+            ("127.0.0.1", "another program listens there (choose a free port)"),
+            ("host.invalid", "that is no address of this host (name one that it has"),
+            ("192.0.2.1", "that is no address of this host (name one that it has"),
+            ("0.0.0.0", "is every address of this host"),
+        ):
             url = f"tcp://{host}:{taken.getsockname()[1]}"
             with pytest.raises(SystemExit) as ended:
                 main(["worker", "--role", "prefill", "--listen", url, "--key", key])

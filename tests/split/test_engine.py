@@ -142,7 +142,7 @@ def test_with_no_worker_of_a_role_left_requests_end_with_an_error_that_says_so(r
     world.finish()
     told = [one for one in world.ended.values() if one.reason is FinishReason.ERROR]
     assert told
-    cure = "give more workers, or to --split --restart"
+    cure = "give more workers, or --restart"
     assert all(f"no {role} worker is left" in one.message and cure in one.message for one in told)
 
 

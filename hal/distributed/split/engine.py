@@ -281,7 +281,7 @@ class SplitEngine:
     def _start_again(self, worker: Worker, error: HalError) -> None:
         self._last_loss = f"{worker.name} was lost: {error.what}"
         again = self._may_restart()
-        self._note(self._last_loss + ("; it is started again" if again else ""))
+        self._note(self._last_loss + (f"; {worker.again}" if again else ""))
         if again:
             try:
                 worker.start()
@@ -302,7 +302,7 @@ class SplitEngine:
                 continue
             states = frozenset({State.WAITING}) if role is SplitRole.PREFILL else HELD | {State.WAITING}
             why = f"no {role.name.lower()} worker is left" + ("" if not coming else f" for {self._bounds.alone:g} s")
-            self.moves.fail(states, f"{why} ({self._last_loss}); give more workers, or to --split --restart")
+            self.moves.fail(states, f"{why} ({self._last_loss}); give more workers, or --restart")
 
     # -- the end --------------------------------------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ class SplitWorker(Generic[S]):
     - ``crew``: None while there is none; ``team``: None while it is not up.
     - ``leaving``: attempts that the engine has released, with the ranks that have not answered yet, and what follows
       when all have.
+    - ``again``: in words, what is done about its loss where that may be.
     """
 
     def __init__(
@@ -37,7 +38,9 @@ class SplitWorker(Generic[S]):
         number: int,
         start: Callable[[], Crew],
         team: Callable[[Crew, Callable[[OutputRecord], None]], Team[S]],
+        again: str = "it is started again",
     ) -> None:
+        self.again = again
         self.role, self.number = role, number
         self._start, self._made = start, team
         self.crew: Crew | None = None
