@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+import pluggy
 import pytest
 from hal_core import ALONE, Request, StateConfig, Step, Task, TaskKind, bind, hookimpl
 from hal_core.devices.cpu.device import CpuDevice
@@ -262,14 +263,63 @@ def test_an_observer_is_registered_once_under_a_name(bound):
         bound.observe(Watcher(), name="one")
 
 
-def test_without_observers_no_call_goes_through_pluggy_and_with_one_every_call_does(bound, monkeypatch):
-    def broken(*arguments):
-        raise AssertionError("pluggy's road")
+def test_without_observers_no_call_goes_their_road_and_with_one_every_call_does(bound, monkeypatch):
+    def broken(**arguments):
+        raise AssertionError("the observers' road")
 
     state, stream = bound.state(StateConfig(num_slots=2, max_model_len=8)), bound.default_stream
     view = state.view("seed")[0]
-    monkeypatch.setattr(bound._observers._manager, "_inner_hookexec", broken)
     bound.async_set_value(target=view, value=1, stream=stream)
     bound.observe(Watcher())
-    with pytest.raises(AssertionError, match="pluggy's road"):
+    for hook in HOOKS:
+        monkeypatch.setattr(bound._observers.hooks, hook, broken)
+    with pytest.raises(AssertionError, match="the observers' road"):
         bound.async_set_value(target=view, value=2, stream=stream)
+
+
+def test_pluggy_says_who_observes(bound, monkeypatch):
+    def broken(caller):
+        raise AssertionError("pluggy's road")
+
+    monkeypatch.setattr(pluggy.HookCaller, "get_hookimpls", broken)
+    with pytest.raises(AssertionError, match="pluggy's road"):
+        bound.observe(Watcher())
+
+
+class Ordered:
+    """Notes when it begins and ends."""
+
+    def __init__(self, name, seen):
+        self.name, self.seen = name, seen
+
+    @hookimpl(wrapper=True)
+    def async_set_value(self, value=None):
+        self.seen.append(f"{self.name} begins")
+        yield
+        self.seen.append(f"{self.name} ends")
+
+
+class First(Ordered):
+    @hookimpl(wrapper=True, tryfirst=True)
+    def async_set_value(self):
+        return (yield from super().async_set_value())
+
+
+def test_observers_stand_around_the_call_in_the_order_that_pluggy_gives_them(bound):
+    seen = []
+    bound.observe(First("outermost", seen), name="a")
+    bound.observe(Ordered("inner", seen), name="b")
+    bound.observe(Ordered("outer", seen), name="c")
+    bound.async_set_value(
+        target=bound.state(StateConfig(num_slots=2, max_model_len=8)).view("seed")[0],
+        value=1,
+        stream=bound.default_stream,
+    )
+    order = ["outermost", "outer", "inner"]
+    assert seen == [f"{name} begins" for name in order] + [f"{name} ends" for name in reversed(order)]
+
+
+def test_a_hook_that_nobody_wraps_is_the_devices_own(bound):
+    bound.observe(Ordered("one", []))
+    assert bound._observers.hooks.insert_tasks == bound.device.insert_tasks
+    assert bound._observers.hooks.async_set_value != bound.device.async_set_value

@@ -38,7 +38,7 @@ TIED = (
 )
 """What a process does before it imports anything: it ends with its parent (PR_SET_PDEATHSIG), also with one that has
 died already."""
-_LAUNCHER = TIED + "import runpy; runpy.run_module('paddle.distributed.launch', run_name='__main__', alter_sys=True)"
+_LAUNCHER = TIED + "from hal.distributed.launcher import main; main()"
 _RANK = TIED + "import sys; from hal.distributed.process import main; sys.exit(main())"
 _TAIL = 600
 """Characters of what the launcher printed last that go into an error, where nothing in it is known to tell more."""
@@ -78,13 +78,12 @@ class PaddleLaunch:
         socket = socket_of(url)  # in a private folder, which is removed when its process is gone, however it ended
         self._folder = Path(tempfile.mkdtemp(prefix="hal-ranks-", dir=None if socket is None else socket.parent))
         self._port = HeldPort()
-        launcher = [sys.executable, "-c", _LAUNCHER, "--nproc_per_node", str(self.size)]
+        launcher = [sys.executable, "-P", "-c", _LAUNCHER, "--nproc_per_node", str(self.size)]
         launcher += ["--log_dir", str(self._folder), "--job_id", "hal", "--max_restart", "0", "--log_level", "WARNING"]
         rank = [sys.executable, "-P", "-c", _RANK]
         paths = os.pathsep.join(path for path in sys.path if path)
-        alone = {
-            name: value for name, value in os.environ.items() if not name.startswith(("PADDLE_TRAINER", "MASTER_"))
-        }
+        theirs = ("PADDLE_TRAINER", "MASTER_", "FLAGS_selected_")  # of another job: where it meets, which device it has
+        alone = {name: value for name, value in os.environ.items() if not name.startswith(theirs)}
         threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // self._among))
         told = {
             URL: url,

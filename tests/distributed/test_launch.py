@@ -63,10 +63,12 @@ def test_ranks_meet_at_a_port_that_is_held_until_they_do(monkeypatch):
     ended = SimpleNamespace(pid=os.getpid(), poll=lambda: 1, wait=lambda seconds: 1)
     monkeypatch.setattr(launch.subprocess, "Popen", lambda *_, env, **__: given.update(env) or ended)
     monkeypatch.setenv("MASTER_ADDR", "elsewhere")
+    monkeypatch.setenv("FLAGS_selected_gpus", "3")
     url, starter = private_ipc_url(), launch.PaddleLaunch(2)
     starter.start(url)
     host, port = given[launch.STORE].split(":")
     assert "MASTER_ADDR" not in given, "Paddle would go there"
+    assert "FLAGS_selected_gpus" not in given, "every rank would take it for its own"
     with socket.socket() as other, pytest.raises(OSError, match="in use"):
         other.bind((host, int(port)))
     starter.end(0.0)

@@ -11,9 +11,9 @@ from hal.cli import main
 from tests.commands import environment, left_in, start
 
 
-def command(folder, *arguments):
+def command(folder, *arguments, **variables):
     """Run ``hal run`` to its end: status, standard output, standard error."""
-    process = start(folder, "run", *arguments, env=environment(folder, HAL_CHECK_RANKS="1"))
+    process = start(folder, "run", *arguments, env=environment(folder, HAL_CHECK_RANKS="1", **variables))
     out, err = process.communicate(timeout=120)
     return process.returncode, out, err
 
@@ -31,6 +31,14 @@ def test_two_ranks_print_what_one_does_and_leave_nothing(tmp_path, capsys):
         assert (one["token_ids"], one["text"], one["device"]) == (two["token_ids"], two["text"], two["device"])
     assert "tp 2 x dp 1" in err
     assert left_in(tmp_path) == []
+
+
+def test_more_ranks_on_the_host_than_cards_are_shown(tmp_path):
+    """Paddle's launcher has a card for each rank or an IndexError, also where it is built without CUDA."""
+    arguments = ("--prompt", "import os", "--max-tokens", "4", "--tp", "2", "--device", "cpu")
+    status, out, err = command(tmp_path, *arguments, CUDA_VISIBLE_DEVICES="0")
+    assert status == 0, err
+    assert out
 
 
 def test_the_engine_imports_no_framework(tmp_path):

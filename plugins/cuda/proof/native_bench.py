@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from hal_core import Request, SamplingParams, StateConfig, Step, TaskBatch, View
+from hal_core import Request, SamplingParams, StateConfig, Step, Task, TaskBatch, TaskKind, View
 from hal_core.devices import dtype_of
 from hal_core.runtime.bound import BoundDevice, bind
 from hal_cuda import CudaPlugin
@@ -89,6 +89,7 @@ def cases(bound: BoundDevice) -> Iterator[Case]:
             bound.insert_tasks(state=state, tasks=batch, stream=stream)
 
         yield f"insert {count} x {TOKENS}", admit, insert
+    yield from decoding(bound, state, stream)
     scalar, row = state.view("temperature")[3], state.view("token_ids")[3, :64]
     large = View.contiguous(bound.device.allocate(1 << 16), 0, (1 << 13,), dtype_of("int64"))
     values = np.arange(1 << 13)
@@ -109,6 +110,35 @@ def cases(bound: BoundDevice) -> Iterator[Case]:
         written,
         lambda _: bound.save_output(state=state, step=step, sink=sink, stream=stream),
     )
+
+
+def decoding(bound: BoundDevice, state: Any, stream: Any) -> Iterator[Case]:  # noqa: ANN401
+    """What a decode node inserts in a step: requests that were handed over, and blocks for some of those that run."""
+    each, prompt = TOKENS // BLOCK + 1, list(range(10, TOKENS + 10))
+    running: list[Any] = []
+
+    def prepare(new: int, grow: int) -> list[Task]:
+        stream.synchronize()
+        state.release(range(SIZES.num_slots))
+        running[:] = [state.admit(Request(f"g{i}", prompt, PARAMS)) for i in range(grow)]
+        old = [handed(one, i) for i, one in enumerate(running)]
+        if old:
+            bound.insert_tasks(state=state, tasks=old, stream=stream)
+        tasks = [Task(TaskKind.MORE_BLOCKS, i, one, blocks=(i,), first_block=each) for i, one in enumerate(running)]
+        admitted = [state.admit(Request(f"h{i}", prompt, PARAMS)) for i in range(new)]
+        tasks += [handed(one, grow + i) for i, one in enumerate(admitted)]
+        stream.synchronize()
+        return tasks
+
+    def handed(request: Any, slot: int) -> Task:  # noqa: ANN401
+        blocks = tuple(range(slot * each, slot * each + each))
+        return Task(TaskKind.REMOTE_PREFILL, slot, request, TOKENS, 0, blocks, first_token=7)
+
+    def insert(tasks: list[Task]) -> None:
+        bound.insert_tasks(state=state, tasks=TaskBatch.of(tasks), stream=stream)
+
+    for new, grow in ((16, 0), (0, 8), (16, 8)):
+        yield f"hand over {new}, grow {grow}", lambda new=new, grow=grow: prepare(new, grow), insert
 
 
 @contextmanager
@@ -154,7 +184,7 @@ def main(words: list[str]) -> None:
     rounds = int(next((word for word in words if word.isdigit()), "200"))
     print(f"Python {platform.python_version()}, NumPy {np.__version__}, {rounds} rounds, us: median / p99")
     paths = [path for path in ("python", "native") if path == "native" or "--native" not in words]
-    print(f"{'':18s}" + "".join([f"{f'{path} {how}':>22s}" for path in paths for how in ("quiet", "busy")]))
+    print(f"{'':22s}" + "".join([f"{f'{path} {how}':>22s}" for path in paths for how in ("quiet", "busy")]))
     found: dict[str, list[str]] = {}
     for path in paths:
         with opened(path, stand_in=stand_in) as bound:
@@ -167,7 +197,7 @@ def main(words: list[str]) -> None:
             if native is not None:
                 print(f"(the lock was given up {native.calls.given_up()} times)")
     for name, columns in found.items():
-        print(f"{name:18s}" + "".join([f"{column:>22s}" for column in columns]), flush=True)
+        print(f"{name:22s}" + "".join([f"{column:>22s}" for column in columns]), flush=True)
 
 
 if __name__ == "__main__":

@@ -206,8 +206,9 @@ def spread_record(p, slot, record):
 def hal_enter(p, blocks, rows):
     """As in kernels/enter.cu."""
     memory, longest = int(p["memory"]), (rows - 1) * PIECE
-    for entry in at(p["entries"], blocks * 112).view(np.int64).reshape(blocks, 14):
-        written, (source, slot, start, length, count, blocks_at) = entry[:5], entry[8:].tolist()
+    for entry in at(p["entries"], blocks * 128).view(np.int64).reshape(blocks, 16):
+        written, (source, slot, start, length, count, blocks_at, first, drafts) = entry[:5], entry[8:].tolist()
+        assert (first, drafts) == (-1, 0), "on the Python path there are new requests alone"
         lengths, place = at(source, 20).view(np.int32), source + int(p["rows_at"])
         spread_record(p, slot, source + 32)
         for field, value in zip(p["dynamic"], (length, length, start, count), strict=True):

@@ -58,16 +58,13 @@ static int forbidden(const char *call) {
   return 0;
 }
 
-/* -- kernels, as in hal_cuda/kernels ---------------------------------------------------------------------------------- */
+/* -- kernels, as in hal_cuda/kernels, or those -------------------------------------------------------------------------------- */
 typedef struct { u64 base, stride; u32 source, nbytes; } Spread;
 typedef struct { u64 dst, source; u32 nbytes, pattern; } Write;
 typedef struct { u64 memory, block, spread; u32 writes, records, fields, record_bytes, slots_at, records_at; u64 payload_at; } Plan;
 typedef struct { u64 dst, cycle; u32 nbytes, n0, n1; int64_t step0, step1; } Fill;
 typedef struct { u64 dst; u32 nbytes, unused; u8 data[1024]; } Small;
 typedef struct { u64 dst, src; u32 element, unused, shape[4]; int64_t to[4], from[4]; u64 count; } Strided;
-typedef struct { u64 base, stride, cycle, size; } Row;
-typedef struct { u64 entries, blocks, memory, spread, dynamic[4]; u32 fields, rows_at; Row rows[5]; } Enter;
-typedef struct { u64 written[5], unused[3], source, slot, start, length, blocks, blocks_at; } Entry;
 #define AT(address) ((u8 *)(uintptr_t)(address))
 
 static void fill_bytes(u8 *to, u64 cycle, u64 nbytes) {
@@ -89,25 +86,6 @@ static void hal_write(const Plan *p) {
     spread(p->memory, p->spread, p->fields, ((u32 *)AT(p->block + p->slots_at))[i],
            AT(p->block + p->records_at + (u64)i * p->record_bytes));
 }
-static void hal_enter(const Enter *p, u32 blocks, u32 rows) {
-  for (u32 n = 0; n < blocks; n++) {
-    const Entry *e = (const Entry *)AT(p->entries) + n;
-    const u32 *lengths = (const u32 *)AT(e->source);
-    u64 from = e->source + p->rows_at;
-    spread(p->memory, p->spread, p->fields, e->slot, AT(e->source + 32));
-    u64 values[4] = {e->length, e->length, e->start, e->blocks};
-    for (int i = 0; i < 4; i++) ((u32 *)AT(p->memory + p->dynamic[i]))[e->slot] = (u32)values[i];
-    for (int i = 0; i < 5; i++) {
-      const Row *r = &p->rows[i];
-      u64 nbytes = (i == 3 ? e->blocks : lengths[i]) * r->size, to = p->memory + r->base + e->slot * r->stride;
-      u64 reach = i == 4 ? (u64)(rows - 1) * PIECE : ~0ull, written = e->written[i] * r->size; /* of the blocks of threads */
-      memcpy(AT(to), AT(i == 3 ? p->blocks + e->blocks_at * r->size : from), nbytes < reach ? nbytes : reach);
-      written = written < reach ? written : reach;
-      if (written > nbytes) fill_bytes(AT(to + nbytes), r->cycle, written - nbytes);
-      if (i != 3) from += (nbytes + 15) / 16 * 16;
-    }
-  }
-}
 static void hal_copy_strided(const Strided *c) { /* backwards: threads come in any order */
   for (u64 i = c->count; i--;) {
     u64 rest = i, to = c->dst, from = c->src;
@@ -118,13 +96,15 @@ static void hal_copy_strided(const Strided *c) { /* backwards: threads come in a
     memcpy(AT(to), AT(from), c->element);
   }
 }
-void stand_in_update(const void *state, u32 slots); /* update.cpp: the product's own kernel */
+void stand_in_update(const void *state, u32 slots); /* update.cpp: the product's own kernels */
+void stand_in_enter(const void *enter, u32 blocks, u32 rows);
+u32 stand_in_enter_bytes(void);
 static void launch(const Op *op) {
   const void *p = op->params;
   const Fill *f = p;
   const Small *s = p;
   if (!strcmp(op->kernel, "hal_write")) hal_write(p);
-  else if (!strcmp(op->kernel, "hal_enter")) hal_enter(p, op->blocks, op->rows);
+  else if (!strcmp(op->kernel, "hal_enter")) stand_in_enter(p, op->blocks, op->rows);
   else if (!strcmp(op->kernel, "hal_small")) memcpy(AT(s->dst), s->data, s->nbytes);
   else if (!strcmp(op->kernel, "hal_copy_strided")) hal_copy_strided(p);
   else if (!strcmp(op->kernel, "hal_update_inputs")) stand_in_update(p, op->blocks * op->threads);
@@ -133,8 +113,8 @@ static void launch(const Op *op) {
       fill_bytes(AT(f->dst + i / f->n1 * f->step0 + i % f->n1 * f->step1), f->cycle, f->nbytes);
 }
 static int params_of(Op *op, const char *kernel, void **params) {
-  static const struct { const char *name; size_t nbytes; } sizes[] = {
-      {"hal_write", sizeof(Plan)}, {"hal_enter", sizeof(Enter)}, {"hal_small", sizeof(Small)},
+  const struct { const char *name; size_t nbytes; } sizes[] = {
+      {"hal_write", sizeof(Plan)}, {"hal_enter", stand_in_enter_bytes()}, {"hal_small", sizeof(Small)},
       {"hal_copy_strided", sizeof(Strided)}, {"hal_hold", 8}, {"hal_update_inputs", 200}};
   if (!strcmp(kernel, "hal_fill")) {
     Fill f = {*(u64 *)params[0], *(u64 *)params[1], *(u32 *)params[2], *(u32 *)params[3], *(u32 *)params[4],

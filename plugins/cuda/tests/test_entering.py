@@ -11,7 +11,7 @@ from hal_core.devices.cpu import CpuPlugin
 from hal_core.memory.views import ByteRange
 from hal_core.runtime.bound import bind
 from hal_core.slots.admission import admit
-from hal_cuda import admissions
+from hal_cuda import admissions, native_entering
 from hal_cuda.driver import CudaError
 from hal_cuda.structs import ENTRY
 from hypothesis import HealthCheck, given, settings
@@ -29,6 +29,13 @@ params = st.builds(
     stop_sequences=st.lists(st.lists(ids, min_size=1, max_size=3).map(tuple), max_size=3).map(tuple),
     eos_token_ids=st.lists(ids, max_size=3).map(tuple),
 )
+
+
+@pytest.fixture(autouse=True)
+def near(request, monkeypatch):
+    """Of the native path, bytes that are read where they are; none, unless a test says otherwise: it uploads then."""
+    monkeypatch.setattr(native_entering, "NEAR", getattr(request, "param", 0))
+    return native_entering.NEAR
 
 
 def contents(bound, state):

@@ -18,14 +18,14 @@ Ints = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
 
 def is_sound(host_table: HostSlotTable, tasks: TaskBatch) -> bool:
     """True when ``tasks`` can surely go in: requests that enter free slots, decided without a loop, or that stay and
-    get more blocks.
+    get more blocks; by a device's native code, any that enter or stay.
 
     False means that :func:`problems` has to look, which may still find nothing.
     """
+    if host_table.twin is not None and tasks.more is not None:
+        return host_table.twin.sound(tasks)
     if not tasks.all_new:
         return tasks.all_growing and _growing_are_sound(host_table, tasks)
-    if host_table.twin is not None:
-        return host_table.twin.sound(tasks)
     if len(tasks) <= FEW:
         return _few_are_sound(host_table, tasks)
     sizes, n, plain, request_row = host_table.sizes, len(tasks), tasks.plain, tasks.request_row

@@ -26,11 +26,11 @@ Records = np.ndarray[Any, np.dtype[np.void]]
 
 
 class Twin(Protocol):
-    """A device's native twin of the checks and the booking of new requests, over the same table."""
+    """A device's native twin of the checks and the booking of requests that enter or stay, over the same table."""
 
     def sound(self, tasks: TaskBatch) -> bool:
-        """As :func:`hal_core.slots.checks.is_sound`, of a batch whose ``all_new`` is true, and whether its requests
-        were admitted for these sizes."""
+        """True only where :func:`hal_core.slots.checks.problems` finds nothing and the requests were admitted for
+        these sizes; of a batch whose ``more`` is not None."""
 
     def commit(self, tasks: TaskBatch) -> None:
         """As :meth:`HostSlotTable.commit`, of such a batch."""
@@ -49,7 +49,7 @@ class HostSlotTable:
     - ``row_lengths`` int64 ``[row fields, slots]``, in the order of ``ROW_FIELDS``: the largest length, in
       elements, that was written since the row was last reset (G11).
     - ``preempted``, ``aborted``: slot to ``(admission_id, request id)`` of what left and no output has reported yet.
-    - ``twin``: what does both for new requests in native code, where the state's device has such.
+    - ``twin``: what does both for requests that enter or stay in native code, where the state's device has such.
     """
 
     def __init__(self, sizes: StateConfig) -> None:
@@ -66,7 +66,7 @@ class HostSlotTable:
 
     def commit(self, tasks: TaskBatch) -> None:
         """Take over what an insertion has put into the slots."""
-        if self.twin is not None and tasks.all_new:
+        if self.twin is not None and tasks.more is not None:
             self.twin.commit(tasks)
             return
         if tasks.all_prefill and len(tasks) <= FEW:

@@ -11,6 +11,7 @@ import numpy as np
 from ..errors import InvalidValue
 from .admission import AdmittedRequest
 from .layout import StateLayout
+from .staying import more_of
 from .task import ENTERING as ENTERING
 from .task import LEAVING as LEAVING
 from .task import Task as Task
@@ -39,7 +40,7 @@ class _Column:
 
 Ids = Sequence[int] | Int32s
 Column = bytes | array  # type: ignore[type-arg]
-NativeColumns = tuple[bytes, Column, Column, Column, Column, bytes]
+NativeColumns = tuple[bytes, Column, Column, Column, Column, bytes, bytes]
 
 
 class TaskBatch:
@@ -49,8 +50,9 @@ class TaskBatch:
     ``num_scheduled_tokens``, ``first_blocks``, ``block_counts``. ``plain`` has them as lists. ``requests`` and
     ``drafts`` are tuples, ``block_ids`` each task's block ids, ``blocks`` all of them one after the other, int32.
 
-    ``native`` has for native code what it needs of new requests. ``all_new``: there are no other tasks, each has its
-    blocks from entry 0 on, and none has drafts. ``all_growing``: there are only tasks that bring more blocks.
+    ``native`` has for native code what it needs, of a batch whose ``more`` is not None. ``all_new``: there are only new
+    requests, each has its blocks from entry 0 on, and none has drafts. ``all_growing``: there are only tasks that bring
+    more blocks.
     """
 
     __slots__ = (
@@ -164,14 +166,22 @@ class TaskBatch:
     @property
     def native(self) -> NativeColumns:
         """For code that takes buffers, made without NumPy, which may give up the interpreter's lock: ``rows``; slots,
-        ``num_computed_tokens``, ``num_scheduled_tokens``, ``block_counts`` as int32; ``block_bytes``."""
+        ``num_computed_tokens``, ``num_scheduled_tokens``, ``block_counts`` as int32; ``block_bytes``; ``more``."""
         found: NativeColumns | None = self.arrays.get("native")
         if found is None:
             ints, plain = self._checked, self.plain
             starts = ints.get("num_computed_tokens") or array("i", plain["num_computed_tokens"])
             counts = array("i", plain["block_counts"])
-            found = self.rows, ints["slots"], starts, ints["num_scheduled_tokens"], counts, self.block_bytes
-            self.arrays["native"] = found
+            lengths, more = ints["num_scheduled_tokens"], self.more or b""
+            found = self.arrays["native"] = self.rows, ints["slots"], starts, lengths, counts, self.block_bytes, more
+        return found
+
+    @property
+    def more(self) -> bytes | None:
+        """What native code needs of other tasks than new requests: :func:`hal_core.slots.staying.more_of`."""
+        if "more" not in self.arrays:
+            self.arrays["more"] = b"" if self.all_new else more_of(self.plain, self.requests, self.drafts)
+        found: bytes | None = self.arrays["more"]
         return found
 
     @property
@@ -244,7 +254,7 @@ class TaskBatch:
         if found is None:
             return cls([TaskKind.PREFILL] * n, slots, requests, num_computed_tokens, num_scheduled_tokens, blocks)
         batch, put = cls.__new__(cls), object.__setattr__
-        put(batch, "arrays", {"native": found})
+        put(batch, "arrays", {"native": found, "more": b""})
         put(batch, "_checked", {})
         put(batch, "requests", tuple(requests))
         put(batch, "block_ids", tuple(blocks))

@@ -231,11 +231,12 @@ class CudaDevice(OnGpu):
 
     @hookimpl
     def insert_tasks(self, device: Device, state: SlotState, tasks: TaskBatch, stream: Stream) -> Ticket:
-        """New requests that were staged at admission by one entry each; every other batch as one plan."""
+        """Requests that were staged at admission, and on the native path what those get that stay, by one entry each;
+        every other batch as one plan."""
         if self._closed or self.driver.broken or self.health.unusable:
             self.check_open()
         own = stream if type(stream) is AsyncStream and stream.pool is self.events else self.own(stream)
-        if tasks.all_prefill and not state.companions:
+        if not state.companions:
             ticket = self.entering.submit(state, tasks, own)
             if ticket is not None:
                 return ticket

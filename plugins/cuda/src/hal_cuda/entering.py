@@ -1,7 +1,7 @@
 """New requests into slots by one small entry each: their bytes were staged at admission, the kernel does the rest.
 
 This is ``insert_tasks`` for batches of new requests alone, the common case and the one that counts: of each request the
-host writes 112 bytes and its block ids, whatever the length of the prompt. One upload and one launch a batch.
+host writes 128 bytes and its block ids, whatever the length of the prompt. One upload and one launch a batch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hal_core import Ticket
 from hal_core.devices import ADMISSION_ID, DYNAMIC, FEW, TOKENS
 
 from .admissions import HEAD, Chunk
-from .structs import ENTER, ENTRY, PIECE, THREADS
+from .structs import ENTER, ENTRY, HANDED, PIECE, THREADS
 
 if TYPE_CHECKING:
     from hal_core import SlotState, TaskBatch
@@ -28,6 +28,8 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
 SOURCE = 8
 """Column of the entries' matrix, after that row."""
+NO_HAND_OFF = (-1, 0)
+"""The last columns: no first token, no drafts."""
 WHERE = Struct("<QQ")
 """The parameters that differ from launch to launch: ``entries`` and ``blocks``."""
 
@@ -46,6 +48,8 @@ class Entering:
         params, places = np.zeros(1, ENTER), state.layout.fields
         params["memory"], params["spread"], params["fields"] = state.memory.address, scatter_map, len(state.scatter_map)
         params["dynamic"] = [places[name].offset for name in DYNAMIC]
+        params["handed"] = [places[name].offset for name in HANDED]
+        params["drafts"] = places["draft_tokens"].width
         params["rows_at"] = -(-(HEAD.size + state.layout.record_dtype.itemsize) // 16) * 16
         for at, (base, stride, size, cycle) in enumerate(state.rows.plain):
             params["rows"][0, at] = (base, stride, cycle & (2**64 - 1), size)
@@ -56,7 +60,10 @@ class Entering:
         return self._known[state]
 
     def submit(self, state: SlotState, tasks: TaskBatch, stream: AsyncStream) -> Ticket | None:
-        """Put the batch into its slots; None, with nothing done, where a request is not staged or it does not fit."""
+        """Put the batch into its slots; None, with nothing done, where there are others than new requests, one is not
+        staged, or it does not fit."""
+        if not tasks.all_prefill:
+            return None
         self._device.check_stream(stream)
         device, n = self._device, len(tasks)
         few = n <= FEW
@@ -151,6 +158,7 @@ def _fill(state: SlotState, tasks: TaskBatch, addresses: Int64s, buffer: Bytes) 
     entries[:, SOURCE + 3] = tasks.num_scheduled_tokens
     entries[:, SOURCE + 4] = tasks.block_counts
     entries[:, SOURCE + 5] = list(accumulate(counts[:-1], initial=0))
+    entries[:, SOURCE + 6 :] = NO_HAND_OFF
     buffer[n * ENTRY.size : n * ENTRY.size + len(blocks)] = blocks
     return int(np.maximum(written[:, TOKENS], tasks.request_row[:, TOKENS]).max())
 
@@ -167,7 +175,9 @@ def _fill_few(state: SlotState, tasks: TaskBatch, addresses: list[int], buffer: 
     for i, slot in enumerate(plain["slots"]):
         written = table[slot].tolist()
         longest = max(longest, written[TOKENS], tasks.requests[i].total)
-        ENTRY.pack_into(data, i * ENTRY.size, *written, addresses[i], slot, starts[i], lengths[i], counts[i], at)
+        ENTRY.pack_into(
+            data, i * ENTRY.size, *written, addresses[i], slot, starts[i], lengths[i], counts[i], at, *NO_HAND_OFF
+        )
         at += counts[i]
     ids = tasks.block_ids[0] if len(tasks) == 1 else tasks.blocks
     begin = len(tasks) * ENTRY.size

@@ -14,7 +14,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from hal_core import InvalidValue, Unavailable
+from hal_core import InvalidValue, TaskKind, Unavailable
 from hal_core.devices import (
     ADMISSION_ID,
     BLOCKS,
@@ -60,7 +60,9 @@ def layout() -> str:
     table = f"table {PREFILLED} {SERIALS} {HELD} {HELD + 1}"
     request = f"request {ADMISSION_ID} {CONFIG_KEY} {REQUEST_ROW.itemsize // 8}"
     kernel = f"entry {ENTRY.size // 8} enter {ENTER.itemsize} piece {PIECE} threads {THREADS}"
-    return f"{rows} {table} {request} place {PLACE} chunk {CHUNK_NUMBERS} {kernel}"
+    kinds = [TaskKind.PREFILL, TaskKind.PREFILL_CHUNK, TaskKind.MORE_BLOCKS, TaskKind.REMOTE_PREFILL]
+    told = f"kinds {' '.join([str(int(kind)) for kind in kinds])}"
+    return f"{rows} {table} {request} place {PLACE} chunk {CHUNK_NUMBERS} {kernel} {told}"
 
 
 def refusal(module: Any) -> str:  # noqa: ANN401 (an extension module)
@@ -135,8 +137,8 @@ class Book:
     def __init__(self, native: Native, state: SlotState, params: bytes) -> None:
         self.params = params
         table, sizes = state.host_table, state.sizes
-        numbers = state.layout.config_key, sizes.num_slots, sizes.max_model_len, sizes.max_blocks, sizes.block_size
-        self.raw = native.module.Book(table.table, table.requests, table.live, *numbers)
+        numbers = sizes.num_slots, sizes.max_model_len, sizes.max_blocks, sizes.block_size, sizes.max_draft_tokens
+        self.raw = native.module.Book(table.table, table.requests, table.live, state.layout.config_key, *numbers)
         self._sound, self._commit = self.raw.sound, self.raw.commit
 
     def sound(self, tasks: TaskBatch) -> bool:

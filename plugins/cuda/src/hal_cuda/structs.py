@@ -12,8 +12,10 @@ THREADS = 128
 """Threads a block: enough for an 8 KB row in four vector loads each, small enough for thousands of short rows."""
 PIECE = 16 << 10
 """Bytes of a token row that one block of threads writes; ``PIECE`` of kernels/enter.cu."""
-ENTRY = Struct("<8q6q")
+ENTRY = Struct("<8q8q")
 """One request: ``Entry`` of kernels/enter.cu. The host table's row of its slot comes first."""
+HANDED = ("next_tokens", "step_idx", "draft_num", "draft_tokens")
+"""Fields that a hand-off changes besides: ``handed`` of that file."""
 CHUNK_NUMBERS = 5
 """Of a chunk of staged requests: :class:`hal_cuda.admissions.Chunk`."""
 PLACE = 4
@@ -69,7 +71,9 @@ ENTER = struct(
     ("memory", "<u8"),
     ("spread", "<u8"),
     ("dynamic", "<u8", (len(DYNAMIC),)),
+    ("handed", "<u8", (len(HANDED),)),
     ("fields", "<u4"),
     ("rows_at", "<u4"),
+    ("drafts", "<u8"),
     ("rows", ROW, (len(ROW_FIELDS),)),
 )

@@ -1,8 +1,8 @@
-/* Staged requests into their slots: entries and block ids, one upload, one launch, one event. The twin of
-   hal_cuda.entering.Entering, from the batch's columns to the event. */
+/* Staged requests into their slots, and what those get that stay: entries and block ids, one upload, one launch, one event.
+   The twin of hal_cuda.entering.Entering, from the batch's columns to the event. */
 #include "native.h"
 
-#define FIXED 12 /* arguments before the columns */
+#define FIXED 13 /* arguments before the columns */
 enum { NOT_STAGED, ENTERED, UPLOADED, NO_ROOM, CAPTURED }; /* as in hal_cuda.native_entering */
 
 typedef struct { uint64_t address, mirror, nbytes, used, uploaded; } Chunk; /* numbers of a hal_cuda.admissions.Chunk */
@@ -10,6 +10,7 @@ typedef struct {
   PyObject *book;
   Py_buffer params, chunks, places; /* ENTER bytes; addresses of chunks, below; the table of staged requests, [places, PLACE] */
   unsigned long long room, mirror, nbytes; /* where entries go on the host, where the kernel reads them, how many fit */
+  unsigned long long near; /* so few new bytes are read where they are, in pinned memory: an upload would cost the host more */
   Chunk *chosen; /* the one to upload */
   Work work;
 } Call;
@@ -35,51 +36,67 @@ static uint64_t source_of(const Call *call, uint64_t source) {
   return source;
 }
 
-/* Whether all requests are staged and the slots exist. */
+/* Whether all requests that enter are staged and the slots exist. */
 static int staged(const Call *call, const Book *book, const Batch *batch) {
   for (Py_ssize_t at = 0; at < batch->n; at++) {
     int64_t slot = batch->slots[at], id = row_of(batch, at, ID);
-    if (slot < 0 || slot >= book->slots || place_of(call, id)[0] != id) return 0;
+    if (slot < 0 || slot >= book->slots || (!stays(kind_of(batch, at)) && place_of(call, id)[0] != id)) return 0;
   }
   return batch->n > 0;
 }
 
-/* Take room for the entries, and choose what to upload; 0 where they do not fit. */
+/* Take room for the entries, and choose what to upload, if anything; 0 where they do not fit. */
 static int take_room(Call *call, uint64_t need) {
   Chunk *filling = chunk_at(call, 0);
   if (call->room) {
+    if (need > call->nbytes) return 0;
     for (Py_ssize_t at = 1; at < chunk_count(call); at++) {
       Chunk *one = chunk_at(call, at), *most = call->chosen;
       if (one->used - one->uploaded > (most ? most->used - most->uploaded : 0)) call->chosen = one;
     }
-    return need <= call->nbytes;
+  } else {
+    if (!filling || filling->used + need > filling->nbytes) return 0;
+    call->room = filling->address + filling->used, call->mirror = filling->mirror + filling->used;
+    filling->used += (need + 15) & ~(uint64_t)15;
+    call->chosen = filling;
   }
-  if (!filling || filling->used + need > filling->nbytes) return 0;
-  call->room = filling->address + filling->used, call->mirror = filling->mirror + filling->used;
-  filling->used += (need + 15) & ~(uint64_t)15;
-  call->chosen = filling;
+  if (call->chosen && call->chosen->used - call->chosen->uploaded <= call->near) {
+    if (call->chosen == filling) call->mirror = call->room;
+    call->chosen = NULL;
+  }
   return 1;
 }
 
-/* Write entries and block ids; the longest token row, in elements, that is written or reset. */
+/* Write entries, block ids and drafts; the longest token row, in elements, that is written or reset. */
 static int64_t fill(const Call *call, const Book *book, const Batch *batch) {
-  int64_t *entry = (int64_t *)(uintptr_t)call->room, longest = 0, blocks_at = 0;
+  int64_t *entry = (int64_t *)(uintptr_t)call->room, longest = 0;
+  int32_t *ids = (int32_t *)(uintptr_t)(call->room + (uint64_t)batch->n * ENTRY * 8), *end = ids;
+  const int32_t *blocks = batch->blocks, *drafts = batch->drafts;
   for (Py_ssize_t at = 0; at < batch->n; at++, entry += ENTRY) {
-    int64_t slot = batch->slots[at], *written = book->rows + slot * TABLE, total = row_of(batch, at, TOKENS);
-    int64_t *place = place_of(call, row_of(batch, at, ID));
+    int kind = kind_of(batch, at);
+    int64_t slot = batch->slots[at], *written = book->rows + slot * TABLE, count = batch->counts[at];
     memcpy(entry, written, TABLE * 8);
-    entry[TABLE] = (int64_t)source_of(call, (uint64_t)place[1]);
+    entry[TABLE] = 0;
     entry[TABLE + 1] = slot;
     entry[TABLE + 2] = batch->starts[at];
-    entry[TABLE + 3] = batch->lengths[at];
-    entry[TABLE + 4] = batch->counts[at];
-    entry[TABLE + 5] = blocks_at;
-    blocks_at += batch->counts[at];
+    entry[TABLE + 3] = kind == GROW ? 0 : batch->lengths[at];
+    entry[TABLE + 4] = count;
+    entry[TABLE + 5] = end - ids;
+    entry[TABLE + 6] = kind == HAND_OFF ? batch->tokens[at] : -1;
+    entry[TABLE + 7] = kind == HAND_OFF ? batch->drafted[at] : 0;
+    memcpy(end, blocks, (size_t)count * 4);
+    end += count, blocks += count;
+    if (batch->kinds && batch->drafted[at]) {
+      memcpy(end, drafts, (size_t)batch->drafted[at] * 4);
+      end += batch->drafted[at], drafts += batch->drafted[at];
+    }
+    if (stays(kind)) continue;
+    int64_t *place = place_of(call, row_of(batch, at, ID)), total = row_of(batch, at, TOKENS) + (kind == HAND_OFF);
+    entry[TABLE] = (int64_t)source_of(call, (uint64_t)place[1]);
     if (written[TOKENS] > longest) longest = written[TOKENS];
     if (total > longest) longest = total;
     place[3] = 0; /* it waits for its insertion no longer */
   }
-  memcpy(entry, batch->blocks, (size_t)batch->ids * 4);
   return longest;
 }
 
@@ -91,20 +108,20 @@ static void close_call(Call *call) {
 
 /* 0, or -1 with an exception; close_call() follows in either case. */
 static int open_call(Call *call, PyObject *const *args, Py_ssize_t count) {
-  unsigned long long a[8]; /* up, arrival, function, room, mirror, nbytes, stream, event */
+  unsigned long long a[9]; /* near, up, arrival, function, room, mirror, nbytes, stream, event */
   memset(call, 0, sizeof *call);
   if (count != FIXED || Py_TYPE(args[0]) != book_type) {
-    PyErr_SetString(PyExc_TypeError, "enter takes a book, 3 buffers and 8 whole numbers before the columns");
+    PyErr_SetString(PyExc_TypeError, "enter takes a book, 3 buffers and 9 whole numbers before the columns");
     return -1;
   }
-  for (int i = 0; i < 8; i++) {
+  for (int i = 0; i < 9; i++) {
     a[i] = PyLong_AsUnsignedLongLong(args[4 + i]);
     if (a[i] == (unsigned long long)-1 && PyErr_Occurred()) return -1;
   }
-  Work work = {.up = (Handle)(uintptr_t)a[0], .arrival = (Handle)(uintptr_t)a[1], .function = (Handle)(uintptr_t)a[2],
-               .stream = (Handle)(uintptr_t)a[6], .event = (Handle)(uintptr_t)a[7], .threads = THREADS};
+  Work work = {.up = (Handle)(uintptr_t)a[1], .arrival = (Handle)(uintptr_t)a[2], .function = (Handle)(uintptr_t)a[3],
+               .stream = (Handle)(uintptr_t)a[7], .event = (Handle)(uintptr_t)a[8], .threads = THREADS};
   call->book = args[0], call->work = work;
-  call->room = a[3], call->mirror = a[4], call->nbytes = a[5];
+  call->near = a[0], call->room = a[4], call->mirror = a[5], call->nbytes = a[6];
   if (PyObject_GetBuffer(args[1], &call->params, PyBUF_SIMPLE) || PyObject_GetBuffer(args[2], &call->chunks, PyBUF_SIMPLE) ||
       PyObject_GetBuffer(args[3], &call->places, PyBUF_CONTIG))
     return -1;
@@ -120,7 +137,7 @@ static int open_call(Call *call, PyObject *const *args, Py_ssize_t count) {
 static int go(Driver *driver, Call *call, const Book *book, const Batch *batch) {
   int state = 0;
   if (driver->capturing(call->work.stream, &state) || state) return CAPTURED; /* who asks again is told of an error */
-  if (!take_room(call, (uint64_t)batch->n * ENTRY * 8 + (uint64_t)batch->ids * 4)) return NO_ROOM;
+  if (!take_room(call, (uint64_t)batch->n * ENTRY * 8 + (uint64_t)(batch->ids + batch->drafts_in_all) * 4)) return NO_ROOM;
   uint64_t params[(ENTER + 7) / 8], longest = (uint64_t)fill(call, book, batch);
   void *pointers[] = {params};
   Chunk *chosen = call->chosen;
@@ -139,8 +156,8 @@ static int go(Driver *driver, Call *call, const Book *book, const Batch *batch) 
   return chosen ? UPLOADED : ENTERED;
 }
 
-/* enter(book, params, chunks, places, up, arrival, function, room, mirror, nbytes, stream, event,
-         rows, slots, starts, lengths, counts, blocks): one of the names above. A room of 0 is behind the requests of the
+/* enter(book, params, chunks, places, near, up, arrival, function, room, mirror, nbytes, stream, event,
+         rows, slots, starts, lengths, counts, blocks, more): one of the names above. A room of 0 is behind the requests of the
    chunk that is being filled. */
 PyObject *enter(Driver *driver, PyObject *const *args, Py_ssize_t count) {
   Call call;

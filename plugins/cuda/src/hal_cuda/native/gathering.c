@@ -84,7 +84,7 @@ static PyObject *block_ids(PyObject *blocks, Py_ssize_t n, PyObject *dtype, PyOb
 }
 
 /* gather(slots, starts, lengths, requests, blocks, type, row, dtype, name): (rows, slots, starts, lengths, counts,
-   blocks) as bytes; None where something is not plain. Starts of None are all 0. `row` and `name` are the words "request_row" and "dtype". */
+   blocks, more) as bytes; None where something is not plain. Starts of None are all 0. `row` and `name` are the words "request_row" and "dtype". */
 PyObject *gather(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   PyObject *made[4] = {NULL}, *ids = NULL, *result = NULL;
   (void)self;
@@ -95,7 +95,7 @@ PyObject *gather(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   for (int i = 0; plain && i < 3; i++) plain = (made[i] = i == 1 && no_starts ? zeros(n) : ints(args[i], n)) != NULL;
   if (plain) plain = (made[3] = rows(args[3], n, args[5], args[6])) != NULL;
   if (plain && (ids = block_ids(args[4], n, args[7], args[8])))
-    result = Py_BuildValue("(OOOOOO)", made[3], made[0], made[1], made[2], PyTuple_GetItem(ids, 0), PyTuple_GetItem(ids, 1));
+    result = Py_BuildValue("(OOOOOOy)", made[3], made[0], made[1], made[2], PyTuple_GetItem(ids, 0), PyTuple_GetItem(ids, 1), "");
   for (int i = 0; i < 4; i++) Py_XDECREF(made[i]);
   Py_XDECREF(ids);
   if (result) return result;

@@ -26,16 +26,21 @@
 #define KEY 6        /* the config key after the lengths */
 #define PLACE 4      /* columns of the table of staged requests: id, address, chunk, waits */
 #define CHUNK 5      /* int64s of a chunk of them: address on the host and on the device, nbytes, used, uploaded */
-#define ENTRY 14     /* int64s of an entry of kernels/enter.cu */
-#define ENTER 232    /* bytes of its parameters, which begin with the addresses of entries and block ids */
+#define ENTRY 16     /* int64s of an entry of kernels/enter.cu */
+#define ENTER 272    /* bytes of its parameters, which begin with the addresses of entries and block ids */
 #define PIECE 16384  /* bytes of a token row that one block of threads writes */
 #define THREADS 128
+#define PREFILL 1    /* kinds of tasks: TaskKind, */
+#define CHUNK_OF 2   /* a piece of a prompt, */
+#define GROW 3       /* more blocks, */
+#define HAND_OFF 4   /* and a request that another machine has prefilled */
 #define STR(x) #x
 #define TEXT(x) STR(x)
 #define LAYOUT                                                                                                          \
   "rows " TEXT(ROWS) " " TEXT(BLOCKS) " " TEXT(TOKENS) " table " TEXT(PREFILLED) " " TEXT(SERIALS) " " TEXT(HELD) " "    \
   TEXT(TABLE) " request " TEXT(ID) " " TEXT(KEY) " " TEXT(REQUEST) " place " TEXT(PLACE) " chunk " TEXT(CHUNK) " entry " TEXT(ENTRY)           \
-  " enter " TEXT(ENTER) " piece " TEXT(PIECE) " threads " TEXT(THREADS)
+  " enter " TEXT(ENTER) " piece " TEXT(PIECE) " threads " TEXT(THREADS) " kinds " TEXT(PREFILL) " " TEXT(CHUNK_OF) " "    \
+  TEXT(GROW) " " TEXT(HAND_OFF)
 
 /* -- the driver (calls.c) -- */
 typedef int Status; /* a CUresult */
@@ -98,19 +103,24 @@ Status ask(Driver *driver, Handle event);
 int perform(Driver *driver, const Work *work); /* 0, or -1 with an exception */
 PyObject *enter(Driver *driver, PyObject *const *args, Py_ssize_t count);
 
-/* -- a batch of new requests in columns (booking.c) -- */
+/* -- a batch of requests that enter slots or stay in them, in columns (booking.c) -- */
 typedef struct {
   Py_ssize_t n;
   const char *rows;                                  /* [n, REQUEST] int64, perhaps not aligned */
   const int32_t *slots, *starts, *lengths, *counts;  /* [n] */
   const int32_t *blocks;                             /* all block ids, one request's after the other */
   Py_ssize_t ids;
-  Py_buffer held[6];
+  const int32_t *kinds, *firsts, *tokens, *drafted;  /* [n]; NULL where all are new: first blocks, first tokens, drafts */
+  const int32_t *drafts;                             /* all drafts, one request's after the other */
+  Py_ssize_t drafts_in_all;
+  Py_buffer held[7];
 } Batch;
-#define COLUMNS 6
+#define COLUMNS 7
 
 int batch_open(Batch *batch, PyObject *const *columns); /* 0, or -1 with an exception; then nothing is held */
 void batch_close(Batch *batch);
+static inline int kind_of(const Batch *batch, Py_ssize_t at) { return batch->kinds ? batch->kinds[at] : PREFILL; }
+static inline int stays(int kind) { return kind == CHUNK_OF || kind == GROW; }
 static inline int64_t row_of(const Batch *batch, Py_ssize_t at, int column) {
   int64_t value;
   memcpy(&value, batch->rows + (at * REQUEST + column) * 8, 8);
@@ -122,7 +132,7 @@ typedef struct {
   Py_buffer table; /* the host table: [slots, TABLE] int64 */
   int64_t *rows;
   PyObject *requests, *live;
-  int64_t key, slots, max_model_len, max_blocks, block_size;
+  int64_t key, slots, max_model_len, max_blocks, block_size, max_drafts;
   uint8_t *seen; /* [slots] zeros between calls */
 } Book;
 PyObject *gather(PyObject *self, PyObject *const *args, Py_ssize_t count); /* gathering.c */

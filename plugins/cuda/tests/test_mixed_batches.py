@@ -1,0 +1,258 @@
+"""Batches of requests that enter, are handed over, go on or grow: what the cpu device writes and books."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hal_core import Request, SamplingParams, SplitRole, StateConfig, Task, TaskBatch, TaskKind
+from hal_core.devices.cpu import CpuPlugin
+from hal_core.errors import InvalidBatch
+from hal_core.memory.views import ByteRange
+from hal_core.runtime.bound import bind
+from hal_core.slots.checks import problems
+from hal_cuda import native_entering
+from hal_cuda.driver import CudaError
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests import share
+
+SIZES = StateConfig(num_slots=12, max_model_len=90, block_size=4, max_draft_tokens=2, max_stop_length=3)
+CHUNK, GROW, HANDED = TaskKind.PREFILL_CHUNK, TaskKind.MORE_BLOCKS, TaskKind.REMOTE_PREFILL
+on_native = pytest.mark.parametrize("opened", ["native"], indirect=True)
+few = settings(max_examples=share.of(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+ids = st.integers(0, 99)
+
+
+@pytest.fixture(autouse=True, params=[0, 64 << 10], ids=["uploaded", "read in place"])
+def near(request, monkeypatch):
+    """Of the native path, bytes that are read where they are."""
+    monkeypatch.setattr(native_entering, "NEAR", request.param)
+    return request.param
+
+
+def blocks_for(tokens):
+    return -(-tokens // SIZES.block_size)
+
+
+def contents(bound, state):
+    whole = ByteRange(0, state.layout.nbytes)
+    copied = bound.device.copy_out(state.memory, [whole], bound.default_stream)
+    copied.wait()
+    return {name: column.copy() for name, column in state.columns(copied.data[0], whole).items()}
+
+
+def table_of(state):
+    """What the host knows, without the admission ids, which differ from state to state."""
+    table = state.host_table
+    numbers = table.table.copy()
+    numbers[:, 6] = numbers[:, 6] != 0
+    return numbers.tolist(), sorted(table.live.values()), [r and r.request_id for r in table.requests]
+
+
+class Pair:
+    """The device under test and the cpu device, given the same tasks."""
+
+    def __init__(self, bound):
+        self.bounds = bound, bind(CpuPlugin.open(0, {}))
+        self.states = [one.state(SIZES) for one in self.bounds]
+        self.held: dict[int, list] = {}  # slot to admitted requests, prefilled, blocks
+        self.number = 0
+
+    def admit(self, data, **params):
+        self.number += 1
+        tokens = data.draw(st.lists(ids, min_size=1, max_size=80), label="prompt")
+        request = Request(f"r{self.number}", tokens, SamplingParams(max_tokens=9, stop_sequences=((4,),), **params))
+        return [state.admit(request) for state in self.states]
+
+    def drawn(self, data, *, leaving=False):
+        """A task or none for each slot."""
+        tasks = []
+        for slot in data.draw(st.permutations(range(SIZES.num_slots)), label="slots"):
+            if slot in self.held:
+                tasks += self._stays(data, slot, leaving)
+            elif data.draw(st.booleans(), label="enters"):
+                tasks.append(self._enters(data, slot))
+        return tasks
+
+    def _enters(self, data, slot):
+        admitted = self.admit(data)
+        total, drafts = admitted[0].total, []
+        if handed := data.draw(st.booleans(), label="handed"):
+            drafts = data.draw(st.lists(st.integers(0, 2**31 - 1), max_size=2), label="drafts")
+        length = 0 if handed else data.draw(st.integers(1, total), label="length")
+        count = blocks_for(total if handed else length)
+        self.held[slot] = [admitted, total if handed else length, count]
+        kind, first = (HANDED, data.draw(st.integers(0, 2**31 - 1))) if handed else (TaskKind.PREFILL, -1)
+        return kind, slot, admitted, total if handed else 0, length, count, 0, first, drafts
+
+    def _stays(self, data, slot, leaving):
+        admitted, prefilled, count = self.held[slot]
+        what = data.draw(st.sampled_from(["", "grows", "goes on", "leaves" if leaving else ""]), label="what")
+        room = SIZES.max_blocks - count
+        if what == "leaves":
+            del self.held[slot]
+            return [(TaskKind.ABORTED, slot, admitted, 0, 0, 0, 0, -1, [])]
+        if what == "grows" and room:
+            more = data.draw(st.integers(0, min(3, room)), label="more")
+            self.held[slot][2] += more
+            return [(GROW, slot, admitted, 0, 0, more, count, -1, [])]
+        if what == "goes on" and prefilled < admitted[0].total:
+            length = data.draw(st.integers(1, admitted[0].total - prefilled), label="length")
+            more = max(0, blocks_for(prefilled + length) - count)
+            self.held[slot][1:] = prefilled + length, count + more
+            return [(CHUNK, slot, admitted, prefilled, length, more, count, -1, [])]
+        return []
+
+    def batches(self, tasks):
+        """The same tasks for each of the two states."""
+        return [
+            TaskBatch.of(
+                [
+                    Task(kind, slot, admitted[at], start, length, [slot + 7 * n for n in range(count)], first, token, d)
+                    for kind, slot, admitted, start, length, count, first, token, d in tasks
+                ]
+            )
+            for at in range(2)
+        ]
+
+    def insert(self, tasks):
+        for bound, state, batch in zip(self.bounds, self.states, self.batches(tasks), strict=True):
+            bound.insert_tasks(state=state, tasks=batch, stream=bound.default_stream)
+
+    def compare(self):
+        got, expected = (contents(*one) for one in zip(self.bounds, self.states, strict=True))
+        serials = [{0: 0} | {ad[at].admission_id: n for n, (ad, *_) in self.held.items()} for at in range(2)]
+        for name, column in expected.items():
+            mine = got[name]
+            if name == "request_serial":
+                mine, column = (
+                    np.array([known.get(int(one), -1) for one in c[:, 0]])
+                    for known, c in zip(serials, (mine, column), strict=True)
+                )
+            elif name in ("last_aborted",):
+                mine, column = mine != 0, column != 0
+            np.testing.assert_array_equal(mine, column, err_msg=name)
+        assert table_of(self.states[0]) == table_of(self.states[1])
+
+
+@few
+@given(data=st.data())
+def test_g09_g11_g12_a_mixed_batch_writes_what_the_cpu_device_writes(opened, data):
+    pair = Pair(opened())
+    native = pair.bounds[0].device.driver.native is not None
+    calls = pair.bounds[0].device.driver.api.calls
+    for _ in range(4):
+        tasks = pair.drawn(data)
+        del calls[:]
+        pair.insert(tasks)
+        assert not native or [call for call in calls if call.startswith("hal_")] == ["hal_enter"] * bool(tasks)
+        pair.compare()
+        gone = data.draw(st.sets(st.sampled_from(range(SIZES.num_slots))), label="released")
+        for state in pair.states:
+            state.release([*gone])
+        for slot in gone:
+            pair.held.pop(slot, None)
+        if gone:  # what is left there differs in nothing but who it was
+            for bound, state in zip(pair.bounds, pair.states, strict=True):
+                zeros = np.zeros((SIZES.num_slots, 1), np.int64)
+                keep = [n not in gone for n in range(SIZES.num_slots)]
+                zeros[keep] = contents(bound, state)["request_serial"][keep]
+                bound.async_set_value(target=state.view("request_serial"), value=zeros, stream=bound.default_stream)
+
+
+@few
+@given(data=st.data())
+def test_a_batch_from_which_a_request_leaves_goes_by_the_general_way(opened, data):
+    pair = Pair(opened())
+    pair.insert(pair.drawn(data))
+    tasks = pair.drawn(data, leaving=True)
+    calls = pair.bounds[0].device.driver.api.calls
+    del calls[:]
+    pair.insert(tasks)
+    if any(task[0] is TaskKind.ABORTED for task in tasks):
+        assert "hal_enter" not in calls
+    pair.compare()
+
+
+SPOILS = (
+    ("slot", st.sampled_from([-1, 12, 2**31 - 1, 3])),
+    ("start", st.integers(-2, 90)),
+    ("length", st.integers(-2, 90)),
+    ("blocks", st.integers(0, 30)),
+    ("first", st.integers(0, 24)),
+    ("token", st.integers(-2, 2)),
+    ("drafts", st.lists(st.integers(-1, 3), max_size=3)),
+    ("kind", st.sampled_from([TaskKind.PREFILL, CHUNK, GROW, HANDED])),
+)
+PLACES = {"kind": 0, "slot": 1, "start": 3, "length": 4, "blocks": 5, "first": 6, "token": 7, "drafts": 8}
+
+
+@on_native
+@few
+@given(data=st.data())
+def test_g08_the_twin_takes_what_has_no_problems_and_nothing_else(opened, data):
+    """One number of one task is another: the core's own checks find nothing exactly where the twin takes it."""
+    pair = Pair(opened())
+    pair.insert(pair.drawn(data))
+    tasks = pair.drawn(data)
+    if not tasks:
+        return
+    name, values = data.draw(st.sampled_from(SPOILS), label="what")
+    at = data.draw(st.integers(0, len(tasks) - 1), label="which")
+    spoilt = [*tasks[at]]
+    spoilt[PLACES[name]] = data.draw(values, label="value")
+    tasks[at] = tuple(spoilt)
+    (batch, _), table = pair.batches(tasks), pair.states[0].host_table
+    if batch.more is None:
+        return
+    found = problems(table, batch)
+    assert table.twin.sound(batch) == (not found), found
+
+
+@on_native
+def test_a_hand_off_that_no_state_can_take_is_refused_in_words(opened):
+    bound = opened()
+    state = bound.state(SIZES)
+    wrong = {
+        "its role is PREFILL": Request("p", [1] * 9, role=SplitRole.PREFILL),
+        "has ended with its first token": Request("e", [1] * 9, SamplingParams(max_tokens=1)),
+    }
+    for words, request in wrong.items():
+        task = Task(HANDED, 3, state.admit(request), 9, 0, [1, 2, 3], first_token=5)
+        assert TaskBatch.of([task]).more is None
+        with pytest.raises(InvalidBatch, match=words):
+            bound.insert_tasks(state=state, tasks=[task], stream=bound.default_stream)
+    task = Task(HANDED, 3, state.admit(Request("g", [1] * 9)), 9, 0, [1, 2, 3], first_token=5, drafts=[np.int64(3)])
+    assert TaskBatch.of([task]).more is None
+    with pytest.raises(InvalidBatch, match="drafts must be token ids"):
+        bound.insert_tasks(state=state, tasks=[task], stream=bound.default_stream)
+    assert not state.host_table.live
+
+
+@pytest.mark.parametrize("call", ["copy", "hal_enter", "hal_write"])
+def test_g08_a_failed_call_changes_nothing_of_what_the_host_knows(opened, near, call):
+    bound = opened()
+    state, api = bound.state(SIZES), bound.device.driver.api
+    first, second = (state.admit(Request(f"s{i}", [i] * 9)) for i in range(2))
+    bound.insert_tasks(state=state, tasks=[Task(HANDED, 0, first, 9, 0, [1, 2, 3], first_token=5)],
+                       stream=bound.default_stream)  # fmt: skip
+    before = table_of(state)
+    tasks = [
+        Task(GROW, 0, first, blocks=[7], first_block=3),
+        Task(HANDED, 1, second, 9, 0, [1, 2, 3], first_token=5, drafts=[8]),
+    ]
+    native = bound.device.driver.native is not None
+    fails = call == ("copy" if native and not near else "") or call == ("hal_enter" if native else "hal_write")
+    api.fail = call
+    if fails:
+        with pytest.raises(CudaError, match="CUDA_ERROR_INVALID_VALUE"):
+            bound.insert_tasks(state=state, tasks=tasks, stream=bound.default_stream)
+        assert table_of(state) == before
+    api.fail = ""
+    bound.insert_tasks(state=state, tasks=tasks, stream=bound.default_stream)
+    got = contents(bound, state)
+    assert got["next_tokens"][1, 0] == 5
+    assert got["draft_tokens"][1].tolist() == [8, -1]
+    assert got["token_ids"][1, 9] == 5
+    assert got["blocks_num"][:2, 0].tolist() == [4, 3]
