@@ -109,7 +109,7 @@ class Printer:
 
     def event(self, event: Event) -> None:
         """Print what the reader says besides records."""
-        from hal.reading import Gap, SessionEnded, SessionLost, SessionStarted
+        from hal.reading import FrameSkipped, Gap, SessionEnded, SessionLost, SessionStarted
 
         words, name = str(event), type(event).__name__
         if isinstance(event, SessionStarted):
@@ -125,6 +125,8 @@ class Printer:
             self.counts["lost sessions"] += 1
         elif isinstance(event, Gap):
             self.counts["gaps"] += 1
+        elif isinstance(event, FrameSkipped):
+            words = event.reason
         if self.as_json:
             self._print_json({"event": name, "text": words})
         else:

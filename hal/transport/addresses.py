@@ -193,6 +193,13 @@ def _identity(path: Path) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
+def check_is_socket(url: str, mode: int) -> None:
+    """Raise InvalidValue where a file of that mode is none: it can never be a reader's."""
+    if not stat.S_ISSOCK(mode):
+        what = "folder" if stat.S_ISDIR(mode) else "symbolic link" if stat.S_ISLNK(mode) else "file"
+        raise _bad(url, f"names a {what}, not a socket", "choose another path; nothing was touched")
+
+
 def _check_free(url: str, path: Path) -> None:
     """Raise unless the path names nothing, or a socket where nobody listens."""
     try:
@@ -201,9 +208,7 @@ def _check_free(url: str, path: Path) -> None:
         return
     except OSError as error:
         raise _bad(url, f"cannot be used: {error.strerror}", "choose another path") from error
-    if not stat.S_ISSOCK(mode):
-        what = "folder" if stat.S_ISDIR(mode) else "symbolic link" if stat.S_ISLNK(mode) else "file"
-        raise _bad(url, f"names a {what}, not a socket", "choose another path; nothing was touched")
+    check_is_socket(url, mode)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         try:

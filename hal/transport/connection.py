@@ -22,9 +22,10 @@ import zmq
 from hal_core import InvalidValue, Unavailable
 from zmq.utils.monitor import recv_monitor_message
 
+from hal.transport.addresses import check_is_socket
 from hal.transport.curve import CurveKeys, secure_sender
 from hal.transport.sockets import dealer
-from hal.transport.urls import socket_of
+from hal.transport.urls import check_named_port, socket_of
 
 #: Seconds between two looks for a reader: at first, and at most.
 _LEAST_PAUSE, _MOST_PAUSE = 0.01, 0.2
@@ -50,8 +51,10 @@ class Connection:
         """
         self._url, self._session, self._curve, self._wake_end = url, session, curve, wake_end
         self._path = socket_of(url)
-        if self._path is not None and (stranger := _stranger_at(self._path)) is not None:
-            raise Unavailable(f"{stranger}: nothing is sent there", cure=_CURE, argument="url")
+        if self._path is None:
+            check_named_port(url)
+        else:
+            _check_path(url, self._path)
         self.stranger = ""  #: in words, whose socket lies there in place of one of this user's
         self.is_open = self._path is None  #: whether words may be sent; if there is nobody, ZeroMQ says so
         self._context = zmq.Context()
@@ -201,6 +204,13 @@ class Connection:
         if stranger != self.stranger:
             self.stranger = stranger
             _log.warning("%s: nothing is sent there (%s)", stranger, _CURE)
+
+
+def _check_path(url: str, path: Path) -> None:
+    with contextlib.suppress(OSError):  # there is nothing yet, or it may not be looked at: readers may come
+        check_is_socket(url, path.stat().st_mode)
+    if (stranger := _stranger_at(path)) is not None:
+        raise Unavailable(f"{stranger}: nothing is sent there", cure=_CURE, argument="url")
 
 
 def _stranger_at(path: Path) -> str | None:

@@ -29,6 +29,7 @@ _REFUSED = {
     errno.EACCES: ("this user may not", "choose a port above 1023, or a folder that this user can write to"),
     errno.ENODEV: _NO_ADDRESS,
     errno.EADDRNOTAVAIL: _NO_ADDRESS,
+    errno.EINVAL: _NO_ADDRESS,
 }
 
 

@@ -62,7 +62,7 @@ def address_of(url: str) -> Address:
     kind = _choice(url, options, "key", KEYS)
     stale = _choice(url, options, "stale", ("refuse", "drop"))
     key = derive_key(folder or layout.folder, _queue_number(url, options), kind)
-    mode = _number(url, "mode", options.get("mode", "600"), base=8)
+    mode = _mode(url, options.get("mode", "600"))
     return Address(layout, Variant(_message_id(), packed, layout.slots), key, mode, stale == "drop")
 
 
@@ -70,7 +70,7 @@ def _queue_number(url: str, options: dict[str, str]) -> int:
     """``INFERENCE_MSG_QUEUE_ID`` rules, as it does for the readers; a url that says otherwise would not be heard."""
     asked = options.get("id")
     if (told := os.environ.get("INFERENCE_MSG_QUEUE_ID")) is None:
-        return _number(url, "id", asked or "1")
+        return _number(url, "id", "1" if asked is None else asked)
     number = _number("INFERENCE_MSG_QUEUE_ID", "its value", told)
     if asked is not None and _number(url, "id", asked) != number:
         raise _bad(url, f"asks for id {asked}, INFERENCE_MSG_QUEUE_ID is {number}", "let them agree, or unset one")
@@ -283,11 +283,20 @@ class SysvSink:
         return _closed(f"{error.what}; {what}", error.cure)
 
 
-def _number(where: str, name: str, text: str, base: int = 10) -> int:
+def _number(where: str, name: str, text: str) -> int:
     with contextlib.suppress(ValueError):
-        if (number := int(text, base)) >= 0:
+        if 0 <= (number := int(text)) < 1 << 31:  # what readers hold in an int
             return number
-    raise _bad(where, f"gives {text!r} for {name}", "give a whole number of at least 0")
+    raise _bad(where, f"gives {text!r} for {name}", "give a whole number from 0 to 2147483647")
+
+
+def _mode(url: str, text: str) -> int:
+    """The queue's mode: this user must be able to send, and to take back what nobody has read."""
+    with contextlib.suppress(ValueError):
+        mode = int(text, 8)
+        if mode & ~0o777 == 0 and mode & 0o600 == 0o600:
+            return mode
+    raise _bad(url, f"gives {text!r} for mode", "give three octal digits, as 600, 660 or 666")
 
 
 def _choice(url: str, options: dict[str, str], name: str, choices: tuple[str, ...]) -> str:

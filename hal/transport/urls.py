@@ -33,12 +33,12 @@ def scheme_of(url: str) -> str:
         raise _bad(url, "has a NUL character in it", "leave it out")
     if not separator or scheme not in SCHEMES:
         raise _bad(url, f"has no scheme of {', '.join(SCHEMES)}", "write ipc:///folder/name or tcp://host:port")
+    if scheme != "sysv" and not _is_text(address):  # ZeroMQ takes no other
+        raise _bad(url, "has bytes that are no UTF-8", "use a host or folder whose name is text")
     if scheme == "tcp":
         _check_host_and_port(url, address)
-    if scheme == "ipc" and not address.startswith("/"):
-        raise _bad(url, "is no absolute path", "write ipc:///folder/name, or use private_ipc_url()")
-    if scheme == "ipc" and len(os.fsencode(address)) > _MAX_PATH:
-        raise _bad(url, f"has a path of more than {_MAX_PATH} bytes", "use a shorter folder, or set TMPDIR to one")
+    if scheme == "ipc":
+        _check_path(url, address)
     return scheme
 
 
@@ -48,10 +48,33 @@ def socket_of(url: str) -> Path | None:
     return Path(address) if scheme == "ipc" else None
 
 
+def _check_path(url: str, path: str) -> None:
+    if not path.startswith("/"):
+        raise _bad(url, "is no absolute path", "write ipc:///folder/name, or use private_ipc_url()")
+    if os.path.basename(path) in ("", ".", ".."):
+        raise _bad(url, "names no file", "write ipc:///folder/name, or use private_ipc_url()")
+    if len(path.encode()) > _MAX_PATH:
+        raise _bad(url, f"has a path of more than {_MAX_PATH} bytes", "use a shorter folder, or set TMPDIR to one")
+
+
+def _is_text(address: str) -> bool:
+    """Whether it holds no bytes that the system could not decode, which Python carries as surrogates."""
+    return all(not 0xD800 <= ord(character) < 0xE000 for character in address)
+
+
+def check_named_port(url: str) -> None:
+    """Raise InvalidValue for a tcp url by which nobody is found: a reader may leave the port open, a sink cannot."""
+    port = url.rpartition(":")[2]
+    if scheme_of(url) == "tcp" and port.strip("0") in ("", "*"):
+        raise _bad(url, f"has the port {port!r}", "write the one on which the reader listens (its url names it)")
+
+
 def _check_host_and_port(url: str, address: str) -> None:
     host, _, port = address.rpartition(":")
     if not host:
         raise _bad(url, "names no host and port", "write tcp://host:port")
+    if ":" in host:
+        raise _bad(url, "has an IPv6 address, which is not served", "write the host's name, or its IPv4 address")
     if port != "*" and not (port.isascii() and port.isdigit() and int(port) <= 65535):
         raise _bad(url, f"has the port {port!r}", "write a port of 1 to 65535; a reader may take any with *")
 
@@ -60,8 +83,12 @@ def private_ipc_url() -> str:
     """Make a private folder and return the url of a socket in it. Removed by :func:`release_ipc` or at exit."""
     parent = _parent()
     room = _MAX_PATH - len(os.fsencode(parent / f"{_PREFIX}{'x' * 8}" / _SOCKET))
-    if not parent.is_absolute() or room < 0:
-        what = "is no absolute path" if room >= 0 else f"leaves no room for a socket: {-room} bytes too long"
+    what = "" if parent.is_absolute() else "is no absolute path"
+    if room < 0:
+        what = f"leaves no room for a socket: {-room} bytes too long"
+    if not _is_text(str(parent)):
+        what = "is no UTF-8"
+    if what:
         cure = "set XDG_RUNTIME_DIR (or TMPDIR, where that is not set) to a short absolute path"
         raise Unavailable(f"no private folder for ipc: {str(parent)!r} {what}", cure=cure)
     try:

@@ -120,7 +120,7 @@ def test_environment_variables_rule_as_they_do_for_the_readers(place, monkeypatc
         open_sink(f"sysv://{place.folder}?layout=plain&id={place.number + 1}")
 
 
-@pytest.mark.parametrize("number", ["0", "2", "-3", "x"])
+@pytest.mark.parametrize("number", ["0", "2", "-3", "x", "2147483648"])
 def test_message_ids_that_readers_refuse_or_that_have_no_sign_are_refused(place, monkeypatch, number):
     monkeypatch.setenv("INFERENCE_MSG_ID", number)
     with pytest.raises(InvalidValue, match="INFERENCE_MSG_ID"):
@@ -204,7 +204,12 @@ def test_g26_bad_urls_name_the_cure(place):
         (f"sysv://{place.folder}?layout=plain&id=x", "for id"),
         (f"sysv://{place.folder}?layout=plain&meta=x", "for meta"),
         (f"sysv://{place.folder}?layout=speculative-topk&meta=x", "for meta"),
+        (f"sysv://{place.folder}?layout=plain&id=", "for id"),
+        (f"sysv://{place.folder}?layout=plain&id=2147483648", "for id"),
         (f"sysv://{place.folder}?layout=plain&mode=8", "for mode"),
+        (f"sysv://{place.folder}?layout=plain&mode=0", "for mode"),
+        (f"sysv://{place.folder}?layout=plain&mode=400", "for mode"),
+        (f"sysv://{place.folder}?layout=plain&mode=1600", "for mode"),
         (f"sysv://{place.folder}/missing?layout=plain", "no key"),
     ]:
         with pytest.raises(InvalidValue, match=message) as caught:

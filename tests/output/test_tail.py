@@ -11,6 +11,8 @@ import textwrap
 import pytest
 
 from hal.cli import main
+from hal.cli.tail import Printer
+from hal.reading import FrameSkipped
 from hal.transport import private_ipc_url, release_ipc
 
 WORKER = """
@@ -70,6 +72,14 @@ def test_it_prints_rows_a_loss_and_a_restart_and_ends_with_the_last_session(url)
     assert words[-2:] == ["req-a  at 1: 71, logprobs -0.500, finished: stop", "-- SessionEnded"]
     assert "3 frames" in summary
     assert "1 lost sessions, 1 restarts" in summary
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_bytes_of_a_stranger_are_told_in_words(capsys, as_json):
+    printer = Printer(as_json=as_json, request=None)
+    printer.event(FrameSkipped("a message of nobody"))
+    line = json.dumps({"event": "FrameSkipped", "text": "a message of nobody"})
+    assert capsys.readouterr().out == f"{line if as_json else '-- FrameSkipped: a message of nobody'}\n"
 
 
 def test_json_lines_of_one_request(url):

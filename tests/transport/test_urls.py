@@ -1,0 +1,77 @@
+"""Urls that a user may write and that cannot be: refused by name, with a cure that helps, by reader and sink alike."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hal_core.errors import InvalidValue, Unavailable
+
+from hal.reading import OutputReader
+from hal.transport import open_sink, private_ipc_url
+
+
+@pytest.mark.parametrize("opening", [open_sink, OutputReader])
+@pytest.mark.parametrize("end", ["", "socket/", "..", "."])
+def test_g26_a_path_that_names_no_file_is_refused_by_both_sides(tmp_path, opening, end):
+    url = f"ipc://{tmp_path}/{end}" if end else "ipc:///"
+    with pytest.raises(InvalidValue, match="names no file") as raised:
+        opening(url)
+    assert (raised.value.argument, raised.value.cure[:26]) == ("url", "write ipc:///folder/name, ")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("opening", [open_sink, OutputReader])
+@pytest.mark.parametrize("where", ["ipc:///tmp/name-\udcff", "tcp://h\udcff:1"])
+def test_g26_what_is_no_utf8_is_refused_by_both_sides(opening, where):
+    """ZeroMQ takes text; such a word of the command line comes as one with surrogates."""
+    with pytest.raises(InvalidValue, match="bytes that are no UTF-8") as raised:
+        opening(where)
+    assert raised.value.argument == "url"
+
+
+def test_a_folder_for_private_ones_that_is_no_utf8_is_told_before_anything_is_made(tmp_path, monkeypatch):
+    folder = os.fsencode(tmp_path) + b"/\xff"
+    os.mkdir(folder)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", os.fsdecode(folder))
+    with pytest.raises(Unavailable, match="is no UTF-8") as raised:
+        private_ipc_url()
+    assert "XDG_RUNTIME_DIR" in raised.value.cure
+    assert os.listdir(folder) == []
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_a_sink_refuses_what_can_never_be_a_readers(tmp_path, kind):
+    """It would wait for its deadline, and then say that nobody listens."""
+    path = tmp_path / "thing"
+    path.mkdir() if kind == "folder" else path.write_text("precious")
+    with pytest.raises(InvalidValue, match=f"names a {kind}, not a socket"):
+        open_sink(f"ipc://{path}")
+
+
+@pytest.mark.parametrize("port", ["*", "0"])
+def test_a_sink_has_to_be_told_the_port(port):
+    with pytest.raises(InvalidValue, match=f"has the port '{port}'") as raised:
+        open_sink(f"tcp://127.0.0.1:{port}")
+    assert "the reader" in raised.value.cure
+
+
+@pytest.mark.parametrize("opening", [open_sink, OutputReader])
+@pytest.mark.parametrize("host", ["[::1]", "::1"])
+def test_an_ipv6_address_is_refused_by_name(opening, host):
+    with pytest.raises(InvalidValue, match="IPv6") as raised:
+        opening(f"tcp://{host}:5555")
+    assert "IPv4" in raised.value.cure
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "unknown.invalid", "127.0.0.1;127.0.0.2"])
+def test_an_address_of_another_host_cannot_be_bound_and_the_cure_says_why(host):
+    with pytest.raises(InvalidValue, match=r"cannot bind .*that is no address of this host") as raised:
+        OutputReader(f"tcp://{host}:5555")
+    assert "folder" not in raised.value.cure
+
+
+def test_a_port_that_is_taken_is_told_as_that():
+    with OutputReader("tcp://127.0.0.1:*") as reader, pytest.raises(InvalidValue, match="another program") as raised:
+        OutputReader(reader.url)
+    assert raised.value.cure == "choose a free port"
