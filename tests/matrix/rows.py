@@ -32,7 +32,7 @@ RUNNERS = {"sim": "hal_sim.mixing:MixRunner"}
 """Device to its runner that needs nothing of the host; ``own`` is what that drafts itself, on the device."""
 SUBSTITUTES = {"HAL_XPU_PLACE": "cpu", "HAL_MACA_PLACE": "sim"}
 """What stands in for the chips, in every process of the matrix."""
-IN_MAKE_TEST = 15
+IN_MAKE_TEST = 12
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Rows of the matrix: the main job gives the tokens of the plain run, however it is cut up, drafted for and placed.
 
-Here are the fifteen most telling rows; ``make conform`` runs those that show every pair of values, ``make matrix`` all.
+Here are the twelve most telling rows; ``make conform`` runs those that show every pair of values, ``make matrix`` all.
 """
 
 from __future__ import annotations

@@ -256,13 +256,15 @@ class Decoded:
     marked: bool
     cleaned: bool
     error: Met | None = None
+    chosen: list[list[int] | None] = field(default_factory=list)
+    """Of each record, the tokens that its log-probabilities are of; None where it has none."""
 
 
 def decode(rank: Rank, recipe: Recipe, groups: Groups, sizes: StateConfig, path: str, steps: int) -> Decoded:
     """Decode some steps, in the last of which slot 0 is preempted. The first rank alone knows the tokens."""
     group, sink = group_of(rank, groups), MemorySink()
-    speculative = path == "speculative"
-    logprobs = sizes.max_logprobs if path == "top-k" and group.is_first else None  # these are not broadcast
+    speculative = path.startswith("speculative")
+    logprobs = sizes.max_logprobs if path.endswith("top-k") and group.is_first else None  # these are not broadcast
     order = np.arange(sizes.num_slots, dtype=np.int32)[::-1].copy()
     told = Decoded([], [], {}, False, False)
     with opened(recipe) as bound:
@@ -293,6 +295,9 @@ def decode(rank: Rank, recipe: Recipe, groups: Groups, sizes: StateConfig, path:
         told.cleaned = not any(field_of(bound, state, "last_preempted"))
         told.fields = {name: field_of(bound, state, name) for name in ("step_idx", "stop_flags", "next_tokens")}
     told.sent = [(r.step, tuple(r.request_ids), r.status.tolist(), r.tokens.tolist()) for r in sink.records]
+    told.chosen = [
+        None if record.logprob_token_ids is None else record.logprob_token_ids[:, 0].tolist() for record in sink.records
+    ]
     return told
 
 
@@ -300,12 +305,12 @@ def sample(bound: BoundDevice, state: SlotState, number: int, source: int, *, sp
     """What the sampler of a first rank writes: tokens that tell step, group and slot."""
     stream, n = bound.default_stream, state.sizes.num_slots
     tokens = 1000 * number + 100 * source + np.arange(n)
+    rows = tokens[:, None] + 10 * np.arange(state.sizes.max_accept)
+    ids = np.repeat(rows, state.layout.fields["topk_token_ids"].width // state.sizes.max_accept, axis=1)
+    bound.async_set_value(target=state.view("topk_token_ids"), value=ids, stream=stream)
     if not speculative:
-        ids = np.repeat(tokens, state.layout.fields["topk_token_ids"].width).reshape(n, -1)
-        bound.async_set_value(target=state.view("topk_token_ids"), value=ids, stream=stream)
         bound.async_set_value(target=state.view("sampled_token_ids"), value=tokens, stream=stream)
         return
-    rows = tokens[:, None] + 10 * np.arange(state.sizes.max_accept)
     counts = 1 + (np.arange(n) + number) % state.sizes.max_accept
     bound.async_set_value(target=state.view("accept_tokens"), value=rows, stream=stream)
     bound.async_set_value(target=state.view("accept_num"), value=counts, stream=stream)

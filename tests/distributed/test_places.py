@@ -1,0 +1,139 @@
+"""Where the engine of several groups puts requests: where there is room, in their order. The ranks are on paper."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hal_core import ENTERING, FinishReason, OutputRecord, Request, SamplingParams, StateConfig, lay_out
+from hal_core.output.records import SlotStatus
+
+from hal.distributed.engine import RanksEngine
+
+SIZES = StateConfig(num_slots=2, max_model_len=64, block_size=4, max_logprobs=0)
+
+
+class Paper:
+    """Ranks that give every request in a slot one token a step; ``entered``: group to who entered there, in order;
+    ``came``: the same of all groups.
+
+    The output of a step comes when the test lets it: ``held`` groups keep theirs.
+    """
+
+    undelivered = ()
+    drafts = (0, 0, 0)
+    abilities = SimpleNamespace(overlap=False)
+
+    def __init__(self):
+        self.entered, self.slots = defaultdict(list), defaultdict(dict)
+        self.orders, self.came, self.held = [], [], set()
+
+    def order(self, number, tasks, taken):
+        for task in tasks:
+            if task.kind in ENTERING:
+                self.entered[number].append(task.request.request_id)
+                self.came.append(task.request.request_id)
+                self.slots[number][task.slot] = [task.request, 0]
+        self.orders.append(number)
+        return len(self.orders)
+
+    def receive(self, timeout):
+        ready = [number for number in self.orders if number not in self.held]
+        if not ready:
+            return None
+        self.orders.remove(ready[0])
+        return ready[0], self.record(self.slots[ready[0]])
+
+    def record(self, slots):
+        rows = []
+        for slot, held in list(slots.items()):
+            held[1] += 1
+            ends = held[1] == held[0].params.max_tokens
+            rows.append((held[0].request_id, FinishReason.LENGTH if ends else FinishReason.NONE, held[1] - 1))
+            if ends:
+                del slots[slot]
+        names, finish, positions = zip(*rows, strict=True) if rows else ((), (), ())
+        ones = np.ones(len(rows), np.uint8)
+        status = np.full(len(rows), SlotStatus.TOKEN, np.uint8)
+        return OutputRecord(
+            0, names, status, np.array(finish, np.uint8), np.array(positions, np.int64), ones.astype(np.int32),
+            np.arange(len(rows)), ones < 0,
+        )  # fmt: skip
+
+    def rest(self):
+        return []
+
+    def stop(self):
+        pass
+
+    close = stop
+
+
+def request(name, prompt=4, most=3):
+    return Request(name, range(prompt), SamplingParams(max_tokens=most))
+
+
+@pytest.fixture
+def paper():
+    return Paper()
+
+
+def engine_of(paper, *requests, blocks=8, groups=2, **options):
+    """An engine of groups with two slots and eight blocks of four tokens each."""
+    engine = RanksEngine(lambda: paper, lay_out(SIZES), blocks, groups, vocab_size=100, **options)
+    for one in requests:
+        engine.submit(one)
+    return engine
+
+
+def test_requests_go_to_the_least_busy_group(paper):
+    engine = engine_of(paper, *(request(f"r{n}") for n in range(4)))
+    ended = [one.request_id for one in engine.run()]
+    assert paper.entered == {0: ["r0", "r2"], 1: ["r1", "r3"]}
+    assert sorted(ended) == ["r0", "r1", "r2", "r3"]
+
+
+def test_a_request_goes_where_there_are_blocks_for_it(paper):
+    """Both groups have one request and a free slot, and that of the first one has all its blocks."""
+    engine = engine_of(paper, request("large", prompt=28, most=2), request("a"), request("b"))
+    list(engine.run())
+    assert paper.entered == {0: ["large"], 1: ["a", "b"]}
+
+
+def test_nobody_overtakes_the_first_one_that_waits(paper):
+    """A small one would find room; the large one before it waits for that of whole groups."""
+    engine = engine_of(paper, request("a", most=9), request("b", most=5), request("large", prompt=28), request("small"))
+    list(engine.run())
+    assert paper.came == ["a", "b", "large", "small"]
+
+
+def test_a_request_that_waits_in_front_is_aborted_there(paper):
+    engine = engine_of(paper, *(request(f"r{n}") for n in range(5)))
+    engine.step()
+    engine.abort("r4")
+    ended = {one.request_id: (one.reason, one.reported) for one in engine.run()}
+    assert ended["r4"] == (FinishReason.ABORT, False)
+    assert sum(map(len, paper.entered.values())) == 4
+
+
+@pytest.mark.parametrize("in_step", [False, True])
+def test_groups_take_steps_at_their_own_pace_unless_all_meet_in_each(paper, in_step):
+    """One group's output does not come: the others go on, or with dp_sync wait for it."""
+    engine = engine_of(paper, request("a", most=6), request("b", most=6), dp_sync=in_step)
+    paper.held.add(1)
+    for _ in range(4):
+        engine.step()
+    assert engine.steps == (1 if in_step else 4)
+    paper.held.clear()
+    assert len(list(engine.run())) == 2
+
+
+def test_a_group_without_requests_is_given_the_steps_of_the_others_with_nothing_in_them(paper):
+    given = []
+    order = paper.order
+    paper.order = lambda number, tasks, taken: given.append((number, len(tasks))) or order(number, tasks, taken)
+    list(engine_of(paper, request("a", most=3), dp_sync=True).run())
+    assert [number for number, _ in given] == [0, 1] * (len(given) // 2)
+    assert {tasks for number, tasks in given if number == 1} == {0}
