@@ -1,5 +1,7 @@
 """Devices for the tests of the kit, opened by ``--device-factory kit_devices:NAME``."""
 
+from dataclasses import replace
+
 from hal_core.conformance.ranks.support import HostSupport
 from hal_core.contract.markers import hookimpl
 from hal_core.contract.support import Support
@@ -126,3 +128,22 @@ class Broken(CpuDevice):
 
 def broken():
     return Broken(0, {})
+
+
+def waits():
+    """Its ``update_inputs`` waits for the device, as that of DeviceBase does."""
+    from queued_device import QueueDevice
+
+    class Waits(QueueDevice):
+        capabilities = replace(QueueDevice.capabilities, async_update=False)
+
+        def update_inputs(self, state, step, stream):
+            ticket = super().update_inputs(state, step, stream)
+            ticket.wait(None)
+            return ticket
+
+    return Waits(0, {})
+
+
+class SaysThatItWaits(Support):
+    update_waits = True

@@ -15,6 +15,7 @@ from hal_core import conformance
 from hal_core.conformance import kit
 from hal_core.conformance.harness import properties
 from hal_core.conformance.harness.guarantees import GUARANTEES
+from hal_core.conformance.harness.reached import Reached
 from hal_core.conformance.mutants import Lie, faults, lay_over
 from hal_core.conformance.report.command import main
 from hal_core.conformance.report.report import cause_of
@@ -412,6 +413,39 @@ def test_failures_of_different_causes_stay_apart():
     wrapped = AssertionError("wrapped")
     wrapped.__cause__ = KeyError("x")
     assert cause_of(wrapped).startswith("KeyError at "), "what a check wraps is the cause"
+
+
+@pytest.mark.timeout(HANGS)
+def test_an_update_that_waits_for_the_device_is_told_once_with_both_cures(report):
+    found = entry(report("--device-factory=kit_devices:waits", "--only=G28", code=1), "G28")["tests"]
+    (failed,) = [test for test in found if test["outcome"] == "failed"]
+    assert "update_inputs did not return while its stream was held" in failed["error"]
+    assert "provide a kernel: override update_inputs()" in failed["error"]
+    assert "update_waits = True in the plugin's Support" in failed["error"]
+    assert any(test["outcome"] == "skipped" for test in found), "what needs a held step waits for no further latch"
+
+
+def test_an_update_that_is_said_to_wait_is_excused_unless_the_device_promises_otherwise(monkeypatch):
+    monkeypatch.syspath_prepend(HERE)
+    from kit_devices import SaysThatItWaits, waits
+    from queued_device import queued
+
+    assert ["overlapped_update" in SaysThatItWaits().offers(make()) for make in (waits, queued)] == [False, True]
+    assert "update_inputs waits for the device" in SaysThatItWaits().why_not("overlapped_update")
+
+
+@pytest.mark.parametrize("met", [[], ["large"], ["small", "small"]])
+def test_a_class_of_sizes_that_was_never_drawn_fails_the_check_that_names_it(met):
+    reached = Reached(["small", "large"])
+    for name in met:
+        reached.note(name)
+    with pytest.raises(AssertionError, match="has not reached"):
+        reached.check()
+    for name in ("small", "large"):
+        reached.note(name)
+    reached.check()
+    with pytest.raises(AssertionError, match="none of"):
+        reached.note("huge")
 
 
 def test_shrinking_ends_in_time():
