@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from hal_core import AdmittedRequest, Request, StateConfig, TaskBatch
-from hal_core.slots import tasks as tasks_module
+from hal_core import AdmittedRequest, Request, SamplingParams, SplitRole, StateConfig, Task, TaskBatch, TaskKind
+from hal_core.slots import gathering
 
 SIZES = StateConfig(num_slots=8, max_model_len=64, block_size=8)
 IDS = np.dtype(np.int32)
@@ -53,7 +55,8 @@ def described(made):
         "first_tokens",
     )
     arrays = [(getattr(batch, name).tolist(), getattr(batch, name).dtype) for name in names]
-    return batch.plain, batch.requests, columns, blocks, batch.drafts, arrays, batch.all_new, batch.blocks.tolist()
+    kinds = batch.all_new, batch.all_prefill, batch.all_growing, batch.more
+    return batch.plain, batch.requests, columns, blocks, batch.drafts, arrays, kinds, batch.blocks.tolist()
 
 
 @pytest.mark.parametrize("opened", ["native"], indirect=True)
@@ -62,7 +65,7 @@ def test_columns_are_the_same_by_both_roads_or_the_same_error(opened, monkeypatc
     """Each of what may be given in place of plain lists."""
     state = opened().state(SIZES)
     requests = [state.admit(Request(f"r{i}", [1] * 9)) for i in range(2)]
-    quick = tasks_module._gather
+    quick = gathering.of_lists
     assert quick is not None
     for odd in BLOCKS if which == 3 else KINDS:
         given_ = [[0, 1], [5, 6], [1, 2], [np.array([1, 2], np.int32), np.array([3], np.int32)]]
@@ -71,10 +74,51 @@ def test_columns_are_the_same_by_both_roads_or_the_same_error(opened, monkeypatc
         def make(given_=given_):
             return TaskBatch.prefill(given_[0], requests, given_[2], given_[3], given_[1])
 
-        monkeypatch.setattr(tasks_module, "_gather", quick)
+        monkeypatch.setattr(gathering, "of_lists", quick)
         native_one = described(make)
-        monkeypatch.setattr(tasks_module, "_gather", None)
+        monkeypatch.setattr(gathering, "of_lists", None)
         assert native_one == described(make), odd
-    monkeypatch.setattr(tasks_module, "_gather", quick)
+    monkeypatch.setattr(gathering, "of_lists", quick)
     assert quick([0], [0], [1], ["no request"], [given_[3][0]], AdmittedRequest, "request_row", IDS, "dtype") is None
     assert described(lambda: TaskBatch.prefill([0, 1], requests, [1], [[1], [2]]))[0] == "InvalidValue"
+
+
+@pytest.mark.parametrize("opened", ["native"], indirect=True)
+def test_columns_of_tasks_are_the_same_by_both_roads_or_the_same_error(opened, monkeypatch):
+    """Each of what may be in a task in place of plain numbers and lists, for a task of each kind."""
+    state = opened().state(SIZES)
+    request, prefills, ends = (
+        state.admit(Request("r", [1] * 9, params, role=role))
+        for params, role in (
+            (SamplingParams(), SplitRole.MIXED),
+            (SamplingParams(), SplitRole.PREFILL),
+            (SamplingParams(max_tokens=1), SplitRole.MIXED),
+        )
+    )
+    odd = {
+        "slot": [1, True, 1.5, 2**31, np.int32(3)],
+        "num_computed_tokens": [9, -1, None],
+        "first_block": [0, 2, -(2**31)],
+        "first_token": [5, 2**31, -7],
+        "blocks": BLOCKS,
+        "drafts": [(), [1, 2], (2**31,), [True], [np.int64(3)], np.array([1, 2])],
+        "request": [request, prefills, ends],
+    }
+    quick, natively = gathering.of_tasks, 0
+    for kind in TaskKind:
+        plain = Task(kind, 2, request, 9, 0, [3, 4], first_token=5 if kind > 1 else -1)
+        for name, values in odd.items():
+            for value in values:
+                tasks = [plain, replace(plain, slot=3), replace(plain, **{name: value})]
+                natively += quick(tasks, Task, AdmittedRequest, SplitRole.PREFILL, gathering.NAMES, IDS) is not None
+                monkeypatch.setattr(gathering, "of_tasks", quick)
+                native_one = described(lambda tasks=tasks: TaskBatch.of(tasks))
+                monkeypatch.setattr(gathering, "of_tasks", None)
+                assert native_one == described(lambda tasks=tasks: TaskBatch.of(tasks)), (kind, name, value)
+    assert natively > 40
+    monkeypatch.setattr(gathering, "of_tasks", quick)
+    for wrong in ((), (1,) * 6, ([plain], Task, AdmittedRequest, 0, (), IDS)):
+        with pytest.raises(TypeError):
+            quick(*wrong)
+    for none in ([], [1], "ab", [plain, None]):
+        assert quick(none, Task, AdmittedRequest, SplitRole.PREFILL, gathering.NAMES, IDS) is None

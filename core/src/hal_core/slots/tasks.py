@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Sequence, Sized
+from collections.abc import Iterable, Sequence, Sized
+from itertools import accumulate, islice
 from typing import Any
 
 import numpy as np
 
 from ..errors import InvalidValue
+from . import gathering
 from .admission import AdmittedRequest
+from .fields import SplitRole
+from .gathering import COLUMNS, NAMES, NativeColumns
 from .layout import StateLayout
 from .staying import more_of
 from .task import ENTERING as ENTERING
 from .task import LEAVING as LEAVING
 from .task import Task as Task
 from .task import TaskKind as TaskKind
+from .whole import Ids, Int32s, block_ids, whole
 
-Int32s = np.ndarray[Any, np.dtype[np.int32]]
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -38,11 +42,6 @@ class _Column:
         return column
 
 
-Ids = Sequence[int] | Int32s
-Column = bytes | array  # type: ignore[type-arg]
-NativeColumns = tuple[bytes, Column, Column, Column, Column, bytes, bytes]
-
-
 class TaskBatch:
     """Tasks in columns, in order; immutable. ``TaskBatch.of(tasks)``, or ``TaskBatch.prefill(…)`` without objects.
 
@@ -61,16 +60,12 @@ class TaskBatch:
         "all_new",
         "all_prefill",
         "arrays",
-        "block_ids",
-        "drafts",
         "requests",
     )
     all_new: bool
     all_growing: bool
     all_prefill: bool
     arrays: dict[str, Any]
-    block_ids: tuple[Int32s, ...]
-    drafts: tuple[tuple[int, ...], ...]
     _checked: dict[str, array[int]]
     requests: tuple[AdmittedRequest, ...]
     kinds, slots, num_computed_tokens, num_scheduled_tokens = _Column(), _Column(), _Column(), _Column()
@@ -92,28 +87,27 @@ class TaskBatch:
         ints: dict[str, array[int]] = {}
         plain = {
             "kinds": list(kinds),
-            "slots": _whole(slots, "slots", ints),
+            "slots": whole(slots, "slots", ints),
             "num_computed_tokens": [0] * n
             if num_computed_tokens is None
-            else _whole(num_computed_tokens, "num_computed_tokens", ints),
-            "num_scheduled_tokens": _whole(num_scheduled_tokens, "num_scheduled_tokens", ints),
+            else whole(num_computed_tokens, "num_computed_tokens", ints),
+            "num_scheduled_tokens": whole(num_scheduled_tokens, "num_scheduled_tokens", ints),
             "block_counts": list(map(len, blocks)),
-            "first_blocks": [0] * n if first_blocks is None else _whole(first_blocks, "first_blocks"),
-            "first_tokens": [-1] * n if first_tokens is None else _whole(first_tokens, "first_tokens"),
+            "first_blocks": [0] * n if first_blocks is None else whole(first_blocks, "first_blocks"),
+            "first_tokens": [-1] * n if first_tokens is None else whole(first_tokens, "first_tokens"),
         }
         put = object.__setattr__
         put(self, "_checked", ints)
-        put(self, "arrays", {"plain": plain})
         put(self, "requests", tuple(requests))
-        put(self, "drafts", ((),) * n if drafts is None else tuple([tuple(d) for d in drafts]))
+        given = ((),) * n if drafts is None else tuple([tuple(d) for d in drafts])
         ready = [
-            ids if type(ids) is _ARRAY and ids.dtype is _IDS and ids.ndim == 1 else _block_ids(ids) for ids in blocks
+            ids if type(ids) is _ARRAY and ids.dtype is _IDS and ids.ndim == 1 else block_ids(ids) for ids in blocks
         ]
-        put(self, "block_ids", tuple(ready))
+        put(self, "arrays", {"plain": plain, "drafts": given, "block_ids": tuple(ready)})
         put(self, "all_prefill", plain["kinds"] == [TaskKind.PREFILL] * n)
         put(self, "all_growing", n > 0 and plain["kinds"] == [TaskKind.MORE_BLOCKS] * n)
         new = first_blocks is None or not any(plain["first_blocks"])
-        put(self, "all_new", self.all_prefill and new and (drafts is None or not any(self.drafts)))
+        put(self, "all_new", self.all_prefill and new and (drafts is None or not any(given)))
         if {n} != {len(column) for column in (*plain.values(), self.requests, self.drafts)}:
             raise InvalidValue("the columns of a batch differ in length", cure=f"give {n} of each", argument="tasks")
 
@@ -123,11 +117,30 @@ class TaskBatch:
         found: dict[str, list[int]] | None = self.arrays.get("plain")
         if found is None:
             n, columns = len(self), [array("i", column).tolist() for column in self.native[1:5]]
-            plain = dict(
-                zip(("slots", "num_computed_tokens", "num_scheduled_tokens", "block_counts"), columns, strict=True)
-            )
-            plain |= {"kinds": [TaskKind.PREFILL] * n, "first_blocks": [0] * n, "first_tokens": [-1] * n}
+            head = array("i", self.native[6][: 12 * n]).tolist() or [TaskKind.PREFILL] * n + [0] * n + [-1] * n
+            columns += head[:n], head[n : 2 * n], head[2 * n :]
+            plain = dict(zip(COLUMNS, columns, strict=True))
             found = self.arrays["plain"] = plain
+        return found
+
+    @property
+    def drafts(self) -> tuple[tuple[int, ...], ...]:
+        """The drafts of each task."""
+        found: tuple[tuple[int, ...], ...] | None = self.arrays.get("drafts")
+        if found is None:
+            n, flat = len(self), iter(array("i", self.native[6][12 * len(self) :]))
+            counts = list(islice(flat, n)) or [0] * n
+            found = self.arrays["drafts"] = tuple([tuple(islice(flat, count)) for count in counts])
+        return found
+
+    @property
+    def block_ids(self) -> tuple[Int32s, ...]:
+        """The block ids of each task."""
+        found: tuple[Int32s, ...] | None = self.arrays.get("block_ids")
+        if found is None:
+            counts, blocks = self.plain["block_counts"], self.blocks
+            ends = zip(accumulate(counts), counts, strict=True)
+            found = self.arrays["block_ids"] = tuple([blocks[end - count : end] for end, count in ends])
         return found
 
     @property
@@ -219,6 +232,10 @@ class TaskBatch:
     @classmethod
     def of(cls, tasks: Sequence[Task]) -> TaskBatch:
         """The batch of some tasks, in their order."""
+        if gathering.of_tasks is not None:
+            found = gathering.of_tasks(tasks, Task, AdmittedRequest, SplitRole.PREFILL, NAMES, _IDS)
+            if found is not None:
+                return cls._gathered(*found)
         try:
             return cls(
                 [task.kind for task in tasks],
@@ -247,21 +264,27 @@ class TaskBatch:
         """New requests for some slots; the next step feeds the first ``num_scheduled_tokens`` tokens of each."""
         n = len(slots)
         starts, found = num_computed_tokens, None
-        if _gather is not None:
-            found = _gather(
+        if gathering.of_lists is not None:
+            found = gathering.of_lists(
                 slots, starts, num_scheduled_tokens, requests, blocks, AdmittedRequest, "request_row", _IDS, "dtype"
             )
         if found is None:
             return cls([TaskKind.PREFILL] * n, slots, requests, num_computed_tokens, num_scheduled_tokens, blocks)
-        batch, put = cls.__new__(cls), object.__setattr__
-        put(batch, "arrays", {"native": found, "more": b""})
+        batch = cls._gathered(found, tuple(requests))
+        batch.arrays["block_ids"] = tuple(blocks)
+        return batch
+
+    @classmethod
+    def _gathered(cls, columns: NativeColumns, requests: tuple[AdmittedRequest, ...]) -> TaskBatch:
+        """The batch of columns that native code has made."""
+        batch, put, more = cls.__new__(cls), object.__setattr__, columns[6]
+        kinds = set(array("i", more[: 4 * len(requests)])) if more else {TaskKind.PREFILL}
+        put(batch, "arrays", {"native": columns, "more": more})
         put(batch, "_checked", {})
-        put(batch, "requests", tuple(requests))
-        put(batch, "block_ids", tuple(blocks))
-        put(batch, "drafts", ((),) * n)
-        put(batch, "all_prefill", True)
-        put(batch, "all_growing", False)
-        put(batch, "all_new", True)
+        put(batch, "requests", requests)
+        put(batch, "all_prefill", kinds == {TaskKind.PREFILL})
+        put(batch, "all_growing", kinds == {TaskKind.MORE_BLOCKS})
+        put(batch, "all_new", not more)
         return batch
 
     def __len__(self) -> int:
@@ -272,40 +295,7 @@ class TaskBatch:
         return f"TaskBatch({', '.join(f'{TaskKind(kind).name.lower()} -> {slot}' for kind, slot in pairs)})"
 
 
-def gather_with(gather: Callable[..., NativeColumns | None]) -> None:
-    """Let native code make the columns of plain batches of new requests; it gives None for any other. For the whole
-    process: it is the same function, whichever device brings it."""
-    global _gather
-    _gather = gather
-
-
-_gather: Callable[..., NativeColumns | None] | None = None
 _ARRAY, _IDS = np.ndarray, np.dtype(np.int32)
-
-
-def _whole(values: Any, name: str, ints: dict[str, array[int]] | None = None) -> list[int]:  # noqa: ANN401
-    """The values as Python integers that fit int32, as which ``ints`` gets them; floats and bools are refused."""
-    plain: list[Any] = values.tolist() if isinstance(values, np.ndarray) else list(values)
-    if plain and set(map(type, plain)) != {int}:
-        plain = [int(v) if isinstance(v, np.integer) else v for v in plain]
-        if set(map(type, plain)) != {int}:
-            raise InvalidValue(f"{name} must be whole numbers", cure="give int, no bool or float", argument=name)
-    try:
-        column = array("i", plain)
-    except OverflowError:
-        raise InvalidValue(
-            f"{name} must be whole numbers that fit int32", cure="give numbers from -2**31 to 2**31 - 1", argument=name
-        ) from None
-    if ints is not None:
-        ints[name] = column
-    return plain
-
-
-def _block_ids(ids: Ids) -> Int32s:
-    """One task's block ids; an int32 array is taken as it is."""
-    if type(ids) is np.ndarray and ids.dtype == np.int32 and ids.ndim == 1:
-        return ids
-    return np.array(_whole(ids, "blocks"), np.int32)
 
 
 def check_kinds(tasks: Any) -> None:  # noqa: ANN401 (whatever the caller gave)

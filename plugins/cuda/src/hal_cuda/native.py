@@ -127,7 +127,7 @@ class Native:
     def __init__(self, module: Any, fail: Callable[[int, str], None], library: ctypes.CDLL | None = None) -> None:  # noqa: ANN401
         self.module = module
         self.calls = module.Driver(fail, functions(library))
-        gather_with(module.gather)
+        gather_with(module.gather, module.gather_tasks)
 
 
 class Book:

@@ -1,5 +1,5 @@
-/* The columns of a batch of new requests, from the lists that a caller gives: the quick road of
-   hal_core.slots.tasks.TaskBatch.prefill. What is not plain (other sequences, numbers or arrays) is left to it. */
+/* The columns of a batch, from the lists or the tasks that a caller gives: the quick roads of
+   hal_core.slots.tasks.TaskBatch.prefill and .of. What is not plain (other sequences, numbers or arrays) is left to them. */
 #include "native.h"
 
 static PyObject *item(PyObject *list, Py_ssize_t at) { /* borrowed */
@@ -98,6 +98,139 @@ PyObject *gather(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     result = Py_BuildValue("(OOOOOOy)", made[3], made[0], made[1], made[2], PyTuple_GetItem(ids, 0), PyTuple_GetItem(ids, 1), "");
   for (int i = 0; i < 4; i++) Py_XDECREF(made[i]);
   Py_XDECREF(ids);
+  if (result) return result;
+  PyErr_Clear(); /* whoever builds the batch the long way says what is wrong */
+  Py_RETURN_NONE;
+}
+
+/* -- of tasks --------------------------------------------------------------------------------------------------------- */
+enum { KIND, SLOT, START, LENGTH, FIRST, TOKEN, NUMBERS, ASKED = NUMBERS, GIVEN, DRAFTS, ROW, ROLE, GENERATED, PARAMS, MOST, DTYPE, NAMES };
+typedef struct { int32_t *at; Py_ssize_t n, room; } Grown;
+typedef struct {
+  PyObject *const *names, *task, *request, *prefill, *dtype; /* types, SplitRole.PREFILL, int32 */
+  Py_ssize_t n;
+  int32_t *columns[NUMBERS], *counts, *drafted; /* [n] each */
+  char *rows;
+  Grown blocks, drafts;
+} Tasks;
+
+static int room_for(Grown *grown, Py_ssize_t more) {
+  if (grown->n + more <= grown->room) return 1;
+  Py_ssize_t room = 2 * grown->room + more + 64;
+  int32_t *at = PyMem_Realloc(grown->at, (size_t)room * 4);
+  if (at) grown->at = at, grown->room = room;
+  return at != NULL;
+}
+
+static int small(PyObject *number, int32_t *out) {
+  int overflow = 0;
+  long value = PyLong_AsLongAndOverflow(number, &overflow);
+  *out = (int32_t)value;
+  return !overflow && value >= INT32_MIN && value <= INT32_MAX;
+}
+
+/* Plain whole numbers, or an array of them, behind those that are there; how many, -1 for anything else. */
+static Py_ssize_t extend(Grown *grown, PyObject *given, const Tasks *tasks) {
+  Py_ssize_t n = length(given);
+  Py_buffer view;
+  if (n < 0) {
+    if (!view_of(given, tasks->dtype, tasks->names[DTYPE], &view)) return -1;
+    n = view.len / 4;
+    if (room_for(grown, n)) memcpy(grown->at + grown->n, view.buf, (size_t)n * 4);
+    else n = -1;
+    PyBuffer_Release(&view);
+  } else if (room_for(grown, n)) {
+    for (Py_ssize_t at = 0; at < n; at++) {
+      PyObject *one = item(given, at);
+      if (!one || !PyLong_CheckExact(one) || !small(one, grown->at + grown->n + at)) return -1;
+    }
+  } else {
+    return -1;
+  }
+  grown->n += n;
+  return n;
+}
+
+/* Whether no state can take a hand-off of the request: it prefills alone, or its first token is its last. */
+static int hopeless(PyObject *request, const Tasks *tasks) {
+  PyObject *role = PyObject_GetAttr(request, tasks->names[ROLE]), *params = PyObject_GetAttr(request, tasks->names[PARAMS]);
+  PyObject *generated = PyObject_GetAttr(request, tasks->names[GENERATED]);
+  PyObject *most = params ? PyObject_GetAttr(params, tasks->names[MOST]) : NULL;
+  int32_t have = 0, bound = 0;
+  int found = !role || !generated || !most || role == tasks->prefill || !small(generated, &have) || !small(most, &bound) ||
+              (int64_t)have + 1 >= bound;
+  Py_XDECREF(role), Py_XDECREF(params), Py_XDECREF(generated), Py_XDECREF(most);
+  return found;
+}
+
+/* One task into the columns; 0 where something of it is not plain. */
+static int take_task(Tasks *tasks, PyObject *task, Py_ssize_t at, PyObject *requests) {
+  if (!task || (PyObject *)Py_TYPE(task) != tasks->task) return 0;
+  for (int i = 0; i < NUMBERS; i++) {
+    PyObject *number = PyObject_GetAttr(task, tasks->names[i]);
+    int plain = number && (PyLong_CheckExact(number) || (i == KIND && PyLong_Check(number)));
+    plain = plain && small(number, &tasks->columns[i][at]);
+    Py_XDECREF(number);
+    if (!plain) return 0;
+  }
+  int kind = tasks->columns[KIND][at];
+  PyObject *request = PyObject_GetAttr(task, tasks->names[ASKED]);
+  if (!request) return 0;
+  PyTuple_SetItem(requests, at, request); /* takes the reference */
+  if (kind < PREFILL || kind > HAND_OFF || (PyObject *)Py_TYPE(request) != tasks->request) return 0;
+  if (kind == PREFILL && tasks->columns[TOKEN][at] != -1) return 0; /* columns of new requests alone have no place for it */
+  PyObject *row = PyObject_GetAttr(request, tasks->names[ROW]);
+  int plain = row && PyBytes_CheckExact(row) && PyBytes_Size(row) == REQUEST * 8;
+  if (plain) memcpy(tasks->rows + at * REQUEST * 8, PyBytes_AsString(row), REQUEST * 8);
+  Py_XDECREF(row);
+  PyObject *blocks = PyObject_GetAttr(task, tasks->names[GIVEN]), *drafts = PyObject_GetAttr(task, tasks->names[DRAFTS]);
+  Py_ssize_t ids = blocks ? extend(&tasks->blocks, blocks, tasks) : -1;
+  Py_ssize_t drafted = drafts && length(drafts) >= 0 ? extend(&tasks->drafts, drafts, tasks) : -1;
+  Py_XDECREF(blocks), Py_XDECREF(drafts);
+  tasks->counts[at] = (int32_t)ids, tasks->drafted[at] = (int32_t)drafted;
+  return plain && ids >= 0 && drafted >= 0 && !(kind == HAND_OFF && hopeless(request, tasks));
+}
+
+static PyObject *bytes_of(const void *from, Py_ssize_t nbytes) { return PyBytes_FromStringAndSize(from, nbytes); }
+
+/* hal_core.slots.staying.more_of, of these columns. */
+static PyObject *more_of(const Tasks *tasks) {
+  Py_ssize_t n = tasks->n, all_new = !tasks->drafts.n;
+  for (Py_ssize_t at = 0; at < n; at++) all_new = all_new && tasks->columns[KIND][at] == PREFILL && !tasks->columns[FIRST][at];
+  PyObject *made = bytes_of(NULL, all_new ? 0 : (4 * n + tasks->drafts.n) * 4);
+  if (!made || all_new) return made;
+  int32_t *to = (int32_t *)(void *)PyBytes_AsString(made);
+  const int32_t *columns[] = {tasks->columns[KIND], tasks->columns[FIRST], tasks->columns[TOKEN], tasks->drafted};
+  for (int i = 0; i < 4; i++, to += n) memcpy(to, columns[i], (size_t)n * 4);
+  if (tasks->drafts.n) memcpy(to, tasks->drafts.at, (size_t)tasks->drafts.n * 4);
+  return made;
+}
+
+/* gather_tasks(tasks, task type, request type, SplitRole.PREFILL, names, dtype): (columns as of gather, requests), or None.
+   `names` are those of the enumeration above. */
+PyObject *gather_tasks(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+  PyObject *names[NAMES], *result = NULL;
+  (void)self;
+  if (count != 6 || !PyTuple_Check(args[4]) || PyTuple_Size(args[4]) != NAMES)
+    return PyErr_Format(PyExc_TypeError, "gather_tasks takes 6 arguments, the fifth a tuple of %d names", (int)NAMES);
+  for (int i = 0; i < NAMES; i++) names[i] = PyTuple_GetItem(args[4], i);
+  Py_ssize_t n = length(args[0]), width = n * 4;
+  if (n < 1 || n > 1 << 20) Py_RETURN_NONE;
+  Tasks tasks = {.names = names, .task = args[1], .request = args[2], .prefill = args[3], .dtype = args[5], .n = n};
+  int32_t *numbers = PyMem_Malloc((size_t)(n * (NUMBERS + 2)) * 4);
+  PyObject *requests = PyTuple_New(n), *rows = bytes_of(NULL, n * REQUEST * 8);
+  int plain = numbers && requests && rows;
+  if (plain) {
+    for (int i = 0; i < NUMBERS; i++) tasks.columns[i] = numbers + i * n;
+    tasks.counts = numbers + NUMBERS * n, tasks.drafted = tasks.counts + n, tasks.rows = PyBytes_AsString(rows);
+  }
+  for (Py_ssize_t at = 0; plain && at < n; at++) plain = take_task(&tasks, item(args[0], at), at, requests);
+  if (plain)
+    result = Py_BuildValue("((ONNNNNN)O)", rows, bytes_of(tasks.columns[SLOT], width), bytes_of(tasks.columns[START], width),
+                           bytes_of(tasks.columns[LENGTH], width), bytes_of(tasks.counts, width),
+                           bytes_of(tasks.blocks.at, tasks.blocks.n * 4), more_of(&tasks), requests);
+  PyMem_Free(numbers), PyMem_Free(tasks.blocks.at), PyMem_Free(tasks.drafts.at);
+  Py_XDECREF(requests), Py_XDECREF(rows);
   if (result) return result;
   PyErr_Clear(); /* whoever builds the batch the long way says what is wrong */
   Py_RETURN_NONE;

@@ -19,6 +19,7 @@ static int setup(PyObject *module) {
 
 static PyMethodDef methods[] = {
     {"gather", (PyCFunction)(void (*)(void))gather, METH_FASTCALL, "the columns of a batch, or None: see gathering.c"},
+    {"gather_tasks", (PyCFunction)(void (*)(void))gather_tasks, METH_FASTCALL, "the same of tasks, and their requests"},
     {NULL, NULL, 0, NULL}};
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_native", NULL, -1, methods, NULL, NULL, NULL, NULL};
 

@@ -136,6 +136,7 @@ typedef struct {
   uint8_t *seen; /* [slots] zeros between calls */
 } Book;
 PyObject *gather(PyObject *self, PyObject *const *args, Py_ssize_t count); /* gathering.c */
+PyObject *gather_tasks(PyObject *self, PyObject *const *args, Py_ssize_t count);
 extern PyTypeObject *book_type;
 extern PyType_Spec book_spec, driver_spec;
 #endif
