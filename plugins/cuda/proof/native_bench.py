@@ -23,10 +23,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from hal_core import Request, SamplingParams, StateConfig, Step, Task, TaskBatch, TaskKind, View
+from hal_core import Group, Request, SamplingParams, StateConfig, Step, Task, TaskBatch, TaskKind, View
 from hal_core.devices import dtype_of
+from hal_core.devices.paddle.ranks.collectives import DeviceCommunicator
+from hal_core.ranks.watchdog import Watchdog
 from hal_core.runtime.bound import BoundDevice, bind
 from hal_cuda import CudaPlugin
+from hal_cuda.nccl import Collectives
 
 TOKENS, BLOCK = 1024, 16
 SIZES = StateConfig(num_slots=128, max_model_len=9216, block_size=BLOCK)
@@ -90,6 +93,7 @@ def cases(bound: BoundDevice) -> Iterator[Case]:
 
         yield f"insert {count} x {TOKENS}", admit, insert
     yield from decoding(bound, state, stream)
+    yield from broadcasting(bound, bound.state(SIZES, name="broadcast"))
     scalar, row = state.view("temperature")[3], state.view("token_ids")[3, :64]
     large = View.contiguous(bound.device.allocate(1 << 16), 0, (1 << 13,), dtype_of("int64"))
     values = np.arange(1 << 13)
@@ -139,6 +143,44 @@ def decoding(bound: BoundDevice, state: Any, stream: Any) -> Iterator[Case]:  # 
 
     for new, grow in ((16, 0), (0, 8), (16, 8)):
         yield f"hand over {new}, grow {grow}", lambda new=new, grow=grow: prepare(new, grow), insert
+
+
+class Sent:
+    """In place of an open group of two over NCCL: its collective is nothing."""
+
+    ranks = (0, 1)
+
+    def __init__(self) -> None:
+        self.watchdog = Watchdog(0, {}, 30.0, lambda: None)
+
+    def start(self, tensor: object, source: int) -> None:
+        """What Paddle would do, which is measured by benchmarks/gpu."""
+
+
+class Alone(DeviceCommunicator):
+    """Its collectives, of ranks that all say what this one says."""
+
+    def exchange(self, block: bytes) -> dict[int, bytes]:
+        """The terms of both ranks."""
+        return dict.fromkeys(Sent.ranks, block)
+
+
+def broadcasting(bound: BoundDevice, state: Any) -> Iterator[Case]:  # noqa: ANN401
+    """hal's part of a broadcast on the rank that sends: all but the collective."""
+    device, group = bound.device, Group(Sent.ranks, 0)
+    made = Alone(Collectives(device, None), group, Sent(), lambda memory, part: None)  # type: ignore[arg-type]
+    device._communicators[group.ranks] = made  # type: ignore[attr-defined]
+    stream = Collectives(device, None).default_stream  # type: ignore[arg-type]
+
+    def broadcast(_: object) -> None:
+        bound.broadcast_tokens(state=state, group=group, stream=stream)
+
+    library = getattr(device.driver.api, "library", None)  # type: ignore[attr-defined]
+    if library is not None:
+        library.stand_in_idle(0)  # the header is compared with what is there
+    yield "broadcast, hal's part", stream.synchronize, broadcast
+    if library is not None:
+        library.stand_in_idle(1)
 
 
 @contextmanager

@@ -183,7 +183,9 @@ class CheckedTicket(Ticket):
         self.mode: Mode = "sync" if inner.mode == copy.mode == "sync" else "async"
         self._agreement, self._inner, self._copy, self._expected = channel, inner, copy, expected
         self._known, self._error = False, None
-        if self.done():
+        if (
+            self.mode == "sync" and self.done()
+        ):  # to look at work that has just been put on a stream costs, and is early
             self.failure()  # marks the state now, before anybody waits
 
     def done(self) -> bool:

@@ -16,7 +16,6 @@ from hal_core.devices import (
     ROW,
     AsyncStream,
     DeviceMemory,
-    Lease,
     MirroredBlock,
     Packed,
     RecordedEvent,
@@ -29,11 +28,12 @@ from hal_core.devices import (
 from .admissions import Admissions
 from .base import OnGpu
 from .context import Context, Options
-from .driver import Driver
+from .driver import Driver, captured
 from .entering import Entering
 from .frameworks import current_stream
 from .launching import Kernels
 from .native import Book
+from .native_copies import NativeCopies
 from .native_entering import NativeEntering
 from .native_writing import NativeWriter
 from .primitives import LEGACY, CudaPrimitives, NativePrimitives
@@ -79,7 +79,7 @@ class CudaDevice(OnGpu):
         self.admissions = Admissions(make, self.context.entered, limit=chosen.admission_limit)
         self.entering = NativeEntering(self, native) if native else Entering(self)
         self.steps = StepKernel(self.driver, self.kernels)
-        self._before = self.events.take(self.uploads)
+        self.copies = NativeCopies(self, native) if native else None
         self._given = chosen.stream
 
     # -- streams ------------------------------------------------------------------------------------------------
@@ -161,33 +161,20 @@ class CudaDevice(OnGpu):
 
     def check_stream(self, stream: Stream) -> None:
         """Raise :class:`hal_core.errors.InvalidValue` for a stream whose work goes into a graph."""
-        self.check_open()
-        self._runtime.check_capture(self.own(stream).raw)
+        if self._closed or self.driver.broken or self.health.unusable:
+            self.check_open()
+        own = stream if type(stream) is AsyncStream and stream.pool is self.events else self.own(stream)
+        if self._runtime.captures(own.raw):
+            raise captured(own.raw)
 
     def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
         """As the base does it; not of a stream that is being captured. On the native path one part, as of an output, is
-        one call, with one event for the order of all streams: a stream that waits keeps the record that it met."""
-        native = self.driver.native
-        if native is None:
+        one call."""
+        if self.copies is None:
             self.check_stream(stream)
-        if native is None or len(parts) != 1 or not 0 <= parts[0].offset <= parts[0].end <= memory.nbytes:
-            return super().copy_out(memory, parts, stream)
-        self.check_open()
-        after, begin, nbytes = self.own(stream), self.address_of(memory) + parts[0].offset, parts[0].nbytes
-        copies = after.beside()
-        lease = Lease(self.blocks, self.blocks.take(nbytes))
-        event = lease.event = self.events.take(copies)
-        place = lease.block.address, after.raw, copies.raw, self._before.raw, event.raw
-        try:
-            native.calls.copy_out(*place, (begin, nbytes))
-        except BaseException:
-            event = lease.event = self.mark(copies)  # it may be under way
-            raise
-        finally:
-            self.reads.under_way.append((begin, begin + nbytes, event))
-            self.last[copies.stream_key] = event
-        self._counts["copies_out"] += nbytes > 0
-        return self.copy_type(event, lease, ((0, nbytes),))
+        elif len(parts) == 1 and 0 <= (part := parts[0]).offset <= part.offset + part.nbytes <= memory.nbytes:
+            return self.copies.copy_out(memory, part, stream)
+        return super().copy_out(memory, parts, stream)
 
     def submit(self, plan: WritePlan, stream: Stream) -> Ticket:
         """As the base does it; not on a stream that is being captured."""
@@ -224,9 +211,11 @@ class CudaDevice(OnGpu):
 
     def put_bytes(self, memory: Memory, offset: int, data: bytes, stream: Stream) -> Ticket:
         """A broadcast's header: by one launch that has it in its parameters."""
-        self.check_open()
-        own = self.own(stream)
-        self.order_after_reads(own, memory)
+        if self._closed or self.driver.broken or self.health.unusable:
+            self.check_open()
+        own = stream if type(stream) is AsyncStream and stream.pool is self.events else self.own(stream)
+        if self.reads.under_way:
+            self.reads.order(memory, own)
         return self.writer.small(self.address_of(memory) + offset, memoryview(data), own)
 
     @hookimpl
@@ -292,7 +281,7 @@ class CudaDevice(OnGpu):
         whole = whole and not self.driver.broken
         self.admissions.close(release=whole)
         self.entering.close()
-        del self._before
+        self.copies = None
         super().release(whole=whole)
         if whole:
             self._runtime.close()

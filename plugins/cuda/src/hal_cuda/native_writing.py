@@ -10,7 +10,7 @@ from hal_core.devices import RecordedEvent
 
 from .launching import Kernel
 from .structs import THREADS
-from .writing import Bytes, Writer
+from .writing import SMALL_HEAD, Bytes, Writer
 
 if TYPE_CHECKING:
     from hal_core import Ticket
@@ -45,6 +45,17 @@ class NativeWriter(Writer):
             if len(shape) <= 2:
                 return self._fill(target, value, shape, steps, run, stream)
         return self._any_value(target, value, stream)
+
+    def small(self, address: int, data: memoryview, stream: AsyncStream) -> AsyncTicket:
+        """The same; a broadcast's header among them."""
+        device, kernel = self._device, self._device.kernels.small
+        buffer, nbytes = kernel.buffer, data.nbytes
+        SMALL_HEAD.pack_into(buffer, 0, address, nbytes)
+        buffer[SMALL_HEAD.size : SMALL_HEAD.size + nbytes] = data
+        events, free = device.events, self._free
+        event = RecordedEvent(events, free.popleft(), stream.stream_key) if free else events.take(stream)
+        self._run(0, 0, 0, 0, 0, stream.raw, kernel.function, 1, 1, THREADS, kernel.at, event.raw)
+        return self._done(event)
 
     def _launch(self, kernel: Kernel, blocks: int, stream: AsyncStream) -> AsyncTicket:
         event = self._device.events.take(stream)

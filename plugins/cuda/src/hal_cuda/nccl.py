@@ -9,7 +9,7 @@ within the timeout, every later call does so too, and the process has to be ende
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from hal_core import InvalidValue, Unavailable
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from hal_core.devices import AsyncStream, AsyncTicket, Communicator, Memory, RecordedEvent
 
     from .base import OnGpu
+
+
+_NOTHING = nullcontext()
 
 
 class Collectives:
@@ -37,15 +40,16 @@ class Collectives:
 
     def before_write(self, memory: Memory, stream: Any) -> None:  # noqa: ANN401 (ours, or a framework's)
         """Let the collective wait for copies out that still read the memory: it writes there."""
-        self.device.order_after_reads(stream, memory)
+        if self.device.reads.under_way:
+            self.device.order_after_reads(stream, memory)
 
-    @contextmanager
-    def current(self, stream: Any) -> Iterator[None]:  # noqa: ANN401 (ours, or a framework's)
+    def current(self, stream: Any) -> AbstractContextManager[None]:  # noqa: ANN401 (ours, or a framework's)
         """Paddle orders a collective by its own current stream: another waits for it, and it for the other."""
         own, paddles = self.device.own(stream), self.default_stream
-        if paddles.handle == own.handle:
-            yield
-            return
+        return _NOTHING if paddles.handle == own.handle else self._around(own, paddles)
+
+    @contextmanager
+    def _around(self, own: AsyncStream, paddles: AsyncStream) -> Iterator[None]:
         paddles.wait(own.record())
         yield
         own.wait(paddles.record())
