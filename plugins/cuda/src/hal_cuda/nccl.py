@@ -40,8 +40,7 @@ class Collectives:
 
     def before_write(self, memory: Memory, stream: Any) -> None:  # noqa: ANN401 (ours, or a framework's)
         """Let the collective wait for copies out that still read the memory: it writes there."""
-        if self.device.reads.under_way:
-            self.device.order_after_reads(stream, memory)
+        self.device.order_after_reads(stream, memory)
 
     def current(self, stream: Any) -> AbstractContextManager[None]:  # noqa: ANN401 (ours, or a framework's)
         """Paddle orders a collective by its own current stream: another waits for it, and it for the other."""
