@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from hal_core import ByteRange, Stream
     from hal_core.devices import CopyTicket, Memory
 
-    from .device import CudaDevice
+    from .base import OnGpu
     from .native import Native
 
 
@@ -18,7 +18,7 @@ class NativeCopies:
     """Copies for one device. One event orders all of them after their streams' work: a stream that was made to wait
     for it keeps the record that it met."""
 
-    def __init__(self, device: CudaDevice, native: Native) -> None:
+    def __init__(self, device: OnGpu, native: Native) -> None:
         self._device, self._copy = device, native.calls.copy_out
         self._before = device.events.take(device.uploads)
 
