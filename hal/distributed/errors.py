@@ -36,8 +36,11 @@ class RankLost(GroupLost):
 
 def word_of(error: Exception, rank: int, step: int) -> Failed:
     """What a rank says of an error that ends it in ``step``, 0 before the first."""
-    what, cure = (error.what, error.cure) if isinstance(error, HalError) else (f"{type(error).__name__}: {error}", "")
+    what, cure = f"{type(error).__name__}: {error}", ""
     gone = isinstance(error, GroupLost)
+    if isinstance(error, HalError):
+        who = () if gone else (error.device, error.hook, error.argument)  # of a loss, the engine says whose it is
+        what, cure = ": ".join(filter(None, (*who, error.what))), error.cure
     lost = [error.rank] if isinstance(error, GroupLost) and error.rank >= 0 else []
     refused = isinstance(error, PluginError) or (not step and isinstance(error, _REFUSALS))
     return Failed(rank, what, cure, step, lost, vague=gone and not lost, refused=refused)

@@ -16,7 +16,7 @@ DIFFERENT = {
     "version": "differ in their paddle-hal-core: rank 0 has .*, rank 1 0.0",
     "protocol": "rank 1 is one of 2 and speaks version 0",
     "size": "rank 1 is one of 3",
-    "broken checkpoint": "rank 1: no directory",
+    "broken checkpoint": "rank 1: --model: no directory",
 }
 
 

@@ -126,6 +126,14 @@ def test_a_rank_says_whether_its_error_is_the_users_to_mend(error, step, refused
     assert word_of(error, 0, step).refused is refused
 
 
+def test_what_a_rank_refuses_is_told_with_what_it_is_about():
+    """As one rank says it: "cpu: async_set_value: --require: …"."""
+    about = {"device": "cpu", "hook": "async_set_value", "argument": "--require", "cure": "drop it"}
+    told = word_of(CapabilityMissing("that is not offered", **about), 1, 0)
+    assert (told.what, told.cure) == ("cpu: async_set_value: --require: that is not offered", "drop it")
+    assert word_of(GroupLost("rank 0 is lost", argument="group"), 1, 3).what == "rank 0 is lost"
+
+
 @pytest.mark.parametrize("group", [0, 1])
 def test_records_that_cannot_be_had_are_a_loss_of_their_groups_first_rank(group):
     """Else the engine would wait for them for ever."""
