@@ -13,6 +13,7 @@ from unittest import mock
 import numpy as np
 from hal_core import ByteRange, Group, HalError
 from hal_core.devices import TensorRanks, open_groups
+from hal_core.devices.paddle.ranks.groups import PaddleCommunicator
 from hal_core.runtime.policy import Policy
 from hal_core.tickets import DONE
 
@@ -127,6 +128,20 @@ def meeting(rank):
 
 
 @contextlib.contextmanager
+def broadcasting(rank):
+    """Keep how many bytes each broadcast has that the rank takes part in."""
+    original, kept = PaddleCommunicator.broadcast, rank.kept.setdefault("broadcasts", [])
+    kept.clear()
+
+    def broadcast(communicator, memory, part, stream):
+        kept.append(part.nbytes)
+        return original(communicator, memory, part, stream)
+
+    with mock.patch.object(PaddleCommunicator, "broadcast", broadcast):
+        yield
+
+
+@contextlib.contextmanager
 def closing(rank):
     """Keep how often each proposer that the rank makes is closed."""
     original, kept = hal.distributed.rank.make_proposer, rank.kept.setdefault("closed", [])
@@ -146,6 +161,11 @@ def closing(rank):
 
     with mock.patch("hal.distributed.rank.make_proposer", make):
         yield
+
+
+def broadcasts(rank):
+    """In a rank: what :func:`broadcasting` has kept."""
+    return rank.kept["broadcasts"]
 
 
 def closed(rank):
@@ -209,6 +229,7 @@ def lie(rank, url, liar, how="", *arguments):
 
 
 LIARS = {
+    "broadcasting": broadcasting,
     "closing": closing,
     "different": different,
     "meeting": meeting,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hal.distributed.errors import RankLost
-from tests.distributed.rank_work import closed, met
+from tests.distributed.rank_work import broadcasts, closed, met
 
 from .rows import SCARCE, TOLERANCE, Pooled, Row, Told, alone, engine_of, reference, requests, run
 
@@ -54,6 +54,19 @@ def test_rejection_gives_the_tokens_of_one_rank(worlds, speculate, everywhere):
     assert dict(told.tokens) != dict(reference().tokens), "nothing was drawn another way than by comparing"
     assert set(answers.values()) == {None}
     assert told.drafts[1]
+
+
+@pytest.mark.parametrize(("speculate", "collectives"), [("none", 1), ("ngram", 2)])
+def test_a_step_has_one_collective_for_its_tokens_and_one_for_its_drafts(worlds, speculate, collectives):
+    """Each of one size, whatever was accepted or drafted."""
+    told, pooled = Told(), Pooled(worlds.of(2), ("broadcasting",))
+    engine = engine_of(Row(tp=2, speculate=speculate, check=False), lambda: pooled, told)
+    engine.submit(requests()[0])
+    for _ in engine.run():
+        pass
+    engine.crew.stop()
+    for nbytes in worlds.of(2).run(broadcasts).values():
+        assert nbytes == nbytes[:collectives] * engine.steps
 
 
 def test_each_rank_closes_its_proposer(worlds):
