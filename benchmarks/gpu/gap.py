@@ -12,33 +12,23 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
 import torch
-from hal_core.group import ALONE
-from hal_core.output.sinks import MemorySink
-from hal_core.slots.step import Step
-from hal_core.slots.tasks import TaskBatch
 
 from .rig import SLOTS, Busy, Rig, blocks_of, median, quiet
+from .turns import MANNERS, OURS, Parts, Turn, Turns, slots_of
 from .ways import FUSED, WAYS, Inputs, Tensors, empty_tensors
 
 TOKENS, AHEAD, WARM = 1024, 2, 5
 STAGED = 3200
 """Requests that are admitted before they are inserted one after the other: hal stages about so many."""
-OURS, NOTHING = "hal", "nothing inserted"
+NOTHING = "nothing inserted"
 Meet = Callable[[], None]
-Turn = tuple[int, int]
-"""Which of how many: one inserts at every step whose number leaves that when divided by the second."""
 ALL: Turn = (0, 1)
-Parts = dict[str, list[float]]
-
-
-def _slots(step: int, count: int) -> list[int]:
-    """The slots that step number ``step`` fills; they go round."""
-    return [(step * count + i) % SLOTS for i in range(count)]
 
 
 class Loop:
@@ -47,19 +37,21 @@ class Loop:
     def __init__(self, rig: Rig, meet: Meet) -> None:
         self.rig, self.meet = rig, meet
         self.tensors: dict[str, Tensors] = {}
-        self.turn, self.busy = ALL, Busy(used=False)
+        self.turn, self.busy, self.pieces = ALL, Busy(used=False), 1
 
     def run(
-        self, way: str, decode_ms: float, count: int, *, waits: bool, steps: int, busy: bool = False, turn: Turn = ALL
-    ) -> dict[str, Any]:
-        """Gap (ms) and host time a step (ms), the first steps left out; ``busy``: beside a thread that computes."""
-        run = self._ours if way == OURS else self._peer
-        self.turn, host, found = turn, [], []
+        self, way: str, decode_ms: float, count: int, *, waits: bool, steps: int, busy: bool = False, turn: Turn = ALL,
+        pieces: int = 1,
+    ) -> dict[str, Any]:  # fmt: skip
+        """Gap (ms) and host time a step (ms), the first steps left out; ``busy``: beside a thread that computes;
+        ``pieces``: how often the ranks meet in a step, at its beginning and after each further piece, as layers do."""
+        run = self._ours if way in MANNERS else self._peer
+        self.turn, self.pieces, host, found = turn, pieces, [], []
         parts: Parts = {}
         mine: list[bool] = []
         while len(found) + WARM + 1 < steps:  # in pieces: so many requests are admitted before each
             part = min(steps - len(found), STAGED // count)
-            times = torch.zeros((part, 2), dtype=torch.int64, device="cuda")
+            times = torch.zeros((part, 2 * min(pieces, 2)), dtype=torch.int64, device="cuda")
             torch.cuda.synchronize()
             self.meet()
             torch.cuda.synchronize()
@@ -67,7 +59,7 @@ class Loop:
                 host += run(way, decode_ms, count, waits, part, times, parts)[WARM:]
                 torch.cuda.synchronize()
             stamps = times.cpu().numpy()
-            found += ((stamps[1:, 0] - stamps[:-1, 1])[WARM:] / 1e6).tolist()
+            found += ((stamps[1:, 0] - stamps[:-1, -1])[WARM:] / 1e6).tolist()
             mine += [number % turn[1] == turn[0] for number in range(1, part)][WARM:]
         return self._told(way, decode_ms, count, waits, busy, np.array(found), np.array(mine), host, parts)
 
@@ -76,7 +68,8 @@ class Loop:
         gaps: np.ndarray[Any, Any], mine: np.ndarray[Any, Any], host: list[float], parts: Parts,
     ) -> dict[str, Any]:  # fmt: skip
         """The row of the table: gaps before the steps that this rank inserted for, and before the others."""
-        others = {} if mine.all() else {"gap_of_others_ms": round(float(gaps[~mine].mean()), 4)}
+        others: dict[str, Any] = {} if self.pieces == 1 else {"pieces": self.pieces}
+        others |= {} if mine.all() else {"gap_of_others_ms": round(float(gaps[~mine].mean()), 4)}
         return {
             **others,
             "gap_mean_ms": round(float(gaps[mine].mean()), 4),
@@ -96,59 +89,34 @@ class Loop:
     def _ours(
         self, way: str, decode_ms: float, count: int, waits: bool, steps: int, times: torch.Tensor, parts: Parts
     ) -> list[float]:
-        del way
-
-        def note(name: str, since: int) -> int:
-            now = perf_counter_ns()
-            parts.setdefault(name, []).append((now - since) / 1e3)
-            return now
-
-        rig, device, state, stream = self.rig, self.rig.device, self.rig.state, self.rig.stream
-        everybody, blocks, lengths = list(range(SLOTS)), blocks_of(count, TOKENS), [TOKENS] * count
-        first = TaskBatch.prefill(everybody, rig.admit(SLOTS, TOKENS), [TOKENS] * SLOTS, blocks_of(SLOTS, TOKENS))
-        device.insert_tasks(state=state, tasks=first, stream=stream)
-        admitted = [rig.admit(count, TOKENS) for _ in range(-(-steps // self.turn[1]))]
-        sampled = state.memory.address + state.layout.fields["sampled_token_ids"].offset
-        temperature, order = state.view("temperature")[0], np.arange(SLOTS)
-        sink, under_way, host = MemorySink(threaded=True), deque[Any](), []
+        decode = partial(self._decode, times, decode_ms)
+        turns = Turns(self.rig, decode, MANNERS[way], count, TOKENS, steps, self.turn)
+        under_way, host = deque[Any](), []
         torch.cuda.synchronize()
         self.busy.on()
         for number in range(steps):
             if len(under_way) == AHEAD:
-                state.take(under_way.popleft())  # as the engine's loop
-            at = begin = perf_counter_ns()
-            if number % self.turn[1] == self.turn[0]:
-                slots = _slots(number // self.turn[1], count)
-                state.release(slots)
-                at = note("release", at)
-                batch = TaskBatch.prefill(slots, admitted[number // self.turn[1]], lengths, blocks)
-                at = note("batch", at)
-                device.insert_tasks(state=state, tasks=batch, stream=stream)
-                at = note("insert_tasks", at)
-            device.async_set_value(target=temperature, value=0.5, stream=stream)
-            at = note("async_set_value", at)
-            self.meet()
-            to = times.data_ptr() + number * 16
-            rig.stand_in.launch(decode_ms, stream.handle, times=to, tokens=sampled, step=number)
-            at = note("decode kernel", at)
-            device.broadcast_tokens(state=state, group=ALONE, stream=stream)
-            step = Step(number, {"target": order})
-            device.update_inputs(state=state, step=step, stream=stream)
-            at = note("update_inputs", at)
-            ticket = device.save_output(state=state, step=step, sink=sink, stream=stream)
-            at = note("save_output", at)
-            host.append((at - begin) / 1e6)
+                self.rig.state.take(under_way.popleft())  # as the engine's loop
+            begin = perf_counter_ns()
+            under_way.append(turns.launch(number))
+            host.append((perf_counter_ns() - begin) / 1e6)
+            turns.prepare(number + 1)
             if waits:
-                state.take(ticket)
-                note("take", at)
-            else:
-                under_way.append(ticket)
+                turns.take(under_way.pop())
         self.busy.off()
-        for ticket in under_way:
-            ticket.wait()
-        sink.close(10.0)
-        state.release(everybody)
+        turns.close(under_way)
+        for name, values in turns.parts.items():
+            parts.setdefault(name, []).extend(values)
         return host
+
+    def _decode(self, times: torch.Tensor, decode_ms: float, number: int, tokens: int) -> None:
+        """The stand-in of a step, in pieces before each of which the ranks meet."""
+        at, last = times.data_ptr() + number * times.shape[1] * 8, self.pieces - 1
+        for piece in range(self.pieces):
+            self.meet()
+            to = at if piece == 0 else at + 16 if piece == last else 0
+            handle, written = self.rig.stream.handle, tokens if piece == last else 0
+            self.rig.stand_in.launch(decode_ms / self.pieces, handle, times=to, tokens=written, step=number)
 
     def _peer(
         self, way: str, decode_ms: float, count: int, waits: bool, steps: int, times: torch.Tensor, parts: Parts
@@ -169,10 +137,8 @@ class Loop:
                 under_way.popleft().synchronize()
             begin = perf_counter_ns()
             if number % self.turn[1] == self.turn[0]:
-                insert(tensors, _slots(number // self.turn[1], count), inputs)
-            self.meet()
-            at = times.data_ptr() + number * 16
-            rig.stand_in.launch(decode_ms, rig.stream.handle, times=at, tokens=sampled.data_ptr(), step=number)
+                insert(tensors, slots_of(number // self.turn[1], count), inputs)
+            self._decode(times, decode_ms, number, sampled.data_ptr())
             to[number % len(to)].copy_(sampled, non_blocking=True)
             event = torch.cuda.Event()
             event.record()

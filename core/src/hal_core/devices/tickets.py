@@ -71,18 +71,24 @@ class QuietTicket(AsyncTicket):
 class AsyncCopy(AsyncTicket, CopyTicket):
     """A copy under way. The arrays of ``data`` lie in its host block, which they keep."""
 
-    __slots__ = ("_data", "_lease", "_places")
+    __slots__ = ("_data", "_lease", "_places", "_read")
 
     def __init__(self, event: RecordedEvent, lease: Lease, places: Sequence[tuple[int, int]]) -> None:
         super().__init__(event)
         self._lease, self._places = lease, places
         self._data: list[Bytes] | None = None
+        self._read = False
 
     @property
     def data(self) -> Sequence[Bytes]:
-        if self._data is None:  # made by whoever reads, not by the step
+        if not self._read:
             block = self._lease.block
             self._event.pool.primitives.host_read(block.address, block.nbytes)
+            self._read = True
+        return self.ahead()
+
+    def ahead(self) -> Sequence[Bytes]:
+        if self._data is None:  # made by whoever reads, not by the step
             whole = self._lease.array()
             self._data = [whole[begin : begin + nbytes] for begin, nbytes in self._places]
         return self._data

@@ -23,6 +23,11 @@ class CopyTicket(Ticket):
     def data(self) -> Sequence[Bytes]:
         """One uint8 array for each range that was asked for, in that order."""
 
+    def ahead(self) -> Sequence[Bytes] | None:
+        """The arrays of ``data`` while the copy may be under way: nobody reads them before it is done, and ``data`` was
+        asked for. None where they are not there yet."""
+        return None
+
 
 class HostCopy(DoneTicket, CopyTicket):
     """A copy that was made when ``copy_out`` returned."""

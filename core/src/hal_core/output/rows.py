@@ -9,6 +9,7 @@ import numpy as np
 from ..errors import InvalidValue
 from ..slots.fields import FinishReason, SplitRole
 from .records import OutputRecord, SlotStatus, narrowed
+from .usual import usual_record
 
 if TYPE_CHECKING:
     from ..slots.host_table import HostSlotTable
@@ -76,8 +77,11 @@ def build_record(columns: Columns, snapshot: OutputSnapshot) -> Built:
 
     Rows of what was out of bounds are errors.
     """
-    plain = _plain_record(columns, snapshot) if snapshot.plain else None
-    return plain or _any_record(columns, snapshot)
+    if snapshot.plain:
+        known = snapshot.step, snapshot.order, snapshot.admission_ids, snapshot.names
+        if plain := usual_record(columns, *known) or _plain_record(columns, snapshot):
+            return plain
+    return _any_record(columns, snapshot)
 
 
 def _plain_record(columns: Columns, snapshot: OutputSnapshot) -> Built | None:

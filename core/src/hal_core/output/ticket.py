@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from threading import Lock
+from threading import Lock, get_ident
 from typing import TYPE_CHECKING
 
 from ..errors import InvalidValue
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from ..memory.views import ByteRange
     from ..slots.state import SlotState
     from ..slots.step import Step
+
+
+LOOK = 5e-3
+"""Seconds after which a sink's thread looks by itself whether the output is there, which the worker is to take."""
 
 
 class OutputTicket(PromiseTicket):
@@ -33,6 +37,7 @@ class OutputTicket(PromiseTicket):
         "_part",
         "_record",
         "_state",
+        "_taken",
         "_violation",
         "batch_ids",
         "columns",
@@ -48,7 +53,8 @@ class OutputTicket(PromiseTicket):
         self._state, self._copy, self._part = state, copy, part
         self._facts = OutputSnapshot.of(state, step)
         self._check = OutputCheck.of(state, step.group, part)
-        self._lock = Lock()
+        self._lock, self._taken = Lock(), Lock()
+        self._taken.acquire()  # until there is a record
         self._record: OutputRecord | None = None
         self._violation: InvalidValue | None = None
 
@@ -71,16 +77,34 @@ class OutputTicket(PromiseTicket):
         return self.resolve(timeout)
 
     def resolve(self, timeout: float | None = None) -> OutputRecord:
-        """Wait for the copy and return the step's record, checked. ``timeout`` in seconds. From any thread."""
+        """Wait for the copy and return the step's record, checked. ``timeout`` in seconds. From any thread.
+
+        A sink's thread beside a worker that takes its steps itself waits for that: it would look at the device over and
+        over, and want the interpreter just when the worker does.
+        """
+        columns: Columns | None = None
         if self._record is None:
+            if timeout is None and self._state.taker not in (0, get_ident()):
+                self._wait_for_worker()
+            elif (ahead := self._copy.ahead()) is not None:  # what needs none of the bytes, before they are waited for
+                columns = self._state.columns(ahead[0], self._part)
             self._copy.wait(timeout)  # not under the lock: a thread that sleeps there wakes to cold caches
         with self._lock:
             if self._record is None:
+                data = self._copy.data[0]
                 if self._check is not None:
-                    self._check.verify(self._copy.data[0])
-                self.columns = self._state.columns(self._copy.data[0], self._part)
+                    self._check.verify(data)
+                self.columns = self._state.columns(data, self._part) if columns is None else columns
                 self._record, self.batch_ids, self._violation = build_record(self.columns, self._facts)
+                self._taken.release()
             return self._record
+
+    def _wait_for_worker(self) -> None:
+        """Until the worker has made the record, or the copy is there while it is busy with something else."""
+        while not self._copy.done():
+            if self._taken.acquire(timeout=LOOK):
+                self._taken.release()  # for the next who waits
+                return
 
     def complete(self, error: BaseException | None = None) -> None:
         """Finish the ticket; what was found out of bounds is raised by it (G21)."""

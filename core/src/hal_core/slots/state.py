@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import index
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
@@ -111,6 +112,7 @@ class SlotState:
     - ``updates``: how often ``update_inputs`` was called; ``channels``: by a group's ranks, what they agreed on (G14).
     - ``companions``: states of the same requests in the same memory (:mod:`hal_core.slots.companions`).
     - ``mirror``: field name to array, the output fields as of the last step whose output was taken (G12).
+    - ``taker``: the thread that takes steps' output (:meth:`take`), 0 where none did yet.
 
     Views of the fields are device memory: nobody applies a framework operator to them.
     """
@@ -139,7 +141,7 @@ class SlotState:
         self._output_ranges: dict[bool, ByteRange] = {}  # by whether with log-probabilities
         self._parts: dict[ByteRange, np.dtype[np.void]] = {}
         self.unusable = ""
-        self.updates = 0
+        self.updates = self.taker = 0
         self.channels: dict[tuple[int, ...], Any] = {}  # see hal_core.ranks.channel.channel_of
         self._readers: list[tuple[Event, Ints | None]] = []
         self.scatter_map = self._spread_map()
@@ -245,6 +247,7 @@ class SlotState:
 
     def take(self, ticket: StepOutput[R]) -> R:
         """Wait for a step's output, bring ``mirror`` up to it, and return the record. For the worker's thread."""
+        self.taker = get_ident()
         record = ticket.record()
         self.mirror = {name: ticket.columns[name] for name in self.mirror}
         return record
