@@ -1,14 +1,15 @@
 """Two trees of hal in turn, on the same machine in one run: does the newer one cost more?
 
-    python benchmarks/in_turn.py --old TREE [--new TREE] [--rounds 20] [--only cpu,cuda,native,stand-in]
+    python benchmarks/in_turn.py --old TREE [--new TREE] [--rounds 20] [--only cpu,cuda,gaps,native,stand-in]
 
 Three processes: the old tree twice (old against old is the error of the measurement) and the new one. Each round asks
 every process for every case, the order turning with the round; now and then all three are started anew, since one
 process differs from the next of the same code by more than what is looked for. The table has medians over the rounds
 and the ratio of the medians, new to old and old to old. ``cuda`` needs torch, triton and a GPU. ``native`` is the cases
 of plugins/cuda/proof/native_bench.py on the native path of a GPU, ``stand-in`` the same over the tests' driver, without
-one; each tree needs its native part built. A tree is a checkout, or its ``core/src``, ``plugins/cuda`` and
-``benchmarks``; the names of contract 0.1 and of 1.0 are both known.
+one; each tree needs its native part built. ``gaps`` is the decode gap, quiet and beside a thread that computes, on four
+cores: means, as a late step counts. A tree is a checkout, or its ``core/src``, ``plugins/cuda`` and ``benchmarks``; the
+names of contract 0.1 and of 1.0 are both known.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from typing import Any
 
 SLOTS, WIDTH, PROMPT, TOKENS = 128, 8192, 64, 1024
 GAP_STEPS, GAP_INSERTS, DECODE_MS = 40, 16, 5.0
-FRESH = {"cpu": 1, "cuda": 5, "native": 5, "stand-in": 5}
+FRESH = {"cpu": 1, "cuda": 5, "gaps": 100, "native": 5, "stand-in": 5}
 """Rounds after which the processes are started anew."""
-CORE = 1
-"""All run on one core, in turn: cores differ too."""
+CORE, GAP_CORES = 1, {2, 3, 4, 5}
+"""All run on one core, in turn: cores differ too. Gaps have threads beside them, and some cores of their own."""
 Case = Callable[[], float]
 
 
@@ -156,6 +157,23 @@ def cuda_cases() -> dict[str, Case]:
     return cases
 
 
+def gap_cases() -> dict[str, Case]:
+    """The gap of hal's turns, 16 inserts each; microseconds."""
+    gap = importlib.import_module("benchmarks.gpu.gap")
+    loop = gap.Loop(importlib.import_module("benchmarks.gpu.rig").Rig.open(), gap.alone)
+
+    def case(ms: float, steps: int, **more: bool) -> Case:
+        return lambda: loop.run("hal", ms, GAP_INSERTS, steps=steps, **more)["gap_mean_ms"] * 1e3
+
+    return {
+        "waits, 5 ms steps": case(5.0, 70, waits=True, busy=False),
+        "overlapped, 5 ms steps": case(5.0, 206, waits=False, busy=False),
+        "overlapped, 20 ms steps": case(20.0, 45, waits=False, busy=False),
+        "overlapped, 20 ms steps, beside a busy thread": case(20.0, 120, waits=False, busy=True),
+        "overlapped, 5 ms steps, beside a busy thread": case(5.0, 70, waits=False, busy=True),
+    }
+
+
 def native_cases(*, stand_in: bool) -> dict[str, Case]:
     """Each case of the tree's own bench of the native path; medians of 20 calls, in microseconds."""
     sys.path.insert(0, str(Path.cwd() / "plugins" / "cuda" / "proof"))
@@ -176,10 +194,10 @@ def native_cases(*, stand_in: bool) -> dict[str, Case]:
 
 def serve(kind: str) -> None:
     """Answer each line, a case's name, with its microseconds; the names first."""
-    os.sched_setaffinity(0, {CORE})
-    made = {"cpu": cpu_cases, "cuda": cuda_cases, "native": lambda: native_cases(stand_in=False)}
+    os.sched_setaffinity(0, GAP_CORES & os.sched_getaffinity(0) if kind == "gaps" else {CORE})
+    made = {"cpu": cpu_cases, "cuda": cuda_cases, "gaps": gap_cases, "native": lambda: native_cases(stand_in=False)}
     cases = made.get(kind, lambda: native_cases(stand_in=True))()
-    for case in cases.values():
+    for case in [*cases.values()][: 1 if kind == "gaps" else None]:
         case()
     gc.collect()
     gc.freeze()
@@ -238,6 +256,7 @@ def compare(kind: str, old: Path, new: Path, rounds: int) -> None:
                 times[name].append(trees[name].ask(case))
     for tree in trees.values():
         tree.close()
+    print(json.dumps(found), file=sys.stderr)
     print(f"\n{kind}, {rounds} rounds, medians in us | old | again | new | again/old | new/old | beyond")
     for case, times in found.items():
         first, again, last = (statistics.median(times[name]) for name in names)

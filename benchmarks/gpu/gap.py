@@ -27,6 +27,10 @@ TOKENS, AHEAD, WARM = 1024, 2, 5
 STAGED = 3200
 """Requests that are admitted before they are inserted one after the other: hal stages about so many."""
 NOTHING = "nothing inserted"
+PIECES = 8
+"""How often ranks meet in a step of one row: those of a model do so twice in each of its layers."""
+IDLE_MS, IDLE_STEPS = (5.0, 7.5, 10.0, 12.5, 15.0, 20.0, 30.0), 50
+"""Steps in which the ranks have nothing to say to each other, and nothing enters."""
 Meet = Callable[[], None]
 ALL: Turn = (0, 1)
 
@@ -178,7 +182,8 @@ def alone() -> None:
 def on_ranks(steps: int, decode: tuple[float, ...], *, in_turn: bool = False) -> dict[str, Any] | None:
     """The experiment as one rank of several (torchrun's environment variables); the result on rank 0.
 
-    ``in_turn``: one rank inserts at each step, the next one at the next; hal, and vLLM's way, overlapped alone.
+    ``in_turn``: one rank inserts at each step, the next one at the next; hal, and vLLM's way, overlapped alone; the
+    longest steps in pieces too, and what a meeting takes after so long without one.
     """
     import torch.distributed as dist
 
@@ -199,6 +204,8 @@ def on_ranks(steps: int, decode: tuple[float, ...], *, in_turn: bool = False) ->
         for way in (OURS, FUSED, NOTHING):
             loop.run(way, 1.0, 1, waits=False, steps=3 * WARM)
             mine += [loop.run(way, ms, 16, waits=False, steps=steps, turn=(rank, size)) for ms in decode]
+            mine.append(loop.run(way, decode[-1], 16, waits=False, steps=steps, turn=(rank, size), pieces=PIECES))
+        mine += [loop.run(NOTHING, ms, 16, waits=False, steps=IDLE_STEPS) for ms in IDLE_MS]
     else:
         mine = measure(rig, steps, meet, decode)
     gathered: list[Any] = [None] * size

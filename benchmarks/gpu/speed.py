@@ -172,5 +172,6 @@ def in_turn(rows: Sequence[dict[str, Any]], ranks: int) -> list[str]:
     lines = ["", f"gap, 16 inserts on one of {ranks} ranks in turn, overlapped: mean ms, the other ranks' beside it"]
     for row in rows:
         others = row.get("gap_of_others_ms", 0.0)
-        lines.append(f"    {row['way']:24}{row['decode_ms']:5.0f} ms steps {row['gap_mean_ms']:10.4f} {others:10.4f}")
+        steps = f"{row['decode_ms']:5.1f} ms steps" + (f", {row['pieces']} meetings in each" if "pieces" in row else "")
+        lines.append(f"    {row['way']:24}{steps:36}{row['gap_mean_ms']:10.4f} {others:10.4f}")
     return lines
