@@ -52,7 +52,7 @@ class DecodeScheduler(Scheduler):
             self.waiting.popleft()
             generation.enter(self._slots.pop(), self.pool.allocate(needed), known)
             generation.generated.append(FIRST_TOKEN)
-            self.running.append(generation)
+            self._run(generation)
             kind, slot, blocks = TaskKind.REMOTE_PREFILL, generation.slot, generation.blocks
             tasks.append(
                 Task(

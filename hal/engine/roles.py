@@ -54,7 +54,7 @@ class PrefillScheduler(Scheduler):
         for generation in [one for one in self.running if one.slot >= 0 and one.known > one.goal]:
             name = generation.request_id
             self.running.remove(generation)
-            self._stays.forget(generation.admitted.admission_id)
+            self._stays.forget(generation)
             self._holdings.give_back(generation.slot, ())
             self._kept[name] = generation.blocks
             generation.slot, generation.blocks = -1, []
@@ -157,7 +157,7 @@ class DecodeScheduler(Scheduler):
         """As :meth:`Scheduler._grow`; then those whose blocks have arrived are let in."""
         grown = super()._grow(tasks)
         for generation, drafts in self._to_enter:
-            self.running.append(generation)
+            self._run(generation)
             tasks.append(
                 Task(
                     TaskKind.REMOTE_PREFILL,

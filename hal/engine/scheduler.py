@@ -30,7 +30,6 @@ from hal_core import (
     InvalidValue,
     OutputRecord,
     Request,
-    SlotStatus,
     StateLayout,
     Task,
     TaskKind,
@@ -85,7 +84,7 @@ class Scheduler:
         self.waiting: deque[Generation] = deque()
         self.preemptions = self.most_running = self.launch_tokens = 0
         self._live: dict[str, Generation] = {}
-        self._stays = Stays()
+        self._stays = Stays(self.tokens_per_step)
         self._to_abort: list[Generation] = []
         self._preempted: list[Generation] = []  # whose last step is under way, the youngest first
 
@@ -154,15 +153,16 @@ class Scheduler:
 
     def schedule(self) -> list[Task]:
         """The tasks of the next step: who leaves, who needs a block, whose prompt goes on, who enters."""
-        former = {generation.request_id: generation.admitted.admission_id for generation in self.running}
         tasks = [self._leave(one, TaskKind.ABORTED) for one in self._to_abort if one.slot >= 0]
         self._to_abort.clear()
         before = self.preemptions
         grown = self._grow(tasks)
-        decoding = [generation for generation in self.running if generation.decoding]
+        decoding = [one for one in self.running if one.prefilled >= one.goal]
         launched = predict_launch_tokens(len(decoding), self.tokens_per_step)
         allowed = self.budget.prompt_tokens(launched)
-        left = self._continue_prefills(tasks, allowed)
+        feeding = [one for one in self.running if one.prefilled < one.goal] if len(decoding) < len(self.running) else []
+        left = self._continue_prefills(tasks, allowed, feeding)
+        known = len(self.running)
         if self.preemptions == before:
             left = self._enter(tasks, left)
             if self.tokens_per_step > 1:
@@ -171,41 +171,24 @@ class Scheduler:
             tasks.append(self._more_blocks(generation, blocks))
         self.launch_tokens = launched + allowed - left
         self.most_running = max(self.most_running, len(self.running))
-        self._stays.launch(former, self.running, decoding, self.tokens_per_step)
+        first = [one for one in (*feeding, *self.running[known:]) if one.decoding]
+        self._stays.launch(decoding, first)
         self._holdings.launched += 1
         return tasks
 
     def update(self, record: OutputRecord) -> list[Finished]:
-        """Take over the output of the oldest step that has none yet; the requests that ended with it.
-
-        Rows are told apart by the admission that the step knew under a name: what a step gives a request that has ended
-        since, or one that entered under the name of another, is dropped.
-        """
-        names = self._stays.take()
+        """Take over the output of the oldest step that has none yet; the requests that ended with it."""
+        over = self._stays.take(record)
         self._holdings.took()
-        ended: list[Finished] = []
-        tokens, at = record.tokens.tolist(), 0
-        rows = zip(
-            record.request_ids, record.status.tolist(), record.finish.tolist(), record.counts.tolist(), strict=True
-        )
-        for row, (request_id, status, finish, count) in enumerate(rows):
-            given, at = tokens[at : at + count], at + count
-            found = self._stays.find(names, request_id)
-            if found is None:
-                continue
-            if status == SlotStatus.PREEMPTED or finish != FinishReason.NONE:
-                self._stays.over(names, request_id)
-            found.generated += given
-            if finish != FinishReason.NONE:
-                ended.append(self._end(found, finish, record.messages.get(row, "")))
-        return ended + self._go_back()
+        return [self._end(one, reason, message) for one, reason, message in over] + self._go_back()
 
     # -- the parts of a step --------------------------------------------------------------------------------------
 
     def _grow(self, tasks: list[Task]) -> Grown:
         """Give each decoding request, oldest first, the blocks that its next token needs; preempt for it if need be."""
         grown: Grown = {}
-        for generation in tuple(self.running):
+        short = self._short()
+        for generation in short:
             if generation.slot < 0 or not generation.decoding:
                 continue
             if (more := self._lacks(generation, generation.pending)) <= 0:
@@ -215,14 +198,23 @@ class Scheduler:
             if generation.slot >= 0:
                 grown[generation] = self.pool.allocate(more)
         if self.overlap:
-            self._grow_ahead(tasks, grown)
+            self._grow_ahead(tasks, grown, [one for one in short if one.slot >= 0])
         return grown
 
-    def _grow_ahead(self, tasks: list[Task], grown: Grown) -> None:
+    def _short(self) -> list[Generation]:
+        """Who may lack blocks for the next step, or with overlap for the one after it: few of many, at each step."""
+        size, ahead = self.layout.sizes.block_size, self.tokens_per_step if self.overlap else 0
+        return [
+            one
+            for one in self.running
+            if one.prompt_len + len(one.generated) + one.pending + ahead > len(one.blocks) * size
+        ]
+
+    def _grow_ahead(self, tasks: list[Task], grown: Grown, short: list[Generation]) -> None:
         """See to it that the step after this one finds its blocks: give them now, or know that enough come back by
         then; preempt for it if need be, as what leaves now is free no sooner."""
         lacking: dict[Generation, int] = {}
-        for generation in self.running:
+        for generation in short:
             if generation.decoding:
                 after = self._lacks(generation, generation.pending + self.tokens_per_step)
                 more = after - len(grown.get(generation, ()))
@@ -270,9 +262,9 @@ class Scheduler:
             self.waiting.appendleft(generation)
         return ended
 
-    def _continue_prefills(self, tasks: list[Task], left: int) -> int:
+    def _continue_prefills(self, tasks: list[Task], left: int, feeding: list[Generation]) -> int:
         """Feed further chunks, oldest request first; what is left of the budget. Their blocks they have already."""
-        for generation in self.running:
+        for generation in feeding:
             length = min(left, generation.goal - generation.prefilled)
             if length > 0:
                 start, have = generation.prefilled, len(generation.blocks)
@@ -295,7 +287,7 @@ class Scheduler:
             wanted = self._blocks_for(min(generation.known + self.tokens_per_step, generation.limit))  # drafts included
             blocks = self.pool.allocate(max(needed, min(wanted, self.pool.free)))
             generation.enter(self._slots.pop(), blocks, length)
-            self.running.append(generation)
+            self._run(generation)
             tasks.append(
                 Task(TaskKind.PREFILL, generation.slot, generation.admitted, 0, length, blocks=generation.blocks)
             )
@@ -304,12 +296,18 @@ class Scheduler:
 
     def _leave(self, generation: Generation, kind: TaskKind) -> Task:
         task = Task(kind, generation.slot, generation.admitted)
-        self._vacate(generation)
+        self._vacate(generation, told=True)
         return task
 
-    def _vacate(self, generation: Generation) -> None:
-        """Give a request's slot and blocks back."""
+    def _run(self, generation: Generation) -> None:
+        """It is in its slot from the step on that is being scheduled."""
+        self.running.append(generation)
+        self._stays.enter(generation)
+
+    def _vacate(self, generation: Generation, *, told: bool = False) -> None:
+        """Give a request's slot and blocks back; ``told``: with the step that is being scheduled, which tells so."""
         self.running.remove(generation)
+        self._stays.leave(generation, told=told)
         self._holdings.give_back(generation.slot, generation.blocks)
         generation.slot, generation.blocks, generation.prefilled = -1, [], 0
 

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 Int32s = np.ndarray[Any, np.dtype[np.int32]]
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
+_STAYING = {TaskKind.MORE_BLOCKS}
+"""Kinds of tasks that change nothing of who decodes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,9 +47,22 @@ class StepPlanner:
         self._state, self._group = state, group
         self._totals = np.zeros(state.sizes.num_slots, np.int64)  # tokens to prefill of who is in each slot
         self._logprobs = np.full(state.sizes.num_slots, -1, np.int64)
+        self._last: PlannedStep | None = None  # of the same slots as the next one, if ``_known`` is still so
+        self._known: tuple[bytes, bytes, set[int]] | None = None
 
     def plan(self, number: int, tasks: TaskBatch, ended: set[int]) -> PlannedStep:
         """The step after ``tasks``, which are inserted. ``ended``: slots whose requests are known to have ended."""
+        table = self._state.host_table
+        known = table.admission_ids.tobytes(), table.prefilled.tobytes(), set(ended)
+        alike = set(tasks.plain["kinds"]) <= _STAYING
+        if alike and known == self._known and self._last is not None:
+            return PlannedStep(self._last.step.again(number), tasks, self._last.counts, self._last.decodes)
+        made = self._planned(number, tasks, ended)
+        made.counts.flags.writeable = made.decodes.flags.writeable = False
+        self._last, self._known = made if alike else None, known
+        return made
+
+    def _planned(self, number: int, tasks: TaskBatch, ended: set[int]) -> PlannedStep:
         fed = np.zeros(len(self._totals), np.int32)
         left: list[int] = []
         columns = (tasks.plain["kinds"], tasks.plain["slots"], tasks.requests, tasks.plain["num_scheduled_tokens"])

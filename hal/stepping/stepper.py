@@ -108,15 +108,17 @@ class Stepper:
         """
         state, number = self.state, launched.step.number
         record = self.last = state.take(launched.ticket)
-        mirror, order = state.mirror, launched.step.order(state.name)
-        held = state.host_table.admission_ids[order]
-        stopped = mirror["stop_flags"][order, 0] & (held != 0) & (mirror["request_serial"][order, 0] == held)
-        ended = [slot for slot in order[stopped].tolist() if slot not in self._ended]
-        self._ended.update(dict.fromkeys(ended, self.steps - 1))
-        free = [slot for slot, last in self._ended.items() if last <= number]
-        state.release(free)
-        for slot in free:
-            del self._ended[slot]
+        mirror, order, ended = state.mirror, launched.step.order(state.name), []
+        flags = mirror["stop_flags"][order, 0]
+        if any(flags.tobytes()):
+            held = state.host_table.admission_ids[order]
+            stopped = flags & (held != 0) & (mirror["request_serial"][order, 0] == held)
+            ended = [slot for slot in order[stopped].tolist() if slot not in self._ended]
+            self._ended.update(dict.fromkeys(ended, self.steps - 1))
+        if free := [slot for slot, last in self._ended.items() if last <= number]:
+            state.release(free)
+            for slot in free:
+                del self._ended[slot]
         if self._told is not None:
             self._told.took(launched.planned, mirror, ended)
         return record

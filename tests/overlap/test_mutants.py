@@ -42,8 +42,8 @@ def match_by_name(monkeypatch):
     update = Scheduler.update
 
     def by_name(scheduler, record):
-        scheduler._stays.find = lambda names, name: scheduler._live.get(name)
-        scheduler._stays.over = lambda names, name: None
+        scheduler._stays._find = lambda names, request_ids: [scheduler._live.get(name) for name in request_ids]
+        scheduler._stays._over = lambda names, name: None
         return update(scheduler, record)
 
     monkeypatch.setattr(Scheduler, "update", by_name)
@@ -79,14 +79,13 @@ def write_over_what_is_copied_out(monkeypatch):
 
 
 def drop_the_last_step_of_who_leaves(monkeypatch):
-    take = Stays.take
+    find = Stays._find
 
-    def forgetful(stays):
-        names = take(stays)
+    def forgetful(stays, names, request_ids):
         stays._held = {key: one for key, one in stays._held.items() if one.slot >= 0 or one.aborted}
-        return names
+        return find(stays, names, request_ids)
 
-    monkeypatch.setattr(Stays, "take", forgetful)
+    monkeypatch.setattr(Stays, "_find", forgetful)
 
 
 MISTAKES = (

@@ -64,6 +64,18 @@ class Step:
         for name in ("errors", "recovered"):
             object.__setattr__(self, name, MappingProxyType(_messages(name, getattr(self, name), orders)))
 
+    def again(self, number: int) -> Step:
+        """A later step with the same slots, which are not checked again; errors are of one step, and not taken over."""
+        made, put = object.__new__(Step), object.__setattr__
+        for name in ("orders", "speculative", "group", "logprobs", "spans"):
+            put(made, name, getattr(self, name))
+        put(made, "number", number)
+        put(made, "late_errors", None)
+        put(made, "errors", _NONE)
+        put(made, "recovered", _NONE)
+        made._check_scalars()
+        return made
+
     def _check_scalars(self) -> None:
         """Refuse what is no step at all; what depends on a state is checked when a hook is given both."""
         number, logprobs = self.number, self.logprobs
@@ -89,6 +101,7 @@ class Step:
 
 
 _INT32 = np.dtype(np.int32)
+_NONE: Mapping[int, str] = MappingProxyType({})
 _ORDER = "give the slot of each batch id, in batch-id order"
 
 
