@@ -93,7 +93,6 @@ def cases(bound: BoundDevice) -> Iterator[Case]:
 
         yield f"insert {count} x {TOKENS}", admit, insert
     yield from decoding(bound, state, stream)
-    yield from broadcasting(bound, bound.state(SIZES, name="broadcast"))
     scalar, row = state.view("temperature")[3], state.view("token_ids")[3, :64]
     large = View.contiguous(bound.device.allocate(1 << 16), 0, (1 << 13,), dtype_of("int64"))
     values = np.arange(1 << 13)
@@ -114,6 +113,7 @@ def cases(bound: BoundDevice) -> Iterator[Case]:
         written,
         lambda _: bound.save_output(state=state, step=step, sink=sink, stream=stream),
     )
+    yield from broadcasting(bound, bound.state(SIZES, name="broadcast"))
 
 
 def decoding(bound: BoundDevice, state: Any, stream: Any) -> Iterator[Case]:  # noqa: ANN401
@@ -172,15 +172,16 @@ def broadcasting(bound: BoundDevice, state: Any) -> Iterator[Case]:  # noqa: ANN
     device._communicators[group.ranks] = made  # type: ignore[attr-defined]
     stream = Collectives(device, None).default_stream  # type: ignore[arg-type]
 
+    def ready() -> None:
+        library = getattr(device.driver.api, "library", None)  # type: ignore[attr-defined]
+        if library is not None:
+            library.stand_in_idle(0)  # the header is compared with what is there
+        stream.synchronize()
+
     def broadcast(_: object) -> None:
         bound.broadcast_tokens(state=state, group=group, stream=stream)
 
-    library = getattr(device.driver.api, "library", None)  # type: ignore[attr-defined]
-    if library is not None:
-        library.stand_in_idle(0)  # the header is compared with what is there
-    yield "broadcast, hal's part", stream.synchronize, broadcast
-    if library is not None:
-        library.stand_in_idle(1)
+    yield "broadcast, hal's part", ready, broadcast
 
 
 @contextmanager
