@@ -1,6 +1,7 @@
 """End to end: the engine with ``examples/torch_worker`` and a random model of 8 billion parameters as a decode node.
 
     python -m benchmarks.gpu.endtoend [--seconds 60] [--rounds 3] [--overlap on] [--out FOLDER] [--small]
+    python -m benchmarks.gpu.endtoend --join A.json B.json   # of two GPUs that ran at once, with --step-ms and --first
 
 Requests come with 1,024 tokens of keys and values in place, so nothing is prefilled; outputs of 64 to 512 tokens. They
 arrive as a Poisson process that keeps 90 % of 128 slots busy, with bursts of 16 besides; a run begins with as many as
@@ -157,24 +158,28 @@ class Node:
         return wrong
 
 
-def measure(seconds: float, rounds: int, *, overlap: bool, small: bool) -> dict[str, Any]:
-    """All ways in turn, ``rounds`` times."""
+def measure(
+    seconds: float, rounds: int, *, overlap: bool, small: bool, step_ms: float = 0.0, first: int = 0
+) -> dict[str, Any]:
+    """All ways in turn, ``rounds`` times. ``step_ms``: what the rate of arrivals follows from, instead of a step as it
+    is measured; ``first``: which way begins."""
     began = time.perf_counter()
     with Node.opened(small=small) as node:
         if wrong := node.check():
             raise SystemExit(f"the ways write different things: {wrong}")
         step = node.step_seconds()
-        load = arrivals(node.shape, step, seconds, SEED)
+        load = arrivals(node.shape, step_ms / 1e3 or step, seconds, SEED)
         print(f"step {step * 1e3:.3f} ms, {len(load)} arrivals in {seconds:g} s; ready after "
               f"{time.perf_counter() - began:.1f} s", file=sys.stderr, flush=True)  # fmt: skip
         ways = WAYS if torch.cuda.is_available() else (HAL, PER_FIELD)
         rows = []
         for number in range(rounds):
             for at in range(len(ways)):
-                way = ways[(at + number) % len(ways)]
+                way = ways[(at + number + first) % len(ways)]
                 rows.append({"round": number, **figures(node.run(way, load, seconds, overlap=overlap))})
                 print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
-    return {"seconds": seconds, "rounds": rounds, "overlap": overlap, "calibrated_step_ms": step * 1e3, "rows": rows}
+    told = {"seconds": seconds, "rounds": rounds, "overlap": overlap, "calibrated_step_ms": step * 1e3}
+    return told | {"arrivals_step_ms": step_ms or step * 1e3, "arrivals": len(load), "rows": rows}
 
 
 def verdicts(rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -184,8 +189,8 @@ def verdicts(rows: Sequence[dict[str, Any]]) -> list[str]:
         if way == HAL:
             continue
         for key, sign in GAINS:
-            ours, theirs = ([row[key] for row in rows if row["way"] == one] for one in (HAL, way))
-            if None in (*ours, *theirs):  # too short a run for that
+            ours, theirs = (_levelled(rows, one, key) for one in (HAL, way))
+            if not ours or not theirs:  # too short a run for that
                 continue
             gain = sign * (float(np.median(ours)) / float(np.median(theirs)) - 1)
             spread = max((max(one) - min(one)) / float(np.median(one)) for one in (ours, theirs))
@@ -193,6 +198,26 @@ def verdicts(rows: Sequence[dict[str, Any]]) -> list[str]:
             beside = f"spread of rounds {spread:.2%}" if len(ours) > 1 else "one round: its spread is not known"
             lines.append(f"  hal against {way:24} {key:16} {said:18} {beside}")
     return lines
+
+
+def _levelled(rows: Sequence[dict[str, Any]], way: str, key: str) -> list[float]:
+    """A way's figures, each GPU's by the median of what all ways had on it: two GPUs differ by more than two ways."""
+    found = []
+    for gpu in {row.get("gpu", 0) for row in rows}:
+        here = [row for row in rows if row.get("gpu", 0) == gpu and row[key] is not None]
+        level = float(np.median([row[key] for row in here])) if here else 0.0
+        found += [row[key] / level for row in here if row["way"] == way]
+    return found
+
+
+def joined(files: Sequence[Path]) -> dict[str, Any]:
+    """The runs of several GPUs of one host, at once, as one."""
+    parts = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    same = ("seconds", "overlap", "arrivals_step_ms", "arrivals")
+    if any([part[key] for key in same] != [parts[0][key] for key in same] for part in parts):
+        raise SystemExit(f"the files are not of the same runs: they differ in one of {', '.join(same)}")
+    rows = [{"gpu": gpu, **row} for gpu, part in enumerate(parts) for row in part["rows"]]
+    return parts[0] | {"rounds": sum(part["rounds"] for part in parts), "rows": rows, "parts": parts}
 
 
 def table(found: dict[str, Any]) -> str:
@@ -222,17 +247,27 @@ def main() -> int:
     parser.add_argument("--name", default="gpu-endtoend")
     parser.add_argument("--device-index", type=int, default=0)
     parser.add_argument("--small", action="store_true")
+    parser.add_argument("--step-ms", type=float, default=0.0)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--join", type=Path, nargs="+", default=())
     chosen = parser.parse_args()
+    if chosen.join:
+        return told(joined(chosen.join), chosen.out, chosen.name)
     small = chosen.small or not torch.cuda.is_available()
     if torch.cuda.is_available():
         torch.cuda.set_device(chosen.device_index)
-    found = measure(chosen.seconds, chosen.rounds, overlap=chosen.overlap == "on", small=small)
-    found = {"facts": facts(), **found}
+    overlap, more = chosen.overlap == "on", {"step_ms": chosen.step_ms, "first": chosen.first}
+    found = {"facts": facts(), **measure(chosen.seconds, chosen.rounds, overlap=overlap, small=small, **more)}
     found["facts"]["command"] = f"python -m benchmarks.gpu.endtoend {' '.join(sys.argv[1:])}".strip()
-    chosen.out.mkdir(parents=True, exist_ok=True)
-    (chosen.out / f"{chosen.name}.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return told(found, chosen.out, chosen.name)
+
+
+def told(found: dict[str, Any], out: Path, name: str) -> int:
+    """Write what was found, and print its table."""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     text = f"{found['facts']['date']}  {found['facts']['gpus']}  {found['facts']['versions']}\n{table(found)}\n"
-    (chosen.out / f"{chosen.name}.txt").write_text(text, encoding="utf-8")
+    (out / f"{name}.txt").write_text(text, encoding="utf-8")
     print(text)
     return 0
 
