@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -52,6 +53,20 @@ def open_device(
         return _open(choice, dict(require or {}), dict(options or {}), observers)
 
     return first(opened, name, index)
+
+
+def open_as_asked(
+    device: str | None, require: Mapping[str, str | bool], *, among: LocalRank | None = None
+) -> BoundDevice:
+    """As :func:`open_device`, for whom ``--device`` and ``--require`` were given to: errors name these."""
+    try:
+        return open_device(device, require=require, among=among)
+    except HalError as error:
+        if error.argument == "require":
+            error.argument = "--require"
+        elif error.argument == "name" and device is not None and device != os.environ.get("HAL_DEVICE"):
+            error.argument = "--device"
+        raise
 
 
 def _open(

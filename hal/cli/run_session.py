@@ -17,7 +17,7 @@ from hal_core import ALONE, HalError, InvalidValue, SamplingParams, Unavailable
 from hal.distributed.rollcall import Launched
 from hal.engine import Engine
 from hal.model.split import check_split
-from hal.opening import open_device
+from hal.opening import open_as_asked
 from hal.reading import Event, OutputReader, SessionEnded, StreamLoss
 from hal.stepping import RunnerSetup, Stepper, make_runner, overlap_of
 from hal.transport import open_sink
@@ -205,14 +205,9 @@ def _open_runner(name: str, device: BoundDevice, plan: Plan, options: Options) -
 
 
 def _open(options: Options) -> BoundDevice:
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module="paddle")  # it says what it cannot compile
-            return open_device(options.device, require=options.require)
-    except HalError as error:
-        if error.argument == "require" or (options.device is not None and error.argument == "name"):
-            error.argument = "--require" if error.argument == "require" else "--device"
-        raise
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="paddle")  # it says what it cannot compile
+        return open_as_asked(options.device, options.require)
 
 
 def _check_paddle() -> None:

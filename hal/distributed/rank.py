@@ -24,7 +24,7 @@ from hal_core import (
 from hal.model.config import read_config
 from hal.model.digest import checkpoint_digest
 from hal.model.split import check_split
-from hal.opening import open_device
+from hal.opening import open_as_asked
 from hal.proposers import NONE, make_proposer
 from hal.proposers import Setup as ProposerSetup
 from hal.selection import requested
@@ -121,7 +121,7 @@ class _Serving:
         layout = RankLayout(setup.tp, setup.dp)
         among = LocalRank.of(os.environ, share=setup.share_devices)
         with (
-            open_device(setup.device, require=setup.require, among=among) as device,
+            open_as_asked(setup.device, setup.require, among=among) as device,
             self._closing,
             self._sending(setup, layout),
             self.telling(),  # first of all, whatever else has to be closed

@@ -41,12 +41,26 @@ def test_more_ranks_on_the_host_than_cards_are_shown(tmp_path):
     assert out
 
 
+ENGINE = """
+import sys
+import hal.cli.run_ranks
+class NoRanks:
+    def __init__(self, size): pass
+    def start(self, url): pass
+    def ended(self): return "there are none"
+    def end(self, patience): pass
+hal.cli.run_ranks.PaddleLaunch = NoRanks
+try:
+    hal.cli.main(["run", "--device", "cpu", "--prompt", "x", "--tp", "2", "--speculate", "hybrid"])
+except SystemExit as end:
+    assert end.code == 1, end.code
+sys.exit("paddle" in sys.modules or "torch" in sys.modules)
+"""
+
+
 def test_the_engine_imports_no_framework(tmp_path):
-    code = (
-        "import sys; import hal.cli.run_ranks, hal.cli.run_session; "
-        "sys.exit('paddle' in sys.modules or 'torch' in sys.modules)"
-    )
-    with start(tmp_path, code=code) as process:
+    """Up to where its ranks would come, and when they are lost."""
+    with start(tmp_path, code=ENGINE) as process:
         assert process.wait(60) == 0
 
 
