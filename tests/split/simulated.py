@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from hal_core import FinishReason, OutputRecord, SlotStatus, SplitRole, TaskKind
-from hal_core.handover import BlockTransfer, HostCache
+from hal_core.conformance.rigs.host_cache import HostCache
+from hal_core.handover import BlockTransfer
 
 from hal.distributed.abilities import Abilities
 from hal.distributed.errors import RankLost

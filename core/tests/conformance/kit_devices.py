@@ -3,10 +3,11 @@
 from dataclasses import replace
 
 from hal_core.conformance.ranks.support import HostSupport
+from hal_core.conformance.rigs.memory_wire import MemoryNet
 from hal_core.contract.markers import hookimpl
 from hal_core.contract.support import Support
 from hal_core.devices.cpu.device import CpuDevice
-from hal_core.handover import BlockTransfer, MemoryNet, Patience
+from hal_core.handover import BlockTransfer, Patience
 from hal_core.tickets import DONE
 
 NAME = "test_g15_a_group_of_one_communicates_nothing"

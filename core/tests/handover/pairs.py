@@ -1,14 +1,9 @@
 """A prefill side and a decode side over a wire in memory, with a clock that tests move."""
 
 import numpy as np
-from hal_core.handover import (
-    BlockTransfer,
-    Handover,
-    HandoverKey,
-    HostCache,
-    MemoryNet,
-    Patience,
-)
+from hal_core.conformance.rigs.host_cache import HostCache
+from hal_core.conformance.rigs.memory_wire import MemoryNet
+from hal_core.handover import BlockTransfer, Handover, HandoverKey, Patience
 
 BLOCKS, BLOCK_BYTES = 8, 96
 PATIENCE = Patience(silence=10.0, deadline=60.0, beat=1.0, idle=30.0)

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 from hal_core import InvalidValue
-from hal_core.handover import Arrived, Cancelled, HostCache, PeerLost, Rejected
+from hal_core.conformance.rigs.host_cache import HostCache
+from hal_core.handover import Arrived, Cancelled, PeerLost, Rejected
 from hal_core.handover.messages import Blocks, Seal, pack, unpack
 from hal_core.tickets import PromiseTicket
 

@@ -9,8 +9,6 @@ __getattr__, __dir__, __all__ = face(
     {
         "hal_core.handover.device_blocks": "DeviceBlocks",
         "hal_core.handover.facts": "FACTS check_facts facts_digest first_difference",
-        "hal_core.handover.host_cache": "HostCache",
-        "hal_core.handover.memory_wire": "MemoryNet MemoryWire",
         "hal_core.handover.protocol": """
             Arrived BlockCache Cancelled Description Handover HandoverEvent HandoverKey KvTransfer PeerLost Rejected
             """,

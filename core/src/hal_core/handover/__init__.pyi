@@ -4,9 +4,6 @@ from .facts import FACTS as FACTS
 from .facts import check_facts as check_facts
 from .facts import facts_digest as facts_digest
 from .facts import first_difference as first_difference
-from .host_cache import HostCache as HostCache
-from .memory_wire import MemoryNet as MemoryNet
-from .memory_wire import MemoryWire as MemoryWire
 from .protocol import Arrived as Arrived
 from .protocol import BlockCache as BlockCache
 from .protocol import Cancelled as Cancelled

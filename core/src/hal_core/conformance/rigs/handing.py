@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...handover.device_blocks import AllOf
-from ...handover.memory_wire import MemoryNet
 from ...handover.messages import pack, unpack
 from ...handover.protocol import (
     Handover,
@@ -24,6 +23,7 @@ from ...memory.views import ByteRange, View
 from ...tickets import Ticket
 from ..harness import backdoor
 from ..harness.backdoor import Bytes, arrive
+from .memory_wire import MemoryNet
 
 if TYPE_CHECKING:
     from ..kit import Kit
