@@ -166,8 +166,9 @@ class DeviceBase(ABC):
         )
 
     def counters(self) -> Counters:
-        """Counts since the device was opened."""
-        return Counters(**self._counts)
+        """Counts since the device was opened; each wait of a staging ring is one of the host's, too."""
+        waits = getattr(getattr(self, "staging", None), "waits", 0)
+        return Counters(**self._counts | {"ring_waits": waits, "host_waits": self._counts["host_waits"] + waits})
 
     def count(self, name: str, by: int = 1) -> None:
         """Add to one of the counts."""

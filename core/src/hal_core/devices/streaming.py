@@ -7,7 +7,6 @@ import os
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import wraps
 from typing import TYPE_CHECKING, ClassVar, Concatenate, ParamSpec, TypeVar
 
@@ -21,7 +20,6 @@ from .primitives import RawStream, StreamPrimitives
 from .tickets import AsyncCopy, AsyncTicket, QuietCopy, QuietTicket, ReadsInFlight
 
 if TYPE_CHECKING:
-    from ..contract.counters import Counters
     from ..memory.copies import CopyTicket
     from ..memory.views import ByteRange, Memory
     from ..streams import Stream
@@ -153,16 +151,8 @@ class StreamDevice(DeviceBase):
         self.check_open()
         places, at = [], 0
         for part in parts:
-            nbytes = part.nbytes
-            if part.offset < 0 or part.offset + nbytes > memory.nbytes:
-                raise InvalidValue(
-                    f"{parts} of a block of {memory.nbytes} bytes",
-                    cure="stay inside",
-                    device=self.located,
-                    argument="parts",
-                )
-            places.append((at, nbytes))
-            at += nbytes
+            places.append((at, part.nbytes))
+            at += part.nbytes
         after = self.own(stream)
         copies = after.beside()
         try:
@@ -178,11 +168,6 @@ class StreamDevice(DeviceBase):
         except HalError as error:
             raise error.located(device=self.located) from error.__cause__
         return self.copy_type(event, lease, places)
-
-    def counters(self) -> Counters:
-        """Counts since the device was opened; of a full ring's waits each is one of the host's, too."""
-        counted, waits = super().counters(), self.staging.waits
-        return replace(counted, ring_waits=waits, host_waits=counted.host_waits + waits)
 
     # -- the end ------------------------------------------------------------------------------------------------------
 

@@ -38,7 +38,6 @@ class _Tensor(ctypes.Structure):
 
 
 _Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-_Destructor = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 class _Managed(ctypes.Structure):
@@ -71,11 +70,11 @@ def _drop(capsule: int) -> None:
             _out.pop(_pointer(capsule, name), None)
 
 
-_delete, _destroy = _Deleter(_forget), _Destructor(_drop)
+_delete, _destroy = _Deleter(_forget), _Deleter(_drop)
 _NAME: Final = b"dltensor"
 _VERSIONED: Final = b"dltensor_versioned"
 _api = ctypes.pythonapi
-_new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, _Destructor)(("PyCapsule_New", _api))
+_new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, _Deleter)(("PyCapsule_New", _api))
 _is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_IsValid", _api))
 _pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_GetPointer", _api))
 

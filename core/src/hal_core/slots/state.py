@@ -149,7 +149,8 @@ class SlotState:
         self.record_places = RecordPlaces.of(self.layout)
         device.register_state(self)
         device.submit(self.reset_plan(), device.default_stream).wait()
-        self.mirror = self._columns(np.zeros(self.output_range(topk=False).nbytes, np.uint8))
+        told = self.output_range(topk=False)
+        self.mirror = self.columns(np.zeros(told.nbytes, np.uint8), told)
 
     def view(self, name: str) -> View:
         """The view ``[slots, width]`` of a field; the same object each time. Raises for an unknown field."""
@@ -232,9 +233,6 @@ class SlotState:
         kinds = [(storage, shape) for storage, shape, _ in inside.values()]
         offsets = [offset for _, _, offset in inside.values()]
         return np.dtype({"names": list(inside), "formats": kinds, "offsets": offsets, "itemsize": part.nbytes})
-
-    def _columns(self, data: np.ndarray[Any, np.dtype[np.uint8]]) -> dict[str, np.ndarray[Any, Any]]:
-        return self.columns(data, self.output_range(topk=False))
 
     def admit(self, request: Request, *, vocab_size: int | None = None) -> AdmittedRequest:
         """Check a request and pack it for a slot of this state; see :func:`hal_core.admit`. From any thread.

@@ -28,7 +28,6 @@ from .staging import PaddleBlock
 from .writing import Writer
 
 if TYPE_CHECKING:
-    from ...contract.counters import Counters
     from ...group import Group
     from ...memory.views import ByteRange, Memory
     from ...ranks.communicator import Communicator
@@ -197,12 +196,6 @@ class PaddleDevice(PaddlePlace, SyncDevice):
                 host_tensor(data).copy_(memory.bytes(part.offset, part.nbytes), True)
         self.count("copies_out", len(parts))
         return HostCopy(found)
-
-    def counters(self) -> Counters:
-        """Counts since the device was opened."""
-        counted = super().counters()
-        waits = self.staging.waits
-        return replace(counted, ring_waits=waits, host_waits=counted.host_waits + waits)
 
     def close(self) -> None:
         """Wait for the staging ring, then forget what was handed out; whoever holds memory keeps it alive."""

@@ -53,11 +53,16 @@ class OpenGroup:
 
     def broadcast(self, tensor: Any, source: int) -> None:  # noqa: ANN401 (a Paddle tensor)
         """Broadcast in place from a global rank. Raises :class:`GroupLost` for this and every later call."""
+        # What paddle.distributed.broadcast calls after checks that cost 10 us; over gloo it returns when done.
+        self.watched(self._broadcast, tensor, self.ranks.index(source), True)
+
+    def watched(self, call: Callable[..., Any], *arguments: object) -> None:
+        """Make a call of the process group's that returns when it is over. Raises :class:`GroupLost`, as every later
+        one then does."""
         watchdog = self.watchdog
         watchdog.begin()
         try:
-            # What paddle.distributed.broadcast calls after checks that cost 10 us; over gloo it returns when done.
-            self._broadcast(tensor, self.ranks.index(source), True)
+            call(*arguments)
         except Exception as error:  # gloo raises RuntimeError, ValueError or OSError, as it happens
             raise watchdog.failed(error) from error
         watchdog.end()

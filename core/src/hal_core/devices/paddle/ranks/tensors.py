@@ -43,19 +43,19 @@ class TensorRanks:
 
     def all_reduce(self, tensor: Any) -> Any:  # noqa: ANN401 (a Paddle tensor)
         """The sum over all ranks, in place; the same tensor."""
-        self._call(lambda group: group.all_reduce(tensor, self._sum, True))
+        self._wait(lambda group: group.all_reduce(tensor, self._sum, True))
         return tensor
 
     def gather(self, tensor: Any) -> Any:  # noqa: ANN401
         """``[n, …]`` of each rank as ``[size, n, …]`` on the group's first rank; None on the others."""
         found = self._empty(tensor) if self.group.is_first else tensor
-        self._call(lambda group: group.gather(tensor, found, self._first, True, False))
+        self._wait(lambda group: group.gather(tensor, found, self._first, True, False))
         return found.reshape([self.size, *tensor.shape]) if self.group.is_first else None
 
     def all_gather(self, tensor: Any) -> Any:  # noqa: ANN401
         """``[n, …]`` of each rank as ``[size, n, …]`` on all of them."""
         found = self._empty(tensor)
-        self._call(lambda group: group.all_gather(found, tensor, True))
+        self._wait(lambda group: group.all_gather(found, tensor, True))
         return found.reshape([self.size, *tensor.shape])
 
     def _empty(self, tensor: Any) -> Any:  # noqa: ANN401
@@ -65,13 +65,5 @@ class TensorRanks:
         with paddle.no_grad():
             return paddle.concat([tensor] * self.size)
 
-    def _call(self, call: Callable[[Any], Any]) -> None:
-        watchdog = self._open.watchdog
-        watchdog.begin()
-        try:
-            call(self._open.process_group).wait()
-        except Exception as error:  # gloo raises RuntimeError, ValueError or OSError, as it happens
-            raise watchdog.failed(error) from error
-        watchdog.end()
-        if watchdog.reason:
-            raise watchdog.error(watchdog.reason)
+    def _wait(self, call: Callable[[Any], Any]) -> None:
+        self._open.watched(lambda: call(self._open.process_group).wait())
