@@ -58,3 +58,12 @@ def private_folders(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
     yield folder
     assert list(folder.iterdir()) == [], "the run left an ipc file"
+
+
+def check_end(code, out, err, number):
+    assert code == 128 + number, (code, err)
+    assert "Traceback" not in out + err, err
+    assert "Exception ignored" not in err, err
+
+
+#: Those of imports are whole runs, four seconds of processor time: of them, two are in ``make test``.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -15,7 +14,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from .commands import LIBRARIES, environment, heed_interrupts, left_in, place_of, start
+from .commands import LIBRARIES, check_end, environment, heed_interrupts, left_in, place_of, start
 
 pytestmark = pytest.mark.long(35)
 
@@ -98,13 +97,6 @@ POINTS = [
 ]
 
 
-def check_end(code, out, err, number):
-    assert code == 128 + number, (code, err)
-    assert "Traceback" not in out + err, err
-    assert "Exception ignored" not in err, err
-
-
-#: Those of imports are whole runs, four seconds of processor time: of them, two are in ``make test``.
 AT_HAND = [point for point in POINTS if point[0] != "import" or point[1] in ("hal_core", "paddle")]
 
 
@@ -217,83 +209,6 @@ def test_a_signal_while_the_interpreter_goes_changes_nothing(tmp_path, number):
     out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (0, "")
     assert "cpu" in out
-
-
-def reading_nothing(folder, *arguments, warm=None):
-    """A command with a standard output that is full, and that nobody reads."""
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)
-    try:
-        while True:
-            os.write(writing, b"x" * 4096)
-    except BlockingIOError:
-        os.set_blocking(writing, True)
-    process = start(folder, *arguments, stdout=writing, warm=warm)
-    os.close(writing)
-    return process, reading
-
-
-def test_a_run_whose_output_nobody_reads_ends_all_the_same(tmp_path, warm):
-    number = signal.SIGTERM
-    process, reading = reading_nothing(tmp_path, "run", "--prompt", "def f(", "--max-tokens", "4", warm=warm)
-    folder = place_of(tmp_path)
-    while not list(folder.glob("hal-*/output")):  # until it runs
-        assert process.poll() is None
-    process.send_signal(number)
-    _, err = process.communicate(timeout=120)
-    os.close(reading)
-    check_end(process.returncode, "", err, number)
-    assert left_in(tmp_path) == []
-
-
-SENDING = """
-    import sys
-    import numpy as np
-    from hal_core.output.records import OutputRecord
-    from hal.transport import open_sink
-
-    class Output:
-        step = 0
-        def resolve(self):
-            one = np.ones(1, np.uint8)
-            return OutputRecord(0, ("req",), one, one, np.array([0]), one.astype("i4"), np.array([7]), one < 0)
-        def complete(self, error):
-            pass
-
-    sink = open_sink(sys.argv[1], heartbeat=0.05)
-    sink.put(Output())
-    sink.close(60)
-"""
-
-
-def test_a_tail_whose_output_nobody_reads_ends_and_the_record_comes_again(tmp_path):
-    url = f"ipc://{tmp_path}/socket"
-    process, reading = reading_nothing(tmp_path, "tail", url)
-    worker = start(tmp_path, url, code=textwrap.dedent(SENDING))
-    stuck = Path(f"/proc/{process.pid}/wchan")
-    while "pipe" not in stuck.read_text():  # until it waits for its reader
-        assert process.poll() is None
-        assert worker.poll() is None, worker.communicate()
-    process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=60)
-    os.close(reading)
-    check_end(process.returncode, "", err, signal.SIGTERM)
-    again = start(tmp_path, "tail", url, "--timeout", "60")
-    out, _ = again.communicate(timeout=120)
-    worker.communicate(timeout=60)
-    assert worker.returncode == 0
-    assert "req  at 0: 7" in out
-
-
-def test_a_tail_that_listens_is_ended_by_an_interrupt_with_its_counts(tmp_path):
-    process = start(tmp_path, "tail", f"ipc://{tmp_path}/socket")
-    while not (tmp_path / "socket").exists():
-        assert process.poll() is None
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert (process.returncode, out) == (0, "")
-    assert err.startswith("hal tail: 0 frames")
-    assert not (tmp_path / "socket").exists()
 
 
 def test_signals_that_were_ignored_stay_so(tmp_path):

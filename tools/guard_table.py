@@ -2,27 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-CORE = "core/src/hal_core/"
-QUEUED = "queued_device:queued"
-"""The asynchronous example device, by core/tests/conformance."""
+from guard import CORE, QUEUED, Guard
+from handover_guards import HANDOVER_GUARDS
 
 BASE = "core/tests/devices/test_asynchronous.py::"
-HANDED = "core/tests/handover/test_transfer.py::"
-
-
-@dataclass(frozen=True)
-class Guard:
-    """``fragment`` of ``file`` is the guard, ``replacement`` the code without it; ``tests`` must then fail."""
-
-    name: str
-    guarantee: str
-    file: str
-    fragment: str
-    replacement: str
-    tests: tuple[str, ...]
-    device: str = "cpu"
 
 
 GUARDS: tuple[Guard, ...] = (
@@ -92,7 +75,7 @@ GUARDS: tuple[Guard, ...] = (
         ("test_g28_a_slot_is_not_written_before_its_last_reader_has_passed",),
         QUEUED,
     ),
-    # -- ledger and batch checks -------------------------------------------------------------------------------
+    # -- the host table and a batch's checks -------------------------------------------------------------------
     Guard(
         "only who is in a slot can leave it",
         "G8",
@@ -238,7 +221,7 @@ GUARDS: tuple[Guard, ...] = (
         "error = None",
         ("test_g14_a_rank_that_missed_a_broadcast_is_found_by_the_header",),
     ),
-    # -- advance -----------------------------------------------------------------------------------------------
+    # -- a step's update ---------------------------------------------------------------------------------------
     Guard(
         "a count out of bounds appends nothing",
         "G21",
@@ -280,62 +263,5 @@ GUARDS: tuple[Guard, ...] = (
         "    if False:\n",
         ("test_g06_a_count_that_does_not_fit_is_refused_and_both_shapes_are_named",),
     ),
-    # -- handovers ---------------------------------------------------------------------------------------------
-    Guard(
-        "a seal must say what has come",
-        "G29",
-        CORE + "handover/promises.py",
-        "        if wrong := incomplete(promise, handover, message.digest):\n",
-        '        if wrong := "":\n',
-        ("test_g29_a_seal_of_another_count_is_no_arrival", "test_g29_what_was_changed_on_its_way_is_no_arrival"),
-    ),
-    Guard(
-        "a block's checksum is compared",
-        "G29",
-        CORE + "handover/promises.py",
-        "            if crc != told:\n",
-        "            if False:\n",
-        (HANDED + "test_what_was_changed_on_the_way_is_rejected_and_never_used",),
-    ),
-    Guard(
-        "who misses a number takes nothing more",
-        "G29",
-        CORE + "handover/transfer.py",
-        "        if number == source.number + 1:\n",
-        "        if True:\n",
-        (HANDED + "test_messages_that_are_lost_are_missed_and_said_again",),
-    ),
-    Guard(
-        "an end waits for the writes that were begun",
-        "G30",
-        CORE + "handover/promises.py",
-        "            if may_be_written(promise):\n",
-        "            if False:\n",
-        ("test_g30_no_end_is_told_while_blocks_are_being_written",),
-        QUEUED,
-    ),
-    Guard(
-        "an attempt that comes late is refused",
-        "G30",
-        CORE + "handover/promises.py",
-        "        if key.attempt <= self._attempts.get(key.request_id, -1):\n",
-        "        if False:\n",
-        ("test_g30_an_older_attempt_is_fenced_off",),
-    ),
-    Guard(
-        "the sender's fingerprint is compared",
-        "G31",
-        CORE + "handover/transfer.py",
-        '        check_facts(self._facts, source.facts, source.url, "source")\n',
-        "",
-        ("test_g31_a_fact_that_differs_is_named_before_the_first_byte",),
-    ),
-    Guard(
-        "a promise that nobody seals ends",
-        "G32",
-        CORE + "handover/transfer.py",
-        "            elif is_over(promise.since, now, self._patience.deadline):\n",
-        "            elif False:\n",
-        (HANDED + "test_a_promise_that_nobody_seals_ends_although_its_source_lives",),
-    ),
+    *HANDOVER_GUARDS,
 )

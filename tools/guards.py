@@ -21,7 +21,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from guard_table import GUARDS, Guard
+from guard import Guard
+from guard_table import GUARDS
 
 ROOT = Path(__file__).resolve().parents[1]
 COPIED = ("core", "examples", "tests", "pyproject.toml", "conftest.py")

@@ -9,7 +9,8 @@ import pytest
 from hal_sim import NoCompiler
 from hal_sim.build import core_library
 
-from .schedules import check, draw, play, same_names
+from .drawn import draw
+from .schedules import check, play, same_names
 
 MODES = {"lazy": {"polls": 1 << 30}, "worker": {}}
 """As late as possible, however often one asks, and as soon as possible; pageable memory is read when a copy runs."""

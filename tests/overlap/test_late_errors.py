@@ -9,7 +9,8 @@ from hal_core import FinishReason, Request, SamplingParams
 from hal_sim import NoCompiler
 from hal_sim.build import core_library
 
-from .schedules import Player, Schedule, Watched, sizes_of
+from .drawn import Schedule
+from .schedules import Player, Watched, sizes_of
 
 FAILS_AT, SLOT = 4, 1
 

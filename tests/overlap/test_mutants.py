@@ -11,7 +11,8 @@ from hal.engine.scheduler import Scheduler
 from hal.engine.stays import Stays
 from hal.stepping.stepper import Stepper
 
-from .schedules import check, draw, play, same_names
+from .drawn import draw
+from .schedules import check, play, same_names
 
 MOST = 60
 """Schedules that a mistake may survive."""

@@ -56,7 +56,7 @@ __getattr__, __dir__, __all__ = face(
         "hal_core.slots.host_table": "BLOCKS FEW HELD PREFILLED SERIALS TOKENS",
         "hal_core.slots.insertion": "plan_insert",
         "hal_core.slots.layout": "ADMISSION_ID CONFIG_KEY REQUEST_ROW",
-        "hal_core.slots.state": "DYNAMIC",
+        "hal_core.slots.geometry": "DYNAMIC",
         "hal_core.tickets": "Mode",
     },
 )

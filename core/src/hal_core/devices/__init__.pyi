@@ -19,6 +19,7 @@ from ..ranks.communicator import Communicator as Communicator
 from ..ranks.ports import HeldPort as HeldPort
 from ..slots.fields import ROW_FIELDS as ROW_FIELDS
 from ..slots.gathering import gather_with as gather_with
+from ..slots.geometry import DYNAMIC as DYNAMIC
 from ..slots.host_table import BLOCKS as BLOCKS
 from ..slots.host_table import FEW as FEW
 from ..slots.host_table import HELD as HELD
@@ -29,7 +30,6 @@ from ..slots.insertion import plan_insert as plan_insert
 from ..slots.layout import ADMISSION_ID as ADMISSION_ID
 from ..slots.layout import CONFIG_KEY as CONFIG_KEY
 from ..slots.layout import REQUEST_ROW as REQUEST_ROW
-from ..slots.state import DYNAMIC as DYNAMIC
 from ..slots.update import STEP_FIELDS as STEP_FIELDS
 from ..slots.update import update_inputs as update_inputs
 from ..tickets import Mode as Mode

@@ -19,10 +19,10 @@ from ..errors import CapabilityMissing, DeviceClosed, GroupLost, InvalidValue
 from ..memory.plan import PlanBuilder, WritePlan
 from ..memory.views import ByteRange, View
 from ..output.ticket import OutputTicket
-from ..slots import update as reference
 from ..slots.insertion import plan_insert
 from ..tickets import Ticket
 from .tensors import tensor_over
+from .update_by_copy import update_by_copy
 
 if TYPE_CHECKING:
     from ..contract.capabilities import Capabilities
@@ -274,62 +274,3 @@ def plan_value(target: View, value: np.ndarray[Any, Any] | np.generic) -> WriteP
     else:
         builder.fill(offsets, nbytes, value)
     return builder.build()
-
-
-def update_by_copy(device: DeviceBase, state: SlotState, step: Step, stream: Stream) -> Ticket:
-    """Copy out what ``update_inputs`` reads, compute on the host, and write back what changed as one plan."""
-    part = state.layout.groups["step_input"]
-    copied = device.copy_out(state.memory, [part], stream)
-    copied.wait()
-    before = state.columns(copied.data[0], part)
-    fields = {name: before[name].copy() for name in reference.WRITES}
-    fields |= {name: before[name] for name in reference.READS}
-    fields["token_ids"] = _token_tails(device, state, before, stream)
-    known = (before["prompt_lens"] + before["step_idx"])[:, 0]
-    reference.update_inputs(fields, state.sizes, speculative=step.speculative)
-    builder = PlanBuilder(state.memory)
-    for name in reference.WRITES:
-        changed = np.flatnonzero(fields[name][:, 0] != before[name][:, 0])
-        place = state.layout.fields[name]
-        data = np.ascontiguousarray(fields[name][changed]).view(np.uint8).reshape(-1)
-        builder.copy(place.offset + changed * place.stride, place.stride, data)
-    counts = np.maximum(fields["step_idx"] - before["step_idx"], 0)[:, 0]
-    _append_tokens(builder, state, fields["token_ids"], known, counts)
-    return device.submit(builder.build(), stream)
-
-
-def _token_tails(
-    device: DeviceBase, state: SlotState, before: dict[str, np.ndarray[Any, Any]], stream: Stream
-) -> np.ndarray[Any, Any]:
-    """A host stand-in for ``token_ids`` that holds the last tokens of slots with stop sequences, zeros elsewhere.
-
-    ``np.zeros`` takes memory only for the pages that are touched, so the stand-in costs little.
-    """
-    place, sizes = state.layout.fields["token_ids"], state.sizes
-    tokens = np.zeros((sizes.num_slots, place.width), np.int64)
-    slots = np.flatnonzero((before["stop_seqs_num"][:, 0] > 0) & (before["seq_lens_this_time"][:, 0] > 0))
-    if not len(slots):
-        return tokens
-    ends = (before["prompt_lens"] + before["step_idx"])[slots, 0].tolist()
-    spans = [(slot, max(0, end - sizes.max_stop_length), end) for slot, end in zip(slots.tolist(), ends, strict=True)]
-    parts = [ByteRange(place.offset + slot * place.stride + low * 8, (end - low) * 8) for slot, low, end in spans]
-    copied = device.copy_out(state.memory, parts, stream)
-    copied.wait()
-    for (slot, low, end), data in zip(spans, copied.data, strict=True):
-        tokens[slot, low:end] = data.view(np.int64)
-    return tokens
-
-
-def _append_tokens(
-    builder: PlanBuilder,
-    state: SlotState,
-    tokens: np.ndarray[Any, Any],
-    known: np.ndarray[Any, Any],
-    counts: np.ndarray[Any, Any],
-) -> None:
-    place = state.layout.fields["token_ids"]
-    slots = np.flatnonzero(counts)
-    if not len(slots):
-        return
-    data = np.concatenate([tokens[slot, known[slot] : known[slot] + counts[slot]] for slot in slots.tolist()])
-    builder.copy(place.offset + slots * place.stride + known[slots] * 8, counts[slots] * 8, data.view(np.uint8))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from operator import index
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -16,7 +15,8 @@ from ..memory.plan import SCATTER_MAP, PlanBuilder, WritePlan
 from ..memory.views import ByteRange, Memory, View
 from .admission import AdmittedRequest, Request, admit
 from .draft_book import DraftBook
-from .fields import CLEANUP_FIELDS, HEADER_BYTES, ROW_FIELDS, STATE_TABLE, Field, StateConfig
+from .fields import CLEANUP_FIELDS, HEADER_BYTES, STATE_TABLE, Field, StateConfig
+from .geometry import RecordPlaces, RowGeometry
 from .host_table import HostSlotTable
 from .layout import StateLayout, lay_out
 
@@ -30,54 +30,6 @@ R = TypeVar("R")
 
 ADDRESSABLE = 2**47
 """Bytes that a process can address on x86_64; beyond, libraries fail in ways of their own."""
-
-
-@dataclass(frozen=True, slots=True)
-class RowGeometry:
-    """Where the row fields lie, for plans: int64 ``[row fields, 1]`` each, in the order of ``ROW_FIELDS``.
-
-    ``base`` and ``stride`` are bytes, ``size`` bytes an element; ``cycle`` (``[row fields]``) is the reset value
-    repeated to 8 bytes; ``plain`` has the same four numbers of each row field as Python's.
-    """
-
-    base: Ints
-    stride: Ints
-    size: Ints
-    cycle: Ints
-    plain: tuple[tuple[int, int, int, int], ...]
-
-    @classmethod
-    def of(cls, layout: StateLayout) -> RowGeometry:
-        """The geometry of a layout's rows."""
-        places = [layout.fields[name] for name in ROW_FIELDS]
-        cycles = [p.field.dtype.storage.type(p.field.reset).tobytes() * (8 // p.field.dtype.itemsize) for p in places]
-        plain = [
-            (p.offset, p.stride, p.field.dtype.itemsize, int.from_bytes(cycle, "little", signed=True))
-            for p, cycle in zip(places, cycles, strict=True)
-        ]
-        base, stride, size, cycle = np.array(plain, np.int64).T
-        return cls(base[:, None], stride[:, None], size[:, None], cycle, tuple(plain))
-
-
-DYNAMIC = ("seq_lens_this_time", "seq_lens_encoder", "seq_lens_decoder", "blocks_num")
-"""Fields of a record (all int32) that depend on the moment of insertion."""
-
-
-@dataclass(frozen=True, slots=True)
-class RecordPlaces:
-    """Byte offsets into what admission packed: where the record begins, and where its ``DYNAMIC`` fields are."""
-
-    begin: int
-    dynamic: tuple[int, ...]
-
-    @classmethod
-    def of(cls, layout: StateLayout) -> RecordPlaces:
-        """The places in a layout's admission record."""
-        packed, record = layout.admission_dtype.fields, layout.record_dtype.fields
-        assert packed is not None
-        assert record is not None
-        begin = packed["record"][1]
-        return cls(begin, tuple(begin + record[name][1] for name in DYNAMIC))
 
 
 class StateDevice(MemoryDevice, Protocol):

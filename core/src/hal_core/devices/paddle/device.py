@@ -17,10 +17,11 @@ from ...memory.copies import CopyTicket, HostCopy
 from ...memory.plan import WritePlan
 from ...memory.views import View
 from ...tickets import DONE, Ticket
-from ..base import DeviceBase, plan_value, update_by_copy
+from ..base import DeviceBase, plan_value
 from ..ring_options import RingOptions
 from ..staging import StagingRing
 from ..sync import PASSED, SyncDevice
+from ..update_by_copy import update_by_copy
 from .memory import WORD, Bytes, PaddleMemory, Tensor, host_tensor, is_on, paddle_piece, resolve
 from .ranks.collectives import open_collectives
 from .scatters import COMMON, Candidates, find

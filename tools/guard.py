@@ -1,0 +1,22 @@
+"""What a guard is, for the tables of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+CORE = "core/src/hal_core/"
+QUEUED = "queued_device:queued"
+"""The asynchronous example device, by core/tests/conformance."""
+
+
+@dataclass(frozen=True)
+class Guard:
+    """``fragment`` of ``file`` is the guard, ``replacement`` the code without it; ``tests`` must then fail."""
+
+    name: str
+    guarantee: str
+    file: str
+    fragment: str
+    replacement: str
+    tests: tuple[str, ...]
+    device: str = "cpu"
