@@ -200,7 +200,7 @@ GUARDS: tuple[Guard, ...] = (
         "the output is of the broadcast's step",
         "G14",
         CORE + "output/ticket.py",
-        "                    self._check.verify(self._copy.data[0])\n",
+        "                    self._check.verify(data)\n",
         "                    pass\n",
         ("test_g14_the_output_of_a_slice_with_another_header_is_not_sent",),
     ),
