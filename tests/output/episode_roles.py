@@ -26,6 +26,7 @@ from hal.transport import open_sink, private_ipc_url
 
 LARGE_COLUMNS = 1 << 14
 LOST_AFTER, GRACE = 3.0, 0.1
+PORT_TAKEN = "another program listens there"
 
 
 def play(role, heard, *arguments):
@@ -157,7 +158,7 @@ def when_free(opening):
         try:
             return opening()
         except InvalidValue as error:
-            if not ("already" in str(error) and time.monotonic() < end):
+            if not (any(words in str(error) for words in ("already", PORT_TAKEN)) and time.monotonic() < end):
                 raise
         time.sleep(0.01)
 
@@ -240,7 +241,7 @@ def second_reader(_words, url, holders):
         told = str(error)
     known = [f"already: process {one} " for one in holders]
     if url.startswith("tcp:"):
-        known = ["another program listens there"]
+        known = [PORT_TAKEN]
     assert not told or any(words in told for words in known), told
 
 

@@ -42,7 +42,7 @@ class Episode:
         self.scheme = draw.choice(schemes)
         self.size = draw.choice(["small", "small", "large"])
         self.as_tail = draw.random() < 0.15
-        self.url = f"tcp://127.0.0.1:{free_port(number)}" if self.scheme == "tcp" else f"ipc://{folder}/place/socket"
+        self.url = free_address(number) if self.scheme == "tcp" else f"ipc://{folder}/place/socket"
         (self.folder / "place").mkdir(mode=0o700)
         self.works, self.reads = self.folder / "works", self.folder / "reads"
         self.children, self.workers, self.killed_lives = [], [], set()
@@ -198,9 +198,11 @@ class Episode:
         printed = b""
         for worker in self.workers:
             worker.tell("finish 60")
-        self.reader.tell("stop")
         if self.as_tail:
             printed = self.empty_pipe()
+        for worker in self.workers:  # on a busy machine a reader may not even have met them
+            worker.wait()
+        self.reader.tell("stop")
         for child in self.children:
             child.check()
         if self.as_tail:
@@ -242,13 +244,15 @@ class Episode:
         assert not left, f"left behind: {left}"
 
 
-def free_port(number):
-    """A port below those that the system gives to whoever connects, and not one of another episode's."""
+def free_address(number):
+    """Of this process alone, so that no worker of another run on this host meets this episode's reader; with a port
+    below those that the system gives to whoever connects."""
+    host = f"127.{1 + (os.getpid() >> 16) % 254}.{os.getpid() >> 8 & 255}.{os.getpid() & 255}"
     for port in range(10_000 + number % 10_000, 32_000, 10_000):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as ZeroMQ does
-            probe.bind(("127.0.0.1", port))
-            return port
+            probe.bind((host, port))
+            return f"tcp://{host}:{port}"
     raise AssertionError("no free port")
 
 
