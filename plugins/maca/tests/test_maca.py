@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hal_core.conformance.harness.isolated import KitProcess
+from hal_core.conformance import KitProcess
 from hal_core.devices.paddle import probing
 from hal_core.errors import Unavailable
 from hal_maca import MacaPlugin

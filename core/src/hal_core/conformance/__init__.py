@@ -15,6 +15,7 @@ from ..lazy import face
 
 if TYPE_CHECKING:
     from ..contract.support import Support as Support
+    from .harness.isolated import KitProcess as KitProcess
     from .ranks.processes import RankPool as RankPool
     from .ranks.processes import gloo as gloo
     from .ranks.support import GlooRanks as GlooRanks
@@ -24,6 +25,7 @@ __getattr__, __dir__, __all__ = face(
     __name__,
     {
         "hal_core.contract.support": "Support",
+        "hal_core.conformance.harness.isolated": "KitProcess",
         "hal_core.conformance.ranks.support": "GlooRanks",
         "hal_core.conformance.ranks.processes": "RankPool gloo",
         "hal_core.conformance.report.command": "main",
