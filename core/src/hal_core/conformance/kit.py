@@ -6,7 +6,7 @@ import functools
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,6 +77,9 @@ class Kit:
         self.subject, self.effort = subject, effort
         self.update_waits = False
         """Found out by a check of G28: nothing that needs a step on a held stream can be shown."""
+        self.sparing = False
+        """In the profile quick, where no guarantees are chosen: :meth:`once` runs a check once."""
+        self._passed: set[Hashable] = set()
         self._bound: BoundDevice | None = None
 
     @property
@@ -129,6 +132,24 @@ class Kit:
         """How a rank opens the same device."""
         assert self.subject.recipe is not None, "missing() says so"
         return self.subject.recipe
+
+    def once(self, what: Hashable, check: Callable[[], object]) -> None:
+        """Run a check that tests of several guarantees share, each to be found by its own number.
+
+        The profile quick runs it for the first of them that asks: if it passes, it has passed for the others too. Where
+        guarantees are chosen (``--only``), as for a liar, each test runs it.
+        """
+        __tracebackhide__ = True
+        if what not in self._passed:
+            check()
+            if self.sparing:
+                self._passed.add(what)
+
+    def another(self) -> Kit:
+        """The kit of another opened device of the same kind, which knows what has passed."""
+        other = Kit(self.subject, self.effort)
+        other.sparing, other._passed = self.sparing, self._passed
+        return other
 
     def renew(self) -> None:
         """Give the device back, whatever state it is in; the next test opens another."""

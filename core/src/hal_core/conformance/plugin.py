@@ -114,7 +114,9 @@ def kit_session(request: pytest.FixtureRequest, device_subject: Subject) -> Iter
     from .kit import Kit
     from .report.report import effort
 
+    option = request.config.getoption
     kit = Kit(device_subject, effort(request.config))
+    kit.sparing = kit.effort.profile == "quick" and not option("--hal-only")
     try:
         request.config.stash[KEY].opened(kit)
     except Exception as error:  # noqa: BLE001 (whatever a plugin raises, no test can run without its device)
@@ -139,8 +141,7 @@ def kit(request: pytest.FixtureRequest, kit_session: Kit) -> Iterator[Kit]:
     if missing:
         why = kit_session.subject.support.why_not(missing)
         pytest.skip(f"needs {missing}" + (f": {why}" if why else ""))
-    quick = kit_session.effort.profile == "quick" and not request.config.getoption("--hal-only")
-    if mark and _RANKS in mark.args[1] and quick:
+    if mark and _RANKS in mark.args[1] and kit_session.sparing:
         pytest.skip("several ranks are started by the profiles default and nightly, or by --only")
     yield kit_session
     if request.config.stash[KEY].failed(request.node):

@@ -26,12 +26,12 @@ LENGTHS = [(1 << power) + off for power in (8, 12, 16, 20, 22) for off in (-1, 0
 """Bytes of one value: both sides of every border at which a device may change its way."""
 LONGEST = 17 * MIB + 3
 RUNS = (255, 256, 257, 1025)
-MANY_RUNS = (65_536, 70_001)
+MANY_RUNS = {"quick": (70_001,), "default": (65_536, 70_001), "nightly": (65_536, 70_001)}
 """Separate runs of one target: past what a block, a grid or a 16-bit index holds."""
 WAYS = ("array", "array with gaps", "scalar", "device value")
 SOURCE = 2 * MIB
 AXES = range(13)
-ONES = (0, 1, 3, 8, 19)
+ONES = {"quick": (0, 3, 19), "default": (0, 1, 3, 8, 19), "nightly": (0, 1, 3, 8, 19)}
 """Axes of one element besides: with them up to 32, which every NumPy can view."""
 DEEP = 16
 """Lists may be nested so deep."""
@@ -126,8 +126,9 @@ def test_g05_targets_of_many_runs_are_written_run_by_run(kit: Kit, way: str, dty
 def test_g05_targets_of_more_runs_than_16_bits_count_are_written(kit: Kit, way: str, dtype: str) -> None:
     reached = Reached(f"{kind}, past 16 bits" for kind in KINDS)
     size = dtype_of(dtype).itemsize
-    slab, source = Slab(kit, 15 * max(MANY_RUNS) * size), Slab(kit, SOURCE, noise(4, SOURCE))
-    for runs in MANY_RUNS:
+    counts = MANY_RUNS[kit.effort.profile]
+    slab, source = Slab(kit, 15 * max(counts) * size), Slab(kit, SOURCE, noise(4, SOURCE))
+    for runs in counts:
         for kind, target in many_runs(slab, 0, runs, dtype).items():
             write_by(way, slab, source, target, runs)
             reached.note(f"{kind}, {past(runs)[-1]}")
@@ -156,9 +157,10 @@ def test_g05_every_count_of_axes_is_written_element_by_element(kit: Kit) -> None
     rng = np.random.default_rng(kit.effort.seed)
     reached = Reached([f"{axes} axes" for axes in AXES] + [f"{axes} axes, device value" for axes in range(PLENTY + 1)])
     slab, source = Slab(kit, MIB), Slab(kit, MIB, noise(5, MIB))
+    besides = ONES[kit.effort.profile]
     for axes in AXES:
-        for turn, ones in enumerate(ONES):
-            dtype = DTYPES[(axes * len(ONES) + turn) % len(DTYPES)]
+        for turn, ones in enumerate(besides):
+            dtype = DTYPES[(axes * len(besides) + turn) % len(DTYPES)]
             target = comb(slab, 4096, axes, ones, dtype, rng)
             told = f"{target}, which has {axes} axes of several elements,"
             for name, value, should in ways(slab, source, target, axes):

@@ -32,7 +32,7 @@ def filled_twice(small: Kit, nbytes: int, *, rows: bool) -> None:
     """Fill the ring until it refuses, let go, compare, and do it again."""
     __tracebackhide__ = True
     rounds, refusals = 2, 0
-    lines = Lines(small, (rounds + 1) * (RING + 4 * nbytes) * (1 + rows) + ENOUGH * 100)
+    lines = Lines(small, (rounds + 1) * (RING + RING // 64 + 4 * nbytes) + ENOUGH * 100)
     stream = small.device.default_stream
     for turn in range(rounds):
         with small.held(stream), impatient(small):
@@ -81,7 +81,7 @@ def test_g26_whatever_a_full_ring_refuses_is_told_by_the_contracts_error_and_not
 @pytest.mark.parametrize("rows", [False, True], ids=["contiguous", "rows"])
 def test_g03_a_value_larger_than_the_ring_is_taken_whole_or_not_at_all(small: Kit, rows: bool) -> None:
     stream, taken = small.device.default_stream, []
-    lines = Lines(small, 18 * RING * (1 + rows))
+    lines = Lines(small, 13 * RING)
     for nbytes in (RING + 1, 3 * RING + 5):
         with small.held(stream), impatient(small):
             for _ in range(2):

@@ -26,9 +26,9 @@ from .rigs.forms import unlike
 from .rigs.pretended import PAIR, can_pretend, far_from_its_source
 from .rigs.rig import Rig, assert_rows
 from .rigs.roads import ROADS, SIZES, filled, new_tasks, overlaps
-from .rigs.stream_cases import FREE, HELD, copied
+from .rigs.stream_cases import copied
 from .test_copies import stream_cases
-from .test_streams import run_beside
+from .test_streams import run_beside_each
 
 if TYPE_CHECKING:
     from ..slots.step import Step
@@ -156,30 +156,27 @@ def check_later(kit: Kit, hook: str) -> None:
 @guarantee(22)
 @pytest.mark.parametrize("hook", ROADS)
 def test_g22_no_later_call_changes_what_was_copied(kit: Kit, hook: str) -> None:
-    check_later(kit, hook)
+    kit.once(("later", hook), lambda: check_later(kit, hook))
 
 
 @guarantee(23)
 @pytest.mark.parametrize("hook", ROADS)
 def test_g23_no_later_call_changes_what_was_saved(kit: Kit, hook: str) -> None:
-    check_later(kit, hook)
+    kit.once(("later", hook), lambda: check_later(kit, hook))
 
 
 @guarantee(18)
 def test_g18_the_clean_up_is_on_the_stream_of_the_copy_and_after_it(kit: Kit) -> None:
-    for stream_case in (*FREE, *HELD):
-        run_beside(kit, "save_output", stream_case)
+    run_beside_each(kit, "save_output")
 
 
 @guarantee(23)
 def test_g23_an_output_belongs_to_the_stream_that_was_given(kit: Kit) -> None:
-    for stream_case in (*FREE, *HELD):
-        run_beside(kit, "save_output", stream_case)
+    run_beside_each(kit, "save_output")
 
 
 @guarantee(13)
 def test_g13_what_the_source_sends_arrives_in_the_order_of_the_stream(kit: Kit) -> None:
     if not can_pretend(kit):
         pytest.skip("the device's own broadcast_tokens may not ask communicator(), so no rank can be pretended")
-    for stream_case in (*FREE, *HELD):
-        run_beside(kit, "broadcast_tokens", stream_case)
+    run_beside_each(kit, "broadcast_tokens")

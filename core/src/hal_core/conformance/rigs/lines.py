@@ -29,7 +29,7 @@ ENOUGH = 400
 @contextmanager
 def pressed(kit: Kit) -> Iterator[Kit]:
     """Another opened device, with a ring of 1 MiB that is waited for in earnest."""
-    small = Kit(kit.subject, kit.effort)
+    small = kit.another()
     small.device.staging.limit = RING  # type: ignore[attr-defined]  # the seam that `requires` asks for
     try:
         yield small
@@ -56,8 +56,8 @@ def refusal(kit: Kit, error: BaseException, hook: str) -> OutOfMemory:
     return error
 
 
-ROW = 512
-"""Bytes of one row of a target that is written in rows."""
+ROW, BETWEEN = 512, 7
+"""Bytes of one row of a target that is written in rows, and between two of them."""
 
 
 class Lines:
@@ -69,9 +69,9 @@ class Lines:
 
     def target(self, nbytes: int, *, rows: bool = False) -> View:
         """The next place for so many bytes, as they are or in rows with gaps between them."""
-        begin, self.at = self.at, self.at + nbytes * (1 + rows) + 33
+        begin, self.at = self.at, self.at + nbytes + rows * nbytes // ROW * BETWEEN + 33
         assert self.at <= self.slab.memory.nbytes, "the kit's slab is too small for this test"
-        shape, strides = ((nbytes // ROW, ROW), (ROW + 7, 1)) if rows else ((nbytes,), (1,))
+        shape, strides = ((nbytes // ROW, ROW), (ROW + BETWEEN, 1)) if rows else ((nbytes,), (1,))
         return View(self.slab.memory, begin, shape, strides, dtype_of("uint8"))
 
     def write(self, nbytes: int, stream: Stream, *, rows: bool = False) -> Ticket:
