@@ -17,10 +17,14 @@ from hypothesis import Phase, settings
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(name, "1")
 
+os.environ.setdefault("HAL_TEST_SHARE", "0.25")
+EXAMPLES = round(100 * float(os.environ["HAL_TEST_SHARE"]))
+"""Of a property that does not say how many it has in full (``tests/share.py``)."""
 # The cores are shared, so a deadline in milliseconds would measure the neighbours.
-settings.register_profile("hal", deadline=None)
+settings.register_profile("hal", deadline=None, max_examples=EXAMPLES)
 # For tools/guards.py, which wants to know that a test fails, not the smallest example of it.
-settings.register_profile("unshrunk", deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+generate = (Phase.explicit, Phase.reuse, Phase.generate)
+settings.register_profile("unshrunk", deadline=None, max_examples=EXAMPLES, phases=generate)
 settings.load_profile("hal")
 
 

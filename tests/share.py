@@ -1,15 +1,34 @@
-"""How many examples a property gets: a share in ``make test``, all in ``make conform`` (``HAL_TEST_SHARE=1``)."""
+"""What ``make test`` leaves to ``make conform``: examples of properties, and cases of long lists.
+
+Of examples and draws there is a share in ``make test``, and all in ``make conform``: it sets ``HAL_TEST_SHARE=1`` for
+properties and tests marked ``drawn``. Of cases some are in ``make test``, the others are marked ``conform``.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable
+from typing import Any
 
-SHARE = float(os.environ.get("HAL_TEST_SHARE", "0.4"))
-"""Of the examples that are written beside each property."""
+import pytest
+
+SHARE = float(os.environ.get("HAL_TEST_SHARE", "1"))
+"""Of the examples that are written beside each property. The repository's ``conftest.py`` says how many by default."""
 LEAST = 5
 """Examples that each has at least."""
 
 
-def of(count: int) -> int:
+def of(count: int, least: int = LEAST) -> int:
     """The examples of a property that has ``count`` in full."""
-    return min(count, max(LEAST, round(count * SHARE)))
+    return min(count, max(least, round(count * SHARE)))
+
+
+def cases(values: Iterable[Any], here: Callable[[Any], object]) -> list[Any]:
+    """For ``parametrize``: those that ``here`` holds for are in ``make test``, the others in ``make conform``.
+
+    A tuple is several arguments.
+    """
+    left = pytest.mark.conform
+    return [
+        one if here(one) else pytest.param(*(one if isinstance(one, tuple) else (one,)), marks=left) for one in values
+    ]

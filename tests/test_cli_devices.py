@@ -7,11 +7,13 @@ import subprocess
 import sys
 import types
 from importlib import metadata
+from itertools import product
 
 import pytest
 
 import hal
 from hal.cli import main
+from tests import share
 
 from .device_listing import HEAVY, environment, hal_command, rows_of
 from .fixtures_plugins.builder import Site
@@ -192,14 +194,16 @@ def test_a_closed_pipe_is_no_traceback(site):
     assert "Traceback" not in said
 
 
-@pytest.mark.parametrize("buffered", [True, False], ids=["buffered", "unbuffered"])
-@pytest.mark.parametrize("arguments", ["--version", "devices", "devices --json", "--help", "tail --help", "run --help"])
-@pytest.mark.parametrize(
-    ("shell", "why"),
-    [(">/dev/full", "No space left on device"), (">&-", "Bad file descriptor")],
-    ids=["full", "closed"],
-)
-def test_an_output_that_cannot_be_written_is_one_line(site, arguments, shell, why, buffered):
+OUTPUTS = {">/dev/full": "No space left on device", ">&-": "Bad file descriptor"}
+PRINT = ("--version", "devices", "devices --json", "--help", "tail --help", "run --help")
+WAYS = [(command, *way) for command in PRINT for way in product(OUTPUTS, ("buffered", "unbuffered"))]
+HERE = {WAYS[4 * at + at % 4] for at in range(len(PRINT))} | {("devices", ">&-", "buffered")}
+"""In ``make test``: every command, and every way."""
+
+
+@pytest.mark.parametrize(("arguments", "shell", "buffered"), share.cases(WAYS, HERE.__contains__))
+def test_an_output_that_cannot_be_written_is_one_line(site, arguments, shell, buffered):
+    why, buffered = OUTPUTS[shell], buffered == "buffered"
     done = in_shell(arguments, shell, site=site, **({} if buffered else {"PYTHONUNBUFFERED": "1"}))
     assert done.returncode == 2
     (line,) = (line for line in done.stderr.splitlines() if line != "noise of a plugin")

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from tests import share
+
 from .commands import environment, left_in
 
 ROOT = Path(__file__).parents[1]
@@ -41,26 +43,31 @@ def without(folder, hidden, *arguments):
     return done
 
 
+MISSING = [
+    ("paddle", RUN, "pip install 'paddlepaddle<3.4,>=3.1' setuptools, or a build of Paddle for your accelerator"),
+    ("setuptools", RUN, "pip install 'setuptools'"),
+    ("hal_core", RUN, "it comes with hal: pip install ./core in hal's checkout"),
+    ("hal_core", ("devices",), "it comes with hal: pip install ./core in hal's checkout"),
+    ("hal_core", ("tail", "ipc:///nowhere/x"), "it comes with hal: pip install ./core in hal's checkout"),
+    ("hal_core", ("conform", "cpu"), "it comes with hal: pip install ./core in hal's checkout"),
+    ("hal_core", ("--version",), "it comes with hal: pip install ./core in hal's checkout"),
+    ("typer", RUN, "pip install 'typer>="),
+    ("tokenizers", RUN, "pip install 'tokenizers>="),
+    ("zmq", RUN, "pip install 'pyzmq>="),
+    ("zmq", ("tail", "ipc:///nowhere/x"), "pip install 'pyzmq>="),
+    ("msgspec", ("tail", "ipc:///nowhere/x"), "pip install 'msgspec>="),
+    ("rich", ("devices",), "pip install 'rich>="),
+    ("packaging", ("devices",), "pip install 'packaging>="),
+    ("pytest", ("conform", "cpu"), "pip install 'pytest>="),
+    ("hypothesis", ("conform", "cpu"), "pip install 'hypothesis>="),
+]
+HERE = ("setuptools", "typer", "packaging", "pytest", "hypothesis")
+"""In ``make test``, with the first of hal_core and of zmq; the others in ``make conform``."""
+
+
 @pytest.mark.parametrize(
     ("hidden", "arguments", "cure"),
-    [
-        ("paddle", RUN, "pip install 'paddlepaddle<3.4,>=3.1' setuptools, or a build of Paddle for your accelerator"),
-        ("setuptools", RUN, "pip install 'setuptools'"),
-        ("hal_core", RUN, "it comes with hal: pip install ./core in hal's checkout"),
-        ("hal_core", ("devices",), "it comes with hal: pip install ./core in hal's checkout"),
-        ("hal_core", ("tail", "ipc:///nowhere/x"), "it comes with hal: pip install ./core in hal's checkout"),
-        ("hal_core", ("conform", "cpu"), "it comes with hal: pip install ./core in hal's checkout"),
-        ("hal_core", ("--version",), "it comes with hal: pip install ./core in hal's checkout"),
-        ("typer", RUN, "pip install 'typer>="),
-        ("tokenizers", RUN, "pip install 'tokenizers>="),
-        ("zmq", RUN, "pip install 'pyzmq>="),
-        ("zmq", ("tail", "ipc:///nowhere/x"), "pip install 'pyzmq>="),
-        ("msgspec", ("tail", "ipc:///nowhere/x"), "pip install 'msgspec>="),
-        ("rich", ("devices",), "pip install 'rich>="),
-        ("packaging", ("devices",), "pip install 'packaging>="),
-        ("pytest", ("conform", "cpu"), "pip install 'pytest>="),
-        ("hypothesis", ("conform", "cpu"), "pip install 'hypothesis>="),
-    ],
+    share.cases(MISSING, lambda one: one[0] in HERE or one[:2] in (("paddle", RUN), ("zmq", RUN), ("hal_core", RUN))),
     ids=lambda value: value if isinstance(value, str) else value[0],
 )
 def test_a_missing_package_is_one_line_with_its_cure(tmp_path, hidden, arguments, cure):

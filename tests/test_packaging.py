@@ -221,6 +221,8 @@ def docstrings(module):
 
 def device_words(text):
     """(line, word) of each forbidden word in identifiers and strings."""
+    if not WORD.search(text):  # the tokens of a file take long
+        return
     prose = set(docstrings(ast.parse(text)))
     kinds = {tokenize.NAME, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
@@ -236,6 +238,8 @@ def device_words(text):
 def compared_names(text):
     """Lines that compare something with a device's name, the embedded one included."""
     names = {*DEVICES, "cpu", "gpu"}
+    if not any(name in text for name in names):
+        return
 
     def strings(node):
         return {item.value for item in ast.walk(node) if isinstance(item, ast.Constant) and isinstance(item.value, str)}

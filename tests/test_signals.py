@@ -8,11 +8,14 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+
+from tests import share
 
 from .commands import LIBRARIES, check_end, environment, heed_interrupts, left_in, place_of, start
 
@@ -97,14 +100,20 @@ POINTS = [
 ]
 
 
-AT_HAND = [point for point in POINTS if point[0] != "import" or point[1] in ("hal_core", "paddle")]
+#: In ``make test``: the first and the last of each kind of thing that a run holds. Those of imports are whole runs.
+AT_HAND = [
+    ("import", "hal_core"),
+    ("import", "paddle"),
+    ("call", "hal.opening.open_device"),
+    ("return", "hal.transport.urls._make_folder"),
+    ("return", "hal.transport.open_sink"),
+    ("return", "hal.engine.engine.step"),
+    ("call", "hal.transport.zmq_sink.close"),
+    ("return", "hal.cli._main"),
+]
 
 
-@pytest.mark.parametrize(
-    ("kind", "where"),
-    [point if point in AT_HAND else pytest.param(*point, marks=pytest.mark.conform) for point in POINTS],
-    ids=lambda value: value,
-)
+@pytest.mark.parametrize(("kind", "where"), share.cases(POINTS, AT_HAND.__contains__), ids=lambda value: value)
 def test_hal_run_ends_in_order_wherever_a_signal_meets_it(tmp_path, warm, kind, where):
     number = SIGNALS[POINTS.index((kind, where)) % len(SIGNALS)]
     forked = None if kind == "import" else warm  # where all is imported, no import is met
@@ -117,7 +126,7 @@ def test_hal_run_ends_in_order_wherever_a_signal_meets_it(tmp_path, warm, kind, 
     assert {answer["finish_reason"] for answer in answers} <= {"abort", "length", "stop"}
 
 
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("number", share.cases(SIGNALS, signal.SIGTERM.__eq__))
 def test_in_the_middle_all_answers_are_told_as_far_as_they_have_come(tmp_path, warm, number):
     point = ("return", "hal.engine.engine.step", str(int(number)))
     process = start(tmp_path, *point, *PROMPTS, code=textwrap.dedent(INJECTED), warm=warm)
@@ -155,6 +164,7 @@ IMPORTS_LONG = ("run", "devices --open", "conform", "conform with ranks")
 RANKS = pytest.param("conform with ranks", marks=pytest.mark.conform)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("command", [RANKS if "ranks" in command else command for command in COMMANDS])
 def test_at_any_time_there_is_no_traceback_and_nothing_left(command, warm):
     """A property over delays. What the interpreter does before it comes to the command is its own affair."""
@@ -168,7 +178,7 @@ def test_at_any_time_imports_among_it_there_is_no_traceback_and_nothing_left(com
 
 
 def at_any_time(command, longest, warm):
-    @settings(max_examples=6, deadline=None, phases=[Phase.explicit, Phase.generate])
+    @settings(max_examples=share.of(6, 2), deadline=None, phases=[Phase.explicit, Phase.generate])
     @given(st.floats(0.0, longest), st.sampled_from(SIGNALS))
     def check(delay, number):
         with tempfile.TemporaryDirectory(prefix="s-") as name:
@@ -202,7 +212,7 @@ AT_THE_LAST = """
 """
 
 
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("number", share.cases(SIGNALS, signal.SIGHUP.__eq__))
 def test_a_signal_while_the_interpreter_goes_changes_nothing(tmp_path, number):
     """By then it has taken the handlers away, and every signal would end the process in place of its status."""
     process = start(tmp_path, str(int(number)), "devices", code=textwrap.dedent(AT_THE_LAST))
@@ -211,18 +221,27 @@ def test_a_signal_while_the_interpreter_goes_changes_nothing(tmp_path, number):
     assert "cpu" in out
 
 
-def test_signals_that_were_ignored_stay_so(tmp_path):
+#: As ``nohup`` and a shell start it, and then the command.
+IGNORING = """
+    import os, signal
+    for number in (signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    os.write(2, b"begun\\n")
+    from hal.cli import main
+    main()
+"""
+
+
+def test_signals_that_were_ignored_stay_so(tmp_path, warm):
     """``nohup`` and a shell's background jobs."""
-
-    def ignore():
-        for number in (signal.SIGHUP, signal.SIGINT):
-            signal.signal(number, signal.SIG_IGN)
-
-    process = start(tmp_path, "run", "--prompt", "def f(", "--max-tokens", "4", preexec_fn=ignore)
+    arguments = ("run", "--prompt", "def f(", "--max-tokens", "4")
+    process = start(tmp_path, *arguments, code=textwrap.dedent(IGNORING), warm=warm)
+    assert process.stderr.readline() == "begun\n"
     folder = place_of(tmp_path)
     while process.poll() is None and not list(folder.glob("hal-*/output")):
         process.send_signal(signal.SIGHUP)
         process.send_signal(signal.SIGINT)
+        time.sleep(0.01)
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 0
     assert out.startswith("def f(")

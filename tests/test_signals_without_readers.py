@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,7 @@ def test_a_run_whose_output_nobody_reads_ends_all_the_same(tmp_path, warm):
     folder = place_of(tmp_path)
     while not list(folder.glob("hal-*/output")):  # until it runs
         assert process.poll() is None
+        time.sleep(0.01)
     process.send_signal(number)
     _, err = process.communicate(timeout=120)
     os.close(reading)
@@ -70,6 +72,7 @@ def test_a_tail_whose_output_nobody_reads_ends_and_the_record_comes_again(tmp_pa
     while "pipe" not in stuck.read_text():  # until it waits for its reader
         assert process.poll() is None
         assert worker.poll() is None, worker.communicate()
+        time.sleep(0.01)
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=60)
     os.close(reading)
@@ -85,6 +88,7 @@ def test_a_tail_that_listens_is_ended_by_an_interrupt_with_its_counts(tmp_path):
     process = start(tmp_path, "tail", f"ipc://{tmp_path}/socket")
     while not (tmp_path / "socket").exists():
         assert process.poll() is None
+        time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (0, "")

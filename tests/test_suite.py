@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = [path for folder in ("tests", "core/tests", "plugins") for path in sorted((ROOT / folder).rglob("*.py"))]
 KEPT = {  # whole runs of the kit that stay in `make test`; every other is marked `conform`
@@ -53,6 +55,9 @@ def test_four_whole_runs_of_the_kit_are_in_make_test_and_the_others_in_make_conf
         "test_the_conformance_kit",
         "test_the_conformance_kit_under_the_checker",
         "test_the_kits_tests_of_several_ranks",
+        "test_a_run_that_requires_asynchrony_is_refused",
+        "test_a_lost_rank_is_an_error_on_the_survivor_in_time",
+        "test_a_failure_has_a_shrunk_example_and_the_same_command_finds_it_again",
         "test_two_ranks_agree_by_one_collective_a_call_without_races_or_fallbacks",
         "test_all_pass_the_conformance_kit",
         "test_nothing_is_skipped_on_the_asynchronous_one_but_ranks",
@@ -92,6 +97,7 @@ def test_who(): pathlib.Path({seen!r}).open("a").write(str(os.getpid()) + "\\n")
 """
 
 
+@pytest.mark.conform
 def test_the_scheduler_keeps_such_a_folder_in_one_process_and_spreads_files(tmp_path):
     (tmp_path / "conftest.py").write_text((ROOT / "conftest.py").read_text())
     (tmp_path / "pytest.ini").write_text("[pytest]\n")

@@ -54,6 +54,7 @@ class Copy:
         places = ("core/src", "core/tests/conformance")
         self.environment = os.environ | {"PYTHONPATH": os.pathsep.join(str(folder / place) for place in places)}
         self.environment |= {"PYTHONDONTWRITEBYTECODE": "1"}  # two versions of a file within a second look alike
+        self.environment |= {"HAL_TEST_SHARE": "1"}
         found = self._python("-c", "import hal_core; print(hal_core.__file__)").stdout.strip()
         if not found.startswith(str(folder)):
             raise SystemExit(f"guards: hal_core comes from {found}, not from the copy in {folder}")

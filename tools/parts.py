@@ -86,6 +86,7 @@ def kit_sim(name: str, mode: int, profile: str, python: str = BIN) -> Part:
 
 
 LIARS, OVERLAP = "core/tests/conformance/test_liars.py", "tests/overlap"
+DRAWN = "'(hypothesis or drawn) and not conform'"
 CONFORM = (
     Part(
         "the suite's own runs of the kit", f"{BIN}python -m pytest -q -m conform --deselect {LIARS} --ignore {OVERLAP}"
@@ -95,7 +96,7 @@ CONFORM = (
     kit_sim("sim, lazy", 2, "default"),
     Part("guards", f"{BIN}python tools/guards.py"),
     kit("cpu", "cpu", "default"),
-    Part("properties, all examples", f"{BIN}python -m pytest -q -m 'hypothesis and not conform'", "HAL_TEST_SHARE=1"),
+    Part("properties, all examples", f"{BIN}python -m pytest -q -m {DRAWN}", "HAL_TEST_SHARE=1"),
     Part("matrix, every pair", f"{BIN}python -m tests.matrix --pairwise"),
 )
 NIGHTLY = (

@@ -74,6 +74,7 @@ def test_another_number_of_ranks_is_refused_on_each(tmp_path):
     assert said.startswith("hal: error: --tp: --tp times --dp is 4, and the launcher has started 2 ranks")
 
 
+@pytest.mark.conform
 def test_a_world_that_cannot_share_out_the_heads_is_refused_on_each(tmp_path):
     said = refused(ranks(tmp_path, *PROMPT, "--tp", "3"))
     assert "3 ranks cannot share out num_attention_heads = 4" in said

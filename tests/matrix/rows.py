@@ -129,5 +129,10 @@ def pairwise(left: list[Row] | None = None, most: int = 9999) -> list[Row]:
 
 def in_make_test() -> list[Row]:
     """Few rows that show most pairs, by their worlds: a world of ranks costs seconds, and maca's are worlds apart."""
-    few = [row for row in all_rows() if row.device != "maca" or (row.ranks == 2 and row.split == "off")]
+
+    def small(row: Row) -> bool:
+        ranks = row.ranks if row.split == "off" else row.ranks * sum(row.workers)
+        return ranks <= (1 if row.device == "maca" else 4)
+
+    few = [row for row in all_rows() if small(row)]
     return sorted(pairwise(few, IN_MAKE_TEST), key=lambda row: (row.ranks, row.device == "maca"))

@@ -19,6 +19,7 @@ from hal.proposers import Setup, make_proposer
 from hal.proposers.mtp import Mtp
 from hal.sampling import STATE_FIELDS, SamplingRows, sample
 from hal.worker import Worker
+from tests import share
 from training.dense import DenseModel
 
 MARGIN = 1e-3
@@ -93,8 +94,17 @@ def plain(model, requests):
     return run(model, requests, drafts=0, slots=1)[0]
 
 
-@pytest.mark.parametrize("drafts", [1, 3, 5])
-@pytest.mark.parametrize(("blocks", "chunk"), [(64, 256), (6, 3)], ids=["ample", "scarce, in pieces"])
+AMPLE, SCARCE = (64, 256), (6, 3)
+"""Blocks, and tokens of a piece of a prompt."""
+
+
+@pytest.mark.parametrize(
+    ("drafts", "blocks", "chunk"),
+    share.cases(
+        [(drafts, *room) for drafts in (1, 3, 5) for room in (AMPLE, SCARCE)],
+        {(5, *AMPLE), (3, *SCARCE)}.__contains__,
+    ),
+)
 def test_drafts_are_the_dense_layers_and_change_no_token(model, dense, requests, plain, drafts, blocks, chunk):
     proposer = Checked(Setup(drafts, 4, 512, model.config.vocab_size, model), dense)
     found, engine = run(model, requests, drafts=drafts, blocks=blocks, chunk=chunk, proposer=proposer)

@@ -106,9 +106,10 @@ def test_what_a_request_enters_with_may_be_changed_afterwards(name):
     assert proposer.propose({0: 5}) == twin.propose({0: 5})
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("name", NAMES)
 def test_hundreds_of_slots_and_thousands_of_requests(name):
-    slots, requests, rng = 512, 3000, np.random.default_rng(5)
+    slots, requests, rng = 512, share.of(3000, 1100), np.random.default_rng(5)
     proposer = make_proposer(name, Setup(5, slots, 8192, 1000, step_rows=10**6))
     periods = [rng.integers(0, 1000, 12).tolist() for _ in range(40)]
     waiting = [(periods[at % 40] * 4)[: 20 + at % 7] for at in range(requests)]

@@ -1,8 +1,8 @@
 """Acceptance by rejection gives the target's distribution, and its draws depend on seed and position alone.
 
-Chi-squared of the emitted tokens against the target's distribution, 200,000 positions of one seed, a vocabulary of 12,
-at a level of 1e-8: a total variation of 1.2 % is found with 99.9 % power (the noncentrality is at least 4 N TV^2). Each
-control is a mistake that others made, and must fail.
+Chi-squared of the emitted tokens against the target's distribution, 200,000 positions of one seed (in ``make test`` a
+share of them), a vocabulary of 12, at a level of 1e-8: a total variation of 1.2 % (2.4 %) is found with 99.9 % power
+(the noncentrality is at least 4 N TV^2). Each control is a mistake that others made, and must fail.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ import pytest
 import hal.sampling.rejection as rejection
 from hal.sampling import draw_drafts, sample, sample_by_rejection
 from hal.sampling.philox import ACCEPT, DRAFT, RESIDUAL, TARGET, uniform
+from tests import share as part
 
 from .builders import one, pack
 
-COUNT, VOCAB = 200_000, 12
+pytestmark = pytest.mark.drawn
+
+COUNT, VOCAB = part.of(200_000), 12
 CRITICAL = {4: 43.1, 5: 45.8, 6: 48.4, 7: 50.8, 8: 53.2, 9: 55.4, 10: 57.7, 11: 59.8}
 """Of the chi-squared distribution at 1e-8, by degrees of freedom."""
 TARGET_LOGITS = np.array([2.0, 1.5, 1.1, 0.4, 0.0, -0.3, 1.9, -1.0, 0.7, -0.2, 0.9, -0.6], np.float32)
@@ -96,7 +99,7 @@ def test_tokens_have_the_targets_distribution(shape, drafted):
     share = float(np.mean(tokens == drafts))
     p, q = target(rows), np.bincount(drafts, minlength=VOCAB) / COUNT
     expected = np.minimum(p, q).sum() if drafted is drawn else (p * q).sum()
-    assert abs(share - expected) < 0.006, "as many are accepted as can be"
+    assert abs(share - expected) < 0.006 * (200_000 / COUNT) ** 0.5, "as many are accepted as can be"
 
 
 def same_noise(first, second):

@@ -266,7 +266,7 @@ HOW = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, suppress_health_check=list(HealthCheck))
 @given(how=HOW, operations=OPERATIONS)
 def test_whatever_happens_each_token_comes_once_or_is_reported(how, operations):
     world = World(**how)

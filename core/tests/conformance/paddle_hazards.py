@@ -1,6 +1,6 @@
 """Probes of the four hazards of Paddle on the shared base of its devices, each run in a process of its own.
 
-python paddle_hazards.py NAME     prints the answer as JSON; the simulated accelerator stands in (adversarial mode)
+python paddle_hazards.py NAME …    prints the answers as JSON, by name; on the simulated accelerator (adversarial mode)
 """
 
 from __future__ import annotations
@@ -170,4 +170,4 @@ def between():
 
 if __name__ == "__main__":
     announce(Hazardous.kind)  # before Paddle is imported, which looks for devices then
-    sys.stdout.write("\n" + json.dumps(globals()[sys.argv[1]]()) + "\n")
+    sys.stdout.write("\n" + json.dumps({name: globals()[name]() for name in sys.argv[1:]}) + "\n")

@@ -102,7 +102,9 @@ def drawn(found):
     return told
 
 
+@pytest.mark.conform
 def test_a_failure_has_a_shrunk_example_and_the_same_command_finds_it_again(report):
+    """Shrinking takes most of it. What is printed for it is checked below in ``make test`` too."""
     first = report("cpu", "--liar=NeedsAProposer", "--only=G25", code=1, examples=0)
     told = drawn(first)
     assert told["kind"] == "AssertionError"
@@ -122,6 +124,10 @@ def test_expected_failures_are_reported_with_their_reason(report):
     assert outcomes(found, "G1")["test_g01_later_work_on_the_stream_sees_the_value"] == "expected"
     assert "chip errata 7" in entry(found, "G1")["note"]
     assert entry(found, "G1")["status"] == "failed"  # the other tests of G1 fail unexpectedly
+    failed = [test for test in entry(found, "G1")["tests"] if test["outcome"] == "failed"]
+    again = "hal conform --only G1 --device-factory kit_devices:true_list --profile quick --seed 0 --examples 3"
+    assert {test["reproduce"] for test in failed} == {again}
+    assert {test["kind"] for test in failed} == {"AssertionError"}
     assert not found["problems"]
 
 
@@ -161,7 +167,7 @@ def test_what_cannot_be_run_is_one_line_with_the_cure(conform):
 
 def test_the_report_comes_as_html(tmp_path, conform):
     target = tmp_path / "report.html"
-    conform("cpu", "--only=G25", "--profile=quick", f"--html={target}", code=0)
+    conform("cpu", "--only=G25", "--profile=quick", "--examples=1", f"--html={target}", code=0)
     page = target.read_text(encoding="utf-8")
     assert "<td>G25</td>" in page
     assert 'class="checked"' in page
@@ -171,7 +177,7 @@ def test_a_plugins_own_test_file_is_one_line(tmp_path, warm):
     (tmp_path / "test_mine.py").write_text("from hal_core.conformance.suite import *\n")
     (tmp_path / "pytest.ini").write_text("[pytest]\nhal_device = cpu\n")
     command = [sys.executable, "-m", "pytest", "-p", "hal_core.conformance.plugin", "-p", "no:cacheprovider", "-q"]
-    chosen = ["--hal-profile=quick", "--hal-only=G24,G25"]
+    chosen = ["--hal-profile=quick", "--hal-only=G24", "--hal-examples=1"]
     done = subprocess.run([*command, *chosen], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout
     assert re.search(r"^[1-9]\d* passed, \d+ deselected", done.stdout, re.MULTILINE), done.stdout
@@ -374,7 +380,7 @@ def test_a_count_that_cannot_be_is_a_usage_error(argument, capsys):
 
 
 def test_a_report_that_could_not_be_written_after_all_fails_the_run(conform):
-    done = conform("cpu", "--only=G25", "--profile=quick", "--report=/dev/full", code=1)
+    done = conform("cpu", "--only=G25", "--profile=quick", "--examples=1", "--report=/dev/full", code=1)
     assert "the report was not written to '/dev/full': No space left on device" in done.stdout
     assert "Traceback" not in done.stdout + done.stderr
 

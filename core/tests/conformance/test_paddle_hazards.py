@@ -19,8 +19,8 @@ ADVERSARIAL = {"HALSIM_MODE": "2", "HALSIM_STAGED": "0", "HALSIM_SYNC_DRAINS": "
 
 
 @pytest.fixture(scope="module")
-def answer():
-    """Run a probe in a process of its own."""
+def answers():
+    """What the probes answer, by name: all in one process, which imports Paddle."""
     pytest.importorskip("paddle")
     build = pytest.importorskip("hal_sim.build")
     from hal_core.errors import HalError
@@ -30,19 +30,16 @@ def answer():
     except HalError as error:
         pytest.skip(str(error))
 
-    def run(name):
-        environment = os.environ | ADVERSARIAL | {"HAL_HAL_SIM_PLACE": "sim", "GLOG_minloglevel": "1"}
-        command = [sys.executable, str(HERE / "paddle_hazards.py"), name]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
-        return json.loads(done.stdout.splitlines()[-1])
-
-    return run
+    environment = os.environ | ADVERSARIAL | {"HAL_HAL_SIM_PLACE": "sim", "GLOG_minloglevel": "1"}
+    command = [sys.executable, str(HERE / "paddle_hazards.py"), "views", "lifetime", "between"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_copies_go_into_contiguous_targets_alone(answer):
+def test_copies_go_into_contiguous_targets_alone(answers):
     """``strided_view.copy_(cpu_tensor)`` runs a CPU kernel on device memory, or writes over the neighbours."""
-    found = answer("views")
+    found = answers["views"]
     assert found["copies"] > 0, "the probe saw no copy, so it shows nothing"
     assert found["strided"] == 0
     assert found["wrong"] == []
@@ -58,16 +55,16 @@ def test_no_device_of_ours_gathers_into_a_list():
     assert [one for one in callers if "dist" in one[1] or "paddle" in one[1]] == []
 
 
-def test_what_is_uploaded_lives_in_the_staging_ring_until_it_has_been_read(answer):
+def test_what_is_uploaded_lives_in_the_staging_ring_until_it_has_been_read(answers):
     """Paddle does not keep the host source of an asynchronous copy alive."""
-    found = answer("lifetime")
+    found = answers["lifetime"]
     assert found["uploads"] > 0, "the probe saw no upload, so it shows nothing"
     assert found["outside"] == 0
     assert found["wrong"] == []
 
 
-def test_a_tensor_of_another_device_is_refused_or_waited_for(answer):
+def test_a_tensor_of_another_device_is_refused_or_waited_for(answers):
     """``_copy_to(other_device, False)`` is not ordered after what is pending on the source's own stream."""
-    found = answer("between")
+    found = answers["between"]
     assert found["queued"] == [], "an unordered copy between devices"
     assert found["said"] != "taken" or found["got"] == [5, 6, 7, 8]

