@@ -1,10 +1,13 @@
-"""Paddle's launcher gives a device to none of hal's ranks, whatever it would see; hal shares them out."""
+"""Paddle's launcher gives a device to none of hal's ranks, whatever it would see; hal shares them out. It goes by what
+hal tells it."""
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
-from hal.distributed.launcher import without_devices
+from hal.distributed.launcher import by_its_arguments, without_devices
 
 
 @pytest.fixture
@@ -43,3 +46,21 @@ def test_the_launcher_sees_no_devices(context, monkeypatch, host):
     assert node.Node().device.get_selected_devices() == ["0"]
     without_devices()
     assert node.Node().device.get_selected_devices() == []
+
+
+def test_what_a_cluster_has_set_for_another_job_is_not_taken_for_this_one(monkeypatch):
+    launcher = pytest.importorskip("paddle.distributed.launch.context")
+    monkeypatch.setattr(sys, "argv", ["launch", "--nproc_per_node", "2", "--log_dir", "here", "rank.py"])
+    for name in ("http_proxy", "https_proxy"):
+        monkeypatch.delenv(name, raising=False)  # which it takes away
+    set_there = {"PADDLE_NNODES": "2", "PADDLE_NPROC_PER_NODE": "8", "PADDLE_LOG_DIR": "there", "PADDLE_DEVICES": "3"}
+    for name, value in set_there.items():
+        monkeypatch.setenv(name, value)
+
+    def taken():
+        args = launcher.Context(enable_plugin=False).args
+        return args.nnodes, args.nproc_per_node, args.log_dir, args.devices
+
+    assert taken() == ("2", 8, "there", "3")
+    by_its_arguments()
+    assert taken() == ("1", 2, "here", None)

@@ -33,10 +33,11 @@ def test_two_ranks_print_what_one_does_and_leave_nothing(tmp_path, capsys):
     assert left_in(tmp_path) == []
 
 
-def test_more_ranks_on_the_host_than_cards_are_shown(tmp_path):
-    """Paddle's launcher has a card for each rank or an IndexError, also where it is built without CUDA."""
+def test_ranks_start_with_fewer_cards_and_where_another_job_is_described(tmp_path):
+    """Paddle's launcher has a card for each rank or an IndexError, also where it is built without CUDA; and it takes
+    the variables of a job on a cluster for its own."""
     arguments = ("--prompt", "import os", "--max-tokens", "4", "--tp", "2", "--device", "cpu")
-    status, out, err = command(tmp_path, *arguments, CUDA_VISIBLE_DEVICES="0")
+    status, out, err = command(tmp_path, *arguments, CUDA_VISIBLE_DEVICES="0", PADDLE_NNODES="2")
     assert status == 0, err
     assert out
 
