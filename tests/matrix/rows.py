@@ -32,7 +32,8 @@ RUNNERS = {"sim": "hal_sim.mixing:MixRunner"}
 """Device to its runner that needs nothing of the host; ``own`` is what that drafts itself, on the device."""
 SUBSTITUTES = {"HAL_XPU_PLACE": "cpu", "HAL_MACA_PLACE": "sim"}
 """What stands in for the chips, in every process of the matrix."""
-IN_MAKE_TEST = 12
+IN_MAKE_TEST, SPLITS = 12, 4
+"""Rows of ``make test``, and how many of them have a split."""
 
 
 @dataclass(frozen=True)
@@ -128,11 +129,14 @@ def pairwise(left: list[Row] | None = None, most: int = 9999) -> list[Row]:
 
 
 def in_make_test() -> list[Row]:
-    """Few rows that show most pairs, by their worlds: a world of ranks costs seconds, and maca's are worlds apart."""
+    """Few rows that show most pairs, by their worlds: a world of ranks costs seconds, and maca's are worlds apart. Of
+    splits those whose proposer's state moves too."""
 
     def small(row: Row) -> bool:
         ranks = row.ranks if row.split == "off" else row.ranks * sum(row.workers)
         return ranks <= (1 if row.device == "maca" else 4)
 
     few = [row for row in all_rows() if small(row)]
-    return sorted(pairwise(few, IN_MAKE_TEST), key=lambda row: (row.ranks, row.device == "maca"))
+    splits = [row for row in few if row.split != "off" and (row.runner or row.speculate in ("mtp", "hybrid"))]
+    chosen = pairwise([row for row in few if row.split == "off"], IN_MAKE_TEST - SPLITS) + pairwise(splits, SPLITS)
+    return sorted(chosen, key=lambda row: (row.ranks, row.device == "maca"))

@@ -2,8 +2,9 @@
 
     python -m tests.split.chaos [--deaths 200] [--seed N] [--split P,D] [--speculate NAME]
 
-A worker is killed (SIGKILL), or stopped for a while and continued, some tenths of a second after the one before. What
-must hold: each request ends, with the tokens of the plain run, each told once, in order; and never a hang.
+A worker is killed (SIGKILL), or stopped for a while and continued, some steps after the one before, or some seconds
+where no step comes: so a machine that is slow kills no more in one step than one that is not. What must hold: each
+request ends, with the tokens of the plain run, each told once, in order; and never a hang.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from tests.split.rows import Own, engine_of
 BOUNDS = Bounds(alone=600.0)
 """Workers that are killed as they start are long in coming."""
 LONGEST = 300.0
-"""Seconds that a round of requests may take."""
+"""Seconds that a round of requests may take when nobody is killed any more."""
+STEPS, SECONDS = 12, 3.0
+"""At most so many steps, or seconds, lie between two deaths."""
 
 
 class Chaos:
@@ -59,20 +62,27 @@ class Chaos:
         self.told, end = Told(), time.monotonic() + LONGEST
         for request in requests():
             self.engine.submit(request)
-        ended, due = {}, time.monotonic() + self.random.uniform(0.0, 0.4)
+        ended, due = {}, self.due()
         while self.engine.busy:
             for finished in self.engine.step():
                 assert finished.request_id not in ended, f"{finished.request_id} ended twice"
                 ended[finished.request_id] = finished
             assert time.monotonic() < end, {one.name: one.state for one in self.engine.moves.journeys.values()}
-            if time.monotonic() > due and self.killed < self.deaths:
+            if self.killed < self.deaths and (self.engine.steps > due[0] or time.monotonic() > due[1]):
                 self.strike()
-                due = time.monotonic() + self.random.uniform(0.0, 0.8)
+                due, end = self.due(), time.monotonic() + LONGEST
         for name, tokens in reference().tokens.items():
             assert ended[name].reason in (FinishReason.STOP, FinishReason.LENGTH), ended[name]
             assert self.told.tokens[name] == tokens, name
             assert len(self.told.logprobs[name]) == len(tokens), name
         return len(ended)
+
+    def due(self):
+        """When the next one is: after which step, or when at the latest."""
+        return (
+            self.engine.steps + self.random.randrange(STEPS),
+            time.monotonic() + self.random.uniform(0.0, SECONDS),
+        )
 
     def strike(self):
         """One worker that is up, or is being started, loses a rank or waits for a moment."""
@@ -91,6 +101,8 @@ class Chaos:
         else:
             self.killed += 1
             pool.kill([rank])
+            if self.killed % 20 == 0:
+                print(f"{self.killed} deaths, {self.stopped} stops, {self.rounds} rounds", flush=True)
 
 
 def main():

@@ -12,26 +12,52 @@ from hal.cli import main
 from hal.model import DEFAULT_CHECKPOINT
 from hal.model.config import read_config
 from hal.model.tokenizer import Tokenizer
-from tests.commands import environment, left_in, start
+from tests.commands import environment, left_in, private_folders, start
+from tests.split.rows import Own
+
+__all__ = ["private_folders"]
 
 
-def test_two_workers_print_what_one_does_and_leave_nothing(tmp_path, capsys):
-    arguments = ("--prompt", "def main(", "--prompt", "import os", "--max-tokens", "12", "--json", "--logprobs", "1")
-    drafted = ("--speculate", "mtp", "--chunk", "3")
+JOB = ("--prompt", "def main(", "--prompt", "import os", "--max-tokens", "12", "--json", "--logprobs", "1")
+SPLIT = ("--speculate", "mtp", "--chunk", "3", "--split", "1,1")
+
+
+@pytest.fixture
+def alone(capsys):
+    """What one process prints."""
     with contextlib.suppress(SystemExit):
-        main(["run", "--device", "cpu", *arguments])
-    alone = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    process = start(tmp_path, "run", *arguments, *drafted, "--split", "1,1", env=environment(tmp_path))
+        main(["run", "--device", "cpu", *JOB])
+    return capsys.readouterr().out
+
+
+def test_two_workers_print_what_one_does(alone, capsys, private_folders, monkeypatch):
+    """Their ranks are forks of a process that has Paddle already, which takes a fifth of a start's processor time."""
+    monkeypatch.setattr("hal.cli.run_split.PaddleLaunch", lambda size, **_: Own(size))
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--device", "cpu", *JOB, *SPLIT])
+    out, err = capsys.readouterr()
+    assert ended.value.code == 0, err
+    compare(alone, out, err)
+
+
+@pytest.mark.conform
+def test_the_command_by_itself_prints_the_same_and_leaves_nothing(alone, tmp_path):
+    process = start(tmp_path, "run", *JOB, *SPLIT, env=environment(tmp_path))
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
-    split = [json.loads(line) for line in out.splitlines()]
-    for one, two in zip(alone, split, strict=True):
+    compare(alone, out, err)
+    assert left_in(tmp_path) == []
+
+
+def compare(alone, out, err):
+    """The same tokens and text, log-probabilities within 1e-4, and what is told of drafts."""
+    lines = [[json.loads(line) for line in text.splitlines()] for text in (alone, out)]
+    for one, two in zip(*lines, strict=True):
         assert (one["token_ids"], one["text"], one["device"]) == (two["token_ids"], two["text"], two["device"])
         for mine, its in zip(one["logprobs"], two["logprobs"], strict=True):
             assert its["logprob"] == pytest.approx(mine["logprob"], abs=1e-4)
         assert two["speculation"]["accepted"] > 0
     assert "split 1,1 of tp 1" in err
-    assert left_in(tmp_path) == []
 
 
 MIX = ("--device", "sim", "--runner", "hal_sim.mixing:MixRunner", "--seed", "3", "--max-tokens", "20", "--json")
