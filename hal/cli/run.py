@@ -72,7 +72,7 @@ def run(
             "installed proposer, or two or more as first+second. It changes no token.",
         ),
     ] = "none",
-    drafts: Annotated[int, typer.Option(metavar="K", help="Most drafts that a step verifies of a prompt.")] = 4,
+    drafts: Annotated[int, typer.Option(metavar="K", help="Most drafts that a step verifies of a prompt, 1 to 5.")] = 4,
     acceptance: Annotated[
         str,
         typer.Option(
