@@ -1,6 +1,6 @@
 """Two trees of hal in turn, on the same machine in one run: does the newer one cost more?
 
-    python benchmarks/in_turn.py --old TREE [--new TREE] [--rounds 20] [--only cpu,cuda,gaps,native,stand-in]
+    python benchmarks/in_turn.py --old TREE [--new TREE] [--rounds 20] [--only cpu,engine,cuda,gaps,native,stand-in]
 
 Three processes: the old tree twice (old against old is the error of the measurement) and the new one. Each round asks
 every process for every case, the order turning with the round; now and then all three are started anew, since one
@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib
+import importlib.util
 import json
 import os
 import statistics
@@ -29,7 +30,7 @@ from typing import Any
 
 SLOTS, WIDTH, PROMPT, TOKENS = 128, 8192, 64, 1024
 GAP_STEPS, GAP_INSERTS, DECODE_MS = 40, 16, 5.0
-FRESH = {"cpu": 1, "cuda": 5, "gaps": 100, "native": 5, "stand-in": 5}
+FRESH = {"cpu": 1, "engine": 2, "cuda": 5, "gaps": 100, "native": 5, "stand-in": 5}
 """Rounds after which the processes are started anew."""
 CORE, GAP_CORES = 1, {2, 3, 4, 5}
 """All run on one core, in turn: cores differ too. Gaps have threads beside them, and some cores of their own."""
@@ -130,6 +131,18 @@ def cpu_cases() -> dict[str, Case]:
     return cases | {f"{name}, {SLOTS} slots": lambda name=name: step()[name] for name in step()}
 
 
+def engine_cases() -> dict[str, Case]:
+    """What the engine does between two steps; by this tree's file, whichever tree's engine it is."""
+    file = Path(__file__).with_name("engine_turns.py")
+    spec = importlib.util.spec_from_file_location("engine_turns", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found: dict[str, Case] = module.cases(SLOTS)
+    return found
+
+
 def cuda_cases() -> dict[str, Case]:
     """Insertions (host, the GPU idle) and the overlapped gap between two decode steps; microseconds."""
     rig = importlib.import_module("benchmarks.gpu.rig").Rig.open()
@@ -195,7 +208,13 @@ def native_cases(*, stand_in: bool) -> dict[str, Case]:
 def serve(kind: str) -> None:
     """Answer each line, a case's name, with its microseconds; the names first."""
     os.sched_setaffinity(0, GAP_CORES & os.sched_getaffinity(0) if kind == "gaps" else {CORE})
-    made = {"cpu": cpu_cases, "cuda": cuda_cases, "gaps": gap_cases, "native": lambda: native_cases(stand_in=False)}
+    made = {
+        "cpu": cpu_cases,
+        "engine": engine_cases,
+        "cuda": cuda_cases,
+        "gaps": gap_cases,
+        "native": lambda: native_cases(stand_in=False),
+    }
     cases = made.get(kind, lambda: native_cases(stand_in=True))()
     for case in [*cases.values()][: 1 if kind == "gaps" else None]:
         case()

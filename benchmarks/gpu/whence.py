@@ -17,13 +17,15 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-from hal_core.devices import AsyncStream
+from hal_core.devices import AsyncStream, Lease
 
 from .gap import FUSED, MANNERS, NOTHING, OURS, Loop, alone
 from .rig import Rig, median
 
 AHEAD, EARLY = "hal, batch made ahead", "hal, inserted ahead"
 LOOKING, INLINE = "the event looked at in a loop", "the output copied on the compute stream"
+BY_KERNEL = "the output written into pinned memory by a kernel of the compute stream"
+CHANGES = (LOOKING, INLINE, BY_KERNEL)
 """Changes of hal itself."""
 
 
@@ -32,6 +34,11 @@ def changed(rig: Rig, what: str) -> Iterator[None]:
     """hal with one of its decisions changed."""
     if what == INLINE:  # in place of a stream of its own, for which the next step's writes wait
         with patch.object(AsyncStream, "beside", lambda stream: stream):
+            yield
+        return
+    if what == BY_KERNEL:  # in place of the copy engine
+        device: Any = rig.device.device
+        with patch.object(device, "copies", _ByKernel(device)):
             yield
         return
     if what == LOOKING:  # in place of the driver's wait
@@ -52,14 +59,38 @@ def changed(rig: Rig, what: str) -> Iterator[None]:
     yield
 
 
-def measure(rig: Rig, rounds: int, steps: int) -> list[dict[str, Any]]:
-    """Every manner, waiting and overlapped; then hal with a decision changed; the order turns with the round."""
+class _ByKernel:
+    """Copies an output by one launch, in order with the writes before and after it on its stream."""
+
+    def __init__(self, device: Any) -> None:  # noqa: ANN401 (a CudaDevice)
+        self._device = device
+
+    def copy_out(self, memory: Any, part: Any, stream: Any) -> Any:  # noqa: ANN401
+        device, count = self._device, part.nbytes // 8
+        lease = Lease(device.blocks, device.blocks.take(part.nbytes))
+        kernel, params = device.kernels.copy_strided, device.kernels.copy_strided.params
+        params["dst"], params["src"] = lease.block.address, device.address_of(memory) + part.offset
+        params["element"], params["count"], params["shape"] = 8, count, (1, 1, 1, count)
+        params["to"] = params["from"] = (0, 0, 0, 8)
+        kernel.launch(-(-count // 128), 128, stream.handle)
+        event = lease.event = device.mark(stream)
+        return device.copy_type(event, lease, ((0, part.nbytes),))
+
+
+def measure(rig: Rig, rounds: int, steps: int, only: str = "") -> list[dict[str, Any]]:
+    """Every manner, waiting and overlapped; then hal with a decision changed; the order turns with the round.
+
+    ``only``: of what is changed, and hal itself beside it.
+    """
     loop = Loop(rig, alone)
     cases: list[tuple[str, str, bool]] = []
     for waits in (True, False):
         ways = [*MANNERS, FUSED, NOTHING]
         cases += [(way, "", waits) for way in ways if waits or way not in (AHEAD, EARLY)]
-        cases += [(AHEAD if waits else OURS, what, waits) for what in (LOOKING, INLINE) if waits or what == INLINE]
+        cases += [(AHEAD if waits else OURS, what, waits) for what in CHANGES if waits or what != LOOKING]
+    if only:
+        beside = (OURS, AHEAD, FUSED, NOTHING)
+        cases = [case for case in cases if (only in case[1] if case[1] else case[0] in beside)]
     found: dict[tuple[str, str, bool], list[dict[str, Any]]] = {case: [] for case in cases}
     for way in dict.fromkeys(case[0] for case in cases):
         loop.run(way, 1.0, 16, waits=True, steps=12)
@@ -101,10 +132,12 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=90)
     parser.add_argument("--device-index", type=int, default=0)
+    parser.add_argument("--only", default="", help="a word of what is changed")
     parser.add_argument("--out", type=Path, default=Path("docs/evidence"))
     chosen = parser.parse_args()
-    rows = measure(Rig.open(chosen.device_index), chosen.rounds, chosen.steps)
+    rows = measure(Rig.open(chosen.device_index), chosen.rounds, chosen.steps, chosen.only)
     found = {"facts": facts(), "rounds": chosen.rounds, "steps": chosen.steps, "rows": rows}
+    found["facts"]["command"] = f"python -m benchmarks.gpu.whence {' '.join(sys.argv[1:])}".strip()
     chosen.out.mkdir(parents=True, exist_ok=True)
     (chosen.out / "gpu-whence.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     text = f"{found['facts']['date']}  {found['facts']['gpus']}  {found['facts']['versions']}\n{table(rows)}\n"
