@@ -8,7 +8,8 @@ from hal_sim.build import core_library
 
 from hal.stepping.planned import StepPlanner
 
-from .schedules import check, draw, play, same_names
+from .drawn import draw
+from .schedules import check, play, same_names
 
 SCHEDULES = 12
 
