@@ -20,10 +20,12 @@ class Child:
     def __init__(self, role, *arguments):
         self.role, self.killed, self.expected = role.__name__, False, (0,)
         heard, self._told = os.pipe()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until the role can answer it
         self.pid = os.fork()
         if self.pid == 0:
             os.close(self._told)
             roles.play(role, heard, *arguments)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         os.close(heard)
         self.status = None
 

@@ -36,6 +36,8 @@ def play(role, heard, *arguments):
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, where a shell runs this in the background
         logging.disable(logging.WARNING)
+        if role is not tail:
+            heed_interrupts()
         role(Words(heard), *arguments)
         status = 0
     except BaseException:  # noqa: BLE001  # told here, for a fork must not unwind its parent's stack
@@ -43,6 +45,11 @@ def play(role, heard, *arguments):
     finally:
         sys.stderr.flush()
         os._exit(status)
+
+
+def heed_interrupts():
+    """Take a Ctrl-C, also one that came before."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 class Words:
@@ -212,6 +219,7 @@ def tail(_words, url, out):
     sys.stdout = os.fdopen(1, "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     with signals.watched(to_the_end=True):  # as the command does
+        heed_interrupts()
         run([url, "--json"])
 
 

@@ -224,6 +224,8 @@ class Episode:
                 quiet = quiet or now
                 if now > quiet + 0.3:
                     self.reader.signal(signal.SIGINT)
+                    if not started:  # it may not listen yet, and then ends at once
+                        self.reader.expected = (0, 130)
                     end, quiet = now + PATIENCE, now + PATIENCE
             time.sleep(0.002)
         while more := os.read(self.pipe, 1 << 20):
