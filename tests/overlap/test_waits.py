@@ -9,7 +9,8 @@ from hal_sim.build import core_library
 
 from hal.engine import Engine
 
-from .schedules import Player, Schedule, Watched, sizes_of
+from .drawn import Schedule
+from .schedules import Player, Watched, sizes_of
 
 STEPS = 12
 
