@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,19 +27,32 @@ settings.register_profile("unshrunk", deadline=None, max_examples=EXAMPLES, phas
 settings.load_profile("hal")
 
 
+WARM: dict[object, Any] = {}
+"""The processes of :func:`warm`, each with what its files asked for; they end with this process."""
+
+
 @pytest.fixture(scope="module")
-def warm(request: pytest.FixtureRequest) -> Iterator[Any]:
+def warm(request: pytest.FixtureRequest) -> Any:  # noqa: ANN401 (of a module that this one loads late)
     """A process that has imported the test file's ``WARM``, and forks for each command (``tests/warm.py``).
 
-    ``WARM_UNDER``: a command that starts it."""
+    ``WARM_UNDER``: a command that starts it. Files that ask for the same have the same."""
+    wanted = tuple(request.module.WARM), tuple(getattr(request.module, "WARM_UNDER", ()))
+    if wanted in WARM:
+        return WARM[wanted]
     spec = importlib.util.spec_from_file_location("warm", Path(__file__).parent / "tests" / "warm.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    made = module.Warm(request.module.WARM, getattr(request.module, "WARM_UNDER", ()))
-    yield made
-    made.close()
+    WARM[wanted] = module.Warm(*wanted)
+    return WARM[wanted]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish() -> None:
+    """End them, before it is told what they took."""
+    while WARM:
+        WARM.popitem()[1].close()
 
 
 TOGETHER = ("core/tests/groups/",)

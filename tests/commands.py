@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 LIBRARIES = ("paddle", "zmq", "typer", "rich", "safetensors.numpy", "tokenizers", "msgspec", "pydantic", "stevedore")
-"""What ``hal run`` imports besides hal, and what takes most of its time; for the fixture ``warm``."""
+LIBRARIES += ("pytest", "hypothesis.stateful")
+"""What ``hal run`` and ``hal conform`` import besides hal, and what takes most of their time; for the fixture ``warm``,
+whose process is the same for all files that ask for the same."""
 RUN = "from hal.cli import main; main()"
 
 

@@ -21,7 +21,7 @@ from tests import share
 
 from .commands import LIBRARIES, environment, heed_interrupts, left_in
 
-pytestmark = pytest.mark.long(25)
+pytestmark = pytest.mark.long(18)
 
 WARM, WARM_UNDER = LIBRARIES, ("unshare", "-m")
 

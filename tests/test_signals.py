@@ -19,10 +19,10 @@ from tests import share
 
 from .commands import LIBRARIES, check_end, environment, heed_interrupts, left_in, place_of, start
 
-pytestmark = pytest.mark.long(35)
+pytestmark = pytest.mark.long(20)
 
 #: Not hal itself: it is patched where it is imported.
-WARM = (*LIBRARIES, "pytest", "hypothesis.stateful")
+WARM = LIBRARIES
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 PROMPTS = ("run", "--prompt", "def f(", "--prompt", "import", "--max-tokens", "16", "--slots", "1", "--json")
 #: Sends this process a signal the first time that a module is looked for, or a function called or left.

@@ -58,6 +58,7 @@ def test_four_whole_runs_of_the_kit_are_in_make_test_and_the_others_in_make_conf
         "test_a_run_that_requires_asynchrony_is_refused",
         "test_a_lost_rank_is_an_error_on_the_survivor_in_time",
         "test_a_failure_has_a_shrunk_example_and_the_same_command_finds_it_again",
+        "test_a_device_that_ends_the_process_leaves_the_name_of_the_test",
         "test_two_ranks_agree_by_one_collective_a_call_without_races_or_fallbacks",
         "test_all_pass_the_conformance_kit",
         "test_nothing_is_skipped_on_the_asynchronous_one_but_ranks",

@@ -89,7 +89,9 @@ LIARS, OVERLAP = "core/tests/conformance/test_liars.py", "tests/overlap"
 DRAWN = "'(hypothesis or drawn) and not conform'"
 CONFORM = (
     Part(
-        "the suite's own runs of the kit", f"{BIN}python -m pytest -q -m conform --deselect {LIARS} --ignore {OVERLAP}"
+        "the suite's own runs of the kit",
+        f"{BIN}python -m pytest -q -m conform --deselect {LIARS} --ignore {OVERLAP}",
+        "HAL_TEST_SHARE=1",
     ),
     Part("liars", f"{BIN}python -m pytest -q -m conform {LIARS}"),
     Part("overlap, a thousand schedules", f"{BIN}python -m pytest -q -m conform {OVERLAP}"),

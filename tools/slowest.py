@@ -58,6 +58,7 @@ class Meter:
         self._began, self._cpu, self._started, self._seen = time.monotonic(), _cpu(), 0, 0
         self._costs: dict[str, Cost] = {}
         self._before: list[float] = []
+        self._after = 0.0
         sys.addaudithook(self._audit)
 
     def _audit(self, event: str, _: object) -> None:
@@ -85,8 +86,10 @@ class Meter:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: object) -> None:
-        """A worker has ended: what its imports took."""
-        self._before.append(getattr(node, "workeroutput", {}).get("before", 0.0))
+        """A worker has ended: what its imports took, and the processes that its files shared."""
+        told = getattr(node, "workeroutput", {})
+        self._before.append(told.get("before", 0.0))
+        self._after += told.get("after", 0.0)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
@@ -104,7 +107,12 @@ class Meter:
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """Write the table."""
-        if not hasattr(session.config, "workerinput"):
+        cpu, _ = self._lap()
+        output = getattr(session.config, "workeroutput", None)
+        if output is not None:
+            output["after"] = cpu
+        else:
+            self._after += 0.0 if self._workers(session.config) else cpu
             lines = self._lines(session.config, int(exitstatus))
             self._table.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
@@ -113,7 +121,7 @@ class Meter:
         files: dict[str, Cost] = {}
         for name, cost in self._costs.items():
             files.setdefault(name.partition("::")[0], Cost()).add(cost.seconds, cost.cpu, cost.started)
-        total = sum(cost.cpu for cost in self._costs.values()) + sum(self._before)
+        total = sum(cost.cpu for cost in self._costs.values()) + sum(self._before) + self._after
         libraries = ", ".join(f"{name} {version(name)}" for name in LIBRARIES)
         yield f"# The {ROWS} slowest tests"
         yield ""
@@ -124,8 +132,8 @@ class Meter:
         yield ""
         yield f"{len(self._costs)} tests in {time.monotonic() - self._began:.0f} s, status {status}; {total:.0f} s of"
         yield f"processor time, {sum(self._before):.0f} of them for imports and collection in {processes} process(es)"
-        yield "before the first test. Fixtures count for the test that first asks for them, and a process for the test"
-        yield "that waits for its end."
+        yield f"before the first test, {self._after:.0f} for processes that files share. Fixtures count for the test"
+        yield "that first asks for them, and a process for the test that waits for its end."
         yield ""
         yield from _rows("test", self._costs)
         yield ""

@@ -10,6 +10,8 @@ import pytest
 from hal.cli import main
 from tests.commands import environment, left_in, start
 
+pytestmark = pytest.mark.long(15)
+
 
 def command(folder, *arguments, **variables):
     """Run ``hal run`` to its end: status, standard output, standard error."""

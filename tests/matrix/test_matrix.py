@@ -11,7 +11,7 @@ from hal.distributed.errors import RankLost
 from tests.distributed.rows import reference
 from tests.matrix import rows, runs
 
-pytestmark = pytest.mark.long(30)
+pytestmark = pytest.mark.long(25)
 
 pytest.importorskip("hal_sim", reason="rows on sim and maca need the simulated device (paddle-hal-sim)")
 

@@ -17,6 +17,8 @@ from tests.split.rows import Own
 
 __all__ = ["private_folders"]
 
+pytestmark = pytest.mark.long(18)
+
 
 JOB = ("--prompt", "def main(", "--prompt", "import os", "--max-tokens", "12", "--json", "--logprobs", "1")
 SPLIT = ("--speculate", "mtp", "--chunk", "3", "--split", "1,1")

@@ -26,7 +26,9 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.internal.conjecture import engine
 
-pytestmark = pytest.mark.long(50)
+from tests import share
+
+pytestmark = pytest.mark.long(60)
 HANGS = 900
 """Seconds after which a run of the kit is taken to hang, on a machine that does other things too."""
 HERE = Path(__file__).parent
@@ -120,12 +122,12 @@ def test_a_failure_has_a_shrunk_example_and_the_same_command_finds_it_again(repo
 
 
 def test_expected_failures_are_reported_with_their_reason(report):
-    found = report("--device-factory=kit_devices:true_list", "--only=G1", code=1)
+    found = report("--device-factory=kit_devices:true_list", "--only=G1", code=1, examples=1)
     assert outcomes(found, "G1")["test_g01_later_work_on_the_stream_sees_the_value"] == "expected"
     assert "chip errata 7" in entry(found, "G1")["note"]
     assert entry(found, "G1")["status"] == "failed"  # the other tests of G1 fail unexpectedly
     failed = [test for test in entry(found, "G1")["tests"] if test["outcome"] == "failed"]
-    again = "hal conform --only G1 --device-factory kit_devices:true_list --profile quick --seed 0 --examples 3"
+    again = "hal conform --only G1 --device-factory kit_devices:true_list --profile quick --seed 0 --examples 1"
     assert {test["reproduce"] for test in failed} == {again}
     assert {test["kind"] for test in failed} == {"AssertionError"}
     assert not found["problems"]
@@ -146,12 +148,12 @@ def test_a_list_of_expected_failures_must_be_true(factory, problem, report):
 
 
 def test_a_plugin_may_offer_tensors_of_its_framework(report):
-    found = report("--device-factory=kit_devices:with_tensors", "--only=G5", code=0)
+    found = report("--device-factory=kit_devices:with_tensors", "--only=G5", code=0, examples=1)
     assert outcomes(found, "G5")["test_g05_a_tensor_of_the_framework_is_written_where_it_is"] == "passed"
 
 
 def test_a_plugin_may_have_its_own_way_for_keys_and_values(report):
-    found = report("--device-factory=kit_devices:own_transfers", "--only=G29,G30,G31,G32", code=0)
+    found = report("--device-factory=kit_devices:own_transfers", "--only=G29,G30,G31,G32", code=0, examples=1)
     assert outcomes(found, "G29")["test_g29_blocks_arrive_whole_where_they_were_promised"] == "passed"
     assert outcomes(found, "G29")["test_g29_what_is_lost_on_its_way_is_missed"] == "skipped"
     assert "cannot be held or changed" in entry(found, "G29")["note"]
@@ -252,7 +254,7 @@ def test_an_asynchronous_device_conforms_and_its_latches_are_used(report):
 
 
 def test_a_skip_says_why_the_plugin_does_not_offer_what_is_needed(report):
-    found = report("--device-factory=kit_devices:no_pair", "--only=G13,G17", code=0)
+    found = report("--device-factory=kit_devices:no_pair", "--only=G13,G17", code=0, examples=1)
     g13 = entry(found, "G13")  # all but the one test of it that a group of one can pass
     left = len(g13["tests"]) - 1
     assert g13["note"] == f"{left} of {left + 1}: needs several_ranks: two chips are needed"
@@ -276,8 +278,17 @@ sys.exit(command.main(["--device-factory=troubled:factory", "--only=G1", "--prof
 """
 
 
-@pytest.mark.parametrize("options", [[], ["--json"]], ids=["text", "json"])
-@pytest.mark.parametrize("trouble", ["os.kill(os.getpid(), signal.SIGSEGV)", "os._exit(3)"], ids=["crash", "exit"])
+CRASH, EXIT = "os.kill(os.getpid(), signal.SIGSEGV)", "os._exit(3)"
+
+
+@pytest.mark.parametrize(
+    ("trouble", "options"),
+    share.cases(
+        [(trouble, options) for trouble in (CRASH, EXIT) for options in ((), ("--json",))],
+        {(CRASH, ()), (EXIT, ("--json",))}.__contains__,
+    ),
+    ids=["crash-text", "crash-json", "exit-text", "exit-json"],
+)
 def test_a_device_that_ends_the_process_leaves_the_name_of_the_test(trouble, options, warm):
     done = warm.run(*options, code=TROUBLED.format(trouble=trouble))
     assert done.returncode in (3, -11)
@@ -394,13 +405,13 @@ def test_a_device_that_answers_by_chance_is_told_as_such_with_both_results(repor
     assert "then: every check held" in told
 
 
-def test_failures_of_one_cause_are_told_once_and_the_others_counted_by_name(report, conform):
-    arguments = ("--device-factory=kit_devices:broken", "--only=G9,G11")
-    done = conform(*arguments, "--profile=quick", "--examples=3", code=1)
+def test_failures_of_one_cause_are_told_once_and_the_others_counted_by_name(tmp_path, conform):
+    arguments = ("--device-factory=kit_devices:broken", "--only=G9,G11", f"--report={tmp_path}/report.json")
+    done = conform(*arguments, "--profile=quick", "--examples=1", code=1)
     assert done.stdout.count("    reproduce: ") == 1
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("    of the same cause, ")]
     assert "G11 test_g11_nothing_of_the_former_request_is_left_in_a_slot" in line
-    found = report(*arguments, code=1)
+    found = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
     failed = [test for one in found["guarantees"] for test in one["tests"] if test["outcome"] == "failed"]
     assert len(failed) > 8
     assert f"{len(failed) - 1} more: " in line
@@ -485,7 +496,7 @@ def test_what_is_not_bounded_is_not_shrunk(monkeypatch):
 
 
 def test_a_test_runs_where_a_guarantee_is_chosen_that_it_checks_besides(report):
-    found = report("cpu", "--only=G20", code=0)
+    found = report("cpu", "--only=G20", code=0, examples=1)
     assert "test_g18_a_leaving_waits_for_the_step_that_names_its_slot[first rank]" in outcomes(found, "G18")
     assert entry(found, "G26")["tests"] == []
 

@@ -29,7 +29,7 @@ def conforms(path, *arguments):
         return run.report()
 
 
-@pytest.mark.long(20)
+@pytest.mark.long(12)
 def test_the_native_path_conforms_in_what_it_does():
     assert conforms("native", "--hal-examples=2", "-k", " or ".join(PARTS.split()))
 

@@ -25,7 +25,7 @@ ADVERSARIAL = {"HALSIM_MODE": "2", "HALSIM_STAGED": "0", "HALSIM_SYNC_DRAINS": "
 MODES = {"eager": {"HALSIM_MODE": "0"}, "worker": {"HALSIM_MODE": "1"}, "lazy": {"HALSIM_MODE": "2"}}
 MODES["adversarial"] = ADVERSARIAL
 
-pytestmark = pytest.mark.long(100)
+pytestmark = pytest.mark.long(80)
 HANGS = 900
 """Seconds after which a run of the kit is taken to hang, on a machine that does other things too."""
 
