@@ -42,10 +42,16 @@ def taken(report: dict[str, Any], on: str, before: dict[str, Any]) -> dict[str, 
         "versions": header["versions"],
         "profile": header["effort"]["profile"],
         "guarantees": {
-            entry["guarantee"]: {"hook": entry["hook"], "status": entry["status"], "note": entry["note"]}
+            entry["guarantee"]: {"hook": entry["hook"], "status": entry["status"], "note": one_line(entry["note"])}
             for entry in report["guarantees"]
         },
     }
+
+
+def one_line(note: str) -> str:
+    """A note's first line, and that there was more."""
+    first, _, more = note.partition("\n")
+    return f"{first.strip()} …" if more else note
 
 
 def how(row: dict[str, Any], hook: str) -> str:
