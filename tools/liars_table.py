@@ -1,0 +1,52 @@
+"""The table of liars, made of what ``hal conform … --liars --json`` printed, and of nothing else.
+
+    hal conform cpu --liars --json > cpu.json
+    PYTHONPATH=core/tests/conformance hal conform --device-factory queued_device:queued --liars --json > queue.json
+    python tools/liars_table.py cpu=cpu.json queue=queue.json
+
+A liar that the first device skips, as it cannot be told there, is taken from the next. Prints the table, and last how
+many were killed where, by which profile and in what time.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from hal_core.conformance.mutants import by_name
+
+
+def verdicts(text: str) -> list[dict[str, Any]]:
+    """The verdicts in what was printed; log lines may stand before them."""
+    found: list[dict[str, Any]] = json.loads(text[text.index("[\n") : text.rindex("]") + 1])
+    return found
+
+
+def main(arguments: list[str]) -> int:
+    """Print the table; 1 if a liar lives, or was skipped everywhere."""
+    rows: dict[str, dict[str, Any]] = {}
+    for argument in arguments:
+        device, _, file = argument.partition("=")
+        for verdict in verdicts(Path(file).read_text(encoding="utf-8")):
+            if rows.get(verdict["liar"], {"verdict": "skipped"})["verdict"] == "skipped":
+                rows[verdict["liar"]] = verdict | {"device": device}
+    print("| guarantee | liar | module | device | profile | seconds | killed by |\n|---|---|---|---|---|---|---|")
+    for name, row in sorted(rows.items(), key=lambda item: int(item[1]["guarantee"][1:])):
+        module = by_name(name).how.__module__.rpartition(".")[2]
+        killed = f"`{row['by'].partition('[')[0]}`" if row["verdict"] == "killed" else f"**{row['verdict']}**"
+        cells = row["guarantee"], name, module, row["device"], row["profile"], f"{row['seconds']:.1f}", killed
+        print(f"| {' | '.join(cells)} |")
+    seconds = [row["seconds"] for row in rows.values()]
+    told = Counter((row["device"], row["verdict"], row["profile"]) for row in rows.values())
+    counts = ", ".join(f"{count} {' '.join(what)}" for what, count in told.items())
+    print(f"\n{len(rows)} liars: {counts};")
+    print(f"{sum(seconds):.0f} s together, the median {statistics.median(seconds):.1f} s")
+    return 0 if all(row["verdict"] == "killed" for row in rows.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
