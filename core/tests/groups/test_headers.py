@@ -1,0 +1,97 @@
+"""What ranks compare: blocks of terms at the opening, and the header of each broadcast, on whatever device."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hal_core.devices.cpu.device import CpuDevice
+from hal_core.errors import GroupLost, StateUnusable
+from hal_core.group import Group
+from hal_core.memory.copies import HostCopy
+from hal_core.ranks.channel import CheckedTicket
+from hal_core.ranks.shared_config import BLOCK_BYTES, SharedConfig, differences
+from hal_core.runtime.bound import bind
+from hal_core.slots.fields import StateConfig
+from hal_core.tickets import DONE, PromiseTicket
+from hypothesis import given
+from hypothesis import strategies as st
+
+PAIR = Group((0, 1), 0)
+
+
+@given(st.dictionaries(st.text("abc", min_size=1, max_size=8), st.text(max_size=400), min_size=1, max_size=10))
+def test_g14_blocks_have_one_size_and_differ_exactly_where_terms_do(items):
+    ours = SharedConfig.of(items)
+    assert len(ours.block()) == BLOCK_BYTES
+    assert differences({0: ours.block(), 3: SharedConfig.of(items).block()}) == []
+    label = next(iter(items))
+    other = SharedConfig.of(items | {label: items[label] + "!"})
+    assert ours.digest() != other.digest()
+    (found,) = differences({0: ours.block(), 3: other.block()})
+    assert found.startswith(f"{label}: rank 0 has ")
+
+
+class Alone(CpuDevice):
+    """A device whose group is itself; ``broadcast`` does to the slice what ``after`` says."""
+
+    after = staticmethod(lambda memory, part: None)
+    ticket = DONE
+
+    def __init__(self):
+        super().__init__(0, {})
+
+    def communicator(self, group):
+        return self
+
+    def exchange(self, block):
+        return {0: block, 1: block}
+
+    def broadcast(self, memory, part, stream):
+        self.after(memory, part)
+        return self.ticket
+
+
+@pytest.mark.parametrize("byte", [0, 4, 8, 16, 24, 32, 63])
+def test_g14_any_byte_of_the_header_that_differs_makes_the_state_unusable(byte):
+    device = bind(Alone())
+    state, stream = device.state(StateConfig(num_slots=2, max_model_len=8)), device.default_stream
+    device.broadcast_tokens(state=state, group=PAIR, stream=stream).wait()
+
+    def turn(memory, part):
+        memory.buffer[part.offset + byte] ^= 1
+
+    device.device.after = turn
+    ticket = device.broadcast_tokens(state=state, group=PAIR, stream=stream)
+    assert ticket.done()
+    with pytest.raises(StateUnusable, match="this rank, 0, is at broadcast 2 after 0 steps") as raised:
+        ticket.wait()
+    assert raised.value.cure
+    with pytest.raises(StateUnusable, match="build the state anew"):
+        device.broadcast_tokens(state=state, group=PAIR, stream=stream)
+
+
+def test_g14_the_header_is_checked_when_an_asynchronous_collective_ends_and_not_before():
+    device = bind(Alone())
+    device.device.ticket = pending = PromiseTicket("async")
+    state, stream = device.state(StateConfig(num_slots=2, max_model_len=8)), device.default_stream
+    ticket = device.broadcast_tokens(state=state, group=PAIR, stream=stream)
+    assert not ticket.done()
+    assert ticket.failure() is None
+    assert ticket.mode == "async"
+    pending.complete()
+    assert ticket.done()
+    ticket.wait(0)
+    wrong = CheckedTicket(state.channels[PAIR.ranks], pending, HostCopy([np.zeros(64, np.uint8)]), bytes(range(64)))
+    with pytest.raises(StateUnusable, match="begins with a header of zeros"):
+        wrong.wait(0)
+
+
+def test_g14_a_collective_that_failed_says_so_and_leaves_the_state_alone():
+    device = bind(Alone())
+    device.device.ticket = pending = PromiseTicket("async")
+    state, stream = device.state(StateConfig(num_slots=2, max_model_len=8)), device.default_stream
+    ticket = device.broadcast_tokens(state=state, group=PAIR, stream=stream)
+    pending.complete(GroupLost("gone"))
+    with pytest.raises(GroupLost, match="gone"):
+        ticket.wait(0)
+    state.check_usable()
