@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from .adaptive import Acceptance
 from .host import Extends
-from .proposer import Fed, Int64s, Proposer
+from .proposer import Drawn, Fed, Int64s, Proposer
 
 if TYPE_CHECKING:
     from hal_core import AdmittedRequest
@@ -68,7 +68,8 @@ class Hybrid:
                     continue
             asked[slot] = min(most, self.first_most)
         for slot, first in self.first.propose(asked).items():
-            drafts[slot] = first + self._more(slot, first, room[slot] - len(first))
+            tokens = first + self._more(slot, first, room[slot] - len(first))
+            drafts[slot] = Drawn(tokens, first.weights) if isinstance(first, Drawn) else tokens
         return drafts
 
     def leave(self, slot: int, *, finished: bool) -> None:

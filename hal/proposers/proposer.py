@@ -44,7 +44,8 @@ class Setup:
 
 
 class Drawn(list[int]):
-    """Drafts of a slot with what each was drawn from: ``weights``, one int64 ``[vocab]`` for each draft."""
+    """Drafts of a slot with what each was drawn from: ``weights``, one int64 ``[vocab]`` for each draft; in a hybrid's,
+    for those of the first proposer, and the drafts behind them are certain."""
 
     def __init__(self, tokens: Iterable[int], weights: Sequence[Int64s]) -> None:
         super().__init__(tokens)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+from hal.proposers import Drawn
 from hal.proposers.hybrid import Hybrid
 from hal.proposers.naive import Naive
 from hal.proposers.ngram import NGram
@@ -38,6 +41,18 @@ def test_where_nothing_matches_the_first_drafts_and_the_second_goes_on_from_ther
     assert proposer.propose({0: 5}) == {0: [5, 6, 7, 8, 9]}
     assert proposer.propose({0: 3}) == {0: [5, 6, 7]}
     assert proposer.first.asked == [{0: 3}, {0: 3}]
+
+
+def test_what_the_first_drew_its_drafts_from_is_handed_on():
+    """Without it, drafts that were drawn count as certain where they are accepted by rejection, and fewer are."""
+    drawn = [np.array([1, 3]), np.array([2, 2]), np.array([4, 0])]
+    proposer = hybrid([])
+    proposer.first.propose = lambda room: {slot: Drawn([5, 6, 7], drawn) for slot in room}
+    models.entered(proposer, 0, [5, 6, 7, 8, 9])
+    models.entered(proposer, 1, [4])
+    found = proposer.propose({0: 5, 1: 5})
+    assert found == {0: [5, 6, 7, 8, 9], 1: [5, 6, 7]}
+    assert [tokens.weights for tokens in found.values()] == [drawn, drawn]
 
 
 def test_no_slot_has_more_drafts_than_room():

@@ -71,6 +71,7 @@ class Drafts:
             tokens = self.draw.choice(VOCAB, most, p=self.weights / self.weights.sum()).tolist()
             drafts[slot] = {
                 "told": Drawn(tokens, [self.weights] * most),
+                "told of the first": Drawn(tokens, [self.weights]),
                 "untold": tokens,
                 "certain": [3] * most,
                 "told wrongly": Drawn([3] * most, [self.weights] * most),
@@ -101,7 +102,7 @@ def statistics(kind):
     return ((counts - expected) ** 2 / expected).sum(axis=1), worker.acceptance
 
 
-@pytest.mark.parametrize("kind", ["told", "untold", "certain"])
+@pytest.mark.parametrize("kind", ["told", "told of the first", "untold", "certain"])
 def test_each_token_has_the_distribution_after_the_one_before(kind):
     found, acceptance = statistics(kind)
     assert (found < CRITICAL).all(), found
