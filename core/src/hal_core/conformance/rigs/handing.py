@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...handover.device_blocks import AllOf
+from ...handover.device_blocks import DeviceBlocks
 from ...handover.messages import pack, unpack
 from ...handover.protocol import (
     Handover,
@@ -18,11 +18,8 @@ from ...handover.protocol import (
     PeerLost,
 )
 from ...handover.transfer import BlockTransfer, Patience
-from ...memory.dtypes import UINT8
-from ...memory.views import ByteRange, View
-from ...tickets import Ticket
 from ..harness import backdoor
-from ..harness.backdoor import Bytes, arrive
+from ..harness.backdoor import Bytes
 from .memory_wire import MemoryNet
 
 if TYPE_CHECKING:
@@ -52,35 +49,15 @@ BEAT = 0.002
 """Seconds between two words of a sender that waits, so that what was lost is missed at once."""
 
 
-class DeviceCache:
-    """Blocks in the memory of the device under test: read by ``copy_out``, written by ``async_set_value``."""
+class DeviceCache(DeviceBlocks):
+    """Blocks in the memory of the device under test, as a runner has them that keeps its own there."""
 
     def __init__(self, kit: Kit, facts: Mapping[str, str], seed: int) -> None:
-        self._kit, self._facts = kit, facts
-        self.blocks, self.block_bytes = BLOCKS, BLOCK_BYTES
-        self.stream = kit.device.stream()
+        self._kit, self.stream = kit, kit.device.stream()
         self.memory = kit.device.allocate(BLOCKS * BLOCK_BYTES)
+        super().__init__(kit.bound, self.memory, BLOCKS, BLOCK_BYTES, facts, self.stream)
         self.filled = np.random.default_rng(seed).integers(0, 256, (BLOCKS, BLOCK_BYTES), np.uint8)
         backdoor.write(kit.device, self.memory, 0, self.filled.reshape(-1), self.stream)
-
-    def facts(self) -> Mapping[str, str]:
-        """What the kit says that they are."""
-        return self._facts
-
-    def read(self, blocks: Sequence[int]) -> Bytes:
-        """See :class:`hal_core.handover.BlockCache`."""
-        parts = [ByteRange(block * BLOCK_BYTES, BLOCK_BYTES) for block in blocks]
-        copied = self._kit.device.copy_out(self.memory, parts, self.stream)
-        arrive(copied, "a copy of blocks to the host")
-        return np.array([np.asarray(data, np.uint8).reshape(-1) for data in copied.data])
-
-    def write(self, blocks: Sequence[int], data: Bytes) -> Ticket:
-        """See :class:`hal_core.handover.BlockCache`."""
-        views = [View.contiguous(self.memory, block * BLOCK_BYTES, (BLOCK_BYTES,), UINT8) for block in blocks]
-        set_value = self._kit.bound.async_set_value
-        return AllOf(
-            [set_value(target=view, value=row, stream=self.stream) for view, row in zip(views, data, strict=True)]
-        )
 
     def held(self) -> Bytes:
         """What lies in the memory now, ``[blocks, bytes]``."""
