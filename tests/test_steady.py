@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 FICKLE = """
 import pathlib, subprocess
@@ -27,6 +29,7 @@ def test_the_files_with_processes_ranks_or_deadlines_are_listed_and_others_are_n
     assert "core/tests/test_dtypes.py" not in listed
 
 
+@pytest.mark.conform
 def test_a_test_that_fails_once_is_named_with_how_often(tmp_path):
     folder = ROOT / "tests" / f"steady_{tmp_path.name}"
     folder.mkdir()

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from hal_cuda import building
 
+from tests import share
+
 pytest.importorskip("hatchling", reason="nothing can be installed here: hatchling is not there")
 
 SOURCE = Path(__file__).parents[1]
@@ -74,9 +76,14 @@ def tree(tmp_path_factory):
     return {"wheel": folder / "tree", "editable": folder / "tree", "sdist": unpacked}
 
 
+WAYS = [(case, way) for case in CASES for way in ("editable", "wheel", "sdist")]
+HERE = {("good", "sdist"), ("good", "editable"), ("no compiler", "wheel"), ("no headers", "editable")}
+HERE |= {("a failing compiler", "sdist")}
+"""In ``make test``: every case and every way; the others in ``make conform``."""
+
+
 @pytest.mark.usefixtures("compiler")
-@pytest.mark.parametrize("way", ["editable", "wheel", "sdist"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "way"), share.cases(WAYS, HERE.__contains__))
 def test_what_cannot_be_compiled_ends_in_the_python_path_with_one_line(way, case, tree, tmp_path):
     source, target = tmp_path / "source", tmp_path / "target"
     shutil.copytree(tree[way], source)
