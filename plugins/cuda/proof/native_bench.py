@@ -103,6 +103,12 @@ def cases(bound: BoundDevice) -> Iterator[Case]:
 
         yield f"set {name}", stream.synchronize, put
 
+    def several(_: object) -> None:
+        for _ in range(10):
+            bound.async_set_value(target=scalar, value=0.5, stream=stream)
+
+    yield "set 10 scalars in a row", stream.synchronize, several
+
     def written() -> None:
         bound.async_set_value(target=scalar, value=0.5, stream=stream)  # as each step writes: copies that are over go
         stream.synchronize()
