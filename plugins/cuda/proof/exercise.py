@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import numpy as np
-from hal_core import Request, SamplingParams, StateConfig, TaskBatch, admit
+from hal_core import Request, SamplingParams, SlotState, StateConfig, Task, TaskBatch, TaskKind, admit
 from hal_core.output.sinks import MemorySink
-from hal_core.runtime.bound import bind
+from hal_core.runtime.bound import BoundDevice, bind
 from hal_core.slots.step import Step
 from hal_cuda import CudaPlugin
+
+
+def mixed(bound: BoundDevice, state: SlotState) -> None:
+    """Requests that were handed over beside one that is prefilled in pieces, and blocks for those that run."""
+    requests = [state.admit(Request(f"m{i}", [6] * 2500)) for i in range(8)]
+    tasks = [Task(TaskKind.REMOTE_PREFILL, i, one, 2500, 0, range(157), first_token=4, drafts=(5, 6)[: i % 3])
+             for i, one in enumerate(requests[:7])]  # fmt: skip
+    tasks.append(Task(TaskKind.PREFILL, 7, requests[7], 0, 1000, range(63)))
+    bound.insert_tasks(state=state, tasks=tasks, stream=bound.default_stream)
+    tasks = [Task(TaskKind.MORE_BLOCKS, i, one, blocks=[i], first_block=157) for i, one in enumerate(requests[:7])]
+    tasks.append(Task(TaskKind.PREFILL_CHUNK, 7, requests[7], 1000, 1500, range(94), first_block=63))
+    bound.insert_tasks(state=state, tasks=tasks, stream=bound.default_stream).wait()
+    state.release(range(8))
 
 
 def main() -> None:
@@ -38,6 +51,7 @@ def main() -> None:
             bound.update_inputs(state=state, step=step, stream=stream)
             record = state.take(bound.save_output(state=state, step=step, sink=MemorySink(), stream=stream))
         state.release(range(8))
+    mixed(bound, state)
     assert record is not None
     assert record.counts.tolist() == [2, 2, 2, 0, 2, 2, 2, 2], record.counts
     bound.close()
