@@ -93,6 +93,11 @@ class AsyncCopy(AsyncTicket, CopyTicket):
             self._data = [whole[begin : begin + nbytes] for begin, nbytes in self._places]
         return self._data
 
+    def first_bytes(self) -> bytes:
+        (begin, nbytes), block = self._places[0], self._lease.block
+        self._event.pool.primitives.host_read(block.address, block.nbytes)
+        return block.buffer[begin : begin + nbytes].tobytes()
+
 
 class QuietCopy(AsyncCopy):
     """The same for :class:`QuietTicket`'s devices."""

@@ -23,6 +23,10 @@ class CopyTicket(Ticket):
     def data(self) -> Sequence[Bytes]:
         """One uint8 array for each range that was asked for, in that order."""
 
+    def first_bytes(self) -> bytes:
+        """The bytes of the first range, once the ticket is done; for a few that are compared and forgotten."""
+        return self.data[0].tobytes()
+
     def ahead(self) -> Sequence[Bytes] | None:
         """The arrays of ``data`` while the copy may be under way: nobody reads them before it is done, and ``data`` was
         asked for. None where they are not there yet."""

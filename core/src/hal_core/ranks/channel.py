@@ -175,26 +175,26 @@ def describe(header: bytes) -> str:
 class CheckedTicket(Ticket):
     """Done when the collective is and its header was compared; a wrong one makes the state unusable (G14)."""
 
-    __slots__ = ("_agreement", "_copy", "_error", "_expected", "_inner", "_known", "mode")
+    __slots__ = ("_agreement", "_copy", "_error", "_expected", "_inner", "_known", "_over", "mode")
     _error: BaseException | None
 
     def __init__(self, channel: BroadcastChannel, inner: Ticket, copy: CopyTicket, expected: bytes) -> None:
         super().__init__()
         self.mode: Mode = "sync" if inner.mode == copy.mode == "sync" else "async"
         self._agreement, self._inner, self._copy, self._expected = channel, inner, copy, expected
-        self._known, self._error = False, None
-        if (
-            self.mode == "sync" and self.done()
-        ):  # to look at work that has just been put on a stream costs, and is early
+        self._known, self._over, self._error = False, False, None
+        if self.mode == "sync" and self.done():  # a look at work that was just put on a stream is early, and costs
             self.failure()  # marks the state now, before anybody waits
 
     def done(self) -> bool:
-        return self._known or (self._inner.done() and (self._inner.failure() is not None or self._copy.done()))
+        if not self._over:  # asked once too often it costs: the next hook asks for this, and what it met
+            self._over = self._inner.done() and (self._inner.failure() is not None or self._copy.done())
+        return self._over
 
     def _block(self, timeout: float | None) -> bool:
         deadline = None if timeout is None else monotonic() + timeout
-        if self._known or not self._inner._block(timeout):
-            return self._known
+        if self._over or not self._inner._block(timeout):
+            return self._over
         left = None if deadline is None else max(0.0, deadline - monotonic())
         return self._inner.failure() is not None or self._copy._block(left)
 
@@ -203,7 +203,7 @@ class CheckedTicket(Ticket):
             return self._error
         error = self._inner.failure() or self._copy.failure()
         if error is None:
-            header = self._copy.data[0].tobytes()
+            header = self._copy.first_bytes()
             error = None if header == self._expected else self._agreement.disagreement(header, self._expected)
         elif isinstance(error, HalError):
             device = self._agreement.device

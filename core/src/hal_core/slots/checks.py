@@ -22,7 +22,7 @@ def is_sound(host_table: HostSlotTable, tasks: TaskBatch) -> bool:
 
     False means that :func:`problems` has to look, which may still find nothing.
     """
-    if host_table.twin is not None and tasks.more is not None:
+    if host_table.twin is not None and (tasks.all_new or tasks.more is not None):
         return host_table.twin.sound(tasks)
     if not tasks.all_new:
         return tasks.all_growing and _growing_are_sound(host_table, tasks)

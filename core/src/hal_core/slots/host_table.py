@@ -66,7 +66,7 @@ class HostSlotTable:
 
     def commit(self, tasks: TaskBatch) -> None:
         """Take over what an insertion has put into the slots."""
-        if self.twin is not None and tasks.more is not None:
+        if self.twin is not None and (tasks.all_new or tasks.more is not None):
             self.twin.commit(tasks)
             return
         if tasks.all_prefill and len(tasks) <= FEW:

@@ -278,13 +278,13 @@ class TaskBatch:
     def _gathered(cls, columns: NativeColumns, requests: tuple[AdmittedRequest, ...]) -> TaskBatch:
         """The batch of columns that native code has made."""
         batch, put, more = cls.__new__(cls), object.__setattr__, columns[6]
-        kinds = set(array("i", more[: 4 * len(requests)])) if more else {TaskKind.PREFILL}
         put(batch, "arrays", {"native": columns, "more": more})
         put(batch, "_checked", {})
         put(batch, "requests", requests)
-        put(batch, "all_prefill", kinds == {TaskKind.PREFILL})
-        put(batch, "all_growing", kinds == {TaskKind.MORE_BLOCKS})
         put(batch, "all_new", not more)
+        kinds = set(array("i", more[: 4 * len(requests)])) if more else ()
+        put(batch, "all_prefill", not more or kinds == _PREFILL)
+        put(batch, "all_growing", kinds == _GROWING)
         return batch
 
     def __len__(self) -> int:
@@ -295,6 +295,7 @@ class TaskBatch:
         return f"TaskBatch({', '.join(f'{TaskKind(kind).name.lower()} -> {slot}' for kind, slot in pairs)})"
 
 
+_PREFILL, _GROWING = {int(TaskKind.PREFILL)}, {int(TaskKind.MORE_BLOCKS)}
 _ARRAY, _IDS = np.ndarray, np.dtype(np.int32)
 
 

@@ -45,7 +45,7 @@ class NativeEntering(Entering):
     def submit(self, state: SlotState, tasks: TaskBatch, stream: AsyncStream) -> Ticket | None:
         """Put the batch into its slots; None, with nothing done, where a request is not staged or it does not fit."""
         twin = state.host_table.twin
-        if type(twin) is not Book or tasks.more is None:
+        if type(twin) is not Book or not (tasks.all_new or tasks.more is not None):
             return super().submit(state, tasks, stream)
         device = self._device
         if device.reads.under_way:

@@ -67,11 +67,22 @@ static int take_room(Call *call, uint64_t need) {
   return 1;
 }
 
+/* What an entry of a batch of more than new requests has besides, and its drafts behind its blocks; where the next ids go. */
+static int32_t *besides(int64_t *entry, const Batch *batch, Py_ssize_t at, int kind, int32_t *end, const int32_t **drafts) {
+  int32_t count = batch->drafted[at];
+  if (kind == GROW) entry[TABLE + 3] = 0;
+  if (kind == HAND_OFF) entry[TABLE + 6] = batch->tokens[at], entry[TABLE + 7] = count;
+  memcpy(end, *drafts, (size_t)count * 4);
+  *drafts += count;
+  return end + count;
+}
+
 /* Write entries, block ids and drafts; the longest token row, in elements, that is written or reset. */
 static int64_t fill(const Call *call, const Book *book, const Batch *batch) {
   int64_t *entry = (int64_t *)(uintptr_t)call->room, longest = 0;
   int32_t *ids = (int32_t *)(uintptr_t)(call->room + (uint64_t)batch->n * ENTRY * 8), *end = ids;
   const int32_t *blocks = batch->blocks, *drafts = batch->drafts;
+  if (!batch->kinds) memcpy(ids, blocks, (size_t)batch->ids * 4);
   for (Py_ssize_t at = 0; at < batch->n; at++, entry += ENTRY) {
     int kind = kind_of(batch, at);
     int64_t slot = batch->slots[at], *written = book->rows + slot * TABLE, count = batch->counts[at];
@@ -79,18 +90,19 @@ static int64_t fill(const Call *call, const Book *book, const Batch *batch) {
     entry[TABLE] = 0;
     entry[TABLE + 1] = slot;
     entry[TABLE + 2] = batch->starts[at];
-    entry[TABLE + 3] = kind == GROW ? 0 : batch->lengths[at];
+    entry[TABLE + 3] = batch->lengths[at];
     entry[TABLE + 4] = count;
     entry[TABLE + 5] = end - ids;
-    entry[TABLE + 6] = kind == HAND_OFF ? batch->tokens[at] : -1;
-    entry[TABLE + 7] = kind == HAND_OFF ? batch->drafted[at] : 0;
-    memcpy(end, blocks, (size_t)count * 4);
-    end += count, blocks += count;
-    if (batch->kinds && batch->drafted[at]) {
-      memcpy(end, drafts, (size_t)batch->drafted[at] * 4);
-      end += batch->drafted[at], drafts += batch->drafted[at];
+    entry[TABLE + 6] = -1;
+    entry[TABLE + 7] = 0;
+    if (batch->kinds) {
+      memcpy(end, blocks, (size_t)count * 4);
+      blocks += count;
+      end = besides(entry, batch, at, kind, end + count, &drafts);
+      if (stays(kind)) continue;
+    } else {
+      end += count;
     }
-    if (stays(kind)) continue;
     int64_t *place = place_of(call, row_of(batch, at, ID)), total = row_of(batch, at, TOKENS) + (kind == HAND_OFF);
     entry[TABLE] = (int64_t)source_of(call, (uint64_t)place[1]);
     if (written[TOKENS] > longest) longest = written[TOKENS];
