@@ -4,7 +4,6 @@ import ast
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -17,16 +16,12 @@ from hal_core.conformance.harness import properties
 from hal_core.conformance.harness.guarantees import GUARANTEES
 from hal_core.conformance.harness.reached import Reached
 from hal_core.conformance.mutants import Lie, faults, lay_over
-from hal_core.conformance.report.command import main
 from hal_core.conformance.report.report import cause_of
 from hal_core.devices.cpu.device import CpuDevice
-from hal_core.errors import InvalidValue
 from hal_core.memory.views import ByteRange
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.internal.conjecture import engine
-
-from tests import share
 
 pytestmark = pytest.mark.long(60)
 HANGS = 900
@@ -261,57 +256,6 @@ def test_a_skip_says_why_the_plugin_does_not_offer_what_is_needed(report):
     assert "needs several_ranks: two chips are needed" in entry(found, "G17")["note"]
 
 
-TROUBLED = """
-import os, signal, sys, time
-from hal_core.conformance.report import command
-from hal_core.devices.cpu.device import CpuDevice
-from hal_core.contract.markers import hookimpl
-class Troubled(CpuDevice):
-    @hookimpl
-    def async_set_value(self, device, target, value, stream):
-        {trouble}
-sys.modules["troubled"] = sys.modules["__main__"]
-factory = lambda: Troubled(0, {{}})
-command.SILENCE = 0.5
-signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background of a script ignores it
-sys.exit(command.main(["--device-factory=troubled:factory", "--only=G1", "--profile=quick", *sys.argv[1:]]))
-"""
-
-
-CRASH, EXIT = "os.kill(os.getpid(), signal.SIGSEGV)", "os._exit(3)"
-
-
-@pytest.mark.parametrize(
-    ("trouble", "options"),
-    share.cases(
-        [(trouble, options) for trouble in (CRASH, EXIT) for options in ((), ("--json",))],
-        {(CRASH, ()), (EXIT, ("--json",))}.__contains__,
-    ),
-    ids=["crash-text", "crash-json", "exit-text", "exit-json"],
-)
-def test_a_device_that_ends_the_process_leaves_the_name_of_the_test(trouble, options, warm):
-    done = warm.run(*options, code=TROUBLED.format(trouble=trouble))
-    assert done.returncode in (3, -11)
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith("hal conform: the process ended while test_g01_")
-    assert last.endswith(" was running")
-    assert ("in async_set_value" in done.stderr) == (done.returncode < 0), "where it crashed"
-
-
-def test_a_device_that_hangs_is_named_with_its_test_while_it_does(warm):
-    streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
-    with warm.start(code=TROUBLED.format(trouble="time.sleep(1000)"), **streams) as process:
-        try:
-            told = process.stderr.readline()
-            process.send_signal(signal.SIGINT)
-            rest = process.communicate(timeout=60)[1]
-        finally:
-            process.kill()
-    assert told.startswith("hal conform: test_g01_")
-    assert told.endswith(" has been running for 0.5 s\n")
-    assert "the process ended" not in rest, "it was interrupted, and said so itself"
-
-
 COUNTING = """
 import sys
 from hal_core.conformance.ranks import processes as ranks
@@ -352,42 +296,6 @@ def test_the_cpu_device_conforms_with_several_ranks_and_one_pool_serves_them_all
 def test_the_kit_passes_under_copies_that_come_late(report):
     found = report("cpu", "--fault=DelayedCopies", "--only=G12,G19,G20,G22,G23,G24", code=0)
     assert found["ok"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (["--policy=nomod:x"], "--policy: 'nomod:x': importing nomod failed: ModuleNotFoundError"),
-        (["--policy=os:nosuch"], "--policy: 'os:nosuch': module 'os' has no attribute 'nosuch' (mend the name)"),
-        (["--policy=os:sep"], "--policy: 'os:sep' is no Policy, but str (name a class"),
-        (["--policy=argparse:Action"], "--policy: 'argparse:Action' was not made: TypeError"),
-        (["--policy=os"], "--policy: 'os' names no attribute (write module:attribute)"),
-        (["--policy=:x"], "--policy: ':x' names no attribute"),
-        (["--device-factory=os:nosuch"], "--device-factory: 'os:nosuch': module 'os' has no attribute 'nosuch'"),
-        (["--device-factory=os:sep"], "--device-factory: 'os:sep' cannot be called (name a function"),
-        (["--liar=Nobody"], "no liar 'Nobody' (one of "),
-        (["--fault=NoSuchFault"], "no fault 'NoSuchFault' (one of FailingWrites"),
-        (["--html=/nonexist/x.html"], "--html: '/nonexist/x.html' cannot be written: there is no folder '/nonexist'"),
-        (["--report=/nonexist/x.json"], "--report: '/nonexist/x.json' cannot be written: there is no folder"),
-        (["--report=/"], "--report: '/' is a folder (name a file"),
-        ([f"--report=/{'x' * 300}"], "cannot be written: File name too long"),
-    ],
-    ids=lambda value: str(value)[:30],
-)
-def test_an_option_that_cannot_be_is_told_before_anything_runs(arguments, told, capsys):
-    with pytest.raises(InvalidValue) as refused:
-        main(["cpu", *arguments])
-    assert told in str(refused.value)
-    assert capsys.readouterr() == ("", "")
-
-
-@pytest.mark.parametrize("argument", ["--examples=0", "--examples=-3", "--examples=x", "--seed=-1", "--seed=1.5"])
-def test_a_count_that_cannot_be_is_a_usage_error(argument, capsys):
-    with pytest.raises(SystemExit) as stop:
-        main(["cpu", argument])
-    assert stop.value.code == 2
-    option, _, text = argument.partition("=")
-    assert f"argument {option}: {text!r} is no whole number of at least" in capsys.readouterr().err
 
 
 def test_a_report_that_could_not_be_written_after_all_fails_the_run(conform):
