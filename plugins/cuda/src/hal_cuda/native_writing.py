@@ -36,12 +36,15 @@ class NativeWriter(Writer):
         if device.reads.under_way:
             device.reads.order(target.memory, stream)
         if isinstance(value, np.generic):
-            shape, steps, run = target.collapsed()
+            shape, steps, run = target._collapsed or target.collapsed()
             if not shape:
-                events, free = device.events, self._free
+                events, free, counts = device.events, self._free, self._counts
                 event = RecordedEvent(events, free.popleft(), stream.stream_key) if free else events.take(stream)
                 if self._fill_word(value, target.memory.address + target.offset, run, stream.raw, event.raw):
-                    return self._done(event)
+                    counts["launches"] += 1
+                    counts["submissions"] += 1
+                    device.last[event.stream_key] = event
+                    return device.ticket_type(event)
             if len(shape) <= 2:
                 return self._fill(target, value, shape, steps, run, stream)
         return self._any_value(target, value, stream)
