@@ -64,17 +64,15 @@ class Answer:
             answer["message"] = self.message
         if speculate is not None:
             name, drafted = speculate
-            told = told_of_answer(
-                name, None if drafted is None else drafted.get(self.request_id, 0), self.steps, len(self.token_ids)
-            )
-            answer["speculation"] = told
+            made = drafted.get(self.request_id, 0)
+            answer["speculation"] = told_of_answer(name, made, self.steps, len(self.token_ids))
         if with_logprobs:
             answer["logprobs"] = self.logprobs
         return json.dumps(answer)
 
 
-Speculation = tuple[str, Mapping[str, int] | None]
-"""The proposer's name, and request id to how many drafts it made; None where the ranks do not tell of each."""
+Speculation = tuple[str, Mapping[str, int]]
+"""The proposer's name, and request id to how many drafts it made."""
 
 
 class Answers:

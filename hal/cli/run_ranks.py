@@ -90,7 +90,7 @@ def _generate(plan: Plan, params: SamplingParams, options: Options, hired: Hired
         facts = facts_of(able) if options.as_json else None
         answers = Answers(plan, screen, device=facts, logprobs=params.logprobs is not None)
         if options.speculate != NONE:
-            answers.speculate = options.speculate, None
+            answers.speculate = options.speculate, engine.drafted
         with shown.by(answers):
             began = time.perf_counter()
             drive(engine, plan, answers, shown)

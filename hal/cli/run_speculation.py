@@ -108,11 +108,10 @@ class Counted:
         self.inner.close()
 
 
-def told_of_answer(name: str, drafted: int | None, steps: int, tokens: int) -> dict[str, Any]:
+def told_of_answer(name: str, drafted: int, steps: int, tokens: int) -> dict[str, Any]:
     """What a JSON object says of an answer of so many ``tokens`` that came in so many ``steps``."""
     rate = round(tokens / steps, 3) if steps else 0.0
-    told = {"proposer": name, "drafted": drafted, "accepted": max(0, tokens - steps), "tokens_a_step": rate}
-    return {label: value for label, value in told.items() if value is not None}
+    return {"proposer": name, "drafted": drafted, "accepted": max(0, tokens - steps), "tokens_a_step": rate}
 
 
 def summed_up(speculate: str, acceptance: Acceptance) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
@@ -24,6 +24,7 @@ from .words import (
     Arrived,
     Beat,
     Delivery,
+    Drafted,
     Drafts,
     Failed,
     Go,
@@ -72,9 +73,7 @@ class Crew:
         wait: bool = True,
     ) -> None:
         """Start the ranks and wait until they are up. ``setup.records`` and ``setup.reader_key`` are filled in here.
-
         ``wait`` False: only start them; :meth:`assemble` is to be called until it says that they are up.
-
         ``url``, ``records``: tcp addresses to listen on, with ``curve``; by default private ones of this host.
         ``look`` is called now and then while ranks start, and may raise what ends that. ``starting``: seconds in which
         they must be up; one whose connection is closed before is lost at once.
@@ -83,10 +82,9 @@ class Crew:
         """
         self.layout, self._starter, self._look = RankLayout(setup.tp, setup.dp), starter, look
         self._starting, self._numbers = starting, [0] * self.layout.dp
-        self._failed: list[Failed] = []
-        self._gone: list[SessionLost | Gap] = []
-        self._left: dict[int, tuple[Delivery, ...]] = {}
-        self._drafts: dict[int, tuple[int, int, int]] = {}
+        self._failed, self._gone = list[Failed](), list[SessionLost | Gap]()
+        self._left, self._drafts = dict[int, tuple[Delivery, ...]](), dict[int, tuple[int, int, int]]()
+        self.drafted: Counter[str] = Counter()  #: drafts that were made for each request; an engine's own
         self.said: deque[SplitWord] = deque()  #: what ranks have said of handing requests over; to be taken out
         self.peers: tuple[Description | None, ...] = ()  #: of ranks with a role, what each is to the other role's
         self.abilities = Abilities("", {}, "")
@@ -139,9 +137,9 @@ class Crew:
         while True:
             left = end - time.monotonic()
             frame = self.reader.read(max(0.0, min(left, _LOOK_SECONDS)))
+            self._take_words(0.0)  # also those that were said before a record that is there now
             if frame is not None:
                 return frame.header.sender, frame.record
-            self._take_words(0.0)
             self.line.beat(Beat())
             self._check()
             if left <= 0:
@@ -284,6 +282,8 @@ class Crew:
             self._left[rank] = tuple(word.undelivered)
         elif isinstance(word, Drafts):
             self._drafts[rank] = word.drafts
+        elif isinstance(word, Drafted):
+            self.drafted.update(word.counts)
 
     def _check(self) -> None:
         """Raise what has become of the ranks."""

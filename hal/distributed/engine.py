@@ -7,7 +7,7 @@ all of them take each step, those without requests with nothing in it.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -61,6 +61,8 @@ class RanksEngine:
         self._former_preemptions = self._former_running = self.restarts = 0
         self._former_drafts = (0, 0, 0)
         self.steps = 0
+        self.drafted: Counter[str] = Counter()
+        """How many drafts were made for each request; complete when its end is told."""
         self._begin()
 
     def _begin(self) -> None:
@@ -72,6 +74,7 @@ class RanksEngine:
                 if not self._restarts_left:
                     raise
                 self._count_restart()
+        crew.drafted = self.drafted
         schedulers = [
             Scheduler(self._layout, self._blocks, chunk=self._chunk, step_tokens=self._step_tokens, admit=self._admit)
             for _ in range(self._groups)

@@ -41,7 +41,7 @@ from .layout import RankLayout
 from .lines import SILENCE, RankLine
 from .loop import StepLoop
 from .meeting import Meeting
-from .words import Delivery, Drafts, Go, Hello, Left, Ready, Setup, Up, Verdict
+from .words import Delivery, Drafted, Drafts, Go, Hello, Left, Ready, Setup, Up, Verdict
 
 if TYPE_CHECKING:
     from hal_core import BoundDevice, Group, Sink
@@ -255,6 +255,8 @@ class _Serving:
             rejection=setup.rejection,
         )
         self._acceptance = worker.acceptance
+        if self._first:
+            worker.runner.on_drafts = lambda counts: self.line.say(Drafted(self.rank, counts), 1.0)
         if setup.dp_sync and setup.dp > 1:
             drafting = setup.sizes.max_draft_tokens if proposer is not None and proposer.wants_hidden else 0
             self._meeting = Meeting(TensorRanks(layout.across(self.rank), timeout=setup.timeout), 1 + drafting)

@@ -145,6 +145,13 @@ class Drafts(_Word):
     drafts: tuple[int, int, int]
 
 
+class Drafted(_Word):
+    """How many drafts a step has made for each request, said by a group's first rank before the step's record."""
+
+    rank: int
+    counts: dict[str, int]
+
+
 class Left(_Word):
     """The rank's last word, and what it could not send."""
 
@@ -212,7 +219,7 @@ class Over(_Word):
 
 
 SplitWord: TypeAlias = Reserved | Arrived | Over
-Word = (Hello | Setup | Ready | Go | Up | Beat | Stop | Failed | Drafts | Left | Verdict) | (
+Word = (Hello | Setup | Ready | Go | Up | Beat | Stop | Failed | Drafts | Drafted | Left | Verdict) | (
     Reserve | Reserved | SendTo | Arrived | Release | Over
 )
 _encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Word)

@@ -74,6 +74,11 @@ class Drafting:
         self._table = state.host_table
         self.hands = handing_over(proposer)
         self.weights: dict[int, Sequence[Int64s]] = {}
+        self._names: dict[int, str] = {}
+
+    def by_request(self, drafts: Mapping[int, Sequence[int]]) -> dict[str, int]:
+        """How many drafts each request was given, by its name."""
+        return {self._names[slot]: len(tokens) for slot, tokens in drafts.items()}
 
     def follow(self, tasks: TaskBatch, states: Mapping[int, bytes]) -> None:
         """Tell who leaves and who enters with a batch that was inserted. ``states``: slot to what came with a request
@@ -85,6 +90,7 @@ class Drafting:
             if kind in LEAVING:
                 self.proposer.leave(slot, finished=False)
             elif kind in ENTERING:
+                self._names[slot] = request.request_id
                 first = [first_token] * (kind == TaskKind.REMOTE_PREFILL)
                 self.proposer.enter(slot, request, np.concatenate([request.tokens, np.array(first, np.int64)]))
                 if self.hands is not None and states.get(slot):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -60,6 +60,7 @@ class ModelRunner(HostRunner):
     """A model whose logits come to the host, where tokens are chosen and drafted (:class:`hal.stepping.Runner`).
 
     - ``noise``, ``proposer``, ``shares_drafts``, ``rejection``: as of :class:`hal.worker.Worker`.
+    - ``on_drafts``: is told how many drafts each request is given, before the step's record is made.
     - ``acceptance``: what became of drafts so far. ``histories``: by slot, what was said, for penalties.
     """
 
@@ -81,6 +82,7 @@ class ModelRunner(HostRunner):
         self.stream = device.default_stream
         self._noise, self._shares, self._rejection = noise, shares_drafts, rejection
         self.acceptance = Acceptance()
+        self.on_drafts: Callable[[dict[str, int]], object] | None = None
         self.histories = Histories()
         self._drafting = None if proposer is None else Drafting(proposer, state, model.config.vocab_size)
         if proposer is not None and proposer.wants_hidden and not isinstance(model, HiddenModel):
@@ -132,6 +134,8 @@ class ModelRunner(HostRunner):
         if self._drafting is not None:
             outputs = read_outputs(self.device.device, state, stream)
             drafts = self._drafting.drafts(inputs, outputs, self._hidden)
+            if drafts and self.on_drafts is not None:
+                self.on_drafts(self._drafting.by_request(drafts))
         if self._shares:
             share_drafts(self.device, state, step, drafts, stream)
         else:

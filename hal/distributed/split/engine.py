@@ -8,6 +8,7 @@ until one has it. Blocks move from rank to rank; what the engine hears and decid
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -80,8 +81,11 @@ class SplitEngine:
         self._former = (0, 0, 0), 0, 0  # drafts, preemptions, most running of crews that were lost
         self._alone_since: dict[SplitRole, float] = {}
         self._changed = False
+        self.drafted: Counter[str] = Counter()
+        """How many drafts were made for each request; complete when its end is told."""
         try:
             for worker in self.workers:
+                worker.drafted = self.drafted
                 worker.start()
             while any(worker.team is None for worker in self.workers):
                 self._start_all()

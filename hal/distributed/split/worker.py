@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -29,6 +30,7 @@ class SplitWorker(Generic[S]):
     - ``crew``: None while there is none; ``team``: None while it is not up.
     - ``leaving``: attempts that the engine has released, with the ranks that have not answered yet, and what follows
       when all have.
+    - ``drafted``: what its crews count of drafts, the engine's.
     - ``again``: in words, what is done about its loss where that may be.
     """
 
@@ -44,6 +46,7 @@ class SplitWorker(Generic[S]):
         self.role, self.number = role, number
         self._start, self._made = start, team
         self.crew: Crew | None = None
+        self.drafted: Counter[str] = Counter()
         self.team: Team[S] | None = None
         self.leaving: dict[Key, tuple[set[int], Callable[[], None]]] = {}
 
@@ -55,6 +58,7 @@ class SplitWorker(Generic[S]):
     def start(self) -> None:
         """Start its ranks, in place of those that were lost."""
         self.team, self.crew = None, self._start()
+        self.crew.drafted = self.drafted
 
     def assemble(self, on_record: Callable[[OutputRecord], None]) -> bool:
         """Go on with the start; whether it is up now. Raises as :class:`Crew`."""
