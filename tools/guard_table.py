@@ -184,7 +184,7 @@ GUARDS: tuple[Guard, ...] = (
         CORE + "devices/health.py",
         "            self.fault, self.unusable = error, True\n",
         "            pass\n",
-        (BASE + "test_a_fault_sticks_to_its_device_alone",),
+        ("core/tests/devices/test_ends.py::test_a_fault_sticks_to_its_device_alone",),
     ),
     # -- output ------------------------------------------------------------------------------------------------
     Guard(

@@ -62,6 +62,6 @@ HANDOVER_GUARDS: tuple[Guard, ...] = (
         CORE + "handover/transfer.py",
         "            elif is_over(promise.since, now, self._patience.deadline):\n",
         "            elif False:\n",
-        (HANDED + "test_a_promise_that_nobody_seals_ends_although_its_source_lives",),
+        ("core/tests/handover/test_silence.py::test_a_promise_that_nobody_seals_ends_although_its_source_lives",),
     ),
 )

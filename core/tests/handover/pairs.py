@@ -4,6 +4,7 @@ import numpy as np
 from hal_core.conformance.rigs.host_cache import HostCache
 from hal_core.conformance.rigs.memory_wire import MemoryNet
 from hal_core.handover import BlockTransfer, Handover, HandoverKey, Patience
+from hal_core.tickets import PromiseTicket
 
 BLOCKS, BLOCK_BYTES = 8, 96
 PATIENCE = Patience(silence=10.0, deadline=60.0, beat=1.0, idle=30.0)
@@ -73,3 +74,24 @@ class Pair:
 
 def key(number=0, attempt=0):
     return HandoverKey(f"r{number}", attempt)
+
+
+class LateCache(HostCache):
+    """Writes that have ended when the test says so."""
+
+    def __init__(self, data, facts):
+        super().__init__(data, facts)
+        self.tickets = []
+
+    def write(self, blocks, data):
+        super().write(blocks, data)
+        self.tickets.append(PromiseTicket("async"))
+        return self.tickets[-1]
+
+
+def whole(pair, one=None, sent=(5, 2, 7), promised=(1, 3, 4)):
+    one = one or key()
+    pair.reserve(one, promised)
+    pair.send(one, 0, sent[:2])
+    pair.send(one, 2, sent[2:])
+    return pair.seal(one, len(sent), first_token=7, drafts=(8, 9), state=b"s")

@@ -1,0 +1,35 @@
+"""Blocks of a latched device's memory: written, read, and its work let run."""
+
+from __future__ import annotations
+
+import numpy as np
+from hal_core.memory.dtypes import dtype_of
+from hal_core.memory.views import View
+from latched import at
+
+RING = {"ring_start": 4096, "ring_limit": 8192, "deadline": 0.01}
+SIZE = 3000
+"""Bytes of a block: two fill the ring."""
+INT64 = dtype_of("int64")
+
+
+def bytes_of(memory):
+    return at(memory.address, memory.nbytes)
+
+
+def drain(device):
+    for line in device.primitives.lines:
+        device.primitives.run(line)
+
+
+def whole(memory):
+    return View.contiguous(memory, 0, (memory.nbytes // 8,), INT64)
+
+
+def write(device, memory, value, stream=None):
+    target = whole(memory)
+    return device.submit_value(target, np.full(target.shape, value), stream or device.default_stream)
+
+
+def whole_values(memory):
+    return bytes_of(memory)[: memory.nbytes // 8 * 8].view(np.int64)

@@ -1,0 +1,148 @@
+"""How work on an asynchronous device ends, and the device itself: faults, lost groups, closing, finalizers, forks."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+
+import numpy as np
+import pytest
+from blocks_of_latched import RING, drain, write
+from hal_core.errors import DeviceClosed, GroupLost, HalError, TicketTimeout
+from hal_core.memory.plan import PlanBuilder
+from hal_core.memory.views import ByteRange
+from latched import LatchedDevice
+
+
+def test_a_fault_sticks_to_its_device_alone(device):
+    other = LatchedDevice(1, **RING)
+    memory, theirs = device.allocate(64), other.allocate(64)
+    ticket, pending = write(device, memory, 1), write(device, memory, 2)
+    drain(device)
+    device.primitives.error = HalError("page fault", cure="mend the kernel")
+    with pytest.raises(HalError, match="latched:0: page fault"):
+        ticket.wait()
+    for _ in range(2):
+        with pytest.raises(DeviceClosed, match=r"earlier work failed while it ran: page fault .*open the device again"):
+            device.submit(PlanBuilder(memory).build(), device.default_stream)
+    with pytest.raises(DeviceClosed):
+        device.allocate(8)
+    assert isinstance(pending.failure(), HalError), "tickets looked at from then on fail"
+    write(other, theirs, 3).wait()
+    other.close()
+
+
+def test_a_lost_group_is_told_by_its_ticket_and_the_device_goes_on(device):
+    memory = device.allocate(64)
+    first = write(device, memory, 1)
+    device.primitives.raises = GroupLost("rank 1 has left", cure="start all ranks anew")
+    with pytest.raises(GroupLost, match="rank 1 has left"):
+        first.wait()
+    device.primitives.raises = None
+    drain(device)
+    write(device, memory, 2).wait()
+
+
+def test_what_asking_raises_is_the_tickets_and_ends_the_device_where_the_runtime_says_so(device):
+    memory = device.allocate(64)
+    first, second = write(device, memory, 1), write(device, memory, 2)
+    device.primitives.raises = ValueError("capture")
+    device.primitives.spoils = lambda error: False
+    assert first.done()
+    with pytest.raises(ValueError, match="capture"):
+        first.wait()
+    device.primitives.raises = None
+    drain(device)
+    second.wait()
+    write(device, memory, 3)
+
+
+def test_closing_waits_for_work_in_flight_and_gives_everything_back():
+    device = LatchedDevice(**RING)
+    memory = device.allocate(64)
+    stream = device.stream()
+    ticket = write(device, memory, 1, stream)
+    copied = device.copy_out(memory, [ByteRange(0, 64)], stream)
+    device.close()
+    device.close()
+    assert ticket.done()
+    copied.wait()
+    assert (copied.data[0].view(np.int64) == 1).all(), "what was copied can be read yet"
+    with pytest.raises(DeviceClosed, match="latched:0: the device is closed"):
+        device.allocate(8)
+    del copied, memory, stream
+    gc.collect()
+    assert (device.primitives.blocks, device.primitives.host) == ({}, {})
+    assert device.primitives.destroyed == len(device.primitives.lines)
+    assert device.primitives.wrong == []
+
+
+def test_closing_a_device_that_hangs_ends_and_gives_nothing_back_that_it_may_use(device):
+    memory = device.allocate(64)
+    write(device, memory, 1)
+    device.primitives.hangs = True
+    blocks, host = set(device.primitives.blocks), set(device.primitives.host)
+    device.close()
+    del memory
+    gc.collect()
+    assert (set(device.primitives.blocks), set(device.primitives.host)) == (blocks, host)
+    drain(device)
+
+
+def test_a_ticket_times_out_and_stays_pending(device):
+    ticket = write(device, device.allocate(64), 1)
+    device.primitives.hangs = True
+    with pytest.raises(TicketTimeout):
+        ticket.wait(0.001)
+    with pytest.raises(TicketTimeout, match=r"latched:0: the stream is busy after 0\.001 s"):
+        device.default_stream.synchronize(0.001)
+    assert not ticket.done()
+    device.primitives.hangs = False
+    ticket.wait()
+
+
+def test_finalizers_of_other_threads_call_no_primitive(device):
+    """So events that one thread alone can ask are asked by that one."""
+    memory, stream = device.allocate(64), device.stream()
+    dropped = [
+        write(device, memory, 1, stream),
+        device.copy_out(memory, [ByteRange(0, 64)], stream),
+        stream.record(),
+        device.allocate(64),
+        device.stream(),
+    ]
+    del stream
+    device.primitives.threads.clear()
+    thread = threading.Thread(target=dropped.clear)
+    thread.start()
+    thread.join()
+    assert device.primitives.threads == set()
+    drain(device)
+    device.allocate(8)
+    assert device.primitives.destroyed == 3, "two streams, and the one beside the first"
+    assert device.primitives.threads == {threading.get_ident()}
+
+
+def test_the_childs_copy_after_a_fork_refuses_and_gives_nothing_back(device):
+    memory, stream = device.allocate(64), device.stream()
+    ticket = write(device, memory, 1, stream)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            del memory, stream, ticket
+            calls = []
+            device.primitives._enter = calls.append
+            try:
+                device.allocate(8)
+            except DeviceClosed as error:
+                device.close()
+                device.retired.reap()
+                status = 0 if "fork" in str(error) and not calls else 2
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    drain(device)
+    ticket.wait()
+    device.close()

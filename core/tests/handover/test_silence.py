@@ -1,0 +1,84 @@
+"""Handovers whose other side says nothing, or has gone: each ends, and no side that lives is taken for lost (G32)."""
+
+import numpy as np
+import pytest
+from hal_core.handover import Arrived, PeerLost, Rejected
+
+from core.tests.handover.pairs import BLOCK_BYTES, FACTS, LateCache, Pair, Side, key, whole
+
+
+@pytest.fixture
+def pair():
+    return Pair()
+
+
+def test_a_sender_that_nothing_was_promised_to_is_told_so(pair):
+    pair.send(key(), 0, [0])
+    pair.look()
+    assert pair.p.told == [Rejected(key(), "nothing is promised to it")]
+    pair.reserve(key(1), [1])
+    other = Side(pair.net, "other", pair.clock, fill=3)
+    other.transfer.send(key(1), pair.d.description, 0, [0])
+    pair.look()
+    other.look()
+    assert other.told == [Rejected(key(1), "its blocks are promised to another sender")]
+    assert pair.d.told == []
+
+
+def test_a_peer_that_vanishes_ends_what_it_had_part_in_on_both_sides(pair):
+    pair.reserve(key(0), [1])
+    pair.reserve(key(1), [2])
+    pair.send(key(0), 0, [0])
+    pair.send(key(1), 0, [0])
+    pair.look()
+    pair.net.deliver = lambda *_: ()
+    pair.wait(11)
+    assert pair.d.told == [PeerLost("memory://p", (key(0), key(1)))]
+    assert pair.p.told == [PeerLost("memory://d", (key(0), key(1)))]
+
+
+def test_a_peer_that_lives_is_not_lost_however_long_its_prompt_takes(pair):
+    pair.reserve(key(), [1])
+    pair.send(key(), 0, [])
+    pair.wait(50)
+    pair.send(key(), 0, [0])
+    handover = pair.seal(key(), 1)
+    pair.look()
+    assert pair.d.told == [Arrived(key(), handover)] == pair.p.told
+
+
+def test_a_side_that_was_stopped_itself_takes_no_other_for_lost(pair):
+    pair.reserve(key(), [1])
+    pair.send(key(), 0, [0])
+    pair.clock.now += 1000
+    handover = pair.seal(key(), 1)
+    pair.look()
+    assert pair.d.told == [Arrived(key(), handover)] == pair.p.told
+
+
+def test_a_promise_that_nobody_seals_ends_although_its_source_lives(pair):
+    pair.reserve(key(), [1])
+    pair.send(key(), 0, [0])
+    pair.wait(62)
+    assert pair.d.told == [Rejected(key(), "not sealed within 60 s")]
+    assert pair.p.told == [Rejected(key(), "not sealed within 60 s")]
+
+
+def test_a_seal_that_is_never_answered_ends(pair):
+    cache = LateCache(np.zeros((8, BLOCK_BYTES), np.uint8), FACTS)
+    pair = Pair(d_cache=cache)
+    whole(pair)
+    pair.wait(62)
+    assert pair.p.told == [Rejected(key(), "not answered within 60 s")]
+
+
+def test_a_receiver_that_was_started_again_says_so(pair):
+    whole(pair)
+    former = pair.d.wire
+    again = Side(pair.net, "d", pair.clock, fill=3)
+    pair.net.wires[former.session] = again.wire  # who listens at that address now
+    pair.p.transfer.send(key(1), pair.d.description, 0, [0])
+    for _ in range(3):
+        again.look()
+        pair.p.look()
+    assert pair.p.told == [PeerLost("memory://d", (key(0), key(1)))]
