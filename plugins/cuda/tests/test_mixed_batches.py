@@ -210,6 +210,66 @@ def test_g08_the_twin_takes_what_has_no_problems_and_nothing_else(opened, data):
     assert table.twin.sound(batch) == (not found), found
 
 
+@pytest.mark.parametrize("length", [9, 80])
+def test_every_kind_of_task_that_enters_or_stays_in_one_batch(opened, length):
+    """Without a draw: hand-offs with and without drafts, pieces of prompts, growth by none and by two blocks."""
+    pair, half, whole = Pair(opened()), length // 2, blocks_for(length)
+    requests = [[state.admit(Request(f"r{i}", [i] * length)) for state in pair.states] for i in range(8)]
+    first = [
+        (HANDED, i, one, length, 0, whole, 0, i + 5, [7, 8][: i % 3])
+        if i % 2
+        else (TaskKind.PREFILL, i, one, 0, half, whole, 0, -1, [])
+        for i, one in enumerate(requests)
+    ]
+    second = [
+        (GROW, i, one, 3, 4, i % 3, whole, -1, []) if i % 2 else (CHUNK, i, one, half, length - half, 1, whole, -1, [])
+        for i, one in enumerate(requests)
+    ]
+    pair.held = {i: [one] for i, one in enumerate(requests)}
+    for tasks in (first, second):
+        pair.insert(tasks)
+        pair.compare()
+
+
+NEVER = 2**31 - 1
+VALUES = {
+    "kind": [TaskKind.PREFILL, CHUNK, GROW, HANDED],
+    "slot": [-1, 0, 1, 2, 3, 4, 12, 2**20],
+    "start": [-1, 0, 1, 4, 5, 8, 9, NEVER],
+    "length": [-1, 0, 1, 4, 5, 9, NEVER],
+    "blocks": [0, 1, 2, 3, 23, 30],
+    "first": [-1, 0, 1, 2, 3, 4],
+    "token": [-1, 0, NEVER],
+    "drafts": [[], [3], [1, 2], [1, 2, 3], [-1]],
+}
+
+
+@on_native
+def test_g08_of_each_number_of_each_task_the_twin_says_what_the_core_says(opened):
+    """Without a draw: one number of one task of a sound batch at a time."""
+    pair = Pair(opened())
+    held, grown, new, handed = ([state.admit(Request(f"r{i}", [i] * 9)) for state in pair.states] for i in range(4))
+    pair.insert([(TaskKind.PREFILL, 0, held, 0, 5, 2, 0, -1, []), (TaskKind.PREFILL, 1, grown, 0, 9, 3, 0, -1, [])])
+    sound = [
+        (CHUNK, 0, held, 5, 4, 1, 2, -1, []),
+        (GROW, 1, grown, 0, 0, 1, 3, -1, []),
+        (TaskKind.PREFILL, 2, new, 0, 9, 3, 0, -1, []),
+        (HANDED, 3, handed, 9, 0, 3, 0, 5, [6]),
+    ]
+    table, said = pair.states[0].host_table, set()
+    for at in range(len(sound)):
+        for name, values in VALUES.items():
+            for value in values:
+                tasks = [*map(list, sound)]
+                tasks[at][PLACES[name]] = value
+                batch = pair.batches(tasks)[0]
+                assert batch.more is not None
+                found = problems(table, batch)
+                assert table.twin.sound(batch) == (not found), (at, name, value, found)
+                said.add(not found)
+    assert said == {True, False}
+
+
 @on_native
 def test_a_hand_off_that_no_state_can_take_is_refused_in_words(opened):
     bound = opened()
