@@ -229,6 +229,12 @@ def test_every_kind_of_task_that_enters_or_stays_in_one_batch(opened, length):
     for tasks in (first, second):
         pair.insert(tasks)
         pair.compare()
+    for state in pair.states:
+        state.release([1])
+    shorter = [state.admit(Request("shorter", [3] * 4)) for state in pair.states]
+    pair.held[1] = [shorter]
+    pair.insert([(HANDED, 1, shorter, 4, 0, 1, 0, 9, [])])
+    pair.compare()
 
 
 NEVER = 2**31 - 1
