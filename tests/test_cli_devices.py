@@ -23,7 +23,7 @@ from .fixtures_plugins.builder import Site
 def site(tmp_path_factory):
     """Installed for subprocesses: on their path before the real site-packages, whose core it shadows."""
     site = Site(tmp_path_factory.mktemp("cli") / "site")
-    site.core(device=True)
+    site.core("1.1.0", device=True)
     site.device("alpha", priority=30, state="prints")
     site.device("beta", priority=20, state="broken_import")
     site.device("gamma", priority=10, state="unavailable")
@@ -52,7 +52,7 @@ def test_json_is_one_object_whatever_a_plugin_prints(site):
     result = hal_command("devices", "--json", site=site)
     assert (result.returncode, "noise of a plugin" in result.stderr) == (0, True)
     report = json.loads(result.stdout)
-    assert (report["contract"], report["selected"], report["why"]) == ("1.0", "alpha", "")
+    assert (report["contract"], report["selected"], report["why"]) == ("1.1", "alpha", "")
     rows = rows_of(result)
     assert {name: row["status"] for name, row in rows.items()} == {
         "alpha": "available",

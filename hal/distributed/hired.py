@@ -23,7 +23,9 @@ from .words import PROTOCOL
 
 _LOOK_SECONDS = 0.1
 _LEAVE_SECONDS = 10.0
-"""Seconds that ranks have to end, and the engine to say that it has heard of their end."""
+"""Seconds that ranks have to end."""
+_HEARD_SECONDS = 10.0
+"""Seconds that the engine has to say that it has heard of their end, or why it is refused."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ class HiredWorker:
     def _leave(self, how: str) -> int:
         """The ranks have ended: tell the engine, and wait until it has heard."""
         assert self._launch is not None
-        end = time.monotonic() + _LEAVE_SECONDS
+        end = time.monotonic() + _HEARD_SECONDS
         while self._over is None and time.monotonic() < end:
             self._say(Ended(how))
             self._hear(_LOOK_SECONDS)
@@ -139,7 +141,7 @@ class HiredWorker:
 
     def _refuse(self, identity: bytes, why: Dismissed) -> None:
         """Refuse an engine, and wait until it has heard, which it says."""
-        self._engine, end = identity, time.monotonic() + _LEAVE_SECONDS
+        self._engine, end = identity, time.monotonic() + _HEARD_SECONDS
         while self._over is None and time.monotonic() < end:
             self._say(why)
             self._hear(_LOOK_SECONDS)

@@ -22,7 +22,7 @@ from hal.transport.sockets import Bound
 from hal.transport.urls import private_ipc_url, release_folder, socket_of
 
 from .steps import StepOrder, decode_step, encode_step
-from .words import Hello, Word, decode_word, encode_word
+from .words import Beat, Hello, Stop, Verdict, Word, decode_word, encode_word
 
 BEAT_SECONDS = 0.25
 """How often the engine says that it is there, while it waits."""
@@ -30,6 +30,8 @@ SILENCE = 20.0
 """Seconds without a word, over tcp, after which a rank that waits takes the engine for lost."""
 BROKEN = 1.0
 """Seconds after which a connection within one host that broke counts as the engine's end."""
+_PARTING = 2.0
+"""Seconds that ranks have to take the last word and close their connections, before the engine closes its end."""
 
 
 class EngineLine:
@@ -53,6 +55,7 @@ class EngineLine:
         self._numbers: dict[bytes, int] = {}
         self._next_beat = 0.0
         self._missed: dict[int, float] = {}
+        self._parts = False  # the last word was said
 
     @property
     def socket(self) -> zmq.Socket[bytes]:
@@ -78,6 +81,7 @@ class EngineLine:
 
     def say(self, word: Word, *ranks: int) -> list[int]:
         """Say a word to some ranks, or to all that are known; those that cannot be reached."""
+        self._parts = self._parts or isinstance(word, Stop | Verdict)
         return self._send(encode_word(word, session=self.session), ranks or tuple(self._ranks))
 
     def order(self, order: StepOrder, *ranks: int) -> list[int]:
@@ -105,8 +109,17 @@ class EngineLine:
                 missed.append(rank)
         return missed
 
+    def _see_off(self, end: float) -> None:
+        """Wait until no rank is reached any more, or for the time."""
+        while len(self.say(Beat())) < len(self._ranks) and time.monotonic() < end:
+            for _ in self.receive(0.02):
+                pass
+
     def close(self) -> None:
-        """Close, and give the address back."""
+        """Close, and give the address back. Ranks to which the last word was said have a while to take it: an end that
+        is closed before is an engine that was lost, to them."""
+        if self._parts:
+            self._see_off(time.monotonic() + _PARTING)
         self._bound.close()
         self._bound.release()
         if self._owned:
