@@ -14,7 +14,8 @@ from hal_core.memory.views import ByteRange
 from hal_core.output.sinks import MemorySink
 from hal_core.runtime.bound import bind
 from hal_core.slots.step import Step
-from hal_cuda import CudaPlugin, admissions
+from hal_cuda import CudaPlugin, admissions, native_entering
+from hal_cuda.structs import ENTRY
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -229,7 +230,8 @@ def test_g10_staged_requests_take_at_most_one_upload_and_one_launch(pair):
         before = bound.counters()
         bound.insert_tasks(state=state, tasks=batch, stream=bound.default_stream)
         spent = bound.counters() - before
-        least = 0 if bound.device.driver.native and chosen[0] is not requests[0] else 1
+        again, new = chosen[0] is not requests[0], n * (ENTRY.size + 4 * 150)  # all tokens went up with the first
+        least = 0 if bound.device.driver.native and again and new <= native_entering.NEAR else 1
         assert (spent.uploads, spent.launches, spent.host_waits) == (least, 1, 0)
         tokens = contents(bound, state)["token_ids"]
         assert (tokens[:, :600] == [[request.tokens[0]] for request in chosen]).all()
