@@ -316,7 +316,7 @@ class Crew:
         if self._lost is None:
             step = self._numbers[self.layout.number_of(rank)]
             what = f"rank {rank} was lost {f'in step {step}' if step else 'at its start'}: {why}"
-            cure = cure or "see what became of it, and run the requests again, or let --restart do both"
+            cure = cure or "see what became of it, and run the requests again (without a launcher, --restart does both)"
             self.line.say(Verdict(what, cure, rank, step))
             self._lost = RankLost(what, rank, step, cure=cure)
         return self._lost
