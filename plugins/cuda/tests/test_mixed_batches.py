@@ -109,7 +109,7 @@ class Pair:
         return [
             TaskBatch.of(
                 [
-                    Task(kind, slot, admitted[at], start, length, [slot + 7 * n for n in range(count)], first, token, d)
+                    Task(kind, slot, admitted[at], start, length, [slot % 1000 + 7 * n for n in range(count)], first, token, d)
                     for kind, slot, admitted, start, length, count, first, token, d in tasks
                 ]
             )
@@ -240,7 +240,7 @@ def test_every_kind_of_task_that_enters_or_stays_in_one_batch(opened, length):
 NEVER = 2**31 - 1
 VALUES = {
     "kind": [TaskKind.PREFILL, CHUNK, GROW, HANDED],
-    "slot": [-1, 0, 1, 2, 3, 4, 12, 2**20],
+    "slot": [-1, 0, 1, 2, 3, 4, 12, 2**20, NEVER],
     "start": [-1, 0, 1, 4, 5, 8, 9, NEVER],
     "length": [-1, 0, 1, 4, 5, 9, NEVER],
     "blocks": [0, 1, 2, 3, 23, 30],
