@@ -109,6 +109,7 @@ def test_g03_the_ring_goes_round_with_spans_of_every_size(small: Kit) -> None:
 def test_g03_a_full_ring_waits_for_its_oldest_entry_alone(small: Kit, same: bool) -> None:
     lines = Lines(small, 4 * RING)
     held, work = small.device.stream(), small.device.default_stream
+    lines.empty_ring(work)
     with small.held(held):
         behind = small.device.event(held)
         with small.held(work) as gate:

@@ -94,6 +94,15 @@ class Lines:
         except Exception as error:
             raise AssertionError(f"{nbytes} bytes, for which there is room: raised {error!r}") from error
 
+    def empty_ring(self, stream: Stream) -> None:
+        """Leave the whole ring in one piece: a span of all its bytes, which has passed, is the last that it had.
+
+        What filled the slab may have left spans anywhere, and how much room is beside them depends on how fast they
+        passed.
+        """
+        __tracebackhide__ = True
+        arrive(self.must_write(RING, stream))
+
     def until_refused(self, sizes: Sequence[int], stream: Stream, *, rows: bool = False) -> OutOfMemory | None:
         """Write until the ring is full, at most :data:`ENOUGH` times; the refusal must be one of the contract."""
         for turn in range(ENOUGH):
