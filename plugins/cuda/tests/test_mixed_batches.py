@@ -109,7 +109,17 @@ class Pair:
         return [
             TaskBatch.of(
                 [
-                    Task(kind, slot, admitted[at], start, length, [slot % 1000 + 7 * n for n in range(count)], first, token, d)
+                    Task(
+                        kind,
+                        slot,
+                        admitted[at],
+                        start,
+                        length,
+                        [slot % 1000 + 7 * n for n in range(count)],
+                        first,
+                        token,
+                        d,
+                    )
                     for kind, slot, admitted, start, length, count, first, token, d in tasks
                 ]
             )
