@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from time import monotonic
+from pathlib import Path
+from time import monotonic, sleep
 
 import numpy as np
 from hal_core.errors import HalError
@@ -82,6 +83,27 @@ def alone(rank):
     with opened(collective_timeout_ms=300) as device:
         state, group = device.state(StateConfig(num_slots=2, max_model_len=8)), Group(BOTH, rank.rank)
         return failing(lambda: device.open_group(state=state, group=group))
+
+
+def close_under_way(rank, mode, folder):
+    """Rank 1 closes its device while its broadcast waits for rank 0's, which comes after that.
+
+    What closing raises, what the ticket says then, and whether it was done before.
+    """
+    group, path = Group(BOTH, rank.rank), Path(folder, "closes")
+    device = opened(mode=mode)
+    state = device.state(StateConfig(num_slots=4, max_model_len=16))
+    device.open_group(state=state, group=group)
+    if rank.rank == 0:
+        while not path.exists():
+            sleep(0.01)
+    ticket = device.broadcast_tokens(state=state, group=group, stream=device.default_stream)
+    early = ticket.done()
+    if rank.rank == 0:
+        ticket.wait(20)
+    path.touch()
+    error = failing(device.close)
+    return error, failing(ticket.wait), early
 
 
 def end_itself(rank, well):

@@ -69,6 +69,14 @@ def test_g16_a_rank_that_never_opens_the_group_is_an_error_in_time(pool):
     pool.run(actions.alone, ranks=[1])  # so that both have opened as many
 
 
+@pytest.mark.parametrize("mode", ["worker", "lazy"])
+def test_a_rank_that_closes_its_device_waits_for_its_broadcast_and_the_others_get_theirs(pool, mode, tmp_path):
+    """A rank that is told to stop, with its last step under way, left the group in the midst of its collective."""
+    answers = pool.run(actions.close_under_way, mode, str(tmp_path))
+    assert {rank: answer[:2] for rank, answer in answers.items()} == {0: (None, None), 1: (None, None)}
+    assert not answers[1][2], "the broadcast of rank 1 waits for rank 0's"
+
+
 def check_lost(answer, limit):
     assert answer is not None, "the survivor never met an error"
     (name, text), took, (again, _), took_again, written = answer

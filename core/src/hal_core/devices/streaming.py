@@ -174,16 +174,19 @@ class StreamDevice(DeviceBase):
     def close(self) -> None:
         """Wait for the work that is under way, for the ring's deadline at most, then give everything back.
 
-        Where a group was lost nothing is waited for, and nothing given back: work that never ends may still use it. So
-        also where work does not end in time, or its events only fail. Idempotent. A subclass closes what is its own in
-        :meth:`release`.
+        Groups are left after that: a collective that is under way is one of all ranks. Where a group was lost nothing
+        is waited for, and nothing given back: work that never ends may still use it. So also where work does not end in
+        time, or its events only fail. Idempotent. A subclass closes what is its own in :meth:`release`.
         """
         if self._closed:
             return
+        self._closed = True
+        if self.health.forked:  # all of it is the parent's
+            return
         lost = any(getattr(communicator, "lost", "") for communicator in self._communicators.values())
+        whole = not lost and self._settled()
         super().close()
-        if not self.health.forked:
-            self.release(whole=not lost and self._settled())
+        self.release(whole=whole)
 
     def _settled(self) -> bool:
         """Wait for the last work on each stream; False where it does not end, or its events no longer tell."""

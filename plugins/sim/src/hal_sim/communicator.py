@@ -61,6 +61,7 @@ class SimCommunicator:
         """Waits for the others to join, at most ``collective_timeout_ms``."""
         self._device, self.ranks, self.rank = device, tuple(sorted(group.ranks)), group.rank
         self._source, self.closed = self.ranks.index(group.source), False
+        self._at_close: GroupLost | None = None
         name, place = _segment_name(device.job, self.ranks), self.ranks.index(group.rank)
         try:
             self._group = NativeGroup(name, len(self.ranks), place)
@@ -105,6 +106,10 @@ class SimCommunicator:
             return error
         return None
 
+    def fate(self) -> GroupLost | None:
+        """Of work that is over: the same while the group is open, and then what it was when it was left in order."""
+        return self._at_close if self.closed else self.failure()
+
     def _check(self) -> None:
         """Raise when the group is lost."""
         if self.closed:
@@ -126,12 +131,13 @@ class SimCommunicator:
     def close(self) -> None:
         """Leave the group; peers that still wait for this rank are told. Idempotent."""
         if not self.closed:
+            self._at_close = self.failure()
             self.closed = True
             self._group.leave()
 
 
 class GroupTicket(AsyncTicket):
-    """A collective. It fails when the group is lost by the time that somebody asks."""
+    """A collective. It fails when the group is lost by the time that somebody asks, or that the group was left."""
 
     __slots__ = ("_communicator",)
 
@@ -141,4 +147,4 @@ class GroupTicket(AsyncTicket):
 
     def _find(self) -> Exception | None:
         fault = super()._find()
-        return self._communicator.failure() or fault
+        return self._communicator.fate() or fault
