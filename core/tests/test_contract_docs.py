@@ -40,12 +40,38 @@ def test_the_heading_is_the_signature(hook):
     assert f"\n## {hook}({names})\n" in CONTRACT
 
 
+def folded(text):
+    """White space, quoting and references folded."""
+    return " ".join(re.sub(r":\w+:`~?([\w.]+)`", r"\1", text).replace("`", "").replace("**", "").split())
+
+
+def arguments(text, pattern):
+    """Argument, or return, to what is said of it."""
+    return {name: folded(body) for name, body in re.findall(pattern, text, re.M | re.S)}
+
+
+def test_the_document_states_what_holds_for_all_hooks():
+    said, general = inspect.getdoc(hookspecs), CONTRACT.split("## ")[1]
+    assert guarantees(general) == guarantees(said)
+    assert len(guarantees(said)) == 3
+    (calls,) = re.findall(r"^A step's calls.*?(?=\n\n)", said, re.M | re.S)
+    assert folded(calls) in folded(general)
+
+
 @pytest.mark.parametrize("hook", HOOKS)
 def test_the_document_states_the_guarantees_of_the_docstring(hook):
     said = inspect.getdoc(getattr(hookspecs, hook)).split(":param")[0]
     said = re.sub(r":\w+:`~?([\w.]+)`", r"\1", said)
     promised, documented = guarantees(said), guarantees(section(hook))
     assert documented == promised
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_the_document_says_of_the_arguments_what_the_docstring_says(hook):
+    said = inspect.getdoc(getattr(hookspecs, hook)).replace(":return:", ":param returns:")
+    told = arguments(said, r"^:param (\w+): (.*?)(?=^:param|\Z)")
+    assert arguments(section(hook), r"^- `(\w+)`: (.*?)(?=^- |\n\n|\Z)") == told
+    assert told.keys() == {*inspect.signature(getattr(hookspecs, hook)).parameters, "returns"}
 
 
 def test_the_document_states_the_guarantees_of_a_transfer():

@@ -13,8 +13,11 @@ drafts), in one submission. It names the step whose tokens the drafts follow, an
 ``save_output``, as that record takes its drafts along. A call out of this order is an error, and so is a plain step of
 a state whose slots were handed drafts: nothing vanishes unsaid.
 
-For all hooks: G26 an error names device, hook and argument, and the cure. G27 the core asks for capabilities, never
-for a device's name. G28 no write reaches a slot before the last step that reads it has passed its event.
+For all hooks:
+
+- G26: An error names device, hook and argument, and the cure.
+- G27: The core imports no device and asks for capabilities, never for a device's name.
+- G28: No write reaches a slot before the last step that reads it has passed its event; the core owns this.
 """
 
 from __future__ import annotations
@@ -128,8 +131,8 @@ def insert_tasks(device: Device, state: SlotState, tasks: TaskBatch, stream: Str
     - G11: nothing of the slot's former request can be read: tails of block tables, drafts, stop sequences, bad
       words, counters. Rows are reset up to the largest length written since their last reset.
     - G12: of a prefill/decode split the prefill role stops after the first token, and the decode role continues after
-      it once the task declares its blocks present (``start``); exactly the given drafts are written, here and by
-      ``set_drafts``. A host mirror of a field equals the device as of the last step whose output was taken.
+      it once the task declares its blocks present (``num_computed_tokens``); exactly the given drafts are written, here
+      and by ``set_drafts``. A host mirror of a field equals the device as of the last step whose output was taken.
 
     :param device: the opened device.
     :param state: the slot state to write.
