@@ -7,10 +7,11 @@ import os
 
 import numpy as np
 import pytest
-from hal_core import Request, Task, TaskKind, admit, hookimpl
+from hal_core import Group, Request, Task, TaskKind, admit, hookimpl
+from hal_core.devices.base import DeviceBase
 from hal_core.devices.cpu import CpuPlugin
 from hal_core.devices.cpu.device import CpuDevice
-from hal_core.errors import DeviceClosed, HalError, InvalidValue, PluginError, TicketTimeout
+from hal_core.errors import CapabilityMissing, DeviceClosed, HalError, InvalidValue, PluginError, TicketTimeout
 from hal_core.runtime.bound import bind
 from hal_core.slots.fields import StateConfig
 from hal_core.tickets import DONE, PromiseTicket
@@ -178,6 +179,22 @@ def test_g26_an_error_names_device_hook_argument_and_cure(bound):
         bound.async_set_value(target=np.zeros(2, np.float32), value=[1.0, 2.0, 3.0], stream=bound.default_stream)
     assert str(raised.value).startswith("cpu:0: async_set_value: value")
     assert raised.value.cure
+
+
+class Alone(CpuDevice):
+    """Without collectives."""
+
+    open_communicator = DeviceBase.open_communicator
+
+
+def test_a_group_that_a_device_cannot_open_is_an_error_of_that_device():
+    with bind(Alone(0, {})) as bound:
+        assert (bound.index, bound.name) == (0, "cpu:0")
+        with pytest.raises(CapabilityMissing) as raised:
+            bound.communicator(group=Group((0, 1), 0))
+        assert raised.value.device == "cpu:0"
+    with pytest.raises(DeviceClosed):
+        bound.communicator(group=Group((0, 1), 0))
 
 
 @pytest.mark.parametrize("strides", [(0, 4), (4, 4), (2, 8)])

@@ -132,7 +132,7 @@ class _Serving:
             worker, check = self._worker(setup, layout, device)
             runner, able = setup.runner or "the Paddle model", device.capabilities
             overlap, why = overlap_of(setup.overlap, device, runner, worker.runner.needs_host)
-            facts = dict(able.fallbacks), able.substituted, device.device.index
+            facts = dict(able.fallbacks), able.substituted, device.index
             peer = None if self._handing is None else self._handing.transfer.describe()
             self.line.say(Up(self.rank, device.name, *facts, overlap=overlap, no_overlap=why, peer=peer))
             loop = StepLoop(self.line, worker, layout.number_of(self.rank), check, self._meeting, self._handing)
@@ -223,7 +223,7 @@ class _Serving:
 
         group = layout.group(self.rank)
         if layout.size > 1:
-            open_job(device.device, layout.groups(across=setup.dp_sync), timeout=setup.timeout)
+            open_job(device, layout.groups(across=setup.dp_sync), timeout=setup.timeout)
         if setup.runner:
             stepper = self._runner(setup, group, device)
             self._hands(setup, stepper, None)
@@ -236,7 +236,7 @@ class _Serving:
         if group.size > 1:
             library = library_of(setup.place, device.capabilities.collective)
             ranks = TensorRanks(group, backend=library, timeout=setup.timeout)
-        place = moved(setup.place, device.device.index - requested(setup.device).index)
+        place = moved(setup.place, device.index - requested(setup.device).index)
         model = LlamaModel.load(Path(setup.model), place=place, ranks=ranks, everywhere=setup.everywhere)
         assert self._sink is not None  # made before
         noise = ranks.index * _GOLDEN % (1 << 63) if setup.everywhere and ranks is not None else 0
@@ -275,7 +275,7 @@ class _Serving:
         """The runner that was named, on a state of its own; it must be able to do what is asked of every request."""
         assert self._sink is not None  # made before
         state, model = device.state(setup.sizes), Path(setup.model)
-        place = moved(setup.place, device.device.index - requested(setup.device).index)
+        place = moved(setup.place, device.index - requested(setup.device).index)
         made = RunnerSetup(device, state, setup.blocks, model, place, read_config(model).vocab_size, group)
         stepper = Stepper(device, state, make_runner(setup.runner, made), self._sink, blocks=setup.blocks, group=group)
         if setup.params is not None:

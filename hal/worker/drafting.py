@@ -23,7 +23,7 @@ from hal.proposers import Drawn, Fed, draft_room, handing_over
 from hal.worker.inputs import Columns, CopiedFields, StepInput, rows_of
 
 if TYPE_CHECKING:
-    from hal_core import BoundDevice, Device, SlotState, Step, Stream
+    from hal_core import BoundDevice, SlotState, Step, Stream
 
     from hal.proposers import Proposer
 
@@ -179,7 +179,7 @@ def share_drafts(
     part = ByteRange(number.offset, tokens.offset + tokens.stride * state.sizes.num_slots - number.offset)
     if group.is_first:
         device.set_drafts(state=state, step=step, drafts=drafts, stream=stream)
-    device.device.communicator(group).broadcast(state.memory, part, stream).wait()
+    device.communicator(group=group).broadcast(state.memory, part, stream).wait()
     if group.is_first:
         return
     copied = device.copy_out(memory=state.memory, parts=(part,), stream=stream)
@@ -198,9 +198,9 @@ def accepted_tokens(slots: Sequence[int], outputs: Columns, name: str) -> list[I
     return [tokens[slot, : number[slot]] for slot in slots]
 
 
-def read_outputs(device: Device, state: SlotState, stream: Stream) -> Columns:
+def read_outputs(device: BoundDevice, state: SlotState, stream: Stream) -> Columns:
     """The output fields, ``[slots, width]`` each, as they are after the work that is on ``stream`` now."""
     part = state.layout.groups["output"]
-    copied = device.copy_out(state.memory, [part], stream)
+    copied = device.copy_out(memory=state.memory, parts=[part], stream=stream)
     copied.wait()
     return CopiedFields(state, copied.data[0], part)

@@ -12,7 +12,7 @@ from hal_core import ByteRange, TaskBatch, TaskKind
 from hal.model.batch import ModelBatch
 
 if TYPE_CHECKING:
-    from hal_core import Device, SlotState, Stream
+    from hal_core import BoundDevice, SlotState, Stream
 
 Array = np.ndarray[Any, Any]
 Columns = Mapping[str, Array]
@@ -81,13 +81,13 @@ class StepInput:
     beside: Sequence[Columns] = ()
 
 
-def read_inputs(device: Device, state: SlotState, chunks: Sequence[Chunk], stream: Stream) -> StepInput:
+def read_inputs(device: BoundDevice, state: SlotState, chunks: Sequence[Chunk], stream: Stream) -> StepInput:
     """Copy out the ``step_input`` fields, also of the state's companions, and the tokens of ``chunks`` in one call, and
     make the model's rows."""
     part, tokens = state.layout.groups["step_input"], state.layout.fields["token_ids"]
     ranges = [ByteRange(tokens.offset + slot * tokens.stride + start * 8, count * 8) for slot, start, count in chunks]
     others = [companion.layout.groups["step_input"] for companion in state.companions]
-    copied = device.copy_out(state.memory, [part, *ranges, *others], stream)
+    copied = device.copy_out(memory=state.memory, parts=[part, *ranges, *others], stream=stream)
     copied.wait()
     fields = state.columns(copied.data[0], part)
     columns = zip(state.companions, copied.data[1 + len(ranges) :], others, strict=True)

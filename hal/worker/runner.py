@@ -111,7 +111,7 @@ class ModelRunner(HostRunner):
         if self._drafting is not None:
             self._drafting.follow(step.tasks, self._states)
             self._states = {}
-        inputs = self._inputs = read_inputs(self.device.device, state, chunks_of(step.tasks), stream)
+        inputs = self._inputs = read_inputs(self.device, state, chunks_of(step.tasks), stream)
         tokens, self._hidden = self._generate(inputs)
         self._write(tokens)
         return self._describe(step, inputs, tokens)
@@ -132,7 +132,7 @@ class ModelRunner(HostRunner):
             return
         drafts: dict[int, list[int]] = {}
         if self._drafting is not None:
-            outputs = read_outputs(self.device.device, state, stream)
+            outputs = read_outputs(self.device, state, stream)
             drafts = self._drafting.drafts(inputs, outputs, self._hidden)
             if drafts and self.on_drafts is not None:
                 self.on_drafts(self._drafting.by_request(drafts))

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ..memory.copies import CopyTicket
     from ..memory.views import ByteRange, Memory
     from ..output.sinks import Sink
+    from ..ranks.communicator import Communicator
     from ..slots.fields import StateConfig
     from ..slots.state import SlotState
     from ..slots.step import Step
@@ -60,11 +61,10 @@ class BoundDevice:
 
     def __init__(self, device: Device, manager: pluggy.PluginManager, policy: Policy) -> None:
         self.device, self.policy = device, policy
-        self.name = f"{device.name}:{device.index}"
+        self.name, self.index, self._refusal = f"{device.name}:{device.index}", device.index, ""
         self._hooks: Hooks = device  # straight to the device, as long as nobody observes
         self._observers = Observers(manager, self.name)
         self._tickets = OpenTickets(self._observers)
-        self._refusal = ""
         self._streams: set[type] = {NoStream}  # classes that were seen to be streams
         _open.add(self)
 
@@ -137,8 +137,7 @@ class BoundDevice:
 
         :param group: the caller's tensor-parallel group; every rank of it makes the same calls in one order.
         :raises StateUnusable: when the ranks hold the state differently (G14).
-        :raises GroupLost: when the group is opened here and a rank does not come; later losses raise by the ticket
-            (G16).
+        :raises GroupLost: when it is opened here and a rank does not come; later losses raise by the ticket (G16).
         """
         act = self.policy.broadcast_tokens
         return self._call("broadcast_tokens", stream, act, (self.device, self._hooks, state, group, stream))
@@ -179,8 +178,7 @@ class BoundDevice:
         :param drafts: slot to token ids, at most ``sizes.max_draft_tokens`` each, for slots that decoded in that step.
             Slots without drafts feed their next token alone, named or not. Slots that have stopped since do not run.
         :return: done when the drafts are in place.
-        :raises InvalidValue: for a call out of order, and for drafts that do not fit, with every slot; nothing was
-            written.
+        :raises InvalidValue: for a call out of order, or drafts that do not fit, with every slot; nothing was written.
         """
         return self._call("set_drafts", stream, self.policy.set_drafts, (self.device, state, step, drafts, stream))
 
@@ -193,6 +191,10 @@ class BoundDevice:
         :raises InvalidValue: for memory of another device, or a part outside it.
         """
         return self._call("copy_out", stream, self.policy.copy_out, (self.device, memory, parts, stream))
+
+    def communicator(self, *, group: Group) -> Communicator:
+        """A group's collectives, which all its ranks call in one order. Raises CapabilityMissing or GroupLost (G16)."""
+        return self._call("communicator", NO_STREAM, self.device.communicator, (group,))
 
     def order_after_reads(self, *, memory: Memory, stream: Stream) -> None:
         """Let ``stream`` wait for copies out that still read ``memory``, before work of the caller's own (a model's)
@@ -218,8 +220,7 @@ class BoundDevice:
         """Close the device; raise an error that nobody waited for. Calling it again does nothing."""
         if self._refusal:
             return
-        self._refusal = "the device is closed"
-        tickets = self._tickets
+        tickets, self._refusal = self._tickets, "the device is closed"
         unseen = tickets.unseen()
         try:
             self.device.close()
@@ -303,8 +304,7 @@ class BoundDevice:
 def bind(device: Device, policy: Policy | None = None) -> BoundDevice:
     """Bind a device's hooks: each present once, no wrappers, with exactly the contract's parameters.
 
-    Raises :class:`PluginError` naming the hook and what is wrong with it. Logs one record for a device that
-    has fallbacks (G7).
+    Raises :class:`PluginError` naming the hook and what is wrong with it. Logs once what falls back, and why (G7).
     """
     manager = pluggy.PluginManager(PROJECT)
     manager.add_hookspecs(hookspecs)

@@ -167,9 +167,11 @@ def open_collectives(
 def open_job(device: Any, groups: Sequence[Sequence[int]], *, timeout: float = DEFAULT_TIMEOUT) -> None:  # noqa: ANN401 (a device)
     """Open groups of global ranks over gloo and, where Paddle has it, over the library that the device names as well.
 
-    Every rank of the job makes the same call, members of a group or not; see :func:`hal_core.devices.open_groups`.
+    ``device``: opened, bound or not. Every rank of the job makes the same call, members of a group or not; see
+    :func:`hal_core.devices.open_groups`.
     """
     open_groups(groups, timeout=timeout)
+    device = getattr(device, "device", device)
     kind = _KINDS.get(device.capabilities.collective)
     if kind is not None:
         with _on(device, f"{kind}:{device.index}" if kind else ""):
