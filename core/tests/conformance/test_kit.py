@@ -1,82 +1,19 @@
 """The kit as its users meet it: the cpu device passes, failures can be reproduced, expectations must be true."""
 
-import ast
 import json
-import os
 import re
 import subprocess
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
-from hal_core import conformance
-from hal_core.conformance import kit
-from hal_core.conformance.harness import properties
 from hal_core.conformance.harness.guarantees import GUARANTEES
-from hal_core.conformance.harness.reached import Reached
-from hal_core.conformance.mutants import Lie, faults, lay_over
-from hal_core.conformance.report.report import cause_of
-from hal_core.devices.cpu.device import CpuDevice
-from hal_core.memory.views import ByteRange
-from hypothesis import Phase, given, settings
-from hypothesis import strategies as st
-from hypothesis.internal.conjecture import engine
+
+from .kit_reports import HANGS, RUN_MODULE, entry, outcomes
 
 pytestmark = pytest.mark.long(60)
-HANGS = 900
-"""Seconds after which a run of the kit is taken to hang, on a machine that does other things too."""
-HERE = Path(__file__).parent
-KIT = Path(conformance.__file__).parent
-
-
 WARM = ("numpy", "hypothesis.stateful", "pytest")
-"""What each run of the kit imports besides it. Each is a fork of one process; two are whole processes of their own."""
-RUN_MODULE = "import runpy, sys; name = sys.argv.pop(1); runpy.run_module(name, run_name='__main__', alter_sys=True)"
-
-
-@pytest.fixture
-def conform(warm):
-    """Run the command in a process of its own; its exit status and what it printed."""
-
-    def call(*arguments, code=None):
-        environment = {**os.environ, "PYTHONPATH": str(HERE)}
-        done = warm.run("hal_core.conformance", *arguments, code=RUN_MODULE, env=environment, timeout=HANGS)
-        assert code is None or done.returncode == code, f"{said(done.stdout)}\n{done.stderr[-4000:]}"
-        return done
-
-    return call
-
-
-def said(printed):
-    """What a run has printed, short: of a report as data, the tests that did not pass."""
-    if not printed.startswith("{"):
-        return printed[-4000:]
-    tests = [test for one in json.loads(printed)["guarantees"] for test in one["tests"]]
-    return "\n\n".join(f"{one['test']}: {one['error']}" for one in tests if one["outcome"] not in ("passed", "skipped"))
-
-
-@pytest.fixture
-def report(conform):
-    """The same with the profile quick; its report as data.
-
-    Few examples, since these tests are about what is reported: that quick finds liars is shown by the liars, and what
-    passes here passes in ``make conform`` with the profile default.
-    """
-
-    def call(*arguments, code, examples=3):
-        chosen = [f"--examples={examples}"] if examples else []
-        return json.loads(conform(*arguments, "--json", "--profile=quick", *chosen, code=code).stdout)
-
-    return call
-
-
-def entry(found, name):
-    return next(one for one in found["guarantees"] if one["guarantee"] == name)
-
-
-def outcomes(found, name):
-    return {test["test"]: test["outcome"] for test in entry(found, name)["tests"]}
+"""What each run of the kit imports besides it: runs are forks of one process that has done so."""
 
 
 @pytest.mark.whole_kit
@@ -183,60 +120,6 @@ def test_a_plugins_own_test_file_is_one_line(tmp_path, warm):
     assert "not found" not in planned.stdout, "a fixture lies beside its tests, where only the kit itself finds it"
 
 
-def test_pytest_loads_nothing_heavy_for_the_plugin():
-    code = (
-        "import sys, hal_core.conformance.plugin\n"
-        "heavy = ('numpy', 'hypothesis', 'hal_core.runtime.policy', 'pluggy._x', 'paddle')\n"
-        "print([m for m in heavy if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
-def test_the_oracle_shares_no_code_with_what_it_judges():
-    judged = {
-        "insertion",
-        "update_inputs",
-        "output",
-        "host_table",
-        "policy",
-        "base",
-        "convert",
-        "state",
-        "values",
-        "views",
-        "cpu",
-    }
-    for path in KIT.glob("*oracle*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and node.level == 2:
-                assert (node.module or "").partition(".")[0] not in judged, f"{path.name} imports {node.module}"
-
-
-def test_every_test_of_the_kit_carries_the_number_in_its_name():
-    for path in KIT.glob("test_*.py"):
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.FunctionDef) and node.name.startswith("test"):
-                marks = [
-                    call
-                    for call in node.decorator_list
-                    if getattr(getattr(call, "func", None), "id", "") == "guarantee"
-                ]
-                assert len(marks) == 1, f"{path.name}: {node.name} has no @guarantee"
-                assert node.name.startswith(f"test_g{marks[0].args[0].value:02d}_"), f"{path.name}: {node.name}"
-
-
-def test_every_guarantee_has_a_test():
-    numbers = {
-        int(node.name[6:8])
-        for path in KIT.glob("test_*.py")
-        for node in ast.parse(path.read_text(encoding="utf-8")).body
-        if isinstance(node, ast.FunctionDef)
-        if node.name.startswith("test_g")
-    }
-    assert numbers == {guarantee.number for guarantee in GUARANTEES} == set(range(1, 33))
-
-
 @pytest.mark.conform
 def test_an_asynchronous_device_conforms_and_its_latches_are_used(report):
     found = report("--device-factory=queued_device:queued", code=0)
@@ -327,19 +210,6 @@ def test_failures_of_one_cause_are_told_once_and_the_others_counted_by_name(tmp_
     assert all("driver error" in test["error"] for test in failed), "the report as data has each of them"
 
 
-def test_failures_of_different_causes_stay_apart():
-    causes = []
-    for text in ("row 3 is [1, 2]", "row 4 is [7]", "no row at all"):
-        try:
-            raise AssertionError(text)
-        except AssertionError as error:
-            causes.append(cause_of(error))
-    assert causes[0] == causes[1] != causes[2]
-    wrapped = AssertionError("wrapped")
-    wrapped.__cause__ = KeyError("x")
-    assert cause_of(wrapped).startswith("KeyError at "), "what a check wraps is the cause"
-
-
 @pytest.mark.timeout(HANGS)
 def test_an_update_that_waits_for_the_device_is_told_once_with_both_cures(report):
     found = entry(report("--device-factory=kit_devices:waits", "--only=G28", code=1), "G28")["tests"]
@@ -350,76 +220,7 @@ def test_an_update_that_waits_for_the_device_is_told_once_with_both_cures(report
     assert any(test["outcome"] == "skipped" for test in found), "what needs a held step waits for no further latch"
 
 
-def test_an_update_that_is_said_to_wait_is_excused_unless_the_device_promises_otherwise(monkeypatch):
-    monkeypatch.syspath_prepend(HERE)
-    from kit_devices import SaysThatItWaits, waits
-    from queued_device import queued
-
-    assert ["overlapped_update" in SaysThatItWaits().offers(make()) for make in (waits, queued)] == [False, True]
-    assert "update_inputs waits for the device" in SaysThatItWaits().why_not("overlapped_update")
-
-
-@pytest.mark.parametrize("met", [[], ["large"], ["small", "small"]])
-def test_a_class_of_sizes_that_was_never_drawn_fails_the_check_that_names_it(met):
-    reached = Reached(["small", "large"])
-    for name in met:
-        reached.note(name)
-    with pytest.raises(AssertionError, match="has not reached"):
-        reached.check()
-    for name in ("small", "large"):
-        reached.note(name)
-    reached.check()
-    with pytest.raises(AssertionError, match="none of"):
-        reached.note("huge")
-
-
-def test_shrinking_ends_in_time():
-    """With no time to shrink, what fails first is reported at once; with some, it is made small."""
-    tried = []
-
-    def examples_until_reported(seconds):
-        tried.clear()
-
-        @settings(max_examples=50, database=None, deadline=None, derandomize=True)
-        @given(st.lists(st.integers(0, 10**6), min_size=5))
-        def fails(drawn):
-            tried.append(drawn)
-            assert sum(drawn) < 1000
-
-        with pytest.raises(AssertionError), properties.bounded(seconds):
-            fails()
-        return len(tried)
-
-    assert examples_until_reported(-1.0) < 20 < examples_until_reported(20.0)
-    assert engine.MAX_SHRINKING_SECONDS == 300
-    assert properties.SHRINKING == 20
-    assert properties.CAN_BOUND
-
-
-def test_what_is_not_bounded_is_not_shrunk(monkeypatch):
-    monkeypatch.setattr(kit, "CAN_BOUND", False)
-    assert Phase.shrink not in kit.Effort().settings().phases
-    monkeypatch.setattr(kit, "CAN_BOUND", True)
-    assert Phase.shrink in kit.Effort().settings().phases
-
-
 def test_a_test_runs_where_a_guarantee_is_chosen_that_it_checks_besides(report):
     found = report("cpu", "--only=G20", code=0, examples=1)
     assert "test_g18_a_leaving_waits_for_the_step_that_names_its_slot[first rank]" in outcomes(found, "G18")
     assert entry(found, "G26")["tests"] == []
-
-
-def test_a_fault_is_laid_under_a_liar():
-    class Swallows(Lie):
-        def copy_out(self, memory, parts, stream):
-            try:
-                return super().copy_out(memory, parts, stream)
-            except faults.CopyFailed:
-                return "swallowed"
-
-    device = faults.lay(lay_over(lay_over(CpuDevice(0, {}), Swallows), type("Other", (Lie,), {})), faults.FailingCopies)
-    names = [kind.__name__ for kind in type(device).__mro__]
-    order = [names.index(name) for name in ("Other", "Swallows", "FailingCopies", "CpuDevice")]
-    assert order == sorted(order)
-    device.fault.at = 1
-    assert device.copy_out(device.allocate(8), [ByteRange(0, 8)], device.default_stream) == "swallowed"

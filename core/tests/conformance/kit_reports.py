@@ -1,0 +1,25 @@
+"""How tests run the kit in a process of its own, and look into what it reports."""
+
+import json
+from pathlib import Path
+
+HANGS = 900
+"""Seconds after which a run of the kit is taken to hang, on a machine that does other things too."""
+HERE = Path(__file__).parent
+RUN_MODULE = "import runpy, sys; name = sys.argv.pop(1); runpy.run_module(name, run_name='__main__', alter_sys=True)"
+
+
+def said(printed):
+    """What a run has printed, short: of a report as data, the tests that did not pass."""
+    if not printed.startswith("{"):
+        return printed[-4000:]
+    tests = [test for one in json.loads(printed)["guarantees"] for test in one["tests"]]
+    return "\n\n".join(f"{one['test']}: {one['error']}" for one in tests if one["outcome"] not in ("passed", "skipped"))
+
+
+def entry(found, name):
+    return next(one for one in found["guarantees"] if one["guarantee"] == name)
+
+
+def outcomes(found, name):
+    return {test["test"]: test["outcome"] for test in entry(found, name)["tests"]}
