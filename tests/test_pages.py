@@ -99,7 +99,6 @@ def test_the_architecture_is_a_page_of_eight_steps():
     assert all(re.search(r"`[\w/]+\.py`", body) for body in bodies)
 
 
-@pytest.mark.skipif((CORE / "ledger.py").exists(), reason="the core has no rooms yet")
 def test_the_architecture_names_files_that_are_there():
     named = set(re.findall(r"`([\w*/-]+(?:/|\.py|\.md))`", text("docs/architecture.md")))
     assert len(named) >= 40
@@ -150,7 +149,6 @@ def test_each_line_of_the_glossary_says_what_it_is_and_no_word_stands_twice():
         seen.add(word)
 
 
-@pytest.mark.skipif(not hasattr(hal_core, "StateConfig"), reason="the words are the former ones yet")
 def test_no_former_name_is_public_still():
     former = {name for row in rows() for name in names(row.get("formerly", ""))}
     assert len(former) >= 20

@@ -101,7 +101,7 @@ GUARDS: tuple[Guard, ...] = (
         ("core/tests/test_insertion.py::test_g08_one_bad_task_is_found_however_many_there_are",),
     ),
     Guard(
-        "the ledger knows what a step appended",
+        "the host table knows what a step appended",
         "G11",
         CORE + "slots/host_table.py",
         "        row[slots] = np.minimum(row[slots] + most, self.sizes.max_model_len)\n",
@@ -217,7 +217,7 @@ GUARDS: tuple[Guard, ...] = (
         "a slice's header is compared",
         "G14",
         CORE + "ranks/channel.py",
-        "error = None if header == self._expected else self._agreement.disagreement(header, self._expected)",
+        "error = None if header == self._expected else self._channel.disagreement(header, self._expected)",
         "error = None",
         ("test_g14_a_rank_that_missed_a_broadcast_is_found_by_the_header",),
     ),

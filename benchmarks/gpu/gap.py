@@ -3,8 +3,9 @@
 Every step inserts k new requests of 1,024 tokens into 128 running slots, runs a stand-in for the decode kernel, which
 writes the sampled tokens, and brings the output to the host. ``waits``: the host has read the tokens before it inserts.
 ``overlapped``: it runs up to two steps ahead. For hal all hooks are at work: insert_tasks, the kernel, async_set_value,
-broadcast_tokens (a group of one), advance, save_output with a sink that has a thread; the peers' ways insert, run the
-kernel and copy the tokens out. With several ranks an all-reduce over NCCL begins each step: the ranks meet on the GPU.
+broadcast_tokens (a group of one), update_inputs, save_output with a sink that has a thread; the peers' ways insert, run
+the kernel and copy the tokens out. With several ranks an all-reduce over NCCL begins each step: the ranks meet on the
+GPU.
 """
 
 from __future__ import annotations

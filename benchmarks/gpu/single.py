@@ -1,4 +1,4 @@
-"""Single calls: async_set_value against torch and the raw driver, advance, and what save_output costs where."""
+"""Single calls: async_set_value against torch and the raw driver, update_inputs, and what save_output costs where."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def prefill(state, slot=0, **more):
 
 
 def check_refused(bound, hook, argument, arguments):
-    """The call says who, what and the cure (G26), and leaves memory and ledger as they were."""
+    """The call says who, what and the cure (G26), and leaves memory and host table as they were."""
     state = arguments.get("state")
     held = state.memory.buffer.copy() if isinstance(state, SlotState) else None
     with pytest.raises(InvalidValue) as raised:

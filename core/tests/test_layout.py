@@ -68,7 +68,7 @@ def test_fields_of_a_group_that_lie_apart_are_refused():
 
 
 def test_the_state_takes_what_its_table_adds_up_to():
-    """128 slots x 8,192 tokens: alignment and headers cost less than 1 MB, and so does the host's ledger."""
+    """128 slots x 8,192 tokens: alignment and headers cost less than 1 MB, and so does the host's table."""
     chosen = StateConfig(num_slots=128, max_model_len=8192)
     layout = lay_out(chosen)
     wanted = sum(f.dtype.itemsize * chosen.width(f.width) * chosen.num_slots for f in STATE_TABLE)

@@ -87,7 +87,7 @@ def test_what_admission_packs_is_the_requests_own_and_no_others():
 
 
 def test_an_admitted_request_stays_in_its_process():
-    """Its serial, by which devices know it, means another request elsewhere."""
+    """Its admission id, by which devices know it, means another request elsewhere."""
     request = admit(Request("r", [1, 2]), lay_out(StateConfig(num_slots=1, max_model_len=8)))
     for carry in (pickle.dumps, copy.copy, copy.deepcopy):
         with pytest.raises(InvalidValue, match="admit it where it is inserted"):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 VARIABLE = "HAL_CHECK_RANKS"
 _APART = ("topk_token_ids", "topk_logprobs", "topk_ranks")
-_SERIALS = ("request_serial", "last_preempted", "last_aborted")
+_ADMISSION_IDS = ("request_serial", "last_preempted", "last_aborted")
 Columns = dict[str, np.ndarray[Any, Any]]
 
 
@@ -29,7 +29,7 @@ class RankCheck:
 
     def __init__(self, worker: Stepper, ranks: TensorRanks) -> None:
         self._worker, self._ranks = worker, ranks
-        self.first_serial = 0
+        self.first_admission_id = 0
         """The first admission id of this run; 0 before there is one."""
 
     def compare(self, step: int) -> None:
@@ -65,8 +65,8 @@ class RankCheck:
                 if name not in _APART:
                     part = data[place.offset : place.offset + place.stride * one.sizes.num_slots]
                     column = part.view(place.field.dtype.storage).reshape(one.sizes.num_slots, -1)
-                    if name in _SERIALS and self.first_serial:
-                        column = np.where(column > 0, column - self.first_serial + 1, 0)
+                    if name in _ADMISSION_IDS and self.first_admission_id:
+                        column = np.where(column > 0, column - self.first_admission_id + 1, 0)
                     columns[name if one is state else f"{one.name}: {name}"] = column
         return columns
 

@@ -87,9 +87,9 @@ class StepLoop:
             if states:
                 self._worker.runner.take_over(states)  # type: ignore[attr-defined]
         check = self._check
-        if check is not None and not check.first_serial:
+        if check is not None and not check.first_admission_id:
             entering = (task.request.admission_id for task in tasks if task.kind in ENTERING)
-            check.first_serial = next(entering, 0)
+            check.first_admission_id = next(entering, 0)
         with contextlib.suppress(SinkFull):  # the step is done, and its record is sent when there is room
             if overlap:
                 self._ahead.step(tasks, order.taken)

@@ -87,7 +87,7 @@ DONE = DoneTicket()
 
 
 class PromiseTicket(Ticket):
-    """A ticket that another thread settles, for work that ends on the host (a record queued for sending)."""
+    """A ticket that another thread completes, for work that ends on the host (a record queued for sending)."""
 
     __slots__ = ("_done", "_error", "_once", "_pending", "mode")
 
@@ -97,7 +97,7 @@ class PromiseTicket(Ticket):
         self._error: BaseException | None = None
         self._done = False
         # Two bare locks: an Event takes ten times as long to make, and each step makes a ticket.
-        self._once = Lock()  # taken by the first who settles
+        self._once = Lock()  # taken by the first who completes it
         self._pending = Lock()  # held until then
         self._pending.acquire()
 

@@ -88,7 +88,10 @@ class DeviceBase(ABC):
         """The stream on which the framework computes."""
 
     def resolve(self, target: object) -> View:
-        """A view of a tensor that the device can write; by default there is no framework, and views alone are taken."""
+        """A view of a tensor that the device can write; by default there is no framework, and views alone are taken.
+
+        :raises InvalidValue: for what is no tensor of this device.
+        """
         if isinstance(target, View):
             return target
         raise InvalidValue(
@@ -135,6 +138,9 @@ class DeviceBase(ABC):
 
         Waiting for its ranks once more would take the whole timeout again, at each call; and ranks that are late now
         would meet a second opening where the others are at their first.
+
+        :raises GroupLost: where a rank does not come, and at each later call.
+        :raises CapabilityMissing: where the device has no collectives.
         """
         found = self._communicators.get(group.ranks)
         if found is not None:
@@ -150,7 +156,10 @@ class DeviceBase(ABC):
         return found
 
     def open_communicator(self, group: Group) -> Communicator:
-        """Open a group, of all ranks that call this in one order. By default a device has no collectives."""
+        """Open a group, of all ranks that call this in one order. By default a device has no collectives.
+
+        :raises CapabilityMissing: where it has none.
+        """
         raise CapabilityMissing(
             f"has no collectives, and the group {group.ranks} has {group.size} ranks",
             cure="run one rank, or choose a device whose capabilities name a collective",
@@ -160,7 +169,10 @@ class DeviceBase(ABC):
         )
 
     def hold_stream(self, stream: Stream) -> AbstractContextManager[None]:
-        """Hold a stream. By default a device cannot."""
+        """Hold a stream. By default a device cannot.
+
+        :raises CapabilityMissing: where it cannot.
+        """
         raise CapabilityMissing(
             "cannot hold a stream", cure="ask capabilities.can_hold_stream first", device=f"{self.name}:{self.index}"
         )
@@ -190,7 +202,10 @@ class DeviceBase(ABC):
         """Raise :class:`InvalidValue` for a stream whose work goes into a graph now; by default there are no graphs."""
 
     def capture_update(self, state: SlotState, stream: Stream, *, speculative: bool) -> None:
-        """Put an update into the graph that ``stream`` is captured into. By default a device has no graphs."""
+        """Put an update into the graph that ``stream`` is captured into. By default a device has no graphs.
+
+        :raises CapabilityMissing: where it has none.
+        """
         raise CapabilityMissing(
             "has no graphs", cure="call update_inputs in each step", device=f"{self.name}:{self.index}"
         )

@@ -103,7 +103,10 @@ class AsyncStream:
         return self.pool.record(self)
 
     def wait(self, event: Event) -> None:
-        """Let later work on this stream wait for ``event``; the host does not wait."""
+        """Let later work on this stream wait for ``event``; the host does not wait.
+
+        :raises InvalidValue: for an event of another kind of device.
+        """
         primitives = self.pool.primitives
         if not isinstance(event, RecordedEvent) or type(event.pool.primitives) is not type(primitives):
             raise InvalidValue(
@@ -112,7 +115,10 @@ class AsyncStream:
         primitives.stream_wait(self.raw, event.raw)
 
     def synchronize(self, timeout: float | None = None) -> None:
-        """Block the host until the stream is empty."""
+        """Block the host until the stream is empty.
+
+        :raises TicketTimeout: where it is not after ``timeout`` seconds.
+        """
         pool = self.pool
         if not pool.record(self).wait(timeout):
             raise TicketTimeout(f"the stream is busy after {timeout} s", cure="wait again", device=pool.health.device)

@@ -202,6 +202,8 @@ class Primitives(StreamPrimitives):
 
         ``block`` is device memory (or what :meth:`submit` chose to give); it stays until that is executed. Of a plan
         the records are scattered, then the writes are made, as :func:`hal_core.memory.packing.apply_packed` does.
+
+        :raises CapabilityMissing: by default; a device without ``fused_scatter`` is not asked.
         """
         raise CapabilityMissing("cannot launch a write plan", cure="leave fused_scatter off, or write launch()")
 

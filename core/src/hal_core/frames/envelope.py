@@ -147,7 +147,10 @@ def decode(buffer: Buffer) -> Frame:
 
 
 def decode_frame(header: FrameHeader, frame: memoryview) -> Frame:
-    """Decode an output frame whose header is already read; ``frame`` is exactly its bytes."""
+    """Decode an output frame whose header is already read; ``frame`` is exactly its bytes.
+
+    :raises FrameError: for a frame of another kind, and for bytes that are no record.
+    """
     if header.kind != _OUTPUT:
         raise FrameError(f"a frame of kind {header.kind} carries no record", cure="only output frames do")
     decoded: Frame = _new(Frame, (header, decode_body(read_body(header, frame))))

@@ -86,7 +86,10 @@ class BlockTransfer:
         self._wire.admit(source)
 
     def send(self, key: HandoverKey, to: Description, first: int, blocks: Sequence[int]) -> None:
-        """See :class:`hal_core.handover.KvTransfer`. What finds no room waits as numbers of blocks, not as bytes."""
+        """See :class:`hal_core.handover.KvTransfer`. What finds no room waits as numbers of blocks, not as bytes.
+
+        :raises InvalidValue: for numbers that are no blocks of the cache.
+        """
         numbers = list(map(int, blocks))
         if first < 0 or not all(0 <= number < self._cache.blocks for number in numbers):
             cure = f"give blocks of 0 to {self._cache.blocks - 1}, and which of those promised is the first"

@@ -2,7 +2,7 @@
 
 A plan has two parts, written in this order and never overlapping:
 
-- ``records``: packed per-request records that the device spreads over the fields by a :class:`SpreadMap` it knows;
+- ``records``: packed per-request records that the device spreads over the fields by a :data:`SCATTER_MAP` it knows;
 - ``writes``: descriptors, each a run of bytes taken from ``payload`` or filled with a pattern.
 
 A device submits a plan and knows nothing of requests, fields or tasks.
@@ -109,7 +109,10 @@ class PlanBuilder:
         self._size = 0
 
     def copy(self, offsets: Ints, lengths: Ints | int, data: Bytes) -> None:
-        """Write ``data`` (uint8, the runs one after the other) to ``offsets``; ``lengths`` bytes each."""
+        """Write ``data`` (uint8, the runs one after the other) to ``offsets``; ``lengths`` bytes each.
+
+        :raises InvalidValue: where ``data`` has not as many bytes as the runs together.
+        """
         if len(offsets) == 0:
             return
         together = int(_run_lengths(offsets, lengths).sum())
@@ -146,6 +149,8 @@ class PlanBuilder:
 
         ``records`` must not touch what the writes touch. ``disjoint``: the writes are known to lie inside the memory,
         none over another, none empty.
+
+        :raises InvalidValue: for a write that ends outside the memory.
         """
         rows = self._rows[0] if len(self._rows) == 1 else np.concatenate([_NO_ROWS, *self._rows])
         writes: np.ndarray[Any, np.dtype[np.void]] = rows.reshape(-1).view(WRITE)

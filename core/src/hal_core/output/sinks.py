@@ -1,7 +1,7 @@
-"""The contract between the save_output policy and a transport, and two sinks that need no transport.
+"""The contract between the save_output policy and a transport, and a sink that needs none.
 
 The policy makes a :class:`PendingOutput` for each step and puts it into a :class:`Sink`. From then on the sink
-owns it: it resolves it, in order, on a thread of its own, encodes the record, queues it for the wire and settles it.
+owns it: it resolves it, in order, on a thread of its own, encodes the record, queues it for the wire and completes it.
 """
 
 from __future__ import annotations
@@ -119,7 +119,10 @@ class MemorySink:
         self._lock = threading.Lock()
 
     def put(self, pending: PendingOutput) -> None:
-        """Resolve and keep the record, or have the thread do it."""
+        """Resolve and keep the record, or have the thread do it.
+
+        :raises SinkClosed: when the sink is closed; the record was not taken.
+        """
         with self._lock:  # so that close() misses no record
             if self._closed:
                 raise SinkClosed("the sink is closed", cure="open a new one", hook="save_output", argument="sink")
@@ -132,7 +135,10 @@ class MemorySink:
         self._keep(pending, complete_with(pending))
 
     def close(self, timeout: float) -> None:
-        """Wait until every record is in the list; name the steps whose output did not come in time."""
+        """Wait ``timeout`` seconds at most until every record is in the list.
+
+        :raises Undelivered: naming the requests whose output did not come in time.
+        """
         with self._lock:
             if self._closed:
                 return

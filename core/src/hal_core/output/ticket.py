@@ -23,7 +23,7 @@ LOOK = 5e-3
 
 
 class OutputTicket(PromiseTicket):
-    """The output of one step: what ``save_output`` returns, and what a sink resolves, encodes and settles.
+    """The output of one step: what ``save_output`` returns, and what a sink resolves, encodes and completes.
 
     Done when the record is queued for the wire (or discarded, on ranks that do not send). :meth:`record` gives the
     record earlier, to the worker that needs the tokens itself; it is built once.
@@ -32,10 +32,10 @@ class OutputTicket(PromiseTicket):
     __slots__ = (
         "_check",
         "_copy",
-        "_facts",
         "_lock",
         "_part",
         "_record",
+        "_snapshot",
         "_state",
         "_taken",
         "_violation",
@@ -51,7 +51,7 @@ class OutputTicket(PromiseTicket):
         #: Of each row of the record, the batch id: where the step's order names its slot. There once the record is.
         self.batch_ids: tuple[int, ...] = ()
         self._state, self._copy, self._part = state, copy, part
-        self._facts = OutputSnapshot.of(state, step)
+        self._snapshot = OutputSnapshot.of(state, step)
         self._check = OutputCheck.of(state, step.group, part)
         self._lock, self._taken = Lock(), Lock()
         self._taken.acquire()  # until there is a record
@@ -61,12 +61,12 @@ class OutputTicket(PromiseTicket):
     @property
     def request_ids(self) -> tuple[str, ...]:
         """The requests that the step may report; for errors that name what was lost."""
-        return tuple(name for name in self._facts.names if name)
+        return tuple(name for name in self._snapshot.names if name)
 
     @property
     def batch_size(self) -> int:
         """How many slots the step's order names."""
-        return len(self._facts.order)
+        return len(self._snapshot.order)
 
     def ready(self) -> bool:
         """True when the copy is there, so that :meth:`resolve` does not wait; never blocks."""
@@ -95,7 +95,7 @@ class OutputTicket(PromiseTicket):
                 if self._check is not None:
                     self._check.verify(data)
                 self.columns = self._state.columns(data, self._part) if columns is None else columns
-                self._record, self.batch_ids, self._violation = build_record(self.columns, self._facts)
+                self._record, self.batch_ids, self._violation = build_record(self.columns, self._snapshot)
                 self._taken.release()
             return self._record
 

@@ -175,13 +175,13 @@ def describe(header: bytes) -> str:
 class CheckedTicket(Ticket):
     """Done when the collective is and its header was compared; a wrong one makes the state unusable (G14)."""
 
-    __slots__ = ("_agreement", "_copy", "_error", "_expected", "_inner", "_known", "_over", "mode")
+    __slots__ = ("_channel", "_copy", "_error", "_expected", "_inner", "_known", "_over", "mode")
     _error: BaseException | None
 
     def __init__(self, channel: BroadcastChannel, inner: Ticket, copy: CopyTicket, expected: bytes) -> None:
         super().__init__()
         self.mode: Mode = "sync" if inner.mode == copy.mode == "sync" else "async"
-        self._agreement, self._inner, self._copy, self._expected = channel, inner, copy, expected
+        self._channel, self._inner, self._copy, self._expected = channel, inner, copy, expected
         self._known, self._over, self._error = False, False, None
         if self.mode == "sync" and self.done():  # a look at work that was just put on a stream is early, and costs
             self.failure()  # marks the state now, before anybody waits
@@ -204,9 +204,9 @@ class CheckedTicket(Ticket):
         error = self._inner.failure() or self._copy.failure()
         if error is None:
             header = self._copy.first_bytes()
-            error = None if header == self._expected else self._agreement.disagreement(header, self._expected)
+            error = None if header == self._expected else self._channel.disagreement(header, self._expected)
         elif isinstance(error, HalError):
-            device = self._agreement.device
+            device = self._channel.device
             error.located(device=f"{device.name}:{device.index}", hook="broadcast_tokens")
         self._error, self._known = error, True
         return error
@@ -215,10 +215,10 @@ class CheckedTicket(Ticket):
 class OutputCheck:
     """For the output of a step: what the copied bytes must begin with, and the broadcast they come from (G14)."""
 
-    __slots__ = ("_agreement", "_expected", "_last", "_offset")
+    __slots__ = ("_channel", "_expected", "_last", "_offset")
 
     def __init__(self, channel: BroadcastChannel, part: ByteRange) -> None:
-        self._agreement, self._expected, self._last = channel, channel.expected, channel.last
+        self._channel, self._expected, self._last = channel, channel.expected, channel.last
         self._offset = channel.state.broadcast_range().offset - part.offset
 
     @classmethod
@@ -232,4 +232,4 @@ class OutputCheck:
         self._last.wait()
         header = data[self._offset : self._offset + HEADER_BYTES].tobytes()
         if header != self._expected:
-            raise self._agreement.disagreement(header.ljust(HEADER_BYTES, b"\0"), self._expected)
+            raise self._channel.disagreement(header.ljust(HEADER_BYTES, b"\0"), self._expected)

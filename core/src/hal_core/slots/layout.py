@@ -81,7 +81,7 @@ class StateLayout:
 
     @cached_property
     def config_key(self) -> int:
-        """A number that differs where a request's rows or record would: in all sizes but ``slots`` and
+        """A number that differs where a request's rows or record would: in all sizes but ``num_slots`` and
         ``block_size``, and in the fields of the record."""
         sizes = replace(self.sizes, num_slots=1, block_size=1)
         text = f"{sizes!r}{self.record_dtype.descr}"

@@ -78,7 +78,11 @@ class SlotState:
         table: Sequence[Field] = STATE_TABLE,
         room: tuple[Memory, int] | None = None,
     ) -> None:
-        """``room``: memory of the device that holds the state from this byte on; else it allocates its own."""
+        """``room``: memory of the device that holds the state from this byte on; else it allocates its own.
+
+        :raises InvalidValue: for a name that is no text, or empty.
+        :raises OutOfMemory: where the device has no room for it.
+        """
         if not isinstance(name, str) or not name:
             raise InvalidValue(f"name = {name!r}", cure="give the state a name, as steps will", argument="name")
         self.name, self.sizes, self.device = name, sizes, device

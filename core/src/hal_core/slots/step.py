@@ -161,6 +161,8 @@ def predict_launch_tokens(requests: int, tokens_per_step: int) -> int:
     FastDeploy derived it from sequence lengths and step counts, which is wrong as soon as the step that is running
     accepts another number of drafts than the one before (its pull request 7172). While decoding, each running
     request feeds one token and ``tokens_per_step - 1`` drafts, whatever was accepted before.
+
+    :raises InvalidValue: for less than 0 requests, or less than one token a step.
     """
     if requests < 0 or tokens_per_step < 1:
         raise InvalidValue(

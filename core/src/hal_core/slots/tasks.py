@@ -52,6 +52,8 @@ class TaskBatch:
     ``native`` has for native code what it needs, of a batch whose ``more`` is not None. ``all_new``: there are only new
     requests, each has its blocks from entry 0 on, and none has drafts. ``all_growing``: there are only tasks that bring
     more blocks.
+
+    :raises InvalidValue: for columns that differ in length, and for what is no number of their types.
     """
 
     __slots__ = (

@@ -131,7 +131,7 @@ class Admissions:
         self.listed = array("Q", [0])
         self._process = os.getpid()
         self.table = np.full((PLACES, PLACE), -1, np.int64)
-        self._serial, self._address, self._chunk, self._waits = self.table.T
+        self._ids, self._address, self._chunk, self._waits = self.table.T
         self._waits[:] = 0
 
     @property
@@ -236,7 +236,7 @@ class Admissions:
         while self._dropped:
             admission_id = self._dropped.popleft()
             del self._alive[admission_id]
-            if self._serial[admission_id % PLACES] == admission_id:
+            if self._ids[admission_id % PLACES] == admission_id:
                 self._waits[admission_id % PLACES] = 0
 
     # -- at insertion -------------------------------------------------------------------------------------------
@@ -254,7 +254,7 @@ class Admissions:
 
     def has(self, request: AdmittedRequest) -> bool:
         """Whether a request's bytes are here now."""
-        return bool(self._serial[request.admission_id & (PLACES - 1)] == request.admission_id)
+        return bool(self._ids[request.admission_id & (PLACES - 1)] == request.admission_id)
 
     def find(self, admission_ids: Int64s) -> Int64s | None:
         """Where the requests of these ids lie in device memory; None unless all of them are here."""
@@ -278,14 +278,14 @@ class Admissions:
     def inserted(self, admission_ids: Int64s) -> None:
         """Requests of these ids, whether they are here or not, were inserted by the general way."""
         places = admission_ids & (PLACES - 1)
-        here = places[self._serial[places] == admission_ids]
+        here = places[self._ids[places] == admission_ids]
         self._waits[here] = 0
 
     def close(self, *, release: bool) -> None:
         """Stage nothing any more; with ``release``, give back the chunks whose work ends (others are lost)."""
         with self.lock:
             self.limit, self._filling = 0, None
-            self._serial[:] = -1
+            self._ids[:] = -1
             chunks, self.chunks = self.chunks, []
             self._list()
         for chunk in chunks if release else ():

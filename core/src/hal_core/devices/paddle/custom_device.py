@@ -65,7 +65,10 @@ class CustomDevice(PaddlePlace, StreamDevice):
         return self.wrap(int(base.raw_stream), lambda: base)
 
     def foreign_stream(self, stream: Any) -> AsyncStream:  # noqa: ANN401 (a Paddle stream)
-        """A Paddle stream, or that of another opened device."""
+        """A Paddle stream, or that of another opened device.
+
+        :raises InvalidValue: for what is no stream of this device.
+        """
         base = getattr(stream, "stream_base", getattr(stream, "raw", stream))
         if not hasattr(base, "raw_stream"):
             raise InvalidValue(

@@ -16,7 +16,10 @@ def paddle_core() -> Any:  # noqa: ANN401 (a module without types)
 
 
 def import_paddle(device: str, cure: str) -> Any:  # noqa: ANN401 (a module without types)
-    """Paddle, or :class:`Unavailable`."""
+    """The module.
+
+    :raises Unavailable: where it does not import.
+    """
     try:
         import paddle
     except ImportError as error:
@@ -25,7 +28,11 @@ def import_paddle(device: str, cure: str) -> Any:  # noqa: ANN401 (a module with
 
 
 def custom_place(device: str, kind: str, index: int, cure: str) -> Any:  # noqa: ANN401 (a Paddle place)
-    """The place ``index`` of the CustomDevice type ``kind``."""
+    """The place ``index`` of the CustomDevice type ``kind``.
+
+    :raises Unavailable: where Paddle does not import, or knows no such type.
+    :raises InvalidValue: for an index beyond its devices.
+    """
     paddle = import_paddle(device, cure)
     kinds = list(paddle.device.get_all_custom_device_type() or ())
     if kind not in kinds:

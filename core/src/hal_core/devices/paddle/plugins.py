@@ -87,7 +87,10 @@ class PaddlePlugin(Plugin):
 
     @classmethod
     def open(cls, index: int, options: Mapping[str, object]) -> Device:
-        """Open device ``index``. Options: ``ring_start``, ``ring_limit`` (bytes), ``deadline`` (seconds)."""
+        """Open device ``index``. Options: ``ring_start``, ``ring_limit`` (bytes), ``deadline`` (seconds).
+
+        :raises Unavailable: with the probe's reason and cure, where it cannot be used here.
+        """
         found = cls.probe()
         if not found.available:
             raise Unavailable(found.reason, cure=found.cure, device=cls.name)

@@ -3,7 +3,7 @@ typedef unsigned long long u64;
 typedef unsigned int u32;
 typedef unsigned char u8;
 
-// One field of a packed record, hal_core.plan.SPREAD.
+// One field of a packed record, hal_core.devices.SCATTER_MAP.
 struct Spread { u64 base, stride; u32 source, nbytes; };
 
 // Copy n bytes with the widest accesses that both addresses allow. All threads of a block call it.

@@ -15,10 +15,10 @@ struct Row { u64 base, stride, cycle, size; };
 
 struct Enter {
   u64 entries, blocks;        // addresses of the entries and of all block ids, one request's after the other
-  u64 memory, spread;         // addresses of the state and of its spread table
+  u64 memory, spread;         // addresses of the state and of its scatter map
   u64 dynamic[4];             // seq_lens_this_time, seq_lens_encoder, seq_lens_decoder, blocks_num: offset of each field
   u64 handed[4];              // next_tokens, step_idx, draft_num, draft_tokens: the same
-  u32 fields, rows_at;        // entries of the spread table; where the rows begin in a request's bytes
+  u32 fields, rows_at;        // entries of the scatter map; where the rows begin in a request's bytes
   u64 drafts;                 // elements of a row of draft_tokens
   Row rows[5];                // bad_words, stop_seqs_len, stop_seqs, block_tables, token_ids
 };

@@ -6,7 +6,7 @@ struct Write { u64 dst, source; u32 nbytes, pattern; };
 struct Plan {
   u64 memory;        // address of the memory the plan writes
   u64 block;         // address of the staging block (device memory, or pinned host memory read in place)
-  u64 spread;        // address of the spread table
+  u64 spread;        // address of the scatter map
   u32 writes, records, fields, record_bytes;
   u32 slots_at, records_at;
   u64 payload_at;
