@@ -102,9 +102,10 @@ def test_a_large_write_that_the_ring_refuses_half_way_changes_nothing(bound):
     device, stream = bound.device, bound.default_stream
     target = int64s(device, 1 << 18)
     bound.async_set_value(target=target, value=7, stream=stream).wait()
-    device.staging.limit, device.staging.deadline = 1 << 20, 0.05
+    patience, device.staging.limit, device.staging.deadline = device.staging.deadline, 1 << 20, 0.05
     with device.hold_stream(stream), pytest.raises(OutOfMemory, match="sim:0: async_set_value: ring: the staging ring"):
         bound.async_set_value(target=target, value=np.arange(target.size), stream=stream)
+    device.staging.deadline = patience
     stream.synchronize()
     assert (content(target.memory).view(np.int64) == 7).all()
     bound.async_set_value(target=target, value=np.arange(target.size), stream=stream).wait()
