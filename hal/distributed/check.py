@@ -58,13 +58,10 @@ class RankCheck:
         whole = ByteRange(0, state.memory.nbytes)  # companions lie behind it
         copied = self._worker.device.copy_out(memory=state.memory, parts=(whole,), stream=self._worker.stream)
         copied.wait()
-        data = copied.data[0]
         columns: Columns = {}
         for one in (state, *state.companions):
-            for name, place in one.layout.fields.items():
+            for name, column in one.columns(copied.data[0], whole).items():
                 if name not in _APART:
-                    part = data[place.offset : place.offset + place.stride * one.sizes.num_slots]
-                    column = part.view(place.field.dtype.storage).reshape(one.sizes.num_slots, -1)
                     if name in _ADMISSION_IDS and self.first_admission_id:
                         column = np.where(column > 0, column - self.first_admission_id + 1, 0)
                     columns[name if one is state else f"{one.name}: {name}"] = column

@@ -184,10 +184,8 @@ def share_drafts(
         return
     copied = device.copy_out(memory=state.memory, parts=(part,), stream=stream)
     copied.wait()
-    data, slots = copied.data[0], state.sizes.num_slots
-    counts = data[: number.stride * slots].view(np.int32)
-    rows = data[tokens.offset - number.offset :].view(np.int64).reshape(slots, -1)
-    ran = step.order(state.name)
+    fields, ran = CopiedFields(state, copied.data[0], part), step.order(state.name)
+    counts, rows = fields["draft_num"][:, 0], fields["draft_tokens"]
     told = {slot: rows[slot, : counts[slot]].tolist() for slot in ran.tolist() if counts[slot]}
     device.set_drafts(state=state, step=step, drafts=told, stream=stream)
 
