@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import tomllib
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 CORE = ROOT / "core" / "src" / "hal_core"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FACES = ("hal", *(f"hal_core.{face}" for face in ("devices", "frames", "handover", "conformance")))
 SCREEN = 50
 """Lines of a screen."""
 
@@ -137,6 +139,10 @@ def test_every_public_name_is_in_the_glossary():
     known |= names(text("docs/glossary.md").partition("## Errors")[2].partition("|")[0])
     not_words = {"DONE", "ENTERING", "LEAVING", "hookimpl"}  # values and a marker
     assert set(hal_core.__all__) - not_words - known == set()
+    aliases = {"Index", "Launch", "Mode", "Part"}  # of other types
+    for face in FACES:
+        classes = {name for name in importlib.import_module(face).__all__ if re.match("[A-Z][a-z]", name)}
+        assert classes - aliases - known == set(), face
 
 
 def test_each_line_of_the_glossary_says_what_it_is_and_no_word_stands_twice():
