@@ -79,7 +79,10 @@ def _few_are_sound(host_table: HostSlotTable, tasks: TaskBatch) -> bool:
 
 
 def _growing_are_sound(host_table: HostSlotTable, tasks: TaskBatch) -> bool:
-    """Of requests that get more blocks. Each is the very one in its slot, so it was admitted for these sizes."""
+    """Of requests that get more blocks. Each is the very one in its slot, so it was admitted for these sizes.
+
+    Without it more blocks for 1 request take 21 % longer, for 8 requests 10.5 % (as in ``_plan_few_growing``).
+    """
     sizes, plain, holders = host_table.sizes, tasks.plain, host_table.requests
     slots, held = plain["slots"], host_table.blocks
     if len(set(slots)) != len(slots) or any(tasks.drafts):
