@@ -3,6 +3,7 @@
 Every hook takes its arguments by keyword, has no defaults and returns a :class:`~hal_core.tickets.Ticket`, never
 None. The policy around each hook (checks, who sends, when to clean up) is :mod:`hal_core.runtime.policy` and the same
 on every device: a plugin's hook is called with checked arguments, at most once a call, and says how bytes move.
+Observers (:mod:`hal_core.runtime.observers`) are given the caller's own objects, and must not write to them.
 
 A step's calls come in this order: ``insert_tasks``; the model and its sampler; ``broadcast_tokens``;
 ``update_inputs``; then ``save_output``, and ``set_drafts`` before or after it. ``set_drafts`` is no hook but, like
