@@ -7,7 +7,9 @@ ARGS   ?=
 # Files of tests that run at a time, each whole in one process, which makes once what its tests share (ranks, wheels, a
 # process to fork). One more than two cores: tests that wait for others' processes leave a core to the third.
 FILES  := 3
-BESIDE := -n $(FILES) --dist loadfile --no-loadscope-reorder
+# Seconds after which a test is taken to hang: it fails then, by its name and with where it stands.
+HANGS  := 1200
+BESIDE := -n $(FILES) --dist loadfile --no-loadscope-reorder --timeout $(HANGS)
 
 # Two hundred processes of the tests import the same code: it is compiled once, also where Python is told to keep nothing.
 export PYTHONDONTWRITEBYTECODE :=

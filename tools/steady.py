@@ -30,6 +30,8 @@ SENSITIVE = re.compile(r"subprocess|RankPool|multiprocessing|os\.fork|signal\.SI
 """What a file does that starts processes or threads, or knows deadlines."""
 FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 BUSY = "while True: pass"
+HANGS = 1200
+"""Seconds after which a test is taken to hang; it fails then, with where it stands."""
 CHOSEN = "not conform and not whole_kit"
 """The marked tests that a round has."""
 
@@ -92,6 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     "--no-header",
                     "-p",
                     "no:cacheprovider",
+                    f"--timeout={HANGS}",
                     "-m",
                     CHOSEN,
                     *together,

@@ -38,6 +38,14 @@ class ByHand:
     def state(self, last, oldest=1, echo=0):
         return control(FrameKind.STATE, last, session=SESSION, body=State(oldest, 8, echo))
 
+    def hear(self, reader):
+        """Let the reader work until it says something, and return that."""
+        for _ in range(500):
+            assert reader.read(0.02) is None
+            if self.socket.poll(20):
+                return memoryview(self.socket.recv())
+        raise AssertionError("the reader says nothing")
+
     def answer_cursor(self, reader, last, oldest=1):
         """Let the reader work until it gives its cursor, answer that, and return where it wants to go on."""
         for _ in range(500):
