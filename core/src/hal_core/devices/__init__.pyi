@@ -24,7 +24,7 @@ from ..slots.host_table import BLOCKS as BLOCKS
 from ..slots.host_table import FEW as FEW
 from ..slots.host_table import HELD as HELD
 from ..slots.host_table import PREFILLED as PREFILLED
-from ..slots.host_table import SERIALS as SERIALS
+from ..slots.host_table import SLOT_ADMISSION as SLOT_ADMISSION
 from ..slots.host_table import TOKENS as TOKENS
 from ..slots.insertion import plan_insert as plan_insert
 from ..slots.layout import ADMISSION_ID as ADMISSION_ID

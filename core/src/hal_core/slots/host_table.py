@@ -19,7 +19,7 @@ from .tasks import TaskBatch, TaskKind
 FEW = 8
 """Up to so many new requests are planned, checked and booked in plain Python; what that saves: benchmarks/few.py."""
 BLOCKS, TOKENS = ROW_FIELDS.index("block_tables"), ROW_FIELDS.index("token_ids")
-PREFILLED, SERIALS, HELD = range(len(ROW_FIELDS), len(ROW_FIELDS) + 3)
+PREFILLED, SLOT_ADMISSION, HELD = range(len(ROW_FIELDS), len(ROW_FIELDS) + 3)
 """Columns of the table after the lengths: ``prefilled``, ``admission_ids``, ``blocks``."""
 Ints = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
 Records = np.ndarray[Any, np.dtype[np.void]]
@@ -115,7 +115,7 @@ class HostSlotTable:
         rows, places = np.empty((len(slots), HELD + 1), np.int64), slots.tolist()
         rows[:, :PREFILLED] = request_row[:, :ADMISSION_ID]
         rows[:, BLOCKS] = rows[:, HELD] = counts
-        rows[:, PREFILLED], rows[:, SERIALS] = ends, request_row[:, ADMISSION_ID]
+        rows[:, PREFILLED], rows[:, SLOT_ADMISSION] = ends, request_row[:, ADMISSION_ID]
         if entering is not None:
             handoff = tasks.kinds[entering] == TaskKind.REMOTE_PREFILL
             rows[handoff, PREFILLED] = rows[handoff, TOKENS]

@@ -23,7 +23,7 @@ from hal_core.devices import (
     PREFILLED,
     REQUEST_ROW,
     ROW_FIELDS,
-    SERIALS,
+    SLOT_ADMISSION,
     TOKENS,
     gather_with,
 )
@@ -57,7 +57,7 @@ CALLS = (
 def layout() -> str:
     """What the native part relies on, as it is in the core that runs and in this package: ``LAYOUT`` of native.h."""
     rows = f"rows {len(ROW_FIELDS)} {BLOCKS} {TOKENS}"
-    table = f"table {PREFILLED} {SERIALS} {HELD} {HELD + 1}"
+    table = f"table {PREFILLED} {SLOT_ADMISSION} {HELD} {HELD + 1}"
     request = f"request {ADMISSION_ID} {CONFIG_KEY} {REQUEST_ROW.itemsize // 8}"
     kernel = f"entry {ENTRY.size // 8} enter {ENTER.itemsize} piece {PIECE} threads {THREADS}"
     kinds = [TaskKind.PREFILL, TaskKind.PREFILL_CHUNK, TaskKind.MORE_BLOCKS, TaskKind.REMOTE_PREFILL]

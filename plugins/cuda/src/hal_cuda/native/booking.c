@@ -80,7 +80,7 @@ static int task_fits(Book *book, const Batch *batch, Py_ssize_t at) {
   int kind = kind_of(batch, at);
   const int64_t *row = book->rows + slot * TABLE;
   int64_t end = start + length, total = row_of(batch, at, TOKENS), have = stays(kind) ? row[HELD] : 0;
-  if (row[SERIALS] != (stays(kind) ? row_of(batch, at, ID) : 0) || total >= book->max_model_len ||
+  if (row[SLOT_ADMISSION] != (stays(kind) ? row_of(batch, at, ID) : 0) || total >= book->max_model_len ||
       have + count > book->max_blocks)
     return 0;
   if (batch->kinds && (batch->firsts[at] != have || batch->drafted[at] > (kind == HAND_OFF ? book->max_drafts : 0))) return 0;
@@ -156,8 +156,8 @@ static PyObject *commit(PyObject *self, PyObject *const *args, Py_ssize_t count)
     for (int i = 0; i < ROWS; i++) row[i] = row_of(&batch, at, i);
     row[BLOCKS] = row[HELD] = batch.counts[at];
     row[PREFILLED] = kind == HAND_OFF ? row[TOKENS]++ : (int64_t)batch.starts[at] + batch.lengths[at];
-    row[SERIALS] = row_of(&batch, at, ID);
-    failed = hold(book, slot, row[SERIALS], PyTuple_GetItem(requests, at));
+    row[SLOT_ADMISSION] = row_of(&batch, at, ID);
+    failed = hold(book, slot, row[SLOT_ADMISSION], PyTuple_GetItem(requests, at));
   }
   batch_close(&batch);
   if (failed) return NULL;

@@ -18,7 +18,7 @@
 #define BLOCKS 3     /* block_tables, token_ids among them */
 #define TOKENS 4
 #define PREFILLED 5  /* columns of the host table after the lengths */
-#define SERIALS 6
+#define SLOT_ADMISSION 6
 #define HELD 7
 #define TABLE 8      /* its columns */
 #define REQUEST 7    /* int64s of a request's packed row: REQUEST_ROW, */
@@ -37,7 +37,7 @@
 #define STR(x) #x
 #define TEXT(x) STR(x)
 #define LAYOUT                                                                                                          \
-  "rows " TEXT(ROWS) " " TEXT(BLOCKS) " " TEXT(TOKENS) " table " TEXT(PREFILLED) " " TEXT(SERIALS) " " TEXT(HELD) " "    \
+  "rows " TEXT(ROWS) " " TEXT(BLOCKS) " " TEXT(TOKENS) " table " TEXT(PREFILLED) " " TEXT(SLOT_ADMISSION) " " TEXT(HELD) " "    \
   TEXT(TABLE) " request " TEXT(ID) " " TEXT(KEY) " " TEXT(REQUEST) " place " TEXT(PLACE) " chunk " TEXT(CHUNK) " entry " TEXT(ENTRY)           \
   " enter " TEXT(ENTER) " piece " TEXT(PIECE) " threads " TEXT(THREADS) " kinds " TEXT(PREFILL) " " TEXT(CHUNK_OF) " "    \
   TEXT(GROW) " " TEXT(HAND_OFF)
