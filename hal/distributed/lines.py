@@ -140,6 +140,7 @@ class RankLine:
             raise
         self._heard = self._down = time.monotonic()
         self._patience = SILENCE  # until the engine was heard, it may be starting
+        self._is_made = self._is_heard = self._broke = False
         self._received: list[Word | StepOrder] = []
 
     @property
@@ -154,11 +155,12 @@ class RankLine:
     def receive(self, timeout: float) -> Word | StepOrder | None:
         """The next word or step; None after ``timeout`` seconds, or when one of the watched sockets can be read.
 
-        Raises :class:`GroupLost` when the engine is gone, :class:`FrameError` for a step that is none.
+        Raises :class:`GroupLost` when the engine is gone, or the connection to it broke, also where another was made
+        since; :class:`FrameError` for a step that is none.
         """
         end = time.monotonic() + timeout
         while not self._received:
-            self._connection.follow()
+            self._follow()
             if not self._take():
                 now = time.monotonic()
                 self._check_engine(now)
@@ -166,7 +168,7 @@ class RankLine:
                     return None
                 self._connection.wait(min(end, now + BEAT_SECONDS), due=False)
                 if self._connection.others_came:
-                    self._connection.follow()
+                    self._follow()
                     if not self._take():
                         return None
         return self._received.pop(0)
@@ -174,12 +176,12 @@ class RankLine:
     def say(self, word: Word, patience: float = 10.0) -> bool:
         """Say a word; waits up to ``patience`` seconds for a connection. Whether it was said."""
         message, end = encode_word(word, session=1, sender=self.rank), time.monotonic() + patience
-        self._connection.follow()
+        self._note()
         while not self._connection.send(message):
             if time.monotonic() >= end:
                 return False
             self._connection.wait(min(end, time.monotonic() + 0.05), due=self._connection.is_open)
-            self._connection.follow()
+            self._note()
         return True
 
     def close(self) -> None:
@@ -189,13 +191,29 @@ class RankLine:
         os.close(self._wake)
         os.close(self._wake_end)
 
+    def _note(self) -> None:
+        """Take note of what became of the connection: a new one, behind one over which the engine was heard, means that
+        what was said meanwhile may never come, of either side."""
+        if self._connection.follow():
+            self._broke = self._broke or (self._is_made and self._is_heard)
+            self._is_made = True
+
+    def _follow(self) -> None:
+        self._note()
+        if self._broke:
+            raise GroupLost(
+                f"rank {self.rank}: the connection to the engine broke, and what was said meanwhile may be lost",
+                cure="see what became of the network between them, and run the requests again",
+                argument="engine",
+            )
+
     def _take(self) -> bool:
         """Take what has come. Whether anything has."""
         try:
             message = self._connection.socket.recv(zmq.DONTWAIT)
         except zmq.Again:
             return False
-        self._heard = time.monotonic()
+        self._heard, self._is_heard = time.monotonic(), True
         self._patience = BROKEN if self._local else SILENCE
         for header, frame in split(message):
             if header.kind == FrameKind.STEP:

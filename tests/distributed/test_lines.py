@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
-from threading import Event
+import socket
+from threading import Event, Thread
 
-from hal.distributed.lines import EngineLine
-from hal.distributed.words import Verdict
+import pytest
+from hal_core import GroupLost
+
+from hal.distributed.lines import EngineLine, RankLine
+from hal.distributed.words import Beat, Hello, Release, Verdict
 from tests.commands import start
 
 A_RANK = """
@@ -48,3 +53,66 @@ def test_the_last_word_comes_to_a_rank_that_is_stopped_while_it_is_said(tmp_path
         rank.kill()
         with rank:
             pass
+
+
+class Cable:
+    """Carries bytes between whoever connects to ``url`` and a port of this host; can be cut, and put back at once."""
+
+    def __init__(self, port):
+        self._port, self._ends = port, []
+        self._door = socket.create_server(("127.0.0.1", 0))
+        self.url = f"tcp://127.0.0.1:{self._door.getsockname()[1]}"
+        self.carries = Event()
+        self.carries.set()
+        Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                near, far = self._door.accept()[0], socket.create_connection(("127.0.0.1", self._port))
+                self._ends += [near, far]
+                for one, other in ((near, far), (far, near)):
+                    Thread(target=self._carry, args=(one, other), daemon=True).start()
+
+    def _carry(self, one, other):
+        with contextlib.suppress(OSError):
+            while data := one.recv(1 << 16):
+                if self.carries.is_set():
+                    other.sendall(data)
+
+    def cut(self):
+        """What is under way is lost, and the connection ends; another may be made."""
+        ends, self._ends = self._ends, []
+        for end in ends:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+        self.carries.set()
+
+    def close(self):
+        self._door.close()
+        self.cut()
+
+
+def test_a_connection_that_broke_and_was_made_again_is_a_lost_engine():
+    """What was said on the way is not said again: without that end, engine and rank would wait for each other."""
+    engine = EngineLine("tcp://127.0.0.1:*")
+    cable = Cable(int(engine.url.rpartition(":")[2]))
+    rank = RankLine(cable.url, 0)
+    try:
+        rank.say(Hello(0, 1, {}))
+        while not any(number == 0 for number, _ in engine.receive(60.0)):
+            pass
+        engine.say(Beat())
+        assert rank.receive(60.0) == Beat()
+        cable.carries.clear()
+        assert engine.say(Release("a", 1)) == []
+        cable.cut()
+        with pytest.raises(GroupLost, match="rank 0: the connection to the engine broke"):
+            while True:
+                engine.say(Beat())
+                assert rank.receive(0.05) is None, "it hears beats, and never what it was told before"
+    finally:
+        rank.close()
+        cable.close()
+        engine.close()
