@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
-from hal_core import OutputRecord, SplitRole, admit, lay_out
+from hal_core import HalError, OutputRecord, SplitRole, admit, lay_out
 
 from hal.distributed.crew import Crew
 from hal.distributed.launch import PaddleLaunch
@@ -68,13 +68,20 @@ def split_engine(
     def again(place: int) -> str:
         return "it is started again" if hired is None else f"it is waited for at {hired.workers[place][0].url}"
 
+    def refused(place: int, error: HalError) -> None:
+        if hired is not None:
+            hired.workers[place][0].dismiss(error.what, error.cure)
+
+    def told(place: int) -> tuple[str, Callable[[HalError], object]]:
+        return again(place), partial(refused, place)
+
     return SplitEngine(
         [
-            SplitWorker(SplitRole.PREFILL, number, partial(crew, SplitRole.PREFILL, number), prefills, again(number))
+            SplitWorker(SplitRole.PREFILL, number, partial(crew, SplitRole.PREFILL, number), prefills, *told(number))
             for number in range(prefill)
         ],
         [
-            SplitWorker(SplitRole.DECODE, number, partial(crew, SplitRole.DECODE, place), decodes, again(place))
+            SplitWorker(SplitRole.DECODE, number, partial(crew, SplitRole.DECODE, place), decodes, *told(place))
             for number, place in enumerate(range(prefill, prefill + decode))
         ],
         limits(Scheduler).check,

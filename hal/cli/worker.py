@@ -52,13 +52,14 @@ def run(arguments: list[str]) -> None:
         with signals.noted(), HiredWorker(post, keys, versions()) as worker:
             say(f"hal worker: {options.role}, listens on {worker.url}")
             status = worker.serve(options.timeout, signals.check)
+            how = f" ({worker.how})" if worker.how else ""
     except InvalidValue as error:
         if error.argument == "url":
             error.argument = "--listen"
         raise
     except GroupLost as error:
         say(f"hal: error: {error}")
-        status = 1
+        status, how = 1, ""
     if status:
-        say(f"hal worker: ended, {'refused' if status == 2 else 'its ranks or its engine were lost'}")
+        say(f"hal worker: ended, {'refused' if status == 2 else 'its ranks or its engine were lost'}{how}")
         raise SystemExit(status)

@@ -65,6 +65,8 @@ class HiredWorker:
         self._heard = 0.0
         self._launch: PaddleLaunch | None = None
         self._over: Dismissed | None = None
+        self.how = ""
+        """How the ranks have ended, in words."""
 
     def __enter__(self) -> HiredWorker:
         return self
@@ -97,23 +99,24 @@ class HiredWorker:
                 cure = "see what became of hal run"
                 raise GroupLost(f"nothing was heard of the engine for {SILENCE:g} s", cure=cure, argument="engine")
             if self._launch is not None and (how := self._launch.ended()):
-                return self._leave(how)
-        if self._launch is not None:
-            patience = time.monotonic() + _LEAVE_SECONDS
-            while not self._launch.ended() and time.monotonic() < patience:
-                time.sleep(_LOOK_SECONDS)
-        if self._over.what:
+                self._leave(how)
+                break
+        if self._over is not None and self._over.what:
             raise InvalidValue(f"the engine refuses: {self._over.what}", cure=self._over.cure)
-        return 0 if self._launch is None else self._launch.status
+        if self._launch is None:
+            return 0
+        patience = time.monotonic() + _LEAVE_SECONDS
+        while not (how := self._launch.ended()) and time.monotonic() < patience:
+            time.sleep(_LOOK_SECONDS)
+        self.how = how
+        return self._launch.status
 
-    def _leave(self, how: str) -> int:
+    def _leave(self, how: str) -> None:
         """The ranks have ended: tell the engine, and wait until it has heard."""
-        assert self._launch is not None
         end = time.monotonic() + _HEARD_SECONDS
         while self._over is None and time.monotonic() < end:
             self._say(Ended(how))
             self._hear(_LOOK_SECONDS)
-        return self._launch.status
 
     def _hear(self, seconds: float) -> None:
         socket = self._bound.socket

@@ -223,7 +223,7 @@ class RemoteWorker:
     def end(self, patience: float) -> None:
         """See :class:`hal.distributed.launch.Starter`."""
         end = time.monotonic() + patience
-        while not self.ended() and time.monotonic() < end:
+        while not self._closed and not self.ended() and time.monotonic() < end:
             self._hear(min(0.05, patience))
         self.dismiss()
 

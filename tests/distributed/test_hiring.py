@@ -46,6 +46,10 @@ class Employed:
         self._thread.join(PATIENCE)
         return self.ended
 
+    @property
+    def how(self):
+        return self._worker.how
+
 
 def options(*urls, key=None, tp=1, model=DEFAULT_CHECKPOINT):
     ranks = RankOptions(tp=tp, workers=tuple(urls), key=key)

@@ -94,6 +94,12 @@ class Cable:
         self.cut()
 
 
+def hear(rank, engine):
+    while True:
+        engine.say(Beat())
+        assert rank.receive(0.05) is None, "it hears beats, and never what it was told before"
+
+
 def test_a_connection_that_broke_and_was_made_again_is_a_lost_engine():
     """What was said on the way is not said again: without that end, engine and rank would wait for each other."""
     engine = EngineLine("tcp://127.0.0.1:*")
@@ -109,9 +115,7 @@ def test_a_connection_that_broke_and_was_made_again_is_a_lost_engine():
         assert engine.say(Release("a", 1)) == []
         cable.cut()
         with pytest.raises(GroupLost, match="rank 0: the connection to the engine broke"):
-            while True:
-                engine.say(Beat())
-                assert rank.receive(0.05) is None, "it hears beats, and never what it was told before"
+            hear(rank, engine)
     finally:
         rank.close()
         cable.close()

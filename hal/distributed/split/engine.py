@@ -90,7 +90,10 @@ class SplitEngine:
             while any(worker.team is None for worker in self.workers):
                 self._start_all()
             self._compare()
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, InvalidValue | Unavailable):
+                for worker in self.workers:
+                    worker.refuse(error)
             self.close()
             raise
 
@@ -249,6 +252,8 @@ class SplitEngine:
                 self._sort_workers()
                 self._compare_one(worker)
         except (RankLost, Unavailable, InvalidValue) as error:
+            if isinstance(error, InvalidValue):
+                worker.refuse(error)
             if worker.crew is not None:
                 worker.crew.close()
             worker.lose()

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from hal_core import SplitRole
+from hal_core import HalError, SplitRole
 
-from hal.distributed.words import Release, Word
+from hal.distributed.words import Release, Verdict, Word
 from hal.engine import Scheduler
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ class SplitWorker(Generic[S]):
       when all have.
     - ``drafted``: what its crews count of drafts, the engine's.
     - ``again``: in words, what is done about its loss where that may be.
+    - ``refused``: tells whoever has started it why it is refused, where that is not this process.
     """
 
     def __init__(
@@ -41,8 +42,9 @@ class SplitWorker(Generic[S]):
         start: Callable[[], Crew],
         team: Callable[[Crew, Callable[[OutputRecord], None]], Team[S]],
         again: str = "it is started again",
+        refused: Callable[[HalError], object] = lambda _: None,
     ) -> None:
-        self.again = again
+        self.again, self._refused = again, refused
         self.role, self.number = role, number
         self._start, self._made = start, team
         self.crew: Crew | None = None
@@ -90,6 +92,12 @@ class SplitWorker(Generic[S]):
         """Say a word to ranks. Whoever cannot be reached is lost, which is noticed elsewhere."""
         assert self.crew is not None
         self.crew.line.say(word, *ranks)
+
+    def refuse(self, error: HalError) -> None:
+        """Tell its ranks, and who has started it, why nothing comes of it."""
+        self._refused(error)
+        if self.crew is not None:
+            self.crew.line.say(Verdict(error.what, error.cure, refused=True))
 
     def release(self, key: Key, then: Callable[[], None], over: frozenset[int] = frozenset()) -> None:
         """Have the ranks drop an attempt, and do ``then`` when they have. ``over``: ranks that have said so before."""
