@@ -83,6 +83,7 @@ class StepLoop:
         """Take one step."""
         tasks = self._table.tasks(order)
         if self._handing is not None:
+            self._ahead.catch_up(order.taken)  # who enters may have the name of one that ended with those
             states = self._handing.launch(order.tasks)
             if states:
                 self._worker.runner.take_over(states)  # type: ignore[attr-defined]

@@ -29,14 +29,18 @@ class StepsAhead:
         ``taken``: of how many steps the engine had taken the output when it made ``tasks``. What ended with those
         leaves its slots first, so that others may enter. Raises as :class:`hal.stepping.Stepper` does.
         """
-        while self._under_way and self._under_way[0].step.number < taken:
-            self._take()
+        self.catch_up(taken)
         launched = self._stepper.launch(tasks)
         while self._under_way:
             self._take()
         self._under_way.append(launched)
         if launched.trouble is not None:
             raise launched.trouble
+
+    def catch_up(self, taken: int) -> None:
+        """Take the steps of which the engine had taken the output, as it had that of ``taken``."""
+        while self._under_way and self._under_way[0].step.number < taken:
+            self._take()
 
     @property
     def waiting(self) -> bool:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+from hal.distributed.loop import StepLoop
+from hal.distributed.steps import StepOrder
+from hal.distributed.words import Stop
 from hal.stepping import StepsAhead
 
 
@@ -47,3 +50,43 @@ def test_a_step_that_is_done_before_anybody_waits_is_told_and_once():
     ahead.idle()
     ahead.step([], 2)
     assert told == ["record 0", "record 1"]
+
+
+class Line:
+    """Says what it was given."""
+
+    rank = 0
+
+    def __init__(self, *said):
+        self.said = list(said)
+
+    def watch(self, sockets):
+        pass
+
+    def receive(self, timeout):
+        return self.said.pop(0)
+
+
+class Handing:
+    """Notes which steps it was told of."""
+
+    busy, transfer = False, SimpleNamespace(sockets=())
+
+    def __init__(self):
+        self.told = []
+
+    def launch(self, tasks):
+        self.told.append("launched")
+        return {}
+
+    def took(self, record, states):
+        self.told.append(record)
+
+
+def test_what_the_engine_has_taken_is_told_before_the_tasks_that_follow_of_it():
+    """Those may bring a request of the same name as one that ended: its end is no end of theirs."""
+    stepper, handing = Stepper(), Handing()
+    stepper.admit = stepper.runner = None
+    line = Line(StepOrder(0, 1, (), 0), StepOrder(0, 2, (), 1), Stop())
+    StepLoop(line, stepper, 0, handing=handing).run(overlap=True, begins=lambda _: None, verdict=None)
+    assert handing.told == ["launched", "record 0", "launched"]
