@@ -35,8 +35,9 @@ class Hired:
     workers: list[tuple[RemoteWorker, Met]]
     keys: CurveKeys | None
     options: Options
-    begun: set[int] = field(default_factory=set)
-    """Places of workers whose ranks were started once: who is asked for there again was lost."""
+    begun: dict[int, str] = field(default_factory=dict)
+    """Places of workers whose ranks were started once, with this host's address as they see it: who is asked for there
+    again was lost, and the way to it may be gone just now."""
 
     def crew(self, setup: Setup, place: int, starting: float) -> Crew:
         """Have a worker start its ranks, which come to this host by the address that the worker's host sees. One that
@@ -45,9 +46,10 @@ class Hired:
         if place in self.begun:
             worker = ReturningWorker(worker.url, self.keys, versions(), partial(self._check_again, worker.url, met))
             self.workers[place] = worker, met
-        self.begun.add(place)
+        else:
+            self.begun[place] = worker.own_address()
         setup = msgspec.structs.replace(setup, host=met.host)
-        own = worker.own_address()
+        own = self.begun[place]
         url = f"tcp://{own}:*" if own else None
         return Crew(
             setup,

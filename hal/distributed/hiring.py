@@ -190,14 +190,19 @@ class RemoteWorker:
         return self._met
 
     def own_address(self) -> str:
-        """This host's own address as the worker's host sees it; "" within one host."""
+        """This host's own address as the worker's host sees it; "" within one host. Raises :class:`Unavailable` where
+        no way leads there."""
         if scheme_of(self.url) != "tcp":
             return ""
         host, _, port = self.url.partition("://")[2].rpartition(":")
-        family, kind, _, _, address = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(address)  # of a datagram socket: nothing is sent
-            own = str(probe.getsockname()[0])
+        try:
+            family, kind, _, _, address = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
+            with socket.socket(family, kind) as probe:
+                probe.connect(address)  # of a datagram socket: nothing is sent
+                own = str(probe.getsockname()[0])
+        except OSError as error:
+            what = f"no address of this host leads to the worker at {self.url}: {error.strerror or error}"
+            raise Unavailable(what, cure="see what became of the network between them", argument="--workers") from error
         return f"[{own}]" if ":" in own else own
 
     def start(self, url: str) -> None:

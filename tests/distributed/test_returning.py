@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import signal
 import threading
 import time
+from unittest import mock
 
 import pytest
-from hal_core import InvalidValue
+from hal_core import InvalidValue, Unavailable
 
 from hal.cli import run_workers
 from hal.cli.run_workers import hire
@@ -18,7 +20,7 @@ from hal.distributed.rank import versions
 from hal.distributed.returning import ReturningWorker
 from tests.commands import environment, left_in, start
 from tests.distributed.rows import Row
-from tests.distributed.test_hiring import PATIENCE, Employed, ipc, options
+from tests.distributed.test_hiring import LOCAL, PATIENCE, Employed, ipc, needs_curve, options
 
 __all__ = ["ipc"]
 
@@ -106,6 +108,25 @@ def test_who_never_came_is_given_up_at_once(ipc):
     begin = time.monotonic()
     again.end(PATIENCE)
     assert time.monotonic() - begin < PATIENCE / 2
+
+
+@needs_curve
+def test_who_is_lost_with_the_way_to_it_is_waited_for_all_the_same(tmp_path, launches, monkeypatch):
+    """A cable that is pulled is a loss, and while it is, no address of this host leads there."""
+    urls = []
+    monkeypatch.setattr(run_workers, "Crew", lambda setup, worker, **how: urls.append(how["url"]) or worker)
+    key = tmp_path / "key"
+    workers = [Employed(role, LOCAL, key) for role in ("prefill", "decode")]
+    with hire(options(*(one.url for one in workers), key=key), PATIENCE) as hired:
+        hired.crew(Row().setup(), 1, PATIENCE).dismiss()
+        assert workers[1].wait() == 0
+        pulled = mock.Mock(side_effect=OSError(errno.ENETUNREACH, "Network is unreachable"))
+        monkeypatch.setattr("hal.distributed.hiring.socket.getaddrinfo", pulled)
+        again = hired.crew(Row().setup(), 1, PATIENCE)
+        assert again.ended() == ""
+        with pytest.raises(Unavailable, match=f"leads to the worker at {workers[1].url}: Network is unreachable"):
+            again.own_address()
+    assert urls == ["tcp://127.0.0.1:*"] * 2
 
 
 @pytest.mark.parametrize(

@@ -294,7 +294,7 @@ class SplitEngine:
         if again:
             try:
                 worker.start()
-            except (RankLost, Unavailable) as failed:
+            except (RankLost, Unavailable, InvalidValue) as failed:
                 self._note(f"{worker.name} could not be started again: {failed.what}")
                 worker.lose()
         self._changed = True
