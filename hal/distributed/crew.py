@@ -48,8 +48,7 @@ if TYPE_CHECKING:
     from hal.transport.curve import CurveKeys
 
 STARTING = 300.0
-"""Seconds in which ranks must be up, unless told otherwise: each imports its framework, on a machine that may be
-busy."""
+"""Seconds in which ranks must be up, unless told otherwise: each imports its framework, perhaps on a busy machine."""
 _LOOK_SECONDS = 0.05
 _LEAVE_SECONDS = 10.0
 _HINT_SECONDS = 1.0
@@ -290,12 +289,13 @@ class Crew:
         if self._failed:
             rank, word = self._blamed()
             raise self._failure() if word.refused else self._lose(rank, word.what)
-        if self._gone:
-            gone = self._gone[0]
+        if (gone := next(iter(self._gone), None)) is not None:
             why = gone.what if isinstance(gone, Gap) else "its process has ended, or its host is lost"
             raise self._lose(self.layout.members(gone.sender)[0], why)
         if how := self._starter.ended():
             raise self._lose(0, how)
+        if unsaid := self.line.unsaid:
+            raise self._lose(min(unsaid), "it takes no messages any more")
 
     def _blamed(self) -> tuple[int, Failed]:
         """The rank that was lost, and the word that tells why: as it says itself if it can, else as the others do."""

@@ -56,6 +56,7 @@ class EngineLine:
         self._next_beat = 0.0
         self._missed: dict[int, float] = {}
         self._parts = False  # the last word was said
+        self.unsaid: set[int] = set()  #: ranks to which a word could not be said that is not said again
 
     @property
     def socket(self) -> zmq.Socket[bytes]:
@@ -82,7 +83,10 @@ class EngineLine:
     def say(self, word: Word, *ranks: int) -> list[int]:
         """Say a word to some ranks, or to all that are known; those that cannot be reached."""
         self._parts = self._parts or isinstance(word, Stop | Verdict)
-        return self._send(encode_word(word, session=self.session), ranks or tuple(self._ranks))
+        missed = self._send(encode_word(word, session=self.session), ranks or tuple(self._ranks))
+        if not isinstance(word, Beat):
+            self.unsaid.update(missed)
+        return missed
 
     def order(self, order: StepOrder, *ranks: int) -> list[int]:
         """Give ranks a step; those that cannot be reached."""

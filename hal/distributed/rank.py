@@ -41,7 +41,7 @@ from .layout import RankLayout
 from .lines import SILENCE, RankLine
 from .loop import StepLoop
 from .meeting import Meeting
-from .words import Delivery, Drafted, Drafts, Go, Hello, Left, Ready, Setup, Up, Verdict
+from .words import Delivery, Drafted, Drafts, Go, Hello, Left, Ready, Setup, Up, Verdict, Word
 
 if TYPE_CHECKING:
     from hal_core import BoundDevice, Group, Sink
@@ -268,8 +268,14 @@ class _Serving:
     def _hands(self, setup: Setup, stepper: Stepper, proposer: Proposer | None) -> None:
         """With a role, have a transfer listen."""
         if setup.role is not SplitRole.MIXED:
-            self._handing = open_handing(setup, self.rank, stepper, proposer, self.line.say, self._curve)
+            self._handing = open_handing(setup, self.rank, stepper, proposer, self._say, self._curve)
             self._closing.callback(self._handing.close)
+
+    def _say(self, word: Word) -> None:
+        """Say what is not said again: where it cannot be said, the engine would wait for it for ever."""
+        if not self.line.say(word):
+            what, cure = f"rank {self.rank}: the engine takes no messages any more", "see what became of it"
+            raise GroupLost(what, cure=cure, argument="engine")
 
     def _runner(self, setup: Setup, group: Group, device: BoundDevice) -> Stepper:
         """The runner that was named, on a state of its own; it must be able to do what is asked of every request."""

@@ -15,6 +15,7 @@ from hal.cli import run_launched
 from hal.distributed import rank
 from hal.distributed.launch import PARENT, TIED
 from hal.distributed.rollcall import Launched, Where
+from hal.distributed.words import Over
 
 
 class Dead:
@@ -25,7 +26,7 @@ class Dead:
     def __init__(self, *_):
         self.said = []
 
-    def say(self, word, patience):
+    def say(self, word, patience=10.0):
         self.said.append((type(word).__name__, patience))
         return False
 
@@ -46,6 +47,12 @@ def test_a_rank_that_misses_another_one_does_not_wait_for_the_engine_either():
     with pytest.raises(GroupLost, match="rank 1"), rank._Serving(line, 0, None).telling():
         raise GroupLost("rank 1 is lost")
     assert line.said == [("Failed", line.patience)]
+
+
+def test_a_word_of_a_request_that_moves_which_cannot_be_said_is_a_lost_engine():
+    """Nobody says it again: blocks whose end the engine never hears of would never be free."""
+    with pytest.raises(GroupLost, match="rank 3: the engine takes no messages any more"):
+        rank._Serving(Dead(), 3, None)._say(Over(3, "a", 1))
 
 
 def test_a_rank_that_finds_no_engine_ends_at_once():

@@ -14,7 +14,7 @@ from hal.distributed.crew import Crew
 from hal.distributed.engine import RanksEngine
 from hal.distributed.errors import RankLost, word_of
 from hal.distributed.lines import RankLine
-from hal.distributed.words import Failed, Go, Hello, Ready, Setup, Up, Verdict
+from hal.distributed.words import Beat, Failed, Go, Hello, Ready, Release, Setup, Up, Verdict
 from hal.reading import Gap
 
 from .rows import AMPLE, PATIENCE, SIZES, Row, requests
@@ -144,6 +144,21 @@ def test_records_that_cannot_be_had_are_a_loss_of_their_groups_first_rank(group)
         crew.receive(PATIENCE)
     crew.close()
     assert [actors.heard[rank].rank for rank in (0, 1)] == [group, group]
+
+
+def test_a_rank_to_which_a_word_cannot_be_said_is_lost(monkeypatch):
+    """Nobody says it again: blocks that a rank was not told to release would never be free."""
+    actors = Actors(None)
+    crew = Crew(Row().setup(), actors)
+    with monkeypatch.context() as full:
+        full.setattr(crew.line, "_send", lambda message, ranks: list(ranks))
+        crew.line.say(Beat())
+        assert crew.receive(0.0) is None, "a beat is said again"
+        crew.line.say(Release("a", 1), 0)
+    with pytest.raises(RankLost, match="rank 0 was lost at its start: it takes no messages any more"):
+        crew.receive(0.0)
+    crew.close()
+    assert actors.heard[0].rank == 0
 
 
 class Losing:
