@@ -206,7 +206,7 @@ class SimulatedCrew:
         self.label, self.layout = label, RankLayout(tp)
         self.abilities = Abilities("simulated", {}, "", overlap=overlap)
         self.words, self.records = deque(), deque()  # on their way to the engine
-        self.said, self._came, self.accepted = deque(), deque(), 0
+        self.said, self._came, self.accepted, self.heard = deque(), deque(), 0, []
         self.line = Line()
         self.line.ranks = [Rank(self, number, net, clock, blocks, size, drafts) for number in range(tp)]
         self.peers = tuple(rank.transfer.describe() for rank in self.line.ranks)
@@ -236,9 +236,15 @@ class SimulatedCrew:
     def deliver(self, *, word):
         """Have one word, or one record, come."""
         if word and self.words:
-            self.said.append(self.words.popleft())
+            self.heard.append(self.words.popleft())
+            self.said.append(self.heard[-1])
         elif not word and self.records:
             self._came.append(self.records.popleft())
+
+    def repeat(self, at):
+        """Have a word come once more."""
+        if self.heard:
+            self.said.append(self.heard[at % len(self.heard)])
 
     def kill(self, arrives):
         """End it now; ``arrives`` records of those under way still come."""

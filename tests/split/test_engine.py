@@ -95,6 +95,17 @@ def test_a_request_may_be_aborted_in_any_state(state):
     assert others <= {FinishReason.STOP, FinishReason.LENGTH}
 
 
+@pytest.mark.parametrize("state", REACHED, ids=lambda state: state.name)
+def test_words_that_come_twice_count_once(state):
+    world, _ = world_with(state, tp=2)
+    for crew in world.crews:
+        for word in reversed(range(len(crew.heard))):
+            crew.repeat(word)
+    with mock.patch.object(Moves, "_lose_offer", side_effect=AssertionError("an offer was lost")):
+        world.finish()
+    assert {one.reason for one in world.ended.values()} <= {FinishReason.STOP, FinishReason.LENGTH}
+
+
 def test_the_prefill_worker_is_rid_of_a_request_that_was_inserted():
     world, journey = world_with(State.INSERTING)
     assert journey.prefill.scheduler.kept
@@ -219,6 +230,7 @@ OPERATIONS = st.lists(
         st.tuples(st.just("submit"), st.integers(1, 20)),
         st.tuples(st.just("abort"), st.integers(0, 9)),
         st.tuples(st.just("kill"), st.integers(0, 30)),
+        st.tuples(st.just("again"), st.integers(0, 60)),
         st.tuples(st.just("cut"), st.just(0)),
         st.tuples(st.just("wait"), st.sampled_from([0.3, 4.0, 11.0, 31.0])),
     ),
@@ -245,6 +257,8 @@ def play(world, operations):
             world.submit([number, *PROMPT[: number % 9]], 1 + number % 13)
         elif what == "abort" and world.requests:
             world.engine.abort(list(world.requests)[number % len(world.requests)])
+        elif what == "again":
+            world.repeat(number)
         elif what == "kill":
             world.kill(number % 7, number // 7)
         elif what == "cut":

@@ -97,6 +97,10 @@ class World:
         if self.living:
             self.living[at % len(self.living)].deliver(word=word)
 
+    def repeat(self, at):
+        if self.living:
+            self.living[at % len(self.living)].repeat(at // len(self.living))
+
     def kill(self, at, arrives):
         if self.living:
             self.living[at % len(self.living)].kill(arrives)

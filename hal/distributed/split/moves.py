@@ -113,12 +113,10 @@ class Moves:
         if journey is None or journey.attempt != word.attempt or journey.state not in ON_OFFER:
             return
         if isinstance(word, Reserved):
-            journey.reserved.add(word.rank)
-            if len(journey.reserved) == len(worker.ranks):
+            if _last_of(journey.reserved, word.rank, worker):
                 self._reserved(journey)
         elif isinstance(word, Arrived):
-            journey.arrived.add(word.rank)
-            if len(journey.arrived) == len(worker.ranks):
+            if _last_of(journey.arrived, word.rank, worker):
                 self._arrived(journey)
         else:
             journey.why, journey.failed = word.why, journey.failed + 1
@@ -287,3 +285,10 @@ class Moves:
         self._move(journey, Event.END)
         del self.journeys[journey.name]
         self._end(ended)
+
+
+def _last_of(said: set[int], rank: int, worker: Prefill | Decode) -> bool:
+    """Note that a rank has said something; whether all have now. What comes twice counts once."""
+    fresh = rank not in said
+    said.add(rank)
+    return fresh and len(said) == len(worker.ranks)
