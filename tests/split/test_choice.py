@@ -1,0 +1,84 @@
+"""Whom the engine gives a request to, and how long or how often it tries, with simulated workers."""
+
+from __future__ import annotations
+
+import pytest
+from hal_core import FinishReason, InvalidValue
+
+from hal.distributed.split.states import State
+from tests.split.test_engine import PROMPT, world_with
+from tests.split.world import World
+
+
+def test_the_prefill_worker_with_least_to_do_is_given_a_request():
+    world = World((2, 1))
+    for number in range(4):
+        world.submit([number + 1, *PROMPT], 12)
+    world.step()
+    places = [world.engine.moves.journeys[name].prefill.number for name in world.requests]
+    assert places == [0, 1, 0, 1]
+    world.finish()
+
+
+def test_the_decode_worker_with_most_free_blocks_is_asked():
+    world = World((1, 2), blocks=30)
+    lengths = [20, 2, 2]  # the first one takes more blocks than the others together
+    for length in lengths:
+        world.submit([1] * length, 12)
+        world.step()
+    places = [world.engine.moves.journeys[name].decode.number for name in world.requests]
+    assert places == [0, 1, 1]
+    world.finish()
+
+
+def test_a_role_whose_worker_is_long_in_coming_ends_requests_with_an_error_that_says_how_long():
+    world, journey = world_with(State.DECODING, restarts=1)
+    journey.decode.crew.kill(0)
+    world.step()
+    world.crews[-1]._slow = 10**9  # it is being started, and does not come up
+    for _ in range(59):
+        world.now += 1
+        world.step()
+    assert journey.name not in world.ended
+    world.now += 2
+    world.step()
+    told = world.ended[journey.name]
+    assert told.reason is FinishReason.ERROR
+    assert "no decode worker is left for 60 s (decode worker 0 was lost: it was killed)" in told.message
+    assert "give more workers, or --restart" in told.message
+    world.finish()
+
+
+def test_a_request_that_decode_workers_refuse_again_and_again_ends_with_an_error_that_says_why():
+    world = World((1, 2))
+    refused, other = world.submit([1, *PROMPT], 12, name="refused"), world.submit([2, *PROMPT], 12)
+    for crew in world.crews[1:]:
+        transfer = crew.line.ranks[0].transfer
+        reserve = transfer.reserve
+
+        def picky(key, blocks, source, reserve=reserve):
+            if key.request_id == refused:
+                raise InvalidValue("not this one", cure="ask another")
+            reserve(key, blocks, source)
+
+        transfer.reserve = picky
+    world.finish()
+    told = world.ended[refused]
+    assert (told.reason, len(told.token_ids)) == (FinishReason.ERROR, 1)
+    assert "no decode worker took over request 'refused' in " in told.message
+    assert "tries: not this one (ask another)" in told.message
+    assert world.ended[other].reason in (FinishReason.STOP, FinishReason.LENGTH)
+
+
+def test_g29_a_rank_lets_nobody_in_whose_blocks_have_not_arrived():
+    """Whatever the engine says."""
+    world, journey = world_with(State.HELD_OFFERED, 1)
+    journey.decode.scheduler.insert(journey.key, journey.first, ())
+    world.step()
+    with pytest.raises(InvalidValue, match="has arrived for it: nothing"):
+        run_all(journey.decode.crew.line.ranks[0])
+
+
+def run_all(rank):
+    while rank.inbox:
+        rank.run()
