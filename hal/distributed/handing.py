@@ -189,6 +189,8 @@ class Handing:
             if (out := self._outgoing.get(name)) is not None:
                 out.computed = max(out.computed, computed)
         if not self._outgoing:
+            if self.busy:  # the next step may be there already, and the one behind it: nobody else would look
+                self.look()
             return
         for row in record.rows():
             out = self._outgoing.get(row.request_id)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 from hal_core import FinishReason, InvalidValue
 
+from hal.distributed.split.moves import Moves
 from hal.distributed.split.states import State
 from tests.split.test_engine import PROMPT, world_with
 from tests.split.world import World
@@ -68,6 +71,13 @@ def test_a_request_that_decode_workers_refuse_again_and_again_ends_with_an_error
     assert "no decode worker took over request 'refused' in " in told.message
     assert "tries: not this one (ask another)" in told.message
     assert world.ended[other].reason in (FinishReason.STOP, FinishReason.LENGTH)
+
+
+def test_blocks_come_in_on_a_rank_that_has_its_next_step_whenever_it_has_taken_one():
+    """As where steps overlap, or the engine is quicker than what a rank does behind its record."""
+    world, _ = world_with(State.MOVING)
+    with mock.patch.object(Moves, "_lose_offer", side_effect=AssertionError("an offer was lost")):
+        world.finish()
 
 
 def test_g29_a_rank_lets_nobody_in_whose_blocks_have_not_arrived():
