@@ -54,8 +54,10 @@ class Job:
         told = ("--workers", ",".join(urls or self.urls), "--key", self.key)
         return self.start(self.hosts.all[0], "run", *told, *arguments, **options)
 
-    def statuses(self):
-        return [worker.wait(PATIENCE) for worker in self.workers]
+    def check_ended(self):
+        """All workers have ended well."""
+        for worker in self.workers:
+            assert worker.wait(PATIENCE) == 0, worker.stderr.read()
 
     def __enter__(self):
         return self
@@ -86,7 +88,7 @@ def test_the_job_on_two_hosts_prints_what_one_process_does_whatever_the_cable_do
         out, err = engine.stdout.read(), engine.stderr.read()  # communicate() would not see what was read ahead
         with engine:
             assert engine.wait(PATIENCE) == 0, err
-        assert job.statuses() == [0, 0]
+        job.check_ended()
         compare(first + out, alone)
         assert "split 1,1 of tp 1" in err
         assert "lost" not in err
@@ -98,5 +100,5 @@ def test_the_job_on_two_hosts_of_two_ranks_each(hosts, tmp_path, alone):
         engine = job.run(*PROMPTS, *LONG, "--tp", "2")
         out, err = engine.communicate(timeout=PATIENCE)
         assert engine.returncode == 0, err
-        assert job.statuses() == [0, 0]
+        job.check_ended()
         compare(out, alone)
