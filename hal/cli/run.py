@@ -93,6 +93,12 @@ def run(
     key: Annotated[
         Path | None, typer.Option(metavar="FILE", help="With --workers over tcp: the key that hal worker was given.")
     ] = None,
+    transfer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:NAME", help="With --split or --workers: what moves keys and values in place of hal's own."
+        ),
+    ] = None,
     sampling: Annotated[
         str,
         typer.Option(help="Who samples: the first rank of each group, or every-rank."),
@@ -147,6 +153,7 @@ def run(
         split=split_of(split),
         workers=workers_of(workers),
         key=key,
+        transfer=transfer,
     )
     options = Options(
         device,

@@ -11,6 +11,7 @@ from typing import Any
 
 from hal_core import InvalidValue, SamplingParams
 
+from hal.makers import check_maker
 from hal.proposers import NONE
 from hal.sharing import SHARED
 from hal.stepping import check_overlap, check_runner_name
@@ -38,6 +39,8 @@ class RankOptions:
     """Where workers of both roles listen that were started by themselves."""
     key: Path | None = None
     """The file of the key that they have in common with this engine, for tcp."""
+    transfer: str | None = None
+    """MODULE:NAME of what moves keys and values between workers; None: hal's own."""
 
     def __post_init__(self) -> None:
         for name, least in (("tp", 1), ("dp", 1), ("restart", 0)):
@@ -50,12 +53,16 @@ class RankOptions:
             cure = "leave it out: --split P,D has as many workers of each role as it says"
             raise InvalidValue(f"{self.dp} groups of ranks that do both", cure=cure, argument="--dp")
         self._check_workers()
+        if self.transfer is not None:
+            check_maker(self.transfer, "--transfer", "my_transfers:MyTransfer")
         idle = "there is one rank, of which this asks nothing"
         together = "--dp without --split and --workers" if self.split or self.workers else "--dp"
-        several = self.size > 1 or self.split is not None or bool(self.workers)
+        divided = self.split is not None or bool(self.workers)
+        several = self.size > 1 or divided
         for name, given, enough, why, needs in (
             ("--sampling", self.sampling != "first", self.tp > 1, "each group has one rank, which samples", "--tp"),
             ("--dp-sync", self.dp_sync, self.dp > 1, "there is one group, which waits for no other", together),
+            ("--transfer", self.transfer is not None, divided, "no request moves to another worker", "--split"),
             ("--restart", self.restart > 0, several, idle, "--tp, --dp or --split"),
             (SHARED, self.share_devices, several, idle, "--tp, --dp or --split"),
         ):

@@ -139,6 +139,7 @@ def _setup(plan: Plan, options: Options) -> Setup:
         rejection=options.acceptance == REJECTION,
         share_devices=ranks.share_devices,
         runner=options.runner or "",
+        transfer=ranks.transfer or "",
         overlap=options.overlap,
         params=plan.requests[0].params,
     )

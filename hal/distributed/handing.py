@@ -321,9 +321,10 @@ def open_handing(
 ) -> Handing:
     """The part of a rank whose worker is made: its transfer listens, on several hosts with the keys ``curve``. Raises
     :class:`InvalidValue` where it cannot."""
-    from hal.handover import open_transfer
+    from hal.handover import TransferSetup, make_transfer
 
     cache = _blocks_of(setup, stepper, proposer)
     covered = getattr(stepper.runner, "covered", lambda _: None)
-    transfer = open_transfer(cache, f"tcp://{setup.host}:*" if setup.host else None, curve if setup.host else None)
+    made = TransferSetup(stepper.device, cache, setup.host, curve if setup.host else None, rank)
+    transfer = make_transfer(setup.transfer, made)
     return Handing(rank, transfer, setup.sizes.block_size, say, covered)

@@ -59,7 +59,8 @@ class Setup(_Word):
     ``records``: where the first rank of each group sends its records. ``timeout``: seconds that a collective may last.
     ``reader_key``: of a tcp address, the public key of who reads there. ``sink``: where they send them as well, or "";
     ``number``: of this worker among those that send there, its first group's name as a sender.
-    ``role``: what the ranks do of a split; ``host``: where they listen for each other's blocks, "" within one host.
+    ``role``: what the ranks do of a split; ``host``: where they listen for each other's blocks, "" within one host;
+    ``transfer``: what makes their transfer, "" for hal's own.
     """
 
     model: str
@@ -86,6 +87,7 @@ class Setup(_Word):
     number: int = 0
     role: SplitRole = SplitRole.MIXED
     host: str = ""
+    transfer: str = ""
 
 
 class Ready(_Word):

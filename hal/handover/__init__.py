@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hal.handover.choosing import TransferSetup, make_transfer
 from hal.handover.socket_wire import open_transfer
 
-__all__ = ["open_transfer"]
+__all__ = ["TransferSetup", "make_transfer", "open_transfer"]

@@ -1,0 +1,55 @@
+"""The transfer of a rank: hal's own, or a vendor's, as ``--transfer MODULE:NAME`` gives it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from hal_core import PluginError
+
+from hal.handover.socket_wire import open_transfer
+from hal.makers import check_maker, make
+
+if TYPE_CHECKING:
+    from hal_core import BoundDevice
+    from hal_core.handover import BlockCache, KvTransfer
+
+    from hal.transport.curve import CurveKeys
+
+_OPTION = "--transfer"
+_METHODS = ("describe", "reserve", "send", "seal", "receive", "cancel", "close")
+
+
+@dataclass(frozen=True, slots=True)
+class TransferSetup:
+    """What a rank's transfer is made of.
+
+    - ``device``: the rank's, open as long as the transfer is; ``cache``: its blocks of keys and values.
+    - ``host``: the address of this host by which other workers reach it, "" where all of them are on one host.
+    - ``curve``: the job's keys, where there is a ``host``; else None.
+    - ``rank``: the number of the rank in its worker.
+    """
+
+    device: BoundDevice
+    cache: BlockCache
+    host: str
+    curve: CurveKeys | None
+    rank: int
+
+
+def make_transfer(name: str, setup: TransferSetup) -> KvTransfer:
+    """hal's own for no name, else what ``name`` makes of the setup, imported from the working directory too.
+
+    :raises InvalidValue: for a module or name that is not there, and what its maker, or hal's own, refuses.
+    :raises PluginError: for one that fails, or makes no transfer.
+    """
+    if not name:
+        return open_transfer(setup.cache, f"tcp://{setup.host}:*" if setup.host else None, setup.curve)
+    check_maker(name, _OPTION, "my_transfers:MyTransfer")
+    made = make(name, _OPTION, "transfer", setup)
+    lacks = [method for method in _METHODS if not callable(getattr(made, method, None))]
+    lacks += [] if hasattr(made, "sockets") else ["sockets"]
+    if lacks:
+        what = f"{name} made {type(made).__name__}, which has no {', '.join(lacks)}"
+        raise PluginError(what, cure="see hal_core.handover.KvTransfer for what a transfer is", argument=_OPTION)
+    return cast("KvTransfer", made)

@@ -1,0 +1,82 @@
+"""``hal run --split --transfer``: a vendor's own way for keys and values in place of hal's."""
+
+from __future__ import annotations
+
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+from hal_core import InvalidValue, PluginError
+
+from hal.cli import main
+from hal.handover import make_transfer
+from tests.commands import private_folders
+from tests.split.carried import FOLDER
+from tests.split.rows import Own
+
+__all__ = ["private_folders"]
+
+JOB = ("--device", "cpu", "--prompt", "def main(", "--max-tokens", "6", "--json")
+
+
+def run(capsys, *arguments):
+    with pytest.raises(SystemExit) as ended:
+        main(["run", *JOB, *arguments])
+    out, err = capsys.readouterr()
+    return ended.value.code, out, err
+
+
+def test_blocks_go_by_the_transfer_that_was_named(capsys, private_folders, monkeypatch, tmp_path):
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    monkeypatch.setattr("hal.cli.run_split.PaddleLaunch", lambda size, **_: Own(size))
+    status, alone, err = run(capsys)
+    assert status == 0, err
+    status, out, err = run(capsys, "--split", "1,1", "--transfer", "tests.split.carried:Carrier")
+    assert status == 0, err
+    assert json.loads(out)["token_ids"] == json.loads(alone)["token_ids"]
+    calls = [path.name.split() for path in tmp_path.iterdir()]
+    sides = {name: {process for call, process in calls if call == name} for name, _ in calls}
+    assert sides["send"] == sides["seal"] != sides["reserve"], "one process sends, another one promises"
+    assert len(sides["receive"]) == len(sides["describe"]) == len(sides["close"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (
+            ("--transfer", "tests.split.carried:Carrier"),
+            "--transfer: there is one rank, of which this asks nothing (leave it out, or give --split",
+        ),
+        (
+            ("--tp", "2", "--transfer", "a:b"),
+            "--transfer: no request moves to another worker (leave it out, or give --sp",
+        ),
+        (("--split", "1,1", "--transfer", "nowhere"), "--transfer: 'nowhere' (give MODULE:NAME, as my_transfers"),
+    ],
+)
+def test_a_transfer_that_cannot_be_is_refused_before_anything_starts(capsys, arguments, told):
+    status, out, err = run(capsys, *arguments)
+    assert (status, out) == (2, "")
+    assert told in err
+
+
+def test_one_that_the_ranks_cannot_make_ends_the_start_by_its_name(capsys, private_folders, monkeypatch):
+    monkeypatch.setattr("hal.cli.run_split.PaddleLaunch", lambda size, **_: Own(size))
+    status, out, err = run(capsys, "--split", "1,1", "--transfer", "tests.split.carried:Nobody")
+    assert (status, out) == (2, "")
+    assert "--transfer: tests.split.carried:Nobody: module 'tests.split.carried' has no attribute 'Nobody'" in err
+
+
+def test_what_makes_no_transfer_is_named(monkeypatch):
+    monkeypatch.setitem(
+        sys.modules, "some_transfers", SimpleNamespace(none=lambda setup: 3, fails=lambda setup: 1 // 0)
+    )
+    with pytest.raises(
+        PluginError, match="made int, which has no describe, reserve, send, seal, receive, cancel, close, s"
+    ):
+        make_transfer("some_transfers:none", None)
+    with pytest.raises(PluginError, match="could not make a transfer: ZeroDivisionError"):
+        make_transfer("some_transfers:fails", None)
+    with pytest.raises(InvalidValue, match="give MODULE:NAME"):
+        make_transfer("a.b", None)
