@@ -18,8 +18,9 @@ KEY, MODEL = "HAL_RANKS_KEY", "HAL_RANKS_MODEL"
 
 LOST, REFUSED = 1, 2
 """Exit statuses: ranks were lost; the start was refused."""
-_LEAVING = 5
-"""Seconds that the process may take to end. Leaving a device may wait for a collective that never ends."""
+_LEAVING, _IN_ORDER = 5, 60
+"""Seconds that the process may take to end after a loss, since leaving a device may wait for a collective that never
+ends; and after a run that went well, where nothing does, but the host may be busy."""
 
 
 def main() -> int:
@@ -38,5 +39,5 @@ def main() -> int:
         print(f"hal: rank {rank}: {error}", file=sys.stderr, flush=True)
         status = LOST
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(_LEAVING)
+    signal.alarm(_LEAVING if status else _IN_ORDER)
     return status

@@ -1,0 +1,38 @@
+"""The process of a rank: how it ends, and how long that may take."""
+
+from __future__ import annotations
+
+import pytest
+from hal_core import GroupLost, InvalidValue
+
+from hal.distributed import process
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "seconds"),
+    [(None, 0, 60), (GroupLost("gone"), process.LOST, 5), (InvalidValue("no"), process.REFUSED, 5)],
+    ids=["well", "lost", "refused"],
+)
+def test_a_rank_whose_run_went_well_has_a_minute_to_end(monkeypatch, capsys, error, status, seconds):
+    """On a busy host it took more than five seconds, was ended by the alarm, and its run was told as lost."""
+    asked = []
+
+    def serve(*_, **__):
+        if error is not None:
+            raise error
+
+    for name, value in {
+        "PADDLE_TRAINER_ID": "0",
+        "PADDLE_TRAINERS_NUM": "1",
+        process.STORE: "s",
+        process.URL: "u",
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv(process.KEY, raising=False)
+    monkeypatch.setenv("PADDLE_MASTER", "")
+    monkeypatch.setattr(process, "serve", serve)
+    monkeypatch.setattr(process.signal, "alarm", asked.append)
+    monkeypatch.setattr(process.signal, "signal", lambda *_: None)
+    assert process.main() == status
+    assert asked == [seconds]
+    assert bool(capsys.readouterr().err) == bool(status)
