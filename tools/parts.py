@@ -112,7 +112,7 @@ NIGHTLY = (
     kit("cpu, older Paddle", "cpu", "default", python=OLDER),
     kit_sim("sim, lazy, older Paddle", 2, "default", OLDER),
 )
-CI = (Part("make test", "make test", alone=True),)  # and CONFORM, once that went well whole
+CI = (Part("make test", "make test", alone=True), *CONFORM)
 PLANS = {
     "conform": Plan(CONFORM),
     "nightly": Plan(NIGHTLY),
