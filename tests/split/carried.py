@@ -7,8 +7,15 @@ from pathlib import Path
 
 from hal.handover import open_transfer
 
+CARRIER = "tests.split.carried:Carrier"
 FOLDER = "HAL_TEST_CARRIED"
 """The variable that names where."""
+
+
+def calls_in(folder):
+    """Each method that was called, and by which processes."""
+    calls = [path.name.split() for path in folder.iterdir()]
+    return {name: {process for call, process in calls if call == name} for name, _ in calls}
 
 
 class Carrier:

@@ -1,8 +1,7 @@
-"""``hal run --split --transfer``: a vendor's own way for keys and values in place of hal's."""
+"""``hal run --split --transfer``: what is refused of a vendor's own way for keys and values (``test_run`` uses one)."""
 
 from __future__ import annotations
 
-import json
 import sys
 from types import SimpleNamespace
 
@@ -12,7 +11,7 @@ from hal_core import InvalidValue, PluginError
 from hal.cli import main
 from hal.handover import make_transfer
 from tests.commands import private_folders
-from tests.split.carried import FOLDER
+from tests.split.carried import CARRIER
 from tests.split.rows import Own
 
 __all__ = ["private_folders"]
@@ -27,25 +26,11 @@ def run(capsys, *arguments):
     return ended.value.code, out, err
 
 
-def test_blocks_go_by_the_transfer_that_was_named(capsys, private_folders, monkeypatch, tmp_path):
-    monkeypatch.setenv(FOLDER, str(tmp_path))
-    monkeypatch.setattr("hal.cli.run_split.PaddleLaunch", lambda size, **_: Own(size))
-    status, alone, err = run(capsys)
-    assert status == 0, err
-    status, out, err = run(capsys, "--split", "1,1", "--transfer", "tests.split.carried:Carrier")
-    assert status == 0, err
-    assert json.loads(out)["token_ids"] == json.loads(alone)["token_ids"]
-    calls = [path.name.split() for path in tmp_path.iterdir()]
-    sides = {name: {process for call, process in calls if call == name} for name, _ in calls}
-    assert sides["send"] == sides["seal"] != sides["reserve"], "one process sends, another one promises"
-    assert len(sides["receive"]) == len(sides["describe"]) == len(sides["close"]) == 2
-
-
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
         (
-            ("--transfer", "tests.split.carried:Carrier"),
+            ("--transfer", CARRIER),
             "--transfer: there is one rank, of which this asks nothing (leave it out, or give --split",
         ),
         (
@@ -61,6 +46,7 @@ def test_a_transfer_that_cannot_be_is_refused_before_anything_starts(capsys, arg
     assert told in err
 
 
+@pytest.mark.conform
 def test_one_that_the_ranks_cannot_make_ends_the_start_by_its_name(capsys, private_folders, monkeypatch):
     monkeypatch.setattr("hal.cli.run_split.PaddleLaunch", lambda size, **_: Own(size))
     status, out, err = run(capsys, "--split", "1,1", "--transfer", "tests.split.carried:Nobody")

@@ -13,6 +13,7 @@ from hal.model import DEFAULT_CHECKPOINT
 from hal.model.config import read_config
 from hal.model.tokenizer import Tokenizer
 from tests.commands import environment, left_in, private_folders, start
+from tests.split.carried import CARRIER, FOLDER, calls_in
 from tests.split.rows import Own
 
 __all__ = ["private_folders"]
@@ -32,14 +33,19 @@ def alone(capsys):
     return capsys.readouterr().out
 
 
-def test_two_workers_print_what_one_does(alone, capsys, private_folders, monkeypatch):
-    """Their ranks are forks of a process that has Paddle already, which takes a fifth of a start's processor time."""
+def test_two_workers_print_what_one_does(alone, capsys, private_folders, monkeypatch, tmp_path):
+    """Their ranks are forks of a process that has Paddle already, which takes a fifth of a start's processor time. Keys
+    and values go by a transfer that was named, which uses hal's."""
+    monkeypatch.setenv(FOLDER, str(tmp_path))
     monkeypatch.setattr("hal.cli.run_split.PaddleLaunch", lambda size, **_: Own(size))
     with pytest.raises(SystemExit) as ended:
-        main(["run", "--device", "cpu", *JOB, *SPLIT])
+        main(["run", "--device", "cpu", *JOB, *SPLIT, "--transfer", CARRIER])
     out, err = capsys.readouterr()
     assert ended.value.code == 0, err
     compare(alone, out, err)
+    calls = calls_in(tmp_path)
+    assert calls["send"] == calls["seal"] != calls["reserve"], "one process sends, another one promises"
+    assert len(calls["receive"]) == len(calls["describe"]) == len(calls["close"]) == 2
 
 
 @pytest.mark.conform
