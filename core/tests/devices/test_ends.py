@@ -146,3 +146,39 @@ def test_the_childs_copy_after_a_fork_refuses_and_gives_nothing_back(device):
     drain(device)
     ticket.wait()
     device.close()
+
+
+class Left:
+    """A group's collectives that only know whether they were closed, and what was under way then."""
+
+    def __init__(self, device):
+        self.device, self.unfinished = device, None
+
+    def close(self):
+        self.unfinished = [event for event in self.device.last.values() if not event.done()]
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_group_is_left_once_the_work_is_over_or_the_wait_for_it_is_interrupted(monkeypatch, interrupted):
+    device = LatchedDevice(0, **RING)
+    write(device, device.allocate(64), 1)
+    group = device._communicators[(0, 1)] = Left(device)
+    settled = device._settled
+
+    def wait():
+        assert group.unfinished is None, "the group was left before the work was over"
+        if interrupted:
+            raise KeyboardInterrupt
+        drain(device)
+        return settled()
+
+    monkeypatch.setattr(device, "_settled", wait)
+    if interrupted:
+        with pytest.raises(KeyboardInterrupt):
+            device.close()
+        assert group.unfinished, "left all the same: nobody has to wait for this rank"
+        drain(device)
+    else:
+        device.close()
+        assert group.unfinished == []
+    device.close()

@@ -184,9 +184,12 @@ class StreamDevice(DeviceBase):
         if self.health.forked:  # all of it is the parent's
             return
         lost = any(getattr(communicator, "lost", "") for communicator in self._communicators.values())
-        whole = not lost and self._settled()
-        super().close()
-        self.release(whole=whole)
+        whole = False
+        try:
+            whole = not lost and self._settled()
+        finally:  # also where the wait is interrupted: the others of a group must not wait for this rank
+            super().close()
+            self.release(whole=whole)
 
     def _settled(self) -> bool:
         """Wait for the last work on each stream; False where it does not end, or its events no longer tell."""
