@@ -6,6 +6,7 @@ import contextlib
 
 import pytest
 from hal_sim import NoCompiler, options
+from hal_sim._native import native
 
 
 @pytest.fixture(autouse=True)
@@ -14,3 +15,5 @@ def own_settings():
         with contextlib.suppress(NoCompiler):  # the tests say so themselves
             stack.enter_context(options(mode=1, staged=1, polls=8, collective_timeout_ms=20000))
         yield
+        with contextlib.suppress(NoCompiler):
+            assert native().pending_tasks() == 0, "a schedule left work on the simulator: tests after it would fail"

@@ -189,6 +189,22 @@ class Player:
         return Telling
 
     def play(self):
+        try:
+            return self._play()
+        except BaseException:
+            self._leave()
+            raise
+
+    def _leave(self):
+        """After a failure: nothing stays on the simulator, which other tests of this process use."""
+        if self.follower is not None:
+            self.follower.orders.put(None)
+            self.follower.join(30)
+        self.device.device.accelerator.synchronize()
+        self.device.close()
+        self.device.device.accelerator.reset()
+
+    def _play(self):
         self.open()
         left, turn = list(enumerate(self.schedule.arrivals)), 0
         while left or self.live:
