@@ -81,7 +81,8 @@ class StepPlanner:
         runs = fed > 0
         most = int(self._logprobs[runs].max(initial=-1))
         runs[left] = True
-        order = np.flatnonzero(runs).astype(np.int32)
+        places = np.flatnonzero(runs)
+        order = places.astype(np.int32)
         logprobs = None if most < 0 else most
         step = Step(number, {name: order}, speculative=self._state.speculative, group=self._group, logprobs=logprobs)
-        return PlannedStep(step, tasks, fed[order], decodes[order])
+        return PlannedStep(step, tasks, fed[places], decodes[places])

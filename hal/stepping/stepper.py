@@ -108,11 +108,11 @@ class Stepper:
         """
         state, number = self.state, launched.step.number
         record = self.last = state.take(launched.ticket)
-        mirror, order, ended = state.mirror, launched.step.order(state.name), []
-        flags = mirror["stop_flags"][order, 0]
+        mirror, order, ended = state.mirror, launched.step.places[state.name], []
+        flags = mirror["stop_flags"].reshape(-1)[order]
         if any(flags.tobytes()):
             held = state.host_table.admission_ids[order]
-            stopped = flags & (held != 0) & (mirror["request_serial"][order, 0] == held)
+            stopped = flags & (held != 0) & (mirror["request_serial"].reshape(-1)[order] == held)
             ended = [slot for slot in order[stopped].tolist() if slot not in self._ended]
             self._ended.update(dict.fromkeys(ended, self.steps - 1))
         if free := [slot for slot, last in self._ended.items() if last <= number]:

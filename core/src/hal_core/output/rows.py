@@ -24,7 +24,7 @@ class OutputSnapshot(NamedTuple):
     """What the host knows at the call: it must not change while the copy is under way."""
 
     step: Step
-    order: np.ndarray[Any, np.dtype[np.int32]]
+    order: np.ndarray[Any, np.dtype[np.intp]]
     admission_ids: np.ndarray[Any, np.dtype[np.int64]]
     names: tuple[str, ...]
     prefill_role: np.ndarray[Any, np.dtype[np.bool_]]
@@ -38,7 +38,9 @@ class OutputSnapshot(NamedTuple):
 
     @classmethod
     def of(cls, state: SlotState, step: Step) -> OutputSnapshot:
-        host_table, order, sizes = state.host_table, step.order(state.name), state.sizes
+        host_table, sizes = state.host_table, state.sizes
+        step.order(state.name)  # raises where there is none
+        order = step.places[state.name]
         admission_ids = host_table.admission_ids[order]
         names, prefill_role, ordinary = _held(host_table, order, admission_ids)
         slots = order.tolist() if host_table.preempted or host_table.aborted else []
@@ -90,21 +92,28 @@ def _plain_record(columns: Columns, snapshot: OutputSnapshot) -> Built | None:
     if snapshot.step.late_errors is not None and snapshot.step.late_errors():
         return None
     order, speculative = snapshot.order, snapshot.step.speculative
-    counts, generated = columns["accept_num"][order, 0], columns["step_idx"][order, 0]
-    if (columns["request_serial"][order, 0] != snapshot.admission_ids).any() or (generated < counts).any():
+    counts, generated = _of(columns["accept_num"], order), _of(columns["step_idx"], order)
+    if (_of(columns["request_serial"], order) != snapshot.admission_ids).any() or (generated < counts).any():
         return None
-    drafts = columns["draft_num"][order, 0]
+    drafts = _of(columns["draft_num"], order)
     most, largest = snapshot.max_accept if speculative else 1, int(counts.view(np.uint32).max(initial=0))
     if largest > most or (drafts.view(np.uint32) > snapshot.max_draft_tokens).any():
         return None
-    given = columns["accept_tokens" if speculative else "sampled_token_ids"][order, : max(largest, 1)]
+    source, width = columns["accept_tokens" if speculative else "sampled_token_ids"], np.arange(max(largest, 1))
+    given = source.reshape(-1)[order[:, None] * source.shape[1] + width]
     status = np.minimum(counts, 1).astype(np.uint8)  # TOKEN is 1, NONE is 0
-    finish = columns["stop_reason"][order, 0].astype(np.uint8) * status
+    finish = _of(columns["stop_reason"], order).astype(np.uint8) * status
     one_each = largest == 1 and status.all()
-    tokens = given[:, 0] if one_each else given[np.arange(given.shape[1]) < counts[:, None]]
+    tokens = given[:, 0] if one_each else given[width < counts[:, None]]
     first = np.zeros(len(order), np.bool_)
     arrays = (status, finish, generated - counts, counts, tokens, first)
     return OutputRecord(snapshot.step.number, snapshot.names, *arrays), tuple(range(len(order))), None
+
+
+def _of(column: np.ndarray[Any, Any], order: np.ndarray[Any, np.dtype[np.intp]]) -> np.ndarray[Any, Any]:
+    """Of a column ``[slots, 1]`` what those slots have. Two indices at once would give up the interpreter's lock."""
+    found: np.ndarray[Any, Any] = column.reshape(-1)[order]
+    return found
 
 
 def _any_record(columns: Columns, snapshot: OutputSnapshot) -> Built:

@@ -48,9 +48,8 @@ def usual_record(
 ) -> tuple[OutputRecord, tuple[int, ...], None] | None:
     """The record and each row's batch id; None for any other step, or where something is out of bounds.
 
-    ``order``, ``admission_ids``, ``names``: the step's slots, all held, and who is in them; ``columns``: their fields.
+    ``order``, ``admission_ids``, ``names``: the places of the step's slots, all held, and who is in them; ``columns``: their fields.
     """
-    order = order.astype(np.intp)  # which NumPy would else do at each field
     ones, zeros, fields, batch_ids = _shared(len(order))
     if columns["accept_num"].reshape(-1)[order].tobytes() != ones:
         return None
@@ -64,7 +63,7 @@ def usual_record(
     if positions.view(np.uint32)[1::2].tobytes() != zeros:  # the upper halves: below 0, or as no request is long
         return None
     values = {"step": step.number, "request_ids": names, "positions": positions, "messages": {}} | fields
-    reasons = columns["stop_reason"].reshape(-1)[order]
+    reasons: Arrays = columns["stop_reason"].reshape(-1)[order]
     if reasons.tobytes().count(0) != reasons.nbytes:
         values["finish"] = reasons.astype(np.uint8)
         if values["finish"].tobytes().translate(None, _NATURAL):

@@ -142,7 +142,7 @@ class HostSlotTable:
 
     def appended(self, slots: Ints, most: int) -> None:
         """Account for a step that may append up to ``most`` tokens to ``token_ids`` of these slots."""
-        row = self.row_lengths[TOKENS]
+        row, slots = self.row_lengths[TOKENS], slots.astype(np.intp)  # else NumPy gives up the interpreter's lock
         row[slots] = np.minimum(row[slots] + most, self.sizes.max_model_len)
 
     def reported(self, slots: Sequence[int]) -> None:
@@ -158,7 +158,9 @@ class HostSlotTable:
             if request is not None:
                 del self.live[request.admission_id]
                 self.requests[slot] = None
-        self.table[list(slots), PREFILLED:] = 0
+        places = np.array(slots, np.intp)
+        for column in (self.prefilled, self.admission_ids, self.blocks):
+            column[places] = 0  # one after the other: for all at once NumPy gives up the interpreter's lock
 
     def role(self, slot: int) -> SplitRole:
         """The split role of the request in a slot."""

@@ -13,6 +13,7 @@ from ..errors import InvalidValue
 from ..group import ALONE, Group
 
 Int32s = np.ndarray[Any, np.dtype[np.int32]]
+Places = np.ndarray[Any, np.dtype[np.intp]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,6 +45,8 @@ class Step:
     late_errors: Callable[[], Mapping[int, str]] | None = None
     spans: Mapping[str, tuple[int, int]] = field(init=False, repr=False)
     """State name to the lowest and the highest slot of its order; (0, -1) for an empty one."""
+    places: Mapping[str, Places] = field(init=False, repr=False)
+    """The orders as NumPy indexes with them: any other integer is converted, and the interpreter's lock given up."""
 
     def __post_init__(self) -> None:
         self._check_scalars()
@@ -51,23 +54,26 @@ class Step:
             raise _refused(f"orders = {self.orders!r}", "give a mapping of state name to slots in batch-id order")
         orders: dict[str, Int32s] = {}
         spans: dict[str, tuple[int, int]] = {}
+        places: dict[str, Places] = {}
         for name, order in self.orders.items():
             slots = _slots(name, order)
-            rising = np.sort(slots)
-            if np.count_nonzero(rising[1:] == rising[:-1]):
+            rises = (slots[1:] > slots[:-1]).all()
+            rising = slots if rises else np.sort(slots)
+            if not rises and np.count_nonzero(rising[1:] == rising[:-1]):
                 raise _refused(f"the order of state {name!r} must name each slot once, as one list", _ORDER)
             slots.flags.writeable = False
-            orders[name] = slots
+            orders[name], places[name] = slots, slots.astype(np.intp)
             spans[name] = (int(rising[0]), int(rising[-1])) if len(rising) else (0, -1)
         object.__setattr__(self, "spans", MappingProxyType(spans))
         object.__setattr__(self, "orders", MappingProxyType(orders))
+        object.__setattr__(self, "places", MappingProxyType(places))
         for name in ("errors", "recovered"):
             object.__setattr__(self, name, MappingProxyType(_messages(name, getattr(self, name), orders)))
 
     def again(self, number: int) -> Step:
         """A later step with the same slots, which are not checked again; errors are of one step, and not taken over."""
         made, put = object.__new__(Step), object.__setattr__
-        for name in ("orders", "speculative", "group", "logprobs", "spans"):
+        for name in ("orders", "speculative", "group", "logprobs", "spans", "places"):
             put(made, name, getattr(self, name))
         put(made, "number", number)
         put(made, "late_errors", None)

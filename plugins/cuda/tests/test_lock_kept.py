@@ -1,0 +1,254 @@
+"""On the native path a hook, and a turn of the engine, keep the interpreter's lock: a busy thread costs them nothing.
+
+Another thread wants the lock all the while. The switch interval is so long that it gets it only where they let go: in a
+call of the driver's bindings, or in one of those of NumPy that do so however few the elements.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hal_core import MemorySink, Request, SamplingParams, StateConfig, Step, Task, TaskBatch, TaskKind, View
+from hal_core.devices import dtype_of
+
+from hal.engine import Engine
+from hal.stepping import Stepper
+
+SIZES = StateConfig(num_slots=128, max_model_len=2048, block_size=16)
+LENGTH, BLOCKS, ROUNDS = 1024, 64, 5
+_names = count()
+
+
+class Waiting:
+    """A thread that waits for a semaphore of the C library, and then for the interpreter's lock; ``ran`` counts its
+    turns, ``where`` is what the test's thread was doing at the last one."""
+
+    def __init__(self):
+        self.ran, self.where, self._over, self._done = 0, "", False, threading.Semaphore(0)
+        self._place = ctypes.create_string_buffer(64)
+        self._freely, self._kept = ctypes.CDLL(None), ctypes.PyDLL(None)  # the second keeps the interpreter's lock
+        self._kept.sem_init(self._place, 0, 0)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self):
+        while True:
+            self._freely.sem_wait(self._place)
+            if self._over:
+                return
+            self.where = stack(sys._current_frames()[threading.main_thread().ident])
+            self.ran += 1
+            self._done.release()
+
+    def __enter__(self):
+        self._former = sys.getswitchinterval()
+        sys.setswitchinterval(1000)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        sys.setswitchinterval(self._former)
+        self._over = True
+        self._kept.sem_post(self._place)
+        self._thread.join(30)
+
+    def gets_in(self, call):
+        """Where the call let the thread get the interpreter's lock, or ""."""
+        before, left = self.ran, ctypes.c_int(1)
+        self._kept.sem_post(self._place)
+        while left.value:  # it has passed the semaphore, and wants the interpreter's lock now
+            self._kept.sem_getvalue(self._place, ctypes.byref(left))
+        for _ in range(2000):
+            pass
+        assert self.ran == before, "it was let in before"
+        call()
+        found = self.ran != before and self.where
+        self._done.acquire()
+        return found or ""
+
+
+def stack(frame):
+    """The innermost calls, the last one first."""
+    told = []
+    while frame is not None and len(told) < 5:
+        told.append(f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}")
+        frame = frame.f_back
+    return " < ".join(told)
+
+
+def admitted(state, how_many):
+    tokens = np.arange(LENGTH)
+    return [state.admit(Request(f"r{next(_names)}", tokens)) for _ in range(how_many)]
+
+
+def prefill(state, how_many):
+    blocks = [np.arange(BLOCKS, dtype=np.int32) for _ in range(how_many)]
+    return TaskBatch.prefill(list(range(how_many)), admitted(state, how_many), [LENGTH] * how_many, blocks)
+
+
+def mixed(state, how_many):
+    """Hand-offs, and blocks for a request that runs."""
+    more = [
+        Task(TaskKind.REMOTE_PREFILL, slot, one, LENGTH, blocks=list(range(BLOCKS)), first_token=7)
+        for slot, one in enumerate(admitted(state, how_many), 1)
+    ]
+    return [Task(TaskKind.MORE_BLOCKS, 0, state.host_table.requests[0], blocks=[3], first_block=BLOCKS), *more]
+
+
+def insertion(bound, state, how_many):
+    state.release(list(range(SIZES.num_slots)))
+    batch = prefill(state, how_many)
+    return lambda: bound.insert_tasks(state=state, tasks=batch, stream=bound.default_stream)
+
+
+def mixed_insertion(bound, state, how_many):
+    insertion(bound, state, 1)()
+    batch = mixed(state, how_many)
+    return lambda: bound.insert_tasks(state=state, tasks=batch, stream=bound.default_stream)
+
+
+def value(bound, state, name, given):
+    target = state.view(name)[3] if np.ndim(given) == 0 else state.view(name)[3, : len(given)]
+    return lambda: bound.async_set_value(target=target, value=given, stream=bound.default_stream)
+
+
+def settle(bound):
+    """Nothing is under way: nobody has to wait, and what was dropped is there to be used again."""
+    for event in [*bound.device.last.values()]:
+        assert event.wait(30)
+
+
+def launched(bound, state):
+    """A step under way, of 16 new requests."""
+    insertion(bound, state, 16)()
+    return Step(next(_names), {"target": np.arange(16, dtype=np.int32)})
+
+
+def update(bound, state):
+    step = launched(bound, state)
+    return lambda: bound.update_inputs(state=state, step=step, stream=bound.default_stream)
+
+
+def saved(bound, state, sink):
+    """What puts the output of a step under way into the sink, which is done with those before."""
+    step = launched(bound, state)
+    bound.update_inputs(state=state, step=step, stream=bound.default_stream)
+    settle(bound)
+    sink.look()
+    return lambda: bound.save_output(state=state, step=step, sink=sink, stream=bound.default_stream)
+
+
+def taken(bound, state, sink):
+    ticket = saved(bound, state, sink)()
+    return lambda: state.take(ticket)
+
+
+class Later(MemorySink):
+    """Is done with an output when it is looked at; the newest one is the worker's to take."""
+
+    def __init__(self):
+        super().__init__()
+        self.pending = []
+
+    def put(self, pending):
+        self.pending.append(pending)
+
+    def look(self):
+        while len(self.pending) > 1:
+            one = self.pending.pop(0)
+            one.resolve()
+            one.complete(None)
+
+
+CALLS = {
+    "insert 1": lambda bound, state, _: insertion(bound, state, 1),
+    "insert 128": lambda bound, state, _: insertion(bound, state, 128),
+    "hand over 16, grow 1": lambda bound, state, _: mixed_insertion(bound, state, 16),
+    "a scalar": lambda bound, state, _: value(bound, state, "temperature", 0.5),
+    "64 tokens": lambda bound, state, _: value(bound, state, "token_ids", list(range(64))),
+    "update": lambda bound, state, _: update(bound, state),
+    "save output": saved,
+    "take": taken,
+}
+WARM, TRIES, LONG = 6, 200, 100
+"""Calls after which events and memory are used again; and in which who lets go is noticed; turns until requests end."""
+
+
+def prepared(bound, state, sink, name):
+    call = CALLS[name](bound, state, sink)
+    settle(bound)
+    return call
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("opened", ["native"], indirect=True)
+def test_no_hook_lets_go_of_the_interpreters_lock(opened, name):
+    bound, sink = opened(), Later()
+    state = bound.state(SIZES)
+    for _ in range(WARM):
+        prepared(bound, state, sink, name)()
+    with Waiting() as other:
+        for _ in range(ROUNDS):
+            assert other.gets_in(prepared(bound, state, sink, name)) == "", "the call let another thread in there"
+
+
+@pytest.mark.parametrize("name", [name for name in CALLS if name != "take"])  # which asks the driver nothing
+@pytest.mark.parametrize("opened", ["python over the library"], indirect=True)
+def test_that_the_python_path_lets_go_is_noticed(opened, name):
+    bound, sink = opened(), Later()
+    state = bound.state(SIZES)
+    with Waiting() as other:
+        assert any(other.gets_in(prepared(bound, state, sink, name)) for _ in range(TRIES))
+
+
+class Nothing:
+    """A runner whose steps are no work: what is left of a turn is the engine's, and the hooks'."""
+
+    needs_host, vocab_size = "", 100
+
+    def check(self, request):
+        pass
+
+    def launch(self, state, step, stream):
+        return step.step
+
+    def propose(self, state, step, stream):
+        pass
+
+
+@pytest.mark.parametrize("opened", ["native"], indirect=True)
+def test_no_turn_of_the_engine_lets_go_of_the_interpreters_lock(opened):
+    """Requests enter, are fed in pieces, grow, and end in the turns that are looked at; nobody has to wait."""
+    bound = opened()
+    sink = Later()
+    stepper = Stepper(bound, bound.state(SIZES), Nothing(), sink, blocks=128 * 16)
+    engine, ended = Engine(stepper, chunk=100, overlap=True), []
+
+    def turn(number):
+        engine.submit(Request(f"r{number}", [5] * (1 + number % 150), SamplingParams(max_tokens=40 + number % 7)))
+        settle(bound)
+        sink.look()
+        return lambda: ended.extend(engine.step())
+
+    for number in range(LONG):
+        turn(number)()
+    known = len(ended)
+    with Waiting() as other:
+        found = {number: where for number in range(LONG, LONG + 60) if (where := other.gets_in(turn(number)))}
+    assert found == {}, "turns let another thread in"
+    assert len(ended) > known
+
+
+@pytest.mark.parametrize("opened", ["native", "python over the library"], indirect=True)
+def test_a_value_of_many_bytes_arrives_though_others_run_while_it_is_copied(opened):
+    bound = opened()
+    given = np.random.default_rng(3).integers(0, 2**60, 1 << 16)  # 512 KB: copied without the lock on the native path
+    target = View.contiguous(bound.device.allocate(given.nbytes), 0, given.shape, dtype_of("int64"))
+    bound.async_set_value(target=target, value=given, stream=bound.default_stream).wait(30)
+    there = (ctypes.c_int64 * given.size).from_address(target.memory.address)
+    np.testing.assert_array_equal(np.ctypeslib.as_array(there), given)
