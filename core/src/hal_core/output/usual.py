@@ -48,7 +48,8 @@ def usual_record(
 ) -> tuple[OutputRecord, tuple[int, ...], None] | None:
     """The record and each row's batch id; None for any other step, or where something is out of bounds.
 
-    ``order``, ``admission_ids``, ``names``: the places of the step's slots, all held, and who is in them; ``columns``: their fields.
+    ``order``, ``admission_ids``, ``names``: the places of the step's slots, all held, and who is in them; ``columns``:
+    their fields.
     """
     ones, zeros, fields, batch_ids = _shared(len(order))
     if columns["accept_num"].reshape(-1)[order].tobytes() != ones:
@@ -62,8 +63,9 @@ def usual_record(
     positions = columns["step_idx"].reshape(-1)[order] - 1
     if positions.view(np.uint32)[1::2].tobytes() != zeros:  # the upper halves: below 0, or as no request is long
         return None
-    values = {"step": step.number, "request_ids": names, "positions": positions, "messages": {}} | fields
-    reasons: Arrays = columns["stop_reason"].reshape(-1)[order]
+    values: dict[str, Any] = {"step": step.number, "request_ids": names, "positions": positions, "messages": {}}
+    values |= fields
+    reasons = columns["stop_reason"].reshape(-1)[order]
     if reasons.tobytes().count(0) != reasons.nbytes:
         values["finish"] = reasons.astype(np.uint8)
         if values["finish"].tobytes().translate(None, _NATURAL):
