@@ -16,7 +16,7 @@ from hypothesis import Phase, settings
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(name, "1")
 
-os.environ.setdefault("HAL_TEST_SHARE", "0.25")
+os.environ.setdefault("HAL_TEST_SHARE", "0.1")
 EXAMPLES = round(100 * float(os.environ["HAL_TEST_SHARE"]))
 """Of a property that does not say how many it has in full (``tests/share.py``)."""
 # The cores are shared, so a deadline in milliseconds would measure the neighbours.

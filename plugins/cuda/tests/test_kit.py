@@ -10,11 +10,6 @@ import pytest
 from hal_core.conformance.harness.isolated import KitProcess
 
 HERE = Path(__file__).parent
-PARTS = (
-    "test_insert_tasks test_async_set_value test_save_output test_streams test_asynchrony test_machine "
-    "test_late_insertions test_submissions"
-)
-"""What the native part does, in the quick profile; the rest is the core's own, which other devices test."""
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("hypothesis") is None, reason="the kit needs paddle-hal-core[conformance]"
 )
@@ -27,11 +22,6 @@ def conforms(path, *arguments):
     given = ["--hal-device-factory=kit_native:opened", "--hal-profile=quick", "--hal-seed=5", *arguments]
     with KitProcess("", *given, environment=environment) as run:
         return run.report()
-
-
-@pytest.mark.long(12)
-def test_the_native_path_conforms_in_what_it_does():
-    assert conforms("native", "--hal-examples=2", "-k", " or ".join(PARTS.split()))
 
 
 @pytest.mark.conform
