@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
+from hal_core.devices.cpu import CpuPlugin
 from hal_core.errors import InvalidValue
+from hal_core.memory.views import ByteRange
+from hal_core.runtime.bound import bind
 from hal_core.slots.fields import GROUPS, HEADER_BYTES, STATE_TABLE, StateConfig
 from hal_core.slots.layout import ALIGNMENT, lay_out
 from hypothesis import given
@@ -80,3 +84,32 @@ def test_the_state_takes_what_its_table_adds_up_to():
 def test_sizes_refuse_what_is_no_count(name, value):
     with pytest.raises(InvalidValue, match=name):
         StateConfig(**{"num_slots": 1, "max_model_len": 1, name: value})
+
+
+@given(sizes, st.data())
+def test_fields_of_copied_bytes_are_those_of_the_layout(chosen, data):
+    """Of any part, a group's or one that cuts fields; one by one and at once; what is not wholly in it is not there."""
+    with bind(CpuPlugin.open(0, {})) as device:
+        state = device.state(chosen)
+        groups = [*state.layout.groups.values(), ByteRange(0, state.layout.nbytes)]
+        part = data.draw(st.sampled_from(groups))
+        cut = data.draw(st.integers(0, part.nbytes)) // ALIGNMENT * ALIGNMENT
+        part = ByteRange(part.offset, cut) if data.draw(st.booleans()) else part
+        copied = np.random.default_rng(1).integers(0, 1, part.nbytes, np.uint8, endpoint=True)
+        lazy, eager = state.copied_fields(copied, part), state.columns(copied, part)
+        assert list(lazy) == list(eager)
+        assert len(lazy) == len(eager)
+        for name, place in state.layout.fields.items():
+            begin, end = place.offset - part.offset, place.offset + place.stride * chosen.num_slots - part.offset
+            if begin < 0 or end > part.nbytes:
+                with pytest.raises(KeyError, match=name):
+                    lazy[name]
+                continue
+            kind = place.field.dtype.storage
+            rows = (
+                copied[begin:end].reshape(chosen.num_slots, place.stride)[:, : place.width * kind.itemsize].view(kind)
+            )
+            for found in (lazy[name], eager[name]):
+                assert found.dtype == kind
+                assert np.array_equal(found, rows)
+                assert np.shares_memory(found, copied)

@@ -20,7 +20,7 @@ from hal_core import (
 )
 
 from hal.proposers import Drawn, Fed, draft_room, handing_over
-from hal.worker.inputs import Columns, CopiedFields, StepInput, rows_of
+from hal.worker.inputs import Columns, StepInput, rows_of
 
 if TYPE_CHECKING:
     from hal_core import BoundDevice, SlotState, Step, Stream
@@ -184,7 +184,7 @@ def share_drafts(
         return
     copied = device.copy_out(memory=state.memory, parts=(part,), stream=stream)
     copied.wait()
-    fields, ran = CopiedFields(state, copied.data[0], part), step.order(state.name)
+    fields, ran = state.copied_fields(copied.data[0], part), step.order(state.name)
     counts, rows = fields["draft_num"][:, 0], fields["draft_tokens"]
     told = {slot: rows[slot, : counts[slot]].tolist() for slot in ran.tolist() if counts[slot]}
     device.set_drafts(state=state, step=step, drafts=told, stream=stream)
@@ -201,4 +201,4 @@ def read_outputs(device: BoundDevice, state: SlotState, stream: Stream) -> Colum
     part = state.layout.groups["output"]
     copied = device.copy_out(memory=state.memory, parts=[part], stream=stream)
     copied.wait()
-    return CopiedFields(state, copied.data[0], part)
+    return state.copied_fields(copied.data[0], part)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,33 +30,6 @@ def chunks_of(tasks: TaskBatch) -> list[Chunk]:
         tasks.num_scheduled_tokens[feeding].tolist(),
     )
     return sorted(zip(*columns, strict=True))
-
-
-class CopiedFields(Mapping[str, Array]):
-    """The fields of a state that lie in a part of its memory that was copied out, ``[slots, width]`` each: for who asks
-    for a few of them."""
-
-    def __init__(self, state: SlotState, data: Array, part: ByteRange) -> None:
-        self._fields, self._slots, self._begin = state.layout.fields, state.sizes.num_slots, part.offset
-        self._data, self._end = data, part.end
-
-    def __getitem__(self, name: str) -> Array:
-        if name not in self:
-            raise KeyError(name)
-        place, begin = self._fields[name], self._fields[name].offset - self._begin
-        rows = self._data[begin : begin + place.stride * self._slots].reshape(self._slots, place.stride)
-        kind = place.field.dtype.storage
-        return rows[:, : place.width * kind.itemsize].view(kind)
-
-    def __contains__(self, name: object) -> bool:
-        place = self._fields.get(name)  # type: ignore[call-overload]
-        return place is not None and self._begin <= place.offset <= self._end - place.stride * self._slots
-
-    def __iter__(self) -> Iterator[str]:
-        return (name for name in self._fields if name in self)
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +62,9 @@ def read_inputs(device: BoundDevice, state: SlotState, chunks: Sequence[Chunk], 
     others = [companion.layout.groups["step_input"] for companion in state.companions]
     copied = device.copy_out(memory=state.memory, parts=[part, *ranges, *others], stream=stream)
     copied.wait()
-    fields = state.columns(copied.data[0], part)
+    fields = state.copied_fields(copied.data[0], part)
     columns = zip(state.companions, copied.data[1 + len(ranges) :], others, strict=True)
-    beside = [CopiedFields(companion, data, where) for companion, data, where in columns]
+    beside = [companion.copied_fields(data, where) for companion, data, where in columns]
     lengths = fields["seq_lens_this_time"][:, 0]
     slots = np.flatnonzero((lengths > 0) & ~fields["stop_flags"][:, 0])
     encoder, contexts = fields["seq_lens_encoder"][slots, 0], fields["seq_lens_decoder"][slots, 0]

@@ -13,7 +13,7 @@ from hal.model.batch import ModelBatch
 from hal.stepping import HostRunner, PlannedStep
 from hal.worker.drafting import Acceptance, Drafting, accepted_tokens, called, read_outputs, share_drafts
 from hal.worker.histories import Histories
-from hal.worker.inputs import Columns, CopiedFields, StepInput, chunks_of, read_inputs
+from hal.worker.inputs import Columns, StepInput, chunks_of, read_inputs
 from hal.worker.tokens import StepTokens, choose_tokens
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ class ModelRunner(HostRunner):
         part = ByteRange(place.offset, place.stride * self.state.sizes.num_slots)
         copied = self.device.copy_out(memory=self.state.memory, parts=(part,), stream=self.stream)
         copied.wait()
-        sampled = CopiedFields(self.state, copied.data[0], part)["sampled_token_ids"][:, 0]
+        sampled = self.state.copied_fields(copied.data[0], part)["sampled_token_ids"][:, 0]
         for slot in inputs.slots[inputs.gives & (sampled[inputs.slots] < 0)].tolist():
             self._set_slot("stop_flags", slot, value=True)
 

@@ -11,12 +11,11 @@ from hal_core.devices.cpu import CpuPlugin
 from hal_core.errors import InvalidValue, PluginError
 from hal_core.runtime.bound import bind
 from hal_core.slots.admission import Request, SamplingParams
-from hal_core.slots.fields import FinishReason, StateConfig
+from hal_core.slots.fields import FinishReason
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hal.worker import ModelRunner, Worker
-from hal.worker.inputs import CopiedFields
 from tests import share
 
 from .conftest import VOCAB, PagedOracle
@@ -256,24 +255,3 @@ def test_what_lies_behind_the_drafts_is_never_read(cpu, three, kind):
     drafter = Drafter(guesses(expected, kind, VOCAB), expected)
     engine = run(cpu, PagedOracle(), three, Setting(drafts=5), drafter, worker=Poisoned)
     assert {name: tuple(entry.tokens) for name, entry in told(engine.worker.sink).items()} == expected
-
-
-def test_fields_that_are_asked_for_one_by_one_are_those_of_the_state():
-    """Of every part that a step copies out, a companion's too; what is not wholly in it is not there."""
-    sizes = StateConfig(3, 64, 16, max_draft_tokens=3, max_logprobs=2)
-    with bind(CpuPlugin.open(0, {})) as device:
-        state = device.state(sizes, beside=("proposer",))
-        for one in (state, *state.companions):
-            for part in (one.layout.groups["step_input"], one.layout.groups["output"]):
-                copied = device.copy_out(memory=one.memory, parts=[part], stream=device.default_stream)
-                copied.wait()
-                copied.data[0][:] = np.random.default_rng(1).integers(0, 1, len(copied.data[0]), endpoint=True)
-                fields, expected = CopiedFields(one, copied.data[0], part), one.columns(copied.data[0], part)
-                assert set(fields) == set(expected)
-                assert len(fields) == len(expected) < len(one.layout.fields)
-                for name, column in expected.items():
-                    assert fields[name].dtype == column.dtype
-                    assert np.array_equal(fields[name], column)
-                assert "token_ids" not in fields
-                with pytest.raises(KeyError, match="token_ids"):
-                    fields["token_ids"]

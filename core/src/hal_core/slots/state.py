@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import index
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -14,6 +14,7 @@ from ..memory.device import MemoryDevice
 from ..memory.plan import SCATTER_MAP, PlanBuilder, WritePlan
 from ..memory.views import ByteRange, Memory, View
 from .admission import AdmittedRequest, Request, admit
+from .copied import CopiedFields, fields_of
 from .draft_book import DraftBook
 from .fields import CLEANUP_FIELDS, HEADER_BYTES, STATE_TABLE, Field, StateConfig
 from .geometry import RecordPlaces, RowGeometry
@@ -168,27 +169,24 @@ class SlotState:
 
     def columns(self, data: np.ndarray[Any, np.dtype[np.uint8]], part: ByteRange) -> dict[str, np.ndarray[Any, Any]]:
         """The fields that lie wholly in ``part`` as arrays ``[slots, width]`` over its copied bytes (no copy)."""
-        kind = self._parts.get(part)
-        if kind is None:
-            kind = self._parts[part] = self._fields_of(part)
+        kind = self._kind_of(part)
         if not kind.names:
             return {}
-        fields = data[: part.nbytes].view(kind)[0]
-        return {name: fields[name] for name in kind.names}
+        record = data[: part.nbytes].view(kind)[0]
+        return {name: record[name] for name in kind.names}
 
-    def _fields_of(self, part: ByteRange) -> np.dtype[np.void]:
-        """The fields that lie wholly in ``part`` as one NumPy structure of its size, so that one view has them all."""
-        slots = self.sizes.num_slots
-        inside = {
-            name: (place.field.dtype.storage, (slots, place.width), place.offset - part.offset)
-            for name, place in self.layout.fields.items()
-            if part.offset <= place.offset and place.offset + place.stride * slots <= part.end
-        }
-        if not inside:
-            return np.dtype([])
-        kinds = [(storage, shape) for storage, shape, _ in inside.values()]
-        offsets = [offset for _, _, offset in inside.values()]
-        return np.dtype({"names": list(inside), "formats": kinds, "offsets": offsets, "itemsize": part.nbytes})
+    def copied_fields(
+        self, data: np.ndarray[Any, np.dtype[np.uint8]], part: ByteRange
+    ) -> Mapping[str, np.ndarray[Any, Any]]:
+        """The same, looked up one by one: for who asks for a few of them."""
+        kind = self._kind_of(part)
+        return CopiedFields(data[: part.nbytes].view(kind)[0]) if kind.names else {}
+
+    def _kind_of(self, part: ByteRange) -> np.dtype[np.void]:
+        kind = self._parts.get(part)
+        if kind is None:
+            kind = self._parts[part] = fields_of(self.layout, self.sizes.num_slots, part)
+        return kind
 
     def admit(self, request: Request, *, vocab_size: int | None = None) -> AdmittedRequest:
         """Check a request and pack it for a slot of this state; see :func:`hal_core.admit`. From any thread.
