@@ -41,7 +41,7 @@ class CopiedFields(Mapping[str, np.ndarray[Any, Any]]):
         return found
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._record.dtype.fields or ())
+        return iter(self._record.dtype.names or ())
 
     def __len__(self) -> int:
-        return len(self._record.dtype)
+        return len(self._record.dtype.names or ())
