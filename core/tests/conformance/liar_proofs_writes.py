@@ -212,3 +212,12 @@ def _(bound):
     tensor = state.tensor("accept_num", "numpy")
     write(bound, state.view("accept_num")[2], 5)
     return tensor[2, 0] == 5
+
+
+@proof("TensorsLoseTheirMemory", cpu)
+def _(bound):
+    state = state_of(bound, 4)
+    tensor = state.tensor("accept_num", "numpy")
+    write(bound, state.view("accept_num")[2], 5)
+    bound.close()
+    return tensor[2, 0] == 5

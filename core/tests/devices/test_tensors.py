@@ -66,6 +66,16 @@ def test_a_view_of_any_type_and_strides_goes_by_dlpack(bound, dtype):
     assert whole[3, 4] == 0
 
 
+def test_strides_of_no_whole_elements_are_refused(bound):
+    """DLPack counts in elements: what lies 5 bytes apart was told to lie 4 apart, and other numbers were read."""
+    whole = np.zeros(4, [("a", np.int8), ("b", np.int32)])
+    whole["b"] = [1, 2, 3, 4]
+    view = bound.device.resolve(whole["b"])
+    with pytest.raises(BufferError, match="no whole elements"):
+        np.from_dlpack(view)
+    assert np.from_dlpack(view[2:3]).tolist() == [3], "of one element nobody asks for a stride"
+
+
 def test_bfloat16_has_its_own_code():
     codes = {one.name: dlpack.code_of(one) for one in DTYPES}
     assert (codes["bfloat16"], codes["bool"], codes["uint8"], codes["int64"], codes["float32"]) == (4, 6, 1, 0, 2)

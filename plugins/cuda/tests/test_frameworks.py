@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hal_core import ByteRange, InvalidValue, MemorySink, Request, StateConfig, Step, Task, TaskKind
+from hal_core import ByteRange, DeviceClosed, InvalidValue, MemorySink, Request, StateConfig, Step, Task, TaskKind
 
 SIZES = StateConfig(num_slots=4, max_model_len=64, block_size=4)
 
@@ -83,6 +84,55 @@ def test_a_view_says_where_it_lies_to_others(opened):
     assert told["stream"] == (bound.default_stream.handle or 1)
     assert view.__dlpack_device__() == (2, 0)
     assert "dltensor" in repr(view.__dlpack__(stream=-1))
+
+
+def test_an_array_whose_strides_are_no_whole_elements_is_refused(opened):
+    """They were rounded down, and other bytes written."""
+    bound = opened()
+    bound.device.driver.api.CUpointer_attribute = SimpleNamespace(CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL=9)
+
+    class Array:
+        __cuda_array_interface__ = {  # noqa: RUF012 (as libraries have it)
+            "version": 3, "shape": (4,), "typestr": "<i4", "strides": (5,), "data": (0, False)
+        }  # fmt: skip
+
+    with pytest.raises(InvalidValue, match=r"target: strides of \(5,\) bytes are no whole elements of int32"):
+        bound.async_set_value(target=Array(), value=1, stream=bound.default_stream)
+
+
+class Held:
+    """What a framework makes of a view: it keeps the capsule until it is done with the memory."""
+
+    def __init__(self, view):
+        self.capsule = view.__dlpack__(stream=-1)
+
+
+class Interface:
+    """As CuPy and torch do with ``__cuda_array_interface__``: they keep the object that told it."""
+
+    def __init__(self, view):
+        self.view, self.told = view, view.__cuda_array_interface__
+
+
+@pytest.mark.parametrize("taken", [Held, Interface])
+@pytest.mark.parametrize("opened", ["native", "python over the library"], indirect=True)
+def test_a_tensor_keeps_its_memory_when_state_and_device_are_gone(opened, taken):
+    bound, freed = opened(), []
+    api, view = bound.device.driver.api, bound.state(SIZES).view("token_ids")
+    free = api.cuMemFreeAsync
+    api.cuMemFreeAsync = lambda address, stream: freed.append(address) or free(address, stream)
+    tensor, address = taken(view), view.memory.address
+    bound.close()
+    with pytest.raises(DeviceClosed, match="the device is closed"):
+        view.__dlpack__()
+    with pytest.raises(DeviceClosed, match="the device is closed"):
+        _ = view.__cuda_array_interface__
+    del bound, view
+    gc.collect()
+    assert address not in freed
+    del tensor
+    gc.collect()
+    assert address in freed
 
 
 def test_a_consumers_stream_waits_for_the_default_one(opened, monkeypatch):

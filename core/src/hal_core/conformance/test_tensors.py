@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import pytest
 
-from ..errors import Unavailable
+from ..errors import DeviceClosed, Unavailable
 from ..slots.admission import Request
 from ..slots.fields import StateConfig
 from ..slots.tasks import Task, TaskKind
+from .harness.asserts import assert_raises
 from .harness.backdoor import arrive
 from .harness.guarantees import guarantee
 from .kit import Kit
@@ -40,3 +43,31 @@ def test_g01_a_tensor_over_a_field_shows_what_hooks_write_later(kit: Kit) -> Non
     assert seen["accept_num"][:, 0].tolist() == [0] * 510 + [3, 0], "a value was written, and its tensor has others"
     assert seen["stop_flags"].dtype == np.bool_
     assert seen["stop_flags"][:, 0].tolist() == [True] * 511 + [False], "one slot runs, and the tensor says otherwise"
+
+
+def outlived(kit: Kit) -> object:
+    """A tensor over a field of a state that is gone, of a device that is closed."""
+    bound = kit.open()
+    state = bound.state(SIZES)
+    try:
+        tensor: object = state.tensor("token_ids")
+    except Unavailable as error:
+        bound.close()
+        pytest.skip(str(error))
+    task = Task(TaskKind.PREFILL, 511, state.admit(Request("r", list(range(100, 140)))), 0, 40, [7, 5, 3])
+    arrive(bound.insert_tasks(state=state, tasks=[task], stream=bound.default_stream))
+    bound.close()
+    assert_raises(DeviceClosed, lambda: state.tensor("token_ids"), "asking a closed device for a tensor")
+    return tensor
+
+
+@guarantee(1, also=(26,), requires="tensors")
+def test_g01_a_tensor_keeps_its_memory_when_its_state_and_device_are_gone(kit: Kit) -> None:
+    support = kit.subject.support
+    support.tensor(kit.device, np.zeros(4, np.int64))  # whose framework is imported from now on
+    tensor = outlived(kit)
+    gc.collect()
+    others = [kit.bound.state(SIZES) for _ in range(4)]  # one of which would lie where that state was
+    seen = support.values_of(kit.device, tensor)
+    assert others
+    assert seen[511, :40].tolist() == list(range(100, 140)), "a tensor that outlived its device shows something else"

@@ -201,16 +201,19 @@ class View:
         """A DLPack capsule over the view's own memory, which stays until the consumer has done with it.
 
         :param stream: the consumer's stream, which is made to wait for what this device has under way; -1: no order.
-        :raises BufferError: where a copy, or another device, is asked for, and where ``__dlpack_device__`` raises.
+        :raises BufferError: where a copy, or another device, is asked for, where ``__dlpack_device__`` raises, and for
+            strides of no whole elements, which DLPack cannot tell.
         :raises DeviceClosed: after the device was closed.
         """
         place = self.__dlpack_device__()
         if copy or (dl_device is not None and tuple(dl_device) != place):
             raise BufferError(f"{self!r} is handed out in place, on {place}, and not as a copy elsewhere")
+        size = self.dtype.itemsize
+        if any(step % size for count, step in zip(self.shape, self.strides, strict=True) if count > 1):
+            raise BufferError(f"{self!r} has strides that are no whole elements, and DLPack counts in elements")
         device: Any = self.memory.device
         device.check_open()
         device.before_consumer(stream)
-        size = self.dtype.itemsize
         steps = [step // size for step in self.strides]
         address, versioned = self.memory.address + self.offset, max_version is not None and max_version[0] >= 1
         return dlpack.capsule(address, self.shape, steps, self.dtype, place, self, versioned=versioned)

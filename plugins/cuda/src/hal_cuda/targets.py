@@ -81,6 +81,9 @@ def _interface(device: Any, driver: Driver, index: int, target: Any, interface: 
             raise _elsewhere(f"the array is on GPU {int(ordinal)}", index)
     dtype, shape = dtype_of(_numpy_name(interface["typestr"])), tuple(interface["shape"])
     strides = interface.get("strides")
+    if strides is not None and any(step % dtype.itemsize for step in strides):
+        what = f"strides of {tuple(strides)} bytes are no whole elements of {dtype.name}"
+        raise InvalidValue(what, cure="give an array whose elements are aligned", argument="target")
     steps = None if strides is None else [step // dtype.itemsize for step in strides]
     return _view(device, index, address, shape, _packed(shape) if steps is None else steps, dtype.name, target)
 

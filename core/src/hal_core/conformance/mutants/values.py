@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from ...contract.markers import hookimpl
-from ...memory.plan import WritePlan
+from ...memory.plan import PlanBuilder, WritePlan
 from ...memory.views import View
 from ...runtime.policy import Policy
 from ...slots.tasks import TaskKind
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ...contract.device import Device, Hooks
     from ...memory.dtypes import DType
     from ...memory.values import Value
+    from ...memory.views import Memory
     from ...slots.state import SlotState
     from ...slots.tasks import TaskBatch
     from ...streams import Stream
@@ -222,3 +223,26 @@ class TensorsAreCopies(Lie):
         """A clone (Paddle, torch) or copy (CuPy, NumPy) of the true one."""
         true: Any = super().tensor(view, framework)  # type: ignore[misc]
         return true.clone() if hasattr(true, "clone") else true.copy()
+
+
+@liar(1, "a tensor's memory is somebody else's once its device is closed", requires="tensors")
+class TensorsLoseTheirMemory(Lie):
+    """A closed device's memory is used again, whoever holds a tensor over it."""
+
+    _shown: Memory | None = None
+
+    def tensor(self, view: View, framework: str = "") -> object:
+        """The true one."""
+        found: object = super().tensor(view, framework)  # type: ignore[misc]
+        self._shown = view.memory
+        return found
+
+    def close(self) -> None:
+        """Somebody else's bytes in it, at last."""
+        memory, self._shown = self._shown, None
+        if memory is not None:
+            builder = PlanBuilder(memory)
+            builder.fill(np.array([0], np.int64), memory.nbytes, np.uint8(0xDD))
+            device: Any = self
+            device.submit(builder.build(), device.default_stream).wait()
+        super().close()  # type: ignore[misc]
