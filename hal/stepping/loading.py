@@ -31,8 +31,9 @@ def make_runner(name: str, setup: RunnerSetup) -> Runner:
     lacks = [method for method in _METHODS if not callable(getattr(made, method, None))]
     if not isinstance(getattr(made, "needs_host", None), str):
         lacks.append("needs_host (a text)")
-    if not isinstance(getattr(made, "vocab_size", None), int):
-        lacks.append("vocab_size (a whole number)")
+    vocab = getattr(made, "vocab_size", None)
+    if not isinstance(vocab, int) or isinstance(vocab, bool) or vocab < 1:
+        lacks.append("vocab_size (a whole number of at least 1)")
     if lacks:
         what = f"{name} made {type(made).__name__}, which has no {', '.join(lacks)}"
         raise PluginError(what, cure="see hal/stepping/runner.py for what a runner is", argument=_OPTION)

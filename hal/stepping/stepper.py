@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hal_core import ALONE, Group, InvalidValue, OutputTicket, SinkClosed, SinkFull, Task, TaskBatch
+from hal_core import ALONE, Group, InvalidValue, OutputTicket, PluginError, SinkClosed, SinkFull, Step, Task, TaskBatch
 
 from .planned import PlannedStep, StepPlanner
 from .runner import HostRunner
 
 if TYPE_CHECKING:
-    from hal_core import AdmittedRequest, BoundDevice, OutputRecord, Request, Sink, SlotState, StateLayout, Step
+    from hal_core import AdmittedRequest, BoundDevice, OutputRecord, Request, Sink, SlotState, StateLayout
 
     from .runner import Runner
 
@@ -76,7 +76,7 @@ class Stepper:
 
         It waits for nothing, unless its runner needs the host. Raises what the hooks raise:
         :class:`hal_core.errors.InvalidBatch` before anything changed, and :class:`hal_core.errors.InvalidValue` for
-        drafts that a task brings and the step cannot feed.
+        drafts that a task brings and the step cannot feed; :class:`PluginError` where the runner returns another step.
         """
         batch = tasks if isinstance(tasks, TaskBatch) else TaskBatch.of(tasks)
         device, state, stream = self.device, self.state, self.stream
@@ -86,6 +86,8 @@ class Stepper:
         self.steps += 1
         device.order_after_reads(memory=state.memory, stream=stream)  # the runner writes what may still be copied out
         step = self.runner.launch(state, planned, stream)
+        if not isinstance(step, Step) or step.number != planned.step.number:
+            raise self._no_step(step, planned)
         agreed = device.broadcast_tokens(state=state, group=self.group, stream=stream)
         if self._told is not None:
             self._told.agreed(step, agreed, stream)
@@ -130,6 +132,10 @@ class Stepper:
         if launched.trouble is not None:
             raise launched.trouble
         return record
+
+    def _no_step(self, given: object, planned: PlannedStep) -> PluginError:
+        what = f"{type(self.runner).__name__}.launch returned {given!r} for step {planned.step.number}"
+        return PluginError(what, cure="return step.step, or that with errors: dataclasses.replace(step.step, errors=…)")
 
     def _check_drafts(self, batch: TaskBatch) -> None:
         """Refuse drafts of another worker that would be fed and could not be: of all else the hooks take care."""

@@ -7,8 +7,10 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from hal_core import CapabilityMissing, InvalidValue, PluginError
+from hal_core import CapabilityMissing, InvalidValue, MemorySink, PluginError, StateConfig, Step
 from hal_core.contract.capabilities import Capabilities
+from hal_core.devices.cpu import CpuPlugin
+from hal_core.runtime.bound import bind
 from hal_core.slots.admission import draw_seed
 from hal_sim import NoCompiler
 from hal_sim.build import core_library
@@ -18,7 +20,7 @@ from hal.cli import main
 from hal.model import DEFAULT_CHECKPOINT
 from hal.model.config import read_config
 from hal.model.tokenizer import Tokenizer
-from hal.stepping import make_runner, overlap_of
+from hal.stepping import Stepper, make_runner, overlap_of
 
 MIX = ("--device", "sim", "--runner", "hal_sim.mixing:MixRunner")
 PROMPTS = ("def main(", "x = ", "class Reader:")
@@ -139,6 +141,58 @@ def test_what_makes_no_runner_is_named(monkeypatch):
         make_runner("some_runners:nothing", None)
     with pytest.raises(InvalidValue, match="has no attribute 'missing'"):
         make_runner("some_runners:missing", None)
-    monkeypatch.setitem(sys.modules, "bad_runners", SimpleNamespace(fails=lambda setup: 1 // 0))
+    monkeypatch.setitem(
+        sys.modules, "bad_runners", SimpleNamespace(fails=lambda setup: 1 // 0, exits=lambda _: exit(3))
+    )
     with pytest.raises(PluginError, match="could not make a runner: ZeroDivisionError"):
         make_runner("bad_runners:fails", None)
+    with pytest.raises(PluginError, match="could not make a runner: SystemExit: 3"):
+        make_runner("bad_runners:exits", None)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("x = (", "SyntaxError: '(' was never closed"),
+        ("1 // 0", "ZeroDivisionError"),
+        ("raise SystemExit(4)", "SystemExit: 4"),
+        ("import math; math.no_such_name", "AttributeError: module 'math' has no attribute"),
+    ],
+)
+def test_a_module_that_fails_as_it_is_imported_is_named_in_one_line(run, monkeypatch, tmp_path, text, says):
+    (tmp_path / "my_broken_runner.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    code, objects, err = run("--device", "cpu", "--runner", "my_broken_runner:Runner", prompts=PROMPTS[:1])
+    assert (code, objects, len(err.splitlines())) == (2, [], 1)
+    assert f"--runner: importing my_broken_runner failed: {says}" in err
+
+
+class Idle:
+    """A runner that does nothing."""
+
+    needs_host, vocab_size = "", 5
+
+    def check(self, request): ...
+    def propose(self, state, step, stream): ...
+    def launch(self, state, step, stream):
+        return step.step
+
+
+@pytest.mark.parametrize("vocab", [True, 0, -5, 2.5, None])
+def test_a_runner_without_a_sound_vocabulary_is_refused_before_it_runs(monkeypatch, vocab):
+    monkeypatch.setitem(sys.modules, "idle_runners", SimpleNamespace(make=lambda _: Idle()))
+    assert isinstance(make_runner("idle_runners:make", None), Idle)
+    monkeypatch.setattr(Idle, "vocab_size", vocab)
+    with pytest.raises(PluginError, match=r"has no vocab_size \(a whole number of at least 1\)"):
+        make_runner("idle_runners:make", None)
+
+
+@pytest.mark.parametrize("other", [None, "step", Step(7, {"target": []})], ids=["None", "text", "another"])
+def test_a_runner_that_returns_another_step_is_named(monkeypatch, other):
+    monkeypatch.setattr(Idle, "launch", lambda *_: other)
+    with bind(CpuPlugin.open(0, {})) as device:
+        stepper = Stepper(device, device.state(StateConfig(2, 16)), Idle(), MemorySink(), blocks=4)
+        with pytest.raises(PluginError, match=r"Idle\.launch returned .* for step 0") as raised:
+            stepper.step([])
+    assert "return step.step" in raised.value.cure
