@@ -75,6 +75,19 @@ def test_what_is_no_stream_is_refused_by_name_and_nothing_is_written(opened, str
     assert not copied.data[0][:4].any()
 
 
+@pytest.mark.parametrize("kind", [Torch, Protocol])
+def test_a_device_opens_on_a_frameworks_stream(opened, kind):
+    handle = opened().device.stream().handle
+    assert opened({"stream": kind(handle)}).default_stream.handle == handle
+
+
+@pytest.mark.parametrize("stream", [one for one in STRANGE.values() if one not in (7, None)] + [-1])
+def test_a_device_does_not_open_on_what_is_no_stream(opened, stream):
+    with pytest.raises(InvalidValue, match="cuda: options: stream = ") as raised:
+        opened({"stream": stream})
+    assert "a stream of a framework on this GPU" in raised.value.cure
+
+
 def test_a_view_says_where_it_lies_to_others(opened):
     bound = opened()
     view = bound.state(SIZES).view("block_tables")

@@ -16,7 +16,7 @@ from .driver import Driver
 @dataclass(frozen=True, slots=True)
 class Options(RingOptions):
     """What ``open`` takes: those of the ring of pinned memory; bytes of pinned memory for admitted requests that wait
-    for a slot, at most (0: none); the handle of the framework's stream."""
+    for a slot, at most (0: none); the framework's stream, or its handle, which it is here."""
 
     admission_limit: int = 64 << 20
     stream: int | None = None
@@ -27,6 +27,19 @@ class Options(RingOptions):
             raise InvalidValue(
                 f"admission_limit = {self.admission_limit!r}", cure="give bytes, 0 for none", argument="options"
             )
+        if self.stream is not None:
+            object.__setattr__(self, "stream", _handle(self.stream))
+
+
+def _handle(stream: Any) -> int:  # noqa: ANN401 (a framework's)
+    """Of an object with ``__cuda_stream__``, torch's or Paddle's stream, or a handle itself."""
+    protocol = getattr(stream, "__cuda_stream__", None)
+    handle = protocol()[1] if callable(protocol) and not isinstance(stream, type) else stream
+    handle = getattr(handle, "cuda_stream", handle)
+    if type(handle) is not int or handle < 0:
+        cure = "give a stream of a framework on this GPU, or its handle"
+        raise InvalidValue(f"stream = {stream!r}", cure=cure, argument="options")
+    return handle
 
 
 @dataclass(frozen=True, slots=True)
