@@ -38,12 +38,14 @@ def test_open_as_text(tmp_path):
     site.core()
     site.device("alpha")
     site.device("beta", state="open_crashes")
-    result = hal_command("devices", "--open", site=site, HAL_PLUGINS="paddle-hal-alpha,paddle-hal-beta")
+    site.device("gamma", state="notes")
+    result = hal_command("devices", "--open", site=site, HAL_PLUGINS=",".join(site.modules))
     assert result.returncode == 0, result.stderr
     assert "beta: not opened: beta: paddle-hal-beta 1.0: opening index 0 failed" in result.stdout
     assert "  fused_scatter: yes\n  pinned_host: no\n" in result.stdout
     assert "  collective: none\n" in result.stdout
     assert "  async_set_value falls back: a toy has no stream\n" in result.stdout
+    assert result.stdout.count("  path: Python (as it was asked for)\n") == 1, "which path the cuda device takes"
 
 
 def test_a_device_that_hangs_is_ended_with_all_it_has_started(tmp_path, monkeypatch):

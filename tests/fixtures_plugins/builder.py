@@ -53,6 +53,7 @@ STATES: dict[str, tuple[str, str]] = {
     "probe_exits": ("return Probe.yes()", "raise SystemExit(4)"),
     "probe_odd": ("return Probe.yes()", "return True"),
     "open_crashes": ("return Device(index, options)", "raise OSError('driver said no')"),
+    "notes": ("OPENED.append(self)", "self.note = 'path: Python (as it was asked for)'; OPENED.append(self)"),
     "open_hangs": ("return Device(index, options)", HANG),
     "open_dies": ("return Device(index, options)", "import os; os.kill(os.getpid(), 11)"),
     "no_capabilities": ("self.capabilities = ", "self.something = "),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hal_core import Request, StateConfig, Task, TaskBatch, TaskKind
 from hal_core.errors import InvalidBatch, InvalidValue
+from hal_cuda import building
 from hal_cuda.native import Book
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -84,6 +85,18 @@ def test_of_many_held_streams_none_is_taken_for_idle(opened):
     for stream in streams:
         library.stand_in_hold(stream.handle, 0)
         stream.synchronize(30)
+
+
+@on_native
+def test_sources_that_do_not_compile_skip_no_test(opened, monkeypatch, tmp_path):
+    opened()  # which skips this test where there is no compiler
+    stand_in = sys.modules["hal_cuda_stand_in"]
+    (tmp_path / "broken.c").write_text("int x = ;")
+    monkeypatch.setattr(building, "FOLDER", tmp_path)
+    with pytest.raises(building.NotBuilt, match=r"the compiler failed .*broken\.c"):
+        stand_in.built.__wrapped__()
+    monkeypatch.setenv("CC", "/nowhere/cc")
+    assert stand_in.built.__wrapped__().startswith("no C compiler")
 
 
 def twins(bound):

@@ -78,7 +78,7 @@ def test_a_native_part_that_was_built_for_another_core_is_refused_with_the_cure(
     environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
     command = [sys.executable, "-c", OTHER_CORE, str(tmp_path)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    if "NotBuilt" in done.stderr:
+    if "NotBuilt" in done.stderr and "the compiler failed" not in done.stderr:
         pytest.skip(done.stderr.splitlines()[-1])
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import pytest
 from hal_core import CapturedUpdate, MemorySink, Request, SamplingParams, StateConfig, Step, TaskBatch
@@ -122,6 +124,28 @@ def test_the_ticket_and_what_enters_next_wait_for_the_graph(opened):
     for one in (ticket, late):
         one.wait(30)
     assert state.updates == 2
+
+
+def test_memory_that_the_graph_still_writes_is_not_freed(opened):
+    bound, freed = opened(), []
+    api, stream = bound.device.driver.api, bound.device.stream()
+    state, free = bound.state(SIZES), api.cuMemFreeAsync
+    api.cuMemFreeAsync = lambda address, on: freed.append(address) or free(address, on)
+    insert(bound, state, stream).wait(30)
+    graph, address = captured(bound, state, stream), state.memory.address
+    insert(bound, bound.state(SIZES, name="other"), bound.default_stream).wait(30)
+    for event in [*bound.device.last.values()]:
+        event.wait(30)
+    api.library.stand_in_hold(stream.handle, 1)
+    graph.replay(step=step_of(0), stream=stream, launch=lambda: api.library.stand_in_replay(stream.handle))
+    del graph, state
+    gc.collect()
+    bound.device.allocate(64)  # what nobody needs any more is given back
+    assert address not in freed
+    api.library.stand_in_hold(stream.handle, 0)
+    stream.synchronize(30)
+    bound.device.allocate(64)
+    assert address in freed
 
 
 def test_the_graph_waits_for_copies_out_that_read_what_it_changes(opened):
