@@ -159,6 +159,7 @@ class Row:
     speculate: str = "none"
     device: str = "cpu"
     rejection: bool = False
+    overlap: str = "auto"
 
     @property
     def sizes(self):
@@ -182,6 +183,7 @@ class Row:
             sink=self.sink,
             speculate=self.speculate,
             rejection=self.rejection,
+            overlap=self.overlap,
         )
 
 

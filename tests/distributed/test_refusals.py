@@ -36,6 +36,12 @@ def test_a_device_that_cannot_be_had_is_refused_by_the_option_that_asks_for_it(w
         engine_of(Row(tp=2, device="nosuch"), lambda: pooled, Told())
 
 
+def test_steps_that_cannot_overlap_are_refused_where_they_are_to(worlds):
+    pooled = Pooled(worlds.of(2))
+    with pytest.raises(InvalidValue, match=r"^rank \d: --overlap: the Paddle model needs the host between two steps"):
+        engine_of(Row(tp=2, overlap="on"), lambda: pooled, Told())
+
+
 def test_a_step_out_of_its_turn_is_refused_by_name(worlds):
     """A message that was lost, or comes twice: no rank runs another step than the others."""
     pooled = Pooled(worlds.of(2))

@@ -3,6 +3,7 @@ processes: the ranks are threads that say what they are told to."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import pytest
@@ -74,6 +75,32 @@ def test_any_other_failure_of_a_rank_at_the_start_is_its_loss():
         Crew(Row(tp=2).setup(), actors)
     assert caught.value.rank == 1
     assert [(actors.heard[rank].refused, actors.heard[rank].rank) for rank in (0, 1)] == [(False, 1)] * 2
+
+
+class Able(Actors):
+    """Ranks that come up, and say whether their steps can overlap."""
+
+    def __init__(self, *overlaps):
+        super().__init__(*[None for _ in overlaps])
+        self.overlaps, self.over = overlaps, threading.Event()
+
+    def _act(self, url, rank):
+        with contextlib.closing(RankLine(url, rank)) as line:
+            line.say(Hello(rank, len(self.failed), {}))
+            self._wait(line, rank, Setup)
+            line.say(Ready(rank, {}))
+            self._wait(line, rank, Go)
+            line.say(Up(rank, "cpu", {}, "", overlap=self.overlaps[rank]))
+            self.over.wait(PATIENCE)
+
+
+@pytest.mark.parametrize("overlaps", [(False, False), (True, False), (False, True), (True, True)])
+def test_steps_overlap_where_those_of_every_rank_can(overlaps):
+    actors = Able(*overlaps)
+    crew = Crew(Row(tp=2).setup(), actors)
+    actors.over.set()
+    crew.close()
+    assert crew.abilities.overlap is all(overlaps)
 
 
 class Ended(Actors):
