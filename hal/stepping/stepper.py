@@ -134,7 +134,8 @@ class Stepper:
         return record
 
     def _no_step(self, given: object, planned: PlannedStep) -> PluginError:
-        what = f"{type(self.runner).__name__}.launch returned {given!r} for step {planned.step.number}"
+        told = f"step {given.number}" if isinstance(given, Step) else repr(given)
+        what = f"{type(self.runner).__name__}.launch returned {told} for step {planned.step.number}"
         return PluginError(what, cure="return step.step, or that with errors: dataclasses.replace(step.step, errors=…)")
 
     def _check_drafts(self, batch: TaskBatch) -> None:
