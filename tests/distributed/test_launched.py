@@ -7,6 +7,7 @@ import json
 import socket
 
 import pytest
+from hal_core.devices import HeldPort
 
 from hal.cli import main
 from tests.commands import environment, left_in, start
@@ -15,15 +16,15 @@ PROMPT = ("--prompt", "def main(", "--max-tokens", "6", "--json")
 PATIENCE = 120
 
 
-def free_ports(count):
+def ranks(folder, *arguments, hosts=("127.0.0.1", "127.0.0.1"), first=None):
+    """Start two ranks with these arguments, one list for both or one for each; status and both outputs of each.
+    ``first``: the port of the first one's endpoint, unless a free one will do."""
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [each.getsockname()[1] for each in sockets]
+        ports = [stack.enter_context(HeldPort()).number for _ in range(3)]
+        return on_ports(folder, arguments, hosts, [first or ports[0], *ports[1:]])
 
 
-def ranks(folder, *arguments, hosts=("127.0.0.1", "127.0.0.1"), ports=None):
-    """Start two ranks with these arguments, one list for both or one for each; status and both outputs of each."""
-    ports = ports or free_ports(3)
+def on_ports(folder, arguments, hosts, ports):
     endpoints = [f"{host}:{port}" for host, port in zip(hosts, ports, strict=False)]
     processes = []
     for rank in range(2):
@@ -89,5 +90,5 @@ def test_a_busy_port_is_refused_on_each(tmp_path):
     """Another program listens on rank 0's endpoint, takes connections, and says something or nothing."""
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         port = stranger.getsockname()[1]
-        said = refused(ranks(tmp_path, *PROMPT, "--tp", "2", ports=[port, *free_ports(2)]))
+        said = refused(ranks(tmp_path, *PROMPT, "--tp", "2", first=port))
     assert f"port {port} of 127.0.0.1, rank 0's endpoint, is taken by another program" in said

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from hal_core.conformance import KitProcess
+from hal_core.devices import HeldPort
 from hal_core.devices.paddle import probing
 from hal_core.errors import Unavailable
 from hal_maca import MacaPlugin
@@ -184,13 +184,14 @@ def test_the_kits_tests_of_several_ranks(sim):
 
 
 def ranks(sim, what, **options):
+    with contextlib.ExitStack() as stack:
+        master, *ends = [f"127.0.0.1:{stack.enter_context(HeldPort()).number}" for _ in range(3)]
+        return ranks_on(sim, what, master, ends, options)
+
+
+def ranks_on(sim, what, master, ends, options):
     from hal_sim import paddle_env
 
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(3)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        master, *ends = [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]
     started = []
     for rank in range(2):
         told = paddle_env.distributed(rank, ends, master, "metax_gpu", devices=1, **options)

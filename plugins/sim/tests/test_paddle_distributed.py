@@ -6,13 +6,13 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hal_core.devices import HeldPort
 from hal_sim import Mode, NoPaddle, paddle_env
 from hal_sim.build import installed_paddle
 
@@ -23,16 +23,13 @@ except NoPaddle as missing:
     pytestmark = pytest.mark.skip(reason=str(missing))
 
 
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for s in sockets:
-            s.bind(("127.0.0.1", 0))
-        return [s.getsockname()[1] for s in sockets]
-
-
 def run_ranks(name: str, **options: int) -> list[tuple[int, Any, str]]:
-    master, *ports = [f"127.0.0.1:{port}" for port in free_ports(3)]
+    with contextlib.ExitStack() as stack:
+        master, *ports = [f"127.0.0.1:{stack.enter_context(HeldPort()).number}" for _ in range(3)]
+        return run_on(name, master, ports, options)
+
+
+def run_on(name: str, master: str, ports: list[str], options: dict[str, int]) -> list[tuple[int, Any, str]]:
     processes = [
         subprocess.Popen(
             [sys.executable, SCRIPT, name],

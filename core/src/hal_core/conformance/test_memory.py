@@ -107,7 +107,7 @@ def held() -> Held:
     return Held(threads, descriptors, sys.getallocatedblocks(), heap(), pages * os.sysconf("SC_PAGESIZE"))
 
 
-WINDOWS = 3
+WINDOWS = 8
 """A leak is there in each of so many windows; pools that fill, and other threads, are not."""
 BLOCKS, HEAP, CALLS = 2, 16 << 10, 13
 """Blocks that are forgiven a round, and bytes a block: caches of NumPy's fill slowly, and a simulator that writes a

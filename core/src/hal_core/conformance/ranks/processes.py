@@ -33,6 +33,7 @@ from time import monotonic
 from typing import Any
 
 from ...errors import GroupLost, HalError, InvalidValue, TicketTimeout
+from ...ranks.ports import HeldPort
 
 Environment = Callable[[int, Sequence[str]], Mapping[str, str]]
 """From a rank and the endpoints of all to the variables that this rank needs."""
@@ -75,7 +76,8 @@ class RankPool:
 
     def __init__(self, size: int, *, environment: Environment = gloo) -> None:
         self.size = size
-        endpoints = [f"127.0.0.1:{port}" for port in _free_ports(size)]
+        self._ports = [HeldPort() for _ in range(size)]  # held, so that no other pool's ranks are given one of them
+        endpoints = [f"127.0.0.1:{port.number}" for port in self._ports]
         self._links: dict[int, Connection] = {}
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._logs = {rank: tempfile.TemporaryFile() for rank in range(size)}  # noqa: SIM115 (closed by close)
@@ -192,21 +194,14 @@ class RankPool:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        for log in self._logs.values():
-            log.close()
+        for held in (*self._logs.values(), *self._ports):
+            held.close()
 
     def __enter__(self) -> RankPool:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports that were free a moment ago, on the loopback interface."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [each.getsockname()[1] for each in sockets]
 
 
 # -- in the rank ------------------------------------------------------------------------------------------------
