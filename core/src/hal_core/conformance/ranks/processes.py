@@ -194,8 +194,10 @@ class RankPool:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        for held in (*self._logs.values(), *self._ports):
-            held.close()
+        for log in self._logs.values():
+            log.close()
+        for port in self._ports:
+            port.close()
 
     def __enter__(self) -> RankPool:
         return self
