@@ -180,6 +180,20 @@ def test_what_is_no_tensor_of_this_place_is_refused():
             device.resolve(target)
 
 
+def test_tensors_over_its_memory_are_paddles_alone():
+    device = opened()
+    memory = device.allocate(64)
+    view = View.contiguous(memory, 8, (2, 3), dtype_of("int64"))
+    tensor = device.tensor(view)
+    assert (tensor.shape, tensor.data_ptr()) == ([2, 3], memory.address + 8)
+    for other in ("torch", "cupy", "numpy", "nothing"):
+        with pytest.raises(Unavailable, match=f"its memory is Paddle's, and no tensor of {other}"):
+            device.tensor(view, other)
+    device.close()
+    with pytest.raises(DeviceClosed):
+        device.tensor(view)
+
+
 def test_a_place_without_a_scatter_of_words_is_refused_with_what_was_tried():
     with pytest.raises(Unavailable, match=r"no working in-place scatter of int64.*tried scatter_ of no such type"):
         opened({8: (("scatter_", "no such type"),)})
