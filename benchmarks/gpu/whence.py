@@ -17,28 +17,23 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-from hal_core.devices import AsyncStream, Lease
 
 from .gap import FUSED, MANNERS, NOTHING, OURS, Loop, alone
 from .rig import Rig, median
 
 AHEAD, EARLY = "hal, batch made ahead", "hal, inserted ahead"
-LOOKING, INLINE = "the event looked at in a loop", "the output copied on the compute stream"
-BY_KERNEL = "the output written into pinned memory by a kernel of the compute stream"
-CHANGES = (LOOKING, INLINE, BY_KERNEL)
+LOOKING, ENGINE = "the event looked at in a loop", "the output by the copy engine, beside the compute stream"
+CHANGES = (LOOKING, ENGINE)
 """Changes of hal itself."""
 
 
 @contextmanager
 def changed(rig: Rig, what: str) -> Iterator[None]:
     """hal with one of its decisions changed."""
-    if what == INLINE:  # in place of a stream of its own, for which the next step's writes wait
-        with patch.object(AsyncStream, "beside", lambda stream: stream):
-            yield
-        return
-    if what == BY_KERNEL:  # in place of the copy engine
-        device: Any = rig.device.device
-        with patch.object(device, "copies", _ByKernel(device)):
+    if what == ENGINE:  # in place of a kernel of the compute stream
+        from hal_cuda import copies
+
+        with patch.object(copies, "BY_KERNEL", -1):
             yield
         return
     if what == LOOKING:  # in place of the driver's wait
@@ -57,24 +52,6 @@ def changed(rig: Rig, what: str) -> Iterator[None]:
             pool.synchronize = waits
         return
     yield
-
-
-class _ByKernel:
-    """Copies an output by one launch, in order with the writes before and after it on its stream."""
-
-    def __init__(self, device: Any) -> None:  # noqa: ANN401 (a CudaDevice)
-        self._device = device
-
-    def copy_out(self, memory: Any, part: Any, stream: Any) -> Any:  # noqa: ANN401
-        device, count = self._device, part.nbytes // 8
-        lease = Lease(device.blocks, device.blocks.take(part.nbytes))
-        kernel, params = device.kernels.copy_strided, device.kernels.copy_strided.params
-        params["dst"], params["src"] = lease.block.address, device.address_of(memory) + part.offset
-        params["element"], params["count"], params["shape"] = 8, count, (1, 1, 1, count)
-        params["to"] = params["from"] = (0, 0, 0, 8)
-        kernel.launch(-(-count // 128), 128, stream.handle)
-        event = lease.event = device.mark(stream)
-        return device.copy_type(event, lease, ((0, part.nbytes),))
 
 
 def measure(rig: Rig, rounds: int, steps: int, only: str = "") -> list[dict[str, Any]]:

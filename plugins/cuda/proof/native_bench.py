@@ -178,14 +178,17 @@ def broadcasting(bound: BoundDevice, state: Any) -> Iterator[Case]:  # noqa: ANN
     device._communicators[group.ranks] = made  # type: ignore[attr-defined]
     stream = Collectives(device, None).default_stream  # type: ignore[arg-type]
 
+    library = getattr(device.driver.api, "library", None)  # type: ignore[attr-defined]
+
     def ready() -> None:
-        library = getattr(device.driver.api, "library", None)  # type: ignore[attr-defined]
         if library is not None:
             library.stand_in_idle(0)  # the header is compared with what is there
         stream.synchronize()
 
     def broadcast(_: object) -> None:
         bound.broadcast_tokens(state=state, group=group, stream=stream)
+        if library is not None:
+            library.stand_in_idle(1)
 
     yield "broadcast, hal's part", ready, broadcast
 

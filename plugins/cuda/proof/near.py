@@ -1,11 +1,11 @@
-"""Uploaded, or read in place: what insertions cost the host, the GPU, and both together, by how few new bytes are near.
+"""Uploaded, read in place, or come with the launch: what insertions cost the host, the GPU, and both together.
 
     python -m hal_cuda.building && python plugins/cuda/proof/near.py [rounds] [--stand-in]
 
-Microseconds, means (medians) over the rounds; four devices of one process in turn, each with its own ``NEAR``
-(``native_entering``). "host": of the call. "GPU": from the work before it to its end, the stream held meanwhile, so an
-upload is over by then: what lies between steps that overlap. "idle": from the call to the end of its work on an idle
-GPU, upload included.
+Microseconds, means (medians) over the rounds; three devices of one process in turn, each with its own ``NEAR`` and
+``FEW`` (``native_entering``): of requests, and of the entries beside them. "host": of the call. "GPU": from the work
+before it to its end, the stream held meanwhile, so an upload is over by then: what lies between steps that overlap.
+"idle": from the call to the end of its work on an idle GPU, upload included.
 ``--stand-in`` as native_bench.py, to try the script: no times of a GPU.
 """
 
@@ -21,8 +21,13 @@ from typing import Any
 import native_bench
 from hal_core import Request, Task, TaskBatch, TaskKind
 from hal_cuda import native_entering
+from hal_cuda.structs import FEW_BYTES
 
-NEAR = 0, 2 << 10, 8 << 10, 64 << 10
+WAYS = {  # NEAR, FEW
+    "uploaded": (0, 0),
+    "in place": (64 << 10, 0),
+    "in place, launch": (64 << 10, FEW_BYTES),
+}
 CASES = {  # new requests, requests that were handed over, requests that are given a block
     "insert 1": (1, 0, 0),
     "hand over 1": (0, 1, 0),
@@ -36,10 +41,10 @@ PROMPT = list(range(10, TOKENS + 10))
 
 
 class Inserting:
-    """A device with one ``NEAR``, and the batches that it is given."""
+    """A device with one way, and the batches that it is given."""
 
-    def __init__(self, near: int, stack: ExitStack, *, stand_in: bool) -> None:
-        native_entering.NEAR = near
+    def __init__(self, way: str, stack: ExitStack, *, stand_in: bool) -> None:
+        native_entering.NEAR, native_entering.FEW = WAYS[way]
         self.bound = stack.enter_context(native_bench.opened("native", stand_in=stand_in))
         self.state, self.stream = self.bound.state(native_bench.SIZES), self.bound.device.stream()
 
@@ -112,20 +117,20 @@ def main(words: list[str]) -> None:
     ways: dict[str, Callable[[Inserting, TaskBatch], float]] = {"host": host, "idle": idle}
     if not stand_in:
         ways["GPU"] = held
-    found: dict[tuple[str, str, int], list[float]] = {}
+    found: dict[tuple[str, str, str], list[float]] = {}
     with ExitStack() as stack:
-        devices = {near: Inserting(near, stack, stand_in=stand_in) for near in NEAR}
+        devices = {name: Inserting(name, stack, stand_in=stand_in) for name in WAYS}
         for name, sizes in CASES.items():
             for turn in range(rounds + 5):
-                for near, one in devices.items():
+                for device, one in devices.items():
                     for way, measure in ways.items():
                         spent = measure(one, one.batch(*sizes))
                         if turn >= 5:
-                            found.setdefault((name, way, near), []).append(spent)
-    print(f"{'us, mean (median)':30s}" + "".join([f"{f'near {near}':>18s}" for near in NEAR]))
+                            found.setdefault((name, way, device), []).append(spent)
+    print(f"{'us, mean (median)':30s}" + "".join([f"{device:>18s}" for device in WAYS]))
     for name in CASES:
         for way in ways:
-            times = [found[name, way, near] for near in NEAR]
+            times = [found[name, way, device] for device in WAYS]
             columns = [f"{statistics.mean(one):.1f} ({statistics.median(one):.1f})" for one in times]
             print(f"{f'{name}, {way}':30s}" + "".join([f"{column:>18s}" for column in columns]), flush=True)
 

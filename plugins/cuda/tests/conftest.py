@@ -19,7 +19,7 @@ from hal_cuda import device as device_module
 from hal_cuda import launching
 from hal_cuda import memory as gpu_memory
 from hal_cuda.driver import Driver
-from hal_cuda.structs import ENTER, FILL, PLAN, SMALL, STRIDED
+from hal_cuda.structs import COPY_OUT, ENTER, FILL, PLAN, SMALL, STRIDED
 
 OK, NOT_READY = SimpleNamespace(name="CUDA_SUCCESS"), SimpleNamespace(name="CUDA_ERROR_NOT_READY")
 WRITE = np.dtype([("dst", "<u8"), ("source", "<u8"), ("nbytes", "<u4"), ("pattern", "<u4")])
@@ -154,10 +154,11 @@ class StandIn:
             "hal_enter": (ENTER, hal_enter),
             "hal_fill": (FILL, hal_fill),
             "hal_small": (SMALL, hal_small),
+            "hal_copy_out": (COPY_OUT, hal_copy_out),
             "hal_copy_strided": (STRIDED, hal_copy_strided),
         }
         dtype, kernel = kernels[name]
-        place = at(parameters, 8).view(np.uint64)[0]
+        place = at(parameters, 8).view(np.uint64)[0]  # fields that are parameters each come one after the other
         kernel(at(place, dtype.itemsize).view(dtype)[0], blocks, rows)
         return (OK,)
 
@@ -166,6 +167,10 @@ def hal_fill(p, blocks, rows):
     for i in range(p["n0"]):
         for j in range(p["n1"]):
             fill(p["dst"] + i * p["step0"] + j * p["step1"], p["nbytes"], p["cycle"])
+
+
+def hal_copy_out(p, blocks, rows):
+    at(p["to"], p["nbytes"])[:] = at(p["from"], p["nbytes"])
 
 
 def hal_small(p, blocks, rows):
@@ -205,12 +210,15 @@ def spread_record(p, slot, record):
 
 def hal_enter(p, blocks, rows):
     """As in kernels/enter.cu."""
-    memory, longest = int(p["memory"]), (rows - 1) * PIECE
+    memory, longest = int(p["memory"]), (rows - 3) * PIECE
     for entry in at(p["entries"], blocks * 128).view(np.int64).reshape(blocks, 16):
-        written, (source, slot, start, length, count, blocks_at, first, drafts) = entry[:5], entry[8:].tolist()
+        (written, lengths), (source, slot, start, length, count, blocks_at, first, drafts) = (
+            entry[:5].view(np.uint32).reshape(5, 2).T,
+            entry[8:].tolist(),
+        )
         assert (first, drafts) == (-1, 0), "on the Python path there are new requests alone"
-        lengths, place = at(source, 20).view(np.int32), source + int(p["rows_at"])
-        spread_record(p, slot, source + 32)
+        place = source + int(p["rows_at"])
+        spread_record(p, slot, source)
         for field, value in zip(p["dynamic"], (length, length, start, count), strict=True):
             at(memory + int(field) + 4 * slot, 4).view(np.int32)[0] = value
         for i, row in enumerate(p["rows"]):

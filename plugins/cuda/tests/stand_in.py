@@ -36,7 +36,15 @@ def built():
         return "no C++ compiler, for the kernel of update_inputs"
     library, kernel = folder / "libdriver.so", folder / "update.o"
     flags = ["-O1", "-Wall", "-Wextra", "-fPIC"]
-    kernels = ["-fno-exceptions", "-fno-rtti", "-I", str(Path(building.__file__).with_name("kernels"))]
+    sources = ["-I", str(Path(building.__file__).with_name("kernels"))]
+    kernels = [
+        "-std=c++17",
+        "-fno-exceptions",
+        "-fno-rtti",
+        "-Wno-unknown-pragmas",
+        "-Wno-maybe-uninitialized",
+        *sources,
+    ]
     subprocess.run(["c++", *flags, *kernels, "-c", str(HERE / "update.cpp"), "-o", str(kernel)], check=True)
     flags += ["-std=gnu11", "-shared", "-pthread"]
     subprocess.run([*building.compiler(), *flags, str(HERE / "driver.c"), str(kernel), "-o", str(library)], check=True)

@@ -12,7 +12,7 @@ from hal_core.slots.admission import admit
 from hal_core.slots.fields import ROW_FIELDS
 from hal_core.slots.layout import REQUEST_ROW, lay_out
 from hal_cuda import admissions
-from hal_cuda.admissions import HEAD, Admissions
+from hal_cuda.admissions import Admissions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -87,11 +87,10 @@ def check_list(staging):
 
 
 def check(data, request):
-    """The bytes are what the kernel reads: lengths, record, rows."""
-    assert HEAD.unpack(data[: HEAD.size].tobytes()) == request.row_lengths
+    """The bytes are what the kernel reads: record and rows."""
     record = request.packed[REQUEST_ROW.itemsize :]
-    assert data[HEAD.size : HEAD.size + len(record)].tobytes() == record
-    at = -(-(HEAD.size + len(record)) // 16) * 16
+    assert data[: len(record)].tobytes() == record
+    at = -(-len(record) // 16) * 16
     for name, row in zip(ROW_FIELDS, request.rows, strict=True):
         if name != "block_tables":
             assert data[at : at + len(row)].tobytes() == bytes(row), name

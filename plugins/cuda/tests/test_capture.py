@@ -200,6 +200,8 @@ def test_memory_grows_and_goes_beside_a_capture(opened, mode, monkeypatch):
             bound.insert_tasks(state=state, tasks=prefill(state, [slot], 500), stream=stream)
             bound.async_set_value(target=state.view("token_ids")[slot, 500:], value=np.arange(100), stream=stream)
             bound.async_set_value(target=state.view("stop_seqs")[slot], value=np.arange(128), stream=stream)
+            again = np.full(200, slot + 1)  # too long for a launch's parameters: by the ring
+            bound.async_set_value(target=state.view("token_ids")[slot, 300:500], value=again, stream=stream)
         library.stand_in_hold(stream.handle, 0)
         assert bound.device.staging.held > held[0]
         assert bound.device.admissions.held > held[1]

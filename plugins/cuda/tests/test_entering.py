@@ -33,8 +33,10 @@ params = st.builds(
 
 @pytest.fixture(autouse=True)
 def near(request, monkeypatch):
-    """Of the native path, bytes that are read where they are; none, unless a test says otherwise: it uploads then."""
+    """Of the native path, bytes that are read where they are; none, unless a test says otherwise: it uploads then, the
+    entries too."""
     monkeypatch.setattr(native_entering, "NEAR", getattr(request, "param", 0))
+    monkeypatch.setattr(native_entering, "FEW", 0)
     return native_entering.NEAR
 
 

@@ -152,12 +152,12 @@ def test_the_graph_waits_for_copies_out_that_read_what_it_changes(opened):
     bound = opened()
     state, stream, library = bound.state(SIZES), bound.device.stream(), bound.device.driver.api.library
     insert(bound, state, stream).wait(30)
-    graph, beside = captured(bound, state, stream), stream.beside()
-    library.stand_in_hold(beside.handle, 1)
-    before = bound.copy_out(memory=state.memory, parts=[state.layout.groups["step_input"]], stream=stream)
+    graph, other = captured(bound, state, stream), bound.device.stream()
+    library.stand_in_hold(other.handle, 1)
+    before = bound.copy_out(memory=state.memory, parts=[state.layout.groups["step_input"]], stream=other)
     ticket = graph.replay(step=step_of(0), stream=stream, launch=lambda: library.stand_in_replay(stream.handle))
     assert not ticket.done()
-    library.stand_in_hold(beside.handle, 0)
+    library.stand_in_hold(other.handle, 0)
     ticket.wait(30)
     columns = state.columns(before.data[0], state.layout.groups["step_input"])
     assert columns["seq_lens_encoder"].tolist() == [[9]] * 4

@@ -250,7 +250,8 @@ class DeviceBase(ABC):
     @hookimpl
     def save_output(self, device: Device, state: SlotState, step: Step, sink: Sink, stream: Stream) -> Ticket:
         """One copy of the adjacent output fields; the record is built when the copy is there."""
-        self.fall_back("save_output")
+        if self.capabilities.fallbacks:
+            self.fall_back("save_output")
         part = state.output_range(topk=step.logprobs is not None)
         ticket = OutputTicket(state, step, self.copy_out(state.memory, [part], stream), part)
         sink.put(ticket)

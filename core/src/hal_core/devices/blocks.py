@@ -69,6 +69,17 @@ class MirroredBlock(HostBlock):
             memory.free(self.mirror)
 
 
+_sizes: dict[int, int] = {}
+"""Bytes that were asked for, and of the block that they are given; of as many as come again and again."""
+
+
+def _size_of(nbytes: int) -> int:
+    size = max(4096, 1 << (max(nbytes, 1) - 1).bit_length())
+    if len(_sizes) < 64:
+        _sizes[nbytes] = size
+    return size
+
+
 class HostBlocks:
     """Blocks for copies out, by size; one is used again when its arrays are gone and its copy is over."""
 
@@ -82,16 +93,18 @@ class HostBlocks:
     def take(self, nbytes: int) -> HostBlock:
         """A block of at least ``nbytes``, of a power-of-two size."""
         ending = self._ending
-        while ending and (ending[0][0] is None or ending[0][0].done()):
+        while ending and ((event := ending[0][0]) is None or event.passed or event.done()):
             self.give(ending.popleft()[1])
-        size = max(4096, 1 << (max(nbytes, 1) - 1).bit_length())
+        size = _sizes.get(nbytes) or _size_of(nbytes)
         free = self._free.get(size)
         return free.pop() if free else HostBlock(self._primitives, size)
 
     def give(self, block: HostBlock) -> None:
         """Keep a block for later, or give it back when enough are kept."""
         self._primitives.host_read(block.address, block.nbytes)  # whoever had its arrays may have read them until now
-        free = self._free.setdefault(block.nbytes, [])
+        free = self._free.get(block.nbytes)
+        if free is None:
+            free = self._free.setdefault(block.nbytes, [])
         if self._closed or len(free) >= KEPT:
             block.release()
         else:

@@ -74,8 +74,9 @@ class AsyncCopy(AsyncTicket, CopyTicket):
     __slots__ = ("_data", "_lease", "_places", "_read")
 
     def __init__(self, event: RecordedEvent, lease: Lease, places: Sequence[tuple[int, int]]) -> None:
-        super().__init__(event)
-        self._lease, self._places = lease, places
+        self.observed = self._looked = False  # as the base does, a call of Python's less: one of each output
+        self.keep = self._error = None
+        self._event, self._lease, self._places = event, lease, places
         self._data: list[Bytes] | None = None
         self._read = False
 
@@ -121,14 +122,16 @@ class ReadsInFlight:
         self.under_way.append((memory.address + begin, memory.address + end, event))
 
     def order(self, memory: Memory | None, stream: AsyncStream) -> None:
-        """Let ``stream`` wait for copies that still read ``memory`` (None: any memory). By address, since two views of
-        one tensor are two memories."""
+        """Let ``stream`` wait for copies that still read ``memory`` (None: any memory); for its own, it is behind them.
+        By address, since two views of one tensor are two memories."""
         left = []
         for read in self.under_way:
             begin, end, event = read
             if event.done():
                 continue
             left.append(read)
+            if event.stream_key == stream.stream_key:
+                continue
             if memory is None or (begin < memory.address + memory.nbytes and memory.address < end):
                 stream.wait(event)
         self.under_way = left

@@ -52,7 +52,7 @@ class OutputTicket(PromiseTicket):
         self.batch_ids: tuple[int, ...] = ()
         self._state, self._copy, self._part = state, copy, part
         self._snapshot = OutputSnapshot.of(state, step)
-        self._check = OutputCheck.of(state, step.group, part)
+        self._check = OutputCheck.of(state, step.group, part) if state.channels else None
         self._lock, self._taken = Lock(), Lock()
         self._taken.acquire()  # until there is a record
         self._record: OutputRecord | None = None

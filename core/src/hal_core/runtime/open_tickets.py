@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from threading import Lock
+from typing import Any
 
 from ..contract.capabilities import HOOKS
 from ..tickets import DONE, Ticket
 from .observers import Observers
+
+_kinds: set[type] = set()
+"""Classes that were seen to be tickets."""
 
 
 class OpenTickets:
@@ -24,10 +28,12 @@ class OpenTickets:
         self.pending: list[Ticket] = []
         self.watched: list[tuple[str, Ticket]] = []
 
-    def track(self, hook: str, ticket: object) -> None:
+    def track(self, hook: str, ticket: Any) -> None:  # noqa: ANN401 (what any call returns)
         """Remember what a call has returned, if it is a ticket that somebody wants to know of."""
-        if not isinstance(ticket, Ticket):
-            return
+        if type(ticket) not in _kinds:
+            if not isinstance(ticket, Ticket):  # slow, asked of an abstract class
+                return
+            _kinds.add(type(ticket))
         if ticket is not DONE and ticket.watched:
             self.pending.append(ticket)
         if not self._observers.wants_ends or hook not in HOOKS:

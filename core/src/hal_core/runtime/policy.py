@@ -13,6 +13,7 @@ import numpy as np
 
 from ..errors import GroupLost, InvalidBatch, InvalidValue, OutOfMemory, PluginError, SinkClosed, SinkFull
 from ..group import Group
+from ..memory.dtypes import SCALAR_MAKERS
 from ..memory.values import Value, host_array, prepare, prepare_array, prepare_on_device
 from ..memory.views import View
 from ..output.sinks import PendingOutput, Sink
@@ -32,9 +33,6 @@ if TYPE_CHECKING:
     from ..memory.views import ByteRange, Memory
     from ..slots.fields import StateConfig
     from ..streams import Event, Stream
-
-
-_SCALARS = {bool, int, float}
 
 
 class Outbox:
@@ -82,8 +80,9 @@ class Policy:
                 argument="target",
             )
         prepared: Value
-        if type(value) in _SCALARS:
-            prepared = prepare(view, value)
+        maker = SCALAR_MAKERS.get((view.dtype, type(value)))  # most values are plain scalars: a call of Python's less
+        if maker is not None:
+            prepared = maker(value)
         elif type(value) is View or device.is_device_value(value):
             source = value if type(value) is View else device.resolve(value)
             if source.memory.device is not device:
@@ -97,7 +96,8 @@ class Policy:
         if 0 in view.shape:
             return DONE
         if isinstance(owner := view.owner, SlotState):
-            owner.check_usable()
+            if owner.unusable:
+                owner.check_usable()
             if owner._readers:
                 owner.wait_for_readers(None, stream)
         return _ticket(hooks.async_set_value(device=device, target=view, value=prepared, stream=stream))

@@ -8,8 +8,8 @@ state) is inserted by the general way, from its own bytes: nothing depends on be
 left the entries no room, the kernel reads them from the device's ring. Which requests are here is this module's own
 table, by their admission ids: no request knows of it.
 
-A request's bytes: five int32 lengths of its rows (elements, in the order of ``ROW_FIELDS``) in 32 bytes, then
-its record, then its rows without the block table; record and rows each begin on a 16-byte boundary.
+A request's bytes: its record, then its rows without the block table, each of which begins on a 16-byte boundary. How
+long the rows are is in the entry.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from array import array
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from struct import Struct
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -38,8 +37,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("hal")
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
-HEAD = Struct("<5i12x")
-"""The lengths that begin a request's bytes; ``HEAD`` of kernels/enter.cu."""
 CHUNK = 4 << 20
 """Bytes of a chunk, unless one request needs more."""
 PLACES = 1 << 14
@@ -146,7 +143,7 @@ class Admissions:
         if os.getpid() != self._process:  # a fork's child: the pinned memory is not its own
             return
         rows = [row for at, row in enumerate(request.rows) if at != BLOCKS]
-        begins = list(itertools.accumulate([HEAD.size, len(record), *map(len, rows)], lambda at, n: _up16(at + n)))
+        begins = list(itertools.accumulate([0, len(record), *map(len, rows)], lambda at, n: _up16(at + n)))
         nbytes = begins.pop()
         admission_id, place, dropped = request.admission_id, request.admission_id % PLACES, self._dropped
         with self.lock:
@@ -155,7 +152,6 @@ class Admissions:
             at = None if chunk is None else chunk.take(nbytes)
             if chunk is not None and at is not None:
                 buffer = chunk.block.buffer.data
-                HEAD.pack_into(buffer, at, *request.row_lengths)
                 for begin, piece in zip(begins, (record, *rows), strict=True):
                     buffer[at + begin : at + begin + len(piece)] = piece
                 self.table[place] = admission_id, chunk.block.mirror + at, chunk.number, 1

@@ -1,4 +1,4 @@
-"""The cuda device: pinned staging under fences, one kernel for a whole plan, copies out on a stream of their own."""
+"""The cuda device: pinned staging under fences, one kernel for a whole plan, long copies out beside their stream."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from hal_core.devices import (
 from .admissions import Admissions
 from .base import OnGpu
 from .context import Context, Options
+from .copies import Copies, NativeCopies
 from .driver import Driver, captured
 from .entering import Entering
 from .frameworks import current_stream
 from .launching import Kernels
 from .native import Book
-from .native_copies import NativeCopies
 from .native_entering import NativeEntering
 from .native_writing import NativeWriter
 from .primitives import LEGACY, CudaPrimitives, NativePrimitives
@@ -79,7 +79,7 @@ class CudaDevice(OnGpu):
         self.admissions = Admissions(make, self.context.entered, limit=chosen.admission_limit)
         self.entering = NativeEntering(self, native) if native else Entering(self)
         self.steps = StepKernel(self.driver, self.kernels)
-        self.copies = NativeCopies(self, native) if native else None
+        self.copies: Copies | None = NativeCopies(self, native) if native else Copies(self)
         self._given = chosen.stream
 
     # -- streams ------------------------------------------------------------------------------------------------
@@ -168,12 +168,14 @@ class CudaDevice(OnGpu):
             raise captured(own.raw)
 
     def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
-        """As the base does it; not of a stream that is being captured. On the native path one part, as of an output, is
-        one call."""
-        if self.copies is None:
-            self.check_stream(stream)
-        elif len(parts) == 1 and 0 <= (part := parts[0]).offset <= part.offset + part.nbytes <= memory.nbytes:
-            return self.copies.copy_out(memory, part, stream)
+        """Of one part, as of an output, in order on the stream where it is short; else as the base does it. Not of a
+        stream that is being captured."""
+        copies = self.copies
+        if copies is not None and len(parts) == 1:
+            part = parts[0]
+            if 0 <= part.offset <= part.offset + part.nbytes <= memory.nbytes and part.nbytes <= copies.longest:
+                return copies.copy_out(memory, part, stream)
+        self.check_stream(stream)
         return super().copy_out(memory, parts, stream)
 
     def submit(self, plan: WritePlan, stream: Stream) -> Ticket:

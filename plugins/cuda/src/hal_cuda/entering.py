@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from hal_core import Ticket
-from hal_core.devices import ADMISSION_ID, DYNAMIC, FEW, TOKENS
+from hal_core.devices import ADMISSION_ID, DYNAMIC, FEW, ROW_FIELDS, TOKENS
 
-from .admissions import HEAD, Chunk
+from .admissions import Chunk
 from .structs import ENTER, ENTRY, HANDED, PIECE, THREADS
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
+ROWS = len(ROW_FIELDS)
+"""Columns of two numbers, ``Lengths`` of kernels/enter.cu: below, what the host table says; above, the request's."""
 SOURCE = 8
 """Column of the entries' matrix, after that row."""
 NO_HAND_OFF = (-1, 0)
@@ -49,8 +51,9 @@ class Entering:
         params["memory"], params["spread"], params["fields"] = state.memory.address, scatter_map, len(state.scatter_map)
         params["dynamic"] = [places[name].offset for name in DYNAMIC]
         params["handed"] = [places[name].offset for name in HANDED]
-        params["drafts"] = places["draft_tokens"].width
-        params["rows_at"] = -(-(HEAD.size + state.layout.record_dtype.itemsize) // 16) * 16
+        params["drafts"], record = places["draft_tokens"].width, state.layout.record_dtype
+        assert record.fields is not None
+        params["step_at"], params["rows_at"] = record.fields["step_idx"][1], -(-record.itemsize // 16) * 16
         for at, (base, stride, size, cycle) in enumerate(state.rows.plain):
             params["rows"][0, at] = (base, stride, cycle & (2**64 - 1), size)
         self._known[state] = params.tobytes()
@@ -115,7 +118,7 @@ class Entering:
             device.reads.order(state.memory, stream)
         kernel.load(self._known[state])
         WHERE.pack_into(kernel.buffer, 0, entries, entries + n * ENTRY.size)
-        kernel.launch(n, THREADS, stream.handle, 1 - (-longest * 8 // PIECE))
+        kernel.launch(n, THREADS, stream.handle, 3 - (-longest * 8 // PIECE))
         device.primitives.count("launches")
 
     def _upload(self, chunk: Chunk | None, entries: Bytes) -> None:
@@ -152,6 +155,7 @@ def _fill(state: SlotState, tasks: TaskBatch, addresses: Int64s, buffer: Bytes) 
     n, counts, blocks = len(tasks), tasks.plain["block_counts"], tasks.blocks.view(np.uint8)
     entries = buffer[: n * ENTRY.size].view(np.int64).reshape(n, -1)
     entries[:, :SOURCE] = written = state.host_table.table[tasks.slots]
+    entries[:, :ROWS] |= tasks.request_row[:, :ROWS] << 32
     entries[:, SOURCE] = addresses
     entries[:, SOURCE + 1] = tasks.slots
     entries[:, SOURCE + 2] = tasks.num_computed_tokens
@@ -173,11 +177,11 @@ def _fill_few(state: SlotState, tasks: TaskBatch, addresses: list[int], buffer: 
     starts, lengths, counts = plain["num_computed_tokens"], plain["num_scheduled_tokens"], plain["block_counts"]
     at, longest = 0, 0
     for i, slot in enumerate(plain["slots"]):
-        written = table[slot].tolist()
-        longest = max(longest, written[TOKENS], tasks.requests[i].total)
-        ENTRY.pack_into(
-            data, i * ENTRY.size, *written, addresses[i], slot, starts[i], lengths[i], counts[i], at, *NO_HAND_OFF
-        )
+        written, request = table[slot].tolist(), tasks.requests[i]
+        longest = max(longest, written[TOKENS], request.total)
+        rows = [was | own << 32 for was, own in zip(written[:ROWS], request.row_lengths, strict=True)]
+        others = addresses[i], slot, starts[i], lengths[i], counts[i], at, *NO_HAND_OFF
+        ENTRY.pack_into(data, i * ENTRY.size, *rows, *written[ROWS:], *others)
         at += counts[i]
     ids = tasks.block_ids[0] if len(tasks) == 1 else tasks.blocks
     begin = len(tasks) * ENTRY.size

@@ -9,7 +9,7 @@ import numpy as np
 
 from .compiling import SOURCES, cubin
 from .driver import Driver
-from .structs import ENTER, FILL, HOLD, PLAN, SMALL, STRIDED
+from .structs import COPY_OUT, ENTER, ENTER_FEW, FILL, HOLD, PLAN, SMALL, STRIDED
 
 
 class Kernel:
@@ -86,8 +86,10 @@ class Kernels:
         self.fill = Kernel(driver, writes, "hal_fill", FILL)
         self.small = Kernel(driver, writes, "hal_small", SMALL)
         self.copy_strided = Kernel(driver, writes, "hal_copy_strided", STRIDED)
+        self.copy_out = Kernel(driver, writes, "hal_copy_out", COPY_OUT)
         self.hold = Kernel(driver, writes, "hal_hold", HOLD)
         self.enter = Kernel(driver, enter, "hal_enter", ENTER)
+        self.enter_few = Kernel(driver, enter, "hal_enter_few", ENTER_FEW)
         self.steps, self.driver = steps, driver
 
     def unload(self) -> None:

@@ -29,7 +29,7 @@ from hal_core.devices import (
 )
 
 from .building import sources_digest
-from .structs import CHUNK_NUMBERS, ENTER, ENTRY, PIECE, PLACE, THREADS
+from .structs import CHUNK_NUMBERS, ENTER, ENTRY, FEW_BYTES, PIECE, PLACE, THREADS
 
 if TYPE_CHECKING:
     from hal_core import SlotState, TaskBatch
@@ -59,7 +59,7 @@ def layout() -> str:
     rows = f"rows {len(ROW_FIELDS)} {BLOCKS} {TOKENS}"
     table = f"table {PREFILLED} {SLOT_ADMISSION} {HELD} {HELD + 1}"
     request = f"request {ADMISSION_ID} {CONFIG_KEY} {REQUEST_ROW.itemsize // 8}"
-    kernel = f"entry {ENTRY.size // 8} enter {ENTER.itemsize} piece {PIECE} threads {THREADS}"
+    kernel = f"entry {ENTRY.size // 8} enter {ENTER.itemsize} few {FEW_BYTES} piece {PIECE} threads {THREADS}"
     kinds = [TaskKind.PREFILL, TaskKind.PREFILL_CHUNK, TaskKind.MORE_BLOCKS, TaskKind.REMOTE_PREFILL]
     told = f"kinds {' '.join([str(int(kind)) for kind in kinds])}"
     return f"{rows} {table} {request} place {PLACE} chunk {CHUNK_NUMBERS} {kernel} {told}"

@@ -12,7 +12,7 @@ from hal_core.devices import RecordedEvent
 
 from .entering import Entering
 from .native import Book
-from .structs import ENTRY
+from .structs import ENTRY, FEW_BYTES
 
 if TYPE_CHECKING:
     from hal_core import SlotState, TaskBatch, Ticket
@@ -23,9 +23,12 @@ if TYPE_CHECKING:
 
 Room = tuple[int, int, int]
 """Where entries go: address on the host, address for the kernel, bytes."""
-NEAR = 2 << 10
-"""Bytes; so few that are new the kernel reads from pinned memory: entries, but no request's tokens. That saves the host
-an upload, an event and a wait (5 us) and costs the GPU 3; with the 8 KB of 1,024 tokens it would cost the GPU 8."""
+NEAR = 64 << 10
+"""Bytes; so many new ones the kernel reads from pinned memory, without an upload. For one request of 1,024 tokens that
+saves the host 8 to 10 us, and takes the GPU 2.2 more (docs/evidence/native.md)."""
+FEW = FEW_BYTES
+"""Bytes; beside them so many of entries and block ids come with the launch itself, so that the kernel reads them
+nowhere: 1 to 3 us of the GPU. 0: none do. Beside an upload they go with that, as such a launch takes 0.3 us longer."""
 TAIL: Room = (0, 0, 0)
 """Behind the requests of the chunk that is being filled."""
 NOT_STAGED, ENTERED, UPLOADED, NO_ROOM, CAPTURED = range(5)
@@ -40,7 +43,8 @@ class NativeEntering(Entering):
         super().__init__(device)
         self._enter, self._free = native.calls.enter, device.events.free
         self._landed: RecordedEvent | None = device.events.take(self._uploads)  # of the last upload; recorded by each
-        self._fixed = device.admissions.table, NEAR, self._uploads.raw, self._landed.raw, device.kernels.enter.function
+        functions = device.kernels.enter.function, device.kernels.enter_few.function if FEW else 0
+        self._fixed = device.admissions.table, NEAR, self._uploads.raw, self._landed.raw, *functions
 
     def submit(self, state: SlotState, tasks: TaskBatch, stream: AsyncStream) -> Ticket | None:
         """Put the batch into its slots; None, with nothing done, where a request is not staged or it does not fit."""

@@ -63,6 +63,7 @@ STRIDED = struct(
     ("from", "<i8", (4,)),
     ("count", "<u8"),
 )
+COPY_OUT = np.dtype([("to", "<u8"), ("from", "<u8"), ("nbytes", "<u8")])
 HOLD = np.dtype([("flag", "<u8")])
 ROW = np.dtype([(name, "<u8") for name in ("base", "stride", "cycle", "size")])
 ENTER = struct(
@@ -74,6 +75,10 @@ ENTER = struct(
     ("handed", "<u8", (len(HANDED),)),
     ("fields", "<u4"),
     ("rows_at", "<u4"),
-    ("drafts", "<u8"),
+    ("drafts", "<u4"),
+    ("step_at", "<u4"),
     ("rows", ROW, (len(ROW_FIELDS),)),
 )
+FEW_BYTES = 3 << 10
+"""Of entries and block ids that come with the launch; 4 KB are what a launch takes. ``FEW`` of kernels/enter.cu."""
+ENTER_FEW = struct(("enter", ENTER), ("given", "u1", (FEW_BYTES,)))

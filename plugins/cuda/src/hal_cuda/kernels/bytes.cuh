@@ -6,18 +6,30 @@ typedef unsigned char u8;
 // One field of a packed record, hal_core.devices.SCATTER_MAP.
 struct Spread { u64 base, stride; u32 source, nbytes; };
 
+// Copy words, each thread so many at once: loads that are under way together cost one way to memory, which is a long one
+// where that is the host's, and stores between them would make it one way after the other.
+template <int AT_ONCE, typename Word>
+__device__ void copy_words(u8* dst, const u8* src, u32 count, u32 thread, u32 threads) {
+#pragma unroll 1
+  for (u32 first = thread; first < count; first += AT_ONCE * threads) {
+    Word taken[AT_ONCE];
+#pragma unroll
+    for (u32 k = 0; k < AT_ONCE; ++k)
+      if (first + k * threads < count) taken[k] = ((const Word*)src)[first + k * threads];
+#pragma unroll
+    for (u32 k = 0; k < AT_ONCE; ++k)
+      if (first + k * threads < count) ((Word*)dst)[first + k * threads] = taken[k];
+  }
+}
+
 // Copy n bytes with the widest accesses that both addresses allow. All threads of a block call it.
+template <int AT_ONCE = 8>
 __device__ void copy_bytes(u8* dst, const u8* src, u32 n, u32 thread, u32 threads) {
   u64 low = (u64)dst | (u64)src | n;
-  if ((low & 15) == 0) {
-    for (u32 i = thread; i < n / 16; i += threads) ((uint4*)dst)[i] = ((const uint4*)src)[i];
-  } else if ((low & 7) == 0) {
-    for (u32 i = thread; i < n / 8; i += threads) ((u64*)dst)[i] = ((const u64*)src)[i];
-  } else if ((low & 3) == 0) {
-    for (u32 i = thread; i < n / 4; i += threads) ((u32*)dst)[i] = ((const u32*)src)[i];
-  } else {
-    for (u32 i = thread; i < n; i += threads) dst[i] = src[i];
-  }
+  if ((low & 15) == 0) copy_words<AT_ONCE, uint4>(dst, src, n / 16, thread, threads);
+  else if ((low & 7) == 0) copy_words<AT_ONCE, u64>(dst, src, n / 8, thread, threads);
+  else if ((low & 3) == 0) copy_words<AT_ONCE, u32>(dst, src, n / 4, thread, threads);
+  else copy_words<AT_ONCE, u8>(dst, src, n, thread, threads);
 }
 
 // Fill n bytes with the cycle, whose first byte belongs to dst[0].

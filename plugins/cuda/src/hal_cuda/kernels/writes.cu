@@ -61,8 +61,15 @@ extern "C" __global__ void hal_copy_strided(__grid_constant__ const Strided c) {
       dst += at * c.to[axis];
       src += at * c.from[axis];
     }
-    copy_bytes((u8*)dst, (const u8*)src, c.element, 0, 1);
+    copy_bytes<1>((u8*)dst, (const u8*)src, c.element, 0, 1);
   }
+}
+
+// Write n bytes of device memory into pinned host memory, in order with the work before and after it on its stream.
+extern "C" __global__ void hal_copy_out(u64 to, u64 from, u64 nbytes) {
+  u32 thread = blockIdx.x * blockDim.x + threadIdx.x, threads = gridDim.x * blockDim.x, wide = (u32)nbytes & ~15u;
+  copy_bytes((u8*)to, (const u8*)from, wide, thread, threads);
+  copy_bytes((u8*)to + wide, (const u8*)from + wide, (u32)nbytes - wide, thread, threads);
 }
 
 // Hold a stream until the host raises the flag (a test's latch). The flag is pinned host memory.

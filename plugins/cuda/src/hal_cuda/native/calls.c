@@ -99,6 +99,15 @@ static PyObject *put(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   Py_RETURN_NONE;
 }
 
+static PyObject *write_out(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+  NUMBERS("write_out", 6);
+  void *params[] = {&a[0], &a[1], &a[2]}; /* of hal_copy_out */
+  Work work = {.stream = HANDLE(a[3]), .function = a[2] ? HANDLE(a[4]) : NULL, .rows = 1, .threads = THREADS,
+               .blocks = (unsigned)((a[2] + WRITTEN - 1) / WRITTEN), .params = params, .event = HANDLE(a[5])};
+  if (refused(driver, work.stream) || perform(driver, &work)) return NULL;
+  Py_RETURN_NONE;
+}
+
 static PyObject *copy_out(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   Driver *driver = (Driver *)self;
   unsigned long long a[5]; /* to, after, stream, before, event */
@@ -268,6 +277,7 @@ static void driver_dealloc(PyObject *self) { /* the events of the lanes went wit
 static PyMethodDef methods[] = {
     METHOD("run", run, "run(to, from, nbytes, up, arrival, stream, function, blocks, rows, threads, params, event)"),
     METHOD("put", put, "put(data, span, room, to, stream, event)"),
+    METHOD("write_out", write_out, "write_out(to, from, nbytes, stream, function, event): by a kernel, in order on the stream"),
     METHOD("copy_out", copy_out, "copy_out(to, after, stream, before, event, (address, nbytes, ...))"),
     METHOD("fill", fill, "fill(element, address, nbytes, stream, event): False, with nothing done, unless it is one word"),
     METHOD("record", record, "record(event, stream)"),

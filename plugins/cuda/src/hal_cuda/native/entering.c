@@ -2,7 +2,7 @@
    The twin of hal_cuda.entering.Entering, from the batch's columns to the event. */
 #include "native.h"
 
-#define FIXED 13 /* arguments before the columns */
+#define FIXED 14 /* arguments before the columns */
 enum { NOT_STAGED, ENTERED, UPLOADED, NO_ROOM, CAPTURED }; /* as in hal_cuda.native_entering */
 
 typedef struct { uint64_t address, mirror, nbytes, used, uploaded; } Chunk; /* numbers of a hal_cuda.admissions.Chunk */
@@ -12,6 +12,7 @@ typedef struct {
   unsigned long long room, mirror, nbytes; /* where entries go on the host, where the kernel reads them, how many fit */
   unsigned long long near; /* so few new bytes are read where they are, in pinned memory: an upload would cost the host more */
   Chunk *chosen; /* the one to upload */
+  Handle few; /* hal_enter_few, whose entries come with the launch */
   Work work;
 } Call;
 
@@ -45,22 +46,29 @@ static int staged(const Call *call, const Book *book, const Batch *batch) {
   return batch->n > 0;
 }
 
+static uint64_t new_of(const Chunk *chunk) { return chunk ? chunk->used - chunk->uploaded : 0; }
+
+/* The chunk that has gained most since it was uploaded; NULL where none has. */
+static Chunk *dirtiest(const Call *call) {
+  Chunk *most = NULL;
+  for (Py_ssize_t at = 1; at < chunk_count(call); at++)
+    if (new_of(chunk_at(call, at)) > new_of(most)) most = chunk_at(call, at);
+  return most;
+}
+
 /* Take room for the entries, and choose what to upload, if anything; 0 where they do not fit. */
 static int take_room(Call *call, uint64_t need) {
   Chunk *filling = chunk_at(call, 0);
   if (call->room) {
     if (need > call->nbytes) return 0;
-    for (Py_ssize_t at = 1; at < chunk_count(call); at++) {
-      Chunk *one = chunk_at(call, at), *most = call->chosen;
-      if (one->used - one->uploaded > (most ? most->used - most->uploaded : 0)) call->chosen = one;
-    }
+    call->chosen = dirtiest(call);
   } else {
     if (!filling || filling->used + need > filling->nbytes) return 0;
     call->room = filling->address + filling->used, call->mirror = filling->mirror + filling->used;
     filling->used += (need + 15) & ~(uint64_t)15;
     call->chosen = filling;
   }
-  if (call->chosen && call->chosen->used - call->chosen->uploaded <= call->near) {
+  if (call->chosen && new_of(call->chosen) <= call->near) {
     if (call->chosen == filling) call->mirror = call->room;
     call->chosen = NULL;
   }
@@ -105,6 +113,7 @@ static int64_t fill(const Call *call, const Book *book, const Batch *batch) {
     }
     int64_t *place = place_of(call, row_of(batch, at, ID)), total = row_of(batch, at, TOKENS) + (kind == HAND_OFF);
     entry[TABLE] = (int64_t)source_of(call, (uint64_t)place[1]);
+    for (int i = 0; i < ROWS; i++) entry[i] |= row_of(batch, at, i) << 32; /* Lengths of kernels/enter.cu */
     if (written[TOKENS] > longest) longest = written[TOKENS];
     if (total > longest) longest = total;
     place[3] = 0; /* it waits for its insertion no longer */
@@ -120,20 +129,20 @@ static void close_call(Call *call) {
 
 /* 0, or -1 with an exception; close_call() follows in either case. */
 static int open_call(Call *call, PyObject *const *args, Py_ssize_t count) {
-  unsigned long long a[9]; /* near, up, arrival, function, room, mirror, nbytes, stream, event */
+  unsigned long long a[10]; /* near, up, arrival, function, few, room, mirror, nbytes, stream, event */
   memset(call, 0, sizeof *call);
   if (count != FIXED || Py_TYPE(args[0]) != book_type) {
-    PyErr_SetString(PyExc_TypeError, "enter takes a book, 3 buffers and 9 whole numbers before the columns");
+    PyErr_SetString(PyExc_TypeError, "enter takes a book, 3 buffers and 10 whole numbers before the columns");
     return -1;
   }
-  for (int i = 0; i < 9; i++) {
+  for (int i = 0; i < 10; i++) {
     a[i] = PyLong_AsUnsignedLongLong(args[4 + i]);
     if (a[i] == (unsigned long long)-1 && PyErr_Occurred()) return -1;
   }
   Work work = {.up = (Handle)(uintptr_t)a[1], .arrival = (Handle)(uintptr_t)a[2], .function = (Handle)(uintptr_t)a[3],
-               .stream = (Handle)(uintptr_t)a[7], .event = (Handle)(uintptr_t)a[8], .threads = THREADS};
+               .stream = (Handle)(uintptr_t)a[8], .event = (Handle)(uintptr_t)a[9], .threads = THREADS};
   call->book = args[0], call->work = work;
-  call->near = a[0], call->room = a[4], call->mirror = a[5], call->nbytes = a[6];
+  call->near = a[0], call->few = (Handle)(uintptr_t)a[4], call->room = a[5], call->mirror = a[6], call->nbytes = a[7];
   if (PyObject_GetBuffer(args[1], &call->params, PyBUF_SIMPLE) || PyObject_GetBuffer(args[2], &call->chunks, PyBUF_SIMPLE) ||
       PyObject_GetBuffer(args[3], &call->places, PyBUF_CONTIG))
     return -1;
@@ -149,15 +158,22 @@ static int open_call(Call *call, PyObject *const *args, Py_ssize_t count) {
 static int go(Driver *driver, Call *call, const Book *book, const Batch *batch) {
   int state = 0;
   if (driver->capturing(call->work.stream, &state) || state) return CAPTURED; /* who asks again is told of an error */
-  if (!take_room(call, (uint64_t)batch->n * ENTRY * 8 + (uint64_t)(batch->ids + batch->drafts_in_all) * 4)) return NO_ROOM;
-  uint64_t params[(ENTER + 7) / 8], longest = (uint64_t)fill(call, book, batch);
+  uint64_t params[(ENTER + FEW) / 8], longest, need = (uint64_t)batch->n * ENTRY * 8;
+  need += (uint64_t)(batch->ids + batch->drafts_in_all) * 4;
+  if (call->few && need <= FEW && new_of(dirtiest(call)) <= call->near) { /* beside an upload they go with that */
+    call->room = (uintptr_t)(params + ENTER / 8);
+    call->work.function = call->few;
+  } else if (!take_room(call, need)) {
+    return NO_ROOM;
+  }
+  longest = (uint64_t)fill(call, book, batch);
   void *pointers[] = {params};
   Chunk *chosen = call->chosen;
   memcpy(params, call->params.buf, ENTER);
   params[0] = call->mirror;
   params[1] = call->mirror + (uint64_t)batch->n * ENTRY * 8;
   call->work.blocks = (unsigned)batch->n;
-  call->work.rows = (unsigned)(1 + (longest * 8 + PIECE - 1) / PIECE);
+  call->work.rows = longest ? (unsigned)(3 + (longest * 8 + PIECE - 1) / PIECE) : 1;
   call->work.params = pointers;
   if (chosen) { /* else the stream waits for the last upload alone */
     call->work.to = chosen->mirror + chosen->uploaded, call->work.from = chosen->address + chosen->uploaded;
@@ -168,7 +184,7 @@ static int go(Driver *driver, Call *call, const Book *book, const Batch *batch) 
   return chosen ? UPLOADED : ENTERED;
 }
 
-/* enter(book, params, chunks, places, near, up, arrival, function, room, mirror, nbytes, stream, event,
+/* enter(book, params, chunks, places, near, up, arrival, function, few, room, mirror, nbytes, stream, event,
          rows, slots, starts, lengths, counts, blocks, more): one of the names above. A room of 0 is behind the requests of the
    chunk that is being filled. */
 PyObject *enter(Driver *driver, PyObject *const *args, Py_ssize_t count) {

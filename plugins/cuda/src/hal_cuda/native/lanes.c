@@ -24,15 +24,16 @@ static void look(Driver *driver, Lane *lane) {
 /* The lane of a stream; NULL where so many streams are busy that nothing is known of this one. `apart`: how many calls
    may come between two marks; none where lanes are few, so that one that is idle is seen to be. */
 static Lane *lane_of(Driver *driver, Handle stream, uint64_t *apart) {
-  Lane *unused = NULL;
+  Lane *unused = NULL, *found = NULL;
   int busy = 0;
   for (int i = 0; i < LANES; i++) {
     Lane *lane = &driver->lanes[i];
     busy += lane->issued != lane->passed;
-    *apart = busy > LANES / 2 ? 1 : APART;
-    if (lane->issued && lane->stream == stream) return lane;
+    if (lane->issued && lane->stream == stream) found = lane;
     if (lane->issued == lane->passed) unused = lane;
   }
+  *apart = busy > LANES / 2 ? 1 : APART; /* of all lanes, wherever the stream's own is among them */
+  if (found) return found;
   for (int i = 0; !unused && i < LANES; i++) {
     look(driver, &driver->lanes[i]);
     if (driver->lanes[i].issued == driver->lanes[i].passed) unused = &driver->lanes[i];

@@ -28,8 +28,10 @@
 #define CHUNK 5      /* int64s of a chunk of them: address on the host and on the device, nbytes, used, uploaded */
 #define ENTRY 16     /* int64s of an entry of kernels/enter.cu */
 #define ENTER 272    /* bytes of its parameters, which begin with the addresses of entries and block ids */
+#define FEW 3072     /* bytes of entries and block ids that come with the launch itself */
 #define PIECE 16384  /* bytes of a token row that one block of threads writes */
 #define THREADS 128
+#define WRITTEN (THREADS * 16) /* bytes of a copy out by a kernel that one block of threads writes at once */
 #define PREFILL 1    /* kinds of tasks: TaskKind, */
 #define CHUNK_OF 2   /* a piece of a prompt, */
 #define GROW 3       /* more blocks, */
@@ -39,7 +41,7 @@
 #define LAYOUT                                                                                                          \
   "rows " TEXT(ROWS) " " TEXT(BLOCKS) " " TEXT(TOKENS) " table " TEXT(PREFILLED) " " TEXT(SLOT_ADMISSION) " " TEXT(HELD) " "    \
   TEXT(TABLE) " request " TEXT(ID) " " TEXT(KEY) " " TEXT(REQUEST) " place " TEXT(PLACE) " chunk " TEXT(CHUNK) " entry " TEXT(ENTRY)           \
-  " enter " TEXT(ENTER) " piece " TEXT(PIECE) " threads " TEXT(THREADS) " kinds " TEXT(PREFILL) " " TEXT(CHUNK_OF) " "    \
+  " enter " TEXT(ENTER) " few " TEXT(FEW) " piece " TEXT(PIECE) " threads " TEXT(THREADS) " kinds " TEXT(PREFILL) " " TEXT(CHUNK_OF) " "    \
   TEXT(GROW) " " TEXT(HAND_OFF)
 
 /* -- the driver (calls.c) -- */

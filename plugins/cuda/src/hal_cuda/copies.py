@@ -1,0 +1,101 @@
+"""Copies out of one part, as of an output or a broadcast's header: a short one is written by a kernel, on its stream.
+
+What the next step writes where the copy reads has to wait for it. Where the copy engine does it, beside the stream,
+that takes 14 us between two steps that overlap; a kernel in order with the step's own work takes 3 to 4, and the host
+has one launch and one event to ask for, no second stream and no wait (docs/evidence/gap.md).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hal_core.devices import AsyncStream, Lease, RecordedEvent
+
+from .structs import THREADS
+
+if TYPE_CHECKING:
+    from hal_core import ByteRange, Stream
+    from hal_core.devices import CopyTicket, Memory
+
+    from .base import OnGpu
+    from .native import Native
+
+BY_KERNEL = 64 << 10
+"""Bytes; up to so many are written by a kernel, 64 KB in 6 us on an H200: less than the copy engine takes to begin. A
+longer copy would hold up the stream's own work for what the engine does beside it."""
+WORD = 16
+"""Bytes that a thread writes at once."""
+
+
+class Copies:
+    """Copies for one device, on the Python path. ``longest``: bytes of what it takes."""
+
+    longest = BY_KERNEL
+
+    def __init__(self, device: OnGpu) -> None:
+        self._device, self._kernel = device, device.kernels.copy_out
+
+    def copy_out(self, memory: Memory, part: ByteRange, stream: Stream) -> CopyTicket:
+        """Copy a part, which lies in the memory."""
+        device, nbytes = self._device, part.nbytes
+        device.check_stream(stream)
+        own, begin = device.own(stream), device.address_of(memory) + part.offset
+        lease = Lease(device.blocks, device.blocks.take(nbytes))
+        try:
+            if nbytes:
+                self._kernel.pack(lease.block.address, begin, nbytes)
+                self._kernel.launch(blocks_for(nbytes), THREADS, own.handle)
+        finally:
+            event = lease.event = device.mark(own)
+            device.reads.under_way.append((begin, begin + nbytes, event))
+        device._counts["copies_out"] += nbytes > 0
+        return device.copy_type(event, lease, ((0, nbytes),))
+
+
+class NativeCopies(Copies):
+    """The same on the native path, each in one call; of any length, as one call is less than the base's few.
+
+    One event orders all long ones after their streams' work: a stream that was made to wait for it keeps the record
+    that it met. Written out, as every call of Python's here is a fortieth of an output.
+    """
+
+    longest = 1 << 63
+
+    def __init__(self, device: OnGpu, native: Native) -> None:
+        super().__init__(device)
+        self._copy, self._write, self._captures = native.calls.copy_out, native.calls.write_out, native.calls.capturing
+        self._function = self._kernel.function
+        self._before = device.events.take(device.uploads)
+
+    def copy_out(self, memory: Memory, part: ByteRange, stream: Stream) -> CopyTicket:
+        """Copy a part, which lies in the memory."""
+        device = self._device
+        if device._closed or device.driver.broken or device.health.unusable:
+            device.check_open()
+        events, blocks, nbytes = device.events, device.blocks, part.nbytes
+        after = stream if type(stream) is AsyncStream and stream.pool is events else device.own(stream)
+        begin = device.address_of(memory) + part.offset
+        copies = after if nbytes <= BY_KERNEL else after.beside()
+        lease = Lease(blocks, blocks.take(nbytes))
+        free, key = events.free, copies.stream_key
+        event = lease.event = RecordedEvent(events, free.popleft(), key) if free else events.take(copies)
+        try:
+            if copies is after:
+                self._write(lease.block.address, begin, nbytes, after.raw, self._function, event.raw)
+            else:
+                self._copy(lease.block.address, after.raw, copies.raw, self._before.raw, event.raw, (begin, nbytes))
+        except BaseException:
+            if not self._captures(copies.raw):  # else it was refused, and nothing is under way
+                event = lease.event = device.mark(copies)
+                device.reads.under_way.append((begin, begin + nbytes, event))
+            raise
+        device.reads.under_way.append((begin, begin + nbytes, event))
+        device.last[key] = event
+        if nbytes:
+            device._counts["copies_out"] += 1
+        return device.copy_type(event, lease, ((0, nbytes),))
+
+
+def blocks_for(nbytes: int) -> int:
+    """Of threads, each of which writes once, or a few times where the bytes lie across words."""
+    return -(-nbytes // (THREADS * WORD))
