@@ -1,7 +1,9 @@
 """Host and total time of a broadcast on several ranks: ``broadcast_tokens``, one collective, and one a field.
 
-Every way is timed on the same state, in turns, through Paddle's process groups: over NCCL on the device cuda, over gloo
-on the device cpu, which shows that the measurement works where there is no GPU.
+The ways are timed on the same state, in turns: over NCCL on the device cuda, over gloo on the device cpu, which shows
+that the measurement works where there is no GPU. Beside them the library's bare call (``ncclBroadcast`` by ctypes), and
+Paddle's process group over the same library where this Paddle has it, in turns of their own: what another library
+leaves in the caches would count.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ SIZES = StateConfig(num_slots=128, max_model_len=64, max_draft_tokens=5)
 ONE_BY_ONE = ("accept_tokens", "accept_num", "step_idx", "stop_flags")
 """What FastDeploy broadcasts field by field after verification."""
 WARM = 20
+Ways = dict[str, Callable[[], list[Any]]]
 TIMEOUT = 10.0
 """Seconds that a collective may last."""
 STARTING, MEASURING = 120.0, 90.0
@@ -38,47 +41,81 @@ def measure(rank: Rank, recipe: Recipe, groups: Sequence[Sequence[int]], rounds:
     with rank_work.opened(recipe) as bound:
         state = bound.state(SIZES)
         bound.open_group(state=state, group=group)
-        named, ways = _ways(bound, state, group)
+        named, hals, others = _ways(bound, state, group)
         stream = bound.default_stream
-        times: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in ways}
-        for turn in range(WARM + rounds):
-            for name, way in ways.items():
-                begin = perf_counter_ns()
-                tickets = way()
-                called = perf_counter_ns()
-                for ticket in tickets or [stream.record()]:
-                    while not ticket.done():  # a wait would sleep between two looks
-                        pass
-                if turn >= WARM:
-                    times[name][0].append((called - begin) / 1e3)
-                    times[name][1].append((perf_counter_ns() - begin) / 1e3)
-                for ticket in tickets:
-                    ticket.wait(TIMEOUT)
+        times: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in (*hals, *others)}
+        turns = [(turn, way) for ways in (hals, others) for turn in range(WARM + rounds) for way in ways.items()]
+        for turn, (name, way) in turns:
+            begin = perf_counter_ns()
+            tickets = way()
+            called = perf_counter_ns()
+            for ticket in tickets or [stream.record()]:
+                while not ticket.done():  # a wait would sleep between two looks
+                    pass
+            if turn >= WARM:
+                times[name][0].append((called - begin) / 1e3)
+                times[name][1].append((perf_counter_ns() - begin) / 1e3)
+            for ticket in tickets:
+                ticket.wait(TIMEOUT)
     return {"fields": named, "bytes": state.broadcast_range().nbytes, "times": times}
 
 
-def _ways(bound: Any, state: Any, group: Group) -> tuple[list[str], dict[str, Callable[[], list[Any]]]]:  # noqa: ANN401
-    """The names of the fields, and the ways: each returns tickets, or nothing where the stream tells the end."""
+def _ways(bound: Any, state: Any, group: Group) -> tuple[list[str], Ways, Ways]:  # noqa: ANN401
+    """The names of the fields, hal's ways with the library's bare call, and Paddle's, which are timed after those.
+
+    A way returns tickets, or nothing where the stream tells the end.
+    """
     communicator = bound.device.communicator(group)
     memory, stream, whole = state.memory, bound.default_stream, state.broadcast_range()
     places = {n: p for n, p in state.layout.fields.items() if whole.offset <= p.offset < whole.end}
     parts = [ByteRange(places[name].offset, places[name].stride * SIZES.num_slots) for name in ONE_BY_ONE]
-    made = opened(group, backend=bound.capabilities.collective)
-    tensors = [communicator._tensor(memory, part) for part in (whole, *parts)]
+    count = len(parts)
+    ways: Ways = {
+        "broadcast_tokens": lambda: [bound.broadcast_tokens(state=state, group=group, stream=stream)],
+        "one collective": lambda: [communicator.broadcast(memory, whole, stream)],
+        f"{count} collectives": lambda: [communicator.broadcast(memory, part, stream) for part in parts],
+    }
+    if comm := getattr(communicator, "comm", None):
+
+        def bare() -> list[Any]:
+            begin, nbytes, source = memory.address + whole.offset, whole.nbytes, comm.ranks.index(group.source)
+            comm.broadcast(begin, nbytes, source, stream.handle)
+            return []
+
+        ways["ncclBroadcast"] = bare
+    return list(places), ways, _paddles(bound, memory, (whole, *parts), group)
+
+
+def _paddles(
+    bound: Any,  # noqa: ANN401 (a bound device)
+    memory: Any,  # noqa: ANN401 (the device's)
+    parts: Sequence[ByteRange],
+    group: Group,
+) -> Ways:
+    """Paddle's process group over the same library, on the same memory; nothing where it does not have it."""
+    import paddle
+
+    library = bound.capabilities.collective
+    if library == "nccl":
+        if not paddle.is_compiled_with_cuda():
+            return {}
+        paddle.set_device(f"gpu:{bound.device.index}")
+        base = memory.keep.view("uint8")
+        tensors = [base[part.offset : part.end] for part in parts]
+    else:
+        communicator = bound.device.communicator(group)
+        tensors = [communicator._tensor(memory, part) for part in parts]
+    made = opened(group, backend=library)
     source = made.ranks.index(group.source)
 
-    def paddles(chosen: Sequence[Any]) -> list[Any]:
+    def call(chosen: Sequence[Any]) -> list[Any]:
         for tensor in chosen:  # what paddle.distributed.broadcast does after its checks
             made.process_group.broadcast(tensor, source, True).wait()
         return []
 
-    count = len(parts)
-    return list(places), {
-        "broadcast_tokens": lambda: [bound.broadcast_tokens(state=state, group=group, stream=stream)],
-        "one collective": lambda: [communicator.broadcast(memory, whole, stream)],
-        f"{count} collectives": lambda: [communicator.broadcast(memory, part, stream) for part in parts],
-        "Paddle, one call": lambda: paddles(tensors[:1]),
-        f"Paddle, {count} calls": lambda: paddles(tensors[1:]),
+    return {
+        "Paddle, one call": lambda: call(tensors[:1]),
+        f"Paddle, {len(parts) - 1} calls": lambda: call(tensors[1:]),
     }
 
 

@@ -9,6 +9,7 @@ which copies and carries out nothing, so that what is left is hal's own part. ``
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import importlib.util
 import os
@@ -21,15 +22,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from hal_core import Group, Request, SamplingParams, StateConfig, Step, Task, TaskBatch, TaskKind, View
 from hal_core.devices import dtype_of
-from hal_core.devices.paddle.ranks.collectives import DeviceCommunicator
 from hal_core.ranks.watchdog import Watchdog
 from hal_core.runtime.bound import BoundDevice, bind
-from hal_cuda import CudaPlugin
-from hal_cuda.nccl import Collectives
+from hal_cuda import CudaPlugin, collectives
+from hal_cuda.nccl import Comm
 
 TOKENS, BLOCK = 1024, 16
 SIZES = StateConfig(num_slots=128, max_model_len=9216, block_size=BLOCK)
@@ -151,6 +152,21 @@ def decoding(bound: BoundDevice, state: Any, stream: Any) -> Iterator[Case]:  # 
         yield f"hand over {new}, grow {grow}", lambda new=new, grow=grow: prepare(new, grow), insert
 
 
+class Nothing:
+    """In place of NCCL, which is measured by benchmarks/gpu: a call of C that does nothing and returns 0."""
+
+    def address(self, name: str) -> int:
+        """Of that call."""
+        return int(ctypes.cast(ctypes.pythonapi.PyErr_Occurred, ctypes.c_void_p).value or 0)
+
+    def broadcast(self, *arguments: object) -> int:
+        """The same from Python."""
+        return 0
+
+    def check(self, status: int, call: str) -> None:
+        """It went well."""
+
+
 class Sent:
     """In place of an open group of two over NCCL: its collective is nothing."""
 
@@ -158,25 +174,24 @@ class Sent:
 
     def __init__(self) -> None:
         self.watchdog = Watchdog(0, {}, 30.0, lambda: None)
+        self.process_group = Comm(Nothing(), 0, self.ranks)  # type: ignore[arg-type]
+        self.process_group.handle = 1
+        self.process_group.failure = lambda: None  # type: ignore[method-assign]
 
-    def start(self, tensor: object, source: int) -> None:
-        """What Paddle would do, which is measured by benchmarks/gpu."""
 
-
-class Alone(DeviceCommunicator):
-    """Its collectives, of ranks that all say what this one says."""
-
-    def exchange(self, block: bytes) -> dict[int, bytes]:
-        """The terms of both ranks."""
-        return dict.fromkeys(Sent.ranks, block)
+def exchange(block: bytes) -> dict[int, bytes]:
+    """The terms of two ranks that say the same."""
+    return dict.fromkeys(Sent.ranks, block)
 
 
 def broadcasting(bound: BoundDevice, state: Any) -> Iterator[Case]:  # noqa: ANN401
     """hal's part of a broadcast on the rank that sends: all but the collective."""
     device, group = bound.device, Group(Sent.ranks, 0)
-    made = Alone(Collectives(device, None), group, Sent(), lambda memory, part: None)  # type: ignore[arg-type]
+    with mock.patch.object(collectives, "opened", return_value=Sent()):
+        made = collectives.open_communicator(device, group)  # type: ignore[arg-type]
+    made.exchange = exchange  # type: ignore[method-assign]
     device._communicators[group.ranks] = made  # type: ignore[attr-defined]
-    stream = Collectives(device, None).default_stream  # type: ignore[arg-type]
+    stream = bound.default_stream
 
     library = getattr(device.driver.api, "library", None)  # type: ignore[attr-defined]
 

@@ -3,7 +3,8 @@
     python plugins/cuda/proof/nccl_ranks.py [device]
 
 It uses what the kit uses (the pool, the plugin's ``Support``, what ranks do for its tests) and judges little: the ranks
-start and connect, agree on a state, refuse states that differ, and one is stopped, then (in new processes) killed.
+start and connect, agree on a state, refuse states that differ, and one is stopped, then (in new processes) killed. The
+stream on which the survivor waited must go on. The stopped one is let go on, and both open their group anew.
 With another device, ``cpu`` for instance, the same goes over that device's library.
 """
 
@@ -11,16 +12,20 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
+from unittest import mock
 
+from hal_core import HalError
 from hal_core.conformance.harness.subject import Recipe
 from hal_core.conformance.opening import subject_of
 from hal_core.conformance.ranks import losses as rank_losses
 from hal_core.conformance.ranks import work as rank_work
-from hal_core.conformance.ranks.processes import RankPool
+from hal_core.conformance.ranks.processes import Rank, RankPool
 from hal_core.contract.support import Support
 from hal_core.slots.fields import StateConfig
 
@@ -94,14 +99,51 @@ def _slice() -> tuple[int, int]:
     return part.offset + HEADER_BYTES, part.end
 
 
+def lose_and_go_on(rank: Rank, recipe: Recipe, victim: int, how: str) -> tuple[Any, float, float]:
+    """In a rank: what it met (``Lost``), and in how many seconds its stream was empty then, and its device closed."""
+    emptied: list[float] = []
+    opened = rank_work.opened
+
+    @contextmanager
+    def watched(recipe: Recipe) -> Iterator[Any]:
+        with opened(recipe) as bound:
+            try:
+                yield bound
+            finally:
+                began = time.monotonic()
+                with suppress(HalError):  # an error in place of the time says that it never was
+                    bound.default_stream.synchronize(10.0)
+                    emptied.append(time.monotonic() - began)
+                emptied.append(time.monotonic())
+
+    with mock.patch.object(rank_losses, "opened", watched):
+        answer = rank_losses.lose(rank, recipe, PAIR, victim, how)
+    return answer, emptied[0] if len(emptied) > 1 else -1.0, time.monotonic() - emptied[-1]
+
+
 def lose(pool: RankPool, recipe: Recipe, begin: float, victim: int, how: str) -> bool:
     """What the survivor sees when ``victim`` stops or kills itself after two broadcasts."""
-    pool.begin(rank_losses.lose, recipe, PAIR, victim, how, ranks=[0, 1])
+    pool.begin(lose_and_go_on, recipe, victim, how, ranks=[0, 1])
     survivor = 1 - victim
-    answer = attempt(pool, begin, f"rank {victim} was {how}", lambda: pool.finish([survivor], ANSWERING))[survivor]
+    told = attempt(pool, begin, f"rank {victim} was {how}", lambda: pool.finish([survivor], ANSWERING))[survivor]
+    answer, emptied, closed = told
     say(f"G16, rank {victim} {how}: {answer}", begin)
+    say(
+        f"the survivor's stream was empty {emptied:.3f} s later (-1: never), its device closed in {closed:.3f} s", begin
+    )
     error = answer.error
-    return error is not None and error.kind == "GroupLost" and error.seconds < TIMEOUT + 8.0 and answer.rest is None
+    good = error is not None and error.kind == "GroupLost" and error.seconds < TIMEOUT + 8.0 and answer.rest is None
+    return good and emptied >= 0
+
+
+def anew(pool: RankPool, recipe: Recipe, begin: float, victim: int) -> bool:
+    """The stopped rank goes on, hears of the loss, and both open their group once more."""
+    pool.signal(victim, signal.SIGCONT)
+    told = attempt(pool, begin, f"rank {victim} went on", lambda: pool.finish([victim], ANSWERING))[victim]
+    say(f"it met {told[0].error and told[0].error.kind}; its stream was empty {told[1]:.3f} s later", begin)
+    join = lambda: pool.run(rank_work.join, recipe, PAIR, TIMEOUT, "anew", timeout=STARTING)  # noqa: E731
+    attempt(pool, begin, "the group is open anew", join)
+    return agree(pool, recipe, begin)
 
 
 def main(device: str) -> int:
@@ -118,6 +160,8 @@ def main(device: str) -> int:
         if how == "hung":
             good = agree(pool, recipe, begin) and good
         good = lose(pool, recipe, begin, victim, how) and good
+        if how == "hung" and not support.loss_ends_ranks:
+            good = anew(pool, recipe, begin, victim) and good
         pool.kill()
         pool.close()
         say("the ranks have ended", begin)

@@ -84,7 +84,8 @@ def steps(out: Path) -> list[Step]:
     no_paddle = no_gpu or ("" if paddle else "no CUDA build of Paddle")
     cupy = no_gpu or ("CuPy does not import beside numpy 1.26" if paddle or find_spec("cupy") is None else "")
     sanitizer = no_gpu or ("" if shutil.which("compute-sanitizer") else "no compute-sanitizer")
-    no_pair = no_paddle or ("" if count > 1 else "one GPU")
+    joined = "" if find_spec("paddle") else "no Paddle, which joins the job"
+    no_pair = no_gpu or joined or ("" if count > 1 else "one GPU")
     quick = ["--hal-profile=quick"]
     ranks = [*KIT, *quick, "--hal-device=cuda", "--hal-only=G13,G14,G15,G16,G17,G18"]
     job = ["run", "--model-place", "cpu", "--prompt", "def main(", "--prompt", "import", "--max-tokens", "48", "--json"]

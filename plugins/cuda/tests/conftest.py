@@ -14,9 +14,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from hal_core import StateConfig
 from hal_core.runtime.bound import bind
 from hal_cuda import device as device_module
-from hal_cuda import launching
+from hal_cuda import launching, nccl
 from hal_cuda import memory as gpu_memory
 from hal_cuda.driver import Driver
 from hal_cuda.structs import COPY_OUT, ENTER, FILL, PLAN, SMALL, STRIDED
@@ -287,3 +288,29 @@ def opened(request, monkeypatch):
     yield open_with
     for bound in found:
         bound.close()
+
+
+@pytest.fixture
+def library(monkeypatch):
+    """What stands in for NCCL, for the product too."""
+    found = stand_in().built()
+    if isinstance(found, str):
+        pytest.skip(f"the native part cannot be built: {found}")
+    monkeypatch.setenv(nccl.VARIABLE, str(found[1].with_name(stand_in().NCCL)))
+    nccl.library.cache_clear()
+    yield stand_in().nccl(ctypes.CDLL(str(found[1])))
+    nccl.library.cache_clear()
+
+
+@pytest.fixture
+def two(opened, library):
+    """Makes both ranks of a group over it: ``two(timeout)``; see ``pair`` of stand_in.py."""
+    made = []
+
+    def make(timeout=20.0):
+        made.extend(stand_in().pair([opened(), opened()], StateConfig(4, 16, max_draft_tokens=2), timeout))
+        return made[-2:]
+
+    yield make
+    for rank in made:
+        rank.open.close()

@@ -12,7 +12,7 @@ typedef uint64_t u64;
 typedef uint32_t u32;
 typedef uint8_t u8;
 enum { OK = 0, INVALID = 1, NO_MEMORY = 2, NOT_READY = 600, TOO_LONG = 702, UNSUPPORTED = 900, ISOLATION = 905, CAPTURED = 907 };
-enum { COPY, SET, LAUNCH, RECORD, WAIT };
+enum { COPY, SET, LAUNCH, RECORD, WAIT, CALL };
 enum { PATIENCE = 20, NOTED = 1 << 14, PIECE = 16384 };
 
 typedef struct { volatile int *passed; int captured; } Event; /* of its last record; each has one of its own, kept for good */
@@ -26,6 +26,8 @@ typedef struct Op {
   const char *kernel;
   u32 blocks, rows, threads;
   _Alignas(16) u64 params[512];
+  int (*begins)(void *); /* of a CALL: whether it may be carried out now, */
+  void (*call)(void *);  /* and what carries it out */
 } Op;
 typedef struct Stream { struct Stream *next; Op *first, *last; int queued, held, capturing; } Stream;
 
@@ -139,6 +141,7 @@ static int params_of(Op *op, const char *kernel, void **params) {
 static int ready(const Stream *stream, const Op *op) {
   if (stream->held) return 0;
   if (op->kind == WAIT) return *op->passed;
+  if (op->kind == CALL) return op->begins(op->to);
   return !(op->kind == LAUNCH && !strcmp(op->kernel, "hal_hold") && !*(volatile u32 *)AT(op->params[0]));
 }
 static void execute(Op *op) {
@@ -146,6 +149,7 @@ static void execute(Op *op) {
   if (op->kind == COPY) memcpy(op->to, op->from, op->nbytes);
   if (op->kind == SET) for (u64 i = 0; i < op->nbytes; i++) ((u32 *)op->to)[i] = op->blocks;
   if (op->kind == LAUNCH) launch(op);
+  if (op->kind == CALL) op->call(op->to);
   if (op->kind == RECORD) *op->passed = 1;
 }
 static void pump(void) {
@@ -269,6 +273,10 @@ int cuMemAlloc_v2(u64 *address, size_t n) { /* and the other allocations, of wha
   return live++, OK;
 }
 int cuMemFree_v2(u64 address) { return forbidden("cuMemFree") ? UNSUPPORTED : (free(AT(address)), live--, OK); }
+
+int stand_in_call(void *s, int (*begins)(void *), void (*call)(void *), void *with) { /* work of another library's */
+  LOCKED(put("call", s, (Op){.kind = CALL, .to = with, .begins = begins, .call = call}));
+}
 
 /* -- for tests -------------------------------------------------------------------------------------------------------- */
 void *stand_in_function(const char *name) { return strcpy(malloc(strlen(name) + 1), name); }

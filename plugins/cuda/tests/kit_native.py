@@ -6,13 +6,16 @@ run on the host; what the others do stands in driver.c.
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
 import sys
 from functools import cache
 from pathlib import Path
 
-from hal_cuda import launching
+from hal_core.conformance import gloo
+from hal_cuda import launching, nccl
+from hal_cuda.conformance import CudaSupport
 from hal_cuda.device import CudaDevice
 from hal_cuda.driver import Driver
 
@@ -27,7 +30,16 @@ def _stand_in():
 
 
 class OverStandIn(CudaDevice):
-    """The product's device; tensors of this process are no CUDA device's."""
+    """The product's device; tensors of this process are no CUDA device's.
+
+    Memory comes as it does from Paddle, which waits for the default stream and keeps the interpreter's lock: behind a
+    lost rank nothing else runs until that stream goes on.
+    """
+
+    def allocate(self, nbytes):
+        made, event = super().allocate(nbytes), self.default_stream.record()
+        ctypes.PyDLL(None, handle=self.driver.api.library._handle).cuEventSynchronize(ctypes.c_void_p(event.raw))
+        return made
 
     def is_device_value(self, value):
         return False
@@ -43,5 +55,28 @@ def opened():
     """A device; the native part and the driver's library are built once a process."""
     module, api = _stand_in().built()[0], library()
     launching.cubin = lambda name, arch: b""
+    os.environ[nccl.VARIABLE] = str(_stand_in().built()[1].with_name(_stand_in().NCCL))
+    _stand_in().nccl(api.library)
     native = None if os.environ.get("HAL_CUDA_NATIVE") == "0" else module
     return OverStandIn(0, {"stream": 1}, Driver(api, native, api.library))
+
+
+class StandInRanks(CudaSupport):
+    """Ranks of this host over what stands in for NCCL; the libraries are built once, by who starts them."""
+
+    tensors = False
+
+    def __init__(self):
+        self.ranks = self.whole_group = importlib.util.find_spec("paddle") is not None
+
+    def why_not(self, need):
+        return "" if self.ranks else "ranks join the job through Paddle, and paddle is not installed"
+
+    def rank_environment(self, rank, endpoints):
+        return gloo(rank, endpoints) | {_stand_in().FOLDER: str(_stand_in().built()[1].parent)}
+
+    def opened(self):
+        return opened()
+
+
+opened.support = StandInRanks()

@@ -4,27 +4,38 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import os
 import shutil
+import socket
 import subprocess
 import tempfile
+import threading
 from collections.abc import Sequence
 from enum import IntEnum
 from functools import cache
 from pathlib import Path
+from queue import Queue
 from types import SimpleNamespace
 from typing import ClassVar
 
-from hal_cuda import building
+from hal_core import Group
+from hal_core.devices import OpenGroup
+from hal_core.ranks.watchdog import Watchdog
+from hal_cuda import building, collectives
 
 HERE = Path(__file__).parent
+FOLDER, NCCL = "HAL_STAND_IN", "libnccl.so.2"
 P, S = ctypes.c_void_p, ctypes.c_size_t
 FAILED = "the compiler failed"
 
 
 @cache
 def built():
-    """``(native module, path of the driver's library)``, or why there is no compiler. Raises where the sources do not
+    """``(native module, path of the driver's library)``, or why there is no compiler. What stands in for NCCL lies
+    beside that. ``HAL_STAND_IN`` names the folder where another process has built them. Raises where the sources do not
     compile: tests that are skipped then would say that all is well."""
+    if built_before := os.environ.get(FOLDER):
+        return loaded(Path(built_before) / building.NAME), Path(built_before) / "libdriver.so"
     folder = Path(tempfile.mkdtemp(prefix="hal-stand-in-"))
     try:
         made = building.build(folder)
@@ -48,10 +59,68 @@ def built():
     subprocess.run(["c++", *flags, *kernels, "-c", str(HERE / "update.cpp"), "-o", str(kernel)], check=True)
     flags += ["-std=gnu11", "-shared", "-pthread"]
     subprocess.run([*building.compiler(), *flags, str(HERE / "driver.c"), str(kernel), "-o", str(library)], check=True)
+    subprocess.run([*building.compiler(), *flags, str(HERE / "nccl.c"), "-o", str(folder / NCCL)], check=True)
+    return loaded(made), library
+
+
+def loaded(made):
+    """The native part."""
     spec = importlib.util.spec_from_file_location("hal_cuda._native", made)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module, library
+    return module
+
+
+def nccl(driver):
+    """The library that stands in for NCCL, over that of the driver; ``HAL_CUDA_NCCL`` has to name it."""
+    library = ctypes.CDLL(str(built()[1].with_name(NCCL)))
+    library.nccl_told.restype = ctypes.c_char_p
+    library.nccl_over(ctypes.cast(driver.stand_in_call, P), ctypes.cast(driver.stand_in_forbidden, P))
+    for tell in (library.nccl_error, library.nccl_hang, library.nccl_fail):
+        tell(0)
+    return library
+
+
+def pair(bounds, sizes, timeout):
+    """Both ranks of a group, in one process: each with ``bound``, ``state``, ``made``, ``group``, and ``open``."""
+    ids, ranks = Queue(), [None, None]
+    ends = [{1 - me: end} for me, end in enumerate(socket.socketpair())]
+
+    def join(me):
+        def share(data):
+            if me == 0:
+                ids.put(data)
+            return data if me == 0 else ids.get()
+
+        device, among = bounds[me].device, Group((0, 1), me)
+        made = device.make_group((0, 1), me, share, timeout)
+        ends[me][1 - me].setblocking(False)
+        group = OpenGroup((0, 1), made, Watchdog(me, ends[me], timeout, made.abort), made)
+        native = device.driver.native
+        kind = collectives.NcclCommunicator if native is None else collectives.NativeCommunicator
+        calls = () if native is None else (native.calls.broadcast,)
+        device._communicators[among.ranks] = kind(device, among, group, *calls)
+        ranks[me] = SimpleNamespace(bound=bounds[me], made=made, group=among, open=group)
+        ranks[me].state = bounds[me].state(sizes)
+        bounds[me].open_group(state=ranks[me].state, group=among)
+
+    met, threads = [], []
+    for me in (0, 1):
+        threads.append(threading.Thread(target=lambda me=me: met.append(failing(lambda: join(me)))))
+        threads[-1].start()
+    for thread in threads:
+        thread.join(30)
+    assert met == [None, None]
+    return ranks
+
+
+def failing(call):
+    """What a call raises."""
+    try:
+        call()
+    except BaseException as error:  # noqa: BLE001 (it is the answer)
+        return error
+    return None
 
 
 class CUresult(IntEnum):

@@ -24,6 +24,16 @@ def conforms(path, *arguments):
         return run.report()
 
 
+RANKS = "G13,G14,G15,G16,G17,G18"
+
+
+@pytest.mark.conform
+@pytest.mark.parametrize("path", ["native", "python"])
+def test_both_paths_conform_with_ranks(path):
+    """Over what stands in for NCCL: four processes, lost and hung ranks among them."""
+    assert conforms(path, f"--hal-only={RANKS}", "-k", "test_ranks or test_broadcast or test_rank_modes")
+
+
 @pytest.mark.conform
 @pytest.mark.parametrize("path", ["native", "python"])
 def test_both_paths_conform(path):

@@ -107,7 +107,8 @@ def test_the_variable_chooses(part, monkeypatch, caplog):
 
 def test_an_open_device_says_which_path_it_takes(opened):
     bound = opened()
-    assert bound.note == f"path: {'native' if bound.device.driver.native else 'Python'}"
+    assert bound.note.startswith(f"path: {'native' if bound.device.driver.native else 'Python'}; ")
+    assert "NCCL" in bound.note
 
 
 def test_a_driver_without_a_function_is_refused_by_its_name():

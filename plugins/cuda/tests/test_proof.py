@@ -69,15 +69,16 @@ def test_without_a_gpu_only_what_needs_none_is_run(prove, monkeypatch, tmp_path)
 
 
 @pytest.mark.parametrize(("count", "why"), [(1, "one GPU"), (2, "")])
-def test_ranks_need_two_gpus_and_a_cuda_build_of_paddle(prove, monkeypatch, tmp_path, count, why):
+def test_ranks_need_two_gpus_and_any_build_of_paddle(prove, monkeypatch, tmp_path, count, why):
     monkeypatch.setattr(prove, "gpus", lambda: ["NVIDIA H200"] * count)
-    monkeypatch.setattr(prove, "paddle_with_cuda", lambda: True)
+    monkeypatch.setattr(prove, "paddle_with_cuda", lambda: False)
+    monkeypatch.setattr(prove, "find_spec", lambda name: name)
     steps = {step.name: step for step in prove.steps(tmp_path)}
     logits = ("recorded logits, cpu", "recorded logits, ranks over NCCL")
     ranks = ("ranks, step by step", *logits, "broadcast bench", "kit, ranks over NCCL")
     assert {steps[name].missing for name in ranks} == {why}
-    monkeypatch.setattr(prove, "paddle_with_cuda", lambda: False)
-    assert {step.missing for step in prove.steps(tmp_path) if step.name in ranks} == {"no CUDA build of Paddle"}
+    monkeypatch.setattr(prove, "find_spec", lambda name: None)
+    assert {step.missing for step in prove.steps(tmp_path) if step.name in ranks} == {"no Paddle, which joins the job"}
 
 
 def test_tokens_are_compared_with_those_of_the_first_job(prove):

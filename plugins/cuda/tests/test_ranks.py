@@ -1,4 +1,4 @@
-"""What can be known without a GPU of ranks over NCCL: which GPUs they get, why there are none, how they are ordered."""
+"""What can be known without a GPU of ranks over NCCL: which GPUs they get, why there are none, how devices close."""
 
 from __future__ import annotations
 
@@ -9,22 +9,26 @@ import hal_cuda
 import numpy as np
 import pytest
 from hal_core import Request, StateConfig, devices
-from hal_core.devices.events import AsyncStream
 from hal_core.devices.paddle.probing import Installed
-from hal_core.errors import InvalidValue, Unavailable
+from hal_core.errors import Unavailable
 from hal_core.memory.dtypes import dtype_of
 from hal_core.memory.views import ByteRange, View
 from hal_core.slots.state import SlotState
-from hal_cuda import conformance, nccl
+from hal_cuda import conformance
 from hal_cuda.conformance import CudaSupport
 
 ENDPOINTS = [f"127.0.0.1:{9000 + rank}" for rank in range(4)]
-GPU_BUILD = Installed("/nowhere", "2.6.2", frozenset({"cuda", "cudnn"}))
+CPU_BUILD = Installed("/nowhere", "3.3.1", frozenset())
 
 
-def support(monkeypatch, gpus, visible=None, paddle=GPU_BUILD):
+def absent():
+    raise Unavailable("NCCL does not load")
+
+
+def support(monkeypatch, gpus, visible=None, paddle=CPU_BUILD, library=lambda: None):
     monkeypatch.setattr(conformance, "gpu_count", lambda: gpus)
     monkeypatch.setattr(conformance, "installed_paddle", lambda: paddle)
+    monkeypatch.setattr(conformance, "library", library)
     if visible is None:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     else:
@@ -44,7 +48,8 @@ def support(monkeypatch, gpus, visible=None, paddle=GPU_BUILD):
 def test_ranks_of_one_group_get_a_gpu_each_and_see_all(monkeypatch, gpus, visible, firsts):
     lent = support(monkeypatch, gpus, visible)
     assert lent.ranks
-    assert lent.loss_ends_ranks
+    assert not lent.loss_ends_ranks
+    assert lent.whole_group == (gpus >= 4)
     told = [lent.rank_environment(rank, ENDPOINTS) for rank in range(4)]
     orders = [one["CUDA_VISIBLE_DEVICES"].split(",") for one in told]
     assert [order[0] for order in orders] == firsts
@@ -56,15 +61,16 @@ def test_ranks_of_one_group_get_a_gpu_each_and_see_all(monkeypatch, gpus, visibl
 
 
 @pytest.mark.parametrize(
-    ("gpus", "paddle", "why"),
+    ("gpus", "paddle", "library", "why"),
     [
-        (1, GPU_BUILD, "two GPUs are needed, and 1 is visible"),
-        (2, None, "paddle is not installed"),
-        (2, Installed("/nowhere", "3.3.1", frozenset()), "Paddle 3.3.1 is built for the CPU"),
+        (1, CPU_BUILD, lambda: None, "two GPUs are needed, and 1 is visible"),
+        (2, None, lambda: None, "paddle is not installed"),
+        (2, CPU_BUILD, absent, "NCCL does not load"),
     ],
+    ids=["one GPU", "no Paddle", "no NCCL"],
 )
-def test_without_ranks_the_kit_is_told_why(monkeypatch, gpus, paddle, why):
-    lent = support(monkeypatch, gpus, paddle=paddle)
+def test_without_ranks_the_kit_is_told_why(monkeypatch, gpus, paddle, library, why):
+    lent = support(monkeypatch, gpus, paddle=paddle, library=library)
     assert not lent.ranks
     assert why in lent.why_not("several_ranks")
     assert lent.why_not("tensors") == ""
@@ -85,99 +91,18 @@ def test_without_a_driver_there_are_no_gpus(monkeypatch):
 
 
 def test_a_rank_has_opened_its_device_before_a_collective_can_wait_for_it(monkeypatch):
-    paddle, calls = pytest.importorskip("paddle"), []
+    calls = []
 
     def note(name):
         return lambda *arguments, **named: calls.append((name, *arguments, *named.values()))
 
-    device = SimpleNamespace(allocate=note("allocate"), close=note("close"))
-    monkeypatch.setattr(paddle, "set_device", note("set_device"))
+    device = SimpleNamespace(groups_by="nccl by hal", make_group="its own way", close=note("close"))
     monkeypatch.setattr(devices, "join_world", note("join_world"))
     monkeypatch.setattr(devices, "open_groups", note("open_groups"))
     monkeypatch.setattr(conformance.CudaPlugin, "open", lambda index, options: calls.append(("open", index)) or device)
     support(monkeypatch, 2).join(((0, 1), (2, 3)), 2.0, "a test")
-    assert [name for name, *_ in calls] == ["join_world", "set_device", "open", "allocate", "close", "open_groups"]
-    assert calls[1][1:] == ("gpu:0",)
-    assert calls[-1][1:] == (((0, 1), (2, 3)), "nccl", 2.0)
-
-
-@pytest.fixture
-def base():
-    paddle = pytest.importorskip("paddle")
-    return paddle.to_tensor(np.arange(16, dtype=np.int64), place=paddle.CPUPlace())
-
-
-def test_a_collective_is_over_the_parts_own_bytes_and_not_one_more(base):
-    tensor = nccl.tensor_over(SimpleNamespace(keep=base), ByteRange(16, 21))
-    assert tensor.data_ptr() == base.data_ptr() + 16
-    assert tensor.numpy().tobytes() == base.numpy().tobytes()[16:37]
-
-
-def test_memory_that_is_not_paddles_cannot_be_broadcast():
-    with pytest.raises(InvalidValue, match="not Paddle's") as raised:
-        nccl.tensor_over(SimpleNamespace(keep=None), ByteRange(0, 8))
-    assert "before the state is made" in raised.value.cure
-
-
-def test_a_paddle_without_cuda_has_no_nccl():
-    paddle = pytest.importorskip("paddle")
-    if paddle.is_compiled_with_cuda():
-        pytest.skip("this Paddle has CUDA")
-    with pytest.raises(Unavailable, match="built without CUDA") as raised:
-        nccl.open_communicator(SimpleNamespace(index=0), None)
-    assert "paddlepaddle-gpu" in raised.value.cure
-
-
-class Recorded:
-    """Notes which stream waited for which, in order."""
-
-    def __init__(self, current):
-        self.notes, self.current = [], current
-        self.index = 0
-
-    def order_after_reads(self, stream, memory):
-        self.notes.append((memory, stream))
-
-    def stream_at(self, handle):
-        return Stream(self.notes, handle)
-
-    def own(self, stream):
-        return stream
-
-
-class Stream(AsyncStream):
-    """A stream that notes what it is asked."""
-
-    def __init__(self, notes, handle):
-        self.notes, self.handle = notes, handle
-        self._owned = False
-
-    def record(self):
-        return f"event on {self.handle}"
-
-    def wait(self, event):
-        self.notes.append(f"{self.handle} waits for {event}")
-
-
-@pytest.mark.parametrize(
-    ("handle", "before", "after"),
-    [(7, [], []), (8, ["7 waits for event on 8"], ["8 waits for event on 7"])],
-    ids=["Paddle's current stream", "another stream"],
-)
-def test_a_collective_is_in_the_order_of_the_callers_stream(monkeypatch, handle, before, after):
-    monkeypatch.setattr(nccl, "current_stream", lambda index: (7, "paddle"))
-    device = Recorded(7)
-    collectives = nccl.Collectives(device, None)
-    with collectives.current(Stream(device.notes, handle)):
-        assert device.notes == before
-        device.notes.append("collective")
-    assert device.notes == [*before, "collective", *after]
-
-
-def test_a_collective_waits_for_copies_out_that_still_read_what_it_writes():
-    device = Recorded(7)
-    nccl.Collectives(device, None).before_write("memory", "stream")
-    assert device.notes == [("memory", "stream")]
+    assert [name for name, *_ in calls] == ["join_world", "open", "open_groups", "close"]
+    assert calls[2][1:] == (((0, 1), (2, 3)), "nccl by hal", 2.0, "its own way")
 
 
 @pytest.mark.parametrize("lost", ["rank 1 is gone", ""])

@@ -54,10 +54,13 @@ from .paddle.places import paddle_core as paddle_core
 from .paddle.plugins import PaddlePlugin as PaddlePlugin
 from .paddle.probing import Installed as Installed
 from .paddle.probing import installed_paddle as installed_paddle
+from .paddle.ranks.collectives import CollectiveTicket as CollectiveTicket
 from .paddle.ranks.collectives import open_collectives as open_collectives
 from .paddle.ranks.collectives import open_job as open_job
+from .paddle.ranks.groups import OpenGroup as OpenGroup
 from .paddle.ranks.groups import close_groups as close_groups
 from .paddle.ranks.groups import open_groups as open_groups
+from .paddle.ranks.groups import opened as opened
 from .paddle.ranks.tensors import TensorRanks as TensorRanks
 from .paddle.ranks.tensors import library_of as library_of
 from .paddle.ranks.world import DEFAULT_TIMEOUT as DEFAULT_TIMEOUT
@@ -68,6 +71,7 @@ from .primitives import Launch as Launch
 from .primitives import PlanLaunch as PlanLaunch
 from .primitives import Primitives as Primitives
 from .primitives import StreamPrimitives as StreamPrimitives
+from .primitives import poll as poll
 from .ring_options import RingOptions as RingOptions
 from .staging import Span as Span
 from .staging import StagingRing as StagingRing

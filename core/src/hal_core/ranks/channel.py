@@ -80,8 +80,8 @@ class BroadcastChannel:
     """
 
     __slots__ = (
-        "_first", "_header", "_host", "_put", "_start", "_writes", "device", "expected", "group", "last", "number",
-        "state"
+        "_announce", "_first", "_header", "_host", "_put", "_start", "_writes", "device", "expected", "group", "last",
+        "number", "state"
     )  # fmt: skip
 
     def __init__(self, device: MemoryDevice, state: SlotState, group: Group, communicator: Communicator) -> None:
@@ -112,12 +112,16 @@ class BroadcastChannel:
         # cost 10 us a call each, as everything does that runs right after a wait, with cold caches.
         touchable: memoryview | None = getattr(state.memory, "host_bytes", None)
         self._host = None if touchable is None else touchable[begin : begin + HEADER_BYTES]
+        self._announce: Callable[..., None] | None = getattr(communicator, "announce", None)
 
     def begin(self, stream: Stream) -> None:
-        """Count the broadcast; on the source, write its header in stream order."""
+        """Count the broadcast; on the source, write its header in stream order, or have the communicator do so."""
         self.number += 1
         COUNTS.pack_into(self._start, COUNTS_AT, self.number, self.state.updates)
         self.expected = bytes(self._start)
+        if self._announce is not None:
+            self._announce(self.state.memory, self._header, self.expected if self._first else b"")
+            return
         if not self._first:
             return
         if self._host is not None:
@@ -140,7 +144,7 @@ class BroadcastChannel:
         if ticket is DONE and self._host is not None and self._host.tobytes() == self.expected:
             self.last = DONE
             return DONE
-        copy = self.device.copy_out(self.state.memory, (self._header,), stream)
+        copy = getattr(ticket, "header", None) or self.device.copy_out(self.state.memory, (self._header,), stream)
         self.last = CheckedTicket(self, ticket, copy, self.expected)
         return self.last
 

@@ -21,3 +21,14 @@ class Communicator(Protocol):
 
     def close(self) -> None:
         """Give back what this device holds for the group; the process's own connections stay."""
+
+
+class HeadedCommunicator(Communicator, Protocol):
+    """One whose broadcast also writes the slice's header on the source, and copies out what came, in the same call.
+
+    Its ticket has ``header``: the :class:`hal_core.memory.copies.CopyTicket` of that copy.
+    """
+
+    def announce(self, memory: Memory, place: ByteRange, header: bytes) -> None:
+        """The next broadcast, of a part of ``memory`` that begins with ``place``, begins with ``header``; b"" on ranks
+        that are not the source. It replaces what was announced before."""

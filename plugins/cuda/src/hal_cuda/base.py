@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 from hal_core.devices import AsyncDevice, AsyncStream
 
 from .admissions import Admissions
+from .context import Context
 from .driver import Driver
 from .launching import Kernels
 
@@ -17,6 +20,12 @@ class OnGpu(AsyncDevice):
     driver: Driver
     kernels: Kernels
     admissions: Admissions
+    context: Context
+    groups_by: ClassVar[str]
+
+    @abstractmethod
+    def make_group(self, ranks: Sequence[int], me: int, share: Callable[[bytes], bytes], timeout: float) -> Any:  # noqa: ANN401 (a Comm)
+        """A group over NCCL; ``make`` of :func:`hal_core.devices.open_groups`."""
 
     @abstractmethod
     def stream_at(self, handle: int) -> AsyncStream:

@@ -1,7 +1,7 @@
 """What the cuda device lends to the conformance kit: tensors of Paddle, torch or CuPy on the GPU, and ranks over NCCL.
 
 ``HAL_CUDA_TENSORS`` names the library (paddle, torch, cupy); without it the first that is installed is used. Ranks need
-two GPUs and a CUDA build of Paddle.
+two GPUs, NCCL, and any build of Paddle, which joins the job.
 """
 
 from __future__ import annotations
@@ -9,20 +9,26 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from hal_core import Device
+from hal_core import Device, Unavailable
 from hal_core.conformance import Support, gloo
 from hal_core.devices import installed_paddle
 
 from . import CudaPlugin, gpu_count
+from .nccl import library
 
+if TYPE_CHECKING:
+    from .device import CudaDevice
+
+SIZE = 4
+"""Ranks of the kit."""
 STARTING = 100.0
 """Seconds in which all ranks must have joined the job: each imports Paddle first."""
 
 
-def library() -> str:
+def tensors() -> str:
     """The tensor library that is tested, or ""."""
     chosen = os.environ.get("HAL_CUDA_TENSORS", "")
     return chosen or next((name for name in ("paddle", "torch", "cupy") if find_spec(name) is not None), "")
@@ -37,12 +43,15 @@ def visible_gpus() -> list[str]:
 
 def no_ranks(gpus: int) -> str:
     """Why the kit cannot start several ranks here, or ""."""
-    paddle = installed_paddle()
-    if paddle is None:
-        return "NCCL is reached through Paddle, and paddle is not installed"
-    if "cuda" not in paddle.parts:
-        return f"NCCL is reached through Paddle, and Paddle {paddle.version} is built for {paddle.build}"
-    return "" if gpus > 1 else f"two GPUs are needed, and {gpus} is visible"
+    if installed_paddle() is None:
+        return "ranks join the job through Paddle, and paddle is not installed"
+    if gpus < 2:
+        return f"two GPUs are needed, and {gpus} is visible"
+    try:
+        library()
+    except Unavailable as error:
+        return error.what
+    return ""
 
 
 class CudaSupport(Support):
@@ -50,13 +59,13 @@ class CudaSupport(Support):
 
     # The kit slices tensors as NumPy would. torch has no views with negative steps, Paddle 2.6 refuses empty slices;
     # their tensors are tested whole and by hal's own views in plugins/cuda/tests.
-    tensors = library() == "cupy"
-    loss_ends_ranks = True
+    tensors = tensors() == "cupy"
 
     def __init__(self) -> None:
         self._gpus = visible_gpus()
         self._no_ranks = no_ranks(len(self._gpus))
         self.ranks = not self._no_ranks
+        self.whole_group = self.ranks and len(self._gpus) >= SIZE
 
     def why_not(self, need: str) -> str:
         """Why there are no ranks."""
@@ -73,24 +82,28 @@ class CudaSupport(Support):
         return gloo(rank, endpoints) | {"CUDA_VISIBLE_DEVICES": own, "FLAGS_selected_gpus": "0"}
 
     def join(self, groups: Sequence[Sequence[int]], timeout: float, epoch: str) -> None:
-        """Join the job and open the device once, in whatever time it takes; open all groups over NCCL.
+        """Join the job and open the device once, in whatever time it takes; open all groups over NCCL, anew where one
+        was lost.
 
         The first opening in a process imports, compiles and makes a context, in seconds that differ from rank to rank.
         A test would begin with it, and the rank that is ready first would take the others for lost after ``timeout``.
         """
-        import paddle
         from hal_core.devices import join_world, open_groups
 
         join_world(timeout=STARTING)
-        paddle.set_device("gpu:0")
-        device = CudaPlugin.open(0, {})
-        device.allocate(1 << 16)
-        device.close()
-        open_groups(groups, backend="nccl", timeout=timeout)
+        device = self.opened()
+        try:
+            open_groups(groups, backend=device.groups_by, timeout=timeout, make=device.make_group)
+        finally:
+            device.close()
+
+    def opened(self) -> CudaDevice:
+        """The device on which groups are opened."""
+        return CudaPlugin.open(0, {})
 
     def tensor(self, device: Device, values: np.ndarray[Any, Any]) -> object:
         """A tensor on the device's GPU."""
-        made = getattr(self, f"_{library()}")
+        made = getattr(self, f"_{tensors()}")
         return made(device, values)
 
     def values_of(self, device: Device, tensor: Any) -> np.ndarray[Any, Any]:  # noqa: ANN401 (the library's)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -44,6 +44,8 @@ from .writing import Writer
 if TYPE_CHECKING:
     from hal_core import AdmittedRequest, ByteRange, Device, Event, Group, SlotState, Step, Stream, TaskBatch, hookimpl
     from hal_core.devices import Communicator, CopyTicket, Memory, Value, WritePlan
+
+    from .nccl import Comm
 else:
     from hal_core import hookimpl
 
@@ -64,6 +66,8 @@ class CudaDevice(OnGpu):
     dlpack_type = DLPACK_CUDA
     raises_faults = True  # an error of the device is sticky: its next call raises it
     piece = 8 << 20
+    groups_by = "nccl by hal"
+    """The name under which groups are open; Paddle's own over NCCL, for a model's tensors, are others."""
 
     def __init__(self, index: int, options: Mapping[str, object], driver: Driver | None = None) -> None:
         chosen = Options.of(self.name, options)
@@ -71,7 +75,6 @@ class CudaDevice(OnGpu):
         self.context = Context.open(self.driver, index)
         self.kernels = Kernels(self.driver, self.context.arch)
         native = self.driver.native
-        self.note = f"path: {'native' if native else 'Python'}{self.driver.why_python}"
         self._runtime = (NativePrimitives if native else CudaPrimitives)(self.context, self.kernels)
         super().__init__(index, self._runtime, chosen)
         self.writer = NativeWriter(self, native) if native else Writer(self)
@@ -81,6 +84,13 @@ class CudaDevice(OnGpu):
         self.steps = StepKernel(self.driver, self.kernels)
         self.copies: Copies | None = NativeCopies(self, native) if native else Copies(self)
         self._given = chosen.stream
+
+    @property
+    def note(self) -> str:  # type: ignore[override]  # asked for seldom, and NCCL is loaded for it
+        """Which path the host's work takes, and which NCCL the ranks of a group would use."""
+        from .nccl import described
+
+        return f"path: {'native' if self.driver.native else 'Python'}{self.driver.why_python}; {described()}"
 
     # -- streams ------------------------------------------------------------------------------------------------
 
@@ -255,10 +265,23 @@ class CudaDevice(OnGpu):
         return self.ticket(own)
 
     def open_communicator(self, group: Group) -> Communicator:
-        """The group's NCCL communicator, through Paddle."""
-        from .nccl import open_communicator
+        """The group's NCCL communicator."""
+        from .collectives import open_communicator
 
         return open_communicator(self, group)
+
+    @property
+    def paddle_has_library(self) -> bool:
+        """Whether Paddle has NCCL too, for a model's tensors: a CUDA build of it."""
+        import paddle
+
+        return bool(paddle.is_compiled_with_cuda())
+
+    def make_group(self, ranks: Sequence[int], me: int, share: Callable[[bytes], bytes], timeout: float) -> Comm:
+        """A group over NCCL, as its members make it together; ``make`` of :func:`hal_core.devices.open_groups`."""
+        from .nccl import make_group
+
+        return make_group(self, ranks, me, share, timeout)
 
     @contextmanager
     def hold_stream(self, stream: Stream) -> Iterator[None]:

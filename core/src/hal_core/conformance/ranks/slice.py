@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...group import ALONE, Group
+from ...memory.views import ByteRange
 from ...output.sinks import MemorySink
 from ...runtime.bound import BoundDevice, bind
 from ...runtime.policy import Policy
@@ -130,9 +131,21 @@ def interfered(recipe: Recipe, before: Change, after: Change) -> Iterator[BoundD
         subject.undo()
 
 
-def flip(bound: BoundDevice, state: SlotState, at: int) -> None:
-    """Turn one bit of a byte of the header, after the work on the stream."""
+def flip(bound: BoundDevice, state: SlotState, group: Group, at: int, *, sent: bool) -> None:
+    """Turn one bit of a byte of the header, after the work on the stream: before it is sent, or of what has arrived.
+
+    Where the collective itself writes the header and copies it out, another one is announced, or another one expected.
+    """
     begin = state.broadcast_range().offset
+    announce, channel = getattr(bound.device.communicator(group), "announce", None), state.channels[group.ranks]
+    if announce is not None:
+        wrong = bytearray(channel.expected)
+        wrong[at] ^= 1
+        if sent:
+            channel.expected = bytes(wrong)
+        else:
+            announce(state.memory, ByteRange(begin, len(wrong)), bytes(wrong))
+        return
     there = backdoor.read(bound.device, state.memory, bound.default_stream)[begin + at]
     backdoor.write(bound.device, state.memory, begin + at, np.full(1, there ^ 1, np.uint8), bound.default_stream)
 
@@ -159,11 +172,11 @@ def corrupt(rank: Rank, recipe: Recipe, groups: Groups, places: Sequence[int], b
 
     def before(bound: BoundDevice, state: SlotState, among: Group) -> None:
         if wrong["at"] >= 0 and where == "source" and among.is_first:
-            flip(bound, state, wrong["at"])
+            flip(bound, state, among, wrong["at"], sent=False)
 
     def after(bound: BoundDevice, state: SlotState, among: Group) -> None:
         if wrong["at"] >= 0 and where == "receiver" and among.rank == among.ranks[-1]:
-            flip(bound, state, wrong["at"])
+            flip(bound, state, among, wrong["at"], sent=True)
 
     with interfered(recipe, before, after) as bound:
         for at in places:

@@ -3,7 +3,7 @@
 
 /* -- work on streams ------------------------------------------------------------------------------------------------ */
 
-static int failed(Driver *driver, Status status, const char *call) {
+int failed(Driver *driver, Status status, const char *call) {
   PyObject *raised = PyObject_CallFunction(driver->fail, "is", status, call);
   Py_XDECREF(raised);
   if (!PyErr_Occurred()) PyErr_Format(PyExc_SystemError, "%s: CUresult %d, and nothing was raised", call, status);
@@ -286,6 +286,7 @@ static PyMethodDef methods[] = {
     METHOD("capturing", capturing, "capturing(stream): True while a graph is captured on it"),
     METHOD("exchange", exchange, "exchange(mode): this thread's capture mode, for another; the one before"),
     METHOD("enter", entered, "see entering.c"),
+    METHOD("broadcast", broadcast, "see broadcasting.c"),
     {"working", working, METH_NOARGS, "the thread that put work on a stream last"},
     {"given_up", given_up, METH_NOARGS, "how often the interpreter's lock was given up"},
     {"forget", forget, METH_NOARGS, "destroy the events that count calls; nothing is in flight"},

@@ -103,7 +103,9 @@ void turn_end(Turn *turn, Driver *driver, Handle stream);
 Status ask(Driver *driver, Handle event);
 
 int perform(Driver *driver, const Work *work); /* 0, or -1 with an exception */
+int failed(Driver *driver, Status status, const char *call);           /* raises; -1 */
 PyObject *enter(Driver *driver, PyObject *const *args, Py_ssize_t count);
+PyObject *broadcast(PyObject *self, PyObject *const *args, Py_ssize_t count); /* broadcasting.c */
 
 /* -- a batch of requests that enter slots or stay in them, in columns (booking.c) -- */
 typedef struct {

@@ -1,9 +1,9 @@
 """Collectives of devices whose memory Paddle knows: one broadcast of one slice, through ``paddle.distributed``.
 
-Over gloo (the CPU place) that is :class:`PaddleCommunicator`. Device libraries (XCCL, BKCL,
-NCCL) put their work on the stream and return; what is here watches it. They cannot be told to give up from outside:
-where a rank is lost, the ticket raises :class:`hal_core.errors.GroupLost` within the timeout, and the process has to be
-ended.
+Over gloo (the CPU place) that is :class:`PaddleCommunicator`. Device libraries (XCCL, BKCL) put their work on the
+stream and return; what is here watches it. Through Paddle they cannot be told to give up: where a rank is lost, the
+ticket raises :class:`hal_core.errors.GroupLost` within the timeout, and the process has to be ended. (The cuda device
+reaches NCCL itself, and makes its groups by ``make_group``.)
 """
 
 from __future__ import annotations
@@ -165,15 +165,20 @@ def open_collectives(
 
 
 def open_job(device: Any, groups: Sequence[Sequence[int]], *, timeout: float = DEFAULT_TIMEOUT) -> None:  # noqa: ANN401 (a device)
-    """Open groups of global ranks over gloo and, where Paddle has it, over the library that the device names as well.
+    """Open groups of global ranks over gloo and over the library that the device names: by the device itself, where it
+    has ``make_group``, and by Paddle, for a model's tensors, where Paddle has it (a device that makes groups itself
+    says so by ``paddle_has_library``).
 
     ``device``: opened, bound or not. Every rank of the job makes the same call, members of a group or not; see
     :func:`hal_core.devices.open_groups`.
     """
     open_groups(groups, timeout=timeout)
     device = getattr(device, "device", device)
+    make = getattr(device, "make_group", None)
+    if make is not None:
+        open_groups(groups, backend=device.groups_by, timeout=timeout, make=make)
     kind = _KINDS.get(device.capabilities.collective)
-    if kind is not None:
+    if kind is not None and getattr(device, "paddle_has_library", True):
         with _on(device, f"{kind}:{device.index}" if kind else ""):
             open_groups(groups, backend=device.capabilities.collective, timeout=timeout)
 

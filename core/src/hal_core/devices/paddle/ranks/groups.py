@@ -22,7 +22,7 @@ from ....ranks.peers import ENDPOINT, Endpoint, Listener
 from ....ranks.shared_config import BLOCK_BYTES, SharedConfig, differences
 from ....ranks.watchdog import Watchdog
 from ....tickets import DONE, Ticket
-from .process_groups import make_group
+from .process_groups import Maker, make_by, make_group
 from .world import DEFAULT_TIMEOUT, distributed, exchange, join_world
 
 if TYPE_CHECKING:
@@ -37,24 +37,24 @@ TensorOf = Callable[["Memory", "ByteRange"], Any]
 
 
 class OpenGroup:
-    """A group that this process has opened: its global ranks in rising order, Paddle's process group, its watchdog.
+    """A group that this process has opened: its global ranks in rising order, Paddle's process group or what a device
+    made in its place, its watchdog.
 
-    ``keep`` lives as long as the group does.
+    ``keep`` lives as long as the group does; where it has a ``close``, that is called when the group is closed.
     """
 
     def __init__(self, ranks: tuple[int, ...], process_group: Any, watchdog: Watchdog, keep: object) -> None:  # noqa: ANN401
         self.ranks, self.process_group, self.watchdog, self.keep = ranks, process_group, watchdog, keep
-        self._broadcast = process_group.broadcast
 
     def start(self, tensor: Any, source: int) -> None:  # noqa: ANN401 (a Paddle tensor)
         """Put a broadcast in place, from a global rank, on the current stream; its end is the caller's affair."""
         # wait() lets the current stream wait for the library's own stream, and not the host.
-        self._broadcast(tensor, self.ranks.index(source), True).wait()
+        self.process_group.broadcast(tensor, self.ranks.index(source), True).wait()
 
     def broadcast(self, tensor: Any, source: int) -> None:  # noqa: ANN401 (a Paddle tensor)
         """Broadcast in place from a global rank. Raises :class:`GroupLost` for this and every later call."""
         # What paddle.distributed.broadcast calls after checks that cost 10 us; over gloo it returns when done.
-        self.watched(self._broadcast, tensor, self.ranks.index(source), True)
+        self.watched(self.process_group.broadcast, tensor, self.ranks.index(source), True)
 
     def watched(self, call: Callable[..., Any], *arguments: object) -> None:
         """Make a call of the process group's that returns when it is over. Raises :class:`GroupLost`, as every later
@@ -69,23 +69,39 @@ class OpenGroup:
         if watchdog.reason:
             raise watchdog.error(watchdog.reason)
 
+    def close(self) -> None:
+        """Say goodbye to the members, and give back what the library holds. Idempotent."""
+        self.watchdog.close()
+        getattr(self.keep, "close", _nothing)()
+
+
+def _nothing() -> None:
+    """Paddle's groups end with the process."""
+
 
 _open: dict[tuple[str, tuple[int, ...]], OpenGroup] = {}
 """By library and ranks: a state may be on a device with a library of its own, and the model's tensors on another."""
 _lock = threading.RLock()
 
 
-def open_groups(groups: Sequence[Sequence[int]], *, backend: str = "gloo", timeout: float = DEFAULT_TIMEOUT) -> None:
+def open_groups(
+    groups: Sequence[Sequence[int]],
+    *,
+    backend: str = "gloo",
+    timeout: float = DEFAULT_TIMEOUT,
+    make: Maker | None = None,
+) -> None:
     """Open groups of global ranks. Every rank of the job makes the same call, members of a group or not.
 
     ``backend``: "gloo", or the library of the device that is Paddle's current one ("xccl", "bkcl", "nccl"). The job
     itself may be joined over another (``PADDLE_DISTRI_BACKEND``): over gloo, ranks that share a GPU may be in it, as
-    long as those of one group have a GPU each.
+    long as those of one group have a GPU each. ``make`` makes the groups in place of Paddle, which then only joins the
+    job; ``backend`` names what it makes, and all ranks give it.
     Groups that are open stay open and take the new timeout; a group that was lost on any member is made anew. Raises
     :class:`InvalidValue` on every rank, before any group is made, when the ranks' calls differ.
     """
     with _lock:
-        me, size = join_world(backend=backend, timeout=timeout)
+        me, size = join_world(backend="gloo" if make else backend, timeout=timeout)
         wanted = list(dict.fromkeys(tuple(sorted(ranks)) for ranks in groups))
         host = os.environ["PADDLE_CURRENT_ENDPOINT"].rpartition(":")[0].strip("[]")
         with Listener(socket.gethostbyname(host) if host else "127.0.0.1") as listener:
@@ -93,30 +109,39 @@ def open_groups(groups: Sequence[Sequence[int]], *, backend: str = "gloo", timeo
             mine = [ranks for ranks in wanted if ranks in missing and me in ranks]
             for ranks in mine:
                 if (backend, ranks) in _open:
-                    _open.pop((backend, ranks)).watchdog.close()
+                    _open.pop((backend, ranks)).close()
             links = listener.meet(me, mine, endpoints, timeout)
             for ranks, peers in zip(mine, links, strict=True):
-                made, abort, store = make_group(backend, ranks, me, endpoints, peers, timeout)
-                _open[backend, ranks] = OpenGroup(ranks, made, Watchdog(me, peers, timeout, abort), store)
+                if make is not None:
+                    made = keep = make_by(make, ranks, me, peers, timeout)
+                    abort = made.abort
+                else:
+                    made, abort, keep = make_group(backend, ranks, me, endpoints, peers, timeout)
+                _open[backend, ranks] = OpenGroup(ranks, made, Watchdog(me, peers, timeout, abort), keep)
         for ranks in wanted:
             if me in ranks and len(ranks) > 1:
                 _open[backend, ranks].watchdog.timeout = timeout
 
 
-def opened(group: Group, *, backend: str = "gloo", timeout: float = DEFAULT_TIMEOUT) -> OpenGroup:
-    """The open group of these ranks. A group of all ranks of the job is opened here, as all of them ask for it."""
+def opened(
+    group: Group, *, backend: str = "gloo", timeout: float = DEFAULT_TIMEOUT, make: Maker | None = None
+) -> OpenGroup:
+    """The open group of these ranks. A group of all ranks of the job is opened here, as all of them ask for it.
+
+    ``backend``, ``timeout`` and ``make``: those of :func:`open_groups`.
+    """
     ranks = tuple(sorted(group.ranks))
     with _lock:
         found = _open.get((backend, ranks))
         if found is not None:
             return found
-        if len(ranks) != join_world(backend=backend, timeout=timeout)[1]:
+        if len(ranks) != join_world(backend="gloo" if make else backend, timeout=timeout)[1]:
             raise InvalidValue(
                 f"the group {group.ranks} is not open",
                 cure="call hal_core.devices.open_groups with all groups of the job, on every rank, first",
                 argument="group",
             )
-        open_groups([ranks], backend=backend, timeout=timeout)
+        open_groups([ranks], backend=backend, timeout=timeout, make=make)
         return _open[backend, ranks]
 
 
@@ -124,7 +149,7 @@ def close_groups() -> None:
     """Say goodbye to the members of every group that is open, and end the watchdogs. Idempotent."""
     with _lock:
         while _open:
-            _open.popitem()[1].watchdog.close()
+            _open.popitem()[1].close()
 
 
 class PaddleCommunicator:

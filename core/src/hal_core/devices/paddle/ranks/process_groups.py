@@ -14,7 +14,7 @@ import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from time import monotonic, sleep
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -33,6 +33,24 @@ CONNECTING = 60.0
 
 Made = tuple[Any, Callable[[], None]]
 """A process group, and what ends a call that waits in it."""
+
+Share = Callable[[bytes], bytes]
+"""Gives every member the bytes of the group's first rank; all give as many."""
+
+
+class OwnGroup(Protocol):
+    """What a device has made of a group by a library of its own."""
+
+    def abort(self) -> None:
+        """End what waits in it, on the host and on the device. Called once, by the watchdog's thread."""
+
+    def close(self) -> None:
+        """Give back what the library holds; the group is left. Also after :meth:`abort`."""
+
+
+Maker = Callable[[Sequence[int], int, Share, float], OwnGroup]
+"""Makes a group, from its ranks, this rank, a :data:`Share` and the timeout in seconds, as all members do together.
+Raises :class:`GroupLost` when one does not come."""
 
 
 def make_group(
@@ -72,6 +90,30 @@ def make_group(
             argument="group",
         ) from error
     return group, abort, store
+
+
+def make_by(make: Maker, ranks: Sequence[int], me: int, links: Mapping[int, socket.socket], timeout: float) -> OwnGroup:
+    """What a device makes of the group. Where it raises the connections end, so that nobody waits for this rank."""
+
+    def share(data: bytes) -> bytes:
+        if me != ranks[0]:
+            return receive(links[ranks[0]], len(data), max(timeout, CONNECTING))
+        for link in links.values():
+            link.sendall(data)
+        return data
+
+    try:
+        return make(ranks, me, share, timeout)
+    except Exception as error:
+        for link in links.values():
+            link.close()
+        if isinstance(error, OSError) and not isinstance(error, HalError):
+            raise GroupLost(
+                f"rank {me} could not make the group {tuple(ranks)}: {error}",
+                cure="see what became of its ranks",
+                argument="group",
+            ) from error
+        raise
 
 
 def _creator(backend: str, timeout: float) -> Callable[[Any, int, int, int], Made]:

@@ -1,0 +1,83 @@
+"""What ranks do for the tests of groups that a device makes by a library of its own, in place of Paddle."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from hal_core import Group
+from hal_core.devices import open_groups, open_job, opened
+from hal_core.devices.paddle.ranks import groups as groups_module
+
+LIBRARY = "a library of the device's"
+
+
+class Made:
+    """A group of such a library: what its first rank shared, and what became of it."""
+
+    def __init__(self, ranks, me, share):
+        self.ranks, self.told = tuple(ranks), []
+        self.shared = share(bytes([me]) * 5)
+
+    def abort(self):
+        self.told.append("abort")
+
+    def close(self):
+        self.told.append("close")
+
+
+def make(ranks, me, share, timeout):
+    return Made(ranks, me, share)
+
+
+def of(rank, groups):
+    """The group that holds this rank."""
+    return Group(next(ranks for ranks in groups if rank.rank in ranks), rank.rank)
+
+
+def open_by_device(rank, groups, timeout):
+    """Open the groups: which bytes this rank got, and whether a second opening gives the same."""
+    open_groups(groups, backend=LIBRARY, timeout=timeout, make=make)
+    found = opened(of(rank, groups), backend=LIBRARY, make=make).process_group
+    open_groups(groups, backend=LIBRARY, timeout=timeout, make=make)
+    rank.kept["made"] = found
+    return found.ranks, found.shared, opened(of(rank, groups), backend=LIBRARY, make=make).process_group is found
+
+
+def refuse(rank, groups, who):
+    """One rank cannot make its group: each one's error."""
+
+    def unable(ranks, me, share, timeout):
+        if me == who:
+            raise LookupError("no such library here")
+        return make(ranks, me, share, timeout)
+
+    try:
+        open_groups(groups, backend=f"{LIBRARY}, not everywhere", timeout=5.0, make=unable)
+    except Exception as error:  # noqa: BLE001 (it is the answer)
+        return type(error).__name__
+    return ""
+
+
+def give_up(rank, groups):
+    """The watchdog gives the group up, and another is made: what became of the first one, and of the second."""
+    first = opened(of(rank, groups), backend=LIBRARY, make=make)
+    first.watchdog.failed(RuntimeError("for the test"))
+    open_groups(groups, backend=LIBRARY, timeout=2.0, make=make)
+    second = opened(of(rank, groups), backend=LIBRARY, make=make)
+    second.close()
+    groups_module._open.pop((LIBRARY, second.ranks))
+    return first.process_group.told, second.process_group.told, first is second
+
+
+def job(rank, groups):
+    """What ``open_job`` opens for a device with such a library, of a kind that this Paddle was not built for."""
+    device = SimpleNamespace(
+        groups_by=f"{LIBRARY}, of a job",
+        make_group=make,
+        paddle_has_library=False,
+        index=0,
+        capabilities=SimpleNamespace(collective="nccl"),
+    )
+    open_job(SimpleNamespace(device=device), groups, timeout=2.0)
+    mine = of(rank, groups).ranks
+    return sorted(library for library, ranks in groups_module._open if ranks == tuple(sorted(mine)))

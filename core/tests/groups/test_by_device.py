@@ -1,0 +1,49 @@
+"""Groups that a device makes by a library of its own: Paddle joins the job, and its members alone make them."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+PAIRS = [(0, 1), (2, 3)]
+TIMEOUT = 2.0
+
+
+@pytest.fixture(scope="module")
+def work():
+    spec = importlib.util.spec_from_file_location("hal_groups_by_device", Path(__file__).with_name("by_device.py"))
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_all_members_get_what_their_first_rank_shares_and_keep_their_group(pool, work):
+    answers = pool.run(work.open_by_device, PAIRS, TIMEOUT)
+    for rank, (ranks, shared, kept) in answers.items():
+        mine = PAIRS[rank // 2]
+        assert (ranks, shared) == (mine, bytes([mine[0]]) * 5)
+        assert kept
+
+
+def test_g16_a_group_that_is_given_up_is_aborted_once_closed_and_made_anew(pool, work):
+    pool.run(work.open_by_device, PAIRS, TIMEOUT)
+    for first, second, same in pool.run(work.give_up, PAIRS).values():
+        assert first == ["abort", "close"]
+        assert second == ["close"]
+        assert not same
+
+
+def test_g16_where_the_first_rank_cannot_make_a_group_the_others_hear_of_it_at_once(pool, work):
+    """Not after the sixty seconds that a library may take to connect its ranks."""
+    assert pool.run(work.refuse, PAIRS, 0, timeout=20.0) == {0: "LookupError", 1: "GroupLost", 2: "", 3: ""}
+
+
+def test_a_job_is_opened_by_the_device_itself_and_over_gloo(pool, work):
+    pytest.importorskip("paddle")
+    for libraries in pool.run(work.job, PAIRS).values():
+        assert f"{work.LIBRARY}, of a job" in libraries
+        assert "gloo" in libraries
+        assert "nccl" not in libraries, "Paddle's own, which this Paddle does not have"

@@ -1,0 +1,215 @@
+"""Collectives of a group over NCCL, in order on the caller's stream.
+
+A broadcast is put on the stream and returns; its ticket is done when the GPU is. Where a rank is lost the watchdog has
+NCCL give the communicator up: what waits on a stream ends, the tickets raise :class:`hal_core.errors.GroupLost`, and
+the process goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from struct import Struct
+from typing import TYPE_CHECKING
+
+import numpy as np
+from hal_core import ByteRange, GroupLost, HalError, InvalidValue
+from hal_core.devices import DEFAULT_TIMEOUT, AsyncDevice, AsyncStream, CollectiveTicket, Lease, RecordedEvent, opened
+
+from .nccl import Comm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hal_core import Group, Stream, Ticket
+    from hal_core.devices import Communicator, CopyTicket, Memory, OpenGroup
+
+    from .base import OnGpu
+
+FIXED = Struct("<8Q")
+"""``Fixed`` of native/broadcasting.c."""
+
+
+class NcclTicket(CollectiveTicket):
+    """A broadcast under way. What NCCL itself has met is the loss of the group."""
+
+    __slots__ = ("_comm",)
+
+    def __init__(self, event: RecordedEvent, group: OpenGroup, number: int) -> None:
+        super().__init__(event, group.watchdog, "async", number)
+        self._comm: Comm = group.process_group
+
+    def done(self) -> bool:
+        if self._error is None:
+            if (met := self._comm.failure()) is not None:
+                self._watchdog.failed(met)  # which gives the group up, and says why
+            if self._watchdog.reason and not self._comm.settled:
+                return False
+        return super().done()
+
+
+class HeadedTicket(NcclTicket):
+    """The same with the copy of what the slice begins with."""
+
+    __slots__ = ("header",)
+
+    def __init__(self, event: RecordedEvent, group: OpenGroup, number: int, header: CopyTicket) -> None:
+        super().__init__(event, group, number)
+        self.header = header
+
+
+class NcclCommunicator:
+    """One group's collectives on one device; see :class:`hal_core.devices.Communicator`."""
+
+    def __init__(self, device: OnGpu, group: Group, open_group: OpenGroup) -> None:
+        self.group, self._device, self._open = group, device, open_group
+        self.comm: Comm = open_group.process_group
+        self._ranks = open_group.ranks
+        self._source = self._ranks.index(group.source)
+        if self.comm.index != device.index:
+            raise InvalidValue(
+                f"the group {group.ranks} was opened on GPU {self.comm.index}",
+                cure=f"open groups with the device that uses them, or open cuda:{self.comm.index}",
+                device=device.located,
+                argument="group",
+            )
+
+    @property
+    def lost(self) -> str:
+        """Why what was put on streams may wait for ever; "" while the group is sound, and once NCCL has given it up."""
+        reason = self._open.watchdog.reason
+        if reason:
+            self.comm.settle()
+        return "" if self.comm.ended else reason
+
+    def broadcast(self, memory: Memory, part: ByteRange, stream: Stream) -> Ticket:
+        """Make ``part`` equal to that of the group's first rank, in one collective, in place."""
+        own = self._device.own(stream)
+        self._device.order_after_reads(own, memory)
+        number = self._begin()
+        try:
+            self.comm.broadcast(self._device.address_of(memory) + part.offset, part.nbytes, self._source, own.handle)
+            event = self._device.mark(own)
+        except Exception as error:
+            raise self._failed(error) from error
+        self._device.count("collectives")
+        return NcclTicket(event, self._open, number)
+
+    def exchange(self, block: bytes) -> Mapping[int, bytes]:
+        """Every rank's block, by global rank: one broadcast from each, on a stream of its own. Waits for them."""
+        device, size = self._device, len(block)
+        number = self._begin()
+        try:  # memory that is not Paddle's, who waits for a stream that may wait for a rank
+            stream, memory = device.stream(), AsyncDevice.allocate(device, size * len(self._ranks))
+            mine = memory.address + self._ranks.index(self.group.rank) * size
+            device.upload(mine, np.frombuffer(block, np.uint8), stream)
+            for place in range(len(self._ranks)):
+                self.comm.broadcast(memory.address + place * size, size, place, stream.handle)
+            event = device.mark(stream)
+        except Exception as error:
+            raise self._failed(error) from error
+        NcclTicket(event, self._open, number).wait()
+        copied = device.copy_out(memory, [ByteRange(0, memory.nbytes)], stream)
+        copied.wait()
+        data = copied.data[0].tobytes()
+        return {rank: data[at * size : (at + 1) * size] for at, rank in enumerate(self._ranks)}
+
+    def _begin(self) -> int:
+        """The number of a collective that begins. Raises :class:`GroupLost`, once nothing waits for the group."""
+        try:
+            return self._open.watchdog.begin()
+        except GroupLost:
+            self.comm.settle()
+            raise
+
+    def _failed(self, error: Exception) -> GroupLost:
+        """Give the group up; the error that says why, once nothing waits for the group."""
+        lost = self._open.watchdog.failed(error)
+        self.comm.settle()
+        return lost
+
+    def close(self) -> None:
+        """The group stays open for the process (:func:`hal_core.devices.close_groups`)."""
+
+
+class NativeCommunicator(NcclCommunicator):
+    """The same by native calls. A broadcast that was announced is one: header, collective, events, header's copy."""
+
+    def __init__(self, device: OnGpu, group: Group, open_group: OpenGroup, call: Callable[..., int]) -> None:
+        super().__init__(device, group, open_group)
+        self._call = call
+        self._announced: tuple[Memory, ByteRange, bytes] | None = None
+        self._fixed: tuple[Memory | None, ByteRange | None, int, int, bytes] = None, None, 0, 0, b""
+
+    def announce(self, memory: Memory, place: ByteRange, header: bytes) -> None:
+        """See :class:`hal_core.devices.HeadedCommunicator`."""
+        self._announced = memory, place, header
+
+    def broadcast(self, memory: Memory, part: ByteRange, stream: Stream) -> Ticket:
+        """The same. Written out, as every call of Python's here is a fiftieth of it."""
+        announced, self._announced = self._announced, None
+        if announced is None or announced[0] is not memory or announced[1].offset != part.offset:
+            return super().broadcast(memory, part, stream)
+        device, group, comm, counts = self._device, self._open, self.comm, self._device._counts
+        events = device.events
+        own = stream if type(stream) is AsyncStream and stream.pool is events else device.own(stream)
+        if device.reads.under_way:
+            device.reads.order(memory, own)
+        begin, end, fixed = self._places(memory, part, announced[1])
+        copies = own._beside or own.beside()
+        lease = Lease(device.blocks, device.blocks.take(end - begin))
+        number = self._begin()
+        event, copied = events.take(own), events.take(copies)
+        lease.event = copied
+        try:
+            with comm.lock:
+                if not comm.handle:
+                    raise comm.gone()
+                status = self._call(
+                    fixed, announced[2], comm.handle, own.raw, event.raw, copies.raw, lease.block.address, copied.raw
+                )
+            if status:
+                comm.library.check(status, "ncclBroadcast")
+        except Exception as error:
+            with suppress(HalError):  # a part of it may be under way
+                event, lease.event = device.mark(own), device.mark(copies)
+            raise self._failed(error) from error
+        finally:
+            device.reads.under_way.append((begin, end, lease.event))
+            device.last[own.stream_key], device.last[copies.stream_key] = event, lease.event
+        counts["collectives"] += 1
+        counts["copies_out"] += 1
+        if announced[2]:
+            counts["launches"] += 1
+            counts["submissions"] += 1
+        return HeadedTicket(event, group, number, device.copy_type(copied, lease, ((0, end - begin),)))
+
+    def _places(self, memory: Memory, part: ByteRange, place: ByteRange) -> tuple[int, int, bytes]:
+        """Where the header begins and ends, and what native calls are told of this part, found once."""
+        known, of, begin, end, fixed = self._fixed
+        if known is not memory or of is not part:
+            device = self._device
+            at, small = device.address_of(memory), device.kernels.small
+            begin, end = at + place.offset, at + place.end
+            function = self.comm.library.address("broadcast")
+            fixed = FIXED.pack(
+                function, self._source, at + part.offset, part.nbytes, begin, place.nbytes, small.function, small.at
+            )
+            self._fixed = memory, part, begin, end, fixed
+        return begin, end, fixed
+
+    def close(self) -> None:
+        """The same, and the memory is forgotten."""
+        self._announced, self._fixed = None, (None, None, 0, 0, b"")
+
+
+def open_communicator(device: OnGpu, group: Group, timeout: float = DEFAULT_TIMEOUT) -> Communicator:
+    """The group, which ``hal_core.devices.open_groups`` has opened, or which is all ranks of the job.
+
+    All its ranks call this in one order, each with a GPU of its own.
+    """
+    found = opened(group, backend=device.groups_by, timeout=timeout, make=device.make_group)
+    native = device.driver.native
+    if native is None:
+        return NcclCommunicator(device, group, found)
+    return NativeCommunicator(device, group, found, native.calls.broadcast)
