@@ -58,8 +58,8 @@ class Row(OfRanks):
         """With the runner, if there is one: who drafts itself is no proposer."""
         made = super().setup()
         if not self.runner:
-            return made
-        return msgspec.structs.replace(made, runner=self.runner, overlap=self.overlap, speculate="none")
+            return msgspec.structs.replace(made, overlap="auto")
+        return msgspec.structs.replace(made, runner=self.runner, speculate="none")
 
     @property
     def requests(self):
