@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -123,8 +124,11 @@ class HiredWorker:
         if not socket.poll(int(1000 * seconds)):
             return
         while socket.poll(0):
-            identity, *parts = socket.recv_multipart()
-            for said in unpack(b"".join(parts)):
+            who, *parts = socket.recv_multipart(copy=False)
+            identity = who.bytes
+            for said in unpack(b"".join(part.bytes for part in parts)):
+                with contextlib.suppress(zmq.ZMQError):  # of no engine of ours
+                    self._bound.know(parts[0])
                 if isinstance(said, Meet) and self._engine in (None, identity) and self._launch is None:
                     self._meet(identity, said)
                 elif identity == self._engine:

@@ -70,10 +70,12 @@ class EngineLine:
             return
         with contextlib.suppress(zmq.Again):
             while True:
-                identity, *parts = socket.recv_multipart(zmq.DONTWAIT)
-                with contextlib.suppress(FrameError):  # not from a rank of ours
-                    for header, frame in split(b"".join(parts)):
+                who, *parts = socket.recv_multipart(zmq.DONTWAIT, copy=False)
+                identity = who.bytes
+                with contextlib.suppress(FrameError, zmq.ZMQError):  # not from a rank of ours
+                    for header, frame in split(b"".join(part.bytes for part in parts)):
                         word = decode_word(header, frame)
+                        self._bound.know(parts[0])
                         if isinstance(word, Hello):
                             self._ranks.setdefault(word.rank, identity)
                             self._numbers.setdefault(identity, word.rank)

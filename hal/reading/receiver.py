@@ -184,6 +184,7 @@ class Receiver:
             if descriptor not in self.connections.there:
                 session.breaks(time.monotonic())
             session.descriptor = descriptor
+            self._bound.know_descriptor(descriptor)
             if session.broken is not None and not session.is_asking:
                 self._ask(session)  # words of the dead may still be in the queue, but only the living answer
             self._lose_predecessors(session)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import os
 from typing import Any
 
 import zmq
@@ -11,6 +13,7 @@ from hal_core import InvalidValue
 from hal.transport.addresses import Address
 from hal.transport.curve import CurveKeys, Gate, secure_reader
 from hal.transport.descriptors import GATE, READER, check_descriptors
+from hal.transport.strangers import end_strangers, name_of
 from hal.transport.urls import scheme_of, socket_of
 
 #: Messages that ZeroMQ itself may hold on their way out; the rest waits in the sender's window, where it is counted.
@@ -100,6 +103,8 @@ class Bound:
             if self._address is not None:  # ZeroMQ would make the socket as the umask says, and remove others'
                 self.socket.setsockopt(zmq.USE_FD, self._address.hand_over())
             self.socket.bind(url)
+            self._endpoint = bytes(self.socket.get(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
+            self._known: dict[int, int] = {}  # descriptors of peers' connections -> their inodes, as numbers are reused
         except BaseException as error:
             self.give_up()
             if not isinstance(error, zmq.ZMQError):
@@ -107,10 +112,23 @@ class Bound:
             why, cure = _REFUSED.get(error.errno or 0, (str(error), "choose a folder that exists and can be written"))
             raise InvalidValue(f"cannot bind {url!r}: {why}", cure=cure, argument="url") from error
 
+    def know(self, message: zmq.Frame) -> None:
+        """Take note of the connection on which the message came: it is a peer's, and no stranger's.
+
+        Raises ZMQError where ZeroMQ cannot tell it: of those that do not speak ZMTP 3.
+        """
+        self.know_descriptor(int(message.get(zmq.SRCFD)))
+
+    def know_descriptor(self, descriptor: int) -> None:
+        """The same, by the connection's descriptor."""
+        with contextlib.suppress(OSError):  # it has just been closed
+            self._known[descriptor] = os.fstat(descriptor).st_ino
+
     def close(self) -> None:
-        """Close, nobody finds it any more; what is to be sent has 100 ms more."""
+        """Close, nobody finds it any more; what is to be sent to peers that were heard has 100 ms more."""
         if self._address is not None:
             self._address.remove_socket()
+        end_strangers(name_of(self._endpoint), self._known.values())
         self.socket.close(linger=100)
         if self._gate is not None:
             self._gate.stop()

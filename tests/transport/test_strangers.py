@@ -14,10 +14,12 @@ import time
 from pathlib import Path
 
 import pytest
+import zmq
 from hal_core.errors import SinkFull, Unavailable
 
 from hal.reading import FrameSkipped, OutputReader
 from hal.transport import connection, open_sink
+from hal.transport.sockets import Bound
 
 from .conftest import Output
 
@@ -177,3 +179,66 @@ def test_whoever_listens_is_asked_of_the_kernel_too(public, monkeypatch, caplog)
         assert "listens user 65534" in caplog.text
         assert not sink._connection.is_open
         sink.close(0)
+
+
+LEAVING = """
+import socket, sys, threading
+from hal.transport.sockets import Bound
+
+def connected(url):
+    if url.startswith("ipc://"):
+        made = socket.socket(socket.AF_UNIX)
+        made.connect(url.removeprefix("ipc://"))
+        return made
+    host, _, port = url.removeprefix("tcp://").rpartition(":")
+    return socket.create_connection((host, int(port)))
+
+def go_on(strangers):
+    for one in strangers:
+        try:
+            one.send(bytes([0, 3, 0, 97, 98]))  # the rest of a name, and a message
+        except OSError:
+            pass  # it was shut down
+
+for _ in range(int(sys.argv[2])):
+    bound = Bound(sys.argv[1])
+    url = bound.socket.last_endpoint.rstrip(bytes(1)).decode()
+    strangers = [connected(url) for _ in range(60)]
+    for one in strangers:
+        one.send(bytes([1]))  # the length of a name, as ZeroMQ 2 begins
+    bound.socket.poll(20)
+    threads = [threading.Thread(target=go_on, args=[strangers]), threading.Thread(target=bound.close)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    bound.release()
+    for one in strangers:
+        one.close()
+"""
+
+
+@pytest.mark.parametrize("scheme", ["ipc", "tcp"])
+def test_g26_strangers_who_say_their_name_while_a_reader_closes_end_nobody(scheme, tmp_path):
+    """libzmq ends the process where such a name comes while its socket is being closed."""
+    url = f"ipc://{tmp_path}/socket" if scheme == "ipc" else "tcp://127.0.0.1:*"
+    command = [sys.executable, "-c", LEAVING, url, "25"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_was_said_last_arrives_though_strangers_are_shut_out(tmp_path):
+    """The connection of whoever was heard is left alone."""
+    bound = Bound(f"ipc://{tmp_path}/socket")
+    context = zmq.Context()
+    peer = context.socket(zmq.DEALER)
+    peer.connect(f"ipc://{tmp_path}/socket")
+    peer.send(b"here")
+    who, message = bound.socket.recv_multipart(copy=False)
+    bound.know(message)
+    bound.socket.send_multipart([who.bytes, b"the last word"])
+    bound.close()
+    bound.release()
+    assert peer.poll(10_000)
+    assert peer.recv() == b"the last word"
+    context.destroy(linger=0)
