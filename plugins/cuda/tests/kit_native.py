@@ -29,15 +29,22 @@ def _stand_in():
     return found
 
 
+RANK = "HAL_STAND_IN_RANK"
+"""Set in a rank's process."""
+
+
 class OverStandIn(CudaDevice):
     """The product's device; tensors of this process are no CUDA device's.
 
-    Memory comes as it does from Paddle, which waits for the default stream and keeps the interpreter's lock: behind a
-    lost rank nothing else runs until that stream goes on.
+    In a rank memory comes as it does from Paddle, which waits for the default stream and keeps the interpreter's lock:
+    behind a lost rank nothing else runs until that stream goes on. (Elsewhere tests hold that stream themselves.)
     """
 
     def allocate(self, nbytes):
-        made, event = super().allocate(nbytes), self.default_stream.record()
+        made = super().allocate(nbytes)
+        if RANK not in os.environ:
+            return made
+        event = self.default_stream.record()
         ctypes.PyDLL(None, handle=self.driver.api.library._handle).cuEventSynchronize(ctypes.c_void_p(event.raw))
         return made
 
@@ -73,7 +80,7 @@ class StandInRanks(CudaSupport):
         return "" if self.ranks else "ranks join the job through Paddle, and paddle is not installed"
 
     def rank_environment(self, rank, endpoints):
-        return gloo(rank, endpoints) | {_stand_in().FOLDER: str(_stand_in().built()[1].parent)}
+        return gloo(rank, endpoints) | {_stand_in().FOLDER: str(_stand_in().built()[1].parent), RANK: "1"}
 
     def opened(self):
         return opened()
