@@ -141,9 +141,7 @@ class SocketWire:
                 session = bytes(parts[0].buffer[_SESSION]) if len(parts) == 1 else b""
                 if session and who.bytes.startswith(b"h" + session):  # else it is none of a transfer's
                     self._heard[int.from_bytes(session, "little")] = who.bytes
-                    with contextlib.suppress(
-                        zmq.ZMQError
-                    ):  # it does not speak ZMTP 3: the transfer's own checks say what
+                    with contextlib.suppress(zmq.ZMQError):  # it does not speak ZMTP 3, and only names a session
                         self._bound.know(parts[0])
                     yield parts[0].buffer
         for connection in list(self._connections.values()):

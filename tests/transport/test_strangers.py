@@ -20,6 +20,7 @@ from hal_core.errors import SinkFull, Unavailable
 from hal.reading import FrameSkipped, OutputReader
 from hal.transport import connection, open_sink
 from hal.transport.sockets import Bound
+from hal.transport.strangers import end_strangers, name_of
 
 from .conftest import Output
 
@@ -184,6 +185,7 @@ def test_whoever_listens_is_asked_of_the_kernel_too(public, monkeypatch, caplog)
 LEAVING = """
 import socket, sys, threading
 from hal.transport.sockets import Bound
+from hal.transport.strangers import end_strangers, name_of
 
 def connected(url):
     if url.startswith("ipc://"):
@@ -227,16 +229,16 @@ def test_g26_strangers_who_say_their_name_while_a_reader_closes_end_nobody(schem
     assert done.returncode == 0, done.stderr
 
 
-def test_what_was_said_last_arrives_though_strangers_are_shut_out(tmp_path):
-    """The connection of whoever was heard is left alone."""
-    bound = Bound(f"ipc://{tmp_path}/socket")
-    context = zmq.Context()
+def test_the_connection_of_whoever_was_heard_is_left_alone_for_the_last_words(tmp_path):
+    url = f"ipc://{tmp_path}/socket"
+    bound, context = Bound(url), zmq.Context()
     peer = context.socket(zmq.DEALER)
-    peer.connect(f"ipc://{tmp_path}/socket")
+    peer.connect(url)
     peer.send(b"here")
     who, message = bound.socket.recv_multipart(copy=False)
     bound.know(message)
-    bound.socket.send_multipart([who.bytes, b"the last word"])
+    end_strangers(name_of(url), bound._known.values())
+    bound.socket.send_multipart([who.bytes, b"the last word"])  # an error where its connection is gone
     bound.close()
     bound.release()
     assert peer.poll(10_000)
