@@ -155,6 +155,7 @@ def dense():
     return logs
 
 
+@pytest.mark.conform
 def test_the_reference_is_clear_about_the_fixed_prompts(reference, requests):
     for request in requests[:-DRAWN]:
         least = min(reference.margins[request.request_id])

@@ -57,6 +57,7 @@ def test_four_whole_runs_of_the_kit_are_in_make_test_and_the_others_in_make_conf
         "test_the_conformance_kit_under_the_checker",
         "test_the_kits_tests_of_several_ranks",
         "test_a_run_that_requires_asynchrony_is_refused",
+        "test_the_main_job_gives_the_tokens_of_the_cpu",
         "test_a_lost_rank_is_an_error_on_the_survivor_in_time",
         "test_a_failure_has_a_shrunk_example_and_the_same_command_finds_it_again",
         "test_a_device_that_ends_the_process_leaves_the_name_of_the_test",

@@ -14,6 +14,7 @@ import pytest
 
 from hal.transport import private_ipc_url, release_ipc
 from hal.transport.sockets import HIGH_WATER_MARK
+from tests import share
 
 pytestmark = pytest.mark.long(24)
 
@@ -85,9 +86,11 @@ def tell(process):
     process.stdin.flush()
 
 
+WAYS = [(scheme, end) for scheme in ("ipc", "tcp") for end in ("killed", "closed")]
+
+
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("end", ["killed", "closed"])
-@pytest.mark.parametrize("scheme", ["ipc", "tcp"])
+@pytest.mark.parametrize(("scheme", "end"), share.cases(WAYS, {("ipc", "killed"), ("tcp", "closed")}.__contains__))
 def test_g19_an_engine_that_does_not_read_outlives_workers_that_end(scheme, end):
     urls = [private_ipc_url() if scheme == "ipc" else "tcp://127.0.0.1:*" for _ in BACKLOGS]
     with start(ENGINE, *urls) as engine:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import importlib.util
 import os
 import shutil
@@ -11,6 +12,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Sequence
+from contextlib import contextmanager
 from enum import IntEnum
 from functools import cache
 from pathlib import Path
@@ -36,16 +38,38 @@ def built():
     compile: tests that are skipped then would say that all is well."""
     if built_before := os.environ.get(FOLDER):
         return loaded(Path(built_before) / building.NAME), Path(built_before) / "libdriver.so"
-    folder = Path(tempfile.mkdtemp(prefix="hal-stand-in-"))
+    if shutil.which("c++") is None:
+        return "no C++ compiler, for the kernel of update_inputs"
     try:
-        made = building.build(folder)
+        with one_at_a_time() as folder:
+            made, library = folder / building.NAME, folder / "libdriver.so"
+            if not (folder / NCCL).exists():
+                build(folder, library)
     except building.NotBuilt as error:
         if FAILED in str(error):
             raise
         return str(error)
-    if shutil.which("c++") is None:
-        return "no C++ compiler, for the kernel of update_inputs"
-    library, kernel = folder / "libdriver.so", folder / "update.o"
+    return loaded(made), library
+
+
+@contextmanager
+def one_at_a_time():
+    """The folder of this run's processes, for one of them: the first builds, the others find what it has built."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
+    if run is None:
+        yield Path(tempfile.mkdtemp(prefix="hal-stand-in-"))
+        return
+    folder = Path(tempfile.gettempdir()) / f"hal-stand-in-{run}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield folder
+
+
+def build(folder, library):
+    """The native part, and the libraries that stand in for CUDA's and NCCL's, which is last."""
+    building.build(folder)
+    kernel = folder / "update.o"
     flags = ["-O1", "-Wall", "-Wextra", "-fPIC"]
     sources = ["-I", str(Path(building.__file__).with_name("kernels"))]
     kernels = [
@@ -60,7 +84,6 @@ def built():
     flags += ["-std=gnu11", "-shared", "-pthread"]
     subprocess.run([*building.compiler(), *flags, str(HERE / "driver.c"), str(kernel), "-o", str(library)], check=True)
     subprocess.run([*building.compiler(), *flags, str(HERE / "nccl.c"), "-o", str(folder / NCCL)], check=True)
-    return loaded(made), library
 
 
 def loaded(made):

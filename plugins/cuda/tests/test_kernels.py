@@ -15,7 +15,7 @@ def compiler():
         pytest.skip(str(error))
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("arch", [pytest.param("sm_80", marks=pytest.mark.conform), "sm_90"])
 @pytest.mark.parametrize("name", SOURCES)
 def test_the_kernels_compile(name, arch):
     assert compile_source(source(name), arch)[:4] == b"\x7fELF"

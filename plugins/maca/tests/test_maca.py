@@ -206,11 +206,8 @@ def ranks_on(sim, what, master, ends, options):
             process.kill()
 
 
-@pytest.mark.parametrize(
-    "mode",
-    [pytest.param(0, marks=pytest.mark.conform), pytest.param(1, marks=pytest.mark.conform), 2],
-    ids=["eager", "worker", "lazy"],
-)
+@pytest.mark.conform
+@pytest.mark.parametrize("mode", [0, 1, 2], ids=["eager", "worker", "lazy"])
 def test_two_ranks_agree_by_one_collective_a_call_without_races_or_fallbacks(sim, mode):
     for process, out, err in ranks(sim, "agree", mode=mode, staged=0):
         assert process.returncode == 0, err[-2000:]
