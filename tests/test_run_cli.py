@@ -126,6 +126,7 @@ def test_logprobs_are_in_the_json_when_asked_for(run_json):
         assert entry["top"][1]["logprob"] <= entry["logprob"] <= 0
 
 
+@pytest.mark.conform
 def test_tokens_do_not_depend_on_slots_blocks_or_chunk(run_json):
     """The four ways of the issue, on prompts with clear margins (tests/test_end_to_end.py asserts those)."""
     prompts = ("def main(", "for i in range(", "if __name__ ==", "with open(")

@@ -102,7 +102,9 @@ def statistics(kind):
     return ((counts - expected) ** 2 / expected).sum(axis=1), worker.acceptance
 
 
-@pytest.mark.parametrize("kind", ["told", "told of the first", "untold", "certain"])
+@pytest.mark.parametrize(
+    "kind", share.cases(["told", "told of the first", "untold", "certain"], {"told", "certain"}.__contains__)
+)
 def test_each_token_has_the_distribution_after_the_one_before(kind):
     found, acceptance = statistics(kind)
     assert (found < CRITICAL).all(), found
