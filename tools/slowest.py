@@ -3,8 +3,9 @@
     make slowest                                        every test of `make test`, into docs/evidence/slowest-tests.md
     python tools/slowest.py --table FILE -- tests/output        what comes after -- is for pytest
 
-Processor time is that of the process which runs the tests and of the processes that it has waited for. It says what a
-test costs on a busy machine as well as on a quiet one; seconds do not.
+Processor time is that of the process which runs the tests and of the processes that it has waited for. Where the
+machine does other things too it says more than seconds do. Of a virtual machine whose cores are another's as well, it
+says too much: so a short loop is timed now and then, and the table tells how many times its least time it took.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import platform
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
@@ -50,6 +52,30 @@ def _cpu() -> float:
     return times.user + times.system + times.children_user + times.children_system
 
 
+class Pace:
+    """How fast the cores were: processor time of a short loop, every two seconds, in a thread."""
+
+    def __init__(self) -> None:
+        self._took: list[float] = []
+        self._ended = threading.Event()
+        threading.Thread(target=self._run, name="pace", daemon=True).start()
+
+    def _run(self) -> None:
+        while not self._ended.wait(2.0):
+            began = time.thread_time()
+            for _ in range(100_000):
+                pass
+            self._took.append(time.thread_time() - began)
+
+    def told(self) -> str:
+        """In a sentence, for the table; the last one."""
+        self._ended.set()
+        if not self._took:
+            return "It was too short to say how fast the cores were."
+        times = sum(self._took) / len(self._took) / min(self._took)
+        return f"A short loop took {times:.2f} times its least processor time, on average of {len(self._took)}."
+
+
 class Meter:
     """The pytest plugin, in the process that reports and in the workers. With workers it measures there."""
 
@@ -59,6 +85,7 @@ class Meter:
         self._costs: dict[str, Cost] = {}
         self._before: list[float] = []
         self._after = 0.0
+        self._pace: Pace | None = None
         sys.addaudithook(self._audit)
 
     def _audit(self, event: str, _: object) -> None:
@@ -70,6 +97,11 @@ class Meter:
         found = cpu - self._cpu, started - self._seen
         self._cpu, self._seen = cpu, started
         return found
+
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        """Where it is told, look how fast the cores are."""
+        if not hasattr(session.config, "workeroutput"):
+            self._pace = Pace()
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Everything is imported."""
@@ -134,6 +166,8 @@ class Meter:
         yield f"processor time, {sum(self._before):.0f} of them for imports and collection in {processes} process(es)"
         yield f"before the first test, {self._after:.0f} for processes that files share. Fixtures count for the test"
         yield "that first asks for them, and a process for the test that waits for its end."
+        if self._pace is not None:
+            yield self._pace.told()
         yield ""
         yield from _rows("test", self._costs)
         yield ""
