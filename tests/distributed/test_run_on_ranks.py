@@ -20,6 +20,7 @@ def command(folder, *arguments, **variables):
     return process.returncode, out, err
 
 
+@pytest.mark.steady
 @pytest.mark.conform
 def test_two_ranks_print_what_one_does_and_leave_nothing(tmp_path, capsys):
     """Paddle's launcher starts the ranks: it has a card for each or an IndexError, also where it is built without CUDA,

@@ -21,6 +21,7 @@ def test_g19_every_token_is_accounted_for_while_reader_and_worker_are_stopped_an
     accounted(chaos.run(steps=300, seed=5, pause=0.2, timeout=150))
 
 
+@pytest.mark.steady
 @pytest.mark.conform
 @pytest.mark.timeout(180)
 def test_g19_every_token_is_accounted_for_where_frames_are_large():

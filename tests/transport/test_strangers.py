@@ -185,7 +185,6 @@ def test_whoever_listens_is_asked_of_the_kernel_too(public, monkeypatch, caplog)
 LEAVING = """
 import socket, sys, threading
 from hal.transport.sockets import Bound
-from hal.transport.strangers import end_strangers, name_of
 
 def connected(url):
     if url.startswith("ipc://"):

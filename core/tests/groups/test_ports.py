@@ -39,6 +39,7 @@ def test_a_held_port_is_no_free_one():
             server.close()
 
 
+@pytest.mark.steady
 @pytest.mark.conform
 def test_paddles_store_binds_a_port_that_is_held():
     """In a process of its own, which Paddle ends where the port is another's."""

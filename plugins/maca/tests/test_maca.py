@@ -206,6 +206,7 @@ def ranks_on(sim, what, master, ends, options):
             process.kill()
 
 
+@pytest.mark.steady
 @pytest.mark.conform
 @pytest.mark.parametrize("mode", [0, 1, 2], ids=["eager", "worker", "lazy"])
 def test_two_ranks_agree_by_one_collective_a_call_without_races_or_fallbacks(sim, mode):

@@ -20,7 +20,7 @@ def test_the_device_conforms(mode, built):
     command = [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider"]
     command += ["-p", "hal_core.conformance.plugin", "-p", "hal_sim.pytest_races", "--pyargs", "hal_core.conformance"]
     ours = "not g27"  # it reads the sources of the core: once, for cpu, is enough
-    command += ["--hal-device=sim", "--hal-profile=quick", "--hal-examples=1", "--hal-hang=60", "-k", ours]
+    command += ["--hal-device=sim", "--hal-profile=quick", "--hal-examples=2", "--hal-hang=60", "-k", ours]
     number = {"eager": 0, "worker": 1, "lazy": 2}[mode]
     environment = os.environ | {"HALSIM_MODE": str(number), "HALSIM_STAGED": "0"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)

@@ -29,6 +29,7 @@ def answers(printed, device):
     return found
 
 
+@pytest.mark.steady
 @pytest.mark.conform
 def test_sim_and_cpu_give_the_same_tokens(built, capsys):
     with contextlib.suppress(SystemExit):

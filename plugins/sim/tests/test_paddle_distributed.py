@@ -50,6 +50,7 @@ def run_on(name: str, master: str, ports: list[str], options: dict[str, int]) ->
     return results
 
 
+@pytest.mark.steady
 @pytest.mark.conform
 def test_the_collectives_under_paddle():
     for rank, (code, got, err) in enumerate(run_ranks("collectives", mode=2)):
