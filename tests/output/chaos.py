@@ -32,6 +32,7 @@ class Chaos:
         self.url = f"ipc://{folder}/socket"
         self.size = "large" if large else "small"
         self.works, self.reads, self.stop = self.folder / "worker", self.folder / "reader", self.folder / "stop"
+        self.enough = self.folder / "enough"
         self.lives = 0
         self.done = Counter()
         self.killed = set()
@@ -45,9 +46,9 @@ class Chaos:
     def start_worker(self):
         self.lives += 1
         left = self.steps - self.noted("step")
-        self.worker = self.start(
-            "chaos_worker.py", self.works, f"w{self.lives}", self.random.randrange(1 << 30), max(1, left), self.size
-        )
+        seed = self.random.randrange(1 << 30)
+        told = (self.works, f"w{self.lives}", seed, max(1, left), self.size, self.enough)
+        self.worker = self.start("chaos_worker.py", *told)
 
     def noted(self, event):
         return sum(1 for fact in facts(self.works) if fact["event"] == event)
@@ -67,6 +68,8 @@ class Chaos:
                     act = acts.pop(0) if acts else self.random.choice([self.stop_reader, self.kill_reader])
                     act()
                     self.done[act.__name__] += 1
+                    if not acts:  # the first four have been dealt
+                        self.enough.touch()
                     if not acts and self.random.random() < 0.25 and self.steps - self.noted("step") > self.steps // 20:
                         acts = [self.random.choice([self.kill_worker, self.kill_both])]
             assert self.worker.returncode == 0

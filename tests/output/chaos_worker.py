@@ -1,12 +1,14 @@
 """The chaos test's worker: random batches in a real state on the cpu device, saved into a sink with a tiny queue.
 
-    python chaos_worker.py URL JOURNAL LIFE SEED STEPS small|large
+    python chaos_worker.py URL JOURNAL LIFE SEED STEPS small|large ENOUGH
 
+It makes STEPS steps, and goes on until there is a file ENOUGH, so that no machine is too fast for the blows.
 The journal gets one line for each step, after ``save_output`` has returned; a write of the kernel survives SIGKILL.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -14,6 +16,7 @@ import random
 import sys
 import time
 import zlib
+from pathlib import Path
 
 import numpy as np
 from hal_core.devices.cpu import CpuPlugin
@@ -27,7 +30,7 @@ from hal_core.slots.tasks import Task, TaskKind
 from hal.transport import open_sink
 
 logging.getLogger("hal").setLevel(logging.ERROR)  # that the cpu device is synchronous is known here
-TOP_K = 1023 if sys.argv[6:] == ["large"] else 2
+TOP_K = 1023 if sys.argv[6:7] == ["large"] else 2
 SIZES = StateConfig(num_slots=8, max_model_len=64, block_size=64, max_draft_tokens=3, max_logprobs=TOP_K)
 PARAMS = SamplingParams(max_tokens=60)
 LENGTH = 2
@@ -145,7 +148,7 @@ class Worker:
         return columns, ended
 
 
-def main(url, journal, life, seed, steps, _size):
+def main(url, journal, life, seed, steps, _size, enough):
     worker = Worker(url, life, int(seed))
     out = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
@@ -153,7 +156,9 @@ def main(url, journal, life, seed, steps, _size):
         os.write(out, (json.dumps({"life": life, "session": worker.sink.session} | facts) + "\n").encode())
 
     note(event="opened")
-    for number in range(int(steps)):
+    for number in itertools.count():
+        if number >= int(steps) and Path(enough).exists():
+            break
         rows, full = worker.step(number)
         note(event="step", step=number, rows=rows, full=full)
         time.sleep(0.002 * worker.random.random())

@@ -5,7 +5,8 @@
 It uses what the kit uses (the pool, the plugin's ``Support``, what ranks do for its tests) and judges little: the ranks
 start and connect, agree on a state, refuse states that differ, and one is stopped, then (in new processes) killed. The
 stream on which the survivor waited must go on. The stopped one is let go on, and both open their group anew.
-With another device, ``cpu`` for instance, the same goes over that device's library.
+With another device, ``cpu`` for instance, the same goes over that device's library; with ``one_gpu:opened`` both ranks
+are on one GPU.
 """
 
 from __future__ import annotations
@@ -146,10 +147,15 @@ def anew(pool: RankPool, recipe: Recipe, begin: float, victim: int) -> bool:
     return agree(pool, recipe, begin)
 
 
+def recipe_of(device: str) -> Recipe:
+    """Of a device's name, or of the factory at ``module:attribute``."""
+    return Recipe(factory=device) if device.partition(":")[2].isidentifier() else Recipe(device)
+
+
 def main(device: str) -> int:
     """0 when the ranks found what they should."""
     faulthandler.dump_traceback_later(ALL, exit=True)
-    begin, recipe = time.monotonic(), Recipe(device)
+    begin, recipe = time.monotonic(), recipe_of(device)
     support = subject_of(recipe).support
     if not support.ranks:
         print(f"no ranks of {device} can be started here: {support.why_not('several_ranks')}")

@@ -86,20 +86,26 @@ def steps(out: Path) -> list[Step]:
     sanitizer = no_gpu or ("" if shutil.which("compute-sanitizer") else "no compute-sanitizer")
     joined = "" if find_spec("paddle") else "no Paddle, which joins the job"
     no_pair = no_gpu or joined or ("" if count > 1 else "one GPU")
+    no_ranks, one = no_gpu or joined, "one_gpu:opened"
     quick = ["--hal-profile=quick"]
-    ranks = [*KIT, *quick, "--hal-device=cuda", "--hal-only=G13,G14,G15,G16,G17,G18"]
+    guarantees = "--hal-only=G13,G14,G15,G16,G17,G18"
+    ranks = [*KIT, *quick, "--hal-device=cuda", guarantees]
+    shared = [*KIT, *quick, f"--hal-device-factory={one}", guarantees]
     job = ["run", "--model-place", "cpu", "--prompt", "def main(", "--prompt", "import", "--max-tokens", "48", "--json"]
     pair = [*job, "--device", "cuda", "--tp", "2"]
-    recorded, logits = str(HERE / "recorded_ranks.py"), str(out / "recorded")
+    by_step, recorded, logits = str(HERE / "nccl_ranks.py"), str(HERE / "recorded_ranks.py"), str(out / "recorded")
     check = "compute-sanitizer --tool"
     exercise = str(HERE / "exercise.py")
     bench = ["-m", "benchmarks.gpu.bench", "--only", "broadcast", "--rounds", "200", "--out", str(out)]
     return [
-        Step("ranks, step by step", [str(HERE / "nccl_ranks.py")], {}, no_pair),
-        Step("recorded logits, cpu", [recorded, "record", logits], {}, no_pair),
+        Step("ranks, step by step", [by_step], {}, no_pair),
+        Step("recorded logits, cpu", [recorded, "record", logits], {}, no_ranks),
         Step("recorded logits, ranks over NCCL", [recorded, "replay", logits], {}, no_pair),
         Step("broadcast bench", bench, {}, no_pair),
         Step("kit, ranks over NCCL", [*ranks, "--maxfail=3", "-vv"], {}, no_pair, 330),
+        Step("ranks on one GPU, step by step", [by_step, one], {}, no_ranks),
+        Step("recorded logits, ranks on one GPU", [recorded, "replay", logits, one], {}, no_ranks),
+        Step("kit, ranks on one GPU", [*shared, "-vv"], {}, no_ranks, 500),
         Step("beside graph captures", [str(HERE / "captures.py")], {}, no_gpu),
         Step("tests of the plugin", [*PYTEST, str(HERE.parent / "tests")]),
         Step("kit, CuPy tensors", [*COUNTED, *quick], {"HAL_CUDA_TENSORS": "cupy"}, cupy),

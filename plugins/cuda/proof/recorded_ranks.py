@@ -1,7 +1,8 @@
 """The worker's step on two ranks, with recorded logits in place of the model; drawing and broadcasts are real.
 
     python plugins/cuda/proof/recorded_ranks.py record FILE        one rank, cpu device, Paddle's model: what it gave
-    python plugins/cuda/proof/recorded_ranks.py replay FILE cuda   two ranks, each with the recorded logits
+    python plugins/cuda/proof/recorded_ranks.py replay FILE cuda   two ranks, each with the recorded logits; on one
+                                                                   GPU with one_gpu:opened in place of cuda
 
 For a GPU whose Paddle cannot compute: the model runs elsewhere, where its logits, and the tokens drawn from them, are
 recorded. The ranks of ``replay`` must then draw those tokens: with one rank that samples and with every rank sampling
@@ -31,6 +32,7 @@ from hal_core.conformance.ranks import work
 from hal_core.conformance.ranks.processes import Rank, RankFailed, RankPool
 from hal_core.runtime.policy import Policy
 from hal_core.tickets import DONE
+from nccl_ranks import recipe_of
 
 from hal import open_device
 from hal.engine import Engine
@@ -217,11 +219,11 @@ def judge(recorded: Run, seen: Mapping[int, Run], speculative: bool) -> list[str
 
 def replay(file: Path, device: str) -> int:
     """Both lists with both ways to sample, and one run without the broadcast: 0 when each ended as it must."""
-    support = subject_of(Recipe(device)).support
+    recipe, good = recipe_of(device), True
+    support = subject_of(recipe).support
     if not support.ranks:
         print(f"no ranks of {device} can be started here: {support.why_not('several_ranks')}")
         return 1
-    recipe, good = Recipe(device), True
 
     def environment(rank: int, endpoints: Sequence[str]) -> Mapping[str, str]:
         paths = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])

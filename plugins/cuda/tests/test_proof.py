@@ -74,11 +74,14 @@ def test_ranks_need_two_gpus_and_any_build_of_paddle(prove, monkeypatch, tmp_pat
     monkeypatch.setattr(prove, "paddle_with_cuda", lambda: False)
     monkeypatch.setattr(prove, "find_spec", lambda name: name)
     steps = {step.name: step for step in prove.steps(tmp_path)}
-    logits = ("recorded logits, cpu", "recorded logits, ranks over NCCL")
-    ranks = ("ranks, step by step", *logits, "broadcast bench", "kit, ranks over NCCL")
+    ranks = ("ranks, step by step", "recorded logits, ranks over NCCL", "broadcast bench", "kit, ranks over NCCL")
+    shared = ("recorded logits, cpu", *(name for name in steps if "on one GPU" in name))
+    assert len(shared) == 4
     assert {steps[name].missing for name in ranks} == {why}
+    assert {steps[name].missing for name in shared} == {""}
     monkeypatch.setattr(prove, "find_spec", lambda name: None)
-    assert {step.missing for step in prove.steps(tmp_path) if step.name in ranks} == {"no Paddle, which joins the job"}
+    without = {step.missing for step in prove.steps(tmp_path) if step.name in (*ranks, *shared)}
+    assert without == {"no Paddle, which joins the job"}
 
 
 def test_tokens_are_compared_with_those_of_the_first_job(prove):
