@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 
@@ -133,6 +134,16 @@ def test_a_device_without_a_hook_or_with_a_wrapper_is_refused():
     wrapper = type("Wrapper", (CpuDevice,), {"async_set_value": hookimpl(wrapper=True)(wrapping)})
     with pytest.raises(PluginError, match="may not wrap"):
         bind(wrapper(0, {}))
+
+
+def test_properties_of_a_device_are_not_called_when_it_is_bound():
+    """One may import a framework that is not there: cuda's did, and opened no more without Paddle."""
+
+    def called(self):
+        raise ModuleNotFoundError("No module named 'paddle'")
+
+    both = {"at_hand": property(called), "found_once": functools.cached_property(called)}
+    bind(type("Asked", (CpuDevice,), both)(0, {})).close()
 
 
 def test_a_hook_that_returns_no_ticket_is_an_error_of_the_plugin():

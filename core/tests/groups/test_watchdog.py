@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import socket
 import sys
 import threading
@@ -94,6 +96,12 @@ def connected(timeout, size):
     return [Watchdog(rank, links[rank], timeout, aborted[rank].set) for rank in range(size)], aborted, links
 
 
+def call(dog):
+    """A collective that is over at once."""
+    dog.begin()
+    dog.end()
+
+
 def test_g16_a_call_that_outlives_the_timeout_ends_the_group_on_every_rank(meet, clock):
     dogs, aborted, _ = meet(2.0, size=3)
     dogs[0].begin()
@@ -148,6 +156,7 @@ def test_g16_calls_that_end_in_time_never_trouble_the_watchdog(meet, clock):
 
 def test_g16_of_calls_that_overlap_one_that_ends_does_not_hide_the_next(meet, clock):
     dogs, aborted, _ = meet(4.0)
+    call(dogs[1])  # which has come to the first
     first, second = dogs[0].begin(), dogs[0].begin()
     assert (first, second) == (1, 2)
     clock.advance(2.5)
@@ -160,8 +169,55 @@ def test_g16_of_calls_that_overlap_one_that_ends_does_not_hide_the_next(meet, cl
     assert "[1] did not come" in dogs[0].reason
 
 
+def test_g16_a_rank_that_never_comes_is_missed_though_the_call_ended_here(meet, clock):
+    """NCCL between hosts puts what is sent into buffers: the source's calls end, whether anybody takes them or not."""
+    dogs, aborted, _ = meet(2.0, size=3)
+    for dog in (dogs[0], dogs[0], dogs[0], dogs[1], dogs[2]):
+        call(dog)
+    clock.advance(0.9)
+    call(dogs[0])  # calls go on
+    clock.advance(0.2)
+    until(lambda: dogs[0]._reached == {1: 1, 2: 1})  # both came to the first, whose time is over no more
+    clock.advance(1.0)
+    assert not aborted[0].is_set()
+    call(dogs[0])
+    for _ in range(4):
+        call(dogs[1])
+    for _ in range(6):  # the time of the last, and what it takes to ask once more
+        clock.advance(0.6)
+    assert aborted[0].wait(GENEROUS)
+    assert "[2] did not come" in dogs[0].reason
+    with pytest.raises(GroupLost, match="did not come"):
+        dogs[0].begin()
+
+
+def test_g16_a_rank_that_comes_at_the_last_moment_has_come(meet, clock):
+    dogs, aborted, _ = meet(2.0)
+    call(dogs[0])
+    clock.advance(1.0)
+    until(lambda: dogs[0]._answers == {1: 0})
+    clock.advance(0.9)
+    call(dogs[1])
+    for _ in range(6):
+        clock.advance(1.0)
+        until(lambda: dogs[0]._reached == {1: 1})
+    assert not aborted[0].is_set()
+
+
+def test_g16_a_stopped_rank_is_missed_though_every_call_ended_here(meet, clock):
+    dogs, aborted, _ = meet(2.0)
+    dogs[1]._tell = lambda *told, **to: None  # its process is stopped
+    call(dogs[0])
+    for _ in range(5):
+        clock.advance(0.6)
+    assert aborted[0].wait(GENEROUS)
+    assert "no answer from rank(s) [1]" in dogs[0].reason
+
+
 def test_g16_a_call_that_is_said_to_be_over_late_starts_no_clock(meet, clock):
     dogs, aborted, _ = meet(1.0)
+    call(dogs[1])
+    call(dogs[1])
     first, second = dogs[0].begin(), dogs[0].begin()
     dogs[0].end(second)
     dogs[0].end(first)
@@ -231,19 +287,29 @@ def test_g16_a_group_that_was_lost_while_it_opened_is_waited_for_once_whatever_a
     assert device.device.opened == 2
 
 
-def test_g16_only_sockets_that_appeared_and_are_still_the_same_are_shut_down():
+def test_g16_only_sockets_that_appeared_are_shut_down_and_they_take_what_is_written_to_them():
+    """Also once their own descriptor is closed and its number taken: what it writes would end the other side."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         before = socket.create_connection(server.getsockname())
         with GlooSockets() as found:
             inside = socket.create_connection(server.getsockname())
-        assert list(found.found) == [inside.fileno()]
+        (kept,) = found.found
+        accepted = [server.accept()[0] for _ in range(2)]
+        found.shut_down()
+        assert inside.recv(1) == b""  # who waited there goes on
         fd = inside.fileno()
         inside.close()
         again = socket.create_connection(server.getsockname())  # takes the number that was closed
         assert again.fileno() == fd
-        accepted = [server.accept()[0] for _ in range(3)]
+        accepted.append(server.accept()[0])
         found.shut_down()
-        accepted[2].send(b"x")
-        assert again.recv(1) == b"x"
+        for link in accepted:
+            for _ in range(3):
+                link.send(b"x")
+        assert (before.recv(3), again.recv(3)) == (b"xxx", b"xxx")
+        del found
+        gc.collect()
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(kept)
         for link in (before, again, *accepted):
             link.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -31,6 +32,15 @@ class Protocol:
 
     def __cuda_stream__(self):
         return (0, self._handle)
+
+
+def test_a_worker_of_another_framework_needs_no_paddle(opened, monkeypatch):
+    monkeypatch.setitem(sys.modules, "paddle", None)  # as where it is not installed
+    bound = opened()
+    assert not bound.device.paddle_has_library
+    state = bound.state(SIZES)
+    task = Task(TaskKind.PREFILL, 1, state.admit(Request("r", [1] * 9)), 0, 9, [0, 1, 2])
+    bound.insert_tasks(state=state, tasks=[task], stream=bound.default_stream).wait()
 
 
 @pytest.mark.parametrize("kind", [Torch, Protocol])

@@ -2,7 +2,7 @@
 
 Every member is connected with every other, so that the end of any process is seen by all at once. (A collective tells
 only those who wait for the dead rank: of four ranks over gloo, one.) The connections carry messages of 16 bytes, and
-carry nothing while all is well.
+carry a question and its answer at most twice in a timeout while all is well.
 """
 
 from __future__ import annotations

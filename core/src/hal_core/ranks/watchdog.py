@@ -7,7 +7,9 @@ sleeps on the connections with the other members (:mod:`hal_core.ranks.peers`), 
 - when a member says that it has given the group up;
 - when a call has lasted half of the timeout: it asks who is there; and at the whole of it: it gives up, naming the
   ranks that did not answer, or that have not come to the call. Of calls that overlap, as they do on devices, the
-  oldest counts.
+  oldest counts;
+- when a call was over here and some rank has not come to it in that time: a library may have put what was sent into
+  buffers (NCCL between hosts does), where a source would go on for a rank that takes nothing.
 
 Giving up is for good: the others are told, ``abort`` ends the call that waits, and every later one raises.
 """
@@ -41,6 +43,9 @@ class Watchdog:
         self._abort, self._peers = abort, dict(peers)
         self._since = 0.0  # when the oldest call that is under way began; 0: none is
         self._ended = 0  # the last call that is over
+        self._unmet, self._unmet_call = 0.0, 0  # the oldest call to which not all are known to have come, its begin
+        self._asked_unmet, self._late = 0.0, max(GRACE, timeout / 8)  # in which the last answers may come
+        self._reached = dict.fromkeys(peers, 0)  # to which call each is known to have come
         self._left: dict[int, int] = {}
         self._partial = dict.fromkeys(peers, b"")
         self._answers: dict[int, int] = {}
@@ -74,6 +79,8 @@ class Watchdog:
                 # A collective that has failed is enough, whether the thread has found out why yet or not.
                 failed = self._failed and f"a collective failed: {self._failed}"
                 raise self.error(self.reason or failed or f"rank {early[0]} has closed the group")
+        if not self._unmet:
+            self._unmet_call, self._unmet = self.calls, monotonic()
         return self.calls
 
     def end(self, number: int = -1) -> None:
@@ -144,10 +151,14 @@ class Watchdog:
         now = monotonic()
         if self._give_up_at:
             return max(0.0, self._give_up_at - now)
-        since, half = self._since, self.timeout / 2
-        if not since:
-            return half
-        return max(0.0, since + (2 * half if self._asked == since else half) - now)
+        half, ends = self.timeout / 2, [now + self.timeout / 2]
+        if since := self._since:
+            ends.append(since + (2 * half if self._asked == since else half))
+        if unmet := self._unmet:
+            asked = self._asked_unmet
+            last = asked + self._late if asked >= unmet + 2 * half else unmet + 2 * half
+            ends.append(last if asked >= unmet + half else unmet + half)
+        return max(0.0, min(ends) - now)
 
     def _look_at_the_clock(self, now: float) -> None:
         if self._failed:
@@ -156,14 +167,31 @@ class Watchdog:
                 self._die(f"a collective failed: {self._failed}", -1)
             return
         since, calls = self._since, self.calls
-        if not since:
-            return
-        if self._asked != since:
+        if since and self._asked != since:
             if now >= since + self.timeout / 2:
-                self._asked, self._answers = since, {}
-                self._tell(Kind.PROBE, self.me, calls)
-        elif now >= since + self.timeout:
+                self._asked = since
+                self._ask(calls)
+        elif since and now >= since + self.timeout:
             self._die(*self._whom_we_miss(calls))
+        if self._unmet and not self._over.is_set():
+            self._look_who_came(now)
+
+    def _look_who_came(self, now: float) -> None:
+        """To the oldest call that is not known to have been met: ask at half of its time, and at its end once more."""
+        began, call = self._unmet, self._unmet_call
+        if all(reached >= call for reached in self._reached.values()):
+            self._unmet = 0.0
+        elif (asked := self._asked_unmet) >= began + self.timeout:
+            if now >= asked + self._late:
+                self._die(*self._whom_we_miss(call))
+        elif now >= began + self.timeout or now >= began + self.timeout / 2 > asked:
+            self._asked_unmet = now
+            self._ask(self.calls)
+
+    def _ask(self, calls: int) -> None:
+        """Who is there, and how far?"""
+        self._answers = {}
+        self._tell(Kind.PROBE, self.me, calls)
 
     def _whom_we_miss(self, calls: int) -> tuple[str, int]:
         """After a deadline: what to say, and of which rank."""
@@ -199,6 +227,8 @@ class Watchdog:
 
     def _understand(self, rank: int, kind: int, about: int, calls: int) -> None:
         """Act on one message."""
+        if kind != Kind.LOST:
+            self._reached[rank] = max(self._reached[rank], calls)
         if kind == Kind.PROBE:
             self._tell(Kind.ANSWER, self.me, self.calls, to=rank)
         elif kind == Kind.ANSWER:

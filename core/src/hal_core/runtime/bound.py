@@ -18,7 +18,7 @@ from ..contract.counters import Counters
 from ..contract.markers import PROJECT
 from ..errors import DeviceClosed, HalError, PluginError
 from ..tickets import DONE, Ticket
-from .implementations import check_implementation
+from .implementations import HookManager, check_implementation
 from .observers import Observers
 from .open_tickets import OpenTickets, tell
 from .policy import Policy, check_kinds, is_stream, no_stream
@@ -306,7 +306,7 @@ def bind(device: Device, policy: Policy | None = None) -> BoundDevice:
 
     Raises :class:`PluginError` naming the hook and what is wrong with it. Logs once what falls back, and why (G7).
     """
-    manager = pluggy.PluginManager(PROJECT)
+    manager = HookManager(PROJECT)
     manager.add_hookspecs(hookspecs)
     name = f"{device.name}:{device.index}"
     try:

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from inspect import signature
+from functools import cached_property
+from inspect import getattr_static, signature
+from typing import Any
 
 import pluggy
 
 from ..contract import hookspecs
 from ..errors import PluginError
+
+
+class HookManager(pluggy.PluginManager):
+    """Looks for hooks among a device's methods alone: its properties are nobody's to call before they are asked for."""
+
+    def parse_hookimpl_opts(self, plugin: object, name: str) -> Any:  # noqa: ANN401 (pluggy's options, or None)
+        """See pluggy. A property may wait for the device, import a framework, or raise."""
+        if isinstance(getattr_static(plugin, name, None), property | cached_property):
+            return None
+        return super().parse_hookimpl_opts(plugin, name)
 
 
 def check_implementation(manager: pluggy.PluginManager, hook: str, device: str) -> None:

@@ -20,6 +20,7 @@ from hal_core.devices import (
     Packed,
     RecordedEvent,
     cut_rows,
+    installed_paddle,
     paddle_piece,
     plan_insert,
     tensor_over,
@@ -272,10 +273,9 @@ class CudaDevice(OnGpu):
 
     @property
     def paddle_has_library(self) -> bool:
-        """Whether Paddle has NCCL too, for a model's tensors: a CUDA build of it."""
-        import paddle
-
-        return bool(paddle.is_compiled_with_cuda())
+        """Whether Paddle has NCCL too, for a model's tensors: a CUDA build of it. Read from its files."""
+        found = installed_paddle()
+        return found is not None and "cuda" in found.parts
 
     def make_group(self, ranks: Sequence[int], me: int, share: Callable[[bytes], bytes], timeout: float) -> Comm:
         """A group over NCCL, as its members make it together; ``make`` of :func:`hal_core.devices.open_groups`."""

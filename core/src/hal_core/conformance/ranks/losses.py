@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from ...slots.fields import StateConfig
 from ...slots.state import SlotState
 from ..harness import backdoor
+from .pool import TIMEOUT
 from .processes import Rank
 from .work import Groups, Met, group_of, meeting, opened
 
 if TYPE_CHECKING:
     from ..harness.subject import Recipe
+
+
+PAUSE = 0.005
+"""Seconds between two broadcasts of a group that should be lost by then."""
 
 
 @dataclass
@@ -28,10 +37,26 @@ class Lost:
     rest: Met | None = None
 
 
+def until_lost(broadcast: Callable[[int], None], most: int, *, missed: bool) -> tuple[int, Met | None]:
+    """Broadcast ``most`` times, or until there is an error; the broadcasts that went well, and the error.
+
+    ``missed``: a rank of the group will not come. It goes on then for longer than a call may last, as the calls of the
+    source end where a library puts what is sent into buffers (NCCL between hosts does).
+    """
+    calls, error = 0, None
+    end = monotonic() + (2 * TIMEOUT if missed else 0.0)
+    while error is None and (calls < most or monotonic() < end):
+        error = meeting(partial(broadcast, calls))
+        calls += error is None
+        if calls > most:
+            threading.Event().wait(PAUSE)
+    return calls, error
+
+
 def lose(rank: Rank, recipe: Recipe, groups: Groups, victim: int, how: str, well: int = 2, most: int = 200) -> Lost:
     """Broadcast until the group is lost; ``victim`` does away with itself after ``well`` broadcasts of its own.
 
-    In a group without the victim, broadcast ``most`` times.
+    In a group without the victim, broadcast ``most`` times. See :func:`until_lost`.
     """
     group = group_of(rank, groups)
     with opened(recipe) as bound:
@@ -44,13 +69,12 @@ def lose(rank: Rank, recipe: Recipe, groups: Groups, victim: int, how: str, well
             # Without a timeout: that the call ends is the device's part of the bargain, not ours.
             bound.broadcast_tokens(state=of, group=group, stream=stream).wait()
 
-        calls = 0
-        error = None
-        while error is None and calls < most:
+        def one(calls: int) -> None:
             if rank.rank == victim and calls == well:
                 os.kill(os.getpid(), signal.SIGKILL if how == "lost" else signal.SIGSTOP)
-            error = meeting(lambda: broadcast(state))
-            calls += error is None
+            broadcast(state)
+
+        calls, error = until_lost(one, most, missed=victim in group.ranks)
         if error is None:
             return Lost(calls, None)
         again, another = meeting(lambda: broadcast(state)), meeting(lambda: broadcast(other))

@@ -23,7 +23,7 @@ from ...slots.step import Step
 from ...slots.tasks import Task, TaskKind
 from ..harness import backdoor
 from ..opening import subject_of
-from .losses import Lost
+from .losses import Lost, until_lost
 from .processes import Rank
 from .work import Groups, Met, content, group_of, meeting, opened
 
@@ -257,13 +257,12 @@ def absent(rank: Rank, recipe: Recipe, groups: Groups, victim: int, how: str) ->
         def broadcast(of: SlotState) -> None:
             bound.broadcast_tokens(state=of, group=group, stream=stream).wait()
 
-        error = None
+        calls, error = 0, None
         if rank.rank != victim or well >= 0:
             error = meeting(lambda: bound.open_group(state=state, group=group))
-        calls = 0
-        while error is None and calls < (well if rank.rank == victim else 20):
-            error = meeting(lambda: broadcast(state))
-            calls += error is None
+        if error is None:
+            most, missed = (well, False) if rank.rank == victim else (20, victim in group.ranks)
+            calls, error = until_lost(lambda _: broadcast(state), most, missed=missed)
         if rank.rank == victim:
             threading.Event().wait(LONG)
         if error is None or rank.rank == victim:
