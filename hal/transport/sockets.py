@@ -25,6 +25,10 @@ _UNBOUNDED = 0
 #: The kernel's own look whether the other host is still there: after a second of silence a probe each second, until
 #: four are lost. It needs no thread of ours and, unlike ZeroMQ's heartbeat, no word on the connection.
 _KEEPALIVE_SECONDS, _KEEPALIVE_PROBES = 1, 4
+#: Milliseconds for what is to be sent when a socket closes. Set before the socket is bound, since connections that are
+#: taken there keep the value of that moment. Without one, what was to be sent to a sender that came anew, on its former
+#: connection which has ended, is waited for without end by whoever closes (docs/decisions/0049).
+_LINGER_MS = 100
 #: What the kernel or ZeroMQ says of an address that cannot be bound, in words, and the cure.
 _NO_ADDRESS = "that is no address of this host", "name one that it has, by number or by a name that it knows"
 _REFUSED = {
@@ -51,6 +55,7 @@ def _keep_freed_memory() -> None:
 
 def _set_up(socket: zmq.Socket[bytes]) -> None:
     """Set what both sides have in common."""
+    socket.linger = _LINGER_MS
     socket.sndhwm, socket.rcvhwm = HIGH_WATER_MARK, _UNBOUNDED
     socket.tcp_keepalive = 1
     socket.tcp_keepalive_idle = socket.tcp_keepalive_intvl = _KEEPALIVE_SECONDS
@@ -129,7 +134,7 @@ class Bound:
         if self._address is not None:
             self._address.remove_socket()
         end_strangers(name_of(self._endpoint), self._known.values())
-        self.socket.close(linger=100)
+        self.socket.close(linger=_LINGER_MS)
         if self._gate is not None:
             self._gate.stop()
         self._context.term()

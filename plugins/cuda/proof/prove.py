@@ -109,6 +109,7 @@ def steps(out: Path) -> list[Step]:
         Step("beside graph captures", [str(HERE / "captures.py")], {}, no_gpu),
         Step("tests of the plugin", [*PYTEST, str(HERE.parent / "tests")]),
         Step("kit, CuPy tensors", [*COUNTED, *quick], {"HAL_CUDA_TENSORS": "cupy"}, cupy),
+        Step("kit, as a user runs it", ["-c", HAL, "conform", "cuda"], {"HAL_CUDA_TENSORS": "cupy"}, cupy, 560),
         Step("kit, Paddle tensors", [*COUNTED, *quick], {"HAL_CUDA_TENSORS": "paddle"}, no_paddle),
         Step("memcheck", [f"{check} memcheck --report-api-errors no --error-exitcode 1", exercise], {}, sanitizer),
         Step("racecheck", [f"{check} racecheck --error-exitcode 1", exercise], {}, sanitizer),

@@ -1,0 +1,63 @@
+"""A reader's socket closes within bounds, whatever became of those that were connected with it."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from hal.transport.sockets import Bound
+
+NAME = b"sender"
+GREETED, ENDED = zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_DISCONNECTED
+
+
+def greeted(path):
+    """A sender, as ZeroMQ greets, on a connection that holds little."""
+    made = socket.socket(socket.AF_UNIX)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    made.connect(str(path))
+    ready = b"\x05READY\x0bSocket-Type\0\0\0\x06DEALER\x08Identity" + struct.pack(">I", len(NAME)) + NAME
+    made.sendall(b"\xff" + bytes(8) + b"\x7f\3\0" + b"NULL".ljust(20, b"\0") + bytes(32))
+    made.sendall(struct.pack("BB", 4, len(ready)) + ready)
+    return made
+
+
+def happened(bound, monitor, wanted):
+    """Wait for an event, and let the socket take what came with it."""
+    while True:
+        assert monitor.poll(30_000), "it did not come about"
+        if recv_monitor_message(monitor)["event"] == wanted:
+            break
+    bound.socket.poll(0)
+
+
+def fill(bound):
+    """Send until what is to be sent waits in ZeroMQ, as nobody reads."""
+    with contextlib.suppress(zmq.Again):
+        while True:
+            bound.socket.send_multipart([NAME, bytes(100_000)], zmq.NOBLOCK)
+
+
+def test_a_sender_that_came_anew_and_whose_former_connection_ended_does_not_hold_up_a_reader_that_closes(tmp_path):
+    """What was to be sent on the former one is nobody's any more; libzmq waited for it without end."""
+    bound = Bound(f"ipc://{tmp_path}/socket")
+    monitor = bound.socket.get_monitor_socket(GREETED | ENDED)
+    with greeted(tmp_path / "socket") as former:
+        happened(bound, monitor, GREETED)
+        fill(bound)
+        with greeted(tmp_path / "socket"):  # as after a cable was pulled, whose end is not known yet
+            happened(bound, monitor, GREETED)
+            former.close()
+            happened(bound, monitor, ENDED)
+            bound.socket.disable_monitor()
+            monitor.close()
+            closing = threading.Thread(target=bound.close, daemon=True)
+            closing.start()
+            closing.join(30)
+            assert not closing.is_alive()
+            bound.release()
