@@ -32,8 +32,8 @@ class Employed:
         keys = job_keys(url, key, make=True)
         self._worker = HiredWorker(Post(role, tp, url, model, key), keys, versions() if found is None else found)
         self.url, self.ended = self._worker.url, None
-        self._thread = threading.Thread(target=self._serve, args=(timeout,), daemon=True)
-        self._thread.start()
+        self.thread = threading.Thread(target=self._serve, args=(timeout,), daemon=True)
+        self.thread.start()
 
     def _serve(self, timeout):
         with self._worker:
@@ -43,7 +43,7 @@ class Employed:
                 self.ended = error
 
     def wait(self):
-        self._thread.join(PATIENCE)
+        self.thread.join(PATIENCE)
         return self.ended
 
     @property

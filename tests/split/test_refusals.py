@@ -58,9 +58,10 @@ class Rank:
 
 def refused(urls, monkeypatch, first, second):
     """What becomes of an engine with a prefill and a decode worker of these ranks: its error, and the workers."""
-    ranks, row = iter((first, second)), Row()
-    monkeypatch.setattr("hal.distributed.hired.PaddleLaunch", lambda size, more: next(ranks))
+    row = Row()
     workers = [Employed(role, url) for role, url in zip(("prefill", "decode"), urls, strict=True)]
+    ranks = dict(zip((worker.thread for worker in workers), (first, second), strict=True))  # whichever begins first
+    monkeypatch.setattr("hal.distributed.hired.PaddleLaunch", lambda size, more: ranks[threading.current_thread()])
     plan = SimpleNamespace(sizes=row.sizes, config=SimpleNamespace(vocab_size=256), blocks=row.blocks)
     with pytest.raises(InvalidValue) as error, hire(options(*urls), PATIENCE) as hired:
         split_engine(plan, hired.options, row.setup(), PATIENCE, print, print, hired)
