@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -80,6 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.list or not files:
         print("\n".join(files) or f"no such file below {' '.join(options.places)}")
         return 0 if files else 2
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the round that runs, and the busy processes
     together = beside(len(files))
     failures: Counter[str] = Counter()
     broken = 0
