@@ -20,7 +20,7 @@ import contextlib
 import selectors
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from time import monotonic
 
 from ..errors import GroupLost
@@ -172,7 +172,7 @@ class Watchdog:
                 self._asked = since
                 self._ask(calls)
         elif since and now >= since + self.timeout:
-            self._die(*self._whom_we_miss(calls))
+            self._die(*self._whom_we_miss(calls, self._peers))
         if self._unmet and not self._over.is_set():
             self._look_who_came(now)
 
@@ -183,7 +183,8 @@ class Watchdog:
             self._unmet = 0.0
         elif (asked := self._asked_unmet) >= began + self.timeout:
             if now >= asked + self._late:
-                self._die(*self._whom_we_miss(call))
+                missing = [rank for rank, reached in self._reached.items() if reached < call]
+                self._die(*self._whom_we_miss(call, missing))
         elif now >= began + self.timeout or now >= began + self.timeout / 2 > asked:
             self._asked_unmet = now
             self._ask(self.calls)
@@ -193,9 +194,9 @@ class Watchdog:
         self._answers = {}
         self._tell(Kind.PROBE, self.me, calls)
 
-    def _whom_we_miss(self, calls: int) -> tuple[str, int]:
-        """After a deadline: what to say, and of which rank."""
-        silent = sorted(rank for rank in self._peers if rank not in self._answers)
+    def _whom_we_miss(self, calls: int, missing: Collection[int]) -> tuple[str, int]:
+        """After a deadline: what to say, and of which rank of the ``missing``."""
+        silent = sorted(rank for rank in missing if rank not in self._answers)
         if silent:
             return f"no answer from rank(s) {silent} within {self.timeout:g} s (stopped, or the host is lost)", silent[
                 0
