@@ -210,6 +210,19 @@ def test_g16_a_rank_that_comes_at_the_last_moment_has_come(meet, clock):
     assert not aborted[0].is_set()
 
 
+def test_g16_who_came_and_is_silent_now_is_not_blamed_for_who_never_came(meet, clock):
+    dogs, aborted, _ = meet(2.0, size=3)
+    call(dogs[0])
+    call(dogs[1])
+    clock.advance(1.0)
+    until(lambda: dogs[0]._answers == {1: 1, 2: 0})
+    dogs[1]._tell = lambda *told, **to: None
+    for _ in range(5):
+        clock.advance(0.6)
+    assert aborted[0].wait(GENEROUS)
+    assert dogs[0].missed == 2, dogs[0].reason
+
+
 def test_g16_a_stopped_rank_is_missed_though_every_call_ended_here(meet, clock):
     dogs, aborted, _ = meet(2.0)
     dogs[1]._tell = lambda *told, **to: None  # its process is stopped

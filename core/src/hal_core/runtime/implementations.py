@@ -16,7 +16,7 @@ class HookManager(pluggy.PluginManager):
     """Looks for hooks among a device's methods alone: its properties are nobody's to call before they are asked for."""
 
     def parse_hookimpl_opts(self, plugin: object, name: str) -> Any:  # noqa: ANN401 (pluggy's options, or None)
-        """See pluggy. A property may wait for the device, import a framework, or raise."""
+        """See pluggy, whose 1.6 calls properties. One may wait for the device, import a framework, or raise."""
         if isinstance(getattr_static(plugin, name, None), property | cached_property):
             return None
         return super().parse_hookimpl_opts(plugin, name)
