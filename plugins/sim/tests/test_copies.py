@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import numpy as np
 import pytest
+from hal_core.conformance.test_memory import heap
 from hal_sim import PENDING_POISON, label, options
 
 
@@ -113,3 +116,14 @@ def test_the_trace_is_bounded_and_says_what_it_dropped(lazy):
             lazy.device.synchronize()
     assert len(lazy.device.trace()) == 4
     assert lazy.device.dropped == (6, 0)
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="this C library does not tell its heap")
+def test_the_trace_takes_its_memory_once_and_not_while_it_fills(lazy):
+    lazy.device.synchronize()
+    lazy.device.reset()
+    before = heap()
+    for _ in range(10_000):
+        lazy.device.synchronize()
+    assert heap() - before < 10_000
+    assert len(lazy.device.trace()) == 10_000

@@ -62,7 +62,7 @@ Status copy_now(const Copy& c) {
   order_on_host(*op);
   note_access(op, number(c.src), c.bytes, false);
   note_access(op, number(c.dst), c.bytes, true);
-  op->ran = next_run();
+  has_run(*op);
   const bool dst_pinned = c.route == Route::d2h && is_pinned(c.dst, c.bytes);
   const bool src_pinned = c.route == Route::h2d && is_pinned(c.src, c.bytes);
   move_bytes(op, c, c.src, src_pinned, dst_pinned);
@@ -73,7 +73,7 @@ Status host_memset(int device, void* dst, int value, size_t bytes) {
   auto op = new_operation(Kind::host_memset, device, -1, number(dst), 0, bytes);
   order_on_host(*op);
   note_access(op, number(dst), bytes, true);
-  op->ran = next_run();
+  has_run(*op);
   if (Mapped out = map_device(op, "target", number(dst), bytes, device)) std::memset(out.data, value, bytes);
   return take_device_error(device);
 }
@@ -84,7 +84,7 @@ Status host_access(const void* address, size_t bytes, bool write) {
                           write ? 0 : number(address), bytes);
   order_on_host(*op);
   note_access(op, number(address), bytes, write);
-  op->ran = next_run();
+  has_run(*op);
   return Status::ok;
 }
 

@@ -46,7 +46,7 @@ Status record_event(Event* e, Stream* s) {
   e->upto = s->submitted;
   e->clock = op->after;
   e->polls = 0;
-  op->ran = next_run();
+  has_run(*op);
   return Status::ok;
 }
 
@@ -105,7 +105,7 @@ Status stream_wait_event(Stream* s, Event* e) {
   join_line(s->line, at.clock);
   if (at.stream && at.stream != s) return submit_wait_locked(s, guard, op, at.stream, at.upto);
   order_on_stream(*op, s->line);
-  op->ran = next_run();
+  has_run(*op);
   return Status::ok;
 }
 

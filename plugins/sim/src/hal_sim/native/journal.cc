@@ -1,5 +1,6 @@
 #include "journal.h"
 
+#include <algorithm>
 #include <cstdarg>
 #include <cstdio>
 #include <cstring>
@@ -15,7 +16,10 @@ namespace halsim {
 // Leaked on purpose, like every global with a destructor here: Paddle frees memory and destroys streams from its
 // own static destructors, after ours would have run.
 static auto& lock = *new std::mutex;
-static auto& trace = *new std::deque<OperationRef>;
+// The newest operations as records. The ring is allocated whole: what a process keeps does not grow with what it runs, and
+// an operation with its clock and ranges goes when the last stream and the checker are through with it.
+static auto& ring = *new std::vector<TraceRecord>;
+static uint64_t recorded = 0, in_ring = 0;  // records ever made, and how many of the last of them the ring has
 static auto& reports = *new std::deque<ReportRecord>;
 static auto& reported = *new std::set<std::tuple<uint32_t, uint64_t, uint64_t>>;
 static auto& labels = *new std::set<std::string>;
@@ -58,9 +62,51 @@ Status fail(Status status, const char* format, ...) {
 
 const char* last_error() { return message; }
 
+static TraceRecord record_of(const Operation& op) {
+  TraceRecord r{};
+  r.sequence = op.sequence;
+  r.dst = op.dst;
+  r.src = op.src;
+  r.bytes = op.bytes;
+  r.ran = op.ran;
+  r.kind = static_cast<uint32_t>(op.kind);
+  r.device = op.device;
+  r.stream = op.stream;
+  std::snprintf(r.label, sizeof r.label, "%s", op.label);
+  return r;
+}
+
+static void resize_ring(size_t capacity) {
+  std::vector<TraceRecord> other(capacity);
+  const uint64_t keep = std::min<uint64_t>(in_ring, capacity);
+  for (uint64_t number = recorded - keep + 1; number <= recorded; ++number)
+    other[number % capacity] = ring[number % ring.size()];
+  trace_lost += in_ring - keep;
+  in_ring = keep;
+  ring.swap(other);
+}
+
+static void add_record(Operation& op) {
+  std::lock_guard<std::mutex> guard(lock);
+  const size_t capacity = static_cast<size_t>(std::max(0L, options.trace_capacity.load()));
+  if (ring.size() != capacity) resize_ring(capacity);
+  op.traced = ++recorded;
+  if (in_ring < capacity) {
+    ++in_ring;
+  } else {
+    ++trace_lost;
+  }
+  if (capacity) ring[op.traced % capacity] = record_of(op);
+}
+
+void has_run(Operation& op) {
+  op.ran = ++runs;
+  std::lock_guard<std::mutex> guard(lock);
+  if (op.traced && op.traced <= recorded && recorded - op.traced < in_ring) ring[op.traced % ring.size()].ran = op.ran;
+}
+
 void count(Kind kind) { ++counters[static_cast<size_t>(kind)]; }
 long counter(Kind kind) { return counters[static_cast<size_t>(kind)]; }
-uint64_t next_run() { return ++runs; }
 
 OperationRef new_operation(Kind kind, int device, int stream, uint64_t dst, uint64_t src, uint64_t bytes, bool traced) {
   auto op = std::make_shared<Operation>();
@@ -74,12 +120,7 @@ OperationRef new_operation(Kind kind, int device, int stream, uint64_t dst, uint
   op->label = current_label;
   if (!traced) return op;
   count(kind);
-  std::lock_guard<std::mutex> guard(lock);
-  trace.push_back(op);
-  while (trace.size() > static_cast<size_t>(options.trace_capacity)) {
-    trace.pop_front();
-    ++trace_lost;
-  }
+  add_record(*op);
   return op;
 }
 
@@ -88,20 +129,6 @@ const char* set_label(const char* label) {
   std::lock_guard<std::mutex> guard(lock);
   current_label = labels.insert(label).first->c_str();  // labels are few and live for ever
   return former;
-}
-
-static TraceRecord record_of(const Operation& op) {
-  TraceRecord r{};
-  r.sequence = op.sequence;
-  r.dst = op.dst;
-  r.src = op.src;
-  r.bytes = op.bytes;
-  r.ran = op.ran;
-  r.kind = static_cast<uint32_t>(op.kind);
-  r.device = op.device;
-  r.stream = op.stream;
-  std::snprintf(r.label, sizeof r.label, "%s", op.label);
-  return r;
 }
 
 void report(ReportKind kind, const OperationRef& first, const OperationRef& second, uintptr_t begin, size_t bytes,
@@ -155,9 +182,10 @@ Status take_device_error(int device) {
 size_t read_trace(TraceRecord* out, size_t capacity, uint64_t after_sequence) {
   std::lock_guard<std::mutex> guard(lock);
   size_t n = 0;
-  for (const auto& op : trace) {
-    if (op->sequence <= after_sequence) continue;
-    if (n < capacity) out[n] = record_of(*op);
+  for (uint64_t number = recorded - in_ring + 1; number <= recorded; ++number) {
+    const TraceRecord& r = ring[number % ring.size()];
+    if (r.sequence <= after_sequence) continue;
+    if (n < capacity) out[n] = r;
     ++n;
   }
   return n;
@@ -174,7 +202,7 @@ size_t dropped_reports() { return reports_lost; }
 
 void clear_journal() {
   std::lock_guard<std::mutex> guard(lock);
-  trace.clear();
+  in_ring = 0;
   reports.clear();
   reported.clear();
   for (auto& error : device_errors) error = {};

@@ -58,6 +58,7 @@ struct Operation {
   uint64_t dst = 0, src = 0, bytes = 0;
   const char* label = "";
   std::atomic<uint64_t> ran{0};  // place in the order of execution, 0 until it ran
+  uint64_t traced = 0;           // number of its record, 0: it has none
   // For the happens-before checker: the operation's own tick, and what it comes after.
   int line = -1;
   uint64_t tick = 0;
@@ -68,7 +69,7 @@ using OperationRef = std::shared_ptr<Operation>;
 
 OperationRef new_operation(Kind kind, int device, int stream, uint64_t dst, uint64_t src, uint64_t bytes,
                            bool traced = true);
-uint64_t next_run();
+void has_run(Operation& op);  // now: its place in the order of execution
 void count(Kind kind);
 long counter(Kind kind);
 const char* set_label(const char* label);  // of this thread; returns the former one

@@ -42,7 +42,7 @@ void run_tasks(Stream* s) {
     s->running = task.op;
     guard.unlock();
     if (long us = options.delay_us) std::this_thread::sleep_for(std::chrono::microseconds(us));
-    task.op->ran = next_run();
+    has_run(*task.op);
     for (const auto& r : task.op->ranges) note_access(task.op, r.begin, r.bytes, r.write);
     task.run(task.op);
     task.run = nullptr;
