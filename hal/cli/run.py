@@ -111,7 +111,13 @@ def run(
     ] = False,
     restart: Annotated[int, typer.Option(help="Start lost ranks anew up to so many times, and go on.")] = 0,
     sink: Annotated[
-        str | None, typer.Option(metavar="URL", help="Send the records there as well, for hal tail or an engine.")
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Send the records there as well: ipc:// or tcp:// for hal tail or an engine, sysv:// for FastDeploy's "
+            "readers. With --dp, --split or --workers each worker that sends has a sysv queue of its own, ids counting "
+            "up.",
+        ),
     ] = None,
     runner: Annotated[
         str | None,

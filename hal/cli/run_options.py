@@ -146,12 +146,6 @@ class Options:
                 raise InvalidValue(f"{value}", cure="give a whole number of at least 1", argument=argument)
         check_speculation(self.speculate, self.drafts)
         check_acceptance(self.acceptance, self.speculate)
-        if (self.ranks.dp > 1 or self.ranks.split or self.ranks.workers) and (self.sink or "").startswith("sysv:"):
-            raise InvalidValue(
-                f"{self.sink!r}: its readers know a request by its batch id, which several groups or workers share",
-                cure="use ipc or tcp, or leave --dp and --split out",
-                argument="--sink",
-            )
         check_overlap(self.overlap)
         if self.runner is not None:
             self._check_runner(self.runner)

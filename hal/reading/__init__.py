@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from hal.reading.deliveries import RequestStreams
 from hal.reading.events import Event, FrameSkipped, Gap, SessionEnded, SessionLost, SessionStarted, StreamLoss
 from hal.reading.reader import OutputReader
 
@@ -11,7 +10,6 @@ __all__ = [
     "FrameSkipped",
     "Gap",
     "OutputReader",
-    "RequestStreams",
     "SessionEnded",
     "SessionLost",
     "SessionStarted",

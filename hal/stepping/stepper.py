@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 from hal_core import ALONE, Group, InvalidValue, OutputTicket, PluginError, SinkClosed, SinkFull, Step, Task, TaskBatch
+from hal_core.frames import entries_of
 
-from .planned import PlannedStep, StepPlanner
+from .planned import Int32s, PlannedStep, StepPlanner
 from .runner import HostRunner
 
 if TYPE_CHECKING:
@@ -39,7 +41,8 @@ class Stepper:
 
     - ``blocks``: KV blocks that the runner has room for.
     - ``sink``: where each step's record goes; the caller closes it, and the device. One that resolves what it is given
-      at once, on the caller's thread, waits for the step.
+      at once, on the caller's thread, waits for the step. For one whose readers know a request by its batch id
+      (``entries``), that is its slot: the output of each step names all slots.
     - ``group``: the tensor-parallel group that it is in.
     - ``last``: the record of the last step that was taken; ``steps``: how many were launched.
     """
@@ -53,6 +56,7 @@ class Stepper:
         self.steps = 0
         self.last: OutputRecord | None = None
         self._planner = StepPlanner(state, group)
+        self._every_slot = _every_slot(state, sink)
         self._told = runner if isinstance(runner, HostRunner) else None
         self._ended: dict[int, int] = {}  # slot to the number of the last step that has its request, which has ended
 
@@ -96,7 +100,7 @@ class Stepper:
             self.runner.propose(state, step, stream)
         trouble: SinkFull | SinkClosed | None = None
         try:
-            ticket: object = device.save_output(state=state, step=step, sink=self.sink, stream=stream)
+            ticket: object = device.save_output(state=state, step=self._saved(step), sink=self.sink, stream=stream)
         except (SinkFull, SinkClosed) as error:
             trouble, ticket = error, error.ticket
         assert isinstance(ticket, OutputTicket)
@@ -133,6 +137,12 @@ class Stepper:
             raise launched.trouble
         return record
 
+    def _saved(self, step: Step) -> Step:
+        """The step as its output is saved: with the order that the sink's readers know."""
+        if self._every_slot is None:
+            return step
+        return replace(step, orders={**step.orders, self.state.name: self._every_slot})
+
     def _no_step(self, given: object, planned: PlannedStep) -> PluginError:
         told = f"step {given.number}" if isinstance(given, Step) else repr(given)
         what = f"{type(self.runner).__name__}.launch returned {told} for step {planned.step.number}"
@@ -153,3 +163,16 @@ class Stepper:
         if why:
             cure = "hand the request over without its drafts; the tokens are the same"
             raise InvalidValue(why, cure=cure, device=self.device.name, hook="insert_tasks", argument="tasks")
+
+
+def _every_slot(state: SlotState, sink: Sink) -> Int32s | None:
+    """All slots of the state for a sink whose readers know batch ids, else None. Raises :class:`InvalidValue` where
+    the sink has fewer entries than the state has slots."""
+    if not (entries := entries_of(sink)):
+        return None
+    if (slots := state.sizes.num_slots) > entries:
+        cure = f"have at most {entries} slots, or choose another layout or transport"
+        raise InvalidValue(
+            f"{slots} slots, and a message of the sink has {entries} entries", cure=cure, argument="--sink"
+        )
+    return np.arange(slots, dtype=np.int32)

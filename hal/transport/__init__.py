@@ -36,12 +36,14 @@ def open_sink(
 
     ``ipc:///folder/name`` and ``tcp://host:port`` send frames over ZeroMQ, with ``curve`` (tcp) encrypted.
     ``sysv://FOLDER?layout=…`` writes the System V messages of FastDeploy's own readers (``docs/output.md``); those
-    cannot notice a loss, so ``require_loss_detection`` refuses it; of the options ``capacity`` and ``deadline`` count.
+    cannot notice a loss, so ``require_loss_detection`` refuses it; of the options ``capacity``, ``deadline`` and
+    ``sender`` count.
 
     ``capacity`` frames and ``capacity_bytes`` bound what is queued and not acknowledged; a ``put`` beyond waits up to
     ``deadline`` seconds (0 to 1e9) and then raises ``SinkFull``. The reader hears of the sink every ``heartbeat``
     seconds (0.001 to 3600).
-    ``sender`` numbers the workers of one reader, which must differ. Raises ``InvalidValue`` for what cannot be.
+    ``sender`` numbers the workers of one reader, which must differ; a System V queue has one sender, so it is added to
+    the id of the queue. Raises ``InvalidValue`` for what cannot be.
     """
     scheme = scheme_of(_text(url))
     capacity = _whole("capacity", capacity, 1, _MOST_FRAMES)
@@ -58,7 +60,7 @@ def open_sink(
             )
         from hal.transport.sysv_sink import SysvSink
 
-        return SysvSink(url, capacity=capacity, deadline=deadline)
+        return SysvSink(url, capacity=capacity, deadline=deadline, sender=sender)
     from hal.transport.zmq_sink import ZmqSink  # so that listing devices does not load ZeroMQ
 
     return ZmqSink(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from threading import Lock
 
 from hal_core import OutputRecord, Sink, SinkClosed, SinkFull, Undelivered
-from hal_core.frames import PendingOutput, is_ready, new_session
+from hal_core.frames import PendingOutput, entries_of, is_ready, new_session
 
 
 class Copies:
@@ -17,6 +17,7 @@ class Copies:
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
         self.session, self._sinks = new_session(), tuple(sinks)
+        self.entries = min(filter(None, map(entries_of, sinks)), default=0)
 
     def put(self, pending: PendingOutput) -> None:
         """Give the output to every sink, whatever one of them says; then raise what the first one did.

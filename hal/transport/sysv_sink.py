@@ -27,6 +27,7 @@ log = logging.getLogger("hal")
 Deliveries = list[tuple[str, int, int]]
 _SHORTEST, _LONGEST = 0.0002, 0.005  #: seconds between looks at a full queue
 _LEAVE_SECONDS = 1.0
+_MOST_ID = (1 << 31) - 1  #: readers hold ids in an int
 _IDLE = 0.1  #: seconds between looks at what is unread while there is nothing to send
 
 
@@ -41,8 +42,11 @@ class Address:
     drop_stale: bool
 
 
-def address_of(url: str) -> Address:
-    """Read the url and the two environment variables that legacy readers obey. Raises InvalidValue."""
+def address_of(url: str, sender: int) -> Address:
+    """Read the url and the two environment variables that legacy readers obey; ``sender`` is added to the queue's id.
+
+    Raises InvalidValue.
+    """
     folder, _, query = url.removeprefix("sysv://").partition("?")
     told = parse_qsl(query, keep_blank_values=True)
     options = dict(told)
@@ -61,7 +65,10 @@ def address_of(url: str) -> Address:
         raise _bad(url, f"gives {names}, and layout {layout.name} has no such option", f"leave {names} out")
     kind = _choice(url, options, "key", KEYS)
     stale = _choice(url, options, "stale", ("refuse", "drop"))
-    key = derive_key(folder or layout.folder, _queue_number(url, options), kind)
+    number = _queue_number(url, options) + sender
+    if number > _MOST_ID:
+        raise _bad(url, f"gives id {number} to worker {sender}", f"give an id of at most {_MOST_ID - sender}")
+    key = derive_key(folder or layout.folder, number, kind)
     mode = _mode(url, options.get("mode", "600"))
     return Address(layout, Variant(_message_id(), packed, layout.slots), key, mode, stale == "drop")
 
@@ -92,9 +99,10 @@ class SysvSink:
 
     detects_loss = False
 
-    def __init__(self, url: str, *, capacity: int, deadline: float) -> None:
+    def __init__(self, url: str, *, capacity: int, deadline: float, sender: int) -> None:
         self.session, self.url = new_session(), url
-        self._address = address_of(url)
+        self._address = address_of(url, sender)
+        self.entries = self._address.layout.slots
         self._capacity, self._deadline = capacity, deadline
         self._queue = Queue(
             self._address.key, self._address.layout.nbytes, self._address.mode, drop_stale=self._address.drop_stale
@@ -285,7 +293,7 @@ class SysvSink:
 
 def _number(where: str, name: str, text: str) -> int:
     with contextlib.suppress(ValueError):
-        if 0 <= (number := int(text)) < 1 << 31:  # what readers hold in an int
+        if 0 <= (number := int(text)) <= _MOST_ID:
             return number
     raise _bad(where, f"gives {text!r} for {name}", "give a whole number from 0 to 2147483647")
 

@@ -76,7 +76,6 @@ def test_the_engine_imports_no_framework(tmp_path):
         (["--dp", "2", "--sampling", "every-rank"], "--sampling: each group has one rank, which samples (leave it"),
         (["--share-devices"], "--share-devices: there is one rank, of which this asks nothing (leave it out, or give"),
         (["--restart", "2"], "--restart: there is one rank, of which this asks nothing (leave it out, or give --tp"),
-        (["--dp", "2", "--sink", "sysv://?layout=plain"], "--sink: 'sysv://?layout=plain': its readers know a request"),
     ],
 )
 def test_what_cannot_be_is_refused_before_any_rank_is_started(arguments, told, capsys):

@@ -79,6 +79,17 @@ class Place:
     def mode(self):
         return next(row["perms"] for row in table().values() if row["key"] == self.key)
 
+    def end(self):
+        """Close the sinks and remove what they left."""
+        for sink in self.sinks:
+            try:
+                sink.close(0)
+            except Undelivered:
+                continue
+        self.reader().remove()
+        with contextlib.suppress(sysv_ipc.ExistentialError):  # its lock stays with a queue, as the queue stays
+            sysv_ipc.Semaphore(self.key).remove()
+
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
@@ -86,14 +97,7 @@ def place(tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     place = Place(tmp_path)
     yield place
-    for sink in place.sinks:
-        try:
-            sink.close(0)
-        except Undelivered:
-            continue
-    place.reader().remove()
-    with contextlib.suppress(sysv_ipc.ExistentialError):  # its lock stays with a queue, as the queue stays
-        sysv_ipc.Semaphore(place.key).remove()
+    place.end()
 
 
 def receive(queue, count, seconds=10):

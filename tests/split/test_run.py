@@ -119,7 +119,6 @@ def test_a_runner_that_does_not_is_refused_by_name(tmp_path, capfd, monkeypatch)
         (["--split", "0,1"], "--split: '0,1' (give the number of prefill and of decode workers"),
         (["--split", "1,1", "--dp", "2"], "--dp: 2 groups of ranks that do both (leave it out: --split P,D has as"),
         (["--split", "1,1", "--tp", "3"], "--tp: 3 ranks cannot share out num_attention_heads = 4"),
-        (["--split", "1,1", "--sink", "sysv://?layout=plain"], "--sink: 'sysv://?layout=plain': its readers know a"),
     ],
     ids=lambda given: " ".join(given) if isinstance(given, list) else "",
 )

@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 
 import pytest
-from hal_core.errors import InvalidValue, SinkFull, TicketTimeout
+from hal_core.errors import InvalidValue, SinkFull
 from hal_core.slots.fields import FinishReason
 
-from hal.reading import RequestStreams, SessionEnded, SessionLost, SessionStarted
+from hal.reading import SessionEnded, SessionLost, SessionStarted
 
 from .conftest import close_in_thread
 
@@ -84,36 +84,3 @@ def test_async_iteration_ends_with_the_last_session(opened, output):
     join = close_in_thread(sink)
     assert asyncio.run(collect(reader)) == list(range(50))
     join()
-
-
-def test_streams_give_each_request_its_own_rows(opened, output):
-    sink = opened.sink()
-    for step in range(3):
-        last = FinishReason.LENGTH if step == 2 else FinishReason.NONE
-        sink.put(output(step, requests=("a", "b", "other"), finish=last))
-    streams = RequestStreams(opened.reader(), timeout=10)
-    streams.open("b")
-    rows = list(streams.stream("a"))
-    assert [(row.position, row.tokens.tolist()) for row in rows] == [(0, [0]), (1, [100]), (2, [200])]
-    assert [row.tokens.tolist() for row in streams.stream("b")] == [[1], [101], [201]]
-    assert streams.unclaimed == 3
-
-
-def test_async_streams_share_the_reader(opened, output):
-    async def collect(streams, name):
-        return [int(row.tokens[0]) async for row in streams.stream_async(name)]
-
-    async def both(streams):
-        streams.open("a")
-        streams.open("b")
-        return await asyncio.gather(collect(streams, "a"), collect(streams, "b"))
-
-    sink = opened.sink()
-    for step in range(3):
-        sink.put(output(step, finish=FinishReason.STOP if step == 2 else FinishReason.NONE))
-    assert asyncio.run(both(RequestStreams(opened.reader(), timeout=10))) == [[0, 100, 200], [1, 101, 201]]
-
-
-def test_a_stream_that_gets_nothing_says_so(opened):
-    with pytest.raises(TicketTimeout, match=r"'a' within 0\.01 s"):
-        next(RequestStreams(opened.reader(), timeout=0.01).stream("a"))

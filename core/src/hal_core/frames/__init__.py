@@ -11,6 +11,6 @@ __getattr__, __dir__, __all__ = face(
         "hal_core.frames.envelope": """
             Frame FrameHeader FrameKind decode decode_frame encode read_body seal split
             """,
-        "hal_core.output.sinks": "PendingOutput is_ready new_session complete_with unknown unresolved",
+        "hal_core.output.sinks": "PendingOutput entries_of is_ready new_session complete_with unknown unresolved",
     },
 )

@@ -1,6 +1,7 @@
 # Written by tools/faces.py from the table in __init__.py.
 from ..output.sinks import PendingOutput as PendingOutput
 from ..output.sinks import complete_with as complete_with
+from ..output.sinks import entries_of as entries_of
 from ..output.sinks import is_ready as is_ready
 from ..output.sinks import new_session as new_session
 from ..output.sinks import unknown as unknown

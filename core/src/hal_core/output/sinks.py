@@ -43,7 +43,11 @@ class PendingOutput(Protocol):
 
 @runtime_checkable
 class Sink(Protocol):
-    """Where a step's output goes. ``put`` is called from one thread; ``close`` may be called from any."""
+    """Where a step's output goes. ``put`` is called from one thread; ``close`` may be called from any.
+
+    It may have ``entries: int``: its readers know a request by its batch id alone, which is below this number. A worker
+    then gives a request the same batch id, its slot, in every step. 0 or missing: readers know requests by name.
+    """
 
     session: int  #: random 64-bit number of this sink's life; frames carry it
 
@@ -56,6 +60,11 @@ class Sink(Protocol):
 
     def close(self, timeout: float) -> None:
         """Drain within ``timeout`` seconds, or raise ``Undelivered`` naming request, position and count. Idempotent."""
+
+
+def entries_of(sink: Sink) -> int:
+    """Return the sink's ``entries``, 0 if it has none."""
+    return int(getattr(sink, "entries", 0))
 
 
 def new_session() -> int:
