@@ -13,6 +13,7 @@ from hal_core import GroupLost, InvalidValue
 
 from hal.model.digest import checkpoint_digest
 from hal.transport.curve import CurveKeys
+from hal.transport.parts import joined
 from hal.transport.sockets import Bound
 from hal.transport.urls import scheme_of
 
@@ -126,7 +127,7 @@ class HiredWorker:
         while socket.poll(0):
             who, *parts = socket.recv_multipart(copy=False)
             identity = who.bytes
-            for said in unpack(b"".join(part.bytes for part in parts)):
+            for said in unpack(joined(parts)):
                 with contextlib.suppress(zmq.ZMQError):  # of no engine of ours
                     self._bound.know(parts[0])
                 if isinstance(said, Meet) and self._engine in (None, identity) and self._launch is None:
@@ -168,7 +169,7 @@ class HiredWorker:
 
     def _say(self, said: Said, whom: bytes | None = None) -> None:
         try:
-            self._bound.socket.send_multipart([whom or self._engine or b"", pack(said)], zmq.DONTWAIT)
+            self._bound.send(whom or self._engine or b"", pack(said))
         except zmq.ZMQError:  # the engine is gone, which its silence tells
             return
 

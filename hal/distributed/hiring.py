@@ -100,7 +100,7 @@ def pack(said: Said, session: int = 1) -> bytes:
     return seal(FrameKind.WORD, _encoder.encode(said), session=session, sender=0, sequence=0)
 
 
-def unpack(message: bytes) -> list[Said]:
+def unpack(message: bytes | memoryview) -> list[Said]:
     """What a message says; nothing, where it is another's."""
     found: list[Said] = []
     with contextlib.suppress(FrameError, msgspec.MsgspecError, ValueError, RecursionError):
@@ -254,7 +254,7 @@ class RemoteWorker:
             self._line.wait(time.monotonic() + seconds, due=False)
         with contextlib.suppress(zmq.Again):
             while True:
-                for said in unpack(self._line.socket.recv(zmq.DONTWAIT)):
+                for said in unpack(self._line.receive()):
                     self._heard = time.monotonic()
                     if isinstance(said, Met):
                         self._met = said

@@ -18,6 +18,7 @@ from hal_core.frames import FrameKind, new_session, split
 
 from hal.transport.connection import Connection
 from hal.transport.curve import CurveKeys
+from hal.transport.parts import joined
 from hal.transport.sockets import Bound
 from hal.transport.urls import private_ipc_url, release_folder, socket_of
 
@@ -73,7 +74,7 @@ class EngineLine:
                 who, *parts = socket.recv_multipart(zmq.DONTWAIT, copy=False)
                 identity = who.bytes
                 with contextlib.suppress(FrameError, zmq.ZMQError):  # not from a rank of ours
-                    for header, frame in split(b"".join(part.bytes for part in parts)):
+                    for header, frame in split(joined(parts)):
                         word = decode_word(header, frame)
                         self._bound.know(parts[0])
                         if isinstance(word, Hello):
@@ -110,7 +111,7 @@ class EngineLine:
         missed = []
         for rank in ranks:
             try:
-                self._bound.socket.send_multipart([self._ranks[rank], message], zmq.DONTWAIT)
+                self._bound.send(self._ranks[rank], message)
             except (zmq.ZMQError, KeyError):  # it is gone, takes nothing any more, or was never there
                 missed.append(rank)
         return missed
@@ -216,7 +217,7 @@ class RankLine:
     def _take(self) -> bool:
         """Take what has come. Whether anything has."""
         try:
-            message = self._connection.socket.recv(zmq.DONTWAIT)
+            message = self._connection.receive()
         except zmq.Again:
             return False
         self._heard, self._is_heard = time.monotonic(), True

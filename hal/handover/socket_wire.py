@@ -19,6 +19,7 @@ from hal_core.handover import BlockCache, BlockTransfer, Description, Patience
 
 from hal.transport.connection import Connection
 from hal.transport.curve import CurveKeys
+from hal.transport.parts import joined
 from hal.transport.sockets import Bound
 from hal.transport.urls import private_ipc_url, release_folder, socket_of
 
@@ -128,7 +129,7 @@ class SocketWire:
     def reply(self, peer: int, message: bytes) -> bool:
         """See :class:`hal_core.handover.Wire`."""
         try:
-            self._bound.socket.send_multipart([self._heard[peer], message], _DONTWAIT)
+            self._bound.send(self._heard[peer], message)
         except (KeyError, zmq.ZMQError):  # it was never there, is gone, or does not keep up
             return False
         return True
@@ -138,16 +139,17 @@ class SocketWire:
         with contextlib.suppress(zmq.Again):
             while True:
                 who, *parts = self._bound.socket.recv_multipart(_DONTWAIT, copy=False)
-                session = bytes(parts[0].buffer[_SESSION]) if len(parts) == 1 else b""
+                message = joined(parts)
+                session = bytes(message[_SESSION])
                 if session and who.bytes.startswith(b"h" + session):  # else it is none of a transfer's
                     self._heard[int.from_bytes(session, "little")] = who.bytes
                     with contextlib.suppress(zmq.ZMQError):  # it does not speak ZMTP 3, and only names a session
                         self._bound.know(parts[0])
-                    yield parts[0].buffer
+                    yield message
         for connection in list(self._connections.values()):
             with contextlib.suppress(zmq.Again):
                 while True:
-                    yield connection.socket.recv(_DONTWAIT, copy=False).buffer
+                    yield connection.receive()
 
     @property
     def sockets(self) -> Sequence[Any]:

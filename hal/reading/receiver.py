@@ -15,6 +15,7 @@ from hal.reading.connections import Connections
 from hal.reading.events import Event, FrameSkipped, SessionEnded, SessionLost
 from hal.reading.session import Session
 from hal.transport.curve import CurveKeys
+from hal.transport.parts import joined
 from hal.transport.protocol import Cursor, Empty, State, control, read_control
 from hal.transport.sockets import Bound
 from hal.transport.urls import socket_of
@@ -80,11 +81,11 @@ class Receiver:
             return True
         message = self.socket.recv(copy=False)  # parts of a message come together
         self.messages += 1
-        last = message
-        while last.more:
-            last = self.socket.recv(copy=False)
-        if last is message:
-            self._take_message(identity.bytes, message)
+        parts = [message]
+        while parts[-1].more:
+            parts.append(self.socket.recv(copy=False))
+        if len(parts) == 1 or self._bound.has_keys:
+            self._take_message(identity.bytes, parts)
         else:
             self._skip(FrameError("a message in several parts", cure="connect hal's own sinks only"))
         return True
@@ -140,10 +141,10 @@ class Receiver:
 
     # Messages ----------------------------------------------------------------------------------------------------
 
-    def _take_message(self, identity: bytes, message: zmq.Frame) -> None:
+    def _take_message(self, identity: bytes, parts: list[zmq.Frame]) -> None:
         """Take the frames of a message."""
         try:
-            descriptor = int(message.get(zmq.SRCFD))
+            descriptor = int(parts[0].get(zmq.SRCFD))
         except zmq.ZMQError:  # of a peer that greets as ZeroMQ 2 did, or whose first bytes look as if it did
             what = "a message of a peer that does not speak ZMTP 3"
             self._skip(FrameError(what, cure="connect hal's own sinks only"))
@@ -151,7 +152,7 @@ class Receiver:
         session: Session | None = None
         heard: Session | None = None
         try:
-            for header, frame in split(message.buffer):
+            for header, frame in split(joined(parts)):
                 if session is None or session.number != header.session:
                     session = self._session_of(header, identity, descriptor)
                 if session is None:
@@ -264,7 +265,7 @@ class Receiver:
 
     def _send(self, identity: bytes, frame: bytes) -> None:
         try:
-            self.socket.send_multipart([identity, frame], zmq.DONTWAIT)
+            self._bound.send(identity, frame)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):  # else it is repeated when the sender is heard of
                 raise

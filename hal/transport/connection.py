@@ -24,6 +24,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from hal.transport.addresses import check_is_socket
 from hal.transport.curve import CurveKeys, secure_sender
+from hal.transport.parts import PART_BYTES, joined, limit_parts, parts_of
 from hal.transport.sockets import dealer
 from hal.transport.urls import check_named_port, socket_of
 
@@ -33,6 +34,7 @@ _LEAST_PAUSE, _MOST_PAUSE = 0.01, 0.2
 _PATIENCE = 1.0
 _IN, _IN_OUT = int(zmq.POLLIN), int(zmq.POLLIN | zmq.POLLOUT)  # enums cost a call
 _WATCHED = int(zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED)
+_WATCHED |= int(zmq.EVENT_CONNECT_RETRIED)
 _DONTWAIT = int(zmq.DONTWAIT)
 #: From this size on ZeroMQ sends from the bytes themselves instead of copying them; frames never change.
 _NO_COPY_BYTES = 1 << 16
@@ -85,7 +87,9 @@ class Connection:
             kind = event["event"]
             if kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 new, self._pause = True, _LEAST_PAUSE
-            elif self._path is not None:
+            elif self._path is None:  # ZeroMQ tries again, but not after a broken protocol or a key that was refused
+                self._next_look = time.monotonic() + _MOST_PAUSE if kind == zmq.EVENT_DISCONNECTED else None
+            else:
                 self.is_open = kind == zmq.EVENT_CONNECTED and self._knows(int(event["value"]))
                 self._next_look = None if self.is_open else time.monotonic() + self._pause
         if self._next_look is not None and time.monotonic() >= self._next_look:  # it may have been made meanwhile
@@ -123,10 +127,17 @@ class Connection:
         if not self.is_open:
             return False
         try:
-            self.socket.send(message, _DONTWAIT, copy=len(message) < _NO_COPY_BYTES)
+            if self._curve is None or len(message) <= PART_BYTES:
+                self.socket.send(message, _DONTWAIT, copy=len(message) < _NO_COPY_BYTES)
+            else:
+                self.socket.send_multipart(parts_of(message), _DONTWAIT)
         except zmq.Again:
             return False
         return True
+
+    def receive(self) -> memoryview:
+        """Return the next message. Raises zmq.Again if none is there."""
+        return joined(self.socket.recv_multipart(_DONTWAIT, copy=False))
 
     def close(self, linger: int) -> None:
         """Close; what is to be sent has ``linger`` ms more."""
@@ -141,6 +152,7 @@ class Connection:
         self._close_sockets(0)
         self.socket = self._made(dealer(self._context, self._session, self._number))
         if self._curve is not None:
+            limit_parts(self.socket)
             secure_sender(self.socket, self._url, self._curve)
         self._number += 1
         name = f"inproc://connection-{self._number}"  # a former one is given back late
@@ -172,8 +184,15 @@ class Connection:
             raise InvalidValue(what, cure="check host and port", argument="url") from error
 
     def _look_for_reader(self) -> None:
-        """Connect if a socket of this user's lies there. That nobody listens on it ZeroMQ tells, or the time does."""
-        assert self._path is not None
+        """Connect: over tcp on a new socket, over ipc if a socket of this user's lies there.
+
+        That nobody listens on it ZeroMQ tells, or the time does.
+        """
+        if self._path is None:
+            self._next_look = None
+            self._open()
+            self._connect()
+            return
         now = time.monotonic()
         self._pause = min(2 * self._pause, _MOST_PAUSE)
         self._next_look = now + self._pause

@@ -13,6 +13,7 @@ from hal_core import InvalidValue
 from hal.transport.addresses import Address
 from hal.transport.curve import CurveKeys, Gate, secure_reader
 from hal.transport.descriptors import GATE, READER, check_descriptors
+from hal.transport.parts import limit_parts, parts_of
 from hal.transport.strangers import end_strangers, name_of
 from hal.transport.urls import scheme_of, socket_of
 
@@ -93,6 +94,7 @@ class Bound:
         check_descriptors(count, f"a reader of {url}", argument="url")
         path = socket_of(url)
         self._gate: Any = None
+        self.has_keys = curve is not None  #: so that messages come in parts
         self._address: Address | None = None
         _keep_freed_memory()
         self._context = zmq.Context()
@@ -104,6 +106,7 @@ class Bound:
             self.socket.router_handover = True  # over tcp a sender connects anew by itself, and takes over its own name
             self.socket.router_mandatory = True  # a word to a sender that is gone is an error, not a silence
             if curve is not None:
+                limit_parts(self.socket)
                 self._gate = secure_reader(self.socket, url, curve, gate)
             if self._address is not None:  # ZeroMQ would make the socket as the umask says, and remove others'
                 self.socket.setsockopt(zmq.USE_FD, self._address.hand_over())
@@ -128,6 +131,10 @@ class Bound:
         """The same, by the connection's descriptor."""
         with contextlib.suppress(OSError):  # it has just been closed
             self._known[descriptor] = os.fstat(descriptor).st_ino
+
+    def send(self, to: bytes, message: bytes) -> None:
+        """Send a message to the peer of that name. Raises ZMQError where it is gone or does not keep up."""
+        self.socket.send_multipart([to, *(parts_of(message) if self.has_keys else [message])], zmq.DONTWAIT)
 
     def close(self) -> None:
         """Close, nobody finds it any more; what is to be sent to peers that were heard has 100 ms more."""

@@ -1,0 +1,55 @@
+"""A sender over tcp outlasts listeners that are no readers, or do not let it in: it connects again after them."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+import zmq
+
+from hal.reading import OutputReader
+from hal.transport import open_sink
+from hal.transport.curve import CurveKeys
+
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+
+
+def read_and_close(url, sink, curve=None):
+    """The step that the reader at ``url`` gets of the sink."""
+    with OutputReader(url, curve=curve, timeout=20) as reader:
+        step = reader.read(20).record.step
+        reader.acknowledge()
+        sink.close(20)
+        return step
+
+
+@pytest.mark.parametrize("said", [b"\x04\x05HELLO", b"\x00\x01x", b"\x06" + bytes(8)])
+def test_a_sender_connects_again_after_a_listener_that_breaks_the_protocol(output, said):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(20)
+        url = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+        sink = open_sink(url, heartbeat=0.05)
+        sink.put(output(1))
+        peer, _ = listener.accept()
+        with peer:
+            peer.settimeout(20)
+            peer.sendall(GREETING + said)
+            while peer.recv(4096):  # until the sender has ended it
+                pass
+    assert read_and_close(url, sink) == 1
+
+
+@pytest.mark.skipif(not zmq.has("curve"), reason="this ZeroMQ was built without CURVE")
+def test_a_sender_connects_again_after_a_reader_that_did_not_let_it_in(output, caplog):
+    sender, reader, other = CurveKeys.new(), CurveKeys.new(), CurveKeys.new()
+    with OutputReader("tcp://127.0.0.1:*", curve=reader.knowing(other.public)) as former:
+        url = former.url
+        sink = open_sink(url, curve=sender.knowing(reader.public), heartbeat=0.05)
+        sink.put(output(1))
+        for _ in range(1000):
+            former.read(0.02)
+            if "its key is not let in" in caplog.text:
+                break
+        else:
+            raise AssertionError("the sender was not refused")
+    assert read_and_close(url, sink, reader.knowing(sender.public)) == 1
