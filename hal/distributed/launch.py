@@ -24,7 +24,7 @@ from hal_core import Unavailable
 from hal_core.devices import HeldPort
 
 from hal.sharing import AMONG
-from hal.transport.urls import socket_of
+from hal.transport.urls import private_folder, release_private, socket_of
 
 URL = "HAL_RANKS_URL"
 """The variable that tells a rank where its engine listens."""
@@ -72,11 +72,15 @@ class PaddleLaunch:
         self._process: subprocess.Popen[bytes] | None = None
         self._port: HeldPort | None = None
         self._folder: Path | None = None
+        self._private: Path | None = None
 
     def start(self, url: str) -> None:
         """Start the launcher, which starts the ranks. Raises :class:`Unavailable` where no process can be started."""
         socket = socket_of(url)  # in a private folder, which is removed when its process is gone, however it ended
-        self._folder = Path(tempfile.mkdtemp(prefix="hal-ranks-", dir=None if socket is None else socket.parent))
+        if socket is None:
+            self._private = private_folder()
+        parent = self._private if socket is None else socket.parent
+        self._folder = Path(tempfile.mkdtemp(prefix="hal-ranks-", dir=parent))
         self._port = HeldPort()
         launcher = [sys.executable, "-P", "-c", _LAUNCHER, "--nproc_per_node", str(self.size)]
         launcher += ["--log_dir", str(self._folder), "--job_id", "hal", "--max_restart", "0", "--log_level", "WARNING"]
@@ -139,6 +143,9 @@ class PaddleLaunch:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
+        if self._private is not None:
+            release_private(self._private)
+            self._private = None
 
     def _printed(self, name: str) -> str:
         assert self._folder is not None

@@ -1,4 +1,4 @@
-"""Addresses: which transport a url names, and private folders for ipc sockets (0700).
+"""Addresses: which transport a url names, and private folders (0700) for ipc sockets and what ranks print.
 
 A private folder is named ``hal-<random>`` and lies in ``$XDG_RUNTIME_DIR`` or the folder for temporary files. Its
 process holds a lock on the file ``lock`` inside; the kernel releases that when the process ends, however it ends, and
@@ -91,17 +91,22 @@ def private_ipc_url() -> str:
     if what:
         cure = "set XDG_RUNTIME_DIR (or TMPDIR, where that is not set) to a short absolute path"
         raise Unavailable(f"no private folder for ipc: {str(parent)!r} {what}", cure=cure)
+    url = f"ipc://{private_folder() / _SOCKET}"
+    scheme_of(url)
+    return url
+
+
+def private_folder() -> Path:
+    """Make a private folder, after removing those of dead processes. Removed by :func:`release_private` or at exit."""
+    parent = _parent()
     try:
         remove_stale_folders(parent)
-        folder = _make_folder(parent)
+        return _make_folder(parent)
     except OSError as error:
         cure = "make room there, or set XDG_RUNTIME_DIR or TMPDIR to a folder that can be written"
         if error.errno in (errno.EMFILE, errno.ENFILE):
             cure = "raise the limit on open files (ulimit -n), or close some"
-        raise Unavailable(f"no private folder for ipc in {parent}: {error}", cure=cure) from error
-    url = f"ipc://{folder / _SOCKET}"
-    scheme_of(url)
-    return url
+        raise Unavailable(f"no private folder in {parent}: {error}", cure=cure) from error
 
 
 def _parent() -> Path:
@@ -174,10 +179,15 @@ def release_ipc(url: str, *, folder: bool = True) -> None:
 
 def release_folder(url: str) -> None:
     """Remove the folder of the url's socket, and all in it, if it is a private one of this process. Idempotent."""
-    path = socket_of(url)
-    if path is not None and (descriptor := _locks.pop(path.parent, None)) is not None:
+    if (path := socket_of(url)) is not None:
+        release_private(path.parent)
+
+
+def release_private(folder: Path) -> None:
+    """Remove ``folder``, and all in it, if it is a private one of this process. Idempotent."""
+    if (descriptor := _locks.pop(folder, None)) is not None:
         os.close(descriptor)  # first: where none is left, listing the folder takes one
-        _remove_folder(path.parent)
+        _remove_folder(folder)
 
 
 def remove_stale_folders(parent: Path) -> list[Path]:

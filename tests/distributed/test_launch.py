@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -34,6 +36,32 @@ def test_what_a_launch_keeps_lies_in_the_folder_that_goes_with_the_process(start
     release_folder(url)
     assert not folder.exists()
     starter.end(0.0)
+
+
+LEFT = """
+import os
+from hal.distributed import launch
+os.environ["XDG_RUNTIME_DIR"] = {folder!r}
+launch.subprocess.Popen = lambda *_, **__: None
+launch.PaddleLaunch(1).start("tcp://127.0.0.1:1")
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_what_a_killed_worker_over_tcp_has_left_is_removed_by_the_next(tmp_path, monkeypatch):
+    """Its folder goes with no socket; one of a process that lives stays."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    subprocess.run([sys.executable, "-c", LEFT.format(folder=str(tmp_path))], check=False)
+    (dead,) = tmp_path.iterdir()
+    monkeypatch.setattr(launch.subprocess, "Popen", lambda *_, **__: None)
+    first, second = launch.PaddleLaunch(1), launch.PaddleLaunch(1)
+    first.start("tcp://127.0.0.1:1")
+    assert not dead.exists()
+    second.start("tcp://127.0.0.1:1")
+    assert len(list(tmp_path.iterdir())) == 2
+    for starter in (first, second):
+        starter.end(0.0)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_error_quotes_what_tells_how_ranks_have_ended(started):

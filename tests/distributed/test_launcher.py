@@ -3,11 +3,14 @@ hal tells it."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import sys
 
 import pytest
 
-from hal.distributed.launcher import by_its_arguments, without_devices
+from hal.distributed.launcher import by_its_arguments, without_devices, without_environment_in_files
 
 
 @pytest.fixture
@@ -64,3 +67,38 @@ def test_what_a_cluster_has_set_for_another_job_is_not_taken_for_this_one(monkey
     assert taken() == ("2", 8, "there", "3")
     by_its_arguments()
     assert taken() == ("1", 2, "here", None)
+
+
+def test_a_ranks_variables_are_kept_only_where_they_are_too_long(tmp_path, monkeypatch):
+    """What Paddle keeps for its ranks in a file, for those that do not fit into an environment."""
+    contexts = pytest.importorskip("paddle.distributed.launch.utils.process_context")
+    controllers = pytest.importorskip("paddle.distributed.launch.controllers.controller")
+    for place, name in ((contexts, "json"), (controllers.Controller, "save_pod_env")):
+        monkeypatch.setattr(place, name, getattr(place, name))  # put back afterwards
+    monkeypatch.setattr(controllers.Controller, "save_pod_log", controllers.Controller.save_pod_log)
+    without_environment_in_files()
+    variables = {"TOKEN": "hidden", "PADDLE_TRAINER_ENDPOINTS": "a:1,b:2"}
+    place = {"PADDLE_LOG_DIR": str(tmp_path), "PADDLE_TRAINER_ID": "0"}
+    with open(tmp_path / "log", "wb") as log:
+        started = contexts.ProcessContext(["true"], env=variables | place, out=log, err=log)
+        started.start()
+        started.wait()
+    assert json.loads((tmp_path / "backup_env.0.json").read_text()) == {"PADDLE_TRAINER_ENDPOINTS": "a:1,b:2"}
+
+
+@pytest.mark.conform
+def test_nothing_of_the_environment_is_written_to_files(tmp_path):
+    """Paddle's own launcher writes all of it beside the log, and prints it where a rank fails and a flag says so."""
+    pytest.importorskip("paddle.distributed.launch")
+    rank = [sys.executable, "-c", "import sys; print('here'); sys.exit(3)"]
+    options = ["--nproc_per_node", "1", "--log_dir", str(tmp_path), "--job_id", "hal", "--max_restart", "0"]
+    launcher = [sys.executable, "-P", "-c", "from hal.distributed.launcher import main; main()", *options, *rank]
+    told = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "FLAGS_print_launcher_env": "1"}
+    done = subprocess.run(
+        launcher, env=os.environ | told | {"TOKEN": "hidden"}, capture_output=True, text=True, check=False
+    )
+    files = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert files["workerlog.0"].endswith("here\n")
+    assert [name for name, text in files.items() if "hidden" in text] == []
+    assert "status failed" in done.stdout + done.stderr
+    assert "hidden" not in done.stdout + done.stderr
