@@ -225,6 +225,16 @@ def _(bound):
     return os.waitpid(child, 0)[1] == 0
 
 
+@proof("FreedUnderWork", pressed())
+def _(bound):
+    stream, source, target = bound.default_stream, poisoned(bound, 4096), poisoned(bound, 4096)
+    value = flat(source, 0, 4096)
+    with bound.device.hold_stream(stream):
+        write(bound, flat(target, 0, 4096), value, stream)
+        del source, value
+        return bound.device.retired.reap() == 0
+
+
 @proof("LeaksDeviceMemory", cpu)
 def _(bound):
     memory, before = poisoned(bound, 64), bound.counters().allocations

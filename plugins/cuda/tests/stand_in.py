@@ -197,6 +197,7 @@ class Library:
     CUmemAllocationType = SimpleNamespace(CU_MEM_ALLOCATION_TYPE_PINNED=1)
     CUmemLocationType = SimpleNamespace(CU_MEM_LOCATION_TYPE_DEVICE=1)
     CUstreamCaptureMode = SimpleNamespace(CU_STREAM_CAPTURE_MODE_RELAXED=2)
+    CUpointer_attribute = SimpleNamespace(CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL=9)
     FORBIDDEN = frozenset(
         ("cuModuleLoadData", "cuModuleUnload", "cuStreamSynchronize", "cuMemPoolCreate", "cuMemPoolDestroy")
     )
@@ -259,6 +260,9 @@ class Library:
 
     def cuDevicePrimaryCtxRetain(self, device):
         return CUresult.CUDA_SUCCESS, 7
+
+    def cuPointerGetAttribute(self, attribute, address):
+        return CUresult.CUDA_SUCCESS, 0
 
     def cuStreamGetCtx(self, handle):
         return CUresult.CUDA_SUCCESS, 7

@@ -14,7 +14,7 @@ from ..memory.dtypes import dtype_of
 from ..memory.plan import SCATTER_MAP, WRITE, Records, WritePlan
 from ..memory.views import Memory, View
 from .harness import backdoor
-from .harness.backdoor import arrive
+from .harness.backdoor import PATIENCE, arrive
 from .harness.bits import noise
 from .harness.guarantees import guarantee
 from .kit import Kit
@@ -99,6 +99,29 @@ def test_g02_a_device_value_may_be_freed_once_the_call_has_returned(kit: Kit) ->
                 backdoor.write(kit.device, memory, 0, np.full(length, 0xDD, np.uint8), other)
         arrive(ticket)
         slab.check(f"the device value of {length} bytes was freed by its caller")
+
+
+@guarantee(2, requires=("tensors", "async_h2d", "can_hold_stream"))
+@pytest.mark.parametrize("which", ["value", "target"])
+def test_g02_a_tensor_may_be_dropped_once_the_call_has_returned(kit: Kit, which: str) -> None:
+    """Its framework gives the memory to the next tensor, on a stream that does not wait for hal's."""
+    stream, support = kit.device.stream(), kit.subject.support
+    should, others = noise(15, MIB), np.full(MIB, 0xDD, np.uint8)
+    slab = Slab(kit, MIB)
+    mine: Any = support.tensor(kit.device, should if which == "value" else np.zeros(MIB, np.uint8))
+    kit.device.default_stream.synchronize(PATIENCE)
+    with kit.held(stream):
+        target, value = (slab.at(0, (MIB,)), mine) if which == "value" else (mine, should)
+        ticket = kit.bound.async_set_value(target=target, value=value, stream=stream)
+        del mine, target, value
+        gc.collect()
+        made = [support.tensor(kit.device, others) for _ in range(3)]
+    arrive(ticket)
+    if which == "value":
+        slab.over(slab.at(0, (MIB,)))[...] = should
+        slab.check("a tensor was dropped by its caller, and others were made where it was")
+    for tensor in made:
+        assert (support.values_of(kit.device, tensor) == others).all(), "a tensor was written in place of a dropped one"
 
 
 @guarantee(5)

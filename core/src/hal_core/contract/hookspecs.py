@@ -99,7 +99,7 @@ def async_set_value(device: Device, target: View, value: Value, stream: Stream) 
 
     - G1: work put on ``stream`` after the call sees the value; the host sees it after ``ticket.wait()``.
     - G2: the caller may change or free ``value`` as soon as the call returns. A value already on the device is read
-      in stream order.
+      in stream order. A framework's tensor, value or target, may be dropped then, whatever stream it was allocated on.
     - G3: with ``async_h2d`` the call returns while the stream is held. When the staging ring is full it waits for
       the oldest entry alone, counts that, and raises after a deadline with nothing half-queued.
     - G4: calls on one stream take effect in order; of two writes to one place the last wins.

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from ..streams import Event
 
 Free = Callable[[], None]
+LOOKS = 4
+"""Entries that a frequent call looks at: more than it adds, so that the list gets shorter once the work is over."""
 
 
 class Retired:
@@ -38,12 +41,18 @@ class Retired:
         self.reap(deadline)
         self._closed = True
 
-    def reap(self, deadline: float = 0.0) -> int:
-        """Give back what is over by now, or within ``deadline`` seconds each; how many that were."""
+    def look(self) -> None:
+        """Give back what is over among the first few entries: cheap enough for every hook call."""
+        if self._waiting:
+            self.reap(most=LOOKS)
+
+    def reap(self, deadline: float = 0.0, most: int | None = None) -> int:
+        """Give back what is over by now, or within ``deadline`` seconds each; how many that were. ``most``: entries
+        that are looked at."""
         if self._process != os.getpid():
             return 0  # a fork's child: memory and streams are the parent's
         freed = 0
-        for _ in range(len(self._waiting)):
+        for _ in range(len(self._waiting) if most is None else min(most, len(self._waiting))):
             events, free = self._waiting.popleft()
             if all(event.wait(deadline) if deadline else event.done() for event in events):
                 free()
@@ -66,7 +75,8 @@ class Owner(Protocol):
 class DeviceMemory:
     """Device memory at ``address``. It goes back when nobody holds it and the work that was given it is over.
 
-    ``keep``: the owner of memory that somebody else made. ``_free``: what gives it back; None: nothing is to be done.
+    ``keep``: the owner of memory that a framework allocated. Its allocator gives memory to the next tensor as soon as
+    the owner is dropped, so the owner is held until that work is over. ``_free``: what gives other memory back.
     """
 
     __slots__ = ("__weakref__", "_free", "address", "device", "keep", "nbytes")
@@ -75,5 +85,12 @@ class DeviceMemory:
         self.device, self.address, self.nbytes, self.keep, self._free = device, address, nbytes, keep, free
 
     def __del__(self) -> None:
-        if self._free is not None:  # work that uses it was put on a stream before now, so before its last event
-            self.device.retired.add(self.device.last.values(), self._free)
+        free = self._free
+        if free is None and self.keep is not None:
+            free = partial(_let_go, self.keep)
+        if free is not None:  # work that uses it was put on a stream before now, so before its last event
+            self.device.retired.add(self.device.last.values(), free)
+
+
+def _let_go(keep: object) -> None:
+    """Do nothing: this call held the owner until now."""

@@ -149,6 +149,7 @@ class StreamDevice(DeviceBase):
     def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
         """Copy on a stream beside ``stream``, after an event on it; neither it nor any other stream waits."""
         self.check_open()
+        self.retired.look()
         places, at = [], 0
         for part in parts:
             places.append((at, part.nbytes))

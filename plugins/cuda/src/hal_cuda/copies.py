@@ -39,6 +39,7 @@ class Copies:
         """Copy a part, which lies in the memory."""
         device, nbytes = self._device, part.nbytes
         device.check_stream(stream)
+        device.retired.look()
         own, begin = device.own(stream), device.address_of(memory) + part.offset
         lease = Lease(device.blocks, device.blocks.take(nbytes))
         try:
@@ -72,6 +73,7 @@ class NativeCopies(Copies):
         device = self._device
         if device._closed or device.driver.broken or device.health.unusable:
             device.check_open()
+        device.retired.look()
         events, blocks, nbytes = device.events, device.blocks, part.nbytes
         after = stream if type(stream) is AsyncStream and stream.pool is events else device.own(stream)
         begin = device.address_of(memory) + part.offset

@@ -135,8 +135,11 @@ class CudaDevice(OnGpu):
         return DeviceMemory(self, int(base.data_ptr()), nbytes, base)
 
     def resolve(self, target: object) -> View:
-        """A view over a tensor's own memory."""
-        return target if isinstance(target, View) else resolve(self, self.driver, self.index, target)
+        """A view over a tensor's own memory, which is kept until the work on it is over."""
+        if isinstance(target, View):
+            return target
+        self.retired.look()
+        return resolve(self, self.driver, self.index, target)
 
     def tensor(self, view: View, framework: str = "") -> Any:  # noqa: ANN401 (a framework's)
         """Of Paddle, where it has the memory; of others by DLPack."""

@@ -114,9 +114,7 @@ class Writer:
         params["shape"] = (1,) * pad + target.shape
         params["to"] = (0,) * pad + target.strides
         params["from"] = (0,) * pad + source.strides
-        ticket = self._launch(kernel, min(-(-target.size // THREADS), 4096), stream)
-        ticket.keep = (target.memory, source.memory)
-        return ticket
+        return self._launch(kernel, min(-(-target.size // THREADS), 4096), stream)
 
     def _launch(self, kernel: Kernel, blocks: int, stream: AsyncStream) -> AsyncTicket:
         kernel.launch(blocks, THREADS, stream.handle)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass
-from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -111,7 +110,7 @@ def _paddle(device: OnAccelerator, target: Any) -> View:  # noqa: ANN401 (a Padd
     reach = [] if empty else [(count - 1) * step for count, step in zip(shape, strides, strict=True)]
     low = sum(step for step in reach if step < 0)
     nbytes = 0 if empty else sum(map(abs, reach)) + dtype.itemsize
-    memory = DeviceMemory(device, address + low, nbytes, free=partial(_let_go, target))
+    memory = DeviceMemory(device, address + low, nbytes, keep=target)
     return View(memory, -low, shape, strides, dtype)
 
 
@@ -120,7 +119,3 @@ def accelerator_of(memory: Memory) -> Accelerator:
     found = getattr(memory.device, "accelerator", None)
     assert isinstance(found, Accelerator)
     return found
-
-
-def _let_go(keep: object) -> None:
-    """Nothing to do: this call held the owner, until the work on its memory was over."""

@@ -178,6 +178,28 @@ class LeaksDeviceMemory(Lie):
         return super().async_set_value(device, target, value, stream)  # type: ignore[misc,no-any-return]
 
 
+class _Forgotten(dict[int, Any]):
+    def values(self) -> Any:  # noqa: ANN401 (no event at all)
+        return ()
+
+
+@liar(2, "memory is given back when nobody holds it, whatever work still uses it", requires=RING)
+class FreedUnderWork(Lie):
+    """As a framework's allocator does for its own stream."""
+
+    @property
+    def last(self) -> dict[int, Any]:
+        """The last events, none of which guards memory that is dropped."""
+        true: dict[int, Any] = self.__dict__["last"]
+        if not isinstance(true, _Forgotten):
+            true = self.__dict__["last"] = _Forgotten(true)
+        return true
+
+    @last.setter
+    def last(self, events: dict[int, Any]) -> None:
+        self.__dict__["last"] = events
+
+
 @liar(26, "each ticket is kept for ever, with what was copied")
 class KeepsEveryTicket(Lie):
     """Host memory grows from step to step."""
