@@ -193,8 +193,20 @@ def _told(error: RankLost) -> str:
 
 
 def _listed(deliveries: Sequence[tuple[str, int, int]]) -> str:
-    named = ", ".join(f"{name} from {position} on" for name, position, _ in deliveries[:8])
-    return named + (f" and {len(deliveries) - 8} more" if len(deliveries) > 8 else "")
+    """Every request once, with the first position that is missing (unknown: 0). Neighbours among the prompts with the
+    same position are one entry, so that thousands that have not begun are."""
+    first: dict[str, int] = {}
+    for name, position, _ in deliveries:
+        first[name] = max(0, min(position, first.get(name, position)))
+    runs: list[list[str]] = []
+    for name in first:
+        last = runs[-1][-1] if runs else ""
+        follows = last[1:].isdecimal() and name == f"r{int(last[1:]) + 1}"
+        if follows and first[last] == first[name]:
+            runs[-1].append(name)
+        else:
+            runs.append([name])
+    return ", ".join(f"{run[0]}{f' to {run[-1]}' * (len(run) > 1)} from {first[run[0]]} on" for run in runs)
 
 
 class _Shown:

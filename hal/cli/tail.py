@@ -46,7 +46,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def run(arguments: list[str]) -> None:
-    """Print until every sender has said good-bye, the time is over, or a signal; the counts go to stderr.
+    """Print until every sender has said good-bye for good, the time is over, or a signal; the counts go to stderr.
 
     Ctrl-C while it listens is how it is meant to be ended: status 0. Other signals give their own.
     """
@@ -120,7 +120,8 @@ class Printer:
             words += "; the sender was started again" if again else ""
         elif isinstance(event, SessionEnded):
             words = f"session {event.session:016x} ended after frame {event.last_sequence}"
-            self.has_ended = self.reader is not None and not self.reader.cursors
+            words += "; its worker is started again" if event.again else ""
+            self.has_ended = not event.again and self.reader is not None and not self.reader.cursors
         elif isinstance(event, SessionLost):
             self.counts["lost sessions"] += 1
         elif isinstance(event, Gap):

@@ -88,6 +88,7 @@ class Crew:
         self.peers: tuple[Description | None, ...] = ()  #: of ranks with a role, what each is to the other role's
         self.abilities = Abilities("", {}, "")
         self._lost: RankLost | None = None
+        self.again: Callable[[], bool] = lambda: False  #: whether ranks are started again if some are lost
         self.line = EngineLine(url, curve)
         try:
             self.reader = OutputReader(records, on_event=self._hear, curve=curve)
@@ -164,7 +165,7 @@ class Crew:
 
     @property
     def undelivered(self) -> list[Delivery]:
-        """What ranks have said that they could not send."""
+        """What ranks have said that the reader of a sink besides the engine's has not acknowledged."""
         return [delivery for deliveries in self._left.values() for delivery in deliveries]
 
     def stop(self) -> None:
@@ -317,7 +318,7 @@ class Crew:
             step = self._numbers[self.layout.number_of(rank)]
             what = f"rank {rank} was lost {f'in step {step}' if step else 'at its start'}: {why}"
             cure = cure or "see what became of it, and run the requests again (without a launcher, --restart does both)"
-            self.line.say(Verdict(what, cure, rank, step))
+            self.line.say(Verdict(what, cure, rank, step, again=self.again()))
             self._lost = RankLost(what, rank, step, cure=cure)
         return self._lost
 

@@ -60,6 +60,7 @@ class RanksEngine:
         self._ended: list[Finished] = []
         self._former_preemptions = self._former_running = self.restarts = 0
         self._former_drafts = (0, 0, 0)
+        self._former_undelivered: list[Delivery] = []
         self.steps = 0
         self.drafted: Counter[str] = Counter()
         """How many drafts were made for each request; complete when its end is told."""
@@ -74,7 +75,7 @@ class RanksEngine:
                 if not self._restarts_left:
                     raise
                 self._count_restart()
-        crew.drafted = self.drafted
+        crew.drafted, crew.again = self.drafted, lambda: self._restarts_left > 0
         schedulers = [
             Scheduler(self._layout, self._blocks, chunk=self._chunk, step_tokens=self._step_tokens, admit=self._admit)
             for _ in range(self._groups)
@@ -97,8 +98,8 @@ class RanksEngine:
 
     @property
     def undelivered(self) -> Sequence[Delivery]:
-        """What ranks could not send to a sink besides the engine's."""
-        return self.crew.undelivered
+        """What the reader of a sink besides the engine's has not acknowledged, of lost ranks too."""
+        return [*self._former_undelivered, *self.crew.undelivered]
 
     def stop(self) -> None:
         """Have the ranks end in order, everything sent."""
@@ -224,8 +225,11 @@ class RanksEngine:
         """Take what is still delivered, then start anew with the requests as they are, or end."""
         self.team.lose(error, self._take)
         if not self._restarts_left:
+            waiting = [(request.request_id, len(request.output), -1) for request in self._front]
+            error.undelivered = (*error.undelivered, *waiting)
             raise error
         self._count_restart()
+        self._former_undelivered += self.crew.undelivered
         self._former_drafts = self.drafts
         self._former_preemptions, self._former_running = self.preemptions, self.most_running
         resumed, ended = self.team.withdraw()

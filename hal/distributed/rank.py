@@ -110,6 +110,7 @@ class _Serving:
         self.step = 0
         self._patience = STARTING
         self._decided = False  # a verdict came
+        self._again = False  # which says that ranks are started again
         self._sink: Sink | None = None
         self._acceptance, self._told, self._first = Acceptance(), 0, False
         self._meeting: Meeting | None = None
@@ -187,15 +188,16 @@ class _Serving:
             except GroupLost:
                 return
             if isinstance(heard, Verdict):
-                raise error_of(heard) from error
+                raise self._verdict(heard) from error
 
     def _verdict(self, verdict: Verdict) -> HalError:
-        self._decided = True
+        self._decided, self._again = True, verdict.again
         return error_of(verdict)
 
     @contextlib.contextmanager
     def _sending(self, setup: Setup, layout: RankLayout) -> Iterator[None]:
-        """The sink of a group's first rank; what it could not send is told to the engine in the end."""
+        """The sink of a group's first rank; what another reader than the engine has not acknowledged is told to the
+        engine in the end, which knows by itself what it has read."""
         if not layout.group(self.rank).is_first:
             self._sink = MemorySink()  # the policy keeps what is not sent from it (G17)
             yield
@@ -209,8 +211,10 @@ class _Serving:
             self._sink = sinks[0] if len(sinks) == 1 else Copies(sinks)
             yield
         finally:
+            with contextlib.suppress(Undelivered):
+                close_all(sinks[:1], _DRAIN, again=self._again)
             try:
-                close_all(sinks, _DRAIN)
+                close_all(sinks[1:], _DRAIN, again=self._again)
             except Undelivered as error:
                 undelivered += error.records
             self._told = -1  # also of turns that had none

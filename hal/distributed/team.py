@@ -64,13 +64,9 @@ class Team(Generic[S]):
         for number, record in self.crew.rest():
             if self.in_flight[number]:
                 take(number, record)
-        missing = [
-            (generation.request_id, len(generation.generated), -1)
-            for number, scheduler in enumerate(self.schedulers)
-            if self.in_flight[number]
-            for generation in scheduler.running
-        ]
-        error.undelivered = tuple(self.crew.undelivered or missing)
+        unfinished = [one for scheduler in self.schedulers for one in scheduler.unfinished]
+        missing = [(one.request_id, len(one.generated), -1) for one in unfinished]
+        error.undelivered = (*self.crew.undelivered, *missing)
         self.crew.close()
 
     def withdraw(self) -> tuple[list[Request], list[Finished]]:

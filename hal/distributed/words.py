@@ -155,20 +155,22 @@ class Drafted(_Word):
 
 
 class Left(_Word):
-    """The rank's last word, and what it could not send."""
+    """The rank's last word, and what the reader of ``Setup.sink`` has not acknowledged."""
 
     rank: int
     undelivered: list[Delivery] = []
 
 
 class Verdict(_Word):
-    """How it ends on every rank: refused, or rank ``rank`` was lost in step ``step``."""
+    """How it ends on every rank: refused, or rank ``rank`` was lost in step ``step``; ``again``: and ranks are started
+    again."""
 
     what: str
     cure: str = ""
     rank: int = -1
     step: int = -1
     refused: bool = False
+    again: bool = False
 
 
 class Reserve(_Word):

@@ -124,6 +124,11 @@ class Scheduler:
         return None
 
     @property
+    def unfinished(self) -> list[Generation]:
+        """Requests that have not ended, running or waiting, in the order in which they came."""
+        return list(self._live.values())
+
+    @property
     def taken(self) -> int:
         """Of how many steps the output was taken."""
         return self._holdings.taken

@@ -19,11 +19,15 @@ class SessionStarted:
 
 @dataclass(frozen=True, slots=True)
 class SessionEnded:
-    """A sender has closed; everything up to ``last_sequence`` was sent and acknowledged."""
+    """A sender has closed; everything up to ``last_sequence`` was sent and acknowledged.
+
+    ``again``: its worker is started again, so that a new session follows.
+    """
 
     session: int
     sender: int
     last_sequence: int
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)

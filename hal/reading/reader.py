@@ -78,7 +78,7 @@ class OutputReader:
         self._pid = os.getpid()
 
     def read(self, timeout: float | None = None) -> Frame | None:
-        """Return the next frame, or None after ``timeout`` seconds or when the last session has ended."""
+        """Return the next frame, or None after ``timeout`` seconds or when the last session has ended for good."""
         self._ended = False
         if (frame := self._next_ready()) is not None or self._ended:
             return frame
@@ -191,7 +191,7 @@ class OutputReader:
                 self._last, frame = item
                 self._last.read = frame.header.sequence
                 return frame
-            self._was_good_bye |= isinstance(item, SessionEnded)
+            self._was_good_bye |= isinstance(item, SessionEnded) and not item.again
             if self._on_event is not None:
                 self._on_event(item)
             elif isinstance(item, StreamLoss):

@@ -16,7 +16,7 @@ from hal.reading.events import Event, FrameSkipped, SessionEnded, SessionLost
 from hal.reading.session import Session
 from hal.transport.curve import CurveKeys
 from hal.transport.parts import joined
-from hal.transport.protocol import Cursor, Empty, State, control, read_control
+from hal.transport.protocol import Bye, Cursor, Empty, State, control, read_control
 from hal.transport.sockets import Bound
 from hal.transport.urls import socket_of
 
@@ -196,9 +196,9 @@ class Receiver:
         if header.kind == FrameKind.STATE:
             self._take_state(session, header, frame)
         elif header.kind == FrameKind.BYE:
-            read_control(header, frame, Empty)
+            bye = read_control(header, frame, Bye)
             self._forget(session, lost=False)
-            self.ready.append(SessionEnded(session.number, session.sender, header.sequence))
+            self.ready.append(SessionEnded(session.number, session.sender, header.sequence, bye.again))
         # other kinds are of a later revision, or not for readers
 
     def _take_output(self, session: Session, header: FrameHeader, frame: memoryview) -> None:

@@ -44,11 +44,16 @@ class Copies:
         """Nothing of its own to drain."""
 
 
-def close_all(sinks: Sequence[Sink], timeout: float) -> None:
-    """Close sinks one after the other, each with ``timeout`` seconds; then raise all that was undelivered."""
+def close_all(sinks: Sequence[Sink], timeout: float, *, again: bool = False) -> None:
+    """Close sinks one after the other, each with ``timeout`` seconds; then raise all that was undelivered.
+
+    ``again``: the worker is started again, for which readers are to wait.
+    """
     names: list[tuple[str, int, int]] = []
     why: list[str] = []
     for sink in sinks:
+        if again and hasattr(sink, "again"):  # a queue's reader cannot be told
+            sink.again = True
         try:
             sink.close(timeout)
         except Undelivered as error:

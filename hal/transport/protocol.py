@@ -10,7 +10,7 @@ OUTPUT         sender → reader   its number within the session, from 1, withou
 STATE          sender → reader   the last number made; :class:`State`. Heartbeat, greeting, and answer to CURSOR
 CURSOR         reader → sender   send everything after this number again; :class:`Cursor`
 ACKNOWLEDGE    reader → sender   everything up to this number is taken, the sender may forget it
-BYE            sender → reader   the session ended with this number, everything is acknowledged
+BYE            sender → reader   the session ended with this number, everything is acknowledged; :class:`Bye`
 REFUSE         reader → sender   the session was declared lost, nothing more of it is taken
 =============  ================  ==========================================================================
 
@@ -66,17 +66,23 @@ class Cursor(msgspec.Struct, omit_defaults=True, gc=False):
     leaving: bool = False
 
 
+class Bye(msgspec.Struct, omit_defaults=True, gc=False):
+    """The end of a session. ``again``: its worker is started again, so a new session follows."""
+
+    again: bool = False
+
+
 class Empty(msgspec.Struct, gc=False):
     """The body of frames whose header says everything."""
 
 
-_Control = TypeVar("_Control", State, Cursor, Empty)
+_Control = TypeVar("_Control", State, Cursor, Bye, Empty)
 _encoder = msgspec.msgpack.Encoder()
 _EMPTY = Empty()
 
 
 def control(
-    kind: FrameKind, sequence: int, *, session: int, sender: int = 0, body: State | Cursor | Empty = _EMPTY
+    kind: FrameKind, sequence: int, *, session: int, sender: int = 0, body: State | Cursor | Bye | Empty = _EMPTY
 ) -> bytes:
     """Return a control frame."""
     return seal(kind, _encoder.encode(body), session=session, sender=sender, sequence=sequence)

@@ -13,7 +13,7 @@ from hal_core import FrameError
 from hal_core.frames import FrameKind, split
 
 from hal.transport.connection import Connection
-from hal.transport.protocol import MESSAGE_BYTES, Cursor, State, control, read_control
+from hal.transport.protocol import MESSAGE_BYTES, Bye, Cursor, State, control, read_control
 from hal.transport.window import Window
 
 _DONTWAIT = int(zmq.DONTWAIT)  # enums cost a call
@@ -91,11 +91,11 @@ class Wire:
         until = self._next_beat if self._owed is None else time.monotonic() + self._heartbeat
         return self._connection.wait(until, due=due)
 
-    def say_good_bye(self) -> None:
-        """Tell a reader that this was all."""
+    def say_good_bye(self, *, again: bool) -> None:
+        """Tell a reader that this was all; ``again``: until the worker is started again."""
         if self.is_granted:
-            body = control(FrameKind.BYE, self._window.next - 1, session=self._session, sender=self._sender)
-            self._connection.send(body)
+            last, numbers = self._window.next - 1, {"session": self._session, "sender": self._sender}
+            self._connection.send(control(FrameKind.BYE, last, **numbers, body=Bye(again)))
 
     def _obey(self, kind: int, sequence: int, frame: memoryview) -> None:
         if kind == FrameKind.ACKNOWLEDGE:

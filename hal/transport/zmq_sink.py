@@ -48,6 +48,7 @@ class ZmqSink:
         curve: CurveKeys | None,
     ) -> None:
         self.session, self.sender, self.url = new_session(), sender, url
+        self.again = False  #: set before ``close``: the worker is started again, and readers are to wait for it
         self._capacity, self._capacity_bytes = capacity, capacity_bytes
         self._deadline = deadline
         self._window = Window()
@@ -187,7 +188,7 @@ class ZmqSink:
                 self._receive()
                 self._sleep()
             if not self._stop:
-                self._wire.say_good_bye()
+                self._wire.say_good_bye(again=self.again)
         except BaseException as error:  # noqa: BLE001  # whatever it was, callers must learn that nothing leaves now
             self._failure = self._failure or _closed(f"the sender thread failed: {error!r}")
         finally:

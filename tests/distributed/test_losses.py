@@ -54,10 +54,10 @@ def survivors_agree(worlds, how, tp, dp, victim, step):
     engine = engine_of(Row(tp=tp, dp=dp, timeout=2.0), start, told)
     for request in requests():
         engine.submit(request)
+    ended = set()
     try:
         with pytest.raises(RankLost) as caught:
-            for _ in engine.run():
-                pass
+            ended.update(finished.request_id for finished in engine.run())
     finally:
         engine.crew.close()
         worlds.end(tp * dp)
@@ -68,8 +68,9 @@ def survivors_agree(worlds, how, tp, dp, victim, step):
         assert answers[rank] == ("RankLost", str(caught.value), victim, caught.value.step)
     for name, tokens in told.tokens.items():
         assert tokens == reference().tokens[name][: len(tokens)]
-    missing = {name for name, _, _ in caught.value.undelivered}
-    assert missing <= {request.request_id for request in requests()}
+    missing = {name: (position, count) for name, position, count in caught.value.undelivered}
+    left = [request.request_id for request in requests() if request.request_id not in ended]
+    assert missing == {name: (len(told.tokens[name]), -1) for name in left}, "also those that were waiting"
     assert missing
 
 
@@ -98,7 +99,7 @@ def test_every_survivor_raises_the_same_error(worlds, how, tp, dp, victim, step)
     survivors_agree(worlds, how, tp, dp, victim, step)
 
 
-@pytest.mark.parametrize(("how", "tp", "dp", "victim", "step"), some(MANY[0]))
+@pytest.mark.parametrize(("how", "tp", "dp", "victim", "step"), some())
 def test_restarted_ranks_go_on_from_what_was_delivered(worlds, how, tp, dp, victim, step):
     goes_on(worlds, how, tp, dp, victim, step)
 

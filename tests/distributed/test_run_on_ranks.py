@@ -8,6 +8,7 @@ import json
 import pytest
 
 from hal.cli import main
+from hal.cli.run_ranks import _listed
 from tests.commands import environment, left_in, start
 
 pytestmark = pytest.mark.long(15)
@@ -92,4 +93,12 @@ def test_states_of_runners_are_not_compared_and_that_is_said(capsys, monkeypatch
     assert end.value.code == 2
     assert (
         "HAL_CHECK_RANKS: the comparison of the ranks' states goes with the Paddle model's" in capsys.readouterr().err
+    )
+
+
+def test_all_that_was_not_delivered_is_named():
+    lost = [("r0", 12, -1), ("r1", 12, -1), ("r3", 12, -1), ("r2", 5, 3), ("r2", 2, 3), ("r4", 0, -1)]
+    lost += [(f"r{number}", 0, -1) for number in range(5, 4000)] + [("<step 7>", -1, -1)]
+    assert _listed(lost) == (
+        "r0 to r1 from 12 on, r3 from 12 on, r2 from 2 on, r4 to r3999 from 0 on, <step 7> from 0 on"
     )

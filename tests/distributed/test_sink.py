@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import shutil
 import subprocess
 import sys
 import threading
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +19,8 @@ import pytest
 
 from hal import OutputReader
 
-from .rows import PATIENCE, TOLERANCE, Row, Told, reference, requests, run
+from .rows import PATIENCE, TOLERANCE, Row, Told, engine_of, reference, requests, run
+from .test_losses import Anew
 
 _spec = importlib.util.spec_from_file_location(
     "legacy_reader", Path(__file__).parents[1] / "output" / "legacy_reader.py"
@@ -61,6 +64,34 @@ def test_another_reader_gets_what_the_engine_gets(worlds, row):
     assert dict(told.tokens) == dict(reference().tokens)
     for request, values in reference().logprobs.items():
         np.testing.assert_allclose(told.logprobs[request], values, atol=TOLERANCE, rtol=0)
+
+
+def test_hal_tail_stays_until_restarted_ranks_have_sent_all(worlds, tmp_path):
+    """The sender that a lost rank takes along says that it comes again; the tail ends with the last session."""
+    url = f"ipc://{tmp_path}/tail"
+    begin, told, rows = Anew(worlds, 2, "killed", 1, 7), Told(), defaultdict(list)
+    command = [sys.executable, "-c", "from hal.cli import main; main()", "tail", url, "--json", "--timeout", "60"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as tail:
+        engine = engine_of(Row(tp=2, timeout=2.0, sink=url), begin, told, restarts=1)
+        try:
+            for request in requests():
+                engine.submit(request)
+            for _ in engine.run():
+                pass
+            engine.stop()
+        finally:
+            engine.close()
+        out, err = tail.communicate(timeout=PATIENCE)
+    assert tail.returncode == 0, err
+    events = [json.loads(line) for line in out.splitlines()]
+    for row in (event for event in events if event["event"] == "row"):
+        assert row["position"] == len(rows[row["request"]]), "a token was lost, or came twice"
+        rows[row["request"]] += row["tokens"]
+    assert dict(rows) == dict(reference().tokens)
+    assert engine.restarts == 1
+    assert engine.undelivered == []
+    ends = [event["text"] for event in events if event["event"] == "SessionEnded"]
+    assert [text.endswith("its worker is started again") for text in ends] == [True, False]
 
 
 READ = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 
 import pytest
 from hal_core.errors import InvalidValue, SinkFull
@@ -84,3 +85,23 @@ def test_async_iteration_ends_with_the_last_session(opened, output):
     join = close_in_thread(sink)
     assert asyncio.run(collect(reader)) == list(range(50))
     join()
+
+
+def test_a_reader_waits_for_a_worker_that_is_started_again(opened, output):
+    def come_again():
+        close()
+        second = opened.sink()
+        second.put(output(1))
+        second.close(20)
+
+    first, events = opened.sink(), []
+    first.put(output(0))
+    first.again = True
+    records = iter(opened.reader(on_event=events.append))
+    assert next(records).step == 0
+    close = close_in_thread(first)
+    thread = threading.Thread(target=come_again)
+    thread.start()
+    assert [record.step for record in records] == [1]
+    thread.join()
+    assert [event.again for event in events if isinstance(event, SessionEnded)] == [True, False]

@@ -77,7 +77,7 @@ class SplitEngine:
         self._note, self._with_drafts = note, drafts
         self._last_loss = "none came up"
         self.undelivered: list[tuple[str, int, int]] = []
-        """What ranks could not send to a sink besides the engine's."""
+        """What the reader of a sink besides the engine's has not acknowledged."""
         self._former = (0, 0, 0), 0, 0  # drafts, preemptions, most running of crews that were lost
         self._alone_since: dict[SplitRole, float] = {}
         self._changed = False
@@ -85,7 +85,7 @@ class SplitEngine:
         """How many drafts were made for each request; complete when its end is told."""
         try:
             for worker in self.workers:
-                worker.drafted = self.drafted
+                worker.drafted, worker.restarts = self.drafted, lambda: self._restarts_left > 0
                 worker.start()
             while any(worker.team is None for worker in self.workers):
                 self._start_all()

@@ -30,7 +30,7 @@ class SplitWorker(Generic[S]):
     - ``crew``: None while there is none; ``team``: None while it is not up.
     - ``leaving``: attempts that the engine has released, with the ranks that have not answered yet, and what follows
       when all have.
-    - ``drafted``: what its crews count of drafts, the engine's.
+    - ``drafted``: what its crews count of drafts, the engine's; ``restarts``: whether it may be started again.
     - ``again``: in words, what is done about its loss where that may be.
     - ``refused``: tells whoever has started it why it is refused, where that is not this process.
     """
@@ -49,6 +49,7 @@ class SplitWorker(Generic[S]):
         self._start, self._made = start, team
         self.crew: Crew | None = None
         self.drafted: Counter[str] = Counter()
+        self.restarts: Callable[[], bool] = lambda: False
         self.team: Team[S] | None = None
         self.leaving: dict[Key, tuple[set[int], Callable[[], None]]] = {}
 
@@ -60,7 +61,7 @@ class SplitWorker(Generic[S]):
     def start(self) -> None:
         """Start its ranks, in place of those that were lost."""
         self.team, self.crew = None, self._start()
-        self.crew.drafted = self.drafted
+        self.crew.drafted, self.crew.again = self.drafted, self.restarts
 
     def assemble(self, on_record: Callable[[OutputRecord], None]) -> bool:
         """Go on with the start; whether it is up now. Raises as :class:`Crew`."""
