@@ -1,14 +1,15 @@
-"""Memory of a framework's tensors is kept until the work on it is over (G2)."""
+"""Memory of tensors: kept until the work on it is over (G2), refused where it is not the elements (G6)."""
 
 from __future__ import annotations
 
 import gc
 import weakref
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hal_core import ByteRange, StateConfig
+from hal_core import ByteRange, InvalidValue, StateConfig
 
 SIZES = StateConfig(num_slots=8, max_model_len=64, block_size=4)
 pytestmark = pytest.mark.parametrize("opened", ["python over the library", "native"], indirect=True)
@@ -69,3 +70,23 @@ def test_tensors_under_way_are_looked_at_a_few_at_a_time(opened, monkeypatch):
     for _ in range(200):
         retired.look()
     assert not retired._waiting, "everything is over"
+
+
+class Lazy(Tensor):
+    """As a tensor of torch on the GPU whose memory holds the negative of its elements (``z.conj().imag``)."""
+
+    is_cuda, is_nested, is_quantized, layout = True, False, False, "torch.strided"
+    device = SimpleNamespace(index=0)
+
+    def is_neg(self):
+        return True
+
+
+@pytest.mark.parametrize("role", ["value", "target"])
+def test_g06_a_lazy_tensor_on_the_device_is_refused_by_name(opened, role):
+    device = opened()
+    state = device.state(SIZES)
+    lazy, target = Lazy(device, np.ones(8, np.float32)), state.view("temperature")
+    given = (target, lazy) if role == "value" else (lazy, 3.5)
+    with pytest.raises(InvalidValue, match=f"{role}: the tensor is lazy: torch's neg bit is set .*resolve_neg"):
+        device.async_set_value(target=given[0], value=given[1], stream=device.default_stream)

@@ -44,6 +44,7 @@ __getattr__, __dir__, __all__ = face(
         "hal_core.memory.copies": "CopyTicket HostCopy",
         "hal_core.memory.dlpack": "DLPACK_CPU DLPACK_CUDA",
         "hal_core.memory.dtypes": "dtype_of",
+        "hal_core.memory.foreign": "check_plain check_resolved",
         "hal_core.memory.packing": "Packed ROW apply_packed cut_rows",
         "hal_core.memory.plan": "SCATTER_MAP PlanBuilder WritePlan apply_to_host",
         "hal_core.memory.values": "Value",

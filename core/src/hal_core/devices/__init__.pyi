@@ -4,6 +4,8 @@ from ..memory.copies import HostCopy as HostCopy
 from ..memory.dlpack import DLPACK_CPU as DLPACK_CPU
 from ..memory.dlpack import DLPACK_CUDA as DLPACK_CUDA
 from ..memory.dtypes import dtype_of as dtype_of
+from ..memory.foreign import check_plain as check_plain
+from ..memory.foreign import check_resolved as check_resolved
 from ..memory.packing import ROW as ROW
 from ..memory.packing import Packed as Packed
 from ..memory.packing import apply_packed as apply_packed

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from ..errors import ConversionRefused, ShapeMismatch
+from ..errors import ConversionRefused, InvalidValue, ShapeMismatch
 from .convert import convert, convert_scalar
-from .dtypes import ARRAY_TYPES, SCALAR_MAKERS, DType, dtype_of
+from .dtypes import ARRAY_TYPES, SCALAR_MAKERS, DType
+from .foreign import host_elements
 from .views import View
 
 Array = np.ndarray[Any, Any]
@@ -23,7 +25,16 @@ def host_array(value: object) -> tuple[Array, DType] | None:
     """A framework's tensor on the host as an array with its dtype (bfloat16 as uint16); None for plain values."""
     if isinstance(value, _PLAIN) or not hasattr(value, "numpy") or not hasattr(value, "dtype"):
         return None
-    return np.asarray(value.numpy()), dtype_of(str(value.dtype))
+    return host_elements(value)
+
+
+def device_value(resolve: Callable[[object], View], value: object) -> View:
+    """A view of a tensor on the device; its error names the value, where ``resolve`` would name the target."""
+    try:
+        return resolve(value)
+    except InvalidValue as error:
+        error.argument = "value"
+        raise
 
 
 def prepare(target: View, value: object) -> Value:

@@ -14,7 +14,7 @@ import numpy as np
 from ..errors import GroupLost, InvalidBatch, InvalidValue, OutOfMemory, PluginError, SinkClosed, SinkFull
 from ..group import Group
 from ..memory.dtypes import SCALAR_MAKERS
-from ..memory.values import Value, host_array, prepare, prepare_array, prepare_on_device
+from ..memory.values import Value, device_value, host_array, prepare, prepare_array, prepare_on_device
 from ..memory.views import View
 from ..output.sinks import PendingOutput, Sink
 from ..ranks.channel import BroadcastChannel, channel_of
@@ -84,7 +84,7 @@ class Policy:
         if maker is not None:
             prepared = maker(value)
         elif type(value) is View or device.is_device_value(value):
-            source = value if type(value) is View else device.resolve(value)
+            source = value if type(value) is View else device_value(device.resolve, value)
             if source.memory.device is not device:
                 raise InvalidValue(
                     "the value is on another opened device", cure="copy it to the host first", argument="value"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hal_core import DType, InvalidValue, View
-from hal_core.devices import DeviceMemory, dtype_of
+from hal_core.devices import DeviceMemory, check_resolved, dtype_of
 
 from .driver import Driver
 
@@ -50,6 +50,7 @@ def _elsewhere(what: str, index: int) -> InvalidValue:
 
 
 def _paddle(device: Any, index: int, target: Any) -> View:  # noqa: ANN401
+    check_resolved(target, "target")
     place = target.place
     if not place.is_gpu_place() or place.gpu_device_id() != index:
         raise _elsewhere(f"the tensor is on {place}", index)
@@ -67,6 +68,7 @@ def _paddle_strides(target: Any) -> list[int]:  # noqa: ANN401
 def _torch(device: Any, index: int, target: Any) -> View:  # noqa: ANN401
     if target.device.index != index:
         raise _elsewhere(f"the tensor is on {target.device}", index)
+    check_resolved(target, "target")
     return _view(device, index, target.data_ptr(), target.shape, target.stride(), str(target.dtype), target)
 
 
@@ -95,7 +97,11 @@ def _dlpack(device: Any, index: int, target: Any) -> View:  # noqa: ANN401
     kind, ordinal = target.__dlpack_device__()
     if int(kind) != 2 or ordinal != index:
         raise _elsewhere(f"the DLPack device is ({int(kind)}, {ordinal})", index)
-    found = StridedMemoryView.from_dlpack(target, stream_ptr=-1)
+    try:
+        found = StridedMemoryView.from_dlpack(target, stream_ptr=-1)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        what = f"{type(target).__name__} gives no DLPack capsule: {error}"
+        raise InvalidValue(what, cure="give a dense tensor", device=f"cuda:{index}", argument="target") from error
     if found.readonly:
         raise InvalidValue("the array is read-only", cure="give a writable one", argument="target")
     shape = tuple(found.shape)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from hal_core import InvalidValue, View
-from hal_core.devices import DeviceMemory, Index, Memory, dtype_of
+from hal_core.devices import DeviceMemory, Index, Memory, check_plain, dtype_of
 
 from hal_sim.accelerator import Accelerator
 from hal_sim.paddle_env import DEFAULT_NAME
@@ -96,6 +96,7 @@ def _accelerator_type() -> str:
 
 def _paddle(device: OnAccelerator, target: Any) -> View:  # noqa: ANN401 (a Paddle tensor)
     """The view's memory is cut to its own bounds, so that nothing else can be reached by it."""
+    check_plain(target, "target")
     shape, dtype = tuple(target.shape), dtype_of(str(target.dtype))
     strides = tuple(step * dtype.itemsize for step in target.strides)
     empty = 0 in shape

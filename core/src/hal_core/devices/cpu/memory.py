@@ -10,6 +10,7 @@ import numpy as np
 
 from ...errors import InvalidValue
 from ...memory.dtypes import DType, dtype_of
+from ...memory.foreign import check_plain
 from ...memory.views import ByteRange, Memory, View, extent
 from ...slots.layout import ALIGNMENT
 
@@ -137,6 +138,7 @@ def resolve_host(device: object, target: Any) -> View:  # noqa: ANN401 (any fram
     """A view over a NumPy array or a Paddle tensor on the CPU place. Raises :class:`InvalidValue` for others."""
     if isinstance(target, np.ndarray):
         return _resolve_array(device, target)
+    check_plain(target, "target")
     place = getattr(target, "place", None)
     if place is None or not hasattr(target, "data_ptr") or not hasattr(target, "strides"):
         raise InvalidValue(

@@ -11,6 +11,7 @@ import numpy as np
 
 from ...errors import InvalidValue
 from ...memory.dtypes import dtype_of
+from ...memory.foreign import check_plain
 from ...memory.views import View, extent
 from ...slots.layout import ALIGNMENT
 
@@ -84,6 +85,7 @@ def resolve(device: Any, place: Any, target: Any) -> View:  # noqa: ANN401 (a de
             cure="give a view of a state, or a tensor on that place",
             argument="target",
         )
+    check_plain(target, "target")
     dtype = dtype_of(str(target.dtype))
     shape, size = tuple(target.shape), dtype.itemsize
     steps = tuple(step * size for step in target.strides)
