@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from . import signals
+from . import deadline, signals
 
 if TYPE_CHECKING:
     from hal_core import Request
@@ -38,11 +38,12 @@ class Shows(Protocol):
 
 
 def drive(engine: Drivable, plan: Plan, answers: Answers, show: Shows) -> None:
-    """Run every request to its end, which may be that all are aborted."""
+    """Run every request to its end, which may be that all are aborted. After a signal that takes half of the time that
+    is left: where a step hangs, what need not wait for it still ends in order."""
     for request in plan.requests:
         engine.submit(request)
     aborted = False
-    while engine.busy and show.error is None:
+    while engine.busy and show.error is None and signals.since() < deadline.SECONDS / 2:
         for finished in engine.step():
             if not finished.reported:
                 answers.end(finished)

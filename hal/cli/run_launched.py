@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from hal_core import GroupLost, InvalidValue, Unavailable
 
 from hal.distributed.crew import Crew
+from hal.distributed.process import IN_ORDER, LEAVING
 from hal.distributed.rollcall import Launched, RollCall, Where, answer
 from hal.transport.curve import CurveKeys
 
@@ -82,8 +83,13 @@ def _serve(launched: Launched, where: Where, keys: CurveKeys | None, engine: sub
 
 
 def _forward_signals(engine: subprocess.Popen[bytes] | None, over: threading.Event) -> None:
-    """A signal ends the engine in order, and it the ranks."""
+    """A signal ends the engine in order, and it the ranks. A rank that has not ended though its engine has, as it hangs
+    in a step, is ended by force: no launcher ends the rank that it waits for."""
     while not over.wait(_LOOK_SECONDS):
+        if engine is not None and (status := engine.poll()) is not None:
+            if not over.wait(LEAVING if status else IN_ORDER):
+                os._exit(status)
+            return
         if signals.came() is not None:
             if engine is not None and engine.poll() is None:
                 engine.send_signal(signal.SIGTERM)
@@ -135,15 +141,14 @@ class _Launched:
         """They end by themselves."""
 
 
-def launched_crew(setup: Setup, starting: float) -> Crew | None:
-    """The crew of an engine that rank 0 has started; None for any other process. ``starting``: as :class:`Crew` has
-    it."""
+def launched_crew(setup: Setup) -> Crew | None:
+    """The crew of an engine that rank 0 has started; None for any other process."""
     if VARIABLE not in os.environ:
         return None
     told = json.loads(os.environ[VARIABLE])
     if not told["host"]:
-        return Crew(setup, _Launched(told["report"], ""), look=signals.check, starting=starting)
+        return Crew(setup, _Launched(told["report"], ""), look=signals.check)
     keys = CurveKeys.new(*told["keys"])
     address = f"tcp://{told['host']}:*"
     starter = _Launched(told["report"], keys.public)
-    return Crew(setup, starter, url=address, records=address, curve=keys, look=signals.check, starting=starting)
+    return Crew(setup, starter, url=address, records=address, curve=keys, look=signals.check)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import queue
 import threading
@@ -14,11 +13,12 @@ from typing import TYPE_CHECKING
 from hal_core import HalError, InvalidValue, OutputRecord, Undelivered, lay_out
 
 from hal.distributed.check import VARIABLE
-from hal.distributed.crew import STARTING, Crew
+from hal.distributed.crew import Crew
 from hal.distributed.engine import RanksEngine
 from hal.distributed.errors import RankLost
 from hal.distributed.hiring import MEETING
 from hal.distributed.launch import PaddleLaunch
+from hal.distributed.limits import COLLECTIVE, STARTING
 from hal.distributed.words import Setup
 from hal.model.split import check_split
 from hal.proposers import NONE
@@ -46,9 +46,6 @@ if TYPE_CHECKING:
 
 LOST, FAILED = 1, 2
 """Exit statuses: ranks were lost; a request ended with an error."""
-TIMEOUT = 30.0
-"""Seconds that a collective may last, unless ``HAL_RANKS_TIMEOUT`` says otherwise."""
-_TIMEOUT_VARIABLE, _STARTING_VARIABLE = "HAL_RANKS_TIMEOUT", "HAL_RANKS_STARTING"
 _LOOK_SECONDS, _LEAVE_SECONDS = 0.1, 2.0
 
 
@@ -65,7 +62,7 @@ def generate_on_ranks(plan: Plan, params: SamplingParams, options: Options) -> i
         overlap_of(options.overlap, None, PADDLE_MODEL, ModelRunner.needs_host)
     hired = None
     if options.ranks.workers:
-        hired = hire(options, min(MEETING, _seconds(_STARTING_VARIABLE, STARTING)))
+        hired = hire(options, min(MEETING, STARTING.read()))
         options = hired.options
     try:
         with hired or nullcontext():
@@ -130,7 +127,7 @@ def _setup(plan: Plan, options: Options) -> Setup:
         tp=ranks.tp,
         dp=ranks.dp,
         records="",
-        timeout=_seconds(_TIMEOUT_VARIABLE, TIMEOUT),
+        timeout=COLLECTIVE.read(),
         everywhere=ranks.sampling == "every-rank",
         dp_sync=ranks.dp_sync,
         check=_asked_to_check(),
@@ -150,14 +147,9 @@ def _engine(
 ) -> RanksEngine | SplitEngine:
     ranks, setup = options.ranks, _setup(plan, options)
     if ranks.split is not None:
-        starting = _seconds(_STARTING_VARIABLE, STARTING)
-        return split_engine(plan, options, setup, starting, shown.take, screen.note, hired)
-    starting = _seconds(_STARTING_VARIABLE, STARTING)
+        return split_engine(plan, options, setup, shown.take, screen.note, hired)
     return RanksEngine(
-        lambda: (
-            launched_crew(setup, starting)
-            or Crew(setup, PaddleLaunch(ranks.size), look=signals.check, starting=starting)
-        ),
+        lambda: launched_crew(setup) or Crew(setup, PaddleLaunch(ranks.size), look=signals.check),
         lay_out(plan.sizes),
         plan.blocks,
         ranks.dp,
@@ -172,18 +164,6 @@ def _engine(
 
 def _asked_to_check() -> bool:
     return os.environ.get(VARIABLE, "") not in ("", "0")
-
-
-def _seconds(variable: str, default: float) -> float:
-    """As an environment variable says. Raises :class:`InvalidValue` for what it cannot mean."""
-    told = os.environ.get(variable) or str(default)
-    try:
-        seconds = float(told)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < math.inf:
-        raise InvalidValue(f"{told!r}", cure="give seconds above 0, as 30", argument=variable)
-    return seconds
 
 
 def _told(error: RankLost) -> str:

@@ -37,7 +37,6 @@ def split_engine(
     plan: Plan,
     options: Options,
     setup: Setup,
-    starting: float,
     on_record: Callable[[OutputRecord], None],
     note: Callable[[str], None],
     hired: Hired | None = None,
@@ -52,9 +51,9 @@ def split_engine(
     def crew(role: SplitRole, place: int) -> Crew:
         mine = msgspec.structs.replace(setup, role=role, number=place)
         if hired is not None:
-            return hired.crew(mine, place, starting)
+            return hired.crew(mine, place)
         starter = PaddleLaunch(tp, before=place * tp, among=(prefill + decode) * tp)
-        return Crew(mine, starter, look=signals.check, starting=starting, wait=False)
+        return Crew(mine, starter, look=signals.check, wait=False)
 
     def limits(kind: type[Scheduler]) -> Scheduler:
         return kind(layout, plan.blocks, chunk=options.chunk, step_tokens=options.step_tokens, admit=admits)

@@ -39,7 +39,7 @@ class Hired:
     """Places of workers whose ranks were started once, with this host's address as they see it: who is asked for there
     again was lost, and the way to it may be gone just now."""
 
-    def crew(self, setup: Setup, place: int, starting: float) -> Crew:
+    def crew(self, setup: Setup, place: int) -> Crew:
         """Have a worker start its ranks, which come to this host by the address that the worker's host sees. One that
         was lost is waited for at its url."""
         worker, met = self.workers[place]
@@ -58,7 +58,6 @@ class Hired:
             records=url,
             curve=self.keys,
             look=signals.check,
-            starting=starting,
             wait=False,
         )
 

@@ -8,7 +8,8 @@ and in a callback it would be printed and forgotten. What happens is what the co
 - a call may wait for ever: the signal is raised there (:func:`raised`).
 
 A second signal, more than ``PATIENCE`` seconds after the first, ends the process at once, with its private folders
-removed. Sooner it counts as the same one: a closing terminal and ``timeout`` send theirs twice.
+removed. Sooner it counts as the same one: a closing terminal and ``timeout`` send theirs twice. A command that has not
+ended ``deadline.SECONDS`` after the first one is ended by force, whatever its main thread waits for.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ import sys
 import threading
 import time
 
+from . import deadline
+
 TYPE_CHECKING = False  # as in hal
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +32,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 PATIENCE = 1.0
+_INTERPRETER_SECONDS = 60
+"""Seconds that the interpreter may take for its own end, in which it answers no signal. The host may be busy."""
+_TIDYING_SECONDS = 1.0
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
 _NUMBERS = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
 
@@ -69,10 +75,32 @@ class _Watch:
         try:
             if self.tidy is not None:
                 self.tidy()
-            if (urls := sys.modules.get("hal.transport.urls")) is not None:
-                urls.release_all()
+            _release_folders()
         finally:
             os._exit(128 + (self.first or signal.SIGINT))
+
+    def force(self, number: int) -> None:
+        """End the process now, from another thread than the main one, which may never go on: nor may what is tidied up.
+        Its children end with it, or by themselves."""
+        try:
+            tidying = threading.Thread(target=self._tidy_up, daemon=True)
+            tidying.start()
+            tidying.join(_TIDYING_SECONDS)
+        finally:
+            os._exit(128 + (self.first or number))
+
+    def _tidy_up(self) -> None:
+        from .console import say
+
+        _release_folders()
+        say(f"hal: ended by force: the signal could not be obeyed in order within {deadline.SECONDS:g} s")
+        if self.tidy is not None:
+            self.tidy()
+
+
+def _release_folders() -> None:
+    if (urls := sys.modules.get("hal.transport.urls")) is not None:
+        urls.release_all()
 
 
 def _collecting(frame: FrameType | None) -> bool:
@@ -90,6 +118,11 @@ _watch = _Watch()
 def came() -> int | None:
     """The number of the first signal that came, if one has."""
     return _watch.first
+
+
+def since() -> float:
+    """Seconds since the first signal, 0 while none has come."""
+    return 0.0 if _watch.first is None else time.monotonic() - _watch.at
 
 
 def status() -> int:
@@ -121,12 +154,14 @@ def watched(*, to_the_end: bool) -> Iterator[None]:
     outer, _watch = _watch, _Watch()
     _watch.is_on = True
     former = _install()
+    limit = deadline.Deadline(_NUMBERS, _watch.force)
     if to_the_end:  # registered first, so called last: behind it the interpreter takes our handlers away
-        atexit.register(_ignore)
+        atexit.register(_leave)
     try:
         yield
     finally:
         if not to_the_end:
+            limit.close()
             for number, handler in former.items():
                 signal.signal(number, handler)
             _watch = outer
@@ -136,6 +171,13 @@ def _ignore() -> None:
     """Nothing is left that a signal could end, and the status is known."""
     for number in _NUMBERS:
         signal.signal(number, signal.SIG_IGN)
+
+
+def _leave() -> None:
+    """Only the interpreter's own end is left, in which no thread of ours runs."""
+    _ignore()
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(_INTERPRETER_SECONDS)
 
 
 def _install() -> dict[int, Any]:

@@ -17,7 +17,9 @@ from .abilities import Abilities, difference
 from .errors import RankLost
 from .launch import Starter
 from .layout import RankLayout
+from .limits import STARTING, STEP
 from .lines import EngineLine
+from .step_clock import StepClock
 from .steps import StepOrder, TaskOrder
 from .words import (
     PROTOCOL,
@@ -47,8 +49,6 @@ if TYPE_CHECKING:
 
     from hal.transport.curve import CurveKeys
 
-STARTING = 300.0
-"""Seconds in which ranks must be up, unless told otherwise: each imports its framework, perhaps on a busy machine."""
 _LOOK_SECONDS = 0.05
 _LEAVE_SECONDS = 10.0
 _HINT_SECONDS = 1.0
@@ -68,19 +68,23 @@ class Crew:
         records: str | None = None,
         curve: CurveKeys | None = None,
         look: Callable[[], None] = lambda: None,
-        starting: float = STARTING,
+        starting: float | None = None,
+        step: float | None = None,
         wait: bool = True,
     ) -> None:
         """Start the ranks and wait until they are up. ``setup.records`` and ``setup.reader_key`` are filled in here.
         ``wait`` False: only start them; :meth:`assemble` is to be called until it says that they are up.
         ``url``, ``records``: tcp addresses to listen on, with ``curve``; by default private ones of this host.
         ``look`` is called now and then while ranks start, and may raise what ends that. ``starting``: seconds in which
-        they must be up; one whose connection is closed before is lost at once.
+        they must be up; one whose connection is closed before is lost at once. ``step``: seconds that a step may last.
+        Both are by default as the variables of :mod:`hal.distributed.limits` say.
         Raises :class:`InvalidValue` for what is the user's to mend, with the same words on every rank, and
         :class:`RankLost` when ranks do not come up, or fail for another reason.
         """
         self.layout, self._starter, self._look = RankLayout(setup.tp, setup.dp), starter, look
-        self._starting, self._numbers = starting, [0] * self.layout.dp
+        self._starting = STARTING.read() if starting is None else starting
+        self._clock = StepClock(self.layout.dp, STEP.read() if step is None else step)
+        self._numbers = [0] * self.layout.dp
         self._failed, self._gone = list[Failed](), list[SessionLost | Gap]()
         self._left, self._drafts = dict[int, tuple[Delivery, ...]](), dict[int, tuple[int, int, int]]()
         self.drafted: Counter[str] = Counter()  #: drafts that were made for each request; an engine's own
@@ -129,6 +133,7 @@ class Crew:
         missed = self.line.order(StepOrder(number, self._numbers[number], tasks, taken), *self.layout.members(number))
         if missed:
             raise self._lose(missed[0], "it takes no messages any more")
+        self._clock.given(number)
         return self._numbers[number]
 
     def receive(self, timeout: float) -> tuple[int, OutputRecord] | None:
@@ -139,6 +144,7 @@ class Crew:
             frame = self.reader.read(max(0.0, min(left, _LOOK_SECONDS)))
             self._take_words(0.0)  # also those that were said before a record that is there now
             if frame is not None:
+                self._clock.taken(frame.header.sender)
                 return frame.header.sender, frame.record
             self.line.beat(Beat())
             self._check()
@@ -242,7 +248,7 @@ class Crew:
             raise self._lose(gone[0], "its connection was closed: its process has ended, or its host is lost", cure)
         if time.monotonic() > end:
             why = f"rank(s) {missing} did not come up: nothing was heard for {self._starting:g} s"
-            raise self._lose(missing[0], why, f"{cure}, or give them more time (HAL_RANKS_STARTING)")
+            raise self._lose(missing[0], why, f"{cure}, or give them more time ({STARTING.variable})")
 
     def _failure(self) -> HalError:
         """What a rank that fails comes to: a refusal if it says so, else its loss."""
@@ -297,6 +303,11 @@ class Crew:
             raise self._lose(0, how)
         if unsaid := self.line.unsaid:
             raise self._lose(min(unsaid), "it takes no messages any more")
+        if (late := self._clock.late()) is not None:
+            ranks = list(self.layout.members(late))
+            why = f"rank(s) {ranks} have not ended the step within {self._clock.limit:g} s"
+            cure = f"see what holds it up; where steps take that long, give them more time ({STEP.variable})"
+            raise self._lose(ranks[0], why, cure)
 
     def _blamed(self) -> tuple[int, Failed]:
         """The rank that was lost, and the word that tells why: as it says itself if it can, else as the others do."""

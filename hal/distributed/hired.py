@@ -20,7 +20,7 @@ from hal.transport.urls import scheme_of
 from .hiring import Beat, Begin, Dismissed, Ended, Meet, Met, Said, pack, unpack
 from .launch import PaddleLaunch
 from .lines import SILENCE
-from .process import KEY, MODEL
+from .process import KEY, LOST, MODEL
 from .words import PROTOCOL
 
 _LOOK_SECONDS = 0.1
@@ -109,9 +109,10 @@ class HiredWorker:
             return 0
         patience = time.monotonic() + _LEAVE_SECONDS
         while not (how := self._launch.ended()) and time.monotonic() < patience:
+            look()
             time.sleep(_LOOK_SECONDS)
-        self.how = how
-        return self._launch.status
+        self.how = how or f"its ranks did not end within {_LEAVE_SECONDS:g} s"
+        return self._launch.status if how else LOST
 
     def _leave(self, how: str) -> None:
         """The ranks have ended: tell the engine, and wait until it has heard."""

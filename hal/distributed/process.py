@@ -18,7 +18,7 @@ KEY, MODEL = "HAL_RANKS_KEY", "HAL_RANKS_MODEL"
 
 LOST, REFUSED = 1, 2
 """Exit statuses: ranks were lost; the start was refused."""
-_LEAVING, _IN_ORDER = 5, 60
+LEAVING, IN_ORDER = 5, 60
 """Seconds that the process may take to end after a loss, since leaving a device may wait for a collective that never
 ends; and after a run that went well, where nothing does, but the host may be busy."""
 
@@ -39,5 +39,5 @@ def main() -> int:
         print(f"hal: rank {rank}: {error}", file=sys.stderr, flush=True)
         status = LOST
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(_LEAVING if status else _IN_ORDER)
+    signal.alarm(LEAVING if status else IN_ORDER)
     return status

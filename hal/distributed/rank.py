@@ -38,6 +38,7 @@ from .check import RankCheck
 from .errors import error_of, word_of
 from .handing import Handing, open_handing
 from .layout import RankLayout
+from .limits import STARTING
 from .lines import SILENCE, RankLine
 from .loop import StepLoop
 from .meeting import Meeting
@@ -50,8 +51,6 @@ if TYPE_CHECKING:
     from hal.proposers import Proposer
     from hal.transport.curve import CurveKeys
 
-STARTING = 300.0
-"""Seconds that a rank waits for the engine and the other ranks at its start."""
 _DRAIN = 5.0
 """Seconds in which the records of a rank that ends must be acknowledged."""
 _GOLDEN = 0x9E37_79B9_7F4A_7C15
@@ -108,7 +107,7 @@ class _Serving:
     def __init__(self, line: RankLine, rank: int, curve: CurveKeys | None) -> None:
         self.line, self.rank, self._curve = line, rank, curve
         self.step = 0
-        self._patience = STARTING
+        self._patience = STARTING.read()
         self._decided = False  # a verdict came
         self._again = False  # which says that ranks are started again
         self._sink: Sink | None = None
@@ -153,14 +152,15 @@ class _Serving:
 
     def wait(self, wanted: type[_Wanted]) -> _Wanted:
         """Wait for that word; raises what a verdict says that comes instead."""
+        starting = STARTING.read()
         while True:
-            said = self.line.receive(STARTING)
+            said = self.line.receive(starting)
             if isinstance(said, wanted):
                 return said
             if isinstance(said, Verdict):
                 raise self._verdict(said)
             if said is None:
-                raise GroupLost(f"rank {self.rank} heard no {wanted.__name__} within {STARTING:g} s", argument="engine")
+                raise GroupLost(f"rank {self.rank} heard no {wanted.__name__} within {starting:g} s", argument="engine")
 
     @contextlib.contextmanager
     def telling(self) -> Iterator[None]:

@@ -7,6 +7,8 @@ import functools
 import itertools
 import os
 import signal
+import threading
+from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
@@ -99,18 +101,29 @@ def left_out(rank, field):
 
 
 @contextlib.contextmanager
-def ending(rank, victim, step, number):
-    """The rank ``victim`` sends itself a signal in its step ``step``, when its part of the model has run."""
+def ending(rank, victim, step, *arguments, act):
+    """The rank ``victim`` calls ``act`` in its step ``step``, when its part of the model has run."""
     steps = itertools.count(1)
     original = ModelRunner._write
 
     def write(worker, tokens):
         if rank.rank == victim and next(steps) == step:
-            os.kill(os.getpid(), number)
+            act(*arguments)
         original(worker, tokens)
 
     with mock.patch.object(ModelRunner, "_write", write):
         yield
+
+
+def send(number):
+    """A function that sends this process a signal."""
+    return lambda: os.kill(os.getpid(), number)
+
+
+def hang(mark):
+    """Make the file ``mark`` and never return; other threads go on."""
+    Path(mark).touch()
+    threading.Event().wait()
 
 
 @contextlib.contextmanager
@@ -235,6 +248,7 @@ LIARS = {
     "meeting": meeting,
     "no broadcast": no_broadcast,
     "left out": left_out,
-    "killed": functools.partial(ending, number=signal.SIGKILL),
-    "stopped": functools.partial(ending, number=signal.SIGSTOP),
+    "hung": functools.partial(ending, act=hang),
+    "killed": functools.partial(ending, act=send(signal.SIGKILL)),
+    "stopped": functools.partial(ending, act=send(signal.SIGSTOP)),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from types import SimpleNamespace
 from unittest import mock
 
@@ -80,3 +81,14 @@ def test_under_the_users_launcher_a_lost_engine_is_a_loss(capsys):
     with gone, mock.patch.object(run_launched, "answer", return_value=Where("ipc:///x", "")):
         assert run_launched.take_part(launched, options) == run_launched.LOST
     assert "hal: rank 1: engine: it is gone" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("status", [1, 130])
+def test_a_rank_that_hangs_ends_by_force_when_its_engine_has_ended(status, monkeypatch):
+    """The engine is a child of rank 0, whose end the user's launcher waits for."""
+    ended = []
+    monkeypatch.setattr(run_launched, "LEAVING", 0.0)
+    monkeypatch.setattr(run_launched, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(run_launched.os, "_exit", ended.append)
+    run_launched._forward_signals(SimpleNamespace(poll=lambda: status), threading.Event())
+    assert ended == [status]

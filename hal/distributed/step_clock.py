@@ -1,0 +1,41 @@
+"""Which group has been in one step for longer than a step may last."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+LONGEST_LOOK = 1.0
+"""Seconds between two looks that count at most: in a longer pause the engine itself was stopped, and perhaps its ranks
+with it."""
+
+
+class StepClock:
+    """Measures the oldest step under way of each of ``groups``. ``clock``: seconds."""
+
+    def __init__(self, groups: int, limit: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.limit, self._clock, self._looked = limit, clock, clock()
+        self._under_way, self._seconds = [0] * groups, [0.0] * groups
+
+    def given(self, group: int) -> None:
+        """A step was sent to a group."""
+        self._look()
+        self._under_way[group] += 1
+
+    def taken(self, group: int) -> None:
+        """The output of a group's oldest step has come; the next one begins."""
+        self._look()
+        self._under_way[group] -= 1
+        self._seconds[group] = 0.0
+
+    def late(self) -> int | None:
+        """Return a group whose step has lasted longer than the limit, if there is one."""
+        self._look()
+        return next((group for group, seconds in enumerate(self._seconds) if seconds > self.limit), None)
+
+    def _look(self) -> None:
+        now = self._clock()
+        passed, self._looked = min(now - self._looked, LONGEST_LOOK), now
+        for group, count in enumerate(self._under_way):
+            if count:
+                self._seconds[group] += passed

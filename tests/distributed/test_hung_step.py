@@ -1,0 +1,128 @@
+"""A rank that hangs in a step while its other threads live: its step has a limit, after which the rank is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from functools import partial
+
+import pytest
+
+from hal.cli import main
+from hal.distributed.step_clock import LONGEST_LOOK, StepClock
+from tests.split.rows import Own
+
+pytestmark = pytest.mark.long(20)
+JOB = ("run", "--device", "cpu", "--prompt", "def main(", "--max-tokens", "8", "--json")
+WAYS = [("--dp", "2"), ("--split", "1,1")]
+LIMIT = 5.0
+
+
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+    def pass_by(self, seconds, watched):
+        """So many seconds, with a look in each of them."""
+        for _ in range(round(seconds)):
+            self.now += 1.0
+            assert watched.late() is None
+
+
+def test_a_step_is_late_when_it_has_lasted_longer_than_the_limit():
+    clock = Clock()
+    watched = StepClock(2, LIMIT, clock)
+    clock.pass_by(3 * LIMIT, watched)  # idle
+    watched.given(1)
+    clock.pass_by(LIMIT, watched)
+    clock.now += 0.1
+    assert watched.late() == 1
+
+
+def test_a_steps_time_begins_when_the_step_before_it_has_ended():
+    clock = Clock()
+    watched = StepClock(1, LIMIT, clock)
+    watched.given(0)
+    watched.given(0)
+    clock.pass_by(LIMIT, watched)
+    watched.taken(0)
+    clock.pass_by(LIMIT, watched)
+    watched.taken(0)
+    clock.pass_by(3 * LIMIT, watched)
+
+
+def test_time_in_which_the_engine_was_stopped_does_not_count():
+    """Its ranks may have been stopped with it, as by Ctrl-Z."""
+    clock = Clock()
+    watched = StepClock(1, LIMIT, clock)
+    watched.given(0)
+    clock.now += 1000.0
+    assert watched.late() is None
+    clock.pass_by(LIMIT - LONGEST_LOOK, watched)
+    clock.now += 0.1
+    assert watched.late() == 0
+
+
+@pytest.fixture
+def hangs(monkeypatch, tmp_path, tmp_path_factory):
+    """One rank hangs in its third step: the only one with work, of the first ranks. From then on each look at the clock
+    is a second later."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("ipc")))
+    mark, started = tmp_path / "hung", []
+    monkeypatch.setenv("HAL_RANKS_STEP", str(LIMIT))
+    clock = Clock()
+
+    def now():
+        clock.now += mark.exists()
+        return clock.now
+
+    def ranks(size, *, before=0, among=None):
+        started.append(size)
+        victim = before + size == (among or size) and not mark.exists()
+        return Own(size, ("hung", 0, 3, str(mark)) if victim else ())
+
+    monkeypatch.setattr("hal.distributed.crew.StepClock", partial(StepClock, clock=now))
+    for module in ("run_ranks", "run_split"):
+        monkeypatch.setattr(f"hal.cli.{module}.PaddleLaunch", ranks)
+    return started
+
+
+def command(capsys, *arguments):
+    with pytest.raises(SystemExit) as end:
+        main([*JOB, *arguments])
+    out, err = capsys.readouterr()
+    return end.value.code, [json.loads(line) for line in out.splitlines()], err
+
+
+def test_a_rank_that_hangs_in_a_step_is_lost(capsys, hangs):
+    status, _, err = command(capsys, "--dp", "2")
+    assert status == 1
+    told = (
+        "hal: error: rank 0 was lost in step 3: rank(s) [0] have not ended the step within 5 s; not delivered: r0 from "
+    )
+    assert told in err
+    assert "(HAL_RANKS_STEP)" in err
+
+
+def test_requests_of_a_worker_that_hangs_get_their_error(capsys, hangs):
+    status, (answer,), err = command(capsys, "--split", "1,1")
+    assert status == 2
+    assert answer["finish_reason"] == "error"
+    assert "decode worker 0 was lost: rank 0 was lost in step 3: rank(s) [0] have not ended the step within 5 s" in err
+
+
+@pytest.mark.parametrize("way", WAYS, ids="=".join)
+def test_with_restart_requests_go_on_after_a_hang(way, capsys, hangs):
+    with contextlib.suppress(SystemExit):
+        main(list(JOB))
+    alone = json.loads(capsys.readouterr().out)
+    status, (answer,), err = command(capsys, *way, "--restart", "1")
+    assert status == 0, err
+    assert answer["token_ids"] == alone["token_ids"]
+    assert "started again 1 time(s)" in err
+    assert len(hangs) == (2 if "--dp" in way else 3)

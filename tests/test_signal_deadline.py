@@ -1,0 +1,174 @@
+"""A signal ends every command within a stated time, also where its main thread never goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from hal.cli import deadline
+
+from .commands import LIBRARIES, left_in, start
+
+pytestmark = pytest.mark.long(10)
+WARM = LIBRARIES
+
+#: Makes a function of the product wait for ever, and tells when it does; the deadline is a short one.
+HANGING = """
+    import ctypes, importlib, os, sys, threading
+    import hal.cli
+    hal.cli.signals.deadline.SECONDS = 0.3
+    kind, where = sys.argv[1:3]
+    del sys.argv[1:3]
+
+    def hangs():
+        os.write(1, b"hangs\\n")
+
+    def in_python(*_, **__):
+        hangs()
+        threading.Event().wait()
+
+    def in_c(*_, **__):
+        "A mutex that this thread holds already: no signal ends the wait, and no handler runs."
+        mutex, library = ctypes.create_string_buffer(64), ctypes.CDLL(None)
+        library.pthread_mutex_lock(mutex)
+        hangs()
+        library.pthread_mutex_lock(mutex)
+
+    module, _, path = where.partition(":")
+    *owners, name = path.split(".")
+    owner = importlib.import_module(module)
+    for one in owners:
+        owner = getattr(owner, one)
+    original = getattr(owner, name)
+
+    def on(*given, **options):
+        hangs()
+        return original(*given, **options)
+
+    setattr(owner, name, {"c": in_c, "python": in_python, "on": on}[kind])
+"""
+#: Ranks that are threads of the engine's process: they come up, and never come back from their first step; one of the
+#: ranks that are to be started again fails at its start.
+RANKS = """
+    from tests.distributed.test_start import Actors
+    from hal.distributed.steps import StepOrder
+    from hal.distributed.words import Failed, Verdict
+
+    class Idle(Actors):
+        def __init__(self, size, **_):
+            super().__init__(*[None] * size)
+
+        def _wait(self, line, rank, wanted):
+            if wanted is not Verdict:
+                return super()._wait(line, rank, wanted)
+            while not isinstance(line.receive(60.0), StepOrder):
+                pass
+            in_python()
+
+        def end(self, patience):
+            pass
+
+    class Failing(Idle):
+        starts = 0
+
+        def start(self, url):
+            Failing.starts += 1
+            if Failing.starts > 1:
+                in_c()
+            self.failed = [Failed(0, "gone"), None]
+            super().start(url)
+
+    hal.cli.run_ranks.PaddleLaunch = Failing if "--restart" in sys.argv else Idle
+"""
+MAIN = "\nhal.cli.main()\n"
+PROMPT = ("run", "--device", "cpu", "--prompt", "def f(", "--max-tokens", "4")
+STATES = {
+    "loading": ("c", "hal.model.llama:LlamaModel.load", *PROMPT),
+    "in a step": ("python", "hal.worker.runner:ModelRunner.launch", *PROMPT),
+    "in a step, in a library": ("c", "hal.worker.runner:ModelRunner.launch", *PROMPT),
+    "closing": ("python", "hal.transport.zmq_sink:ZmqSink.close", *PROMPT),
+    "closing a sink that nobody reads": ("on", "hal.cli.run_session:close_all", *PROMPT, "--sink", "ipc://{}/none"),
+    "idle": ("c", "hal.reading.reader:OutputReader.read", "tail", "ipc://{}/socket"),
+}
+ON_RANKS = {
+    "a rank hangs in a step": ("--dp", "2"),
+    "ranks are started again": ("--dp", "2", "--restart", "1"),
+}
+FORCED = "hal: ended by force: the signal could not be obeyed in order within 0.3 s\n"
+
+
+def begin(folder, kind, where, *arguments, code=HANGING, warm=None, **options):
+    """Start a command, and wait until it hangs."""
+    given = [one.format(folder) for one in arguments]
+    process = start(folder, kind, where, *given, code=textwrap.dedent(code) + MAIN, warm=warm, **options)
+    assert any(line.endswith("hangs\n") for line in process.stdout), process.communicate()
+    return process
+
+
+def check(process, folder, number=signal.SIGTERM):
+    """It ends after one signal, by force, with its status, and leaves nothing."""
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + number, (out, err)
+    assert err is None or err.endswith(FORCED)
+    assert err is None or "Traceback" not in err
+    assert left_in(folder) == []
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_command_that_hangs_ends_by_force(tmp_path, warm, state):
+    check(begin(tmp_path, *STATES[state], warm=warm), tmp_path)
+
+
+@pytest.mark.parametrize("state", ON_RANKS)
+def test_an_engine_whose_ranks_hang_ends_by_force(tmp_path, warm, state):
+    nothing = "on", "hal.cli.run_ranks:hire"
+    process = begin(tmp_path, *nothing, *PROMPT, *ON_RANKS[state], code=HANGING + RANKS, warm=warm)
+    check(process, tmp_path, signal.SIGINT)
+
+
+def test_neither_a_full_standard_error_nor_output_holds_the_end_up(tmp_path, warm):
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writing, b"x" * 4096)
+    os.set_blocking(writing, True)
+    process = begin(tmp_path, *STATES["in a step"], warm=warm, stderr=writing)
+    os.close(writing)
+    check(process, tmp_path)
+    os.close(reading)
+
+
+FORKED = """
+    import os, signal
+    from hal.cli import deadline, signals
+    deadline.SECONDS = 0.0
+    forced = []
+    signals._Watch.force = lambda watch, number: forced.append(number)
+    with signals.watched(to_the_end=False), signals.noted():
+        child = os.fork()
+        if not child:
+            os.kill(os.getpid(), signal.SIGTERM)
+            os._exit(signals.came())
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == signal.SIGTERM
+    assert signal.set_wakeup_fd(-1) == -1
+    assert forced == []
+    print("fine")
+"""
+
+
+def test_a_signal_to_a_forked_child_does_not_end_its_parent(tmp_path):
+    process = start(tmp_path, code=textwrap.dedent(FORKED))
+    out, err = process.communicate(timeout=60)
+    assert out == "fine\n", err
+
+
+def test_the_page_names_the_seconds():
+    page = Path(__file__).parents[1] / "README.md"
+    assert f"within {deadline.SECONDS:g} s" in page.read_text(encoding="utf-8")
