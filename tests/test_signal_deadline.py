@@ -7,10 +7,12 @@ import os
 import signal
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from hal.cli import deadline
+from hal.cli import deadline, signals
+from hal.cli.run_drive import drive
 
 from .commands import LIBRARIES, left_in, start
 
@@ -33,11 +35,11 @@ HANGING = """
         threading.Event().wait()
 
     def in_c(*_, **__):
-        "A mutex that this thread holds already: no signal ends the wait, and no handler runs."
-        mutex, library = ctypes.create_string_buffer(64), ctypes.CDLL(None)
+        "No signal ends the wait, and no handler runs. It lets the mutex go once it waits: the other thread tells then."
+        mutex, never, library = ctypes.create_string_buffer(64), ctypes.create_string_buffer(64), ctypes.CDLL(None)
         library.pthread_mutex_lock(mutex)
-        hangs()
-        library.pthread_mutex_lock(mutex)
+        threading.Thread(target=lambda: (library.pthread_mutex_lock(mutex), hangs()), daemon=True).start()
+        library.pthread_cond_wait(never, mutex)
 
     module, _, path = where.partition(":")
     *owners, name = path.split(".")
@@ -172,3 +174,16 @@ def test_a_signal_to_a_forked_child_does_not_end_its_parent(tmp_path):
 def test_the_page_names_the_seconds():
     page = Path(__file__).parents[1] / "README.md"
     assert f"within {deadline.SECONDS:g} s" in page.read_text(encoding="utf-8")
+
+
+def test_a_drive_leaves_an_engine_that_does_not_come_to_its_end(monkeypatch):
+    """Requests are aborted at once; what need not wait for the step that hangs has half of the time for its end."""
+    passed = iter([0.0, 0.0, deadline.SECONDS / 2])
+    monkeypatch.setattr(signals, "came", lambda: signal.SIGTERM)
+    monkeypatch.setattr(signals, "since", lambda: next(passed))
+    aborted = []
+    engine = SimpleNamespace(busy=True, submit=lambda request: None, abort=aborted.append, step=list)
+    plan = SimpleNamespace(requests=[SimpleNamespace(request_id="a")])
+    drive(engine, plan, SimpleNamespace(stopped=[]), SimpleNamespace(error=None))
+    assert aborted == ["a"]
+    assert list(passed) == []

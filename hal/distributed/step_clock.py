@@ -37,5 +37,5 @@ class StepClock:
         now = self._clock()
         passed, self._looked = min(now - self._looked, LONGEST_LOOK), now
         for group, count in enumerate(self._under_way):
-            if count:
+            if count > 0:
                 self._seconds[group] += passed

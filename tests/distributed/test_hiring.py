@@ -155,36 +155,6 @@ def test_an_engine_that_vanishes_ends_its_worker(ipc, monkeypatch):
     engine.dismiss()
 
 
-class Stuck:
-    """A launch whose ranks never end by themselves."""
-
-    status = 0
-
-    def __init__(self, size, **_):
-        pass
-
-    def start(self, url):
-        Stuck.started = True
-
-    def ended(self):
-        return ""
-
-    def end(self, patience):
-        pass
-
-
-def test_a_worker_whose_ranks_do_not_end_has_lost_them(ipc, monkeypatch):
-    monkeypatch.setattr("hal.distributed.hired.PaddleLaunch", Stuck)
-    monkeypatch.setattr("hal.distributed.hired._LEAVE_SECONDS", 0.0)
-    worker, engine = Employed("prefill", ipc[0]), RemoteWorker(ipc[0], None)
-    engine.meet(versions(), PATIENCE)
-    engine.start("ipc:///nowhere")
-    while not hasattr(Stuck, "started"):
-        engine.ended()
-    engine.dismiss()
-    assert (worker.wait(), worker.how) == (1, "its ranks did not end within 0 s")
-
-
 def test_a_worker_that_vanishes_is_told_by_its_silence(ipc, monkeypatch):
     monkeypatch.setattr(hiring, "SILENCE", 0.3)
     monkeypatch.setattr("hal.distributed.hired.SILENCE", 0.1)

@@ -64,7 +64,7 @@ def refused(urls, monkeypatch, first, second):
     monkeypatch.setattr("hal.distributed.hired.PaddleLaunch", lambda size, more: ranks[threading.current_thread()])
     plan = SimpleNamespace(sizes=row.sizes, config=SimpleNamespace(vocab_size=256), blocks=row.blocks)
     with pytest.raises(InvalidValue) as error, hire(options(*urls), PATIENCE) as hired:
-        split_engine(plan, hired.options, row.setup(), PATIENCE, print, print, hired)
+        split_engine(plan, hired.options, row.setup(), print, print, hired)
     return error.value, workers
 
 
