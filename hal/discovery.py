@@ -61,9 +61,12 @@ class Entry:
         """True for a device of the core itself."""
         return normalized(self.distribution) == CORE
 
-    def error(self, what: str, cure: str = "") -> PluginError:
-        """A :class:`PluginError` that names the device, the distribution and a cure."""
+    def error(self, what: str, cure: str = "", *, own: BaseException | None = None) -> PluginError:
+        """A :class:`PluginError` that names the device, the distribution and a cure. ``own``: what its code raised."""
         way_out = f"reinstall or update {self.distribution}"
+        if own is not None:
+            what = f"{what}: {type(own).__name__}: {own}".rstrip(": ")
+            way_out = f"{self.distribution} itself failed: mend it (-v shows its traceback)"
         if self.group == OBSERVERS:
             what, way_out = f"observer {self.name}: {what}", f"{way_out}, or take {self.name} out of {OBSERVED}"
         elif self.group == PROPOSERS:
@@ -239,9 +242,9 @@ def load_made(entry: Entry, *arguments: object) -> object:
     except HalError:
         raise
     except (Exception, SystemExit) as error:
-        what = f"{entry.target} was not made: {type(error).__name__}: {error}".rstrip(": ")
         with_what = ", ".join(type(argument).__name__ for argument in arguments) or "no arguments"
-        raise entry.error(what, cure=f"it is made with {with_what}; mend {entry.distribution}") from error
+        cure = f"it is made with {with_what}; mend {entry.distribution}"
+        raise entry.error(f"{entry.target} was not made", cure=cure, own=error) from error
 
 
 def _import(entry: Entry) -> object:
@@ -259,8 +262,7 @@ def _import(entry: Entry) -> object:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a plugin's import may even exit; the name of the culprit must not get lost
-        what = f"{type(error).__name__}: {error}".rstrip(": ")
-        raise entry.error(f"importing {entry.target} failed: {what}") from error
+        raise entry.error(f"importing {entry.target} failed", own=error) from error
     if extension.entry_point.value != entry.target:  # unless a later stevedore no longer asks list_entry_points
         raise entry.error(
             f"stevedore loaded {extension.entry_point.value}, the metadata says {entry.target}",
@@ -281,7 +283,7 @@ def probe(entry: Entry, plugin: type[Plugin]) -> Probe:
         error.located(device=entry.name)
         raise
     except BaseException as error:
-        raise entry.error(f"probe() failed: {type(error).__name__}: {error}".rstrip(": ")) from error
+        raise entry.error("probe() failed", own=error) from error
     if not isinstance(answer, Probe):
         raise entry.error(f"probe() returned {answer!r}, not a hal_core.Probe")
     return answer

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
-from hal_core import ContractMismatch, HalError
+from hal_core import ContractMismatch, HalError, trace_of
 
 from . import contract
 from .discovery import ALLOW_LIST, Entry, installed, load, probe, same_name
@@ -30,6 +30,8 @@ class Listed:
     status: Status
     reason: str = ""
     cure: str = ""
+    trace: str = field(default="", compare=False, repr=False)
+    """The traceback of the plugin's own code that failed."""
 
 
 def devices() -> tuple[Listed, ...]:
@@ -42,9 +44,9 @@ def devices() -> tuple[Listed, ...]:
 def _listed(entry: Entry, entries: tuple[Entry, ...], claimed_twice: bool) -> Listed:
     verdict = contract.verdict(entry)
 
-    def row(status: Status, reason: str = "", cure: str = "") -> Listed:
+    def row(status: Status, reason: str = "", cure: str = "", trace: str = "") -> Listed:
         return Listed(
-            entry.name, entry.distribution, entry.version, verdict.range, entry.priority, status, reason, cure
+            entry.name, entry.distribution, entry.version, verdict.range, entry.priority, status, reason, cure, trace
         )
 
     if not entry.allowed:
@@ -57,5 +59,5 @@ def _listed(entry: Entry, entries: tuple[Entry, ...], claimed_twice: bool) -> Li
     except ContractMismatch:
         return row("mismatch", verdict.problem, verdict.cure)
     except HalError as error:
-        return row("broken", error.what.removeprefix(f"{entry.who}: "), error.cure)
+        return row("broken", error.what.removeprefix(f"{entry.who}: "), error.cure, trace_of(error))
     return row("available" if answer.available else "unavailable", answer.reason, answer.cure)

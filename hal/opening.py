@@ -78,8 +78,7 @@ def _open(
     except HalError:
         raise
     except Exception as error:
-        what = f"opening index {choice.index} failed: {type(error).__name__}: {error}".rstrip(": ")
-        raise entry.error(what) from error
+        raise entry.error(f"opening index {choice.index} failed", own=error) from error
     try:
         capabilities: object = getattr(device, "capabilities", None)
         if not isinstance(capabilities, Capabilities):
@@ -116,4 +115,4 @@ def _bound(choice: Choice, device: Device) -> BoundDevice:
         error.what = f"{choice.entry.who}: {error.what}"  # the binder knows the device, not who shipped it
         raise
     except Exception as error:
-        raise choice.entry.error(f"binding its hooks failed: {type(error).__name__}: {error}".rstrip(": ")) from error
+        raise choice.entry.error("binding its hooks failed", own=error) from error

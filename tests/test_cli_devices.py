@@ -74,6 +74,31 @@ def test_json_is_one_object_whatever_a_plugin_prints(site):
     }
 
 
+def test_a_plugin_that_failed_by_itself_shows_its_traceback_on_request(site):
+    plain, verbose = (hal_command("devices", *more, site=site) for more in ((), ("-v",)))
+    assert "Traceback" not in plain.stdout
+    assert "reinstall" not in plain.stdout
+    assert "(paddle-hal-beta itself failed: mend it (-v shows its traceback), or leave it out" in plain.stdout
+    assert "\n\nbeta: Traceback (most recent call last):\n" in verbose.stdout
+    assert "import a_module_that_nobody_has\n" in verbose.stdout
+    found = json.loads(hal_command("devices", "--json", "--verbose", site=site).stdout)
+    assert ["Traceback" in row["trace"] for row in found["devices"] if row["name"] in ("alpha", "beta")] == [
+        False,
+        True,
+    ]
+
+
+@pytest.mark.parametrize("option", [(), ("-v",)])
+def test_hal_run_shows_the_traceback_of_a_plugin_that_failed_on_request(site, option):
+    result = hal_command("run", "--prompt", "x", "--device", "beta", *option, site=site)
+    *trace, line = result.stderr.splitlines()
+    assert (result.returncode, result.stdout) == (2, "")
+    assert line.startswith("hal: error: beta: paddle-hal-beta 1.0: importing")
+    assert "reinstall" not in line
+    assert ("Traceback (most recent call last):" in trace) == bool(option)
+    assert any("import a_module_that_nobody_has" in each for each in trace) == bool(option)
+
+
 def test_the_listing_says_why_nothing_would_be_selected(site):
     report = json.loads(hal_command("devices", "--json", site=site, HAL_DEVICE="beta").stdout)
     assert report["selected"] is None

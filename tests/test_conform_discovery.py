@@ -8,7 +8,7 @@ import pytest
 from hal_core import ContractMismatch, DeviceNotFound, HalError, PluginError, Unavailable
 from hal_core.conformance.opening import subject
 
-from hal.cli import conform
+from hal.cli import conform, main
 from hal.selection import select
 
 from .fixtures_plugins.builder import Site
@@ -45,6 +45,18 @@ def test_what_hal_refuses_is_not_tested(site, monkeypatch, device, environment, 
     refused = refusal(select, "alpha")
     assert refused[0] is kind
     assert refusal(lambda name: conform.run([name]), "alpha") == refused
+
+
+def test_a_plugin_that_failed_by_itself_is_told_with_its_traceback(site, capsys):
+    site.core()
+    site.device("alpha", state="probe_crashes")
+    with pytest.raises(SystemExit) as end:
+        main(["conform", "alpha"])
+    *trace, line = capsys.readouterr().err.splitlines()
+    assert end.value.code == 2
+    assert trace[0] == "Traceback (most recent call last):"
+    assert trace[-1] == "OSError: probe fell over"
+    assert line.startswith("hal: error: alpha: paddle-hal-alpha 1.0: probe() failed: OSError: probe fell over (")
 
 
 def test_a_plugin_that_is_refused_is_not_imported(site, monkeypatch):

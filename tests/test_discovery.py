@@ -240,7 +240,12 @@ def test_the_listing_shows_every_plugin_whatever_its_state(site, monkeypatch):
         ("fine", "available", "", ""),
         ("away", "unavailable", "no chip", "plug one in"),
         ("gone", "unavailable", "no driver", "install the driver"),
-        ("quits", "broken", rows[4].reason, "reinstall or update paddle-hal-quits, or leave it out with HAL_PLUGINS"),
+        (
+            "quits",
+            "broken",
+            rows[4].reason,
+            "paddle-hal-quits itself failed: mend it (-v shows its traceback), or leave it out with HAL_PLUGINS",
+        ),
         (
             "late",
             "mismatch",

@@ -25,11 +25,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _main(arguments: list[str]) -> None:
+    from . import failures
     from .console import prepared, say
-    from .failures import told as line_of
 
+    failures.verbose = False
     ended: SystemExit | None = None
     told: str | None = ""
+    trace = ""
     with prepared() as output:
         try:
             try:
@@ -43,7 +45,7 @@ def _main(arguments: list[str]) -> None:
         except (signals.Interrupted, KeyboardInterrupt):
             ended = SystemExit(signals.status())
         except Exception as error:
-            ended, told = SystemExit(2), line_of(error)
+            ended, told, trace = SystemExit(2), failures.told(error), failures.trace(error)
             if told is None and output.failure is None and signals.came() is None:
                 raise
         if signals.came() is not None:  # whatever else came of it, that is why
@@ -55,7 +57,7 @@ def _main(arguments: list[str]) -> None:
             why = f"cannot be written: {output.failure.strerror} (make room there, or send it elsewhere)"
             ended, told = SystemExit(2), f"standard output: {why}"
         if told:
-            say(f"hal: error: {told}")
+            say(f"{trace}hal: error: {told}")
     if ended is not None:
         raise ended
 
@@ -79,9 +81,11 @@ def _dispatch(arguments: list[str]) -> None:
 
         conform(arguments[1:])
         return
+    from . import failures
     from .arguments import parse
 
     options = parse(arguments)
+    failures.verbose = options.command == "devices" and options.verbose
     if options.version:
         from .versions import lines
 
@@ -89,7 +93,7 @@ def _dispatch(arguments: list[str]) -> None:
     else:
         from .devices import show
 
-        show(as_json=options.json, opened=options.open, timeout=options.timeout)
+        show(as_json=options.json, opened=options.open, timeout=options.timeout, verbose=options.verbose)
 
 
 def _run(arguments: list[str]) -> None:

@@ -29,6 +29,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     devices.add_argument(
         "--timeout", type=seconds, default=120.0, metavar="SECONDS", help="what opening one may take (default 120)"
     )
+    devices.add_argument(
+        "-v", "--verbose", action="store_true", help="show the traceback of a plugin's own code that failed"
+    )
     options = parser.parse_args(arguments)
     if options.command is None and not options.version:
         parser.error("which command? hal run, hal devices, hal worker, hal tail, hal conform (hal --help says more)")

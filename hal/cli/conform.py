@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import sys
 
-from . import signals
+from . import failures, signals
 
 
 def run(arguments: list[str]) -> None:
     """Run the conformance kit and exit with its status; ``hal conform --help`` lists the options."""
     from hal_core.conformance import main  # with pytest and NumPy behind it
 
+    failures.verbose = True
     with signals.raised(KeyboardInterrupt):  # pytest's own word for it, after which it tells what it has and tidies up
         status = main(arguments, [_Between()], _find)
         sys.stdout.flush()  # after a signal what is not written is lost, and pytest has told what it has

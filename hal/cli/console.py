@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Iterator
 from typing import Any, TextIO, cast
+
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""Control characters but for tab and newline; a terminal obeys them, ESC first of all."""
+
+
+def shown(text: str, stream: TextIO) -> str:
+    """The text as ``stream`` is to get it: a terminal gets control characters as escapes such as ``\\x1b``, because
+    prompts and answers are not the user's own commands. Files and pipes get it unchanged."""
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text) if stream.isatty() else text
 
 
 class Output:
@@ -87,7 +97,7 @@ def _occupy(number: int, flags: int) -> None:
 def say(text: str) -> None:
     """A line on standard error. Where that cannot be written nobody can be told, and what is done goes on."""
     try:
-        print(text, file=sys.stderr, flush=True)
+        print(shown(text, sys.stderr), file=sys.stderr, flush=True)
     except OSError:
         _mute(sys.stderr)
 

@@ -9,7 +9,7 @@ import logging
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hal_core import HalError
 
@@ -19,9 +19,21 @@ from hal.listing import Listed, devices
 from hal.observing import chosen
 from hal.selection import NOTHING_INSTALLED, select
 
+from .console import shown
+from .failures import one_line
 
-def show(*, as_json: bool, opened: bool, timeout: float) -> None:
-    """Print the listing; with ``opened`` also what each available device turns out to offer."""
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+_REASON_COLUMNS = 40
+"""So many columns a terminal must leave for the last one of the table; else there is a paragraph a device."""
+
+
+def show(*, as_json: bool, opened: bool, timeout: float, verbose: bool = False) -> None:
+    """Print the listing; with ``opened`` also what each available device turns out to offer, with ``verbose`` the
+    tracebacks of plugins that failed."""
     with contextlib.redirect_stdout(sys.stderr):  # whatever a plugin prints while it is probed
         rows = devices()
         selected, why = _selected()
@@ -37,17 +49,26 @@ def show(*, as_json: bool, opened: bool, timeout: float) -> None:
         results = {row: open_in_subprocess(row.name, timeout) for row in rows if row.status == "available"}
     if as_json:
         listed = [{**asdict(row), "opened": results.get(row)} for row in rows]
+        for facts in [] if verbose else listed:
+            del facts["trace"]
         report = {"contract": contract.contract_version(), "selected": selected, "why": why, "devices": listed}
         report["observers"] = observers
         print(json.dumps(report, indent=2))
         return
-    _print_table(rows)
+    if rows:
+        _print_devices(rows)
+    else:
+        _say(f"no device is installed ({NOTHING_INSTALLED})")
     for one in observers:
         use = f"used: {OBSERVED} names it" if one["used"] else f"not used: {OBSERVED} does not name it"
-        print(f"\nobserver {one['name']}: {one['distribution']} {one['version']}, {use}")
-    print(f"\nselected without a name: {selected}" if selected else f"\nnone is selected without a name: {why}")
+        _say(f"\nobserver {one['name']}: {one['distribution']} {one['version']}, {use}")
+    _say(f"\nselected without a name: {selected}" if selected else f"\nnone is selected without a name: {why}")
     for row, result in results.items():
         _print_opened(row.name, result)
+    traces = [(row.name, row.trace or results.get(row, {}).get("trace", "")) for row in rows if verbose]
+    for name, trace in traces:
+        if trace:
+            _say(f"\n{name}: {trace.rstrip()}")
 
 
 def _selected() -> tuple[str | None, str]:
@@ -65,35 +86,14 @@ def _selected() -> tuple[str | None, str]:
         log.setLevel(level)
 
 
-def _print_table(rows: tuple[Listed, ...]) -> None:
+def _print_devices(rows: tuple[Listed, ...]) -> None:
+    """Print a table, or a paragraph a device where the terminal is too narrow for one."""
     from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
 
-    if not rows:
-        print(f"no device is installed ({NOTHING_INSTALLED})")
-        return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("device", "distribution", "contract", "priority", "status"):
-        table.add_column(heading, no_wrap=heading != "status", overflow="fold")
-    styles = {"available": "green", "unavailable": "yellow", "excluded": "dim"}
-    for row in rows:
-        status = Text(row.status, style=styles.get(row.status, "red"))
-        reason = " ".join(row.reason.split())
-        cure = " ".join(row.cure.split())
-        status.append(f": {reason}" if reason else "", style="default")
-        status.append(f" ({cure})" if cure else "", style="default")
-        wrong = row.status == "mismatch"
-        cells = (
-            Text(row.name),
-            Text(f"{row.distribution} {row.version}"),
-            Text(row.contract + (" no" if wrong else " ok"), style="red" if wrong else ""),
-            Text(str(row.priority) if row.priority >= 0 else "by name only"),
-            status,
-        )
-        table.add_row(*cells)
+    table, before = _table(rows)
     if sys.stdout.isatty():
-        Console().print(table)
+        console = Console()
+        console.print(table if console.width - before >= _REASON_COLUMNS else _paragraphs(rows))
         return
     # A pipe has no width: let each row keep its line, so that grep finds what belongs together.
     text = io.StringIO()
@@ -101,17 +101,82 @@ def _print_table(rows: tuple[Listed, ...]) -> None:
     print("\n".join(line.rstrip() for line in text.getvalue().splitlines()))
 
 
+def _table(rows: tuple[Listed, ...]) -> tuple[Table, int]:
+    """The table, and how many columns of the terminal stand before the last one of it."""
+    from rich.table import Table
+    from rich.text import Text
+
+    headings = ("device", "distribution", "contract", "priority", "status")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in headings:
+        table.add_column(heading, no_wrap=heading != "status", overflow="fold")
+    widths = [len(heading) + 2 for heading in headings[:-1]]
+    for row in rows:
+        cells = _cells(row)
+        widths = [max(width, cell.cell_len + 2) for width, cell in zip(widths, cells, strict=False)]
+        why = _why(row)
+        table.add_row(*cells[:-1], Text.assemble(cells[-1], f": {why}" if why else ""))
+    return table, sum(widths)
+
+
+def _paragraphs(rows: tuple[Listed, ...]) -> Group:
+    """The same for a narrow terminal."""
+    from rich.console import Group
+    from rich.padding import Padding
+    from rich.text import Text
+
+    told: list[Text | Padding] = []
+    for row in rows:
+        name, distribution, contract_range, priority, status = _cells(row)
+        below = [Text.assemble(distribution, ", contract ", contract_range, ", priority ", priority)]
+        below += [Text(why)] if (why := _why(row)) else []
+        told += [Text.assemble(name, ": ", status), *(Padding(line, (0, 0, 0, 2), expand=False) for line in below)]
+    return Group(*told)
+
+
+def _cells(row: Listed) -> tuple[Text, Text, Text, Text, Text]:
+    """What stands under device, distribution, contract, priority, and the first word under status."""
+    from rich.text import Text
+
+    styles = {"available": "green", "unavailable": "yellow", "excluded": "dim"}
+    wrong = row.status == "mismatch"
+    return (
+        Text(shown(row.name, sys.stdout)),
+        Text(shown(f"{row.distribution} {row.version}", sys.stdout)),
+        Text(shown(row.contract + (" no" if wrong else " ok"), sys.stdout), style="red" if wrong else ""),
+        Text(str(row.priority) if row.priority >= 0 else "by name only"),
+        Text(row.status, style=styles.get(row.status, "red")),
+    )
+
+
+def _why(row: Listed) -> str:
+    """The reason of a status with its cure in parentheses, on one line."""
+    reason, cure = one_line(row.reason), one_line(row.cure)
+    return shown(" ".join(filter(None, (reason, f"({cure})" if cure else ""))), sys.stdout)
+
+
 def _print_opened(name: str, result: Mapping[str, Any]) -> None:
     if result.get("error"):
-        print(f"\n{name}: not opened: {result['error']}")
+        _say(f"\n{name}: not opened: {result['error']}")
         return
-    print(f"\n{name}: opened in {result['seconds']:.1f} s")
+    _say(f"\n{name}: opened in {result['seconds']:.1f} s")
     for ability, value in result["capabilities"].items():
-        print(f"  {ability}: {_word(value)}")
+        _say(f"  {ability}: {_word(value)}")
     for hook, reason in result["fallbacks"].items():
-        print(f"  {hook} falls back: {reason}")
+        _say(f"  {hook} falls back: {reason}")
     if result["note"]:
-        print(f"  {result['note']}")
+        _say(f"  {result['note']}")
+
+
+def _say(text: str) -> None:
+    """Print it; a terminal breaks lines between words."""
+    if not sys.stdout.isatty():
+        print(text)
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    Console().print(Text(shown(text, sys.stdout)))
 
 
 def _word(value: object) -> str:

@@ -9,6 +9,8 @@ from importlib import metadata
 _OURS = {"hal_core": "paddle-hal-core"}
 #: Modules whose distribution has another name.
 _DISTRIBUTIONS = {"paddle": "paddlepaddle", "zmq": "pyzmq", "sysv_ipc": "sysv-ipc", "zlib_ng": "zlib-ng"}
+_UNKNOWN = "install it"
+"""The cure for a module that hal itself does not ask for."""
 _ROOM = "make room there, or set TMPDIR (or XDG_RUNTIME_DIR) to a folder that has some"
 _CURES = {
     errno.EMFILE: "raise the limit on open files of this process (ulimit -n), or close some",
@@ -19,6 +21,10 @@ _CURES = {
     errno.ENOMEM: "end other processes, or raise the limit on memory (ulimit -v)",
     errno.EAGAIN: "end other processes, or raise the limit on their number (ulimit -u)",
 }
+
+
+verbose = False
+"""Whether a command ends with the traceback of somebody else's code that has failed (``-v``)."""
 
 
 def told(error: Exception) -> str | None:
@@ -37,6 +43,15 @@ def told(error: Exception) -> str | None:
     return None
 
 
+def trace(error: Exception) -> str:
+    """The traceback of somebody else's code that has failed, if it was asked for; else ""."""
+    if not verbose or isinstance(error, ModuleNotFoundError):  # of which the line says all
+        return ""
+    from hal_core import trace_of
+
+    return trace_of(error)
+
+
 def one_line(what: object) -> str:
     """The text with each stretch of white space as one blank."""
     return " ".join(str(what).split())
@@ -52,7 +67,7 @@ def cure_of(module: str) -> str:
         if stated.lower().startswith(name) and not stated[len(name) : len(name) + 1].isalnum():
             more = " setuptools, or a build of Paddle for your accelerator" if module == "paddle" else ""
             return f"pip install '{stated}'{more}"
-    return "install it"
+    return _UNKNOWN
 
 
 def _requirements() -> list[str]:
@@ -68,10 +83,16 @@ def _requirements() -> list[str]:
 def _import(error: ImportError) -> str:
     name = (error.name or "").partition(".")[0]
     if not isinstance(error, ModuleNotFoundError) or not name:
-        return f"{error.name or 'a module'} cannot be imported: {one_line(error)} (reinstall it)"
+        return f"{error.name or 'a module'} cannot be imported: {one_line(error)} ({_cure_of_broken(name)})"
     if error.name != name:
-        return f"{name} is installed, but has no module {error.name} (reinstall it)"
+        return f"{name} is installed, but has no module {error.name} ({_cure_of_broken(name)})"
     return f"the Python package {name!r} is not installed ({cure_of(name)})"
+
+
+def _cure_of_broken(module: str) -> str:
+    """The cure for a module that is there and cannot be imported; only what hal itself needs is to be reinstalled."""
+    cure = cure_of(module)
+    return "-v shows who imports it" if cure == _UNKNOWN else f"reinstall it: {cure}"
 
 
 def _at(error: OSError) -> str:

@@ -86,7 +86,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 def _report(name: str) -> dict[str, Any]:
-    from hal_core import HalError
+    from hal_core import HalError, trace_of
 
     from hal import open_device
 
@@ -94,7 +94,7 @@ def _report(name: str) -> dict[str, Any]:
     try:
         device = open_device(name)
     except HalError as error:
-        return {"error": " ".join(str(error).split())}
+        return {"error": " ".join(str(error).split()), "trace": trace_of(error)}
     seconds = time.perf_counter() - begin
     with contextlib.closing(device):
         capabilities = device.capabilities

@@ -10,6 +10,7 @@ from hal_core import SamplingParams
 
 from hal.model import DEFAULT_CHECKPOINT
 
+from . import failures
 from .run_options import Options, RankOptions, read_prompts, requirements, sampling_params, split_of, workers_of
 
 _defaults = SamplingParams()
@@ -131,9 +132,13 @@ def run(
             help="Prepare the next step while the device runs one: auto (where it can be), on (or an error), off."
         ),
     ] = "auto",
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Show the traceback of a plugin's own code that failed.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a prompt, in their order.")] = False,
 ) -> None:
     """Generate text with a model: the embedded default, or a Llama-, Mistral-, Qwen2- or Qwen3-style checkpoint."""
+    failures.verbose = verbose
     params = sampling_params(
         temperature=temperature,
         top_k=top_k,

@@ -51,6 +51,7 @@ def drive(engine: Drivable, plan: Plan, answers: Answers, show: Shows) -> None:
             engine.abort(answers.stopped.popleft())
         if signals.came() is not None and not aborted:
             aborted = True
+            answers.break_off()
             for request in plan.requests:
                 engine.abort(request.request_id)
 
@@ -64,6 +65,8 @@ def summarize(
     most, slots, preemptions = used
     preempted = f"{preemptions} preemption{'s' * (preemptions != 1)}"
     screen.close()
+    if answers.cut_off:
+        screen.note(answers.cut_off)
     screen.note(
         f"{answers.tokens} tokens in {seconds:.2f} s ({speed:.1f} tokens/s), {most} of {slots} slots used, "
         f"{preempted}{drafts}; {place}"

@@ -83,6 +83,7 @@ class Answers:
 
     ``device`` is what JSON says of the device, None for text. As text, the first answer that is not complete streams,
     and those behind it are held back until their turn; as JSON, each is written when it and all before it are complete.
+    After :meth:`break_off` text ends with the answer that streams, however many were to follow.
     ``speculate``: what drafts, set before the first record; None for nothing.
     """
 
@@ -95,7 +96,7 @@ class Answers:
         self._screen, self._device, self._logprobs = screen, device, logprobs
         self._order = list(self.answers.values())
         self._next = 0  # the first answer that is not complete on the screen
-        self._begun = False
+        self._begun = self._broken_off = False
         self._lock = Lock()
 
     @property
@@ -107,6 +108,20 @@ class Answers:
     def incomplete(self) -> list[str]:
         """Names of the requests whose end is not known yet."""
         return [answer.request_id for answer in self._order if answer.finish is FinishReason.NONE]
+
+    @property
+    def cut_off(self) -> str:
+        """What a signal has cost, in words; "" for nothing, and for JSON, where each object says it."""
+        total = len(self._order)
+        whole = sum(one.finish not in (FinishReason.NONE, FinishReason.ABORT) for one in self._order[: self._next])
+        if not self._broken_off or whole == total:
+            return ""
+        return f"interrupted: {total - whole} of {total} prompt{'s' * (total > 1)} not answered to the end"
+
+    def break_off(self) -> None:
+        """Show no further answer as text: a signal has come."""
+        with self._lock:
+            self._broken_off = self._device is None
 
     def take(self, record: OutputRecord) -> None:
         """Take over a step's record and show what is new."""
@@ -157,6 +172,8 @@ class Answers:
 
     def _show(self) -> None:
         while self._next < len(self._order):
+            if self._broken_off and not self._begun:
+                return
             answer = self._order[self._next]
             complete = answer.finish is not FinishReason.NONE
             if self._device is None:
@@ -180,7 +197,7 @@ class Answers:
         answer.shown = settled
         if complete:
             self._screen.write("\n")
-            if answer.finish in (FinishReason.ERROR, FinishReason.ABORT):
+            if answer.finish in (FinishReason.ERROR, FinishReason.ABORT) and not self._broken_off:
                 self._screen.note(answer.message or f"request {answer.request_id!r}: aborted")
 
 

@@ -9,7 +9,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from .console import say
+from .console import say, shown
 
 
 class Screen(Protocol):
@@ -40,7 +40,7 @@ class Plain:
 
     def write(self, text: str) -> None:
         if text:
-            sys.stdout.write(text)
+            sys.stdout.write(shown(text, sys.stdout))
             sys.stdout.flush()
 
     def note(self, text: str) -> None:
@@ -63,7 +63,7 @@ class WithProgress(Plain):
         self._live.update(Text(text, style="dim"))
 
     def note(self, text: str) -> None:
-        self._live.console.print(Text(f"hal: {text}"))
+        self._live.console.print(Text(shown(f"hal: {text}", sys.stderr)))
 
     def close(self) -> None:
         self._live.stop()
@@ -79,14 +79,14 @@ class OneTerminal:
         self._live = _started(live)
 
     def write(self, text: str) -> None:
-        whole, newline, rest = (self._line + text).rpartition("\n")
+        whole, newline, rest = (self._line + shown(text, sys.stdout)).rpartition("\n")
         if newline:
             self._console.print(Text(whole), soft_wrap=True)
         self._line = rest
         self._update()
 
     def note(self, text: str) -> None:
-        self._console.print(Text(f"hal: {text}"), soft_wrap=True)
+        self._console.print(Text(shown(f"hal: {text}", sys.stdout)), soft_wrap=True)
 
     def progress(self, text: str) -> None:
         self._progress = text

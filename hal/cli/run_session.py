@@ -229,10 +229,17 @@ def _load_model(options: Options) -> LlamaModel:
     return LlamaModel.load(options.model, place=options.model_place)
 
 
+class _Said(logging.Handler):
+    """Says each record as a line of the command's own."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say(self.format(record))
+
+
 @contextmanager
 def _plain_logs() -> Iterator[None]:
     """Say what hal logs in a plain line; not the device's fallbacks, which the command says itself."""
-    handler = logging.StreamHandler()
+    handler = _Said()
     handler.setFormatter(logging.Formatter("hal: %(message)s"))
     handler.addFilter(lambda record: record.module != "bound")
     log = logging.getLogger("hal")

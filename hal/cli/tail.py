@@ -10,12 +10,13 @@ import contextlib
 import json
 import math
 import signal
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
 from . import signals
 from .arguments import seconds
-from .console import say
+from .console import say, shown
 
 if TYPE_CHECKING:
     from hal_core import OutputRow
@@ -148,7 +149,7 @@ class Printer:
 
     def _print(self, line: str) -> None:
         with signals.raised():  # who reads it may take nothing for ever
-            print(line, flush=True)
+            print(shown(line, sys.stdout), flush=True)
 
 
 def _place(frame: Frame) -> dict[str, object]:

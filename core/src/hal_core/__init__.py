@@ -19,7 +19,7 @@ __getattr__, __dir__, __all__ = face(
         "hal_core.errors": """
             CapabilityMissing ContractMismatch ConversionRefused DeviceClosed DeviceNotFound FrameError GroupLost
             HalError InvalidBatch InvalidValue OutOfMemory PluginError ShapeMismatch SinkClosed SinkFull
-            StateUnusable TicketTimeout Unavailable Undelivered
+            StateUnusable TicketTimeout Unavailable Undelivered trace_of
             """,
         "hal_core.group": "ALONE Group",
         "hal_core.memory.dtypes": "DType",

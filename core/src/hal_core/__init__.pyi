@@ -24,6 +24,7 @@ from .errors import StateUnusable as StateUnusable
 from .errors import TicketTimeout as TicketTimeout
 from .errors import Unavailable as Unavailable
 from .errors import Undelivered as Undelivered
+from .errors import trace_of as trace_of
 from .group import ALONE as ALONE
 from .group import Group as Group
 from .memory.dtypes import DType as DType

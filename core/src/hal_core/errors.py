@@ -6,7 +6,9 @@ catch for that kind of trouble (``ValueError``, ``TimeoutError``, ``LookupError`
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
+from pathlib import Path
 
 
 class HalError(Exception):
@@ -31,6 +33,22 @@ class HalError(Exception):
         self.device, self.hook = self.device or device, self.hook or hook
         self.argument = self.argument or argument
         return self
+
+
+_CALLERS = {"_pytest", "pluggy", "hypothesis"}
+"""Packages that only call what has failed: their frames are left out of :func:`trace_of`."""
+
+
+def trace_of(error: BaseException) -> str:
+    """Return the traceback of somebody else's exception that led to ``error``; "" if hal itself found the fault."""
+    while isinstance(error, BaseExceptionGroup) or (isinstance(error, HalError) and error.__cause__ is not None):
+        error = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error.__cause__ or error
+    if isinstance(error, HalError | AssertionError):
+        return ""
+    told = traceback.TracebackException.from_exception(error)
+    frames = [frame for frame in told.stack if not _CALLERS.intersection(Path(frame.filename).parts)]
+    told.stack = traceback.StackSummary.from_list(frames)
+    return "".join(told.format())
 
 
 class InvalidValue(HalError, ValueError):

@@ -29,6 +29,12 @@ def test_the_cpu_device_conforms_and_every_guarantee_is_listed(report):
     assert found["header"]["effort"] == {"profile": "quick", "examples": 3, "seed": 0, "shrink": True, "hang": 10.0}
 
 
+def test_a_guarantee_of_which_nothing_applies_to_the_device_is_no_failure(report):
+    found = report("cpu", "--only=G28", code=0)
+    assert found["ok"]
+    assert entry(found, "G28")["status"] == "skipped"
+
+
 def drawn(found):
     """The failed test of G11 that draws its examples."""
     name = "test_g11_nothing_of_the_former_request_is_left_in_a_slot"

@@ -88,6 +88,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     besides = {item for item in ours if wanted and _number(item) not in wanted}  # after the chosen ones' own tests
     kept = sorted((item for item in ours if item not in left_out), key=lambda item: (item in besides, _place(item)))
     items[:] = [item for item in items if not _number(item)] + kept
+    config.stash[KEY].await_all(kept, _number)
 
 
 @pytest.fixture(scope="session")
@@ -111,6 +112,7 @@ def device_subject(request: pytest.FixtureRequest) -> Subject:
 @pytest.fixture(scope="session")
 def kit_session(request: pytest.FixtureRequest, device_subject: Subject) -> Iterator[Kit]:
     """The device under test, opened once and renewed after a failure."""
+    from ..errors import trace_of
     from .kit import Kit
     from .report.report import effort
 
@@ -120,7 +122,8 @@ def kit_session(request: pytest.FixtureRequest, device_subject: Subject) -> Iter
     try:
         request.config.stash[KEY].opened(kit)
     except Exception as error:  # noqa: BLE001 (whatever a plugin raises, no test can run without its device)
-        pytest.exit(f"{device_subject.name} was not opened: {type(error).__name__}: {error}", returncode=4)
+        what = f"{device_subject.name} was not opened: {type(error).__name__}: {error}"
+        pytest.exit(f"{what}\n{trace_of(error)}".rstrip(), returncode=4)
     # The checks collect garbage hundreds of times; what was imported until now is none, and Paddle is most of it.
     gc.collect()
     gc.freeze()
@@ -143,8 +146,13 @@ def kit(request: pytest.FixtureRequest, kit_session: Kit) -> Iterator[Kit]:
         pytest.skip(f"needs {missing}" + (f": {why}" if why else ""))
     if mark and _RANKS in mark.args[1] and kit_session.sparing:
         pytest.skip("several ranks are started by the profiles default and nightly, or by --only")
+    recorder = request.config.stash[KEY]
+    if mark and _RANKS in mark.args[1]:
+        recorder.unfinished = recorder.unfinished or kit_session.ranks.start(kit_session.recipe)
+        if recorder.unfinished:
+            pytest.skip(recorder.unfinished)
     yield kit_session
-    if request.config.stash[KEY].failed(request.node):
+    if recorder.failed(request.node):
         kit_session.renew()
 
 

@@ -117,7 +117,7 @@ class RankPool:
         """Run ``function(rank, *arguments)`` on all (or the given) ranks at once, and return the results by rank.
 
         Raises :class:`RankFailed` with the exception of each rank that raised or ended, once all have answered, and
-        :class:`TicketTimeout` after ``timeout`` seconds.
+        :class:`TicketTimeout` after ``timeout`` seconds, in which no rank was kept waiting for a processor.
         """
         chosen = list(range(self.size)) if ranks is None else list(ranks)
         self.begin(function, *arguments, ranks=chosen)
@@ -132,15 +132,18 @@ class RankPool:
 
     def finish(self, ranks: Iterable[int], timeout: float = 60.0) -> dict[int, Any]:
         """The results of :meth:`begin`, by rank; raises as :meth:`run` does."""
-        deadline = monotonic() + timeout
+        began, kept_waiting = monotonic(), self._kept_waiting()
         results: dict[int, Any] = {}
         errors: dict[int, BaseException] = {}
         for rank in ranks:
             try:
-                if not self._links[rank].poll(max(0.0, deadline - monotonic())):
-                    raise TicketTimeout(
-                        f"rank {rank} did not answer within {timeout:g} s", cure=f"it is here: {self._stacks(rank)}"
-                    )
+                while not self._links[rank].poll(max(0.0, began + timeout - monotonic())):
+                    began += (now := self._kept_waiting()) - kept_waiting
+                    kept_waiting = now
+                    if monotonic() >= began + timeout:
+                        raise TicketTimeout(
+                            f"rank {rank} did not answer within {timeout:g} s", cure=f"it is here: {self._stacks(rank)}"
+                        )
                 good, value = pickle.loads(self._links[rank].recv_bytes())
             except (EOFError, OSError) as error:
                 if isinstance(error, TicketTimeout):
@@ -153,6 +156,12 @@ class RankPool:
             said = "; ".join(f"rank {rank}: {type(error).__name__}: {error}" for rank, error in errors.items())
             raise RankFailed(said, errors, results) from next(iter(errors.values()))
         return results
+
+    def _kept_waiting(self) -> float:
+        """Seconds for which the rank that was kept longest could have run and had no processor: a busy machine, which
+        is no fault of what the rank does."""
+        told = [_read(f"/proc/{process.pid}/schedstat").split() for process in self._processes.values()]
+        return max((int(words[1]) / 1e9 for words in told if len(words) > 1), default=0.0)
 
     def signal(self, rank: int, number: signal.Signals) -> None:
         """Send one rank a signal: ``SIGSTOP`` and ``SIGCONT`` for a hung rank, ``SIGKILL`` for a lost one."""
@@ -204,6 +213,14 @@ class RankPool:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _read(path: str) -> str:
+    """A file of the kernel's; "" where it is not kept, or its process has ended."""
+    try:
+        return Path(path).read_text(encoding="ascii")
+    except OSError:
+        return ""
 
 
 # -- in the rank ------------------------------------------------------------------------------------------------

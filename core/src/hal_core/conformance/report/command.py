@@ -12,9 +12,12 @@ import tempfile
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .options import Options, arguments
+
+if TYPE_CHECKING:
+    import pytest
 
 EMBEDDED = "cpu"
 """The device that every core brings: where the kit itself is tested (``--liars``) unless another is named."""
@@ -25,6 +28,14 @@ def run(options: Options, plugins: Sequence[object] = ()) -> int:
 
     ``plugins`` are pytest plugins of the caller's, for the run of the kit.
     """
+    try:
+        return _run(options, plugins)
+    except KeyboardInterrupt:
+        print("hal conform: interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _run(options: Options, plugins: Sequence[object]) -> int:
     absent = [name for name in ("pytest", "hypothesis") if find_spec(name) is None]
     if absent:
         what = f"{' and '.join(absent)} not installed (pip install 'hypothesis>=6.115' 'pytest>=8.3')"
@@ -39,17 +50,65 @@ def run(options: Options, plugins: Sequence[object] = ()) -> int:
         report = Path(folder, "report.json")
         wanted = options.but(report=options.html or options.report or str(report))
         if not options.json:
+            endings = Endings()
             with Witness() as witness:
-                return int(pytest.main([*arguments(wanted), "--tb=short", "-q", "-rN"], plugins=[witness, *plugins]))
-        noise = io.StringIO()
+                chosen = [*arguments(wanted), "--tb=short", "-q", "-rN"]
+                status = int(pytest.main(chosen, plugins=[witness, endings, *plugins]))
+            endings.tell(print)
+            if endings.why:
+                print(f"hal conform: error: {endings.why}", file=sys.stderr)
+            return status
+        noise, endings = io.StringIO(), Endings()
         with contextlib.redirect_stdout(noise), Witness() as witness:
             chosen = arguments(options.but(report=str(report)))
-            status = int(pytest.main([*chosen, "--tb=no", "-q"], plugins=[witness, *plugins]))
+            status = int(pytest.main([*chosen, "--tb=no", "-q"], plugins=[witness, endings, *plugins]))
+        if endings.why:
+            print(f"hal conform: error: {endings.why}", file=sys.stderr)
+        if endings.interrupted and not report.exists():
+            raise KeyboardInterrupt
         if not report.exists():
             print(noise.getvalue(), file=sys.stderr)
             return status or 2
         print(report.read_text(encoding="utf-8"))
         return status
+
+
+INTERRUPTED = 2
+"""Exit status, which is pytest's own for it."""
+
+
+class Endings:
+    """A pytest plugin that tells why a run has ended early, in place of pytest's banner: an interrupt, or a device that
+    was not opened."""
+
+    def __init__(self) -> None:
+        self._config: pytest.Config | None = None
+        self.interrupted, self.why = False, ""
+
+    def pytest_configure(self, config: pytest.Config) -> None:
+        """Keep it."""
+        self._config = config
+
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        """Take pytest's own reporter away, which would print the banner."""
+        assert self._config is not None
+        self.interrupted = excinfo.errisinstance(KeyboardInterrupt)
+        self.why = "" if self.interrupted else str(excinfo.value)
+        reporter = self._config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is not None:
+            self._config.pluginmanager.unregister(reporter)
+
+    def tell(self, write: Callable[[str], None]) -> None:
+        """Write the report after an interrupt, below pytest's line of dots. Raises it if no report was made yet."""
+        from .key import KEY
+
+        if self.interrupted:
+            assert self._config is not None
+            write("")
+            recorder = self._config.stash.get(KEY, None)
+            if recorder is None or not recorder.device:
+                raise KeyboardInterrupt
+            recorder.summarize(write)
 
 
 class Witness:

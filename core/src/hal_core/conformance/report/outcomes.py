@@ -5,14 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+NOT_RUN = "not run"
+"""The outcome of a test that was chosen and not reached."""
+
 
 @dataclass
 class Outcome:
-    """How one test ended: passed, failed, skipped, expected (to fail, and did) or unexpected (to fail, and passed)."""
+    """How one test ended: passed, failed, skipped, expected (to fail, and did), unexpected (to fail, and passed), or
+    not run."""
 
     test: str
     guarantee: int
-    outcome: str = ""
+    outcome: str = NOT_RUN
     reason: str = ""
     error: str = ""
     kind: str = ""
@@ -30,8 +34,12 @@ class Report:
     header: dict[str, Any]
     guarantees: list[dict[str, Any]]
     problems: list[str] = field(default_factory=list)
+    unfinished: str = ""
+    """Why tests that were chosen were not run, through no fault of the device; "" where all of them were."""
 
     @property
-    def ok(self) -> bool:
-        """True when nothing failed and the list of expected failures is true."""
+    def ok(self) -> bool | None:
+        """True if nothing failed and the list of expected failures is true; None (no verdict) for an unfinished run."""
+        if self.unfinished:
+            return None
         return not self.problems and all(entry["status"] != "failed" for entry in self.guarantees)

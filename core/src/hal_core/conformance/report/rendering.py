@@ -9,9 +9,9 @@ from dataclasses import asdict
 from html import escape
 from typing import Any
 
-from .outcomes import Report
+from .outcomes import NOT_RUN, Report
 
-MARKS = {"checked": "ok", "skipped": "--", "failed": "FAILED", "expected failure": "xfail"}
+MARKS = {"checked": "ok", "skipped": "--", "failed": "FAILED", "expected failure": "xfail", NOT_RUN: NOT_RUN}
 
 
 def lines(report: Report) -> Iterator[str]:
@@ -41,7 +41,17 @@ def lines(report: Report) -> Iterator[str]:
     yield from (f"  ERROR {problem}" for problem in report.problems)
     counts = [entry["status"] for entry in report.guarantees]
     summary = ", ".join(f"{counts.count(status)} {status}" for status in MARKS if status in counts)
-    yield f"  {summary}: {'conforms as far as checked' if report.ok else 'does not conform'}"
+    yield f"  {f'{report.unfinished}: {summary}' if report.unfinished else summary}: {verdict(report)}"
+
+
+def verdict(report: Report) -> str:
+    """What the run says of the device, in words."""
+    if report.ok is None:
+        return "no verdict"
+    if not report.ok:
+        return "does not conform"
+    checked = any(entry["status"] not in ("skipped", NOT_RUN) for entry in report.guarantees)
+    return "conforms as far as checked" if checked else "nothing that was chosen applies to this device"
 
 
 def failures(report: Report) -> list[tuple[str, dict[str, Any], list[tuple[str, str]]]]:
@@ -91,10 +101,11 @@ def _html(report: Report) -> str:
         told.append(f"<h3>{name} {escape(test['test'])}</h3><pre>{escape(body)}</pre>")
     problems = "".join(f"<li>{escape(problem)}</li>" for problem in report.problems)
     header = escape(json.dumps(report.header, indent=2, default=str))
+    said = escape(f"{report.unfinished} {verdict(report)}".strip().capitalize())
     title = escape(f"hal conformance: {report.header.get('device', '')}")
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>'
-        f"<h1>{title}</h1><p>{'Conforms as far as checked.' if report.ok else 'Does not conform.'}</p>"
+        f"<h1>{title}</h1><p>{said}.</p>"
         f"<table><tr><th>guarantee<th>hook<th>what<th>status<th>note</tr>{''.join(rows)}</table>"
         f"<ul>{problems}</ul>{''.join(told)}<details><summary>run</summary><pre>{header}</pre></details></html>"
     )

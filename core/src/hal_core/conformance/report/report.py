@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ...errors import InvalidValue
+from ...errors import InvalidValue, trace_of
 from ..harness.guarantees import BY_NUMBER, GUARANTEES
-from .outcomes import Outcome, Report
+from .outcomes import NOT_RUN, Outcome, Report
 
 if TYPE_CHECKING:
     from ..kit import Effort, Kit
@@ -80,6 +80,12 @@ class Recorder:
         self.device: dict[str, Any] = {}
         self.outcomes: dict[str, Outcome] = {}
         self.report: Report | None = None
+        self.unfinished = ""
+        """Why tests are not run, through no fault of the device."""
+
+    def await_all(self, items: Iterable[pytest.Item], number: Callable[[pytest.Item], int]) -> None:
+        """Take the tests that were chosen: what is not reached is told as not run."""
+        self.outcomes = {item.nodeid: Outcome(item.name, number(item)) for item in items}
 
     def failed(self, item: pytest.Item) -> bool:
         """True when the test's call has failed, expected or not."""
@@ -92,10 +98,11 @@ class Recorder:
         entry = self.outcomes.setdefault(item.nodeid, Outcome(item.name, number))
         entry.seconds += call.duration
         if report.skipped:
-            entry.outcome, entry.reason = "skipped", call.excinfo.value.msg if call.excinfo else ""  # type: ignore[attr-defined]
+            entry.outcome = NOT_RUN if self.unfinished else "skipped"
+            entry.reason = call.excinfo.value.msg if call.excinfo else ""  # type: ignore[attr-defined]
         elif report.failed:
             self._note_failure(entry, call, report, name)
-        elif report.when == "call" and not entry.outcome:
+        elif report.when == "call" and entry.outcome == NOT_RUN:
             entry.outcome = "passed"
             if name in self.expected():
                 entry.outcome, entry.reason = "unexpected", self.expected()[name]
@@ -104,7 +111,7 @@ class Recorder:
         assert call.excinfo is not None
         entry.kind = _kind(call.excinfo.value)
         notes = getattr(call.excinfo.value, "__notes__", ())
-        entry.error = "\n".join([str(call.excinfo.value), *map(str, notes)])
+        entry.error = "\n".join([str(call.excinfo.value), *map(str, notes), *trace_of(call.excinfo.value).splitlines()])
         entry.outcome = "failed"
         if name in self.expected() and report.when == "call":
             entry.outcome, entry.reason = "expected", self.expected()[name]
@@ -139,11 +146,13 @@ class Recorder:
     def finish(self, status: int | pytest.ExitCode) -> bool:
         """Make and write the report; true when it must fail the session."""
         problems = self._problems()
-        if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        if status == pytest.ExitCode.INTERRUPTED:
+            self.unfinished = "interrupted"
+        elif status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
             problems.append(f"pytest ended early: {pytest.ExitCode(status).name.lower().replace('_', ' ')}")
-        elif not any(outcome.outcome in ("passed", "expected", "failed") for outcome in self.outcomes.values()):
+        elif not self.outcomes:
             problems.append("no guarantee was checked")
-        self.report = Report(self.header(), [self._entry(number) for number in BY_NUMBER], problems)
+        self.report = Report(self.header(), [self._entry(number) for number in BY_NUMBER], problems, self.unfinished)
         target = self.config.getoption("--hal-report")
         if target:
             self._write(self.report, target)
@@ -236,7 +245,7 @@ def _kind(error: BaseException) -> str:
 
 def _status(outcomes: Iterable[Outcome]) -> str:
     found = {outcome.outcome for outcome in outcomes}
-    for status in ("failed", "unexpected", "expected"):
+    for status in ("failed", "unexpected", NOT_RUN, "expected"):
         if status in found:
             return {"unexpected": "failed", "expected": "expected failure"}.get(status, status)
     return "checked" if "passed" in found else "skipped"
@@ -245,6 +254,8 @@ def _status(outcomes: Iterable[Outcome]) -> str:
 def _note(outcomes: list[Outcome], wanted: set[int], number: int) -> str:
     """Why a guarantee, or a part of it, was not checked."""
     reasons = [outcome.reason for outcome in outcomes if outcome.outcome in ("skipped", "expected", "unexpected")]
+    left = [outcome.reason for outcome in outcomes if outcome.outcome == NOT_RUN]
+    reasons += [reason or NOT_RUN for reason in left if any(left) or len(left) < len(outcomes)]
     if not outcomes:
         reasons = ["not chosen (--only)"] if wanted and number not in wanted else ["no test was collected"]
     counts = {reason: reasons.count(reason) for reason in reasons}

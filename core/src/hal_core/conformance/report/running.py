@@ -112,6 +112,8 @@ def judge(one: Liar, options: Options, verdict: Verdict) -> None:
     quiet = io.StringIO()
     with contextlib.redirect_stdout(quiet), contextlib.redirect_stderr(quiet):
         status = pytest.main([*arguments(chosen_options), "--exitfirst", "--tb=no", "-qq"], plugins=[session])
+    if status == pytest.ExitCode.INTERRUPTED:
+        raise KeyboardInterrupt
     if session.recorder is None:
         verdict.verdict, verdict.by = "crashed", f"pytest ended with {pytest.ExitCode(status).name}"
         return
