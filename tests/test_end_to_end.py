@@ -22,7 +22,7 @@ from hal_core.slots.admission import Request, SamplingParams
 from hal_core.slots.fields import StateConfig
 
 from hal.engine import Engine
-from hal.model import DEFAULT_CHECKPOINT
+from hal.model import DEFAULT_CHECKPOINT, llama
 from hal.model.llama import LlamaModel
 from hal.model.tokenizer import Tokenizer
 from hal.worker import ModelRunner, Worker
@@ -120,16 +120,21 @@ WAYS = {
     "4 slots, small pieces": {"slots": 4, "chunk": 7},
     "32 slots, too few blocks": {"slots": 32, "blocks": 24},
     "too few blocks, pieces": {"slots": 8, "blocks": 9, "chunk": 11},
+    "a CPU without AVX-512": {"slots": 32, "chunk": 41},
 }
 
 
-HERE = ("32 slots, prompts in pieces", "too few blocks, pieces")
+HERE = ("32 slots, prompts in pieces", "too few blocks, pieces", "a CPU without AVX-512")
 """In ``make test``; the others in ``make conform``."""
 
 
 @pytest.fixture(scope="module", params=share.cases(WAYS, HERE.__contains__))
 def other(request, model, requests):
     options = WAYS[request.param]
+    if request.param == "a CPU without AVX-512":
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(llama, "processor_features", lambda: frozenset({"SSE2", "AVX2"}))
+            model = LlamaModel.load(DEFAULT_CHECKPOINT)
     run = generate(model, requests, **options)
     if "blocks" in options:
         assert run.preemptions > 0, "this way should have met preemptions"

@@ -72,6 +72,15 @@ def test_a_command_that_is_not_there_fails_its_part_alone(parts, run, capfd):
     assert "failed: one" in out
 
 
+def test_a_part_whose_program_is_missing_is_skipped_in_one_line(parts, run, capfd):
+    made = (parts.Part("one", "false", needs=("no-such-program", "its-package")), parts.Part("two", "true"))
+    status = parts.Runner(parts.Plan(made)).run(made)
+    out = capfd.readouterr().out
+    assert status == 0
+    assert "== one: skipped, no-such-program is not installed (Debian: apt install its-package)\n" in out
+    assert "== two: well" in out
+
+
 def test_what_fails_alone_stops_the_plan_and_the_rest_is_named(run):
     status, out = run({"one": "raise SystemExit(3)", "two": "print('no')"}, alone={"one"})
     assert status == 1
@@ -154,7 +163,7 @@ def test_every_plan_can_be_listed_and_ci_has_a_limit_within_eighty_minutes(parts
         assert len(done.stdout.splitlines()) == len(parts.PLANS[plan].parts)
     assert parts.CI[0].command == "make test"
     assert parts.CI[0].alone
-    assert parts.CI[1:] == parts.CONFORM
+    assert parts.CI[1 : 1 + len(parts.CONFORM)] == parts.CONFORM
     assert 0 < parts.PLANS["ci"].limit + 2 * parts.ENDING < 80 * 60
     assert "tools/parts.py ci" in (ROOT / ".ci" / "run").read_text()
 

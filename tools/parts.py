@@ -16,6 +16,7 @@ import contextlib
 import os
 import platform
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -41,12 +42,14 @@ class Part:
     """A command with a name, and variables beside those of this process.
 
     ``alone``: nothing runs beside it, it prints as it goes, and what comes after it does not begin if it fails.
+    ``needs``: a program without which it is skipped, and in which package Debian has it.
     """
 
     name: str
     command: str
     variables: str = ""
     alone: bool = False
+    needs: tuple[str, str] | None = None
 
     @property
     def told(self) -> str:
@@ -112,7 +115,8 @@ NIGHTLY = (
     kit("cpu, older Paddle", "cpu", "default", python=OLDER),
     kit_sim("sim, lazy, older Paddle", 2, "default", OLDER),
 )
-CI = (Part("make test", "make test", alone=True), *CONFORM)
+OLDER_CPU = Part("hal run on older CPUs", f"{BIN}python tools/older_cpu.py", needs=("qemu-x86_64", "qemu-user"))
+CI = (Part("make test", "make test", alone=True), *CONFORM, OLDER_CPU)
 PLANS = {
     "conform": Plan(CONFORM),
     "nightly": Plan(NIGHTLY),
@@ -172,6 +176,11 @@ class Runner:
         return time.monotonic() - self.began
 
     def _part(self, part: Part) -> None:
+        if part.needs is not None and shutil.which(part.needs[0]) is None:
+            why = f"{part.needs[0]} is not installed (Debian: apt install {part.needs[1]})"
+            self.rows.append(f"| {part.name} | skipped | {why} | `{part.told}` |")
+            tell(f"{part.name}: skipped, {why}")
+            return
         with tempfile.TemporaryFile() as output:
             began = self._seconds()
             with self._lock:

@@ -23,6 +23,13 @@ from printed_report import printed_report, together
 ROOT = Path(__file__).parents[1]
 KEPT, PAGE = ROOT / "docs" / "support.json", ROOT / "docs" / "support.md"
 HOOKS = ("insert_tasks", "async_set_value", "save_output", "broadcast_tokens")
+CPU = """\
+On x86 the host's CPU needs AVX2 wherever Paddle is used (Intel from Haswell, 2013; AMD from Excavator, 2015): for
+`hal run`, `hal worker`, the devices over Paddle, and several ranks over gloo. AVX-512 is used where it is there and
+needed nowhere. What of Paddle was checked for it, and how: [evidence/cpus.md](evidence/cpus.md). The host side of `cpu`,
+`cuda` and `sim` needs no more than NumPy: its wheels of 2.4 are for x86-64-v2, so a virtual CPU such as `kvm64` or
+`qemu64` is too old. CPUs that are not x86 were not tried.
+"""
 ASYNC = {"insert_tasks": "async_h2d", "async_set_value": "async_h2d", "save_output": "async_d2h"}
 
 
@@ -97,6 +104,7 @@ def page(kept: dict[str, Any]) -> str:
         "Made by `tools/support_table.py` from reports of the conformance kit (`docs/support.json`); do not edit it.",
         "A substituted device ran the plugin's code on a place that stands in for its chip: nothing here says that the",
         "chip was ever used.\n",
+        CPU,
         table(kept),
     ]
     for device, row in sorted(kept.items()):

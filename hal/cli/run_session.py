@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from hal_core import ALONE, HalError, InvalidValue, SamplingParams, Unavailable
+from hal_core.devices import check_processor
 
 from hal.distributed.rollcall import Launched
 from hal.engine import Engine
@@ -214,6 +215,7 @@ def _check_paddle() -> None:
     """Raise before anything else is done if the model cannot run for want of Paddle."""
     if find_spec("paddle") is None:
         raise ModuleNotFoundError("No module named 'paddle'", name="paddle")
+    check_processor()
 
 
 def _load_model(options: Options) -> LlamaModel:

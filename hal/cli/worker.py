@@ -34,6 +34,7 @@ def run(arguments: list[str]) -> None:
     for what is refused."""
     options = parse(arguments)
     from hal_core import GroupLost, InvalidValue
+    from hal_core.devices import check_processor
 
     from hal.distributed.hired import HiredWorker, Post
     from hal.distributed.hiring import job_keys
@@ -42,6 +43,7 @@ def run(arguments: list[str]) -> None:
     from hal.model.config import read_config
     from hal.model.split import check_split
 
+    check_processor()  # before an engine asks for ranks, which import Paddle
     model = options.model or DEFAULT_CHECKPOINT
     if options.tp < 1:
         raise InvalidValue(f"{options.tp}", cure="give a whole number of at least 1", argument="--tp")

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Protocol
 
 from hal_core import Unavailable
-from hal_core.devices import HeldPort
+from hal_core.devices import HeldPort, check_processor
 
 from hal.sharing import AMONG
 from hal.transport.urls import private_folder, release_private, socket_of
@@ -75,7 +75,8 @@ class PaddleLaunch:
         self._private: Path | None = None
 
     def start(self, url: str) -> None:
-        """Start the launcher, which starts the ranks. Raises :class:`Unavailable` where no process can be started."""
+        """Start the launcher, which starts the ranks. Raises :class:`Unavailable` where it cannot run."""
+        check_processor()
         socket = socket_of(url)  # in a private folder, which is removed when its process is gone, however it ended
         if socket is None:
             self._private = private_folder()

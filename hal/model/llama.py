@@ -18,6 +18,7 @@ import numpy as np
 import paddle
 import paddle.nn.functional as functional
 from hal_core import InvalidValue
+from hal_core.devices import processor_features
 from paddle.incubate.nn.functional import fused_rms_norm
 
 from hal.model.batch import GroupPlan, ModelBatch, check_batch, order_rows, plan_run, plan_step
@@ -96,7 +97,7 @@ class LlamaModel:
         """Called with the number of tokens before each run of layers: where ranks of other groups are met then."""
         self.cache: PagedCache | None = None
         self.weights: DecoderWeights = prepare_weights(config, tensors, place)
-        self._fused_norm = has_fused_norm(place)
+        self._fused_norm = has_fused_norm(place, processor_features())
         self._ones = self._put(np.ones(config.hidden_size, np.float32))
         self._heads: dict[bytes, _Heads] = {}  # by lengths, of the last steps: most are like one before
         self._frequencies = config.rope.frequencies(config.head_dim)
@@ -263,10 +264,10 @@ class LlamaModel:
     def normed(self, x: Tensor, weight: Tensor | None = None) -> Tensor:
         """RMSNorm of each row. Those of the layers have a weight of ones (None): ``prepare_weights`` folded their own
         into the matrix that follows."""
-        weight = self._ones if weight is None else weight
         if self._fused_norm:
-            return fused_rms_norm(x, weight, None, self.config.rms_norm_eps, 1)[0]
-        return x * paddle.rsqrt(paddle.mean(x * x, axis=-1, keepdim=True) + self.config.rms_norm_eps) * weight
+            return fused_rms_norm(x, self._ones if weight is None else weight, None, self.config.rms_norm_eps, 1)[0]
+        scaled = x * paddle.rsqrt(paddle.mean(x * x, axis=-1, keepdim=True) + self.config.rms_norm_eps)
+        return scaled if weight is None else scaled * weight
 
     def layer(self, x: Tensor, number: int, layer: LayerWeights, step: Step) -> Tensor:
         """One decoder layer on ``[tokens, hidden]``: attention and SwiGLU, each with its norm and residual."""

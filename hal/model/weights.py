@@ -7,13 +7,14 @@ weight of their norm, because a factor before a norm is lost in it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import paddle
-from paddle.incubate.nn.functional import fused_rms_norm
+from hal_core.devices import X86
 
 from hal.model.config import LlamaConfig
 
@@ -114,10 +115,25 @@ def _join_layer(config: LlamaConfig, tensors: Mapping[str, np.ndarray], prefix: 
     }
 
 
-def has_fused_norm(place: str) -> bool:
-    """Whether Paddle has its one operator for RMSNorm on this place; not every kind of device has it."""
-    x, weight = (paddle.to_tensor(np.ones(shape, np.float32), place=place) for shape in ((1, 2), (2,)))
-    try:
-        return isinstance(fused_rms_norm(x, weight, None, 1e-6, 1), tuple)
-    except (RuntimeError, OSError, NotImplementedError):
+def has_fused_norm(place: str, features: frozenset[str]) -> bool:
+    """Whether Paddle's one operator for RMSNorm can be used on a place.
+
+    It is not tried out: on an x86 CPU its kernel is compiled for AVX-512 and ends the process with SIGILL where that is
+    missing, and for a place that has no kernel Paddle runs the CPU's. ``features``: of the host's processor.
+    """
+    kind = place.partition(":")[0]
+    if kind == "cpu" and X86 in features and "AVX512F" not in features:
         return False
+    wanted = re.compile(rf"data_type\[float\].*place\[Place\({re.escape(kind)}\b")
+    return any(wanted.search(kernel) for kernel in registered_kernels(norm_operator()))
+
+
+def norm_operator() -> str:
+    """The operator behind ``fused_rms_norm``, by the name that this version of Paddle has for it."""
+    return "fused_rms_norm_quant" if hasattr(paddle._C_ops, "fused_rms_norm_quant") else "rms_norm"
+
+
+def registered_kernels(operator: str) -> list[str]:
+    """The kernels of an operator in this build of Paddle, each as Paddle writes its data type and place."""
+    found: list[str] = paddle.base.core._get_all_register_op_kernels("phi").get(operator, [])
+    return found

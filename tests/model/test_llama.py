@@ -12,6 +12,7 @@ from hal_core.errors import InvalidValue
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hal.model import llama, weights
 from hal.model.batch import ModelBatch
 from hal.model.llama import LlamaModel
 from hal.model.prediction import PredictionLayer, open_prediction
@@ -149,14 +150,48 @@ def test_any_schedule_over_any_blocks_equals_the_dense_pass(models, dense, data)
             free.extend(row.blocks)
 
 
+HASWELL = frozenset({"SSE2", "AVX", "FMA3", "AVX2"})
+WIDER = HASWELL | {"AVX512F"}
+ARM = frozenset({"NEON", "ASIMD"})
+
+
+def never(*_: object) -> None:
+    raise AssertionError("an operator was run to see whether it can be")
+
+
+@pytest.mark.parametrize(
+    ("place", "features", "kernels", "has"),
+    [
+        ("cpu", WIDER, ["float cpu"], True),
+        ("cpu", HASWELL, ["float cpu"], False),  # there the operator ends the process with SIGILL
+        ("cpu", ARM, [], False),
+        ("gpu:1", HASWELL, ["float cpu", "float gpu:0"], True),
+        ("xpu", WIDER, ["float cpu", "float16 xpu:0"], False),  # Paddle would run the CPU's
+    ],
+)
+def test_the_norms_operator_is_chosen_untried(monkeypatch, place, features, kernels, has):
+    written = [f"{{data_type[{kind}]; place[Place({where})]}}" for kind, where in map(str.split, kernels)]
+    monkeypatch.setattr(weights, "registered_kernels", lambda operator: written)
+    monkeypatch.setattr(paddle._C_ops, weights.norm_operator(), never)
+    assert weights.has_fused_norm(place, features) is has
+
+
+def test_paddle_has_the_norms_operator_on_the_cpu():
+    assert weights.has_fused_norm("cpu", WIDER)
+    assert not weights.has_fused_norm("cpu", HASWELL)
+
+
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
-def test_a_place_without_the_one_operator_for_a_norm_gives_the_same(models, monkeypatch, name):
+def test_a_cpu_without_avx512_gives_the_same(directories, models, monkeypatch, name):
+    """On such a CPU both are the same model: what it gives is compared with the reference's by every other test."""
     batch = batch_of([Row(tokens(9), blocks=[0, 1, 2])], [9], 3)
     models[name].allocate_cache(8, 4)
-    assert models[name]._fused_norm, "Paddle has it on the cpu"
-    fused = models[name].forward(batch)
-    monkeypatch.setattr(models[name], "_fused_norm", False)
-    np.testing.assert_allclose(models[name].forward(batch), fused, atol=TOLERANCE)
+    expected = models[name].forward(batch)
+    monkeypatch.setattr(llama, "processor_features", lambda: HASWELL)
+    monkeypatch.setattr(llama, "fused_rms_norm", never)
+    narrow = LlamaModel.load(directories[name])
+    narrow.allocate_cache(8, 4)
+    np.testing.assert_allclose(narrow.forward(batch), expected, atol=TOLERANCE)
 
 
 def test_a_row_does_not_depend_on_its_neighbours(model):

@@ -33,6 +33,7 @@ __getattr__, __dir__, __all__ = face(
         "hal_core.devices.paddle.places": "custom_place import_paddle paddle_core",
         "hal_core.devices.paddle.plugins": "PaddlePlugin",
         "hal_core.devices.paddle.probing": "Installed installed_paddle",
+        "hal_core.devices.paddle.processor": "X86 check_processor processor_features",
         "hal_core.devices.paddle.ranks.collectives": "CollectiveTicket open_collectives open_job",
         "hal_core.devices.paddle.ranks.groups": "OpenGroup close_groups open_groups opened",
         "hal_core.devices.paddle.ranks.tensors": "TensorRanks library_of",

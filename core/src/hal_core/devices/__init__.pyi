@@ -56,6 +56,9 @@ from .paddle.places import paddle_core as paddle_core
 from .paddle.plugins import PaddlePlugin as PaddlePlugin
 from .paddle.probing import Installed as Installed
 from .paddle.probing import installed_paddle as installed_paddle
+from .paddle.processor import X86 as X86
+from .paddle.processor import check_processor as check_processor
+from .paddle.processor import processor_features as processor_features
 from .paddle.ranks.collectives import CollectiveTicket as CollectiveTicket
 from .paddle.ranks.collectives import open_collectives as open_collectives
 from .paddle.ranks.collectives import open_job as open_job

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...contract.support import Support
+from ...devices.paddle.processor import lacks_for_paddle
 
 if TYPE_CHECKING:
     from ...contract.device import Device
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 class GlooRanks(Support):
     """Devices whose groups are those of gloo."""
 
-    ranks = find_spec("paddle") is not None
+    ranks = find_spec("paddle") is not None and not lacks_for_paddle()
     whole_group = ranks
 
     def rank_environment(self, rank: int, endpoints: Sequence[str]) -> Mapping[str, str]:

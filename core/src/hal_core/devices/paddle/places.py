@@ -6,10 +6,12 @@ from typing import Any
 
 from ...errors import Unavailable
 from ..base import check_index
+from .processor import check_processor
 
 
 def paddle_core() -> Any:  # noqa: ANN401 (a module without types)
-    """Paddle's own bindings, on which ``paddle.device`` stands."""
+    """Paddle's own bindings, on which ``paddle.device`` stands. Raises :class:`Unavailable` on a CPU without AVX2."""
+    check_processor()
     import paddle
 
     return paddle.base.core
@@ -20,6 +22,7 @@ def import_paddle(device: str, cure: str) -> Any:  # noqa: ANN401 (a module with
 
     :raises Unavailable: where it does not import.
     """
+    check_processor()
     try:
         import paddle
     except ImportError as error:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ....errors import GroupLost, InvalidValue, Unavailable
+from ..processor import check_processor
 
 DEFAULT_TIMEOUT = 30.0
 """Seconds that a collective may last before its group is given up."""
@@ -93,6 +94,7 @@ def place() -> Any:  # noqa: ANN401 (a Paddle place, or None for the current one
 
 
 def distributed() -> Any:  # noqa: ANN401 (a module without types)
+    check_processor()
     try:
         import paddle.distributed as dist
     except ImportError as error:

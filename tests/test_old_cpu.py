@@ -1,0 +1,97 @@
+"""A CPU on which Paddle cannot be imported: one line, before the import, from every command that would import it."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from hal_core import Unavailable
+from hal_core.conformance.ranks import support
+from hal_core.devices import check_processor, import_paddle, join_world
+from hal_core.devices.paddle import processor
+
+from .commands import environment, left_in
+
+SANDY_BRIDGE = frozenset({"SSE2", "SSE42", "POPCNT", "AVX"})
+#: hal on that CPU; the import of Paddle, which would end in SIGILL there, ends the process with another status.
+THERE = f"""
+    import os, sys
+    from hal_core.devices.paddle import processor
+
+    class Deadly:
+        def find_spec(self, name, path, target=None):
+            if name.startswith("paddle."):
+                os._exit(132)
+
+    sys.meta_path.insert(0, Deadly())
+    processor.processor_features = lambda: {SANDY_BRIDGE!r}
+    from hal.cli import main
+    main()
+"""
+LINE = "Paddle cannot be imported: this CPU has no AVX2 (use an x86 CPU from Haswell (Intel, 2013) or "
+
+
+def there(folder, *arguments, **variables):
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(THERE), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=environment(folder, **variables),
+        cwd=folder,
+    )
+    assert left_in(folder) == []
+    return done
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("run", "--prompt", "x"),
+        ("run", "--prompt", "x", "--tp", "2"),
+        ("run", "--prompt", "x", "--tp", "2", "--runner", "anything:Runner"),
+        ("run", "--prompt", "x", "--device", "xpu", "--runner", "anything:Runner"),
+        ("worker", "--role", "decode", "--listen", "ipc:///nowhere/x"),
+    ],
+    ids=" ".join,
+)
+def test_a_command_that_needs_paddle_says_so_in_one_line(tmp_path, arguments):
+    done = there(tmp_path, *arguments, HAL_XPU_PLACE="cpu")
+    assert (done.returncode, done.stdout) == (2, ""), done
+    device = "xpu: " if "xpu" in arguments else ""
+    assert done.stderr.startswith(f"hal: error: {device}{LINE}")
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_kit_starts_no_ranks_over_paddle_there(monkeypatch):
+    assert support.GlooRanks.ranks is not bool(processor.lacks_for_paddle())
+    monkeypatch.setattr(processor, "processor_features", lambda: SANDY_BRIDGE)
+    spec = importlib.util.find_spec(support.__name__)
+    there = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(there)
+    assert not there.GlooRanks.ranks
+
+
+@pytest.mark.parametrize("door", [check_processor, lambda: import_paddle("xpu", "cure"), join_world])
+def test_a_library_user_gets_an_error(monkeypatch, door):
+    for name in ("TRAINER_ID", "TRAINERS_NUM", "TRAINER_ENDPOINTS", "CURRENT_ENDPOINT"):
+        monkeypatch.setenv(f"PADDLE_{name}", "0")
+    monkeypatch.setattr(processor, "processor_features", lambda: SANDY_BRIDGE)
+    with pytest.raises(Unavailable, match="this CPU has no AVX2"):
+        door()
+
+
+def test_other_kinds_of_cpu_are_not_refused(monkeypatch):
+    for features in (SANDY_BRIDGE | {"AVX2"}, frozenset({"NEON", "ASIMD"})):
+        monkeypatch.setattr(processor, "processor_features", lambda features=features: features)
+        check_processor()
+
+
+def test_the_features_are_those_that_numpy_has_found():
+    features = processor.processor_features()
+    assert features & {"SSE2", "NEON", "VSX", "VX", "RVV"}
+    assert not {name for name in features if not name.isupper()}
