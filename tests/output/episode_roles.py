@@ -12,6 +12,7 @@ import resource
 import select
 import signal
 import sys
+import threading
 import time
 import traceback
 from pathlib import Path
@@ -98,10 +99,13 @@ def facts(path):
 class Output:
     """A pending output: one request, one token, which tells the step."""
 
-    def __init__(self, life, step, last, large):
-        self.step, self._life, self._last, self._large = step, life, last, large
+    def __init__(self, life, step, last, large, latch=None):
+        self.step, self._life, self._last, self._large, self._latch = step, life, last, large, latch
+        self.request_ids = (life,)
 
     def resolve(self):
+        if self._latch is not None:
+            self._latch.wait()
         one = np.ones(1, np.uint8)
         finish = np.full(1, FinishReason.LENGTH if self._last else FinishReason.NONE, np.uint8)
         optional = {}
@@ -120,13 +124,15 @@ class Output:
 def worker(words, url, journal, plan):
     """Put its records and close when told to finish; when told to close, do so at once."""
     draw = random.Random(plan["seed"])
-    sink = open_sink(url, capacity=plan["capacity"], deadline=0.02, heartbeat=0.05, sender=plan["sender"])
+    options = {"capacity": plan["capacity"], "deadline": 0.02, "heartbeat": 0.05, "sender": plan["sender"]}
+    sink = open_sink(url, curve=plan["curve"], **options)
     out = Journal(journal, life=plan["life"], session=sink.session)
     out.note("opened")
-    word = ""
+    word, latch = "", None
     for step in range(plan["count"]):
+        last, large = step == plan["count"] - 1, plan["size"] == "large"
         try:
-            sink.put(Output(plan["life"], step, step == plan["count"] - 1, plan["size"] == "large"))
+            sink.put(Output(plan["life"], step, last, large, latch))
         except SinkFull:
             pass  # it is kept
         except SinkClosed as error:
@@ -134,12 +140,18 @@ def worker(words, url, journal, plan):
             break
         out.note("saved", step=step)
         word = words.next() or word
+        if word == "hang" and latch is None:  # in the step that comes next, while the other threads live
+            latch = threading.Event()
+        elif word == "freeze":  # for ever: whoever started it has to end it
+            threading.Event().wait()
         if word.startswith("close"):  # and not finish: that is when all has been put
             break
         time.sleep(draw.random() * 0.002)
     while not word.startswith(("close", "finish")):
         word = words.next(60)
         assert word, "told nothing for a minute"
+    if latch is not None and word.startswith("finish"):
+        latch.set()
     try:
         sink.close(float(word.split()[1]))
     except Undelivered as error:
@@ -170,7 +182,7 @@ def when_free(opening):
         time.sleep(0.01)
 
 
-def reader(words, url, journal):
+def reader(words, url, journal, curve=None, all_rows=False):
     """Note each record, then acknowledge it, on from where the journal ends, until told to stop and all is over."""
     out = Journal(journal)
 
@@ -184,7 +196,7 @@ def reader(words, url, journal):
         elif isinstance(event, Gap):
             out.note("gap", session=event.session, first=event.first, last=event.last)
 
-    options = {"auto_ack": False, "lost_after": LOST_AFTER, "grace": GRACE, "on_event": hear}
+    options = {"curve": curve, "auto_ack": False, "lost_after": LOST_AFTER, "grace": GRACE, "on_event": hear}
     found = when_free(lambda: OutputReader(url, after=cursors_of(journal), **options))
     stopping, quiet = False, 0
     with found:
@@ -197,7 +209,11 @@ def reader(words, url, journal):
                 stopping |= word == "stop"
             frame = found.read(0.05)
             quiet = quiet + 1 if frame is None else 0
-            if frame is not None and frame.record.request_ids[0].startswith("w"):
+            if frame is not None and all_rows:
+                rows = [[row.request_id, row.position, row.tokens.tolist()] for row in frame.record.rows()]
+                out.note("record", session=frame.header.session, sequence=frame.header.sequence, rows=rows)
+                found.acknowledge(frame.header.session, frame.header.sequence)
+            elif frame is not None and frame.record.request_ids[0].startswith("w"):
                 record = frame.record
                 tokens = record.tokens.tolist()
                 where = {"session": frame.header.session, "sequence": frame.header.sequence}

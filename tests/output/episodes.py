@@ -1,6 +1,6 @@
 """Chaos in short episodes: workers, readers and strangers at one address, blows of every kind, and then the account.
 
-    python tests/output/episodes.py [--episodes 1000] [--seed N] [--jobs 4] [--only NUMBER] [--schemes ipc,tcp]
+    python tests/output/episodes.py [--episodes 1000] [--seed N] [--jobs 4] [--only NUMBER] [--ranks 0.04]
 
 Each episode follows from seed and number. All processes are forked from this one, so an episode takes a fraction of a
 second. What must hold in each: a token for which ``put`` returned was read once and in order, or is named by
@@ -26,11 +26,17 @@ import traceback
 from collections import Counter
 from pathlib import Path
 
+import zmq
+
 sys.path.insert(0, str(Path(__file__).parent))
 import episode_roles as roles
+import episode_wires as wires
 from episode_account import account
 from episode_children import PATIENCE, Child
+from episode_ranks import RankEpisode, end_job
 from fuzz_socket import Strangers
+
+from hal.transport.curve import CurveKeys
 
 
 class Episode:
@@ -43,6 +49,9 @@ class Episode:
         self.size = draw.choice(["small", "small", "large"])
         self.as_tail = draw.random() < 0.15
         self.url = free_address(number) if self.scheme == "tcp" else f"ipc://{folder}/place/socket"
+        self.wire, self.senders_url = None, self.url
+        self.has_wire = self.scheme == "tcp" and draw.random() < 0.5
+        self.keys = keys() if self.scheme == "tcp" and not self.as_tail and draw.random() < 0.4 else (None, None)
         (self.folder / "place").mkdir(mode=0o700)
         self.works, self.reads = self.folder / "works", self.folder / "reads"
         self.children, self.workers, self.killed_lives = [], [], set()
@@ -63,7 +72,13 @@ class Episode:
             os.close(write_end)
             self.pipe = read_end
         else:
-            self.reader = self.start(roles.reader, self.url, self.reads)
+            self.reader = self.start(roles.reader, self.url, self.reads, self.keys[0])
+
+    def start_wire(self):
+        host, _, port = self.url.removeprefix("tcp://").rpartition(":")
+        with wires.listener_at(host) as listener:
+            self.senders_url = f"tcp://{host}:{listener.getsockname()[1]}"
+            self.wire = self.start(wires.wire, listener, (host, int(port)))
 
     def start_worker(self, sender):
         self.lives += 1
@@ -75,15 +90,18 @@ class Episode:
             "count": draw.choice([3, 30, 150] if self.size == "small" else [3, 20]),
             "capacity": draw.choice([2, 16, 1024]),
             "seed": draw.randrange(1 << 30),
+            "curve": self.keys[1],
         }
-        worker = self.start(roles.worker, self.url, self.works, plan)
-        worker.plan = plan
+        worker = self.start(roles.worker, self.senders_url, self.works, plan)
+        worker.plan, worker.hangs = plan, False
         self.workers.append(worker)
 
     # Blows ---------------------------------------------------------------------------------------------------
 
     def kill_worker(self):
-        worker = self.random.choice(self.workers)
+        self.kill(self.random.choice(self.workers))
+
+    def kill(self, worker):
         worker.kill()
         if worker.killed:
             self.killed_lives.add(worker.plan["life"])
@@ -104,6 +122,46 @@ class Episode:
         process.signal(signal.SIGSTOP)
         self.pause()
         process.signal(signal.SIGCONT)
+
+    def hang_in_a_step(self):
+        """Its output never comes, and its other threads live."""
+        worker = self.random.choice(self.workers)
+        worker.hangs = True
+        worker.tell("hang")
+        self.pause_or(3.5)
+
+    def freeze_worker(self):
+        """Its own thread waits for ever, and its sink's lives; somebody ends it."""
+        worker = self.random.choice(self.workers)
+        worker.tell("freeze")
+        self.pause_or(3.5)
+        self.kill(worker)
+
+    def stop_all(self):
+        """And have them go on, in another order."""
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            together = [one for one in (self.wire, self.reader, *self.workers) if one is not None]
+            for one in self.random.sample(together, len(together)):
+                one.signal(number)
+            self.pause_or(3.5)
+
+    def stop_all_after_a_full_disk(self):
+        self.open_on_full_disk()
+        self.stop_all()
+
+    def trouble_the_wire(self):
+        """Both ends stay open and nothing comes through, or what is sent vanishes, or it drips, or it is cut."""
+        if self.wire is not None:
+            self.wire.tell(self.random.choice(["stall", "stall", "vanish", "drip", "cut"]))
+            self.pause_or(3.5)
+            if self.random.random() < 0.5:
+                self.random.choice([self.kill_worker, self.close_worker, self.kill_reader, self.stop_reader])()
+            self.wire.tell("go")
+
+    def strangers_drip(self):
+        for _ in range(self.random.choice([1, 3])):
+            said = wires.GREETING + wires.READY + bytes(60)
+            self.start(wires.drip, self.url, said[: self.random.randrange(1, len(said))])
 
     def kill_reader(self):
         if self.as_tail:
@@ -162,12 +220,31 @@ class Episode:
     def pause(self):
         time.sleep(self.random.random() ** 2 * 0.05)
 
+    def pause_or(self, seconds):
+        """Seldom for so long, beyond what any heartbeat takes."""
+        if self.random.random() < 0.06:
+            time.sleep(seconds)
+            self.done["long pauses"] += 1
+        else:
+            self.pause()
+
     # The whole -----------------------------------------------------------------------------------------------
+
+    @property
+    def what(self):
+        """What it has, for the table."""
+        more = {"with hal tail": self.as_tail, "with a wire": self.has_wire, "with keys": self.keys[0] is not None}
+        return [f"over {self.scheme}", *(name for name, there in more.items() if there)]
+
+    def account(self):
+        return account(self)
 
     def run(self):
         draw = self.random
         if draw.random() < 0.5:
             self.start_reader()
+        if self.has_wire:
+            self.start_wire()
         for sender in range(draw.choice([1, 1, 2, 3])):
             self.start_worker(sender)
         if self.reader is None:
@@ -184,6 +261,8 @@ class Episode:
             ),
             *(self.do_not_read, self.do_not_read, self.attack, self.attack, self.second_reader, self.few_files),
             *(self.open_with_few_files, self.open_on_full_disk),
+            *(self.hang_in_a_step, self.freeze_worker, self.stop_all, self.stop_all_after_a_full_disk),
+            *(self.strangers_drip, *[self.trouble_the_wire] * (3 * self.has_wire)),
         ]
         for _ in range(draw.randrange(1, 5)):
             self.pause()
@@ -196,14 +275,17 @@ class Episode:
     def finish(self):
         self.strangers.leave()
         printed = b""
-        for worker in self.workers:
-            worker.tell("finish 60")
+        for worker in self.workers:  # one that hangs is woken up, or gives up
+            worker.tell("close 0.2" if worker.hangs and self.random.random() < 0.5 else "finish 60")
         if self.as_tail:
             printed = self.empty_pipe()
         for worker in self.workers:  # on a busy machine a reader may not even have met them
             worker.wait()
         self.reader.tell("stop")
+        self.reader.wait()
         for child in self.children:
+            if child.role in ("wire", "drip"):
+                child.tell("stop")
             child.check()
         if self.as_tail:
             roles.journal_of_tail(printed, self.reads)
@@ -246,6 +328,14 @@ class Episode:
         assert not left, f"left behind: {left}"
 
 
+def keys():
+    """Of the reader, and of all senders; none where ZeroMQ has none."""
+    if not zmq.has("curve"):
+        return None, None
+    reader, sender = CurveKeys.new(), CurveKeys.new()
+    return reader.knowing(sender.public), sender.knowing(reader.public)
+
+
 def free_address(number):
     """Of this process alone, so that no worker of another run on this host meets this episode's reader; with a port
     below those that the system gives to whoever connects."""
@@ -258,30 +348,32 @@ def free_address(number):
     raise AssertionError("no free port")
 
 
-def run(numbers, seed, schemes, keep=False):
+def run(numbers, seed, schemes, ranks, keep=False):
     """Run them; return what happened, in numbers. Raises AssertionError, with seed and number, for what must not be."""
     totals = Counter()
     for number in numbers:
         folder = tempfile.mkdtemp(prefix="hal-episode-")
-        episode = Episode(folder, seed, number, schemes)
+        if random.Random(f"{seed}:{number}:kind").random() < ranks:
+            episode = RankEpisode(folder, seed, number, lambda number=number: free_address(number))
+        else:
+            episode = Episode(folder, seed, number, schemes)
         try:
             episode.run()
-            totals += account(episode)
+            totals += episode.account()
             episode.check_left()
         except BaseException as error:
-            error.add_note(f"--seed {seed} --only {number}: {dict(episode.done)}, tail {episode.as_tail}, {folder}")
+            error.add_note(f"--seed {seed} --only {number}: {dict(episode.done)}, {episode.what}, {folder}")
             raise
         finally:
             episode.clean_up()
             if not keep:
                 shutil.rmtree(folder, ignore_errors=True)
         totals += episode.done
-        totals[f"episodes over {episode.scheme}"] += 1
-        totals["episodes with hal tail"] += episode.as_tail
+        totals += Counter(f"episodes {one}" for one in episode.what)
     return totals
 
 
-def run_beside(jobs, episodes, seed, schemes):
+def run_beside(jobs, episodes, seed, schemes, ranks):
     """Run them in so many processes beside each other: most of an episode is waiting."""
     pipes = []
     for job in range(jobs):
@@ -289,11 +381,12 @@ def run_beside(jobs, episodes, seed, schemes):
         if os.fork() == 0:
             status = 1
             try:
-                os.write(write_end, json.dumps(run(range(job, episodes, jobs), seed, schemes)).encode())
+                os.write(write_end, json.dumps(run(range(job, episodes, jobs), seed, schemes, ranks)).encode())
                 status = 0
             except BaseException:  # noqa: BLE001  # told here, for a fork must not unwind its parent's stack
                 traceback.print_exc()
             finally:
+                end_job()
                 sys.stderr.flush()
                 os._exit(status)
         os.close(write_end)
@@ -310,13 +403,15 @@ def main():
     parser.add_argument("--jobs", type=int, default=4, help="episodes beside each other")
     parser.add_argument("--only", type=int, help="the episode of this number alone, whose journals are kept")
     parser.add_argument("--schemes", default="ipc,tcp")
+    parser.add_argument("--ranks", type=float, default=0.04, help="the share of episodes of hal run, most on ranks")
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
     start, schemes = time.monotonic(), options.schemes.split(",")
     if options.only is not None:
-        found = run([options.only], options.seed, schemes, keep=True)
+        found = run([options.only], options.seed, schemes, options.ranks, keep=True)
+        end_job()
     else:
-        found = run_beside(options.jobs, options.episodes, options.seed, schemes)
+        found = run_beside(options.jobs, options.episodes, options.seed, schemes, options.ranks)
     for name in sorted(found):
         print(f"{found[name]:8}  {name}")
     print(f"every token accounted for, nothing left behind, in {time.monotonic() - start:.0f} s")

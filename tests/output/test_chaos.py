@@ -39,11 +39,25 @@ def accounted(found):
 
 @pytest.mark.timeout(300)
 def test_g19_short_episodes_of_every_kind_leave_nothing_lost_doubled_hanging_or_behind():
-    """In a process of its own: its children are forks, and this one has threads."""
-    command = [sys.executable, Path(__file__).with_name("episodes.py"), "--episodes=16", "--seed=3"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
-    assert done.returncode == 0, done.stderr
-    found = {name: int(number) for number, name in (line.split(maxsplit=1) for line in done.stdout.splitlines()[1:-1])}
+    found = counts_of("--episodes=16", "--seed=3", "--ranks=0")
     assert found["tokens read"] > 50
     assert found["sessions"] >= 16
     assert all(found[f"episodes over {scheme}"] for scheme in ("ipc", "tcp"))
+
+
+@pytest.mark.conform
+@pytest.mark.timeout(600)
+def test_episodes_of_hal_run_answer_whole_or_say_what_is_lost_and_leave_nothing():
+    pytest.importorskip("paddle", reason="its launcher starts the ranks", exc_type=ImportError)
+    found = counts_of("--episodes=8", "--seed=3", "--ranks=1", "--jobs=2")
+    assert found["episodes of hal run"] == 8
+    assert found["answers"] > 0
+
+
+def counts_of(*options):
+    """What the episodes count, in a process of its own: its children are forks, and this one has threads."""
+    command = [sys.executable, Path(__file__).with_name("episodes.py"), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=580, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = (line.split(maxsplit=1) for line in done.stdout.splitlines()[1:-1])
+    return {name: int(number) for number, name in lines}
