@@ -40,6 +40,7 @@ METADATA = "Metadata-Version: 2.1\nName: episode-observer\nVersion: 1.0\nRequire
 ENTRY = "[hal.observers]\nsteps = episode_observer:Steps\n"
 SWEEP = "from hal.transport import private_ipc_url, release_ipc; release_ipc(private_ipc_url())"
 DISK = 4 << 20
+CLONE_NEWNS, CLONE_NEWIPC, MS_REC, MS_PRIVATE = 0x20000, 0x8000000, 0x4000, 0x40000
 
 
 @functools.cache
@@ -185,6 +186,7 @@ class RankEpisode:
             if there == [self.process.pid] or self.random.random() < 0.3:  # nobody watches a worker without ranks
                 self.pause()
                 self.interrupt()
+                self.done["hung, then interrupted (run)"] += 1
 
     def stop_some(self):
         together = [self.process.pid, *self.others()]
@@ -247,7 +249,7 @@ class RankEpisode:
     def what(self):
         """What it has, for the table."""
         more = [f"of hal run --sink {self.sink}"] if self.sink else []
-        return ["of hal run", f"of hal run {' '.join(self.form)}".rstrip(), *more]
+        return ["of hal run", f"of hal run {' '.join(self.form) or 'alone'}", *more]
 
     def run(self):
         draw = self.random
@@ -373,10 +375,31 @@ def is_whole(name, answer):
     return (answer["token_ids"], answer["finish_reason"]) == (told["token_ids"], told["finish_reason"])
 
 
+@functools.cache
+def is_alone():
+    """Give this process and its children mounts, queues, semaphores and shared memory of their own.
+
+    What lies there at the end was left behind. False where that may not be.
+    """
+    libc = ctypes.CDLL(None)
+    if os.geteuid() or libc.unshare(CLONE_NEWNS | CLONE_NEWIPC):
+        return False
+    libc.mount(None, b"/", None, MS_REC | MS_PRIVATE, None)
+    return not libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, None)
+
+
+def shared_left():
+    """Shared memory, queues and semaphores of this namespace."""
+    left = os.listdir("/dev/shm")
+    for kind in ("shm", "msg", "sem"):
+        left += Path("/proc/sysvipc", kind).read_text().splitlines()[1:]
+    return left
+
+
 def mount(place):
     """A small file system of its own, which this process and its children alone see; False where that may not be."""
     libc = ctypes.CDLL(None, use_errno=True)
-    return not libc.mount(b"tmpfs", os.fsencode(place), b"tmpfs", 0, b"size=%d,mode=700" % DISK)
+    return is_alone() and not libc.mount(b"tmpfs", os.fsencode(place), b"tmpfs", 0, b"size=%d,mode=700" % DISK)
 
 
 def unmount(place):

@@ -33,7 +33,7 @@ import episode_roles as roles
 import episode_wires as wires
 from episode_account import account
 from episode_children import PATIENCE, Child
-from episode_ranks import RankEpisode, end_job
+from episode_ranks import RankEpisode, end_job, is_alone, shared_left
 from fuzz_socket import Strangers
 
 from hal.transport.curve import CurveKeys
@@ -406,12 +406,15 @@ def main():
     parser.add_argument("--ranks", type=float, default=0.04, help="the share of episodes of hal run, most on ranks")
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
+    if not is_alone():
+        print("not root: no full disks, and no look for shared memory that is left")
     start, schemes = time.monotonic(), options.schemes.split(",")
     if options.only is not None:
         found = run([options.only], options.seed, schemes, options.ranks, keep=True)
         end_job()
     else:
         found = run_beside(options.jobs, options.episodes, options.seed, schemes, options.ranks)
+    assert not is_alone() or not shared_left(), f"left behind: {shared_left()}"
     for name in sorted(found):
         print(f"{found[name]:8}  {name}")
     print(f"every token accounted for, nothing left behind, in {time.monotonic() - start:.0f} s")

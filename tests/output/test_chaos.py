@@ -59,5 +59,5 @@ def counts_of(*options):
     command = [sys.executable, Path(__file__).with_name("episodes.py"), *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=580, check=False)
     assert done.returncode == 0, done.stderr
-    lines = (line.split(maxsplit=1) for line in done.stdout.splitlines()[1:-1])
-    return {name: int(number) for number, name in lines}
+    lines = [line.split(maxsplit=1) for line in done.stdout.splitlines()[1:-1]]
+    return {name: int(number) for number, name in lines if number.isdigit()}
