@@ -62,6 +62,9 @@ class StandIn:
         self.number += 1
         return OK, self.number
 
+    def cuCtxGetCurrent(self):
+        return OK, 7
+
     def cuDeviceGetCount(self):
         return OK, 1
 

@@ -11,7 +11,7 @@
 typedef uint64_t u64;
 typedef uint32_t u32;
 typedef uint8_t u8;
-enum { OK = 0, INVALID = 1, NO_MEMORY = 2, NOT_READY = 600, TOO_LONG = 702, UNSUPPORTED = 900, ISOLATION = 905, CAPTURED = 907 };
+enum { OK = 0, INVALID = 1, NO_MEMORY = 2, NO_CONTEXT = 201, NOT_READY = 600, TOO_LONG = 702, UNSUPPORTED = 900, ISOLATION = 905, CAPTURED = 907 };
 enum { COPY, SET, LAUNCH, RECORD, WAIT, CALL };
 enum { PATIENCE = 20, NOTED = 1 << 14, PIECE = 16384 };
 
@@ -29,18 +29,30 @@ typedef struct Op {
   int (*begins)(void *); /* of a CALL: whether it may be carried out now, */
   void (*call)(void *);  /* and what carries it out */
 } Op;
-typedef struct Stream { struct Stream *next; Op *first, *last; int queued, held, capturing; } Stream;
+typedef struct Stream { struct Stream *next; Op *first, *last; int queued, work, held, capturing; } Stream;
 
 static _Thread_local int capture_mode;
+static _Thread_local void *contexts[8]; /* of this thread: the current one is the last */
+static _Thread_local int depth;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static Stream *streams, main_stream;
 static char notes[NOTED][24], failing[32], relaxed[512];
-static int noted, spoilt, idle, limit = 1 << 30;
+static int noted, spoilt, idle, limit = 1 << 30, work_limit = 1 << 30;
 static int capturing; /* 0, or a mode of cuStreamBeginCapture and 1 */
 static pthread_t capturer;
 static Op *graph, *graph_end; /* what was captured */
 static long live, waiting, exchanges, nodes;
+
+/* As found on an H100 (driver 580): events, streams, pinned memory and modules are made in the current context, and the
+   default streams are those of the current context. Streams that were made know theirs. */
+static void *current(void) { return depth ? contexts[depth - 1] : NULL; }
+static int bare(void *stream) { return (uintptr_t)stream < 3 && !current(); }
+int cuCtxGetCurrent(void **context) { return *context = current(), OK; }
+int cuCtxSetCurrent(void *context) { return depth = 1, contexts[0] = context, OK; }
+int cuCtxPushCurrent_v2(void *context) { return contexts[depth++] = context, OK; }
+int cuCtxPopCurrent_v2(void **context) { return *context = current(), depth--, OK; }
+int stand_in_current(void) { return !!current(); }
 
 static void note(const char *name) {
   if (noted < NOTED) snprintf(notes[noted++], sizeof notes[0], "%.23s", name);
@@ -144,6 +156,7 @@ static int ready(const Stream *stream, const Op *op) {
   if (op->kind == CALL) return op->begins(op->to);
   return !(op->kind == LAUNCH && !strcmp(op->kernel, "hal_hold") && !*(volatile u32 *)AT(op->params[0]));
 }
+static int works(const Op *op) { return op->kind != RECORD && op->kind != WAIT; } /* what takes room in CUDA's queues */
 static void execute(Op *op) {
   if (idle && op->kind != RECORD) return;
   if (op->kind == COPY) memcpy(op->to, op->from, op->nbytes);
@@ -160,7 +173,7 @@ static void pump(void) {
       while (s->first && ready(s, s->first)) {
         Op *op = s->first;
         s->first = op->next;
-        s->queued--, moved = 1;
+        s->queued--, s->work -= works(op), moved = 1;
         execute(op);
         free(op);
       }
@@ -179,8 +192,9 @@ static int enqueue(void *handle, Op op) {
   Stream *s = stream_of(handle);
   struct timespec end = later(PATIENCE * 1000000000l);
   pump();
-  waiting += s->queued >= limit;
-  while (s->queued >= limit)
+#define FULL (s->queued >= limit || (works(&op) && s->work >= work_limit))
+  waiting += FULL;
+  while (FULL)
     if (pause_until(&end)) return TOO_LONG;
   Op *kept = malloc(sizeof *kept);
   *kept = op;
@@ -188,7 +202,7 @@ static int enqueue(void *handle, Op op) {
   if (s->first) s->last->next = kept;
   else s->first = kept;
   s->last = kept;
-  s->queued++;
+  s->queued++, s->work += works(&op);
   pump();
   return OK;
 }
@@ -196,6 +210,7 @@ static int enqueue(void *handle, Op op) {
 
 static int put(const char *name, void *stream, Op op) {
   if (fails(name)) return INVALID;
+  if (bare(stream)) return NO_CONTEXT;
   if (stream_of(stream)->capturing) {
     Op *kept = malloc(sizeof *kept);
     *kept = op;
@@ -222,9 +237,13 @@ int cuLaunchKernel(void *f, u32 x, u32 y, u32 z, u32 tx, u32 ty, u32 tz, u32 sha
   if (status) return status;
   LOCKED(put(f, s, op));
 }
-int cuEventCreate(void **event, u32 flags) { return (void)flags, *event = calloc(1, sizeof(Event)), live++, OK; }
+int cuEventCreate(void **event, u32 flags) {
+  (void)flags;
+  return !current() ? NO_CONTEXT : (*event = calloc(1, sizeof(Event)), live++, OK);
+}
 int cuEventDestroy_v2(void *event) { return free(event), live--, OK; }
 static int record(Event *e, void *s) {
+  if (bare(s)) return NO_CONTEXT;
   e->captured = stream_of(s)->capturing;
   if (e->captured) return nodes++, OK;
   e->passed = calloc(1, sizeof(int));
@@ -248,6 +267,7 @@ int cuEventSynchronize(void *e) { if (forbidden("cuEventSynchronize")) return UN
 static int wait_for(void *s, Event *e) {
   char name[24];
   snprintf(name, sizeof name, "waits %lx", (unsigned long)(uintptr_t)s);
+  if (bare(s)) return NO_CONTEXT;
   if (stream_of(s)->capturing) return e->captured ? OK : (spoilt = 1, ISOLATION);
   return e->passed ? put(name, s, (Op){.kind = WAIT, .passed = e->passed}) : OK;
 }
@@ -258,14 +278,15 @@ static int make(void **stream) {
   s->next = streams, streams = s, *stream = s;
   return OK;
 }
-int cuStreamCreate(void **stream, u32 flags) { (void)flags; LOCKED(make(stream)); }
+int cuStreamCreate(void **stream, u32 flags) { (void)flags; LOCKED(current() ? make(stream) : NO_CONTEXT); }
 int cuStreamQuery(void *s) { if (forbidden("cuStreamQuery")) return UNSUPPORTED; LOCKED((pump(), stream_of(s)->queued ? NOT_READY : OK)); }
-int cuStreamIsCapturing(void *s, int *state) { LOCKED((*state = stream_of(s)->capturing, OK)); }
+int cuStreamIsCapturing(void *s, int *state) { LOCKED(bare(s) ? NO_CONTEXT : (*state = stream_of(s)->capturing, OK)); }
 int cuThreadExchangeStreamCaptureMode(int *mode) {
   int before = capture_mode;
   return capture_mode = *mode, *mode = before, exchanges++, OK;
 }
-int cuMemAlloc_v2(u64 *address, size_t n) { /* and the other allocations, of whatever kind */
+int cuMemAlloc_v2(u64 *address, size_t n, int pinned) { /* and the other allocations, of whatever kind */
+  if (pinned && !current()) return NO_CONTEXT;
   if (forbidden("cuMemAlloc")) return UNSUPPORTED;
   if (fails("alloc")) return NO_MEMORY;
   void *made = aligned_alloc(256, (n + 255) / 256 * 256);
@@ -286,6 +307,7 @@ int stand_in_noted(void) { return noted; }
 void stand_in_forget(void) { noted = 0; }
 void stand_in_idle(int on) { idle = on; } /* for measurements: nothing is copied, nothing is carried out */
 void stand_in_limit(int calls) { limit = calls; } /* what a stream's queue holds */
+void stand_in_work_limit(int work) { work_limit = work; }
 int stand_in_hold(void *s, int held) { LOCKED((stream_of(s)->held = held, pump(), OK)); }
 int stand_in_forbidden(const char *call) { return forbidden(call); } /* for calls that the bindings answer themselves */
 const char *stand_in_relaxed(void) { return relaxed; }

@@ -150,6 +150,7 @@ class CUresult(IntEnum):
     CUDA_SUCCESS = 0
     CUDA_ERROR_INVALID_VALUE = 1
     CUDA_ERROR_OUT_OF_MEMORY = 2
+    CUDA_ERROR_INVALID_CONTEXT = 201
     CUDA_ERROR_NOT_READY = 600
     CUDA_ERROR_LAUNCH_TIMEOUT = 702
     CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED = 900
@@ -215,6 +216,8 @@ class Library:
         "cuStreamWaitEvent": ("cuStreamWaitEvent", P, P, ctypes.c_uint),
         "cuStreamQuery": ("cuStreamQuery", P),
         "cuMemFreeHost": ("cuMemFree_v2", P),
+        "cuCtxSetCurrent": ("cuCtxSetCurrent", P),
+        "cuCtxPushCurrent": ("cuCtxPushCurrent_v2", P),
     }
 
     def __init__(self, path):
@@ -227,6 +230,7 @@ class Library:
         self.library.stand_in_replay.argtypes = (P,)
         self.library.stand_in_forget()
         self.library.stand_in_limit(1 << 30)
+        self.library.stand_in_work_limit(1 << 30)
         self.calls = Calls(self.library)
         for name, (symbol, *types) in self.TYPES.items():
             function = getattr(self.library, symbol)
@@ -255,6 +259,12 @@ class Library:
     def cuDeviceGetCount(self):
         return CUresult.CUDA_SUCCESS, 1
 
+    def cuCtxGetCurrent(self):
+        return self._made("cuCtxGetCurrent")
+
+    def cuCtxPopCurrent(self):
+        return self._made("cuCtxPopCurrent_v2")
+
     def cuDeviceGet(self, index):
         return CUresult.CUDA_SUCCESS, index
 
@@ -277,12 +287,14 @@ class Library:
         return self._made("cuEventCreate", flags)
 
     def cuModuleLoadData(self, code):
+        if not self.library.stand_in_current():
+            return CUresult.CUDA_ERROR_INVALID_CONTEXT, 0
         return self._allowed("cuModuleLoadData"), 5
 
     def cuStreamIsCapturing(self, stream):
         state = ctypes.c_int(0)
-        self.library.cuStreamIsCapturing(P(stream), ctypes.byref(state))
-        return CUresult.CUDA_SUCCESS, state.value
+        status = self.library.cuStreamIsCapturing(P(stream), ctypes.byref(state))
+        return CUresult(status), state.value
 
     def cuThreadExchangeStreamCaptureMode(self, mode):
         before = ctypes.c_int(mode)
@@ -299,10 +311,10 @@ class Library:
         return self._allowed("cuMemPoolCreate"), 6
 
     def cuMemHostAlloc(self, nbytes, flags):
-        return self._made("cuMemAlloc_v2", S(nbytes))
+        return self._made("cuMemAlloc_v2", S(nbytes), 1)
 
     def cuMemAllocFromPoolAsync(self, nbytes, pool, stream):
-        return self._made("cuMemAlloc_v2", S(nbytes))
+        return self._made("cuMemAlloc_v2", S(nbytes), 0)
 
     def cuMemFreeAsync(self, address, stream):
         return self.cuMemFreeHost(address)

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from hal_core import ByteRange, DeviceClosed, InvalidValue, MemorySink, Request, StateConfig, Step, Task, TaskKind
+from hal_cuda.driver import CudaError
 
 SIZES = StateConfig(num_slots=4, max_model_len=64, block_size=4)
 
@@ -158,6 +159,20 @@ def test_a_tensor_keeps_its_memory_when_state_and_device_are_gone(opened, taken)
     assert address in freed
 
 
+def test_a_broken_device_gives_no_tensor_though_no_call_has_met_it(opened, monkeypatch):
+    bound = opened()
+    state, driver = bound.state(SIZES), bound.device.driver
+
+    def broken(event):
+        driver._raise(SimpleNamespace(name="CUDA_ERROR_MISALIGNED_ADDRESS"), "cuEventQuery")
+
+    monkeypatch.setattr(bound.device.events, "query", broken)
+    with pytest.raises(CudaError, match="MISALIGNED"):
+        state.tensor("temperature", "numpy")
+    with pytest.raises(DeviceClosed, match="spoilt by an earlier error"):
+        state.tensor("temperature", "numpy")
+
+
 def test_a_consumers_stream_waits_for_the_default_one(opened, monkeypatch):
     bound = opened()
     view, waited, other = bound.state(SIZES).view("block_tables"), [], bound.device.stream()
@@ -180,7 +195,7 @@ def test_a_block_of_paddles_memory_waits_for_its_zeros(opened, monkeypatch):
     runtime = bound.device._runtime
     record = runtime._record
     monkeypatch.setattr(runtime, "_record", lambda event, stream: order.append(stream) or record(event, stream))
-    api, wait = bound.device.driver.api, bound.device.driver.api.cuEventSynchronize
-    monkeypatch.setattr(api, "cuEventSynchronize", lambda event: order.append("wait") or wait(event), raising=False)
+    wait = runtime.event_synchronize
+    monkeypatch.setattr(runtime, "event_synchronize", lambda *given: order.append("wait") or wait(*given))
     assert bound.device.allocate(64).keep is tensor
     assert order == ["zeros", 1, "wait"]

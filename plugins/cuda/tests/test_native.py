@@ -8,8 +8,8 @@ import threading
 
 import numpy as np
 import pytest
-from hal_core import Request, StateConfig, Task, TaskBatch, TaskKind
-from hal_core.errors import InvalidBatch, InvalidValue
+from hal_core import ByteRange, Request, StateConfig, Task, TaskBatch, TaskKind
+from hal_core.errors import InvalidBatch, InvalidValue, OutOfMemory
 from hal_cuda import building
 from hal_cuda.native import Book
 from hypothesis import HealthCheck, given, settings
@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from tests import share
 
 SIZES = StateConfig(num_slots=8, max_model_len=64, block_size=8)
+LIBRARY_PATHS = ["python over the library", "native"]
 on_native = pytest.mark.parametrize("opened", ["native"], indirect=True)
 
 
@@ -32,26 +33,62 @@ def rounds(bound, state, stream, count):
         state.release([at % 8])
 
 
-@on_native
+@pytest.mark.parametrize("opened", LIBRARY_PATHS, indirect=True)
 def test_a_full_launch_queue_holds_up_its_caller_alone(opened):
     """The stream is held until another Python thread has run: with the lock kept, neither would ever go on."""
     bound = opened()
     state, stream, library = bound.state(SIZES), bound.device.stream(), bound.device.driver.api.library
     library.stand_in_hold(stream.handle, 1)
-    library.stand_in_limit(1000)
-    before = library.stand_in_count(1)
+    waits, inside = bound.counters().host_waits, library.stand_in_count(1)
 
     def release():
-        while library.stand_in_count(1) == before and thread.is_alive():
+        while bound.counters().host_waits == waits and thread.is_alive():
             pass  # each turn needs the interpreter, as does the call that lets the stream go
         library.stand_in_hold(stream.handle, 0)
 
     thread = threading.Thread(target=release, daemon=True)
     thread.start()
-    rounds(bound, state, stream, 600)
+    rounds(bound, state, stream, 1000)
     thread.join(30)
-    assert library.stand_in_count(1) > before, "the queue was never full"
-    assert bound.device.driver.native.calls.given_up() > 0
+    assert bound.counters().host_waits > waits, "the queue was never full"
+    assert library.stand_in_count(1) == inside, "a call waited inside the driver, where it has no deadline"
+    stream.synchronize(30)
+
+
+def until_refused(call, most):
+    """How many calls went through, and what the next one met."""
+    for done in range(most):
+        try:
+            call()
+        except OutOfMemory as error:
+            return done, error
+    return most, None
+
+
+@pytest.mark.parametrize("opened", LIBRARY_PATHS, indirect=True)
+@pytest.mark.parametrize("way", ["scalar", "insert", "row", "output"])
+def test_g03_a_full_launch_queue_is_an_error_after_the_deadline(opened, way):
+    """As CUDA's: 1,021 copies and launches of a stream, then a call waits. Events and waits take no room."""
+    bound = opened({"deadline": 0.05})
+    state, stream, library = bound.state(SIZES), bound.device.stream(), bound.device.driver.api.library
+    rounds(bound, state, stream, 1)
+    library.stand_in_work_limit(1021)
+    library.stand_in_hold(stream.handle, 1)
+    target, inside = state.view("temperature"), library.stand_in_count(1)
+    calls = {
+        "scalar": lambda: bound.async_set_value(target=target[1], value=0.5, stream=stream),
+        "insert": lambda: rounds(bound, state, stream, 1),
+        "row": lambda: bound.async_set_value(target=state.view("token_ids")[1], value=list(range(64)), stream=stream),
+        "output": lambda: bound.copy_out(memory=state.memory, parts=[ByteRange(0, 8)], stream=stream),
+    }
+    try:
+        done, refused = until_refused(calls[way], 1100)
+        assert "stayed full for 0.05 s" in str(refused)
+        assert done > 250, "a worker that is ahead by a few steps is not held up"
+        assert library.stand_in_count(1) == inside, "a call waited inside the driver, where it has no deadline"
+    finally:
+        library.stand_in_hold(stream.handle, 0)
+    calls[way]().wait(30) if way != "insert" else rounds(bound, state, stream, 1)
     stream.synchronize(30)
 
 
@@ -74,12 +111,12 @@ def test_of_many_held_streams_none_is_taken_for_idle(opened):
     """More streams than are told apart: the lock is given up rather than kept in front of a queue nobody counts."""
     bound = opened()
     library, calls = bound.device.driver.api.library, bound.device.driver.native.calls
-    streams = [bound.device.stream() for _ in range(70)]
+    streams, target = [bound.device.stream() for _ in range(70)], bound.state(SIZES).view("temperature")[1]
     for stream in streams:
         library.stand_in_hold(stream.handle, 1)
     for _ in range(40):
         for stream in streams:
-            stream.record()
+            bound.async_set_value(target=target, value=0.5, stream=stream)
     most = 40 * 2 * 70
     assert 0 < calls.given_up() < most
     for stream in streams:
@@ -214,7 +251,7 @@ def test_what_does_not_fit_is_refused_by_native_calls(opened):
         with pytest.raises((TypeError, ValueError)):
             module.Book(*wrong)
     with pytest.raises(ValueError, match="missing"):
-        module.Driver(None, (0,) * 11)
+        module.Driver(None, None, (0,) * 14)
 
 
 @on_native

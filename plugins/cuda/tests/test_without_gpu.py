@@ -15,7 +15,7 @@ from hal_core.errors import DeviceClosed, HalError, InvalidValue, OutOfMemory, U
 from hal_core.slots.fields import STATE_TABLE
 from hal_cuda import CudaPlugin
 from hal_cuda.context import Context, Options
-from hal_cuda.driver import CudaError, Driver, load_bindings
+from hal_cuda.driver import STICKY, CudaError, Driver, load_bindings
 
 
 class FakeLibrary:
@@ -209,13 +209,25 @@ def test_a_failed_call_names_itself_the_error_and_the_cure():
     driver.check_sound()
 
 
-def test_after_a_sticky_error_every_call_says_so_and_how_to_recover():
+@pytest.mark.parametrize(
+    "name", ["ILLEGAL_ADDRESS", "MISALIGNED_ADDRESS", "ILLEGAL_INSTRUCTION", "INVALID_PC", "HARDWARE_STACK_ERROR"]
+)
+def test_after_a_sticky_error_every_call_says_so_and_how_to_recover(name):
     driver = Driver(FakeApi())
-    with pytest.raises(CudaError, match="ILLEGAL_ADDRESS"):
-        driver.ok((SimpleNamespace(name="CUDA_ERROR_ILLEGAL_ADDRESS"),), "cuEventQuery")
+    with pytest.raises(CudaError, match=name):
+        driver.ok((SimpleNamespace(name=f"CUDA_ERROR_{name}"),), "cuEventQuery")
     for _ in range(2):
         with pytest.raises(DeviceClosed, match=r"spoilt by an earlier error: cuEventQuery.*start the process anew"):
             driver.check_sound()
+
+
+def test_every_error_that_ends_the_process_by_the_drivers_description_is_sticky():
+    results = pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is not installed").CUresult
+    if not (results.CUDA_ERROR_ILLEGAL_ADDRESS.__doc__ or "").strip():
+        pytest.skip("these cuda-bindings describe no error")
+    told = {one.name for one in results if "must be terminated and relaunched" in " ".join((one.__doc__ or "").split())}
+    assert "CUDA_ERROR_MISALIGNED_ADDRESS" in told
+    assert told <= STICKY
 
 
 def test_a_context_knows_its_chip_and_refuses_streams_of_others():

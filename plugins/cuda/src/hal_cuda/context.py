@@ -70,6 +70,7 @@ class Context:
         device = driver.ok(api.cuDeviceGet(index), "cuDeviceGet")
         handle = driver.ok(api.cuDevicePrimaryCtxRetain(device), "cuDevicePrimaryCtxRetain")
         driver.ok(api.cuCtxSetCurrent(handle), "cuCtxSetCurrent")
+        driver.use(int(handle))
         attribute = api.CUdevice_attribute
         major = driver.ok(
             api.cuDeviceGetAttribute(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device), "attribute"

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import WeakMethod
 
 import numpy as np
-from hal_core import Capabilities, InvalidValue, Ticket, View
+from hal_core import Capabilities, InvalidValue, OutOfMemory, Ticket, View
 from hal_core.devices import (
     ADMISSION_ID,
     DLPACK_CUDA,
@@ -76,6 +77,7 @@ class CudaDevice(OnGpu):
         self.context = Context.open(self.driver, index)
         self.kernels = Kernels(self.driver, self.context.arch)
         native = self.driver.native
+        self.driver.when_full = WeakMethod(self._wait_for_room)
         self._runtime = (NativePrimitives if native else CudaPrimitives)(self.context, self.kernels)
         super().__init__(index, self._runtime, chosen)
         self.writer = NativeWriter(self, native) if native else Writer(self)
@@ -142,8 +144,9 @@ class CudaDevice(OnGpu):
         return resolve(self, self.driver, self.index, target)
 
     def tensor(self, view: View, framework: str = "") -> Any:  # noqa: ANN401 (a framework's)
-        """Of Paddle, where it has the memory; of others by DLPack."""
+        """Of Paddle, where it has the memory; of others by DLPack. A broken device gives none: it is asked."""
         self.check_open()
+        self.uploads.record().done()
         base = getattr(view.memory, "keep", None)
         if framework in ("", "paddle") and hasattr(base, "place"):
             return paddle_piece(base, 0, view)
@@ -180,6 +183,18 @@ class CudaDevice(OnGpu):
         own = stream if type(stream) is AsyncStream and stream.pool is self.events else self.own(stream)
         if self._runtime.captures(own.raw):
             raise captured(own.raw)
+        self._runtime.room(own.raw)
+
+    def _wait_for_room(self, stream: int, event: Any) -> None:  # noqa: ANN401 (a CUevent)
+        """Wait for an earlier event of a stream whose launch queue may be full, for the ring's deadline at most."""
+        self.count("host_waits")
+        if not self._runtime.event_synchronize(event, self.staging.deadline):
+            raise OutOfMemory(
+                f"the launch queue of stream {stream:#x} stayed full for {self.staging.deadline} s",
+                cure="the device has stopped, or holds its stream; find out why it is held",
+                device=self.located,
+                argument="stream",
+            )
 
     def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
         """Of one part, as of an output, in order on the stream where it is short; else as the base does it. Not of a
@@ -262,7 +277,7 @@ class CudaDevice(OnGpu):
         """One kernel, a thread a slot; the host takes no part."""
         self.check_open()
         own = self.own(stream)
-        self._runtime.check_capture(own.raw)  # CapturedUpdate is for that
+        self.check_stream(own)  # CapturedUpdate is for what is captured
         self.order_after_reads(own, state.memory)
         self.steps.launch(state, own.handle, speculative=step.speculative)
         self._runtime.count("launches")

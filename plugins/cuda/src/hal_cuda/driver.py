@@ -7,7 +7,7 @@ and nowhere else.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
@@ -16,8 +16,20 @@ from hal_core import DeviceClosed, HalError, InvalidValue, OutOfMemory, Unavaila
 
 from .native import Native, find
 
-STICKY = {"CUDA_ERROR_ILLEGAL_ADDRESS", "CUDA_ERROR_LAUNCH_FAILED", "CUDA_ERROR_ASSERT", "CUDA_ERROR_ECC_UNCORRECTABLE"}
-"""Errors that spoil the context: every later call fails until the process is started anew."""
+STICKY = {
+    *("CUDA_ERROR_ECC_UNCORRECTABLE", "CUDA_ERROR_NVLINK_UNCORRECTABLE", "CUDA_ERROR_CONTAINED"),
+    *(
+        "CUDA_ERROR_ILLEGAL_ADDRESS",
+        "CUDA_ERROR_LAUNCH_TIMEOUT",
+        "CUDA_ERROR_CONTEXT_IS_DESTROYED",
+        "CUDA_ERROR_ASSERT",
+    ),
+    *("CUDA_ERROR_HARDWARE_STACK_ERROR", "CUDA_ERROR_ILLEGAL_INSTRUCTION", "CUDA_ERROR_MISALIGNED_ADDRESS"),
+    *("CUDA_ERROR_INVALID_ADDRESS_SPACE", "CUDA_ERROR_INVALID_PC", "CUDA_ERROR_LAUNCH_FAILED"),
+    *("CUDA_ERROR_TENSOR_MEMORY_LEAK", "CUDA_ERROR_MPS_CLIENT_TERMINATED", "CUDA_ERROR_EXTERNAL_DEVICE"),
+}
+"""Errors that spoil the context: every later call fails until the process is started anew. The driver's description
+(CUresult, CUDA 13) says of them that the process must be terminated and relaunched, or the hardware is at fault."""
 
 
 CAPTURED_STREAM = -1
@@ -49,8 +61,39 @@ def load_bindings() -> Any:  # noqa: ANN401 (a module whose place depends on the
     raise Unavailable("cuda-bindings is missing", cure=cure, device="cuda")
 
 
+class InContext:
+    """The bindings' calls, each with ``context`` current: they may come from any thread, in which another context or
+    none is current. What was current before is so again afterwards."""
+
+    def __init__(self, api: Any) -> None:  # noqa: ANN401 (the bindings, or a stand-in)
+        self._api = api
+        self.context = 0
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 (a function of the bindings)
+        call, api, context = getattr(self._api, name), self._api, self.context
+
+        def within(*arguments: Any) -> Any:  # noqa: ANN401
+            if not context or int(api.cuCtxGetCurrent()[1]) == context:
+                return call(*arguments)
+            pushed = api.cuCtxPushCurrent(context)
+            if pushed[0] != api.CUresult.CUDA_SUCCESS:
+                return pushed
+            try:
+                return call(*arguments)
+            finally:
+                api.cuCtxPopCurrent()
+
+        return within
+
+
+def _nobody_waits() -> None:
+    """Until a device is opened there is nothing in flight."""
+
+
 class Driver:
     """The bindings with their results checked. ``ok(call, name)`` returns what the call gave besides its status.
+    ``on`` has the same calls, made in the device's context (:meth:`use`). ``when_full``: a weak reference
+    to what waits for room: native code holds this object, and must not hold a device.
 
     ``native``: the native part over the same driver, or None on the Python path, for the reason ``why_python``.
     After a sticky error every later call says so and how to recover.
@@ -67,7 +110,9 @@ class Driver:
             bindings = load_bindings()
             module, self.why_python = find()
         self.api = bindings
-        self.native = None if module is None else Native(module, self._failed, library)
+        self.when_full: Callable[[], Callable[[int, Any], None] | None] = _nobody_waits
+        self.native = None if module is None else Native(module, self._failed, self.full, library)
+        self.on = InContext(bindings)
         self.success = self.api.CUresult.CUDA_SUCCESS
         self.not_ready = self.api.CUresult.CUDA_ERROR_NOT_READY
         self.broken = ""
@@ -106,6 +151,18 @@ class Driver:
                 cure="start the process anew; run it under compute-sanitizer to find the kernel at fault",
                 device="cuda",
             )
+
+    def use(self, context: int) -> None:
+        """Have calls made in this context from now on, from whichever thread."""
+        self.on.context = context
+        if self.native is not None:
+            self.native.calls.context(context)
+
+    def full(self, stream: int, event: Any) -> None:  # noqa: ANN401 (a CUevent)
+        """Have the device wait for an event of a stream whose launch queue may be full."""
+        wait = self.when_full()
+        if wait is not None:
+            wait(stream, event)
 
     def _failed(self, status: int, call: str) -> None:
         """Raise what a native call met."""

@@ -21,7 +21,6 @@ class Kernel:
     def __init__(self, driver: Driver, module: Any, name: str, params: np.dtype[np.void]) -> None:  # noqa: ANN401
         self._driver = driver
         self._function = driver.ok(driver.api.cuModuleGetFunction(module, name.encode()), f"loading {name}")
-        self._launch = driver.api.cuLaunchKernel
         self.name = name
         if hasattr(driver.api, "cuFuncLoad"):  # a lazily loaded kernel may wait for the device at its first launch
             driver.ok(driver.api.cuFuncLoad(self._function), f"loading {name}")
@@ -53,7 +52,7 @@ class Kernel:
 
     def capture(self, blocks: int, threads: int, stream: int) -> None:
         """Launch into the graph that ``stream`` is captured into: it is in no queue, so it is not counted in flight."""
-        call = self._launch(self._function, blocks, 1, 1, threads, 1, 1, 0, stream, self.at, 0)
+        call = self._driver.on.cuLaunchKernel(self._function, blocks, 1, 1, threads, 1, 1, 0, stream, self.at, 0)
         self._driver.ok(call, f"capturing {self.name}")
 
     def launch(self, blocks: int, threads: int, stream: int, rows: int = 1) -> None:
@@ -61,9 +60,8 @@ class Kernel:
         if self._run is not None:
             self._run(0, 0, 0, 0, 0, stream, self.function, blocks, rows, threads, self.at, 0)
             return
-        (status,) = self._launch(self._function, blocks, rows, 1, threads, 1, 1, 0, stream, self.at, 0)
-        if status != self._driver.success:
-            self._driver.ok((status,), f"launching {self.name}")
+        call = self._driver.on.cuLaunchKernel(self._function, blocks, rows, 1, threads, 1, 1, 0, stream, self.at, 0)
+        self._driver.ok(call, f"launching {self.name}")
 
 
 def _native(params: np.dtype[np.void]) -> Struct:

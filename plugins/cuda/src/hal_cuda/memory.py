@@ -39,7 +39,7 @@ class GpuMemory:
             driver = context.driver
             with driver.beside_captures():
                 self._pool = context.make_pool()
-            self._stream = int(driver.ok(driver.api.cuStreamCreate(NON_BLOCKING), "cuStreamCreate"))
+            self._stream = int(driver.ok(driver.on.cuStreamCreate(NON_BLOCKING), "cuStreamCreate"))
             self._context = Context.open(driver, int(context.device))
         self._devices.add(device)
 
@@ -54,7 +54,7 @@ class GpuMemory:
 
     def allocate(self, nbytes: int, driver: Driver) -> int:
         """Device memory. Waits for the pool's own stream, on which nothing but this is ever done."""
-        api = driver.api
+        api = driver.on
         with driver.beside_captures():
             made = driver.ok(
                 api.cuMemAllocFromPoolAsync(max(nbytes, 1), self._pool, self._stream), "cuMemAllocFromPoolAsync"
@@ -77,7 +77,7 @@ class GpuMemory:
             return self._idle[nbytes].pop()
         except (KeyError, IndexError):  # another thread may have taken the last one
             with driver.beside_captures():
-                address = int(driver.ok(driver.api.cuMemHostAlloc(nbytes, PORTABLE), "cuMemHostAlloc"))
+                address = int(driver.ok(driver.on.cuMemHostAlloc(nbytes, PORTABLE), "cuMemHostAlloc"))
             self._locked[address] = nbytes
             return address
 

@@ -50,6 +50,9 @@ CALLS = (
     "cuStreamWaitEvent",
     "cuStreamIsCapturing",
     "cuThreadExchangeStreamCaptureMode",
+    "cuCtxGetCurrent",
+    "cuCtxPushCurrent_v2",
+    "cuCtxPopCurrent_v2",
 )
 """The driver's functions, in the order in which the native part takes them."""
 
@@ -122,11 +125,18 @@ def functions(library: ctypes.CDLL | None = None) -> tuple[int, ...]:
 
 
 class Native:
-    """The native part over one driver. ``calls``: its ``Driver`` (native/calls.c); ``fail(status, call)`` raises."""
+    """The native part over one driver. ``calls``: its ``Driver`` (native/calls.c); ``fail(status, call)`` raises,
+    ``full(stream, event)`` waits for room in a stream's launch queue, or raises."""
 
-    def __init__(self, module: Any, fail: Callable[[int, str], None], library: ctypes.CDLL | None = None) -> None:  # noqa: ANN401
+    def __init__(
+        self,
+        module: Any,  # noqa: ANN401 (an extension module)
+        fail: Callable[[int, str], None],
+        full: Callable[[int, int], None],
+        library: ctypes.CDLL | None = None,
+    ) -> None:
         self.module = module
-        self.calls = module.Driver(fail, functions(library))
+        self.calls = module.Driver(fail, full, functions(library))
         gather_with(module.gather, module.gather_tasks)
 
 

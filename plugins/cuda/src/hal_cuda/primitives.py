@@ -16,12 +16,15 @@ from .context import Context
 from .driver import captured
 from .launching import Kernels
 from .memory import memory_of
+from .queues import Queues
 from .structs import THREADS
 
 PATIENT = 500e-6
 """Seconds between two looks at an event for threads beside the one that puts work on streams, such as a sink's. The
 driver would wake all of them at once, and they would want the interpreter just when the GPU waits for the next step:
 0.1 to 0.2 ms of each gap."""
+SLICE = 0.05
+"""Seconds of a wait after which Python runs, which raises what a signal's handler has raised."""
 LEGACY = 1
 """``CU_STREAM_LEGACY``: CUDA's default stream."""
 IMPLICIT = "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT"
@@ -39,8 +42,8 @@ class CudaPrimitives(Primitives):
         self.driver = driver = context.driver
         self._context, self._kernels, self._kernel = context, kernels, kernels.write
         self._event_flags = int(driver.api.CUevent_flags.CU_EVENT_DISABLE_TIMING)
-        self._record = driver.api.cuEventRecord
         self._working = get_ident()  # the thread that puts work on streams
+        self._queues = Queues(self.event_create, self._record, self.event_query)
         self._streams: list[int] = []  # that nobody holds
         self._uploads = self.stream_create()
         self._arrival = self.event_create()
@@ -48,9 +51,14 @@ class CudaPrimitives(Primitives):
         self._memory.join(self, context)
         self._closed = False
 
+    def room(self, stream: int) -> None:
+        """Wait while so much is in flight on a stream that the driver itself might wait, which has no deadline (G3)."""
+        while (event := self._queues.full(stream)) is not None:
+            self.driver.full(stream, event)
+
     def captures(self, stream: int) -> bool:
         """Whether the work of a stream goes into a graph now."""
-        status, state = self.driver.api.cuStreamIsCapturing(stream)
+        status, state = self.driver.on.cuStreamIsCapturing(stream)
         if status == self.driver.success:
             return bool(int(state))
         if getattr(status, "name", "") != IMPLICIT:
@@ -71,7 +79,7 @@ class CudaPrimitives(Primitives):
                 if self.driver.api.cuStreamQuery(stream)[0] == self.driver.success:
                     return self._streams.pop(at)
         flags = int(self.driver.api.CUstream_flags.CU_STREAM_NON_BLOCKING)
-        return int(self.driver.ok(self.driver.api.cuStreamCreate(flags), "cuStreamCreate"))
+        return int(self.driver.ok(self.driver.on.cuStreamCreate(flags), "cuStreamCreate"))
 
     def stream_destroy(self, stream: int) -> None:
         """Keep it for :meth:`stream_create`; a stream that is not empty is not destroyed under its work."""
@@ -83,19 +91,23 @@ class CudaPrimitives(Primitives):
 
     def stream_wait(self, stream: int, event: Any) -> None:  # noqa: ANN401 (a CUevent)
         self.check_capture(stream)
-        self.driver.ok(self.driver.api.cuStreamWaitEvent(stream, event, 0), "cuStreamWaitEvent")
+        self.driver.ok(self.driver.on.cuStreamWaitEvent(stream, event, 0), "cuStreamWaitEvent")
 
     # -- events: CUevents, without timing ------------------------------------------------------------------------
 
     def event_create(self) -> Any:  # noqa: ANN401
-        return self.driver.ok(self.driver.api.cuEventCreate(self._event_flags), "cuEventCreate")
+        return self.driver.ok(self.driver.on.cuEventCreate(self._event_flags), "cuEventCreate")
 
     def event_destroy(self, event: Any) -> None:  # noqa: ANN401
         self.driver.api.cuEventDestroy(event)
 
     def event_record(self, event: Any, stream: int) -> None:  # noqa: ANN401
         self._working = get_ident()
-        self.driver.ok(self._record(event, stream), "cuEventRecord")
+        self._queues.add(stream)
+        self._record(event, stream)
+
+    def _record(self, event: Any, stream: int) -> None:  # noqa: ANN401
+        self.driver.ok(self.driver.on.cuEventRecord(event, stream), "cuEventRecord")
 
     def event_query(self, event: Any) -> bool:  # noqa: ANN401
         driver = self.driver
@@ -107,18 +119,27 @@ class CudaPrimitives(Primitives):
         return True
 
     def event_synchronize(self, event: Any, timeout: float | None) -> bool:  # noqa: ANN401
-        """The driver's own wait has no deadline, and is for the thread that works alone (:data:`PATIENT`)."""
-        driver, working = self.driver, self._working == get_ident()
-        if timeout is None and working:
-            with driver.beside_captures():
-                driver.ok(driver.api.cuEventSynchronize(event), "cuEventSynchronize")
-            return True
+        """The driver's own wait keeps neither a deadline nor signals, so the event is looked at again and again: at
+        once by the thread that works alone, now and then by others (:data:`PATIENT`)."""
+        patience = POLL if timeout is not None else PATIENT
+        if self._working == get_ident():
+            patience = 0.0
         end = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = SLICE if end is None else min(SLICE, end - time.monotonic())
+            if self._passes(event, left, patience):
+                return True
+            if end is not None and time.monotonic() >= end:
+                return False
+
+    def _passes(self, event: Any, seconds: float, patience: float) -> bool:  # noqa: ANN401
+        """Whether an event passes in so many seconds, in which other threads run."""
+        end = time.monotonic() + seconds
         while not self.event_query(event):
-            left = PATIENT if end is None else min(POLL, end - time.monotonic())
+            left = end - time.monotonic()
             if left <= 0:
                 return False
-            time.sleep(left)
+            time.sleep(min(patience, left))
         return True
 
     def spoils(self, error: Exception) -> bool:
@@ -135,10 +156,10 @@ class CudaPrimitives(Primitives):
 
     def wait_for_default_stream(self) -> None:
         """Wait for CUDA's default stream, and for no stream that does not wait for it."""
-        event, ok = self.event_create(), self.driver.ok
+        event = self.event_create()
         with self.driver.beside_captures():
-            ok(self._record(event, LEGACY), "cuEventRecord")
-            ok(self.driver.api.cuEventSynchronize(event), "cuEventSynchronize")
+            self._record(event, LEGACY)
+        self.event_synchronize(event, None)
         self.event_destroy(event)
 
     def allocate_host(self, nbytes: int) -> int:
@@ -153,6 +174,7 @@ class CudaPrimitives(Primitives):
         api = self.driver.api
         with self._context.entered():
             api.cuEventDestroy(self._arrival)
+            self._queues.close(api.cuEventDestroy)
             for stream in (self._uploads, *self._streams):
                 api.cuStreamDestroy(stream)
             self._kernels.unload()
@@ -162,10 +184,10 @@ class CudaPrimitives(Primitives):
     # -- work ---------------------------------------------------------------------------------------------------
 
     def copy_in(self, target: int, source: int, nbytes: int, stream: int) -> None:
-        self.driver.ok(self.driver.api.cuMemcpyHtoDAsync(target, source, nbytes, stream), "cuMemcpyHtoDAsync")
+        self.driver.ok(self.driver.on.cuMemcpyHtoDAsync(target, source, nbytes, stream), "cuMemcpyHtoDAsync")
 
     def copy_out(self, target: int, source: int, nbytes: int, stream: int) -> None:
-        self.driver.ok(self.driver.api.cuMemcpyDtoHAsync(target, source, nbytes, stream), "cuMemcpyDtoHAsync")
+        self.driver.ok(self.driver.on.cuMemcpyDtoHAsync(target, source, nbytes, stream), "cuMemcpyDtoHAsync")
 
     def launch(self, launch: Launch, block: int, stream: int) -> None:
         self._kernel.launch(self.fill_plan(launch, block), THREADS, stream)
@@ -224,16 +246,17 @@ class CudaPrimitives(Primitives):
         event: Any,  # noqa: ANN401 (a CUevent)
     ) -> None:
         """As the base does it, with fewer calls of Python's between the driver's."""
-        driver, record = self.driver, self._record
+        driver, on = self.driver, self.driver.on
         self._working = get_ident()
-        driver.ok(record(before, after), "cuEventRecord")
-        driver.ok(driver.api.cuStreamWaitEvent(stream, before, 0), "cuStreamWaitEvent")
+        driver.ok(on.cuEventRecord(before, after), "cuEventRecord")
+        driver.ok(on.cuStreamWaitEvent(stream, before, 0), "cuStreamWaitEvent")
         for source, nbytes in parts:
             if nbytes:
-                driver.ok(driver.api.cuMemcpyDtoHAsync(target, source, nbytes, stream), "cuMemcpyDtoHAsync")
+                driver.ok(on.cuMemcpyDtoHAsync(target, source, nbytes, stream), "cuMemcpyDtoHAsync")
                 self.counts["copies_out"] += 1
+                self._queues.add(stream, 1)
             target += nbytes
-        driver.ok(record(event, stream), "cuEventRecord")
+        driver.ok(on.cuEventRecord(event, stream), "cuEventRecord")
 
 
 class NativePrimitives(CudaPrimitives):
@@ -259,9 +282,18 @@ class NativePrimitives(CudaPrimitives):
     def event_create(self) -> int:
         return int(super().event_create())
 
+    def room(self, stream: int) -> None:
+        self._calls.room(stream)
+
     def event_synchronize(self, event: int, timeout: float | None) -> bool:
         self._working = self._calls.working()
         return super().event_synchronize(event, timeout)
+
+    def _passes(self, event: int, seconds: float, patience: float) -> bool:
+        if patience:
+            return super()._passes(event, seconds, patience)
+        passed: bool = self._calls.passes(event, max(0, int(seconds * 1e6)))
+        return passed
 
     def copy_in(self, target: int, source: int, nbytes: int, stream: int) -> None:
         self._calls.run(target, source, nbytes, stream, 0, stream, 0, 0, 0, 0, 0, 0)

@@ -121,7 +121,7 @@ class Writer:
         return self._launched(stream)
 
     def _memset(self, address: int, word: int, words: int, stream: AsyncStream) -> AsyncTicket:
-        self._driver.ok(self._driver.api.cuMemsetD32Async(address, word, words, stream.handle), "cuMemsetD32Async")
+        self._driver.ok(self._driver.on.cuMemsetD32Async(address, word, words, stream.handle), "cuMemsetD32Async")
         return self._launched(stream)
 
     def _launched(self, stream: AsyncStream) -> AsyncTicket:

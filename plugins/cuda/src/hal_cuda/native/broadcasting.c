@@ -40,7 +40,7 @@ static Status send(Driver *driver, const Fixed *fixed, const Py_buffer *header, 
 static Status copy_header(Driver *driver, const Fixed *fixed, Handle after, Handle copies, void *host, Handle event,
                           const char **call) {
   Turn turn;
-  turn_begin(driver, &turn, copies, 3);
+  turn_begin(driver, &turn, copies, 1);
   *call = "cuStreamWaitEvent";
   Status status = driver->wait(copies, after, 0);
   if (!status) {
@@ -77,6 +77,7 @@ PyObject *broadcast(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   }
   driver->working = PyThread_get_thread_ident();
 #define AT(i) ((Handle)(uintptr_t)a[i])
+  if (has_room(driver, AT(1)) || has_room(driver, AT(3))) return PyBuffer_Release(&header), NULL;
   Status status = send(driver, &fixed, &header, AT(0), AT(1), AT(2), &call, &nccl);
   PyBuffer_Release(&header);
   if (!status && !nccl) status = copy_header(driver, &fixed, AT(2), AT(3), AT(4), AT(5), &call);

@@ -1,5 +1,9 @@
 /* The driver's calls. Nothing gives up the interpreter's lock but a call that might wait for room in a launch queue. */
 #include "native.h"
+#include <sched.h>
+#include <time.h>
+
+#define FUNCTIONS 14 /* CALLS of native.py */
 
 /* -- work on streams ------------------------------------------------------------------------------------------------ */
 
@@ -23,17 +27,19 @@ int perform(Driver *driver, const Work *work) {
   Turn up, turn;
   Status status = 0;
   const char *call = "";
+  int apart = work->nbytes && work->up != work->stream, launched = (work->nbytes && !apart) + !!work->function;
+  if ((apart && has_room(driver, work->up)) || (launched && has_room(driver, work->stream))) return -1;
   driver->working = PyThread_get_thread_ident();
-  if (work->nbytes && work->up != work->stream) {
-    turn_begin(driver, &up, work->up, 2);
+  if (apart) {
+    turn_begin(driver, &up, work->up, 1);
     status = driver->upload(work->to, (const void *)(uintptr_t)work->from, work->nbytes, work->up);
     call = "cuMemcpyHtoDAsync";
     if (!status && work->arrival) status = driver->record(work->arrival, work->up), call = "cuEventRecord";
     turn_end(&up, driver, work->up);
     if (status) return failed(driver, status, call);
   }
-  turn_begin(driver, &turn, work->stream, 4);
-  if (work->nbytes && work->up == work->stream) {
+  turn_begin(driver, &turn, work->stream, launched);
+  if (work->nbytes && !apart) {
     status = driver->upload(work->to, (const void *)(uintptr_t)work->from, work->nbytes, work->stream);
     call = "cuMemcpyHtoDAsync";
   } else if (work->arrival) {
@@ -119,17 +125,16 @@ static PyObject *copy_out(PyObject *self, PyObject *const *args, Py_ssize_t coun
     unsigned long long number = PyLong_AsUnsignedLongLong(PyTuple_GetItem(args[5], i));
     if (number == (unsigned long long)-1 && PyErr_Occurred()) return NULL;
   }
-  if (refused(driver, HANDLE(a[1]))) return NULL;
+  if (refused(driver, HANDLE(a[1])) || has_room(driver, HANDLE(a[2]))) return NULL;
   driver->working = PyThread_get_thread_ident();
   Turn turn;
-  turn_begin(driver, &turn, HANDLE(a[1]), 1);
   Status status = driver->record(HANDLE(a[3]), HANDLE(a[1]));
-  turn_end(&turn, driver, HANDLE(a[1]));
   const char *call = "cuEventRecord";
   for (Py_ssize_t i = 0; !status && i <= parts; i++) { /* the copies, and the event behind the last one */
     Address from = i < parts ? PyLong_AsUnsignedLongLong(PyTuple_GetItem(args[5], 2 * i)) : 0;
     size_t nbytes = i < parts ? (size_t)PyLong_AsUnsignedLongLong(PyTuple_GetItem(args[5], 2 * i + 1)) : 0;
-    turn_begin(driver, &turn, HANDLE(a[2]), 2);
+    if (nbytes && has_room(driver, HANDLE(a[2]))) return NULL; /* of many parts */
+    turn_begin(driver, &turn, HANDLE(a[2]), nbytes > 0);
     if (i == 0) status = driver->wait(HANDLE(a[2]), HANDLE(a[3]), 0), call = "cuStreamWaitEvent";
     if (!status && nbytes)
       status = driver->download((void *)(uintptr_t)a[0], from, nbytes, HANDLE(a[2])), call = "cuMemcpyDtoHAsync";
@@ -165,9 +170,9 @@ static PyObject *fill(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   if (numbers(args + 1, count - 1, a, 4, "fill")) return NULL;
   if (!one || (a[0] | a[1]) % 4) Py_RETURN_FALSE;
   Handle stream = HANDLE(a[2]);
-  if (refused(driver, stream)) return NULL;
+  if (refused(driver, stream) || has_room(driver, stream)) return NULL;
   driver->working = PyThread_get_thread_ident();
-  turn_begin(driver, &turn, stream, 2);
+  turn_begin(driver, &turn, stream, 1);
   const char *call = "cuMemsetD32Async";
   Status status = driver->memset32(a[0], word, (size_t)(a[1] / 4), stream);
   if (!status) status = driver->record(HANDLE(a[3]), stream), call = "cuEventRecord";
@@ -185,10 +190,7 @@ static PyObject *record(PyObject *self, PyObject *const *args, Py_ssize_t count)
 
 static PyObject *wait_for(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   NUMBERS("wait", 2); /* stream, event */
-  Turn turn;
-  turn_begin(driver, &turn, HANDLE(a[0]), 1);
   Status status = driver->wait(HANDLE(a[0]), HANDLE(a[1]), 0);
-  turn_end(&turn, driver, HANDLE(a[0]));
   if (status) return failed(driver, status, "cuStreamWaitEvent"), NULL;
   Py_RETURN_NONE;
 }
@@ -200,6 +202,29 @@ static PyObject *query(PyObject *self, PyObject *const *args, Py_ssize_t count) 
   return PyBool_FromLong(!status);
 }
 
+static int64_t microseconds(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (int64_t)now.tv_sec * 1000000 + now.tv_nsec / 1000;
+}
+
+static PyObject *passes(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+  NUMBERS("passes", 2); /* event, microseconds: looks at once, as the driver's own wait does */
+  PyThreadState *saved = PyEval_SaveThread();
+  int64_t end = microseconds() + (int64_t)a[1];
+  Status status;
+  while ((status = ask(driver, HANDLE(a[0]))) == 600 && microseconds() < end) sched_yield();
+  PyEval_RestoreThread(saved);
+  if (status && status != 600) return failed(driver, status, "cuEventQuery"), NULL;
+  return PyBool_FromLong(!status);
+}
+
+static PyObject *room(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+  NUMBERS("room", 1);
+  if (has_room(driver, HANDLE(a[0]))) return NULL;
+  Py_RETURN_NONE;
+}
+
 static PyObject *capturing(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   NUMBERS("capturing", 1);
   int state = 0;
@@ -208,6 +233,29 @@ static PyObject *capturing(PyObject *self, PyObject *const *args, Py_ssize_t cou
   if (status) return failed(driver, status, "cuStreamIsCapturing"), NULL;
   return PyBool_FromLong(state);
 }
+
+static PyObject *tell_context(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+  NUMBERS("context", 1);
+  driver->context = HANDLE(a[0]);
+  Py_RETURN_NONE;
+}
+
+/* A call with the device's context current, as it may come from any thread: what another one had is put back. */
+typedef PyObject *(*Call)(PyObject *, PyObject *const *, Py_ssize_t);
+static PyObject *within(PyObject *self, PyObject *const *args, Py_ssize_t count, Call call) {
+  Driver *driver = (Driver *)self;
+  Handle before = NULL;
+  if (!driver->context || (driver->current(&before) == 0 && before == driver->context)) return call(self, args, count);
+  Status status = driver->push(driver->context);
+  if (status) return failed(driver, status, "cuCtxPushCurrent"), NULL;
+  PyObject *result = call(self, args, count);
+  driver->pop(&before);
+  return result;
+}
+#define WITHIN(call)                                                                              \
+  static PyObject *call##_within(PyObject *self, PyObject *const *args, Py_ssize_t count) { \
+    return within(self, args, count, call);                                                       \
+  }
 
 static PyObject *exchange(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   NUMBERS("exchange", 1);
@@ -220,6 +268,17 @@ static PyObject *exchange(PyObject *self, PyObject *const *args, Py_ssize_t coun
 static PyObject *entered(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   return enter((Driver *)self, args, count);
 }
+
+WITHIN(run)
+WITHIN(put)
+WITHIN(write_out)
+WITHIN(copy_out)
+WITHIN(fill)
+WITHIN(record)
+WITHIN(wait_for)
+WITHIN(capturing)
+WITHIN(entered)
+WITHIN(broadcast)
 
 static PyObject *working(PyObject *self, PyObject *none) {
   (void)none;
@@ -242,25 +301,29 @@ static PyObject *forget(PyObject *self, PyObject *none) {
 }
 
 static PyObject *driver_new(PyTypeObject *type, PyObject *args, PyObject *named) {
-  unsigned long long f[11];
-  PyObject *fail;
+  unsigned long long f[FUNCTIONS];
+  PyObject *fail, *full, *given;
   (void)named;
-  if (!PyArg_ParseTuple(args, "O(KKKKKKKKKKK)", &fail, f, f + 1, f + 2, f + 3, f + 4, f + 5, f + 6, f + 7, f + 8, f + 9,
-                        f + 10))
-    return NULL;
-  for (int i = 0; i < 11; i++)
+  if (!PyArg_ParseTuple(args, "OOO!", &fail, &full, &PyTuple_Type, &given)) return NULL;
+  if (PyTuple_Size(given) != FUNCTIONS) return PyErr_Format(PyExc_ValueError, "Driver takes %d functions", FUNCTIONS);
+  for (int i = 0; i < FUNCTIONS; i++) {
+    f[i] = PyLong_AsUnsignedLongLong(PyTuple_GetItem(given, i));
+    if (f[i] == (unsigned long long)-1 && PyErr_Occurred()) return NULL;
+  }
+  for (int i = 0; i < FUNCTIONS; i++)
     if (!f[i]) return PyErr_Format(PyExc_ValueError, "function %d of the driver is missing", i);
   allocfunc make = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
   Driver *driver = (Driver *)make(type, 0);
   if (!driver) return NULL;
   void *places[] = {&driver->upload, &driver->download, &driver->memset32, &driver->launch, &driver->record, &driver->query,
-                    &driver->create, &driver->destroy, &driver->wait, &driver->capturing, &driver->exchange};
-  for (int i = 0; i < 11; i++) {
+                    &driver->create, &driver->destroy, &driver->wait, &driver->capturing, &driver->exchange,
+                    &driver->current, &driver->push, &driver->pop};
+  for (int i = 0; i < FUNCTIONS; i++) {
     uintptr_t address = (uintptr_t)f[i];
     memcpy(places[i], &address, sizeof address);
   }
-  Py_INCREF(fail);
-  driver->fail = fail;
+  Py_INCREF(fail), Py_INCREF(full);
+  driver->fail = fail, driver->full = full;
   driver->working = PyThread_get_thread_ident();
   return (PyObject *)driver;
 }
@@ -268,6 +331,7 @@ static PyObject *driver_new(PyTypeObject *type, PyObject *args, PyObject *named)
 static void driver_dealloc(PyObject *self) { /* the events of the lanes went with forget(), or with the context */
   PyTypeObject *type = Py_TYPE(self);
   Py_XDECREF(((Driver *)self)->fail);
+  Py_XDECREF(((Driver *)self)->full);
   freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
   release(self);
   Py_DECREF(type);
@@ -275,18 +339,21 @@ static void driver_dealloc(PyObject *self) { /* the events of the lanes went wit
 
 #define METHOD(name, function, text) {name, (PyCFunction)(void (*)(void))function, METH_FASTCALL, text}
 static PyMethodDef methods[] = {
-    METHOD("run", run, "run(to, from, nbytes, up, arrival, stream, function, blocks, rows, threads, params, event)"),
-    METHOD("put", put, "put(data, span, room, to, stream, event)"),
-    METHOD("write_out", write_out, "write_out(to, from, nbytes, stream, function, event): by a kernel, in order on the stream"),
-    METHOD("copy_out", copy_out, "copy_out(to, after, stream, before, event, (address, nbytes, ...))"),
-    METHOD("fill", fill, "fill(element, address, nbytes, stream, event): False, with nothing done, unless it is one word"),
-    METHOD("record", record, "record(event, stream)"),
-    METHOD("wait", wait_for, "wait(stream, event)"),
+    METHOD("run", run_within, "run(to, from, nbytes, up, arrival, stream, function, blocks, rows, threads, params, event)"),
+    METHOD("put", put_within, "put(data, span, room, to, stream, event)"),
+    METHOD("write_out", write_out_within, "write_out(to, from, nbytes, stream, function, event): by a kernel, in order on the stream"),
+    METHOD("copy_out", copy_out_within, "copy_out(to, after, stream, before, event, (address, nbytes, ...))"),
+    METHOD("fill", fill_within, "fill(element, address, nbytes, stream, event): False, with nothing done, unless it is one word"),
+    METHOD("record", record_within, "record(event, stream)"),
+    METHOD("wait", wait_for_within, "wait(stream, event)"),
     METHOD("query", query, "query(event): True once it has passed"),
-    METHOD("capturing", capturing, "capturing(stream): True while a graph is captured on it"),
+    METHOD("passes", passes, "passes(event, microseconds): True once it has passed, False after that time"),
+    METHOD("room", room, "room(stream): waits, as full() does, while its queue may be full"),
+    METHOD("capturing", capturing_within, "capturing(stream): True while a graph is captured on it"),
+    METHOD("context", tell_context, "context(handle): the one that calls are made in"),
     METHOD("exchange", exchange, "exchange(mode): this thread's capture mode, for another; the one before"),
-    METHOD("enter", entered, "see entering.c"),
-    METHOD("broadcast", broadcast, "see broadcasting.c"),
+    METHOD("enter", entered_within, "see entering.c"),
+    METHOD("broadcast", broadcast_within, "see broadcasting.c"),
     {"working", working, METH_NOARGS, "the thread that put work on a stream last"},
     {"given_up", given_up, METH_NOARGS, "how often the interpreter's lock was given up"},
     {"forget", forget, METH_NOARGS, "destroy the events that count calls; nothing is in flight"},

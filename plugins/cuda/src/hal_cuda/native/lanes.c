@@ -1,8 +1,10 @@
 /* When the interpreter's lock is given up.
 
    A launch queue that is full makes the call wait until the device has executed something, for as long as that takes.
-   So the calls in flight on each stream are counted: now and then an event is recorded between them, and when it has
-   passed, so have the calls before it. Beyond BOUND, far below what a queue holds, the lock is given up around a call. */
+   So the work in flight on each stream is counted (copies and launches: events and waits take no room in a queue): now
+   and then an event is recorded, and when it has passed, so has the work before it. Beyond BOUND, far below what a
+   queue holds, the lock is given up around a call. Beyond ROOM Python waits for that event instead, up to its deadline
+   (G3), before anything is put on the stream. */
 #include "native.h"
 
 /* Looks at an event, which a capture in another thread forbids and is spoilt by, unless this thread says that it knows. */
@@ -21,8 +23,8 @@ static void look(Driver *driver, Lane *lane) {
   }
 }
 
-/* The lane of a stream; NULL where so many streams are busy that nothing is known of this one. `apart`: how many calls
-   may come between two marks; none where lanes are few, so that one that is idle is seen to be. */
+/* The lane of a stream; NULL where so many streams are busy that nothing is known of this one. `apart`: how much
+   work may come between two marks; none where lanes are few, so that one that is idle is seen to be. */
 static Lane *lane_of(Driver *driver, Handle stream, uint64_t *apart) {
   Lane *unused = NULL, *found = NULL;
   int busy = 0;
@@ -42,14 +44,30 @@ static Lane *lane_of(Driver *driver, Handle stream, uint64_t *apart) {
   return unused;
 }
 
-void turn_begin(Driver *driver, Turn *turn, Handle stream, int calls) {
+/* 0 where the stream has room for a call's work, else -1 with an exception. Python may run meanwhile, and change lanes. */
+int has_room(Driver *driver, Handle stream) {
+  for (uint64_t apart;;) {
+    Lane *lane = lane_of(driver, stream, &apart);
+    if (!lane || lane->issued - lane->passed < ROOM) return 0;
+    look(driver, lane);
+    if (lane->issued - lane->passed < ROOM || !lane->count) return 0;
+    PyObject *waited = PyObject_CallFunction(driver->full, "KK", (unsigned long long)(uintptr_t)stream,
+                                             (unsigned long long)(uintptr_t)lane->marks[lane->first].event);
+    if (!waited) return -1;
+    Py_DECREF(waited);
+  }
+}
+
+void turn_begin(Driver *driver, Turn *turn, Handle stream, int work) {
   uint64_t apart;
-  Lane *lane = turn->lane = lane_of(driver, stream, &apart);
+  turn->lane = NULL;
   turn->saved = NULL;
   turn->mark = NULL;
+  if (!work) return;
+  Lane *lane = turn->lane = lane_of(driver, stream, &apart);
   if (lane) {
     if (lane->issued - lane->passed >= APART) look(driver, lane);
-    lane->issued += calls;
+    lane->issued += work;
     if (lane->issued - lane->marked >= apart) { /* where all marks are on their way, the last one is moved behind */
       turn->place = (lane->first + (lane->count < MARKS ? lane->count : MARKS - 1)) % MARKS;
       Handle *event = &lane->marks[turn->place].event;

@@ -52,12 +52,13 @@ typedef void *Handle; /* a CUstream, CUevent or CUfunction */
 #define CAPTURED_STREAM (-1) /* in place of a CUresult: `call` is the handle of a stream that is being captured */
 #define LANES 32  /* streams that are told apart */
 #define MARKS 4   /* events on the way of each, */
-#define APART 64  /* calls apart */
-#define BOUND 256 /* calls of ours in flight on a stream; CUDA's launch queues hold some 1,000 */
+#define APART 64  /* copies and launches apart */
+#define BOUND 256 /* of ours in flight on a stream, until the lock is given up; CUDA's launch queues hold 1,021, */
+#define ROOM 832  /* and until the caller waits with a deadline: the rest is for others who use the stream */
 
 typedef struct {
   Handle stream;
-  uint64_t issued, marked, passed; /* calls that were made, up to the last mark, and up to the last that has passed */
+  uint64_t issued, marked, passed; /* work that was put there, up to the last mark, and up to the last that has passed */
   int first, count;
   struct { Handle event; uint64_t at; } marks[MARKS];
 } Lane;
@@ -75,7 +76,12 @@ typedef struct {
   Status (*wait)(Handle, Handle, unsigned);
   Status (*capturing)(Handle, int *);
   Status (*exchange)(int *);
+  Status (*current)(Handle *);
+  Status (*push)(Handle);
+  Status (*pop)(Handle *);
+  Handle context; /* the device's; NULL until Python has told */
   PyObject *fail; /* fail(status, call) raises */
+  PyObject *full; /* full(stream, event) waits until a stream has room, or raises */
   unsigned long working;
   unsigned long long given_up; /* how often the lock was */
   Lane lanes[LANES];
@@ -98,7 +104,8 @@ typedef struct {
   Handle mark;          /* an event to record behind the work, */
   int place;            /* which of the lane's marks */
 } Turn;
-void turn_begin(Driver *driver, Turn *turn, Handle stream, int calls);
+int has_room(Driver *driver, Handle stream); /* 0, or -1 with an exception */
+void turn_begin(Driver *driver, Turn *turn, Handle stream, int work);
 void turn_end(Turn *turn, Driver *driver, Handle stream);
 Status ask(Driver *driver, Handle event);
 
