@@ -309,7 +309,8 @@ class LlamaModel:
             chosen = chosen.reshape([plan.rows, kv_heads, -1, width])
             shape = [plan.rows, kv_heads, plan.keys, width]
             key, value = (read.reshape(shape) for read in step.cache.read(number, group.block_index))
-            scores = functional.softmax(paddle.matmul(chosen, key, transpose_y=True) + group.mask, axis=-1)
+            scores = paddle.matmul(chosen, key, transpose_y=True).add_(group.mask)
+            scores = functional.softmax_(scores, axis=-1)
             outputs.append(paddle.matmul(scores, value))
         joined = outputs[0] if len(outputs) == 1 else paddle.concat([output.reshape([-1, width]) for output in outputs])
         if step.heads.merge_index is not None:
