@@ -19,7 +19,7 @@ from hal.transport.curve import CurveKeys
 from hal.transport.urls import adopt_ipc, private_ipc_url, release_folder
 
 #: How long acknowledgements wait for company when nothing comes in, in seconds.
-_ACKNOWLEDGE_DELAY = 0.002
+_ACKNOWLEDGE_DELAY = 0.02
 
 
 #: Seconds that may be waited at most, so that the milliseconds fit ZeroMQ's int.
