@@ -6,6 +6,7 @@ command, imported when it is invoked (typer's own imports would be half the time
 
 from __future__ import annotations
 
+import os
 import sys
 
 from . import signals  # at once: before main() has taken the signals over, Ctrl-C is answered by the interpreter
@@ -20,6 +21,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     After a signal the exit status is 128 + its number. With ``arguments`` the process goes on after the command.
     """
+    if arguments is None:  # the process is the command's own, and its ranks inherit what is set here
+        from .mkl import choose_kernels
+
+        choose_kernels(os.environ)
     with signals.watched(to_the_end=arguments is None):
         _main([*sys.argv[1:]] if arguments is None else [*arguments])
 

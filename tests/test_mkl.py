@@ -1,0 +1,63 @@
+"""MKL's kernels on a CPU of AMD's: chosen by the command, and by nothing else."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hal.cli import main, mkl
+
+COMMAND = """
+import os, sys
+from hal.cli import main, mkl
+mkl.are_faster = lambda: {faster}
+sys.argv = ["hal", "--version"]
+main()
+print(os.environ.get(mkl.VARIABLE))
+"""
+
+
+def after_command(*, faster: bool, **variables: str) -> str:
+    """The variable in a process of the command."""
+    kept = {name: value for name, value in os.environ.items() if name != mkl.VARIABLE}
+    code = [sys.executable, "-c", COMMAND.format(faster=faster)]
+    return subprocess.check_output(code, text=True, env=kept | variables).splitlines()[-1]
+
+
+def test_the_command_chooses_the_kernels_where_they_are_faster() -> None:
+    assert after_command(faster=True) == "5"
+    assert after_command(faster=False) == "None"
+
+
+@pytest.mark.parametrize("own", ["0", "7", ""])
+def test_a_users_own_value_is_kept(own: str) -> None:
+    assert after_command(faster=True, **{mkl.VARIABLE: own}) == own
+
+
+def test_a_library_users_environment_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(mkl.VARIABLE, raising=False)
+    monkeypatch.setattr(mkl, "are_faster", lambda: True)
+    main(["--version"])
+    assert mkl.VARIABLE not in os.environ
+
+
+def test_the_note_tells_the_value_and_whose_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mkl, "are_faster", lambda: True)
+    assert "MKL_DEBUG_CPU_TYPE=5" in mkl.kernels_note({mkl.VARIABLE: "5"})
+    assert mkl.kernels_note({mkl.VARIABLE: "0"}) == "MKL_DEBUG_CPU_TYPE=0 is kept"
+    assert mkl.kernels_note({}) == ""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64" or shutil.which("qemu-x86_64") is None, reason="no qemu-x86_64")
+@pytest.mark.parametrize(("cpu", "faster"), [("EPYC", True), ("Haswell", False), ("Opteron_G5", False)])
+def test_an_emulator_answers_for_the_cpu_that_it_emulates(cpu: str, faster: bool) -> None:
+    code = "from hal.cli.mkl import are_faster; print(are_faster())"
+    python = str(Path(sys.executable).absolute())
+    told = subprocess.run(["qemu-x86_64", "-cpu", cpu, python, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == str(faster)
