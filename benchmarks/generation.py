@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import importlib
+import importlib.util
 import json
 import os
 import platform
@@ -169,9 +169,11 @@ def serve(make: Callable[[Path, int], Job]) -> None:
 
 
 def serve_hal() -> None:
-    """The same, in the environment of the command."""
+    """The same, in the environment of the command, which a tree of before may not choose."""
     import hal
 
+    if importlib.util.find_spec("hal.cli.mkl"):
+        importlib.import_module("hal.cli.mkl").choose_kernels(os.environ)
     with hal.open_device("cpu") as device:
         serve(lambda checkpoint, slots: hal_job(device, checkpoint, slots))
 
@@ -206,7 +208,9 @@ class Party:
         self.process.communicate()
 
 
-def compare(parties: dict[str, Party], model: str, checkpoint: Path, case: tuple[str, int, int, int], rounds: int) -> None:
+def compare(
+    parties: dict[str, Party], model: str, checkpoint: Path, case: tuple[str, int, int, int], rounds: int
+) -> None:
     """Measure one case, and print its rows of the table."""
     kind, slots, length, new_tokens = case
     for party in parties.values():
@@ -258,7 +262,9 @@ def main() -> None:
     parser.add_argument("--before", type=Path, metavar="DIR", help="another checkout, to compare with")
     parser.add_argument("--threads", default="1,2")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--only", default="", metavar="TEXT", help="cases with this in their name, as 'default prefill'")
+    parser.add_argument(
+        "--only", default="", metavar="TEXT", help="cases with this in their name, as 'default prefill'"
+    )
     parser.add_argument("--serve", choices=("hal", "transformers"), help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.serve == "transformers":
