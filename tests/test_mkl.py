@@ -10,8 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from hal_core import Unavailable
 
 from hal.cli import main, mkl
+from hal.distributed.launch import PaddleLaunch
 
 COMMAND = """
 import os, sys
@@ -52,6 +54,28 @@ def test_the_note_tells_the_value_and_whose_it_is(monkeypatch: pytest.MonkeyPatc
     assert "MKL_DEBUG_CPU_TYPE=5" in mkl.kernels_note({mkl.VARIABLE: "5"})
     assert mkl.kernels_note({mkl.VARIABLE: "0"}) == "MKL_DEBUG_CPU_TYPE=0 is kept"
     assert mkl.kernels_note({}) == ""
+
+
+def test_hal_run_tells_it_with_v(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv(mkl.VARIABLE, "0")
+    for options, told in ((["-v"], True), ([], False)):
+        with pytest.raises(SystemExit):
+            main(["run", *options, "--prompts", "/nowhere"])
+        assert ("MKL_DEBUG_CPU_TYPE=0 is kept" in capsys.readouterr().err) is told
+
+
+def test_ranks_inherit_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    started: dict[str, str] = {}
+
+    def start(*command: object, env: dict[str, str], **more: object) -> None:
+        started.update(env)
+        raise OSError("no process here")
+
+    monkeypatch.setenv(mkl.VARIABLE, "5")
+    monkeypatch.setattr("hal.distributed.launch.subprocess.Popen", start)
+    with pytest.raises(Unavailable):
+        PaddleLaunch(1).start(f"ipc://{tmp_path}/engine")
+    assert started[mkl.VARIABLE] == "5"
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64" or shutil.which("qemu-x86_64") is None, reason="no qemu-x86_64")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,8 @@ from hal_core import SamplingParams
 from hal.model import DEFAULT_CHECKPOINT
 
 from . import failures
+from .console import say
+from .mkl import kernels_note
 from .run_options import Options, RankOptions, read_prompts, requirements, sampling_params, split_of, workers_of
 
 _defaults = SamplingParams()
@@ -133,12 +136,19 @@ def run(
         ),
     ] = "auto",
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Show the traceback of a plugin's own code that failed.")
+        bool,
+        typer.Option(
+            "--verbose",
+            "-v",
+            help="Tell what is chosen for this machine, and show the traceback of a plugin's own code that failed.",
+        ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a prompt, in their order.")] = False,
 ) -> None:
     """Generate text with a model: the embedded default, or a Llama-, Mistral-, Qwen2- or Qwen3-style checkpoint."""
     failures.verbose = verbose
+    if verbose and (note := kernels_note(os.environ)):
+        say(f"hal: {note}")
     params = sampling_params(
         temperature=temperature,
         top_k=top_k,

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hal.model import llama, weights
-from hal.model.batch import ModelBatch
+from hal.model.batch import CacheShape, ModelBatch, plan_step
 from hal.model.llama import LlamaModel
 from hal.model.prediction import PredictionLayer, open_prediction
 from tests import share
@@ -74,6 +74,17 @@ def directories(tmp_path_factory, checkpoints):
         name: make(tmp_path_factory.mktemp("model"), seed=number, **variants[name])
         for number, name in enumerate(VARIANTS)
     }
+
+
+@pytest.mark.parametrize("lengths", [[1, 1], [3, 1], [40, 17]])
+def test_a_mask_has_the_shape_of_the_scores(directories, lengths):
+    """Stretching a smaller one takes Paddle forty times as long on a CPU."""
+    model = LlamaModel.load(directories["llama"])
+    rows = [Row(np.arange(length), blocks=list(range(4 * i, 4 * i + 4))) for i, length in enumerate(lengths)]
+    heads, kv_heads = model.config.num_attention_heads, model.config.num_key_value_heads
+    plan = plan_step(batch_of(rows, lengths, 4), model.config, CacheShape(8, 16))
+    for group in plan.groups:
+        assert group.mask.shape == (group.rows, kv_heads, heads // kv_heads * group.queries, group.keys)
 
 
 @pytest.fixture(scope="session")
