@@ -14,7 +14,7 @@ BESIDE := -n $(FILES) --dist loadfile --no-loadscope-reorder --timeout $(HANGS)
 # Two hundred processes of the tests import the same code: it is compiled once, also where Python is told to keep nothing.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help run test tests slowest lint bench conform nightly matrix soak chaos steady fuzz clean
+.PHONY: help run test tests slowest lint bench conform ray nightly matrix soak chaos steady fuzz clean
 help:            ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
@@ -53,6 +53,10 @@ bench: $(STAMP)  ## the benchmarks, compared in one run
 
 conform: $(STAMP) ## the other whole runs of the kit, its liars and guards, two at a time; ARGS='guards liars' takes some
 	$(BIN)/python tools/parts.py conform $(ARGS)
+
+ray: $(STAMP)    ## install Ray into the environment and run the tests of ranks on it, nodes killed included
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[ray]'
+	$(BIN)/python -m pytest -m 'conform or not conform' tests/distributed/test_ray.py $(ARGS)
 
 nightly: $(STAMP) $(OLDER)/.installed ## what conform has no time for, and ten times the examples; writes docs/evidence/nightly.md
 	$(BIN)/python tools/parts.py nightly --record docs/evidence/nightly.md $(ARGS)

@@ -76,6 +76,11 @@ def first(use: Callable[[Choice], T], name: str | None = None, index: int | None
     raise Unavailable(f"no device can be used here: {'; '.join(reasons)}", cure="hal devices shows each")
 
 
+def plugin_of(name: str) -> type[Plugin]:
+    """Return the plugin of a named device, which need not be usable on this host. Raises as :func:`select`."""
+    return load(_find(installed(), requested(name)))
+
+
 def _probed(entry: Entry) -> tuple[type[Plugin], Probe]:
     plugin = load(entry)
     return plugin, probe(entry, plugin)

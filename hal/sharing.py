@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 SHARED = "--share-devices"
 AMONG = "HAL_RANKS_AMONG"
 """The variable that tells ranks which of those on their host they are, where several launchers start some: how many
-come before the first of these, a slash, and how many there are in all."""
+come before the first of these, a slash, and how many there are in all; or :data:`OWN_DEVICE`."""
+OWN_DEVICE = "own"
+"""Value of that variable for a rank whose launcher has hidden all devices but the rank's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,8 @@ class LocalRank:
         if me >= len(hosts):
             return cls(share=share)
         number, size = hosts[:me].count(hosts[me]), hosts.count(hosts[me])
+        if environment.get(AMONG) == OWN_DEVICE:
+            return cls(share=share)
         before, _, every = environment.get(AMONG, f"0/{size}").partition("/")
         return cls(int(before) + number, int(every), share, int(every) == size)
 

@@ -51,6 +51,7 @@ MISSING = [
     ("hal_core", ("tail", "ipc:///nowhere/x"), "it comes with hal: pip install ./core in hal's checkout"),
     ("hal_core", ("conform", "cpu"), "it comes with hal: pip install ./core in hal's checkout"),
     ("hal_core", ("--version",), "it comes with hal: pip install ./core in hal's checkout"),
+    ("ray", (*RUN, "--tp", "2", "--launcher", "ray"), "pip install 'ray>=2.40'"),
     ("typer", RUN, "pip install 'typer>="),
     ("tokenizers", RUN, "pip install 'tokenizers>="),
     ("zmq", RUN, "pip install 'pyzmq>="),
@@ -61,7 +62,7 @@ MISSING = [
     ("pytest", ("conform", "cpu"), "pip install 'pytest>="),
     ("hypothesis", ("conform", "cpu"), "pip install 'hypothesis>="),
 ]
-HERE = ("setuptools", "typer", "packaging", "pytest", "hypothesis")
+HERE = ("ray", "setuptools", "typer", "packaging", "pytest", "hypothesis")
 """In ``make test``, with the first of hal_core and of zmq; the others in ``make conform``."""
 
 

@@ -102,6 +102,7 @@ CONFORM = (
     Part("guards", f"{BIN}python tools/guards.py"),
     kit("cpu", "cpu", "default"),
     Part("properties, all examples", f"{BIN}python -m pytest -q -m {DRAWN}", "HAL_TEST_SHARE=1"),
+    Part("ranks on Ray", "make ray"),
     Part("matrix, every pair", f"{BIN}python -m tests.matrix --pairwise"),
 )
 NIGHTLY = (

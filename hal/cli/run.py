@@ -113,6 +113,20 @@ def run(
     share_devices: Annotated[
         bool, typer.Option("--share-devices", help="Let ranks of a host open one device together, if it has too few.")
     ] = False,
+    launcher: Annotated[
+        str, typer.Option(help="What starts the ranks: paddle, on this host, or ray, on the nodes of a Ray cluster.")
+    ] = "paddle",
+    ray_address: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="With --launcher ray: the cluster; RAY_ADDRESS, or one of its own here."),
+    ] = None,
+    ray_placement: Annotated[
+        str,
+        typer.Option(
+            help="With --launcher ray, for the ranks of each tensor-parallel group: strict-pack (one node), pack, "
+            "spread or strict-spread (a node each)."
+        ),
+    ] = "strict-pack",
     restart: Annotated[int, typer.Option(help="Start lost ranks anew up to so many times, and go on.")] = 0,
     sink: Annotated[
         str | None,
@@ -175,6 +189,9 @@ def run(
         workers=workers_of(workers),
         key=key,
         transfer=transfer,
+        launcher=launcher,
+        ray_address=ray_address,
+        ray_placement=ray_placement,
     )
     options = Options(
         device,

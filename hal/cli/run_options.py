@@ -19,6 +19,8 @@ from hal.transport.urls import scheme_of
 
 from .run_speculation import check_acceptance, check_speculation
 
+STRATEGIES = ("strict-pack", "pack", "spread", "strict-spread")
+"""What ``--ray-placement`` takes: Ray's placement strategies."""
 PADDLE_MODEL = "the Paddle model"
 """What the runner is called where none is named."""
 
@@ -41,6 +43,12 @@ class RankOptions:
     """The file of the key that they have in common with this engine, for tcp."""
     transfer: str | None = None
     """MODULE:NAME of what moves keys and values between workers; None: hal's own."""
+    launcher: str = "paddle"
+    """What starts the ranks: paddle, on this host, or ray."""
+    ray_address: str | None = None
+    """The Ray cluster; None: RAY_ADDRESS, else one of this command's own on this host."""
+    ray_placement: str = "strict-pack"
+    """How Ray places the ranks of a tensor-parallel group."""
 
     def __post_init__(self) -> None:
         for name, least in (("tp", 1), ("dp", 1), ("restart", 0)):
@@ -53,6 +61,7 @@ class RankOptions:
             cure = "leave it out: --split P,D has as many workers of each role as it says"
             raise InvalidValue(f"{self.dp} groups of ranks that do both", cure=cure, argument="--dp")
         self._check_workers()
+        self._check_launcher()
         if self.transfer is not None:
             check_maker(self.transfer, "--transfer", "my_transfers:MyTransfer")
         idle = "there is one rank, of which this asks nothing"
@@ -65,10 +74,31 @@ class RankOptions:
             ("--transfer", self.transfer is not None, divided, "no request moves to another worker", "--split"),
             ("--restart", self.restart > 0, several, idle, "--tp, --dp or --split"),
             (SHARED, self.share_devices, several, idle, "--tp, --dp or --split"),
+            ("--launcher", self.launcher != "paddle", several, idle, "--tp, --dp or --split"),
         ):
             if given and not enough:
                 what = why if several else idle
                 raise InvalidValue(what, cure=f"leave it out, or give {needs} as well", argument=name)
+
+    def _check_launcher(self) -> None:
+        for name, given, known in (
+            ("--launcher", self.launcher, ("paddle", "ray")),
+            ("--ray-placement", self.ray_placement, tuple(STRATEGIES)),
+        ):
+            if given not in known:
+                raise InvalidValue(f"{given!r}", cure=f"give {' or '.join(known)}", argument=name)
+        if self.launcher == "ray":
+            for name, asked in (("--workers", bool(self.workers)), (SHARED, self.share_devices)):
+                if asked:
+                    cure = "leave it out: Ray starts the ranks and assigns their devices"
+                    raise InvalidValue("it does not go with --launcher ray", cure=cure, argument=name)
+            return
+        for name, asked in (
+            ("--ray-address", self.ray_address is not None),
+            ("--ray-placement", self.ray_placement != "strict-pack"),
+        ):
+            if asked:
+                raise InvalidValue("needs --launcher ray", cure="leave it out, or give that too", argument=name)
 
     def _check_workers(self) -> None:
         if not self.workers:

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
     from hal.distributed.split import SplitEngine
 
+    from .run_ray import RayRanks
+
 LOST, FAILED = 1, 2
 """Exit statuses: ranks were lost; a request ended with an error."""
 _LOOK_SECONDS, _LEAVE_SECONDS = 0.1, 2.0
@@ -64,9 +66,14 @@ def generate_on_ranks(plan: Plan, params: SamplingParams, options: Options) -> i
     if options.ranks.workers:
         hired = hire(options, min(MEETING, STARTING.read()))
         options = hired.options
+    on_ray = None
+    if options.ranks.launcher == "ray":
+        from .run_ray import RayRanks
+
+        on_ray = RayRanks(options)
     try:
         with hired or nullcontext():
-            status = _generate(plan, params, options, hired)
+            status = _generate(plan, params, options, hired, on_ray)
     except RankLost as error:
         say(f"hal: error: {_told(error)}")
         return LOST
@@ -74,14 +81,17 @@ def generate_on_ranks(plan: Plan, params: SamplingParams, options: Options) -> i
     return status
 
 
-def _generate(plan: Plan, params: SamplingParams, options: Options, hired: Hired | None) -> int:
+def _generate(
+    plan: Plan, params: SamplingParams, options: Options, hired: Hired | None, on_ray: RayRanks | None
+) -> int:
     with ExitStack() as stack:
         screen = open_screen()
         stack.callback(screen.close)
         for note in plan.notes:
             screen.note(note)
+        stack.enter_context(on_ray or nullcontext())
         shown = _Shown()
-        engine = _engine(plan, options, shown, screen, hired)
+        engine = _engine(plan, options, shown, screen, hired, on_ray)
         stack.callback(lambda: engine.close())
         able = engine.abilities
         facts = facts_of(able) if options.as_json else None
@@ -143,13 +153,17 @@ def _setup(plan: Plan, options: Options) -> Setup:
 
 
 def _engine(
-    plan: Plan, options: Options, shown: _Shown, screen: Screen, hired: Hired | None
+    plan: Plan, options: Options, shown: _Shown, screen: Screen, hired: Hired | None, on_ray: RayRanks | None
 ) -> RanksEngine | SplitEngine:
     ranks, setup = options.ranks, _setup(plan, options)
     if ranks.split is not None:
-        return split_engine(plan, options, setup, shown.take, screen.note, hired)
+        return split_engine(plan, options, setup, shown.take, screen.note, hired, on_ray)
     return RanksEngine(
-        lambda: launched_crew(setup) or Crew(setup, PaddleLaunch(ranks.size), look=signals.check),
+        lambda: (
+            launched_crew(setup)
+            or (on_ray and on_ray.crew(setup, wait=True))
+            or Crew(setup, PaddleLaunch(ranks.size), look=signals.check)
+        ),
         lay_out(plan.sizes),
         plan.blocks,
         ranks.dp,

@@ -36,12 +36,15 @@ def open_screen() -> Screen:
 
 
 class Plain:
-    """Standard output and error as they are."""
+    """Standard output and error as they are now; what redirects ``sys.stdout`` later does not get the answers."""
+
+    def __init__(self) -> None:
+        self._out = sys.stdout
 
     def write(self, text: str) -> None:
         if text:
-            sys.stdout.write(shown(text, sys.stdout))
-            sys.stdout.flush()
+            self._out.write(shown(text, self._out))
+            self._out.flush()
 
     def note(self, text: str) -> None:
         say(f"hal: {text}")
@@ -57,6 +60,7 @@ class WithProgress(Plain):
     """Output goes elsewhere, and standard error is a terminal: it shows a progress line meanwhile."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._live = _started(Live(console=Console(stderr=True), transient=True, redirect_stdout=False))
 
     def progress(self, text: str) -> None:
@@ -74,7 +78,7 @@ class OneTerminal:
 
     def __init__(self) -> None:
         self._line, self._progress = "", ""
-        self._console = Console()
+        self._console = Console(file=sys.stdout)  # as it is now, whatever redirects it later
         live = Live(console=self._console, transient=True, vertical_overflow="visible", refresh_per_second=20)
         self._live = _started(live)
 

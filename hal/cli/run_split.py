@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from .run_options import Options, RankOptions
     from .run_plan import Plan
+    from .run_ray import RayRanks
     from .run_workers import Hired
 
 
@@ -40,9 +41,11 @@ def split_engine(
     on_record: Callable[[OutputRecord], None],
     note: Callable[[str], None],
     hired: Hired | None = None,
+    on_ray: RayRanks | None = None,
 ) -> SplitEngine:
-    """Start the workers, or those that were ``hired``, and the engine that they have in common; ``note`` is told what
-    becomes of them meanwhile. Raises as :class:`SplitEngine`."""
+    """Start the workers, here or ``on_ray``, or take those that were ``hired``; start the engine that they share.
+
+    ``note`` gets a line for each worker that is lost. Raises as :class:`SplitEngine`."""
     assert options.ranks.split is not None
     prefill, decode = options.ranks.split
     tp, layout = options.ranks.tp, lay_out(plan.sizes)
@@ -52,6 +55,8 @@ def split_engine(
         mine = msgspec.structs.replace(setup, role=role, number=place)
         if hired is not None:
             return hired.crew(mine, place)
+        if on_ray is not None:
+            return on_ray.crew(mine, wait=False)
         starter = PaddleLaunch(tp, before=place * tp, among=(prefill + decode) * tp)
         return Crew(mine, starter, look=signals.check, wait=False)
 

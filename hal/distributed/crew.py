@@ -71,6 +71,7 @@ class Crew:
         starting: float | None = None,
         step: float | None = None,
         wait: bool = True,
+        name_of: Callable[[int], str] = str,
     ) -> None:
         """Start the ranks and wait until they are up. ``setup.records`` and ``setup.reader_key`` are filled in here.
         ``wait`` False: only start them; :meth:`assemble` is to be called until it says that they are up.
@@ -78,10 +79,12 @@ class Crew:
         ``look`` is called now and then while ranks start, and may raise what ends that. ``starting``: seconds in which
         they must be up; one whose connection is closed before is lost at once. ``step``: seconds that a step may last.
         Both are by default as the variables of :mod:`hal.distributed.limits` say.
+        ``name_of``: how the error of a loss names a rank.
         Raises :class:`InvalidValue` for what is the user's to mend, with the same words on every rank, and
         :class:`RankLost` when ranks do not come up, or fail for another reason.
         """
         self.layout, self._starter, self._look = RankLayout(setup.tp, setup.dp), starter, look
+        self._name_of = name_of
         self._starting = STARTING.read() if starting is None else starting
         self._clock = StepClock(self.layout.dp, STEP.read() if step is None else step)
         self._numbers = [0] * self.layout.dp
@@ -327,7 +330,7 @@ class Crew:
         """Give every rank the verdict, once; the error that it is here."""
         if self._lost is None:
             step = self._numbers[self.layout.number_of(rank)]
-            what = f"rank {rank} was lost {f'in step {step}' if step else 'at its start'}: {why}"
+            what = f"rank {self._name_of(rank)} was lost {f'in step {step}' if step else 'at its start'}: {why}"
             cure = cure or "see what became of it, and run the requests again (without a launcher, --restart does both)"
             self.line.say(Verdict(what, cure, rank, step, again=self.again()))
             self._lost = RankLost(what, rank, step, cure=cure)

@@ -20,12 +20,13 @@ _LENGTH = 40  #: characters of a key in Z85
 class CurveKeys:
     """One side's keys in Z85, 40 characters each, and the public keys of those it talks to.
 
-    A sender names its reader, one key; a reader names every sender that it lets in.
+    A sender names its reader, one key; a reader names every sender that it lets in, or has a ``gate`` that knows them.
     """
 
     public: str
     secret: str = field(repr=False)
     peers: tuple[str, ...] = ()
+    gate: Gate | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for key in (self.public, self.secret, *self.peers):
@@ -37,11 +38,11 @@ class CurveKeys:
             raise InvalidValue("the public key is not the secret one's", cure="CurveKeys.new()", argument="curve")
 
     @classmethod
-    def new(cls, *peers: str) -> CurveKeys:
+    def new(cls, *peers: str, gate: Gate | None = None) -> CurveKeys:
         """Return a new pair of keys for one side."""
         _needs_curve()
         public, secret = zmq.curve_keypair()
-        return cls(public.decode(), secret.decode(), peers)
+        return cls(public.decode(), secret.decode(), peers, gate)
 
     def knowing(self, *peers: str) -> CurveKeys:
         """Return the same keys for talking to these peers."""
@@ -76,6 +77,7 @@ def secure_reader(
     from zmq.auth.thread import ThreadAuthenticator
 
     _check(url, keys)
+    gate = keys.gate if gate is None else gate
     if gate is None and not keys.peers:
         raise InvalidValue("no peers, so nobody is let in", cure="name the senders' public keys", argument="curve")
     asked = ThreadAuthenticator(socket.context)

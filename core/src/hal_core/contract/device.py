@@ -65,12 +65,16 @@ class Plugin(ABC):
     ``kind``: the word by which Paddle's launcher tells a rank which of these devices is its own
     (``FLAGS_selected_<kind>s``); "" where it has none.
 
+    ``resource``: the name under which Ray counts these devices on a node and assigns them ("GPU"); "" where Ray does
+    not assign them.
+
     ``name`` must equal the entry point's name. Its priority for auto-selection is in the distribution's metadata alone,
     in the entry-point group ``hal.priorities``; without a line there the device is selected by name only.
     """
 
     name: ClassVar[str]
     kind: ClassVar[str] = ""
+    resource: ClassVar[str] = ""
 
     @classmethod
     def count(cls) -> int:

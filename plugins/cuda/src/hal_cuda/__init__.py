@@ -26,6 +26,7 @@ class CudaPlugin(Plugin):
 
     name = "cuda"
     kind = "gpu"
+    resource = "GPU"
 
     @classmethod
     def count(cls) -> int:

@@ -1,0 +1,74 @@
+"""One rank in a Ray worker process (:mod:`hal.distributed.ray_launch` starts it)."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What a rank tells the engine before it serves: its host and a free port there, its public key, its Ray node, and
+    the file that takes its standard error."""
+
+    host: str
+    port: int
+    public_key: str
+    node: str
+    log: str
+
+
+class RayRank:
+    """A rank. Ray makes one of this class in a process of its own, and calls each method once."""
+
+    def prepare(self, environment: Mapping[str, str]) -> Prepared:
+        """Take the environment before any framework is imported; make the keys, of which the secret one stays here."""
+        import ray
+
+        os.environ.update(environment)
+        from hal_core.devices import HeldPort
+
+        from hal.transport.curve import CurveKeys
+
+        handle, log = tempfile.mkstemp(prefix="hal-rank-", suffix=".err")
+        os.dup2(handle, sys.stderr.fileno())
+        os.close(handle)
+        self._keys, self._port = CurveKeys.new(), HeldPort()
+        node = ray.get_runtime_context().get_node_id()
+        return Prepared(ray.util.get_node_ip_address(), self._port.number, self._keys.public, node, log)
+
+    def serve(self, url: str, key: str, rank: int, ranks: Sequence[Prepared], own_device: bool) -> tuple[int, str]:
+        """Be rank ``rank`` of ``ranks`` until the engine at ``url`` ends the run; the exit status and the last words.
+
+        ``key``: the engine's public key. ``own_device``: Ray has assigned a device to this rank.
+        """
+        from hal_core import HalError, InvalidValue
+
+        from hal.sharing import AMONG, OWN_DEVICE
+
+        from .process import LOST, REFUSED
+        from .rank import serve
+
+        ends = [f"{one.host}:{one.port}" for one in ranks]
+        os.environ |= {
+            "PADDLE_TRAINER_ID": str(rank),
+            "PADDLE_TRAINERS_NUM": str(len(ends)),
+            "PADDLE_TRAINER_ENDPOINTS": ",".join(ends),
+            "PADDLE_CURRENT_ENDPOINT": ends[rank],
+            "PADDLE_MASTER": ends[0],
+            "PADDLE_DISTRI_BACKEND": "gloo",
+        }
+        if own_device:
+            os.environ[AMONG] = OWN_DEVICE
+        try:
+            serve(url, rank, len(ends), curve=self._keys.knowing(key), host=ranks[rank].host)
+        except InvalidValue as error:
+            return REFUSED, str(error)
+        except HalError as error:
+            return LOST, str(error)
+        finally:
+            os.unlink(ranks[rank].log)
+        return 0, ""

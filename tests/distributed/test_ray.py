@@ -1,0 +1,142 @@
+"""``hal run --launcher ray`` on Ray's own test cluster: several nodes on this host, some of them killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.commands import RUN, environment, left_in
+
+PROMPTS = [f"def function_{number}(" for number in range(24)]
+SAMPLING = ("--temperature", "0.7", "--seed", "1", "--max-tokens", "24", "--slots", "2", "--json")
+KILLS = int(os.environ.get("HAL_TEST_KILLS", "2"))
+"""Nodes that are killed in one run."""
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """A head without CPUs, and two nodes of one CPU each: two ranks never share a node."""
+    pytest.importorskip("ray", reason="ray is not installed: pip install 'ray>=2.40'")
+    from ray.cluster_utils import Cluster
+
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+    for _ in range(2):
+        made.add_node(num_cpus=1)
+    yield made
+    made.shutdown()
+
+
+def start(folder, *arguments, stderr=subprocess.PIPE, **variables):
+    command = [sys.executable, "-c", RUN, "run", *arguments]
+    more = environment(folder, **variables)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=more)
+
+
+def finished(folder, *arguments, **variables):
+    """Run a command to its end: status, standard output, standard error."""
+    process = start(folder, *arguments, **variables)
+    out, err = process.communicate(timeout=300)
+    return process.returncode, out, err
+
+
+def answers(out):
+    found = [json.loads(line) for line in out.splitlines()]
+    return {one["prompt"]: one["token_ids"] for one in found}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """What one process answers."""
+    status, out, err = finished(tmp_path_factory.mktemp("alone"), *prompts(), *SAMPLING)
+    assert status == 0, err
+    return answers(out)
+
+
+def prompts():
+    return [word for text in PROMPTS for word in ("--prompt", text)]
+
+
+def on_ray(cluster, *arguments):
+    return [*prompts(), *SAMPLING, "--launcher", "ray", "--ray-address", cluster.address, *arguments]
+
+
+@pytest.mark.conform
+@pytest.mark.parametrize("how", [("--tp", "2", "--ray-placement", "strict-spread"), ("--split", "1,1"), ("--dp", "2")])
+def test_ranks_on_two_nodes_give_the_tokens_of_one_process(cluster, alone, tmp_path, how):
+    status, out, err = finished(tmp_path, *on_ray(cluster, *how))
+    assert status == 0, err
+    assert answers(out) == alone
+    assert left_in(tmp_path) == []
+
+
+@pytest.mark.conform
+@pytest.mark.parametrize("how", [("--tp", "2", "--ray-placement", "strict-spread"), ("--split", "1,1")])
+def test_killed_nodes_lose_and_double_no_token(cluster, alone, tmp_path, how):
+    """A node is killed after each answer that is shown, and another one added."""
+    with (tmp_path / "err").open("w+") as err:
+        process = start(tmp_path, *on_ray(cluster, *how, "--restart", str(KILLS)), stderr=err)
+        lines = []
+        for _ in range(KILLS):
+            lines.append(process.stdout.readline())
+            cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
+            cluster.add_node(num_cpus=1)
+        out, _ = process.stdout.read(), process.stdout.close()
+        assert process.wait(60) == 0, (tmp_path / "err").read_text()
+        assert "started again" in (tmp_path / "err").read_text()
+    assert answers("".join(lines) + out) == alone
+
+
+@pytest.mark.conform
+def test_a_lost_node_is_named(cluster, tmp_path):
+    process = start(tmp_path, *on_ray(cluster, "--tp", "2", "--ray-placement", "strict-spread"))
+    process.stdout.readline()
+    cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
+    cluster.add_node(num_cpus=1)
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 1
+    assert re.search(r"rank \d \(node [\d.]+ [0-9a-f]{12}\) was lost", err)
+    assert "not delivered" in err
+
+
+@pytest.mark.conform
+def test_a_placement_that_cannot_be_met_names_what_the_nodes_have(cluster, tmp_path):
+    status, _, err = finished(tmp_path, *on_ray(cluster, "--tp", "2"), HAL_RANKS_STARTING="10")  # both on one node
+    assert status == 1
+    assert "were not placed within 10 s: a group needs 2 times 1 CPU (STRICT_PACK)" in err
+    assert "the nodes have" in err
+
+
+@pytest.mark.conform
+def test_no_cluster_at_an_address_is_one_line(tmp_path):
+    pytest.importorskip("ray", reason="ray is not installed: pip install 'ray>=2.40'")
+    given = ("--prompt", "x", "--tp", "2", "--launcher", "ray", "--ray-address", "127.0.0.1:1")
+    status, _, err = finished(tmp_path, *given)
+    assert (status, err.count("\n")) == (2, 1), err
+    assert "no Ray cluster at 127.0.0.1:1" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--launcher", "slurm", "--tp", "2"), "--launcher: 'slurm' (give paddle or ray)"),
+        (("--launcher", "ray"), "--launcher: there is one rank"),
+        (("--ray-address", "auto", "--tp", "2"), "--ray-address: needs --launcher ray"),
+        (("--ray-placement", "spread", "--tp", "2"), "--ray-placement: needs --launcher ray"),
+        (("--ray-placement", "wide", "--tp", "2", "--launcher", "ray"), "--ray-placement: 'wide'"),
+        (("--launcher", "ray", "--tp", "2", "--share-devices"), "--share-devices: it does not go with --launcher ray"),
+        (("--launcher", "ray", "--tp", "2", "--device", "xpu"), "--launcher: Ray does not assign devices of kind xpu"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused_by_name(capsys, arguments, said):
+    from hal.cli import main
+
+    with pytest.raises(SystemExit) as end:
+        main(["run", "--prompt", "x", *arguments])
+    assert end.value.code == 2
+    assert said in capsys.readouterr().err
