@@ -95,7 +95,8 @@ def run(
         typer.Option(metavar="URL,URL", help="Use these workers of both roles, started by hal worker on any host."),
     ] = None,
     key: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="With --workers over tcp: the key that hal worker was given.")
+        Path | None,
+        typer.Option(metavar="FILE", help="With --workers or --sink over tcp: the key of hal worker or hal tail."),
     ] = None,
     transfer: Annotated[
         str | None,

@@ -7,10 +7,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hal_core import InvalidValue, SamplingParams
 
+from hal.distributed.hiring import record_keys
 from hal.makers import check_maker
 from hal.proposers import NONE
 from hal.sharing import SHARED
@@ -18,6 +19,9 @@ from hal.stepping import check_overlap, check_runner_name
 from hal.transport.urls import scheme_of
 
 from .run_speculation import check_acceptance, check_speculation
+
+if TYPE_CHECKING:
+    from hal.transport.curve import CurveKeys
 
 STRATEGIES = ("strict-pack", "pack", "spread", "strict-spread")
 """What ``--ray-placement`` takes: Ray's placement strategies."""
@@ -40,7 +44,7 @@ class RankOptions:
     workers: tuple[str, ...] = ()
     """Where workers of both roles listen that were started by themselves."""
     key: Path | None = None
-    """The file of the key that they have in common with this engine, for tcp."""
+    """The file of the key that they, or the reader of ``--sink``, have in common with this engine, for tcp."""
     transfer: str | None = None
     """MODULE:NAME of what moves keys and values between workers; None: hal's own."""
     launcher: str = "paddle"
@@ -102,9 +106,6 @@ class RankOptions:
 
     def _check_workers(self) -> None:
         if not self.workers:
-            if self.key is not None:
-                cure = "leave it out, or give --workers URL,URL"
-                raise InvalidValue("there is nobody to have it with", cure=cure, argument="--key")
             return
         for name, given, cure in (
             ("--split", self.split is not None, "leave it out: each worker has its role"),
@@ -176,6 +177,9 @@ class Options:
                 raise InvalidValue(f"{value}", cure="give a whole number of at least 1", argument=argument)
         check_speculation(self.speculate, self.drafts)
         check_acceptance(self.acceptance, self.speculate)
+        if self.ranks.key is not None and not self.ranks.workers and not self.sends_by_tcp:
+            cure = "leave it out, or give --workers URL,URL or --sink tcp://host:port"
+            raise InvalidValue("nothing goes over the network", cure=cure, argument="--key")
         check_overlap(self.overlap)
         if self.runner is not None:
             self._check_runner(self.runner)
@@ -187,6 +191,15 @@ class Options:
                 raise InvalidValue(
                     "U+FFFD stands for bytes that are no text", cure="give the text without it", argument="--stop"
                 )
+
+    @property
+    def sends_by_tcp(self) -> bool:
+        """Whether the records go elsewhere over the network."""
+        return (self.sink or "").startswith("tcp:")
+
+    def sink_keys(self) -> CurveKeys | None:
+        """The keys for ``--sink``. Raises :class:`InvalidValue` where it goes to another host and there is none."""
+        return record_keys(str(self.sink), self.ranks.key) if self.sends_by_tcp else None
 
     def _check_runner(self, runner: str) -> None:
         """Refuse what is no runner's name, and options that concern the Paddle model alone."""

@@ -142,6 +142,7 @@ def _setup(plan: Plan, options: Options) -> Setup:
         dp_sync=ranks.dp_sync,
         check=_asked_to_check(),
         sink=options.sink or "",
+        sink_key="" if (keys := options.sink_keys()) is None else keys.secret,
         speculate=options.speculate,
         rejection=options.acceptance == REJECTION,
         share_devices=ranks.share_devices,

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from hal.model.llama import LlamaModel
     from hal.stepping import Runner
+    from hal.transport.curve import CurveKeys
 
     from .run_plan import Plan
 
@@ -72,6 +73,7 @@ def generate(texts: Sequence[str], params: SamplingParams, options: Options) -> 
             if options.runner is None:
                 check_split(plan.config, options.ranks.tp)
             return take_part(launched, options)
+        keys = options.sink_keys()
         if options.ranks.size > 1 or options.ranks.split or options.ranks.workers:
             from .run_ranks import generate_on_ranks
 
@@ -93,7 +95,7 @@ def generate(texts: Sequence[str], params: SamplingParams, options: Options) -> 
         if proposer is not None:
             stack.enter_context(closing_well(proposer))
             answers.speculate = options.speculate, proposer.drafted
-        with _Show(answers, options.sink) as show:
+        with _Show(answers, options.sink, keys) as show:
             worker: Stepper
             if runner is None:
                 assert model is not None
@@ -122,16 +124,16 @@ def generate(texts: Sequence[str], params: SamplingParams, options: Options) -> 
 class _Show:
     """The output path: the worker's sink, and the thread that reads what comes out of it and shows it."""
 
-    def __init__(self, answers: Answers, also: str | None) -> None:
-        """``also``: a url to which the records go as well."""
+    def __init__(self, answers: Answers, also: str | None, keys: CurveKeys | None) -> None:
+        """``also``: a url to which the records go as well, with ``keys``."""
         self._answers = answers
         self._over = False
         self.error: BaseException | None = None
         reader = OutputReader(on_event=self._hear)
         self._sinks: list[Sink] = []
         try:
-            for url in (reader.url, also):
-                self._sinks += [open_sink(url)] if url else []
+            self._sinks.append(open_sink(reader.url))
+            self._sinks += [open_sink(also, curve=keys)] if also else []
         except BaseException:
             close_all(self._sinks, 0.0)
             reader.close()

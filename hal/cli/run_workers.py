@@ -15,6 +15,7 @@ from hal.distributed.rank import versions
 from hal.distributed.returning import ReturningWorker
 from hal.distributed.words import PROTOCOL
 from hal.model.digest import checkpoint_digest
+from hal.transport.urls import scheme_of
 
 from . import signals
 
@@ -85,7 +86,8 @@ def hire(options: Options, timeout: float) -> Hired:
     or this command; those that were met are told why.
     """
     ranks = options.ranks
-    keys, own = job_keys(ranks.workers[0], ranks.key), versions()
+    of_sink = options.sends_by_tcp and scheme_of(ranks.workers[0]) == "ipc"
+    keys, own = job_keys(ranks.workers[0], None if of_sink else ranks.key), versions()
     digest = checkpoint_digest(options.model)  # before anybody waits for this engine: it may take long
     workers: list[tuple[RemoteWorker, Met]] = []
     named: list[RemoteWorker] = []
@@ -115,8 +117,8 @@ def hire(options: Options, timeout: float) -> Hired:
                 one.dismiss()
         raise
     workers.sort(key=lambda one: one[1].role != "prefill")
-    split = count["prefill"], count["decode"]
-    return Hired(workers, keys, replace(options, ranks=replace(ranks, workers=(), key=None, split=split)))
+    split, key = (count["prefill"], count["decode"]), ranks.key if options.sends_by_tcp else None
+    return Hired(workers, keys, replace(options, ranks=replace(ranks, workers=(), key=key, split=split)))
 
 
 def _check(url: str, met: Met, tp: int, digest: str, own: dict[str, str]) -> None:

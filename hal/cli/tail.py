@@ -12,6 +12,7 @@ import math
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import signals
@@ -39,6 +40,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     )
     where = "ipc:///folder/name or tcp://host:port, where workers send to"
     parser.add_argument("url", metavar="URL", help=where)
+    kept = "with tcp: a file with the key that hal run --sink is given too; made if there is none"
+    parser.add_argument("--key", metavar="FILE", type=Path, help=kept)
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     parser.add_argument("--request", metavar="ID", help="only this request's rows")
     parser.add_argument("--keep", action="store_true", help="acknowledge nothing: the next reader gets all of it again")
@@ -51,15 +54,17 @@ def run(arguments: list[str]) -> None:
 
     Ctrl-C while it listens is how it is meant to be ended: status 0. Other signals give their own.
     """
+    from hal.distributed.hiring import record_keys
     from hal.reading import OutputReader  # so that a listing does not load ZeroMQ
 
     options = parse(arguments)
+    keys = record_keys(options.url, options.key, make=True)
     printer = Printer(as_json=options.json, request=options.request)
     counts: dict[str, int] = {}
     with (
         contextlib.suppress(signals.Interrupted),
         signals.noted(),
-        OutputReader(options.url, auto_ack=not options.keep, on_event=printer.event) as reader,
+        OutputReader(options.url, auto_ack=not options.keep, on_event=printer.event, curve=keys) as reader,
     ):
         printer.reader = reader
         if reader.url != options.url:

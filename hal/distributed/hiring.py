@@ -33,12 +33,12 @@ from hal_core.frames import FrameKind, new_session, read_body, seal, split
 
 from hal.transport.connection import Connection
 from hal.transport.curve import CurveKeys
-from hal.transport.urls import scheme_of
+from hal.transport.urls import is_loopback, scheme_of
 
 from .lines import BEAT_SECONDS, SILENCE
 from .words import PROTOCOL
 
-_WHOSE_KEY = "hal worker makes it, and it is copied to the other hosts"
+_WHOSE_KEY = "hal worker, or hal tail, makes it; copy it to the other hosts"
 MEETING = 30.0
 """Seconds in which a worker must answer an engine that connects."""
 
@@ -131,14 +131,23 @@ def job_keys(url: str, file: Path | None, *, make: bool = False) -> CurveKeys | 
             _make_key(file)
         if file.is_file() and stat.S_IMODE(file.stat().st_mode) & 0o077:
             raise InvalidValue(f"others may read {file}", cure=f"chmod 600 {file}", argument="--key")
-        secret = file.read_text(encoding="ascii").strip()
-        public = zmq.curve_public(secret.encode()).decode()
+        return CurveKeys.shared(file.read_text(encoding="ascii").strip())
     except (OSError, ValueError, zmq.ZMQError) as error:
         if isinstance(error, InvalidValue):
             raise
         what = f"{file} is no key: {getattr(error, 'strerror', None) or error}"
-        raise InvalidValue(what, cure="give a file that hal worker --key has made", argument="--key") from error
-    return CurveKeys(public, secret, (public,))
+        raise InvalidValue(what, cure=f"give another file ({_WHOSE_KEY})", argument="--key") from error
+
+
+def record_keys(url: str, file: Path | None, *, make: bool = False) -> CurveKeys | None:
+    """Return the keys with which records travel to ``url``; None without a file, within one host. Raises as
+    :func:`job_keys`."""
+    if file is None and (scheme_of(url) != "tcp" or is_loopback(url)):
+        return None
+    if file is None:
+        cure = "give --key FILE, the same file to hal run --sink and hal tail, which makes one"
+        raise InvalidValue(f"{url!r} goes over the network, and there is no key", cure=cure, argument="--key")
+    return job_keys(url, file, make=make)
 
 
 def _make_key(file: Path) -> None:

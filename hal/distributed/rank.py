@@ -32,6 +32,7 @@ from hal.sharing import LocalRank, moved
 from hal.stepping import RunnerSetup, Stepper, make_runner, overlap_of
 from hal.transport import open_sink
 from hal.transport.copies import Copies, close_all
+from hal.transport.curve import CurveKeys
 from hal.worker.drafting import Acceptance
 
 from .check import RankCheck
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
 
     from hal.model.llama import LlamaModel
     from hal.proposers import Proposer
-    from hal.transport.curve import CurveKeys
 
 _DRAIN = 5.0
 """Seconds in which the records of a rank that ends must be acknowledged."""
@@ -209,7 +209,9 @@ class _Serving:
         number, undelivered = layout.number_of(self.rank), list[Delivery]()
         sinks = [open_sink(setup.records, sender=number, curve=curve)]
         try:
-            sinks += [open_sink(setup.sink, sender=setup.number + number)] if setup.sink else []
+            if setup.sink:
+                keys = CurveKeys.shared(setup.sink_key) if setup.sink_key else None
+                sinks.append(open_sink(setup.sink, sender=setup.number + number, curve=keys))
             self._sink = sinks[0] if len(sinks) == 1 else Copies(sinks)
             yield
         finally:

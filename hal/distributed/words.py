@@ -58,6 +58,7 @@ class Setup(_Word):
 
     ``records``: where the first rank of each group sends its records. ``timeout``: seconds that a collective may last.
     ``reader_key``: of a tcp address, the public key of who reads there. ``sink``: where they send them as well, or "";
+    ``sink_key``: of a tcp address, the secret key that both sides have, or "";
     ``number``: of this worker among those that send there, its first group's name as a sender.
     ``role``: what the ranks do of a split; ``host``: where they listen for each other's blocks, "" within one host;
     ``transfer``: what makes their transfer, "" for hal's own.
@@ -78,6 +79,7 @@ class Setup(_Word):
     check: bool = False
     reader_key: str = ""
     sink: str = ""
+    sink_key: str = ""
     speculate: str = "none"
     rejection: bool = False
     share_devices: bool = False

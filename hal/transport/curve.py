@@ -44,6 +44,12 @@ class CurveKeys:
         public, secret = zmq.curve_keypair()
         return cls(public.decode(), secret.decode(), peers, gate)
 
+    @classmethod
+    def shared(cls, secret: str) -> CurveKeys:
+        """Return the keys of either side where both have the same secret one. Raises ValueError for no key."""
+        public = zmq.curve_public(secret.encode()).decode()
+        return cls(public, secret, (public,))
+
     def knowing(self, *peers: str) -> CurveKeys:
         """Return the same keys for talking to these peers."""
         return CurveKeys(self.public, self.secret, peers)

@@ -12,6 +12,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -40,6 +41,12 @@ def scheme_of(url: str) -> str:
     if scheme == "ipc":
         _check_path(url, address)
     return scheme
+
+
+def is_loopback(url: str) -> bool:
+    """Whether a tcp url, well-formed, names this host's loopback, which no other host reaches."""
+    host = url.partition("://")[2].rpartition(":")[0]
+    return host == "localhost" or re.fullmatch(r"127(\.[0-9]{1,3}){1,3}", host) is not None
 
 
 def socket_of(url: str) -> Path | None:

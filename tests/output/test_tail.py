@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import subprocess
 import sys
 import textwrap
@@ -13,7 +14,7 @@ import pytest
 from hal.cli import main
 from hal.cli.tail import Printer
 from hal.reading import FrameSkipped
-from hal.transport import private_ipc_url, release_ipc
+from hal.transport import open_sink, private_ipc_url, release_ipc
 
 WORKER = """
     import os, sys, time
@@ -124,3 +125,23 @@ def test_an_output_that_cannot_be_written_is_one_line(url):
     assert process.returncode == 2
     assert err.startswith(b"hal: error: standard output: cannot be written: No space left")
     assert err.count(b"\n") == 1
+
+
+def test_over_the_network_records_travel_with_a_key_and_without_one_nobody_is_let_in(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HAL_DEVICE", "cpu")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    key = tmp_path / "key"
+    arguments = ["tail", "tcp://127.0.0.1:*", "--key", str(key), "--json", "--timeout", "60"]
+    command = [sys.executable, "-c", "from hal.cli import main; main()", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        url = process.stderr.readline().split()[-1]
+        assert stat.S_IMODE(key.stat().st_mode) == 0o600
+        stranger = open_sink(url, heartbeat=0.05)
+        with pytest.raises(SystemExit) as ended:
+            main(["run", "--prompt", "x", "--max-tokens", "3", "--sink", url, "--key", str(key)])
+        out, _ = process.communicate(timeout=60)
+        stranger.close(0.0)
+    assert ended.value.code in (0, None), capsys.readouterr().err
+    events = [json.loads(line) for line in out.splitlines()]
+    assert [event["event"] for event in events if event["event"] != "row"] == ["SessionStarted", "SessionEnded"]
+    assert sum(len(event["tokens"]) for event in events if event["event"] == "row") == 3
