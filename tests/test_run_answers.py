@@ -19,6 +19,8 @@ from tokenizers import Tokenizer as Backend
 import hal.cli.run_session as session
 from hal.cli import main
 from hal.cli.run_output import Answers
+from hal.cli.run_ranks import _Shown
+from hal.distributed.errors import RankLost
 from hal.engine import Engine, Finished
 from hal.model import DEFAULT_CHECKPOINT
 from hal.model.config import read_config
@@ -239,11 +241,11 @@ def tokenizer():
     return Tokenizer.load(DEFAULT_CHECKPOINT, read_config(DEFAULT_CHECKPOINT))
 
 
-def answers_to(tokenizer, stops, **options):
-    """Answers to one prompt, ``x``, and their screen."""
-    request = Request("r0", tokenizer.encode("x"), SamplingParams(max_tokens=64))
+def answers_to(tokenizer, stops, count=1, **options):
+    """Answers to so many prompts ``x``, and their screen."""
+    requests = [Request(f"r{n}", tokenizer.encode("x"), SamplingParams(max_tokens=64)) for n in range(count)]
     plan = SimpleNamespace(
-        requests=[request], prompts=["x"], answer=lambda r: AnswerText(tokenizer.stream(r.prompt), stops)
+        requests=requests, prompts=["x"] * count, answer=lambda r: AnswerText(tokenizer.stream(r.prompt), stops)
     )
     screen = Pages()
     return Answers(plan, screen, **{"device": None, "logprobs": False, **options}), screen
@@ -302,3 +304,20 @@ def test_the_beginning_of_a_stop_text_waits_until_it_is_none(tokenizer):
         answers.take(record(at, [token]))
         written.append("".join(screen.written))
     assert written == ["xz", "xz", "xz", "xzabz"]
+
+
+@pytest.mark.parametrize("device", [None, {"name": "cpu:0"}], ids=["text", "json"])
+def test_complete_answers_behind_one_of_a_lost_rank_are_shown(tokenizer, device):
+    """Of three groups of ranks the first is lost in its answer; the third was only begun."""
+    tokens = tokenizer.encode("ab")
+    answers, screen = answers_to(tokenizer, [], count=4, device=device)
+    answers.take(record(0, tokens))
+    for name in ("r1", "r3"):
+        answers.end(Finished(name, (*tokens,), FinishReason.LENGTH, reported=False))
+    with pytest.raises(RankLost), _Shown().by(answers):
+        raise RankLost("rank 0 was lost", 0, 3, [("r0", 2, -1), ("r2", 0, -1)])
+    shown = "".join(screen.written)
+    if device is None:
+        assert shown == "--- r0 ---\nxab\n\n--- r1 ---\nxab\n\n--- r3 ---\nxab\n"
+    else:
+        assert [json.loads(line)["request_id"] for line in shown.splitlines()] == ["r1", "r3"]

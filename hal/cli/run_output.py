@@ -140,6 +140,18 @@ class Answers:
             self._end(answer, finished.reason, finished.message)
             self._show()
 
+    def show_rest(self) -> None:
+        """Show the complete answers that are held back behind one that will never be complete."""
+        with self._lock:
+            if self._broken_off:
+                return
+            if self._begun:  # as text, the incomplete one stands on the screen as far as it has come
+                self._screen.write("\n")
+            for answer in self._order[self._next :]:
+                if answer.finish is not FinishReason.NONE:
+                    self._begun = False
+                    self._show_one(answer, complete=True)
+
     def _take_row(self, row: OutputRow) -> None:
         answer = self.answers[row.request_id]
         if answer.finish is not FinishReason.NONE:  # by a stop text, or told by ``end`` already, tokens included
@@ -176,21 +188,24 @@ class Answers:
                 return
             answer = self._order[self._next]
             complete = answer.finish is not FinishReason.NONE
-            if self._device is None:
-                self._show_text(answer, complete)
-            elif complete:
-                self._screen.write(answer.as_json(self._device, self._logprobs, self.speculate) + "\n")
+            self._show_one(answer, complete)
             if not complete:
                 break
             self._next, self._begun = self._next + 1, False
         total = len(self._order)
         self._screen.progress(f"{self.tokens} tokens, {self.ended} of {total} prompt{'s' * (total > 1)} done")
 
+    def _show_one(self, answer: Answer, complete: bool) -> None:
+        if self._device is None:
+            self._show_text(answer, complete)
+        elif complete:
+            self._screen.write(answer.as_json(self._device, self._logprobs, self.speculate) + "\n")
+
     def _show_text(self, answer: Answer, complete: bool) -> None:
         if not self._begun:
             self._begun = True
             if len(self._order) > 1:
-                self._screen.write(f"{chr(10) * (self._next > 0)}--- {answer.request_id} ---\n")
+                self._screen.write(f"{chr(10) * (answer is not self._order[0])}--- {answer.request_id} ---\n")
             self._screen.write(answer.prompt)
         settled = answer.answer.settled
         self._screen.write(answer.answer.text[answer.shown : settled])

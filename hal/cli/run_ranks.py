@@ -245,3 +245,5 @@ class _Shown:
             signals.end_now()
         if kind is None and self.error is not None:
             raise self.error
+        if kind is not None and not self._thread.is_alive() and self._answers is not None:
+            self._answers.show_rest()
