@@ -3,6 +3,7 @@
 import threading
 
 import numpy as np
+import pytest
 from hal_core.errors import OutOfMemory, TicketTimeout
 from liar_proofs import (
     A_WHILE,
@@ -140,6 +141,18 @@ def _(bound):
         assert raises(OutOfMemory, lambda: write(bound, flat(memory, 0, 12 << 10), value))
     stream.synchronize(PATIENCE)
     return (raw(memory) == POISON).all()
+
+
+def accelerated():
+    """The simulated accelerator, whose plans are one launch each, with a small ring."""
+    return pytest.importorskip("hal_sim").SimPlugin.open(0, {"ring_limit": RING, "deadline": 0.5})
+
+
+@proof("LargeValuesWaitForTheirStream", accelerated)
+def _(bound):
+    memory, value = bound.device.allocate(2 * RING), np.ones(2 * RING, np.uint8)
+    with bound.device.hold_stream(bound.default_stream):
+        return not raises(OutOfMemory, lambda: write(bound, flat(memory, 0, 2 * RING), value))
 
 
 # -- streams --------------------------------------------------------------------------------------------------------

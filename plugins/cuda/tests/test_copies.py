@@ -7,6 +7,7 @@ import ctypes
 import numpy as np
 import pytest
 from hal_core import StateConfig
+from hal_core.devices import tickets
 from hal_core.errors import InvalidValue
 from hal_core.memory.dtypes import dtype_of
 from hal_core.memory.views import ByteRange, View
@@ -111,7 +112,7 @@ def test_a_captured_stream_is_refused_and_nothing_is_left_of_the_copy(opened, nb
     library.stand_in_capture(stream.handle, 0)
     mark.wait(30)
     assert bound.device.last.get(stream.stream_key) is last.get(stream.stream_key), "no event of what was not done"
-    assert all(event.done() for _, _, event in bound.device.reads.under_way)
+    assert all(event.done() for event in bound.device.reads.under_way.values())
     copy = bound.copy_out(memory=memory, parts=[ByteRange(0, nbytes)], stream=stream)
     copy.wait(30)
     np.testing.assert_array_equal(copy.data[0], data)
@@ -127,7 +128,7 @@ def test_a_launch_that_fails_is_named_and_its_block_kept_until_what_may_run_is_o
     with pytest.raises(CudaError, match="CUDA_ERROR_INVALID_VALUE"):
         bound.copy_out(memory=memory, parts=[ByteRange(0, 512)], stream=stream)
     api.fail = ""
-    assert [event.done() for *_, event in bound.device.reads.under_way] == [False]
+    assert [event.done() for event in bound.device.reads.under_way.values()] == [False]
     api.library.stand_in_hold(stream.handle, 0)
     copy = bound.copy_out(memory=memory, parts=[ByteRange(0, 512)], stream=stream)
     copy.wait(30)
@@ -167,3 +168,32 @@ def test_where_the_limit_is_chosen(opened, monkeypatch):
         copy.wait(30)
         assert [call for call in bound.device.driver.api.calls if not call.startswith("stream")] == way
         np.testing.assert_array_equal(copy.data[0], data)
+
+
+@over_library
+def test_copies_out_without_a_write_between_are_forgotten(opened):
+    """Whatever the order of calls: an output of each step alone, or many ranges on many streams."""
+    bound = opened()
+    memory, reads = bound.device.allocate(1 << 16), bound.device.reads
+    for _ in range(1000):
+        bound.copy_out(memory=memory, parts=[ByteRange(0, 64)], stream=bound.default_stream)
+    assert len(reads.under_way) == 1
+    streams = [bound.device.stream() for _ in range(4)]
+    for at in range(1000):
+        bound.copy_out(memory=memory, parts=[ByteRange(at * 64, 64)], stream=streams[at % 4])
+    assert len(reads.under_way) <= tickets.MANY + 1
+
+
+@over_library
+def test_a_held_stream_keeps_its_reads_and_no_others(opened):
+    bound = opened()
+    library = bound.device.driver.api.library
+    memory, reads = bound.device.allocate(1 << 16), bound.device.reads
+    held, other = bound.device.stream(), bound.device.stream()
+    library.stand_in_hold(held.handle, 1)
+    for at in range(100):
+        bound.copy_out(memory=memory, parts=[ByteRange(at * 64, 64)], stream=held)
+    for at in range(1000):
+        bound.copy_out(memory=memory, parts=[ByteRange(at * 64, 64)], stream=other)
+    assert 100 <= len(reads.under_way) <= 100 + tickets.MANY
+    library.stand_in_hold(held.handle, 0)

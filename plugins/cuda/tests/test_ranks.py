@@ -208,7 +208,7 @@ def test_a_closed_device_gives_modules_streams_and_its_pool_back(opened):
     assert "cuEventDestroy" in gone
 
 
-@pytest.mark.parametrize(("nbytes", "calls"), [(1 << 16, ["copy"]), ((1 << 16) + 1, ["hal_write"])])
+@pytest.mark.parametrize(("nbytes", "calls"), [(1 << 16, ["copy"]), ((1 << 16) + 1, ["hal_copy_out"])])
 @pytest.mark.parametrize("opened", ["python"], indirect=True)  # the bindings' calls are looked at
 def test_g03_a_value_is_written_by_one_call_whether_or_not_it_fits_the_ring(opened, nbytes, calls):
     """In pieces its beginning would be under way when a ring that stays full refuses the rest."""
@@ -221,7 +221,7 @@ def test_g03_a_value_is_written_by_one_call_whether_or_not_it_fits_the_ring(open
     api.cuMemcpyHtoDAsync = lambda to, *rest: (copies.append(to), copy(to, *rest))[1]
     device.async_set_value(device, target, value, device.default_stream)
     inside = [to for to in copies if 0 <= to - memory.address < memory.nbytes]
-    assert [call for call in api.calls if call in ("copy", "hal_write")][-1:] == calls
+    assert [call for call in api.calls if call in ("copy", "hal_copy_out")][-1:] == calls
     assert len(inside) == (calls == ["copy"]), "what does not fit goes to memory of its own first"
     got = device.copy_out(memory, [ByteRange(0, nbytes)], device.default_stream)
     got.wait()

@@ -221,7 +221,7 @@ def test_after_a_sticky_error_every_call_says_so_and_how_to_recover(name):
             driver.check_sound()
 
 
-def test_every_error_that_ends_the_process_by_the_drivers_description_is_sticky():
+def test_every_error_after_which_a_process_must_end_is_sticky():
     results = pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is not installed").CUresult
     if not (results.CUDA_ERROR_ILLEGAL_ADDRESS.__doc__ or "").strip():
         pytest.skip("these cuda-bindings describe no error")

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ..memory.dtypes import dtype_of
+from ..memory.views import View
 from ..slots.admission import Request
 from ..slots.fields import StateConfig
 from ..slots.tasks import Task, TaskKind
@@ -17,6 +19,7 @@ from .kit import Kit
 from .rigs import acts
 from .rigs.lines import ENOUGH, NEEDS, RING, Lines, impatient, refusal
 from .rigs.rig import Rig
+from .rigs.slab import GAP, Slab
 
 
 @guarantee(3, requires=NEEDS)
@@ -94,6 +97,23 @@ def test_g03_a_value_larger_than_the_ring_is_taken_whole_or_not_at_all(small: Ki
         lines.check(f"values of {nbytes} bytes for a ring of {RING} on a held stream: taken {taken}")
         lines.must_write(nbytes, stream, rows=rows)
         lines.check(f"a value of {nbytes} bytes, on a stream that goes on")
+
+
+@guarantee(3, requires=(*NEEDS, "fused_scatter"))
+@pytest.mark.parametrize("rows", [False, True], ids=["contiguous", "rows"])
+def test_g03_a_value_larger_than_the_ring_does_not_wait_for_its_stream(small: Kit, rows: bool) -> None:
+    shape, strides = ((3 * RING // 4096, 4096), (8192, 1)) if rows else ((3 * RING + 5,), (1,))
+    slab = Slab(small, 8 * RING)
+    target = View(slab.memory, GAP, shape, strides, dtype_of("uint8"))
+    value = noise(17, target.size).reshape(shape)
+    should = value.copy()
+    with small.held(slab.stream):
+        ticket = slab.set(target, value)
+        value[...] = 0xEE
+        assert not ticket.done(), f"{target.size} bytes for a ring of {RING} are written, but their stream is held"
+    arrive(ticket)
+    slab.over(target)[...] = should
+    slab.check(f"a value of {target.size} bytes for a ring of {RING} on a stream that was held")
 
 
 @guarantee(3, requires=NEEDS)

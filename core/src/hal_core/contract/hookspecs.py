@@ -101,7 +101,9 @@ def async_set_value(device: Device, target: View, value: Value, stream: Stream) 
     - G2: the caller may change or free ``value`` as soon as the call returns. A value already on the device is read
       in stream order. A framework's tensor, value or target, may be dropped then, whatever stream it was allocated on.
     - G3: with ``async_h2d`` the call returns while the stream is held. When the staging ring is full it waits for
-      the oldest entry alone, counts that, and raises after a deadline with nothing half-queued.
+      the oldest entry alone, counts that, and raises after a deadline with nothing half-queued. So it does where the
+      stream's own queue is full. A value larger than the ring goes by way of device memory, up to ``value_limit``
+      bytes; above that it waits for its stream first, up to the deadline.
     - G4: calls on one stream take effect in order; of two writes to one place the last wins.
     - G5: not one byte outside the target changes: strided and reversed views, row tails, neighbours. A target
       whose elements share memory (an expanded tensor) is refused: it could only be written in no order.

@@ -47,12 +47,14 @@ class AsyncDevice(StreamDevice):
     """One opened device over ``primitives``, with a staging ring as its ``options`` say."""
 
     piece: ClassVar[int] = 256 << 10
-    """Bytes; what does not fit the ring is uploaded in pieces of this size."""
+    """Bytes; what does not fit the ring is uploaded in pieces of this size, the next while the last two are under way:
+    more would spread over more of the ring, and out of the processor's caches."""
 
     def __init__(self, index: int, primitives: Primitives, options: RingOptions | None = None) -> None:
         super().__init__(index, primitives)
-        self.primitives = primitives
-        self.staging = StagingRing(partial(MirroredBlock, primitives), options or RingOptions())
+        chosen = options or RingOptions()
+        self.primitives, self.value_limit = primitives, chosen.value_limit
+        self.staging = StagingRing(partial(MirroredBlock, primitives), chosen)
         self._tables: dict[int, tuple[DeviceMemory, int]] = {}
 
     # -- memory -------------------------------------------------------------------------------------------------------
@@ -123,18 +125,38 @@ class AsyncDevice(StreamDevice):
         span.buffer[...] = data
         return self.send(span, target, None, stream)
 
-    def room(self, nbytes: int, fill: Callable[[Bytes], None], stream: AsyncStream) -> DeviceMemory:
-        """Device memory with bytes that do not fit the ring, which ``fill`` writes; uploaded in pieces.
-
-        Where the ring stays full it raises with the pieces under way, and nothing but them changed.
-        """
-        whole = np.empty(nbytes, np.uint8)
-        fill(whole)
-        room = self.allocate(nbytes)
+    def upload_pieces(self, target: int, data: Bytes, stream: AsyncStream) -> RecordedEvent:
+        """Copy bytes that do not fit the ring to device address ``target``, in pieces."""
         step = min(self.piece, self.staging.limit)
-        for at in range(0, nbytes, step):
-            self.upload(room.address + at, whole[at : at + step], stream)
+        events: list[RecordedEvent] = []
+        for at in range(0, data.nbytes, step):
+            if len(events) == 2 and not events.pop(0).wait(self.staging.deadline):
+                raise self.full(f"the upload of {data.nbytes} bytes did not go on for {self.staging.deadline} s")
+            events.append(self.upload(target + at, data[at : at + step], stream))
+        return events[-1]
+
+    def room(self, data: Bytes, stream: AsyncStream) -> DeviceMemory:
+        """Device memory with bytes that do not fit the ring, for what is put on ``stream`` next.
+
+        They are uploaded beside all streams, so a held one is not waited for (G3). Bytes above ``value_limit`` take as
+        much device memory only for a stream that goes on. Where this raises, nothing of the caller's has changed.
+        """
+        if data.nbytes > self.value_limit:
+            self.require_moving(data.nbytes, stream)
+        room = self.allocate(data.nbytes)
+        stream.wait(self.upload_pieces(room.address, data, self.uploads))
         return room
+
+    def require_moving(self, nbytes: int, stream: AsyncStream) -> None:
+        """Wait until a stream has done what is on it, before anything is put there that would wait for it half done."""
+        self.count("host_waits")
+        if not stream.record().wait(self.staging.deadline):
+            raise self.full(f"{nbytes} bytes wait for a stream that was busy for {self.staging.deadline} s")
+
+    def full(self, what: str) -> OutOfMemory:
+        """The error of a wait that has reached its deadline."""
+        cure = "the device has stopped, or holds its stream; find out why, or give less at once, or raise value_limit"
+        return OutOfMemory(what, cure=cure, device=self.located, argument="ring")
 
     # -- work ---------------------------------------------------------------------------------------------------------
 
@@ -181,7 +203,9 @@ class AsyncDevice(StreamDevice):
             block = span.segment.block
             assert isinstance(block, MirroredBlock)
             return self.ticket_type(self.send(span, block.mirror + span.begin, launch, stream))
-        room = self.room(nbytes, fill, stream)
+        whole = np.empty(nbytes, np.uint8)
+        fill(whole)
+        room = self.room(whole, stream)
         self.order_after_reads(stream, memory)
         self.primitives.launch(launch, room.address, stream.raw)
         self.primitives.count("launches")
@@ -190,6 +214,9 @@ class AsyncDevice(StreamDevice):
     def submit_runs(self, plan: WritePlan, stream: AsyncStream) -> Ticket:
         """A plan by copies alone, one a run of bytes; all of them are staged first, as far as the ring holds them."""
         address, limit = self.address_of(plan.memory), self.staging.limit
+        plan = plan.flat()
+        if (nbytes := int(plan.writes["nbytes"].sum())) > limit:
+            self.require_moving(nbytes, stream)
         self.order_after_reads(stream, plan.memory)
         ticket: Ticket = DONE
         for group in grouped(short_runs(plan, limit), limit):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -37,7 +38,7 @@ class Retired:
         self._waiting.append((tuple(events), free))
 
     def close(self, deadline: float) -> None:
-        """Give back what is over within ``deadline`` seconds each; from now on at once what comes."""
+        """Give back what is over within ``deadline`` seconds; from now on at once what comes."""
         self.reap(deadline)
         self._closed = True
 
@@ -47,14 +48,14 @@ class Retired:
             self.reap(most=LOOKS)
 
     def reap(self, deadline: float = 0.0, most: int | None = None) -> int:
-        """Give back what is over by now, or within ``deadline`` seconds each; how many that were. ``most``: entries
+        """Give back what is over by now, or within ``deadline`` seconds; how many that were. ``most``: entries
         that are looked at."""
         if self._process != os.getpid():
             return 0  # a fork's child: memory and streams are the parent's
-        freed = 0
+        freed, end = 0, time.monotonic() + deadline
         for _ in range(len(self._waiting) if most is None else min(most, len(self._waiting))):
             events, free = self._waiting.popleft()
-            if all(event.wait(deadline) if deadline else event.done() for event in events):
+            if all(event.done() or (deadline and event.wait(max(0.0, end - time.monotonic()))) for event in events):
                 free()
                 freed += 1
             else:

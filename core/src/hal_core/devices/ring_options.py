@@ -16,7 +16,8 @@ LEAST = 256
 
 @dataclass(frozen=True, slots=True)
 class RingOptions:
-    """Bytes of staging memory at first and at most, and seconds a full ring is waited for.
+    """Bytes of staging memory at first and at most, and seconds a full ring is waited for. ``value_limit``: bytes of
+    device memory that one value above the ring may take on its way; a larger one waits for its stream (G3).
 
     A device that takes more options derives from it. Raises :class:`InvalidValue` for senseless ones.
     """
@@ -24,11 +25,15 @@ class RingOptions:
     ring_start: int = 1 << 20
     ring_limit: int = 64 << 20
     deadline: float = 30.0
+    value_limit: int = 1 << 30
 
     def __post_init__(self) -> None:
         for name, value in (("ring_start", self.ring_start), ("ring_limit", self.ring_limit)):
             if type(value) is not int or value < LEAST:
                 raise InvalidValue(f"{name} = {value!r}", cure=f"give at least {LEAST} bytes", argument="options")
+        if type(self.value_limit) is not int or self.value_limit < 0:
+            what = f"value_limit = {self.value_limit!r}"
+            raise InvalidValue(what, cure="give bytes, 0 for none", argument="options")
         if self.ring_start > self.ring_limit:
             raise InvalidValue("ring_start over ring_limit", cure="raise ring_limit", argument="options")
         if type(self.deadline) not in (int, float) or not self.deadline > 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -107,11 +108,21 @@ class QuietCopy(AsyncCopy):
     watched = False
 
 
+MANY = 64
+"""Copies under way from which on those that are over are looked for."""
+LOOKS = 4
+"""Of them that one call looks at: more than it adds."""
+
+
 class ReadsInFlight:
-    """Copies out under way: whoever writes what they read lets its stream wait for them first."""
+    """Copies out under way: whoever writes what they read lets its stream wait for them first.
+
+    ``under_way``: the event behind the last copy of each range of addresses on each stream, which is behind all before
+    it there.
+    """
 
     def __init__(self) -> None:
-        self.under_way: list[tuple[int, int, RecordedEvent]] = []
+        self.under_way: dict[tuple[int, int, int], RecordedEvent] = {}
 
     def add(self, memory: Memory, parts: Sequence[ByteRange], event: RecordedEvent) -> None:
         """Remember that the copy up to ``event`` reads these parts; at least one."""
@@ -119,18 +130,28 @@ class ReadsInFlight:
             begin, end = parts[0].offset, parts[0].end
         else:
             begin, end = min([part.offset for part in parts]), max([part.end for part in parts])
-        self.under_way.append((memory.address + begin, memory.address + end, event))
+        self.note(memory.address + begin, memory.address + end, event)
+
+    def note(self, begin: int, end: int, event: RecordedEvent) -> None:
+        """The same for a range of addresses."""
+        under_way = self.under_way
+        under_way[event.stream_key, begin, end] = event
+        if len(under_way) > MANY:
+            for key in list(islice(under_way, LOOKS)):
+                read = under_way.pop(key)
+                if not read.done():
+                    under_way[key] = read  # behind the others, which are looked at next
 
     def order(self, memory: Memory | None, stream: AsyncStream) -> None:
         """Let ``stream`` wait for copies that still read ``memory`` (None: any memory); for its own, it is behind them.
         By address, since two views of one tensor are two memories."""
-        left = []
-        for read in self.under_way:
-            begin, end, event = read
+        left = {}
+        for key, event in self.under_way.items():
+            stream_key, begin, end = key
             if event.done():
                 continue
-            left.append(read)
-            if event.stream_key == stream.stream_key:
+            left[key] = event
+            if stream_key == stream.stream_key:
                 continue
             if memory is None or (begin < memory.address + memory.nbytes and memory.address < end):
                 stream.wait(event)

@@ -175,7 +175,7 @@ class NativeCommunicator(NcclCommunicator):
                 event, lease.event = device.mark(own), device.mark(copies)
             raise self._failed(error) from error
         finally:
-            device.reads.under_way.append((begin, end, lease.event))
+            device.reads.note(begin, end, lease.event)
             device.last[own.stream_key], device.last[copies.stream_key] = event, lease.event
         counts["collectives"] += 1
         counts["copies_out"] += 1

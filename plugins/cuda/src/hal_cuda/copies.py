@@ -48,7 +48,7 @@ class Copies:
                 self._kernel.launch(blocks_for(nbytes), THREADS, own.handle)
         finally:
             event = lease.event = device.mark(own)
-            device.reads.under_way.append((begin, begin + nbytes, event))
+            device.reads.note(begin, begin + nbytes, event)
         device._counts["copies_out"] += nbytes > 0
         return device.copy_type(event, lease, ((0, nbytes),))
 
@@ -89,9 +89,9 @@ class NativeCopies(Copies):
         except BaseException:
             if not self._captures(copies.raw):  # else it was refused, and nothing is under way
                 event = lease.event = device.mark(copies)
-                device.reads.under_way.append((begin, begin + nbytes, event))
+                device.reads.note(begin, begin + nbytes, event)
             raise
-        device.reads.under_way.append((begin, begin + nbytes, event))
+        device.reads.note(begin, begin + nbytes, event)
         device.last[key] = event
         if nbytes:
             device._counts["copies_out"] += 1

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakMethod
 
 import numpy as np
-from hal_core import Capabilities, InvalidValue, OutOfMemory, Ticket, View
+from hal_core import Capabilities, InvalidValue, Ticket, View
 from hal_core.devices import (
     ADMISSION_ID,
     DLPACK_CUDA,
@@ -67,7 +67,7 @@ class CudaDevice(OnGpu):
     )
     dlpack_type = DLPACK_CUDA
     raises_faults = True  # an error of the device is sticky: its next call raises it
-    piece = 8 << 20
+    piece = 2 << 20
     groups_by = "nccl by hal"
     """The name under which groups are open; Paddle's own over NCCL, for a model's tensors, are others."""
 
@@ -189,12 +189,7 @@ class CudaDevice(OnGpu):
         """Wait for an earlier event of a stream whose launch queue may be full, for the ring's deadline at most."""
         self.count("host_waits")
         if not self._runtime.event_synchronize(event, self.staging.deadline):
-            raise OutOfMemory(
-                f"the launch queue of stream {stream:#x} stayed full for {self.staging.deadline} s",
-                cure="the device has stopped, or holds its stream; find out why it is held",
-                device=self.located,
-                argument="stream",
-            )
+            raise self.full(f"the launch queue of stream {stream:#x} stayed full for {self.staging.deadline} s")
 
     def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
         """Of one part, as of an output, in order on the stream where it is short; else as the base does it. Not of a

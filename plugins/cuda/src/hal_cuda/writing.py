@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from struct import Struct
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from hal_core import InvalidValue, Ticket, View
+from hal_core import InvalidValue, OutOfMemory, Ticket, View
 from hal_core.devices import PlanBuilder
 
 from .launching import Kernel
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Ints = tuple[int, ...]
+MOST = 1 << 30
+"""Bytes that one launch copies within the device; its kernel counts in 32 bits."""
 SMALL_HEAD = Struct("<QI4x")
 """What comes before the data in ``SMALL``."""
 
@@ -47,8 +50,11 @@ class Writer:
         if not isinstance(value, np.ndarray):
             if len(shape) <= 2:
                 return self._fill(target, value, shape, steps, run, stream)  # type: ignore[arg-type]
-        elif not shape and value.nbytes <= device.staging.limit:
-            return self._contiguous(target, value, stream)
+        elif not shape:
+            data = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+            address = target.memory.address + target.offset
+            large = data.nbytes > device.staging.limit
+            return self._large(address, data, stream) if large else self._contiguous(address, data, stream)
         builder = PlanBuilder(target.memory)
         offsets, nbytes = target.runs()
         if isinstance(value, np.ndarray):
@@ -75,14 +81,29 @@ class Writer:
         blocks = -(-runs // THREADS) if run <= 16 else runs
         return self._launch(kernel, min(blocks, 4096), stream)
 
-    def _contiguous(self, target: View, value: np.ndarray[Any, Any], stream: AsyncStream) -> Ticket:
-        """A value for neighbouring bytes that fits the ring: in the parameters when small, else by one upload. A ring
-        that stays full would refuse the rest of a value that goes in pieces, with its beginning under way (G3)."""
-        data = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
-        address = target.memory.address + target.offset
+    def _contiguous(self, address: int, data: Bytes, stream: AsyncStream) -> Ticket:
+        """A value for neighbouring bytes that fits the ring: in the parameters when small, else by one upload."""
         if data.nbytes <= SMALL_BYTES:
             return self.small(address, data.data, stream)
         return self._device.ticket_type(self._upload(address, data, stream))
+
+    def _large(self, address: int, data: Bytes, stream: AsyncStream) -> Ticket:
+        """One that does not: by way of device memory, from where a kernel copies it in the stream's order. Above
+        ``value_limit``, or without such memory, straight to its place in pieces, once the stream is idle."""
+        device = self._device
+        room = None
+        if data.nbytes <= device.value_limit:
+            with suppress(OutOfMemory):
+                room = device.allocate(data.nbytes)
+        if room is None:
+            device.require_moving(data.nbytes, stream)
+            return device.ticket_type(device.upload_pieces(address, data, stream))
+        stream.wait(device.upload_pieces(room.address, data, device.uploads))
+        for at in range(0, data.nbytes, MOST):
+            kernel, nbytes = device.kernels.copy_out, min(MOST, data.nbytes - at)
+            kernel.pack(address + at, room.address + at, nbytes)
+            ticket = self._launch(kernel, -(-nbytes // (THREADS * 16)), stream)
+        return ticket
 
     def small(self, address: int, data: memoryview, stream: AsyncStream) -> AsyncTicket:
         """At most ``SMALL_BYTES``, which travel in the launch's parameters."""

@@ -253,3 +253,16 @@ class PiecesHalfQueued(Lie):
             piece = View.contiguous(target.memory, begin, some.shape, target.dtype, target.owner)
             ticket = whole(device, piece, some, stream)
         return ticket  # type: ignore[no-any-return]
+
+
+@liar(3, "a value above the ring waits until its stream is idle", requires=(*RING, "fused_scatter"))
+class LargeValuesWaitForTheirStream(Lie):
+    """Its pieces go through the ring in the stream's own order."""
+
+    @hookimpl
+    def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
+        """Wait, and raise after the deadline."""
+        ring: Any = device.staging  # type: ignore[attr-defined]
+        if isinstance(value, np.ndarray) and value.nbytes > ring.limit and not stream.record().wait(ring.deadline):
+            raise OutOfMemory("the stream is busy", cure="let it go on", argument="ring")
+        return super().async_set_value(device, target, value, stream)  # type: ignore[misc,no-any-return]
