@@ -12,7 +12,7 @@ from hal_core.errors import TicketTimeout
 pytestmark = pytest.mark.parametrize("opened", ["python over the library", "native"], indirect=True)
 
 
-class Interrupted(Exception):
+class Interrupted(KeyboardInterrupt):
     """What the handler raises, as Python's own does for Ctrl-C."""
 
 
