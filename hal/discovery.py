@@ -29,6 +29,11 @@ OBSERVED = "HAL_OBSERVERS"
 #: Proposers, and the option that names the one to use (:mod:`hal.proposers`).
 PROPOSERS = "hal.proposers"
 SPECULATE = "--speculate"
+#: Runners, the option that names the one to use, and by device the runner that ``--runner auto`` takes
+#: (:mod:`hal.stepping.loading`): ``device = "runner"``.
+RUNNERS = "hal.runners"
+RUNNER = "--runner"
+AUTOMATIC = "hal.automatic"
 #: The priority of a device that declares none. Auto-selection leaves out whatever is below 0.
 NEVER = -1
 
@@ -71,6 +76,8 @@ class Entry:
             what, way_out = f"observer {self.name}: {what}", f"{way_out}, or take {self.name} out of {OBSERVED}"
         elif self.group == PROPOSERS:
             what, way_out = f"proposer {self.name}: {what}", f"{way_out}, or name another one with {SPECULATE}"
+        elif self.group in (RUNNERS, AUTOMATIC):
+            what, way_out = f"runner {self.name}: {what}", f"{way_out}, or name another one with {RUNNER}"
         elif not self.embedded:
             way_out += f", or leave it out with {ALLOW_LIST}"
         return PluginError(f"{self.who}: {what}", cure=cure or way_out, device=self.name if self.group == GROUP else "")
@@ -97,7 +104,7 @@ def identity(dist: metadata.Distribution) -> tuple[str, str] | None:
 
 
 def installed_in(group: str) -> tuple[Entry, ...]:
-    """Every observer, or proposer, that an installed distribution declares, by name.
+    """Every observer, proposer or runner that an installed distribution declares, by name.
 
     Nothing is imported, and ``HAL_PLUGINS`` is about devices alone: of these, none is used that is not named.
     """
@@ -225,14 +232,11 @@ def load(entry: Entry) -> type[Plugin]:
 
 
 def load_made(entry: Entry, *arguments: object) -> object:
-    """Import an observer or a proposer, after its contract range was checked, and make it where it can be called.
+    """Import an observer, a proposer or a runner, and make it where it can be called.
 
     An observer that is no class is there already. ``arguments``: what it is made with. Raises :class:`PluginError`.
     """
-    if entry.problem:
-        raise entry.error(entry.problem)
-    contract.check(entry)
-    found = _import(entry)
+    found = load_maker(entry)
     if entry.group == OBSERVERS and not isinstance(found, type):
         return found
     if not callable(found):
@@ -245,6 +249,14 @@ def load_made(entry: Entry, *arguments: object) -> object:
         with_what = ", ".join(type(argument).__name__ for argument in arguments) or "no arguments"
         cure = f"it is made with {with_what}; mend {entry.distribution}"
         raise entry.error(f"{entry.target} was not made", cure=cure, own=error) from error
+
+
+def load_maker(entry: Entry) -> object:
+    """Import what an entry names, after its contract range was checked. Raises :class:`PluginError`."""
+    if entry.problem:
+        raise entry.error(entry.problem)
+    contract.check(entry)
+    return _import(entry)
 
 
 def _import(entry: Entry) -> object:

@@ -1,4 +1,4 @@
-"""End to end: the engine with ``examples/torch_worker`` and a random model of 8 billion parameters as a decode node.
+"""End to end: the engine with ``runners/torch`` and a random model of 8 billion parameters as a decode node.
 
     python -m benchmarks.gpu.endtoend [--seconds 60] [--rounds 3] [--overlap on] [--out FOLDER] [--small]
     python -m benchmarks.gpu.endtoend --join A.json B.json   # of two GPUs that ran at once, with --step-ms and --first
@@ -6,7 +6,7 @@
 Requests come with 1,024 tokens of keys and values in place, so nothing is prefilled; outputs of 64 to 512 tokens. They
 arrive as a Poisson process that keeps 90 % of 128 slots busy, with bursts of 16 besides; a run begins with as many as
 that in their slots, and its first second is not counted. Insertion by hal, by FastDeploy's way and by vLLM's way is the
-only difference: the same arrivals, in turn. Needs ``examples/torch_worker`` on the path. Without a GPU, or with
+only difference: the same arrivals, in turn. Needs ``runners/torch`` on the path. Without a GPU, or with
 ``--small``, a small random model is served, which shows that everything works and measures nothing.
 """
 
@@ -26,7 +26,8 @@ from typing import Any
 import numpy as np
 import torch
 from hal_core import ALONE, MemorySink, Request, SamplingParams, SlotState, StateConfig, TaskBatch, TaskKind, admit
-from hal_example_torch import Decoder, TorchRunner
+from hal_torch.model import Decoder
+from hal_torch.runner import TorchRunner
 
 from hal import open_device
 from hal.engine import Engine

@@ -14,7 +14,17 @@ from hal.model import DEFAULT_CHECKPOINT
 from . import failures
 from .console import say
 from .mkl import kernels_note
-from .run_options import Options, RankOptions, read_prompts, requirements, sampling_params, split_of, workers_of
+from .run_options import (
+    MODEL_PLACE,
+    Options,
+    RankOptions,
+    read_prompts,
+    requirements,
+    runner_of,
+    sampling_params,
+    split_of,
+    workers_of,
+)
 
 _defaults = SamplingParams()
 
@@ -33,7 +43,7 @@ def run(
         ),
     ] = None,
     model: Annotated[Path, typer.Option(metavar="DIR", help="A checkpoint directory.")] = DEFAULT_CHECKPOINT,
-    model_place: Annotated[str, typer.Option(help="The Paddle place that the model runs on.")] = "cpu",
+    model_place: Annotated[str, typer.Option(help="The Paddle place that the model runs on.")] = MODEL_PLACE,
     temperature: Annotated[float, typer.Option(help="0: always the best token.")] = _defaults.temperature,
     top_k: Annotated[int, typer.Option(help="Draw from the K best tokens; 0: from all.")] = _defaults.top_k,
     top_p: Annotated[float, typer.Option(help="Draw from the best tokens that make up P.")] = _defaults.top_p,
@@ -139,11 +149,16 @@ def run(
         ),
     ] = None,
     runner: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
-            metavar="MODULE:NAME", help="What runs the steps in place of the Paddle model, as my_runners:MyRunner."
+            metavar="NAME",
+            help="What runs the steps: auto (the installed runner of the device where it can run, else paddle), paddle "
+            "(the Paddle model), an installed one, as torch, or yours, MODULE:NAME, as my_runners:MyRunner.",
         ),
     ] = None,
+    dtype: Annotated[
+        str, typer.Option(help="What a runner computes in: auto (the checkpoint's own type) or float32.")
+    ] = "auto",
     overlap: Annotated[
         str,
         typer.Option(
@@ -209,9 +224,10 @@ def run(
         sink,
         ranks,
         acceptance,
-        runner,
+        runner_of(runner or []),
         overlap,
         step_tokens,
+        dtype,
     )
     from .run_session import generate
 

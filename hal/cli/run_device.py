@@ -36,12 +36,13 @@ def facts_of(device: Named) -> DeviceFacts:
     return {"name": device.name, "substituted": able.substituted, "fallbacks": dict(able.fallbacks)}
 
 
-def where(device: Named, place: str, *, no_overlap: str = "") -> str:
-    """The same in the line that sums a run up: why steps did not overlap, what falls back, the device with its stand-in
-    and the place of the model."""
+def where(device: Named, place: str, *, no_overlap: str = "", why_paddle: str = "") -> str:
+    """The same in the line that sums a run up: what falls back, why steps did not overlap, why ``auto`` took the Paddle
+    model, the device with its stand-in, and the runner or the place of the model."""
     by_reason: dict[str, list[str]] = {}
     for hook, reason in device.capabilities.fallbacks.items():
         by_reason.setdefault(" ".join(reason.split()), []).append(hook)
     told = [f"{' and '.join(hooks)} fall{'s' * (len(hooks) == 1)} back: {why}" for why, hooks in by_reason.items()]
     apart = [f"steps do not overlap: {no_overlap}"] if no_overlap else []
+    apart += [f"runner paddle, as {why_paddle}"] if why_paddle else []
     return "; ".join([*told, *apart, f"device {device.name}, {place}"])

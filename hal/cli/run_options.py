@@ -15,7 +15,7 @@ from hal.distributed.hiring import record_keys
 from hal.makers import check_maker
 from hal.proposers import NONE
 from hal.sharing import SHARED
-from hal.stepping import check_overlap, check_runner_name
+from hal.stepping import AUTO, PADDLE, check_dtype, check_overlap, check_runner_name
 from hal.transport.urls import scheme_of
 
 from .run_speculation import check_acceptance, check_speculation
@@ -27,6 +27,8 @@ STRATEGIES = ("strict-pack", "pack", "spread", "strict-spread")
 """What ``--ray-placement`` takes: Ray's placement strategies."""
 PADDLE_MODEL = "the Paddle model"
 """What the runner is called where none is named."""
+MODEL_PLACE = "cpu"
+"""Where the Paddle model runs unless told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +167,10 @@ class Options:
     sink: str | None = None
     ranks: RankOptions = RankOptions()
     acceptance: str = "exact"
-    runner: str | None = None
+    runner: str = AUTO
     overlap: str = "auto"
     step_tokens: int | None = None
+    dtype: str = "auto"
 
     def __post_init__(self) -> None:
         for name in ("slots", "blocks", "chunk", "step_tokens"):
@@ -181,8 +184,10 @@ class Options:
             cure = "leave it out, or give --workers URL,URL or --sink tcp://host:port"
             raise InvalidValue("nothing goes over the network", cure=cure, argument="--key")
         check_overlap(self.overlap)
-        if self.runner is not None:
-            self._check_runner(self.runner)
+        check_runner_name(self.runner)
+        check_dtype(self.dtype)
+        if self.named_runner:
+            self._check_runner()
         for text in self.stop:
             if not text:
                 raise InvalidValue("an empty text", cure="leave it out", argument="--stop")
@@ -201,9 +206,23 @@ class Options:
         """The keys for ``--sink``. Raises :class:`InvalidValue` where it goes to another host and there is none."""
         return record_keys(str(self.sink), self.ranks.key) if self.sends_by_tcp else None
 
-    def _check_runner(self, runner: str) -> None:
-        """Refuse what is no runner's name, and options that concern the Paddle model alone."""
-        check_runner_name(runner)
+    @property
+    def named_runner(self) -> str:
+        """The runner that was named; "" for the Paddle model and for ``auto``."""
+        return "" if self.runner in (AUTO, PADDLE) else self.runner
+
+    @property
+    def paddle_alone(self) -> str:
+        """Why the Paddle model runs whatever else is installed, as far as the options say; "": they do not."""
+        if self.speculate != NONE:
+            return f"{self.speculate} drafts beside it"
+        if self.model_place != MODEL_PLACE:
+            return f"--model-place {self.model_place} is its place"
+        several = self.ranks.size > 1 or self.ranks.split or self.ranks.workers
+        return "there are several ranks, for which a runner is named" if several else ""
+
+    def _check_runner(self) -> None:
+        """Refuse options that concern the Paddle model alone."""
         if self.speculate != NONE:
             cure = "leave it out: a runner drafts for itself"
             raise InvalidValue(f"{self.speculate} drafts beside the Paddle model", cure=cure, argument="--speculate")
@@ -247,6 +266,13 @@ def requirements(given: Sequence[str]) -> dict[str, str | bool]:
             )
         wanted[name] = _WORDS.get(value.lower(), value)
     return wanted
+
+
+def runner_of(given: Sequence[str]) -> str:
+    """The runner that was named; ``auto`` where none was. Raises :class:`InvalidValue` for more than one."""
+    if len(given) > 1:
+        raise InvalidValue(" and ".join(given), cure="name one runner", argument="--runner")
+    return given[0] if given else AUTO
 
 
 def sampling_params(**values: Any) -> SamplingParams:  # noqa: ANN401 (the types are those of SamplingParams)

@@ -22,7 +22,7 @@ from hal.distributed.limits import COLLECTIVE, STARTING
 from hal.distributed.words import Setup
 from hal.model.split import check_split
 from hal.proposers import NONE
-from hal.stepping import overlap_of
+from hal.stepping import AUTO, overlap_of
 from hal.worker import ModelRunner
 from hal.worker.drafting import Acceptance
 
@@ -53,13 +53,13 @@ _LOOK_SECONDS, _LEAVE_SECONDS = 0.1, 2.0
 
 def generate_on_ranks(plan: Plan, params: SamplingParams, options: Options) -> int:
     """Generate for all prompts on ranks and show it; the exit status."""
-    if options.runner is not None and _asked_to_check():
+    if options.named_runner and _asked_to_check():
         raise InvalidValue(
             "the comparison of the ranks' states goes with the Paddle model's steps, and not with a runner's",
             cure="unset it, or leave --runner out",
             argument=VARIABLE,
         )
-    if options.runner is None:
+    if not options.named_runner:
         check_split(plan.config, options.ranks.tp)
         overlap_of(options.overlap, None, PADDLE_MODEL, ModelRunner.needs_host)
     hired = None
@@ -116,11 +116,18 @@ def _generate(
         if len(set(able.indices)) > 1:
             ranks += f" on devices {', '.join(map(str, able.indices))}"
         again = f", started again {engine.restarts} time(s)" if engine.restarts else ""
-        place = f"runner {options.runner}" if options.runner else f"model on {options.model_place}"
+        named = options.named_runner
+        place = f"runner {named}" if named else f"model on {options.model_place}"
+        why = options.paddle_alone if options.runner == AUTO else ""
         decode = options.ranks.split[1] if options.ranks.split else options.ranks.dp
         used = (engine.most_running, plan.sizes.num_slots * decode, engine.preemptions)
         summarize(
-            screen, answers, seconds, used, drafts, f"{ranks}{again}; {where(able, place, no_overlap=able.no_overlap)}"
+            screen,
+            answers,
+            seconds,
+            used,
+            drafts,
+            f"{ranks}{again}; {where(able, place, no_overlap=able.no_overlap, why_paddle=why)}",
         )
     return FAILED if answers.failed else 0
 
@@ -146,7 +153,8 @@ def _setup(plan: Plan, options: Options) -> Setup:
         speculate=options.speculate,
         rejection=options.acceptance == REJECTION,
         share_devices=ranks.share_devices,
-        runner=options.runner or "",
+        runner=options.named_runner,
+        dtype=options.dtype,
         transfer=ranks.transfer or "",
         overlap=options.overlap,
         params=plan.requests[0].params,

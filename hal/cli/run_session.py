@@ -20,7 +20,7 @@ from hal.engine import Engine
 from hal.model.split import check_split
 from hal.opening import open_as_asked
 from hal.reading import Event, OutputReader, SessionEnded, StreamLoss
-from hal.stepping import RunnerSetup, Stepper, make_runner, overlap_of
+from hal.stepping import AUTO, PADDLE, RunnerSetup, Stepper, choose_runner, make_runner, overlap_of
 from hal.transport import open_sink
 from hal.transport.copies import Copies, close_all
 from hal.transport.descriptors import check_descriptors
@@ -57,7 +57,7 @@ _DESCRIPTORS = 28
 
 def generate(texts: Sequence[str], params: SamplingParams, options: Options) -> int:
     """Generate for all prompts and show it; the exit status. Raises :class:`HalError` for what cannot be."""
-    if options.runner is None:
+    if options.runner == PADDLE or options.paddle_alone:
         _check_paddle()
     plan = make_plan(texts, params, options)
     check_descriptors(_DESCRIPTORS, "hal run")
@@ -70,7 +70,7 @@ def generate(texts: Sequence[str], params: SamplingParams, options: Options) -> 
                 cure = "leave it out, or start hal run by itself"
                 argument = "--split" if options.ranks.split else "--workers"
                 raise InvalidValue("these ranks are started by a launcher of yours", cure=cure, argument=argument)
-            if options.runner is None:
+            if not options.named_runner:
                 check_split(plan.config, options.ranks.tp)
             return take_part(launched, options)
         keys = options.sink_keys()
@@ -79,11 +79,12 @@ def generate(texts: Sequence[str], params: SamplingParams, options: Options) -> 
 
             return generate_on_ranks(plan, params, options)
         device = stack.enter_context(_open(options))
-        if options.runner is None:  # known before much is loaded
+        name, why_paddle = _choose(options, device)
+        if name == PADDLE:  # known before much is loaded
             overlap_of(options.overlap, device, PADDLE_MODEL, ModelRunner.needs_host)
         with signals.at_once(device.close):  # there may be much to load, and nothing to tidy up but the device
-            model = _load_model(options) if options.runner is None else None
-            runner = None if options.runner is None else _open_runner(options.runner, device, plan, options)
+            model = _load_model(options) if name == PADDLE else None
+            runner = None if name == PADDLE else _open_runner(name, device, plan, options)
         screen = open_screen()
         stack.callback(screen.close)
         for note in plan.notes:
@@ -104,7 +105,7 @@ def generate(texts: Sequence[str], params: SamplingParams, options: Options) -> 
                 )
             else:
                 worker = Stepper(device, runner[1], runner[0], show.sink, blocks=plan.blocks)
-            who, needs_host = options.runner or PADDLE_MODEL, worker.runner.needs_host
+            who, needs_host = PADDLE_MODEL if runner is None else name, worker.runner.needs_host
             overlap, why = overlap_of(options.overlap, device, who, needs_host)
             engine = Engine(worker, chunk=options.chunk, step_tokens=options.step_tokens, overlap=overlap)
             began = time.perf_counter()
@@ -115,8 +116,9 @@ def generate(texts: Sequence[str], params: SamplingParams, options: Options) -> 
         scheduler = engine.scheduler
         drafts = summed_up(options.speculate, worker.acceptance) if isinstance(worker, Worker) else ""
         used = (scheduler.most_running, plan.sizes.num_slots, scheduler.preemptions)
-        place = f"runner {options.runner}" if options.runner else f"model on {options.model_place}"
-        summarize(screen, answers, seconds, used, drafts, where(device, place, no_overlap=why))
+        place = f"model on {options.model_place}" if runner is None else _called(name, runner[0])
+        said = where(device, place, no_overlap=why, why_paddle=why_paddle)
+        summarize(screen, answers, seconds, used, drafts, said)
     signals.check()
     return FAILED if answers.failed else 0
 
@@ -198,10 +200,27 @@ class _Show:
             raise self.error
 
 
+def _choose(options: Options, device: BoundDevice) -> tuple[str, str]:
+    """The runner's name, and why ``auto`` took the Paddle model; without Paddle, that is an error."""
+    if options.runner == AUTO and options.paddle_alone:
+        return PADDLE, options.paddle_alone
+    name, why = choose_runner(options.runner, device, options.model)
+    if name == PADDLE:
+        _check_paddle()
+    return name, why
+
+
+def _called(name: str, runner: Runner) -> str:
+    """A runner in the line that sums a run up: its name, and what it says of itself, if anything."""
+    note = getattr(runner, "note", "")
+    return f"runner {name} ({note})" if note else f"runner {name}"
+
+
 def _open_runner(name: str, device: BoundDevice, plan: Plan, options: Options) -> tuple[Runner, SlotState]:
     """The runner of that name, and the state that it runs on."""
     state = device.state(plan.sizes)
-    setup = RunnerSetup(device, state, plan.blocks, options.model, options.model_place, plan.config.vocab_size, ALONE)
+    vocab, place = plan.config.vocab_size, options.model_place
+    setup = RunnerSetup(device, state, plan.blocks, options.model, place, vocab, ALONE, options.dtype)
     runner = make_runner(name, setup)
     overlap_of(options.overlap, device, name, runner.needs_host)
     return runner, state

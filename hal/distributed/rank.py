@@ -290,7 +290,7 @@ class _Serving:
         assert self._sink is not None  # made before
         state, model = device.state(setup.sizes), Path(setup.model)
         place = moved(setup.place, device.index - requested(setup.device).index)
-        made = RunnerSetup(device, state, setup.blocks, model, place, read_config(model).vocab_size, group)
+        made = RunnerSetup(device, state, setup.blocks, model, place, read_config(model).vocab_size, group, setup.dtype)
         stepper = Stepper(device, state, make_runner(setup.runner, made), self._sink, blocks=setup.blocks, group=group)
         if setup.params is not None:
             stepper.runner.check(Request("every request", (0,), setup.params))

@@ -53,7 +53,8 @@ class Hello(_Word):
 class Setup(_Word):
     """Everything that the ranks are made of; the same for each.
 
-    ``runner``: what makes the runner of each rank, "" for the Paddle model; ``params``: what it must be able to do.
+    ``runner``: what makes the runner of each rank, "" for the Paddle model; ``params``: what it must be able to do;
+    ``dtype``: the type that it computes in.
     ``share_devices``: ranks of one host may open one device together.
 
     ``records``: where the first rank of each group sends its records. ``timeout``: seconds that a collective may last.
@@ -84,6 +85,7 @@ class Setup(_Word):
     rejection: bool = False
     share_devices: bool = False
     runner: str = ""
+    dtype: str = "auto"
     overlap: str = "auto"
     params: SamplingParams | None = None
     number: int = 0

@@ -25,7 +25,7 @@ _STORED: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f
 
 
 @dataclass(frozen=True)
-class _Entry:
+class Entry:
     """Where one tensor lies: bytes ``start`` to ``stop`` of ``path``."""
 
     path: Path
@@ -38,11 +38,38 @@ class _Entry:
 def read_tensors(directory: Path, config: LlamaConfig, shard: Shard = WHOLE) -> dict[str, np.ndarray]:
     """All tensors of the checkpoint by their usual names, float32, matrices ``[out, in]``; of a shard its parts alone.
 
-    Raises ``InvalidValue`` naming the file, and the tensor where there is one, for a file that is missing, truncated or
-    has trailing bytes, and for a tensor that is missing, unknown, of another shape or dtype, or not finite.
+    Raises ``InvalidValue`` as :func:`checked_entries`, and for a tensor that is not finite.
     """
-    entries = _entries(directory)
-    aliases = tied_names(config)
+    entries, aliases = checked_entries(directory, config), tied_names(config)
+    names = sorted(entries.keys() - aliases.keys())
+    tensors = {name: _read(name, entries[name], config, shard) for name in names}
+    for name in aliases.keys() & entries.keys():
+        if not np.array_equal(_read(name, entries[name], config, shard), tensors[aliases[name]]):
+            raise differs(name, aliases[name], entries[name])
+    return tensors
+
+
+def differs(name: str, other: str, entry: Entry) -> InvalidValue:
+    """The error for a tensor that a file holds twice, and not alike."""
+    return InvalidValue(
+        f"tensor {name!r} differs from {other!r}, though config.json ties the two",
+        cure="set tie_word_embeddings to false if they are meant to differ",
+        argument=str(entry.path),
+    )
+
+
+def not_finite(name: str, entry: Entry) -> InvalidValue:
+    """The error for a tensor with NaN or infinity."""
+    return InvalidValue(f"tensor {name!r} holds NaN or infinity", cure="restore the file", argument=str(entry.path))
+
+
+def checked_entries(directory: Path, config: LlamaConfig) -> dict[str, Entry]:
+    """Where each tensor of the model lies, those of :func:`tied_names` too where a file has them; no weight is read.
+
+    Raises ``InvalidValue`` naming the file, and the tensor where there is one, for a file that is missing, truncated or
+    has trailing bytes, and for a tensor that is missing, unknown, or of another shape or dtype.
+    """
+    entries, aliases = _entries(directory), tied_names(config)
     expected: set[str] = set()
     for name, shape in expected_tensors(config):
         entry = entries.get(name)
@@ -63,15 +90,7 @@ def read_tensors(directory: Path, config: LlamaConfig, shard: Shard = WHOLE) -> 
                 cure="make config.json match the file",
                 argument=str(entry.path),
             )
-    tensors = {name: _read(name, entries[name], config, shard) for name in sorted(expected)}
-    for name in aliases.keys() & entries.keys():
-        if not np.array_equal(_read(name, entries[name], config, shard), tensors[aliases[name]]):
-            raise InvalidValue(
-                f"tensor {name!r} differs from {aliases[name]!r}, though config.json ties the two",
-                cure="set tie_word_embeddings to false if they are meant to differ",
-                argument=str(entries[name].path),
-            )
-    return tensors
+    return {name: entry for name, entry in entries.items() if name in expected or name in aliases}
 
 
 def expected_tensors(config: LlamaConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -126,7 +145,7 @@ def _layer_tensors(config: LlamaConfig, prefix: str) -> Iterator[tuple[str, tupl
     yield f"{prefix}.mlp.down_proj.weight", (hidden, intermediate)
 
 
-def _entries(directory: Path) -> dict[str, _Entry]:
+def _entries(directory: Path) -> dict[str, Entry]:
     """The tensors of all files of the checkpoint, by name."""
     if (directory / _SINGLE).exists() or not (directory / _INDEX).exists():
         return _file_entries(directory / _SINGLE)
@@ -138,7 +157,7 @@ def _entries(directory: Path) -> dict[str, _Entry]:
             cure="restore the index",
             argument=str(index),
         )
-    entries: dict[str, _Entry] = {}
+    entries: dict[str, Entry] = {}
     for name in sorted(set(files.values())):
         for tensor, entry in _file_entries(directory / name).items():
             if files.get(tensor) != name:
@@ -152,7 +171,7 @@ def _entries(directory: Path) -> dict[str, _Entry]:
     return entries
 
 
-def _check_index(files: Mapping[str, str], entries: Mapping[str, _Entry], index: Path) -> None:
+def _check_index(files: Mapping[str, str], entries: Mapping[str, Entry], index: Path) -> None:
     for tensor, name in files.items():
         if tensor not in entries:
             raise InvalidValue(
@@ -167,7 +186,7 @@ def _plain_name(name: object) -> bool:
     return isinstance(name, str) and name not in ("", ".", "..") and not set(name) & set("/\\\0")
 
 
-def _file_entries(path: Path) -> dict[str, _Entry]:
+def _file_entries(path: Path) -> dict[str, Entry]:
     """The tensors of one safetensors file. The library checks the header, the offsets and the file's exact length."""
     try:
         with safe_open(path, framework="numpy") as opened:
@@ -186,13 +205,13 @@ def _file_entries(path: Path) -> dict[str, _Entry]:
     entries = {}
     for name in names:
         start, stop = table[name]["data_offsets"]
-        entries[name] = _Entry(
+        entries[name] = Entry(
             path, table[name]["dtype"], tuple(table[name]["shape"]), 8 + header + start, 8 + header + stop
         )
     return entries
 
 
-def _check_shape(name: str, entry: _Entry, shape: tuple[int, ...]) -> None:
+def _check_shape(name: str, entry: Entry, shape: tuple[int, ...]) -> None:
     if entry.dtype not in _STORED:
         raise InvalidValue(
             f"tensor {name!r} has dtype {entry.dtype}",
@@ -207,7 +226,7 @@ def _check_shape(name: str, entry: _Entry, shape: tuple[int, ...]) -> None:
         )
 
 
-def _read(name: str, entry: _Entry, config: LlamaConfig, shard: Shard) -> np.ndarray:
+def _read(name: str, entry: Entry, config: LlamaConfig, shard: Shard) -> np.ndarray:
     """A rank's part of one tensor as float32, read through a mapping so that no more than it is in memory twice."""
     stored = _STORED[entry.dtype]
     count = (entry.stop - entry.start) // stored.itemsize
@@ -218,5 +237,5 @@ def _read(name: str, entry: _Entry, config: LlamaConfig, shard: Shard) -> np.nda
     else:
         values = np.array(raw, dtype=np.float32)
     if not np.isfinite(values).all():
-        raise InvalidValue(f"tensor {name!r} holds NaN or infinity", cure="restore the file", argument=str(entry.path))
+        raise not_finite(name, entry)
     return filled_up(name, values, config.vocab_size, shard)

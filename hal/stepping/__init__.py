@@ -7,14 +7,16 @@
 from __future__ import annotations
 
 from .ahead import StepsAhead
-from .loading import check_runner_name, make_runner
+from .loading import AUTO, PADDLE, check_dtype, check_runner_name, choose_runner, make_runner
 from .overlap import OVERLAPS, check_overlap, overlap_of
 from .planned import PlannedStep
 from .runner import HostRunner, KeepsBlocks, Runner, RunnerSetup
 from .stepper import Launched, Stepper
 
 __all__ = [
+    "AUTO",
     "OVERLAPS",
+    "PADDLE",
     "HostRunner",
     "KeepsBlocks",
     "Launched",
@@ -23,8 +25,10 @@ __all__ = [
     "RunnerSetup",
     "Stepper",
     "StepsAhead",
+    "check_dtype",
     "check_overlap",
     "check_runner_name",
+    "choose_runner",
     "make_runner",
     "overlap_of",
 ]

@@ -1,33 +1,72 @@
-"""A runner by the name of what makes it, as ``--runner MODULE:NAME`` gives it."""
+"""Runners by name, as ``--runner`` gives them: an installed one's (entry-point group ``hal.runners``), or MODULE:NAME.
+
+An installed runner is a class or function that makes a runner of a :class:`RunnerSetup`. It may have ``why_not(device,
+model)``, which returns "" or why it cannot run a checkpoint on a device; ``auto`` calls it before anything is loaded.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from hal_core import PluginError
+from hal_core import InvalidValue, PluginError
 
+from hal.discovery import AUTOMATIC, RUNNER, RUNNERS, Entry, installed_in, load_made, load_maker, named
 from hal.makers import check_maker, make
 
 if TYPE_CHECKING:
+    from hal_core import BoundDevice
+
     from .runner import Runner, RunnerSetup
 
-_OPTION = "--runner"
+AUTO, PADDLE = "auto", "paddle"
+"""What may be named besides: the installed runner of the device where it can run, else the Paddle model; and that."""
+DTYPES = ("auto", "float32")
+"""In which type a runner may be asked to compute: the checkpoint's, or float32."""
 _METHODS = ("check", "launch", "propose")
 
 
 def check_runner_name(name: str) -> None:
-    """Raise :class:`InvalidValue` for what is no MODULE:NAME."""
-    check_maker(name, _OPTION, "my_runners:MyRunner")
+    """Raise :class:`InvalidValue` for a name that is no installed runner's and no MODULE:NAME."""
+    if ":" in name:
+        check_maker(name, RUNNER, "my_runners:MyRunner")
+    elif name not in (AUTO, PADDLE):
+        _entry(name)
+
+
+def check_dtype(dtype: str) -> None:
+    """Raise :class:`InvalidValue` for a word that is none of :data:`DTYPES`."""
+    if dtype not in DTYPES:
+        raise InvalidValue(f"{dtype!r}", cure=f"give {' or '.join(DTYPES)}", argument="--dtype")
+
+
+def choose_runner(wanted: str, device: BoundDevice, model: Path) -> tuple[str, str]:
+    """The name of the runner, :data:`PADDLE` for the Paddle model; and, where ``auto`` took that, why, else "".
+
+    :raises InvalidValue: where two distributions claim the device, or the runner's name.
+    :raises PluginError: for a runner that does not import, or is made for another contract.
+    """
+    if wanted != AUTO:
+        return wanted, ""
+    kind = device.name.rpartition(":")[0]
+    claims = [entry for entry in installed_in(AUTOMATIC) if entry.name == kind]
+    if not claims:
+        return PADDLE, f"no installed runner is for device {kind}"
+    chosen = named(kind, claims, kind="runner for device", argument=RUNNER, cure=f"name one with {RUNNER}").target
+    why_not = getattr(load_maker(_entry(chosen)), "why_not", None)
+    why = "" if why_not is None else cast("Callable[[BoundDevice, Path], str]", why_not)(device, model)
+    return (PADDLE, f"runner {chosen} cannot run here: {why}") if why else (chosen, "")
 
 
 def make_runner(name: str, setup: RunnerSetup) -> Runner:
-    """Import what ``name`` says, from the working directory too, and have it make a runner.
+    """Import what ``name`` says, MODULE:NAME from the working directory too, and have it make a runner.
 
     :raises InvalidValue: for a module or name that is not there, and what the maker refuses.
     :raises PluginError: for one that fails, or makes no runner.
     """
     check_runner_name(name)
-    made = make(name, _OPTION, "runner", setup)
+    made = make(name, RUNNER, "runner", setup) if ":" in name else load_made(_entry(name), setup)
     lacks = [method for method in _METHODS if not callable(getattr(made, method, None))]
     if not isinstance(getattr(made, "needs_host", None), str):
         lacks.append("needs_host (a text)")
@@ -36,5 +75,10 @@ def make_runner(name: str, setup: RunnerSetup) -> Runner:
         lacks.append("vocab_size (a whole number of at least 1)")
     if lacks:
         what = f"{name} made {type(made).__name__}, which has no {', '.join(lacks)}"
-        raise PluginError(what, cure="see hal/stepping/runner.py for what a runner is", argument=_OPTION)
+        raise PluginError(what, cure="see hal/stepping/runner.py for what a runner is", argument=RUNNER)
     return cast("Runner", made)
+
+
+def _entry(name: str) -> Entry:
+    cure = f"give one of them, {AUTO}, {PADDLE}, or MODULE:NAME, as my_runners:MyRunner"
+    return named(name, installed_in(RUNNERS), kind="runner", argument=RUNNER, cure=cure)

@@ -30,6 +30,7 @@ class RunnerSetup:
     - ``model``: the checkpoint's directory; ``place``: what ``--model-place`` says; ``vocab_size``: token ids go from 0
       to this number less one.
     - ``group``: the tensor-parallel group that it is in.
+    - ``dtype``: the type to compute in, as ``--dtype`` says: "auto" (the checkpoint's, where it can) or "float32".
     """
 
     device: BoundDevice
@@ -39,6 +40,7 @@ class RunnerSetup:
     place: str
     vocab_size: int
     group: Group
+    dtype: str = "auto"
 
 
 class Runner(Protocol):

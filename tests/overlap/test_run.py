@@ -80,7 +80,7 @@ def test_auto_says_in_one_line_why_steps_do_not_overlap(run):
     [
         (("--overlap", "on"), f"--overlap: the Paddle model needs the host between two steps: {HOST} (give a --runner"),
         (("--overlap", "maybe"), "--overlap: 'maybe' (give auto, on, off)"),
-        (("--runner", "nowhere"), "--runner: 'nowhere' (give MODULE:NAME"),
+        (("--runner", "nowhere:"), "--runner: 'nowhere:' (give MODULE:NAME"),
         (("--runner", "no.such.module:Runner"), "--runner: no.such.module:Runner: No module named 'no'"),
         (("--runner", "hal_sim.mixing:Nobody"), "has no attribute 'Nobody'"),
         (("--runner", "hal_sim.mixing:MixRunner"), "runs on the sim device alone, not on cpu:0 (give --device sim"),

@@ -1,6 +1,6 @@
 """Records the tokens that the cpu device gives, which the runner must give too: tokens.json. It needs Paddle.
 
-python examples/torch_worker/record.py
+python runners/torch/tests/record.py
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SIZES = StateConfig(4, 128, 16, max_logprobs=0, max_eos=1, max_stop_sequences=1,
 class Watched(ModelRunner):
     """Notes how far each choice was from another one."""
 
-    def _write(self, tokens) -> None:  # noqa: ANN001
+    def _write(self, tokens) -> None:
         self.least = min([getattr(self, "least", 1.0), *tokens.margins.tolist()])
         super()._write(tokens)
 

@@ -1,6 +1,6 @@
 """Checks the runner against the tokens of the cpu device (tokens.json, made by record.py), without Paddle.
 
-    python examples/torch_worker/check.py [--device cuda] [--only STAGE,STAGE]
+    python runners/torch/tests/check.py [--device cuda] [--only STAGE,STAGE]
 
 Every stage is one line, with its traceback where it fails; the status is the number that failed.
 """
@@ -22,20 +22,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from hal_core import ALONE, InvalidValue, MemorySink, Request, SamplingParams, SlotStatus, StateConfig
-from hal_example_torch import Decoder, TorchRunner
-from hal_example_torch.attention import FusedAttention, Tokens, attend
-from hal_example_torch.sampling import TRUNCATED, sample
+from hal_core import ALONE, MemorySink, Request, SamplingParams, SlotStatus, StateConfig
+from hal_torch.attention import Prompts, Rows, Tokens, TorchKernels, TritonKernels, attend
+from hal_torch.model import Decoder
+from hal_torch.runner import TorchRunner
+from requests_drawn import drawn_requests
 
 from hal import open_device
 from hal.engine import Engine
 from hal.model import DEFAULT_CHECKPOINT
 from hal.model.config import read_config
-from hal.sampling.philox import uniform as host_uniform
-from hal.sampling.rows import SamplingRows
-from hal.sampling.sampler import sample as host_sample
 from hal.stepping import RunnerSetup, Stepper, overlap_of
 
 RECORDED = Path(__file__).parent / "tokens.json"
@@ -57,7 +54,7 @@ def opened(name: str, sizes: StateConfig = SIZES, blocks: int = AMPLE, **options
         state = device.state(sizes)
         decoder = options.get("decoder")
         vocab = decoder.config.vocab_size if decoder else read_config(DEFAULT_CHECKPOINT).vocab_size
-        setup = RunnerSetup(device, state, blocks, DEFAULT_CHECKPOINT, name, vocab, ALONE)
+        setup = RunnerSetup(device, state, blocks, DEFAULT_CHECKPOINT, name, vocab, ALONE, "float32")
         # Resolved by a thread: else save_output would wait for each step.
         sink = MemorySink(threaded=True)
         yield Stepper(device, state, TorchRunner(setup, **options), sink, blocks=blocks)
@@ -88,48 +85,18 @@ def tokens(name: str, blocks: int = AMPLE, least_preemptions: int = 0, **options
         if engine_options.get("overlap"):
             assert overlap_of("on", stepper.device, "TorchRunner", stepper.runner.needs_host)[0]
         told, engine = generate(stepper, [request for request, _ in wanted], **engine_options)
-        graphs = sorted(stepper.runner._graphs)
+        graphs = 0 if stepper.runner.graphs is None else len(stepper.runner.graphs)
     wrong = [request.request_id for request, given in wanted if told[request.request_id] != given]
     for request, given in wanted:
         if request.request_id in wrong:
             print("  ", request.request_id, "wanted", given, "given", told[request.request_id])
     assert not wrong, f"{len(wrong)} of {len(wanted)} requests differ: {wrong}"
     assert engine.scheduler.preemptions >= least_preemptions, engine.scheduler.preemptions
-    return f"{len(wanted)} requests equal, {engine.scheduler.preemptions} preemptions, graphs {graphs}"
-
-
-def sampling(name: str) -> str:
-    """Draws on the device and in NumPy, of random logits."""
-    place, rng = torch.device("cuda" if name == "cuda" else "cpu"), np.random.default_rng(5)
-    n, vocab = 256, 5000
-    logits = (rng.standard_normal((n, vocab)) * 3).astype(np.float32)
-    seed, position = rng.integers(-(2**63), 2**63 - 1, n), rng.integers(0, 2**40, n)
-    columns = {"temperature": rng.choice([0, 0.3, 1, 2], n), "top_p": rng.choice([0.1, 0.5, 0.9, 1], n)}
-    columns = {key: value.astype(np.float32) for key, value in columns.items()}
-    rows = {**columns, "seed": seed, "step_idx": position}
-    zero, lists = np.zeros(n, np.int32), np.zeros((n, 1), np.int64)
-    ones, zeros = np.ones(n, np.float32), np.zeros(n, np.float32)
-    whole = SamplingRows(
-        columns["temperature"], zero, columns["top_p"], zeros, seed, position, ones, zeros, zeros,
-        zero.astype(np.int64), lists, zero, lists, lists.astype(np.int32), zero, lists, zero, None, None,
-    )  # fmt: skip
-    wanted = host_sample(logits, whole, logprobs=None).tokens
-    placed = {key: torch.from_dlpack(value).to(place) for key, value in rows.items()}
-    from hal_example_torch.sampling import uniform
-
-    drawn = uniform(placed["seed"], placed["step_idx"]).cpu().tolist()
-    assert drawn == host_uniform(seed, position).tolist(), "the uniform numbers differ"
-    given = sample(torch.from_dlpack(logits).to(place), TRUNCATED, placed).cpu().tolist()
-    different = int((np.array(given) != wanted).sum())
-    assert different == 0, f"{different} of {n} draws differ"
-    broken = torch.from_dlpack(logits).to(place).clone()
-    broken[0, 3], broken[1, 3], broken[2] = float("nan"), float("inf"), float("-inf")
-    assert sample(broken, TRUNCATED, placed)[:3].tolist() == [-1, -1, -1]
-    return f"{n} draws and as many uniform numbers equal"
+    return f"{len(wanted)} requests equal, {engine.scheduler.preemptions} preemptions, {graphs} graphs"
 
 
 def attention(name: str) -> str:
-    """The kernels and the one in torch, of random keys and tables: what they give, and what they leave in the cache."""
+    """The kernels and those in torch, of drawn keys and tables: what they give, and what they leave in the cache."""
     worst = {"float32": 0.0, "bfloat16": 0.0}
     for heads, kv_heads, width, size, dtype in (
         (4, 2, 32, 16, "float32"),
@@ -139,37 +106,64 @@ def attention(name: str) -> str:
         (32, 8, 128, 16, "bfloat16"),
     ):
         made = {"device": "cuda", "dtype": getattr(torch, dtype)}
-        caches = [torch.randn(151, size, kv_heads, width, **made) for _ in "kv"]
-        projected = torch.randn(5, 1, heads + 2 * kv_heads, width, **made).split([heads, kv_heads, kv_heads], 2)
+        caches = [torch.randn(152, size, kv_heads, width, **made) for _ in "kv"]
+        projected = torch.randn(9, heads + 2 * kv_heads, width, **made)
+        projected[7, -1] = float("nan")  # a value of one token
         table = torch.randperm(150, device="cuda").reshape(5, 30).int()  # rows share no block
-        last = torch.tensor([[-1], [0], [size * 30 - 1], [17], [100]], device="cuda")
-        block = torch.where(last < 0, 150, table.gather(1, last.clamp(min=0) // size).long())
-        tokens = Tokens(last, last, (block * size + last.clamp(min=0) % size).flatten(), table)
-        angles = torch.rand(5, 1, 1, width // 2, device="cuda") * 6
+        last = torch.tensor([-1, 0, size * 30 - 1, 17, 3], device="cuda")
+        prompt = torch.arange(4, device="cuda")  # of a sixth row, in blocks of the first
+        positions = torch.cat([prompt, last])
+        tables = torch.cat([table[:1].expand(4, -1), table])
+        block = tables.gather(1, positions.clamp(min=0)[:, None] // size)[:, 0].long()
+        places = torch.where(positions < 0, 150, block) * size + positions.clamp(min=0) % size
+        bias = torch.where(prompt <= prompt[:, None], 0, torch.finfo(made["dtype"]).min / 4).to(made["dtype"])
+        angles = torch.rand(9, width // 2, device="cuda") * 6
         given = []
-        for way in (attend, FusedAttention()):
-            mine = tuple(cache.clone() for cache in caches)
-            given.append((way(*projected, mine, tokens, (angles.cos(), angles.sin())), *(one[:150] for one in mine)))
+        for kernels in (TorchKernels(), TritonKernels()):
+            mine, bad = tuple(cache.clone() for cache in caches), torch.zeros(9, dtype=torch.uint8, device="cuda")
+            tokens = Tokens(positions, positions, places, bad, 4, Prompts(places[:4], bias), Rows(table, last))
+            parts = projected.split([heads, kv_heads, kv_heads], 1)
+            out = attend(*parts, mine, tokens, (angles.cos(), angles.sin()), kernels)
+            given.append((out, *(one[:150] for one in mine), bad))
         for one, other in zip(*given, strict=True):
+            assert torch.isfinite(one.float()).all(), "NaN reached the cache"
             worst[dtype] = max(worst[dtype], float((one.float() - other.float()).abs().max()))
+        assert bad.tolist() == [0] * 7 + [1, 0], bad
     assert worst["float32"] < 1e-5, worst
     assert worst["bfloat16"] < 4e-2, worst
     return f"largest differences {worst}"
 
 
-def refused(name: str) -> str:
-    """Controls that the runner does not sample by, and a broken checkpoint's name."""
-    with opened(name, captures=False, attention=attend) as stepper:
-        given = {"top_k": 3, "min_p": 0.1, "repetition_penalty": 1.2, "frequency_penalty": 0.1}
-        given |= {"presence_penalty": 0.1, "min_tokens": 2, "bad_words": (5,), "logprobs": 0}
-        named = []
-        for key, value in given.items():
-            try:
-                stepper.runner.check(Request("r", [5], SamplingParams(**{key: value})))
-            except InvalidValue as error:
-                named.append(error.argument)
-        assert named == list(given), named
-    return f"{len(given)} controls"
+def controls(name: str) -> str:
+    """Every control, of drawn requests: the device's tokens and log-probabilities are those of torch's CPU."""
+    given = [drawn_told(place) for place in (name, "cpu")]
+    assert len(given[0]) == len(given[1])
+    different = [one for one, told in given[0].items() if told[0] != given[1][one][0]]
+    assert not different, f"{len(different)} of {len(given[0])} requests differ: {different}"
+    apart = max(
+        (abs(a - b) for name in given[0] for a, b in zip(given[0][name][1], given[1][name][1], strict=True)), default=0
+    )
+    assert apart < 1e-4, apart
+    return f"{len(given[0])} requests equal, log-probabilities within {apart:.1e}"
+
+
+def drawn_told(name: str) -> dict[str, tuple[list[int], list[float]]]:
+    """Tokens and log-probabilities of drawn requests."""
+    sizes = StateConfig(8, 96, 16, max_logprobs=3, max_eos=2, max_stop_length=3)
+    with opened(name, sizes, blocks=48) as stepper:
+        engine = Engine(stepper, chunk=40, overlap=name == "cuda")
+        for request in drawn_requests(24, 2000, sizes.max_model_len):
+            engine.submit(request)
+        list(engine.run())
+        stepper.sink.close(30.0)
+    told: dict[str, tuple[list[int], list[float]]] = {}
+    for record in stepper.sink.records:
+        for row in record.rows():
+            tokens, values = told.setdefault(row.request_id, ([], []))
+            tokens += row.tokens.tolist()
+            if row.logprobs is not None:
+                values += [value for value in row.logprobs.ravel().tolist() if value > -1e30]
+    return told
 
 
 def useless(name: str) -> str:
@@ -188,7 +182,7 @@ def useless(name: str) -> str:
     assert "NaN" in ended["bad"].message, ended["bad"]
     assert list(ended[request.request_id].token_ids) == given, ended[request.request_id]
     assert list(ended["later"].token_ids) == given, ended["later"]
-    assert ended["bad"].token_ids == (), ended["bad"]  # told by the step's own record
+    assert ended["bad"].token_ids == (), ended["bad"]  # the step's own record has the error
     return f"after {len(ended['bad'].token_ids)} tokens: {ended['bad'].message}"
 
 
@@ -200,13 +194,14 @@ CODE = "import sys; from hal.cli import main; sys.argv[0] = 'hal'; main()"
 def run(name: str, texts: tuple[str, ...], *more: str) -> tuple[list[list[int]], str]:
     """The tokens that hal run, as a process, gives for each text, and its last line."""
     overlap = "on" if name == "cuda" else "auto"
-    words = ["--device", name, "--runner", "hal_example_torch:TorchRunner", "--overlap", overlap, "--json", *more]
+    words = ["--device", name, "--runner", "torch", "--dtype", "float32", "--overlap", overlap, "--json", *more]
     with tempfile.TemporaryDirectory() as folder:
         prompts = Path(folder) / "prompts.txt"
         prompts.write_text("".join(text + "\n" for text in texts))
         called = subprocess.run(
             [sys.executable, "-c", CODE, "run", *words, "--max-tokens", "24", "--prompts", str(prompts)],
-            capture_output=True, text=True, timeout=180, check=False, env={**os.environ, "XDG_RUNTIME_DIR": folder},
+            capture_output=True, text=True, timeout=180, check=False,
+            env={**os.environ, "XDG_RUNTIME_DIR": folder, "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
     if called.returncode:
         print("  ", called.stdout[-600:], called.stderr[-1600:])
@@ -238,12 +233,12 @@ def ranks(name: str) -> str:
 
 def stages(name: str) -> dict[str, Any]:
     """By name, what is called with the device's name."""
-    made: dict[str, Any] = {"sampling": sampling}
+    made: dict[str, Any] = {}
     if name == "cuda":
         made["attention"] = attention
-        made["tokens, no graph, attention in torch"] = lambda n: tokens(n, captures=False, attention=attend)
+        made["tokens, no graph, attention in torch"] = lambda n: tokens(n, captures=False, kernels=TorchKernels())
         made["tokens, no graph"] = lambda n: tokens(n, captures=False)
-        made["tokens, graphs, attention in torch"] = lambda n: tokens(n, attention=attend)
+        made["tokens, graphs, attention in torch"] = lambda n: tokens(n, kernels=TorchKernels())
     made["tokens"] = tokens
     made["tokens, chunks of 3"] = lambda n: tokens(n, chunk=3)
     made["tokens, scarce blocks"] = lambda n: tokens(n, blocks=SCARCE, least_preemptions=1)
@@ -252,7 +247,7 @@ def stages(name: str) -> dict[str, Any]:
         made["tokens, overlapped, scarce blocks"] = lambda n: tokens(
             n, overlap=True, blocks=SCARCE, least_preemptions=1
         )
-    made |= {"refused": refused, "useless": useless, "command": command, "ranks": ranks}
+    made |= {"controls": controls, "useless": useless, "command": command, "ranks": ranks}
     return made
 
 
@@ -263,7 +258,7 @@ def main() -> int:
     options = parser.parse_args()
     logging.getLogger("hal").setLevel(logging.ERROR)
     what = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
-    print(f"Python {sys.version.split()[0]}, torch {torch.__version__}, NumPy {np.__version__}, {what}", flush=True)
+    print(f"Python {sys.version.split()[0]}, torch {torch.__version__}, {what}", flush=True)
     failed = 0
     for name, stage in stages(options.device).items():
         if options.only and not any(word in name for word in options.only.split(",")):

@@ -8,12 +8,14 @@ import triton.language as tl
 
 @triton.jit
 def turn_and_store(  # noqa: ANN201
-    query, key, value, query_stride, key_stride, value_stride, cos, sin, places, out, keys, values,  # noqa: ANN001
+    query, key, value, query_stride, key_stride, value_stride, cos, sin, places, out, keys, values, bad,  # noqa: ANN001
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, ROOM: tl.constexpr,
 ):  # fmt: skip
-    """Pairs (i, i + HALF) of a head turned: ``query`` into ``out``, ``key`` with ``value`` into the cache."""
+    """Pairs (i, i + HALF) of a head turned: ``query`` into ``out``, ``key`` with ``value`` into the cache, zeros in
+    place of what is NaN or infinite, whose token is marked in ``bad``."""
     row, head, lane = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, ROOM)
     inside = lane < HALF
+    wrong = tl.zeros([ROOM], tl.int32)
     c = tl.load(cos + row * HALF + lane, mask=inside, other=0.0)
     s = tl.load(sin + row * HALF + lane, mask=inside, other=0.0)
     if head < HEADS:
@@ -22,14 +24,27 @@ def turn_and_store(  # noqa: ANN201
     else:
         at = (tl.load(places + row) * KV_HEADS + head - HEADS) * 2 * HALF + lane
         given = value + row * value_stride + (head - HEADS) * 2 * HALF + lane
-        tl.store(values + at, tl.load(given, mask=inside), mask=inside)
-        tl.store(values + at + HALF, tl.load(given + HALF, mask=inside), mask=inside)
+        low = tl.load(given, mask=inside, other=0.0).to(tl.float32)
+        high = tl.load(given + HALF, mask=inside, other=0.0).to(tl.float32)
+        sound_low, sound_high = tl.abs(low) < float("inf"), tl.abs(high) < float("inf")
+        tl.store(values + at, tl.where(sound_low, low, 0.0).to(out.dtype.element_ty), mask=inside)
+        tl.store(values + at + HALF, tl.where(sound_high, high, 0.0).to(out.dtype.element_ty), mask=inside)
+        wrong = (~sound_low | ~sound_high).to(tl.int32)
         source = key + row * key_stride + (head - HEADS) * 2 * HALF + lane
         target = keys + at
     first = tl.load(source, mask=inside, other=0.0).to(tl.float32)
     second = tl.load(source + HALF, mask=inside, other=0.0).to(tl.float32)
-    tl.store(target, (first * c - second * s).to(out.dtype.element_ty), mask=inside)
-    tl.store(target + HALF, (second * c + first * s).to(out.dtype.element_ty), mask=inside)
+    low = (first * c - second * s).to(out.dtype.element_ty)
+    high = (second * c + first * s).to(out.dtype.element_ty)
+    if head >= HEADS:
+        sound_low, sound_high = tl.abs(low.to(tl.float32)) < float("inf"), tl.abs(high.to(tl.float32)) < float("inf")
+        wrong = wrong | (~sound_low | ~sound_high).to(tl.int32)
+        low = tl.where(sound_low, low, 0.0).to(out.dtype.element_ty)
+        high = tl.where(sound_high, high, 0.0).to(out.dtype.element_ty)
+        if tl.max(wrong, axis=0) > 0:
+            tl.store(bad + row, 1)
+    tl.store(target, low, mask=inside)
+    tl.store(target + HALF, high, mask=inside)
 
 
 @triton.jit

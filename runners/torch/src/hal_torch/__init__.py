@@ -1,0 +1,56 @@
+"""The torch runner: checkpoints of ``hal.model.config`` in torch, on CUDA graphs, tokens chosen on the device.
+
+    hal run --device cuda --prompt "def main("            # --runner auto takes it there
+    hal run --device cpu --runner torch --prompt "def main("   # on torch's CPU, for tests
+
+Importing this package imports no torch; ``hal_torch.runner``, ``hal_torch.model`` and the others do.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hal_core import HalError, Unavailable
+
+if TYPE_CHECKING:
+    from hal_core import BoundDevice
+
+    from hal.stepping import RunnerSetup
+
+    from .runner import TorchRunner
+
+__all__ = ["RUNNER", "Torch"]
+
+
+class Torch:
+    """Makes the runner called ``torch`` (entry-point group ``hal.runners``)."""
+
+    def __call__(self, setup: RunnerSetup) -> TorchRunner:
+        """Return a runner. Raises :class:`HalError` before anything is loaded where it cannot run."""
+        _import_torch()
+        from .runner import TorchRunner
+
+        return TorchRunner(setup)
+
+    def why_not(self, device: BoundDevice, model: Path) -> str:
+        """Return "" or why it cannot run on a device; a checkpoint that ``hal.model.config`` reads, it can run."""
+        try:
+            _import_torch()
+            from .support import check_sees
+
+            check_sees(device)
+        except HalError as error:
+            return error.what
+        return ""
+
+
+RUNNER = Torch()
+
+
+def _import_torch() -> None:
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        cure = "install a build of torch for your GPU, as pip install './runners/torch[torch]'"
+        raise Unavailable(f"torch cannot be imported: {error}", cure=cure, argument="--runner") from error

@@ -1,0 +1,163 @@
+"""Attention over a paged cache: of prompts by torch's SDPA over gathered pages, of decoding rows by a Triton kernel.
+
+A layer's keys, and its values, are ``[blocks + 2, block_size, kv_heads, head_dim]``. Of the two blocks more, the first
+takes what must go nowhere, and the second is never written, so what pads a gathering is finite. Keys and values that
+are NaN or infinite are stored as zeros and their token is marked ``bad``: no request spoils another one's attention.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from hal_core import Unavailable
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+Pair = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Prompts:
+    """Pieces of prompts, packed one after the other: ``places`` int64 ``[keys]``, where the keys lie that they may see;
+    ``bias`` ``[tokens, keys]``: 0 for a key that a token sees, else very low."""
+
+    places: Tensor
+    bias: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Decoding rows, of one token each: ``table`` ``[rows, blocks]``, the blocks of each, and ``last`` int64
+    ``[rows]``, the last position that it sees; below 0: none."""
+
+    table: Tensor
+    last: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """What a run is of: the ``count`` tokens of ``prompts``, then those of ``rows``; either may be None.
+
+    - ``ids``, ``positions`` int64 ``[n]``; a position below 0: the token means nothing.
+    - ``places`` int64 ``[n]``: where keys and values are written, of the cache's slots in one line.
+    - ``bad`` uint8 ``[n]``: set where a token's keys or values are NaN or infinite.
+    """
+
+    ids: Tensor
+    positions: Tensor
+    places: Tensor
+    bad: Tensor
+    count: int
+    prompts: Prompts | None
+    rows: Rows | None
+
+
+class Kernels(Protocol):
+    """What runs beside SDPA."""
+
+    def store(self, query: Tensor, key: Tensor, value: Tensor, cache: Pair, tokens: Tokens, turns: Pair) -> Tensor:
+        """Turn ``query`` ``[n, heads, head_dim]`` and ``key`` by their positions (``turns``: cos, sin ``[n, half]``),
+        store ``key`` and ``value``, and return the turned query."""
+
+    def attend(self, query: Tensor, cache: Pair, rows: Rows, out: Tensor) -> None:
+        """Attention of one query a row, into ``out``; one that sees nothing gives zeros."""
+
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, cache: Pair, tokens: Tokens, turns: Pair, kernels: Kernels
+) -> Tensor:
+    """Store the new keys and values; softmax attention, contiguous ``[n, heads, head_dim]``."""
+    turned, count = kernels.store(query, key, value, cache, tokens, turns), tokens.count
+    out = torch.empty_like(turned)
+    if tokens.prompts is not None:
+        out[:count] = _attend_prompts(turned[:count], cache, tokens.prompts)
+    if tokens.rows is not None:
+        kernels.attend(turned[count:], cache, tokens.rows, out[count:])
+    return out
+
+
+def lowest(dtype: torch.dtype) -> float:
+    """The bias of a key that a token does not see: its share is 0, and no sum overflows."""
+    return float(torch.finfo(dtype).min) / 4
+
+
+def _attend_prompts(query: Tensor, cache: Pair, prompts: Prompts) -> Tensor:
+    """All pieces as one sequence, each of which sees its own keys alone. A key/value head is a batch of its own, so
+    that the query heads that share it need no copy of it."""
+    count, heads, width = query.shape
+    kv_heads = cache[0].shape[2]
+    group = heads // kv_heads
+    key, value = (
+        cached.flatten(0, 1)[prompts.places].transpose(0, 1)[:, None].expand(-1, group, -1, -1) for cached in cache
+    )
+    split = query.unflatten(1, (kv_heads, group)).permute(1, 2, 0, 3)
+    # In float32 the tokens are to be the cpu device's: no kernel that multiplies in less.
+    kinds = [SDPBackend.MATH] if query.dtype == torch.float32 else [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    with sdpa_kernel(kinds):
+        mixed = functional.scaled_dot_product_attention(split, key, value, prompts.bias)
+    return mixed.permute(2, 0, 1, 3).reshape(count, heads, width)
+
+
+class TorchKernels:
+    """The same in torch: what the Triton kernels are checked against, and what runs on torch's CPU."""
+
+    def store(self, query: Tensor, key: Tensor, value: Tensor, cache: Pair, tokens: Tokens, turns: Pair) -> Tensor:
+        for cached, new in zip(cache, (_turned(key, *turns), value), strict=True):
+            sound = torch.isfinite(new)
+            tokens.bad.bitwise_or_((~sound.flatten(1).all(1)).to(torch.uint8))
+            cached.flatten(0, 1).index_copy_(0, tokens.places, torch.where(sound, new, 0))
+        return _turned(query, *turns).contiguous()
+
+    def attend(self, query: Tensor, cache: Pair, rows: Rows, out: Tensor) -> None:
+        reach = torch.arange(rows.table.shape[1] * cache[0].shape[1], device=query.device)
+        sees = reach <= rows.last[:, None]  # [rows, keys]
+        key, value = (cached[rows.table.long()].flatten(1, 2).transpose(1, 2) for cached in cache)
+        mask = sees[:, None, None]
+        mixed = functional.scaled_dot_product_attention(query[:, :, None], key, value, mask, enable_gqa=True)
+        out.copy_(torch.where(sees.any(1)[:, None, None], mixed[:, :, 0], 0))
+
+
+class TritonKernels:
+    """Two kernels, in which each key and value is read once, and no row further than it is."""
+
+    tile, warps, stages = 64, 4, 3
+
+    def __init__(self) -> None:
+        try:
+            from . import kernel
+        except ImportError as error:
+            cure = "install triton, which torch for CUDA brings along"
+            raise Unavailable(f"the attention kernel needs Triton: {error}", cure=cure) from error
+        self._kernel: Any = kernel
+
+    def store(self, query: Tensor, key: Tensor, value: Tensor, cache: Pair, tokens: Tokens, turns: Pair) -> Tensor:
+        count, heads, width = query.shape
+        kv_heads, half = cache[0].shape[2], width // 2
+        turned = torch.empty_like(query, memory_format=torch.contiguous_format)
+        given = (query, key, value, query.stride(0), key.stride(0), value.stride(0), *turns, tokens.places)
+        room = max(1, (1 << (width - 1).bit_length()) // 2)
+        self._kernel.turn_and_store[(count, heads + kv_heads)](
+            *given, turned, *cache, tokens.bad, heads, kv_heads, half, room, num_warps=1
+        )
+        return turned
+
+    def attend(self, query: Tensor, cache: Pair, rows: Rows, out: Tensor) -> None:
+        count, heads, width = query.shape
+        size, kv_heads = cache[0].shape[1:3]
+        group, room = heads // kv_heads, 1 << (width - 1).bit_length()
+        rooms = (group, max(16, 1 << (group - 1).bit_length()), width, max(16, room))  # a product's least sizes
+        known = (query, *cache, rows.table, rows.last, out, width**-0.5, rows.table.stride(0))
+        stages = self.stages if query.dtype.itemsize < 4 else 1
+        self._kernel.attend_one[(count, kv_heads)](
+            *known, size, kv_heads, *rooms, self.tile, num_warps=self.warps, num_stages=stages
+        )
+
+
+def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary positions: pairs (i, i + head_dim / 2), in float32."""
+    first, second = x.float().chunk(2, -1)
+    cos, sin = cos[:, None], sin[:, None]
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)

@@ -1,0 +1,28 @@
+"""Torch's own group of the ranks of one host, which sum up their parts of a layer."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from torch import distributed
+
+if TYPE_CHECKING:
+    from hal.model.split import Shard
+    from hal.stepping import RunnerSetup
+
+_SECONDS = 30
+
+
+def meet(setup: RunnerSetup, shard: Shard) -> None:
+    """Open the group: where its first rank listens, hal's broadcast tells the others. In vain on another host."""
+    told, within = setup.state.tensor("sampled_token_ids", "torch")[:, 0], {"timeout": timedelta(seconds=_SECONDS)}
+    if setup.group.is_first:
+        store = distributed.TCPStore("127.0.0.1", 0, shard.size, True, wait_for_workers=False, **within)
+        told[0] = store.port
+    setup.device.broadcast_tokens(state=setup.state, group=setup.group, stream=setup.device.default_stream).wait()
+    if not setup.group.is_first:
+        store = distributed.TCPStore("127.0.0.1", int(told[0]), shard.size, **within)
+    told.fill_(-1)  # as of empty slots
+    backend = "nccl" if told.device.type == "cuda" else "gloo"
+    distributed.init_process_group(backend, store=store, rank=shard.index, world_size=shard.size)

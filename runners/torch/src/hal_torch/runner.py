@@ -1,0 +1,158 @@
+"""The decoder as a runner: the state's fields are torch's tensors, and a step is work of the device alone."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import reduce
+from operator import or_
+from typing import TYPE_CHECKING
+
+import torch
+from hal_core import InvalidValue, Request, SlotState, Step, Stream
+from torch import Tensor
+
+from hal.model.config import read_config
+from hal.model.loading import checked_entries
+from hal.model.split import Shard, check_split
+
+from .attention import Kernels, TorchKernels, TritonKernels
+from .graphs import Graphs
+from .model import Decoder
+from .plan import NOTHING, Piece, Size, captured_sizes, packed, pieces_of, size_of
+from .ranks import meet
+from .sampling import TROUBLES, Want
+from .steps import Steps
+from .support import check_room, check_sees, computing_dtype
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hal.stepping import PlannedStep, RunnerSetup
+
+_UNDER_WAY = 3
+"""Steps whose outcome may not have been read yet: a record is made before the next step but one is launched."""
+
+
+class TorchRunner:
+    """Generates in torch on the state's device (:class:`hal.stepping.Runner`). It needs nothing of the host.
+
+    A step is one run of the layers over all pieces of prompts and all slots that decode, and one choice of tokens. On
+    cuda each is a graph that was captured when the runner was made, where the step's size is a captured one. A slot
+    that does not run writes to a block that no request has, and its result is dropped. A request whose logits are no
+    use is stopped by the step itself, whose record has the error. On several ranks of one host each has its part of the
+    heads and of the MLP, and all sample the same.
+    """
+
+    needs_host = ""
+
+    def __init__(
+        self,
+        setup: RunnerSetup,
+        *,
+        decoder: Decoder | None = None,
+        captures: bool | None = None,
+        kernels: Kernels | None = None,
+    ) -> None:
+        """``decoder``: a model that is loaded already, else the checkpoint of ``setup`` is.
+        ``captures``, ``kernels``: on cuda graphs and the Triton kernels, elsewhere neither, unless told."""
+        state, group = setup.state, setup.group
+        check_sees(setup.device)
+        if state.speculative:
+            what, cure = "runner torch knows no drafts, and the state has room for some", "run it without --speculate"
+            raise InvalidValue(what, cure=cure, argument="--runner")
+        self._device = state.tensor("token_ids", "torch").device
+        self._on_cuda = self._device.type == "cuda"
+        shard = Shard(group.ranks.index(group.rank), group.size)
+        with self._on(setup.device.default_stream):
+            if group.size > 1:
+                check_split(read_config(setup.model), group.size)
+            self.decoder = decoder or self._load(setup, shard)
+            if group.size > 1:
+                meet(setup, shard)
+            self.decoder.allocate_cache(max(1, setup.blocks), state.sizes.block_size)
+            kernels = kernels or (TritonKernels() if self._on_cuda else TorchKernels())
+            self._steps = Steps(state, self.decoder, kernels)
+        self.vocab_size, self._slots = self.decoder.config.vocab_size, state.sizes.num_slots
+        self._wants: dict[int, Want] = {}
+        self._known = [torch.zeros(self._slots, dtype=torch.uint8, pin_memory=self._on_cuda) for _ in range(_UNDER_WAY)]
+        self.graphs: Graphs | None = None
+        if self._on_cuda if captures is None else captures:
+            sizes = captured_sizes(self._slots * state.sizes.max_model_len)
+            self.graphs = Graphs(self._steps, sizes, self._slots, self._device)
+
+    @property
+    def note(self) -> str:
+        """The type it computes in, and where."""
+        where = torch.cuda.get_device_name(self._device) if self._on_cuda else "torch's CPU, which is for tests"
+        return f"{str(self.decoder.dtype).removeprefix('torch.')} on {where}"
+
+    def check(self, request: Request) -> None:
+        """Every request that fits the state can be run."""
+
+    def launch(self, state: SlotState, step: PlannedStep, stream: Stream) -> Step:
+        """Put the layers and the choice of tokens on ``stream``."""
+        known, pieces = self._known[step.step.number % _UNDER_WAY], pieces_of(step, self._wants)
+        decoding = step.step.order(state.name)[step.decodes].tolist()
+        giving = [*decoding, *(piece.slot for piece in pieces if piece.gives)]
+        with torch.no_grad(), self._on(stream):
+            if pieces or decoding:
+                self._layers(pieces, decodes=bool(decoding))
+            else:
+                self._steps.codes.zero_()
+            if giving:
+                # The step reports log-probabilities where any of its slots wants them, one that gives no token too.
+                reports = Want(logprobs=step.step.logprobs is not None)
+                self._sample(reduce(or_, (self._wants[slot] for slot in giving), reports))
+            else:
+                self._steps.nothing()
+            known.copy_(self._steps.codes, non_blocking=True)
+        codes, logprobs = known.numpy(), step.step.logprobs if giving else None
+
+        def errors() -> dict[int, str]:
+            return {slot: TROUBLES[codes[slot]] for slot in codes.nonzero()[0].tolist()}
+
+        return replace(step.step, logprobs=logprobs, late_errors=errors)
+
+    def propose(self, state: SlotState, step: Step, stream: Stream) -> None:
+        """There are no drafts."""
+
+    def _layers(self, pieces: Sequence[Piece], *, decodes: bool) -> None:
+        """Run the layers, by a graph where the step's size has one."""
+        graphs, size, plan = self.graphs, NOTHING, None
+        if pieces:
+            size = size_of(pieces, () if graphs is None else graphs.sizes)
+            plan = self._uploaded(pieces, size)
+        if graphs is None or not graphs.replay((size, decodes)):
+            self._steps.layers(plan, size, decodes=decodes)
+
+    def _uploaded(self, pieces: Sequence[Piece], size: Size) -> Tensor:
+        """The plan of some pieces on the device, where the graphs of its size read it."""
+        count = self._slots + 2 * (size.tokens + size.keys)
+        made = torch.empty(count, dtype=torch.int32, pin_memory=self._on_cuda)
+        packed(pieces, size, self._slots, made.numpy())
+        if self.graphs is None or size not in self.graphs.sizes:
+            return made.to(self._device, non_blocking=True)
+        return self.graphs.plan[:count].copy_(made, non_blocking=True)
+
+    def _load(self, setup: RunnerSetup, shard: Shard) -> Decoder:
+        """The checkpoint's decoder, if its type and its size suit the device."""
+        config = read_config(setup.model)
+        stored = checked_entries(setup.model, config)["model.embed_tokens.weight"].dtype
+        dtype = computing_dtype(setup.dtype, stored, self._device)
+        check_room(config, dtype, setup.blocks * setup.state.sizes.block_size, self._device, shard.size)
+        if dtype == torch.float32:  # the tokens are to be the cpu device's
+            torch.backends.cuda.matmul.allow_tf32 = False
+        return Decoder.load(setup.model, str(self._device), dtype, shard)
+
+    def _sample(self, want: Want) -> None:
+        if self.graphs is None or not self.graphs.replay(want):
+            self._steps.sample(want)
+
+    def _on(self, stream: Stream) -> AbstractContextManager[object]:
+        """Torch's work goes on the stream of the step."""
+        if not self._on_cuda:
+            return nullcontext()
+        own = None if stream.handle in (0, 1) else torch.cuda.ExternalStream(stream.handle, self._device)
+        context: AbstractContextManager[object] = torch.cuda.stream(own or torch.cuda.default_stream(self._device))
+        return context

@@ -1,0 +1,76 @@
+"""Serving with the torch runner on torch's CPU, and with the Paddle model, for the tests; and checkpoints for both."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+from hal_core import ALONE, MemorySink, SlotStatus, StateConfig
+
+from hal import open_device
+from hal.engine import Engine
+from hal.model.config import read_config
+from hal.stepping import RunnerSetup, Stepper
+
+SIZES = StateConfig(num_slots=4, max_model_len=64, block_size=4, max_logprobs=3, max_eos=2, max_stop_length=3)
+
+
+@dataclass
+class Told:
+    """What the records said of one request."""
+
+    tokens: list = field(default_factory=list)
+    logprobs: list = field(default_factory=list)
+    message: str = ""
+    reason: int = 0
+
+
+def run(stepper, requests, **options):
+    """Serve all requests at once; what was told of each."""
+    engine = Engine(stepper, **options)
+    for request in requests:
+        engine.submit(request)
+    told = {request.request_id: Told() for request in requests}
+    for ended in engine.run():
+        told[ended.request_id].message, told[ended.request_id].reason = ended.message, ended.reason
+    stepper.sink.close(30.0)
+    for record in stepper.sink.records:
+        for row in record.rows():
+            if row.status is SlotStatus.TOKEN:
+                told[row.request_id].tokens += row.tokens.tolist()
+            if row.logprobs is not None and len(row.logprobs) and np.isfinite(row.logprobs[0, 0]):  # it wanted them
+                used = np.isfinite(row.logprobs[0])
+                ids = row.logprob_token_ids[0][used].tolist()
+                told[row.request_id].logprobs.append((ids, row.logprobs[0][used], row.ranks.tolist()))
+    return told, engine
+
+
+@contextmanager
+def torch_stepper(directory, sizes=SIZES, blocks=64, dtype="float32", **options):
+    """A stepper with the torch runner on the cpu device; ``stepper.runner`` is the runner."""
+    import torch
+    from hal_torch.runner import TorchRunner
+
+    torch.set_num_threads(1)  # threads of so little work wait for each other
+    with open_device("cpu") as device:
+        state = device.state(sizes)
+        vocab = read_config(directory).vocab_size
+        setup = RunnerSetup(device, state, blocks, directory, "cpu", vocab, ALONE, dtype)
+        yield Stepper(device, state, TorchRunner(setup, **options), MemorySink(), blocks=blocks)
+
+
+def by_torch(directory, requests, sizes=SIZES, blocks=64, dtype="float32", **options):
+    """What the torch runner gives each request."""
+    with torch_stepper(directory, sizes, blocks, dtype) as stepper:
+        return run(stepper, requests, **options)[0]
+
+
+def by_paddle(directory, requests, sizes=SIZES, blocks=64, **options):
+    """What the Paddle model gives each request, on the cpu device."""
+    from hal.model.llama import LlamaModel
+    from hal.worker import Worker
+
+    with open_device("cpu") as device:
+        worker = Worker(device, LlamaModel.load(directory), sizes, blocks, MemorySink())
+        return run(worker, requests, **options)[0]

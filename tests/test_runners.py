@@ -1,0 +1,162 @@
+"""Runners from entry points: which one runs, what a name may be, and what the last line says of the choice."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from types import SimpleNamespace
+
+import pytest
+from hal_core import ContractMismatch, InvalidValue, PluginError
+
+from hal.cli import main
+from hal.stepping import AUTO, PADDLE, check_runner_name, choose_runner, make_runner
+
+from .commands import private_folders  # noqa: F401 (a fixture)
+from .fixtures_plugins.builder import Site
+
+CODE = """
+class Idle:
+    needs_host, vocab_size, note = "", 5, ""
+
+    def __init__(self, setup):
+        self.setup = setup
+
+    def check(self, request): ...
+    def propose(self, state, step, stream): ...
+    def launch(self, state, step, stream): ...
+
+class Refuses(Idle):
+    @staticmethod
+    def why_not(device, model):
+        return f"{device.name} is too small"
+
+class Able(Idle):
+    @staticmethod
+    def why_not(device, model):
+        return ""
+"""
+DEVICE = SimpleNamespace(name="acme:0")
+numbers = itertools.count()
+
+
+@pytest.fixture
+def runners(tmp_path, monkeypatch):
+    """Install a distribution with runners: ``runners(name=target, …)``; ``device``: what auto takes ``first`` for."""
+    site = Site(tmp_path / "site")
+    monkeypatch.syspath_prepend(str(site.folder))
+
+    def install(distribution="acme-runner", device="", requires=None, **points):
+        module = f"runners_{next(numbers)}"
+        (site.folder / f"{module}.py").write_text(CODE)
+        groups = {"hal.runners": {name: f"{module}:{target}" for name, target in points.items()}}
+        if device:
+            groups["hal.automatic"] = {device: next(iter(points))}
+        site.distribution(distribution, points=groups, **({} if requires is None else {"requires": requires}))
+
+    return install
+
+
+def test_an_installed_runner_is_made_by_its_name(runners):
+    runners(fast="Idle")
+    check_runner_name("fast")
+    assert make_runner("fast", "a setup").setup == "a setup"
+
+
+@pytest.mark.parametrize("name", ["fats", "", "Fast"])
+def test_an_unknown_runner_is_refused_with_those_installed(runners, name):
+    runners(fast="Idle")
+    with pytest.raises(InvalidValue, match=r"no installed runner is called .*fast \(acme-runner 1\.0\)") as caught:
+        check_runner_name(name)
+    assert caught.value.argument == "--runner"
+    assert "auto, paddle, or MODULE:NAME" in caught.value.cure
+
+
+def test_a_runner_of_two_distributions_is_refused_with_both(runners):
+    for distribution in ("acme-runner", "other-runner"):
+        runners(distribution, fast="Idle")
+    with pytest.raises(InvalidValue, match=r"acme-runner 1\.0 and other-runner 1\.0") as caught:
+        check_runner_name("fast")
+    assert caught.value.cure == "uninstall one of them"
+
+
+def test_a_runner_for_another_contract_is_refused(runners):
+    runners(fast="Idle", requires=("paddle-hal-core>=7,<8",))
+    with pytest.raises(ContractMismatch, match="acme-runner 1"):
+        make_runner("fast", None)
+
+
+def test_a_runner_that_is_not_there_is_an_error_of_its_distribution(runners):
+    runners(fast="Nobody")
+    with pytest.raises(PluginError, match=r"acme-runner 1\.0: runner fast: importing .*:Nobody failed"):
+        make_runner("fast", None)
+
+
+@pytest.mark.parametrize(
+    ("target", "chosen", "why"),
+    [
+        ("Able", "fast", ""),
+        ("Idle", "fast", ""),
+        ("Refuses", PADDLE, "runner fast cannot run here: acme:0 is too small"),
+    ],
+)
+def test_auto_takes_the_devices_runner_where_it_can_run(runners, tmp_path, target, chosen, why):
+    runners(device="acme", fast=target)
+    assert choose_runner(AUTO, DEVICE, tmp_path) == (chosen, why)
+    assert choose_runner(PADDLE, DEVICE, tmp_path) == (PADDLE, "")
+    assert choose_runner("fast", DEVICE, tmp_path) == ("fast", "")
+
+
+def test_auto_takes_the_paddle_model_for_another_device(runners, tmp_path):
+    runners(device="other", fast="Able")
+    assert choose_runner(AUTO, DEVICE, tmp_path) == (PADDLE, "no installed runner is for device acme")
+
+
+def test_auto_refuses_two_runners_for_one_device(runners, tmp_path):
+    for distribution in ("acme-runner", "other-runner"):
+        runners(distribution, device="acme", **{distribution.partition("-")[0]: "Able"})
+    with pytest.raises(InvalidValue, match=r"the runner for device 'acme' is provided by acme-runner 1\.0 and other"):
+        choose_runner(AUTO, DEVICE, tmp_path)
+
+
+@pytest.mark.usefixtures("private_folders")
+class TestCommand:
+    """``hal run``."""
+
+    @pytest.fixture
+    def run(self, capsys):
+        def call(*arguments):
+            with pytest.raises(SystemExit) as end:
+                main(["run", "--json", "--prompt", "def main(", "--max-tokens", "2", *arguments])
+            out, err = capsys.readouterr()
+            return end.value.code or 0, [json.loads(line) for line in out.splitlines()], err.splitlines()
+
+        return call
+
+    @pytest.mark.parametrize(
+        ("arguments", "says"),
+        [
+            (("--runner", "nowhere"), "--runner: no installed runner is called 'nowhere'; installed: "),
+            (("--runner", "paddle", "--runner", "auto"), "--runner: paddle and auto (name one runner)"),
+            (("--dtype", "int8"), "--dtype: 'int8' (give auto or float32)"),
+        ],
+    )
+    def test_what_cannot_be_is_one_line(self, run, arguments, says):
+        code, objects, lines = run("--device", "cpu", *arguments)
+        assert (code, objects, len(lines)) == (2, [], 1)
+        assert says in lines[0]
+
+    @pytest.mark.parametrize(
+        ("arguments", "why"),
+        [
+            ((), "runner paddle, as no installed runner is for device cpu"),
+            (("--speculate", "ngram"), "runner paddle, as ngram drafts beside it"),
+            (("--runner", "paddle"), ""),
+        ],
+    )
+    def test_the_last_line_says_why_the_paddle_model_runs(self, run, arguments, why):
+        code, _, (line,) = run("--device", "cpu", *arguments)
+        assert code == 0
+        assert why in line
+        assert ("runner paddle" in line) == bool(why)
+        assert line.endswith("device cpu:0, model on cpu")
