@@ -11,7 +11,9 @@ does by default: its environment, its chunks, a sink, and a reader that takes ev
 - prefill: one prompt, one new token; prompt tokens a second.
 
 The table has medians, and the median of the ratios within a round: of elapsed time, and of processor time, which other
-work on the machine disturbs less. The model of 28 M has random weights, drawn from a fixed seed. Loading is not timed.
+work on the machine disturbs less. The model of 28 M has random weights, drawn from a fixed seed. Each turn loads the
+model anew and warms up, neither of which is timed: where its weights lie in memory changes a decode step of a small
+model by up to a half.
 """
 
 from __future__ import annotations
@@ -29,14 +31,15 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 DEFAULT = ROOT / "hal" / "model" / "default"
 SLOTS, PROMPT, NEW_TOKENS = (1, 8, 32), 64, 64
-PREFILLS = (256, 320, 384)
+PREFILLS, WARM_TOKENS = (256, 320, 384), 4
 VOCAB = 2048
 """Token ids of prompts are below this, which both models have."""
 CASES = [("decode", slots, PROMPT, NEW_TOKENS) for slots in SLOTS] + [("prefill", 1, length, 1) for length in PREFILLS]
@@ -87,7 +90,8 @@ def write_random_model(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(RANDOM_MODEL))
 
 
-def hal_job(device: Any, checkpoint: Path, slots: int) -> Job:  # noqa: ANN401 (hal is imported in its processes alone)
+@contextmanager
+def hal_job(device: Any, checkpoint: Path, slots: int) -> Iterator[Job]:  # noqa: ANN401 (imported where it runs)
     """Prompts through the engine, as ``hal run`` feeds them; over when the reader has every record."""
     from hal_core import Request, SamplingParams, StateConfig
 
@@ -97,19 +101,19 @@ def hal_job(device: Any, checkpoint: Path, slots: int) -> Job:  # noqa: ANN401 (
     from hal.transport import open_sink
     from hal.worker import Worker
 
-    reader, seen, wanted = OutputReader(on_event=lambda event: None), 0, 0
+    reader, seen, wanted = OutputReader(), 0, 0
     all_seen = threading.Event()
 
     def read() -> None:
         nonlocal seen
-        while True:
-            if (frame := reader.read(1.0)) is not None:
-                seen += len(frame.record.tokens)
+        with reader:
+            for record in reader:  # to the end of the session
+                seen += len(record.tokens)
                 if seen == wanted:
                     all_seen.set()
 
-    sink = open_sink(reader.url)
-    threading.Thread(target=read, daemon=True).start()
+    sink, thread = open_sink(reader.url), threading.Thread(target=read)
+    thread.start()
     sizes = StateConfig(num_slots=slots, max_model_len=512)
     engine = Engine(Worker(device, LlamaModel.load(checkpoint), sizes, slots * sizes.max_blocks, sink))
 
@@ -124,10 +128,15 @@ def hal_job(device: Any, checkpoint: Path, slots: int) -> Job:  # noqa: ANN401 (
         assert all_seen.wait(30), "a record did not come"
         return [made[f"r{number}"] for number in range(len(texts))]
 
-    return job
+    try:
+        yield job
+    finally:
+        sink.close(10)
+        thread.join(10)
 
 
-def transformers_job(checkpoint: Path) -> Job:
+@contextmanager
+def transformers_job(checkpoint: Path) -> Iterator[Job]:
     """All prompts in one call of ``generate``."""
     torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
@@ -148,21 +157,20 @@ def transformers_job(checkpoint: Path) -> Job:
         answers: Answers = made[:, ids.shape[1] :].tolist()
         return answers
 
-    return job
+    yield job
 
 
-def serve(make: Callable[[Path, int], Job]) -> None:
+def serve(make: Callable[[Path, int], AbstractContextManager[Job]]) -> None:
     """Answer each line of standard input, a case, with its elapsed and processor time and a digest of its answers."""
-    jobs: dict[tuple[str, int], Job] = {}
     for line in sys.stdin:
         checkpoint, slots, length, new_tokens = json.loads(line)
         draw = random.Random(5)
         texts = [[draw.randrange(3, VOCAB) for _ in range(length)] for _ in range(slots)]
-        if (checkpoint, slots) not in jobs:
-            jobs[checkpoint, slots] = make(Path(checkpoint), slots)
-        job, began, used = jobs[checkpoint, slots], time.perf_counter(), time.process_time()
-        answers = job(texts, new_tokens)
-        seconds, used = time.perf_counter() - began, time.process_time() - used
+        with make(Path(checkpoint), slots) as job:
+            job(texts, min(new_tokens, WARM_TOKENS))
+            began, used = time.perf_counter(), time.process_time()
+            answers = job(texts, new_tokens)
+            seconds, used = time.perf_counter() - began, time.process_time() - used
         assert [len(answer) for answer in answers] == [new_tokens] * slots
         digests = [hashlib.sha256(str(list(answer)).encode()).hexdigest() for answer in answers]
         print(json.dumps([seconds, used, digests]), flush=True)
@@ -213,8 +221,6 @@ def compare(
 ) -> None:
     """Measure one case, and print its rows of the table."""
     kind, slots, length, new_tokens = case
-    for party in parties.values():
-        party.turn(checkpoint, case)
     turns = {name: [] for name in parties}
     names = list(parties)
     for number in range(rounds):

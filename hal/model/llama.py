@@ -279,8 +279,9 @@ class LlamaModel:
         if layer.output_bias is not None:
             attended = attended + layer.output_bias
         x = x + attended
-        gate, up = paddle.split(paddle.matmul(self.normed(x), layer.gate_up), 2, axis=-1)
-        return x + self._summed(paddle.matmul(functional.silu(gate) * up, layer.down))
+        normed = self.normed(x)
+        gate = functional.silu(paddle.matmul(normed, layer.gate))
+        return x + self._summed(paddle.matmul(gate * paddle.matmul(normed, layer.up), layer.down))
 
     def _projected(self, x: Tensor, layer: LayerWeights, step: Step) -> tuple[Tensor, Tensor, Tensor]:
         """Queries ``[queries, head_dim]`` as the groups have them, keys and values ``[tokens * kv_heads, head_dim]`` of

@@ -124,8 +124,7 @@ class HostPrediction:
                 moved = array.copy()
                 moved[..., : len(columns)] = array[..., columns]
                 found[name] = moved
-        gate, up = np.split(found["gate_up"], 2, axis=1)
-        found["gate_up"] = np.concatenate([gate / 2, up], axis=1)
+        found["gate_up"] = np.concatenate([found.pop("gate") / 2, found.pop("up")], axis=1)
         query, key = found.pop("q_norm"), found.pop("k_norm")
         found["qk_norm"] = None
         if query is not None and key is not None:

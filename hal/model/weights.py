@@ -36,8 +36,11 @@ class LayerWeights:
     output: Tensor
     """``[heads * head_dim, hidden]``."""
     output_bias: Tensor | None
-    gate_up: Tensor
-    """``[hidden, 2 * intermediate]``; post-attention norm folded in."""
+    gate: Tensor
+    """``[hidden, intermediate]``; post-attention norm folded in. Apart from ``up``: to split a joined product costs more
+    than a second one on a CPU."""
+    up: Tensor
+    """``[hidden, intermediate]``; the same."""
     down: Tensor
     """``[intermediate, hidden]``."""
 
@@ -102,7 +105,6 @@ def _join_layer(config: LlamaConfig, tensors: Mapping[str, np.ndarray], prefix: 
         parts = [weight(f"self_attn.{name}_proj", kind) for name in ("q", "k", "v")]
         return np.concatenate([parts[0] * before_norm, *parts[1:]])
 
-    gate_up = np.concatenate([weight("mlp.gate_proj"), weight("mlp.up_proj")])
     return {
         "qkv": (qkv("weight") * weight("input_layernorm")).T,
         "qkv_bias": qkv("bias") if config.qkv_bias else None,
@@ -110,7 +112,8 @@ def _join_layer(config: LlamaConfig, tensors: Mapping[str, np.ndarray], prefix: 
         "k_norm": weight("self_attn.k_norm") if config.qk_norm else None,
         "output": weight("self_attn.o_proj").T,
         "output_bias": weight("self_attn.o_proj", "bias") if config.output_bias else None,
-        "gate_up": (gate_up * weight("post_attention_layernorm")).T,
+        "gate": (weight("mlp.gate_proj") * weight("post_attention_layernorm")).T,
+        "up": (weight("mlp.up_proj") * weight("post_attention_layernorm")).T,
         "down": weight("mlp.down_proj").T,
     }
 
