@@ -37,8 +37,8 @@ class LayerWeights:
     """``[heads * head_dim, hidden]``."""
     output_bias: Tensor | None
     gate: Tensor
-    """``[hidden, intermediate]``; post-attention norm folded in. Apart from ``up``: to split a joined product costs more
-    than a second one on a CPU."""
+    """``[hidden, intermediate]``; post-attention norm folded in. Apart from ``up``: on a CPU a second product costs less
+    than the split of a joined one."""
     up: Tensor
     """``[hidden, intermediate]``; the same."""
     down: Tensor
