@@ -37,8 +37,8 @@ class LayerWeights:
     """``[heads * head_dim, hidden]``."""
     output_bias: Tensor | None
     gate: Tensor
-    """``[hidden, intermediate]``; post-attention norm folded in. Apart from ``up``: on a CPU a second product costs less
-    than the split of a joined one."""
+    """``[hidden, intermediate]``; post-attention norm folded in. Apart from ``up``: a second product costs a CPU
+    less than the split of a joined one."""
     up: Tensor
     """``[hidden, intermediate]``; the same."""
     down: Tensor
