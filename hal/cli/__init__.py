@@ -50,7 +50,7 @@ def _main(arguments: list[str]) -> None:
         except (signals.Interrupted, KeyboardInterrupt):
             ended = SystemExit(signals.status())
         except Exception as error:
-            ended, told, trace = SystemExit(2), failures.told(error), failures.trace(error)
+            ended, told, trace = failures.exit_of(error), failures.told(error), failures.trace(error)
             if told is None and output.failure is None and signals.came() is None:
                 raise
         if signals.came() is not None:  # whatever else came of it, that is why

@@ -43,6 +43,11 @@ def told(error: Exception) -> str | None:
     return None
 
 
+def exit_of(error: Exception) -> SystemExit:
+    """The end of a command that has met an error: status 2, or what the error says of itself."""
+    return SystemExit(getattr(error, "exit_status", 2))
+
+
 def trace(error: Exception) -> str:
     """The traceback of somebody else's code that has failed, if it was asked for; else ""."""
     if not verbose or isinstance(error, ModuleNotFoundError):  # of which the line says all

@@ -9,12 +9,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
+from hal_core import PluginError
 
 if TYPE_CHECKING:
     from hal_core import BoundDevice, Group, Request, SlotState, Step, Stream, Ticket
     from hal_core.handover import BlockCache
 
     from .planned import PlannedStep
+
+
+class RunnerFailed(PluginError):
+    """A runner raised, and the device does not go on either: no request can be served any more."""
+
+    exit_status = 1
+    """Of a command that ends with it."""
+
 
 Columns = Mapping[str, np.ndarray[Any, Any]]
 """Fields of the state by name, each ``[slots, width]``."""
@@ -69,7 +78,8 @@ class Runner(Protocol):
         """Put the step on ``stream``.
 
         Slots of it that have stopped, or have nothing to feed, do not run; others are not named. All ranks of a group
-        make the same calls.
+        make the same calls. Where this raises, the requests of the step end with that error and the others go on, if
+        the device does: nothing else of the runner is called for that step.
 
         :return: the step as it runs: ``step.step``, or one with what this runner knows besides: ``errors``, or
             ``late_errors``, of slots whose ``stop_flags`` its work sets.

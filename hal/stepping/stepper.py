@@ -2,21 +2,42 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-from hal_core import ALONE, Group, InvalidValue, OutputTicket, PluginError, SinkClosed, SinkFull, Step, Task, TaskBatch
+from hal_core import (
+    ALONE,
+    DeviceClosed,
+    Group,
+    GroupLost,
+    HalError,
+    InvalidValue,
+    OutputTicket,
+    PluginError,
+    SinkClosed,
+    SinkFull,
+    Step,
+    Task,
+    TaskBatch,
+    Unavailable,
+)
 from hal_core.frames import entries_of
 
 from .planned import Int32s, PlannedStep, StepPlanner
-from .runner import HostRunner
+from .runner import HostRunner, RunnerFailed
 
 if TYPE_CHECKING:
     from hal_core import AdmittedRequest, BoundDevice, OutputRecord, Request, Sink, SlotState, StateLayout
 
     from .runner import Runner
+
+
+log = logging.getLogger("hal")
+PATIENCE = 10.0
+"""Seconds in which the device must have done what was on its stream when a runner raised."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,12 +46,14 @@ class Launched:
 
     ``trouble``: what its sink said when it was given the output: :class:`SinkFull` (the record is kept, and sent when
     there is room) or :class:`SinkClosed` (nobody will be sent it). The step is done all the same.
+    ``failed``: the runner raised in ``launch``, and the step's requests end with that error.
     """
 
     planned: PlannedStep
     step: Step
     ticket: OutputTicket
     trouble: SinkFull | SinkClosed | None = None
+    failed: bool = False
 
 
 class Stepper:
@@ -80,7 +103,8 @@ class Stepper:
 
         It waits for nothing, unless its runner needs the host. Raises what the hooks raise:
         :class:`hal_core.errors.InvalidBatch` before anything changed, and :class:`hal_core.errors.InvalidValue` for
-        drafts that a task brings and the step cannot feed; :class:`PluginError` where the runner returns another step.
+        drafts that a task brings and the step cannot feed; :class:`PluginError` where the runner returns another step;
+        :class:`RunnerFailed` where it raises and the device does not go on.
         """
         batch = tasks if isinstance(tasks, TaskBatch) else TaskBatch.of(tasks)
         device, state, stream = self.device, self.state, self.stream
@@ -89,14 +113,12 @@ class Stepper:
         planned = self._planner.plan(self.steps, batch, set(self._ended))
         self.steps += 1
         device.order_after_reads(memory=state.memory, stream=stream)  # the runner writes what may still be copied out
-        step = self.runner.launch(state, planned, stream)
-        if not isinstance(step, Step) or step.number != planned.step.number:
-            raise self._no_step(step, planned)
+        step, failed = self._run(planned)
         agreed = device.broadcast_tokens(state=state, group=self.group, stream=stream)
-        if self._told is not None:
+        if self._told is not None and not failed:
             self._told.agreed(step, agreed, stream)
         device.update_inputs(state=state, step=step, stream=stream)
-        if state.speculative:
+        if state.speculative and not failed:
             self.runner.propose(state, step, stream)
         trouble: SinkFull | SinkClosed | None = None
         try:
@@ -104,7 +126,7 @@ class Stepper:
         except (SinkFull, SinkClosed) as error:
             trouble, ticket = error, error.ticket
         assert isinstance(ticket, OutputTicket)
-        return Launched(planned, step, ticket, trouble)
+        return Launched(planned, step, ticket, trouble, failed)
 
     def take(self, launched: Launched) -> OutputRecord:
         """Wait for a step's output and take it over: the record, the mirror, and the slots whose requests ended.
@@ -125,7 +147,7 @@ class Stepper:
             state.release(free)
             for slot in free:
                 del self._ended[slot]
-        if self._told is not None:
+        if self._told is not None and not launched.failed:
             self._told.took(launched.planned, mirror, ended)
         return record
 
@@ -136,6 +158,41 @@ class Stepper:
         if launched.trouble is not None:
             raise launched.trouble
         return record
+
+    def _run(self, planned: PlannedStep) -> tuple[Step, bool]:
+        """The step as the runner has put it on the stream, and whether it raised instead.
+
+        A rank of a group raises: the others of it have run the step.
+        """
+        try:
+            step: object = self.runner.launch(self.state, planned, self.stream)
+        except (DeviceClosed, GroupLost, Unavailable):
+            raise
+        except Exception as error:
+            if self.group.size > 1:
+                raise
+            return self._failed(planned, error), True
+        if not isinstance(step, Step) or step.number != planned.step.number:
+            raise self._no_step(step, planned)
+        return step, False
+
+    def _failed(self, planned: PlannedStep, error: Exception) -> Step:
+        """The step whose requests all end with the runner's error: the device has run nothing of it, as far as anybody
+        knows. Raises :class:`RunnerFailed` where the device was broken too."""
+        state, stream = self.state, self.stream
+        what = " ".join(f"{type(self.runner).__name__}.launch raised {type(error).__name__}: {error}".split())
+        slots = planned.step.order(state.name)[planned.counts > 0].tolist()
+        given = ("accept_num", 0) if state.speculative else ("sampled_token_ids", -1)
+        try:
+            for slot in slots:
+                for name, value in (("stop_flags", True), given):
+                    self.device.async_set_value(target=state.view(name)[slot], value=value, stream=stream)
+            stream.synchronize(PATIENCE)
+        except HalError as broken:
+            raise RunnerFailed(what, cure=f"and the device does not go on: {broken.what}") from error
+        log.error("step %d: %s", planned.step.number, what)
+        log.debug("where the runner raised", exc_info=error)
+        return replace(planned.step, errors=dict.fromkeys(slots, what))
 
     def _saved(self, step: Step) -> Step:
         """The step as its output is saved: with the order that the sink's readers know."""

@@ -1,0 +1,56 @@
+"""``hal run`` with a runner that raises: the requests of that step end, others go on, or one line and status 1."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hal.cli import main
+
+RUNNER = ("--runner", "failing:FailingRunner")
+WHAT = "FailingRunner.launch raised RuntimeError: out of memory: 2 GiB were asked for"
+
+
+@pytest.fixture
+def run(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+
+    def call(*arguments, steps, breaks="0"):
+        monkeypatch.setenv("FAILING_STEPS", steps)
+        monkeypatch.setenv("FAILING_BREAKS", breaks)
+        given = [part for name in ("aa", "bb", "cc") for part in ("--prompt", name)]
+        with pytest.raises(SystemExit) as end:
+            main(["run", "--json", *RUNNER, "--slots", "2", "--max-tokens", "4", *given, *arguments])
+        out, err = capsys.readouterr()
+        return end.value.code, [json.loads(line) for line in out.splitlines()], err
+
+    return call
+
+
+@pytest.mark.parametrize(("device", "overlap"), [("cpu", "off"), ("sim", "off"), ("sim", "on")])
+@pytest.mark.parametrize("steps", ["0", "2"])
+def test_a_step_that_raises_ends_its_requests_and_no_others(run, device, overlap, steps):
+    if device == "sim":
+        pytest.importorskip("hal_sim", reason="paddle-hal-sim is not installed: pip install ./plugins/sim")
+    code, objects, err = run("--device", device, "--overlap", overlap, steps=steps)
+    assert code != 0, "requests have failed"
+    assert "Traceback" not in err
+    ends = {found["request_id"]: found["finish_reason"] for found in objects}
+    assert sorted(ends.values()) == ["error", "error", "length"], err
+    for found in objects:
+        if found["finish_reason"] == "error":
+            assert WHAT in found["message"]
+            assert found["token_ids"] == [300] * min(int(steps[0]), 4)
+        else:
+            assert found["token_ids"] == [300] * 4
+
+
+def test_a_runner_that_breaks_the_device_ends_the_command_in_one_line(run):
+    code, _, err = run("--device", "cpu", steps="2", breaks="1")
+    assert code == 1
+    assert "Traceback" not in err
+    (line,) = [line for line in err.splitlines() if "hal: error:" in line]
+    assert WHAT in line
