@@ -47,7 +47,8 @@ def make_plan(texts: Sequence[str], params: SamplingParams, options: Options) ->
     check_layer(options.speculate, config)
     tokenizer = Tokenizer.load(options.model, config)
     params = _for_model(params, config)
-    prompts = [tokenizer.encode(text) if text else [] for text in texts]
+    encoded = iter(tokenizer.encode_all([text for text in texts if text]))
+    prompts = [next(encoded) if text else [] for text in texts]
     requests = [Request(f"r{number}", tokens, params) for number, tokens in enumerate(prompts)]
     sizes = StateConfig(
         num_slots=min(options.slots, len(requests)),  # more would never be used

@@ -127,6 +127,8 @@ def job_keys(url: str, file: Path | None, *, make: bool = False) -> CurveKeys | 
             raise InvalidValue(f"there is no folder {file.parent}", cure=cure, argument="--key")
         if file.is_dir():
             raise InvalidValue(f"{file} is a folder", cure=f"name a file in it ({_WHOSE_KEY})", argument="--key")
+        if file.exists() and not file.is_file():  # a pipe, which may be read for ever
+            raise InvalidValue(f"{file} is no regular file", cure=f"name another ({_WHOSE_KEY})", argument="--key")
         if make and not file.exists():
             _make_key(file)
         if file.is_file() and stat.S_IMODE(file.stat().st_mode) & 0o077:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from hal_core import InvalidValue
 
+from hal.model.files import check_regular
+
 _NAMES = ("config.json", "*.safetensors", "*.safetensors.index.json")
 
 
@@ -17,6 +19,7 @@ def checkpoint_digest(directory: Path) -> str:
     """
     digest = hashlib.sha256()
     for path in sorted({found for name in _NAMES for found in directory.glob(name)}):
+        check_regular(path)
         try:
             with path.open("rb") as file:
                 part = hashlib.file_digest(file, "sha256").hexdigest()

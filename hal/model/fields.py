@@ -10,12 +10,15 @@ from typing import Any, NoReturn, TypeVar
 
 from hal_core import InvalidValue
 
+from hal.model.files import check_regular
+
 SUPPORTED = "this decoder supports Llama-, Mistral-, Qwen2- and Qwen3-style checkpoints only; choose another --model"
 """The cure for what the decoder does not implement."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in ``path``; ``InvalidValue`` names the path when there is none."""
+    check_regular(path)
     try:
         content = json.loads(path.read_bytes())
     except FileNotFoundError:

@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 
 from hal.model.config import LlamaConfig
 from hal.model.fields import read_json
+from hal.model.files import check_regular
 from hal.model.split import WHOLE, Shard, filled_up, part_of
 
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
@@ -188,6 +189,7 @@ def _plain_name(name: object) -> bool:
 
 def _file_entries(path: Path) -> dict[str, Entry]:
     """The tensors of one safetensors file. The library checks the header, the offsets and the file's exact length."""
+    check_regular(path)
     try:
         with safe_open(path, framework="numpy") as opened:
             names = set(opened.keys())

@@ -11,7 +11,9 @@ from typing import Any
 from hal_core import InvalidValue
 from tokenizers import Tokenizer as _Backend
 
+from hal.model.bounded import bounded
 from hal.model.config import LlamaConfig
+from hal.model.files import check_regular
 from hal.model.streaming import StreamDecoder
 
 _BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")  # how byte fallback spells a byte
@@ -33,7 +35,8 @@ class Tokenizer:
         # A tokenizer.json may carry its training's truncation and padding; a prompt is neither cut nor padded.
         backend.no_truncation()
         backend.no_padding()
-        self._backend = backend
+        self._backend, self._source = backend, source
+        self._is_bounded = _is_risky(backend)
         self.eos_token_ids = frozenset(config.eos_token_ids)
         """Ids that end a text."""
         self.bos_token_id = config.bos_token_id
@@ -47,6 +50,7 @@ class Tokenizer:
     def load(cls, directory: Path, config: LlamaConfig) -> Tokenizer:
         """Read ``tokenizer.json`` of ``directory``; ``InvalidValue`` names the path when it is missing or malformed."""
         path = Path(directory) / "tokenizer.json"
+        check_regular(path)
         try:
             content = path.read_bytes()
         except FileNotFoundError:
@@ -68,7 +72,17 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of ``text``, with the special tokens that the tokenizer itself puts around a text (the default
-        checkpoint's puts none). ``InvalidValue`` for text that is not encodable as UTF-8 (lone surrogates)."""
+        checkpoint's puts none). ``InvalidValue`` for text that is not encodable as UTF-8 (lone surrogates), and for a
+        tokenizer whose own patterns take too much time or memory."""
+        return self.encode_all([text])[0]
+
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of each text, as :meth:`encode` gives them. Of many texts it is faster where limits are kept."""
+        if self._is_bounded:
+            return bounded(self._encode, texts, self._source)
+        return [self._encode(text) for text in texts]
+
+    def _encode(self, text: str) -> list[int]:
         try:
             return list(self._backend.encode(text).ids)
         except (UnicodeEncodeError, TypeError) as error:
@@ -85,6 +99,18 @@ class Tokenizer:
     def stream(self, prompt: Sequence[int] = ()) -> StreamDecoder:
         """A decoder for the tokens that follow ``prompt`` as they arrive."""
         return StreamDecoder(self, prompt)
+
+
+def _is_risky(backend: _Backend) -> bool:
+    """Whether the file brings patterns of its own, which may backtrack without end or make texts longer."""
+
+    def has(part: Any) -> bool:  # noqa: ANN401 (JSON)
+        if isinstance(part, dict):
+            return "pattern" in part or any(map(has, part.values()))
+        return isinstance(part, list) and any(map(has, part))
+
+    parts = (backend.normalizer, backend.pre_tokenizer)
+    return any(has(json.loads(part.__getstate__())) for part in parts if part is not None)
 
 
 def _has_byte_fallback(backend: _Backend) -> bool:

@@ -1,0 +1,90 @@
+"""Calls of a tokenizer's native code with limits on processor time and memory.
+
+Such a call holds the interpreter's lock until it returns, so no thread and no signal handler of this process can end
+it: a forked child makes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import pickle
+import resource
+import signal
+import warnings
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NoReturn
+
+from hal_core import InvalidValue
+
+SECONDS = 5
+"""Processor time that one call may take."""
+ROOM, ROOM_OF_A_BYTE = 1 << 30, 1 << 10
+"""Bytes of memory that it may take, and more of them for each byte of its text."""
+
+
+def bounded(call: Callable[[str], list[int]], texts: Iterable[str], source: str) -> list[list[int]]:
+    """Return ``call`` of each text. Raises :class:`InvalidValue` that names ``source`` for one that exceeds a limit or
+    fails in native code, and what the call itself raises."""
+    reads, writes = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of a process with threads, none of which the child needs
+        child = os.fork()
+    if child == 0:
+        _serve(call, texts, writes)
+    os.close(writes)
+    with open(reads, "rb") as pipe:
+        answer = pipe.read()
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if status:
+        what = f"takes more than {SECONDS} s of processor time for a prompt: a regular expression of it backtracks"
+        if status != -signal.SIGXCPU:
+            what = f"takes more than {ROOM >> 30} GiB of memory for a prompt: its normalizer makes texts longer"
+        raise InvalidValue(what, cure="mend its patterns, or use another checkpoint", argument=source)
+    found, error = pickle.loads(answer)
+    if isinstance(error, str):
+        raise InvalidValue(f"fails: {error}", cure="mend its patterns, or use another checkpoint", argument=source)
+    if error is not None:
+        raise error
+    return list(found)
+
+
+def _serve(call: Callable[[str], list[int]], texts: Iterable[str], writes: int) -> NoReturn:
+    """The child: answer through the pipe and end, whatever happens."""
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # native code prints its own account of a failure
+        faulthandler.disable()
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        found: list[list[int]] = []
+        error: Exception | str | None = None
+        try:
+            for text in texts:
+                _limit(len(text.encode(errors="surrogatepass")))
+                found.append(call(text))
+        except MemoryError:
+            os._exit(1)
+        except Exception as raised:  # noqa: BLE001 (the parent raises it)
+            error = raised
+        except BaseException as raised:  # noqa: BLE001 (a panic of Rust's is no Exception)
+            error = str(raised)
+        with open(writes, "wb") as pipe:
+            pipe.write(pickle.dumps((found, error)))
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+def _limit(nbytes: int) -> None:
+    """Set the limits for the next call, from what was used up to now."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    seconds = int(used.ru_utime + used.ru_stime) + 1 + SECONDS
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    room = pages * resource.getpagesize() + ROOM + ROOM_OF_A_BYTE * nbytes
+    for kind, limit in ((resource.RLIMIT_CPU, seconds), (resource.RLIMIT_AS, room)):
+        hard = resource.getrlimit(kind)[1]
+        with contextlib.suppress(ValueError):  # a lower limit of the user's own stays
+            resource.setrlimit(kind, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))

@@ -1,0 +1,115 @@
+"""Files of a checkpoint that would never be read to their end, and tokenizers whose own patterns never end."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+
+import pytest
+from hal_core.errors import InvalidValue
+from tokenizers import Regex, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+
+from hal.cli import main
+from hal.distributed.hiring import job_keys
+from hal.model import DEFAULT_CHECKPOINT, bounded
+from hal.model.config import parse_config, read_config
+from hal.model.digest import checkpoint_digest
+from hal.model.files import check_regular
+from hal.model.loading import _file_entries
+from hal.model.tokenizer import Tokenizer
+
+
+def made(checkpoints, **parts):
+    backend = Backend(models.WordLevel({"a": 0, "<unk>": 1}, unk_token="<unk>"))
+    for name, part in parts.items():
+        setattr(backend, name, part)
+    return Tokenizer(backend, parse_config(checkpoints.llama), source="some/tokenizer.json")
+
+
+def split(pattern):
+    return {"pre_tokenizer": pre_tokenizers.Split(Regex(pattern), "isolated")}
+
+
+GROWS = {"normalizer": normalizers.Sequence([normalizers.Replace("a", "aa")] * 40)}
+
+
+@pytest.mark.parametrize(
+    ("parts", "text", "told"),
+    [
+        (split("(a|aa)+b"), "a" * 60, "fails: Onig: Regex search error: retry-limit-in-match over"),
+        (split("a+b"), "a" * 1_000_000, "takes more than 0 s of processor time for a prompt: a regular expression"),
+        (GROWS, "a", "takes more than 0 GiB of memory for a prompt: its normalizer makes texts longer"),
+    ],
+    ids=["gives up", "never ends", "grows"],
+)
+def test_a_tokenizer_without_an_end_is_refused(checkpoints, monkeypatch, capfd, parts, text, told):
+    monkeypatch.setattr(bounded, "SECONDS", 0)
+    monkeypatch.setattr(bounded, "ROOM", 64 << 20)
+    with pytest.raises(InvalidValue, match=r"^some/tokenizer\.json: ") as refused:
+        made(checkpoints, **parts).encode(text)
+    assert told in str(refused.value)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_patterns_of_a_file_are_bounded_and_others_cost_nothing(checkpoints, monkeypatch):
+    monkeypatch.setattr("hal.model.tokenizer.bounded", lambda call, texts, source: "in a child")
+    assert made(checkpoints, **split("a")).encode_all(["a"]) == "in a child"
+    assert made(checkpoints, pre_tokenizer=pre_tokenizers.Whitespace()).encode_all(["a a", "a"]) == [[0, 0], [0]]
+
+
+def test_a_child_gives_what_the_tokenizer_gives_and_raises(checkpoints):
+    tokenizer = made(checkpoints, **split(" "))
+    assert tokenizer.encode_all(["a", "b", ""]) == [[0], [1], []]
+    with pytest.raises(InvalidValue, match="prompt: is no UTF-8 text"):
+        tokenizer.encode("\ud800")
+
+
+def test_the_command_says_it_in_one_line(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(bounded, "SECONDS", 0)
+    model = tmp_path / "model"
+    shutil.copytree(DEFAULT_CHECKPOINT, model)
+    content = json.loads((model / "tokenizer.json").read_text())
+    content["pre_tokenizer"]["pretokenizers"][0]["pattern"] = {"Regex": "(a|aa)+b"}
+    (model / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--device", "cpu", "--model", str(model), "--prompt", "a" * 60])
+    (line,) = capfd.readouterr().err.splitlines()
+    assert ended.value.code == 2
+    assert line.startswith(f"hal: error: {model}/tokenizer.json: fails: Onig: ")
+
+
+READERS = {
+    "config.json": lambda folder: read_config(folder),
+    "tokenizer.json": lambda folder: Tokenizer.load(folder, read_config(DEFAULT_CHECKPOINT)),
+    "model.safetensors": lambda folder: _file_entries(folder / "model.safetensors"),
+    "other.safetensors": checkpoint_digest,
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_pipe_in_place_of_a_file_is_refused_at_once(tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    ended = []
+
+    def read():
+        with pytest.raises(InvalidValue, match=f"{name}: is no regular file"):
+            READERS[name](tmp_path)
+        ended.append(name)
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    reader.join(20.0)
+    assert ended == [name], "it waits for somebody to write into the pipe"
+
+
+def test_a_pipe_in_place_of_a_key_is_refused_and_links_are_followed(tmp_path):
+    os.mkfifo(tmp_path / "key")
+    with pytest.raises(InvalidValue, match=r"--key: .* is no regular file"):
+        job_keys("tcp://h:1", tmp_path / "key", make=True)
+    (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to("file")
+    check_regular(tmp_path / "link")
+    check_regular(tmp_path / "missing")
