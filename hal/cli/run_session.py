@@ -29,6 +29,7 @@ from hal.worker import ModelRunner, Worker
 from . import signals
 from .console import say
 from .failures import cure_of, one_line
+from .imports import uncollected
 from .run_device import facts_of, where
 from .run_drive import drive, summarize
 from .run_options import PADDLE_MODEL, Options
@@ -241,7 +242,7 @@ def _check_paddle() -> None:
 
 def _load_model(options: Options) -> LlamaModel:
     try:
-        with warnings.catch_warnings(), signals.kept():
+        with warnings.catch_warnings(), signals.kept(), uncollected():
             warnings.filterwarnings("ignore", module="paddle")  # on import, it says what it cannot compile
             from hal.model.llama import LlamaModel
     except (ImportError, OSError, RuntimeError) as error:  # RuntimeError: for a library of its own that it cannot load

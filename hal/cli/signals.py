@@ -53,6 +53,7 @@ class _Watch:
         self.is_noted = False
         self.tidy: Callable[[], object] | None = None
         self.is_on = False
+        self.is_last = False  #: the process ends with the command
 
     def handle(self, number: int, frame: FrameType | None = None) -> None:
         now = time.monotonic()
@@ -125,6 +126,11 @@ def since() -> float:
     return 0.0 if _watch.first is None else time.monotonic() - _watch.at
 
 
+def ends_process() -> bool:
+    """Whether the process ends with the command that is running."""
+    return _watch.is_last
+
+
 def status() -> int:
     """The exit status of a command that a signal has ended."""
     return 128 + (_watch.first or signal.SIGINT)
@@ -152,7 +158,7 @@ def watched(*, to_the_end: bool) -> Iterator[None]:
         yield
         return
     outer, _watch = _watch, _Watch()
-    _watch.is_on = True
+    _watch.is_on, _watch.is_last = True, to_the_end
     former = _install()
     limit = deadline.Deadline(_NUMBERS, _watch.force)
     if to_the_end:  # registered first, so called last: behind it the interpreter takes our handlers away
