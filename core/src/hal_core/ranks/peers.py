@@ -69,11 +69,12 @@ class Listener:
         self._socket.close()
 
     def meet(
-        self, me: int, groups: Sequence[Sequence[int]], endpoints: Mapping[int, Endpoint], timeout: float
+        self, me: int, groups: Sequence[tuple[int, ...]], endpoints: Mapping[int, Endpoint], timeout: float
     ) -> list[dict[int, socket.socket]]:
         """Connect with every other member of each of ``groups`` (all hold ``me``): for each, rank to connection.
 
-        All ranks call this with the same groups of theirs in one order. The higher rank connects, the lower accepts.
+        All ranks call this with the same groups of theirs in one order; a group may be there several times. The higher
+        rank connects, the lower accepts.
         Raises :class:`GroupLost` naming who is missing after ``timeout`` seconds.
         """
         deadline = monotonic() + timeout
@@ -99,7 +100,7 @@ class Listener:
             ) from error
         return met
 
-    def _accept(self, groups: Sequence[Sequence[int]], deadline: float) -> tuple[int, int, socket.socket]:
+    def _accept(self, groups: Sequence[tuple[int, ...]], deadline: float) -> tuple[int, int, socket.socket]:
         """The next connection that shows the token; others are closed."""
         while True:
             self._socket.settimeout(max(0.001, deadline - monotonic()))
@@ -114,12 +115,12 @@ class Listener:
             link.close()
 
 
-def _key(groups: Sequence[Sequence[int]], at: int) -> int:
-    """A number for one of the groups (their ranks differ), the same on all its members."""
-    return crc32(repr(sorted(groups[at])).encode())
+def _key(groups: Sequence[tuple[int, ...]], at: int) -> int:
+    """A number for one of the groups, the same on all its members: by its ranks, and how many had the same before."""
+    return crc32(repr((sorted(groups[at]), [*groups[:at]].count(groups[at]))).encode())
 
 
-def _missing(me: int, groups: Sequence[Sequence[int]], met: Sequence[Mapping[int, socket.socket]]) -> list[int]:
+def _missing(me: int, groups: Sequence[tuple[int, ...]], met: Sequence[Mapping[int, socket.socket]]) -> list[int]:
     return sorted({r for ranks, links in zip(groups, met, strict=True) for r in ranks if r != me and r not in links})
 
 

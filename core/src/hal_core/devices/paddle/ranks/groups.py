@@ -22,6 +22,7 @@ from ....ranks.peers import ENDPOINT, Endpoint, Listener
 from ....ranks.shared_config import BLOCK_BYTES, SharedConfig, differences
 from ....ranks.watchdog import Watchdog
 from ....tickets import DONE, Ticket
+from .direct import DirectGroup
 from .process_groups import Maker, make_by, make_group
 from .world import DEFAULT_TIMEOUT, distributed, exchange, join_world
 
@@ -110,13 +111,19 @@ def open_groups(
             for ranks in mine:
                 if (backend, ranks) in _open:
                     _open.pop((backend, ranks)).close()
-            links = listener.meet(me, mine, endpoints, timeout)
-            for ranks, peers in zip(mine, links, strict=True):
+            is_gloo = backend == "gloo" and make is None
+            links = listener.meet(me, mine * (1 + is_gloo), endpoints, timeout)
+            for at, ranks in enumerate(mine):
+                peers = links[at]
                 if make is not None:
                     made = keep = make_by(make, ranks, me, peers, timeout)
                     abort = made.abort
                 else:
                     made, abort, keep = make_group(backend, ranks, me, endpoints, peers, timeout)
+                if is_gloo:
+                    direct = {ranks.index(rank): link for rank, link in links[len(mine) + at].items()}
+                    made = keep = DirectGroup(made, ranks.index(me), direct, abort, keep)
+                    abort = made.abort
                 _open[backend, ranks] = OpenGroup(ranks, made, Watchdog(me, peers, timeout, abort), keep)
         for ranks in wanted:
             if me in ranks and len(ranks) > 1:
