@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 from hal_core.conformance.ranks.processes import RankPool
-from run import versions
 
 PROMPTS, TOKENS, SUMS = 8, 200, 300
 WAYS = {"one process": (), "--tp 2": ("--tp", "2")}
@@ -61,6 +60,8 @@ def sums(rank: Any) -> dict[str, list[float]]:  # noqa: ANN401 (a rank of the po
 
 def main(rounds: int = 5) -> None:
     """Measure, and print."""
+    from run import versions  # beside this file, which ranks import from elsewhere
+
     cores = sorted(os.sched_getaffinity(0))[:2]
     os.sched_setaffinity(0, cores)
     print(f"{versions()}; cores {cores}, load {os.getloadavg()[0]:.1f}, {rounds} rounds in turn")
