@@ -77,7 +77,7 @@ soak: $(STAMP)   ## the chaos test of the output path, 10,000 steps
 steady: $(STAMP) ## the tests that use processes, threads or deadlines, ten times beside one busy process a core
 	$(BIN)/python tools/steady.py $(ARGS)
 
-chaos: $(STAMP)  ## the output path in 1,000 short episodes of blows of every kind (ARGS='--episodes N --seed N')
+chaos: $(STAMP)  ## the output path and hal run in 1,000 short episodes of blows of every kind (ARGS='--episodes N --seed N')
 	$(BIN)/python tests/output/episodes.py $(ARGS)
 
 fuzz: $(STAMP)   ## fuzz the decoding of frames with atheris, then readers at their sockets, ten minutes each
