@@ -11,6 +11,7 @@ from hal_core import ENTERING, FinishReason, OutputRecord, Request, SamplingPara
 from hal_core.output.records import SlotStatus
 
 from hal.distributed.engine import RanksEngine
+from hal.distributed.errors import RankLost
 
 SIZES = StateConfig(num_slots=2, max_model_len=64, block_size=4, max_logprobs=0)
 
@@ -137,3 +138,17 @@ def test_a_group_without_requests_is_given_the_steps_of_the_others_with_nothing_
     list(engine_of(paper, request("a", most=3), dp_sync=True).run())
     assert [number for number, _ in given] == [0, 1] * (len(given) // 2)
     assert {tasks for number, tasks in given if number == 1} == {0}
+
+
+def test_a_loss_names_all_that_was_not_delivered(paper):
+    """Requests in slots from their next position on, and those that wait from their first."""
+
+    def lost(timeout):
+        raise RankLost("rank 1 was lost", 1, 2)
+
+    engine = engine_of(paper, *(request(f"r{n}") for n in range(5)), groups=1)
+    engine.step()
+    paper.receive = lost
+    with pytest.raises(RankLost) as caught:
+        engine.step()
+    assert caught.value.undelivered == (("r0", 1, -1), ("r1", 1, -1), ("r2", 0, -1), ("r3", 0, -1), ("r4", 0, -1))
