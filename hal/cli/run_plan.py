@@ -60,6 +60,7 @@ def make_plan(texts: Sequence[str], params: SamplingParams, options: Options) ->
         max_stop_sequences=1,
         max_stop_length=1,
         max_bad_words=1,
+        vocab_size=config.vocab_size,
     )
     _check_budget(options, sizes)
     blocks = _blocks(requests, sizes, options)

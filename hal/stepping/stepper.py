@@ -11,6 +11,7 @@ import numpy as np
 from hal_core import (
     ALONE,
     DeviceClosed,
+    FinishReason,
     Group,
     GroupLost,
     HalError,
@@ -143,6 +144,8 @@ class Stepper:
             stopped = flags & (held != 0) & (mirror["request_serial"].reshape(-1)[order] == held)
             ended = [slot for slot in order[stopped].tolist() if slot not in self._ended]
             self._ended.update(dict.fromkeys(ended, self.steps - 1))
+        if FinishReason.ERROR in record.finish.tobytes():
+            ended += self._stop_failed(launched.ticket, ended)
         if free := [slot for slot, last in self._ended.items() if last <= number]:
             state.release(free)
             for slot in free:
@@ -150,6 +153,17 @@ class Stepper:
         if self._told is not None and not launched.failed:
             self._told.took(launched.planned, mirror, ended)
         return record
+
+    def _stop_failed(self, ticket: OutputTicket, ended: Sequence[int]) -> list[int]:
+        """Stop requests whose row is an error of which the device does not know, as of a strange token (G21); their
+        slots."""
+        held, flags = self.state.host_table.admission_ids, self.state.view("stop_flags")
+        slots = [slot for slot, admission_id in ticket.failed if admission_id and held[slot] == admission_id]
+        slots = [slot for slot in slots if slot not in ended and slot not in self._ended]
+        for slot in slots:
+            self.device.async_set_value(target=flags[slot], value=True, stream=self.stream)
+            self._ended[slot] = self.steps - 1
+        return slots
 
     def step(self, tasks: TaskBatch | Sequence[Task]) -> OutputRecord:
         """Launch a step and take it. Raises as both, and ``trouble`` once it is taken: its record is in ``last``."""

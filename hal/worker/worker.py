@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from hal_core import ALONE, Group
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 class Worker(Stepper):
     """One rank that runs a model: the stepper of a state of its own, with a :class:`ModelRunner`.
 
-    - ``sizes``, ``blocks``: of the state, and of the paged cache that the model is made to allocate.
+    - ``sizes``, ``blocks``: of the state, whose vocabulary is the model's, and of the paged cache that the model is
+      made to allocate.
     - ``sink``: where each step's record goes; the caller closes it, and the device.
     - ``group``: the tensor-parallel group that the worker is in.
     - ``noise``: mixed into the seeds that this rank draws with, where every rank of a group samples for itself.
@@ -48,7 +50,7 @@ class Worker(Stepper):
         rejection: bool = False,
     ) -> None:
         own = ("proposer",) if proposer is not None and proposer.wants_hidden else ()
-        state = device.state(sizes, beside=own)
+        state = device.state(replace(sizes, vocab_size=model.config.vocab_size), beside=own)
         runner = self.runner_type(
             device,
             state,

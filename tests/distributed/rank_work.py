@@ -176,6 +176,20 @@ def closing(rank):
         yield
 
 
+@contextlib.contextmanager
+def astray(rank, step, slot, token):
+    """The first rank gives ``slot`` an id that is no token in its step ``step``; the others take it over."""
+    steps, original = itertools.count(1), ModelRunner._write
+
+    def write(runner, tokens):
+        if rank.rank == 0 and next(steps) == step:
+            tokens.fields["sampled_token_ids"][slot, 0] = token
+        original(runner, tokens)
+
+    with mock.patch.object(ModelRunner, "_write", write):
+        yield
+
+
 def broadcasts(rank):
     """In a rank: what :func:`broadcasting` has kept."""
     return rank.kept["broadcasts"]
@@ -242,6 +256,7 @@ def lie(rank, url, liar, how="", *arguments):
 
 
 LIARS = {
+    "astray": astray,
     "broadcasting": broadcasting,
     "closing": closing,
     "different": different,

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hal_core import FinishReason
 
 from hal.distributed.errors import RankLost
 from tests.distributed.rank_work import broadcasts, closed, met
@@ -39,6 +40,26 @@ def test_the_tokens_are_those_of_one_rank(worlds, name):
     assert set(answers.values()) == {None}
     assert bool(told.preempted) == (row.blocks == SCARCE)
     assert (told.drafts[0] > 0) == (row.speculate != "none")
+
+
+def test_a_token_outside_the_vocabulary_is_its_requests_error(worlds):
+    """Told by the record that the first rank sends; every rank stops the slot, and the states stay equal."""
+    told, pooled = Told(), Pooled(worlds.of(2), ("astray", 4, 0, 1 << 40))
+    engine = engine_of(Row(tp=2), lambda: pooled, told)
+    for request in requests():
+        engine.submit(request)
+    try:
+        ended = {one.request_id: one for one in engine.run()}
+    finally:
+        engine.crew.stop()
+    assert set(pooled.answers.values()) == {None}
+    (failed,) = [one for one in ended.values() if one.reason is FinishReason.ERROR]
+    assert failed.message.startswith(f"the step gave token {1 << 40}, outside the vocabulary of ")
+    whole = dict(reference().tokens)
+    assert 0 < len(failed.token_ids) < len(whole[failed.request_id])
+    assert list(failed.token_ids) == whole[failed.request_id][: len(failed.token_ids)]
+    for name, one in ended.items():
+        assert one is failed or list(one.token_ids) == whole[name]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A step may find on the device alone that a request cannot go on: its own record tells it."""
+"""A step may find on the device alone that a request cannot go on, or give it what is no token: its record tells it."""
 
 from __future__ import annotations
 
@@ -40,6 +40,17 @@ class Failing:
         return replace(done, late_errors=lambda: {SLOT: "no use"})
 
 
+class Astray(Failing):
+    """A runner whose step number ``FAILS_AT`` gives a slot an id that is no token, and goes on with it."""
+
+    def launch(self, state, step, stream):
+        done = self._runner.launch(state, step, stream)
+        if step.step.number == FAILS_AT:
+            field = "accept_tokens" if state.speculative else "sampled_token_ids"
+            self._device.async_set_value(target=state.view(field)[SLOT], value=-5, stream=stream)
+        return done
+
+
 class Noting(Watched):
     """Notes in which steps' records a request ended with an error."""
 
@@ -53,13 +64,13 @@ class Noting(Watched):
 
 
 def played(*, fails, overlap, drafts):
-    """Three requests in two slots: how each ended, and which records told of an error."""
+    """Three requests in two slots: how each ended, and which records told of an error. ``fails``: what runs, if any."""
     player = Player(
         Schedule(sizes_of(slots=2, drafts=drafts), 12, 8, [], [], None), "lazy", overlap=overlap, stepper=Noting
     )
     player.open()
-    if fails:
-        player.stepper.runner = Failing(player.stepper.runner, player.device)
+    if fails is not None:
+        player.stepper.runner = fails(player.stepper.runner, player.device)
     for number in range(3):
         player.engine.submit(Request(f"r{number}", [number + 1] * 3, SamplingParams(max_tokens=9)))
     ended = {}
@@ -71,13 +82,16 @@ def played(*, fails, overlap, drafts):
     return ended, errors
 
 
+@pytest.mark.parametrize(
+    ("fails", "told"), [(Failing, "no use"), (Astray, "the step gave token -5, outside every vocabulary")]
+)
 @pytest.mark.parametrize("drafts", [0, 2])
 @pytest.mark.parametrize("overlap", [True, False])
-def test_the_steps_own_record_tells_it_and_the_slot_is_used_again(overlap, drafts):
-    whole, _ = played(fails=False, overlap=overlap, drafts=drafts)
-    ended, errors = played(fails=True, overlap=overlap, drafts=drafts)
+def test_the_steps_own_record_tells_it_and_the_slot_is_used_again(overlap, drafts, fails, told):
+    whole, _ = played(fails=None, overlap=overlap, drafts=drafts)
+    ended, errors = played(fails=fails, overlap=overlap, drafts=drafts)
     assert errors == [(FAILS_AT, "r1")]
-    assert (ended["r1"].reason, ended["r1"].message) == (FinishReason.ERROR, "no use")
+    assert (ended["r1"].reason, ended["r1"].message) == (FinishReason.ERROR, told)
     given = ended["r1"].token_ids
     assert given == whole["r1"].token_ids[: len(given)]
     assert 0 < len(given) < 9

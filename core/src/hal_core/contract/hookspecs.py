@@ -74,7 +74,9 @@ def save_output(device: Device, state: SlotState, step: Step, sink: Sink, stream
       position. Each preemption is reported once, also when the whole batch is preempted.
     - G20: rows are in batch-id order, whatever slot order the step ran under.
     - G21: bounds that the host knows raise at the call; those on the device are checked before encoding and raised
-      by the ticket. Nothing out of bounds is ever written or sent.
+      by the ticket. Nothing out of bounds is ever written or sent. A token id that is negative, or not below the
+      state's ``vocab_size`` where that is known, is no violation but its request's error: its row says so, the
+      ticket raises nothing, and nothing more of that request is told.
     - G22: nothing of an earlier step is in a frame.
     - G23: the compute stream is not stalled; a full or dead sink follows the sink's policy (wait up to a deadline,
       then :class:`hal_core.errors.SinkFull`, the record kept); nothing is dropped silently.

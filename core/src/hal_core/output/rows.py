@@ -9,7 +9,7 @@ import numpy as np
 from ..errors import InvalidValue
 from ..slots.fields import FinishReason, SplitRole
 from .records import OutputRecord, SlotStatus, narrowed
-from .usual import usual_record
+from .usual import beyond, usual_record
 
 if TYPE_CHECKING:
     from ..slots.host_table import HostSlotTable
@@ -33,6 +33,9 @@ class OutputSnapshot(NamedTuple):
     max_accept: int
     max_draft_tokens: int
     top_k: int
+    token_limit: int
+    failed: dict[int, int]
+    """The state's own, as of when the record is made, which adds to it; see :class:`hal_core.slots.state.SlotState`."""
     plain: bool
     """Tokens of slots that are all held, with nothing else to report of any."""
 
@@ -47,7 +50,7 @@ class OutputSnapshot(NamedTuple):
         special = slots or step.logprobs is not None or step.errors or step.recovered
         preempted = {slot: host_table.preempted[slot] for slot in slots if slot in host_table.preempted}
         aborted = {slot: host_table.aborted[slot] for slot in slots if slot in host_table.aborted}
-        most = sizes.max_draft_tokens, sizes.max_logprobs
+        most = sizes.max_draft_tokens, sizes.max_logprobs, sizes.token_limit, state.failed
         told = step, order, admission_ids, names, prefill_role, preempted, aborted, sizes.max_accept, *most
         return tuple.__new__(cls, (*told, ordinary and not special))  # as the class does, a call of Python's less
 
@@ -79,8 +82,8 @@ def build_record(columns: Columns, snapshot: OutputSnapshot) -> Built:
 
     Rows of what was out of bounds are errors.
     """
-    if snapshot.plain:
-        known = snapshot.step, snapshot.order, snapshot.admission_ids, snapshot.names
+    if snapshot.plain and not snapshot.failed:
+        known = snapshot.step, snapshot.order, snapshot.admission_ids, snapshot.names, snapshot.token_limit
         if plain := usual_record(columns, *known) or _plain_record(columns, snapshot):
             return plain
     return _any_record(columns, snapshot)
@@ -105,6 +108,8 @@ def _plain_record(columns: Columns, snapshot: OutputSnapshot) -> Built | None:
     finish = _of(columns["stop_reason"], order).astype(np.uint8) * status
     one_each = largest == 1 and status.all()
     tokens = given[:, 0] if one_each else given[width < counts[:, None]]
+    if beyond(tokens, snapshot.token_limit):
+        return None
     first = np.zeros(len(order), np.bool_)
     arrays = (status, finish, generated - counts, counts, tokens, first)
     return OutputRecord(snapshot.step.number, snapshot.names, *arrays), tuple(range(len(order))), None
@@ -121,9 +126,13 @@ def _any_record(columns: Columns, snapshot: OutputSnapshot) -> Built:
     order = snapshot.order
     held = snapshot.admission_ids != 0
     counts = np.where(held, columns["accept_num"][order, 0], 0)
+    if snapshot.failed:
+        over = [snapshot.failed.get(slot, -1) for slot in order.tolist()]
+        counts[over == snapshot.admission_ids] = 0
     bad = _out_of_bounds(columns, snapshot, counts, held)
     step = snapshot.step
-    errors = dict(step.errors) | dict(step.late_errors() if step.late_errors is not None else {})
+    strange = _strange_tokens(columns, snapshot, counts, bad)
+    errors = strange | dict(step.errors) | dict(step.late_errors() if step.late_errors is not None else {})
     for slot, message in (*errors.items(), *step.recovered.items()):
         for row in np.flatnonzero(order == slot).tolist():
             bad[row] = message
@@ -154,6 +163,7 @@ def _any_record(columns: Columns, snapshot: OutputSnapshot) -> Built:
             rows["status"][row] = gone
             rows["finish"][row] = FinishReason.ABORT if gone is SlotStatus.ABORTED else FinishReason.NONE
             messages.pop(row, None)
+    snapshot.failed.update({int(order[row]): int(snapshot.admission_ids[row]) for row in bad if order[row] in strange})
     record = OutputRecord(snapshot.step.number, names, messages=messages, **rows, **parts)
     told = errors.keys() | step.recovered.keys()
     violations = [text for row, text in bad.items() if int(order[row]) not in told]
@@ -189,6 +199,33 @@ def _out_of_bounds(
                 f"{name}: {int(counts[row])} tokens (at most {most}), {int(drafts[row])} drafts (at most "
                 f"{snapshot.max_draft_tokens}), {int(generated[row])} generated in all"
             )
+    return found
+
+
+def _strange_tokens(
+    columns: Columns, snapshot: OutputSnapshot, counts: np.ndarray[Any, Any], bad: dict[int, str]
+) -> dict[int, str]:
+    """Slot to message where a token that would be told is outside the vocabulary (G21): one that was given, one of its
+    alternatives (-1 is none), or a draft beside a first token. ``bad``: rows of which nothing is told."""
+    order, highest, step = snapshot.order, snapshot.token_limit - 1, snapshot.step
+    told = [("token", columns["accept_tokens" if step.speculative else "sampled_token_ids"], counts, 0)]
+    if step.logprobs is not None:
+        alternatives = columns["topk_token_ids"].reshape(len(columns["accept_num"]), snapshot.max_accept, -1)
+        told.append(("alternative", alternatives[..., : step.logprobs + 1], counts, -1))
+    if step.speculative and snapshot.prefill_role.any():
+        first = snapshot.prefill_role & (columns["step_idx"][order, 0] == counts)
+        told.append(("draft", columns["draft_tokens"], first * (counts > 0) * columns["draft_num"][order, 0], 0))
+    found: dict[int, str] = {}
+    for what, ids, most, least in told:
+        given = ids[order]
+        wrong = (given < least) | (given > highest)
+        wrong &= (np.arange(ids.shape[1]) < most[:, None]).reshape(len(order), -1, *[1] * (ids.ndim - 2))
+        for row in np.flatnonzero(wrong.reshape(len(order), -1).any(1)).tolist():
+            if row not in bad:
+                size = f"the vocabulary of {highest + 1}" if highest < (1 << 63) - 1 else "every vocabulary"
+                found.setdefault(
+                    int(order[row]), f"the step gave {what} {int(given[row][wrong[row]][0])}, outside {size}"
+                )
     return found
 
 

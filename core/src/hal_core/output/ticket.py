@@ -5,8 +5,11 @@ from __future__ import annotations
 from threading import Lock, get_ident
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ..errors import InvalidValue
 from ..ranks.channel import OutputCheck
+from ..slots.fields import FinishReason
 from ..tickets import PromiseTicket
 from .records import OutputRecord
 from .rows import Columns, OutputSnapshot, build_record
@@ -67,6 +70,14 @@ class OutputTicket(PromiseTicket):
     def batch_size(self) -> int:
         """How many slots the step's order names."""
         return len(self._snapshot.order)
+
+    @property
+    def failed(self) -> list[tuple[int, int]]:
+        """Slot and admission id of each request whose row is an error. There once the record is."""
+        assert self._record is not None
+        order, held = self._snapshot.order, self._snapshot.admission_ids
+        rows = np.flatnonzero(self._record.finish == FinishReason.ERROR).tolist()
+        return [(int(order[at]), int(held[at])) for at in (self.batch_ids[row] for row in rows)]
 
     def ready(self) -> bool:
         """True when the copy is there, so that :meth:`resolve` does not wait; never blocks."""

@@ -43,13 +43,18 @@ def _shared(n: int) -> _Shared:
     return _Shared(counts.tobytes(), bytes(counts.nbytes), fields, tuple(range(n)))
 
 
+def beyond(tokens: Arrays, limit: int) -> bool:
+    """Whether a token id is negative or not below ``limit``: one reduction, as negative ones are large without sign."""
+    return bool(np.maximum.reduce(tokens.view(np.uint64), initial=0) >= limit)
+
+
 def usual_record(
-    columns: Mapping[str, Arrays], step: Step, order: Arrays, admission_ids: Arrays, names: tuple[str, ...]
+    columns: Mapping[str, Arrays], step: Step, order: Arrays, admission_ids: Arrays, names: tuple[str, ...], limit: int
 ) -> tuple[OutputRecord, tuple[int, ...], None] | None:
     """The record and each row's batch id; None for any other step, or where something is out of bounds.
 
     ``order``, ``admission_ids``, ``names``: the places of the step's slots, all held, and who is in them; ``columns``:
-    their fields.
+    their fields; ``limit``: token ids are below it.
     """
     ones, zeros, fields, batch_ids = _shared(len(order))
     if columns["accept_num"].reshape(-1)[order].tobytes() != ones:
@@ -72,4 +77,6 @@ def usual_record(
             return None
     given = columns["accept_tokens" if step.speculative else "sampled_token_ids"]
     values["tokens"] = given.reshape(-1)[:: given.shape[1]][order]
+    if beyond(values["tokens"], limit):
+        return None
     return assemble(values, checked=True), batch_ids, None

@@ -86,17 +86,18 @@ def admit(request: Request, layout: StateLayout, *, vocab_size: int | None = Non
     """Check ``request`` against the sizes of a state, and pack it.
 
     Raises :class:`InvalidValue`, naming the request and the cure, for an empty or too long prompt, tokens that
-    are no whole numbers of at least 0 (below ``vocab_size`` where that is given), and lists longer than the
-    state's bounds. One bad request never takes others along: nothing is shared.
+    are no whole numbers of at least 0 (below the state's ``vocab_size``, or a lower one that is given), and lists
+    longer than the state's bounds. One bad request never takes others along: nothing is shared.
     """
     _check_admission(request, layout, vocab_size)
     sizes, params = layout.sizes, request.params
     prompt, output = _tokens(request, request.prompt, "prompt"), _tokens(request, request.output, "output")
     tokens = np.concatenate([prompt, output]) if len(output) else prompt
     _check_lengths(request, len(prompt), len(output), layout)
-    if vocab_size is not None and len(tokens) and int(tokens.max()) >= vocab_size:
+    limit = min(sizes.token_limit, vocab_size or sizes.token_limit)
+    if len(tokens) and int(tokens.max()) >= limit:
         raise InvalidValue(
-            f"token {int(tokens.max())} is outside the vocabulary of {vocab_size}",
+            f"token {int(tokens.max())} is outside the vocabulary of {limit}",
             cure="tokenize with the model's own tokenizer",
             argument=f"request {request.request_id!r}",
         )

@@ -52,6 +52,7 @@ class StateConfig:
     - ``max_logprobs``: most alternatives whose log-probabilities a step can report, besides the sampled token's.
     - ``max_eos``, ``max_stop_sequences``, ``max_stop_length``, ``max_bad_words``: bounds of a request's lists;
       a bad word is one token here.
+    - ``vocab_size``: token ids go from 0 to this number less one; 0: not known, so that any id of at least 0 passes.
     """
 
     num_slots: int
@@ -63,11 +64,12 @@ class StateConfig:
     max_stop_sequences: int = 8
     max_stop_length: int = 16
     max_bad_words: int = 64
+    vocab_size: int = 0
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
             value = getattr(self, name)
-            least = 0 if name in ("max_draft_tokens", "max_logprobs") else 1
+            least = 0 if name in ("max_draft_tokens", "max_logprobs", "vocab_size") else 1
             if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**31:
                 raise InvalidValue(  # lengths and slots are int32 in the state and in plans
                     f"{name} = {value!r}", cure=f"give a whole number from {least} to 2**31 - 1", argument="sizes"
@@ -82,6 +84,11 @@ class StateConfig:
     def max_accept(self) -> int:
         """Most tokens one step can give a request: every draft and the one after them."""
         return self.max_draft_tokens + 1
+
+    @property
+    def token_limit(self) -> int:
+        """Token ids are below this number, and at least 0."""
+        return self.vocab_size or 1 << 63
 
     def width(self, name: str) -> int:
         """The number of elements that a slot has of a field whose width is ``name``."""

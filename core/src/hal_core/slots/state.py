@@ -62,6 +62,8 @@ class SlotState:
     - ``memory``: the one block of device memory; ``layout`` says where each field lies in it.
     - ``host_table``: what the host knows for certain: which request is in which slot, and how long its rows are.
     - ``drafts``: what the host knows of drafts: after which step they may come, and who holds some.
+    - ``failed``: slot to admission id, of requests that were given a token outside the vocabulary: their row was an
+      error, and what later steps give them is not told.
     - ``updates``: how often ``update_inputs`` was called; ``channels``: by a group's ranks, what they agreed on (G14).
     - ``companions``: states of the same requests in the same memory (:mod:`hal_core.slots.companions`).
     - ``mirror``: field name to array, the output fields as of the last step whose output was taken (G12).
@@ -94,6 +96,7 @@ class SlotState:
         self.companions: tuple[SlotState, ...] = ()
         self.host_table = HostSlotTable(sizes)
         self.drafts = DraftBook()
+        self.failed: dict[int, int] = {}
         self._views: dict[str, View] = {}
         self._output_ranges: dict[bool, ByteRange] = {}  # by whether with log-probabilities
         self._parts: dict[ByteRange, np.dtype[np.void]] = {}
@@ -223,6 +226,7 @@ class SlotState:
         self.host_table.release(numbers)
         for slot in numbers:
             self.drafts.holders.pop(slot, None)
+            self.failed.pop(slot, None)
 
     def add_reader(self, slots: Ints | None, event: Event) -> None:
         """Remember that work up to ``event`` reads these slots (None: every slot) (G28)."""

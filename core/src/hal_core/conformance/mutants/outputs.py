@@ -123,6 +123,24 @@ class ClipsCounts(Patch):
         return build
 
 
+@liar(21, "a token outside the vocabulary is told as one of it")
+class TakesAnyToken(Patch):
+    """The vocabulary is thought to be as large as int64, and negative ids are wrapped into it."""
+
+    seam = "build of a record"
+
+    @classmethod
+    def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
+        """Make every id one that passes."""
+
+        def build(columns: Any, snapshot: Any) -> Any:  # noqa: ANN401 (as the true one)
+            names = ("sampled_token_ids", "accept_tokens", "draft_tokens", "topk_token_ids")
+            changed = {name: columns[name] & (2**63 - 1) for name in names if name in columns}
+            return true(columns | changed, snapshot._replace(token_limit=2**63))
+
+        return build
+
+
 @liar(25, "without a proposer there are no tokens", seen="FastDeploy 7172: the naive path")
 class NeedsAProposer(Patch):
     """A plain step on a state that is sized for drafts reports nothing."""

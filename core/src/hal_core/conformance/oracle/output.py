@@ -73,7 +73,15 @@ def _own(model: Model, slot: int, speculative: bool, logprobs: int | None, error
         row.alternatives = model.cells["topk_token_ids"][slot].reshape(shape)[:count, : logprobs + 1].tolist()
         row.logprobs = model.cells["topk_logprobs"][slot].reshape(shape)[:count, : logprobs + 1].tolist()
         row.ranks = model.cells["topk_ranks"][slot, :count].tolist()
+    if not _in_vocabulary(row, model.sizes.vocab_size):
+        return Row(request.request_id, SlotStatus.ERROR, FinishReason.ERROR, generated, message=None)
     return row
+
+
+def _in_vocabulary(row: Row, size: int) -> bool:
+    """True when every token that the row tells is one; an alternative may be missing (-1). Size 0: not known."""
+    others = [token for alternatives in row.alternatives for token in alternatives[1:] if token != -1]
+    return all(token >= 0 and (not size or token < size) for token in (*row.tokens, *row.drafts, *others))
 
 
 def found_rows(record: OutputRecord) -> list[Row]:

@@ -1,0 +1,58 @@
+"""``hal run`` where a step gives what is no token: that request's error, and no other's."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from hal.cli import main
+from hal.model import DEFAULT_CHECKPOINT
+from hal.model.config import read_config
+from hal.worker import ModelRunner
+
+from .commands import private_folders  # noqa: F401 (a fixture)
+
+SLOT, STEP = 1, 3
+VOCABULARY = read_config(DEFAULT_CHECKPOINT).vocab_size
+
+
+@pytest.fixture
+def astray(monkeypatch):
+    """Step 3 gives slot 1 the id that it is called with."""
+    original, steps = ModelRunner._write, iter(range(100))
+
+    def begin(strange):
+        def write(runner, tokens):
+            if next(steps) == STEP:
+                for name in tokens.fields.keys() & {"sampled_token_ids", "accept_tokens"}:
+                    tokens.fields[name][SLOT, 0] = strange
+            original(runner, tokens)
+
+        monkeypatch.setattr(ModelRunner, "_write", write)
+
+    return begin
+
+
+@pytest.mark.usefixtures("private_folders")
+@pytest.mark.parametrize(("strange", "more"), [(VOCABULARY, ()), (-7, ("--speculate", "ngram"))])
+def test_a_strange_token_is_its_requests_error(strange, more, astray, capsys):
+    prompts = [part for text in ("def main(", "import os", "x = ", "class A") for part in ("--prompt", text)]
+    options = ["run", "--device", "cpu", *prompts, "--max-tokens", "8", "--slots", "2", "--json"]
+    with pytest.raises(SystemExit):
+        main([*options, *more])
+    whole = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    astray(strange)
+    with pytest.raises(SystemExit) as end:
+        main([*options, *more])
+    out, err = capsys.readouterr()
+    assert end.value.code == 2
+    answers = [json.loads(line) for line in out.splitlines()]
+    assert [answer["finish_reason"] for answer in answers] == ["length", "error", "length", "length"]
+    message = f"the step gave token {strange}, outside the vocabulary of {VOCABULARY}"
+    assert answers[1]["message"] == message
+    given = answers[1]["token_ids"]
+    assert given == whole[1]["token_ids"][: len(given)]
+    for one, other in ((0, 0), (2, 2), (3, 3)):
+        assert answers[one]["token_ids"] == whole[other]["token_ids"]
+    assert "tokens in " in err
