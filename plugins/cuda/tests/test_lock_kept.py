@@ -137,6 +137,7 @@ def update(bound, state):
 def saved(bound, state, sink):
     """What puts the output of a step under way into the sink, which is done with those before."""
     step = launched(bound, state)
+    bound.async_set_value(target=state.view("sampled_token_ids"), value=5, stream=bound.default_stream)
     bound.update_inputs(state=state, step=step, stream=bound.default_stream)
     settle(bound)
     sink.look()
@@ -207,14 +208,18 @@ def test_that_the_python_path_lets_go_is_noticed(opened, name):
 
 
 class Nothing:
-    """A runner whose steps are no work: what is left of a turn is the engine's, and the hooks'."""
+    """A runner whose steps are one value: what is left of a turn is the engine's, and the hooks'."""
 
     needs_host, vocab_size = "", 100
+
+    def __init__(self, bound):
+        self._bound = bound
 
     def check(self, request):
         pass
 
     def launch(self, state, step, stream):
+        self._bound.async_set_value(target=state.view("sampled_token_ids"), value=5, stream=stream)
         return step.step
 
     def propose(self, state, step, stream):
@@ -226,7 +231,7 @@ def test_no_turn_of_the_engine_lets_go_of_the_interpreters_lock(opened):
     """Requests enter, are fed in pieces, grow, and end in the turns that are looked at; nobody has to wait."""
     bound = opened()
     sink = Later()
-    stepper = Stepper(bound, bound.state(SIZES), Nothing(), sink, blocks=128 * 16)
+    stepper = Stepper(bound, bound.state(SIZES), Nothing(bound), sink, blocks=128 * 16)
     engine, ended = Engine(stepper, chunk=100, overlap=True), []
 
     def turn(number):

@@ -178,6 +178,7 @@ def test_g19_a_leaving_is_told_once_whatever_its_sink_does(kit: Kit, kind: str, 
     if again:
         rig.insert([acts.entering(rig, 0), acts.entering(rig, 2)]).wait(PATIENCE)
     for _ in range(3):
+        rig.poke({"sampled_token_ids": np.arange(acts.SIZES.num_slots)})
         acts.update_inputs(rig).wait(PATIENCE)
         rig.output(rig.step(everything))
     found = told([*records, *rig.sink.records])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -217,15 +218,13 @@ def _strange_tokens(
         told.append(("draft", columns["draft_tokens"], first * (counts > 0) * columns["draft_num"][order, 0], 0))
     found: dict[int, str] = {}
     for what, ids, most, least in told:
-        given = ids[order]
-        wrong = (given < least) | (given > highest)
-        wrong &= (np.arange(ids.shape[1]) < most[:, None]).reshape(len(order), -1, *[1] * (ids.ndim - 2))
-        for row in np.flatnonzero(wrong.reshape(len(order), -1).any(1)).tolist():
+        given = ids[order].reshape(len(order), ids.shape[1], math.prod(ids.shape[2:]))
+        wrong = ((given < least) | (given > highest)) & (np.arange(ids.shape[1]) < most[:, None])[..., None]
+        for row in np.flatnonzero(wrong.any((1, 2))).tolist():
             if row not in bad:
                 size = f"the vocabulary of {highest + 1}" if highest < (1 << 63) - 1 else "every vocabulary"
-                found.setdefault(
-                    int(order[row]), f"the step gave {what} {int(given[row][wrong[row]][0])}, outside {size}"
-                )
+                text = f"the step gave {what} {int(given[row][wrong[row]][0])}, outside {size}"
+                found.setdefault(int(order[row]), text)
     return found
 
 
