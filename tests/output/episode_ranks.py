@@ -13,6 +13,7 @@ import functools
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import sys
@@ -316,8 +317,8 @@ class RankEpisode:
             assert code or self.was_signaled or len(whole) == len(PROMPTS), f"status 0, but {sorted(whole)}: {said}"
             assert not code or said.strip() or self.was_signaled, f"status {code}, and not a word"
         if code == 1 and self.steps():  # ranks were lost
-            unnamed = [name for name in reference() if name not in whole and name not in said]
-            assert not unnamed, f"{unnamed} are neither answered nor named: {said}"
+            unnamed = set(reference()) - whole - named_in(said)
+            assert not unnamed, f"{sorted(unnamed)} are neither answered nor named: {said}"
         if self.sink:
             totals["tokens of runs read"] += self.check_sink(code)
         totals[f"runs that ended with {code}"] += 1
@@ -368,6 +369,12 @@ class RankEpisode:
         left = [str(path.relative_to(place)) for path in place.rglob("*") if path.name != "filler"]
         left += [path.name for path in self.folder.glob("place/*")]
         assert not left, f"left behind: {left}"
+
+
+def named_in(said):
+    """The requests that a line names, one by one or as "r3 to r5"."""
+    found = re.findall(r"\br(\d+)(?: to r(\d+))?\b", said)
+    return {f"r{number}" for first, last in found for number in range(int(first), int(last or first) + 1)}
 
 
 def is_whole(name, answer):
