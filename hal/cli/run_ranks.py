@@ -23,6 +23,7 @@ from hal.distributed.words import Setup
 from hal.model.split import check_split
 from hal.proposers import NONE
 from hal.stepping import AUTO, overlap_of
+from hal.transport.descriptors import check_rank_limit
 from hal.worker import ModelRunner
 from hal.worker.drafting import Acceptance
 
@@ -53,6 +54,10 @@ _LOOK_SECONDS, _LEAVE_SECONDS = 0.1, 2.0
 
 def generate_on_ranks(plan: Plan, params: SamplingParams, options: Options) -> int:
     """Generate for all prompts on ranks and show it; the exit status."""
+    ranks = options.ranks
+    if ranks.launcher == "paddle" and not ranks.workers:  # known before a rank fails for it, deep in a library
+        option = "--split" if ranks.split else "--tp" if ranks.tp > 1 else "--dp"
+        check_rank_limit(ranks.size, argument=option)
     if options.named_runner and _asked_to_check():
         raise InvalidValue(
             "the comparison of the ranks' states goes with the Paddle model's steps, and not with a runner's",

@@ -15,6 +15,17 @@ SENDER = 12
 READER = 12
 #: What the authenticator adds for keys: its event loop, and the sockets by which it is asked and told.
 GATE = 8
+#: What a rank has open at most, and for each rank of its job besides: Paddle's store and gloo's connections. Seen: 63
+#: in the first of 2 ranks, 69 in the first of 4.
+RANK, RANK_OF_A_JOB = 56, 8
+
+
+def check_rank_limit(ranks: int, *, argument: str) -> None:
+    """Raise Unavailable if a process under this one's limit on open files cannot be one of so many ranks."""
+    needed, limit = RANK + RANK_OF_A_JOB * ranks, resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if resource.RLIM_INFINITY != limit < needed:
+        what = f"each of {ranks} ranks takes up to {needed} file descriptors, and the limit is {limit}"
+        raise Unavailable(what, cure=f"raise the limit on open files (ulimit -n {needed})", argument=argument)
 
 
 def check_descriptors(count: int, what: str, *, argument: str = "") -> None:

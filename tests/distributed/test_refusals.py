@@ -7,6 +7,7 @@ import contextlib
 import pytest
 from hal_core import InvalidValue
 
+from hal.cli import main
 from hal.distributed.errors import RankLost
 
 from .rows import PATIENCE, Pooled, Row, Told, engine_of
@@ -55,3 +56,30 @@ def test_a_step_out_of_its_turn_is_refused_by_name(worlds):
         with pytest.raises(RankLost, match=told):
             crew.receive(PATIENCE)
         crew.rest()
+
+
+@pytest.mark.parametrize(
+    ("options", "limit", "told"),
+    [
+        (
+            ("--tp", "2"),
+            71,
+            "--tp: each of 2 ranks takes up to 72 file descriptors, and the limit is 71 (raise the limit",
+        ),
+        (
+            ("--dp", "4"),
+            80,
+            "--dp: each of 4 ranks takes up to 88 file descriptors, and the limit is 80 (raise the limit",
+        ),
+        (("--split", "1,1"), 60, "--split: each of 1 ranks takes up to 64 file descriptors, and the limit is 60"),
+        (("--tp", "9" * 20), 1024, "--tp: each of 99999999999999999999 ranks takes up to"),
+    ],
+    ids=["tp", "dp", "split", "beyond all limits"],
+)
+def test_few_descriptors_are_told_before_a_rank_is_started(monkeypatch, capsys, options, limit, told):
+    monkeypatch.setattr("hal.transport.descriptors.resource.getrlimit", lambda kind: (limit, limit))
+    monkeypatch.setattr("hal.cli.run_ranks.PaddleLaunch", None)
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--prompt", "a", "--device", "cpu", *options])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith(f"hal: error: {told}")
