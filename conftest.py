@@ -5,6 +5,10 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
+import re
+import shutil
+from collections import Counter
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +57,29 @@ def pytest_sessionfinish() -> None:
     """End them, before it is told what they took."""
     while WARM:
         WARM.popitem()[1].close()
+
+
+LACKS_COMPILER = not any(map(shutil.which, filter(None, (os.environ.get("CXX"), "g++", "c++", "clang++"))))
+"""The simulator cannot be built here, unless an earlier build of it is found."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, object, object]:
+    """Skip a test that fails for want of a C++ compiler, on a machine that has none."""
+    try:
+        return (yield)
+    except Exception as error:
+        found = re.search(r"sim: no C\+\+ compiler found .*?variable CXX\)", str(error), re.DOTALL)
+        if LACKS_COMPILER and found:
+            pytest.skip(" ".join(found[0].split()))
+        raise
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:  # noqa: ANN401 (pytest's own, not in its face)
+    """Tell how many tests were skipped for what, a line each reason."""
+    reasons = Counter(str(report.longrepr[2]) for report in terminalreporter.stats.get("skipped", ()))
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"{count} skipped: {reason.removeprefix('Skipped: ')}")
 
 
 TOGETHER = ("core/tests/groups/",)

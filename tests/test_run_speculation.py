@@ -52,7 +52,7 @@ def test_the_answers_are_the_same_whatever_drafts(run, options):
     expected, logprobs = answers(objects)
     for device, name in (("cpu", "naive"), ("cpu", "ngram"), ("cpu", "mtp"), ("sim", "mtp"), ("sim", "hybrid")):
         code, objects, err = run("--device", device, *options, "--speculate", name, "--drafts", 5)
-        assert code == 0
+        assert code == 0, err
         found, values = answers(objects)
         assert found == expected, (device, name)
         assert [(token, rank) for token, rank, _ in values] == [(token, rank) for token, rank, _ in logprobs]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -117,3 +118,32 @@ def test_the_scheduler_keeps_such_a_folder_in_one_process_and_spreads_files(tmp_
     assert len((together / "seen").read_text().split()) == len((apart / "seen").read_text().split()) == 12
     assert len(set((together / "seen").read_text().split())) == 1
     assert len(set((apart / "seen").read_text().split())) == 2
+
+
+WITHOUT = """
+import pytest
+
+@pytest.mark.parametrize("number", range(3))
+def test_simulated(number):
+    raise RuntimeError("rank 0: sim: no C++ compiler found (tried g++) (install g++, or name one in the variable CXX)")
+
+def test_other():
+    raise RuntimeError("something else")
+"""
+
+
+@pytest.mark.parametrize(("programs", "ended"), [((), "1 failed, 3 skipped"), (("g++",), "4 failed")])
+def test_what_needs_a_compiler_is_skipped_and_counted_without_one(tmp_path, programs, ended):
+    for name in programs:
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "test_made.py").write_text(WITHOUT)
+    (tmp_path / "conftest.py").write_text((ROOT / "conftest.py").read_text())
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path / "test_made.py")]
+    kept = {name: value for name, value in os.environ.items() if name not in ("CXX", "PYTEST_XDIST_WORKER")}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=kept | {"PATH": str(tmp_path)}, capture_output=True, text=True, check=False
+    )
+    assert f"\n{ended} in " in done.stdout, done.stdout + done.stderr
+    line = "3 skipped: sim: no C++ compiler found (tried g++) (install g++, or name one in the variable CXX)\n"
+    assert (line in done.stdout) is (not programs)
