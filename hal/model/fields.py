@@ -77,7 +77,7 @@ class Fields:
         return value  # type: ignore[no-any-return]  # accept has just proved it
 
     def count(self, name: str, *, default: int | None = None, least: int = 1) -> int:
-        kind = f"a whole number of at least {least}"
+        kind = f"a whole number from {least} to {2**31 - 1}"
         return int(self._value(name, default, lambda v: type(v) is int and least <= v < 2**31, kind))
 
     def number(self, name: str, *, default: float | None = None) -> float:

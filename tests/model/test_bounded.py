@@ -113,3 +113,8 @@ def test_a_pipe_in_place_of_a_key_is_refused_and_links_are_followed(tmp_path):
     (tmp_path / "link").symlink_to("file")
     check_regular(tmp_path / "link")
     check_regular(tmp_path / "missing")
+
+
+def test_a_size_too_large_for_its_field_is_told_as_that(checkpoints):
+    with pytest.raises(InvalidValue, match=r"hidden_size: 4294967296: must be a whole number from 1 to 2147483647"):
+        parse_config(checkpoints.llama | {"hidden_size": 2**32})
