@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-TESTS = [path for folder in ("tests", "core/tests", "plugins") for path in sorted((ROOT / folder).rglob("*.py"))]
+TESTS = [
+    path for folder in ("tests", "core/tests", "plugins", "runners") for path in sorted((ROOT / folder).rglob("*.py"))
+]
 KEPT = {  # whole runs of the kit that stay in `make test`; every other is marked `conform`
     "test_the_cpu_device_conforms_and_every_guarantee_is_listed",
     "test_the_device_conforms[lazy]",

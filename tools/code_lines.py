@@ -53,7 +53,7 @@ def main(arguments: list[str]) -> None:
     for room, count in rooms.most_common():
         print(f"{count:6d}  hal_core/{room}")
     print(f"{sum(rooms.values()):6d}  hal_core without the kit ({kit} in the kit)")
-    for folder in (ROOT / "hal", *sorted((ROOT / "plugins").glob("*/src"))):
+    for folder in (ROOT / "hal", *sorted(ROOT.glob("plugins/*/src")), *sorted(ROOT.glob("runners/*/src"))):
         print(f"{sum(counted(folder).values()):6d}  {folder.relative_to(ROOT)}")
 
 

@@ -1,6 +1,7 @@
 """Compare ``hal run`` with transformers on small random checkpoints that transformers itself makes and saves.
 
     python tools/oracle.py --python DIR/bin/python [--record FILE]
+    python tools/oracle.py --only Qwen3 --options="--device cuda --runner torch --dtype float32"
 
 ``--python`` is an interpreter that has transformers and torch (this one, if not given); hal needs neither. For each
 family, tied or not, in one file or sharded: transformers saves a checkpoint and generates greedily from what it saved,
@@ -27,7 +28,7 @@ from typing import Any, NamedTuple
 VOCAB, END, NEW_TOKENS = 512, 2, 48
 LENGTHS = (1, 2, 7, 16, 33, 64, 200, 700)
 """Tokens of the prompts."""
-RUNS: Mapping[str, Sequence[str]] = {
+RUNS: dict[str, Sequence[str]] = {
     "whole": ("--chunk", "1024", "--slots", "8"),
     "in pieces of 5": ("--chunk", "5", "--slots", "3"),
 }
@@ -216,8 +217,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", default=sys.executable, help="an interpreter that has transformers and torch")
     parser.add_argument("--record", type=Path, metavar="FILE", help="write the counts here, as Markdown")
+    parser.add_argument(
+        "--only", default="", metavar="NAME", help="take the families alone that have this in their name"
+    )
+    parser.add_argument("--options", default="", help="further options of hal run, as one argument")
     parser.add_argument("--generate", type=Path, metavar="DIR", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
+    for name in [name for name in FAMILIES if chosen.only not in name]:
+        del FAMILIES[name]
+    for how, options in RUNS.items():
+        RUNS[how] = (*options, *chosen.options.split())
     if chosen.generate:
         generate(chosen.generate)
         return 0
@@ -227,7 +236,7 @@ def main() -> int:
         return 2
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
-        subprocess.run([chosen.python, __file__, "--generate", name], check=True)
+        subprocess.run([chosen.python, __file__, "--generate", name, "--only", chosen.only], check=True)
         results = []
         for title, answers, tokens, bad in compare(directory):
             print(f"{title}: {answers} answers, {tokens} tokens, {len(bad)} differ", flush=True)

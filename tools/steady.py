@@ -27,7 +27,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("tests", "core/tests", "plugins")
+FOLDERS = ("tests", "core/tests", "plugins", "runners")
 SENSITIVE = re.compile(r"subprocess|RankPool|multiprocessing|os\.fork|signal\.SIG|monotonic\(|threading\.|\btimeout\b")
 """What a file does that starts processes or threads, or knows deadlines."""
 FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)

@@ -134,7 +134,7 @@ def planned(graphs: Graphs, lengths: tuple[int, ...]) -> Any:  # noqa: ANN401 (a
     """Put the plan of prompts of these lengths where the graphs read it; its size."""
     pieces = [Piece(slot, 0, length, True) for slot, length in enumerate(lengths)]
     size = size_of(pieces, graphs.sizes)
-    host = torch.empty(SLOTS + 2 * (size.tokens + size.keys), dtype=torch.int32)
+    host = torch.empty(size.numbers(SLOTS), dtype=torch.int32)
     packed(pieces, size, SLOTS, host.numpy())
     graphs.plan[: len(host)].copy_(host)
     return size

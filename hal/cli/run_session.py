@@ -58,7 +58,7 @@ _DESCRIPTORS = 28
 
 def generate(texts: Sequence[str], params: SamplingParams, options: Options) -> int:
     """Generate for all prompts and show it; the exit status. Raises :class:`HalError` for what cannot be."""
-    if options.runner == PADDLE or options.paddle_alone:
+    if options.runner == PADDLE or (options.runner == AUTO and options.paddle_alone):
         _check_paddle()
     plan = make_plan(texts, params, options)
     check_descriptors(_DESCRIPTORS, "hal run")

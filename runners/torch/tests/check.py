@@ -114,14 +114,21 @@ def attention(name: str) -> str:
         prompt = torch.arange(4, device="cuda")  # of a sixth row, in blocks of the first
         positions = torch.cat([prompt, last])
         tables = torch.cat([table[:1].expand(4, -1), table])
+        ends = torch.tensor([0, 1, 4, 4], dtype=torch.int32, device="cuda")
         block = tables.gather(1, positions.clamp(min=0)[:, None] // size)[:, 0].long()
         places = torch.where(positions < 0, 150, block) * size + positions.clamp(min=0) % size
-        bias = torch.where(prompt <= prompt[:, None], 0, torch.finfo(made["dtype"]).min / 4).to(made["dtype"])
+        # Two pieces: the first has one token and sees itself, the second has three and sees itself and two before it.
+        seen = torch.cat([places[:1], places[1:3].flip(0), places[1:4]])
+        key_ends = torch.tensor([0, 1, 6, 6], dtype=torch.int32, device="cuda")
+        rows = torch.tensor([[1, 0, 0, 0, 0, 0], [0, 1, 1, 1, 0, 0], [0, 1, 1, 1, 1, 0], [0, 1, 1, 1, 1, 1]])
+        bias = torch.where(rows.cuda() == 1, 0, torch.finfo(made["dtype"]).min / 4).to(made["dtype"])
         angles = torch.rand(9, width // 2, device="cuda") * 6
         given = []
-        for kernels in (TorchKernels(), TritonKernels()):
+        for kernels in (TorchKernels(), TritonKernels(packs=dtype == "bfloat16")):
             mine, bad = tuple(cache.clone() for cache in caches), torch.zeros(9, dtype=torch.uint8, device="cuda")
-            tokens = Tokens(positions, positions, places, bad, 4, Prompts(places[:4], bias), Rows(table, last))
+            tokens = Tokens(
+                positions, positions, places, bad, 4, Prompts(seen, (ends, key_ends), bias), Rows(table, last)
+            )
             parts = projected.split([heads, kv_heads, kv_heads], 1)
             out = attend(*parts, mine, tokens, (angles.cos(), angles.sin()), kernels)
             given.append((out, *(one[:150] for one in mine), bad))

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -30,6 +31,12 @@ def test_it_is_declared_for_cuda():
 
 def test_it_is_a_package_of_at_most_2000_lines():
     assert sum(len(file.read_text().splitlines()) for file in PACKAGE.glob("*.py")) <= LINES
+
+
+def test_torch_is_the_users_own():
+    told = tomllib.loads((FOLDER.parent / "pyproject.toml").read_text())["project"]
+    assert not [line for line in told["dependencies"] if line.startswith("torch")]
+    assert told["optional-dependencies"] == {"torch": ["torch>=2.6"]}
 
 
 def test_importing_it_imports_no_torch():

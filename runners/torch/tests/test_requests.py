@@ -15,7 +15,7 @@ from .requests_drawn import drawn_requests
 from .served import SIZES, by_paddle, by_torch, run, torch_stepper
 
 torch = pytest.importorskip("torch")
-from hal_torch.plan import Piece, Size, captured_sizes, packed, parts, size_of  # noqa: E402
+from hal_torch.plan import Parts, Piece, Size, captured_sizes, packed, size_of  # noqa: E402
 from hal_torch.sampling import TROUBLES  # noqa: E402
 
 
@@ -49,7 +49,7 @@ def test_every_control_gives_what_the_paddle_model_gives(small, chunk, blocks):
     alike(given, expected)
 
 
-@pytest.mark.parametrize("room", [Size(64, 256), Size(128, 512)])
+@pytest.mark.parametrize("room", [Size(64, 256, 4), Size(128, 512, 9)])
 def test_padding_to_a_captured_size_changes_no_token(small, room, monkeypatch):
     requests = drawn_requests(12, LLAMA["vocab_size"], SIZES.max_model_len, seed=3)
     plain = by_torch(small, requests, chunk=40)
@@ -119,19 +119,21 @@ class TestPlan:
     def test_it_names_every_token_key_and_last_token(self):
         pieces = [Piece(2, 3, 6, True), Piece(0, 0, 2, False)]
         size = size_of(pieces, ())
-        assert size == Size(16, 16)
-        out = np.empty(4 + 2 * (16 + 16), np.int32)
+        assert size == Size(16, 16, 2)
+        size = Size(16, 16, 3)
+        out = np.empty(size.numbers(4), np.int32)
         packed(pieces, size, 4, out)
-        slots, positions, key_slots, key_positions = parts(out, size, 4)
-        assert out[:4].tolist() == [-1, -1, 2, -1]
-        assert slots[:5].tolist() == [2, 2, 2, 0, 0]
-        assert positions.tolist() == [3, 4, 5, 0, 1] + [-1] * 11
-        assert key_slots[:8].tolist() == [2] * 6 + [0, 0]
-        assert key_positions.tolist() == [0, 1, 2, 3, 4, 5, 0, 1] + [-1] * 8
+        plan = Parts.of(out, size, 4)
+        assert plan.last.tolist() == [-1, -1, 2, -1]
+        assert (plan.token_ends.tolist(), plan.key_ends.tolist()) == ([0, 3, 5, 5], [0, 6, 8, 8])
+        assert plan.slots[:5].tolist() == [2, 2, 2, 0, 0]
+        assert plan.positions.tolist() == [3, 4, 5, 0, 1] + [-1] * 11
+        assert plan.key_slots[:8].tolist() == [2] * 6 + [0, 0]
+        assert plan.key_positions.tolist() == [0, 1, 2, 3, 4, 5, 0, 1] + [-1] * 8
 
-    @pytest.mark.parametrize("most", [1, 40, 4096, 10**6])
-    def test_a_captured_size_holds_every_prompt_that_begins(self, most):
-        sizes = captured_sizes(most)
+    @pytest.mark.parametrize(("slots", "longest"), [(1, 1), (4, 10), (4, 1024), (128, 8192)])
+    def test_a_captured_size_holds_every_prompt_that_begins(self, slots, longest):
+        sizes, most = captured_sizes(slots, longest), slots * longest
         assert len(sizes) == len(set(sizes)) <= 18
         for length in {1, min(most // 2, 700), min(most, 2048)} - {0}:
             found = size_of([Piece(0, 0, length, True)], sizes)
@@ -139,7 +141,8 @@ class TestPlan:
             assert found.tokens >= length <= found.keys
 
     def test_the_smallest_captured_size_is_taken(self):
-        sizes = captured_sizes(10**6)
-        assert size_of([Piece(0, 0, 100, True)], sizes) == Size(128, 128)
-        assert size_of([Piece(0, 400, 500, True)], sizes) == Size(128, 512)
-        assert size_of([Piece(0, 30000, 30100, True)], sizes) == Size(112, 30112)
+        sizes = captured_sizes(64, 32768)
+        assert size_of([Piece(0, 0, 100, True)], sizes) == Size(128, 128, 32)
+        assert size_of([Piece(0, 400, 500, True)], sizes) == Size(128, 512, 32)
+        assert size_of([Piece(0, 30000, 30100, True)], sizes) == Size(112, 30112, 1)
+        assert size_of([Piece(slot, 0, 2, True) for slot in range(40)], sizes) == Size(80, 80, 40)

@@ -1,5 +1,8 @@
 """Attention over a paged cache: of prompts by torch's SDPA over gathered pages, of decoding rows by a Triton kernel.
 
+SDPA's flash kernel takes packed sequences as they are. Where it does not run (float32, the CPU, an odd width of heads),
+SDPA has a mask in their place.
+
 A layer's keys, and its values, are ``[blocks + 2, block_size, kv_heads, head_dim]``. Of the two blocks more, the first
 takes what must go nowhere, and the second is never written, so what pads a gathering is finite. Keys and values that
 are NaN or infinite are stored as zeros and their token is marked ``bad``: no request spoils another one's attention.
@@ -21,11 +24,17 @@ Pair = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Prompts:
-    """Pieces of prompts, packed one after the other: ``places`` int64 ``[keys]``, where the keys lie that they may see;
-    ``bias`` ``[tokens, keys]``: 0 for a key that a token sees, else very low."""
+    """Pieces of prompts, packed one after the other, each of which sees its own keys up to each token.
+
+    - ``places`` int64 ``[keys]``: where the keys lie that they may see, packed in the same order.
+    - ``ends`` int32 ``[pieces + 1]`` each: where each piece ends among tokens, and among keys, 0 first; the last
+      pieces may be empty.
+    - ``bias`` ``[tokens, keys]``: 0 for a key that a token sees, else very low; None where the kernels need none.
+    """
 
     places: Tensor
-    bias: Tensor
+    ends: Pair
+    bias: Tensor | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +65,17 @@ class Tokens:
 
 
 class Kernels(Protocol):
-    """What runs beside SDPA."""
+    """What differs by device."""
+
+    @property
+    def packs(self) -> bool:
+        """Whether prompts need no ``bias``."""
+
+    def attend_prompts(self, query: Tensor, cache: Pair, prompts: Prompts) -> Tensor:
+        """Attention of the packed ``query`` ``[tokens, heads, head_dim]``."""
+
+    def gated(self, inner: Tensor) -> Tensor:
+        """Of ``[n, 2 * width]`` the first half's SiLU times the second."""
 
     def store(self, query: Tensor, key: Tensor, value: Tensor, cache: Pair, tokens: Tokens, turns: Pair) -> Tensor:
         """Turn ``query`` ``[n, heads, head_dim]`` and ``key`` by their positions (``turns``: cos, sin ``[n, half]``),
@@ -71,9 +90,13 @@ def attend(
 ) -> Tensor:
     """Store the new keys and values; softmax attention, contiguous ``[n, heads, head_dim]``."""
     turned, count = kernels.store(query, key, value, cache, tokens, turns), tokens.count
+    if tokens.prompts is not None:
+        mixed = kernels.attend_prompts(turned[:count], cache, tokens.prompts)
+        if tokens.rows is None:
+            return mixed
     out = torch.empty_like(turned)
     if tokens.prompts is not None:
-        out[:count] = _attend_prompts(turned[:count], cache, tokens.prompts)
+        out[:count] = mixed
     if tokens.rows is not None:
         kernels.attend(turned[count:], cache, tokens.rows, out[count:])
     return out
@@ -84,9 +107,9 @@ def lowest(dtype: torch.dtype) -> float:
     return float(torch.finfo(dtype).min) / 4
 
 
-def _attend_prompts(query: Tensor, cache: Pair, prompts: Prompts) -> Tensor:
-    """All pieces as one sequence, each of which sees its own keys alone. A key/value head is a batch of its own, so
-    that the query heads that share it need no copy of it."""
+def _attend_masked(query: Tensor, cache: Pair, prompts: Prompts) -> Tensor:
+    """All pieces as one sequence. A key/value head is a batch of its own, so that the query heads that share it need no
+    copy of it."""
     count, heads, width = query.shape
     kv_heads = cache[0].shape[2]
     group = heads // kv_heads
@@ -101,8 +124,37 @@ def _attend_prompts(query: Tensor, cache: Pair, prompts: Prompts) -> Tensor:
     return mixed.permute(2, 0, 1, 3).reshape(count, heads, width)
 
 
+def _attend_packed(query: Tensor, cache: Pair, prompts: Prompts) -> Tensor:
+    """By the flash kernel of SDPA for packed sequences; a token is the last of its piece's keys less those after it."""
+    key, value = (cached.flatten(0, 1)[prompts.places] for cached in cache)
+    most = (len(query), len(key))
+    found: Tensor = torch.ops.aten._flash_attention_forward(
+        query, key, value, *prompts.ends, *most, 0.0, is_causal=True, return_debug_mask=False
+    )[0]
+    return found
+
+
+def packs(dtype: torch.dtype, head_dim: int, device: torch.device) -> bool:
+    """Whether SDPA's flash kernel runs for heads of this type and width on a GPU."""
+    return dtype.itemsize == 2 and head_dim % 8 == 0 and head_dim <= 256 and _capability(device) >= (8, 0)
+
+
+def _capability(device: torch.device) -> tuple[int, int]:
+    major, minor = torch.cuda.get_device_capability(device)
+    return major, minor
+
+
 class TorchKernels:
     """The same in torch: what the Triton kernels are checked against, and what runs on torch's CPU."""
+
+    packs = False
+
+    def attend_prompts(self, query: Tensor, cache: Pair, prompts: Prompts) -> Tensor:
+        return _attend_masked(query, cache, prompts)
+
+    def gated(self, inner: Tensor) -> Tensor:
+        first, second = inner.chunk(2, -1)
+        return functional.silu(first) * second
 
     def store(self, query: Tensor, key: Tensor, value: Tensor, cache: Pair, tokens: Tokens, turns: Pair) -> Tensor:
         for cached, new in zip(cache, (_turned(key, *turns), value), strict=True):
@@ -121,11 +173,13 @@ class TorchKernels:
 
 
 class TritonKernels:
-    """Two kernels, in which each key and value is read once, and no row further than it is."""
+    """Kernels that read each key and value of a row once, and no row further than it is. ``packs``: as of the function
+    of this name."""
 
-    tile, warps, stages = 64, 4, 3
+    tile, warps, stages, columns = 64, 4, 3, 1024
 
-    def __init__(self) -> None:
+    def __init__(self, *, packs: bool) -> None:
+        self.packs = packs
         try:
             from . import kernel
         except ImportError as error:
@@ -133,14 +187,24 @@ class TritonKernels:
             raise Unavailable(f"the attention kernel needs Triton: {error}", cure=cure) from error
         self._kernel: Any = kernel
 
+    def attend_prompts(self, query: Tensor, cache: Pair, prompts: Prompts) -> Tensor:
+        return _attend_packed(query, cache, prompts) if self.packs else _attend_masked(query, cache, prompts)
+
+    def gated(self, inner: Tensor) -> Tensor:
+        count, width = len(inner), inner.shape[1] // 2
+        out = inner.new_empty((count, width))
+        self._kernel.gate[(count, -(-width // self.columns))](inner, out, width, self.columns, num_warps=self.warps)
+        return out
+
     def store(self, query: Tensor, key: Tensor, value: Tensor, cache: Pair, tokens: Tokens, turns: Pair) -> Tensor:
         count, heads, width = query.shape
         kv_heads, half = cache[0].shape[2], width // 2
+        group = heads // kv_heads
         turned = torch.empty_like(query, memory_format=torch.contiguous_format)
         given = (query, key, value, query.stride(0), key.stride(0), value.stride(0), *turns, tokens.places)
-        room = max(1, (1 << (width - 1).bit_length()) // 2)
-        self._kernel.turn_and_store[(count, heads + kv_heads)](
-            *given, turned, *cache, tokens.bad, heads, kv_heads, half, room, num_warps=1
+        rooms = (group, 1 << (group - 1).bit_length(), half, max(1, (1 << (width - 1).bit_length()) // 2))
+        self._kernel.turn_and_store[(count, kv_heads)](
+            *given, turned, *cache, tokens.bad, kv_heads, *rooms, num_warps=1
         )
         return turned
 

@@ -25,8 +25,7 @@ class Graphs:
 
     def __init__(self, steps: Steps, sizes: Sequence[Size], slots: int, device: torch.device) -> None:
         self.sizes = sizes
-        most = max(2 * (size.tokens + size.keys) for size in sizes)
-        self.plan = torch.zeros(slots + most, dtype=torch.int32, device=device)
+        self.plan = torch.zeros(max(size.numbers(slots) for size in sizes), dtype=torch.int32, device=device)
         self._device, self._graphs, self._pool = device, dict[Hashable, Any](), torch.cuda.graph_pool_handle()
         self._side = torch.cuda.Stream(device)
         torch.cuda.synchronize(device)
@@ -52,7 +51,7 @@ class Graphs:
     def _layers(self, steps: Steps, size: Size, slots: int, *, decodes: bool) -> None:
         plan: Tensor | None = None
         if size != NOTHING:
-            empty = torch.zeros(slots + 2 * (size.tokens + size.keys), dtype=torch.int32)
+            empty = torch.zeros(size.numbers(slots), dtype=torch.int32)
             packed((), size, slots, empty.numpy())
             plan = self.plan[: len(empty)]
             plan.copy_(empty)

@@ -1,5 +1,5 @@
-"""Attention of one query a row over a paged cache, in Triton: rotary positions and the cache's new entries, then a
-program for each row and key/value head."""
+"""Triton kernels: rotary positions with the cache's new entries, attention of one query a row over a paged cache, and
+the gate of the MLP."""
 
 # No ``from __future__ import annotations``: Triton reads the annotations.
 import triton
@@ -9,42 +9,54 @@ import triton.language as tl
 @triton.jit
 def turn_and_store(  # noqa: ANN201
     query, key, value, query_stride, key_stride, value_stride, cos, sin, places, out, keys, values, bad,  # noqa: ANN001
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, ROOM: tl.constexpr,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_ROOM: tl.constexpr, HALF: tl.constexpr, ROOM: tl.constexpr,
 ):  # fmt: skip
-    """Pairs (i, i + HALF) of a head turned: ``query`` into ``out``, ``key`` with ``value`` into the cache, zeros in
-    place of what is NaN or infinite, whose token is marked in ``bad``."""
-    row, head, lane = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, ROOM)
+    """Of a token and a key/value head: pairs (i, i + HALF) of its query heads turned into ``out``, and of its key into
+    the cache, with its value; zeros in place of what is NaN or infinite, whose token is marked in ``bad``."""
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    group, lane = tl.arange(0, GROUP_ROOM), tl.arange(0, ROOM)
     inside = lane < HALF
-    wrong = tl.zeros([ROOM], tl.int32)
     c = tl.load(cos + row * HALF + lane, mask=inside, other=0.0)
     s = tl.load(sin + row * HALF + lane, mask=inside, other=0.0)
-    if head < HEADS:
-        source = query + row * query_stride + head * 2 * HALF + lane
-        target = out + (row * HEADS + head) * 2 * HALF + lane
-    else:
-        at = (tl.load(places + row) * KV_HEADS + head - HEADS) * 2 * HALF + lane
-        given = value + row * value_stride + (head - HEADS) * 2 * HALF + lane
-        low = tl.load(given, mask=inside, other=0.0).to(tl.float32)
-        high = tl.load(given + HALF, mask=inside, other=0.0).to(tl.float32)
-        sound_low, sound_high = tl.abs(low) < float("inf"), tl.abs(high) < float("inf")
-        tl.store(values + at, tl.where(sound_low, low, 0.0).to(out.dtype.element_ty), mask=inside)
-        tl.store(values + at + HALF, tl.where(sound_high, high, 0.0).to(out.dtype.element_ty), mask=inside)
-        wrong = (~sound_low | ~sound_high).to(tl.int32)
-        source = key + row * key_stride + (head - HEADS) * 2 * HALF + lane
-        target = keys + at
+
+    asked = (group < GROUP)[:, None] & inside[None, :]
+    at = (head * GROUP + group)[:, None] * 2 * HALF + lane[None, :]
+    first = tl.load(query + row * query_stride + at, mask=asked, other=0.0).to(tl.float32)
+    second = tl.load(query + row * query_stride + at + HALF, mask=asked, other=0.0).to(tl.float32)
+    target = out + row * KV_HEADS * GROUP * 2 * HALF + at
+    tl.store(target, (first * c[None, :] - second * s[None, :]).to(out.dtype.element_ty), mask=asked)
+    tl.store(target + HALF, (second * c[None, :] + first * s[None, :]).to(out.dtype.element_ty), mask=asked)
+
+    source = key + row * key_stride + head * 2 * HALF + lane
     first = tl.load(source, mask=inside, other=0.0).to(tl.float32)
     second = tl.load(source + HALF, mask=inside, other=0.0).to(tl.float32)
-    low = (first * c - second * s).to(out.dtype.element_ty)
-    high = (second * c + first * s).to(out.dtype.element_ty)
-    if head >= HEADS:
-        sound_low, sound_high = tl.abs(low.to(tl.float32)) < float("inf"), tl.abs(high.to(tl.float32)) < float("inf")
-        wrong = wrong | (~sound_low | ~sound_high).to(tl.int32)
-        low = tl.where(sound_low, low, 0.0).to(out.dtype.element_ty)
-        high = tl.where(sound_high, high, 0.0).to(out.dtype.element_ty)
-        if tl.max(wrong, axis=0) > 0:
-            tl.store(bad + row, 1)
-    tl.store(target, low, mask=inside)
-    tl.store(target + HALF, high, mask=inside)
+    low = (first * c - second * s).to(out.dtype.element_ty).to(tl.float32)
+    high = (second * c + first * s).to(out.dtype.element_ty).to(tl.float32)
+    source = value + row * value_stride + head * 2 * HALF + lane
+    first = tl.load(source, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(source + HALF, mask=inside, other=0.0).to(tl.float32)
+
+    at = (tl.load(places + row) * KV_HEADS + head) * 2 * HALF + lane
+    sound_low, sound_high = tl.abs(low) < float("inf"), tl.abs(high) < float("inf")
+    sound_first, sound_second = tl.abs(first) < float("inf"), tl.abs(second) < float("inf")
+    tl.store(keys + at, tl.where(sound_low, low, 0.0).to(out.dtype.element_ty), mask=inside)
+    tl.store(keys + at + HALF, tl.where(sound_high, high, 0.0).to(out.dtype.element_ty), mask=inside)
+    tl.store(values + at, tl.where(sound_first, first, 0.0).to(out.dtype.element_ty), mask=inside)
+    tl.store(values + at + HALF, tl.where(sound_second, second, 0.0).to(out.dtype.element_ty), mask=inside)
+    sound = sound_low & sound_high & sound_first & sound_second
+    if tl.min(sound.to(tl.int32), axis=0) == 0:
+        tl.store(bad + row, 1)
+
+
+@triton.jit
+def gate(inner, out, width, TILE: tl.constexpr):  # noqa: ANN001, ANN201
+    """``out`` ``[n, width]``: of ``inner`` ``[n, 2 * width]`` the first half's SiLU times the second."""
+    row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * TILE + tl.arange(0, TILE)
+    inside = column < width
+    first = tl.load(inner + row * 2 * width + column, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(inner + row * 2 * width + width + column, mask=inside, other=0.0)
+    turned = (first / (1.0 + tl.exp(-first))).to(second.dtype)  # rounded between the two, as torch does
+    tl.store(out + row * width + column, turned * second, mask=inside)
 
 
 @triton.jit

@@ -63,8 +63,7 @@ class Decoder:
         for number, layer in enumerate(self._layers):
             hidden = hidden + self._whole(self._attended(hidden, number, tokens, turns, kernels))
             inner = self._linear(self._normed(hidden, layer + "post_attention_layernorm"), layer + "mlp.gate_up")
-            gate, up = inner.chunk(2, -1)
-            hidden = hidden + self._whole(self._linear(functional.silu(gate) * up, layer + "mlp.down_proj"))
+            hidden = hidden + self._whole(self._linear(kernels.gated(inner), layer + "mlp.down_proj"))
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:

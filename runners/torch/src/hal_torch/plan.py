@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from hal_core import ENTERING, TaskKind
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Ints = np.ndarray[Any, np.dtype[np.int32]]
 _FEEDING = (TaskKind.PREFILL, TaskKind.PREFILL_CHUNK)
-_TOKENS, _TIMES, _MOST_KEYS = (32, 128, 256, 512, 1024, 2048), (1, 4, 16), 16384
+_TOKENS, _TIMES, _MOST_KEYS, _MOST_PIECES = (32, 128, 256, 512, 1024, 2048), (1, 4, 16), 16384, 32
 _ALIGNED = 16
 
 
@@ -32,13 +32,45 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Room for packed prompts: so many tokens, and keys that they may see."""
+    """Room for packed prompts: so many tokens, keys that they may see, and pieces."""
 
     tokens: int
     keys: int
+    pieces: int
+
+    def numbers(self, slots: int) -> int:
+        """How many numbers a plan of this size is (:class:`Parts`)."""
+        return slots + 2 * (self.pieces + 1) + 2 * self.tokens + 2 * self.keys
 
 
-NOTHING = Size(0, 0)
+NOTHING = Size(0, 0, 0)
+
+
+class Parts(NamedTuple):
+    """A plan, int32 and in one line: what the device needs of packed prompts. What pads it has slot 0, position -1.
+
+    - ``last`` ``[slots]``: the packed token whose logits are wanted of a slot, or -1.
+    - ``token_ends``, ``key_ends`` ``[pieces + 1]``: where each piece ends among the tokens, and the keys; 0 first.
+    - ``slots``, ``positions`` ``[tokens]``; ``key_slots``, ``key_positions`` ``[keys]``.
+    """
+
+    last: Any
+    token_ends: Any
+    key_ends: Any
+    slots: Any
+    positions: Any
+    key_slots: Any
+    key_positions: Any
+
+    @classmethod
+    def of(cls, line: Any, size: Size, slots: int) -> Parts:  # noqa: ANN401 (an array or a tensor)
+        """The parts of a line of numbers."""
+        lengths = (slots, *(size.pieces + 1,) * 2, *(size.tokens,) * 2, *(size.keys,) * 2)
+        found, begin = [], 0
+        for length in lengths:
+            found.append(line[begin : begin + length])
+            begin += length
+        return cls(*found)
 
 
 def pieces_of(step: PlannedStep, wants: dict[int, Want]) -> list[Piece]:
@@ -55,15 +87,15 @@ def pieces_of(step: PlannedStep, wants: dict[int, Want]) -> list[Piece]:
     return pieces
 
 
-def captured_sizes(most: int) -> list[Size]:
-    """The sizes that are captured where slots hold ``most`` tokens together, smallest first: prompts that begin, and
+def captured_sizes(slots: int, longest: int) -> list[Size]:
+    """The sizes that are captured for so many slots of so many tokens at most, smallest first: prompts that begin, and
     pieces that see several times their number of keys."""
-    sizes = []
+    sizes, most = [], slots * longest
     for tokens in _TOKENS:
         for times in _TIMES:
             keys = tokens * times
             if times == 1 or (keys <= _MOST_KEYS and keys // 4 < most):
-                sizes.append(Size(tokens, keys))
+                sizes.append(Size(tokens, keys, min(slots, _MOST_PIECES)))
         if tokens >= most:
             break
     return sizes
@@ -73,34 +105,26 @@ def size_of(pieces: Sequence[Piece], captured: Sequence[Size]) -> Size:
     """The captured size that holds some pieces with the least to compute; where none does, their own, rounded up."""
     tokens = sum(piece.stop - piece.start for piece in pieces)
     keys = sum(piece.stop for piece in pieces)
-    fits = [size for size in captured if size.tokens >= tokens and size.keys >= keys]
+    fits = [one for one in captured if one.tokens >= tokens and one.keys >= keys and one.pieces >= len(pieces)]
     if fits:
         return min(fits, key=lambda size: (size.tokens, size.keys))
-    return Size(-(-tokens // _ALIGNED) * _ALIGNED, -(-keys // _ALIGNED) * _ALIGNED)
+    return Size(-(-tokens // _ALIGNED) * _ALIGNED, -(-keys // _ALIGNED) * _ALIGNED, len(pieces))
 
 
 def packed(pieces: Sequence[Piece], size: Size, slots: int, out: Ints) -> None:
-    """Write what the device needs of some pieces into ``out``, int32 ``[slots + 2 * tokens + 2 * keys]``: by slot the
-    packed token whose logits are wanted, or -1; each token's slot and position; each key's slot and position. What pads
-    them has slot 0 and position -1."""
+    """Write the plan of some pieces into ``out``, int32 ``[size.numbers(slots)]``."""
     out.fill(-1)
-    last = out[:slots]
-    token_slots, positions, key_slots, key_positions = parts(out, size, slots)
-    token_slots[:], key_slots[:] = 0, 0
-    token = key = 0
-    for piece in pieces:
+    plan = Parts.of(out, size, slots)
+    plan.slots[:], plan.key_slots[:] = 0, 0
+    plan.token_ends[0] = plan.key_ends[0] = token = key = 0
+    for number, piece in enumerate(pieces):
         count = piece.stop - piece.start
-        token_slots[token : token + count] = piece.slot
-        positions[token : token + count] = np.arange(piece.start, piece.stop)
-        key_slots[key : key + piece.stop] = piece.slot
-        key_positions[key : key + piece.stop] = np.arange(piece.stop)
+        plan.slots[token : token + count] = piece.slot
+        plan.positions[token : token + count] = np.arange(piece.start, piece.stop)
+        plan.key_slots[key : key + piece.stop] = piece.slot
+        plan.key_positions[key : key + piece.stop] = np.arange(piece.stop)
         token, key = token + count, key + piece.stop
+        plan.token_ends[number + 1], plan.key_ends[number + 1] = token, key
         if piece.gives:
-            last[piece.slot] = token - 1
-
-
-def parts(out: Any, size: Size, slots: int) -> tuple[Any, Any, Any, Any]:  # noqa: ANN401 (an array or a tensor)
-    """Of such an array its tokens' slots and positions, and its keys' slots and positions."""
-    begin, middle = slots, slots + 2 * size.tokens
-    tokens, keys = out[begin:middle], out[middle : middle + 2 * size.keys]
-    return tokens[: size.tokens], tokens[size.tokens :], keys[: size.keys], keys[size.keys :]
+            plan.last[piece.slot] = token - 1
+    plan.token_ends[len(pieces) + 1 :], plan.key_ends[len(pieces) + 1 :] = token, key

@@ -16,7 +16,7 @@ from hal.model.config import read_config
 from hal.model.loading import checked_entries
 from hal.model.split import Shard, check_split
 
-from .attention import Kernels, TorchKernels, TritonKernels
+from .attention import Kernels, TorchKernels, TritonKernels, packs
 from .graphs import Graphs
 from .model import Decoder
 from .plan import NOTHING, Piece, Size, captured_sizes, packed, pieces_of, size_of
@@ -71,14 +71,14 @@ class TorchRunner:
             if group.size > 1:
                 meet(setup, shard)
             self.decoder.allocate_cache(max(1, setup.blocks), state.sizes.block_size)
-            kernels = kernels or (TritonKernels() if self._on_cuda else TorchKernels())
+            kernels = kernels or self._kernels()
             self._steps = Steps(state, self.decoder, kernels)
         self.vocab_size, self._slots = self.decoder.config.vocab_size, state.sizes.num_slots
         self._wants: dict[int, Want] = {}
         self._known = [torch.zeros(self._slots, dtype=torch.uint8, pin_memory=self._on_cuda) for _ in range(_UNDER_WAY)]
         self.graphs: Graphs | None = None
         if self._on_cuda if captures is None else captures:
-            sizes = captured_sizes(self._slots * state.sizes.max_model_len)
+            sizes = captured_sizes(self._slots, state.sizes.max_model_len)
             self.graphs = Graphs(self._steps, sizes, self._slots, self._device)
 
     @property
@@ -128,12 +128,17 @@ class TorchRunner:
 
     def _uploaded(self, pieces: Sequence[Piece], size: Size) -> Tensor:
         """The plan of some pieces on the device, where the graphs of its size read it."""
-        count = self._slots + 2 * (size.tokens + size.keys)
+        count = size.numbers(self._slots)
         made = torch.empty(count, dtype=torch.int32, pin_memory=self._on_cuda)
         packed(pieces, size, self._slots, made.numpy())
         if self.graphs is None or size not in self.graphs.sizes:
             return made.to(self._device, non_blocking=True)
         return self.graphs.plan[:count].copy_(made, non_blocking=True)
+
+    def _kernels(self) -> Kernels:
+        if not self._on_cuda:
+            return TorchKernels()
+        return TritonKernels(packs=packs(self.decoder.dtype, self.decoder.config.head_dim, self._device))
 
     def _load(self, setup: RunnerSetup, shard: Shard) -> Decoder:
         """The checkpoint's decoder, if its type and its size suit the device."""

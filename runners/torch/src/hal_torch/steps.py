@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .adjusting import FIELDS
 from .attention import Kernels, Prompts, Rows, Tokens, lowest
-from .plan import Size, parts
+from .plan import Parts, Size
 from .sampling import Want, choose, log_probabilities
 
 if TYPE_CHECKING:
@@ -44,14 +44,15 @@ class Steps:
         self._runs = torch.zeros(self._slots, dtype=torch.bool, **made)
         self._hidden = torch.zeros((self._slots, decoder.config.hidden_size), dtype=decoder.dtype, **made)
 
-    def layers(self, plan: Tensor | None, size: Size, *, decodes: bool) -> None:
-        """Run the layers over the packed prompts of ``plan`` (:func:`hal_torch.plan.packed`) and, if ``decodes``, one
+    def layers(self, line: Tensor | None, size: Size, *, decodes: bool) -> None:
+        """Run the layers over the packed prompts of a plan (:func:`hal_torch.plan.packed`) and, if ``decodes``, one
         token of each slot that decodes; what is sampled of is kept for :meth:`sample`."""
+        plan = None if line is None else Parts.of(line, size, self._slots)
         made, stopped = [], self._fields["stop_flags"] != 0
         prompts = rows = None
         if plan is not None:
-            made.append(self._prompt_tokens(plan, size, stopped))
-            prompts = self._seen(plan, size, made[0][1])
+            made.append(self._prompt_tokens(plan, stopped))
+            prompts = self._seen(plan, made[0][1])
         if decodes:
             runs = (self._fields["seq_lens_this_time"] > 0) & (self._fields["seq_lens_encoder"] == 0) & ~stopped
             made.append(self._row_tokens(runs))
@@ -60,8 +61,8 @@ class Steps:
         bad = torch.zeros(len(ids), dtype=torch.uint8, device=ids.device)
         tokens = Tokens(ids, positions, places, bad, size.tokens, prompts, rows)
         hidden = self._decoder.run(tokens, self._kernels)
-        self._keep(hidden, plan, size, stopped, runs if decodes else None)
-        self._mark(bad, positions, plan, size, decodes=decodes)
+        self._keep(hidden[size.tokens :], hidden, plan, stopped, runs if decodes else None)
+        self._mark(bad, positions, plan, size.tokens, decodes=decodes)
 
     def sample(self, want: Want) -> None:
         """A token for each slot that was kept, as ``want`` says at most; -1 for the others."""
@@ -82,9 +83,9 @@ class Steps:
         """The tokens of a step that samples none."""
         self._fields["sampled_token_ids"].fill_(-1)
 
-    def _prompt_tokens(self, plan: Tensor, size: Size, stopped: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        slots, positions, _, _ = (part.long() for part in parts(plan, size, self._slots))
-        positions = torch.where(stopped[slots], -1, positions)
+    def _prompt_tokens(self, plan: Parts, stopped: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        slots = plan.slots.long()
+        positions = torch.where(stopped[slots], -1, plan.positions).long()
         ids = self._known(self._fields["token_ids"][slots, positions.clamp(min=0)])
         return ids, positions, self._places(slots, positions, self._decoder.nobody)
 
@@ -94,13 +95,16 @@ class Steps:
         every = torch.arange(self._slots, device=runs.device)
         return ids, positions, self._places(every, positions, self._decoder.nobody)
 
-    def _seen(self, plan: Tensor, size: Size, positions: Tensor) -> Prompts:
+    def _seen(self, plan: Parts, positions: Tensor) -> Prompts:
         """Which keys are gathered, and which of them each token sees: those of its own slot up to itself."""
-        slots, _, key_slots, key_positions = parts(plan, size, self._slots)
-        places = self._places(key_slots.long(), key_positions.long(), self._decoder.nobody + 1)
-        sees = (slots[:, None] == key_slots) & (key_positions <= positions[:, None]) & (key_positions >= 0)
-        bias = torch.zeros(sees.shape, dtype=self._decoder.dtype, device=plan.device)
-        return Prompts(places, bias.masked_fill_(~sees, lowest(bias.dtype)))
+        places = self._places(plan.key_slots.long(), plan.key_positions.long(), self._decoder.nobody + 1)
+        bias = None
+        if not self._kernels.packs:
+            sees = (plan.slots[:, None] == plan.key_slots) & (plan.key_positions <= positions[:, None])
+            sees &= plan.key_positions >= 0
+            bias = torch.zeros(sees.shape, dtype=self._decoder.dtype, device=positions.device)
+            bias.masked_fill_(~sees, lowest(bias.dtype))
+        return Prompts(places, (plan.token_ends, plan.key_ends), bias)
 
     def _places(self, slots: Tensor, positions: Tensor, otherwise: int) -> Tensor:
         """Where the cache has these positions of these slots; below 0, or without a block, in block ``otherwise``."""
@@ -113,26 +117,25 @@ class Steps:
         """Token ids within the vocabulary: an empty slot has -1."""
         return ids.clamp(0, self._decoder.config.vocab_size - 1)
 
-    def _keep(self, hidden: Tensor, plan: Tensor | None, size: Size, stopped: Tensor, runs: Tensor | None) -> None:
-        """Keep the hidden state of each slot that is given a token."""
-        found = hidden[size.tokens :] if runs is not None else None
+    def _keep(self, rows: Tensor, hidden: Tensor, plan: Parts | None, stopped: Tensor, runs: Tensor | None) -> None:
+        """Keep the hidden state of each slot that is given a token: of ``rows`` those that decode."""
+        found = rows
         if plan is not None:
-            last = plan[: self._slots].long()
+            last = plan.last.long()
             gives = (last >= 0) & ~stopped
             prompted = hidden[last.clamp(min=0)]
-            found = prompted if found is None else torch.where(gives[:, None], prompted, found)
+            found = prompted if runs is None else torch.where(gives[:, None], prompted, rows)
             runs = gives if runs is None else gives | runs
-        assert found is not None
         self._hidden.copy_(found)
         self._runs.copy_(runs)
 
-    def _mark(self, bad: Tensor, positions: Tensor, plan: Tensor | None, size: Size, *, decodes: bool) -> None:
+    def _mark(self, bad: Tensor, positions: Tensor, plan: Parts | None, tokens: int, *, decodes: bool) -> None:
         """Stop the slots that have a token whose keys or values are no use."""
         wrong = ((bad != 0) & (positions >= 0)).int()
         count = torch.zeros(self._slots, dtype=torch.int32, device=bad.device)
         if plan is not None:
-            count.index_add_(0, parts(plan, size, self._slots)[0].long(), wrong[: size.tokens])
+            count.index_add_(0, plan.slots.long(), wrong[:tokens])
         if decodes:
-            count += wrong[size.tokens :]
+            count += wrong[tokens:]
         self.codes.copy_(count > 0)
         self._fields["stop_flags"].logical_or_(count > 0)
