@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 VOCAB, END, NEW_TOKENS = 512, 2, 48
 LENGTHS = (1, 2, 7, 16, 33, 64, 200, 700)
 """Tokens of the prompts."""
-RUNS: dict[str, Sequence[str]] = {
+RUNS: Mapping[str, Sequence[str]] = {
     "whole": ("--chunk", "1024", "--slots", "8"),
     "in pieces of 5": ("--chunk", "5", "--slots", "3"),
 }
@@ -84,12 +84,17 @@ def folder(directory: Path, number: int) -> Path:
     return directory / f"checkpoint-{number}"
 
 
-def generate(directory: Path) -> None:
+def kinds(only: str) -> Iterator[tuple[int, tuple[str, bool, bool]]]:
+    """Those of ``KINDS`` whose family has ``only`` in its name, with their numbers."""
+    return ((number, kind) for number, kind in enumerate(KINDS) if only in kind[0])
+
+
+def generate(directory: Path, only: str) -> None:
     """With transformers: save every checkpoint, and what ``generate`` makes of it, as ``expected.json`` beside it."""
     torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
     torch.set_num_threads(1)
     transformers.utils.logging.disable_progress_bar()
-    for number, (name, tied, sharded) in enumerate(KINDS):
+    for number, (name, tied, sharded) in kinds(only):
         family, target = FAMILIES[name], folder(directory, number)
         torch.manual_seed(number)
         config_class = getattr(transformers, f"{family.model}Config")
@@ -132,9 +137,9 @@ def _answer(torch: Any, model: Any, prompt: Sequence[int]) -> dict[str, Any]:  #
     return {"tokens": out.sequences[0, len(prompt) :].tolist(), "leads": [first - second for first, second in best]}
 
 
-def compare(directory: Path) -> Iterator[tuple[str, int, int, list[str]]]:
+def compare(directory: Path, only: str, more: Sequence[str]) -> Iterator[tuple[str, int, int, list[str]]]:
     """With hal: for each checkpoint its name, answers, tokens, and a line for each answer that differs."""
-    for number, (name, tied, sharded) in enumerate(KINDS):
+    for number, (name, tied, sharded) in kinds(only):
         target = folder(directory, number)
         files = len(list(target.glob("*.safetensors")))
         if sharded != (files > 1):
@@ -142,7 +147,7 @@ def compare(directory: Path) -> Iterator[tuple[str, int, int, list[str]]]:
         expected = json.loads((target / "expected.json").read_text())
         tokens, different = 0, []
         for how, options in RUNS.items():
-            for at, (answer, want) in enumerate(zip(_run(directory, target, options), expected, strict=True)):
+            for at, (answer, want) in enumerate(zip(_run(directory, target, (*options, *more)), expected, strict=True)):
                 tokens += len(want["tokens"])
                 if answer["token_ids"] != want["tokens"]:
                     different.append(f"{how}, prompt {at}: {_difference(answer['token_ids'], want)}")
@@ -223,12 +228,8 @@ def main() -> int:
     parser.add_argument("--options", default="", help="further options of hal run, as one argument")
     parser.add_argument("--generate", type=Path, metavar="DIR", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
-    for name in [name for name in FAMILIES if chosen.only not in name]:
-        del FAMILIES[name]
-    for how, options in RUNS.items():
-        RUNS[how] = (*options, *chosen.options.split())
     if chosen.generate:
-        generate(chosen.generate)
+        generate(chosen.generate, chosen.only)
         return 0
     missing = "import importlib.util as u, sys; sys.exit(not (u.find_spec('transformers') and u.find_spec('torch')))"
     if subprocess.run([chosen.python, "-c", missing], check=False).returncode:
@@ -238,7 +239,7 @@ def main() -> int:
         directory = Path(name)
         subprocess.run([chosen.python, __file__, "--generate", name, "--only", chosen.only], check=True)
         results = []
-        for title, answers, tokens, bad in compare(directory):
+        for title, answers, tokens, bad in compare(directory, chosen.only, chosen.options.split()):
             print(f"{title}: {answers} answers, {tokens} tokens, {len(bad)} differ", flush=True)
             print("".join(f"  {line}\n" for line in bad), end="")
             results.append((title, answers, tokens, bad))
