@@ -85,7 +85,7 @@ def test_the_host_holds_no_copy_of_the_checkpoint(saved, stored, computed):
     assert told["types"] == [f"torch.{stored}"]
     assert told["sum"] > 14e6
     assert told["peak"] < max(files) + 2**30  # what was asked for
-    assert told["peak"] < 2 * told["largest"] + 2**22 < told["sum"], "a copy of more than a tensor or two was held"
+    assert told["peak"] < 2 * told["largest"] + 2**23 < told["sum"], "a copy of more than a tensor or two was held"
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
