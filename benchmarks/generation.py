@@ -119,7 +119,7 @@ def hal_job(device: Any, checkpoint: Path, slots: int) -> Iterator[Job]:  # noqa
 
     def job(texts: list[list[int]], new_tokens: int) -> Answers:
         nonlocal seen, wanted
-        params = SamplingParams(temperature=0.0, max_tokens=new_tokens, min_tokens=new_tokens)
+        params = SamplingParams(temperature=0.0, max_tokens=new_tokens)
         seen, wanted = 0, len(texts) * new_tokens
         all_seen.clear()
         for number, text in enumerate(texts):
@@ -143,6 +143,7 @@ def transformers_job(checkpoint: Path) -> Iterator[Job]:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    model.generation_config.eos_token_id = None  # neither of the two ends before its last token
 
     def job(texts: list[list[int]], new_tokens: int) -> Answers:
         ids = torch.tensor(texts)
@@ -151,7 +152,6 @@ def transformers_job(checkpoint: Path) -> Iterator[Job]:
             attention_mask=torch.ones_like(ids),
             do_sample=False,
             max_new_tokens=new_tokens,
-            min_new_tokens=new_tokens,
             pad_token_id=0,
         )
         answers: Answers = made[:, ids.shape[1] :].tolist()

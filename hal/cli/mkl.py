@@ -1,7 +1,8 @@
 """The kernels that Paddle's MKL uses for matrix products on a CPU of AMD's.
 
-That MKL looks at the maker of the CPU, not at its features: on AMD it takes its slowest kernels, four times slower than
-those for AVX2 (docs/evidence/generation.md). A variable asks for these. MKL reads it once, and checks nothing.
+That MKL looks at the maker of the CPU, not at its features: on AMD it takes its slowest kernels, two to three times
+slower than those for AVX2 (docs/evidence/generation.md). A variable asks for these. MKL reads it once, and checks
+nothing.
 """
 
 from __future__ import annotations
