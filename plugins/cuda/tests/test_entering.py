@@ -13,6 +13,7 @@ from hal_core.runtime.bound import bind
 from hal_core.slots.admission import admit
 from hal_cuda import admissions, native_entering
 from hal_cuda.driver import CudaError
+from hal_cuda.primitives import PATIENT
 from hal_cuda.structs import ENTRY
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -173,34 +174,22 @@ def test_admission_from_other_threads_beside_insertions(opened, monkeypatch):
         thread.join()
 
 
-@pytest.mark.parametrize("opened", ["python"], indirect=True)  # native calls are not to be had from Python
-def test_threads_beside_the_one_that_works_are_not_woken_by_the_driver(opened):
-    """They look at the event now and then: woken with it, they would take the interpreter from the next step."""
+def test_threads_beside_the_one_that_works_look_now_and_then(opened, monkeypatch):
+    """Woken with it, they would take the interpreter from the next step."""
     bound = opened()
-    api, woken, looks = bound.device.driver.api, [], threading.Semaphore(0)
-    passed = threading.Event()
-
-    def synchronize(event):
-        woken.append(threading.get_ident())
-        return (api.CUresult.CUDA_SUCCESS,)
-
-    def query(event):
-        looks.release()
-        return (api.CUresult.CUDA_SUCCESS if passed.is_set() else api.CUresult.CUDA_ERROR_NOT_READY,)
-
+    runtime, patience = bound.device._runtime, {}
     event, other = bound.default_stream.record(), bound.default_stream.record()
-    api.cuEventSynchronize, api.cuEventQuery = synchronize, query
+
+    def passes(event, seconds, between):
+        patience[threading.get_ident()] = between
+        return True
+
+    monkeypatch.setattr(runtime, "_passes", passes)
     thread = threading.Thread(target=other.wait)
     thread.start()
-    for _ in range(3):
-        assert looks.acquire(timeout=30)
-    assert thread.is_alive()
-    event.wait()
-    assert woken == [threading.get_ident()]
-    passed.set()
     thread.join(30)
-    assert not thread.is_alive()
-    assert len(woken) == 1
+    event.wait()
+    assert patience == {threading.get_ident(): 0.0, thread.ident: PATIENT}
 
 
 @pytest.mark.parametrize("count", [3, 20])

@@ -17,6 +17,8 @@ from .staging import ALIGNMENT
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 KEPT = 16
 """Blocks of one size kept for later copies; a worker has a few copies under way at once."""
+KEPT_BYTES = 32 << 20
+"""Of all kept blocks together; what a burst took beyond is given back once its copies are over."""
 
 
 class HostBlock:
@@ -86,6 +88,7 @@ class HostBlocks:
     def __init__(self, primitives: StreamPrimitives) -> None:
         self._primitives = primitives
         self._free: dict[int, list[HostBlock]] = {}
+        self.kept = 0  # bytes
         self._ending: deque[tuple[RecordedEvent | None, HostBlock]] = deque()
         self._process = os.getpid()
         self._closed = False
@@ -97,7 +100,10 @@ class HostBlocks:
             self.give(ending.popleft()[1])
         size = _sizes.get(nbytes) or _size_of(nbytes)
         free = self._free.get(size)
-        return free.pop() if free else HostBlock(self._primitives, size)
+        if not free:
+            return HostBlock(self._primitives, size)
+        self.kept -= size
+        return free.pop()
 
     def give(self, block: HostBlock) -> None:
         """Keep a block for later, or give it back when enough are kept."""
@@ -105,9 +111,10 @@ class HostBlocks:
         free = self._free.get(block.nbytes)
         if free is None:
             free = self._free.setdefault(block.nbytes, [])
-        if self._closed or len(free) >= KEPT:
+        if self._closed or len(free) >= KEPT or self.kept + block.nbytes > KEPT_BYTES:
             block.release()
         else:
+            self.kept += block.nbytes
             free.append(block)
 
     def give_after(self, event: RecordedEvent | None, block: HostBlock) -> None:

@@ -7,10 +7,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from ..streams import Event
+from ..streams import Event
 
 Free = Callable[[], None]
 LOOKS = 4
@@ -49,7 +48,7 @@ class Retired:
 
     def reap(self, deadline: float = 0.0, most: int | None = None) -> int:
         """Give back what is over by now, or within ``deadline`` seconds; how many that were. ``most``: entries
-        that are looked at."""
+        that are looked at, up to the first that is under way."""
         if self._process != os.getpid():
             return 0  # a fork's child: memory and streams are the parent's
         freed, end = 0, time.monotonic() + deadline
@@ -60,14 +59,23 @@ class Retired:
                 freed += 1
             else:
                 self._waiting.append((events, free))
+                if most is not None:
+                    break  # those behind it came later: most often they are under way too
         return freed
+
+
+class Noted(Event, Protocol):
+    """An event that remembers that it has passed."""
+
+    @property
+    def passed(self) -> bool: ...
 
 
 class Owner(Protocol):
     """The device that memory belongs to, as far as the memory asks."""
 
     @property
-    def last(self) -> Mapping[int, Event]: ...
+    def last(self) -> Mapping[int, Noted]: ...
 
     @property
     def retired(self) -> Retired: ...
@@ -90,7 +98,7 @@ class DeviceMemory:
         if free is None and self.keep is not None:
             free = partial(_let_go, self.keep)
         if free is not None:  # work that uses it was put on a stream before now, so before its last event
-            self.device.retired.add(self.device.last.values(), free)
+            self.device.retired.add([event for event in self.device.last.values() if not event.passed], free)
 
 
 def _let_go(keep: object) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import weakref
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, ClassVar, Concatenate, ParamSpec, TypeVar
@@ -61,6 +63,8 @@ class StreamDevice(DeviceBase):
     """Guarded staging memory; the conformance kit makes it small and impatient (G3)."""
     raises_faults: ClassVar[bool] = False
     """True where the runtime itself raises an earlier failure at its next call, so that tickets need not be watched."""
+    opened = False
+    """Set at the end of its opening by a device whose memory is given back too where it is dropped without a close."""
     fault_cure: ClassVar[str] = "mend what that work did, and open the device again"
 
     def __init__(self, index: int, primitives: StreamPrimitives) -> None:
@@ -77,6 +81,12 @@ class StreamDevice(DeviceBase):
         self._main: AsyncStream | None = None
         self.uploads = self.stream()  # what is put on the device beside all work, and is waited for
         _open.add(self)
+        give_back_dropped()
+
+    def __del__(self) -> None:
+        if self.opened and not self._closed and not self.health.forked and not sys.is_finalizing():
+            _dropped.append(self)
+            give_back_dropped()
 
     # -- streams ------------------------------------------------------------------------------------------------------
 
@@ -211,7 +221,26 @@ class StreamDevice(DeviceBase):
             self.events.close()
 
 
+_dropped: deque[StreamDevice] = deque()
+"""Devices that nobody holds and nobody has closed, whose work is under way."""
+
+
+def give_back_dropped() -> None:
+    """Close those whose work is over, without waiting; others are looked at when a device is opened or dropped."""
+    for _ in range(len(_dropped)):
+        device = _dropped.popleft()
+        try:
+            over = all(event.done() for event in device.last.values())
+        except HalError:  # it is broken, and gives nothing back before its process ends
+            continue
+        if over and not device._communicators:
+            device.close()
+        else:
+            _dropped.append(device)
+
+
 def _refuse_after_fork() -> None:
+    _dropped.clear()
     for device in list(_open):
         device.health.forked = device.health.unusable = True
 

@@ -106,6 +106,27 @@ class Context:
             cure = "use a GPU and a driver with memory pools (CUDA 11.2 or later, no vGPU without them)"
             raise Unavailable(str(error), cure=cure, device="cuda") from error
 
+    def make_host_pool(self) -> Any:  # noqa: ANN401 (a CUmemoryPool)
+        """A pool of page-locked host memory that this GPU reads and writes; None where the driver has none."""
+        driver, api = self.driver, self.driver.api
+        kind = getattr(api.CUmemLocationType, "CU_MEM_LOCATION_TYPE_HOST", None)
+        if kind is None:
+            return None
+        properties = api.CUmemPoolProps()
+        properties.allocType = api.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        properties.location.type = kind
+        access = api.CUmemAccessDesc()
+        access.location.type = api.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        access.location.id = int(self.device)
+        access.flags = api.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        status, *made = api.cuMemPoolCreate(properties)
+        if status != driver.success:
+            return None
+        if api.cuMemPoolSetAccess(made[0], [access], 1)[0] != driver.success:
+            api.cuMemPoolDestroy(made[0])
+            return None
+        return made[0]
+
     def check_stream(self, handle: int) -> int:
         """The handle; raises :class:`InvalidValue` for a stream of another context."""
         if handle in (0, 1, 2):  # the default streams belong to whichever context is current

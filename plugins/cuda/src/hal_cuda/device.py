@@ -67,7 +67,7 @@ class CudaDevice(OnGpu):
     )
     dlpack_type = DLPACK_CUDA
     raises_faults = True  # an error of the device is sticky: its next call raises it
-    piece = 2 << 20
+    piece = 4 << 20
     groups_by = "nccl by hal"
     """The name under which groups are open; Paddle's own over NCCL, for a model's tensors, are others."""
 
@@ -87,6 +87,7 @@ class CudaDevice(OnGpu):
         self.steps = StepKernel(self.driver, self.kernels)
         self.copies: Copies | None = NativeCopies(self, native) if native else Copies(self)
         self._given = chosen.stream
+        self.opened = True
 
     @property
     def note(self) -> str:  # type: ignore[override]  # asked for seldom, and NCCL is loaded for it

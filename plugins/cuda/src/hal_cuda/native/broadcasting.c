@@ -77,7 +77,7 @@ PyObject *broadcast(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   }
   driver->working = PyThread_get_thread_ident();
 #define AT(i) ((Handle)(uintptr_t)a[i])
-  if (has_room(driver, AT(1)) || has_room(driver, AT(3))) return PyBuffer_Release(&header), NULL;
+  if (has_room(driver, AT(1), ROOM) || has_room(driver, AT(3), OWN)) return PyBuffer_Release(&header), NULL;
   Status status = send(driver, &fixed, &header, AT(0), AT(1), AT(2), &call, &nccl);
   PyBuffer_Release(&header);
   if (!status && !nccl) status = copy_header(driver, &fixed, AT(2), AT(3), AT(4), AT(5), &call);

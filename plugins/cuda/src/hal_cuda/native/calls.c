@@ -28,7 +28,7 @@ int perform(Driver *driver, const Work *work) {
   Status status = 0;
   const char *call = "";
   int apart = work->nbytes && work->up != work->stream, launched = (work->nbytes && !apart) + !!work->function;
-  if ((apart && has_room(driver, work->up)) || (launched && has_room(driver, work->stream))) return -1;
+  if ((apart && has_room(driver, work->up, OWN)) || (launched && has_room(driver, work->stream, ROOM))) return -1;
   driver->working = PyThread_get_thread_ident();
   if (apart) {
     turn_begin(driver, &up, work->up, 1);
@@ -125,7 +125,7 @@ static PyObject *copy_out(PyObject *self, PyObject *const *args, Py_ssize_t coun
     unsigned long long number = PyLong_AsUnsignedLongLong(PyTuple_GetItem(args[5], i));
     if (number == (unsigned long long)-1 && PyErr_Occurred()) return NULL;
   }
-  if (refused(driver, HANDLE(a[1])) || has_room(driver, HANDLE(a[2]))) return NULL;
+  if (refused(driver, HANDLE(a[1])) || has_room(driver, HANDLE(a[2]), OWN)) return NULL;
   driver->working = PyThread_get_thread_ident();
   Turn turn;
   Status status = driver->record(HANDLE(a[3]), HANDLE(a[1]));
@@ -133,7 +133,7 @@ static PyObject *copy_out(PyObject *self, PyObject *const *args, Py_ssize_t coun
   for (Py_ssize_t i = 0; !status && i <= parts; i++) { /* the copies, and the event behind the last one */
     Address from = i < parts ? PyLong_AsUnsignedLongLong(PyTuple_GetItem(args[5], 2 * i)) : 0;
     size_t nbytes = i < parts ? (size_t)PyLong_AsUnsignedLongLong(PyTuple_GetItem(args[5], 2 * i + 1)) : 0;
-    if (nbytes && has_room(driver, HANDLE(a[2]))) return NULL; /* of many parts */
+    if (nbytes && has_room(driver, HANDLE(a[2]), OWN)) return NULL; /* of many parts */
     turn_begin(driver, &turn, HANDLE(a[2]), nbytes > 0);
     if (i == 0) status = driver->wait(HANDLE(a[2]), HANDLE(a[3]), 0), call = "cuStreamWaitEvent";
     if (!status && nbytes)
@@ -170,7 +170,7 @@ static PyObject *fill(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   if (numbers(args + 1, count - 1, a, 4, "fill")) return NULL;
   if (!one || (a[0] | a[1]) % 4) Py_RETURN_FALSE;
   Handle stream = HANDLE(a[2]);
-  if (refused(driver, stream) || has_room(driver, stream)) return NULL;
+  if (refused(driver, stream) || has_room(driver, stream, ROOM)) return NULL;
   driver->working = PyThread_get_thread_ident();
   turn_begin(driver, &turn, stream, 1);
   const char *call = "cuMemsetD32Async";
@@ -221,7 +221,7 @@ static PyObject *passes(PyObject *self, PyObject *const *args, Py_ssize_t count)
 
 static PyObject *room(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   NUMBERS("room", 1);
-  if (has_room(driver, HANDLE(a[0]))) return NULL;
+  if (has_room(driver, HANDLE(a[0]), ROOM)) return NULL;
   Py_RETURN_NONE;
 }
 

@@ -45,12 +45,12 @@ static Lane *lane_of(Driver *driver, Handle stream, uint64_t *apart) {
 }
 
 /* 0 where the stream has room for a call's work, else -1 with an exception. Python may run meanwhile, and change lanes. */
-int has_room(Driver *driver, Handle stream) {
+int has_room(Driver *driver, Handle stream, uint64_t room) {
   for (uint64_t apart;;) {
     Lane *lane = lane_of(driver, stream, &apart);
-    if (!lane || lane->issued - lane->passed < ROOM) return 0;
+    if (!lane || lane->issued - lane->passed < room) return 0;
     look(driver, lane);
-    if (lane->issued - lane->passed < ROOM || !lane->count) return 0;
+    if (lane->issued - lane->passed < room || !lane->count) return 0;
     PyObject *waited = PyObject_CallFunction(driver->full, "KK", (unsigned long long)(uintptr_t)stream,
                                              (unsigned long long)(uintptr_t)lane->marks[lane->first].event);
     if (!waited) return -1;

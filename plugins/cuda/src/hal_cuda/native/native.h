@@ -54,7 +54,8 @@ typedef void *Handle; /* a CUstream, CUevent or CUfunction */
 #define MARKS 4   /* events on the way of each, */
 #define APART 64  /* copies and launches apart */
 #define BOUND 256 /* of ours in flight on a stream, until the lock is given up; CUDA's launch queues hold 1,021, */
-#define ROOM 832  /* and until the caller waits with a deadline: the rest is for others who use the stream */
+#define ROOM 832  /* and until the caller waits with a deadline: the rest is for others who use the stream, of whom a */
+#define OWN 1012  /* stream of the device's own has none */
 
 typedef struct {
   Handle stream;
@@ -104,7 +105,7 @@ typedef struct {
   Handle mark;          /* an event to record behind the work, */
   int place;            /* which of the lane's marks */
 } Turn;
-int has_room(Driver *driver, Handle stream); /* 0, or -1 with an exception */
+int has_room(Driver *driver, Handle stream, uint64_t room); /* 0, or -1 with an exception */
 void turn_begin(Driver *driver, Turn *turn, Handle stream, int work);
 void turn_end(Turn *turn, Driver *driver, Handle stream);
 Status ask(Driver *driver, Handle event);
