@@ -197,3 +197,23 @@ def test_a_held_stream_keeps_its_reads_and_no_others(opened):
         bound.copy_out(memory=memory, parts=[ByteRange(at * 64, 64)], stream=other)
     assert 100 <= len(reads.under_way) <= 100 + tickets.MANY
     library.stand_in_hold(held.handle, 0)
+
+
+@on_native
+def test_g01_a_copy_of_a_thousand_ranges_waits_for_no_held_stream(opened):
+    """A launch queue holds 1,021; what was copied before on that stream has passed, and is not counted with them."""
+    bound = opened({"deadline": 0.05})
+    stream, library = bound.device.stream(), bound.device.driver.api.library
+    memory, data = filled(bound, 1 << 16)
+    few = [ByteRange(0, 8), ByteRange(64, 8)]
+    for _ in range(30):
+        bound.copy_out(memory=memory, parts=few, stream=stream).wait(10)
+    library.stand_in_work_limit(1021)
+    library.stand_in_hold(stream.handle, 1)
+    try:
+        copied = bound.copy_out(memory=memory, parts=[ByteRange(8 * at, 8) for at in range(1000)], stream=stream)
+        assert not copied.done()
+    finally:
+        library.stand_in_hold(stream.handle, 0)
+    copied.wait(10)
+    assert (np.concatenate(copied.data) == data[:8000]).all()

@@ -128,6 +128,7 @@ static PyObject *copy_out(PyObject *self, PyObject *const *args, Py_ssize_t coun
   if (refused(driver, HANDLE(a[1])) || has_room(driver, HANDLE(a[2]), OWN)) return NULL;
   driver->working = PyThread_get_thread_ident();
   Turn turn;
+  if (parts > APART) mark_now(driver, HANDLE(a[2]));
   Status status = driver->record(HANDLE(a[3]), HANDLE(a[1]));
   const char *call = "cuEventRecord";
   for (Py_ssize_t i = 0; !status && i <= parts; i++) { /* the copies, and the event behind the last one */

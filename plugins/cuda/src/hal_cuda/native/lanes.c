@@ -58,6 +58,24 @@ int has_room(Driver *driver, Handle stream, uint64_t room) {
   }
 }
 
+/* Where the next mark of a lane goes: where all are on their way, the last one is moved behind. */
+static int place_of(const Lane *lane) { return (lane->first + (lane->count < MARKS ? lane->count : MARKS - 1)) % MARKS; }
+
+static void marked(Lane *lane, int place) {
+  lane->marks[place].at = lane->marked = lane->issued;
+  if (lane->count < MARKS) lane->count++;
+}
+
+/* A mark behind what is on a stream already, so that a call of many parts is not counted with what has passed. */
+void mark_now(Driver *driver, Handle stream) {
+  uint64_t apart;
+  Lane *lane = lane_of(driver, stream, &apart);
+  if (!lane || lane->issued == lane->marked) return;
+  int place = place_of(lane);
+  Handle *event = &lane->marks[place].event;
+  if ((*event || driver->create(event, 2) == 0) && driver->record(*event, stream) == 0) marked(lane, place);
+}
+
 void turn_begin(Driver *driver, Turn *turn, Handle stream, int work) {
   uint64_t apart;
   turn->lane = NULL;
@@ -68,8 +86,8 @@ void turn_begin(Driver *driver, Turn *turn, Handle stream, int work) {
   if (lane) {
     if (lane->issued - lane->passed >= APART) look(driver, lane);
     lane->issued += work;
-    if (lane->issued - lane->marked >= apart) { /* where all marks are on their way, the last one is moved behind */
-      turn->place = (lane->first + (lane->count < MARKS ? lane->count : MARKS - 1)) % MARKS;
+    if (lane->issued - lane->marked >= apart) {
+      turn->place = place_of(lane);
       Handle *event = &lane->marks[turn->place].event;
       if (*event || driver->create(event, 2) == 0) turn->mark = *event; /* CU_EVENT_DISABLE_TIMING */
     }
@@ -81,10 +99,7 @@ void turn_begin(Driver *driver, Turn *turn, Handle stream, int work) {
 }
 
 void turn_end(Turn *turn, Driver *driver, Handle stream) {
-  int marked = turn->mark && driver->record(turn->mark, stream) == 0;
+  int recorded = turn->mark && driver->record(turn->mark, stream) == 0;
   if (turn->saved) PyEval_RestoreThread(turn->saved);
-  Lane *lane = turn->lane;
-  if (!marked) return;
-  lane->marks[turn->place].at = lane->marked = lane->issued;
-  if (lane->count < MARKS) lane->count++;
+  if (recorded) marked(turn->lane, turn->place);
 }

@@ -106,6 +106,7 @@ typedef struct {
   int place;            /* which of the lane's marks */
 } Turn;
 int has_room(Driver *driver, Handle stream, uint64_t room); /* 0, or -1 with an exception */
+void mark_now(Driver *driver, Handle stream);
 void turn_begin(Driver *driver, Turn *turn, Handle stream, int work);
 void turn_end(Turn *turn, Driver *driver, Handle stream);
 Status ask(Driver *driver, Handle event);
