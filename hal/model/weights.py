@@ -17,6 +17,7 @@ import paddle
 from hal_core.devices import X86
 
 from hal.model.config import LlamaConfig
+from hal.sharing import HOST_PLACE
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -125,7 +126,7 @@ def has_fused_norm(place: str, features: frozenset[str]) -> bool:
     missing, and for a place that has no kernel Paddle runs the CPU's. ``features``: of the host's processor.
     """
     kind = place.partition(":")[0]
-    if kind == "cpu" and X86 in features and "AVX512F" not in features:
+    if kind == HOST_PLACE and X86 in features and "AVX512F" not in features:
         return False
     wanted = re.compile(rf"data_type\[float\].*place\[Place\({re.escape(kind)}\b")
     return any(wanted.search(kernel) for kernel in registered_kernels(norm_operator()))

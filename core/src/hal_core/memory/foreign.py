@@ -16,6 +16,8 @@ from .dtypes import BFLOAT16, DType, dtype_of
 
 Tensor = Any
 """Of Paddle or torch."""
+_HOST = "cpu"
+"""What torch calls the host's memory."""
 
 
 def check_plain(tensor: Tensor, argument: str) -> None:
@@ -66,7 +68,7 @@ def host_elements(tensor: Tensor, argument: str = "value") -> tuple[np.ndarray[A
 
 def _torch_values(tensor: Tensor, dtype: DType, argument: str) -> Tensor:
     """A tensor of torch that ``numpy()`` takes."""
-    if tensor.device.type != "cpu":
+    if tensor.device.type != _HOST:
         what = f"the tensor is on {tensor.device}, which is not the opened device"
         raise InvalidValue(what, cure="give tensor.cpu(), or open the device that holds it", argument=argument)
     if tensor.numel() and tensor.data_ptr() == 0:
