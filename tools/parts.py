@@ -117,7 +117,8 @@ NIGHTLY = (
     kit_sim("sim, lazy, older Paddle", 2, "default", OLDER),
 )
 OLDER_CPU = Part("hal run on older CPUs", f"{BIN}python tools/older_cpu.py", needs=("qemu-x86_64", "qemu-user"))
-CI = (Part("make test", "make test", alone=True), *CONFORM, OLDER_CPU)
+NO_COMPILER = Part("tests without a compiler", f"{BIN}python tools/no_compiler.py")
+CI = (Part("make test", "make test", alone=True), *CONFORM, NO_COMPILER, OLDER_CPU)
 PLANS = {
     "conform": Plan(CONFORM),
     "nightly": Plan(NIGHTLY),
