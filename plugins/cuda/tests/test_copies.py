@@ -7,7 +7,6 @@ import ctypes
 import numpy as np
 import pytest
 from hal_core import StateConfig
-from hal_core.devices import tickets
 from hal_core.errors import InvalidValue
 from hal_core.memory.dtypes import dtype_of
 from hal_core.memory.views import ByteRange, View
@@ -181,7 +180,7 @@ def test_copies_out_without_a_write_between_are_forgotten(opened):
     streams = [bound.device.stream() for _ in range(4)]
     for at in range(1000):
         bound.copy_out(memory=memory, parts=[ByteRange(at * 64, 64)], stream=streams[at % 4])
-    assert len(reads.under_way) <= tickets.MANY + 1
+    assert len(reads.under_way) <= 100
 
 
 @over_library
@@ -195,7 +194,7 @@ def test_a_held_stream_keeps_its_reads_and_no_others(opened):
         bound.copy_out(memory=memory, parts=[ByteRange(at * 64, 64)], stream=held)
     for at in range(1000):
         bound.copy_out(memory=memory, parts=[ByteRange(at * 64, 64)], stream=other)
-    assert 100 <= len(reads.under_way) <= 100 + tickets.MANY
+    assert 100 <= len(reads.under_way) <= 200
     library.stand_in_hold(held.handle, 0)
 
 
