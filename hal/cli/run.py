@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from hal_core import SamplingParams
+from hal_core import PluginError, SamplingParams
 
 from hal.model import DEFAULT_CHECKPOINT
 
@@ -231,5 +231,10 @@ def run(
     )
     from .run_session import generate
 
-    if code := generate(texts, params, options):
+    try:
+        code = generate(texts, params, options)
+    except SystemExit as end:  # hal raises none here, and its status may be 0
+        what = f"a runner or plugin called sys.exit({'' if end.code is None else repr(end.code)}) during the run"
+        raise PluginError(what, cure="have it raise an error instead; -v shows where") from end
+    if code:
         raise typer.Exit(code)

@@ -26,7 +26,7 @@ from hal.transport.copies import Copies, close_all
 from hal.transport.descriptors import check_descriptors
 from hal.worker import ModelRunner, Worker
 
-from . import signals
+from . import failures, signals
 from .console import say
 from .failures import cure_of, one_line
 from .imports import uncollected
@@ -267,9 +267,12 @@ def _plain_logs() -> Iterator[None]:
     handler.setFormatter(logging.Formatter("hal: %(message)s"))
     handler.addFilter(lambda record: record.module != "bound")
     log = logging.getLogger("hal")
-    former = log.handlers, log.propagate
+    former = log.handlers, log.propagate, log.level
     log.handlers, log.propagate = [handler], False
+    if failures.verbose:
+        log.setLevel(logging.DEBUG)  # the tracebacks of runners that failed
     try:
         yield
     finally:
-        log.handlers, log.propagate = former
+        log.handlers, log.propagate = former[:2]
+        log.setLevel(former[2])

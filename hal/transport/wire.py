@@ -92,8 +92,11 @@ class Wire:
         return self._connection.wait(until, due=due)
 
     def say_good_bye(self, *, again: bool) -> None:
-        """Tell a reader that this was all; ``again``: until the worker is started again."""
-        if self.is_granted:
+        """Tell a reader that this was all; ``again``: until the worker is started again.
+
+        A reader that was greeted may not have answered yet: without frames nothing has waited for its answer.
+        """
+        if self.is_granted or self._window.next == 1:
             last, numbers = self._window.next - 1, {"session": self._session, "sender": self._sender}
             self._connection.send(control(FrameKind.BYE, last, **numbers, body=Bye(again)))
 

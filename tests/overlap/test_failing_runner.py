@@ -54,3 +54,18 @@ def test_a_runner_that_breaks_the_device_ends_the_command_in_one_line(run):
     assert "Traceback" not in err
     (line,) = [line for line in err.splitlines() if "hal: error:" in line]
     assert WHAT in line
+
+
+def test_v_shows_where_a_runner_raised(run):
+    _, _, err = run("--device", "cpu", "-v", steps="2")
+    assert 'failing.py", line' in err
+
+
+def test_a_runner_that_calls_exit_ends_the_command_with_an_error(run, monkeypatch):
+    def leaves(*_):
+        raise SystemExit(0)
+
+    monkeypatch.setattr("failing.FailingRunner.launch", leaves)
+    code, _, err = run("--device", "cpu", steps="9")
+    assert code == 2
+    assert "hal: error: a runner or plugin called sys.exit(0) during the run (" in err

@@ -10,6 +10,8 @@ import threading
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from hal.reading import OutputReader
+from hal.transport import open_sink
 from hal.transport.sockets import Bound
 
 NAME = b"sender"
@@ -61,3 +63,12 @@ def test_a_sender_that_came_anew_and_whose_former_connection_ended_does_not_hold
             closing.join(30)
             assert not closing.is_alive()
             bound.release()
+
+
+def test_a_sink_without_records_says_good_bye_to_a_reader_that_has_not_answered():
+    """The reader took the end of the connection for a loss."""
+    with OutputReader() as reader:
+        sink = open_sink(reader.url)
+        assert reader.sockets[0].poll(30_000), "no greeting came"
+        sink.close(30.0)
+        assert reader.read(30.0) is None
