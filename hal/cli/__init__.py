@@ -25,6 +25,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         from .mkl import choose_kernels
 
         choose_kernels(os.environ)
+    from .console import occupy
+
+    occupy()  # before the signals' pipe would take the numbers
     with signals.watched(to_the_end=arguments is None):
         _main([*sys.argv[1:]] if arguments is None else [*arguments])
 

@@ -58,18 +58,14 @@ class Output:
 
 @contextlib.contextmanager
 def prepared() -> Iterator[Output]:
-    """Standard output, watched; a stream that is closed has a stand-in meanwhile.
+    """Standard output, watched; a stream that is closed has a stand-in meanwhile, behind :func:`occupy`.
 
-    Without it a file that is opened later would take the number, and what libraries write there would go into it.
     What goes to a closed standard error is lost, as its user wants it. A closed standard output cannot be written, and
     the command fails as on a full disk.
     """
-    _occupy(0, os.O_RDONLY)
     if sys.stdout is None:
-        _occupy(1, os.O_RDONLY)
         sys.stdout = vars(sys)["__stdout__"] = os.fdopen(1, "w", closefd=False)
     if sys.stderr is None:
-        _occupy(2, os.O_WRONLY)
         sys.stderr = vars(sys)["__stderr__"] = os.fdopen(2, "w", buffering=1, closefd=False)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
@@ -84,14 +80,19 @@ def prepared() -> Iterator[Output]:
             _mute(output.stream)
 
 
-def _occupy(number: int, flags: int) -> None:
-    try:
-        os.fstat(number)
-    except OSError:
-        descriptor = os.open(os.devnull, flags)
-        if descriptor != number:
-            os.dup2(descriptor, number)
-            os.close(descriptor)
+def occupy() -> None:
+    """Give the standard streams that are closed their numbers, before anything else is opened.
+
+    A file or pipe opened later would take the number, and what is written to the stream would go into it.
+    """
+    for number, flags in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):
+        try:
+            os.fstat(number)
+        except OSError:
+            descriptor = os.open(os.devnull, flags)
+            if descriptor != number:
+                os.dup2(descriptor, number)
+                os.close(descriptor)
 
 
 def say(text: str) -> None:
