@@ -184,6 +184,7 @@ def test_a_drive_leaves_an_engine_that_does_not_come_to_its_end(monkeypatch):
     aborted = []
     engine = SimpleNamespace(busy=True, submit=lambda request: None, abort=aborted.append, step=list)
     plan = SimpleNamespace(requests=[SimpleNamespace(request_id="a")])
-    drive(engine, plan, SimpleNamespace(stopped=[]), SimpleNamespace(error=None))
-    assert aborted == ["a"]
+    answers = SimpleNamespace(stopped=[], break_off=lambda: aborted.append("the text"))
+    drive(engine, plan, answers, SimpleNamespace(error=None))
+    assert aborted == ["the text", "a"]
     assert list(passed) == []
