@@ -23,7 +23,7 @@ help:            ## what can be made
 CHECK_PYTHON = @$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { \
 	echo "hal: $(PYTHON) is $$($(PYTHON) --version 2>&1): Python 3.11, 3.12 or 3.13 is needed (make PYTHON=python3.11 …)" >&2; exit 1; }
 
-$(STAMP): requirements-dev.txt pyproject.toml core/pyproject.toml $(wildcard plugins/*/pyproject.toml runners/*/pyproject.toml)
+$(STAMP): requirements-dev.txt pyproject.toml core/pyproject.toml conformance/pyproject.toml $(wildcard plugins/*/pyproject.toml runners/*/pyproject.toml)
 	$(CHECK_PYTHON)
 	$(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -r requirements-dev.txt
@@ -65,7 +65,7 @@ $(OLDER)/.installed: requirements-dev.txt
 	$(CHECK_PYTHON)
 	$(PYTHON) -m venv --clear $(OLDER)
 	$(OLDER)/bin/python -m pip install -q --disable-pip-version-check 'paddlepaddle==3.1.*' setuptools pytest hypothesis \
-		-e './core[conformance]' -e . -e ./plugins/sim
+		-e ./core -e ./conformance -e . -e ./plugins/sim
 	@touch $@
 
 matrix: $(STAMP) ## the main job on ranks, devices and proposers: every row gives one rank's tokens (ARGS='--part 1/3')

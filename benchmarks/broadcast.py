@@ -12,7 +12,7 @@ from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
-from hal_core.conformance.ranks.processes import Rank, RankPool
+from hal_conformance.ranks.processes import Rank, RankPool
 
 SLOTS, DRAFTS, CALLS = 128, 5, 20
 LIMIT, FASTER = 1.2, 2.7

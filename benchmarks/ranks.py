@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from hal_core.conformance.ranks.processes import RankPool
+from hal_conformance.ranks.processes import RankPool
 
 PROMPTS, TOKENS, SUMS = 8, 200, 300
 WAYS = {"one process": (), "--tp 2": ("--tp", "2")}

@@ -14,7 +14,7 @@ import sys
 import time
 from typing import Any
 
-from hal_core.conformance.ranks.processes import Rank, RankPool
+from hal_conformance.ranks.processes import Rank, RankPool
 
 SLOTS, TOKENS = 16, 48
 STARTS = ("def read(", "class Node:\n", "import os\n", "for name in ", "if not ", "return [", "try:\n", "with open(")

@@ -8,12 +8,12 @@ from __future__ import annotations
 import atexit
 import functools
 
-from hal_core.conformance.ranks.processes import RankPool
+from hal_conformance.ranks.processes import RankPool
 
 from tests.warm import Warm
 
 LIBRARIES = ("paddle", "numpy", "zmq", "safetensors.numpy", "tokenizers", "msgspec")
-RANK = "import sys; from hal_core.conformance.ranks.processes import main; main(sys.argv[1:])"
+RANK = "import sys; from hal_conformance.ranks.processes import main; main(sys.argv[1:])"
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from hal_core.conformance.harness.isolated import KitProcess
+from hal_conformance.harness.isolated import KitProcess
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 
 import pytest
+from hal_conformance.opening import subject
 from hal_core import ContractMismatch, DeviceNotFound, HalError, PluginError, Unavailable
-from hal_core.conformance.opening import subject
 
 from hal.cli import conform, main
 from hal.selection import select
@@ -16,7 +16,7 @@ from .fixtures_plugins.builder import Site
 
 @pytest.fixture
 def site(tmp_path, monkeypatch):
-    import_module("hal_core.conformance.report.command")  # with pytest and its plugins, before site-packages goes
+    import_module("hal_conformance.report.command")  # with pytest and its plugins, before site-packages goes
     return Site(tmp_path / "site").activate(monkeypatch)
 
 

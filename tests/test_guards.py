@@ -26,7 +26,7 @@ def guards():
 
 def test_every_guard_is_in_the_source_once_and_its_tests_exist(guards):
     assert guards.misplaced(guards.GUARDS) == []
-    kit = "\n".join(path.read_text() for path in (TOOLS.parent / "core/src/hal_core/conformance").glob("test_*.py"))
+    kit = "\n".join(path.read_text() for path in (TOOLS.parent / "conformance/src/hal_conformance").glob("test_*.py"))
     for guard in guards.GUARDS:
         for test in guard.tests:
             file, _, name = test.rpartition("::")

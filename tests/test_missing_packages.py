@@ -59,10 +59,11 @@ MISSING = [
     ("msgspec", ("tail", "ipc:///nowhere/x"), "pip install 'msgspec>="),
     ("rich", ("devices",), "pip install 'rich>="),
     ("packaging", ("devices",), "pip install 'packaging>="),
+    ("hal_conformance", ("conform", "cpu"), "it comes with hal: pip install ./conformance in hal's checkout"),
     ("pytest", ("conform", "cpu"), "pip install 'pytest>="),
     ("hypothesis", ("conform", "cpu"), "pip install 'hypothesis>="),
 ]
-HERE = ("ray", "setuptools", "typer", "packaging", "pytest", "hypothesis")
+HERE = ("hal_conformance", "ray", "setuptools", "typer", "packaging", "pytest", "hypothesis")
 """In ``make test``, with the first of hal_core and of zmq; the others in ``make conform``."""
 
 
@@ -97,7 +98,7 @@ def test_a_paddle_that_does_not_import_is_one_line(tmp_path):
 
 
 def sources():
-    folders = [ROOT / "hal", ROOT / "core" / "src", ROOT / "docs", *(ROOT / "plugins").glob("*/src")]
+    folders = [ROOT / name for name in ("hal", "core/src", "conformance", "docs")] + [*(ROOT / "plugins").glob("*/src")]
     files = [path for folder in folders for path in [*folder.rglob("*.py"), *folder.glob("*.md")]]
     return [*files, *ROOT.glob("*.md"), *(ROOT / "plugins").glob("*/README.md")]
 
@@ -105,9 +106,9 @@ def sources():
 def test_no_hint_names_a_package_that_no_index_has():
     """Hints that are written out; those made from metadata have theirs above."""
     stated = {}
-    for project in [ROOT / "pyproject.toml", ROOT / "core" / "pyproject.toml"]:
-        table = tomllib.loads(project.read_text(encoding="utf-8"))["project"]
-        lists = [table["dependencies"], *table["optional-dependencies"].values()]
+    for folder in (".", "core", "conformance"):
+        table = tomllib.loads((ROOT / folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        lists = [table["dependencies"], *table.get("optional-dependencies", {}).values()]
         for line in [line for lines in lists for line in lines]:
             stated[Requirement(line).name] = Requirement(line).specifier
     seen = 0

@@ -8,8 +8,8 @@ import sys
 import textwrap
 
 import pytest
+from hal_conformance.ranks import support
 from hal_core import Unavailable
-from hal_core.conformance.ranks import support
 from hal_core.devices import check_processor, import_paddle, join_world
 from hal_core.devices.paddle import processor
 

@@ -17,7 +17,11 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).parents[1]
 CORE = ROOT / "core/src/hal_core"
 HOST = ROOT / "hal"
-DISTRIBUTIONS = {"paddle-hal": (ROOT, "hal"), "paddle-hal-core": (ROOT / "core", "hal_core")}
+DISTRIBUTIONS = {
+    "paddle-hal": (ROOT, "hal"),
+    "paddle-hal-core": (ROOT / "core", "hal_core"),
+    "paddle-hal-conformance": (ROOT / "conformance", "hal_conformance"),
+}
 
 
 class Wheel:
@@ -39,7 +43,7 @@ class Wheel:
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory):
-    """Both wheels, built offline from the working tree with the backend that is installed."""
+    """The wheels, built offline from the working tree with the backend that is installed."""
     folder, built = tmp_path_factory.mktemp("wheels"), {}
     for name, (source, _) in DISTRIBUTIONS.items():
         out = folder / name
@@ -62,9 +66,9 @@ def test_a_wheel_contains_its_package_and_nothing_else(package):
     assert wheel.tops == {name, wheel.info}
     assert f"{name}/py.typed" in wheel.files
     tests = re.compile(r"(^|/)(tests?|test_[^/]*|conftest\.py|__pycache__)(/|$)")
-    # The conformance kit is test code that vendors run, so it is part of the core's package.
-    assert not [file for file in wheel.files if tests.search(file) and "/conformance/" not in file]
-    assert wheel.metadata["Name"] == ("paddle-hal" if name == "hal" else "paddle-hal-core")
+    # The kit is test code that vendors run.
+    assert not [file for file in wheel.files if tests.search(file) and name != "hal_conformance"]
+    assert DISTRIBUTIONS[wheel.metadata["Name"]][1] == name
 
 
 def test_a_wheel_contains_every_module_of_the_working_tree(package):
@@ -90,6 +94,10 @@ def test_the_entry_points_are_there(wheels):
     assert wheels["paddle-hal"].points("hal.devices") == {}
     assert wheels["paddle-hal-core"].points("hal.devices") == {"cpu": "hal_core.devices.cpu:CpuPlugin"}
     assert wheels["paddle-hal-core"].points("hal.priorities") == {"cpu": "priority_0"}
+    assert wheels["paddle-hal-core"].points("hal.conformance") == wheels["paddle-hal-core"].points("pytest11") == {}
+    kit = wheels["paddle-hal-conformance"]
+    assert kit.points("hal.conformance") == {"cpu": "hal_conformance.ranks.support:HostSupport"}
+    assert kit.points("pytest11") == {"hal_conformance.plugin": "hal_conformance.plugin"}
 
 
 def test_the_requirements_are_right(wheels):
@@ -97,9 +105,10 @@ def test_the_requirements_are_right(wheels):
         assert wheel.metadata["Requires-Python"] == ">=3.11"
         hard = {item.name for item in wheel.requires if item.marker is None}
         assert "paddlepaddle" not in hard, "a hard dependency would lay the CPU build over a user's own build"
+    for name in ("paddle-hal", "paddle-hal-core"):
         cpu = {
             item.name: item.specifier
-            for item in wheel.requires
+            for item in wheels[name].requires
             if item.marker and item.marker.evaluate({"extra": "cpu"})
         }
         assert {"paddlepaddle", "setuptools"} <= set(cpu)
@@ -110,13 +119,18 @@ def test_the_requirements_are_right(wheels):
     assert host["paddle-hal-core"].specifier.contains(core_version)
     assert {specifier.operator for specifier in host["paddle-hal-core"].specifier} == {">=", "<"}
     assert not [item for item in wheels["paddle-hal-core"].requires if item.name == "paddle-hal"]
+    kit = wheels["paddle-hal-conformance"]
+    assert next(item for item in kit.requires if item.name == "paddle-hal-core").specifier.contains(core_version)
+    extra = [item for item in wheels["paddle-hal-core"].requires if "conformance" in str(item.marker)]
+    assert [item.name for item in extra] == ["paddle-hal-conformance"]
 
 
 def test_what_is_imported_is_required(package):
     """A wheel whose metadata forgets a dependency works only where a developer has it by chance."""
     wheel, name, source = package
     folder = source / "src" / name if (source / "src").exists() else source / name
-    provided = {"safetensors": "safetensors", "zmq": "pyzmq", "hal_core": "paddle-hal-core"}
+    ours = {"hal_core": "paddle-hal-core", "hal_conformance": "paddle-hal-conformance"}
+    provided = ours | {"safetensors": "safetensors", "zmq": "pyzmq"}
     required = {item.name.lower().replace("_", "-") for item in wheel.requires}
     for path in sources(folder):
         for module, line, _ in imports(path):
@@ -176,7 +190,17 @@ def test_the_host_imports_no_device_package():
         f"{path.relative_to(ROOT)}:{line}: {module}"
         for path in sources(HOST)
         for module, line, _ in imports(path)
-        if re.match(r"hal_(?!core(\.|$))", module) or module.startswith("hal_core.devices.cpu")
+        if re.match(r"hal_(?!(core|conformance)(\.|$))", module) or module.startswith("hal_core.devices.cpu")
+    ]
+    assert wrong == []
+
+
+def test_the_core_needs_neither_pytest_nor_hypothesis():
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}: {module}"
+        for path in sources(CORE)
+        for module, line, _ in imports(path)
+        if re.match(r"(pytest|_pytest|hypothesis)(\.|$)", module)
     ]
     assert wrong == []
 

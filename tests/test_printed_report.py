@@ -17,7 +17,7 @@ _spec.loader.exec_module(printed)
 
 def test_what_was_printed_is_read_back(tmp_path):
     file = tmp_path / "report.json"
-    command = [sys.executable, "-m", "hal_core.conformance", "cpu", "--only=G7,G25", "--profile=quick", "--examples=1"]
+    command = [sys.executable, "-m", "hal_conformance", "cpu", "--only=G7,G25", "--profile=quick", "--examples=1"]
     done = subprocess.run([*command, f"--report={file}"], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr
     should = json.loads(file.read_text(encoding="utf-8"))

@@ -298,7 +298,7 @@ def test_a_second_signal_ends_at_once_unless_it_belongs_to_the_first(tmp_path):
 
 SWALLOWED = """
     import os, signal
-    from hal_core.conformance.report import command
+    from hal_conformance.report import command
     main = command.main
     class Swallows:
         def pytest_runtest_call(self):

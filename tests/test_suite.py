@@ -25,9 +25,9 @@ KEPT = {  # whole runs of the kit that stay in `make test`; every other is marke
 
 
 FILES = (
-    "core/tests/conformance/test_kit.py",
-    "core/tests/conformance/test_kit_in_trouble.py",
-    "core/tests/conformance/test_liars.py",
+    "conformance/tests/test_kit.py",
+    "conformance/tests/test_kit_in_trouble.py",
+    "conformance/tests/test_liars.py",
     "plugins/sim/tests/test_device_kit.py",
     "plugins/maca/tests/test_maca.py",
     "plugins/xpu/tests/test_xpu.py",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 CORE = "core/src/hal_core/"
 QUEUED = "queued_device:queued"
-"""The asynchronous example device, by core/tests/conformance."""
+"""The asynchronous example device, by conformance/tests."""
 
 
 @dataclass(frozen=True)

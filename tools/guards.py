@@ -51,7 +51,7 @@ class Copy:
                 shutil.copytree(source, folder / name, ignore=LEFT_OUT)
             else:
                 shutil.copy2(source, folder / name)
-        places = ("core/src", "core/tests/conformance")
+        places = ("core/src", "conformance/tests")
         self.environment = os.environ | {"PYTHONPATH": os.pathsep.join(str(folder / place) for place in places)}
         self.environment |= {"PYTHONDONTWRITEBYTECODE": "1"}  # two versions of a file within a second look alike
         self.environment |= {"HAL_TEST_SHARE": "1"}
@@ -78,11 +78,11 @@ class Copy:
         if files:
             done = self._python(*common, "--import-mode=importlib", "--hypothesis-profile=unshrunk", *files)
         else:
-            kit = self.folder / "core/src/hal_core/conformance"
+            kit = self.folder / "conformance/src/hal_conformance"
             chosen = f"--hal-device-factory={device}" if ":" in device else f"--hal-device={device}"
             settings = ["--import-mode=importlib", "-c", str(kit / "conform.ini"), "--rootdir", str(kit), chosen]
             wanted = ["--hal-profile=quick", "--hal-no-shrink", f"--hal-only={guarantees}"]
-            done = self._python(*common, *settings, *wanted, "-x", "--pyargs", "hal_core.conformance")
+            done = self._python(*common, *settings, *wanted, "-x", "--pyargs", "hal_conformance")
         failed = re.findall(r"^FAILED \S*::(\w+)", done.stdout, re.MULTILINE)
         return Run(tuple(dict.fromkeys(failed)), done.returncode, done.stdout + done.stderr)
 

@@ -1,7 +1,7 @@
 """The table of liars, made of what ``hal conform … --liars --json`` printed, and of nothing else.
 
     hal conform cpu --liars --json > cpu.json
-    PYTHONPATH=core/tests/conformance hal conform --device-factory queued_device:queued --liars --json > queue.json
+    PYTHONPATH=conformance/tests hal conform --device-factory queued_device:queued --liars --json > queue.json
     python tools/liars_table.py cpu=cpu.json queue=queue.json
 
 A liar that the first device skips, as it cannot be told there, is taken from the next. Prints the table, and last how
@@ -17,7 +17,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from hal_core.conformance.mutants import by_name
+from hal_conformance.mutants import by_name
 
 
 def verdicts(text: str) -> list[dict[str, Any]]:

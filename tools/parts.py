@@ -84,11 +84,11 @@ def kit(name: str, device: str, profile: str, variables: str = "", python: str =
 def kit_sim(name: str, mode: int, profile: str, python: str = BIN) -> Part:
     """One on sim. Pageable memory is read when a copy runs, and the happens-before checker looks on."""
     options = f"-q --no-header -p no:cacheprovider -p hal_sim.pytest_races --hal-device=sim --hal-profile={profile}"
-    command = f"{python}python -m pytest {options} --pyargs hal_core.conformance"
+    command = f"{python}python -m pytest {options} --pyargs hal_conformance"
     return Part(f"kit: {name}", command, f"HALSIM_MODE={mode} HALSIM_STAGED=0")
 
 
-LIARS, OVERLAP = "core/tests/conformance/test_liars.py", "tests/overlap"
+LIARS, OVERLAP = "conformance/tests/test_liars.py", "tests/overlap"
 DRAWN = "'(hypothesis or drawn) and not conform'"
 CONFORM = (
     Part(

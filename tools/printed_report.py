@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from hal_core.conformance.harness.guarantees import GUARANTEES
-from hal_core.conformance.report.rendering import MARKS
+from hal_conformance.harness.guarantees import GUARANTEES
+from hal_conformance.report.rendering import MARKS
 from hal_core.contract.capabilities import Capabilities
 
 STATUSES = {mark: status for status, mark in MARKS.items()}

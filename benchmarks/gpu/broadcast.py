@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter_ns
 from typing import Any
 
-from hal_core.conformance.harness.subject import Recipe
-from hal_core.conformance.opening import subject_of
-from hal_core.conformance.ranks import work as rank_work
-from hal_core.conformance.ranks.processes import Rank, RankPool
+from hal_conformance.harness.subject import Recipe
+from hal_conformance.opening import subject_of
+from hal_conformance.ranks import work as rank_work
+from hal_conformance.ranks.processes import Rank, RankPool
 from hal_core.devices.paddle.ranks.groups import opened
 from hal_core.group import Group
 from hal_core.memory.views import ByteRange

@@ -12,7 +12,7 @@ from . import failures, signals
 
 def run(arguments: list[str]) -> None:
     """Run the conformance kit and exit with its status; ``hal conform --help`` lists the options."""
-    from hal_core.conformance import main  # with pytest and NumPy behind it
+    from hal_conformance import main  # with pytest and NumPy behind it
 
     failures.verbose = True
     with signals.raised(KeyboardInterrupt):  # pytest's own word for it, after which it tells what it has and tidies up

@@ -6,7 +6,7 @@ import errno
 import sys
 from importlib import metadata
 
-_OURS = {"hal_core": "paddle-hal-core"}
+_OURS = {"hal_core": "paddle-hal-core", "hal_conformance": "paddle-hal-conformance"}
 #: Modules whose distribution has another name.
 _DISTRIBUTIONS = {"paddle": "paddlepaddle", "zmq": "pyzmq", "sysv_ipc": "sysv-ipc", "zlib_ng": "zlib-ng"}
 _UNKNOWN = "install it"
@@ -77,7 +77,7 @@ def cure_of(module: str) -> str:
 
 def _requirements() -> list[str]:
     found: list[str] = []
-    for distribution in ("paddle-hal", "paddle-hal-core"):
+    for distribution in ("paddle-hal", "paddle-hal-core", "paddle-hal-conformance"):
         try:
             found += metadata.requires(distribution) or []
         except metadata.PackageNotFoundError:  # a source tree on the path

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from unittest import mock
 
 import numpy as np
+from hal_conformance.ranks.processes import RankPool, gloo
 from hal_core import ALONE, MemorySink
-from hal_core.conformance.ranks.processes import RankPool, gloo
 from hal_core.slots.admission import draw_seed
 from hal_sim import paddle_env
 from hal_sim.mixing import mixed

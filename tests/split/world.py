@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
+from hal_conformance.rigs.memory_wire import MemoryNet
 from hal_core import FinishReason, Request, SamplingParams, SlotStatus, SplitRole, StateConfig, admit, lay_out
-from hal_core.conformance.rigs.memory_wire import MemoryNet
 
 from hal.distributed.split import SplitEngine, SplitWorker
 from hal.distributed.team import Team

@@ -1,7 +1,7 @@
 """The device-agnostic contract of hal: what a worker needs.
 
-Four more faces: :mod:`hal_core.devices` for who writes a device, :mod:`hal_core.frames` for who writes a transport
-or a reader, :mod:`hal_core.handover` for who moves keys and values, :mod:`hal_core.conformance` for a device's tests.
+Three more faces: :mod:`hal_core.devices` for who writes a device, :mod:`hal_core.frames` for who writes a transport
+or a reader, :mod:`hal_core.handover` for who moves keys and values.
 Nothing else of the core is imported by others.
 """
 
@@ -16,6 +16,7 @@ __getattr__, __dir__, __all__ = face(
         "hal_core.contract.counters": "Counters",
         "hal_core.contract.device": "Device Plugin Probe",
         "hal_core.contract.markers": "hookimpl",
+        "hal_core.contract.support": "Support",
         "hal_core.errors": """
             CapabilityMissing ContractMismatch ConversionRefused DeviceClosed DeviceNotFound FrameError GroupLost
             HalError InvalidBatch InvalidValue OutOfMemory PluginError ShapeMismatch SinkClosed SinkFull

@@ -5,6 +5,7 @@ from .contract.device import Device as Device
 from .contract.device import Plugin as Plugin
 from .contract.device import Probe as Probe
 from .contract.markers import hookimpl as hookimpl
+from .contract.support import Support as Support
 from .errors import CapabilityMissing as CapabilityMissing
 from .errors import ContractMismatch as ContractMismatch
 from .errors import ConversionRefused as ConversionRefused

@@ -3,8 +3,7 @@
 from typing import Any
 
 import numpy as np
-from hal_core import Device, View
-from hal_core.conformance import Support
+from hal_core import Device, Support, View
 from hal_core.devices import dtype_of
 
 from .device import array

@@ -21,12 +21,12 @@ from contextlib import contextmanager, suppress
 from typing import Any
 from unittest import mock
 
+from hal_conformance.harness.subject import Recipe
+from hal_conformance.opening import subject_of
+from hal_conformance.ranks import losses as rank_losses
+from hal_conformance.ranks import work as rank_work
+from hal_conformance.ranks.processes import Rank, RankPool
 from hal_core import HalError
-from hal_core.conformance.harness.subject import Recipe
-from hal_core.conformance.opening import subject_of
-from hal_core.conformance.ranks import losses as rank_losses
-from hal_core.conformance.ranks import work as rank_work
-from hal_core.conformance.ranks.processes import Rank, RankPool
 from hal_core.contract.support import Support
 from hal_core.slots.fields import StateConfig
 

@@ -33,7 +33,7 @@ from typing import Any
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 PYTEST = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, "--import-mode=importlib"]
-KIT = [*PYTEST, "--pyargs", "hal_core.conformance"]
+KIT = [*PYTEST, "--pyargs", "hal_conformance"]
 COUNTED = [*KIT, "--hal-device-factory=counted:opened"]
 """Submissions are counted below the plugin, too (``counted.py``)."""
 LEAST = 20

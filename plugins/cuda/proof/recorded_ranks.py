@@ -25,11 +25,11 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+from hal_conformance.harness.subject import Recipe
+from hal_conformance.opening import subject_of
+from hal_conformance.ranks import work
+from hal_conformance.ranks.processes import Rank, RankFailed, RankPool
 from hal_core import BoundDevice, Group, MemorySink, OutputRecord, Request, SamplingParams, SlotStatus, StateConfig
-from hal_core.conformance.harness.subject import Recipe
-from hal_core.conformance.opening import subject_of
-from hal_core.conformance.ranks import work
-from hal_core.conformance.ranks.processes import Rank, RankFailed, RankPool
 from hal_core.runtime.policy import Policy
 from hal_core.tickets import DONE
 from nccl_ranks import recipe_of

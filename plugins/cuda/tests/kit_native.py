@@ -13,7 +13,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
-from hal_core.conformance import gloo
+from hal_conformance import gloo
 from hal_cuda import launching, nccl
 from hal_cuda.conformance import CudaSupport
 from hal_cuda.device import CudaDevice

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hal_core.conformance.harness.isolated import KitProcess
+from hal_conformance.harness.isolated import KitProcess
 
 HERE = Path(__file__).parent
 pytestmark = pytest.mark.skipif(

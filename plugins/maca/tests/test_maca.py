@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hal_core.conformance import KitProcess
+from hal_conformance import KitProcess
 from hal_core.devices import HeldPort
 from hal_core.devices.paddle import probing
 from hal_core.errors import Unavailable

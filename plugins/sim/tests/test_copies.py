@@ -6,7 +6,7 @@ import ctypes
 
 import numpy as np
 import pytest
-from hal_core.conformance.test_memory import heap
+from hal_conformance.test_memory import heap
 from hal_sim import PENDING_POISON, label, options
 
 

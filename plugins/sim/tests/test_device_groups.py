@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hal_core.conformance.ranks.processes import RankPool
+from hal_conformance.ranks.processes import RankPool
 from hal_core.slots.fields import StateConfig
 
 PLAIN = StateConfig(num_slots=4, max_model_len=16)

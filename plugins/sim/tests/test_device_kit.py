@@ -1,6 +1,6 @@
 """The conformance kit on the sim device, in the modes that hide least, and with the checker finding nothing.
 
-``python -m pytest -p hal_core.conformance.plugin -p hal_sim.pytest_races --pyargs hal_core.conformance
+``python -m pytest -p hal_conformance.plugin -p hal_sim.pytest_races --pyargs hal_conformance
 --hal-device=sim`` runs it by hand; ``HALSIM_MODE`` and ``HALSIM_STAGED`` choose the mode.
 """
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.long(45)
 @pytest.mark.parametrize("mode", [pytest.param("worker", marks=pytest.mark.conform), "lazy"])
 def test_the_device_conforms(mode, built):
     command = [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider"]
-    command += ["-p", "hal_core.conformance.plugin", "-p", "hal_sim.pytest_races", "--pyargs", "hal_core.conformance"]
+    command += ["-p", "hal_conformance.plugin", "-p", "hal_sim.pytest_races", "--pyargs", "hal_conformance"]
     ours = "not g27"  # it reads the sources of the core: once, for cpu, is enough
     command += ["--hal-device=sim", "--hal-profile=quick", "--hal-examples=2", "--hal-hang=60", "-k", ours]
     number = {"eager": 0, "worker": 1, "lazy": 2}[mode]

@@ -1,33 +1,28 @@
-"""The conformance kit: properties that prove, on any device, what :mod:`hal_core.contract.hookspecs` promises.
+"""Former name of the conformance kit, which is now the distribution ``paddle-hal-conformance``.
 
-Run it with ``pytest --pyargs hal_core.conformance --hal-device=NAME``, ``hal conform NAME`` or
-``python -m hal_core.conformance NAME``; in a plugin's own tests, ``from hal_core.conformance.suite import *``.
-It needs the extra ``paddle-hal-core[conformance]``. ``docs/conformance.md`` says how to read what it reports.
-
-Names are loaded on first use, so that a pytest that does not use the kit stays as quick as it was.
+For one release ``hal_core.conformance.NAME`` is ``hal_conformance.NAME``, resolved on first use. Without the kit it
+raises ModuleNotFoundError with the command that installs the kit.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from importlib import import_module
+from types import ModuleType
 
-from ..lazy import face
 
-if TYPE_CHECKING:
-    from ..contract.support import Support as Support
-    from .harness.isolated import KitProcess as KitProcess
-    from .ranks.processes import RankPool as RankPool
-    from .ranks.processes import gloo as gloo
-    from .ranks.support import GlooRanks as GlooRanks
-    from .report.command import main as main
+def kit(module: str = "") -> ModuleType:
+    """Return a module of the kit. Raise ModuleNotFoundError, with the install command, if the kit is missing."""
+    try:
+        return import_module(f"hal_conformance{module}")
+    except ModuleNotFoundError as missing:
+        if missing.name != "hal_conformance":
+            raise
+        cure = "pip install ./conformance in hal's checkout"
+        text = f"the conformance kit is not installed: it is the distribution paddle-hal-conformance ({cure})"
+        raise ModuleNotFoundError(text, name="hal_conformance") from None
 
-__getattr__, __dir__, __all__ = face(
-    __name__,
-    {
-        "hal_core.contract.support": "Support",
-        "hal_core.conformance.harness.isolated": "KitProcess",
-        "hal_core.conformance.ranks.support": "GlooRanks",
-        "hal_core.conformance.ranks.processes": "RankPool gloo",
-        "hal_core.conformance.report.command": "main",
-    },
-)
+
+def __getattr__(name: str) -> object:
+    if name.startswith("__"):  # the import system asks for these, and must not load the kit
+        raise AttributeError(name)
+    return getattr(kit(), name)

@@ -1,15 +1,10 @@
-"""``python -m hal_core.conformance NAME``."""
+"""Former name of ``python -m hal_conformance``."""
 
 from __future__ import annotations
 
 import sys
 
-from ..errors import HalError
-from .report.command import main
+from . import kit
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except HalError as error:
-        print(f"hal conform: error: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(2)
+    sys.exit(kit(".__main__").run())

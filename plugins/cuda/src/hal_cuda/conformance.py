@@ -12,8 +12,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from hal_core import Device, Unavailable
-from hal_core.conformance import Support, gloo
+from hal_conformance import gloo
+from hal_core import Device, Support, Unavailable
 from hal_core.devices import installed_paddle
 
 from . import CudaPlugin, gpu_count

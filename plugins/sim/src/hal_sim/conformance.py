@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from hal_core.conformance import Support
+from hal_core import Support
 
 from hal_sim.settings import set_option
 from hal_sim.targets import SimTensor, loaded_paddle

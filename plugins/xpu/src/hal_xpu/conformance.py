@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from hal_core.conformance import GlooRanks, Support
+from hal_conformance import GlooRanks
+from hal_core import Support
 from hal_core.devices import PaddleSupport, SimulatedRanks
 
 from . import XpuPlugin

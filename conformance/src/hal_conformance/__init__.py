@@ -1,0 +1,34 @@
+"""The conformance kit: properties that prove, on any device, what :mod:`hal_core.contract.hookspecs` promises.
+
+Run it with ``pytest --pyargs hal_conformance --hal-device=NAME``, ``hal conform NAME`` or
+``python -m hal_conformance NAME``; in a plugin's own tests, ``from hal_conformance.suite import *``.
+``docs/conformance.md`` says how to read what it reports.
+
+Names are loaded on first use, so that a pytest that does not use the kit stays as quick as it was.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hal_core.lazy import face
+
+if TYPE_CHECKING:
+    from hal_core.contract.support import Support as Support
+
+    from .harness.isolated import KitProcess as KitProcess
+    from .ranks.processes import RankPool as RankPool
+    from .ranks.processes import gloo as gloo
+    from .ranks.support import GlooRanks as GlooRanks
+    from .report.command import main as main
+
+__getattr__, __dir__, __all__ = face(
+    __name__,
+    {
+        "hal_core.contract.support": "Support",
+        "hal_conformance.harness.isolated": "KitProcess",
+        "hal_conformance.ranks.support": "GlooRanks",
+        "hal_conformance.ranks.processes": "RankPool gloo",
+        "hal_conformance.report.command": "main",
+    },
+)

@@ -1,0 +1,70 @@
+"""Assertions on how a call fails: what was raised, and what it must say."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from hal_core.errors import HalError
+
+E = TypeVar("E", bound=HalError)
+
+
+def assert_raises(kind: type[E], act: Callable[[], object], why: str) -> E:
+    """``act`` raises an error of ``kind``; returns it. Everything else is an assertion that failed."""
+    __tracebackhide__ = True
+    try:
+        result = act()
+    except kind as error:
+        return error
+    except Exception as error:
+        raise AssertionError(f"{why}: raised {error!r}, but should raise {kind.__name__}") from error
+    raise AssertionError(f"{why}: returned {result!r}, but should raise {kind.__name__}")
+
+
+def assert_says(error: HalError, *, device: str, hook: str, argument: str | None = None) -> None:
+    """G26: the error names device, hook and argument, and the cure."""
+    __tracebackhide__ = True
+    assert error.device == device, f"{error!r} names device {error.device!r}, but should name {device!r}"
+    assert error.hook == hook, f"{error!r} names hook {error.hook!r}, but should name {hook!r}"
+    assert error.argument, f"{error!r} ({error}) names no argument"
+    if argument is not None:
+        assert error.argument == argument, f"{error!r} names {error.argument!r}, but should name {argument!r}"
+    assert error.cure, f"{error!r} ({error}) names no cure"
+    for part in (device, hook, error.argument, error.cure):
+        assert part in str(error), f"the text {str(error)!r} does not say {part!r}"
+
+
+def assert_no_error(act: Callable[[], object], why: str) -> None:
+    """``act`` raises nothing; what it raises is an assertion that failed, with its cause."""
+    __tracebackhide__ = True
+    try:
+        act()
+    except Exception as error:
+        raise AssertionError(f"{why}: raised {error!r}, but should succeed") from error
+
+
+@contextmanager
+def in_time(what: str, seconds: float) -> Iterator[None]:
+    """Within it, ``what`` must return before so many seconds are over; a call that waits for ever is interrupted.
+
+    That takes a signal, as a device may be used from one thread alone. A call that waits outside Python goes on, and in
+    another thread than the main one nothing is interrupted; the witness of the run names the test then.
+    """
+
+    def late(*_: object) -> None:
+        raise AssertionError(f"{what} did not return within {seconds:g} s")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, late)
+    left, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, left)  # 0: nobody else had set one
+        signal.signal(signal.SIGALRM, before)

@@ -1,0 +1,67 @@
+"""The way around the hooks: raw reads and writes of device memory, so that no test checks a method with itself.
+
+Reads are one ``copy_out``; writes are one hand-made plan given to ``submit``. The hooks under test are never used
+here, and the plan is written from its documented format (:data:`hal_core.memory.plan.WRITE`), not by the plan builder.
+``test_primitives.py`` checks the two against each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from hal_core.memory.plan import WRITE, WritePlan
+from hal_core.memory.views import ByteRange
+
+if TYPE_CHECKING:
+    from hal_core.contract.device import Device
+    from hal_core.memory.views import Memory
+    from hal_core.streams import Stream
+    from hal_core.tickets import Ticket
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+POISON = 0xA5
+"""The byte put where nothing may read: as a token or length it is far out of every bound."""
+
+PATIENCE = 60.0
+"""Seconds after which a wait that should end is called hung."""
+
+
+def arrive(ticket: Ticket, what: str = "work that nothing holds") -> None:
+    """Wait for what must go well before long; else an assertion has failed, whatever the ticket says or raises."""
+    __tracebackhide__ = True
+    try:
+        ticket.wait(PATIENCE)
+    except Exception as error:
+        raise AssertionError(f"{what}: its ticket was waited for {PATIENCE} s, and raises {error!r}") from error
+
+
+def read(device: Device, memory: Memory, stream: Stream) -> Bytes:
+    """All bytes of a block, after the work that is on ``stream`` now."""
+    copied = device.copy_out(memory, [ByteRange(0, memory.nbytes)], stream)
+    arrive(copied, "a copy to the host")
+    return np.array(copied.data[0], np.uint8)
+
+
+def put(device: Device, memory: Memory, runs: Sequence[tuple[int, bytes]], stream: Stream) -> Ticket:
+    """Write ``(offset, bytes)`` runs, which do not overlap, in stream order; not waited for."""
+    rows = np.zeros(len(runs), WRITE)
+    payload = b"".join(data for _, data in runs)
+    at = 0
+    for row, (offset, data) in zip(rows, runs, strict=True):
+        row["dst"], row["source"], row["nbytes"] = offset, at, len(data)
+        at += len(data)
+    plan = WritePlan(memory, rows[rows["nbytes"] > 0], [np.frombuffer(payload, np.uint8).copy()])
+    return device.submit(plan, stream)
+
+
+def write(device: Device, memory: Memory, offset: int, data: Bytes, stream: Stream) -> None:
+    """Write bytes and wait until they are there."""
+    arrive(put(device, memory, [(offset, data.tobytes())], stream), "a plan")
+
+
+def poisoned(nbytes: int) -> Bytes:
+    """Bytes that nothing may read."""
+    return np.full(nbytes, POISON, np.uint8)

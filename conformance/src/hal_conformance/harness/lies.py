@@ -1,0 +1,23 @@
+"""Laying a mixin over an opened device: how liars, and faults under them, come about."""
+
+from __future__ import annotations
+
+from abc import ABC
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hal_core.contract.device import Device
+
+
+class Lie(ABC):  # noqa: B024 (an ABC for its layout, see below)
+    """Base of device liars: a mixin that is laid over the class of an honest, opened device.
+
+    It is an ABC because DeviceBase is one: only then does an opened device let itself be made a liar.
+    """
+
+
+def lay_over(device: Device, mixin: type) -> Device:
+    """Lay a mixin over the class of an opened device."""
+    kind = type(device)
+    device.__class__ = type(f"{mixin.__name__}Of{kind.__name__}", (mixin, kind), {})
+    return device

@@ -1,0 +1,49 @@
+"""Sinks for tests: one that keeps the outputs for later, and ones that are full or dead."""
+
+from __future__ import annotations
+
+from hal_core.errors import SinkClosed, SinkFull
+from hal_core.output.records import OutputRecord
+from hal_core.output.sinks import PendingOutput
+
+
+class KeepingSink:
+    """Takes outputs and resolves none until :meth:`resolve_all`: the slowest reader there may be."""
+
+    session = 1
+
+    def __init__(self) -> None:
+        self.pending: list[PendingOutput] = []
+        self.records: list[OutputRecord] = []
+
+    def put(self, pending: PendingOutput) -> None:
+        """Keep the output unresolved."""
+        self.pending.append(pending)
+
+    def resolve_all(self) -> list[OutputRecord]:
+        """Resolve everything in order, complete it, and return the records."""
+        for pending in self.pending:
+            self.records.append(pending.resolve())
+            pending.complete(None)
+        self.pending.clear()
+        return self.records
+
+    def close(self, timeout: float) -> None:
+        """Nothing to drain."""
+
+
+class FullSink(KeepingSink):
+    """Says that it is full, and keeps the output all the same, as the contract of sinks has it."""
+
+    def put(self, pending: PendingOutput) -> None:
+        """Keep the output and raise."""
+        super().put(pending)
+        raise SinkFull("no room before the deadline", cure="read faster", hook="save_output", argument="sink")
+
+
+class DeadSink(KeepingSink):
+    """Takes nothing."""
+
+    def put(self, pending: PendingOutput) -> None:
+        """Refuse the output."""
+        raise SinkClosed("the reader is gone", cure="open a new sink", hook="save_output", argument="sink")

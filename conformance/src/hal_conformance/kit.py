@@ -1,0 +1,234 @@
+"""The kit as tests see it: the opened device, how many examples to draw, and how to run a property."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from hal_core.runtime.bound import BoundDevice, bind
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+from .harness.properties import CAN_BOUND, Results, explore
+
+if TYPE_CHECKING:
+    from hal_core.contract.capabilities import Capabilities
+    from hal_core.contract.device import Device
+    from hal_core.streams import Stream
+
+    from .harness.subject import Recipe, Subject
+    from .ranks.pool import Ranks
+
+T = TypeVar("T")
+
+PROFILES = {"quick": 10, "default": 40, "nightly": 400}
+"""Examples a property."""
+STEPS = {"quick": 20, "default": 40, "nightly": 80}
+"""Steps of one run of the state machine."""
+HANG = 10.0
+"""Seconds after which a call that should return at once is taken to wait for the stream that the test holds."""
+
+INNERMOST = 5
+"""Functions that are named of a call that waits, so that its author finds where."""
+
+
+class Draw(Protocol):
+    """Draws a value; the label is printed beside it when the example fails."""
+
+    def __call__(self, strategy: st.SearchStrategy[T], label: str) -> T: ...
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How hard the kit tries."""
+
+    profile: str = "default"
+    examples: int = 0
+    seed: int = 0
+    shrink: bool = True
+    hang: float = HANG
+
+    def settings(self, scale: float = 1.0) -> settings:
+        """For one property: ``scale`` times the profile's examples, no database, so that a seed says it all."""
+        count = self.examples or PROFILES[self.profile]
+        phases = (Phase.explicit, Phase.generate, *((Phase.shrink,) if self.shrink and CAN_BOUND else ()))
+        return settings(
+            max_examples=max(1, round(count * scale)),
+            stateful_step_count=STEPS[self.profile],
+            deadline=None,
+            database=None,
+            phases=phases,
+            report_multiple_bugs=False,
+            print_blob=False,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example],
+        )
+
+
+class Kit:
+    """One session's device under test, bound, and the effort to spend. A test that failed leaves a fresh device."""
+
+    def __init__(self, subject: Subject, effort: Effort) -> None:
+        self.subject, self.effort = subject, effort
+        self.update_waits = False
+        """Found out by a check of G28: nothing that needs a step on a held stream can be shown."""
+        self.sparing = False
+        """In the profile quick, where no guarantees are chosen: :meth:`once` runs a check once."""
+        self._passed: set[Hashable] = set()
+        self._bound: BoundDevice | None = None
+
+    @property
+    def bound(self) -> BoundDevice:
+        """The opened device with its hooks."""
+        if self._bound is None:
+            self._bound = self.open()
+        return self._bound
+
+    @property
+    def device(self) -> Device:
+        """The plugin's own object, with the primitives."""
+        return self.bound.device
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the device says it can do."""
+        return self.bound.capabilities
+
+    @property
+    def can_hold(self) -> bool:
+        """True where a stream can be held, so that asynchrony can be shown."""
+        return self.capabilities.can_hold_stream
+
+    def open(self) -> BoundDevice:
+        """Another opened device, for tests that close or break theirs."""
+        return bind(self.subject.open(), self.subject.policy)
+
+    def missing(self, needs: tuple[str, ...]) -> str:
+        """The first of ``needs`` that the device does not offer; "" when it offers them all."""
+        offered = self.subject.support.offers(self.device)
+        if self.subject.recipe is None:  # a test file's own subject, which another process cannot find
+            offered.discard("several_ranks")
+        for need in needs:
+            wanted, name = (False, need[4:]) if need.startswith("not ") else (True, need)
+            has = bool(getattr(self.capabilities, name)) if hasattr(self.capabilities, name) else name in offered
+            if has is not wanted:
+                return need
+        return ""
+
+    @property
+    def ranks(self) -> Ranks:
+        """The worker processes; they are started by the first call."""
+        from .ranks.pool import shared
+
+        return shared(self.subject.support)
+
+    @property
+    def recipe(self) -> Recipe:
+        """How a rank opens the same device."""
+        assert self.subject.recipe is not None, "missing() says so"
+        return self.subject.recipe
+
+    def once(self, what: Hashable, check: Callable[[], object]) -> None:
+        """Run a check that tests of several guarantees share, each to be found by its own number.
+
+        The profile quick runs it for the first of them that asks: if it passes, it has passed for the others too. Where
+        guarantees are chosen (``--only``), as for a liar, each test runs it.
+        """
+        __tracebackhide__ = True
+        if what not in self._passed:
+            check()
+            if self.sparing:
+                self._passed.add(what)
+
+    def another(self) -> Kit:
+        """The kit of another opened device of the same kind, which knows what has passed."""
+        other = Kit(self.subject, self.effort)
+        other.sparing, other._passed = self.sparing, self._passed
+        return other
+
+    def renew(self) -> None:
+        """Give the device back, whatever state it is in; the next test opens another."""
+        bound, self._bound = self._bound, None
+        if bound is not None:
+            try:
+                bound.close()
+            except Exception:  # noqa: BLE001 (the failure that led here is reported; this one follows from it)
+                bound.device.close()
+
+    def held(self, stream: Stream, what: str = "a call") -> Latch:
+        """Keep a stream from executing within a ``with``, where the device can; else the work is done at once."""
+        return Latch(self.device.hold_stream(stream) if self.can_hold else nullcontext(), self.effort.hang, what)
+
+
+class Latch:
+    """A held stream. A call that waits for it would hang, so a timer lets go in the end, and the test fails.
+
+    ``what``: what is called while it is held, for the message.
+    """
+
+    def __init__(self, hold: AbstractContextManager[None], hang: float, what: str = "a call") -> None:
+        self._hold, self._lock, self._hang, self._what = hold, threading.Lock(), hang, what
+        self._held = self.forced = False
+        self._thread, self._where = threading.get_ident(), ""
+        self._timer = threading.Timer(hang, self._force)
+
+    def __enter__(self) -> Latch:
+        self._hold.__enter__()
+        self._held = True
+        self._timer.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        __tracebackhide__ = True
+        self._timer.cancel()
+        self.release()
+        waited = f"{self._what} waited for the held stream (let go after {self._hang} s){self._where}"
+        if self.forced and error is not None:  # what it met may only come of that
+            error.add_note(waited)
+        assert not self.forced or error is not None, waited
+
+    def _force(self) -> None:
+        self.forced = True
+        frame = sys._current_frames().get(self._thread)
+        stack = [] if frame is None else traceback.extract_stack(frame)[: -INNERMOST - 1 : -1]
+        places = [f"{place.name} ({Path(place.filename).name}:{place.lineno})" for place in stack]
+        self._where = f", in {', called by '.join(places)}" if places else ""
+        self.release()
+
+    def release(self) -> None:
+        """Let the stream go on."""
+        with self._lock:
+            if self._held:
+                self._held = False
+                self._hold.__exit__(None, None, None)
+
+
+def examples(scale: float = 1.0) -> Callable[[Callable[[Kit, Draw], None]], Callable[[Kit], None]]:
+    """Make a test ``(kit, draw)`` a property: it runs once an example, ``scale`` times the profile's count."""
+
+    def decorate(body: Callable[[Kit, Draw], None]) -> Callable[[Kit], None]:
+        @functools.wraps(body)
+        def test(kit: Kit) -> None:
+            __tracebackhide__ = True
+            results = Results()
+
+            @seed(kit.effort.seed)
+            @kit.effort.settings(scale)
+            @given(st.data())
+            def run(data: st.DataObject) -> None:
+                __tracebackhide__ = True
+                with results.example():
+                    body(kit, lambda strategy, label: data.draw(strategy, label=label))
+
+            explore(kit.bound.name, results, run)
+
+        del test.__wrapped__  # pytest would look behind it, and ask for `draw`
+        return test
+
+    return decorate

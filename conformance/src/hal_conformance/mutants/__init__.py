@@ -1,0 +1,103 @@
+"""Liars: devices and policies with one bug each, and the guarantee whose tests must see it. They test the kit.
+
+A liar is a mixin laid over the class of an honest device (any device: ``hal conform NAME --liars``), or a Policy, or
+a patch that is in force while the liar's device is open. :func:`liar` registers it::
+
+    @liar(11, "the row tail of the block table is not reset", seen="FastDeploy")
+    class NoRowReset(Lie): ...
+
+To add one, put it into the module of its kind, or a new module named in :data:`MODULES`, and run
+``hal conform cpu --liars --only G11``. Historical bugs come first; ``seen`` says where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from hal_core.errors import InvalidValue
+from hal_core.runtime.policy import Policy
+
+from ..harness.lies import Lie as Lie
+from ..harness.lies import lay_over as lay_over
+from .core_seams import put
+
+if TYPE_CHECKING:
+    from ..harness.subject import Subject
+
+MODULES = (
+    *("devices", "policies", "outputs", "ordering", "ranks"),
+    *("sizes", "ring", "copies", "streams", "values", "slices", "life", "companions", "handing"),
+)
+"""The modules of this package that register liars."""
+
+T = TypeVar("T", bound=type)
+LIARS: list[Liar] = []
+
+
+class Patch:
+    """Base of liars in the core's own functions. ``lie(true)`` gives what stands in the place of ``seam``.
+
+    A seam is a name of :data:`hal_conformance.mutants.core_seams.SEAMS`; it is replaced while the liar is tested.
+    """
+
+    seam: ClassVar[str]
+
+    @classmethod
+    def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
+        """What is called instead of ``true``."""
+        raise NotImplementedError(f"{cls.__name__} lies in no way")
+
+    @classmethod
+    def apply(cls) -> Callable[[], None]:
+        """Put the lie in place; returns what takes it back."""
+        return put(cls.seam, cls.lie)
+
+
+@dataclass(frozen=True)
+class Liar:
+    """One mutant: ``how`` is a :class:`Lie`, a :class:`Patch` or a :class:`hal_core.runtime.policy.Policy`."""
+
+    name: str
+    guarantee: int
+    story: str
+    how: type
+    requires: tuple[str, ...] = ()
+    seen: str = ""
+
+    def corrupt(self, honest: Subject) -> Subject:
+        """The subject with this bug."""
+        if issubclass(self.how, Policy):
+            return replace(honest, name=self.name, policy=self.how())
+        if issubclass(self.how, Patch):
+            return replace(honest, name=self.name, undo=self.how.apply())
+        return replace(honest, name=self.name, open=lambda: lay_over(honest.open(), self.how))
+
+
+def liar(guarantee: int, story: str, *, requires: str | tuple[str, ...] = (), seen: str = "") -> Callable[[T], T]:
+    """Register a class as a liar against ``guarantee``, on devices that offer ``requires``."""
+
+    def register(how: T) -> T:
+        needs = (requires,) if isinstance(requires, str) else requires
+        LIARS.append(Liar(how.__name__, guarantee, story, how, needs, seen))
+        return how
+
+    return register
+
+
+def everyone() -> list[Liar]:
+    """All liars, in the order of their guarantees."""
+    for module in MODULES:
+        import_module(f"{__name__}.{module}")
+    return sorted(LIARS, key=lambda one: one.guarantee)
+
+
+def by_name(name: str) -> Liar:
+    """The liar of that name."""
+    found = [one for one in everyone() if one.name == name]
+    if not found:
+        known = ", ".join(one.name for one in LIARS)
+        raise InvalidValue(f"no liar {name!r}", cure=f"one of {known}", argument="liar")
+    return found[0]

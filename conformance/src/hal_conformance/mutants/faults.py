@@ -1,0 +1,299 @@
+"""Faults that any device can be run under: the device as it is, but for one thing that goes wrong at a chosen time.
+
+A fault is a mixin that is laid over the class of an opened device, as liars are; but it lies about nothing. What goes
+wrong is told by an error that says what and the cure, and nothing has been done then::
+
+    device = lay(opened, OutOfRoom)
+    device.fault.at = 3                  # the third allocation from now raises
+
+``hal conform NAME --fault DelayedCopies`` runs the whole kit so; the other faults do nothing until they are armed.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from hal_core.contract.markers import hookimpl
+from hal_core.errors import GroupLost, HalError, InvalidValue, OutOfMemory
+from hal_core.memory.copies import Bytes, CopyTicket
+from hal_core.tickets import Mode, Ticket
+
+from . import Lie, lay_over
+
+if TYPE_CHECKING:
+    from hal_core.contract.capabilities import Capabilities
+    from hal_core.contract.device import Device
+    from hal_core.group import Group
+    from hal_core.memory.plan import WritePlan
+    from hal_core.memory.values import Value
+    from hal_core.memory.views import ByteRange, Memory, View
+    from hal_core.ranks.communicator import Communicator
+    from hal_core.slots.state import SlotState
+    from hal_core.slots.tasks import TaskBatch
+    from hal_core.streams import Stream
+
+
+class CopyFailed(HalError, RuntimeError):
+    """A copy that the driver refused; nothing was queued."""
+
+
+@dataclass
+class Fuse:
+    """When something goes wrong: at the ``at``-th chance from now; 0: never. ``met`` counts how often it has."""
+
+    at: int = 0
+    met: int = 0
+    ripe: threading.Event = field(default_factory=threading.Event)
+    """Set where work that fails late has ended; clear while it is under way."""
+
+    def __post_init__(self) -> None:
+        self.ripe.set()
+
+    def burns(self) -> bool:
+        """Count one chance; true when this is the one."""
+        if self.at == 0:
+            return False
+        self.at -= 1
+        self.met += self.at == 0
+        return self.at == 0
+
+
+class Fault(Lie):
+    """Base of faults. ``fault`` says when it strikes."""
+
+    fault: Fuse
+
+
+def refused(what: str) -> CopyFailed:
+    """The error of a driver that did nothing."""
+    return CopyFailed(f"the driver refused {what}", cure="try again", argument="stream")
+
+
+class LateWrites(Fault):
+    """A write or a step is queued, and its ticket fails when it has ended: what a driver finds out later.
+
+    ``error(what)`` makes the error; ``fault.ripe`` says whether the work has ended.
+    """
+
+    error: Any = staticmethod(refused)
+
+    def _late(self, ticket: Ticket, what: str, met: int) -> Ticket:
+        if self.fault.met > met or not self.fault.burns():  # not twice, where a hook is made of a primitive
+            return ticket
+        return LateTicket(ticket, self.fault, type(self).error(f"{what}, number {self.fault.met}"))
+
+    def submit(self, plan: WritePlan, stream: Stream) -> Ticket:
+        """Fail later."""
+        met = self.fault.met
+        return self._late(super().submit(plan, stream), "a copy to the device", met)  # type: ignore[misc]
+
+    @hookimpl
+    def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
+        """Fail later."""
+        met = self.fault.met
+        return self._late(super().async_set_value(device, target, value, stream), "a value", met)  # type: ignore[misc]
+
+    @hookimpl
+    def insert_tasks(self, device: Device, state: SlotState, tasks: TaskBatch, stream: Stream) -> Ticket:
+        """Fail later."""
+        met = self.fault.met
+        return self._late(super().insert_tasks(device, state, tasks, stream), "a batch", met)  # type: ignore[misc]
+
+    def update_inputs(self, state: SlotState, step: Any, stream: Stream) -> Ticket:  # noqa: ANN401 (a Step)
+        """Fail later."""
+        met = self.fault.met
+        return self._late(super().update_inputs(state, step, stream), "a step", met)  # type: ignore[misc]
+
+
+class LateTicket(Ticket):
+    """The ticket of work that fails once it is ``ripe``."""
+
+    __slots__ = ("_error", "_fuse", "_inner")
+    mode: Mode = "async"
+
+    def __init__(self, inner: Ticket, fuse: Fuse, error: BaseException) -> None:
+        super().__init__()
+        self._inner, self._fuse, self._error = inner, fuse, error
+
+    def done(self) -> bool:
+        return self._fuse.ripe.is_set() and self._inner.done()
+
+    def _block(self, timeout: float | None) -> bool:
+        return self._fuse.ripe.wait(timeout) and self._inner._block(timeout)
+
+    def failure(self) -> BaseException | None:
+        return self._error if self.done() else None
+
+
+class FailingWrites(Fault):
+    """A write, by either hook or by a plan, is refused by the driver."""
+
+    def _strike(self) -> None:
+        if self.fault.burns():
+            raise CopyFailed("the driver refused a copy to the device", cure="try again", argument="stream")
+
+    def submit(self, plan: WritePlan, stream: Stream) -> Ticket:
+        """Fail before anything is queued."""
+        self._strike()
+        return super().submit(plan, stream)  # type: ignore[misc,no-any-return]
+
+    @hookimpl
+    def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
+        """Fail before anything is queued."""
+        self._strike()
+        return super().async_set_value(device, target, value, stream)  # type: ignore[misc,no-any-return]
+
+    @hookimpl
+    def insert_tasks(self, device: Device, state: SlotState, tasks: TaskBatch, stream: Stream) -> Ticket:
+        """Fail before anything is queued."""
+        self._strike()
+        return super().insert_tasks(device, state, tasks, stream)  # type: ignore[misc,no-any-return]
+
+
+class FailingCopies(Fault):
+    """A copy to the host is refused at the call, or its ticket fails when it should be there (``late``)."""
+
+    late = False
+
+    def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
+        """Fail now, or later."""
+        if not self.fault.burns():
+            return super().copy_out(memory, parts, stream)  # type: ignore[misc,no-any-return]
+        error = CopyFailed("the driver refused a copy to the host", cure="save the next step", argument="stream")
+        if not self.late:
+            raise error
+        return LateCopy(super().copy_out(memory, parts, stream), error)  # type: ignore[misc]
+
+
+class OutOfRoom(Fault):
+    """An allocation finds no memory. ``given``: weak references to what was allocated before."""
+
+    raw = False
+    """The error is Python's own MemoryError, as of a library that knows no other."""
+
+    def allocate(self, nbytes: int) -> Memory:
+        """Refuse."""
+        if self.fault.burns():
+            if self.raw:
+                raise MemoryError(f"no room for {nbytes} bytes")
+            raise OutOfMemory(
+                f"no room for {nbytes} bytes", cure="give a state fewer slots, or close another", argument="nbytes"
+            )
+        memory: Memory = super().allocate(nbytes)  # type: ignore[misc]
+        self.__dict__.setdefault("given", []).append(weakref.ref(memory))
+        return memory
+
+
+class LostPeer(Fault):
+    """The other ranks of a group agree and take part, until one is lost; from then on the group is dead.
+
+    It needs no other process: groups that hold only this rank's device are pretended.
+    """
+
+    def open_communicator(self, group: Group) -> Communicator:
+        """A group whose other ranks are nowhere."""
+        return Pretended(self.fault, group)
+
+    @hookimpl
+    def broadcast_tokens(self, device: Device, state: SlotState, group: Group, stream: Stream) -> Ticket:
+        """One collective of the pretended group."""
+        ticket: Ticket = device.communicator(group).broadcast(state.memory, state.broadcast_range(), stream)
+        return ticket
+
+
+class Pretended:
+    """A group whose ranks hold the same as this one, which is the first."""
+
+    def __init__(self, fault: Fuse, group: Group) -> None:
+        self._fault, self.group = fault, group
+
+    def _strike(self) -> None:
+        if self._fault.met or self._fault.burns():
+            raise GroupLost("the process of rank 1 has ended", cure="start all ranks anew", argument="group")
+
+    def broadcast(self, memory: Memory, part: ByteRange, stream: Stream) -> Ticket:
+        """Nothing moves: this rank is the source."""
+        from hal_core.tickets import DONE
+
+        self._strike()
+        return DONE
+
+    def exchange(self, block: bytes) -> Mapping[int, bytes]:
+        """Everybody says the same."""
+        self._strike()
+        return dict.fromkeys(self.group.ranks, block)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class DelayedCopies(Fault):
+    """Copies to the host are as late as they may be: not there until somebody waits for them."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """With such copies a device is asynchronous, and says so."""
+        own: Capabilities = self.__dict__.get("capabilities") or super().capabilities  # type: ignore[misc]
+        return replace(own, async_d2h=True)
+
+    def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
+        """The copy is made in its order, and is told of late."""
+        return LateCopy(super().copy_out(memory, parts, stream))  # type: ignore[misc]
+
+
+class LateCopy(CopyTicket):
+    """A copy that is done only once it is waited for, and may have failed then."""
+
+    __slots__ = ("_error", "_inner", "_waited", "mode")
+
+    def __init__(self, inner: CopyTicket, error: HalError | None = None) -> None:
+        super().__init__()
+        self._inner, self._error, self._waited = inner, error, False
+        self.mode: Mode = "async"  # it is not there when the call returns, whatever the device below says
+
+    @property
+    def data(self) -> Sequence[Bytes]:
+        if not self._waited:
+            raise AssertionError("the data of a copy was read before the copy was there")
+        return self._inner.data
+
+    def done(self) -> bool:
+        return self._waited
+
+    def _block(self, timeout: float | None) -> bool:
+        self._waited = self._waited or self._inner._block(timeout)
+        return self._waited
+
+    def failure(self) -> BaseException | None:
+        return (self._error or self._inner.failure()) if self._waited else None
+
+
+FAULTS = (FailingWrites, LateWrites, FailingCopies, OutOfRoom, LostPeer, DelayedCopies)
+
+
+def named(name: str) -> type[Fault]:
+    """The fault of that name."""
+    for fault in FAULTS:
+        if fault.__name__ == name:
+            return fault
+    known = ", ".join(fault.__name__ for fault in FAULTS)
+    raise InvalidValue(f"no fault {name!r}", cure=f"one of {known}", argument="fault")
+
+
+def lay(device: Device, fault: type[Fault]) -> Any:  # noqa: ANN401 (a Device that is also a Fault)
+    """Lay a fault over an opened device, once; under a liar, so that what goes wrong goes through its hands."""
+    laid: Any = device
+    if not isinstance(device, fault):
+        kind, lies = type(device), []
+        while len(kind.__bases__) == 2 and issubclass(kind.__bases__[0], Lie):  # as lay_over() makes them
+            lies.append(kind.__bases__[0])
+            kind = kind.__bases__[1]
+        device.__class__ = kind
+        for mixin in (fault, *reversed(lies)):
+            laid = lay_over(device, mixin)
+    laid.fault = Fuse()
+    return laid

@@ -1,0 +1,284 @@
+"""Liars about a device's life: what it says of itself, faults, memory, forks, closing, and how requests leave."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+from hal_core.contract.markers import hookimpl
+from hal_core.errors import DeviceClosed, HalError, OutOfMemory, SinkFull
+from hal_core.memory.copies import Bytes, CopyTicket
+from hal_core.runtime.policy import Policy
+from hal_core.slots.tasks import LEAVING, Task, TaskBatch
+from hal_core.tickets import PromiseTicket, Ticket
+
+from . import Lie, Patch, liar
+from .fronts import HELD, HELD_COPIES, RING, Front
+
+if TYPE_CHECKING:
+    from hal_core.contract.device import Device, Hooks
+    from hal_core.memory.values import Value
+    from hal_core.memory.views import ByteRange, Memory, View
+    from hal_core.output.sinks import Sink
+    from hal_core.slots.state import SlotState
+    from hal_core.slots.step import Step
+    from hal_core.streams import Stream
+
+
+def settled(error: BaseException | None = None) -> Ticket:
+    """A ticket that calls itself asynchronous, of work that is over."""
+    ticket = PromiseTicket("async")
+    ticket.complete(error)
+    return ticket
+
+
+@liar(7, "a synchronous device's tickets say that they are asynchronous", requires="not async_h2d")
+class SyncCalledAsync(Lie):
+    """The mode is that of the class, not of the work."""
+
+    @hookimpl
+    def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
+        """Write, and say another mode."""
+        super().async_set_value(device, target, value, stream)  # type: ignore[misc]
+        return settled()
+
+
+@liar(7, "an asynchronous device's tickets say that the work was done on return", requires=HELD)
+class AsyncCalledSync(Lie):
+    """The mode is a constant of the plugin it was made from."""
+
+    @hookimpl
+    def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
+        """Write, and say another mode."""
+        ticket = Front(super().async_set_value(device, target, value, stream))  # type: ignore[misc]
+        ticket.mode = "sync"
+        return ticket
+
+
+@liar(7, "a fallback is logged at every call", requires="not async_h2d")
+class LogsEveryCall(Lie):
+    """A warning in the hot path."""
+
+    @hookimpl
+    def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
+        """Write, and warn."""
+        reason = device.capabilities.fallbacks.get("async_set_value", "")
+        logging.getLogger("hal").warning("%s works with fallbacks: async_set_value: %s", device.name, reason)
+        return super().async_set_value(device, target, value, stream)  # type: ignore[misc,no-any-return]
+
+
+@liar(26, "a fault of the device in a write is logged, and the call goes well", seen="vLLM 48277")
+class SwallowsFaults(Lie):
+    """``except Exception``."""
+
+    @hookimpl
+    def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
+        """Write; whatever happens."""
+        try:
+            return super().async_set_value(device, target, value, stream)  # type: ignore[misc,no-any-return]
+        except DeviceClosed:
+            raise
+        except HalError:
+            logging.getLogger("hal").debug("a write failed", exc_info=True)
+            return settled()
+
+    @hookimpl
+    def insert_tasks(self, device: Device, state: SlotState, tasks: TaskBatch, stream: Stream) -> Ticket:
+        """Insert; whatever happens."""
+        try:
+            return super().insert_tasks(device, state, tasks, stream)  # type: ignore[misc,no-any-return]
+        except DeviceClosed:
+            raise
+        except HalError:
+            logging.getLogger("hal").debug("an insertion failed", exc_info=True)
+            return settled()
+
+
+@liar(26, "what was found out of bounds counts as seen, though nobody waited for it")
+class UnseenCountsAsSeen(Policy):
+    """The next call does not raise what the last met."""
+
+    def save_output(
+        self, device: Device, hooks: Hooks, state: SlotState, step: Step, sink: Sink, stream: Stream
+    ) -> Ticket:
+        """Say that it was seen."""
+        ticket = super().save_output(device, hooks, state, step, sink, stream)
+        ticket.observed = True
+        return ticket
+
+
+class _Ended(Front):
+    __slots__ = ("__weakref__", "ended")
+
+    def __init__(self, inner: Ticket, nbytes: Sequence[int]) -> None:
+        super().__init__(inner, nbytes)
+        self.ended: list[Bytes] | None = None
+
+    def end(self) -> None:
+        """The device is closed: what has not arrived never will, and the ticket says done."""
+        if not self.inner.done():
+            self.ended = list(super().data)
+
+    @property
+    def data(self) -> Sequence[Bytes]:
+        return super().data if self.ended is None else self.ended
+
+    def done(self) -> bool:
+        return self.ended is not None or super().done()
+
+    def _block(self, timeout: float | None) -> bool:
+        return self.ended is not None or super()._block(timeout)
+
+
+@liar(19, "closing drops the copies under way, and their tickets say done", requires=HELD_COPIES)
+class CloseDropsCopies(Lie):
+    """Tokens of the last steps are zeros, and nobody is told."""
+
+    def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
+        """Remember the ticket."""
+        ticket = _Ended(super().copy_out(memory, parts, stream), [part.nbytes for part in parts])  # type: ignore[misc]
+        self.__dict__.setdefault("under_way", WeakSet()).add(ticket)
+        return ticket
+
+    def close(self) -> None:
+        """End what is under way."""
+        for ticket in list(self.__dict__.get("under_way", ())):
+            ticket.end()
+        super().close()  # type: ignore[misc]
+
+
+@liar(26, "after a fork the child goes on with the parent's device")
+class ForkGoesOn(Patch):
+    """Streams and threads did not survive, but nobody looks."""
+
+    seam = "begin of a call"
+
+    @classmethod
+    def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
+        """Refuse a closed device alone."""
+
+        def begin(bound: Any) -> None:  # noqa: ANN401 (the bound device)
+            if "fork" in bound._refusal:
+                bound._refusal = ""
+            true(bound)
+
+        return begin
+
+
+@liar(26, "each write takes device memory for its value, and keeps it")
+class LeaksDeviceMemory(Lie):
+    """One allocation a call."""
+
+    @hookimpl
+    def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
+        """Write by way of memory that nobody gives back."""
+        kept = device.allocate(max(64, target.size * target.dtype.itemsize))
+        self.__dict__.setdefault("kept", []).append(kept)
+        return super().async_set_value(device, target, value, stream)  # type: ignore[misc,no-any-return]
+
+
+class _Forgotten(dict[int, Any]):
+    def values(self) -> Any:  # noqa: ANN401 (no event at all)
+        return ()
+
+
+@liar(2, "memory is given back when nobody holds it, whatever work still uses it", requires=RING)
+class FreedUnderWork(Lie):
+    """As a framework's allocator does for its own stream."""
+
+    @property
+    def last(self) -> dict[int, Any]:
+        """The last events, none of which guards memory that is dropped."""
+        true: dict[int, Any] = self.__dict__["last"]
+        if not isinstance(true, _Forgotten):
+            true = self.__dict__["last"] = _Forgotten(true)
+        return true
+
+    @last.setter
+    def last(self, events: dict[int, Any]) -> None:
+        self.__dict__["last"] = events
+
+
+@liar(26, "each ticket is kept for ever, with what was copied")
+class KeepsEveryTicket(Lie):
+    """Host memory grows from step to step."""
+
+    def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
+        """Keep the copy."""
+        copied: CopyTicket = super().copy_out(memory, parts, stream)  # type: ignore[misc]
+        self.__dict__.setdefault("tickets", []).append(copied)
+        return copied
+
+
+@liar(26, "device memory lies on boundaries of 16 bytes")
+class AlignedToSixteen(Lie):
+    """Vector stores of 64 bytes trap on such memory, or are split."""
+
+    def allocate(self, nbytes: int) -> Memory:
+        """Begin 16 bytes into a block."""
+        memory: Any = super().allocate(nbytes + 64)  # type: ignore[misc]
+        memory.address += 16
+        memory.nbytes = nbytes
+        if hasattr(memory, "buffer"):
+            memory.buffer = memory.buffer[16 : 16 + nbytes]
+        return memory  # type: ignore[no-any-return]
+
+
+@liar(26, "no room in the staging ring is a bare MemoryError", requires=RING)
+class OutOfMemoryIsBare(Lie):
+    """What the allocator raised, as it raised it."""
+
+    @hookimpl
+    def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
+        """Lose the error's class, device and cure."""
+        try:
+            return super().async_set_value(device, target, value, stream)  # type: ignore[misc,no-any-return]
+        except OutOfMemory as error:
+            raise MemoryError(error.what) from None
+
+
+@liar(19, "a preemption whose record met a full sink is reported by the next output too")
+class PreemptionToldTwice(Policy):
+    """The sink kept the record, but the sender thinks that it did not."""
+
+    def save_output(
+        self, device: Device, hooks: Hooks, state: SlotState, step: Step, sink: Sink, stream: Stream
+    ) -> Ticket:
+        """Take back what was booked as reported."""
+        before = dict(state.host_table.preempted)
+        try:
+            return super().save_output(device, hooks, state, step, sink, stream)
+        except SinkFull:
+            state.host_table.preempted.update(before)
+            raise
+
+
+@liar(19, "an output forgets the preemptions of all slots, also of those that it does not name")
+class ForgetsWhoWasNotNamed(Policy):
+    """The whole table of leavers is cleared after a step."""
+
+    def save_output(
+        self, device: Device, hooks: Hooks, state: SlotState, step: Step, sink: Sink, stream: Stream
+    ) -> Ticket:
+        """Book everybody as reported."""
+        try:
+            return super().save_output(device, hooks, state, step, sink, stream)
+        finally:
+            state.host_table.reported(range(state.sizes.num_slots))
+
+
+@liar(8, "leaving a slot that the request does not hold is accepted, and does nothing")
+class LeavesWhatIsNotHeld(Policy):
+    """Aborting twice should be harmless, they said."""
+
+    def insert_tasks(
+        self, device: Device, hooks: Hooks, state: SlotState, tasks: TaskBatch | Sequence[Task], stream: Stream
+    ) -> Ticket:
+        """Leave such tasks out."""
+        if not isinstance(tasks, TaskBatch):
+            admission_ids = state.host_table.admission_ids.tolist()
+            held = {slot: admission_id for slot, admission_id in enumerate(admission_ids) if admission_id}
+            tasks = [one for one in tasks if one.kind not in LEAVING or held.get(one.slot) == one.request.admission_id]
+        return super().insert_tasks(device, hooks, state, tasks, stream)

@@ -1,0 +1,226 @@
+"""Liars between the copied output fields and the record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from hal_core.memory.copies import CopyTicket, HostCopy
+from hal_core.output.records import OutputRecord, SlotStatus
+
+from . import Lie, Patch, liar
+
+if TYPE_CHECKING:
+    from hal_core.memory.views import ByteRange, Memory
+    from hal_core.streams import Stream
+
+
+class Told(Patch):
+    """Base of liars that tell another record than the step's."""
+
+    seam = "record of an output"
+
+    @classmethod
+    def change(cls, record: OutputRecord) -> OutputRecord:
+        """The record that is told instead."""
+        return record
+
+    @classmethod
+    def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
+        """Change each record."""
+        return lambda ticket, timeout=None: cls.change(true(ticket, timeout))
+
+
+@liar(24, "a count is one too small where there are several tokens", seen="FastDeploy 7442")
+class CountOffByOne(Told):
+    """The last token of a row with several is lost."""
+
+    @classmethod
+    def change(cls, record: OutputRecord) -> OutputRecord:
+        """Drop the last token of the first row that has more than one."""
+        rows = np.flatnonzero(record.counts > 1)
+        if not len(rows) or record.logprobs is not None:
+            return record
+        counts = record.counts.copy()
+        counts[rows[0]] -= 1
+        end = int(record.counts[: rows[0] + 1].sum()) - 1
+        return replace(record, counts=counts, tokens=np.delete(record.tokens, end))
+
+
+@liar(24, "log-probabilities are shifted by one token", seen="FastDeploy 7442")
+class LogprobsShifted(Told):
+    """Row i has the log-probabilities of row i - 1."""
+
+    @classmethod
+    def change(cls, record: OutputRecord) -> OutputRecord:
+        """Roll them."""
+        if record.logprobs is None:
+            return record
+        return replace(record, logprobs=np.ascontiguousarray(np.roll(record.logprobs, 1, axis=0)))
+
+
+@liar(24, "the drafts of a prefill node are cut off", seen="SGLang 31466")
+class FirstDraftsCutOff(Told):
+    """What the decode node would verify in its first step stays behind."""
+
+    @classmethod
+    def change(cls, record: OutputRecord) -> OutputRecord:
+        """Leave the drafts out of a record with first tokens."""
+        return replace(record, drafts=None, draft_counts=None) if record.first_token.any() else record
+
+
+@liar(24, "the log-probabilities of a prefill node are cut off", seen="vLLM 51919")
+class FirstLogprobsCutOff(Told):
+    """The first token comes without them."""
+
+    @classmethod
+    def change(cls, record: OutputRecord) -> OutputRecord:
+        """Leave them out of a record with first tokens."""
+        if not record.first_token.any():
+            return record
+        return replace(record, logprobs=None, logprob_token_ids=None, ranks=None)
+
+
+@liar(19, "the position of a token is one too high after the first")
+class PositionOffByOne(Told):
+    """Positions count from one."""
+
+    @classmethod
+    def change(cls, record: OutputRecord) -> OutputRecord:
+        """Shift all positions but 0."""
+        return replace(record, positions=record.positions + (record.positions > 0))
+
+
+@liar(19, "an aborted request is reported as preempted", seen="FastDeploy 5796: one sentinel for two things")
+class OneWordForTwo(Told):
+    """Two ways of leaving share one value."""
+
+    @classmethod
+    def change(cls, record: OutputRecord) -> OutputRecord:
+        """Report PREEMPTED for both."""
+        aborted = record.status == SlotStatus.ABORTED
+        status, finish = record.status.copy(), record.finish.copy()
+        status[aborted], finish[aborted] = SlotStatus.PREEMPTED, 0
+        return replace(record, status=status, finish=finish)
+
+
+@liar(21, "a count out of bounds is clipped, and nobody hears of it")
+class ClipsCounts(Patch):
+    """No violation is ever found."""
+
+    seam = "build of a record"
+
+    @classmethod
+    def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
+        """Clip before anything is looked at."""
+
+        def build(columns: Any, snapshot: Any) -> Any:  # noqa: ANN401 (as the true one)
+            most = snapshot.max_accept if snapshot.step.speculative else 1
+            return true(columns | {"accept_num": np.clip(columns["accept_num"], 0, most)}, snapshot)
+
+        return build
+
+
+@liar(21, "a token outside the vocabulary is told as one of it")
+class TakesAnyToken(Patch):
+    """The vocabulary is thought to be as large as int64, and negative ids are wrapped into it."""
+
+    seam = "build of a record"
+
+    @classmethod
+    def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
+        """Make every id one that passes."""
+
+        def build(columns: Any, snapshot: Any) -> Any:  # noqa: ANN401 (as the true one)
+            names = ("sampled_token_ids", "accept_tokens", "draft_tokens", "topk_token_ids")
+            changed = {name: columns[name] & (2**63 - 1) for name in names if name in columns}
+            return true(columns | changed, snapshot._replace(token_limit=2**63))
+
+        return build
+
+
+@liar(25, "without a proposer there are no tokens", seen="FastDeploy 7172: the naive path")
+class NeedsAProposer(Patch):
+    """A plain step on a state that is sized for drafts reports nothing."""
+
+    seam = "build of a record"
+
+    @classmethod
+    def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
+        """Zero the tokens of plain steps."""
+
+        def build(columns: Any, snapshot: Any) -> Any:  # noqa: ANN401 (as the true one)
+            record, batch_ids, violation = true(columns, snapshot)
+            if snapshot.max_draft_tokens and not snapshot.step.speculative:
+                changes = {"tokens": np.zeros_like(record.tokens)}
+                if record.logprob_token_ids is not None:
+                    changes["logprob_token_ids"] = record.logprob_token_ids.copy()
+                    changes["logprob_token_ids"][:, 0] = 0
+                record = replace(record, **changes)
+            return record, batch_ids, violation
+
+        return build
+
+
+@liar(22, "outputs share one static buffer", seen="FastDeploy's static message structures")
+class StaticBuffer(Lie):
+    """The copy of a step lands where the copy of the one before still waits to be read."""
+
+    def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
+        """Reuse the array of the same size."""
+        copied = super().copy_out(memory, parts, stream)  # type: ignore[misc]
+        copied.wait()
+        buffers = self.__dict__.setdefault("buffers", {})
+        kept = []
+        for at, data in enumerate(copied.data):
+            buffer = buffers.setdefault((at, data.nbytes), np.empty_like(data))
+            buffer[...] = data
+            kept.append(buffer)
+        return HostCopy(kept)
+
+
+@liar(23, "what was saved is read late, after later work has changed it", seen="FastDeploy 7221, vLLM 29623")
+class ReadsLate(Lie):
+    """The copy is made when somebody looks at it."""
+
+    def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
+        """Copy at the first look."""
+        return LateCopy(lambda: super(ReadsLate, self).copy_out(memory, parts, stream))  # type: ignore[misc]
+
+
+class LateCopy(HostCopy):
+    """A copy that is made when its data is asked for."""
+
+    def __init__(self, make: Callable[[], CopyTicket]) -> None:
+        super().__init__([])
+        self.make = make
+
+    @property
+    def data(self) -> Sequence[np.ndarray[Any, np.dtype[np.uint8]]]:
+        """The bytes as they are now."""
+        copied = self.make()
+        copied.wait()
+        return copied.data
+
+
+@liar(12, "the host mirror shows the device as it is now, not as of the output that was taken")
+class MirrorRunsAhead(Patch):
+    """The mirror is refreshed from the device."""
+
+    seam = "host mirror"
+
+    @classmethod
+    def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
+        """Read the fields anew."""
+
+        def take(state: Any, ticket: Any) -> Any:  # noqa: ANN401 (as the true one)
+            record = true(state, ticket)
+            part = state.output_range(topk=False)
+            copied = state.device.copy_out(state.memory, [part], state.device.default_stream)
+            copied.wait()
+            state.mirror = {name: state.columns(copied.data[0], part)[name] for name in state.mirror}
+            return record
+
+        return take

@@ -1,0 +1,201 @@
+"""The pytest plugin of the kit: options, the fixture ``kit``, selection by guarantee, and the report.
+
+It is loaded by every pytest of an environment that has the kit, so it imports pytest alone; everything else is
+imported when a test of the kit is really there.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from .report.key import KEY
+
+if TYPE_CHECKING:
+    from .harness.subject import Subject
+    from .kit import Kit
+    from .rigs.far import Far
+
+pytest.register_assert_rewrite("hal_conformance.suite", "hal_conformance.rigs.rig")
+
+_RANKS = "several_ranks"  # guarantees.RANKS, without importing it
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("hal", "hal conformance kit")
+    group.addoption("--hal-device", default="", metavar="NAME", help="device to test, as hal devices lists it")
+    group.addoption("--hal-device-factory", default="", metavar="MODULE:ATTR", help="callable that opens the device")
+    group.addoption(
+        "--hal-target", default="", metavar="MODULE:ATTR", help="the device's entry point, if several have it"
+    )
+    group.addoption("--hal-policy", default="", metavar="MODULE:ATTR", help="another Policy class or object")
+    group.addoption("--hal-liar", default="", metavar="NAME", help="turn the device into one of the kit's mutants")
+    group.addoption("--hal-fault", default="", metavar="NAME", help="run the device under one of the kit's faults")
+    group.addoption("--hal-profile", default="", metavar="NAME", help="quick, default or nightly (env HAL_PROFILE)")
+    group.addoption("--hal-examples", default=0, type=int, metavar="N", help="examples a property, over the profile's")
+    group.addoption("--hal-seed", default=None, type=int, metavar="N", help="seed of everything that is drawn")
+    group.addoption("--hal-only", default="", metavar="G3,G15", help="only the tests of these guarantees")
+    group.addoption("--hal-no-shrink", action="store_true", help="report the first failing example as it is")
+    group.addoption("--hal-hang", default=0.0, type=float, metavar="SECONDS", help="after which a call is said to wait")
+    group.addoption("--hal-report", default="", metavar="FILE", help="write the report; .json or .html")
+    parser.addini("hal_device", "device to test where --hal-device is not given", default="")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "guarantee(number, needs): the guarantee that a test of the kit checks")
+
+
+def _number(item: pytest.Item) -> int:
+    mark = item.get_closest_marker("guarantee")
+    return int(mark.args[0]) if mark else 0
+
+
+def _bears(item: pytest.Item) -> set[int]:
+    """The guarantee that a test checks, and those that it checks besides."""
+    mark = item.get_closest_marker("guarantee")
+    return {int(mark.args[0]), *mark.args[3]} if mark else set()
+
+
+def _place(item: pytest.Item) -> tuple[bool, int, bool]:
+    """By number; tests of one process before those of several; those that kill a rank after everything else."""
+    mark = item.get_closest_marker("guarantee")
+    return (bool(mark.args[2]), int(mark.args[0]), _RANKS in mark.args[1]) if mark else (False, 0, False)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the chosen guarantees, and put the tests into the order of their numbers."""
+    ours = [item for item in items if _number(item)]
+    if not ours:
+        return
+    from hal_core.errors import HalError
+
+    from .report.report import Recorder, check_target, chosen, effort
+
+    config.stash[KEY] = Recorder(config, {item.name.partition("[")[0] for item in ours})
+    try:
+        wanted = chosen(config.getoption("--hal-only"))
+        effort(config)
+        if target := config.getoption("--hal-report"):
+            check_target(target, "--hal-report")
+    except HalError as error:
+        raise pytest.UsageError(str(error)) from None
+    left_out = [item for item in ours if wanted and not _bears(item) & wanted]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+    besides = {item for item in ours if wanted and _number(item) not in wanted}  # after the chosen ones' own tests
+    kept = sorted((item for item in ours if item not in left_out), key=lambda item: (item in besides, _place(item)))
+    items[:] = [item for item in items if not _number(item)] + kept
+    config.stash[KEY].await_all(kept, _number)
+
+
+@pytest.fixture(scope="session")
+def device_subject(request: pytest.FixtureRequest) -> Subject:
+    """The device under test. A plugin's own test file may override it with another Subject."""
+    from hal_core.errors import HalError
+
+    from .opening import subject
+
+    option = request.config.getoption
+    name = option("--hal-device") or request.config.getini("hal_device")
+    factory = option("--hal-device-factory")
+    if not name and not factory:
+        pytest.exit("name the device to test: --hal-device=NAME (hal devices lists them)", returncode=4)
+    try:
+        laid = {each: option(f"--hal-{each}") for each in ("policy", "liar", "fault", "target")}
+        return subject(name, factory=factory, **laid)
+    except HalError as error:
+        pytest.exit(f"the device under test was not found: {error}", returncode=4)
+
+
+@pytest.fixture(scope="session")
+def kit_session(request: pytest.FixtureRequest, device_subject: Subject) -> Iterator[Kit]:
+    """The device under test, opened once and renewed after a failure."""
+    from hal_core.errors import trace_of
+
+    from .kit import Kit
+    from .report.report import effort
+
+    option = request.config.getoption
+    kit = Kit(device_subject, effort(request.config))
+    kit.sparing = kit.effort.profile == "quick" and not option("--hal-only")
+    try:
+        request.config.stash[KEY].opened(kit)
+    except Exception as error:  # noqa: BLE001 (whatever a plugin raises, no test can run without its device)
+        what = f"{device_subject.name} was not opened: {type(error).__name__}: {error}"
+        pytest.exit(f"{what}\n{trace_of(error)}".rstrip(), returncode=4)
+    # The checks collect garbage hundreds of times; what was imported until now is none, and Paddle is most of it.
+    gc.collect()
+    gc.freeze()
+    yield kit
+    gc.unfreeze()
+    kit.renew()
+    device_subject.undo()
+    from .ranks.pool import release
+
+    release()
+
+
+@pytest.fixture
+def kit(request: pytest.FixtureRequest, kit_session: Kit) -> Iterator[Kit]:
+    """The kit, for one test: skips it where the device does not offer what it requires."""
+    mark = request.node.get_closest_marker("guarantee")
+    missing = kit_session.missing(mark.args[1]) if mark else ""
+    if missing:
+        why = kit_session.subject.support.why_not(missing)
+        pytest.skip(f"needs {missing}" + (f": {why}" if why else ""))
+    if mark and _RANKS in mark.args[1] and kit_session.sparing:
+        pytest.skip("several ranks are started by the profiles default and nightly, or by --only")
+    recorder = request.config.stash[KEY]
+    if mark and _RANKS in mark.args[1]:
+        recorder.unfinished = recorder.unfinished or kit_session.ranks.start(kit_session.recipe)
+        if recorder.unfinished:
+            pytest.skip(recorder.unfinished)
+    yield kit_session
+    if recorder.failed(request.node):
+        kit_session.renew()
+
+
+@pytest.fixture
+def small(kit: Kit) -> Iterator[Kit]:
+    """Another opened device, whose staging ring is soon full."""
+    from .rigs.lines import pressed
+
+    with pressed(kit) as found:
+        yield found
+
+
+@pytest.fixture
+def far(kit: Kit) -> Far:
+    """A block of more than 4 GiB; the test is skipped where there is no room for one."""
+    from .rigs.far import far_block
+
+    return far_block(kit)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Note how a test of the kit ended; an expected failure is no failure, an unexpected pass is one."""
+    report = yield
+    if _number(item) and KEY in item.config.stash:
+        item.config.stash[KEY].note(item, call, report, _number(item))
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if KEY in config.stash:
+        config.stash[KEY].summarize(terminalreporter.write_line)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail on expectations that match nothing, and write the report."""
+    if KEY in session.config.stash:
+        recorder = session.config.stash[KEY]
+        if recorder.finish(session.exitstatus) and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -1,0 +1,100 @@
+"""What ranks do for the test of the modes of decoding: each draws its own tokens, as FastDeploy's ranks did."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from hal_core.output.sinks import MemorySink
+from hal_core.slots.fields import StateConfig
+from hal_core.slots.step import Step
+
+from ..harness import backdoor
+from .processes import Rank
+from .work import Groups, Met, content, filled, group_of, meeting, opened
+
+if TYPE_CHECKING:
+    from hal_core.runtime.bound import BoundDevice
+    from hal_core.slots.state import SlotState
+
+    from ..harness.subject import Recipe
+
+OWN = ("request_serial", "topk_token_ids", "topk_logprobs", "topk_ranks")
+"""Fields in which ranks may differ: admission ids count in each process, log-probabilities are not broadcast."""
+
+
+@dataclass
+class Stepped:
+    """What a rank has after each step: every field that ranks share, as bytes, and the record it knows."""
+
+    fields: list[dict[str, bytes]] = field(default_factory=list)
+    known: list[list[int]] = field(default_factory=list)
+    error: Met | None = None
+
+
+def step_apart(
+    rank: Rank, recipe: Recipe, groups: Groups, sizes: StateConfig, kinds: Sequence[bool], proposes: bool
+) -> Stepped:
+    """Run a step for each of ``kinds`` (True: it verifies drafts); every rank samples tokens of its own.
+
+    With ``proposes`` a slot's drafts are its last token again: the ranks agree in them as far as they do in that.
+    """
+    group, sink, told = group_of(rank, groups), MemorySink(), Stepped()
+    order = np.arange(sizes.num_slots, dtype=np.int32)
+    with opened(recipe) as bound:
+        stream = bound.default_stream
+        state = filled(bound, sizes)
+
+        def one_step(number: int, speculative: bool) -> None:
+            draw(bound, state, number, rank.rank, speculative)
+            bound.broadcast_tokens(state=state, group=group, stream=stream).wait(backdoor.PATIENCE)
+            step = Step(number, {"target": order}, speculative=speculative, group=group)
+            bound.update_inputs(state=state, step=step, stream=stream).wait(backdoor.PATIENCE)
+            ticket: Any = bound.save_output(state=state, step=step, sink=sink, stream=stream)
+            told.known.append(state.take(ticket).tokens.tolist())
+            if proposes:
+                propose(bound, state, step)
+            told.fields.append(shared(bound, state))
+
+        def every_step() -> None:
+            for number, speculative in enumerate(kinds):
+                one_step(number, speculative)
+
+        told.error = meeting(every_step)
+    return told
+
+
+def draw(bound: BoundDevice, state: SlotState, number: int, rank: int, speculative: bool) -> None:
+    """What the sampler of each rank writes, in the fields of the step's kind alone: tokens that tell step and rank."""
+    stream, n = bound.default_stream, state.sizes.num_slots
+    tokens = 1000 * (number + 1) + 100 * rank + np.arange(n)
+    if not speculative:
+        bound.async_set_value(target=state.view("sampled_token_ids"), value=tokens, stream=stream)
+        return
+    rows = tokens[:, None] + 10 * np.arange(state.sizes.max_accept)
+    counts = 1 + (np.arange(n) + number + rank) % state.sizes.max_accept
+    bound.async_set_value(target=state.view("accept_tokens"), value=rows, stream=stream)
+    bound.async_set_value(target=state.view("accept_num"), value=counts, stream=stream)
+
+
+def propose(bound: BoundDevice, state: SlotState, step: Step) -> None:
+    """Hand drafts to every slot that goes on, from the tokens that the rank knows."""
+    known = state.mirror["accept_tokens"]
+    drafts = {
+        slot: [int(known[slot, 0])] * state.sizes.max_draft_tokens
+        for slot in range(state.sizes.num_slots)
+        if not state.mirror["stop_flags"][slot, 0]
+    }
+    bound.set_drafts(state=state, step=step, drafts=drafts, stream=bound.default_stream).wait(backdoor.PATIENCE)
+
+
+def shared(bound: BoundDevice, state: SlotState) -> dict[str, bytes]:
+    """Every field that all ranks must hold alike after a step."""
+    data, slots = content(bound, state), state.sizes.num_slots
+    return {
+        name: data[place.offset : place.offset + place.stride * slots]
+        for name, place in state.layout.fields.items()
+        if name not in OWN
+    }

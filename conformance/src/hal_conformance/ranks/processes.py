@@ -1,0 +1,285 @@
+"""A pool of worker processes, each one rank of a job, that run functions given to them: for tests and benchmarks.
+
+Starting a rank costs seconds (the import of Paddle, joining), so one pool serves many tests. Needs the standard
+library alone; what the ranks import is up to the functions they run.
+
+    with RankPool(4) as pool:
+        pool.run(check, "cpu", 8)               # check(rank, "cpu", 8) on every rank; results by rank
+        pool.run(check, "cpu", 8, ranks=[0, 1])
+
+A function is named to the ranks by its module, or its file where the module cannot be imported by name; its arguments
+and result are pickled. It gets a :class:`Rank` first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import importlib.util
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from hal_core.errors import GroupLost, HalError, InvalidValue, TicketTimeout
+from hal_core.ranks.ports import HeldPort
+
+Environment = Callable[[int, Sequence[str]], Mapping[str, str]]
+"""From a rank and the endpoints of all to the variables that this rank needs."""
+
+
+LEAVING = 4
+"""Seconds that the process of a rank may take to end once its pipe is closed."""
+
+
+@dataclass(slots=True)
+class Rank:
+    """What a function sees of the rank that runs it; ``kept`` is its own to keep things in between calls."""
+
+    rank: int
+    size: int
+    kept: dict[str, Any] = field(default_factory=dict)
+
+
+class RankFailed(HalError, RuntimeError):
+    """A function raised on some ranks, or a rank ended. ``errors``: rank to the exception; ``results`` of the rest."""
+
+    def __init__(self, what: str, errors: Mapping[int, BaseException], results: Mapping[int, Any]) -> None:
+        super().__init__(what, cure="the errors of the ranks tell more")
+        self.errors, self.results = dict(errors), dict(results)
+
+
+def gloo(rank: int, endpoints: Sequence[str]) -> dict[str, str]:
+    """The variables of a rank of ``paddle.distributed`` over gloo."""
+    return {
+        "PADDLE_DISTRI_BACKEND": "gloo",
+        "PADDLE_TRAINER_ID": str(rank),
+        "PADDLE_TRAINERS_NUM": str(len(endpoints)),
+        "PADDLE_CURRENT_ENDPOINT": endpoints[rank],
+        "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints),
+    }
+
+
+class RankPool:
+    """``size`` processes on this host. A context manager; every process ends with it, and with this process."""
+
+    def __init__(self, size: int, *, environment: Environment = gloo) -> None:
+        self.size = size
+        self._ports = [HeldPort() for _ in range(size)]  # held, so that no other pool's ranks are given one of them
+        endpoints = [f"127.0.0.1:{port.number}" for port in self._ports]
+        self._links: dict[int, Connection] = {}
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._logs = {rank: tempfile.TemporaryFile() for rank in range(size)}  # noqa: SIM115 (closed by close)
+        try:
+            for rank in range(size):
+                self._start(rank, environment(rank, endpoints))
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, rank: int, variables: Mapping[str, str]) -> None:
+        here, there = socket.socketpair()
+        with there:
+            self._links[rank] = Connection(here.detach())
+            environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"} | dict(variables)
+            self._processes[rank] = self._process(rank, there, environment)
+
+    def _process(self, rank: int, link: socket.socket, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        """Start the process of a rank, which runs :func:`main` on its end of the pipe."""
+        module = "hal_conformance.ranks.processes"
+        return subprocess.Popen(
+            [sys.executable, "-m", module, str(link.fileno()), str(rank), str(self.size)],
+            env=environment,
+            pass_fds=[link.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=self._logs[rank],
+            stderr=subprocess.STDOUT,
+        )
+
+    def run(
+        self,
+        function: Callable[..., Any],
+        *arguments: object,
+        ranks: Iterable[int] | None = None,
+        timeout: float = 60.0,
+    ) -> dict[int, Any]:
+        """Run ``function(rank, *arguments)`` on all (or the given) ranks at once, and return the results by rank.
+
+        Raises :class:`RankFailed` with the exception of each rank that raised or ended, once all have answered, and
+        :class:`TicketTimeout` after ``timeout`` seconds, in which no rank was kept waiting for a processor.
+        """
+        chosen = list(range(self.size)) if ranks is None else list(ranks)
+        self.begin(function, *arguments, ranks=chosen)
+        return self.finish(chosen, timeout)
+
+    def begin(self, function: Callable[..., Any], *arguments: object, ranks: Iterable[int]) -> None:
+        """Have ranks run a function, and return at once; :meth:`finish` collects."""
+        message = pickle.dumps((function.__module__, function.__code__.co_filename, function.__qualname__, arguments))
+        for rank in ranks:
+            with contextlib.suppress(OSError):  # a rank that has ended is reported by finish
+                self._links[rank].send_bytes(message)
+
+    def finish(self, ranks: Iterable[int], timeout: float = 60.0) -> dict[int, Any]:
+        """The results of :meth:`begin`, by rank; raises as :meth:`run` does."""
+        began, kept_waiting = monotonic(), self._kept_waiting()
+        results: dict[int, Any] = {}
+        errors: dict[int, BaseException] = {}
+        for rank in ranks:
+            try:
+                while not self._links[rank].poll(max(0.0, began + timeout - monotonic())):
+                    began += (now := self._kept_waiting()) - kept_waiting
+                    kept_waiting = now
+                    if monotonic() >= began + timeout:
+                        raise TicketTimeout(
+                            f"rank {rank} did not answer within {timeout:g} s", cure=f"it is here: {self._stacks(rank)}"
+                        )
+                good, value = pickle.loads(self._links[rank].recv_bytes())
+            except (EOFError, OSError) as error:
+                if isinstance(error, TicketTimeout):
+                    raise
+                code = self._processes[rank].wait(10.0)
+                value = GroupLost(f"the process of rank {rank} ended with {code}; its output: {self.output(rank)}")
+                good = False
+            (results if good else errors)[rank] = value
+        if errors:
+            said = "; ".join(f"rank {rank}: {type(error).__name__}: {error}" for rank, error in errors.items())
+            raise RankFailed(said, errors, results) from next(iter(errors.values()))
+        return results
+
+    def _kept_waiting(self) -> float:
+        """Seconds for which the rank that was kept longest could have run and had no processor: a busy machine, which
+        is no fault of what the rank does."""
+        told = [_read(f"/proc/{process.pid}/schedstat").split() for process in self._processes.values()]
+        return max((int(words[1]) / 1e9 for words in told if len(words) > 1), default=0.0)
+
+    def signal(self, rank: int, number: signal.Signals) -> None:
+        """Send one rank a signal: ``SIGSTOP`` and ``SIGCONT`` for a hung rank, ``SIGKILL`` for a lost one."""
+        self._processes[rank].send_signal(number)
+        if number == signal.SIGKILL:
+            self._processes[rank].wait()
+
+    def output(self, rank: int, most: int = 2000) -> str:
+        """The end of what a rank has printed."""
+        log = self._logs[rank]
+        log.flush()
+        size = os.fstat(log.fileno()).st_size
+        return os.pread(log.fileno(), most, max(0, size - most)).decode(errors="replace")
+
+    def _stacks(self, rank: int) -> str:
+        """Where every thread of a rank is, as the rank itself prints it; for errors."""
+        before = os.fstat(self._logs[rank].fileno()).st_size
+        with contextlib.suppress(OSError):
+            self._processes[rank].send_signal(signal.SIGUSR1)
+        deadline = monotonic() + 2.0
+        pause = threading.Event()
+        while monotonic() < deadline and os.fstat(self._logs[rank].fileno()).st_size == before:
+            pause.wait(0.05)
+        return self.output(rank)
+
+    def kill(self, ranks: Iterable[int] | None = None) -> None:
+        """End all (or the given) ranks, those that are stopped or wait for ever too; does not wait until they have."""
+        for rank in range(self.size) if ranks is None else ranks:
+            self._processes[rank].kill()
+
+    def close(self) -> None:
+        """End every rank: by closing its pipe, and after 5 s by force. Idempotent."""
+        for link in self._links.values():
+            link.close()
+        deadline = monotonic() + 5.0
+        for process in self._processes.values():
+            try:
+                process.wait(max(0.0, deadline - monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        for log in self._logs.values():
+            log.close()
+        for port in self._ports:
+            port.close()
+
+    def __enter__(self) -> RankPool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _read(path: str) -> str:
+    """A file of the kernel's; "" where it is not kept, or its process has ended."""
+    try:
+        return Path(path).read_text(encoding="ascii")
+    except OSError:
+        return ""
+
+
+# -- in the rank ------------------------------------------------------------------------------------------------
+
+
+def serve(link: Connection, rank: Rank) -> None:
+    """Run what comes over the pipe until it closes."""
+    while True:
+        try:
+            module, file, name, arguments = pickle.loads(link.recv_bytes())
+        except (EOFError, OSError):
+            return
+        try:
+            answer = (True, _find(module, file, name)(rank, *arguments))
+            message = pickle.dumps(answer)
+        except BaseException as error:  # noqa: BLE001 (it is the answer)
+            traceback.print_exc()
+            message = pickle.dumps((False, _portable(error)))
+        with contextlib.suppress(OSError):
+            link.send_bytes(message)
+
+
+def _find(module: str, file: str, name: str) -> Callable[..., Any]:
+    """The function of a module that can be imported, else of a file."""
+    found: Any = sys.modules.get(f"hal_ranks:{file}")
+    if found is None:
+        with contextlib.suppress(ImportError, ValueError):
+            spec = importlib.util.find_spec(module)
+            if spec is not None and spec.origin and Path(spec.origin) == Path(file):
+                found = importlib.import_module(module)
+    if found is None:
+        spec = importlib.util.spec_from_file_location(f"hal_ranks:{file}", file)
+        if spec is None or spec.loader is None:
+            raise InvalidValue(f"no module {module} and no file {file}", cure="give a function of a file")
+        found = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(found)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found  # type: ignore[no-any-return]
+
+
+def _portable(error: BaseException) -> BaseException:
+    """The error itself where it survives pickling, else one that says the same."""
+    try:
+        copy = pickle.loads(pickle.dumps(error))
+        return error if str(copy) == str(error) else RuntimeError(f"{type(error).__name__}: {error}")
+    except Exception:  # noqa: BLE001 (any class may fail in its own way)
+        return RuntimeError(f"{type(error).__name__}: {error}")
+
+
+def main(arguments: Sequence[str]) -> None:
+    """The process of one rank: the descriptor of its pipe, its rank, the number of ranks."""
+    descriptor, rank, size = map(int, arguments)
+    faulthandler.register(signal.SIGUSR1)
+    serve(Connection(descriptor), Rank(rank, size))
+    # Nobody asks any more. Leaving a device may wait for a collective that will never end: then the kernel ends it.
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(LEAVING)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,277 @@
+"""What ranks do for the tests of the whole broadcast slice and its header; see ``rank_work.py``."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from hal_core.group import ALONE, Group
+from hal_core.memory.views import ByteRange
+from hal_core.output.sinks import MemorySink
+from hal_core.runtime.bound import BoundDevice, bind
+from hal_core.runtime.policy import Policy
+from hal_core.slots.admission import Request, SamplingParams, admit
+from hal_core.slots.fields import StateConfig
+from hal_core.slots.state import SlotState
+from hal_core.slots.step import Step
+from hal_core.slots.tasks import Task, TaskKind
+
+from ..harness import backdoor
+from ..opening import subject_of
+from .losses import Lost, until_lost
+from .processes import Rank
+from .work import Groups, Met, content, group_of, meeting, opened
+
+if TYPE_CHECKING:
+    from ..harness.subject import Recipe
+
+FILLS = ("a", "b", "b", 0x00, "c", 0xFF, "a")
+"""What the source's bytes are, broadcast by broadcast: by a letter random ones, by a number all the same. The third is
+the second again: a device that sends only what has changed leaves the receivers with their own."""
+
+
+@dataclass
+class Slices:
+    """What a rank saw of one state: its bytes before and after each broadcast, and whether all else stayed."""
+
+    before: list[bytes] = field(default_factory=list)
+    after: list[bytes] = field(default_factory=list)
+    elsewhere: list[bool] = field(default_factory=list)
+    error: Met | None = None
+
+
+def scribble(bound: BoundDevice, state: SlotState, rank: int, call: int, source: bool) -> bytes:
+    """Bytes over the whole state; the source's are those of :data:`FILLS`, each other rank's are its own."""
+    how = FILLS[call]
+    if source and isinstance(how, int):
+        data = np.full(state.layout.nbytes, how, np.uint8)
+    else:
+        seed = [ord(str(how)[0]), rank] if source else [1000 + call, rank]
+        data = np.random.default_rng(seed).integers(0, 256, state.layout.nbytes, np.uint8)
+    backdoor.write(bound.device, state.memory, 0, data, bound.default_stream)
+    return data.tobytes()
+
+
+def enter(bound: BoundDevice, state: SlotState, slots: Sequence[int]) -> None:
+    """Put a request into each of these slots."""
+    tasks = []
+    for slot in slots:
+        request = admit(Request(f"{state.name}{slot}", [1, 2], SamplingParams(max_tokens=9)), state.layout)
+        tasks.append(Task(TaskKind.PREFILL, slot, request, 0, 2, [slot]))
+    bound.insert_tasks(state=state, tasks=tasks, stream=bound.default_stream).wait(backdoor.PATIENCE)
+
+
+def whole(rank: Rank, recipe: Recipe, groups: Groups, idle: Groups, many: Sequence[StateConfig]) -> list[Slices]:
+    """For each of ``many`` sizes, broadcast two states in turn, every other slot idle; the groups ``idle`` do not."""
+    group, told = group_of(rank, groups), []
+    with opened(recipe) as bound:
+        block = bound.device.allocate(4096)
+        backdoor.write(bound.device, block, 0, backdoor.poisoned(4096), bound.default_stream)
+        for at, size in enumerate(many):
+            seen = Slices()
+            state, other = (bound.state(size, name=f"{name}{at}") for name in ("target", "other"))
+            enter(bound, state, range(1, size.num_slots, 2))
+
+            def broadcast(of: SlotState) -> None:
+                ticket = bound.broadcast_tokens(state=of, group=group, stream=bound.default_stream)
+                ticket.wait(backdoor.PATIENCE)
+
+            for call in range(len(FILLS)):
+                elsewhere = scribble(bound, other, 7 + rank.rank, 0, True)
+                seen.before.append(scribble(bound, state, rank.rank, call, group.is_first))
+                if group.ranks not in [tuple(ranks) for ranks in idle]:
+                    seen.error = meeting(lambda state=state: broadcast(state))  # type: ignore[misc]
+                seen.after.append(content(bound, state))
+                around = backdoor.read(bound.device, block, bound.default_stream)
+                untouched = bool((around == backdoor.POISON).all()) and content(bound, other) == elsewhere
+                seen.elsewhere.append(untouched)
+                if seen.error is not None:
+                    break
+                if call % 3 == 2 and group.ranks not in [tuple(ranks) for ranks in idle]:
+                    broadcast(other)  # its own broadcasts are counted apart
+            told.append(seen)
+    return told
+
+
+Change = Callable[[BoundDevice, SlotState, Group], None]
+
+
+@contextmanager
+def interfered(recipe: Recipe, before: Change, after: Change) -> Iterator[BoundDevice]:
+    """The device, with something done just before and after the plugin's own ``broadcast_tokens``."""
+    subject = subject_of(recipe)
+    policy: Any = subject.policy or Policy()
+    bounds: list[BoundDevice] = []
+
+    class Interfering(type(policy)):  # type: ignore[misc]  # whatever policy is tested
+        def broadcast_tokens(self, device: Any, hooks: Any, state: Any, group: Group, stream: Any) -> Any:  # noqa: ANN401
+            def around(**given: Any) -> Any:  # noqa: ANN401 (as the hook)
+                before(bounds[0], state, group)
+                ticket = hooks.broadcast_tokens(**given)
+                after(bounds[0], state, group)
+                return ticket
+
+            around_it = SimpleNamespace(broadcast_tokens=around)
+            return super().broadcast_tokens(device, around_it, state, group, stream)
+
+    made: Any = Interfering.__new__(Interfering)
+    made.__dict__.update(vars(policy))
+    try:
+        bounds.append(bind(subject.open(), made))
+        try:
+            yield bounds[0]
+        finally:
+            meeting(bounds[0].close)  # what nobody waited for belongs to the answer already
+    finally:
+        subject.undo()
+
+
+def flip(bound: BoundDevice, state: SlotState, group: Group, at: int, *, sent: bool) -> None:
+    """Turn one bit of a byte of the header, after the work on the stream: before it is sent, or of what has arrived.
+
+    Where the collective itself writes the header and copies it out, another one is announced, or another one expected.
+    """
+    begin = state.broadcast_range().offset
+    announce, channel = getattr(bound.device.communicator(group), "announce", None), state.channels[group.ranks]
+    if announce is not None:
+        wrong = bytearray(channel.expected)
+        wrong[at] ^= 1
+        if sent:
+            channel.expected = bytes(wrong)
+        else:
+            announce(state.memory, ByteRange(begin, len(wrong)), bytes(wrong))
+        return
+    there = backdoor.read(bound.device, state.memory, bound.default_stream)[begin + at]
+    backdoor.write(bound.device, state.memory, begin + at, np.full(1, there ^ 1, np.uint8), bound.default_stream)
+
+
+@dataclass
+class Corrupted:
+    """How a broadcast with a wrong header ended: the first error, records sent of it, and what later calls met."""
+
+    error: Met | None
+    sent: int
+    later: dict[str, str]
+    before: Met | None = None
+    another: Met | None = None
+
+
+def corrupt(rank: Rank, recipe: Recipe, groups: Groups, places: Sequence[int], by: str, where: str) -> list[Corrupted]:
+    """For each place, a new state, a sound step, and one whose header has a wrong byte there.
+
+    ``where``: at the "source", so that all get it, or at the last "receiver" alone. The ranks look at the ticket, or
+    (``by``) at the output alone.
+    """
+    group, told = group_of(rank, groups), []
+    wrong = {"at": -1}
+
+    def before(bound: BoundDevice, state: SlotState, among: Group) -> None:
+        if wrong["at"] >= 0 and where == "source" and among.is_first:
+            flip(bound, state, among, wrong["at"], sent=False)
+
+    def after(bound: BoundDevice, state: SlotState, among: Group) -> None:
+        if wrong["at"] >= 0 and where == "receiver" and among.rank == among.ranks[-1]:
+            flip(bound, state, among, wrong["at"], sent=True)
+
+    with interfered(recipe, before, after) as bound:
+        for at in places:
+            state, sink = bound.state(StateConfig(num_slots=2, max_model_len=16), name=f"byte{at}"), MemorySink()
+            enter(bound, state, [0, 1])
+            wrong["at"] = -1
+            well = meeting(lambda: one_step(bound, state, group, sink, 0, "ticket"))  # noqa: B023 (called at once)
+            sent = len(sink.records)
+            wrong["at"] = at
+            error = meeting(lambda: one_step(bound, state, group, sink, 1, by))  # noqa: B023 (called at once)
+            told.append(Corrupted(error, len(sink.records) - sent, later(bound, state, group, sink, error), well))
+        wrong["at"] = -1
+        state = bound.state(StateConfig(num_slots=2, max_model_len=16), name="another")
+        enter(bound, state, [0, 1])
+        told[-1].another = meeting(lambda: one_step(bound, state, group, MemorySink(), 0, "ticket"))
+    return told
+
+
+def one_step(bound: BoundDevice, state: SlotState, group: Group, sink: MemorySink, number: int, by: str) -> None:
+    """Broadcast, update, save, take."""
+    stream = bound.default_stream
+    ticket = bound.broadcast_tokens(state=state, group=group, stream=stream)
+    if by == "ticket":
+        ticket.wait(backdoor.PATIENCE)
+    step = Step(number, {state.name: np.arange(state.sizes.num_slots, dtype=np.int32)}, group=group)
+    bound.update_inputs(state=state, step=step, stream=stream).wait(backdoor.PATIENCE)
+    saved: Any = bound.save_output(state=state, step=step, sink=sink, stream=stream)
+    state.take(saved)
+
+
+def later(bound: BoundDevice, state: SlotState, group: Group, sink: MemorySink, error: Met | None) -> dict[str, str]:
+    """What a call of each hook meets on a state that met ``error``; a rank that met none would wait for the others."""
+    if error is None:
+        return {}
+    stream = bound.default_stream
+    step = Step(9, {state.name: np.arange(state.sizes.num_slots, dtype=np.int32)}, group=ALONE)
+    calls: dict[str, Callable[[], object]] = {
+        "async_set_value": lambda: bound.async_set_value(target=state.view("seed"), value=1, stream=stream),
+        "insert_tasks": lambda: bound.insert_tasks(state=state, tasks=[], stream=stream),
+        "update_inputs": lambda: bound.update_inputs(state=state, step=step, stream=stream),
+        "save_output": lambda: bound.save_output(state=state, step=step, sink=sink, stream=stream),
+        "broadcast_tokens": lambda: bound.broadcast_tokens(state=state, group=group, stream=stream),
+    }
+    met = {hook: meeting(call) for hook, call in calls.items()}
+    return {hook: one.kind if one else "" for hook, one in met.items()}
+
+
+def stray(rank: Rank, recipe: Recipe, who: int, by: str) -> Corrupted:
+    """Rank ``who`` advances once more than the others between two broadcasts."""
+    group, sink = Group((0, 1), rank.rank), MemorySink()
+    with opened(recipe) as bound:
+        state = bound.state(StateConfig(num_slots=2, max_model_len=16))
+        enter(bound, state, [0, 1])
+        well = meeting(lambda: one_step(bound, state, group, sink, 0, "ticket"))
+        sent = len(sink.records)
+        if rank.rank == who:
+            step = Step(1, {state.name: np.arange(2, dtype=np.int32)}, group=group)
+            bound.update_inputs(state=state, step=step, stream=bound.default_stream).wait(backdoor.PATIENCE)
+        error = meeting(lambda: one_step(bound, state, group, sink, 2, by))
+        after = later(bound, state, group, sink, error)
+        return Corrupted(error, len(sink.records) - sent, after, well)
+
+
+LONG = 3.0
+"""Seconds that a rank which does not take part lives on: more than any other waits for it."""
+
+
+def absent(rank: Rank, recipe: Recipe, groups: Groups, victim: int, how: str) -> Lost:
+    """``victim`` lives, and never takes part: not in the "opening", nor in the "first" or "third" broadcast."""
+    group = group_of(rank, groups)
+    well = {"opening": -1, "first": 0, "third": 2}[how]
+    with opened(recipe) as bound:
+        state, other = (
+            bound.state(StateConfig(num_slots=4, max_model_len=16), name=name) for name in ("target", "other")
+        )
+        stream = bound.default_stream
+
+        def broadcast(of: SlotState) -> None:
+            bound.broadcast_tokens(state=of, group=group, stream=stream).wait()
+
+        calls, error = 0, None
+        if rank.rank != victim or well >= 0:
+            error = meeting(lambda: bound.open_group(state=state, group=group))
+        if error is None:
+            most, missed = (well, False) if rank.rank == victim else (20, victim in group.ranks)
+            calls, error = until_lost(lambda _: broadcast(state), most, missed=missed)
+        if rank.rank == victim:
+            threading.Event().wait(LONG)
+        if error is None or rank.rank == victim:
+            return Lost(calls, error)
+        again, another = meeting(lambda: broadcast(state)), meeting(lambda: broadcast(other))
+
+        def work_on() -> None:
+            elsewhere = bound.device.stream()  # the other may wait for the lost rank as long as the process lives
+            bound.async_set_value(target=other.view("seed"), value=7, stream=elsewhere).wait(backdoor.PATIENCE)
+            bound.insert_tasks(state=other, tasks=[], stream=elsewhere).wait(backdoor.PATIENCE)
+
+        return Lost(calls, error, again, another, meeting(work_on))

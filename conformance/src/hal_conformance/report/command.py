@@ -1,0 +1,264 @@
+"""The command line of the kit: ``python -m hal_conformance NAME``, and what ``hal conform`` calls."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .options import Options, arguments
+
+if TYPE_CHECKING:
+    import pytest
+
+EMBEDDED = "cpu"
+"""The device that every core brings: where the kit itself is tested (``--liars``) unless another is named."""
+
+
+def run(options: Options, plugins: Sequence[object] = ()) -> int:
+    """Run the kit, or its liars, and print the report; 0 when the device conforms (or every liar was killed).
+
+    ``plugins`` are pytest plugins of the caller's, for the run of the kit.
+    """
+    try:
+        return _run(options, plugins)
+    except KeyboardInterrupt:
+        print("hal conform: interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _run(options: Options, plugins: Sequence[object]) -> int:
+    absent = [name for name in ("pytest", "hypothesis") if find_spec(name) is None]
+    if absent:
+        what = f"{' and '.join(absent)} not installed (pip install 'hypothesis>=6.115' 'pytest>=8.3')"
+        print(f"hal conform: error: {what}", file=sys.stderr)
+        return 2
+    import pytest
+
+    _check(options)
+    if options.liars:
+        return _run_liars(options)
+    with tempfile.TemporaryDirectory(prefix="hal-conform-") as folder:
+        report = Path(folder, "report.json")
+        wanted = options.but(report=options.html or options.report or str(report))
+        if not options.json:
+            endings = Endings()
+            with Witness() as witness:
+                chosen = [*arguments(wanted), "--tb=short", "-q", "-rN"]
+                status = int(pytest.main(chosen, plugins=[witness, endings, *plugins]))
+            endings.tell(print)
+            if endings.why:
+                print(f"hal conform: error: {endings.why}", file=sys.stderr)
+            return status
+        noise, endings = io.StringIO(), Endings()
+        with contextlib.redirect_stdout(noise), Witness() as witness:
+            chosen = arguments(options.but(report=str(report)))
+            status = int(pytest.main([*chosen, "--tb=no", "-q"], plugins=[witness, endings, *plugins]))
+        if endings.why:
+            print(f"hal conform: error: {endings.why}", file=sys.stderr)
+        if endings.interrupted and not report.exists():
+            raise KeyboardInterrupt
+        if not report.exists():
+            print(noise.getvalue(), file=sys.stderr)
+            return status or 2
+        print(report.read_text(encoding="utf-8"))
+        return status
+
+
+INTERRUPTED = 2
+"""Exit status, which is pytest's own for it."""
+
+
+class Endings:
+    """A pytest plugin that tells why a run has ended early, in place of pytest's banner: an interrupt, or a device that
+    was not opened."""
+
+    def __init__(self) -> None:
+        self._config: pytest.Config | None = None
+        self.interrupted, self.why = False, ""
+
+    def pytest_configure(self, config: pytest.Config) -> None:
+        """Keep it."""
+        self._config = config
+
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        """Take pytest's own reporter away, which would print the banner."""
+        assert self._config is not None
+        self.interrupted = excinfo.errisinstance(KeyboardInterrupt)
+        self.why = "" if self.interrupted else str(excinfo.value)
+        reporter = self._config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is not None:
+            self._config.pluginmanager.unregister(reporter)
+
+    def tell(self, write: Callable[[str], None]) -> None:
+        """Write the report after an interrupt, below pytest's line of dots. Raises it if no report was made yet."""
+        from .key import KEY
+
+        if self.interrupted:
+            assert self._config is not None
+            write("")
+            recorder = self._config.stash.get(KEY, None)
+            if recorder is None or not recorder.device:
+                raise KeyboardInterrupt
+            recorder.summarize(write)
+
+
+class Witness:
+    """A pytest plugin that says on standard error which test was running when the process crashes, or hangs.
+
+    The process cannot say so itself: a process of its own does, which is told each test's name through a pipe and
+    sees the pipe end. What is written to the pipe outlives a crash.
+    """
+
+    def __enter__(self) -> Witness:
+        command = [sys.executable, "-I", "-S", "-c", _WITNESS, str(SILENCE)]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, bufsize=0, start_new_session=True
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(2.0)
+        except subprocess.TimeoutExpired:  # a process that was forked meanwhile holds the pipe open
+            self._process.kill()
+            self._process.wait()
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """A test begins."""
+        self._tell(nodeid.rpartition("::")[2])
+
+    def pytest_runtest_logfinish(self) -> None:
+        """It has ended."""
+        self._tell("")
+
+    def pytest_sessionfinish(self) -> None:
+        """All have ended, perhaps because of an interrupt."""
+        self._tell("")
+
+    def _tell(self, test: str) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # somebody has ended the witness
+            self._process.stdin.write(f"{test}\n".encode())
+
+
+SILENCE = 60.0
+"""Seconds after which a test that goes on is named."""
+_WITNESS = """
+import os, select, sys
+limit, rest, test, told = float(sys.argv[1]), b"", "", False
+while True:
+    if not select.select([0], [], [], limit if test and not told else None)[0]:
+        told = True
+        print(f"hal conform: {test} has been running for {limit:g} s", file=sys.stderr, flush=True)
+    elif not (data := os.read(0, 65536)):
+        break
+    else:
+        *lines, rest = (rest + data).split(b"\\n")
+        if lines:
+            test, told = lines[-1].decode(), False
+if test:
+    print(f"hal conform: the process ended while {test} was running", file=sys.stderr, flush=True)
+"""
+
+
+def _check(options: Options) -> None:
+    """Raise with the cure for what cannot be run, before anything is."""
+    from ..mutants import by_name
+    from ..mutants.faults import named
+    from ..opening import subject
+    from .report import check_target, chosen
+
+    chosen(options.only)
+    for option in ("html", "report"):
+        if path := getattr(options, option):
+            check_target(path, f"--{option}")
+    if options.liar:
+        by_name(options.liar)  # not more: some liars take effect at once
+    if options.fault:
+        named(options.fault)
+    subject(options.device, factory=options.device_factory, policy=options.policy, target=options.target)
+
+
+def _run_liars(options: Options) -> int:
+    from .running import COLUMNS, Tally, as_json, document, line, row, run
+
+    def tell(verdict: Any) -> None:  # noqa: ANN401 (a Verdict; the import is late)
+        if not options.json:
+            print(line(row(verdict)), flush=True)
+
+    if not options.json:
+        print(line(COLUMNS), flush=True)
+    tally = Tally(run(options, tell), laddered=not options.profile)
+    target = options.html or options.report
+    if target:
+        try:
+            Path(target).write_text(document(tally, html=target.endswith((".html", ".htm"))), encoding="utf-8")
+        except OSError as error:  # the disk is full, or the folder has gone meanwhile
+            print(f"hal conform: error: {target!r} was not written: {error.strerror}", file=sys.stderr)
+            return 1
+    print(json.dumps(as_json(tally.verdicts), indent=2) if options.json else "\n".join(tally.lines()))
+    return 0 if tally.ok else 1
+
+
+def _at_least(least: int) -> Callable[[str], int]:
+    """The type of an option that is a count."""
+
+    def read(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            number = least - 1
+        if number < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least {least}")
+        return number
+
+    return read
+
+
+def main(
+    given: Sequence[str] | None = None, plugins: Sequence[object] = (), find: Callable[[str], str] | None = None
+) -> int:
+    """The command itself. ``plugins``: see :func:`run`.
+
+    ``find``: the caller's discovery. It gives the value of a device's entry point, or raises :class:`HalError` for one
+    that it refuses. Without it, whatever is installed under the name is tested.
+    """
+    parser = argparse.ArgumentParser(
+        "hal conform", description="Check that a device keeps the contract of hal.", allow_abbrev=False
+    )
+    parser.add_argument("device", nargs="?", default="", help="device name, as hal devices lists it")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.add_argument("--html", default="", metavar="FILE", help="write the report as HTML")
+    parser.add_argument("--report", default="", metavar="FILE", help="write the report; .json or .html")
+    parser.add_argument("--examples", type=_at_least(1), default=0, metavar="N", help="examples a property")
+    parser.add_argument("--seed", type=_at_least(0), metavar="N", help="seed of everything that is drawn")
+    parser.add_argument("--only", default="", metavar="G3,G15", help="only these guarantees")
+    parser.add_argument("--profile", default="", choices=["", "quick", "default", "nightly"])
+    parser.add_argument("--policy", default="", metavar="MODULE:ATTR", help="another Policy class or object")
+    parser.add_argument("--device-factory", default="", metavar="MODULE:ATTR", help="callable that opens the device")
+    parser.add_argument("--liar", default="", metavar="NAME", help="turn the device into one of the kit's mutants")
+    parser.add_argument("--fault", default="", metavar="NAME", help="run the device under one of the kit's faults")
+    parser.add_argument("--liars", action="store_true", help="test the kit: every mutant must be killed")
+    found = vars(parser.parse_args(given))
+    if found["liars"] and not found["device"] and not found["device_factory"]:
+        found["device"] = EMBEDDED
+    if found["html"] and not found["html"].endswith((".html", ".htm")):
+        parser.error("--html FILE: name it .html; other names are written as JSON, by --report")
+    if len([name for name in ("json", "html", "report") if found[name]]) > 1:
+        parser.error("--json, --html and --report each say where the report goes: give one")
+    if not found["device"] and not found["device_factory"]:
+        parser.error("name a device, or give --device-factory")
+    if find is not None and not found["device_factory"]:
+        found["target"] = find(found["device"])
+    return run(Options(**found), plugins)

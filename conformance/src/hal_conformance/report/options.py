@@ -1,0 +1,64 @@
+"""What can be asked of a run of the kit, and the pytest run that it becomes."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What can be asked of a run; the fields are the options of the command."""
+
+    device: str = ""
+    device_factory: str = ""
+    target: str = ""
+    policy: str = ""
+    liar: str = ""
+    fault: str = ""
+    only: str = ""
+    profile: str = ""
+    examples: int = 0
+    seed: int | None = None
+    shrink: bool = True
+    hang: float = 0.0
+    json: bool = False
+    html: str = ""
+    liars: bool = False
+    report: str = ""
+
+    def but(self, **changes: Any) -> Options:  # noqa: ANN401 (fields of this class)
+        """The same with some changes."""
+        return replace(self, **changes)
+
+
+def arguments(options: Options) -> list[str]:
+    """The arguments of the pytest run. It reads no settings of the folder it is started in."""
+    chosen = [
+        *("--pyargs", "hal_conformance", "-p", "hal_conformance.plugin", "-p", "no:cacheprovider"),
+        *("-c", str(HERE / "conform.ini"), "--rootdir", str(HERE)),
+        *("--import-mode=importlib", "-W", "default", "-W", "ignore::pytest.PytestAssertRewriteWarning"),
+    ]
+    for flag, value in (
+        ("--hal-device", options.device),
+        ("--hal-device-factory", options.device_factory),
+        ("--hal-target", options.target),
+        ("--hal-policy", options.policy),
+        ("--hal-liar", options.liar),
+        ("--hal-fault", options.fault),
+        ("--hal-only", options.only),
+        ("--hal-profile", options.profile),
+        ("--hal-examples", options.examples),
+        ("--hal-seed", options.seed),
+        ("--hal-hang", options.hang),
+        ("--hal-report", options.report),
+    ):
+        if value not in ("", None) and not (value == 0 and flag in ("--hal-examples", "--hal-hang")):
+            chosen.append(f"{flag}={value}")
+    if sys.__stderr__ is None:  # closed: pytest would fail for want of a place to dump to
+        chosen += ["-p", "no:faulthandler"]
+    return chosen if options.shrink else [*chosen, "--hal-no-shrink"]

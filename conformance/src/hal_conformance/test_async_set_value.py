@@ -1,0 +1,176 @@
+"""``async_set_value``: G1, G2, G4 and G5; G3 and G7 are in ``test_asynchrony.py``, G6 in ``test_conversion.py``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hal_core.errors import InvalidValue
+from hal_core.memory.dtypes import dtype_of
+from hal_core.memory.views import View
+from hypothesis import strategies as st
+
+from .draw.values import contained, fitting
+from .draw.views import draw_view
+from .harness import backdoor
+from .harness.asserts import assert_raises, assert_says
+from .harness.backdoor import arrive
+from .harness.guarantees import guarantee
+from .kit import Draw, Kit, examples
+from .rigs.block import Block
+
+
+def draw_write(draw: Draw, block: Block) -> tuple[Any, Any, list[Any]]:
+    """A target, a value that fits it, and the elements that must be there afterwards."""
+    target = draw_view(draw, block.memory)
+    elements = st.integers(0, 1) | st.booleans() if target.dtype.kind == "bool" else st.integers(0, 100)
+    if draw(st.booleans(), "a scalar"):
+        value = draw(elements, "value")
+        return target, value, [value] * target.size
+    items = draw(st.lists(elements, min_size=target.size, max_size=target.size), "elements")
+    return target, contained(draw, items, target.shape), items
+
+
+@guarantee(1)
+@examples()
+def test_g01_later_work_on_the_stream_sees_the_value(kit: Kit, draw: Draw) -> None:
+    block = Block(kit)
+    target, value, items = draw_write(draw, block)
+    ticket = block.set(target, value)
+    seen_by_the_stream = backdoor.read(kit.device, block.memory, block.stream)
+    arrive(ticket)
+    block.expect(target, items)
+    block.compare(seen_by_the_stream, "async_set_value, read on its stream")
+
+
+@guarantee(1)
+@examples(0.5)
+def test_g01_the_host_sees_the_value_after_the_ticket_was_waited_for(kit: Kit, draw: Draw) -> None:
+    block = Block(kit)
+    target, value, items = draw_write(draw, block)
+    arrive(block.set(target, value))
+    seen_by_another_stream = backdoor.read(kit.device, block.memory, kit.device.stream())
+    block.expect(target, items)
+    block.compare(seen_by_another_stream, "ticket.wait(), read on a stream that waits for nothing")
+
+
+@guarantee(2)
+@examples()
+def test_g02_the_caller_may_change_the_value_once_the_call_has_returned(kit: Kit, draw: Draw) -> None:
+    block = Block(kit)
+    target = draw_view(draw, block.memory)
+    items = draw(st.lists(st.integers(0, 1), min_size=target.size, max_size=target.size), "elements")
+    value: Any = np.array(items, target.dtype.storage if target.dtype.name != "bfloat16" else "float32")
+    value = value.reshape(target.shape) if draw(st.booleans(), "an array") else value.tolist()
+    with kit.held(block.stream):
+        ticket = block.set(target, value)
+        if isinstance(value, np.ndarray):
+            value[...] = 1 - value.astype("int8")
+        else:
+            value[:] = [99] * len(value)
+        del value
+    arrive(ticket)
+    block.expect(target, items)
+    block.check("the value was overwritten by its caller")
+
+
+@guarantee(2)
+@examples(0.5)
+def test_g02_a_value_on_the_device_is_read_in_stream_order(kit: Kit, draw: Draw) -> None:
+    block = Block(kit)
+    target = draw_view(draw, block.memory)
+    source = Block(kit, fill=7)
+    value = source.view(target.shape, target.dtype)
+    with kit.held(block.stream):  # what makes the value, what takes it and what writes over it are all under way
+        source.set(value, 0)
+        ticket = block.set(target, value)
+        source.set(value, 1)
+    arrive(ticket)
+    block.expect_bytes(target, [bytes(target.dtype.itemsize)] * target.size)
+    block.check("async_set_value of a device value that was made just before and overwritten just after")
+
+
+@guarantee(4)
+@examples()
+def test_g04_calls_on_one_stream_take_effect_in_order(kit: Kit, draw: Draw) -> None:
+    block = Block(kit)
+    tickets = []
+    with kit.held(block.stream):
+        for _ in range(draw(st.integers(2, 6), "writes")):
+            target, value, items = draw_write(draw, block)
+            tickets.append(block.set(target, value))
+            block.expect(target, items)
+    for ticket in tickets:
+        arrive(ticket)
+    block.check("writes that overlap")
+
+
+@guarantee(5)
+@examples(2.0)
+def test_g05_not_one_byte_outside_the_target_changes(kit: Kit, draw: Draw) -> None:
+    block = Block(kit)
+    target, value, items = draw_write(draw, block)
+    arrive(block.set(target, value))
+    block.expect(target, items)
+    block.check(f"async_set_value({target}, {value!r})")
+
+
+@guarantee(5)
+@pytest.mark.parametrize(
+    ("shape", "strides"),
+    [((3,), (0,)), ((2, 4), (0, 4)), ((4, 2), (4, 0)), ((3, 4), (8, 4)), ((5,), (2,)), ((3, 3), (4, -4))],
+    ids=["expanded-scalar", "expanded-rows", "expanded-columns", "windows", "half-elements", "antidiagonals"],
+)
+@pytest.mark.parametrize("value", ["scalar", "array", "device"])
+def test_g05_a_target_whose_elements_share_memory_is_refused(
+    kit: Kit, shape: tuple[int, ...], strides: tuple[int, ...], value: str
+) -> None:
+    """What such a target holds afterwards would depend on an order that writing has not."""
+    block, source = Block(kit), Block(kit, fill=3)
+    int32 = dtype_of("int32")
+    target = View(block.memory, 64, shape, strides, int32)
+    given = {"scalar": 7, "array": np.ones(shape, np.int32), "device": source.view(shape, int32)}[value]
+    error = assert_raises(InvalidValue, lambda: block.set(target, given), f"a target of strides {strides}")
+    assert_says(error, device=kit.bound.name, hook="async_set_value", argument="target")
+    assert "share memory" in str(error), f"{error} does not say that elements share memory"
+    block.check("a target whose elements share memory was refused")
+
+
+@guarantee(5)
+@examples()
+def test_g05_an_array_of_the_targets_type_lands_element_by_element(kit: Kit, draw: Draw) -> None:
+    block = Block(kit)
+    target = draw_view(draw, block.memory)
+    items = draw(st.lists(fitting(target.dtype), min_size=target.size, max_size=target.size), "elements")
+    block.set_if_convertible(target, contained(draw, items, target.shape), items)
+    block.check(f"async_set_value({target}, {items})")
+
+
+@guarantee(5)
+@examples(0.5)
+def test_g05_a_device_value_lands_element_by_element(kit: Kit, draw: Draw) -> None:
+    block = Block(kit)
+    target = draw_view(draw, block.memory)
+    source = Block(kit, fill=3)
+    value = source.view(target.shape, target.dtype)[tuple(slice(None, None, -1) for _ in target.shape)]
+    arrive(block.set(target, value))
+    block.expect_bytes(target, source.elements(value))
+    block.check(f"async_set_value({target}, {value})")
+    source.check("it was read as a value")
+
+
+@guarantee(5, requires="tensors")
+@examples()
+def test_g05_a_tensor_of_the_framework_is_written_where_it_is(kit: Kit, draw: Draw) -> None:
+    support = kit.subject.support
+    whole = np.arange(60, dtype=draw(st.sampled_from(["int64", "float32", "int32", "uint8"]), "dtype")).reshape(3, 4, 5)
+    should = whole.copy()
+    tensor = support.tensor(kit.device, whole)
+    rows = draw(st.slices(3), "rows")
+    columns = draw(st.slices(5), "columns")
+    target: Any = tensor[rows, 1, columns]  # type: ignore[index]  # every framework's tensors slice like NumPy's
+    should[rows, 1, columns] = 77
+    arrive(kit.bound.async_set_value(target=target, value=77, stream=kit.device.default_stream))
+    got = support.values_of(kit.device, tensor)
+    assert (got == should).all(), f"a tensor's slice [{rows}, 1, {columns}] set to 77 gives\n{got}\nnot\n{should}"

@@ -1,0 +1,177 @@
+"""What a caller may change or free once a call has returned: values, targets, plans (G2, G5)."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hal_core.memory.dtypes import dtype_of
+from hal_core.memory.plan import SCATTER_MAP, WRITE, Records, WritePlan
+from hal_core.memory.views import Memory, View
+
+from .harness import backdoor
+from .harness.backdoor import PATIENCE, arrive
+from .harness.bits import noise
+from .harness.guarantees import guarantee
+from .kit import Kit
+from .rigs.slab import GAP, Slab
+
+MIB = 1 << 20
+
+Given = Callable[[int], tuple[Any, Any]]
+
+
+def _contiguous(nbytes: int) -> tuple[Any, Any]:
+    value = noise(6, nbytes)
+    return value, value.copy()
+
+
+def _with_gaps(nbytes: int) -> tuple[Any, Any]:
+    value = np.repeat(noise(7, nbytes), 2)[::2]
+    return value, value.copy()
+
+
+def _converted(nbytes: int) -> tuple[Any, Any]:
+    value = noise(8, nbytes).astype(np.int64)
+    return value, value.astype(np.uint8)
+
+
+def _listed(nbytes: int) -> tuple[Any, Any]:
+    value = noise(9, nbytes)
+    return value.tolist(), value
+
+
+GIVEN: dict[str, Given] = {
+    "an array": _contiguous,
+    "an array with gaps": _with_gaps,
+    "an array of another type": _converted,
+    "a list": _listed,
+}
+
+
+def spoil(value: Any) -> None:  # noqa: ANN401 (an array or a list)
+    """What a caller may do once the call has returned: write over the value."""
+    if isinstance(value, list):
+        value[:] = [0xEE] * len(value)
+    else:
+        value[...] = 0xEE
+
+
+@guarantee(2)
+@pytest.mark.parametrize("given", GIVEN)
+def test_g02_a_large_value_may_be_changed_and_freed_once_the_call_has_returned(kit: Kit, given: str) -> None:
+    lengths = [4096, 65_535, 65_536, 65_537] + ([] if given == "a list" else [MIB, 3 * MIB + 1])
+    slab, at = Slab(kit, sum(lengths) + GAP * (len(lengths) + 1)), GAP
+    tickets, recycled = [], []
+    with kit.held(slab.stream):
+        for length in lengths:
+            value, should = GIVEN[given](length)
+            target = slab.at(at, (length,))
+            tickets.append(slab.set(target, value))
+            spoil(value)
+            del value
+            recycled += [np.full(length, 0xDD, np.uint8) for _ in range(2)]  # where the freed memory may be found
+            slab.over(target)[...] = should
+            at += length + GAP
+    for ticket in tickets:
+        arrive(ticket)
+    slab.check(f"{given} of {lengths} bytes was changed and freed by its caller")
+
+
+@guarantee(2)
+def test_g02_a_device_value_may_be_freed_once_the_call_has_returned(kit: Kit) -> None:
+    for length in (256, 65_536, MIB + 8):
+        slab = Slab(kit, length + 2 * GAP)
+        source: Slab | None = Slab(kit, length, noise(10, length))
+        assert source is not None
+        target, other = slab.at(GAP, (length,)), kit.device.stream()
+        slab.over(target)[...] = source.should
+        with kit.held(slab.stream):
+            ticket = slab.set(target, source.at(0, (length,)))
+            source = None
+            gc.collect()
+            others = [kit.device.allocate(length) for _ in range(3)]  # where the freed memory may be found
+            for memory in others:
+                backdoor.write(kit.device, memory, 0, np.full(length, 0xDD, np.uint8), other)
+        arrive(ticket)
+        slab.check(f"the device value of {length} bytes was freed by its caller")
+
+
+@guarantee(2, requires=("tensors", "async_h2d", "can_hold_stream"))
+@pytest.mark.parametrize("which", ["value", "target"])
+def test_g02_a_tensor_may_be_dropped_once_the_call_has_returned(kit: Kit, which: str) -> None:
+    """Its framework gives the memory to the next tensor, on a stream that does not wait for hal's."""
+    stream, support = kit.device.stream(), kit.subject.support
+    should, others = noise(15, MIB), np.full(MIB, 0xDD, np.uint8)
+    slab = Slab(kit, MIB)
+    mine: Any = support.tensor(kit.device, should if which == "value" else np.zeros(MIB, np.uint8))
+    kit.device.default_stream.synchronize(PATIENCE)
+    with kit.held(stream):
+        target, value = (slab.at(0, (MIB,)), mine) if which == "value" else (mine, should)
+        ticket = kit.bound.async_set_value(target=target, value=value, stream=stream)
+        del mine, target, value
+        gc.collect()
+        made = [support.tensor(kit.device, others) for _ in range(3)]
+    arrive(ticket)
+    if which == "value":
+        slab.over(slab.at(0, (MIB,)))[...] = should
+        slab.check("a tensor was dropped by its caller, and others were made where it was")
+    for tensor in made:
+        assert (support.values_of(kit.device, tensor) == others).all(), "a tensor was written in place of a dropped one"
+
+
+@guarantee(5)
+def test_g05_a_target_that_was_freed_is_not_written_where_others_are_now(kit: Kit) -> None:
+    stream, other = kit.device.default_stream, kit.device.stream()
+    for length in (256, 65_536, MIB + 8):
+        memory: Memory | None = kit.device.allocate(length)
+        assert memory is not None
+        with kit.held(stream):
+            view: View | None = View.contiguous(memory, 0, (length,), dtype_of("uint8"))
+            kit.bound.async_set_value(target=view, value=noise(11, length), stream=stream)
+            memory = view = None
+            gc.collect()
+            others = [kit.device.allocate(length) for _ in range(3)]
+            for block in others:
+                backdoor.write(kit.device, block, 0, backdoor.poisoned(length), other)
+        for block in others:
+            got = backdoor.read(kit.device, block, stream)
+            wrong = np.flatnonzero(got != backdoor.POISON)
+            assert not len(wrong), f"byte {wrong[0]} of other memory is {got[wrong[0]]:#x}: a freed target's value"
+
+
+@guarantee(2)
+def test_g02_a_large_plan_may_be_changed_once_it_was_submitted(kit: Kit) -> None:
+    rng = np.random.default_rng(12)
+    lengths = np.concatenate([rng.integers(1, 9, 70_001), rng.integers(1, 9000, 300), [3 * MIB + 5]])
+    pieces = [noise(13, int(lengths.sum()))]
+    cuts = [0, 5, 4096, 65_537, MIB + 1, pieces[0].nbytes]
+    pieces = [pieces[0][low:high].copy() for low, high in pairwise(cuts)]
+    width, count = 5000, 300
+    slab = Slab(kit, count * width + int((lengths + 3).sum()) + 64)
+    data = noise(14, count * width).reshape(count, width)
+    slots = rng.permutation(count).astype(np.int32)
+    records = Records(slots, data, np.array([(0, width, 0, 3), (8, width, 3, width - 8)], SCATTER_MAP))
+    rows = np.zeros(len(lengths), WRITE)
+    rows["nbytes"], rows["dst"] = lengths, count * width + np.cumsum(lengths + 3) - lengths
+    rows["source"] = np.cumsum(lengths) - lengths
+    whole = np.concatenate(pieces)
+    for dst, begin, nbytes in rows[["dst", "source", "nbytes"]].tolist():
+        slab.should[dst : dst + nbytes] = whole[begin : begin + nbytes]
+    places = slab.should[: count * width].reshape(count, width)
+    places[slots, :3] = data[:, :3]
+    places[slots, 8:] = data[:, 3 : width - 5]
+    order = rng.permutation(len(rows))
+    plan = WritePlan(slab.memory, rows[order], pieces, records)
+    with kit.held(slab.stream):
+        ticket = kit.device.submit(plan, slab.stream)
+        for array in (*pieces, data):
+            array[...] = 0xEE
+        slots[...] = 0
+        plan.writes["nbytes"] = 0
+    arrive(ticket)
+    slab.check(f"a plan of {len(rows)} writes and {count} records was changed by its caller")

@@ -1,0 +1,171 @@
+"""The end of a device: closing with work under way, closing twice, calls after it, and a fork (G26)."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from contextlib import ExitStack
+
+import pytest
+from hal_core.errors import DeviceClosed, HalError
+from hal_core.output.sinks import MemorySink
+
+from .harness.asserts import assert_no_error, assert_raises
+from .harness.backdoor import PATIENCE
+from .harness.guarantees import guarantee
+from .harness.sinks import KeepingSink
+from .kit import Kit, Latch
+from .mutants.faults import DelayedCopies, Fault
+from .rigs import acts
+from .rigs.rig import Rig, assert_rows
+from .test_device_faults import HOOKS, next_call
+from .test_faults import under
+
+A_MOMENT = 0.2
+"""Seconds in which a closing that waits for work under way has surely begun; one that does not has ended."""
+
+
+def another(kit: Kit) -> Kit:
+    """A second opened device of the same kind."""
+    return Kit(kit.subject, kit.effort)
+
+
+@guarantee(26, also=(19, 23))
+def test_g26_closing_one_device_leaves_another_as_it_was(kit: Kit) -> None:
+    first, second, third = another(kit), another(kit), another(kit)
+    rigs = [acts.working(one) for one in (first, second, third)]
+    sink = KeepingSink()
+    acts.submit(rigs[1]).wait(PATIENCE)
+    acts.update_inputs(rigs[1]).wait(PATIENCE)
+    should = rigs[1].rows_of(rigs[1].step(range(acts.SIZES.num_slots)))
+    acts.save(rigs[1], sink)
+    assert_no_error(first.bound.close, "closing one of three devices")
+    assert_no_error(third.bound.close, "closing the youngest of three devices")
+    rigs[1].check("two other devices of the kind were closed")
+    (record,) = sink.resolve_all()
+    assert_rows(record, should)
+    for what, act in acts.ACTS.items():
+        assert_no_error(lambda act=act: act(rigs[1]).wait(PATIENCE), f"{what}, when others were closed")  # type: ignore[misc]
+    rigs[1].check("it worked on when others were closed")
+    assert_no_error(lambda: acts.working(second, name="after"), "a new state, when other devices were closed")
+    assert_no_error(lambda: acts.working(another(kit)), "another opened device, when others were closed")
+    assert_no_error(second.bound.close, "closing the last of three devices")
+
+
+@guarantee(26)
+@pytest.mark.parametrize("hook", HOOKS)
+def test_g26_a_closed_device_refuses_each_call_and_closes_again_without_a_word(kit: Kit, hook: str) -> None:
+    one = another(kit)
+    rig = acts.working(one)
+    bound, sink = one.bound, rig.sink
+    sent = len(sink.records)
+    for _ in range(3):
+        assert_no_error(bound.close, "closing a device again")
+    for _ in range(2):
+        error = assert_raises(DeviceClosed, lambda: next_call(rig, hook), f"{hook} on a closed device")
+        assert error.device == bound.name, f"{error!r} names {error.device!r}, but should name {bound.name!r}"
+        assert error.cure, f"{error} names no cure"
+        assert_no_error(bound.close, f"closing a device again after {hook} was refused")
+    assert_no_error(bound.device.close, "closing the plugin's own object again")
+    assert len(sink.records) == sent, f"{hook} on a closed device gave its sink a record"
+    assert_raises(HalError, lambda: bound.device.allocate(64), "allocating on a closed device")
+
+
+@guarantee(19, also=(23, 26))
+@pytest.mark.parametrize("fault", [Fault, DelayedCopies], ids=["as it is", "copies come late"])
+def test_g19_output_saved_before_closing_is_delivered_after_it(kit: Kit, fault: type[Fault]) -> None:
+    """On a device that is asynchronous its copies are under way: on a held stream, and behind much work."""
+    with under(kit, fault) as (laid, _):
+        rig = acts.working(laid)
+        kept, threaded = KeepingSink(), MemorySink(threaded=True)
+        should, tickets = [], []
+        with ExitStack() as held:
+            if kit.can_hold and kit.capabilities.async_d2h:
+                held.enter_context(Latch(laid.device.hold_stream(rig.stream), kit.effort.hang))
+            for sink in (kept, threaded):
+                acts.submit(rig)
+                step = rig.step(range(acts.SIZES.num_slots))
+                should.append(rig.rows_of(step))
+                tickets.append(rig.save(step, sink))
+            tickets.append(acts.array(rig))
+            closing = threading.Thread(target=laid.bound.close)
+            closing.start()
+            closing.join(A_MOMENT)
+        closing.join(PATIENCE)
+        assert not closing.is_alive(), "close() with work under way has not returned"
+        kept.resolve_all()
+        for ticket in tickets:
+            assert_no_error(lambda ticket=ticket: ticket.wait(PATIENCE), "work given before closing")  # type: ignore[misc]
+        threaded.close(PATIENCE)
+        for name, sink, rows in (("kept", kept, should[0]), ("sent by a thread", threaded, should[1])):
+            assert len(sink.records) == 1, f"output that was {name} when the device was closed was lost"
+            assert_rows(sink.records[0], rows)
+
+
+@guarantee(26)
+def test_g26_a_context_closes_the_device_and_keeps_the_error_under_way(kit: Kit) -> None:
+    one = another(kit)
+    rig = acts.working(one)
+
+    def fail() -> None:
+        with one.bound:
+            acts.array(rig)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert_raises(DeviceClosed, lambda: acts.scalar(rig), "a call on a device whose context has ended")
+
+
+def refused_in_child(rig: Rig) -> str:
+    """In the child of a fork: "" where each call is refused and closing does nothing, else what was not."""
+    wrong = []
+    for hook in HOOKS:
+        try:
+            next_call(rig, hook)
+            wrong.append(f"{hook} went through")
+        except DeviceClosed as error:
+            if "fork" not in str(error) or error.device != rig.bound.name or not error.cure:
+                wrong.append(f"{hook} said {error}")
+        except BaseException as error:  # noqa: BLE001 (the parent judges it)
+            wrong.append(f"{hook} raised {error!r}")
+    try:
+        rig.bound.close()
+    except BaseException as error:  # noqa: BLE001 (the parent judges it)
+        wrong.append(f"close raised {error!r}")
+    return "; ".join(wrong)
+
+
+@guarantee(26)
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_g26_after_a_fork_the_child_is_refused_and_the_parent_works_on(kit: Kit) -> None:
+    one = another(kit)
+    rig = acts.working(one)
+    pending = acts.submit(rig)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(writing, f"said:{refused_in_child(rig)}".encode()[:4000])
+        finally:
+            os._exit(0)
+    os.close(writing)
+    deadline = time.monotonic() + PATIENCE
+    ended = (0, 0)
+    while ended[0] == 0 and time.monotonic() < deadline:
+        ended = os.waitpid(child, os.WNOHANG)
+        time.sleep(0.005)
+    if ended[0] == 0:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+    said = os.read(reading, 4096).decode()
+    os.close(reading)
+    assert ended[0], f"the child of a fork still ran after {PATIENCE} s: a call on its copy of the device hung"
+    assert said == "said:", f"in the child of a fork: {said.removeprefix('said:') or f'it ended with {ended[1]}'}"
+    pending.wait(PATIENCE)
+    rig.check("a fork whose child has closed its copy")
+    for what, act in acts.ACTS.items():
+        assert_no_error(lambda act=act: act(rig).wait(PATIENCE), f"{what} in the parent of a fork")  # type: ignore[misc]
+    rig.check("it worked on after a fork")
+    assert_no_error(one.bound.close, "closing the device of the parent of a fork")

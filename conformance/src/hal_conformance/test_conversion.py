@@ -1,0 +1,168 @@
+"""``async_set_value``: what becomes of a value (G6), against exact arithmetic."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import numpy as np
+from hal_core.errors import ConversionRefused, ShapeMismatch
+from hal_core.memory.dtypes import DTYPES, dtype_of
+from hal_core.memory.views import View
+from hypothesis import strategies as st
+
+from .draw.values import LAYOUTS, contained, draw_dtype, fitting, of_dtype, scalars
+from .draw.views import draw_view
+from .harness.asserts import assert_raises, assert_says
+from .harness.backdoor import PATIENCE
+from .harness.guarantees import guarantee
+from .kit import Draw, Kit, examples
+from .oracle.values import REFUSED, converted
+from .rigs.block import Block
+
+
+@guarantee(6)
+@examples(2.0)
+def test_g06_a_scalar_fills_or_is_refused_by_class_and_value(kit: Kit, draw: Draw) -> None:
+    block = Block(kit)
+    target = draw_view(draw, block.memory)
+    value = draw(scalars, "value")
+    block.set_if_convertible(target, value, [value] * max(1, target.size))
+    block.check(f"async_set_value({target}, {value!r})")
+
+
+@guarantee(6)
+@examples(2.0)
+def test_g06_lists_and_arrays_convert_element_by_element(kit: Kit, draw: Draw) -> None:
+    block = Block(kit)
+    target = draw_view(draw, block.memory)
+    elements = draw(st.sampled_from(["any", "fitting"]), "elements")
+    items = draw(
+        st.lists(scalars if elements == "any" else fitting(target.dtype), min_size=target.size, max_size=target.size),
+        "items",
+    )
+    block.set_if_convertible(target, contained(draw, items, target.shape), items)
+    block.check(f"async_set_value({target}, {items!r})")
+
+
+@guarantee(6)
+@examples(2.0)
+def test_g06_an_array_of_any_type_converts_by_value(kit: Kit, draw: Draw) -> None:
+    block = Block(kit)
+    source = draw_dtype(draw, "dtype of the array", [dtype for dtype in DTYPES if dtype.name != "bfloat16"])
+    target = View.contiguous(block.memory, 64, (draw(st.integers(1, 6), "elements"),), draw_dtype(draw, "target"))
+    some = of_dtype(source)
+    if source.kind != "float" and target.dtype.kind != "float":
+        some |= of_dtype(source).filter(lambda item: converted(item, target.dtype) != REFUSED)
+    items = draw(st.lists(some, min_size=target.size, max_size=target.size), "items")
+    layout = draw(st.sampled_from([*LAYOUTS]), "memory layout")
+    array = LAYOUTS[layout](np.array(items, source.storage))
+    block.set_if_convertible(target, array, array.tolist())
+    block.check(f"async_set_value({target}, {array!r})")
+
+
+@guarantee(6)
+@examples()
+def test_g06_a_count_that_does_not_fit_is_refused_and_both_shapes_are_named(kit: Kit, draw: Draw) -> None:
+    block = Block(kit)
+    target = draw_view(draw, block.memory)
+    count = draw(st.integers(0, 9).filter(lambda n: n != target.size), "elements given")
+    value = draw(st.sampled_from([[0] * count, (0,) * count, np.zeros(count, bool)]), "value")
+    error = assert_raises(ShapeMismatch, lambda: block.set(target, value), f"{count} elements for {target}")
+    assert_says(error, device=kit.bound.name, hook="async_set_value", argument="value")
+    for shape in (target.shape, (count,)):
+        assert str(shape) in str(error), f"the text {str(error)!r} does not name the shape {shape}"
+    block.check("a value of another shape was refused")
+
+
+@guarantee(6)
+@examples()
+def test_g06_a_refusal_names_the_value_and_changes_nothing(kit: Kit, draw: Draw) -> None:
+    block = Block(kit)
+    target = block.view((3,), draw_dtype(draw, "dtype of the target"))
+    bad = draw(scalars.filter(lambda item: converted(item, target.dtype) == REFUSED), "a value that is refused")
+    at = draw(st.integers(0, 2), "its index")
+    items: list[Any] = [True, False, True]
+    items[at] = bad
+    error = assert_raises(ConversionRefused, lambda: block.set(target, items), f"{bad!r} for {target.dtype}")
+    assert_says(error, device=kit.bound.name, hook="async_set_value", argument="value")
+    assert f"[{at}]" in str(error), f"the text {str(error)!r} does not name index [{at}]"
+    block.check("a value of another class was refused")
+
+
+WHAT_IS_NO_VALUE = [None, "3", b"3", 1j, object(), {1: 2}, {1}, [None], np.array(["a"]), np.array([1j]), [[1, 2], [3]]]
+
+
+@guarantee(6)
+def test_g06_what_is_no_value_is_refused(kit: Kit) -> None:
+    block = Block(kit)
+    for name in ("int64", "float32", "bool"):
+        target = block.view((1,), dtype_of(name))
+        for value in WHAT_IS_NO_VALUE:
+            error = assert_raises(ConversionRefused, partial(block.set, target, value), f"{value!r}")
+            assert_says(error, device=kit.bound.name, hook="async_set_value")
+    block.check("values that are none were refused")
+
+
+@guarantee(6)
+def test_g06_the_whole_range_of_every_type_arrives(kit: Kit) -> None:
+    block = Block(kit)
+    for dtype in DTYPES:
+        bits = 8 * dtype.itemsize
+        edges = [0, 1, *(2**k for k in (bits // 2 - 1, bits // 2, bits - 1)), 2 ** (bits - 1) - 1, 2**bits - 1, -1]
+        edges += [-value for value in edges]
+        fits = [value for value in edges if converted(value, dtype) != REFUSED]
+        for value in (fits, np.array(fits, dtype.storage) if dtype.name != "bfloat16" else tuple(fits)):
+            block.set_if_convertible(block.view((len(fits),), dtype), value, fits)
+            block.check(f"{fits} into {dtype}")
+
+
+@guarantee(6)
+def test_g06_float_edges_are_kept_rounded_or_refused(kit: Kit) -> None:
+    block = Block(kit)
+    edges = [math.nan, math.inf, -math.inf, -0.0, 65519.99, 65520.0, 3.4028235e38, 3.4028236e38, 1e-46, -1e-46, 1e308]
+    for dtype in DTYPES:
+        target = block.view((2,), dtype)
+        for value in edges:
+            block.set_if_convertible(target, [value, 1], [value, 1])
+            block.check(f"{value!r} into {dtype}")
+
+
+@guarantee(6)
+def test_g06_arrays_are_converted_by_value_at_the_edges_of_every_type(kit: Kit) -> None:
+    block = Block(kit)
+    floats = [65519.0, 65520.0, 3.4028235e38, 3.4028236e38, -3.4028236e38, 1e308, math.inf, -math.inf, math.nan]
+    for source in DTYPES:
+        if source.kind == "bool" or source.name == "bfloat16":
+            continue
+        if source.kind == "int":
+            limits = np.iinfo(source.storage)
+            values = {int(limits.min), int(limits.max), *(2**k for k in range(1, limits.bits - 1, 2)), 0, 1}
+            arrays = [np.array([value, 1], source.storage) for value in sorted(values)]
+        else:
+            with np.errstate(over="ignore"):
+                arrays = [np.array([value, 1], source.storage) for value in floats]
+        for dtype in DTYPES:
+            target = block.view((2,), dtype)
+            for array in arrays:
+                block.set_if_convertible(target, array, array.tolist())
+        block.check(f"arrays of {source}")
+
+
+@guarantee(6)
+@examples()
+def test_g06_a_device_value_must_have_the_targets_type_and_count(kit: Kit, draw: Draw) -> None:
+    block, source = Block(kit), Block(kit, fill=5)
+    target = draw_view(draw, block.memory)
+    value = source.view(tuple(draw(st.lists(st.integers(1, 3), max_size=2), "shape")), draw_dtype(draw, "its dtype"))
+    if value.dtype is not target.dtype:
+        error = assert_raises(ConversionRefused, lambda: block.set(target, value), f"{value} for {target}")
+        assert_says(error, device=kit.bound.name, hook="async_set_value", argument="value")
+    elif value.size != target.size:
+        error2 = assert_raises(ShapeMismatch, lambda: block.set(target, value), f"{value} for {target}")
+        assert_says(error2, device=kit.bound.name, hook="async_set_value", argument="value")
+    else:
+        block.set(target, value).wait(PATIENCE)
+        block.expect_bytes(target, source.elements(value))
+    block.check(f"async_set_value({target}, {value})")

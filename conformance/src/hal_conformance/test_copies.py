@@ -1,0 +1,236 @@
+"""Copies out: whole, pending, apart from each other and from all that happens later (G1, G22)."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hal_core.memory.views import ByteRange
+
+from .harness import backdoor
+from .harness.backdoor import PATIENCE, arrive
+from .harness.bits import noise
+from .harness.guarantees import guarantee
+from .kit import Kit
+from .rigs.forms import unlike
+from .rigs.stream_cases import copied
+
+if TYPE_CHECKING:
+    from hal_core.memory.copies import Bytes, CopyTicket
+    from hal_core.memory.views import Memory
+    from hal_core.streams import Stream
+
+LENGTHS = {
+    "1 byte": 1,
+    "a page": 4096,
+    "a page and 1 byte": 4097,
+    "64 KiB and 3": (1 << 16) + 3,
+    "1 MiB and 5": (1 << 20) + 5,
+    "17 MiB and 7": (17 << 20) + 7,
+}
+"""Sizes of one range: on both sides of what drivers, pools and rings are cut into."""
+SHAPES: dict[str, list[tuple[int, int]]] = {
+    "none": [],
+    "one that is empty": [(4096, 0)],
+    "empty ones between others": [(7, 0), (0, 9), (100, 0), (8191, 1), (8192, 0)],
+    "three that overlap, backwards": [(4000, 4000), (3000, 1500), (1, 5000)],
+    "one many times": [(1000, 333)] * 20,
+    "a thousand": [((7919 * at) % 8000, 1 + at % 190) for at in range(1000)],
+    "odd places and lengths": [(3, 5), (11, 13), (4093, 7), (8185, 7)],
+}
+"""Ranges of a block of 8 KiB as ``(offset, nbytes)``."""
+KEPT = 300
+"""Copies whose arrays are all kept: more than any pool of buffers would count."""
+
+
+def parts_of(ranges: Sequence[tuple[int, int]]) -> list[ByteRange]:
+    """As ``copy_out`` takes them."""
+    return [ByteRange(offset, nbytes) for offset, nbytes in ranges]
+
+
+def assert_data(told: str, data: Sequence[Bytes], ranges: Sequence[tuple[int, int]], whole: Bytes) -> None:
+    """One array a range, in their order, each as the memory was."""
+    __tracebackhide__ = True
+    assert len(data) == len(ranges), f"{told}: {len(data)} arrays for {len(ranges)} ranges"
+    for at, (array, (offset, nbytes)) in enumerate(zip(data, ranges, strict=True)):
+        what = f"{told}: array {at}, of {nbytes} bytes from {offset},"
+        assert array.dtype == np.uint8, f"{what} is of {array.dtype}, but should be uint8"
+        assert array.shape == (nbytes,), f"{what} has the shape {array.shape}"
+        wrong = unlike(array, whole[offset : offset + nbytes])
+        assert not wrong, f"{what} is not what was there: {wrong}"
+
+
+PIECE = 1 << 20
+"""Bytes of one plan that fills a large block: what the smallest staging ring takes."""
+
+
+def filling(kit: Kit, memory: Memory, data: Bytes, stream: Stream) -> None:
+    """Write bytes of any length, piece by piece, and wait for each."""
+    for at in range(0, len(data), PIECE):
+        backdoor.write(kit.device, memory, at, data[at : at + PIECE], stream)
+
+
+def stream_cases(kit: Kit) -> list[tuple[str, Stream]]:
+    """A stream of each kind."""
+    return [("a stream of its own", kit.device.stream()), ("the default stream", kit.device.default_stream)]
+
+
+def asynchronous(kit: Kit) -> bool:
+    """True where a copy of a held stream must be pending."""
+    return kit.can_hold and kit.capabilities.async_d2h
+
+
+@guarantee(1)
+@pytest.mark.parametrize("length", LENGTHS)
+def test_g01_a_copy_of_any_length_is_whole_and_pending_while_its_stream_is_held(kit: Kit, length: str) -> None:
+    nbytes, device = LENGTHS[length], kit.device
+    memory, content = device.allocate(nbytes + 64), noise(1, nbytes + 64)
+    ranges = [(17, nbytes), (nbytes // 2 + 17, 1)]
+    places = sorted({17, nbytes // 2 + 17, nbytes + 16})
+    filling(kit, memory, content, device.default_stream)
+    for told, stream in stream_cases(kit):
+        told = f"copy_out of {length} on {told}"
+        with kit.held(stream, told):
+            content[places] ^= 0xFF  # the ends and the middle are written just before, and again just after
+            backdoor.put(device, memory, [(at, content[at : at + 1].tobytes()) for at in places], stream)
+            copy = device.copy_out(memory, parts_of(ranges), stream)
+            overwritten = backdoor.put(device, memory, [(at, b"x") for at in places], stream)
+            if asynchronous(kit):
+                assert not copy.done(), f"{told} is done, but its stream is held"
+                assert copy.mode == "async", f"{told} says {copy.mode!r}, but is not done"
+        arrive(copy)
+        assert copy.done(), f"{told} was waited for, but is not done"
+        arrive(overwritten)
+        assert_data(told, copy.data, ranges, content)
+
+
+@guarantee(1)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_g01_ranges_of_any_shape_are_copied_in_their_order(kit: Kit, shape: str) -> None:
+    ranges, memory, should = SHAPES[shape], kit.device.allocate(8192), noise(2, 8192)
+    for told, stream in stream_cases(kit):
+        told = f"copy_out of ranges ({shape}) on {told}"
+        backdoor.write(kit.device, memory, 0, ~should, stream)
+        with kit.held(stream, told):
+            if kit.capabilities.async_h2d or not kit.can_hold:
+                backdoor.put(kit.device, memory, [(0, should.tobytes())], stream)
+            given = parts_of(ranges)
+            copy = kit.device.copy_out(memory, given, stream)
+            given[:] = [ByteRange(0, 1)] * (len(ranges) + 1)  # the list is the caller's again
+            if asynchronous(kit) and any(nbytes for _, nbytes in ranges):
+                assert not copy.done(), f"{told} is done, but its stream is held"
+        arrive(copy)
+        assert_data(told, copy.data, ranges, should)
+
+
+# -- arrays stay as they are ------------------------------------------------------------------------------------------
+
+HANDLES: dict[str, Callable[[CopyTicket], Any]] = {
+    "the ticket": lambda copy: copy,
+    "its arrays": lambda copy: list(copy.data),
+    "a part of an array": lambda copy: copy.data[0][100:-100],
+    "a buffer over an array": lambda copy: copy.data[0].data,
+    "an array of another type over it": lambda copy: copy.data[0][:2048].view(np.int64),
+}
+"""What of a copy is kept, and the rest dropped."""
+
+
+def content_of(kept: Any) -> bytes:  # noqa: ANN401 (one of HANDLES)
+    """The bytes of what was kept."""
+    if hasattr(kept, "data") and hasattr(kept, "wait"):
+        return b"".join(array.tobytes() for array in kept.data)
+    return b"".join(array.tobytes() for array in kept) if isinstance(kept, list) else bytes(kept)
+
+
+def keep_copies(kit: Kit, told: str) -> None:
+    """Many copies of one size, of which something is kept; nothing that follows may change it."""
+    __tracebackhide__ = True
+    device, memory, stream = kit.device, kit.device.allocate(4096), kit.device.default_stream
+    names = [*HANDLES]
+    kept: list[Any] = []
+    should: list[bytes] = []
+    for at in range(KEPT):
+        content = noise(at, 4096)
+        backdoor.put(device, memory, [(0, content.tobytes())], stream)
+        nbytes = 4096 - at % 3  # pools keep buffers by classes of size
+        copy = device.copy_out(memory, [ByteRange(0, nbytes)], stream)
+        arrive(copy)
+        kept.append(HANDLES[names[at % len(names)]](copy))
+        should.append(content_of(kept[-1]))
+        assert should[-1] in content.tobytes(), f"copy {at} of {KEPT} is not what was there"
+        del copy
+    gc.collect()
+    backdoor.write(device, memory, 0, noise(999, 4096), stream)
+    del memory
+    gc.collect()
+    for at in range(KEPT // 4):  # what was dropped may be used again
+        fresh = device.allocate(4096)
+        backdoor.write(device, fresh, 0, noise(2000 + at, 4096), stream)
+        arrive(copied(kit, fresh, stream))
+    for at, (handle, was) in enumerate(zip(kept, should, strict=True)):
+        what = names[at % len(names)]
+        assert content_of(handle) == was, f"{told}: {what} of copy {at} of {KEPT} was kept, and has changed since"
+
+
+@guarantee(1)
+def test_g01_arrays_that_are_kept_never_change(kit: Kit) -> None:
+    keep_copies(kit, "copy_out")
+
+
+@guarantee(22)
+def test_g22_arrays_that_are_kept_never_change(kit: Kit) -> None:
+    keep_copies(kit, "copy_out, on which every output stands")
+
+
+@guarantee(1, requires=("can_hold_stream", "async_d2h"))
+def test_g01_a_copy_that_nobody_waits_for_writes_into_nobody_elses_arrays(kit: Kit) -> None:
+    """Its ticket is dropped while its stream is held; others of its size are made and read meanwhile."""
+    device, memory = kit.device, kit.device.allocate(4096)
+    held, free = device.stream(), device.stream()
+    other, should = device.allocate(4096), noise(1, 4096)
+    backdoor.write(device, other, 0, should, free)
+    backdoor.write(device, memory, 0, ~should, free)
+    with kit.held(held, "copies of the same size on another stream"):
+        for _ in range(20):
+            copied(kit, memory, held)  # dropped at once
+        gc.collect()
+        copies = [copied(kit, other, free) for _ in range(40)]
+        for copy in copies:
+            arrive(copy)
+        arrays = [copy.data[0] for copy in copies]
+        del copies, copy
+    held.synchronize(PATIENCE)
+    arrive(copied(kit, memory, held))
+    for at, array in enumerate(arrays):
+        wrong = unlike(array, should)
+        assert not wrong, f"copy {at}, made while others were pending whose tickets were dropped: {wrong}"
+
+
+@guarantee(1, requires=("can_hold_stream", "async_d2h"))
+def test_g01_copies_of_several_streams_come_when_their_own_stream_goes_on(kit: Kit) -> None:
+    device = kit.device
+    streams = [device.default_stream, *(device.stream() for _ in range(3))]
+    memories = [device.allocate(70_000) for _ in streams]
+    contents = [noise(at, 70_000) for at in range(len(streams))]
+    for order in ((2, 0, 3, 1), (1, 3, 0, 2)):
+        latches = [kit.held(stream, "a copy of another stream") for stream in streams]
+        with latches[0], latches[1], latches[2], latches[3]:
+            copies: list[CopyTicket] = []
+            for stream, memory, content in zip(streams, memories, contents, strict=True):
+                content += 1
+                backdoor.put(device, memory, [(0, content.tobytes())], stream)
+                copies.append(copied(kit, memory, stream))
+            for at, stream_case in enumerate(order):
+                done = [copies[other].done() for other in order[at:]]
+                assert not any(done), f"copies of streams {order[at:]} say done={done}, but their streams are held"
+                latches[stream_case].release()
+                arrive(copies[stream_case])
+                wrong = unlike(copies[stream_case].data[0], contents[stream_case])
+                assert not wrong, f"the copy of stream {stream_case}: {wrong}"
+        for stream_case, copy in enumerate(copies):
+            assert copy.done(), f"the copy of stream {stream_case} is not done any more"
+            wrong = unlike(copy.data[0], contents[stream_case])
+            assert not wrong, f"the copy of stream {stream_case}, after those of the others: {wrong}"

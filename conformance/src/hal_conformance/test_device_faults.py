@@ -1,0 +1,268 @@
+"""What goes wrong on the device is told, by the ticket, the next call or closing, and nothing is half made (G26)."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hal_core.errors import DeviceClosed, HalError, OutOfMemory
+from hal_core.group import ALONE
+
+from .harness.asserts import assert_no_error, assert_raises, assert_says
+from .harness.backdoor import PATIENCE
+from .harness.guarantees import guarantee
+from .harness.sinks import KeepingSink
+from .kit import Kit
+from .mutants import faults
+from .rigs import acts
+from .rigs.acts import Act
+from .rigs.rig import Rig
+from .test_faults import under
+
+TELLS = (1, 3, 8, 16, 18, 19, 23)
+"""Guarantees that a device may break by not telling what went wrong."""
+
+
+class DriverError(RuntimeError):
+    """An error that is none of the contract's, as a library below the plugin raises it."""
+
+
+def raw(what: str) -> DriverError:
+    """The error of a library."""
+    return DriverError(f"error 719 in {what}")
+
+
+ERRORS: dict[str, tuple[type[Exception], Callable[[str], Exception]]] = {
+    "the contract's error": (faults.CopyFailed, faults.refused),
+    "a library's error": (DriverError, raw),
+}
+LATE = [*acts.WRITES, "update_inputs"]
+HOOKS = ("async_set_value", "insert_tasks", "save_output", "broadcast_tokens", "update_inputs", "state", "open_group")
+
+
+def next_call(rig: Rig, hook: str) -> Any:  # noqa: ANN401 (a ticket, or a state)
+    """One more call, which tells what an earlier one met."""
+    acted: dict[str, Act] = {
+        "async_set_value": acts.scalar,
+        "insert_tasks": acts.insert,
+        "save_output": lambda rig: acts.save(rig, KeepingSink()),
+        "broadcast_tokens": acts.broadcast,
+        "update_inputs": acts.update_inputs,
+    }
+    if hook == "state":
+        return rig.bound.state(acts.SIZES, name="another")
+    if hook == "open_group":
+        return rig.bound.open_group(state=rig.state, group=ALONE)
+    return acted[hook](rig)
+
+
+def call_failing_late(rig: Rig, fuse: faults.Fuse, what: str) -> Any:  # noqa: ANN401 (a ticket)
+    """A call whose work fails when it is done."""
+    __tracebackhide__ = True
+    met, fuse.at = fuse.met, 1
+    ticket = acts.HOOKS[what](rig)
+    assert fuse.met == met + 1, f"{what}: {fuse.met - met} of the device's writes failed, should be 1"
+    return ticket
+
+
+@guarantee(26, also=TELLS)
+@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("what", LATE)
+def test_g26_what_fails_late_is_told_by_its_ticket_to_everybody_who_waits(kit: Kit, what: str, error: str) -> None:
+    with under(kit, faults.LateWrites) as (laid, fuse):
+        kind, type(laid.device).error = ERRORS[error][0], staticmethod(ERRORS[error][1])  # type: ignore[attr-defined]
+        rig = acts.working(laid)
+        fuse.ripe.clear()
+        ticket = call_failing_late(rig, fuse, what)
+        assert not ticket.done(), f"{what}: the ticket is done before its work has ended"
+        fuse.ripe.set()
+        met: list[BaseException] = []
+
+        def wait() -> None:
+            try:
+                ticket.wait(PATIENCE)
+            except Exception as raised:  # noqa: BLE001 (it is judged below)
+                met.append(raised)
+
+        waiters = [threading.Thread(target=wait) for _ in range(2)]
+        for thread in waiters:
+            thread.start()
+        for thread in waiters:
+            thread.join(PATIENCE)
+        wait()
+        assert [type(one) for one in met] == [kind] * 3, f"{what} failed late; three who waited for it met {met}"
+        assert ticket.done(), f"{what} failed, and its ticket is not done"
+        assert_no_error(lambda: acts.array(rig).wait(PATIENCE), f"a call after the error of {what} was told")
+        rig.check(f"{what} failed late, and its ticket said so")
+        assert_no_error(laid.bound.close, f"closing, after the error of {what} was told")
+
+
+@guarantee(26, also=TELLS)
+@pytest.mark.parametrize("hook", HOOKS)
+def test_g26_what_nobody_waited_for_is_told_by_the_next_call_which_does_nothing(kit: Kit, hook: str) -> None:
+    with under(kit, faults.LateWrites) as (laid, fuse):
+        for what in LATE:
+            check_next_call(acts.working(laid), fuse, what, hook)
+
+
+def check_next_call(rig: Rig, fuse: faults.Fuse, what: str, hook: str) -> None:
+    """``what`` fails unseen; ``hook`` tells, does nothing, and does its work when it is called once more."""
+    __tracebackhide__ = True
+    fuse.ripe.clear()
+    call_failing_late(rig, fuse, what)
+    assert_no_error(lambda: acts.array(rig).wait(PATIENCE), f"a call while {what} is under way")
+    fuse.ripe.set()
+    before, done = rig.model.block.copy(), (rig.state.updates, len(rig.sink.records))
+    leavers = {slot: [*left] for slot, left in rig.model.leavers.items()}
+    error = assert_raises(faults.CopyFailed, lambda: next_call(rig, hook), f"{hook} after {what}, which failed unseen")
+    assert error.cure, f"{error} names no cure"
+    rig.model.block[...], rig.model.leavers = before, leavers  # the model of save_output cleans up at every call
+    rig.check(f"{hook} told that {what} had failed")
+    now = rig.state.updates, len(rig.sink.records)
+    assert now == done, f"{hook} told that {what} had failed, and did its work all the same: {now}, before {done}"
+    assert_no_error(lambda: next_call(rig, hook), f"{hook} once more: the error was told already")
+
+
+@guarantee(26, also=TELLS)
+@pytest.mark.parametrize("ended", [True, False], ids=["ended", "under way"])
+@pytest.mark.parametrize("what", LATE)
+def test_g26_what_nobody_waited_for_is_told_by_closing(kit: Kit, what: str, ended: bool) -> None:
+    with under(kit, faults.LateWrites) as (laid, fuse):
+        rig = acts.working(laid)
+        call_failing_late(rig, fuse, what)
+        if ended:
+            rig.stream.synchronize(PATIENCE)
+        assert_raises(faults.CopyFailed, laid.bound.close, f"closing after {what}, which failed unseen")
+        assert_no_error(laid.bound.close, "closing once more")
+        assert_raises(DeviceClosed, lambda: acts.scalar(rig), "a call on a device whose closing told an error")
+
+
+@guarantee(26, also=TELLS)
+def test_g26_of_several_errors_none_is_lost(kit: Kit) -> None:
+    with under(kit, faults.LateWrites) as (laid, fuse):
+        rig = acts.working(laid)
+        fuse.ripe.clear()
+        for what in LATE:
+            call_failing_late(rig, fuse, what)
+        first = fuse.met - len(LATE) + 1
+        fuse.ripe.set()
+        rig.stream.synchronize(PATIENCE)
+        told = ""
+        for _ in LATE:
+            try:
+                rig.bound.open_group(state=rig.state, group=ALONE)
+                break
+            except HalError as error:
+                told += "\n".join([str(error), *getattr(error, "__notes__", ()), ""])
+        missing = [number for number in range(first, fuse.met + 1) if f"number {number}" not in told]
+        assert not missing, f"of {len(LATE)} calls that failed unseen, {len(missing)} were never told: {told!r}"
+
+
+@guarantee(26, also=TELLS)
+@pytest.mark.parametrize("late", [False, True], ids=["at-the-call", "late"])
+@pytest.mark.parametrize("way", ["ticket", "next call", "closing", "sink"])
+def test_g26_a_copy_of_output_that_fails_is_told(kit: Kit, way: str, late: bool) -> None:
+    with under(kit, faults.FailingCopies) as (laid, fuse):
+        rig = acts.working(laid)
+        acts.leave(rig).wait(PATIENCE)
+        acts.update_inputs(rig).wait(PATIENCE)
+        laid.device.late = late  # type: ignore[attr-defined]  # the fault's
+        fuse.at = 1
+        sink = KeepingSink()
+
+        def tell() -> None:
+            ticket = acts.save(rig, sink if way == "sink" else rig.sink)
+            if way == "ticket":
+                ticket.wait(PATIENCE)
+            elif way == "next call":
+                acts.array(rig)
+            elif way == "closing":
+                rig.bound.close()
+            else:
+                sink.resolve_all()
+
+        sent = len(rig.sink.records)
+        assert_raises(faults.CopyFailed, tell, f"output whose copy failed, by its {way}")
+        assert fuse.met == 1, f"{fuse.met} copies failed, should be 1"
+        given = [*rig.sink.records[sent:], *sink.records]
+        assert not given, f"output was delivered though its copy failed: {given}"
+        if way != "closing":
+            rig.check("the output of a step could not be copied")
+
+
+@guarantee(26, also=TELLS)
+@pytest.mark.parametrize("what", acts.WRITES)
+def test_g26_a_write_that_the_driver_refuses_is_told_at_the_call_and_nothing_is_booked(kit: Kit, what: str) -> None:
+    with under(kit, faults.FailingWrites) as (laid, fuse):
+        rig = acts.working(laid)
+        before = rig.model.block.copy()
+        booked = rig.state.host_table.table.copy(), dict(rig.state.host_table.live)
+        fuse.at = 1
+        error = assert_raises(faults.CopyFailed, lambda: acts.WRITES[what](rig).wait(PATIENCE), f"{what}, refused")
+        hook = "insert_tasks" if what in ("insert", "leave") else "async_set_value"
+        assert_says(error, device=laid.bound.name, hook=hook)
+        rig.model.block[...] = before
+        rig.check(f"{what} was refused")
+        assert (rig.state.host_table.table == booked[0]).all(), f"{what} was refused, and booked all the same"
+        assert rig.state.host_table.live == booked[1], f"{what} was refused, and booked all the same"
+
+
+@guarantee(26, also=TELLS)
+@pytest.mark.parametrize("what", acts.ACTS)
+@pytest.mark.parametrize("sort", ["the contract's", "Python's own"])
+def test_g26_a_call_that_finds_no_memory_says_so_and_does_nothing(kit: Kit, what: str, sort: str) -> None:
+    """Most calls need none; those that take some (maps, scratch, staging) must survive that there is none."""
+    with under(kit, faults.OutOfRoom) as (laid, fuse):
+        laid.device.raw = sort != "the contract's"  # type: ignore[attr-defined]  # the fault's
+        rig = acts.working(laid)
+        fuse.at = 1
+        before = rig.model.block.copy()
+        try:
+            acts.ACTS[what](rig).wait(PATIENCE)
+        except MemoryError:
+            assert fuse.met, f"{what} ran out of memory, but every allocation was granted"
+            rig.model.block[...] = before
+        else:
+            assert not fuse.met, f"{what} found no memory, and did not say so"
+        fuse.at = 0
+        rig.check(f"{what}, when there was no memory")
+
+
+def _makes_a_state(laid: Kit, name: str) -> bool:
+    """Whether a state could be made; where not, the error is the contract's and says who and what."""
+    try:
+        laid.bound.state(acts.SIZES, name=name)
+    except OutOfMemory as error:
+        assert_says(error, device=laid.bound.name, hook="state")
+        return False
+    except Exception as error:
+        raise AssertionError(f"a state without memory raised {error!r}, not OutOfMemory") from error
+    return True
+
+
+@guarantee(26, also=(8,))
+@pytest.mark.parametrize("sort", ["the contract's", "Python's own"])
+def test_g26_a_state_that_finds_no_memory_leaves_nothing_behind(kit: Kit, sort: str) -> None:
+    with under(kit, faults.OutOfRoom) as (laid, fuse):
+        laid.device.raw = sort != "the contract's"  # type: ignore[attr-defined]  # the fault's
+        rig = acts.working(laid)
+        tries = 0
+        while fuse.met == tries:
+            tries += 1
+            assert tries < 100, "a state takes a hundred allocations"
+            gc.collect()
+            known = len(laid.device.given)  # type: ignore[attr-defined]  # the fault's
+            fuse.at = tries
+            if _makes_a_state(laid, f"try {tries}"):
+                assert fuse.met < tries, f"allocation {tries} found no memory, and a state was made all the same"
+                break
+            gc.collect()  # outside the handler of the error, whose traceback holds the state that was not finished
+            left = [one for one in laid.device.given[known:] if one() is not None]  # type: ignore[attr-defined]
+            assert not left, f"allocation {tries} of a state failed, and {len(left)} blocks of it are still held"
+        assert fuse.met, "no allocation of a state can fail: the device does not ask its own allocate() for memory"
+        fuse.at = 0
+        rig.check("another state found no memory")
+        assert_no_error(lambda: acts.working(laid, name="after"), "a state, once there is memory again")

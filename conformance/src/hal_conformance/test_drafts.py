@@ -1,0 +1,187 @@
+"""Drafts that are handed to a state: what is written, and when the call may come (G12)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+from hal_core.errors import InvalidValue
+from hal_core.slots.admission import Request, SamplingParams
+from hal_core.slots.fields import SplitRole, StateConfig
+from hal_core.slots.step import Step
+from hal_core.slots.tasks import Task, TaskKind
+from hypothesis import strategies as st
+
+from .draw.requests import sizes
+from .harness.asserts import assert_raises, assert_says
+from .harness.backdoor import PATIENCE
+from .harness.guarantees import guarantee
+from .kit import Draw, Kit, examples
+from .rigs.batches import ENTER, draw_batch
+from .rigs.rig import Rig
+from .rigs.stepping import draw_proposal, draw_sampling, draw_step, free_ended
+
+SIZES = StateConfig(num_slots=4, max_model_len=24, block_size=4, max_draft_tokens=2, max_logprobs=0)
+
+
+@guarantee(12)
+@examples()
+def test_g12_drafts_handed_over_are_what_the_next_step_feeds(kit: Kit, draw: Draw) -> None:
+    rig = Rig(kit, draw(sizes(drafts=True), "sizes"))
+    rig.insert(draw_batch(draw, rig, ENTER, least=1)).wait(PATIENCE)
+    for _ in range(3):
+        step = draw_step(draw, rig)
+        draw_sampling(draw, rig, step)
+        rig.update_inputs(step).wait(PATIENCE)
+        early = draw(st.booleans(), "drafts before the output")
+        if early:
+            draw_proposal(draw, rig)
+            rig.check("drafts handed over before the output")
+        rig.output(step)
+        free_ended(rig)
+        rig.insert(draw_batch(draw, rig)).wait(PATIENCE)
+        if not early and not any(request.role is SplitRole.PREFILL for request in held(rig)):
+            draw_proposal(draw, rig)
+        rig.check("drafts handed over")
+
+
+def held(rig: Rig) -> list[Request]:
+    """The requests in the slots."""
+    return [resident.request for resident in rig.model.residents.values()]
+
+
+def running(kit: Kit) -> tuple[Rig, Step]:
+    """Slots 0 and 1 decode, slot 2 has half its prompt prefilled, slot 3 is free; the first step has advanced."""
+    rig = Rig(kit, SIZES)
+    params = SamplingParams(max_tokens=20)
+    requests = [rig.admit(Request(f"r{slot}", [1, 2, 3, 4], params)) for slot in range(3)]
+    rig.insert([Task(TaskKind.PREFILL, s, r, 0, 2 if s == 2 else 4, [s]) for s, r in enumerate(requests)])
+    return rig, stepped(rig)
+
+
+def stepped(rig: Rig, *, speculative: bool = False) -> Step:
+    """One more step over slots 0 to 2, which accepts a token each."""
+    step = rig.step([0, 1, 2], speculative=speculative)
+    counts = rig.model.cells["accept_num"].copy()
+    counts[...] = 1
+    accepted = rig.model.cells["accept_tokens"].copy()
+    accepted[...] = 50
+    sampled = rig.model.cells["sampled_token_ids"].copy()
+    sampled[...] = 50
+    rig.poke({"accept_num": counts, "accept_tokens": accepted, "sampled_token_ids": sampled}).wait(PATIENCE)
+    rig.update_inputs(step).wait(PATIENCE)
+    return step
+
+
+def hand(rig: Rig, step: Step, drafts: object = None) -> Any:  # noqa: ANN401 (a ticket)
+    """The call by itself, without the model."""
+    chosen: Any = {0: [5]} if drafts is None else drafts
+    return rig.bound.set_drafts(state=rig.state, step=step, drafts=chosen, stream=rig.stream)
+
+
+def before_its_advance(rig: Rig, last: Step) -> Step:
+    """The step has sampled, and has not advanced."""
+    return rig.step([0, 1, 2])
+
+
+def after_the_next_advance(rig: Rig, last: Step) -> Step:
+    """Another step has advanced since."""
+    stepped(rig)
+    return last
+
+
+def twice(rig: Rig, last: Step) -> Step:
+    """They were handed over already."""
+    rig.propose({1: [6]}).wait(PATIENCE)
+    return last
+
+
+def before_any_step(rig: Rig, last: Step) -> Step:
+    """The state never advanced; its step is another state's."""
+    fresh = Rig(rig.kit, SIZES, name="fresh")
+    rig.state, rig.model = fresh.state, fresh.model
+    return Step(last.number, {"fresh": [0]})  # type: ignore[dict-item]
+
+
+OUT_OF_ORDER: Sequence[Callable[[Rig, Step], Step]] = (
+    before_its_advance,
+    after_the_next_advance,
+    twice,
+    before_any_step,
+)
+
+
+@guarantee(12)
+@pytest.mark.parametrize("when", OUT_OF_ORDER, ids=lambda when: when.__name__)
+def test_g12_drafts_out_of_order_are_refused_and_change_nothing(kit: Kit, when: Callable[[Rig, Step], Step]) -> None:
+    rig, last = running(kit)
+    step = when(rig, last)
+    error = assert_raises(InvalidValue, lambda: hand(rig, step), f"drafts {when.__name__.replace('_', ' ')}")
+    assert_says(error, device=rig.bound.name, hook="set_drafts", argument="step")
+    rig.check("drafts that were refused")
+
+
+@guarantee(12)
+def test_g12_a_plain_step_over_drafts_is_refused_until_somebody_verifies_them(kit: Kit) -> None:
+    rig, _ = running(kit)
+    rig.propose({0: [5, 6]}).wait(PATIENCE)
+    plain = rig.step([0, 1, 2])
+    call = {"state": rig.state, "step": plain, "stream": rig.stream}
+    error = assert_raises(InvalidValue, lambda: rig.bound.update_inputs(**call), "a plain step that drops drafts")  # type: ignore[arg-type]
+    assert_says(error, device=rig.bound.name, hook="update_inputs", argument="step")
+    rig.check("a step that was refused")
+    stepped(rig, speculative=True)
+    rig.check("a step that verified them")
+    stepped(rig)
+    rig.check("a plain step after it")
+
+
+@guarantee(12)
+def test_g12_drafts_that_left_with_their_request_bind_nobody(kit: Kit) -> None:
+    rig, _ = running(kit)
+    rig.propose({0: [5, 6], 1: [7]}).wait(PATIENCE)
+    rig.insert([Task(TaskKind.PREEMPTED, 0, rig.model.residents[0].admitted)]).wait(PATIENCE)
+    rig.release([1])
+    stepped(rig)
+    rig.check("a plain step after those who held drafts were gone")
+
+
+UNFIT: Mapping[str, object] = {
+    "more than fit": {0: [1, 2, 3]},
+    "no slot": {4: [1]},
+    "a slot below": {-1: [1]},
+    "a free slot": {3: [1]},
+    "a slot that is being prefilled": {2: [1]},
+    "a token below 0": {1: [-1]},
+    "no token": {1: [0.5]},
+    "no list": {1: 7},
+    "a slot of another kind": {"0": [1]},
+    "no mapping": [[1]],
+}
+
+
+@guarantee(12)
+@pytest.mark.parametrize("what", UNFIT)
+def test_g12_drafts_that_do_not_fit_are_refused_and_none_is_written(kit: Kit, what: str) -> None:
+    rig, last = running(kit)
+    given = UNFIT[what]
+    mixed = {0: [5], 1: [6], **given} if isinstance(given, dict) else given
+    error = assert_raises(InvalidValue, lambda: hand(rig, last, mixed), f"drafts for {what}")
+    assert_says(error, device=rig.bound.name, hook="set_drafts", argument="drafts")
+    rig.check("drafts that were refused")
+    rig.propose({0: [5, 6], 1: []}).wait(PATIENCE)
+    rig.check("drafts that fit, after others were refused")
+
+
+@guarantee(12)
+def test_g12_a_slot_that_changed_after_the_step_takes_no_drafts_of_it(kit: Kit) -> None:
+    rig, last = running(kit)
+    new = rig.admit(Request("new", [9], SamplingParams(max_tokens=4)))
+    left, more = rig.model.residents[0].admitted, rig.model.residents[1].admitted
+    rig.insert([Task(TaskKind.ABORTED, 0, left), Task(TaskKind.PREFILL, 0, new, 0, 1, [0])]).wait(PATIENCE)
+    rig.insert([Task(TaskKind.MORE_BLOCKS, 1, more, blocks=[8], first_block=1)]).wait(PATIENCE)
+    error = assert_raises(InvalidValue, lambda: hand(rig, last, {0: [5]}), "drafts for a request that came later")
+    assert_says(error, device=rig.bound.name, hook="set_drafts", argument="drafts")
+    rig.propose({1: [5, 6]}).wait(PATIENCE)  # more blocks are no other request
+    rig.check("drafts for a slot that got blocks")

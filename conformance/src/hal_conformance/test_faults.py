@@ -1,0 +1,217 @@
+"""Under each fault: nothing is half applied, the error says what and the cure, and the device works afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from hal_core.errors import GroupLost, HalError, OutOfMemory
+from hal_core.group import Group
+from hal_core.output.records import OutputRecord
+from hal_core.slots.step import Step
+from hal_core.slots.tasks import TaskKind
+from hypothesis import strategies as st
+
+from .draw.requests import sizes
+from .harness.asserts import assert_no_error, assert_raises, assert_says, in_time
+from .harness.backdoor import PATIENCE
+from .harness.guarantees import guarantee
+from .harness.sinks import DeadSink, FullSink, KeepingSink
+from .kit import Draw, Kit, examples
+from .mutants import faults
+from .rigs.batches import ENTER, LEAVE, draw_batch, told
+from .rigs.rig import Rig, assert_rows
+from .rigs.stepping import draw_sampling, draw_step, run_step
+
+if TYPE_CHECKING:
+    from hal_core.tickets import Ticket
+
+PAIR = Group((0, 1), 0)
+
+
+@contextmanager
+def under(kit: Kit, fault: type[faults.Fault]) -> Iterator[tuple[Kit, faults.Fuse]]:
+    """Another opened device with the fault laid over it, and its fuse."""
+    laid = Kit(replace(kit.subject, open=lambda: faults.lay(kit.subject.open(), fault)), kit.effort)
+    try:
+        yield laid, laid.device.fault  # type: ignore[attr-defined]  # laid over it
+    finally:
+        laid.renew()
+
+
+def attempt(call: Callable[[], object]) -> HalError | None:
+    """The error of the contract that a call raises."""
+    try:
+        call()
+    except HalError as error:
+        return error
+    return None
+
+
+def works(draw: Draw, rig: Rig, after: str) -> None:
+    """A request enters, a step runs, and its output is right."""
+    __tracebackhide__ = True
+    rig.insert(draw_batch(draw, rig, ENTER)).wait(PATIENCE)
+    rig.output(run_step(draw, rig))
+    rig.check(f"a step after {after}")
+
+
+@guarantee(8)
+@examples(0.5)
+def test_g08_a_write_that_fails_leaves_nothing_half_applied(kit: Kit, draw: Draw) -> None:
+    with under(kit, faults.FailingWrites) as (laid, fuse):
+        rig = Rig(laid, draw(sizes(), "sizes"))
+        rig.insert(draw_batch(draw, rig, ENTER)).wait(PATIENCE)
+        tasks = draw_batch(draw, rig, least=1)
+        fuse.at = draw(st.integers(1, 2), "the write that fails")
+        booked = rig.state.host_table.admission_ids.copy()
+
+        def insert() -> None:
+            rig.bound.insert_tasks(state=rig.state, tasks=[*tasks], stream=rig.stream).wait(PATIENCE)
+
+        error = attempt(insert)
+        if error is None:
+            assert not fuse.met, f"insert_tasks({told(tasks)}) hid that its write was refused"
+            rig.model.insert(tasks)
+        else:
+            assert_says(error, device=laid.bound.name, hook="insert_tasks")
+            assert fuse.met == 1, f"insert_tasks raised {error}, but no write has failed"
+            now = rig.state.host_table.admission_ids.tolist()
+            assert now == booked.tolist(), f"the host has booked {now}, though the write was refused"
+            rig.check(f"the refused insert_tasks({told(tasks)})")
+            fuse.at = 0
+            assert_no_error(lambda: rig.insert(tasks).wait(PATIENCE), "the same batch once more")
+        fuse.at = 0
+        rig.check(f"insert_tasks({told(tasks)})")
+        works(draw, rig, "a write that failed")
+
+
+@guarantee(26)
+@examples(0.5)
+def test_g26_a_value_that_cannot_be_written_is_told_and_leaves_the_target_as_it_was(kit: Kit, draw: Draw) -> None:
+    with under(kit, faults.FailingWrites) as (laid, fuse):
+        rig = Rig(laid, draw(sizes(), "sizes"))
+        fuse.at = 1
+        view = rig.state.view(draw(st.sampled_from(["seed", "next_tokens", "block_tables"]), "field"))
+        values = np.full(view.shape, draw(st.integers(0, 99), "value"))
+
+        def write() -> None:
+            rig.bound.async_set_value(target=view, value=values, stream=rig.stream).wait(PATIENCE)
+
+        error = assert_raises(faults.CopyFailed, write, "async_set_value whose copy the driver refused")
+        assert_says(error, device=laid.bound.name, hook="async_set_value")
+        rig.check("a refused async_set_value")
+        assert_no_error(write, "the same value once more")
+        works(draw, Rig(laid, rig.sizes, name="another"), "a refused async_set_value")
+
+
+@guarantee(18)
+@examples(0.5)
+def test_g18_the_clean_up_happens_where_the_copy_out_fails(kit: Kit, draw: Draw) -> None:
+    with under(kit, faults.FailingCopies) as (laid, fuse):
+        rig = Rig(laid, draw(sizes(), "sizes"))
+        rig.insert(draw_batch(draw, rig, (TaskKind.PREFILL,), least=1)).wait(PATIENCE)
+        rig.insert(draw_batch(draw, rig, LEAVE)).wait(PATIENCE)
+        step = draw_step(draw, rig)
+        draw_sampling(draw, rig, step)
+        rig.update_inputs(step).wait(PATIENCE)
+        laid.device.late = draw(st.booleans(), "it fails late")  # type: ignore[attr-defined]  # the fault's
+        fuse.at = 1
+        error = assert_raises(faults.CopyFailed, lambda: rig.save(step).wait(PATIENCE), "save_output whose copy failed")
+        assert error.cure, f"{error} names no cure"
+        assert not rig.sink.records, f"{len(rig.sink.records)} records were delivered of a copy that failed"
+        rig.check("save_output whose copy failed")
+        works(draw, rig, "a copy that failed")
+
+
+@guarantee(26)
+@examples(0.5)
+def test_g26_whichever_allocation_fails_the_device_goes_on(kit: Kit, draw: Draw) -> None:
+    with under(kit, faults.OutOfRoom) as (laid, fuse):
+        size = draw(sizes(), "sizes")
+        fuse.at = draw(st.integers(1, 3), "the allocation that fails")
+        rigs: list[Rig] = []
+        for name in ("first", "second", "third"):
+            before = fuse.met
+            error = attempt(lambda name=name: rigs.append(Rig(laid, size, name=name)))  # type: ignore[misc]
+            assert (error is not None) == (fuse.met > before), f"{error!r}, but {fuse.met - before} allocations failed"
+            if error is not None:
+                assert isinstance(error, OutOfMemory), f"an allocation without room raised {error!r}"
+                assert error.cure, f"{error} names no cure"
+        fuse.at = 0
+        for rig in rigs:
+            rig.check("another state found no memory")
+        works(draw, Rig(laid, size, name="after"), "an allocation that failed")
+
+
+@guarantee(16)
+@examples(0.5)
+def test_g16_a_lost_peer_is_told_and_nothing_of_its_step_is_sent(kit: Kit, draw: Draw) -> None:
+    with under(kit, faults.LostPeer) as (laid, fuse):
+        rig = Rig(laid, draw(sizes(), "sizes"))
+        rig.insert(draw_batch(draw, rig, ENTER, least=1)).wait(PATIENCE)
+        rig.bound.open_group(state=rig.state, group=PAIR)
+        fuse.at = 1
+        step = draw_step(draw, rig, group=PAIR)
+        draw_sampling(draw, rig, step)
+
+        def broadcast() -> Ticket:
+            with in_time("a broadcast with a lost peer", kit.effort.hang):
+                return rig.bound.broadcast_tokens(state=rig.state, group=PAIR, stream=rig.stream)
+
+        told_first = draw(st.booleans(), "the broadcast is waited for")
+        if told_first:
+            for again in ("", " once more"):
+                why = f"a broadcast with a lost peer{again}"
+                error = assert_raises(GroupLost, lambda: broadcast().wait(PATIENCE), why)
+                assert_says(error, device=laid.bound.name, hook="broadcast_tokens", argument="group")
+        else:
+            broadcast()
+        assert_raises(GroupLost, lambda: saved(rig, step), "saving the output of a step whose group is lost")
+        assert not rig.sink.records, "tokens that the ranks may not agree on were sent"
+        works(draw, Rig(laid, rig.sizes, name="another"), "its peer was lost")
+
+
+def saved(rig: Rig, step: Step) -> OutputRecord:
+    """Advance, save and wait, as a worker does that looks at no ticket but the last."""
+    rig.update_inputs(step)
+    rig.save(step).wait(PATIENCE)
+    return rig.sink.records[-1]
+
+
+@guarantee(23)
+@examples(0.5)
+def test_g23_after_a_full_or_dead_sink_the_device_goes_on(kit: Kit, draw: Draw) -> None:
+    rig = Rig(kit, draw(sizes(), "sizes"))
+    rig.insert(draw_batch(draw, rig, ENTER, least=1)).wait(PATIENCE)
+    step = run_step(draw, rig)
+    should = rig.rows_of(step)
+    kind = draw(st.sampled_from([FullSink, DeadSink]), "sink")
+    sink = kind()
+    error = assert_raises(HalError, lambda: rig.save(step, sink), f"save_output into a {kind.__name__}")
+    assert_says(error, device=rig.bound.name, hook="save_output", argument="sink")
+    works(draw, rig, f"a {kind.__name__}")
+    kept = sink.resolve_all()
+    assert len(kept) == (kind is FullSink), f"a {kind.__name__} kept {len(kept)} records of one step"
+    if kept:
+        assert_rows(kept[0], should)
+
+
+@guarantee(19)
+@examples(0.5)
+def test_g19_copies_that_come_late_lose_no_token(kit: Kit, draw: Draw) -> None:
+    with under(kit, faults.DelayedCopies) as (laid, _):
+        rig = Rig(laid, draw(sizes(), "sizes"))
+        rig.insert(draw_batch(draw, rig, ENTER, least=1)).wait(PATIENCE)
+        sink, rows = KeepingSink(), []
+        for _ in range(draw(st.integers(1, 3), "steps")):
+            step = run_step(draw, rig)
+            rows.append(rig.rows_of(step))
+            rig.save(step, sink)
+        records = sink.resolve_all()
+        assert len(records) == len(rows), f"{len(rows)} steps were saved, but {len(records)} records came"
+        for record, should in zip(records, rows, strict=True):
+            assert_rows(record, should)

@@ -1,0 +1,176 @@
+"""``insert_tasks``: all or nothing (G8)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hal_core.errors import InvalidBatch, InvalidValue
+from hal_core.slots.admission import admit
+from hal_core.slots.layout import lay_out
+from hal_core.slots.tasks import Task, TaskBatch, TaskKind
+from hypothesis import assume
+from hypothesis import strategies as st
+
+from .draw.requests import requests, sizes
+from .harness.asserts import assert_raises, assert_says
+from .harness.backdoor import PATIENCE
+from .harness.guarantees import guarantee
+from .kit import Draw, Kit, examples
+from .rigs import acts
+from .rigs.batches import draw_batch, draw_entering, told
+from .rigs.rig import Rig
+from .rigs.stepping import run_step
+from .rigs.troubles import TROUBLES
+
+
+def prepared(kit: Kit, draw: Draw) -> Rig:
+    """A state with some requests in it."""
+    rig = Rig(kit, draw(sizes(), "sizes"))
+    rig.insert(draw_batch(draw, rig)).wait(PATIENCE)
+    if draw(st.booleans(), "a step has run"):
+        rig.output(run_step(draw, rig))
+    return rig
+
+
+def refuse(rig: Rig, tasks: list[Task]) -> InvalidBatch:
+    """The batch is refused, and nothing has changed."""
+    __tracebackhide__ = True
+    error = assert_raises(
+        InvalidBatch,
+        lambda: rig.bound.insert_tasks(state=rig.state, tasks=tasks, stream=rig.stream),
+        f"insert_tasks({told(tasks)})",
+    )
+    rig.check(f"the batch ({told(tasks)}) was refused")
+    assert_says(error, device=rig.bound.name, hook="insert_tasks", argument="tasks")
+    return error
+
+
+@guarantee(8)
+@examples(2.0)
+def test_g08_an_invalid_batch_changes_nothing_and_every_problem_is_listed(kit: Kit, draw: Draw) -> None:
+    rig = prepared(kit, draw)
+    tasks = draw_batch(draw, rig, least=1)
+    alone = [task for task in tasks if [other.slot for other in tasks].count(task.slot) == 1]
+    assume(alone)
+    chosen = draw(st.lists(st.sampled_from(range(len(alone))), min_size=1, unique=True), "tasks to spoil")
+    spoilt = list(tasks)
+    names = []
+    for at in chosen:
+        task = alone[at]
+        applicable = [bad for trouble in TROUBLES if (bad := trouble(rig, task)) is not None]
+        bad = draw(st.sampled_from(applicable), f"what is wrong with the task of slot {task.slot}")
+        assume(bad.slot == task.slot or bad.slot not in {other.slot for other in spoilt})
+        spoilt[spoilt.index(task)] = bad
+        names.append((spoilt.index(bad), bad.request.request_id))
+    error = refuse(rig, spoilt)
+    for index, name in names:
+        mine = [text for text in error.problems if f"task {index} " in text and name in text]
+        assert mine, f"task {index} ({name!r}) is invalid, but the problems are {error.problems}"
+    sound = [text for text in error.problems if not any(f"task {index} " in text for index, _ in names)]
+    assert not sound or any("already" in text for text in sound), f"sound tasks were called invalid: {sound}"
+
+
+@guarantee(8)
+def test_g08_of_a_batch_in_which_all_is_wrong_every_task_is_listed(kit: Kit) -> None:
+    rig = acts.working(kit)
+    free = range(acts.ENTERED, acts.SIZES.num_slots)
+    tasks = [acts.entering(rig, slot) for slot in free] + [acts.leaving(rig, slot) for slot in range(acts.ENTERED)]
+    wrong = [one for task in tasks for trouble in TROUBLES[:3] if (one := trouble(rig, task)) is not None]
+    error = refuse(rig, wrong)
+    for index, task in enumerate(wrong):
+        mine = [text for text in error.problems if f"task {index} " in text and task.request.request_id in text]
+        assert mine, f"task {index} of {len(wrong)} invalid ones is not among the problems: {error.problems}"
+
+
+@guarantee(8)
+@examples()
+def test_g08_the_batch_goes_in_once_it_is_mended(kit: Kit, draw: Draw) -> None:
+    rig = prepared(kit, draw)
+    tasks = draw_batch(draw, rig, least=1)
+    assume(tasks)
+    bad = Task(tasks[0].kind, -1, tasks[0].request)
+    refuse(rig, [*tasks, bad])
+    rig.insert(tasks).wait(PATIENCE)
+    rig.check(f"{told(tasks)} was inserted after a refusal")
+
+
+@guarantee(8)
+@examples(0.5)
+def test_g08_one_slot_is_entered_once_a_batch(kit: Kit, draw: Draw) -> None:
+    rig = Rig(kit, draw(sizes(), "sizes"))
+    slot = draw(st.integers(0, rig.sizes.num_slots - 1), "slot")
+    tasks = [draw_entering(draw, rig, slot, TaskKind.PREFILL, None) for _ in range(2)]
+    refuse(rig, tasks)
+
+
+@guarantee(8)
+@examples(0.5)
+def test_g08_one_request_enters_one_slot(kit: Kit, draw: Draw) -> None:
+    rig = Rig(kit, draw(sizes(most_slots=7).filter(lambda size: size.num_slots > 1), "sizes"))
+    task = draw_entering(draw, rig, 0, TaskKind.PREFILL, None)
+    twin = Task(task.kind, 1, task.request, task.num_computed_tokens, task.num_scheduled_tokens, task.blocks)
+    refuse(rig, [task, twin])
+
+
+@guarantee(8)
+@examples(0.5)
+def test_g08_a_slot_that_is_held_is_not_entered(kit: Kit, draw: Draw) -> None:
+    rig = prepared(kit, draw)
+    assume(rig.model.residents)
+    slot = draw(st.sampled_from(sorted(rig.model.residents)), "slot")
+    refuse(rig, [draw_entering(draw, rig, slot, TaskKind.PREFILL, None)])
+
+
+@guarantee(8)
+@pytest.mark.parametrize("kind", [TaskKind.PREEMPTED, TaskKind.ABORTED], ids=lambda kind: kind.name)
+def test_g08_only_who_is_in_a_slot_can_leave_it(kit: Kit, kind: TaskKind) -> None:
+    rig = acts.working(kit)
+    (inside, *_) = rig.model.residents.values()
+    outside = acts.entering(rig, acts.ENTERED).request  # admitted, and in no slot
+    refuse(rig, [Task(kind, 0, outside)])
+    refuse(rig, [Task(kind, acts.ENTERED, inside.admitted)])
+    rig.insert([acts.leaving(rig, 0, kind)]).wait(PATIENCE)
+    rig.check("who was in the slot has left it")
+
+
+@guarantee(8)
+@examples(0.5)
+def test_g08_a_slot_is_not_preempted_again_before_that_was_reported(kit: Kit, draw: Draw) -> None:
+    rig = Rig(kit, draw(sizes(), "sizes"))
+    for _ in range(2):
+        entering = draw_entering(draw, rig, 0, TaskKind.PREFILL, None)
+        rig.insert([entering]).wait(PATIENCE)
+        leaving = [Task(TaskKind.PREEMPTED, 0, entering.request)]
+        if 0 in rig.model.leavers:
+            refuse(rig, leaving)
+        else:
+            rig.insert(leaving).wait(PATIENCE)
+            rig.check("preempted")
+
+
+@guarantee(8)
+@examples()
+def test_g08_a_request_admitted_for_a_state_of_other_sizes_is_refused(kit: Kit, draw: Draw) -> None:
+    rig = Rig(kit, draw(sizes(), "sizes"))
+    alike = {"num_slots": rig.sizes.num_slots, "block_size": rig.sizes.block_size}  # no request depends on these
+    other = draw(sizes().filter(lambda size: replace(size, **alike) != rig.sizes), "other sizes")
+    foreign = admit(draw(requests(other, "foreign"), "request"), lay_out(other))
+    own = [draw_entering(draw, rig, slot, TaskKind.PREFILL, None) for slot in range(1, rig.sizes.num_slots)]
+    blocks = [0] * min(rig.sizes.max_blocks, -(-foreign.total // rig.sizes.block_size))
+    batch = [*own, Task(TaskKind.PREFILL, 0, foreign, 0, foreign.total, blocks)]
+    error = assert_raises(
+        InvalidValue,
+        lambda: rig.bound.insert_tasks(state=rig.state, tasks=batch, stream=rig.stream),
+        f"a request admitted for {other}, inserted into {rig.sizes}",
+    )
+    rig.check("a request of other sizes was refused")
+    assert_says(error, device=rig.bound.name, hook="insert_tasks")
+
+
+@guarantee(8)
+@examples(0.5)
+def test_g08_an_empty_batch_changes_nothing(kit: Kit, draw: Draw) -> None:
+    rig = prepared(kit, draw)
+    rig.bound.insert_tasks(state=rig.state, tasks=TaskBatch.of([]), stream=rig.stream).wait(PATIENCE)
+    rig.check("an empty batch")

@@ -1,0 +1,181 @@
+"""``insert_tasks`` at the sizes of production: 512 slots, slot numbers past 16 bits, rows of megabytes (G9, G11).
+
+The cases are fixed rather than drawn: each size class must be met by each kind of task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hal_core.slots.admission import AdmittedRequest, Request, SamplingParams
+from hal_core.slots.fields import StateConfig
+from hal_core.slots.tasks import Task, TaskKind
+
+from .harness.backdoor import arrive
+from .harness.guarantees import guarantee
+from .harness.reached import Reached
+from .kit import Kit
+from .rigs.many import MANY, blocks, filled, handoff, leaving, prefill, prompt, request, stepped, varied
+from .rigs.rig import Rig
+
+COUNTS = (1, 8, 9, 64, 65, 257)
+"""Requests of one batch: both sides of every border at which a core, a block or a table may end."""
+
+
+@guarantee(9)
+def test_g09_512_slots_are_entered_left_and_stepped_at_once(kit: Kit) -> None:
+    rig = filled(kit)
+    rig.check("512 requests entered at once")
+    stepped(rig, 0)
+    slots = [*rig.model.residents]
+    by = {
+        turn: [slot for slot in slots if slot % 6 == turn and not rig.model.get("stop_flags", slot)]
+        for turn in range(6)
+    }
+    tasks = leaving(rig, [*by[0], *by[1]], TaskKind.PREEMPTED) + leaving(rig, by[2], TaskKind.ABORTED)
+    tasks += [prefill(rig, slot, request(rig, slot + 1000, output=2)) for slot in by[0]]
+    tasks += [handoff(rig, slot, request(rig, slot + 2000)) for slot in by[2]]
+    for slot in (*by[3], *by[4], *by[5]):
+        resident = rig.model.residents[slot]
+        more = blocks(rig.sizes, 4 * (slot % 3), slot)
+        if resident.prefilled < resident.total:
+            left = resident.total - resident.prefilled
+            needed = -(-resident.total // rig.sizes.block_size) - resident.blocks
+            ids = blocks(rig.sizes, max(0, needed) * rig.sizes.block_size, slot)
+            tasks.append(
+                Task(TaskKind.PREFILL_CHUNK, slot, resident.admitted, resident.prefilled, left, ids, resident.blocks)
+            )
+        else:
+            tasks.append(Task(TaskKind.MORE_BLOCKS, slot, resident.admitted, blocks=more, first_block=resident.blocks))
+    kinds = {kind.name: sum(task.kind is kind for task in tasks) for kind in TaskKind}
+    assert min(kinds.values()) > 64, f"the batch has too few of a kind: {kinds}"
+    arrive(rig.insert(tasks))
+    rig.check(f"one batch of {kinds}")
+    stepped(rig, 1)
+
+
+@guarantee(9)
+@pytest.mark.parametrize("kind", [TaskKind.PREFILL, TaskKind.REMOTE_PREFILL], ids=lambda kind: kind.name.lower())
+def test_g09_batches_of_every_count_enter_and_leave(kit: Kit, kind: TaskKind) -> None:
+    rig, reached = Rig(kit, MANY), Reached(map(str, COUNTS))
+    make: Callable[[Rig, int, AdmittedRequest], Task] = prefill if kind is TaskKind.PREFILL else handoff
+    for turn, count in enumerate(COUNTS):
+        slots = np.random.default_rng(turn).permutation(MANY.num_slots)[:count].tolist()
+        arrive(rig.insert([make(rig, slot, request(rig, slot + turn)) for slot in slots]))
+        rig.check(f"{count} requests entered by {kind.name}")
+        arrive(rig.insert(leaving(rig, slots, TaskKind.ABORTED if turn % 2 else TaskKind.PREEMPTED)))
+        rig.check(f"{count} requests left")
+        rig.output(rig.step(slots))
+        reached.note(str(count))
+    reached.check()
+
+
+@guarantee(9)
+def test_g09_slots_past_16_bits_are_their_own(kit: Kit) -> None:
+    size = StateConfig(
+        66_000, 6, 4, max_logprobs=0, max_eos=1, max_stop_sequences=1, max_stop_length=1, max_bad_words=1
+    )
+    rig = Rig(kit, size)
+    edges = [0, 1, 127, 128, 255, 256, 257, 32_767, 32_768, 65_535, 65_536, 65_537, 65_791, 65_792, 65_999]
+    order = np.random.default_rng(23).permutation(edges).tolist()
+    params = [
+        replace(varied(at % 1000), stop_sequences=(), bad_words=(at,), eos_token_ids=(at,), logprobs=0) for at in order
+    ]
+    admitted = [
+        rig.admit(Request(rig.new_name(), prompt(slot, 1 + slot % 4), param))
+        for slot, param in zip(order, params, strict=True)
+    ]
+    arrive(rig.insert([prefill(rig, slot, one) for slot, one in zip(order, admitted, strict=True)]))
+    rig.check(f"requests entered slots {order}")
+    step = rig.step(order)
+    rig.poke({"sampled_token_ids": np.arange(size.num_slots, dtype=np.int64) + 2**40})
+    arrive(rig.update_inputs(step))
+    rig.check(f"a step over slots {order}")
+    rig.output(step)
+    gone = order[::2]
+    again = rig.admit(Request(rig.new_name(), prompt(5, 5)))
+    arrive(rig.insert([*leaving(rig, gone, TaskKind.PREEMPTED), prefill(rig, gone[0], again)]))
+    rig.check(f"requests left slots {gone}")
+    rig.output(rig.step(gone))
+    rig.check(f"the output of slots {gone}")
+
+
+WIDE = StateConfig(
+    num_slots=3,
+    max_model_len=300_000,
+    block_size=4,
+    max_draft_tokens=300,
+    max_logprobs=1,
+    max_eos=9000,
+    max_stop_sequences=300,
+    max_stop_length=300,
+    max_bad_words=66_000,
+)
+"""Every row, and the record, longer than a number of 16 bits counts, in bytes or elements."""
+
+
+def wide(rig: Rig, at: int, share: float) -> AdmittedRequest:
+    """A request that fills so large a share of every row."""
+
+    def part(most: int) -> int:
+        return max(1, int(most * share))
+
+    sizes = rig.sizes
+    stops = tuple(
+        tuple(prompt(at + k, 1 + (k + at) % sizes.max_stop_length)) for k in range(part(sizes.max_stop_sequences))
+    )
+    params = SamplingParams(
+        max_tokens=2**31 - 1,
+        stop_sequences=stops,
+        bad_words=tuple(prompt(at + 1, part(sizes.max_bad_words))),
+        eos_token_ids=tuple(prompt(at + 2, part(sizes.max_eos))),
+        seed=2**63 - 1 - at,
+    )
+    return rig.admit(Request(rig.new_name(), prompt(at, part(sizes.max_model_len - 2)), params))
+
+
+@guarantee(11)
+def test_g11_rows_of_megabytes_are_written_and_reset_to_their_last_element(kit: Kit) -> None:
+    rig, first = full_of_rows(kit)
+    shorter = wide(rig, 2, 0.4)
+    arrive(rig.insert([Task(TaskKind.ABORTED, 1, first), prefill(rig, 1, shorter)]))
+    rig.check("a request of two fifths took its slot in one batch")
+    tiny = rig.admit(Request(rig.new_name(), [1]))
+    arrive(rig.insert([Task(TaskKind.PREEMPTED, 1, shorter), prefill(rig, 1, tiny)]))
+    rig.check("a request of one token followed it")
+
+
+@guarantee(9)
+def test_g09_rows_of_megabytes_are_written_to_their_last_element(kit: Kit) -> None:
+    rig, first = full_of_rows(kit)
+    one, other = wide(rig, 3, 0.7), rig.admit(Request(rig.new_name(), [5]))
+    ids = blocks(WIDE, one.total, 3)
+    handed = Task(TaskKind.REMOTE_PREFILL, 2, one, one.total, 0, ids, first_token=4, drafts=prompt(9, 300))
+    arrive(rig.insert([handed, prefill(rig, 0, other)]))
+    rig.check("a long handoff with 300 drafts, and a short request beside it")
+    arrive(rig.insert([Task(TaskKind.PREEMPTED, 2, one), Task(TaskKind.ABORTED, 1, first)]))
+    rig.check("both long requests left")
+
+
+def full_of_rows(kit: Kit) -> tuple[Rig, AdmittedRequest]:
+    """A state with a request in slot 1 that fills every row, and the request."""
+    rig = Rig(kit, WIDE)
+    reached = Reached(
+        f"{what} past 16 bits" for what in ("tokens", "blocks", "bad words", "stop tokens", "record bytes")
+    )
+    first = wide(rig, 1, 1.0)
+    task = prefill(rig, 1, first)
+    arrive(rig.insert([task]))
+    rig.check("a request that fills every row")
+    record = rig.state.layout.record_dtype.itemsize
+    lengths = zip(
+        reached.counts, (first.total, len(task.blocks), first.row_lengths[0], first.row_lengths[2], record), strict=True
+    )
+    for what, length in lengths:
+        if length > 0xFFFF:
+            reached.note(what)
+    reached.check()
+    return rig, first

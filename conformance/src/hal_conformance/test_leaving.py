@@ -1,0 +1,225 @@
+"""Requests that leave: what is refused (G8), and each leaving reported once, whatever sinks and steps do (G18, G19)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hal_core.errors import HalError, InvalidBatch
+from hal_core.output.records import OutputRecord, SlotStatus
+from hal_core.output.sinks import MemorySink
+from hal_core.slots.tasks import Task, TaskKind
+
+from .harness.asserts import assert_raises, assert_says
+from .harness.backdoor import PATIENCE
+from .harness.guarantees import guarantee
+from .harness.sinks import DeadSink, FullSink, KeepingSink
+from .kit import Kit
+from .rigs import acts
+from .rigs.batches import LEAVE
+from .rigs.rig import FOLLOWER, Rig, assert_rows
+
+FREE = acts.SIZES.num_slots - 1
+LEFT = (SlotStatus.PREEMPTED, SlotStatus.ABORTED)
+
+
+def of_another(rig: Rig, kind: TaskKind) -> Task:
+    """The slot is held, but by another request."""
+    return Task(kind, 0, rig.model.residents[1].admitted)
+
+
+def never_entered(rig: Rig, kind: TaskKind) -> Task:
+    """A request that was admitted and never inserted, for a slot that is free."""
+    return replace(acts.entering(rig, FREE), kind=kind, num_computed_tokens=0, num_scheduled_tokens=0, blocks=())
+
+
+def never_held(rig: Rig, kind: TaskKind) -> Task:
+    """A request that runs, in a slot that it does not hold."""
+    return Task(kind, FREE, rig.model.residents[1].admitted)
+
+
+def gone_already(rig: Rig, kind: TaskKind) -> Task:
+    """It has left before, and that was reported."""
+    task = acts.leaving(rig, 2, kind)
+    rig.insert([task]).wait(PATIENCE)
+    rig.output(rig.step(range(acts.SIZES.num_slots)))
+    return task
+
+
+def released(rig: Rig, kind: TaskKind) -> Task:
+    """Its slot was released, as one whose request has ended."""
+    task = acts.leaving(rig, 2, kind)
+    rig.release([2])
+    return task
+
+
+def replaced(rig: Rig, kind: TaskKind) -> Task:
+    """Another request has entered the slot meanwhile."""
+    task = acts.leaving(rig, 2, kind)
+    rig.insert([acts.leaving(rig, 2), acts.entering(rig, 2)]).wait(PATIENCE)
+    return task
+
+
+def outside(rig: Rig, kind: TaskKind) -> Task:
+    """There is no such slot: counted from the end, it would be one that is held."""
+    return Task(kind, 2 - acts.SIZES.num_slots, rig.model.residents[2].admitted)
+
+
+NOT_HELD: dict[str, Callable[[Rig, TaskKind], Task]] = {
+    "held by another": of_another,
+    "never entered": never_entered,
+    "in another slot": never_held,
+    "gone and reported": gone_already,
+    "released": released,
+    "replaced": replaced,
+    "no slot": outside,
+}
+"""What is wrong with a leaving."""
+
+
+@guarantee(19, also=(8, 9, 18))
+@pytest.mark.parametrize("why", NOT_HELD)
+@pytest.mark.parametrize("kind", LEAVE, ids=lambda kind: kind.name.lower())
+def test_g19_a_request_that_is_not_in_the_slot_does_not_leave_it(kit: Kit, kind: TaskKind, why: str) -> None:
+    rig = acts.working(kit)
+    bad = NOT_HELD[why](rig, kind)
+    booked = rig.state.host_table.table.copy(), dict(rig.state.host_table.live), [*rig.state.host_table.requests]
+    for tasks in (
+        [bad],
+        [acts.leaving(rig, 0), bad] if bad.slot else [acts.leaving(rig, 1), bad],
+        [bad, acts.entering(rig, 3)],
+    ):
+        error = assert_raises(
+            InvalidBatch,
+            lambda tasks=tasks: rig.bound.insert_tasks(state=rig.state, tasks=tasks, stream=rig.stream),  # type: ignore[misc]
+            f"a leaving of slot {bad.slot} ({why})",
+        )
+        assert_says(error, device=rig.bound.name, hook="insert_tasks", argument="tasks")
+        named = [text for text in error.problems if f"task {tasks.index(bad)} " in text]
+        assert named, f"the problems {error.problems} do not name task {tasks.index(bad)}, a leaving ({why})"
+        rig.check(f"a leaving ({why}) was refused")
+    now = rig.state.host_table.table, dict(rig.state.host_table.live), [*rig.state.host_table.requests]
+    assert (now[0] == booked[0]).all(), f"a leaving ({why}) was refused, and booked all the same"
+    assert now[1:] == booked[1:], f"a leaving ({why}) was refused, and booked all the same"
+    rig.output(rig.step(range(acts.SIZES.num_slots)))
+    rig.check("a step after a leaving that was refused")
+
+
+@guarantee(19, also=(9, 11, 18))
+def test_g19_releasing_what_is_free_or_wrong_changes_nothing_else(kit: Kit) -> None:
+    rig = acts.working(kit)
+    for free in ([FREE], [], [FREE, FREE]):
+        rig.state.release(free)
+    table = rig.state.host_table.table.copy()
+    for wrong in ([0, acts.SIZES.num_slots], [1, -1], [2**40], ["0"]):
+        error = assert_raises(HalError, lambda wrong=wrong: rig.state.release(wrong), f"releasing slots {wrong}")  # type: ignore[misc]
+        assert error.cure, f"{error} names no cure"
+    assert (rig.state.host_table.table == table).all(), "a release that was refused has freed a slot all the same"
+    rig.output(rig.step(range(acts.SIZES.num_slots)))
+    rig.release([1])
+    rig.check("slot 1 was released")
+    rows = rig.output(rig.step(range(acts.SIZES.num_slots)))
+    assert len(rows) == 2, f"one of three requests was released, and {len(rows)} rows are reported"
+    acts.insert(rig).wait(PATIENCE)
+    rig.check("a slot that was released was entered")
+
+
+def told(records: list[OutputRecord]) -> Counter[tuple[str, SlotStatus]]:
+    """How often each leaving was told."""
+    found: Counter[tuple[str, SlotStatus]] = Counter()
+    for record in records:
+        for name, status in zip(record.request_ids, record.status.tolist(), strict=True):
+            if status in LEFT:
+                found[name, SlotStatus(status)] += 1
+    return found
+
+
+def departed(rig: Rig) -> Counter[tuple[str, SlotStatus]]:
+    """Let one request be preempted and one aborted; what must be told of it, once each."""
+    rig.insert([acts.leaving(rig, 0), acts.leaving(rig, 2, TaskKind.ABORTED)]).wait(PATIENCE)
+    names = {slot: leavers[-1].request_id for slot, leavers in rig.model.leavers.items()}
+    return Counter({(names[0], SlotStatus.PREEMPTED): 1, (names[2], SlotStatus.ABORTED): 1})
+
+
+SINKS = ("full", "full twice", "dead", "late", "good")
+
+
+@guarantee(19, also=(18, 23))
+@pytest.mark.parametrize("kind", SINKS)
+@pytest.mark.parametrize("again", [False, True], ids=["left free", "entered again"])
+def test_g19_a_leaving_is_told_once_whatever_its_sink_does(kit: Kit, kind: str, again: bool) -> None:
+    rig = acts.working(kit)
+    everything = range(acts.SIZES.num_slots)
+    should = departed(rig)
+    records: list[OutputRecord] = []
+    for attempt in range(2 if kind == "full twice" else 1):
+        sink = {"dead": DeadSink, "late": KeepingSink, "good": MemorySink}.get(kind, FullSink)()
+        step = rig.step(everything)
+        rows = rig.rows_of(step)
+        error = None
+        try:
+            rig.save(step, sink)
+        except HalError as raised:
+            error = raised
+        assert (error is None) == (kind in ("late", "good")), f"save_output into a {kind} sink raised {error!r}"
+        if kind == "dead":
+            records.append(error.ticket.record(PATIENCE))  # type: ignore[union-attr]  # leads to what was lost
+        elif kind == "good":
+            records += sink.records
+        else:
+            records += sink.resolve_all()
+        assert_rows(records[-1], rows)
+        rig.check(f"save_output of leavings into a {kind} sink")
+        if kind == "full twice" and attempt == 0:
+            acts.update_inputs(rig).wait(PATIENCE)
+    if again:
+        rig.insert([acts.entering(rig, 0), acts.entering(rig, 2)]).wait(PATIENCE)
+    for _ in range(3):
+        rig.poke({"sampled_token_ids": np.arange(acts.SIZES.num_slots)})
+        acts.update_inputs(rig).wait(PATIENCE)
+        rig.output(rig.step(everything))
+    found = told([*records, *rig.sink.records])
+    assert found == should, f"leavings were told {dict(found)} times, but should be {dict(should)} (sink: {kind})"
+    assert not rig.state.host_table.preempted, f"the host still has {rig.state.host_table.preempted} to tell"
+    assert not rig.state.host_table.aborted, f"the host still has {rig.state.host_table.aborted} to tell"
+
+
+@guarantee(18, also=(19, 20))
+@pytest.mark.parametrize("follower", [False, True], ids=["first rank", "follower"])
+def test_g18_a_leaving_waits_for_the_step_that_names_its_slot(kit: Kit, follower: bool) -> None:
+    rig = acts.working(kit)
+    should = departed(rig)
+    records = []
+    for order in ([1], [1, 2], [FREE, 1], [0, 1], [2, 1, 0]):
+        step = rig.step(order, **({"group": FOLLOWER} if follower else {}))
+        rows = rig.rows_of(step)
+        ticket = rig.save(step)
+        ticket.wait(PATIENCE)
+        record: OutputRecord = rig.state.take(ticket)  # type: ignore[arg-type]  # save_output's
+        assert_rows(record, rows)
+        records.append(record)
+        rig.check(f"save_output of slots {order}")
+    assert told(records) == should, f"leavings were told {dict(told(records))} times, but should be {dict(should)}"
+
+
+@guarantee(18, also=(19,))
+def test_g18_who_leaves_and_who_enters_one_slot_are_both_told(kit: Kit) -> None:
+    rig = acts.working(kit)
+    should: Counter[tuple[str, SlotStatus]] = Counter()
+    for kind, status in ((TaskKind.PREEMPTED, LEFT[0]), (TaskKind.ABORTED, LEFT[1])):
+        should[rig.model.residents[1].request.request_id, status] += 1
+        rig.insert([acts.leaving(rig, 1, kind), acts.entering(rig, 1)]).wait(PATIENCE)
+        rig.check(f"{kind.name.lower()} and entered in one batch")
+    acts.submit(rig)
+    acts.update_inputs(rig).wait(PATIENCE)
+    before = len(rig.sink.records)
+    rows = rig.output(rig.step([1, 0, FREE]))
+    assert len(rows) == 4, f"two requests have left slot 1, one is in it and one in slot 0, but {len(rows)} are told"
+    rig.output(rig.step([1, 0, FREE]))
+    assert told(rig.sink.records[before:]) == should, f"leavings of one slot: {told(rig.sink.records[before:])}"
+    assert np.array_equal(rig.state.host_table.admission_ids != 0, [True, True, True, False, False]), (
+        "who is in the slots"
+    )

@@ -1,0 +1,250 @@
+"""Device memory as it is handed out (alignment, size, neighbours: G26), and nothing that a call takes and keeps."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+import pytest
+from hal_core.errors import HalError
+from hal_core.memory.dtypes import dtype_of
+from hal_core.memory.views import View
+from hal_core.output.sinks import MemorySink
+from hal_core.slots.admission import Request
+from hal_core.slots.layout import ALIGNMENT
+from hal_core.slots.tasks import Task, TaskKind
+
+from .harness import backdoor
+from .harness.asserts import assert_raises
+from .harness.backdoor import PATIENCE
+from .harness.guarantees import guarantee
+from .harness.sinks import FullSink
+from .kit import Kit
+from .rigs import acts
+from .rigs.rig import Rig
+
+SMALL = (1, 2, 7, 8, 63, 64, 65, 100, 127, 129, 1000, 4095, 4097, 65537, 1 << 20, (1 << 20) + 3)
+"""Bytes asked for, most of them no multiple of anything."""
+
+
+@guarantee(26, also=(5, 9, 13, 14))
+def test_g26_memory_is_aligned_large_enough_and_nobody_elses(kit: Kit) -> None:
+    device, stream = kit.device, kit.device.default_stream
+    blocks = [device.allocate(nbytes) for nbytes in (*SMALL, *reversed(SMALL), *SMALL[:8])]
+    wanted = [*SMALL, *reversed(SMALL), *SMALL[:8]]
+    for memory, nbytes in zip(blocks, wanted, strict=True):
+        off = memory.address % ALIGNMENT
+        assert off == 0, f"allocate({nbytes}) gave a block {off} bytes past a boundary of {ALIGNMENT} bytes"
+        assert memory.nbytes >= nbytes, f"allocate({nbytes}) gave a block of {memory.nbytes} bytes"
+        assert memory.device is device, f"allocate({nbytes}) gave a block of {memory.device!r}, not of {device!r}"
+    spans = sorted((memory.address, memory.address + nbytes) for memory, nbytes in zip(blocks, wanted, strict=True))
+    shared = [(low, high) for (_, low), (high, _) in pairwise(spans) if low > high]
+    assert not shared, f"of {len(blocks)} blocks, {len(shared)} share bytes with their neighbours"
+    for at, (memory, nbytes) in enumerate(zip(blocks, wanted, strict=True)):
+        backdoor.write(device, memory, 0, np.full(nbytes, at, np.uint8), stream)
+    for at, (memory, nbytes) in enumerate(zip(blocks, wanted, strict=True)):
+        got = backdoor.read(device, memory, stream)[:nbytes]
+        assert (got == at).all(), f"a block of {nbytes} bytes was written by the write of another block"
+
+
+@guarantee(26, also=(9, 13, 14))
+def test_g26_states_are_aligned_and_apart(kit: Kit) -> None:
+    rigs = [acts.working(kit, name=name) for name in ("target", "proposer", "third")]
+    for rig in rigs:
+        places = {name: place.offset for name, place in rig.state.layout.fields.items()}
+        places |= {f"header of {name}": part.offset for name, part in rig.state.layout.headers.items()}
+        for name, offset in places.items():
+            off = (rig.state.memory.address + offset) % ALIGNMENT
+            assert off == 0, f"{name} begins {off} bytes past a boundary of {ALIGNMENT} bytes"
+    for rig in rigs:
+        acts.update_inputs(rig)
+        for one in rigs:
+            one.check(f"a step of state {rig.name!r}")
+
+
+class Held(NamedTuple):
+    """What the process holds: threads, descriptors, blocks of Python's allocator (an object is one or more), bytes of
+    the C heap (arrays, long strings; 0 where the library does not tell), and bytes in memory."""
+
+    threads: int
+    descriptors: int
+    blocks: int
+    heap: int
+    resident: int
+
+
+class Mallinfo(ctypes.Structure):
+    """``struct mallinfo2`` of glibc."""
+
+    _fields_: ClassVar = [(f"f{at}", ctypes.c_size_t) for at in range(10)]
+
+
+def heap() -> int:
+    """Bytes that the C heap has given out."""
+    found = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if found is None:
+        return 0
+    found.restype = Mallinfo
+    told = found()
+    return int(told.f7 + told.f4)  # uordblks and hblkhd
+
+
+def held() -> Held:
+    """As it is now."""
+    gc.collect()
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    threads = max(len(os.listdir("/proc/self/task")), threading.active_count())
+    descriptors = len(os.listdir("/proc/self/fd"))
+    return Held(threads, descriptors, sys.getallocatedblocks(), heap(), pages * os.sysconf("SC_PAGESIZE"))
+
+
+WINDOWS = 8
+"""A leak is there in each of so many windows; pools that fill, and other threads, are not."""
+BLOCKS, HEAP, CALLS = 2, 16 << 10, 13
+"""Blocks that are forgiven a round, and bytes a block: caches of NumPy's fill slowly, and a simulator that writes a
+trace keeps that. Calls in the longest round."""
+LARGE = 1 << 17
+"""Bytes of the large write of each round: whoever keeps what it was made of is over that."""
+RESTS = 2.0
+"""Seconds that threads have to end after what they were for is over; on a busy machine they end late."""
+RESIDENT = 8 << 20
+"""Bytes in memory that are forgiven a window: of the allocators of the process."""
+
+
+def rested(threads: int) -> Held:
+    """As it is once threads that are ending have ended, so that no more than ``threads`` are left, or after a while."""
+    end = time.monotonic() + RESTS
+    while (found := held()).threads > threads and time.monotonic() < end:
+        time.sleep(0.01)
+    return found
+
+
+def kept(once: Callable[[], None], rounds: int, blocks: int = BLOCKS) -> str:
+    """What each of some windows of ``rounds`` left behind, or "". ``blocks``: how many are forgiven a round.
+
+    The first window that leaves nothing behind is the last: a leak would have shown in it.
+    """
+    bounds = Held(rounds // 5, rounds // 5, blocks * rounds, HEAP * blocks * rounds, RESIDENT)
+    found, told = set(Held._fields), ""
+    for _ in range(WINDOWS):
+        before = held()
+        for _ in range(rounds):
+            once()
+        after = rested(before.threads + bounds.threads)
+        more = {name: getattr(after, name) - getattr(before, name) for name in found}
+        found = {name for name in found if more[name] > getattr(bounds, name)}
+        told = ", ".join(f"{more[name]} more {name}" for name in sorted(found))
+        if not found:
+            break
+    return told
+
+
+def wrap(rig: Rig, large: View) -> None:
+    """Write something large, so that a staging ring comes round, and drops what it has kept of small writes."""
+    rig.bound.async_set_value(target=large, value=np.ones(large.shape, np.int64), stream=rig.stream).wait(PATIENCE)
+
+
+def hooks(rig: Rig) -> None:
+    """Every hook and primitive, once, and back to where it began."""
+    for act in acts.VALUES.values():
+        act(rig)
+    acts.submit(rig)
+    rig.insert([acts.leaving(rig, 0), acts.entering(rig, 0)])
+    acts.broadcast(rig)
+    acts.update_inputs(rig)
+    sink = MemorySink()
+    rig.state.take(acts.save(rig, sink))  # type: ignore[arg-type]  # save_output's
+    acts.copy_out(rig).wait(PATIENCE)
+    rig.device.event(rig.stream).wait(PATIENCE)
+    rig.model.requests.clear()
+    rig.model.loose.clear()
+    rig.model.bound[:] = [0] * acts.SIZES.num_slots  # every round enters the slot anew
+
+
+def tickets_nobody_waits_for(rig: Rig) -> None:
+    """Calls whose tickets are thrown away."""
+    for act in (acts.scalar, acts.array, acts.submit, acts.update_inputs):
+        act(rig)
+    rig.stream.synchronize(PATIENCE)
+
+
+def refusals(rig: Rig) -> None:
+    """Calls that are refused, by the host and by a sink."""
+    bound, stream, state = rig.bound, rig.stream, rig.state
+    wrong: list[Callable[[], object]] = [
+        lambda: bound.async_set_value(target=state.view("seed"), value=1.5, stream=stream),
+        lambda: bound.async_set_value(target=state.view("seed"), value=[1, 2], stream=stream),
+        lambda: bound.insert_tasks(
+            state=state, tasks=[Task(TaskKind.PREFILL, 99, rig.model.residents[0].admitted)], stream=stream
+        ),
+        lambda: bound.save_output(state=state, step=rig.step([99]), sink=rig.sink, stream=stream),
+        lambda: acts.save(rig, FullSink()),
+        lambda: state.admit(Request("too long", [1] * 999)),
+    ]
+    for call in wrong:
+        assert_raises(HalError, call, "a call that must be refused")
+    acts.scalar(rig)
+
+
+def memory(rig: Rig) -> None:
+    """Device memory, taken and given back."""
+    block = rig.device.allocate(1 << 18)
+    backdoor.write(rig.device, block, 0, np.full(1 << 18, 3, np.uint8), rig.stream)
+
+
+def states(rig: Rig) -> None:
+    """States, made, used and dropped."""
+    state = rig.bound.state(acts.SIZES, name="short-lived")
+    request = state.admit(Request("r", [1, 2, 3]))
+    task = Task(TaskKind.PREFILL, 0, request, 0, 3, [0])
+    rig.bound.insert_tasks(state=state, tasks=[task], stream=rig.stream).wait(PATIENCE)
+
+
+ROUNDS: dict[str, tuple[Callable[[Rig], None], int]] = {
+    "hooks": (hooks, 40),
+    "tickets nobody waits for": (tickets_nobody_waits_for, 50),
+    "refusals": (refusals, 40),
+    "memory": (memory, 40),
+    "states": (states, 20),
+}
+"""What is done again and again, and how often in a window; each is several calls."""
+
+
+@guarantee(26, also=(1, 2, 3, 10, 19, 22, 23))
+@pytest.mark.parametrize("what", ROUNDS)
+def test_g26_hundreds_of_calls_keep_nothing(kit: Kit, what: str) -> None:
+    once, rounds = ROUNDS[what]
+    one = Kit(kit.subject, kit.effort)
+    rig = acts.working(one)
+    large = View.contiguous(one.device.allocate(LARGE), 0, (LARGE // 8,), dtype_of("int64"))
+
+    def again() -> None:
+        once(rig)
+        wrap(rig, large)
+
+    for _ in range(10):
+        again()
+    found = kept(again, rounds, BLOCKS + CALLS * kit.subject.support.keeps)
+    one.renew()
+    assert not found, f"each {rounds} rounds of {what} leave {found}: the calls keep what they take"
+
+
+@guarantee(26)
+def test_g26_opening_and_closing_keeps_nothing(kit: Kit) -> None:
+    def once() -> None:
+        one = Kit(kit.subject, kit.effort)
+        rig = acts.working(one)
+        acts.array(rig)
+        one.bound.close()
+
+    found = kept(once, 10, 20 * BLOCKS + CALLS * kit.subject.support.keeps)
+    assert not found, f"each 10 openings and closings of the device leave {found}"

@@ -1,0 +1,106 @@
+"""The mode that a ticket names is true, in both directions (G7): of every hook and primitive, held and not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hal_core.errors import HalError
+from hal_core.memory.copies import CopyTicket
+from hal_core.memory.dtypes import dtype_of
+from hal_core.memory.views import View
+from hal_core.tickets import Ticket
+
+from .harness.asserts import assert_no_error, assert_raises
+from .harness.backdoor import PATIENCE
+from .harness.guarantees import guarantee
+from .kit import Kit
+from .rigs import acts
+from .rigs.rig import Rig
+
+HELD = ("async_h2d", "async_d2h", "can_hold_stream")
+COPIES = ("save_output", "copy_out")
+WORKS = [name for name in acts.ACTS if name != "broadcast"]  # which in a group of one is no work
+
+
+def check_told(rig: Rig, ticket: Ticket, what: str) -> None:
+    """A ticket that says "sync" is done, and its work can be seen from another stream that waits for nothing."""
+    __tracebackhide__ = True
+    assert ticket.mode in ("async", "sync"), f"{what}: the ticket's mode is {ticket.mode!r}"
+    if ticket.mode == "async":
+        return
+    if what == "broadcast":  # in a group of one it is no work, and says nothing of what was put there before
+        return
+    if what != "save_output":  # whose work on the device is the copy; it is done when its sink has the record
+        assert ticket.done(), f'{what}: the ticket says "sync", but it is not done'
+    mine, rig.stream = rig.stream, rig.device.stream()
+    try:
+        rig.check(f'{what}, whose ticket says "sync"')
+    finally:
+        rig.stream = mine
+
+
+@guarantee(7, also=(1, 3, 23))
+@pytest.mark.parametrize("what", acts.ACTS)
+def test_g07_a_ticket_that_says_sync_is_done_and_its_work_is_there(kit: Kit, what: str) -> None:
+    rig = acts.working(kit)
+    for _ in range(2):
+        acts.submit(rig)  # something that a careless device is still at
+    ticket = acts.ACTS[what](rig)
+    check_told(rig, ticket, what)
+    said = ticket.mode
+    if not (kit.capabilities.async_d2h if what in COPIES else kit.capabilities.async_h2d):
+        assert said == "sync" or what == "update_inputs", (
+            f"{what}: the ticket says {said!r}, but the device claims no such"
+        )
+    assert_no_error(lambda: ticket.wait(PATIENCE), what)
+    assert ticket.done(), f"{what}: the ticket was waited for, but is not done"
+    assert ticket.mode == said, f"{what}: the ticket said {said!r} first, then {ticket.mode!r}"
+    rig.check(what)
+
+
+@guarantee(7, requires=HELD, also=(1, 3, 10, 23))
+@pytest.mark.parametrize("what", WORKS)
+def test_g07_behind_a_held_stream_every_call_returns_and_says_async(kit: Kit, what: str) -> None:
+    if what == "update_inputs" and kit.missing(("overlapped_update",)):
+        pytest.skip("needs overlapped_update")
+    rig = acts.working(kit)
+    with kit.held(rig.stream):
+        ticket = acts.ACTS[what](rig)
+        check_told(rig, ticket, f"{what} on a held stream")
+        assert ticket.mode == "async", f"{what}: the ticket says {ticket.mode!r}, but its stream is held"
+        assert not ticket.done(), f"{what}: the ticket is done, but its stream is held"
+        error = assert_raises(HalError, lambda: ticket.wait(0), f"wait(0) for {what} on a held stream")
+        assert isinstance(error, TimeoutError), f"{what}: wait(0) on a held stream raised {error!r}"
+        assert not ticket.done(), f"{what}: the ticket is done after a wait that timed out"
+        assert not isinstance(ticket, CopyTicket) or ticket.failure() is None, f"{what} failed: {ticket.failure()!r}"
+    assert_no_error(lambda: ticket.wait(PATIENCE), what)
+    assert ticket.mode == "async", f"{what}: the ticket said 'async' first, then {ticket.mode!r}"
+    rig.check(what)
+
+
+BACKLOG, LARGE, TRIES = 64, 1 << 22, 8
+"""Copies of so many bytes are put before a write; in one of so many tries its ticket must not be done at once."""
+
+
+@guarantee(7, requires=("async_h2d", "not can_hold_stream"), also=(3,))
+def test_g07_a_device_that_claims_to_be_asynchronous_does_not_do_the_work_in_the_call(kit: Kit) -> None:
+    """Where a stream can be held, the test above shows it; a device may also be quick."""
+    device, stream = kit.device, kit.device.default_stream
+    block, small = device.allocate(2 * LARGE), device.allocate(64)
+    dtype = dtype_of("int64")
+    source, sink = (View.contiguous(block, at, (LARGE // 8,), dtype) for at in (0, LARGE))
+    kit.bound.async_set_value(target=source, value=0, stream=stream).wait(PATIENCE)
+    target = View.contiguous(small, 0, (8,), dtype)
+    done = []
+    for _ in range(TRIES):
+        behind = [kit.bound.async_set_value(target=sink, value=source, stream=stream) for _ in range(BACKLOG)]
+        ticket = kit.bound.async_set_value(target=target, value=np.arange(8), stream=stream)
+        done.append(ticket.done())
+        for one in (*behind, ticket):
+            one.wait(PATIENCE)
+        if not all(done):
+            break
+    assert not all(done), (
+        f"async_h2d is claimed, but a write behind {BACKLOG} copies of {LARGE >> 20} MiB was done on return in all of"
+        f" {TRIES} tries: the calls wait for the device"
+    )

@@ -1,0 +1,115 @@
+"""The primitives that everything stands on: plans against plain bytes (G4, G5), copies out (G1), and both together."""
+
+from __future__ import annotations
+
+import numpy as np
+from hal_core.memory.plan import SCATTER_MAP, PlanBuilder, Records, WritePlan
+from hal_core.memory.views import ByteRange
+from hypothesis import strategies as st
+
+from .draw.views import BLOCK_BYTES
+from .harness import backdoor
+from .harness.backdoor import PATIENCE
+from .harness.guarantees import guarantee
+from .kit import Draw, Kit, examples
+from .rigs.block import Block
+
+
+def draw_writes(draw: Draw, block: Block) -> PlanBuilder:
+    """Copies and fills that may overlap; the block expects them in their order."""
+    builder = PlanBuilder(block.memory)
+    for _ in range(draw(st.integers(1, 6), "writes")):
+        offset = draw(st.integers(0, 60), "offset")
+        data = np.frombuffer(draw(st.binary(min_size=1, max_size=24), "bytes"), np.uint8)
+        if draw(st.booleans(), "a fill"):
+            element = np.frombuffer(data[:1].tobytes() * 8, draw(st.sampled_from(["u1", "u2", "u4", "u8"]), "of"))[0]
+            element = element.dtype.type(int(element) ^ 1)
+            count = draw(st.integers(1, 5), "elements")
+            builder.fill(np.array([offset]), count * element.itemsize, element)
+            data = np.frombuffer(element.tobytes() * count, np.uint8)
+        else:
+            builder.copy(np.array([offset]), len(data), data)
+        block.should[offset : offset + len(data)] = data
+    return builder
+
+
+@guarantee(4)
+@examples()
+def test_g04_of_two_writes_to_one_place_in_one_plan_the_last_wins(kit: Kit, draw: Draw) -> None:
+    block = Block(kit)
+    builder = draw_writes(draw, block)
+    kit.device.submit(builder.build(), block.stream).wait(PATIENCE)
+    block.check("a plan whose writes overlap")
+
+
+@guarantee(5)
+@examples()
+def test_g05_records_are_spread_over_the_slots_they_name(kit: Kit, draw: Draw) -> None:
+    block = Block(kit)
+    widths = draw(st.lists(st.sampled_from([1, 4, 8, 16, 24]), min_size=1, max_size=3), "bytes of each field")
+    slots = draw(st.lists(st.integers(0, 4), min_size=1, max_size=5, unique=True), "slots")
+    scatter_map, base, source = [], 64, 0
+    for width in widths:
+        scatter_map.append((base, width, source, width))
+        base, source = base + -(-5 * width // 64) * 64, source + width
+    size = len(slots) * source
+    data = np.frombuffer(draw(st.binary(min_size=size, max_size=size), "records"), np.uint8).reshape(len(slots), source)
+    records = Records(np.array(slots, np.int32), data.copy(), np.array(scatter_map, SCATTER_MAP))
+    plan = WritePlan(block.memory, PlanBuilder(block.memory).build().writes, [], records)
+    kit.device.submit(plan, block.stream).wait(PATIENCE)
+    for record, slot in zip(data, slots, strict=True):
+        for start, stride, at, width in scatter_map:
+            block.should[start + slot * stride :][:width] = record[at : at + width]
+    block.check(f"records for slots {slots}")
+
+
+@guarantee(2)
+@examples(0.5)
+def test_g02_a_plan_may_be_changed_once_it_was_submitted(kit: Kit, draw: Draw) -> None:
+    block = Block(kit)
+    data = np.frombuffer(draw(st.binary(min_size=8, max_size=64), "bytes"), np.uint8).copy()
+    builder = PlanBuilder(block.memory)
+    builder.copy(np.array([64]), len(data), data)
+    block.should[64 : 64 + len(data)] = data
+    with kit.held(block.stream):
+        ticket = kit.device.submit(builder.build(), block.stream)
+        data[...] = ~data
+    ticket.wait(PATIENCE)
+    block.check("the plan's payload was overwritten by its caller")
+
+
+@guarantee(1)
+@examples()
+def test_g01_ranges_are_copied_out_as_they_are_in_stream_order(kit: Kit, draw: Draw) -> None:
+    block = Block(kit)
+    parts = []
+    for _ in range(draw(st.integers(1, 5), "ranges")):
+        offset = draw(st.integers(0, BLOCK_BYTES), "offset")
+        parts.append(ByteRange(offset, draw(st.integers(0, BLOCK_BYTES - offset), "bytes")))
+    draw_writes(draw, block)
+    should = block.should.copy()
+    with kit.held(block.stream):
+        backdoor.put(kit.device, block.memory, [(0, should.tobytes())], block.stream)
+        copied = kit.device.copy_out(block.memory, parts, block.stream)
+        backdoor.put(kit.device, block.memory, [(0, backdoor.poisoned(BLOCK_BYTES).tobytes())], block.stream)
+    copied.wait(PATIENCE)
+    for part, data in zip(parts, copied.data, strict=True):
+        assert (data == should[part.offset : part.end]).all(), f"{part} was copied out as {data}, not {should}"
+
+
+@guarantee(1)
+@examples(0.5)
+def test_g01_a_stream_that_waits_for_an_event_sees_what_came_before_it(kit: Kit, draw: Draw) -> None:
+    block = Block(kit)
+    first, second = block.stream, kit.device.stream()
+    byte = draw(st.integers(0, 255), "byte")
+    block.should[...] = byte
+    with kit.held(first):
+        backdoor.put(kit.device, block.memory, [(0, block.should.tobytes())], first)
+        event = kit.device.event(first)
+        second.wait(event)
+        if kit.can_hold:
+            assert not event.done(), "an event behind held work is done"
+        copied = kit.device.copy_out(block.memory, [ByteRange(0, BLOCK_BYTES)], second)
+    copied.wait(PATIENCE)
+    block.compare(copied.data[0], "a copy on a stream that waits for the write's event")

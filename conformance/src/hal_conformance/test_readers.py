@@ -1,0 +1,228 @@
+"""No write reaches a slot before the last step that reads it has passed (G28), whoever reads and writes, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hal_core.errors import TicketTimeout
+from hal_core.slots.tasks import Task, TaskKind
+
+from .harness import backdoor
+from .harness.asserts import assert_raises
+from .harness.backdoor import arrive
+from .harness.guarantees import guarantee
+from .harness.waiters import SHORT
+from .kit import Kit, Latch
+from .rigs.forms import unlike
+from .rigs.rig import Rig
+from .rigs.roads import SIZES, filled, new_tasks
+from .rigs.stream_cases import Busy, copied
+
+if TYPE_CHECKING:
+    from hal_core.streams import Stream
+    from hal_core.tickets import Ticket
+
+LEFT, NAMED, EMPTY = 1, (0, 1, 2), 4
+"""The slot that is left and entered, the slots that every step names, and one that no step names."""
+
+Write = Callable[[Rig, list[Task]], "Ticket"]
+
+
+def _leave(rig: Rig, tasks: list[Task]) -> Ticket:
+    return rig.insert([Task(TaskKind.PREEMPTED, LEFT, tasks[LEFT].request)])
+
+
+def _leave_and_enter(rig: Rig, tasks: list[Task]) -> Ticket:
+    return rig.insert([Task(TaskKind.ABORTED, LEFT, tasks[LEFT].request), *new_tasks(rig, [LEFT])])
+
+
+def _grow(rig: Rig, tasks: list[Task]) -> Ticket:
+    return rig.insert([Task(TaskKind.MORE_BLOCKS, LEFT, tasks[LEFT].request, blocks=[55], first_block=2)])
+
+
+def _enter_elsewhere(rig: Rig, tasks: list[Task]) -> Ticket:
+    return rig.insert(new_tasks(rig, [EMPTY]))
+
+
+def _set_slot(rig: Rig, tasks: list[Task]) -> Ticket:
+    rig.model.set("next_tokens", LEFT, 777)
+    view = rig.state.view("next_tokens")[LEFT]
+    return rig.bound.async_set_value(target=view, value=777, stream=rig.stream)
+
+
+def _set_all(rig: Rig, tasks: list[Task]) -> Ticket:
+    view, cells = rig.state.view("sampled_token_ids"), rig.model.cells["sampled_token_ids"]
+    cells[...] = 900 + np.arange(len(cells))[:, None]
+    return rig.bound.async_set_value(target=view, value=cells.copy(), stream=rig.stream)
+
+
+WRITES: dict[str, Write] = {
+    "a request that leaves": _leave,
+    "a request that leaves and one that enters": _leave_and_enter,
+    "more blocks": _grow,
+    "a request that enters a slot the step does not name": _enter_elsewhere,
+    "a value for one slot": _set_slot,
+    "a value for every slot": _set_all,
+}
+"""Told to the call; ``update_inputs`` looks at every slot, so even a slot that no step names is read."""
+STREAMS = ("from the default stream to another", "from another stream to the default one", "between two others")
+
+
+def streams(kit: Kit, which: str) -> tuple[Stream, Stream]:
+    """Where the reader is, and where the writer."""
+    device = kit.device
+    reader = device.default_stream if which == STREAMS[0] else device.stream()
+    return reader, device.default_stream if which == STREAMS[1] else device.stream()
+
+
+WAITS = (
+    "it waits for the device, so a write that overlaps a step cannot be shown, nor be had. Either provide a kernel: "
+    "override update_inputs() so that it puts its work on the stream and returns (the default of DeviceBase copies the "
+    "state out and back). Or declare it: update_waits = True in the plugin's Support, which takes overlapped_update "
+    "from what it offers; what needs it is then skipped"
+)
+
+
+def update_held(rig: Rig, latch: Latch, order: tuple[int, ...]) -> Ticket:
+    """A step on the stream that is held. One check tells a device whose ``update_inputs`` waits; others are skipped."""
+    __tracebackhide__ = True
+    if rig.kit.update_waits:
+        pytest.skip("update_inputs waits for the device, as another check of G28 says")
+    ticket = rig.update_inputs(rig.step(order))
+    if latch.forced:
+        rig.kit.update_waits = True
+        raise AssertionError(f"update_inputs did not return while its stream was held: {WAITS}")
+    return ticket
+
+
+def still_waits(told: str, ticket: Ticket) -> None:
+    """The write is behind what is held."""
+    __tracebackhide__ = True
+    assert not ticket.done(), f"{told} is done, though a step that reads the slots is held"
+    assert_raises(TicketTimeout, lambda: ticket.wait(SHORT), f"{told}, behind a step that is held: its ticket")
+
+
+@guarantee(28, requires=("async_h2d", "can_hold_stream", "overlapped_update"))
+@pytest.mark.parametrize("which", STREAMS)
+@pytest.mark.parametrize("what", WRITES)
+def test_g28_a_write_comes_after_a_step_on_another_stream(kit: Kit, what: str, which: str) -> None:
+    reader, writer = streams(kit, which)
+    rig, tasks = filled(kit, NAMED)
+    told = f"{what}, {which},"
+    with kit.held(reader, told) as latch:
+        rig.stream = reader
+        stepped = update_held(rig, latch, NAMED)
+        rig.stream = writer
+        written = WRITES[what](rig, tasks)
+        still_waits(told, written)
+    for ticket in (stepped, written):
+        arrive(ticket)
+    rig.check(f"{told} behind a step")
+
+
+@guarantee(28, requires=("async_h2d", "can_hold_stream", "overlapped_update"))
+@pytest.mark.parametrize("last_first", [False, True], ids=["in-order", "last-first"])
+@pytest.mark.parametrize("what", WRITES)
+def test_g28_a_write_comes_after_every_step_and_not_the_first_or_last_alone(
+    kit: Kit, what: str, last_first: bool
+) -> None:
+    """Three steps on two streams, the second of which waits for the first; they are let go one by one."""
+    device, held, writer = kit.device, [kit.device.stream(), kit.device.stream()], kit.device.stream()
+    rig, tasks = filled(kit, NAMED)
+    told = f"{what} behind three steps on two streams"
+    latches = [kit.held(stream, told) for stream in held]
+    with latches[0], latches[1]:
+        rig.stream = held[0]
+        steps = [update_held(rig, latches[0], order) for order in ((0, 1), (1, 2))]
+        held[1].wait(device.event(held[0]))
+        rig.stream = held[1]
+        steps.append(update_held(rig, latches[1], (2, 0, 1)))
+        rig.stream = writer
+        written = WRITES[what](rig, tasks)
+        still_waits(told, written)
+        latches[last_first].release()
+        if not last_first:
+            for step in steps[:2]:
+                arrive(step)
+        still_waits(f"{told}, of which {'the first two are' if last_first else 'the last is'} held,", written)
+    for ticket in (*steps, written):
+        arrive(ticket)
+    rig.check(told)
+
+
+@guarantee(28, requires=("async_h2d", "async_d2h", "can_hold_stream"))
+@pytest.mark.parametrize("which", STREAMS)
+@pytest.mark.parametrize("what", WRITES)
+def test_g28_what_a_reader_sees_is_not_written_over(kit: Kit, what: str, which: str) -> None:
+    """A reader that the worker tells the state of; it is a copy here, so ``update_inputs`` need not overlap."""
+    reader, writer = streams(kit, which)
+    if what == "a request that enters a slot the step does not name":
+        return  # this reader names its slots
+    rig, tasks = filled(kit, NAMED)
+    should, told = rig.model.block.copy(), f"{what}, {which},"
+    with kit.held(reader, told):
+        busy = Busy(kit, reader, 3)
+        seen = copied(kit, rig.state.memory, reader)
+        rig.state.add_reader(np.array(NAMED, np.int32), kit.device.event(reader))
+        rig.stream = writer
+        written = WRITES[what](rig, tasks)
+        still_waits(told, written)
+        behind = backdoor.put(kit.device, kit.device.allocate(64), [(0, bytes(64))], writer)
+        still_waits(f"work behind {told}", behind)
+    for ticket in (seen, written, behind):
+        arrive(ticket)
+    wrong = unlike(seen.data[0], should)
+    assert not wrong, f"a reader saw {told} which came after it: {wrong}"
+    rig.check(f"{told} behind a reader")
+    busy.check()
+
+
+@guarantee(28, requires=("async_h2d", "async_d2h", "can_hold_stream"))
+def test_g28_a_write_comes_after_each_of_several_readers(kit: Kit) -> None:
+    """Readers on three streams that know nothing of each other, let go in different orders."""
+    for order in ((0, 1, 2), (2, 1, 0), (1, 2, 0)):
+        rig, tasks = filled(kit, NAMED)
+        should = rig.model.block.copy()
+        readers, rig.stream = [kit.device.default_stream, kit.device.stream(), kit.device.stream()], kit.device.stream()
+        told = "a write behind three readers"
+        latches = [kit.held(reader, told) for reader in readers]
+        with latches[0], latches[1], latches[2]:
+            seen = []
+            for slots, reader in zip(((0, 1), (1,), (1, 2)), readers, strict=True):
+                seen.append(copied(kit, rig.state.memory, reader))
+                rig.state.add_reader(np.array(slots, np.int32), kit.device.event(reader))
+            written = _leave_and_enter(rig, tasks)
+            for at, stream_case in enumerate(order):
+                still_waits(f"{told}, of which {3 - at} are held", written)
+                latches[stream_case].release()
+                arrive(seen[stream_case])
+        arrive(written)
+        for copy in seen:
+            wrong = unlike(copy.data[0], should)
+            assert not wrong, f"a reader saw a write that came after it: {wrong}"
+        rig.check(told)
+
+
+@guarantee(28, requires=("async_h2d", "can_hold_stream", "overlapped_update"))
+def test_g28_a_step_holds_up_no_other_state_and_no_host(kit: Kit) -> None:
+    """The step of one state is held; another state, and the first one once the step has passed, are written at once."""
+    held, writer = kit.device.stream(), kit.device.stream()
+    rig, tasks = filled(kit, NAMED)
+    other = Rig(kit, SIZES, name="other")
+    with kit.held(held, "a write to a state that no held step reads") as latch:
+        rig.stream = held
+        stepped = update_held(rig, latch, NAMED)
+        other.stream = writer
+        arrive(other.insert(new_tasks(other, [0, 3])))
+        arrive(_set_all(other, []))
+        other.check("a write to a state that no held step reads")
+    arrive(stepped)
+    with kit.held(held, "a write behind a step that has passed"):
+        busy = Busy(kit, held, 1)
+        rig.stream = writer
+        arrive(_leave_and_enter(rig, tasks))
+        rig.check("a write behind a step that has passed")
+    busy.check()

@@ -1,0 +1,140 @@
+"""The staging ring under pressure (G2, G3): each span is fenced by its own event, also where the ring goes round.
+
+The ring is made small, streams are held, and every write has a place of its own, so that a span that was used again
+before it was read shows in the write it belonged to. What a full ring refuses is in ``test_ring_refusals.py``.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from .harness.backdoor import arrive
+from .harness.guarantees import guarantee
+from .harness.reached import Reached
+from .kit import Kit, Latch
+from .rigs.lines import NEEDS, RING, Lines, impatient, refusal
+from .rigs.stream_cases import pairs
+
+if TYPE_CHECKING:
+    from hal_core.streams import Stream
+
+PAIRS = {"quick": 2, "default": 3, "nightly": 3}
+"""In quick the default stream is one of the two."""
+FIRST = ("early", "late", "between")
+"""When the held stream takes its spans: before, after or among those of the other."""
+
+
+@guarantee(2, requires=NEEDS)
+@pytest.mark.parametrize("first", FIRST)
+def test_g02_a_span_is_fenced_by_its_own_stream_and_not_a_neighbours(small: Kit, first: str) -> None:
+    small.once(("two streams", first), lambda: on_pairs(small, first))
+
+
+@guarantee(3, requires=NEEDS)
+def test_g03_a_span_is_fenced_by_its_own_stream_and_not_a_neighbours(small: Kit) -> None:
+    small.once(("two streams", "between"), lambda: on_pairs(small, "between"))
+
+
+def on_pairs(small: Kit, first: str) -> None:
+    """:func:`two_streams` on the default stream and another, and on two others."""
+    __tracebackhide__ = True
+    for told, held, free in pairs(small)[: PAIRS[small.effort.profile]]:
+        two_streams(small, first, told, held, free)
+
+
+def two_streams(small: Kit, first: str, told: str, held: Stream, free: Stream) -> None:
+    """Hold one stream while another one uses the ring many times over."""
+    __tracebackhide__ = True
+    lines = Lines(small, 5 * RING)
+    arrive(lines.must_write(300, held))  # a fence that has passed, to be mistaken for the next one's
+    if first != "early":
+        for _ in range(150):
+            lines.must_write(300, free)
+    with small.held(held), impatient(small):
+        for nbytes in (300, 5000, 60_000, 70_001):
+            lines.must_write(nbytes, held)
+            if first == "between":
+                arrive(lines.must_write(nbytes, free))
+        for _ in range(140):  # many fences of the other stream that have passed
+            lines.must_write(200, free)
+        arrive(lines.tickets[-1])
+        for _ in range(25):
+            try:
+                ticket = lines.write(100_000, free)
+            except Exception as error:  # noqa: BLE001 (the oldest span is held, so a ring must refuse in the end)
+                refusal(small, error, "async_set_value")
+                break
+            arrive(ticket)
+    lines.check(f"{told}: the first was held while the second used the ring many times over")
+    lines.must_write(400_000, held)
+    lines.check(f"{told}: both went on")
+
+
+ROUNDS = {"quick": 9, "default": 24, "nightly": 24}
+"""Of half a ring each."""
+SPANS = (1, 8, 255, 256, 257, 4095, 4097, 30_000, 65_537, 100_003)
+
+
+@guarantee(3, requires=NEEDS)
+def test_g03_the_ring_goes_round_with_spans_of_every_size(small: Kit) -> None:
+    rounds, share = ROUNDS[small.effort.profile], RING * 11 // 20
+    lines, reached = Lines(small, rounds * (share + 40_000)), Reached(map(str, SPANS))
+    streams = [small.device.default_stream, small.device.stream()]
+    rng = np.random.default_rng(small.effort.seed)
+    for turn in range(rounds):
+        for ticket in lines.tickets[-2:]:
+            arrive(ticket)
+        used = 0
+        with small.held(streams[turn % 2]):
+            while True:
+                nbytes = int(rng.choice(SPANS))
+                used += -(-nbytes // 256) * 256
+                if used > share:
+                    break
+                lines.must_write(nbytes, streams[int(rng.integers(2))])
+                reached.note(str(nbytes))
+        for stream in streams:
+            lines.must_write(8, stream)
+    lines.check(f"{rounds} rounds through a ring of {RING} bytes, one stream held in each")
+    reached.check()
+
+
+@guarantee(3, requires=NEEDS)
+@pytest.mark.parametrize("same", [True, False], ids=["one-stream", "two-streams"])
+def test_g03_a_full_ring_waits_for_its_oldest_entry_alone(small: Kit, same: bool) -> None:
+    lines = Lines(small, 4 * RING)
+    held, work = small.device.stream(), small.device.default_stream
+    lines.empty_ring(work)
+    with small.held(held):
+        behind = small.device.event(held)
+        with small.held(work) as gate:
+            lines.must_write(RING * 11 // 20, work)
+            newest = work if same else small.device.stream()
+            newest.wait(behind)
+            late = lines.must_write(RING * 6 // 20, newest)
+            opener = threading.Thread(target=open_when_waited_for, args=(small, gate))
+            opener.start()
+            try:
+                last = lines.must_write(RING * 10 // 20, work)  # has no room until the oldest entry's work is over
+            finally:
+                gate.release()
+                opener.join()
+        assert not late.done(), "the entry behind the held stream is done"
+        if same:
+            assert not last.done(), "work behind an event that has not passed is done"
+    lines.check("the ring was full, with its oldest entry's work over and the newest behind a held stream")
+
+
+def open_when_waited_for(kit: Kit, gate: Latch) -> None:
+    """Let the oldest entry's stream go once the ring is waited for; after some time in any case."""
+    before = kit.bound.counters().ring_waits
+    for _ in range(100):
+        if kit.bound.counters().ring_waits > before:
+            break
+        time.sleep(0.01)
+    gate.release()

@@ -1,0 +1,157 @@
+"""What a full staging ring refuses (G3, G26): told by the contract's error, nothing half done, and it goes on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hal_core.memory.dtypes import dtype_of
+from hal_core.memory.views import View
+from hal_core.slots.admission import Request
+from hal_core.slots.fields import StateConfig
+from hal_core.slots.tasks import Task, TaskKind
+
+from .harness.backdoor import PATIENCE, arrive
+from .harness.bits import noise
+from .harness.guarantees import guarantee
+from .kit import Kit
+from .rigs import acts
+from .rigs.lines import ENOUGH, NEEDS, RING, Lines, impatient, refusal
+from .rigs.rig import Rig
+from .rigs.slab import GAP, Slab
+
+
+@guarantee(3, requires=NEEDS)
+@pytest.mark.parametrize("nbytes", [4500, 12_000, 65_536, 200_000])
+@pytest.mark.parametrize("rows", [False, True], ids=["contiguous", "rows"])
+def test_g03_what_a_full_ring_has_taken_is_right_and_it_goes_on_after_refusing(
+    small: Kit, nbytes: int, rows: bool
+) -> None:
+    filled_twice(small, nbytes, rows=rows)
+
+
+def filled_twice(small: Kit, nbytes: int, *, rows: bool) -> None:
+    """Fill the ring until it refuses, let go, compare, and do it again."""
+    __tracebackhide__ = True
+    rounds, refusals = 2, 0
+    lines = Lines(small, (rounds + 1) * (RING + RING // 64 + 4 * nbytes) + ENOUGH * 100)
+    stream = small.device.default_stream
+    for turn in range(rounds):
+        with small.held(stream), impatient(small):
+            refusals += lines.until_refused([nbytes], stream, rows=rows) is not None
+        lines.check(f"round {turn} of a ring that was filled while its stream was held")
+        lines.must_write(nbytes, stream, rows=rows)
+        lines.check(f"a write after refusal {turn}")
+    assert refusals == rounds, f"a held ring of {RING} bytes refused in {refusals} of {rounds} rounds"
+
+
+@guarantee(2, requires=NEEDS)
+def test_g02_what_a_full_ring_has_taken_is_what_the_caller_gave(small: Kit) -> None:
+    filled_twice(small, 50_000, rows=False)
+
+
+@guarantee(26, requires=NEEDS, also=(3, 8))
+def test_g26_whatever_a_full_ring_refuses_is_told_by_the_contracts_error_and_not_booked(small: Kit) -> None:
+    """Every call that writes; those that need no room in the ring may go through."""
+    refused = 0
+    for what, act in acts.WRITES.items():
+        rig = acts.working(small)
+        lines, before = Lines(small, 3 * RING), rig.model.block.copy()
+        booked = rig.state.host_table.table.copy(), dict(rig.state.host_table.live)
+        with small.held(rig.stream), impatient(small):
+            for nbytes in (RING // 8, 4096, 1):  # the last of them leaves no room for anything
+                lines.until_refused([nbytes], rig.stream)
+            ticket = None
+            try:
+                ticket = act(rig)
+            except Exception as error:  # noqa: BLE001 (whatever it is, it must be the contract's)
+                refusal(small, error, "insert_tasks" if what in ("insert", "leave") else "async_set_value")
+                refused += 1
+        if ticket is not None:
+            arrive(ticket)
+        else:
+            rig.model.block[...] = before
+            now = rig.state.host_table.table, rig.state.host_table.live
+            assert (now[0] == booked[0]).all(), f"{what} was refused by a full ring, and booked all the same"
+            assert now[1] == booked[1], f"{what} was refused by a full ring, and booked all the same"
+        lines.check(f"what filled the ring before {what}")
+        rig.check(f"{what}, when the ring was full")
+    assert refused, "no call was refused by a ring that had no room"
+
+
+@guarantee(3, requires=NEEDS)
+@pytest.mark.parametrize("rows", [False, True], ids=["contiguous", "rows"])
+def test_g03_a_value_larger_than_the_ring_is_taken_whole_or_not_at_all(small: Kit, rows: bool) -> None:
+    stream, taken = small.device.default_stream, []
+    lines = Lines(small, 13 * RING)
+    for nbytes in (RING + 1, 3 * RING + 5):
+        with small.held(stream), impatient(small):
+            for _ in range(2):
+                try:
+                    lines.write(nbytes, stream, rows=rows)
+                    taken.append(True)
+                except Exception as error:  # noqa: BLE001 (whatever it is, it must be the contract's)
+                    refusal(small, error, "async_set_value")
+                    taken.append(False)
+        lines.check(f"values of {nbytes} bytes for a ring of {RING} on a held stream: taken {taken}")
+        lines.must_write(nbytes, stream, rows=rows)
+        lines.check(f"a value of {nbytes} bytes, on a stream that goes on")
+
+
+@guarantee(3, requires=(*NEEDS, "fused_scatter"))
+@pytest.mark.parametrize("rows", [False, True], ids=["contiguous", "rows"])
+def test_g03_a_value_larger_than_the_ring_does_not_wait_for_its_stream(small: Kit, rows: bool) -> None:
+    shape, strides = ((3 * RING // 4096, 4096), (8192, 1)) if rows else ((3 * RING + 5,), (1,))
+    slab = Slab(small, 8 * RING)
+    target = View(slab.memory, GAP, shape, strides, dtype_of("uint8"))
+    value = noise(17, target.size).reshape(shape)
+    should = value.copy()
+    with small.held(slab.stream):
+        ticket = slab.set(target, value)
+        value[...] = 0xEE
+        assert not ticket.done(), f"{target.size} bytes for a ring of {RING} are written, but their stream is held"
+    arrive(ticket)
+    slab.over(target)[...] = should
+    slab.check(f"a value of {target.size} bytes for a ring of {RING} on a stream that was held")
+
+
+@guarantee(3, requires=NEEDS)
+def test_g03_an_insertion_that_a_full_ring_refuses_has_done_nothing_and_goes_through_later(small: Kit) -> None:
+    rig = Rig(small, StateConfig(num_slots=40, max_model_len=16_384, block_size=16, max_logprobs=0))
+    waiting: list[Task] = []
+    with small.held(rig.stream), impatient(small):
+        for slot in range(40):
+            request = rig.state.admit(Request(f"r{slot}", (noise(slot, 4 * 16_000).view(np.uint32) % 2**31).tolist()))
+            rig.model.requests[request.admission_id] = Request(f"r{slot}", request.tokens.tolist())
+            task = Task(TaskKind.PREFILL, slot, request, 0, request.total, list(range(1000)))
+            try:
+                rig.insert([task])
+            except Exception as error:  # noqa: BLE001 (whatever it is, it must be the contract's)
+                refusal(small, error, "insert_tasks")
+                waiting.append(task)
+        assert waiting or not staged_by_the_ring(small), "40 rows of 128 KB went into a held ring of 1 MiB"
+    rig.stream.synchronize(PATIENCE)
+    rig.check(f"{40 - len(waiting)} insertions were taken, {len(waiting)} refused")
+    for task in waiting:
+        arrive(rig.insert([task]))
+    rig.check("what had been refused was inserted")
+
+
+def staged_by_the_ring(kit: Kit) -> bool:
+    """False where a device takes requests at admission, so that their insertion needs no room in the ring."""
+    from hal_core.devices.base import DeviceBase
+
+    stage: Any = type(kit.device).on_admit
+    return stage is DeviceBase.on_admit
+
+
+@guarantee(3, requires=NEEDS)
+def test_g03_a_batch_larger_than_the_ring_arrives_whole(small: Kit) -> None:
+    rig = Rig(small, StateConfig(num_slots=70, max_model_len=8192, block_size=16, max_logprobs=0))
+    tasks = []
+    for slot in range(70):
+        request = rig.admit(Request(f"r{slot}", (noise(slot, 4 * 8000).view(np.uint32) % 2**31).tolist()))
+        tasks.append(Task(TaskKind.PREFILL, slot, request, 0, request.total, [slot] * 500))
+    arrive(rig.insert(tasks))
+    rig.check("70 rows of 64 KB through a ring of 1 MiB")

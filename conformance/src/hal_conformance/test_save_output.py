@@ -1,0 +1,265 @@
+"""``save_output``: who sends (G17), the clean-up (G18), the order of rows (G20), stale data (G22), modes (G24, G25)."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import numpy as np
+import pytest
+from hal_core.errors import SinkClosed, SinkFull
+from hal_core.group import Group
+from hal_core.output.ticket import OutputTicket
+from hal_core.slots.admission import Request, SamplingParams
+from hal_core.slots.fields import SplitRole, StateConfig
+from hal_core.slots.step import Step
+from hal_core.slots.tasks import Task, TaskKind
+from hypothesis import strategies as st
+
+from .draw.requests import sizes
+from .harness.asserts import assert_raises
+from .harness.backdoor import PATIENCE
+from .harness.guarantees import guarantee
+from .harness.sinks import DeadSink, FullSink, KeepingSink
+from .kit import Draw, Kit, examples
+from .rigs.batches import ENTER, LEAVE, draw_batch
+from .rigs.rig import FOLLOWER, Rig, assert_rows
+from .rigs.stepping import draw_proposal, draw_sampling, draw_step, free_ended, run_step
+
+
+def working(kit: Kit, draw: Draw, *, drafts: bool | None = None, role: SplitRole | None = None) -> Rig:
+    """A state with requests in it, some of which have left again."""
+    rig = Rig(kit, draw(sizes(drafts=drafts), "sizes"))
+    rig.insert(draw_batch(draw, rig, ENTER, least=1, role=role)).wait(PATIENCE)
+    if draw(st.booleans(), "some leave again"):
+        rig.insert(draw_batch(draw, rig, LEAVE)).wait(PATIENCE)
+    return rig
+
+
+def advanced(draw: Draw, rig: Rig, group: Group, *, speculative: bool | None = None) -> Step:
+    """A step that has run, with drafts for the next one, and whose output was not saved yet."""
+    step = draw_step(draw, rig, speculative=speculative, group=group)
+    draw_sampling(draw, rig, step)
+    rig.update_inputs(step).wait(PATIENCE)
+    draw_proposal(draw, rig)
+    return step
+
+
+@guarantee(17)
+@examples()
+def test_g17_a_rank_that_is_not_the_first_sends_nothing(kit: Kit, draw: Draw) -> None:
+    role = draw(st.sampled_from([None, SplitRole.PREFILL]), "role")
+    rig = working(kit, draw, role=role)
+    sink = KeepingSink()
+    step = advanced(draw, rig, FOLLOWER)
+    should = rig.rows_of(step)
+    ticket = rig.save(step, sink)
+    assert not sink.pending, f"rank 1 of {FOLLOWER.ranks} gave {len(sink.pending)} outputs to its sink, not 0"
+    ticket.wait(PATIENCE)
+    record = rig.state.take(cast(OutputTicket, ticket))
+    assert_rows(record, should)
+
+
+@guarantee(17)
+@examples(0.5)
+def test_g17_the_first_rank_sends_once_whatever_its_number(kit: Kit, draw: Draw) -> None:
+    rig = working(kit, draw)
+    first = draw(st.integers(0, 5), "the group's first rank")
+    sink = KeepingSink()
+    step = advanced(draw, rig, Group((first, 9, 7), first))
+    should = rig.rows_of(step)
+    rig.save(step, sink)
+    assert len(sink.pending) == 1, f"the first rank gave {len(sink.pending)} outputs to its sink, but should give 1"
+    (record,) = sink.resolve_all()
+    assert_rows(record, should)
+
+
+@guarantee(18)
+@examples()
+def test_g18_every_rank_cleans_up_also_where_nothing_is_sent(kit: Kit, draw: Draw) -> None:
+    rig = working(kit, draw)
+    group = draw(st.sampled_from([Group(), FOLLOWER]), "group")
+    step = advanced(draw, rig, group)
+    rig.save(step).wait(PATIENCE)
+    rig.check(f"save_output on rank {group.rank} of {group.ranks}")
+    again = rig.step(step.orders[rig.name].tolist(), speculative=step.speculative)
+    left = [row.status.name for row in rig.output(again) if row.status.name in ("PREEMPTED", "ABORTED")]
+    assert not left, f"reported again: {left}"
+
+
+@guarantee(18)
+@examples()
+def test_g18_the_clean_up_happens_where_sending_fails(kit: Kit, draw: Draw) -> None:
+    rig = working(kit, draw)
+    kind, sink = draw(st.sampled_from([(SinkFull, FullSink), (SinkClosed, DeadSink)]), "sink")
+    step = advanced(draw, rig, Group())
+    assert_raises(kind, lambda: rig.save(step, sink()), f"save_output into a {sink.__name__}")
+    rig.check(f"sending failed with {kind.__name__}")
+
+
+@guarantee(18)
+@examples(0.5)
+def test_g18_the_clean_up_comes_after_the_copy(kit: Kit, draw: Draw) -> None:
+    rig = working(kit, draw)
+    sink = KeepingSink()
+    step = advanced(draw, rig, Group())
+    should = rig.rows_of(step)
+    preempted = rig.model.cells["last_preempted"].copy()
+    with kit.held(rig.stream):
+        ticket = rig.save(step, sink)
+    (record,) = sink.resolve_all()
+    assert_rows(record, should)
+    rig.state.take(cast(OutputTicket, ticket))
+    copied = rig.state.mirror["last_preempted"]
+    assert (copied == preempted).all(), f"last_preempted was copied out as {copied}, but should be {preempted}"
+    rig.check("save_output")
+
+
+@guarantee(20)
+@examples()
+def test_g20_rows_are_in_batch_id_order(kit: Kit, draw: Draw) -> None:
+    rig = working(kit, draw)
+    for _ in range(draw(st.integers(1, 3), "steps")):
+        rig.output(run_step(draw, rig))
+
+
+@guarantee(20)
+@examples(0.5)
+def test_g20_a_step_names_its_order_for_each_state(kit: Kit, draw: Draw) -> None:
+    target, proposer = working(kit, draw), Rig(kit, draw(sizes(), "sizes of the proposer"), name="proposer")
+    proposer.insert(draw_batch(draw, proposer, ENTER, least=1)).wait(PATIENCE)
+    one = run_step(draw, target, speculative=False)
+    other = run_step(draw, proposer, speculative=False)
+    both = Step(9, {**one.orders, **other.orders})
+    for rig in (target, proposer):
+        rig.output(both)
+
+
+@guarantee(22)
+@examples()
+def test_g22_nothing_of_an_earlier_step_is_in_a_record(kit: Kit, draw: Draw) -> None:
+    rig = working(kit, draw)
+    for _ in range(draw(st.integers(2, 4), "steps")):
+        rig.output(run_step(draw, rig))
+        free_ended(rig)
+        rig.insert(draw_batch(draw, rig)).wait(PATIENCE)
+
+
+@guarantee(22)
+@examples(0.5)
+def test_g22_a_record_does_not_change_when_later_steps_run(kit: Kit, draw: Draw) -> None:
+    rig = working(kit, draw)
+    kept = []
+    for _ in range(3):
+        step = run_step(draw, rig)
+        kept.append(rig.output(step))
+    for record, rows in zip(rig.sink.records, kept, strict=True):
+        assert_rows(record, rows)
+
+
+@guarantee(22)
+@examples(0.5)
+def test_g22_outputs_that_wait_do_not_share_memory(kit: Kit, draw: Draw) -> None:
+    rig = working(kit, draw)
+    sink, should = KeepingSink(), []
+    for _ in range(3):
+        step = advanced(draw, rig, Group())
+        should.append(rig.rows_of(step))
+        rig.save(step, sink)
+    for record, rows in zip(sink.resolve_all(), should, strict=True):
+        assert_rows(record, rows)
+
+
+@guarantee(24)
+@examples()
+def test_g24_a_prefill_node_reports_first_token_and_drafts_aligned(kit: Kit, draw: Draw) -> None:
+    rig = working(kit, draw, drafts=True, role=SplitRole.PREFILL)
+    for _ in range(2):
+        step = advanced(draw, rig, Group())
+        rig.output(step)
+        record = rig.sink.records[-1]
+        counted = int(record.counts.sum())
+        assert counted == len(record.tokens), f"counts add up to {counted}, but there are {len(record.tokens)} tokens"
+
+
+def accepting(kit: Kit, role: SplitRole) -> Rig:
+    """A state whose three slots have accepted one, two and three tokens, with their alternatives."""
+    rig = Rig(kit, StateConfig(num_slots=3, max_model_len=16, block_size=4, max_draft_tokens=2, max_logprobs=2))
+    tasks = []
+    for slot in range(3):
+        params = SamplingParams(max_tokens=9, logprobs=2)
+        request = rig.admit(Request(f"r{slot}", [1, 2], params, role=role))
+        tasks.append(Task(TaskKind.PREFILL, slot, request, 0, 2, [slot]))
+    rig.insert(tasks).wait(PATIENCE)
+    ids = np.arange(27, dtype=np.int64).reshape(3, 3, 3)
+    rig.poke(
+        {
+            "accept_tokens": ids[:, :, 0],
+            "accept_num": np.array([1, 2, 3], np.int32),
+            "topk_token_ids": ids,
+            "topk_logprobs": -np.arange(27, dtype=np.float32),
+            "topk_ranks": np.arange(9, dtype=np.int32),
+        }
+    ).wait(PATIENCE)
+    return rig
+
+
+@guarantee(24)
+def test_g24_log_probabilities_belong_to_their_tokens(kit: Kit) -> None:
+    rig = accepting(kit, SplitRole.PREFILL)
+    step = rig.step([2, 0, 1], speculative=True, logprobs=1)
+    rig.update_inputs(step).wait(PATIENCE)
+    rig.output(step)
+
+
+@guarantee(24)
+@pytest.mark.parametrize("logprobs", [None, 1])
+def test_g24_a_count_counts_the_tokens_of_its_row(kit: Kit, logprobs: int | None) -> None:
+    rig = accepting(kit, SplitRole.MIXED)
+    step = rig.step([2, 0, 1], speculative=True, logprobs=logprobs)
+    rig.update_inputs(step).wait(PATIENCE)
+    counted = [len(row.tokens) for row in rig.output(step)]
+    assert counted == [3, 1, 2], f"the kit's own rows have {counted} tokens"
+
+
+MODES = {
+    "none": (0, False, False),
+    "naive": (2, False, False),
+    "n-gram": (2, True, True),
+    "suffix": (3, True, True),
+    "MTP": (1, True, True),
+    "no drafts this time": (2, True, False),
+}
+"""Mode of decoding to (drafts the state is sized for, whether the step verified drafts, whether a proposer runs)."""
+
+
+@guarantee(25)
+@examples()
+def test_g25_every_mode_of_decoding_gives_the_same_record(kit: Kit, draw: Draw) -> None:
+    mode = draw(st.sampled_from([*MODES]), "mode of decoding")
+    max_draft_tokens, speculative, proposes = MODES[mode]
+    size = StateConfig(
+        num_slots=draw(st.integers(1, 4), "slots"),
+        max_model_len=16,
+        block_size=2,
+        max_draft_tokens=max_draft_tokens,
+        max_logprobs=1,
+    )
+    rig = Rig(kit, size)
+    rig.insert(draw_batch(draw, rig, ENTER, least=1)).wait(PATIENCE)
+    for _ in range(2):
+        step = draw_step(draw, rig, speculative=speculative)
+        draw_sampling(draw, rig, step)
+        rig.update_inputs(step).wait(PATIENCE)
+        if proposes:
+            draw_proposal(draw, rig)
+        rig.output(step)
+        rig.check(f"a step of mode {mode!r}")
+
+
+@guarantee(25)
+def test_g25_a_plain_step_of_a_state_with_room_for_drafts_reports_its_tokens(kit: Kit) -> None:
+    rig = accepting(kit, SplitRole.MIXED)
+    rig.poke({"sampled_token_ids": np.array([7, 8, 9])}).wait(PATIENCE)
+    step = rig.step([2, 0, 1])
+    rig.update_inputs(step).wait(PATIENCE)
+    rig.output(step)

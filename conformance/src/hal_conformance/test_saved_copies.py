@@ -1,0 +1,182 @@
+"""Copies of outputs: each of its own step, whatever comes later, on the stream that was given (G13, G18, G22, G23)."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import pytest
+from hal_core.output.records import OutputRecord
+from hal_core.output.ticket import OutputTicket
+from hal_core.slots.tasks import Task, TaskKind
+
+from .harness import backdoor
+from .harness.asserts import assert_no_error
+from .harness.backdoor import PATIENCE, arrive
+from .harness.bits import noise
+from .harness.guarantees import guarantee
+from .harness.sinks import KeepingSink
+from .kit import Kit
+from .oracle.output import Row
+from .rigs.forms import unlike
+from .rigs.pretended import PAIR, can_pretend, far_from_its_source
+from .rigs.rig import Rig, assert_rows
+from .rigs.roads import ROADS, SIZES, filled, new_tasks, overlaps
+from .rigs.stream_cases import copied
+from .test_copies import stream_cases
+from .test_streams import run_beside_each
+
+if TYPE_CHECKING:
+    from hal_core.slots.step import Step
+
+OUTPUTS = 70
+"""Outputs that wait at once: more than any pool of buffers keeps."""
+
+
+def stepped(kit: Kit) -> tuple[Rig, Step]:
+    """A state whose step has run on the default stream, and has reported log-probabilities."""
+    rig, _ = filled(kit)
+    step = rig.step([3, 1, 5, 0, 2, 4], logprobs=1)
+    rig.poke(sampled(0))
+    arrive(rig.update_inputs(step))
+    return rig, step
+
+
+def sampled(at: int) -> dict[str, np.ndarray[Any, Any]]:
+    """What a sampler writes into the output fields, other each time."""
+    n, width = SIZES.num_slots, SIZES.max_logprobs + 1
+    ids = np.arange(n * SIZES.max_accept * width, dtype=np.int64).reshape(n, -1) + 1000 * at
+    return {
+        "sampled_token_ids": ids[:, 0].copy(),
+        "topk_token_ids": ids,
+        "topk_logprobs": -(ids % 977).astype(np.float32) / 8,
+        "topk_ranks": np.arange(n * SIZES.max_accept, dtype=np.int32) + at,
+    }
+
+
+def save_many(rig: Rig, step: Step) -> tuple[KeepingSink, list[OutputTicket], list[list[Row]]]:
+    """Outputs of other tokens each, none of them looked at."""
+    sink, tickets, rows = KeepingSink(), [], []
+    for at in range(OUTPUTS):
+        rig.poke(sampled(at))
+        rows.append(rig.rows_of(step))
+        tickets.append(cast(OutputTicket, rig.save(step, sink)))
+    return sink, tickets, rows
+
+
+@guarantee(22)
+@pytest.mark.parametrize("held", [True, False], ids=["held", "free"])
+def test_g22_many_outputs_that_wait_are_each_of_their_own_step(kit: Kit, held: bool) -> None:
+    if held and kit.can_hold and not (kit.capabilities.async_d2h and kit.capabilities.async_h2d):
+        return
+    for told, stream in stream_cases(kit):
+        rig, step = stepped(kit)
+        rig.stream = stream
+        with kit.held(stream, f"save_output on {told}") if held else nullcontext():
+            sink, tickets, rows = save_many(rig, step)
+        marks: list[tuple[np.ndarray[Any, Any], bytes]] = []
+        for ticket in tickets[::7]:  # the worker takes some before the sink does
+            assert_no_error(partial(rig.state.take, ticket), f"taking an output on {told}")
+            marks += [(array, array.tobytes()) for array in rig.state.mirror.values()]
+        assert_no_error(sink.resolve_all, f"resolving {OUTPUTS} outputs on {told}")
+        records = sink.records
+        compare_records(records, rows, told)
+        del tickets, ticket
+        gc.collect()
+        later, _, others = save_many(rig, step)
+        compare_records(later.resolve_all(), others, told)
+        compare_records(records, rows, f"{told}, after {OUTPUTS} others")
+        for array, was in marks:
+            assert array.tobytes() == was, f"{told}: a mirror that was kept has changed to {array.tolist()}"
+
+
+def compare_records(records: Sequence[OutputRecord], rows: Sequence[list[Row]], told: str) -> None:
+    """Each record is that of its step."""
+    __tracebackhide__ = True
+    assert len(records) == len(rows), f"{told}: {len(rows)} outputs were saved, but {len(records)} records came"
+    for record, should in zip(records, rows, strict=True):
+        assert_rows(record, should)
+
+
+def later(rig: Rig, step: Step, hook: str) -> None:
+    """A call that writes to what was just saved."""
+    if hook == "async_set_value":
+        for name in ("sampled_token_ids", "step_idx", "accept_num", "stop_flags", "draft_num"):
+            rig.bound.async_set_value(target=rig.state.view(name), value=1, stream=rig.stream)
+    elif hook == "insert_tasks":
+        gone = [Task(TaskKind.ABORTED, slot, one.admitted) for slot, one in rig.model.residents.items()]
+        rig.insert([*gone, *new_tasks(rig, range(SIZES.num_slots))])
+    elif hook == "update_inputs":
+        rig.update_inputs(rig.step(step.orders[rig.name].tolist(), logprobs=1))
+    elif hook == "broadcast_tokens":
+        with far_from_its_source(rig):
+            rig.bound.broadcast_tokens(state=rig.state, group=PAIR, stream=rig.stream)
+    elif hook == "save_output":
+        rig.save(step, KeepingSink())
+        overwrite(rig)
+    else:
+        overwrite(rig)
+
+
+def overwrite(rig: Rig) -> None:
+    """Every byte of the state becomes another."""
+    data = noise(7, rig.model.block.nbytes)
+    backdoor.put(rig.device, rig.state.memory, [(0, data.tobytes())], rig.stream)
+
+
+def check_later(kit: Kit, hook: str) -> None:
+    """Whatever comes next on the stream and writes to the same memory; the copy may be as late as it likes."""
+    __tracebackhide__ = True
+    if hook == "broadcast_tokens" and not can_pretend(kit):
+        return
+    for told, stream in stream_cases(kit):
+        rig, step = stepped(kit)
+        if hook == "broadcast_tokens":
+            with far_from_its_source(rig):
+                rig.bound.open_group(state=rig.state, group=PAIR)
+        rig.stream, should, sink = stream, rig.rows_of(step), KeepingSink()
+        whole = rig.model.block.copy()
+        holding = overlaps(kit, hook) and kit.capabilities.async_d2h
+        with kit.held(stream, f"save_output and then {hook} on {told}") if holding else nullcontext():
+            ticket = cast(OutputTicket, rig.save(step, sink))
+            copy = copied(kit, rig.state.memory, stream)
+            later(rig, step, hook)
+        told = f"{hook} on {told}"
+        assert_no_error(partial(ticket.record, PATIENCE), f"reading what was saved before {told}")
+        compare_records(sink.resolve_all(), [should], f"what was saved before {told}")
+        arrive(copy)
+        wrong = unlike(copy.data[0], whole)
+        assert not wrong, f"what was copied out before {told}: {wrong}"
+
+
+@guarantee(22)
+@pytest.mark.parametrize("hook", ROADS)
+def test_g22_no_later_call_changes_what_was_copied(kit: Kit, hook: str) -> None:
+    kit.once(("later", hook), lambda: check_later(kit, hook))
+
+
+@guarantee(23)
+@pytest.mark.parametrize("hook", ROADS)
+def test_g23_no_later_call_changes_what_was_saved(kit: Kit, hook: str) -> None:
+    kit.once(("later", hook), lambda: check_later(kit, hook))
+
+
+@guarantee(18)
+def test_g18_the_clean_up_is_on_the_stream_of_the_copy_and_after_it(kit: Kit) -> None:
+    run_beside_each(kit, "save_output")
+
+
+@guarantee(23)
+def test_g23_an_output_belongs_to_the_stream_that_was_given(kit: Kit) -> None:
+    run_beside_each(kit, "save_output")
+
+
+@guarantee(13)
+def test_g13_what_the_source_sends_arrives_in_the_order_of_the_stream(kit: Kit) -> None:
+    if not can_pretend(kit):
+        pytest.skip("the device's own broadcast_tokens may not ask communicator(), so no rank can be pretended")
+    run_beside_each(kit, "broadcast_tokens")

@@ -1,0 +1,108 @@
+"""The two parts of a prefill/decode split: where the one stops, and what the other must be given (G12)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hal_core.errors import InvalidBatch, InvalidValue
+from hal_core.slots.admission import Request, SamplingParams
+from hal_core.slots.fields import SplitRole, StateConfig
+from hal_core.slots.tasks import Task, TaskKind
+
+from .harness.asserts import assert_raises, assert_says
+from .harness.backdoor import PATIENCE
+from .harness.guarantees import guarantee
+from .kit import Kit
+from .rigs.rig import Rig
+
+SIZES = StateConfig(num_slots=3, max_model_len=24, block_size=4, max_draft_tokens=2, max_logprobs=0)
+KINDS = pytest.mark.parametrize("speculative", [False, True], ids=["plain", "speculative"])
+
+
+def prefilling(kit: Kit) -> Rig:
+    """Slots 0 and 1 play the prefill part, the prompt of slot 1 in two pieces; slot 2 plays both."""
+    rig = Rig(kit, SIZES)
+    tasks = []
+    for slot, role in enumerate((SplitRole.PREFILL, SplitRole.PREFILL, SplitRole.MIXED)):
+        request = rig.admit(Request(f"r{slot}", [1, 2, 3, 4], SamplingParams(max_tokens=20), role=role))
+        tasks.append(Task(TaskKind.PREFILL, slot, request, 0, 2 if slot == 1 else 4, [slot]))
+    rig.insert(tasks).wait(PATIENCE)
+    return rig
+
+
+def stepped(rig: Rig, speculative: bool) -> dict[str, list[int]]:
+    """One step, which offers each slot as many tokens as it may; request to the tokens that its record gives it."""
+    n, most = SIZES.num_slots, SIZES.max_accept
+    tokens = 10 * rig.steps + np.arange(n * most).reshape(n, most)
+    rig.poke({"sampled_token_ids": tokens[:, 0], "accept_tokens": tokens, "accept_num": np.full(n, most)})
+    step = rig.step(range(n), speculative=speculative)
+    rig.update_inputs(step).wait(PATIENCE)
+    rig.check(f"step {step.number}")
+    return {row.request_id: row.tokens for row in rig.output(step)}
+
+
+@guarantee(12)
+@KINDS
+def test_g12_the_prefill_role_stops_after_its_first_token(kit: Kit, speculative: bool) -> None:
+    rig = prefilling(kit)
+    given = stepped(rig, speculative)
+    assert len(given["r0"]) == 1, f"a prefill node gave {given['r0']} for r0, but should give the first token alone"
+    assert given["r1"] == [], f"half a prompt gave {given['r1']}"
+    rig.insert([Task(TaskKind.PREFILL_CHUNK, 1, rig.model.residents[1].admitted, 2, 2, (), 1)]).wait(PATIENCE)
+    later = stepped(rig, speculative)
+    assert later["r0"] == [], f"r0 went on with {later['r0']} after its first token"
+    assert len(later["r1"]) == 1, f"the rest of a prompt gave {later['r1']}, but should give the first token alone"
+    last = stepped(rig, speculative)
+    assert [last["r0"], last["r1"]] == [[], []], f"a prefill node went on decoding: {last}"
+    assert len(last["r2"]) == (SIZES.max_accept if speculative else 1), f"r2, which plays both parts, gave {last}"
+    rig.release([0, 1])
+    rig.insert([Task(TaskKind.PREFILL, 0, rig.admit(Request("next", [5])), 0, 1, [0])]).wait(PATIENCE)
+    assert len(stepped(rig, speculative)["next"]) >= 1, "the slot of a prefill node that is done gives its next nothing"
+
+
+@guarantee(12)
+def test_g12_drafts_of_the_prefill_role_travel_with_its_output_or_not_at_all(kit: Kit) -> None:
+    rig = prefilling(kit)
+    rig.poke({"accept_tokens": np.full((3, 3), 7), "accept_num": np.ones(3)})
+    step = rig.step(range(3), speculative=True)
+    rig.update_inputs(step).wait(PATIENCE)
+    rig.output(step)
+    call = {"state": rig.state, "step": step, "drafts": {0: [5]}, "stream": rig.stream}
+    error = assert_raises(InvalidValue, lambda: rig.bound.set_drafts(**call), "drafts that no output takes along")  # type: ignore[arg-type]
+    assert_says(error, device=rig.bound.name, hook="set_drafts", argument="drafts")
+    rig.propose({2: [5, 6]}).wait(PATIENCE)
+    rig.check("drafts of a slot that plays both parts, after the output")
+
+
+@guarantee(12)
+@pytest.mark.parametrize("drafts", [(), (5, 6)], ids=["no-drafts", "drafts"])
+@pytest.mark.parametrize("declared", [0, 3, 5])
+def test_g12_a_handoff_waits_until_its_blocks_are_declared_present(
+    kit: Kit, declared: int, drafts: tuple[int, ...]
+) -> None:
+    rig = Rig(kit, SIZES)
+    request = rig.admit(Request("r", [1, 2, 3, 4], SamplingParams(max_tokens=9), role=SplitRole.DECODE))
+
+    def handoff(start: int) -> Task:
+        return Task(TaskKind.REMOTE_PREFILL, 1, request, start, 0, [6], first_token=8, drafts=drafts)
+
+    why = f"a handoff with the keys of {declared} of 4 tokens"
+    refuse(rig, handoff(declared), why)
+    rig.insert([handoff(4)]).wait(PATIENCE)
+    rig.check("the handoff, once its blocks were there")
+
+
+@guarantee(12)
+def test_g12_a_handoff_of_the_prefill_role_is_refused(kit: Kit) -> None:
+    rig = Rig(kit, SIZES)
+    request = rig.admit(Request("r", [1, 2], SamplingParams(max_tokens=9), role=SplitRole.PREFILL))
+    task = Task(TaskKind.REMOTE_PREFILL, 0, request, 2, 0, [6], first_token=8)
+    refuse(rig, task, "a handoff of a request whose role is PREFILL")
+
+
+def refuse(rig: Rig, task: Task, why: str) -> None:
+    """The task is refused by an error that says why, and changes nothing."""
+    __tracebackhide__ = True
+    act = lambda: rig.bound.insert_tasks(state=rig.state, tasks=[task], stream=rig.stream)  # noqa: E731
+    assert_says(assert_raises(InvalidBatch, act, why), device=rig.bound.name, hook="insert_tasks", argument="tasks")
+    rig.check(why)

@@ -1,0 +1,305 @@
+"""Work, events and copies belong to the stream that was given (G1, G3, G4), for every hook and on any stream."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from itertools import permutations
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hal_core.errors import TicketTimeout
+from hal_core.slots.tasks import Task, TaskKind
+
+from .harness import backdoor
+from .harness.asserts import assert_raises
+from .harness.backdoor import PATIENCE, arrive
+from .harness.bits import noise
+from .harness.guarantees import guarantee
+from .harness.sinks import KeepingSink
+from .harness.waiters import AT_ONCE, SHORT
+from .kit import Kit
+from .oracle.output import Row
+from .oracle.slots import difference
+from .rigs.forms import SHAPE, VALUES, Road, Value, unlike
+from .rigs.rig import Rig, assert_rows
+from .rigs.roads import ROADS, SIZES, new_tasks, overlaps, roads
+from .rigs.stream_cases import FREE, HELD, Between, Busy, beside, copied, pairs
+
+if TYPE_CHECKING:
+    from hal_core.memory.copies import CopyTicket
+
+HOOKS = pytest.mark.parametrize("hook", ROADS)
+MANY = 64
+"""Events made after one that is waited for, so that one which is used again too early shows."""
+
+
+def run_beside(kit: Kit, hook: str, stream_case: str, chosen: Callable[[Road], object] = lambda road: True) -> int:
+    """Each form of a hook on a stream, among other work of that stream; how many forms were ``chosen``."""
+    __tracebackhide__ = True
+    if stream_case in HELD and kit.can_hold and not overlaps(kit, hook):
+        return 0  # such a call waits for its stream, as its capabilities say
+    ran = 0
+    for told, make in roads(kit, hook):
+        road = make(kit)
+        if not chosen(road):
+            continue
+        ran += 1
+        told = f"{told} on {stream_case}"
+        with beside(kit, stream_case, told) as stream:
+            found = Between(kit, road, stream)
+            if stream_case in HELD and kit.can_hold:
+                assert_pending(kit, found, hook, told)
+            else:
+                found.check(told)
+        if stream_case in HELD:
+            found.check(told)
+    return ran
+
+
+def run_beside_each(kit: Kit, hook: str) -> None:
+    """The same for every case of streams."""
+    __tracebackhide__ = True
+    for stream_case in (*FREE, *HELD):
+        kit.once(("beside", hook, stream_case), lambda: run_beside(kit, hook, stream_case))  # noqa: B023
+
+
+def assert_pending(kit: Kit, found: Between, hook: str, told: str) -> None:
+    """While its stream is held, neither the call nor a copy is done."""
+    __tracebackhide__ = True
+    assert not found.ticket.done(), f"{told}: its ticket is done while the stream is held"
+    assert found.ticket.mode == "async", f"{told}: its ticket says {found.ticket.mode!r}, but its work is not done"
+    if kit.capabilities.async_d2h:
+        early = [copy.done() for copy in found.copies]
+        assert not any(early), f"{told}: copies before it, after it and behind it say done={early} on a held stream"
+
+
+@guarantee(1)
+@HOOKS
+def test_g01_a_call_belongs_to_the_stream_that_was_given(kit: Kit, hook: str) -> None:
+    run_beside_each(kit, hook)
+
+
+@guarantee(2)
+def test_g02_a_value_on_the_device_is_read_between_what_makes_it_and_what_overwrites_it(kit: Kit) -> None:
+    ran = sum(
+        run_beside(kit, "async_set_value", stream_case, lambda road: road.sources) for stream_case in (*FREE, *HELD)
+    )
+    assert ran >= 2 * len(FREE), f"{ran} forms of a value on the device were met"
+
+
+@guarantee(3, requires=("async_h2d", "can_hold_stream"))
+@HOOKS
+def test_g03_a_call_waits_for_no_stream_on_the_host(kit: Kit, hook: str) -> None:
+    run_beside_each(kit, hook)
+
+
+@guarantee(3, requires=("async_h2d", "can_hold_stream"))
+def test_g03_what_a_held_stream_will_read_is_not_written_over(kit: Kit) -> None:
+    """So many bytes that staging memory is used again, if its uses are guarded by the events of another stream."""
+    device, own = kit.device, kit.device.stream()
+    form = Value((slice(None),), "array", shape=(1 << 13,))
+    made = [form.road(kit, seed=seed) for seed in range(40)]
+    with kit.held(own):
+        tickets = []
+        for at, road in enumerate(made):
+            tickets.append(road.act(own))
+            arrive(backdoor.put(device, device.allocate(64), [(0, bytes(64))], device.default_stream))
+            assert not tickets[at].done(), f"write {at} of 64 KiB is done, but its stream is held"
+    for at, (road, ticket) in enumerate(zip(made, tickets, strict=True)):
+        arrive(ticket)
+        wrong = road.wrong(backdoor.read(device, road.memory, own)[: road.before.nbytes])
+        assert not wrong, f"write {at} of 40 x 64 KiB on a held stream: {wrong}"
+
+
+def orders(names: Sequence[str], profile: str) -> list[tuple[str, str]]:
+    """Every two in both orders; in the profile quick each with three of the others, before some and after others."""
+    if profile != "quick":
+        return [*permutations(names, 2)]
+    steps = (1, 2, len(names) // 2)
+    return [(one, names[(at + step) % len(names)]) for at, one in enumerate(names) for step in steps]
+
+
+@guarantee(4)
+@pytest.mark.parametrize("stream_case", [*HELD, *FREE])
+def test_g04_of_any_two_writes_on_one_stream_the_later_wins(kit: Kit, stream_case: str) -> None:
+    """Every form after every other, to places that overlap; none is waited for."""
+    if stream_case in HELD and kit.can_hold and not overlaps(kit, "async_set_value"):
+        return
+    forms = {told: form for told, form in VALUES.items() if form.shape == SHAPE and form.dtype == "int64"}
+    memory = kit.device.allocate(8 * int(np.prod(SHAPE)))
+    seen: list[tuple[str, CopyTicket, backdoor.Bytes]] = []
+
+    def compare() -> None:
+        __tracebackhide__ = True
+        for told, copy, should in seen:
+            arrive(copy)
+            wrong = unlike(copy.data[0][: len(should)], should)
+            assert not wrong, f"{told}, on {stream_case}: {wrong}"
+
+    with beside(kit, stream_case, f"async_set_value on {stream_case}") as stream:
+        now = noise(0, memory.nbytes)
+        backdoor.put(kit.device, memory, [(0, now.tobytes())], stream)
+        for seed, (one, other) in enumerate(orders([*forms], kit.effort.profile)):
+            for told in (one, other):
+                road = forms[told].road(kit, memory, now, 2 * seed + (told == other))
+                for source, data in road.sources:
+                    backdoor.put(kit.device, source, [(0, data.tobytes())], stream)
+                road.act(stream)
+                assert road.after is not None
+                now = road.after
+            seen.append((f"{one}, then {other}", copied(kit, memory, stream), now))
+        if stream_case in FREE:
+            compare()
+    compare()
+
+
+@guarantee(4)
+@pytest.mark.parametrize("stream_case", [*HELD, *FREE])
+def test_g04_hooks_on_one_state_take_effect_in_the_order_of_their_calls(kit: Kit, stream_case: str) -> None:
+    """Requests enter, a field is set, a step runs, its output is saved, some leave: on one stream, none waited for."""
+    if stream_case in HELD and kit.can_hold and not overlaps(kit, "update_inputs"):
+        return
+    rig, sink = Rig(kit, SIZES), KeepingSink()
+    rows = []
+    with beside(kit, stream_case, f"one of the hooks on {stream_case}") as stream:
+        rig.stream = stream
+        tasks = new_tasks(rig, range(6))
+        rig.insert(tasks)
+        for number in range(3):
+            sampled = 1000 * number + np.arange(SIZES.num_slots, dtype=np.int64)
+            view = rig.state.view("sampled_token_ids")
+            kit.bound.async_set_value(target=view, value=sampled.reshape(view.shape), stream=stream)
+            rig.model.cells["sampled_token_ids"][...] = sampled[:, None]
+            step = rig.step([5, 3, 0, 4, 2, 1])
+            rig.update_inputs(step)
+            rows.append(rig.rows_of(step))
+            rig.save(step, sink)
+            gone = [Task(TaskKind.PREEMPTED, number, tasks[number].request), *new_tasks(rig, [number])]
+            rig.insert(gone)
+        state = copied(kit, rig.state.memory, stream)
+        if stream_case in FREE:
+            compare_state(rig, state, sink, rows, stream_case)
+    if stream_case in HELD:
+        compare_state(rig, state, sink, rows, stream_case)
+
+
+def compare_state(
+    rig: Rig, state: CopyTicket, sink: KeepingSink, rows: Sequence[Sequence[Row]], stream_case: str
+) -> None:
+    """Every record and every byte."""
+    __tracebackhide__ = True
+    for record, should in zip(sink.resolve_all(), rows, strict=True):
+        assert_rows(record, should)
+    arrive(state)
+    wrong = difference(rig.model, state.data[0])
+    assert not wrong, f"after three steps on {stream_case}: {wrong}"
+
+
+# -- streams and events by themselves ---------------------------------------------------------------------------------
+
+
+@guarantee(1)
+def test_g01_streams_are_apart(kit: Kit) -> None:
+    streams = [kit.device.default_stream, *(kit.device.stream() for _ in range(3))]
+    handles = [stream.handle for stream in streams]
+    assert len({*handles}) == len(handles), f"four streams have the handles {handles}"
+    assert kit.device.default_stream.handle == handles[0], "the default stream is another one each time"
+
+
+@guarantee(1, requires="can_hold_stream")
+def test_g01_an_event_waits_for_its_own_stream_alone(kit: Kit) -> None:
+    for told, held, free in pairs(kit):
+        earlier = kit.device.event(held)
+        assert earlier.wait(PATIENCE), f"{told}: an event of an idle stream has not passed after {PATIENCE} s"
+        with kit.held(held):
+            behind = Busy(kit, held, 1)
+            for how in (kit.device.event, type(held).record):
+                late, other = how(held), how(free)
+                assert other.wait(PATIENCE), f"{told}: an event of the free stream waits for the held one"
+                assert other.done(), f"{told}: an event was waited for, but is not done"
+                for timeout in (AT_ONCE, SHORT):
+                    assert not late.wait(timeout), f"{told}: wait({timeout}) for an event of the held stream is true"
+                assert not late.done(), f"{told}: an event of the held stream is done"
+            assert earlier.done(), f"{told}: an event that had passed has not any more"
+            free.synchronize(PATIENCE)
+            assert_raises(TicketTimeout, lambda: held.synchronize(SHORT), f"{told}: synchronize of the held stream")  # noqa: B023
+        assert late.wait(PATIENCE), f"{told}: an event has not passed, though its stream went on"
+        held.synchronize(PATIENCE)
+        assert late.done(), f"{told}: an event is not done, though its stream is empty"
+        behind.check()
+
+
+@guarantee(1)
+def test_g01_a_stream_waits_for_the_events_that_it_was_given(kit: Kit) -> None:
+    """Each event by itself, though nobody holds it any more and many are made after it; and work before it not."""
+    device = kit.device
+    for told, first, second in pairs(kit):
+        other = device.stream()
+        source, result = device.allocate(4096), device.allocate(4096)
+        before, after = noise(1, 4096), noise(2, 4096)
+        for stream, memory in ((first, source), (second, result)):
+            arrive(backdoor.put(device, memory, [(0, before.tobytes())], stream))
+        with kit.held(first):
+            backdoor.put(device, source, [(0, after.tobytes())], first)
+            early = copied(kit, result, second)
+            second.wait(device.event(first))
+            gc.collect()
+            for _ in range(MANY):
+                assert device.event(other).wait(PATIENCE), f"{told}: an event of an idle stream has not passed"
+            seen, mine = copied(kit, source, second), copied(kit, result, second)
+            arrive(early)  # it was there before the stream waited
+            if kit.can_hold and kit.capabilities.async_d2h:
+                assert not seen.done(), f"{told}: a copy on a stream that waits for a held one is done"
+                assert not mine.done(), f"{told}: work on a stream that waits for a held one is done"
+        for copy, should, which in ((early, before, "early"), (seen, after, "late"), (mine, before, "late")):
+            arrive(copy)
+            wrong = unlike(copy.data[0], should)
+            assert not wrong, f"{told}: a copy on the second, made {which}: {wrong}"
+
+
+@guarantee(1, requires=("can_hold_stream", "async_d2h"))
+def test_g01_a_stream_that_waits_for_two_waits_for_both_and_for_nothing_later(kit: Kit) -> None:
+    device = kit.device
+    memory = device.allocate(4096)
+    backdoor.write(device, memory, 0, noise(1, 4096), device.default_stream)
+    for order in (0, 1):
+        held, last = [device.stream(), device.stream()], device.stream()
+        latches = [kit.held(stream) for stream in held]
+        with latches[0], latches[1]:
+            busy = [Busy(kit, stream, at) for at, stream in enumerate(held)]
+            middle = device.stream()
+            for stream in held:
+                middle.wait(device.event(stream))
+            last.wait(device.event(middle))
+            copy = copied(kit, memory, last)
+            latches[order].release()
+            held[order].synchronize(PATIENCE)
+            with kit.held(held[order]):  # what comes behind the event is nothing to those who wait for it
+                behind = Busy(kit, held[order], 5)
+                assert_raises(
+                    TicketTimeout,
+                    lambda: copy.wait(SHORT),  # noqa: B023
+                    f"a copy behind two streams, of which the {'first' if order else 'second'} is still held",
+                )
+                latches[1 - order].release()
+                arrive(copy)
+        for each in (*busy, behind):
+            each.check()
+
+
+@guarantee(1, requires="tensors")
+def test_g01_a_tensor_is_written_on_the_stream_that_was_given(kit: Kit) -> None:
+    support, values = kit.subject.support, np.arange(4000, dtype=np.int64).reshape(40, 100)
+    for stream_case in FREE:
+        tensor = support.tensor(kit.device, np.zeros_like(values))
+        support.values_of(kit.device, tensor)  # it is made before anything is held
+        with beside(kit, stream_case, f"async_set_value of a tensor on {stream_case}") as stream:
+            for part in (slice(None), slice(3, 4)):
+                kit.bound.async_set_value(target=tensor[part], value=values[part], stream=stream).wait(PATIENCE)  # type: ignore[index]
+        got = support.values_of(kit.device, tensor)
+        wrong = np.argwhere(got != values)
+        assert not len(wrong), (
+            f"a tensor written on {stream_case}: element {wrong[0].tolist()} and {len(wrong) - 1} others"
+        )

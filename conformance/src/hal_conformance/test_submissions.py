@@ -1,0 +1,178 @@
+"""``insert_tasks``: what reaches the device does not grow with requests or fields (G10); counts, not times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from hal_core.contract.counters import Counters
+from hal_core.slots.admission import Request, SamplingParams
+from hal_core.slots.fields import StateConfig
+from hal_core.slots.tasks import Task, TaskKind
+from hypothesis import strategies as st
+
+from .draw.requests import sizes
+from .harness.backdoor import PATIENCE, arrive
+from .harness.guarantees import guarantee
+from .harness.reached import Reached
+from .kit import Draw, Kit, examples
+from .rigs.batches import ALL, draw_batch
+from .rigs.many import MANY, blocks, handoff, leaving, prefill, request
+from .rigs.rig import Rig
+from .rigs.stepping import run_step
+
+A_CALL = 2
+"""Submissions (copies plus launches) that one call may make for each staging block that it fills."""
+
+
+def entering(rig: Rig, slots: range, *, rich: bool) -> list[Task]:
+    """A request for each slot; rich ones use every field."""
+    params = SamplingParams(max_tokens=9)
+    if rich:
+        params = SamplingParams(0.5, 3, 0.9, 0.1, 7, 1.1, 0.2, 0.3, 1, 9, ((1, 2), (3,)), (4, 5), (6,), 1)
+    requests = [rig.admit(Request(rig.new_name(), [1, 2, 3], params, [4] if rich else [])) for _ in slots]
+    return [Task(TaskKind.PREFILL, slot, request, 0, 3, [0, 1]) for slot, request in zip(slots, requests, strict=True)]
+
+
+def spent(rig: Rig, tasks: list[Task]) -> Counters:
+    """What one insertion costs, by the device's own counters."""
+    before = rig.bound.counters()
+    ticket = rig.insert(tasks)
+    counted = rig.bound.counters() - before
+    ticket.wait(PATIENCE)
+    return counted
+
+
+@guarantee(10, requires="fused_scatter")
+def test_g10_submissions_grow_with_neither_requests_nor_fields(kit: Kit) -> None:
+    rig = Rig(kit, StateConfig(num_slots=64, max_model_len=32, block_size=2))
+    costs = {
+        "one plain request": spent(rig, entering(rig, range(1), rich=False)),
+        "one request that uses every field": spent(rig, entering(rig, range(1, 2), rich=True)),
+        "60 plain requests": spent(rig, entering(rig, range(2, 62), rich=False)),
+    }
+    told = {what: cost.submissions for what, cost in costs.items()}
+    assert max(told.values()) <= A_CALL, f"submissions a call: {told}, but each should be at most {A_CALL}"
+    waits = {what: cost.host_waits for what, cost in costs.items()}
+    assert not any(waits.values()), f"host waits a call: {waits}, but each should be 0"
+    rig.check("insertions of one and of many requests")
+
+
+@guarantee(10, requires="fused_scatter")
+@examples(0.5)
+def test_g10_any_batch_is_at_most_two_submissions(kit: Kit, draw: Draw) -> None:
+    rig = Rig(kit, draw(sizes(), "sizes"))
+    for _ in range(2):
+        cost = spent(rig, draw_batch(draw, rig, ALL))
+        assert cost.submissions <= A_CALL, f"{cost.submissions} submissions for one batch, but at most {A_CALL} are due"
+        assert cost.host_waits == 0, f"the host waited {cost.host_waits} times for the device during one insertion"
+        rig.output(run_step(draw, rig))
+
+
+@guarantee(10, requires="probe_counts")
+@examples(0.5)
+def test_g10_the_devices_own_counters_agree_with_a_count_below_it(kit: Kit, draw: Draw) -> None:
+    rig = Rig(kit, draw(sizes(), "sizes"))
+    below = kit.device.probe_counts()  # type: ignore[attr-defined]  # the seam that `requires` asks for
+    own = kit.bound.counters()
+    rig.insert(draw_batch(draw, rig, least=1)).wait(PATIENCE)
+    rig.save(run_step(draw, rig)).wait(PATIENCE)
+    seen = kit.device.probe_counts() - below  # type: ignore[attr-defined]
+    said = kit.bound.counters() - own
+    for name in ("submissions", "uploads", "launches", "copies_out"):
+        got, should = getattr(said, name), getattr(seen, name)
+        assert got == should, f"counters() says {got} {name}, but {should} reached the driver"
+
+
+@guarantee(10, requires=("fused_scatter", "async_h2d", "can_hold_stream"))
+@examples(0.5)
+def test_g10_an_insertion_does_not_wait_for_the_device(kit: Kit, draw: Draw) -> None:
+    rig = Rig(kit, draw(sizes(), "sizes"))
+    size = draw(st.integers(1, 3), "batches")
+    tickets = []
+    with kit.held(rig.stream):
+        for _ in range(size):
+            tickets.append(rig.insert(draw_batch(draw, rig, (TaskKind.PREFILL, TaskKind.MORE_BLOCKS))))
+    for ticket in tickets:
+        ticket.wait(PATIENCE)
+    rig.check("insertions into a held stream")
+
+
+# -- at the sizes of production ----------------------------------------------------------------------------------------
+
+
+def cost(rig: Rig, tasks: Sequence[Task], what: str) -> Counters:
+    """What an insertion costs by the device's own counters, which must have counted something."""
+    __tracebackhide__ = True
+    before = rig.bound.counters()
+    ticket = rig.insert(tasks)
+    spent = rig.bound.counters() - before
+    arrive(ticket)
+    later = rig.bound.counters() - before
+    assert spent.submissions >= 1, (
+        f"{what} wrote to the device, but counters() tells of {spent.submissions} submissions"
+    )
+    assert spent.submissions <= A_CALL, f"{what}: {spent.submissions} submissions, but at most {A_CALL} are due"
+    assert spent.uploads + spent.launches == spent.submissions, (
+        f"{what}: {spent.uploads} uploads and {spent.launches} launches are not {spent.submissions} submissions"
+    )
+    assert spent.host_waits == 0, f"{what}: the host waited {spent.host_waits} times for the device"
+    assert later.submissions == spent.submissions, (
+        f"{what}: {later.submissions - spent.submissions} submissions came late"
+    )
+    return spent
+
+
+@guarantee(10, requires="fused_scatter")
+def test_g10_every_kind_of_batch_is_counted_and_none_costs_more_when_it_is_large(kit: Kit) -> None:
+    rig, reached = Rig(kit, MANY), Reached(kind.name for kind in TaskKind)
+    for turn, count in enumerate((1, 9, 130)):
+        slots = np.random.default_rng(turn).permutation(MANY.num_slots)[:count].tolist()
+        entering = [request(rig, slot) for slot in slots]
+        halves = [prefill(rig, slot, one, max(1, one.total // 2)) for slot, one in zip(slots, entering, strict=True)]
+        cost(rig, halves, f"{count} requests entering")
+        chunks = [
+            Task(TaskKind.PREFILL_CHUNK, slot, one, half.num_scheduled_tokens, one.total - half.num_scheduled_tokens,
+                 blocks(MANY, 4 * (-(-one.total // 4) - len(half.blocks)), slot), len(half.blocks))
+            for slot, one, half in zip(slots, entering, halves, strict=True) if one.total > half.num_scheduled_tokens
+        ]  # fmt: skip
+        arrive(rig.poke({"seq_lens_this_time": np.zeros(MANY.num_slots), "seq_lens_encoder": np.zeros(MANY.num_slots)}))
+        if chunks:
+            cost(rig, chunks, f"{len(chunks)} chunks")
+        going = [Task(TaskKind.MORE_BLOCKS, slot, rig.model.residents[slot].admitted, blocks=[1, 2],
+                      first_block=rig.model.residents[slot].blocks) for slot in slots]  # fmt: skip
+        cost(rig, going, f"{count} requests with more blocks")
+        kind = TaskKind.PREEMPTED if turn % 2 else TaskKind.ABORTED
+        cost(rig, leaving(rig, slots, kind), f"{count} requests leaving")
+        rig.output(rig.step(slots))
+        cost(rig, [handoff(rig, slot, request(rig, slot)) for slot in slots], f"{count} handoffs")
+        kind = TaskKind.ABORTED if turn % 2 else TaskKind.PREEMPTED
+        mixed = [*leaving(rig, slots, kind), *(prefill(rig, slot, request(rig, slot + 1)) for slot in slots)]
+        cost(rig, mixed, f"{count} requests leaving and as many entering")
+        cost(
+            rig,
+            leaving(rig, slots, TaskKind.ABORTED if kind is TaskKind.PREEMPTED else TaskKind.PREEMPTED),
+            "all leave",
+        )
+        rig.output(rig.step(slots))
+        for task in (*halves, *chunks, *going, *mixed):
+            reached.note(task.kind.name)
+        reached.note("REMOTE_PREFILL")
+        rig.check(f"batches of {count}")
+    reached.check()
+
+
+@guarantee(10, requires=("fused_scatter", "async_h2d", "can_hold_stream"))
+def test_g10_a_large_insertion_does_not_wait_for_the_device(kit: Kit) -> None:
+    rig = Rig(kit, MANY)
+    tasks = [prefill(rig, slot, request(rig, slot)) for slot in range(512)]
+    with kit.held(rig.stream):
+        before = rig.bound.counters()
+        tickets = [rig.insert(tasks[low:high]) for low, high in ((0, 1), (1, 66), (66, 512))]
+        waited = (rig.bound.counters() - before).host_waits
+        done = [ticket.done() for ticket in tickets]
+    assert not waited, f"the host waited {waited} times for the device"
+    assert not any(done), f"tickets answer done={done} while their stream is held"
+    for ticket in tickets:
+        arrive(ticket)
+    rig.check("512 requests entered on a held stream")

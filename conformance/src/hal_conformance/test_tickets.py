@@ -1,0 +1,217 @@
+"""Tickets: pending, done, and waited for by whom, how long and how often; for every hook and every copy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, nullcontext
+from typing import TYPE_CHECKING, cast
+
+import pytest
+from hal_core.errors import DeviceClosed, InvalidValue, TicketTimeout
+from hal_core.output.ticket import OutputTicket
+
+from .harness import backdoor
+from .harness.asserts import assert_no_error, assert_raises
+from .harness.backdoor import PATIENCE, arrive
+from .harness.guarantees import guarantee
+from .harness.sinks import KeepingSink
+from .harness.waiters import AT_ONCE, SHORT, Waiter, stay_done, succeed, time_out, times_out_at_once
+from .kit import Kit
+from .rigs.rig import Rig
+from .rigs.roads import ROADS, SIZES, filled, overlaps, roads
+from .rigs.stream_cases import copied
+
+if TYPE_CHECKING:
+    from hal_core.slots.step import Step
+    from hal_core.streams import Stream
+    from hal_core.tickets import Ticket
+
+STREAMS = ("a stream of its own", "the default stream")
+AGAIN = 80
+"""Calls made after a ticket is done, so that an event which is used again too early shows."""
+
+
+def stream_of(kit: Kit, which: str) -> Stream:
+    """The stream called so."""
+    return kit.device.default_stream if "default" in which else kit.device.stream()
+
+
+def prepared(kit: Kit, hooks: tuple[str, ...]) -> list[tuple[str, Callable[[Stream], Ticket]]]:
+    """What is to be called while the stream is held, made ready before."""
+    acts: list[tuple[str, Callable[[Stream], Ticket]]] = []
+    for hook in hooks:
+        for told, make in [*roads(kit, hook)][-1:] if hook in ROADS and overlaps(kit, hook) else []:
+            acts.append((told, make(kit).act))
+    if kit.capabilities.async_d2h and "copy_out" in hooks:
+        memory = kit.device.allocate(1 << 20)
+        acts.append(("copy_out", lambda stream: copied(kit, memory, stream)))
+    return acts
+
+
+def check_tickets(kit: Kit, hooks: tuple[str, ...], which: str) -> None:
+    """Tickets of a held stream: they time out by seconds and for each who waits, then are done and stay so."""
+    __tracebackhide__ = True
+    stream, acts = stream_of(kit, which), prepared(kit, hooks)
+    with kit.held(stream):
+        tickets = {f"{told}, on {which}": act(stream) for told, act in acts}
+        settled = {told: ticket for told, ticket in tickets.items() if not isinstance(ticket, OutputTicket)}
+        patient = time_out(tickets, kit.effort.hang)
+    succeed(settled, {told: patient[told] for told in settled}, kit.effort.hang)
+    with kit.held(stream):
+        later = backdoor.put(kit.device, kit.device.allocate(64), [(0, bytes(64))], stream)
+        assert not later.done(), "the ticket of a write is done, but its stream is held"
+        stay_done(settled)
+
+
+@guarantee(1, requires=("async_h2d", "can_hold_stream"))
+@pytest.mark.parametrize("which", STREAMS)
+def test_g01_the_host_sees_a_call_after_its_ticket_and_not_before(kit: Kit, which: str) -> None:
+    check_tickets(
+        kit, ("async_set_value", "insert_tasks", "update_inputs", "broadcast_tokens", "submit", "copy_out"), which
+    )
+
+
+@guarantee(3, requires=("async_h2d", "can_hold_stream"))
+@pytest.mark.parametrize("which", STREAMS)
+def test_g03_waits_for_a_held_ticket_time_out_after_their_seconds(kit: Kit, which: str) -> None:
+    check_tickets(kit, ("async_set_value", "submit"), which)
+
+
+@guarantee(3, requires=("async_h2d", "can_hold_stream"))
+@pytest.mark.parametrize("hook", [hook for hook in ROADS if hook != "save_output"])
+def test_g03_a_ticket_is_of_its_work_and_of_no_other(kit: Kit, hook: str) -> None:
+    """Tickets on two streams: each is done with its own, whatever the other does, and whoever is asked first."""
+    if not overlaps(kit, hook):
+        return
+    for _, make in roads(kit, hook):
+        one, other = kit.device.stream(), kit.device.stream()
+        mine, theirs = make(kit), make(kit)
+        with kit.held(one):
+            held = mine.act(one)
+            free = theirs.act(other)
+            arrive(free)
+            assert free.done(), f"the ticket of {hook} was waited for, but is not done"
+            assert not held.done(), f"the ticket of {hook} on a held stream is done with that of another stream"
+            times_out_at_once(hook, held)
+        arrive(held)
+        stay_done({hook: held, f"{hook}, on another stream": free})
+
+
+@guarantee(3, requires=("async_h2d", "can_hold_stream"))
+@pytest.mark.parametrize("which", STREAMS)
+def test_g03_a_ticket_that_nobody_asked_is_done_with_its_work(kit: Kit, which: str) -> None:
+    """Its stream has gone on and is held again, with much more work than there was: the ticket is of the first work."""
+    stream, device = stream_of(kit, which), kit.device
+    memory = device.allocate(64)
+    acts = prepared(kit, tuple(ROADS))
+    acts = [(told, act) for told, act in acts if not told.startswith("save_output")]
+    tickets = {told: act(stream) for told, act in acts}
+    early = [backdoor.put(device, memory, [(0, bytes(64))], stream) for _ in range(AGAIN)]
+    arrive(early[-1])
+    stream.synchronize(PATIENCE)
+    with kit.held(stream):
+        late = [backdoor.put(device, memory, [(0, bytes(64))], stream) for _ in range(AGAIN)]
+        stay_done(tickets | {f"write {at} before the stream was held": early[at] for at in (0, 1, AGAIN - 1)})
+        done = [ticket.done() for ticket in late]
+        assert not any(done), f"tickets of a held stream say done={done}"
+    for ticket in late:
+        arrive(ticket)
+
+
+# -- save_output ------------------------------------------------------------------------------------------------------
+
+
+def saved(kit: Kit, stream: Stream) -> tuple[Rig, Step, KeepingSink]:
+    """A step that has run, on its stream."""
+    rig, _ = filled(kit)
+    step = rig.step([5, 4, 3, 2, 1, 0])
+    arrive(rig.update_inputs(step))
+    rig.stream = stream
+    return rig, step, KeepingSink()
+
+
+def check_output(kit: Kit, which: str) -> None:
+    """An output's ticket is pending until its sink has completed it, also where the device does everything at once."""
+    __tracebackhide__ = True
+    stream = stream_of(kit, which)
+    rig, step, sink = saved(kit, stream)
+    holding = kit.held(stream) if kit.can_hold else nullcontext()
+    with ExitStack() as stack:
+        stack.enter_context(holding)
+        ticket = cast(OutputTicket, rig.save(step, sink))
+        tickets: Mapping[str, Ticket] = {f"save_output on {which}": ticket}
+        if kit.can_hold and kit.capabilities.async_d2h:
+            assert not ticket.ready(), "the copy of an output is ready, but its stream is held"
+            for timeout in (AT_ONCE, SHORT):
+                assert_raises(TicketTimeout, lambda: ticket.record(timeout), f"record({timeout}) of a held stream")  # noqa: B023
+        patient = time_out(tickets, kit.effort.hang)
+    ticket.record(PATIENCE)
+    assert ticket.ready(), "the copy of an output was waited for, but is not ready"
+    for told in tickets:
+        for waiter in patient[told]:
+            assert not waiter.ended(), f"{told}: {waiter} ended with {waiter.error!r} before the sink had the record"
+    sink.resolve_all()
+    succeed(tickets, patient, kit.effort.hang)
+
+
+@guarantee(19)
+@pytest.mark.parametrize("which", STREAMS)
+def test_g19_an_outputs_ticket_is_pending_until_it_is_queued(kit: Kit, which: str) -> None:
+    check_output(kit, which)
+
+
+@guarantee(23)
+@pytest.mark.parametrize("which", STREAMS)
+def test_g23_an_output_is_waited_for_by_as_many_as_like(kit: Kit, which: str) -> None:
+    check_output(kit, which)
+
+
+@guarantee(19, also=(21,))
+def test_g19_an_outputs_error_is_raised_to_everyone_who_waits_and_to_nobody_else(kit: Kit) -> None:
+    rig, _ = filled(kit)
+    step = rig.step(range(SIZES.num_slots), speculative=True)
+    rig.poke_cell("accept_num", 2, SIZES.max_accept + 3)
+    arrive(rig.update_inputs(step))
+    sink = KeepingSink()
+    ticket = rig.save(step, sink)
+    waiters = [Waiter(ticket, PATIENCE), Waiter(ticket), Waiter(ticket, PATIENCE)]
+    sink.resolve_all()
+    for waiter in waiters:
+        assert waiter.ended(kit.effort.hang), f"{waiter} was not woken by a ticket that failed"
+    for timeout in (AT_ONCE, PATIENCE, None):
+        waiters.append(Waiter(ticket, timeout))
+        assert waiters[-1].ended(kit.effort.hang), f"{waiters[-1]} for a ticket that has failed does not end"
+    for waiter in waiters:
+        assert isinstance(waiter.error, InvalidValue), f"{waiter} of a failed ticket ended with {waiter.error!r}"
+        assert ticket.done(), "a ticket that failed is not done"
+    assert_no_error(lambda: rig.bound.insert_tasks(state=rig.state, tasks=[], stream=rig.stream), "the next call")
+
+
+@guarantee(19)
+@pytest.mark.parametrize("by", ["the next call", "close()"])
+def test_g19_an_outputs_error_that_nobody_waited_for_is_raised_once_by_what_comes_next(kit: Kit, by: str) -> None:
+    apart = Kit(kit.subject, kit.effort)
+    try:
+        rig, _ = filled(apart)
+        step = rig.step(range(SIZES.num_slots), speculative=True)
+        rig.poke_cell("accept_num", 2, SIZES.max_accept + 3)
+        arrive(rig.update_inputs(step))
+        sink = KeepingSink()
+        rig.save(step, sink)
+        sink.resolve_all()
+        view = rig.state.view("seed")
+
+        def write() -> None:
+            rig.bound.async_set_value(target=view, value=4, stream=rig.stream).wait(PATIENCE)
+
+        call = rig.bound.close if by == "close()" else write
+        assert_raises(InvalidValue, call, f"{by} after an output whose error nobody waited for")
+        if by == "close()":
+            assert_raises(DeviceClosed, write, "a call on a device whose close() raised an error of an earlier call")
+            return
+        rig.check("a call that raised an earlier one's error, and did nothing")
+        assert_no_error(write, "the same call once more")
+        rig.model.cells["seed"][...] = 4
+        rig.check("the same call once more")
+    finally:
+        apart.renew()

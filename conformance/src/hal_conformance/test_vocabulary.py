@@ -1,0 +1,131 @@
+"""``save_output``: a token outside the vocabulary is its request's error (G21), wherever the step tells it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from hal_core.output.records import SlotStatus
+from hal_core.slots.admission import Request, SamplingParams
+from hal_core.slots.fields import SplitRole, StateConfig
+from hal_core.slots.step import Step
+from hal_core.slots.tasks import Task, TaskKind
+from hypothesis import strategies as st
+
+from .harness.backdoor import PATIENCE
+from .harness.guarantees import guarantee
+from .kit import Draw, Kit, examples
+from .oracle.output import Row
+from .rigs.rig import Rig, assert_rows
+
+VOCABULARY = 50
+SIZES = StateConfig(
+    num_slots=3, max_model_len=16, block_size=2, max_draft_tokens=2, max_logprobs=1, vocab_size=VOCABULARY
+)
+STRANGE = (VOCABULARY, -1, -2, 2**31, 2**32 + 1, 2**63 - 1, -(2**63))
+"""What is no token of that vocabulary; an alternative may be -1."""
+ORDER = (2, 0, 1)
+
+
+@dataclass
+class Case:
+    """A step that gives each of three requests a token, and tells a strange id for the one in ``slot``."""
+
+    role: SplitRole
+    speculative: bool
+    logprobs: int | None
+    place: str
+    slot: int
+    strange: int
+
+    @property
+    def source(self) -> str:
+        """The field of the step's tokens."""
+        return "accept_tokens" if self.speculative else "sampled_token_ids"
+
+    def sample(self, rig: Rig) -> None:
+        """Write what the step's kernels write before it advances."""
+        ids = np.arange(18, dtype=np.int64).reshape(3, 3, 2)
+        if self.place == self.source:
+            ids[self.slot, 0, 0] = self.strange
+        elif self.place == "topk_token_ids":
+            ids[self.slot, 0, 1] = self.strange
+        tokens = ids[:, :, 0] if self.speculative else ids[:, :1, 0]
+        rig.poke(
+            {
+                self.source: tokens.copy(),
+                "accept_num": np.ones(3, np.int32),
+                "topk_token_ids": ids,
+                "topk_logprobs": np.zeros(18, np.float32),
+                "topk_ranks": np.arange(9, dtype=np.int32),
+            }
+        ).wait(PATIENCE)
+
+    def draft(self, rig: Rig) -> None:
+        """Write the drafts that a prefill node hands over, one for each request."""
+        drafts = np.full((3, 2), 5, np.int64)
+        drafts[self.slot] = self.strange
+        rig.poke({"draft_num": np.ones(3, np.int32), "draft_tokens": drafts}).wait(PATIENCE)
+
+
+def draw_case(draw: Draw) -> Case:
+    """Any kind of step, and any field that tells token ids in its record."""
+    role = draw(st.sampled_from(SplitRole), "role")
+    prefill = role is SplitRole.PREFILL
+    speculative, logprobs = prefill or draw(st.booleans(), "speculative"), draw(st.sampled_from([None, 1]), "logprobs")
+    places = ["accept_tokens" if speculative else "sampled_token_ids"]
+    places += ["topk_token_ids"] * (logprobs is not None) + ["draft_tokens"] * prefill
+    place, slot = draw(st.sampled_from(places), "field"), draw(st.integers(0, 2), "slot")
+    strange = draw(st.sampled_from([one for one in STRANGE if place != "topk_token_ids" or one != -1]), "token")
+    return Case(role, speculative, logprobs, place, slot, strange)
+
+
+def filled(kit: Kit, role: SplitRole) -> Rig:
+    """A state with three requests whose prompts the next step ends."""
+    rig, params = Rig(kit, SIZES), SamplingParams(max_tokens=9, logprobs=1)
+    requests = [rig.admit(Request(f"r{slot}", [1, 2], params, role=role)) for slot in range(3)]
+    rig.insert([Task(TaskKind.PREFILL, at, request, 0, 2, [at]) for at, request in enumerate(requests)]).wait(PATIENCE)
+    return rig
+
+
+def save(rig: Rig, step: Step, should: list[Row]) -> None:
+    """The ticket raises nothing, and the record is right."""
+    __tracebackhide__ = True
+    rig.save(step).wait(PATIENCE)
+    assert_rows(rig.sink.records[-1], should)
+
+
+@guarantee(21)
+@examples()
+def test_g21_a_token_outside_the_vocabulary_is_its_requests_error(kit: Kit, draw: Draw) -> None:
+    case = draw_case(draw)
+    rig = filled(kit, case.role)
+    case.sample(rig)
+    step = rig.step(ORDER, speculative=case.speculative, logprobs=case.logprobs)
+    rig.update_inputs(step).wait(PATIENCE)
+    if case.place == "draft_tokens":
+        case.draft(rig)
+    should = rig.rows_of(step)
+    told = [row.request_id for row in should if row.status is SlotStatus.ERROR]
+    assert told == [f"r{case.slot}"], f"the kit's own rows tell errors of {told}"
+    save(rig, step, should)
+
+
+@guarantee(21)
+@examples(0.5)
+def test_g21_nothing_more_is_told_of_a_request_after_that_error(kit: Kit, draw: Draw) -> None:
+    """A worker learns of it with the record; the step after it may be under way by then."""
+    speculative, slot = draw(st.booleans(), "speculative"), draw(st.integers(0, 2), "slot")
+    case = Case(SplitRole.MIXED, speculative, None, "", slot, draw(st.sampled_from(STRANGE), "token"))
+    case.place = case.source
+    rig = filled(kit, case.role)
+    case.sample(rig)
+    first = rig.step(ORDER, speculative=speculative)
+    rig.update_inputs(first).wait(PATIENCE)
+    save(rig, first, rig.rows_of(first))
+    case.place = ""
+    case.sample(rig)
+    second = rig.step(ORDER, speculative=speculative)
+    rig.update_inputs(second).wait(PATIENCE)
+    silent = Row(f"r{slot}", position=rig.model.get("step_idx", slot))
+    save(rig, second, [silent if row.request_id == silent.request_id else row for row in rig.rows_of(second)])

@@ -1,0 +1,150 @@
+"""Devices for the tests of the kit, opened by ``--device-factory kit_devices:NAME``."""
+
+from dataclasses import replace
+
+from hal_conformance.ranks.support import HostSupport
+from hal_conformance.rigs.memory_wire import MemoryNet
+from hal_core.contract.markers import hookimpl
+from hal_core.contract.support import Support
+from hal_core.devices.cpu.device import CpuDevice
+from hal_core.handover import BlockTransfer, Patience
+from hal_core.tickets import DONE
+
+NAME = "test_g15_a_group_of_one_communicates_nothing"
+
+
+def cpu():
+    return CpuDevice(0, {})
+
+
+class Deaf(CpuDevice):
+    """Writes nothing that async_set_value is given."""
+
+    @hookimpl
+    def async_set_value(self, device, target, value, stream):
+        return DONE
+
+
+def deaf():
+    return Deaf(0, {})
+
+
+def expecting(failures, make=cpu):
+    """A factory whose plugin lists these failures."""
+
+    class Listed(Support):
+        expected_failures = failures
+
+    def factory():
+        return make()
+
+    factory.support = Listed
+    return factory
+
+
+passes = expecting({NAME: "would fail, they said"})
+unknown = expecting({"test_g15_no_such_test": "a typing error"})
+no_reason = expecting({NAME: " "})
+true_list = expecting({"test_g01_later_work_on_the_stream_sees_the_value": "it writes nothing: chip errata 7"}, deaf)
+
+
+class NoPair(Support):
+    """Ranks would be offered elsewhere."""
+
+    def why_not(self, need):
+        return "two chips are needed" if need == "several_ranks" else ""
+
+
+def no_pair():
+    return cpu()
+
+
+no_pair.support = NoPair
+
+
+def with_tensors():
+    return CpuDevice(0, {})
+
+
+with_tensors.support = HostSupport
+
+
+class OwnTransfers(Support):
+    """A vendor's own way for blocks: here hal's, with a net of the vendor's between."""
+
+    transfers = True
+    net = MemoryNet()
+
+    def transfer(self, device, cache, silence):
+        assert cache.memory.nbytes == cache.blocks * cache.block_bytes
+        return BlockTransfer(cache, self.net.wire("vendor://"), Patience(silence=silence, beat=0.002))
+
+
+def own_transfers():
+    return CpuDevice(0, {})
+
+
+own_transfers.support = OwnTransfers
+
+
+class AnyBlocks(OwnTransfers):
+    """A vendor's that looks at no fingerprint."""
+
+    def transfer(self, device, cache, silence):
+        cache.facts = dict
+        return super().transfer(device, cache, silence)
+
+
+def any_blocks():
+    return CpuDevice(0, {})
+
+
+any_blocks.support = AnyBlocks
+
+
+class ByChance(CpuDevice):
+    """Every seventh value has a wrong bit, whatever is called."""
+
+    written = 0
+
+    @hookimpl
+    def async_set_value(self, device, target, value, stream):
+        ticket = super().async_set_value(device, target, value, stream)
+        ByChance.written += 1
+        if ByChance.written % 7 == 0 and target.size:
+            target.memory.buffer[target.bounds()[0]] ^= 1
+        return ticket
+
+
+def by_chance():
+    return ByChance(0, {})
+
+
+class Broken(CpuDevice):
+    """No copy out goes through."""
+
+    def copy_out(self, memory, parts, stream):
+        raise RuntimeError(f"driver error at {id(parts):#x}")
+
+
+def broken():
+    return Broken(0, {})
+
+
+def waits():
+    """Its ``update_inputs`` waits for the device, as that of DeviceBase does."""
+    from queued_device import QueueDevice
+
+    class Waits(QueueDevice):
+        capabilities = replace(QueueDevice.capabilities, async_update=False)
+
+        def update_inputs(self, state, step, stream):
+            ticket = super().update_inputs(state, step, stream)
+            ticket.wait(None)
+            return ticket
+
+    return Waits(0, {})
+
+
+class SaysThatItWaits(Support):
+    update_waits = True

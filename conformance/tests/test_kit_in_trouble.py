@@ -1,0 +1,185 @@
+"""A device that ends the process of the kit, or hangs in it, is named with the test that was running."""
+
+import itertools
+import json
+import os
+import pickle
+import signal
+import subprocess
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hal_conformance.ranks.processes import RankPool
+from hal_core.errors import TicketTimeout
+
+from tests import share
+
+from .kit_reports import entry
+
+WARM = ("numpy", "hypothesis.stateful", "pytest")
+pytestmark = pytest.mark.long(20)
+
+
+TROUBLED = """
+import os, signal, sys, time
+from hal_conformance.report import command
+from hal_core.devices.cpu.device import CpuDevice
+from hal_core.contract.markers import hookimpl
+class Troubled(CpuDevice):
+    @hookimpl
+    def async_set_value(self, device, target, value, stream):
+        {trouble}
+sys.modules["troubled"] = sys.modules["__main__"]
+factory = lambda: Troubled(0, {{}})
+command.SILENCE = 0.5
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background of a script ignores it
+sys.exit(command.main(["--device-factory=troubled:factory", "--only=G1", "--profile=quick", *sys.argv[1:]]))
+"""
+
+
+CRASH, EXIT = "os.kill(os.getpid(), signal.SIGSEGV)", "os._exit(3)"
+
+
+@pytest.mark.parametrize(
+    ("trouble", "options"),
+    share.cases(
+        [(trouble, options) for trouble in (CRASH, EXIT) for options in ((), ("--json",))],
+        {(CRASH, ()), (EXIT, ("--json",))}.__contains__,
+    ),
+    ids=["crash-text", "crash-json", "exit-text", "exit-json"],
+)
+def test_a_device_that_ends_the_process_leaves_the_name_of_the_test(trouble, options, warm):
+    done = warm.run(*options, code=TROUBLED.format(trouble=trouble))
+    assert done.returncode in (3, -11)
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("hal conform: the process ended while test_g01_")
+    assert last.endswith(" was running")
+    assert ("in async_set_value" in done.stderr) == (done.returncode < 0), "where it crashed"
+
+
+STREAMS = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+
+
+def test_a_device_that_hangs_is_named_with_its_test_while_it_does(warm):
+    with warm.start(code=TROUBLED.format(trouble="time.sleep(1000)"), **STREAMS) as process:
+        try:
+            told = process.stderr.readline()
+            process.send_signal(signal.SIGINT)
+            rest = process.communicate(timeout=60)[1]
+        finally:
+            process.kill()
+    assert told.startswith("hal conform: test_g01_")
+    assert told.endswith(" has been running for 0.5 s\n")
+    assert "the process ended" not in rest, "it was interrupted, and said so itself"
+
+
+def test_an_interrupted_run_has_no_verdict(warm):
+    with warm.start("--json", code=TROUBLED.format(trouble="signal.raise_signal(signal.SIGINT)"), **STREAMS) as process:
+        out, _ = process.communicate(timeout=60)
+    report = json.loads(out)
+    assert process.returncode == 2
+    assert (report["ok"], report["unfinished"]) == (None, "interrupted")
+    assert {entry(report, name)["status"] for name in ("G1", "G2")} == {"not run", "skipped"}
+
+
+STOPPED = """
+import signal, sys
+from hal_conformance.report import command
+class Stops:
+    def pytest_collection(self):
+        raise KeyboardInterrupt
+sys.exit(command.main(["cpu", "--profile=quick", *sys.argv[1:]], [Stops()]))
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)], ids=["text", "json"])
+def test_a_run_that_was_interrupted_before_its_first_test_says_so(options, warm):
+    done = warm.run(*options, code=STOPPED)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (2, "", "hal conform: interrupted\n")
+
+
+LATE = """
+import sys
+from hal_conformance.ranks import pool
+from hal_conformance.report import command
+pool.STARTING = 0.0
+pool.RankPool._kept_waiting = lambda pool: 0.0
+sys.exit(command.main(["cpu", "--profile=quick", "--only=G13", "--json"]))
+"""
+
+
+@pytest.mark.skipif(find_spec("paddle") is None, reason="the ranks of the cpu device need Paddle")
+def test_ranks_that_are_not_up_in_time_are_no_failure_of_the_device(warm):
+    done = warm.run(code=LATE)
+    report = json.loads(done.stdout)
+    told = entry(report, "G13")
+    assert (done.returncode, report["ok"], told["status"]) == (1, None, "not run")
+    assert report["unfinished"].startswith("the kit's ranks are not up: rank 0 did not answer within 0 s (it is here")
+    assert {test["outcome"] for test in told["tests"]} == {"passed", "not run"}
+
+
+class Link:
+    """The end of a rank's pipe, which has the answer when it is looked at for the third time."""
+
+    looks = 0
+
+    def poll(self, seconds):
+        self.looks += 1
+        return self.looks == 3
+
+    def recv_bytes(self):
+        return pickle.dumps((True, "done"))
+
+
+@pytest.mark.parametrize("starved", [True, False])
+def test_time_in_which_a_rank_has_no_processor_does_not_count(starved):
+    pool, waits = RankPool.__new__(RankPool), itertools.count()
+    pool._links = {0: Link()}
+    pool._kept_waiting = lambda: 1000.0 * next(waits) if starved else 0.0
+    pool._stacks = lambda rank: "nowhere"
+    if starved:
+        assert pool.finish([0], timeout=0.0) == {0: "done"}
+    else:
+        with pytest.raises(TicketTimeout, match="rank 0 did not answer"):
+            pool.finish([0], timeout=0.0)
+
+
+def test_how_long_a_process_had_no_processor_is_what_the_kernel_counts():
+    pool = RankPool.__new__(RankPool)
+    pool._processes = {0: SimpleNamespace(pid=os.getpid()), 1: SimpleNamespace(pid=2**30)}
+    told = Path("/proc/self/schedstat").read_text(encoding="ascii").split()[1]
+    assert int(told) / 1e9 <= pool._kept_waiting() < 1e6
+
+
+FAILS = "raise KeyError('a fault of the plugin')"
+
+
+def test_a_failed_test_shows_the_traceback_of_what_the_plugin_raised(warm):
+    done = warm.run("--json", code=TROUBLED.format(trouble=FAILS))
+    errors = [test["error"] for test in entry(json.loads(done.stdout), "G1")["tests"] if test["outcome"] == "failed"]
+    assert errors
+    assert all("Traceback (most recent call last)" in error for error in errors)
+    assert any("in async_set_value" in error and "pluggy" not in error for error in errors)
+
+
+OPENING = """
+import sys
+from hal_conformance.report import command
+def driver():
+    raise KeyError("no such chip")
+def factory():
+    driver()
+sys.modules["troubled"] = sys.modules["__main__"]
+sys.exit(command.main(["--device-factory=troubled:factory", "--only=G1", "--profile=quick", *sys.argv[1:]]))
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)], ids=["text", "json"])
+def test_a_device_that_is_not_opened_shows_why_without_a_banner(options, warm):
+    done = warm.run(*options, code=OPENING)
+    assert done.returncode == 4
+    assert done.stderr.startswith("hal conform: error: troubled:factory was not opened: KeyError: 'no such chip'\n")
+    assert ", in driver\n" in done.stderr
+    assert "!!!" not in done.stdout + done.stderr

@@ -1,0 +1,155 @@
+"""What the kit is made of: its tests and their numbers, its oracle, its bounds, its faults and liars."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import hal_conformance
+import pytest
+from hal_conformance import kit
+from hal_conformance.harness import properties
+from hal_conformance.harness.guarantees import GUARANTEES
+from hal_conformance.harness.reached import Reached
+from hal_conformance.mutants import Lie, faults, lay_over
+from hal_conformance.report.report import cause_of
+from hal_core.devices.cpu.device import CpuDevice
+from hal_core.memory.views import ByteRange
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from hypothesis.internal.conjecture import engine
+
+KIT = Path(hal_conformance.__file__).parent
+
+
+def test_pytest_loads_nothing_heavy_for_the_plugin():
+    code = (
+        "import sys, hal_conformance.plugin\n"
+        "heavy = ('numpy', 'hypothesis', 'hal_core.runtime.policy', 'pluggy._x', 'paddle')\n"
+        "print([m for m in heavy if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_oracle_shares_no_code_with_what_it_judges():
+    """Of the core it has types, and the bytes that stand for what nobody wrote: nothing that computes."""
+    types = {"OutputRecord", "SlotStatus", "FinishReason", "SplitRole", "TaskKind", "Task", "DType", "StateLayout"}
+    allowed = types | {"AdmittedRequest", "Request", "Model", "Bytes", "poisoned"}
+    files = [path for path in (KIT / "oracle").glob("*.py") if path.stat().st_size]
+    taken = {
+        alias.name
+        for path in files
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and (node.level or (node.module or "").startswith("hal"))
+        for alias in node.names
+    }
+    assert taken == allowed
+    plain = [node for path in files for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Import)]
+    assert not [alias.name for node in plain for alias in node.names if alias.name.startswith("hal")]
+
+
+def test_every_test_of_the_kit_carries_the_number_in_its_name():
+    for path in KIT.glob("test_*.py"):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test"):
+                marks = [
+                    call
+                    for call in node.decorator_list
+                    if getattr(getattr(call, "func", None), "id", "") == "guarantee"
+                ]
+                assert len(marks) == 1, f"{path.name}: {node.name} has no @guarantee"
+                assert node.name.startswith(f"test_g{marks[0].args[0].value:02d}_"), f"{path.name}: {node.name}"
+
+
+def test_every_guarantee_has_a_test():
+    numbers = {
+        int(node.name[6:8])
+        for path in KIT.glob("test_*.py")
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.FunctionDef)
+        if node.name.startswith("test_g")
+    }
+    assert numbers == {guarantee.number for guarantee in GUARANTEES} == set(range(1, 33))
+
+
+def test_failures_of_different_causes_stay_apart():
+    causes = []
+    for text in ("row 3 is [1, 2]", "row 4 is [7]", "no row at all"):
+        try:
+            raise AssertionError(text)
+        except AssertionError as error:
+            causes.append(cause_of(error))
+    assert causes[0] == causes[1] != causes[2]
+    wrapped = AssertionError("wrapped")
+    wrapped.__cause__ = KeyError("x")
+    assert cause_of(wrapped).startswith("KeyError at "), "what a check wraps is the cause"
+
+
+def test_an_update_that_is_said_to_wait_is_excused_unless_the_device_promises_otherwise(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    from kit_devices import SaysThatItWaits, waits
+    from queued_device import queued
+
+    assert ["overlapped_update" in SaysThatItWaits().offers(make()) for make in (waits, queued)] == [False, True]
+    assert "update_inputs waits for the device" in SaysThatItWaits().why_not("overlapped_update")
+
+
+@pytest.mark.parametrize("met", [[], ["large"], ["small", "small"]])
+def test_a_class_of_sizes_that_was_never_drawn_fails_the_check_that_names_it(met):
+    reached = Reached(["small", "large"])
+    for name in met:
+        reached.note(name)
+    with pytest.raises(AssertionError, match="has not reached"):
+        reached.check()
+    for name in ("small", "large"):
+        reached.note(name)
+    reached.check()
+    with pytest.raises(AssertionError, match="none of"):
+        reached.note("huge")
+
+
+def test_shrinking_ends_in_time():
+    """With no time to shrink, what fails first is reported at once; with some, it is made small."""
+    tried = []
+
+    def examples_until_reported(seconds):
+        tried.clear()
+
+        @settings(max_examples=50, database=None, deadline=None, derandomize=True)
+        @given(st.lists(st.integers(0, 10**6), min_size=5))
+        def fails(drawn):
+            tried.append(drawn)
+            assert sum(drawn) < 1000
+
+        with pytest.raises(AssertionError), properties.bounded(seconds):
+            fails()
+        return len(tried)
+
+    assert examples_until_reported(-1.0) < 20 < examples_until_reported(20.0)
+    assert engine.MAX_SHRINKING_SECONDS == 300
+    assert properties.SHRINKING == 20
+    assert properties.CAN_BOUND
+
+
+def test_what_is_not_bounded_is_not_shrunk(monkeypatch):
+    monkeypatch.setattr(kit, "CAN_BOUND", False)
+    assert Phase.shrink not in kit.Effort().settings().phases
+    monkeypatch.setattr(kit, "CAN_BOUND", True)
+    assert Phase.shrink in kit.Effort().settings().phases
+
+
+def test_a_fault_is_laid_under_a_liar():
+    class Swallows(Lie):
+        def copy_out(self, memory, parts, stream):
+            try:
+                return super().copy_out(memory, parts, stream)
+            except faults.CopyFailed:
+                return "swallowed"
+
+    device = faults.lay(lay_over(lay_over(CpuDevice(0, {}), Swallows), type("Other", (Lie,), {})), faults.FailingCopies)
+    names = [kind.__name__ for kind in type(device).__mro__]
+    order = [names.index(name) for name in ("Other", "Swallows", "FailingCopies", "CpuDevice")]
+    assert order == sorted(order)
+    device.fault.at = 1
+    assert device.copy_out(device.allocate(8), [ByteRange(0, 8)], device.default_stream) == "swallowed"

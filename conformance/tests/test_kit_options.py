@@ -1,0 +1,41 @@
+"""Options of the kit that cannot be: refused before anything runs."""
+
+import pytest
+from hal_conformance.report.command import main
+from hal_core.errors import InvalidValue
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--policy=nomod:x"], "--policy: 'nomod:x': importing nomod failed: ModuleNotFoundError"),
+        (["--policy=os:nosuch"], "--policy: 'os:nosuch': module 'os' has no attribute 'nosuch' (mend the name)"),
+        (["--policy=os:sep"], "--policy: 'os:sep' is no Policy, but str (name a class"),
+        (["--policy=argparse:Action"], "--policy: 'argparse:Action' was not made: TypeError"),
+        (["--policy=os"], "--policy: 'os' names no attribute (write module:attribute)"),
+        (["--policy=:x"], "--policy: ':x' names no attribute"),
+        (["--device-factory=os:nosuch"], "--device-factory: 'os:nosuch': module 'os' has no attribute 'nosuch'"),
+        (["--device-factory=os:sep"], "--device-factory: 'os:sep' cannot be called (name a function"),
+        (["--liar=Nobody"], "no liar 'Nobody' (one of "),
+        (["--fault=NoSuchFault"], "no fault 'NoSuchFault' (one of FailingWrites"),
+        (["--html=/nonexist/x.html"], "--html: '/nonexist/x.html' cannot be written: there is no folder '/nonexist'"),
+        (["--report=/nonexist/x.json"], "--report: '/nonexist/x.json' cannot be written: there is no folder"),
+        (["--report=/"], "--report: '/' is a folder (name a file"),
+        ([f"--report=/{'x' * 300}"], "cannot be written: File name too long"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_an_option_that_cannot_be_is_told_before_anything_runs(arguments, told, capsys):
+    with pytest.raises(InvalidValue) as refused:
+        main(["cpu", *arguments])
+    assert told in str(refused.value)
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("argument", ["--examples=0", "--examples=-3", "--examples=x", "--seed=-1", "--seed=1.5"])
+def test_a_count_that_cannot_be_is_a_usage_error(argument, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["cpu", argument])
+    assert stop.value.code == 2
+    option, _, text = argument.partition("=")
+    assert f"argument {option}: {text!r} is no whole number of at least" in capsys.readouterr().err

@@ -1,0 +1,60 @@
+"""Each newer liar lies: what the contract promises is kept by the honest device, and not by the liar."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from hal_conformance.mutants import copies, everyone, life, ring, sizes, slices, streams, values
+
+from tests.ranks import ForkedRanks
+
+sys.path.insert(0, str(Path(__file__).parent))
+import liar_proofs_life  # noqa: F401 (each registers its proofs)
+import liar_proofs_waits  # noqa: F401
+import liar_proofs_writes  # noqa: F401
+import slice_actions
+from liar_proofs import PROOFS, opened
+
+MODULES = (sizes, ring, copies, streams, values, slices, life)
+NEW = [one for one in everyone() if one.how.__module__ in {module.__name__ for module in MODULES}]
+
+
+@pytest.mark.parametrize("name", PROOFS)
+def test_the_liar_lies_and_the_honest_device_does_not(name):
+    make, kept = PROOFS[name]
+    with opened(make) as honest:
+        assert kept(honest)
+    with opened(make, name) as liar:
+        assert not kept(liar)
+
+
+SLICES = {
+    "IdleSlotsLeftOut": slice_actions.agree,
+    "RestOfTheSliceLeftOut": slice_actions.agree,
+    "FlagsLeftOut": slice_actions.agree,
+    "LongsAsInts": slice_actions.agree,
+    "LowestRankIsTheSource": slice_actions.other_source,
+    "DigestOfTheReceiver": slice_actions.tamper_digest,
+    "StepOfTheReceiver": slice_actions.tamper_step,
+    "OpeningWaitsForEver": slice_actions.join_alone,
+    "OpeningTriedAgain": slice_actions.join_alone_twice,
+}
+
+
+@pytest.fixture(scope="module")
+def pair():
+    with ForkedRanks(2) as pool:
+        yield pool
+
+
+@pytest.mark.parametrize("name", SLICES)
+def test_the_liar_lies_among_two_ranks(name, pair):
+    pytest.importorskip("hal_sim")
+    job = f"liars{os.getpid()}"
+    assert all(pair.run(SLICES[name], "", f"{job}_{name}", timeout=60.0).values())
+    assert not all(pair.run(SLICES[name], name, job, timeout=60.0).values())
+
+
+def test_every_new_liar_has_its_proof():
+    assert {one.name for one in NEW} == PROOFS.keys() | SLICES.keys()

@@ -1,8 +1,0 @@
-"""Groups that checks pretend."""
-
-from __future__ import annotations
-
-from ...group import Group
-
-FOLLOWER = Group((0, 1), 1)
-"""The second rank of two, which sends nothing."""
