@@ -253,7 +253,7 @@ def table() -> dict[int, dict[str, int]]:
 def _too_small(what: str, nbytes: int, then: str) -> HalError:
     return Unavailable(
         f"{what}, a message has {nbytes} bytes, so none would ever be sent",
-        cure="as root, in this IPC namespace:\n  " + "\n  ".join(SYSCTL) + "\n" + then.removeprefix("; "),
+        cure=f"as root, in this IPC namespace: {' && '.join(SYSCTL)}{then}",  # one command, where a line is all it has
         hook="save_output",
         argument="sink",
     )
