@@ -12,6 +12,7 @@ _REFUSED = {
     int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL): "it does not speak ZeroMQ's protocol",
     int(zmq.EVENT_HANDSHAKE_FAILED_AUTH): "its key is not let in",
 }
+_OTHER_KEY = int(zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC)  # the second's value where nothing can be decrypted
 _WATCHED = sum(_REFUSED) | int(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
 _NAME = "inproc://connections"
 
@@ -32,10 +33,10 @@ class Connections:
         """Take note of what came and went, and give those that went. Descriptors are reused, so the order counts."""
         while int(self.monitor.get(zmq.EVENTS)) & zmq.POLLIN:
             event = recv_monitor_message(self.monitor, zmq.DONTWAIT)
-            descriptor = int(event["value"])
+            descriptor = int(event["value"])  # of a handshake that failed: why
             kind = int(event["event"])
             if kind in _REFUSED:
-                self.refused.append(_REFUSED[kind])
+                self.refused.append("it uses another key" if descriptor == _OTHER_KEY else _REFUSED[kind])
             elif kind == zmq.EVENT_ACCEPTED:
                 self.there.add(descriptor)
             else:

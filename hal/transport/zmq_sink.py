@@ -50,7 +50,7 @@ class ZmqSink:
         self.session, self.sender, self.url = new_session(), sender, url
         self.again = False  #: set before ``close``: the worker is started again, and readers are to wait for it
         self._capacity, self._capacity_bytes = capacity, capacity_bytes
-        self._deadline = deadline
+        self._deadline, self._has_key = deadline, curve is not None
         self._window = Window()
         self._outputs: deque[PendingOutput] = deque()
         self._in_hand: PendingOutput | None = None  # being resolved
@@ -143,7 +143,8 @@ class ZmqSink:
     def _describe_backlog(self) -> str:
         counts = self.counters()
         stranger = self._connection.stranger
-        silent = f"; {stranger}" if stranger else "" if self._wire.is_granted else f"; no reader listens on {self.url}"
+        nobody = f"; no reader listens on {self.url}{' with this key' * self._has_key}"
+        silent = f"; {stranger}" if stranger else "" if self._wire.is_granted else nobody
         return f"{counts['queued']} queued, {counts['unacknowledged']} unacknowledged{silent}"
 
     def _close_pipe(self) -> None:

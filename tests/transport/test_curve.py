@@ -27,7 +27,7 @@ def test_records_travel_between_sides_that_know_each_other(keys, output):
 
 
 @pytest.mark.parametrize("who", ["a stranger", "without keys", "a false reader"])
-def test_nobody_else_is_let_in_and_nothing_is_lost_silently(keys, output, who):
+def test_nobody_else_is_let_in_and_nothing_is_lost_silently(keys, output, who, caplog):
     mine, sender, stranger = keys
     mine = CurveKeys.new(sender.public) if who == "a false reader" else mine
     curve = {"a stranger": stranger, "without keys": None, "a false reader": sender}[who]
@@ -35,8 +35,10 @@ def test_nobody_else_is_let_in_and_nothing_is_lost_silently(keys, output, who):
         sink = open_sink(reader.url, curve=curve, heartbeat=0.05)
         sink.put(output(1))
         assert reader.read(0.5) is None
-        with pytest.raises(Undelivered, match="no reader listens") as caught:
+        told = f"no reader listens on {reader.url}{' with this key' * (curve is not None)}[)]"
+        with pytest.raises(Undelivered, match=told) as caught:
             sink.close(0.1)
+    assert ("it uses another key" in caplog.text) is (who == "a false reader")
     assert caught.value.records == (("a", 1, 1), ("b", 1, 1))
 
 
