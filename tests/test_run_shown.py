@@ -9,6 +9,7 @@ import pytest
 from hal_core.output.records import OutputRecord
 
 from hal.cli import run_ranks, run_session
+from hal.transport.connection import Connection
 
 
 class Slow:
@@ -43,7 +44,7 @@ class Output:
 
 def plain(answers, monkeypatch):
     monkeypatch.setattr(run_session, "_CLOSE_SECONDS", 0.01)
-    show = run_session._Show(answers, None)
+    show = run_session._Show(answers, None, None)
     for step in range(3):
         show.sink.put(Output(step))
     return show
@@ -74,3 +75,12 @@ def test_it_waits_for_a_reader_that_takes_its_time(make, monkeypatch):
     answers.let.set()
     leaving.join(60)
     assert answers.taken == [0, 1, 2]
+
+
+def test_a_run_without_records_does_not_wait_for_a_connection_that_was_not_made(monkeypatch):
+    """As when every request is refused at once: the sink closes before it has found its reader."""
+    monkeypatch.setattr(Connection, "_look_for_reader", lambda connection: None)
+    monkeypatch.setattr(run_session, "_CLOSE_SECONDS", 5.0)
+    with run_session._Show(Slow(), None, None) as show:
+        pass
+    assert not show._thread.is_alive()

@@ -192,7 +192,8 @@ class _Show:
             if not failed and self.error is None and signals.came() is None:  # that one says why
                 raise
         finally:
-            self._over = self._over or failed or signals.came() is not None
+            unused = not self._own.counters()["frames"]  # no good-bye comes if the two never met
+            self._over = self._over or failed or unused or signals.came() is not None
             self._thread.join(patience)
         if self._thread.is_alive() and signals.came() is not None:
             say("hal: standard output takes nothing: what was left of the text is not shown")
