@@ -1,15 +1,15 @@
-"""Slots and KV blocks of one worker: free, held, or given back and still read by a step that is under way (G28)."""
+"""Slots and KV blocks of one worker: free, held, or given back while a step that is under way still reads them."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 
 from .blocks import BlockPool
 
 
 class Holdings:
-    """Who leaves gives a slot and blocks back; they are free once the last step that reads them was taken.
+    """Who leaves gives a slot and blocks back. They are free at once where whoever has them next writes them on the
+    stream of the steps, and so behind what reads them (G28); else once the last step that reads them was taken.
 
     - ``pool``: the blocks; ``slots``: the free slots, the next one to be used last.
     - ``launched``, ``taken``: how many steps were scheduled, and of how many the output was taken, in their order.
@@ -19,16 +19,17 @@ class Holdings:
         self.pool = BlockPool(blocks)
         self.slots = list(range(slots - 1, -1, -1))
         self.launched = self.taken = 0
-        self._leaving: deque[tuple[int, int, list[int]]] = deque()
+        self._leaving: list[tuple[int, int, list[int]]] = []
 
     @property
     def returning(self) -> int:
         """Blocks that are free once every step that was launched is taken."""
         return sum(len(blocks) for _, _, blocks in self._leaving)
 
-    def give_back(self, slot: int, blocks: Sequence[int]) -> None:
-        """A request leaves: every step that was launched so far may read its slot and blocks."""
-        self._leaving.append((self.launched, slot, list(blocks)))
+    def give_back(self, slot: int, blocks: Sequence[int], *, at_once: bool = False) -> None:
+        """A request leaves: every step that was launched so far may read its slot and blocks. ``at_once``: they are
+        free all the same, as the next write to them comes behind those steps."""
+        self._leaving.append((self.taken if at_once else self.launched, slot, list(blocks)))
         self._free()
 
     def took(self) -> None:
@@ -37,7 +38,8 @@ class Holdings:
         self._free()
 
     def _free(self) -> None:
-        while self._leaving and self._leaving[0][0] <= self.taken:
-            _, slot, blocks = self._leaving.popleft()
-            self.slots.append(slot)
-            self.pool.release(blocks)
+        free = [left for left in self._leaving if left[0] <= self.taken]
+        for left in free:
+            self._leaving.remove(left)
+            self.slots.append(left[1])
+            self.pool.release(left[2])

@@ -29,6 +29,8 @@ class PrefillScheduler(Scheduler):
     to be taken out.
     """
 
+    one_stream = False
+
     def __init__(self, *args: object, **named: object) -> None:
         super().__init__(*args, **named)  # type: ignore[arg-type]
         self.entry_tokens = self.tokens_per_step  # a proposer drafts behind the first token
@@ -84,6 +86,8 @@ class DecodeScheduler(Scheduler):
     A slot and blocks are promised first (``reserve``), for one attempt at a request; then the request is let in
     (``insert``), or it is given up (``drop``). One that is preempted here is computed again here.
     """
+
+    one_stream = False
 
     def __init__(self, *args: object, **named: object) -> None:
         super().__init__(*args, **named)  # type: ignore[arg-type]
@@ -146,12 +150,10 @@ class DecodeScheduler(Scheduler):
         return False
 
     def withdraw(self) -> tuple[list[Request], list[Finished]]:
-        """As :meth:`Scheduler.withdraw`, with those that were about to be let in behind the others."""
-        entering = [generation for generation, _ in self._to_enter]
+        """As :meth:`Scheduler.withdraw`, with those that were about to be let in."""
         self._to_enter.clear()
         self._promised.clear()
-        going_on, ended = super().withdraw()
-        return going_on + [replace(one.request, output=tuple(one.generated)) for one in entering], ended
+        return super().withdraw()
 
     def _grow(self, tasks: list[Task]) -> Grown:
         """As :meth:`Scheduler._grow`; then those whose blocks have arrived are let in."""

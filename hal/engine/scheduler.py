@@ -10,9 +10,9 @@ are left over are given out for drafts, as far as a step may get and its drafts 
 for them, as a worker drafts no further than the blocks that a request holds.
 
 Where steps overlap, one is under way while the next is scheduled, and nobody knows what it gives. Each request then
-holds blocks for the most that it can be given, one step ahead; one that has ended runs once more, for nothing; one that
-leaves goes on, or is told to have ended, when the output of its last step is there, and only then are its slot and
-blocks free (:mod:`hal.engine.holdings`).
+holds blocks for the most that it can be given. One that has ended with a token is in one step more, for nothing; one
+that ends by its length, whatever the step under way gives, is not: others have its slot and blocks in the next step,
+which is ordered behind. One that has left goes on, or is told to have ended, when the output of its last step is there.
 
 No device is needed here; :mod:`hal.engine.engine` carries the decisions out.
 """
@@ -29,6 +29,7 @@ from hal_core import (
     FinishReason,
     InvalidValue,
     OutputRecord,
+    PluginError,
     Request,
     StateLayout,
     Task,
@@ -63,6 +64,11 @@ class Scheduler:
     - ``preemptions``, ``most_running``: counts for the user.
     """
 
+    one_stream = True
+    """Slots and blocks are written on the stream of the steps alone: they are free when their request leaves. Where
+    blocks are filled from elsewhere, both are free once the last step that reads them was taken, and who grows must
+    look a step ahead."""
+
     def __init__(
         self,
         layout: StateLayout,
@@ -87,6 +93,7 @@ class Scheduler:
         self._stays = Stays(self.tokens_per_step)
         self._to_abort: list[Generation] = []
         self._preempted: list[Generation] = []  # whose last step is under way, the youngest first
+        self._ending: list[Generation] = []  # that have left, as their length ends them with a step under way
 
     @property
     def busy(self) -> bool:
@@ -150,10 +157,9 @@ class Scheduler:
         """Take all requests back, of a worker that is lost: each as it goes on elsewhere, the oldest first, and the
         ends of those that were to be aborted."""
         ended = [one.finished(FinishReason.ABORT, reported=False) for one in self._live.values() if one.aborted]
-        in_order = (*self.running, *reversed(self._preempted), *self.waiting)
-        going_on = [generation for generation in in_order if not generation.aborted]
+        going_on = [one for one in self._live.values() if not one.aborted]
         self._live.clear()
-        self._to_abort, self._preempted, self.running, self.waiting = [], [], [], deque()
+        self._to_abort, self._preempted, self._ending, self.running, self.waiting = [], [], [], [], deque()
         return [replace(one.request, output=tuple(one.generated)) for one in going_on], ended
 
     def schedule(self) -> list[Task]:
@@ -179,13 +185,19 @@ class Scheduler:
         first = [one for one in (*feeding, *self.running[known:]) if one.decoding]
         self._stays.launch(decoding, first)
         self._holdings.launched += 1
+        self._hand_on()
         return tasks
 
     def update(self, record: OutputRecord) -> list[Finished]:
         """Take over the output of the oldest step that has none yet; the requests that ended with it."""
         over = self._stays.take(record)
         self._holdings.took()
-        return [self._end(one, reason, message) for one, reason, message in over] + self._go_back()
+        ended = [self._end(one, reason, message) for one, reason, message in over]
+        self._hand_on()
+        if strange := [one.request_id for one in self._ending if not one.pending]:
+            cure = "have every step give each request that decodes at least one token, or its error"
+            raise PluginError(f"{strange} have not ended at their length: a step gave them no token", cure=cure)
+        return ended + self._go_back()
 
     # -- the parts of a step --------------------------------------------------------------------------------------
 
@@ -202,13 +214,18 @@ class Scheduler:
                 self._preempt(self.running[-1], tasks)
             if generation.slot >= 0:
                 grown[generation] = self.pool.allocate(more)
-        if self.overlap:
+        if self._ahead:
             self._grow_ahead(tasks, grown, [one for one in short if one.slot >= 0])
         return grown
 
+    @property
+    def _ahead(self) -> bool:
+        """Whether blocks that leave with a step come too late for the next one."""
+        return self.overlap and not self.one_stream
+
     def _short(self) -> list[Generation]:
-        """Who may lack blocks for the next step, or with overlap for the one after it: few of many, at each step."""
-        size, ahead = self.layout.sizes.block_size, self.tokens_per_step if self.overlap else 0
+        """Who may lack blocks for the next step, or for the one after it: few of many, at each step."""
+        size, ahead = self.layout.sizes.block_size, self.tokens_per_step if self._ahead else 0
         return [
             one
             for one in self.running
@@ -309,19 +326,29 @@ class Scheduler:
         self.running.append(generation)
         self._stays.enter(generation)
 
-    def _vacate(self, generation: Generation, *, told: bool = False) -> None:
-        """Give a request's slot and blocks back; ``told``: with the step that is being scheduled, which tells so."""
+    def _hand_on(self) -> None:
+        """Have those leave whose length ends them with the one step under way, though it may give but one token."""
+        if self.overlap and self.one_stream and len(self._stays.steps) == 1:
+            last = [one for one in self.running if one.pending]
+            for one in [one for one in last if len(one.generated) + 1 >= one.request.params.max_tokens]:
+                self._vacate(one)
+                self._ending.append(one)
+
+    def _vacate(self, generation: Generation, *, told: bool = False, failed: bool = False) -> None:
+        """Give a request's slot and blocks back; ``told``: with the step that is being scheduled, which tells so;
+        ``failed``: it may go on in a step under way, until the host has stopped it."""
         self.running.remove(generation)
         self._stays.leave(generation, told=told)
-        self._holdings.give_back(generation.slot, generation.blocks)
+        self._holdings.give_back(generation.slot, generation.blocks, at_once=self.one_stream and not failed)
         generation.slot, generation.blocks, generation.prefilled = -1, [], 0
 
     def _end(self, generation: Generation, reason: int, message: str) -> Finished:
         """A record tells a request's end, whether it is in its slot or has just left it."""
         if generation.slot >= 0:
-            self._vacate(generation)
-        if generation in self._preempted:
-            self._preempted.remove(generation)
+            self._vacate(generation, failed=reason == FinishReason.ERROR)
+        for left in (self._preempted, self._ending):
+            if generation in left:
+                left.remove(generation)
         del self._live[generation.request_id]
         return generation.finished(FinishReason(reason), message)
 

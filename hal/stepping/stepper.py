@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from hal_core import (
     ALONE,
+    ENTERING,
+    LEAVING,
     DeviceClosed,
     FinishReason,
     Group,
@@ -82,7 +84,8 @@ class Stepper:
         self._planner = StepPlanner(state, group)
         self._every_slot = _every_slot(state, sink)
         self._told = runner if isinstance(runner, HostRunner) else None
-        self._ended: dict[int, int] = {}  # slot to the number of the last step that has its request, which has ended
+        self._taken = 0  # of how many steps the output was
+        self._ended: dict[int, int] = {}  # slot to the last step of its request, which the host has stopped
 
     @property
     def layout(self) -> StateLayout:
@@ -110,6 +113,7 @@ class Stepper:
         batch = tasks if isinstance(tasks, TaskBatch) else TaskBatch.of(tasks)
         device, state, stream = self.device, self.state, self.stream
         self._check_drafts(batch)
+        self._make_way(batch)
         device.insert_tasks(state=state, tasks=batch, stream=stream)
         planned = self._planner.plan(self.steps, batch, set(self._ended))
         self.steps += 1
@@ -132,33 +136,57 @@ class Stepper:
     def take(self, launched: Launched) -> OutputRecord:
         """Wait for a step's output and take it over: the record, the mirror, and the slots whose requests ended.
 
-        Their slots are free once the last step that has them was taken, which may be one that was launched since (G28).
+        The device has stopped them, so that their slots are free at once: whoever enters is written behind the step
+        that was launched since (G28). Those that the host has to stop are, once that step was taken.
         Raises what the step met: :class:`hal_core.errors.GroupLost`, for one.
         """
         state, number = self.state, launched.step.number
         record = self.last = state.take(launched.ticket)
+        self._taken = number + 1
         mirror, order, ended = state.mirror, launched.step.places[state.name], []
         flags = mirror["stop_flags"].reshape(-1)[order]
         if any(flags.tobytes()):
             held = state.host_table.admission_ids[order]
             stopped = flags & (held != 0) & (mirror["request_serial"].reshape(-1)[order] == held)
             ended = [slot for slot in order[stopped].tolist() if slot not in self._ended]
-            self._ended.update(dict.fromkeys(ended, self.steps - 1))
-        if FinishReason.ERROR in record.finish.tobytes():
-            ended += self._stop_failed(launched.ticket, ended)
-        if free := [slot for slot, last in self._ended.items() if last <= number]:
-            state.release(free)
+        failed = FinishReason.ERROR in record.finish.tobytes()
+        stopped_now = self._stop_failed(launched.ticket, ended) if failed else []
+        free = [slot for slot, last in self._ended.items() if last <= number]
+        if free or ended:
+            state.release(free + ended)
             for slot in free:
                 del self._ended[slot]
+        ended += stopped_now
         if self._told is not None and not launched.failed:
             self._told.took(launched.planned, mirror, ended)
         return record
+
+    def _make_way(self, batch: TaskBatch) -> None:
+        """Free slots that are entered behind requests whose length ends them in the step under way: it gives each at
+        least one token. Others stay held, and the insertion is refused."""
+        tasks = [*zip(batch.plain["kinds"], batch.plain["slots"], strict=True)]
+        if entered := {slot for kind, slot in tasks if kind in ENTERING}:
+            held = entered.intersection(self.state.host_table.live.values())
+            left = {slot for kind, slot in tasks if kind in LEAVING}
+            self.state.release([slot for slot in held - left if self._ends(slot)])
+
+    def _ends(self, slot: int) -> bool:
+        """Whether the length of the request in a slot ends it with the step under way, if there is one."""
+        held, mirror, under_way = self.state.host_table.requests[slot], self.state.mirror, self.steps - self._taken
+        assert held is not None
+        known = mirror["request_serial"][slot, 0] == held.admission_id
+        generated = int(mirror["step_idx"][slot, 0]) if known else held.generated
+        decodes = self.state.host_table.prefilled[slot] >= held.total
+        return bool(decodes and under_way and generated + 1 >= held.params.max_tokens)
 
     def _stop_failed(self, ticket: OutputTicket, ended: Sequence[int]) -> list[int]:
         """Stop requests whose row is an error of which the device does not know, as of a strange token (G21); their
         slots."""
         held, flags = self.state.host_table.admission_ids, self.state.view("stop_flags")
-        slots = [slot for slot, admission_id in ticket.failed if admission_id and held[slot] == admission_id]
+        slots, known = [slot for slot, who in ticket.failed if who and held[slot] == who], self.state.failed
+        for slot, who in ticket.failed:
+            if held[slot] != who == known.get(slot):  # it was its last step, and another has its slot
+                del known[slot]
         slots = [slot for slot in slots if slot not in ended and slot not in self._ended]
         for slot in slots:
             self.device.async_set_value(target=flags[slot], value=True, stream=self.stream)

@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
-from hal_core import ALONE, ENTERING, FinishReason, Group, GroupLost, HalError, StateConfig
+from hal_core import ALONE, ENTERING, LEAVING, FinishReason, Group, GroupLost, HalError, StateConfig
 from hal_core.runtime.bound import bind
 from hal_sim import SimPlugin, communicator
 from hal_sim.mixing import MixRunner
 
 from hal.distributed.requests import RequestTable
 from hal.distributed.steps import StepOrder, orders_of
-from hal.engine import Engine
+from hal.engine import Engine, Scheduler
 from hal.stepping import RunnerSetup, Stepper, StepsAhead
 
 from .drawn import VOCAB, expected
@@ -58,21 +58,30 @@ class Later:
 
 
 class Watched(Stepper):
-    """A stepper that fails by assertion when a slot or a block is handed on while a step that reads it is under way."""
+    """A stepper that fails by assertion when a slot or a block is handed on whose request goes on behind the steps that
+    were launched, or, where blocks are filled from elsewhere, while a step that reads it is under way.
+
+    ``idle``: who was in a slot after its end, and in which step; ``entered``: the last step that somebody entered with.
+    """
 
     def __init__(self, *given, **named):
         super().__init__(*given, **named)
         self._tables, self.under_way, self.taken = {}, {}, 0
+        self._names, self._over, self._robbed, self.idle = {}, set(), {}, []
 
     def launch(self, tasks):
+        self._over |= {task.request.admission_id for task in tasks if task.kind in LEAVING}
+        if any(task.kind in ENTERING for task in tasks):
+            self.entered = self.steps
         for task in tasks:
             name = task.request.admission_id
             for number, reads in self.under_way.items():
-                if task.kind in ENTERING:
-                    assert task.slot not in {slot for slot, _, _ in reads}, f"slot {task.slot} is read by step {number}"
-                others = {block for _, who, blocks in reads for block in blocks if who != name}
-                assert not others & set(task.blocks), f"blocks {others & set(task.blocks)} are read by step {number}"
+                for slot, who, blocks in reads:
+                    if who != name and ((task.kind in ENTERING and slot == task.slot) or {*blocks} & {*task.blocks}):
+                        assert Scheduler.one_stream, f"slot {slot}, blocks {blocks} are read by step {number}"
+                        self._robbed.setdefault(who, self.steps - 1)
             self._tables[name] = self._tables.get(name, ()) + tuple(task.blocks)
+            self._names[name] = task.request.request_id
         launched = super().launch(tasks)
         order, held = launched.planned.step.order(self.state.name), self.state.host_table.admission_ids
         self.under_way[launched.step.number] = [
@@ -82,8 +91,15 @@ class Watched(Stepper):
 
     def take(self, launched):
         record = super().take(launched)
-        assert launched.step.number == min(self.under_way), "steps are taken out of their order"
-        del self.under_way[launched.step.number]
+        number = launched.step.number
+        assert number == min(self.under_way), "steps are taken out of their order"
+        held = {self._names[who]: who for _, who, _ in self.under_way.pop(number)}
+        given = dict(zip(record.request_ids, record.counts.tolist(), strict=True))
+        self.idle += [(number, name) for name, who in held.items() if who in self._over and not given.get(name)]
+        ended = (name for name, end in zip(record.request_ids, record.finish, strict=True) if end and name in held)
+        self._over |= {held[name] for name in ended}
+        for who, last in self._robbed.items():
+            assert last > number or who in self._over, f"{self._names[who]} was not over when others had its places"
         self.taken += 1
         return record
 
@@ -220,14 +236,14 @@ class Player:
             if self.follower is not None and turn == self.schedule.loss:
                 self.follower.orders.put(None)
                 self.gone = True
-            running = self.engine.scheduler.running
-            oldest, engine = running[0] if running else None, self.engine
+            scheduler = self.engine.scheduler
+            oldest = scheduler.running[0] if scheduler.running else None
             try:
                 self.take(self.engine.step())
             except GroupLost:
                 assert turn >= self.schedule.loss
                 self.go_on_elsewhere()
-            if oldest is not None and engine is self.engine and oldest.slot < 0 and oldest.request_id in self.live:
+            if scheduler is self.engine.scheduler and oldest in (*scheduler.waiting, *scheduler._preempted):
                 assert oldest.aborted, "the oldest request was preempted"
             self.sink.look()
             turn += 1

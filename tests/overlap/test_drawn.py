@@ -9,6 +9,8 @@ import pytest
 from hal_sim import NoCompiler
 from hal_sim.build import core_library
 
+from hal.engine import Scheduler
+
 from .drawn import draw
 from .schedules import check, play, same_names
 
@@ -40,6 +42,12 @@ def test_overlap_changes_no_token(mode):
     told = [both(number, mode) for number in range(1000, 1014)]
     assert sum(one.preemptions for one in told) > 0
     assert sum(one.losses for one in told) > 0
+
+
+def test_slots_and_blocks_may_wait_for_the_output_as_well(monkeypatch):
+    """As where another stream fills blocks: of a worker that goes on with requests which others prefilled."""
+    monkeypatch.setattr(Scheduler, "one_stream", False)
+    assert sum(both(number, "lazy").preemptions for number in range(1014, 1026)) > 0
 
 
 @pytest.mark.conform

@@ -57,6 +57,8 @@ class Noting(Watched):
     def take(self, launched):
         record = super().take(launched)
         self.errors = getattr(self, "errors", [])
+        over, given = {name for _, name in self.errors}, zip(record.request_ids, record.counts.tolist(), strict=True)
+        assert not [name for name, count in given if count and name in over], "tokens are told after an error"
         self.errors += [
             (record.step, name) for name, end in zip(record.request_ids, record.finish, strict=True) if end == 4
         ]
@@ -74,8 +76,12 @@ def played(*, fails, overlap, drafts):
     for number in range(3):
         player.engine.submit(Request(f"r{number}", [number + 1] * 3, SamplingParams(max_tokens=9)))
     ended = {}
-    for _ in range(60):
-        ended |= {one.request_id: one for one in player.engine.step()}
+    try:
+        for _ in range(60):
+            ended |= {one.request_id: one for one in player.engine.step()}
+    except BaseException:
+        player._leave()
+        raise
     assert not player.engine.busy, "who was stopped is waited for"
     errors = player.stepper.errors
     player.close()

@@ -14,7 +14,7 @@ from hal.stepping.stepper import Stepper
 from .drawn import draw
 from .schedules import check, play, same_names
 
-MOST = 60
+MOST = 100
 """Schedules that a mistake may survive."""
 
 
@@ -29,11 +29,12 @@ def _groups_of_one_process():
 
 
 def free_one_step_early(monkeypatch):
+    monkeypatch.setattr(Scheduler, "one_stream", False)
     give_back = Holdings.give_back
 
-    def early(holdings, slot, blocks):
+    def early(holdings, slot, blocks, **given):
         holdings.launched -= 1
-        give_back(holdings, slot, blocks)
+        give_back(holdings, slot, blocks, **given)
         holdings.launched += 1
 
     monkeypatch.setattr(Holdings, "give_back", early)
@@ -51,7 +52,31 @@ def match_by_name(monkeypatch):
 
 
 def reserve_nothing_for_the_next_step(monkeypatch):
+    monkeypatch.setattr(Scheduler, "one_stream", False)
     monkeypatch.setattr(Scheduler, "_grow_ahead", lambda *given: None)
+
+
+def _hand_on_with(monkeypatch, more):
+    """As if each request that a step is to give tokens had so many more already."""
+    hand_on = Scheduler._hand_on
+
+    def hasty(scheduler):
+        given = [(one, max(0, more(one))) for one in scheduler.running if one.pending]
+        for one, count in given:
+            one.generated += [0] * count
+        hand_on(scheduler)
+        for one, count in given:
+            del one.generated[len(one.generated) - count :]
+
+    monkeypatch.setattr(Scheduler, "_hand_on", hasty)
+
+
+def hand_on_where_it_may_end(monkeypatch):
+    _hand_on_with(monkeypatch, lambda one: one.pending - 1)  # as if each draft were accepted
+
+
+def hand_on_before_the_last_step(monkeypatch):
+    _hand_on_with(monkeypatch, lambda one: 1)
 
 
 def resume_before_the_last_step_is_known(monkeypatch):
@@ -92,6 +117,8 @@ def drop_the_last_step_of_who_leaves(monkeypatch):
 MISTAKES = (
     free_one_step_early,
     match_by_name,
+    hand_on_where_it_may_end,
+    hand_on_before_the_last_step,
     reserve_nothing_for_the_next_step,
     resume_before_the_last_step_is_known,
     write_over_what_is_copied_out,

@@ -10,6 +10,7 @@ from hal.stepping.planned import StepPlanner
 
 from .drawn import draw
 from .schedules import check, play, same_names
+from .test_late_errors import Astray, played
 
 SCHEDULES = 12
 
@@ -62,7 +63,7 @@ def test_a_step_planned_from_the_one_before_is_as_if_planned_anew(monkeypatch, o
     assert again, "no step was planned from the one before"
 
 
-def test_a_plan_that_overlooks_who_has_ended_is_noticed(monkeypatch):
+def test_a_plan_that_overlooks_whom_the_host_has_stopped_is_noticed(monkeypatch):
     watched(monkeypatch, ended=lambda _: set())
     with pytest.raises(AssertionError):
-        play_some(overlap=True)
+        played(fails=Astray, overlap=True, drafts=0)
