@@ -50,7 +50,8 @@ def exit_of(error: Exception) -> SystemExit:
 
 def trace(error: Exception) -> str:
     """The traceback of somebody else's code that has failed, if it was asked for; else ""."""
-    if not verbose or isinstance(error, ModuleNotFoundError):  # of which the line says all
+    told = isinstance(error, ModuleNotFoundError) or (isinstance(error, OSError) and error.errno in _CURES)
+    if not verbose or told:  # the line says all
         return ""
     from hal_core import trace_of
 
