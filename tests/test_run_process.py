@@ -6,15 +6,12 @@ import contextlib
 import json
 import os
 import pty
-import shutil
 import signal
 import subprocess
 import sys
 import time
 
 import pytest
-
-from hal.model import DEFAULT_CHECKPOINT
 
 from .commands import (
     LIBRARIES,
@@ -60,22 +57,29 @@ def test_interrupted_it_tells_what_it_has_and_leaves_nothing(private_folders, st
     assert [json.loads(line)["finish_reason"] for line in out.splitlines()] == ["abort", "abort"]
 
 
+WAITS_WHILE_LOADING = """
+import os
+import hal.cli.run_session
+
+def load(options):
+    open(os.environ["HAL_TEST_BEGUN"], "w").close()
+    open(os.environ["HAL_TEST_NEVER"]).read()
+
+hal.cli.run_session._load_model = load
+hal.cli.main()
+"""
+
+
 def test_interrupted_while_loading_it_just_ends(tmp_path, started):
-    """The index of the weights is a pipe, whose other end this test opens: that ends when the run has come to it."""
-    for name in ("config.json", "tokenizer.json"):
-        shutil.copy(DEFAULT_CHECKPOINT / name, tmp_path)
-    index = tmp_path / "model.safetensors.index.json"
-    os.mkfifo(index)
-    process = started("--prompt", "def f(", "--model", str(tmp_path))
-    writing = None
-    while writing is None:
-        assert process.poll() is None, process.stderr.read()
-        with contextlib.suppress(OSError):  # ENXIO: nobody reads yet
-            writing = os.open(index, os.O_WRONLY | os.O_NONBLOCK)
-        time.sleep(0.01)
+    """Loading opens one pipe, for which this test waits, and then waits at one that nobody opens."""
+    pipes = {f"HAL_TEST_{name}": str(tmp_path / name) for name in ("BEGUN", "NEVER")}
+    for pipe in pipes.values():
+        os.mkfifo(pipe)
+    process = started("--prompt", "def f(", code=WAITS_WHILE_LOADING, env=os.environ | pipes)
+    with open(pipes["HAL_TEST_BEGUN"]) as begun:
+        begun.read()
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
-    os.close(writing)
     assert process.returncode == 130
     assert (out, "Traceback" in err) == ("", False)
 

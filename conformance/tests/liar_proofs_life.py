@@ -228,11 +228,13 @@ def _(bound):
 @proof("FreedUnderWork", pressed())
 def _(bound):
     stream, source, target = bound.default_stream, poisoned(bound, 4096), poisoned(bound, 4096)
-    value = flat(source, 0, 4096)
+    value, give_back, freed = flat(source, 0, 4096), source._free, []
+    source._free = lambda: freed.append(give_back)  # else the work that is held would write into freed memory
     with bound.device.hold_stream(stream):
         write(bound, flat(target, 0, 4096), value, stream)
         del source, value
-        return bound.device.retired.reap() == 0
+        bound.device.retired.reap()
+        return not freed
 
 
 @proof("LeaksDeviceMemory", cpu)

@@ -140,7 +140,7 @@ class Worker:
             columns["accept_num"][slot] = count
             columns["step_idx"][slot] = running.generated
             columns["accept_tokens" if speculative else "sampled_token_ids"][slot, :count] = tokens
-            columns["topk_token_ids"][slot, :count, 0] = tokens
+            columns["topk_token_ids"][slot, :count] = np.array(tokens, np.int64)[:, None]  # alternatives are tokens too
             if count and running.generated == running.wanted:
                 columns["stop_reason"][slot] = 1
                 ended.append(slot)
