@@ -25,7 +25,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from hal_core import Group, Request, SamplingParams, StateConfig, Step, Task, TaskBatch, TaskKind, View
+from hal_core import ByteRange, Group, Request, SamplingParams, StateConfig, Step, Task, TaskBatch, TaskKind, View
 from hal_core.devices import dtype_of
 from hal_core.ranks.watchdog import Watchdog
 from hal_core.runtime.bound import BoundDevice, bind
@@ -120,6 +120,13 @@ def cases(bound: BoundDevice) -> Iterator[Case]:
         written,
         lambda _: bound.save_output(state=state, step=step, sink=sink, stream=stream),
     )
+    memory = bound.device.allocate(1 << 20)
+    for name, nbytes in (("4 KB", 4096), ("1 MB", 1 << 20)):
+
+        def copy(_: object, part: ByteRange = ByteRange(0, nbytes)) -> None:  # noqa: B008 (of this turn)
+            bound.copy_out(memory=memory, parts=[part], stream=stream)
+
+        yield f"copy out {name}", written, copy
     yield from broadcasting(bound, bound.state(SIZES, name="broadcast"))
 
 

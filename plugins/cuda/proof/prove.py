@@ -83,6 +83,7 @@ def steps(out: Path) -> list[Step]:
     no_gpu = "" if count else "no GPU"
     no_paddle = no_gpu or ("" if paddle else "no CUDA build of Paddle")
     cupy = no_gpu or ("CuPy does not import beside numpy 1.26" if paddle or find_spec("cupy") is None else "")
+    no_torch = no_gpu or ("" if find_spec("torch") else "no torch")
     sanitizer = no_gpu or ("" if shutil.which("compute-sanitizer") else "no compute-sanitizer")
     joined = "" if find_spec("paddle") else "no Paddle, which joins the job"
     no_pair = no_gpu or joined or ("" if count > 1 else "one GPU")
@@ -107,6 +108,7 @@ def steps(out: Path) -> list[Step]:
         Step("recorded logits, ranks on one GPU", [recorded, "replay", logits, one], {}, no_ranks),
         Step("kit, ranks on one GPU", [*shared, "-vv"], {}, no_ranks, 500),
         Step("beside graph captures", [str(HERE / "captures.py")], {}, no_gpu),
+        Step("faults that were mended", [str(HERE / "faults.py")], {}, no_torch, 90),
         Step("tests of the plugin", [*PYTEST, str(HERE.parent / "tests")]),
         Step("kit, CuPy tensors", [*COUNTED, *quick], {"HAL_CUDA_TENSORS": "cupy"}, cupy),
         Step("kit, as a user runs it", ["-c", HAL, "conform", "cuda"], {"HAL_CUDA_TENSORS": "cupy"}, cupy, 560),
@@ -125,7 +127,7 @@ def steps(out: Path) -> list[Step]:
 def write_entry_points(folder: Path) -> list[str]:
     """Metadata of our distributions that are not installed, as far as hal looks it up: their names."""
     written = []
-    for project in (ROOT / "core", ROOT, ROOT / "plugins" / "cuda"):
+    for project in (ROOT / "core", ROOT / "conformance", ROOT, ROOT / "plugins" / "cuda"):
         told = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))["project"]
         name, number = told["name"], told["version"]
         if installed(name) != "-":
@@ -151,8 +153,8 @@ def run(step: Step, metadata: Path) -> tuple[int, str]:
     if step.arguments[0].startswith("compute-sanitizer"):
         command = [*step.arguments[0].split(), sys.executable, *step.arguments[1:]]
     env = os.environ | {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"} | step.environment
-    sources = [ROOT / "core" / "src", ROOT / "plugins" / "cuda" / "src", ROOT, metadata, HERE]
-    paths = [str(path) for path in sources]
+    sources = [ROOT / project / "src" for project in ("core", "conformance", "plugins/cuda")]
+    paths = [str(path) for path in (*sources, ROOT, metadata, HERE)]
     env["PYTHONPATH"] = os.pathsep.join([*paths, env.get("PYTHONPATH", "")])
     text: dict[str, Any] = {"mode": "w+", "encoding": "utf-8", "errors": "replace"}
     # Files, not pipes: what a process of the step leaves behind cannot keep this script reading.

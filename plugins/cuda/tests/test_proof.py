@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import time
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -29,12 +31,16 @@ time.sleep(60)
 """
 
 
-@pytest.fixture(scope="module")
-def prove():
-    spec = importlib.util.spec_from_file_location("hal_prove", ROOT / "plugins" / "cuda" / "proof" / "prove.py")
+def loaded(name):
+    spec = importlib.util.spec_from_file_location(f"hal_{name}", ROOT / "plugins" / "cuda" / "proof" / f"{name}.py")
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def prove():
+    return loaded("prove")
 
 
 @pytest.fixture
@@ -140,12 +146,32 @@ def _runs(process: int) -> bool:
 def test_entry_points_of_what_is_not_installed_are_those_of_its_project(prove, monkeypatch, tmp_path):
     assert prove.write_entry_points(tmp_path) == []  # all is installed here
     monkeypatch.setattr(prove, "installed", lambda name: "-")
-    assert "paddle-hal-cuda" in prove.write_entry_points(tmp_path)
+    written = prove.write_entry_points(tmp_path)
+    assert {"paddle-hal-cuda", "paddle-hal-conformance"} < {*written}, "pytest finds the kit by its entry point"
     (ours,) = (one for one in metadata.distributions(path=[str(tmp_path)]) if one.name == "paddle-hal-cuda")
     installed = metadata.distribution("paddle-hal-cuda")
     told = lambda found: {(point.group, point.name, point.value) for point in found.entry_points}  # noqa: E731
     assert told(ours) == told(installed)
     assert ours.version == installed.version
+
+
+@pytest.mark.parametrize("opened", ["native"], indirect=True)
+def test_a_fault_that_is_back_is_told_and_fails_the_proof(opened, monkeypatch, capsys):
+    """Over a driver that stands in for CUDA's: two cases that need no framework, one whose call raises."""
+    faults, bound = loaded("faults"), opened()
+    here = SimpleNamespace(cuda=SimpleNamespace(get_device_name=lambda: "stand-in"), __version__="-")
+    monkeypatch.setattr(faults, "torch", lambda: here)
+    monkeypatch.setattr(faults, "opened", lambda: contextlib.nullcontext(bound))
+    monkeypatch.setattr(faults, "COPIES", 200)
+    monkeypatch.setattr(faults.CudaPlugin, "probe", lambda: SimpleNamespace(available=True))
+    assert faults.main(["calls from", "100,000"]) == 0
+    assert "0 of 2 faults are back" in capsys.readouterr().out
+    monkeypatch.setattr(type(bound), "insert_tasks", None)
+    monkeypatch.setitem(faults.CASES, "memory of copies out", lambda bound: (False, "fine"))
+    assert faults.main(["calls from", "memory"]) == 1
+    told = capsys.readouterr().out
+    assert "FAULT  TypeError: 'NoneType'" in told
+    assert "1 of 2 faults are back" in told
 
 
 @pytest.mark.conform
