@@ -5,6 +5,7 @@ import os
 import threading
 import warnings
 import weakref
+from functools import partial
 
 from hal_conformance.harness.sinks import FullSink
 from hal_conformance.mutants import faults
@@ -228,8 +229,10 @@ def _(bound):
 @proof("FreedUnderWork", pressed())
 def _(bound):
     stream, source, target = bound.default_stream, poisoned(bound, 4096), poisoned(bound, 4096)
-    value, give_back, freed = flat(source, 0, 4096), source._free, []
-    source._free = lambda: freed.append(give_back)  # else the work that is held would write into freed memory
+    value, freed = flat(source, 0, 4096), []
+    for memory in (source, target):  # not given back: the work that is held is still to read and write it
+        memory._free = partial(freed.append, memory._free)
+    del memory
     with bound.device.hold_stream(stream):
         write(bound, flat(target, 0, 4096), value, stream)
         del source, value

@@ -53,8 +53,6 @@ def trace(error: Exception) -> str:
     told = isinstance(error, ModuleNotFoundError) or (isinstance(error, OSError) and error.errno in _CURES)
     if not verbose or told:  # the line says all
         return ""
-    if isinstance(error, OSError):  # of hal's own: a plugin's is the cause of an error of hal's
-        return ""
     from hal_core import trace_of
 
     return trace_of(error)
