@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -33,6 +34,7 @@ from .words import (
     Hello,
     Left,
     Over,
+    Raised,
     Ready,
     Reserved,
     Setup,
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
 
     from hal.transport.curve import CurveKeys
 
+log = logging.getLogger("hal")
 _LOOK_SECONDS = 0.05
 _LEAVE_SECONDS = 10.0
 _HINT_SECONDS = 1.0
@@ -283,6 +286,8 @@ class Crew:
             self._take_word(rank, word)
 
     def _take_word(self, rank: int, word: Word) -> None:
+        if isinstance(word, Failed | Raised) and word.trace:
+            log.debug("rank %s, where it raised:\n%s", self._name_of(word.rank), word.trace)
         if isinstance(word, Failed):
             self._failed.append(word)
         elif isinstance(word, Reserved | Arrived | Over):

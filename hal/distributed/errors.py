@@ -12,12 +12,15 @@ from hal_core import (
     InvalidValue,
     PluginError,
     Unavailable,
+    trace_of,
 )
 
 from .words import Delivery, Failed, Verdict
 
 _REFUSALS = (InvalidValue, DeviceNotFound, Unavailable, CapabilityMissing, PluginError)
 """Errors of a start that the next one would meet again: what was asked for, or is installed, is to be mended."""
+_TRACE = 8192
+"""Most characters of a traceback that a rank tells."""
 
 
 class RankLost(GroupLost):
@@ -36,14 +39,23 @@ class RankLost(GroupLost):
 
 def word_of(error: Exception, rank: int, step: int) -> Failed:
     """What a rank says of an error that ends it in ``step``, 0 before the first."""
-    what, cure = f"{type(error).__name__}: {error}", ""
+    what, cure = " ".join(f"{type(error).__name__}: {error}".split()), ""
     gone = isinstance(error, GroupLost)
     if isinstance(error, HalError):
         who = () if gone else (error.device, error.hook, error.argument)  # of a loss, the engine says whose it is
         what, cure = ": ".join(filter(None, (*who, error.what))), error.cure
     lost = [error.rank] if isinstance(error, GroupLost) and error.rank >= 0 else []
     refused = isinstance(error, PluginError) or (not step and isinstance(error, _REFUSALS))
-    return Failed(rank, what, cure, step, lost, vague=gone and not lost, refused=refused)
+    plain = gone or isinstance(error, OSError | ModuleNotFoundError)  # of which the line says all
+    trace = "" if plain else trace_told(error)
+    return Failed(rank, what, cure, step, lost, vague=gone and not lost, refused=refused, trace=trace)
+
+
+def trace_told(error: Exception) -> str:
+    """The traceback of somebody else's exception as a rank tells it: of a long one the end, which says what and where;
+    characters that no message can carry, as escapes."""
+    trace = trace_of(error).encode("utf-8", "backslashreplace").decode()
+    return trace if len(trace) <= _TRACE else f"...{trace[3 - _TRACE :]}"
 
 
 def error_of(verdict: Verdict) -> HalError:

@@ -36,14 +36,14 @@ from hal.transport.curve import CurveKeys
 from hal.worker.drafting import Acceptance
 
 from .check import RankCheck
-from .errors import error_of, word_of
+from .errors import error_of, trace_told, word_of
 from .handing import Handing, open_handing
 from .layout import RankLayout
 from .limits import STARTING
 from .lines import SILENCE, RankLine
 from .loop import StepLoop
 from .meeting import Meeting
-from .words import Delivery, Drafted, Drafts, Go, Hello, Left, Ready, Setup, Up, Verdict, Word
+from .words import Delivery, Drafted, Drafts, Go, Hello, Left, Raised, Ready, Setup, Up, Verdict, Word
 
 if TYPE_CHECKING:
     from hal_core import BoundDevice, Group, Sink
@@ -132,6 +132,7 @@ class _Serving:
             self.wait(Go)
             self._patience = 2 * setup.timeout
             worker, check = self._worker(setup, layout, device)
+            worker.on_raised = lambda error: self.line.say(Raised(self.rank, trace_told(error)), 1.0)
             runner, able = setup.runner or "the Paddle model", device.capabilities
             overlap, why = overlap_of(setup.overlap, device, runner, worker.runner.needs_host)
             facts = dict(able.fallbacks), able.substituted, device.index

@@ -7,6 +7,7 @@ Ready  (what must be equal)  ────────>          compares: equal 
        <──────────────────────────────  Go      Verdict, the same on every rank
 Up     (groups are open)     ────────>
        <──────────────────────────────  steps (:mod:`hal.distributed.steps`), Beat, in the end Stop
+Raised (by a runner)         ────────>          shows it to who wants to see
 Failed (why, in which step)  ────────>          decides for all
        <──────────────────────────────  Verdict
 Left   (what was not sent)   ────────>
@@ -30,7 +31,7 @@ from hal_core import FrameError, SamplingParams, SplitRole, StateConfig
 from hal_core.frames import FrameHeader, FrameKind, read_body, seal
 from hal_core.handover import Description
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Version of steps and words; engine and ranks must have the same."""
 
 Delivery: TypeAlias = tuple[str, int, int]
@@ -133,6 +134,7 @@ class Failed(_Word):
 
     ``lost``: ranks that it misses; ``vague``: that some is lost, and it cannot say which.
     ``refused``: it is the user's to mend; else it is no fault of the input.
+    ``trace``: the traceback of somebody else's exception that led to it, or "".
     """
 
     rank: int
@@ -142,6 +144,14 @@ class Failed(_Word):
     lost: list[int] = []
     vague: bool = False
     refused: bool = False
+    trace: str = ""
+
+
+class Raised(_Word):
+    """A runner raised in a step, whose requests end with that; the rank goes on. ``trace``: its traceback."""
+
+    rank: int
+    trace: str
 
 
 class Drafts(_Word):
@@ -227,7 +237,7 @@ class Over(_Word):
 
 
 SplitWord: TypeAlias = Reserved | Arrived | Over
-Word = (Hello | Setup | Ready | Go | Up | Beat | Stop | Failed | Drafts | Drafted | Left | Verdict) | (
+Word = (Hello | Setup | Ready | Go | Up | Beat | Stop | Failed | Raised | Drafts | Drafted | Left | Verdict) | (
     Reserve | Reserved | SendTo | Arrived | Release | Over
 )
 _encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Word)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -71,6 +71,7 @@ class Stepper:
       (``entries``), that is its slot: the output of each step names all slots.
     - ``group``: the tensor-parallel group that it is in.
     - ``last``: the record of the last step that was taken; ``steps``: how many were launched.
+    - ``on_raised``: is called with what the runner raised in a step whose requests end with it.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Stepper:
         self.stream = device.default_stream
         self.steps = 0
         self.last: OutputRecord | None = None
+        self.on_raised: Callable[[Exception], object] = lambda error: None
         self._planner = StepPlanner(state, group)
         self._every_slot = _every_slot(state, sink)
         self._told = runner if isinstance(runner, HostRunner) else None
@@ -234,6 +236,7 @@ class Stepper:
             raise RunnerFailed(what, cure=f"and the device does not go on: {broken.what}") from error
         log.error("step %d: %s", planned.step.number, what)
         log.debug("where the runner raised", exc_info=error)
+        self.on_raised(error)
         return replace(planned.step, errors=dict.fromkeys(slots, what))
 
     def _saved(self, step: Step) -> Step:

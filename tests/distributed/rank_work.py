@@ -7,6 +7,7 @@ import functools
 import itertools
 import os
 import signal
+import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -190,6 +191,13 @@ def astray(rank, step, slot, token):
         yield
 
 
+@contextlib.contextmanager
+def raising(rank, folder):
+    """The runner of ``failing.py`` in ``folder`` can be found, and raises in step 1."""
+    with mock.patch.object(sys, "path", [folder, *sys.path]), mock.patch.dict(os.environ, FAILING_STEPS="1"):
+        yield
+
+
 def broadcasts(rank):
     """In a rank: what :func:`broadcasting` has kept."""
     return rank.kept["broadcasts"]
@@ -263,6 +271,7 @@ LIARS = {
     "meeting": meeting,
     "no broadcast": no_broadcast,
     "left out": left_out,
+    "raising": raising,
     "hung": functools.partial(ending, act=hang),
     "killed": functools.partial(ending, act=send(signal.SIGKILL)),
     "stopped": functools.partial(ending, act=send(signal.SIGSTOP)),

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hal.distributed.steps import StepOrder, TaskOrder, decode_step, encode_step, orders_of
-from hal.distributed.words import Failed, Hello, Setup, Verdict, decode_word, encode_word
+from hal.distributed.words import Failed, Hello, Raised, Setup, Verdict, decode_word, encode_word
 
 ids = st.integers(0, 2**31 - 1)
 tokens = st.lists(ids, max_size=6).map(tuple)
@@ -94,7 +94,8 @@ def test_any_body_is_decoded_or_refused(body):
     [
         Hello(1, 2, {"a": "b"}),
         Setup("m", "cpu", None, {"x": True, "y": "async"}, StateConfig(2, 64), 4, 2, 1, "ipc:///x", 3.0),
-        Failed(1, "it broke", step=3, lost=[0]),
+        Failed(1, "it broke", step=3, lost=[0], trace="Traceback"),
+        Raised(1, "Traceback"),
         Verdict("why", "cure", 1, 5),
     ],
 )

@@ -1,0 +1,71 @@
+"""Where a runner or plugin raised on a rank: its traceback is shown by the command under ``-v``, and not without."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hal_core import DeviceNotFound, GroupLost, PluginError
+
+from hal.cli import main
+from hal.distributed.errors import word_of
+
+from .rows import Pooled
+
+FOLDER = str(Path(__file__).parents[1] / "overlap")
+COMMAND = ["run", "--device", "cpu", "--runner", "failing:FailingRunner", "--prompt", "a", "--max-tokens", "4"]
+WAYS = {("--dp", "2"): 2, ("--tp", "2"): 1}
+"""How ranks are asked for, and the status: where a rank is a group, the step's requests end and the rank goes on."""
+
+
+@pytest.fixture
+def raising(worlds, monkeypatch, tmp_path):
+    """The ranks' runner raises in step 1."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr("hal.cli.run_ranks.PaddleLaunch", lambda size: Pooled(worlds.of(size), ("raising", FOLDER)))
+    monkeypatch.syspath_prepend(FOLDER)
+
+
+@pytest.mark.usefixtures("raising")
+@pytest.mark.parametrize("way", WAYS, ids=" ".join)
+@pytest.mark.parametrize("verbose", [True, False], ids=["verbose", "plain"])
+def test_v_shows_where_a_runner_on_a_rank_raised(way, verbose, capsys):
+    with pytest.raises(SystemExit) as end:
+        main([*COMMAND, *way, *(["-v"] if verbose else [])])
+    err = capsys.readouterr().err
+    assert end.value.code == WAYS[way], err
+    assert ('failing.py", line' in err) is verbose, err
+    assert ("rank 0, where it raised:\nTraceback" in err) is verbose, err
+
+
+def raised(error, cause=None):
+    try:
+        raise error from cause
+    except type(error) as caught:
+        return caught
+
+
+def test_a_rank_tells_the_traceback_of_what_is_not_its_own():
+    told = word_of(raised(RuntimeError("out of\nmemory")), 1, 3)
+    assert told.what == "RuntimeError: out of memory"
+    assert told.trace.startswith("Traceback (most recent call last):\n")
+    assert f'{__file__}", line' in told.trace
+    assert "lone \\ud800" in word_of(raised(RuntimeError("lone \ud800")), 1, 3).trace, "a frame is UTF-8"
+    cause = raised(KeyError("its own"))
+    assert word_of(raised(PluginError("it broke"), cause), 1, 0).trace.endswith("KeyError: 'its own'\n")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [DeviceNotFound("none"), GroupLost("rank 0 is lost"), OSError(24, "too many"), ModuleNotFoundError("x", name="x")],
+    ids=lambda error: type(error).__name__,
+)
+def test_of_what_the_line_says_all_a_rank_tells_no_traceback(error):
+    assert word_of(raised(error), 1, 0).trace == ""
+
+
+def test_of_a_long_traceback_a_rank_tells_the_end():
+    told = word_of(raised(RuntimeError("x" * 20_000 + "the end")), 1, 0)
+    assert len(told.trace) == 8192
+    assert told.trace.startswith("...")
+    assert told.trace.endswith("the end\n")
