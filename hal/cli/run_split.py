@@ -19,6 +19,8 @@ from hal.engine.roles import DecodeScheduler, PrefillScheduler
 from . import signals
 
 if TYPE_CHECKING:
+    from hal_core import AdmittedRequest, Request
+
     from hal.distributed.words import Setup
 
     from .run_options import Options, RankOptions
@@ -49,7 +51,10 @@ def split_engine(
     assert options.ranks.split is not None
     prefill, decode = options.ranks.split
     tp, layout = options.ranks.tp, lay_out(plan.sizes)
-    admits = partial(admit, layout=layout, vocab_size=plan.config.vocab_size)
+    vocabularies = {plan.config.vocab_size}  # and of each worker's runner that is up
+
+    def admits(request: Request) -> AdmittedRequest:
+        return admit(request, layout=layout, vocab_size=min(vocabularies))
 
     def crew(role: SplitRole, place: int) -> Crew:
         mine = msgspec.structs.replace(setup, role=role, number=place)
@@ -64,9 +69,11 @@ def split_engine(
         return kind(layout, plan.blocks, chunk=options.chunk, step_tokens=options.step_tokens, admit=admits)
 
     def prefills(made: Crew, told: Callable[[OutputRecord], None]) -> Team[PrefillScheduler]:
+        vocabularies.add(made.abilities.vocab_size)
         return Team(made, [limits(PrefillScheduler)], told)  # type: ignore[list-item]
 
     def decodes(made: Crew, told: Callable[[OutputRecord], None]) -> Team[DecodeScheduler]:
+        vocabularies.add(made.abilities.vocab_size)
         return Team(made, [limits(DecodeScheduler)], told)  # type: ignore[list-item]
 
     def again(place: int) -> str:

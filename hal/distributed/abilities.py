@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+ALL_TOKENS = 1 << 31
+"""A vocabulary without an end: token ids are int32."""
+
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
@@ -18,6 +21,8 @@ class Abilities:
     overlap: bool = False
     no_overlap: str = ""
     """Whether steps overlap, and why not where that would be said."""
+    vocab_size: int = ALL_TOKENS
+    """The runners' token ids go from 0 to this number less one."""
 
     @property
     def capabilities(self) -> Abilities:

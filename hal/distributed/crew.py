@@ -221,8 +221,10 @@ class Crew:
         up = yield from self._collect(Up, look)
         indices = tuple(up[rank].index for rank in sorted(up))
         first, overlap = up[0], all(word.overlap for word in up.values())
+        vocabulary = min(word.vocab_size for word in up.values())
         self.peers = tuple(up[rank].peer for rank in sorted(up))
-        self.abilities = Abilities(first.device, first.fallbacks, first.substituted, indices, overlap, first.no_overlap)
+        named = first.device, first.fallbacks, first.substituted
+        self.abilities = Abilities(*named, indices, overlap, first.no_overlap, vocabulary)
 
     def _collect(self, wanted: type[_Said], look: float) -> Generator[None, None, dict[int, _Said]]:
         """That word of every rank."""

@@ -34,7 +34,7 @@ class RanksEngine:
     - ``start`` makes the ranks, and makes them anew, at most ``restarts`` times, when some are lost: requests then go
       on from what was delivered.
     - ``on_record`` is handed each record that is delivered, in the order of its request.
-    - ``vocab_size``: token ids go from 0 to this number less one.
+    - ``vocab_size``: token ids go from 0 to this number less one; less, where the ranks' runner has fewer.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class RanksEngine:
         on_record: Callable[[OutputRecord], None] | None = None,
     ) -> None:
         self._start, self._layout, self._blocks, self._groups = start, layout, blocks, groups
-        self._admit = partial(admit, layout=layout, vocab_size=vocab_size)
+        self._vocab_size = vocab_size
         self._chunk, self._step_tokens, self._sync, self._restarts_left = chunk, step_tokens, dp_sync, restarts
         self._on_record = on_record or (lambda record: None)
         self._front: deque[Request] = deque()
@@ -76,8 +76,10 @@ class RanksEngine:
                     raise
                 self._count_restart()
         crew.drafted, crew.again = self.drafted, lambda: self._restarts_left > 0
+        vocabulary = min(self._vocab_size, crew.abilities.vocab_size)
+        admits = partial(admit, layout=self._layout, vocab_size=vocabulary)
         schedulers = [
-            Scheduler(self._layout, self._blocks, chunk=self._chunk, step_tokens=self._step_tokens, admit=self._admit)
+            Scheduler(self._layout, self._blocks, chunk=self._chunk, step_tokens=self._step_tokens, admit=admits)
             for _ in range(self._groups)
         ]
         self.team = Team(crew, schedulers, self._on_record)

@@ -135,9 +135,9 @@ class _Serving:
             worker.on_raised = lambda error: self.line.say(Raised(self.rank, trace_told(error)), 1.0)
             runner, able = setup.runner or "the Paddle model", device.capabilities
             overlap, why = overlap_of(setup.overlap, device, runner, worker.runner.needs_host)
-            facts = dict(able.fallbacks), able.substituted, device.index
+            facts = dict(able.fallbacks), able.substituted, device.index, overlap, why
             peer = None if self._handing is None else self._handing.transfer.describe()
-            self.line.say(Up(self.rank, device.name, *facts, overlap=overlap, no_overlap=why, peer=peer))
+            self.line.say(Up(self.rank, device.name, *facts, peer=peer, vocab_size=worker.vocab_size))
             loop = StepLoop(self.line, worker, layout.number_of(self.rank), check, self._meeting, self._handing)
             loop.run(overlap=overlap, begins=self._begins, verdict=self._verdict)
 

@@ -31,6 +31,8 @@ from hal_core import FrameError, SamplingParams, SplitRole, StateConfig
 from hal_core.frames import FrameHeader, FrameKind, read_body, seal
 from hal_core.handover import Description
 
+from .abilities import ALL_TOKENS
+
 PROTOCOL = 4
 """Version of steps and words; engine and ranks must have the same."""
 
@@ -109,7 +111,7 @@ class Go(_Word):
 class Up(_Word):
     """The rank waits for step 1. ``device``: its name; ``fallbacks`` and ``substituted`` as its capabilities say;
     ``index``: which of those on its host; ``overlap``: whether steps overlap, and ``no_overlap`` why not, or "";
-    ``peer``: of a rank with a role, where and what it is to those of the other role."""
+    ``peer``: of a rank with a role, where and what it is to those of the other role; ``vocab_size``: its runner's."""
 
     rank: int
     device: str
@@ -119,6 +121,7 @@ class Up(_Word):
     overlap: bool = False
     no_overlap: str = ""
     peer: Description | None = None
+    vocab_size: int = ALL_TOKENS
 
 
 class Beat(_Word):

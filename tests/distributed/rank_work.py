@@ -192,9 +192,9 @@ def astray(rank, step, slot, token):
 
 
 @contextlib.contextmanager
-def raising(rank, folder):
-    """The runner of ``failing.py`` in ``folder`` can be found, and raises in step 1."""
-    with mock.patch.object(sys, "path", [folder, *sys.path]), mock.patch.dict(os.environ, FAILING_STEPS="1"):
+def raising(rank, folder, step="1"):
+    """The runner of ``failing.py`` in ``folder`` can be found, and raises in that step."""
+    with mock.patch.object(sys, "path", [folder, *sys.path]), mock.patch.dict(os.environ, FAILING_STEPS=step):
         yield
 
 

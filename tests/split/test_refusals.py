@@ -24,10 +24,10 @@ __all__ = ["ipc"]
 class Rank:
     """A worker's one rank, in place of the launcher: a thread that comes up with blocks of a layout, or refuses."""
 
-    def __init__(self, layout, refuses=""):
+    def __init__(self, layout, refuses="", **able):
         self.status, self._how = 0, ""
         self._refuses = refuses and Failed(0, refuses, "choose another", refused=True)
-        self._up = Up(0, "cpu", {}, "", peer=Description("ipc:///nowhere", facts={"layout": layout}))
+        self._up = Up(0, "cpu", {}, "", peer=Description("ipc:///nowhere", facts={"layout": layout}), **able)
         self._thread = threading.Thread(target=self._act, daemon=True)
 
     def start(self, url):
