@@ -7,11 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import hal_conformance
 import pytest
 from hal_conformance.mutants import everyone
 from hal_conformance.report import running
 from hal_conformance.report.command import Options
-from hal_core import conformance
 
 LIARS = {liar.name: liar for liar in everyone()}
 pytestmark = pytest.mark.conform
@@ -24,7 +24,7 @@ NEEDS_STREAMS = {name for name, liar in LIARS.items() if STREAMS & set(liar.requ
 def borne():
     """The guarantees of each test of the kit: its own, and those that it checks besides (``also``)."""
     found = {}
-    for path in Path(conformance.__file__).parent.glob("test_*.py"):
+    for path in Path(hal_conformance.__file__).parent.glob("test_*.py"):
         for name, value in vars(importlib.import_module(f"hal_conformance.{path.stem}")).items():
             for mark in getattr(value, "pytestmark", ()):
                 if mark.name == "guarantee":

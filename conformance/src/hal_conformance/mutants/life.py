@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from hal_core.contract.markers import hookimpl
+from hal_core.devices.lifetimes import DeviceMemory
 from hal_core.errors import DeviceClosed, HalError, OutOfMemory, SinkFull
 from hal_core.memory.copies import Bytes, CopyTicket
 from hal_core.runtime.policy import Policy
@@ -186,7 +188,19 @@ class _Forgotten(dict[int, Any]):
 
 @liar(2, "memory is given back when nobody holds it, whatever work still uses it", requires=RING)
 class FreedUnderWork(Lie):
-    """As a framework's allocator does for its own stream."""
+    """As a framework's allocator does for its own stream: dropped memory is the next block of its size, at once.
+
+    It does not go back to the system: the process would end where device memory is the host's own.
+    """
+
+    def allocate(self, nbytes: int) -> DeviceMemory:
+        """Take a block that was dropped, if there is one."""
+        dropped: list[int] = self.__dict__.setdefault("dropped", {}).setdefault(nbytes, [])
+        self.retired.reap()  # type: ignore[attr-defined]
+        memory: Any = DeviceMemory(self, dropped.pop(), nbytes) if dropped else super().allocate(nbytes)  # type: ignore[arg-type, misc]
+        memory._free = partial(dropped.append, memory.address)
+        given: DeviceMemory = memory
+        return given
 
     @property
     def last(self) -> dict[int, Any]:
