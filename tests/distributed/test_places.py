@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hal_core import ENTERING, FinishReason, OutputRecord, Request, SamplingParams, StateConfig, lay_out
 from hal_core.output.records import SlotStatus
 
+from hal.distributed.abilities import Abilities
 from hal.distributed.engine import RanksEngine
 from hal.distributed.errors import RankLost
 
@@ -25,7 +25,7 @@ class Paper:
 
     undelivered = ()
     drafts = (0, 0, 0)
-    abilities = SimpleNamespace(overlap=False)
+    abilities = Abilities("cpu:0", {}, "", overlap=False)
 
     def __init__(self):
         self.entered, self.slots = defaultdict(list), defaultdict(dict)
