@@ -54,8 +54,11 @@ bench: $(STAMP)  ## the benchmarks, compared in one run
 conform: $(STAMP) ## the other whole runs of the kit, its liars and guards, two at a time; ARGS='guards liars' takes some
 	$(BIN)/python tools/parts.py conform $(ARGS)
 
-ray: $(STAMP)    ## install Ray into the environment and run the tests of ranks on it, nodes killed included
+$(VENV)/.ray: $(STAMP)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[ray]'
+	@touch $@
+
+ray: $(VENV)/.ray ## install Ray into the environment and run the tests of ranks on it, nodes killed included
 	$(BIN)/python -m pytest -m 'conform or not conform' tests/distributed/test_ray.py $(ARGS)
 
 nightly: $(STAMP) $(OLDER)/.installed ## what conform has no time for, and ten times the examples; writes docs/evidence/nightly.md
