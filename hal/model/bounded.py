@@ -57,6 +57,7 @@ def _serve(call: Callable[[str], list[int]], texts: Iterable[str], writes: int) 
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # native code prints its own account of a failure
+        os.environ["RUST_BACKTRACE"] = "0"  # a trace of a panic takes memory, and waits for ever where there is none
         faulthandler.disable()
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         found: list[list[int]] = []
