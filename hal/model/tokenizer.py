@@ -13,6 +13,7 @@ from tokenizers import Tokenizer as _Backend
 
 from hal.model.bounded import bounded
 from hal.model.config import LlamaConfig
+from hal.model.decoder import check_steps, steps_of
 from hal.model.files import check_regular
 from hal.model.streaming import StreamDecoder
 
@@ -23,7 +24,8 @@ class Tokenizer:
     """``tokenizer.json`` of a checkpoint, checked against its configuration."""
 
     def __init__(self, backend: _Backend, config: LlamaConfig, *, source: str = "tokenizer.json") -> None:
-        """Raises ``InvalidValue`` when the tokenizer can give ids that the model has no embedding for."""
+        """Raises ``InvalidValue`` when the tokenizer can give ids that the model has no embedding for, and when its
+        decoder has no end (:mod:`hal.model.decoder`)."""
         vocab = backend.get_vocab(with_added_tokens=True)
         largest = max(vocab.values(), default=-1)
         if largest >= config.vocab_size:
@@ -32,6 +34,8 @@ class Tokenizer:
                 cure="use the tokenizer that belongs to the checkpoint",
                 argument=source,
             )
+        steps = steps_of(backend)
+        check_steps(steps, source)
         # A tokenizer.json may carry its training's truncation and padding; a prompt is neither cut nor padded.
         backend.no_truncation()
         backend.no_padding()
@@ -42,7 +46,7 @@ class Tokenizer:
         self.bos_token_id = config.bos_token_id
         special = [token for token, added in backend.get_added_tokens_decoder().items() if added.special]
         self._visible = frozenset(vocab.values()).difference(special)
-        by_bytes = _has_byte_fallback(backend)
+        by_bytes = any(step["type"] == "ByteFallback" for step in steps.values())
         self.byte_token_ids = frozenset(token for text, token in vocab.items() if by_bytes and _BYTE.fullmatch(text))
         """Ids that stand for one byte each, of a run that the decoder turns into text as a whole."""
 
@@ -111,12 +115,3 @@ def _is_risky(backend: _Backend) -> bool:
 
     parts = (backend.normalizer, backend.pre_tokenizer)
     return any(has(json.loads(part.__getstate__())) for part in parts if part is not None)
-
-
-def _has_byte_fallback(backend: _Backend) -> bool:
-    def has(decoder: Any) -> bool:  # noqa: ANN401 (JSON)
-        return isinstance(decoder, dict) and (
-            decoder.get("type") == "ByteFallback" or any(map(has, decoder.get("decoders", [])))
-        )
-
-    return backend.decoder is not None and has(json.loads(backend.decoder.__getstate__()))

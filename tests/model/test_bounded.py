@@ -9,7 +9,7 @@ import threading
 
 import pytest
 from hal_core.errors import InvalidValue
-from tokenizers import Regex, models, normalizers, pre_tokenizers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from hal.cli import main
@@ -48,10 +48,54 @@ GROWS = {"normalizer": normalizers.Sequence([normalizers.Replace("a", "aa")] * 4
 def test_a_tokenizer_without_an_end_is_refused(checkpoints, monkeypatch, capfd, parts, text, told):
     monkeypatch.setattr(bounded, "SECONDS", 0)
     monkeypatch.setattr(bounded, "ROOM", 64 << 20)
+    monkeypatch.setenv("RUST_BACKTRACE", "1")  # with which a panic takes memory, and waits for ever where there is none
     with pytest.raises(InvalidValue, match=r"^some/tokenizer\.json: ") as refused:
         made(checkpoints, **parts).encode(text)
     assert told in str(refused.value)
     assert capfd.readouterr() == ("", "")
+
+
+MARKS, SPACES = decoders.Replace("▁", " "), decoders.Replace(" ", "  ")
+ENDLESS = {
+    "grows": (
+        [decoders.ByteLevel(), *[SPACES] * 40],
+        "decoders[5]: makes a text, with the steps before it, more than 16",
+    ),
+    "nested": ([decoders.Sequence([SPACES] * 3), *[SPACES] * 2], "decoders[2]: makes a text"),
+    "long": ([decoders.Replace("a", "b" * 17)], "decoders[0]: makes a text"),
+    "by nothing": ([decoders.Replace("", " ")] * 3, "decoders[2]: makes a text"),
+    "suffix": ([decoders.BPEDecoder(suffix="")] * 3, "decoders[2]: makes a text"),
+    "delimiter": ([decoders.CTC("", "", True)] * 3, "decoders[2]: makes a text"),
+    "regular": (
+        [MARKS, decoders.Replace(Regex("(a|aa)+b"), "")],
+        "decoders[1].pattern: is a regular expression, which",
+    ),
+}
+"""Steps of a decoder, and what is told of them."""
+
+
+@pytest.mark.parametrize("kind", ENDLESS)
+def test_a_decoder_without_an_end_is_refused_when_it_is_loaded(kind, checkpoints):
+    steps, told = ENDLESS[kind]
+    with pytest.raises(InvalidValue) as refused:
+        made(checkpoints, decoder=decoders.Sequence(steps))
+    assert str(refused.value).startswith(f"some/tokenizer.json: decoder.{told}")
+    assert "(replace one text by another that is no longer, or use another checkpoint)" in str(refused.value)
+
+
+def test_decoders_of_checkpoints_are_taken(checkpoints):
+    """Those of the supported families are in ``tests/model/tokenizers_of_kinds.py``, too."""
+    many = [
+        MARKS,
+        decoders.Replace("Ċ", "\n"),
+        decoders.Replace("a", "a "),
+        decoders.BPEDecoder(),
+        decoders.ByteLevel(),
+    ]
+    steps = [*many, decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0), decoders.WordPiece()]
+    made(checkpoints, decoder=decoders.Sequence([*steps, decoders.Metaspace(), *[MARKS] * 40]))
+    made(checkpoints, decoder=SPACES)
+    made(checkpoints)
 
 
 def test_patterns_of_a_file_are_bounded_and_others_cost_nothing(checkpoints, monkeypatch):
@@ -79,6 +123,20 @@ def test_the_command_says_it_in_one_line(tmp_path, monkeypatch, capfd):
     (line,) = capfd.readouterr().err.splitlines()
     assert ended.value.code == 2
     assert line.startswith(f"hal: error: {model}/tokenizer.json: fails: Onig: ")
+
+
+def test_the_command_says_of_a_decoder_that_grows(tmp_path, capfd):
+    model = tmp_path / "model"
+    shutil.copytree(DEFAULT_CHECKPOINT, model)
+    content = json.loads((model / "tokenizer.json").read_text())
+    doubling = {"type": "Replace", "pattern": {"String": " "}, "content": "  "}
+    content["decoder"] = {"type": "Sequence", "decoders": [content["decoder"], *[doubling] * 40]}
+    (model / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--device", "cpu", "--model", str(model), "--prompt", "a"])
+    (line,) = capfd.readouterr().err.splitlines()
+    assert ended.value.code == 2
+    assert line.startswith(f"hal: error: {model}/tokenizer.json: decoder.decoders[5]: makes a text, ")
 
 
 READERS = {

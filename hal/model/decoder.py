@@ -1,0 +1,61 @@
+"""The steps of a tokenizer's decoder, and whether what they make of tokens has an end. Imports no framework."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hal_core import InvalidValue
+from tokenizers import Tokenizer as _Backend
+
+LONGEST = 16
+"""How many times as long as its tokens a decoder may make a text, all of its steps together."""
+
+Step = dict[str, Any]
+"""One step, as ``tokenizer.json`` has it."""
+
+
+def steps_of(backend: _Backend) -> dict[str, Step]:
+    """The steps of the decoder in their order, by the name of their field."""
+    steps: dict[str, Step] = {}
+
+    def collect(step: Step, field: str) -> None:
+        if step["type"] != "Sequence":
+            steps[field] = step
+        for number, part in enumerate(step.get("decoders", ())):
+            collect(part, f"{field}.decoders[{number}]")
+
+    if backend.decoder is not None:
+        collect(json.loads(backend.decoder.__getstate__()), "decoder")
+    return steps
+
+
+def check_steps(steps: dict[str, Step], source: str) -> None:
+    """Raise ``InvalidValue`` that names ``source`` and the field for steps whose time or memory has no end: a call of
+    the decoder comes with each token, so that it is not bounded in a child as encoding is."""
+    longer = 1.0
+    for field, step in steps.items():
+        if step["type"] == "Replace" and "Regex" in step["pattern"]:
+            raise _refusal(source, f"{field}.pattern: is a regular expression, which may backtrack without end")
+        longer *= _growth(step)
+        if longer > LONGEST:
+            what = f"makes a text, with the steps before it, more than {LONGEST} times as long as its tokens"
+            raise _refusal(source, f"{field}: {what}")
+
+
+def _growth(step: Step) -> float:
+    """How many times as many bytes a step makes of a token at most. What is not here gives no more than it takes."""
+    if step["type"] == "Replace":
+        old, new = step["pattern"]["String"], step["content"]
+    elif step["type"] in ("BPEDecoder", "CTC"):
+        old, new = step.get("suffix", step.get("word_delimiter_token", "")), " "
+    else:
+        return 1.0
+    before, after = len(old.encode()), len(new.encode())
+    return max(1.0, after / before) if old else 1.0 + 2 * after  # nothing is found around every character
+
+
+def _refusal(source: str, what: str) -> InvalidValue:
+    return InvalidValue(
+        what, cure="replace one text by another that is no longer, or use another checkpoint", argument=source
+    )
