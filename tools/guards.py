@@ -25,7 +25,7 @@ from guard import Guard
 from guard_table import GUARDS
 
 ROOT = Path(__file__).resolve().parents[1]
-COPIED = ("core", "examples", "tests", "pyproject.toml", "conftest.py")
+COPIED = ("core", "conformance", "examples", "tests", "pyproject.toml", "conftest.py")
 PATIENCE = 600
 """Seconds; a run that takes longer hangs, which is no way to miss a guard."""
 LEFT_OUT = shutil.ignore_patterns("__pycache__", ".*_cache", ".hypothesis", "*.egg-info")
@@ -51,7 +51,7 @@ class Copy:
                 shutil.copytree(source, folder / name, ignore=LEFT_OUT)
             else:
                 shutil.copy2(source, folder / name)
-        places = ("core/src", "conformance/tests")
+        places = ("core/src", "conformance/src", "conformance/tests")
         self.environment = os.environ | {"PYTHONPATH": os.pathsep.join(str(folder / place) for place in places)}
         self.environment |= {"PYTHONDONTWRITEBYTECODE": "1"}  # two versions of a file within a second look alike
         self.environment |= {"HAL_TEST_SHARE": "1"}
