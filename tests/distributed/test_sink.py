@@ -117,10 +117,10 @@ def through_queue(worlds, layout, folder):
         if data is None:
             return threading.Event().wait(0.01)
         found = parse(data)
-        rows = found["tokens"][0] if drafts else found["tokens"]
+        rows = found["tokens"][0] if drafts else found["tokens"][:1]  # of slot 0, the only one in use
         tokens.extend(row[0] if top else row for row in rows)
         if top:
-            scores = found["scores"][0] if drafts else found["scores"]
+            scores = found["scores"][0] if drafts else found["scores"][:1]
             logprobs.extend(row[0] for row in scores)
         return True
 
