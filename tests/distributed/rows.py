@@ -187,10 +187,10 @@ class Row:
         )
 
 
-def engine_of(row, start, told, **options):
-    """An engine whose ranks ``start`` gives; their records are told."""
+def engine_of(row, start, told, crew=Crew, **options):
+    """An engine whose ranks ``start`` gives; their records are told. ``crew``: makes the ranks' crew."""
     return RanksEngine(
-        lambda: Crew(row.setup(), start()),
+        lambda: crew(row.setup(), start()),
         lay_out(row.sizes),
         row.blocks,
         row.dp,
@@ -204,8 +204,14 @@ def engine_of(row, start, told, **options):
 
 def run(row, pool, how=(), chosen=None):
     """Run a row on a pool, of all requests or the ``chosen`` ones; what was told, and the ranks' answers."""
-    told, pooled = Told(), Pooled(pool, how)
-    engine = engine_of(row, lambda: pooled, told)
+    pooled = Pooled(pool, how)
+    return run_with(row, lambda: pooled, chosen), pooled.answers
+
+
+def run_with(row, start, chosen=None, **options):
+    """Run a row on the ranks that ``start`` gives; what was told."""
+    told = Told()
+    engine = engine_of(row, start, told, **options)
     try:
         for request in chosen or requests():
             engine.submit(request)
@@ -216,4 +222,4 @@ def run(row, pool, how=(), chosen=None):
         raise
     engine.crew.stop()
     told.drafts = engine.crew.drafts
-    return told, pooled.answers
+    return told

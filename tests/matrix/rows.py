@@ -27,9 +27,12 @@ AXES = {
     "device": ("cpu", "sim", "xpu", "maca"),
     "split": ("off", "1,1", "2,1", "1,2"),
     "overlap": ("cannot", "on", "off"),
+    "launcher": ("paddle", "ray"),
 }
 RUNNERS = {"sim": "hal_sim.mixing:MixRunner"}
 """Device to its runner that needs nothing of the host; ``own`` is what that drafts itself, on the device."""
+ON_RAY = ("cpu", "sim")
+"""Devices that every process of a host may open. Ray assigns no others here: xpu and maca name no resource of Ray's."""
 SUBSTITUTES = {"HAL_XPU_PLACE": "cpu", "HAL_MACA_PLACE": "sim"}
 """What stands in for the chips, in every process of the matrix."""
 IN_MAKE_TEST, SPLITS = 12, 4
@@ -43,6 +46,7 @@ class Row(OfRanks):
     timeout: float = 30.0
     split: str = "off"
     overlap: str = "cannot"
+    launcher: str = "paddle"
 
     @property
     def runner(self) -> str:
@@ -72,7 +76,8 @@ class Row(OfRanks):
         chunk, blocks = "whole" if self.chunk == WHOLE else "chunks", "ample" if self.blocks == AMPLE else "scarce"
         cut = f"dp {self.dp}" if self.split == "off" else f"split {self.split}"
         steps = f", overlap {self.overlap}" if self.runner else ""
-        return f"tp {self.tp}, {cut}, {self.speculate}, {chunk}, {blocks}, {self.device}{steps}"
+        on_ray = ", on Ray" if self.launcher == "ray" else ""
+        return f"tp {self.tp}, {cut}, {self.speculate}, {chunk}, {blocks}, {self.device}{steps}{on_ray}"
 
     @property
     def ranks(self) -> int:
@@ -97,7 +102,10 @@ def mixing_requests():
 
 
 def there_is(row: Row) -> bool:
-    """Whether hal has such a way: workers of a split are no groups of ``--dp``, ``--speculate`` is the model's."""
+    """Whether hal has such a way: workers of a split are no groups of ``--dp``, ``--speculate`` is the model's, and
+    only several ranks have a launcher."""
+    if row.launcher == "ray" and (row.device not in ON_RAY or (row.ranks == 1 and row.split == "off")):
+        return False
     if row.split != "off" and row.dp > 1:
         return False
     if row.overlap == "cannot":
@@ -106,10 +114,13 @@ def there_is(row: Row) -> bool:
 
 
 def all_rows() -> list[Row]:
-    """Every combination that there is, those of one world of ranks one after the other."""
+    """Every combination that there is with ranks that are kept, those of one world one after the other. Of those on
+    Ray, which start their ranks anew for each row, as many as show every pair of values."""
     found = [Row(**dict(zip(AXES, values, strict=True))) for values in product(*AXES.values())]
     found = [row for row in found if there_is(row)]
-    return sorted(found, key=lambda row: (row.ranks, row.device == "maca"))
+    kept = [row for row in found if row.launcher == "paddle"]
+    on_ray = pairwise([row for row in found if row.launcher == "ray"])
+    return sorted(kept, key=lambda row: (row.ranks, row.device == "maca")) + on_ray
 
 
 def pairs_of(row: Row) -> set[tuple[tuple[str, object], ...]]:
@@ -136,7 +147,7 @@ def in_make_test() -> list[Row]:
         ranks = row.ranks if row.split == "off" else row.ranks * sum(row.workers)
         return ranks <= (1 if row.device == "maca" else 4)
 
-    few = [row for row in all_rows() if small(row)]
+    few = [row for row in all_rows() if small(row) and row.launcher == "paddle"]
     splits = [row for row in few if row.split != "off" and (row.runner or row.speculate in ("mtp", "hybrid"))]
     chosen = pairwise([row for row in few if row.split == "off"], IN_MAKE_TEST - SPLITS) + pairwise(splits, SPLITS)
     return sorted(chosen, key=lambda row: (row.ranks, row.device == "maca"))

@@ -16,6 +16,9 @@ from hal_sim import paddle_env
 from hal_sim.mixing import mixed
 
 from hal import open_device
+from hal.distributed.crew import Crew
+from hal.distributed.ray_launch import RayCluster
+from hal.distributed.words import Setup
 from hal.engine import Engine
 from hal.model import DEFAULT_CHECKPOINT
 from hal.model.config import read_config
@@ -32,6 +35,8 @@ from tests.split import rows as split_rows
 
 LONG = 4 * PATIENCE
 """Seconds in which the one process of a world has run a row."""
+MOST_RANKS = 6
+"""Of a row: three workers of two."""
 
 
 class Worlds:
@@ -39,6 +44,7 @@ class Worlds:
 
     def __init__(self) -> None:
         self._pools: dict[tuple[int, bool, int], RankPool] = {}
+        self._cluster: RayCluster | None = None
 
     def of(self, row: Row, number: int = 0) -> RankPool:
         """The world that a row runs on, of a split that of each worker."""
@@ -49,6 +55,12 @@ class Worlds:
             made = RankPool if maca else ForkedRanks
             self._pools[key] = made(row.ranks, environment=lambda rank, endpoints: gloo(rank, endpoints) | more)
         return self._pools[key]
+
+    def cluster(self) -> RayCluster:
+        """Ray on this host, with CPUs for the ranks of every row."""
+        if self._cluster is None:
+            self._cluster = RayCluster(None, MOST_RANKS).__enter__()
+        return self._cluster
 
     def end(self, row: Row) -> None:
         """End a world, the ranks that hang too; it is started anew when it is needed."""
@@ -63,6 +75,9 @@ class Worlds:
             pool.kill()
             pool.close()
         self._pools.clear()
+        if self._cluster is not None:
+            self._cluster.__exit__(None, None, None)
+            self._cluster = None
 
 
 @contextlib.contextmanager
@@ -123,8 +138,21 @@ def on_ranks(row: Row, pool: RankPool, how: tuple[object, ...] = ()) -> Told:
     return told
 
 
+def on_ray(row: Row, cluster: RayCluster) -> Told:
+    """The engine of this process with ranks that Ray starts, as ``--launcher ray`` has them."""
+
+    def crew(setup: Setup, _: object, *, wait: bool = True) -> Crew:
+        return cluster.crew(setup, {"CPU": 1.0}, "pack", look=lambda: None, wait=wait)
+
+    if row.split != "off":
+        return split_rows.run(row, row.workers, lambda number: None, row.requests, made_by=crew)
+    return rows.run_with(row, lambda: None, row.requests, crew=crew)
+
+
 def run(row: Row, made: Worlds) -> Told:
     """Run a row."""
+    if row.launcher == "ray":
+        return on_ray(row, made.cluster())
     if row.split != "off":
         return split_rows.run(row, row.workers, lambda number: rows.Pooled(made.of(row, number)), row.requests)
     pool = made.of(row)

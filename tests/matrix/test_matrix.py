@@ -34,12 +34,12 @@ def test_g13_g25_the_tokens_are_those_of_the_plain_run(worlds, row):
 def test_the_rows_show_what_they_should():
     """Every pair of values in the pairwise set, every value in the few of ``make test``, each row once."""
     everything, few = rows.all_rows(), rows.in_make_test()
-    assert len(set(everything)) == len(everything) == 1120
+    assert len(set(everything)) == len(everything) == 1150
     assert len(few) <= rows.IN_MAKE_TEST
     pairs = [set().union(*map(rows.pairs_of, some)) for some in (everything, rows.pairwise())]
     assert pairs[0] == pairs[1]
     for axis, values in rows.AXES.items():
-        assert {getattr(row, axis) for row in few} == set(values)
+        assert {getattr(row, axis) for row in few} == ({"paddle"} if axis == "launcher" else set(values))  # without Ray
 
 
 LEFT_OUT = {

@@ -39,14 +39,15 @@ class Own(Pooled):
             self._pool.close()
 
 
-def engine_of(row, split, starter, told, **options):
-    """An engine whose workers' ranks ``starter`` gives: of the number of the worker, prefill workers first."""
+def engine_of(row, split, starter, told, made_by=Crew, **options):
+    """An engine whose workers' ranks ``starter`` gives: of the number of the worker, prefill workers first.
+    ``made_by``: makes the crew of each."""
     layout, config = lay_out(row.sizes), read_config(DEFAULT_CHECKPOINT)
     limits = {"chunk": row.chunk, "admit": partial(admit, layout=layout, vocab_size=config.vocab_size)}
 
     def crew(role, number):
         setup = msgspec.structs.replace(row.setup(), role=role, number=number)
-        return Crew(setup, starter(number), wait=False)
+        return made_by(setup, starter(number), wait=False)
 
     def team(kind, made, on_record):
         return Team(made, [kind(layout, row.blocks, **limits)], on_record)
