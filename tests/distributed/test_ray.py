@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
@@ -30,6 +32,16 @@ def cluster():
         made.add_node(num_cpus=1)
     yield made
     made.shutdown()
+
+
+@contextlib.contextmanager
+def nodes(cluster, count):
+    """As many nodes as ``count`` says, two afterwards."""
+    for _ in range(count - 2):
+        cluster.add_node(num_cpus=1)
+    yield
+    for _ in range(count - 2):
+        cluster.remove_node(next(iter(cluster.worker_nodes)))
 
 
 def start(folder, *arguments, stderr=subprocess.PIPE, **variables):
@@ -66,20 +78,27 @@ def on_ray(cluster, *arguments):
     return [*prompts(), *SAMPLING, "--launcher", "ray", "--ray-address", cluster.address, *arguments]
 
 
+TP = ("--tp", "2", "--ray-placement", "strict-spread")
+
+
 @pytest.mark.conform
-@pytest.mark.parametrize("how", [("--tp", "2", "--ray-placement", "strict-spread"), ("--split", "1,1"), ("--dp", "2")])
-def test_ranks_on_two_nodes_give_the_tokens_of_one_process(cluster, alone, tmp_path, how):
-    status, out, err = finished(tmp_path, *on_ray(cluster, *how))
+@pytest.mark.parametrize(
+    ("count", "how"),
+    [(2, TP), (2, ("--split", "1,1")), (2, ("--dp", "2")), (3, ("--split", "2,1")), (3, ("--dp", "3"))],
+)
+def test_ranks_on_several_nodes_give_the_tokens_of_one_process(cluster, alone, tmp_path, count, how):
+    with nodes(cluster, count):
+        status, out, err = finished(tmp_path, *on_ray(cluster, *how))
     assert status == 0, err
     assert answers(out) == alone
     assert left_in(tmp_path) == []
 
 
 @pytest.mark.conform
-@pytest.mark.parametrize("how", [("--tp", "2", "--ray-placement", "strict-spread"), ("--split", "1,1")])
-def test_killed_nodes_lose_and_double_no_token(cluster, alone, tmp_path, how):
+@pytest.mark.parametrize(("count", "how"), [(2, TP), (2, ("--split", "1,1")), (3, TP), (3, ("--split", "2,1"))])
+def test_killed_nodes_lose_and_double_no_token(cluster, alone, tmp_path, count, how):
     """A node is killed after each answer that is shown, and another one added."""
-    with (tmp_path / "err").open("w+") as err:
+    with nodes(cluster, count), (tmp_path / "err").open("w+") as err:
         process = start(tmp_path, *on_ray(cluster, *how, "--restart", str(KILLS)), stderr=err)
         lines = []
         for _ in range(KILLS):
@@ -94,7 +113,7 @@ def test_killed_nodes_lose_and_double_no_token(cluster, alone, tmp_path, how):
 
 @pytest.mark.conform
 def test_a_lost_node_is_named(cluster, tmp_path):
-    process = start(tmp_path, *on_ray(cluster, "--tp", "2", "--ray-placement", "strict-spread"))
+    process = start(tmp_path, *on_ray(cluster, *TP))
     process.stdout.readline()
     cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
     cluster.add_node(num_cpus=1)
@@ -110,6 +129,34 @@ def test_a_placement_that_cannot_be_met_names_what_the_nodes_have(cluster, tmp_p
     assert status == 1
     assert "were not placed within 10 s: a group needs 2 times 1 CPU (STRICT_PACK)" in err
     assert "the nodes have" in err
+
+
+@pytest.mark.conform
+def test_a_cluster_of_its_own_names_the_missing_resource_at_once(tmp_path):
+    """Nothing is waited for: no node will come to a cluster that the command has started itself."""
+    pytest.importorskip("ray", reason="ray is not installed: pip install 'ray>=2.40'")
+    pytest.importorskip("hal_cuda", reason="hal_cuda is not installed: pip install ./plugins/cuda")
+    given = ("--prompt", "x", "--tp", "2", "--launcher", "ray", "--device", "cuda")
+    more = {"RAY_ADDRESS": "", "CUDA_VISIBLE_DEVICES": "", "HAL_RANKS_STARTING": "3600"}
+    with tempfile.TemporaryDirectory(prefix="hal-") as short:  # Ray's sockets lie in it, and their paths have 107 bytes
+        status, out, err = finished(tmp_path, *given, TMPDIR=short, **more)
+    assert (status, out) == (1, ""), err
+    assert "the Ray cluster has 0 GPU, and the ranks need 2" in err
+
+
+def test_nothing_imports_ray_without_the_option(tmp_path):
+    code = """
+import importlib, pkgutil, sys
+import hal.cli, hal.distributed
+for package in (hal.cli, hal.distributed):
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        importlib.import_module(module.name)
+print("ray" in sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60, env=environment(tmp_path)
+    )
+    assert done.stdout == "False\n"
 
 
 @pytest.mark.conform
