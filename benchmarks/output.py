@@ -188,7 +188,7 @@ def raw(samples: int) -> list[float]:
 def legacy(samples: int) -> list[float]:
     """Our sysv sink and FastDeploy's way of reading; the stamp travels in a rank, which nobody reads here."""
     spec = importlib.util.spec_from_file_location(
-        "reader", Path(__file__).parent.parent / "tests/output/legacy_reader.py"
+        "reader", Path(__file__).parent.parent / "plugins/fastdeploy/tests/legacy_reader.py"
     )
     assert spec is not None
     assert spec.loader is not None

@@ -34,6 +34,8 @@ SPECULATE = "--speculate"
 RUNNERS = "hal.runners"
 RUNNER = "--runner"
 AUTOMATIC = "hal.automatic"
+#: Transports, by the scheme of their urls (:mod:`hal.transport.loading`).
+TRANSPORTS = "hal.transports"
 #: The priority of a device that declares none. Auto-selection leaves out whatever is below 0.
 NEVER = -1
 
@@ -78,6 +80,8 @@ class Entry:
             what, way_out = f"proposer {self.name}: {what}", f"{way_out}, or name another one with {SPECULATE}"
         elif self.group in (RUNNERS, AUTOMATIC):
             what, way_out = f"runner {self.name}: {what}", f"{way_out}, or name another one with {RUNNER}"
+        elif self.group == TRANSPORTS:
+            what, way_out = f"transport {self.name}: {what}", f"{way_out}, or give a url of another scheme"
         elif not self.embedded:
             way_out += f", or leave it out with {ALLOW_LIST}"
         return PluginError(f"{self.who}: {what}", cure=cure or way_out, device=self.name if self.group == GROUP else "")
@@ -104,7 +108,7 @@ def identity(dist: metadata.Distribution) -> tuple[str, str] | None:
 
 
 def installed_in(group: str) -> tuple[Entry, ...]:
-    """Every observer, proposer or runner that an installed distribution declares, by name.
+    """Every observer, proposer, runner or transport that an installed distribution declares, by name.
 
     Nothing is imported, and ``HAL_PLUGINS`` is about devices alone: of these, none is used that is not named.
     """
@@ -232,7 +236,7 @@ def load(entry: Entry) -> type[Plugin]:
 
 
 def load_made(entry: Entry, *arguments: object) -> object:
-    """Import an observer, a proposer or a runner, and make it where it can be called.
+    """Import an observer, a proposer, a runner or a transport, and make it where it can be called.
 
     An observer that is no class is there already. ``arguments``: what it is made with. Raises :class:`PluginError`.
     """

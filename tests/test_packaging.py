@@ -21,6 +21,7 @@ DISTRIBUTIONS = {
     "paddle-hal": (ROOT, "hal"),
     "paddle-hal-core": (ROOT / "core", "hal_core"),
     "paddle-hal-conformance": (ROOT / "conformance", "hal_conformance"),
+    "paddle-hal-fastdeploy": (ROOT / "plugins/fastdeploy", "hal_fastdeploy"),
 }
 
 
@@ -129,7 +130,7 @@ def test_what_is_imported_is_required(package):
     """A wheel whose metadata forgets a dependency works only where a developer has it by chance."""
     wheel, name, source = package
     folder = source / "src" / name if (source / "src").exists() else source / name
-    ours = {"hal_core": "paddle-hal-core", "hal_conformance": "paddle-hal-conformance"}
+    ours = {"hal": "paddle-hal", "hal_core": "paddle-hal-core", "hal_conformance": "paddle-hal-conformance"}
     provided = ours | {"safetensors": "safetensors", "zmq": "pyzmq"}
     required = {item.name.lower().replace("_", "-") for item in wheel.requires}
     for path in sources(folder):

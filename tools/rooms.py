@@ -20,6 +20,7 @@ PACKAGES = {
     "hal_conformance": "conformance/src/hal_conformance",
     "hal": "hal",
     "hal_cuda": "plugins/cuda/src/hal_cuda",
+    "hal_fastdeploy": "plugins/fastdeploy/src/hal_fastdeploy",
     "hal_maca": "plugins/maca/src/hal_maca",
     "hal_sim": "plugins/sim/src/hal_sim",
     "hal_xpu": "plugins/xpu/src/hal_xpu",

@@ -8,7 +8,7 @@ from importlib import metadata
 
 _OURS = {"hal_core": "paddle-hal-core", "hal_conformance": "paddle-hal-conformance"}
 #: Modules whose distribution has another name.
-_DISTRIBUTIONS = {"paddle": "paddlepaddle", "zmq": "pyzmq", "sysv_ipc": "sysv-ipc", "zlib_ng": "zlib-ng"}
+_DISTRIBUTIONS = {"paddle": "paddlepaddle", "zmq": "pyzmq", "zlib_ng": "zlib-ng"}
 _UNKNOWN = "install it"
 """The cure for a module that hal itself does not ask for."""
 _ROOM = "make room there, or set TMPDIR (or XDG_RUNTIME_DIR) to a folder that has some"

@@ -120,7 +120,7 @@ class RankOptions:
         except InvalidValue as error:
             error.argument = "--workers"
             raise
-        if len(schemes) > 1 or "sysv" in schemes or len({*self.workers}) < len(self.workers):
+        if len(schemes) > 1 or len({*self.workers}) < len(self.workers):
             cure = "give each worker's url once: all ipc, of one host, or all tcp"
             raise InvalidValue(", ".join(self.workers), cure=cure, argument="--workers")
 

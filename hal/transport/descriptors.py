@@ -15,6 +15,8 @@ SENDER = 12
 READER = 12
 #: What the authenticator adds for keys: its event loop, and the sockets by which it is asked and told.
 GATE = 8
+#: A search for an installed transport, a folder and a file at a time, and its import.
+SEARCH = 3
 #: What a rank has open at most, and for each rank of its job besides: Paddle's store and gloo's connections. Seen: 63
 #: in the first of 2 ranks, 69 in the first of 4.
 RANK, RANK_OF_A_JOB = 56, 8

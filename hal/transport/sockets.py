@@ -87,9 +87,7 @@ class Bound:
 
         ``gate``: says whom to let in where the keys' peers are not all that will come.
         """
-        if scheme_of(url) == "sysv":
-            cure = "have the engine's own reader read it; OutputReader reads ipc and tcp"
-            raise InvalidValue(f"{url!r} carries no frames", cure=cure, argument="url")
+        scheme_of(url)
         count = READER + (GATE if curve is not None else 0)
         check_descriptors(count, f"a reader of {url}", argument="url")
         path = socket_of(url)

@@ -21,20 +21,20 @@ from hal_core import HalError, InvalidValue, Unavailable
 
 from hal.transport.addresses import lock_of, open_exactly, remove_left
 
-SCHEMES = ("ipc", "tcp", "sysv")
+SCHEMES = ("ipc", "tcp")  #: whose addresses carry frames
 _PREFIX, _LOCK, _NEW_LOCK, _SOCKET = "hal-", "lock", "lock.new", "output"
 _MAX_PATH = 107  #: bytes of a path in sockaddr_un without its end
 _locks: dict[Path, int] = {}  #: private folders of this process, with the descriptor of their lock
 
 
 def scheme_of(url: str) -> str:
-    """Return the scheme of a well-formed url. Raises InvalidValue."""
+    """Return the scheme of a well-formed url that carries frames. Raises InvalidValue."""
     scheme, separator, address = url.partition("://")
     if "\0" in url:  # the system would take what is before it for the whole
         raise _bad(url, "has a NUL character in it", "leave it out")
     if not separator or scheme not in SCHEMES:
         raise _bad(url, f"has no scheme of {', '.join(SCHEMES)}", "write ipc:///folder/name or tcp://host:port")
-    if scheme != "sysv" and not _is_text(address):  # ZeroMQ takes no other
+    if not _is_text(address):  # ZeroMQ takes no other
         raise _bad(url, "has bytes that are no UTF-8", "use a host or folder whose name is text")
     if scheme == "tcp":
         _check_host_and_port(url, address)

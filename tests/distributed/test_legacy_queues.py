@@ -13,9 +13,11 @@ from hal.cli import main
 from tests.commands import private_folders
 from tests.split.rows import Own
 
-pytest.importorskip("sysv_ipc")
+pytest.importorskip("hal_fastdeploy", reason="pip install ./plugins/fastdeploy")
 pytestmark = pytest.mark.long(15)
-_spec = importlib.util.spec_from_file_location("sysv_place", Path(__file__).parents[1] / "output" / "sysv_place.py")
+_spec = importlib.util.spec_from_file_location(
+    "sysv_place", Path(__file__).parents[2] / "plugins/fastdeploy/tests/sysv_place.py"
+)
 shared = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(shared)
 Place, legacy = shared.Place, shared.legacy

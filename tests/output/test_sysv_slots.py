@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("sysv_ipc")
-HERE = Path(__file__).parent
-_spec = importlib.util.spec_from_file_location("sysv_place", HERE / "sysv_place.py")
+pytest.importorskip("hal_fastdeploy", reason="pip install ./plugins/fastdeploy")
+_spec = importlib.util.spec_from_file_location(
+    "sysv_place", Path(__file__).parents[2] / "plugins/fastdeploy/tests/sysv_place.py"
+)
 shared = importlib.util.module_from_spec(_spec)
 sys.modules.setdefault("sysv_place", shared)
 _spec.loader.exec_module(shared)

@@ -196,7 +196,7 @@ def test_g26_a_path_with_a_nul_is_refused_by_both_sides(tmp_path, opening):
 
 @pytest.mark.parametrize("opening", [open_sink, OutputReader])
 def test_g26_a_scheme_that_is_none_is_refused_by_both_sides_with_those_that_are(tmp_path, opening):
-    with pytest.raises(InvalidValue, match=r"no scheme of ipc, tcp, sysv") as raised:
+    with pytest.raises(InvalidValue, match=r"no scheme of ipc, tcp") as raised:
         opening(f"shm://{tmp_path}/socket")
     assert raised.value.argument == "url"
     assert list(tmp_path.iterdir()) == []

@@ -229,11 +229,11 @@ def test_a_cursor_of_a_session_that_never_comes_back_is_a_lost_session(opened):
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("nonsense", "no scheme of ipc, tcp, sysv"),
+        ("nonsense", "no scheme of ipc, tcp"),
         ("http://x:1", "no scheme"),
         ("tcp://nowhere", "names no host and port"),
         ("ipc://relative", "is no absolute path"),
-        ("shm:///folder/name", "no scheme of ipc, tcp, sysv"),
+        ("shm:///folder/name", "no scheme of ipc, tcp"),
         ("ipc:///" + "x" * 120, "more than 107 bytes"),
         ("tcp://127.0.0.1:notaport", "has the port"),
     ],

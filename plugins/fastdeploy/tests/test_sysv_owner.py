@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 from hal_core.errors import HalError, InvalidValue, SinkClosed
+from hal_fastdeploy.sysv.owner import may_live
+from hal_fastdeploy.sysv.queue import derive_key
 
 from hal.transport import open_sink
-from hal.transport.sysv_owner import may_live
-from hal.transport.sysv_queue import derive_key
 
 sysv_ipc = pytest.importorskip("sysv_ipc")
 _HERE = Path(__file__).parent

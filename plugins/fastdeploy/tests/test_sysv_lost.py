@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 from hal_core.errors import InvalidValue, SinkClosed, Unavailable
-
-from hal.transport.sysv_queue import Queue
+from hal_fastdeploy.sysv.queue import Queue
 
 sysv_ipc = pytest.importorskip("sysv_ipc")
 _spec = importlib.util.spec_from_file_location("sysv_place", Path(__file__).with_name("sysv_place.py"))
@@ -129,7 +128,7 @@ def test_a_lowered_limit_is_named_with_its_value_and_its_cure():
 def test_g26_without_a_descriptor_left_opening_says_so_and_owns_nothing(place, loaded):
     code = """
         import os, resource, sys
-        import hal.transport.sysv_sink
+        import hal_fastdeploy.sysv.sink
         from hal.transport import open_sink
         from hal_core.errors import Unavailable
         if sys.argv[3] == "True":

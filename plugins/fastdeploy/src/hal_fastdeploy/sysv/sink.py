@@ -17,11 +17,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import parse_qsl
 
-from hal_core import HalError, InvalidValue, OutputRecord, SinkClosed, SinkFull, Unavailable, Undelivered
+from hal_core import (
+    CapabilityMissing,
+    HalError,
+    InvalidValue,
+    OutputRecord,
+    SinkClosed,
+    SinkFull,
+    Unavailable,
+    Undelivered,
+)
 from hal_core.frames import PendingOutput, complete_with, new_session, unknown, unresolved
 
-from hal.transport.sysv_layouts import Layout, Message, Variant, layout_named, messages
-from hal.transport.sysv_queue import KEYS, Queue, derive_key
+from hal.transport import SinkOptions
+from hal_fastdeploy.sysv.layouts import Layout, Message, Variant, layout_named, messages
+from hal_fastdeploy.sysv.queue import KEYS, Queue, derive_key
 
 log = logging.getLogger("hal")
 Deliveries = list[tuple[str, int, int]]
@@ -94,8 +104,22 @@ def _message_id() -> int:
     return number
 
 
+def open_sink(url: str, options: SinkOptions) -> SysvSink:
+    """Return the sink of a ``sysv://`` url: the entry point of ``hal.transports``.
+
+    ``capacity``, ``deadline`` and ``sender`` count. A queue has one sender, so ``sender`` is added to the queue's id.
+    """
+    if options.require_loss_detection or options.curve is not None:
+        raise CapabilityMissing(
+            f"{url!r}: the legacy messages have neither sequence numbers, so no reader can notice a loss, nor keys",
+            cure="use ipc or tcp",
+            argument="url",
+        )
+    return SysvSink(url, capacity=options.capacity, deadline=options.deadline, sender=options.sender)
+
+
 class SysvSink:
-    """See :func:`hal.transport.open_sink`."""
+    """See :func:`open_sink` and :func:`hal.transport.open_sink`."""
 
     detects_loss = False
 

@@ -1,6 +1,6 @@
 """One System V message queue as FastDeploy names it: key, limits, what a former life left in it.
 
-The library is ``sysv_ipc`` (extra ``[sysv]``; ``docs/decisions/0010-*`` says why): it knows the ABI of ``msqid_ds``,
+The library is ``sysv_ipc`` (``docs/decisions/0010-*`` says why): it knows the ABI of ``msqid_ds``,
 lets go of the interpreter's lock, and has wheels.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 
 from hal_core import HalError, InvalidValue, SinkClosed, Unavailable
 
-from hal.transport.sysv_owner import QueueLock, may_live, process
+from hal_fastdeploy.sysv.owner import QueueLock, may_live, process
 
 log = logging.getLogger("hal")
 #: What FastDeploy's documentation recommends; it covers every layout.

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 from hal_core.errors import Undelivered
 from hal_core.output.records import OutputRecord, SlotStatus
+from hal_fastdeploy.sysv.queue import table
 
 from hal.transport import open_sink
-from hal.transport.sysv_queue import table
 
 HERE = Path(__file__).parent
 sysv_ipc = pytest.importorskip("sysv_ipc")

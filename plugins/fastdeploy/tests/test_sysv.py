@@ -21,9 +21,9 @@ from hal_core.slots.admission import Request, admit
 from hal_core.slots.fields import StateConfig
 from hal_core.slots.step import Step
 from hal_core.slots.tasks import Task, TaskKind
+from hal_fastdeploy.sysv.queue import SYSCTL, derive_key
 
 from hal.transport import open_sink
-from hal.transport.sysv_queue import SYSCTL, derive_key
 
 sysv_ipc = pytest.importorskip("sysv_ipc")
 _spec = importlib.util.spec_from_file_location("sysv_place", Path(__file__).with_name("sysv_place.py"))

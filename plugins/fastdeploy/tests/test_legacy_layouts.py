@@ -12,10 +12,9 @@ import pytest
 from hal_core.errors import InvalidValue
 from hal_core.output.records import OutputRecord, SlotStatus
 from hal_core.slots.fields import FinishReason
+from hal_fastdeploy.sysv.layouts import Variant, layout_named, messages
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from hal.transport.sysv_layouts import Variant, layout_named, messages
 
 _spec = importlib.util.spec_from_file_location("legacy_reader", Path(__file__).with_name("legacy_reader.py"))
 legacy = importlib.util.module_from_spec(_spec)

@@ -1,0 +1,1 @@
+"""What hal needs for FastDeploy alone: its System V message queues."""

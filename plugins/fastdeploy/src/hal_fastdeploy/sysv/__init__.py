@@ -1,0 +1,1 @@
+"""The transport ``sysv://``: FastDeploy's System V queues and their message layouts."""
