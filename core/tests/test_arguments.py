@@ -99,7 +99,7 @@ def test_g18_what_left_is_still_to_be_reported_after_a_sink_that_is_none(bound):
     task = prefill(state)
     bound.insert_tasks(state=state, tasks=[task], stream=stream)
     bound.insert_tasks(state=state, tasks=[Task(TaskKind.PREEMPTED, 0, task.request)], stream=stream)
-    with pytest.raises(InvalidValue, match="no sink"):
+    with pytest.raises(InvalidValue, match="not a sink"):
         bound.save_output(state=state, step=Step(0, {"target": [0]}), sink=None, stream=stream)
     assert list(state.host_table.preempted) == [0]
 

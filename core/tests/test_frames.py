@@ -206,14 +206,14 @@ def resealed(changes):
     ("changes", "message"),
     [
         ({0: b"HALT"}, "magic"),
-        ({4: b"\2"}, "version 2, this reader knows 1.*install one version"),
+        ({4: b"\2"}, "version 2, but this reader needs 1.*install one version"),
         ({6: b"\x48\0"}, "length 72"),
         ({8: b"\2\0"}, "kind 2 carries no record"),
         ({10: b"\0\0"}, "neither checksum nor trailer"),
         ({10: b"\4\0"}, "flags 4"),
         ({10: b"\2\0"}, "at the end differ"),
         ({16: b"\3\0\0\0"}, "total 3"),
-        ({16: b"\xff" * 8}, "says it has"),
+        ({16: b"\xff" * 8}, "the header gives"),
     ],
 )
 def test_g26_a_wrong_header_is_named(changes, message):

@@ -245,7 +245,7 @@ class AsksTooMuch:
     ("plugin", "said"),
     [
         (object(), "has no wrapper of a hook and no ticket_ended"),
-        (NoWrapper(), "insert_tasks is no wrapper"),
+        (NoWrapper(), "insert_tasks is not a wrapper"),
         (Misspelt(), "wraps insert_task, which is no hook"),
         (AsksTooMuch(), "asks for rank"),
     ],
@@ -259,7 +259,7 @@ def test_what_observes_nothing_is_refused_by_name(bound, plugin, said):
 
 def test_an_observer_is_registered_once_under_a_name(bound):
     bound.observe(Watcher(), name="one")
-    with pytest.raises(InvalidValue, match="observer one observes the device already"):
+    with pytest.raises(InvalidValue, match="observer one already observes the device"):
         bound.observe(Watcher(), name="one")
 
 

@@ -139,7 +139,7 @@ def test_a_process_that_is_killed_or_hangs_is_a_lost_peer_and_one_that_goes_on_i
                 p.told.clear()
                 p.send(HandoverKey("r", 1), d, 0, [1])
                 look(p, until=lambda: p.told)
-                assert p.told[0].why == "nothing is promised to it"
+                assert p.told[0].why == "no blocks are reserved for it"
         finally:
             peer.kill()
 

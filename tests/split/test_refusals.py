@@ -70,7 +70,7 @@ def refused(urls, monkeypatch, first, second):
 
 def test_blocks_that_are_not_alike_are_refused_by_name_on_both_sides(ipc, monkeypatch):
     error, workers = refused(ipc[:2], monkeypatch, Rank("heads"), Rank("tokens"))
-    differs = "the blocks of decode worker 0, rank 0, are not like those here: layout: 'heads' here, 'tokens' there"
+    differs = "the blocks of decode worker 0, rank 0, differ from those here: layout: 'heads' here, 'tokens' there"
     assert error.what == differs
     for worker in workers:
         ended = worker.wait()
@@ -93,7 +93,7 @@ def test_a_worker_that_comes_again_with_other_blocks_is_refused_by_name(monkeypa
     monkeypatch.setattr("tests.split.simulated.FACTS", {"layout": "another"})
     journey.decode.crew.kill(0)
     world.finish()
-    differs = "the blocks of decode worker 0 are not like those here: layout: 'one int64 a token' here, 'another' there"
+    differs = "the blocks of decode worker 0 differ from those here: layout: 'one int64 a token' here, 'another' there"
     assert differs in world.ended[journey.name].message
     assert world.ended[journey.name].reason is FinishReason.ERROR
     assert world.crews[-1].line.ranks[0].inbox[-1].what == differs

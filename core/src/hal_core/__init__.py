@@ -1,8 +1,8 @@
 """The device-agnostic contract of hal: what a worker needs.
 
-Three more faces: :mod:`hal_core.devices` for who writes a device, :mod:`hal_core.frames` for who writes a transport
-or a reader, :mod:`hal_core.handover` for who moves keys and values.
-Nothing else of the core is imported by others.
+The core has three more public packages: :mod:`hal_core.devices` for device plugins, :mod:`hal_core.frames` for
+transports and readers, :mod:`hal_core.handover` for transfers of keys and values. Other distributions import only these
+four.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The error family: every error names who, what and the cure (guarantee G26).
+"""Error classes of hal: each error names who, what and the cure (guarantee G26).
 
-All errors derive from :class:`HalError`, and each also derives from the built-in that callers already
-catch for that kind of trouble (``ValueError``, ``TimeoutError``, ``LookupError``, …).
+All errors derive from :class:`HalError`. Each also derives from the built-in exception that callers already catch for
+that kind of error (``ValueError``, ``TimeoutError``, ``LookupError``, …).
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from pathlib import Path
 
 
 class HalError(Exception):
-    """Root of the family.
+    """Root of hal's errors.
 
-    ``device``, ``hook`` and ``argument`` say who met the problem, ``what`` says the fact and ``cure`` what
-    to do about it. Each may be empty where it does not apply; the text puts them in that order.
+    ``device``, ``hook`` and ``argument`` name where the error occurred, ``what`` states the fact, and ``cure`` states
+    what to do. Each may be empty where it does not apply. The text has them in that order.
     """
 
     def __init__(self, what: str, *, cure: str = "", device: str = "", hook: str = "", argument: str = "") -> None:
@@ -29,18 +29,18 @@ class HalError(Exception):
         return f"{text} ({self.cure})" if self.cure else text
 
     def located(self, *, device: str = "", hook: str = "", argument: str = "") -> HalError:
-        """Fill in who met the error where it is not known yet, and return the error itself to raise."""
+        """Fill in the device, hook and argument where they are still unknown, and return the error itself."""
         self.device, self.hook = self.device or device, self.hook or hook
         self.argument = self.argument or argument
         return self
 
 
 _CALLERS = {"_pytest", "pluggy", "hypothesis"}
-"""Packages that only call what has failed: their frames are left out of :func:`trace_of`."""
+"""Packages that only call the failing code: :func:`trace_of` leaves out their frames."""
 
 
 def trace_of(error: BaseException) -> str:
-    """Return the traceback of somebody else's exception that led to ``error``; "" if hal itself found the fault."""
+    """Return the traceback of a foreign exception that led to ``error``; "" if hal itself found the fault."""
     while isinstance(error, BaseExceptionGroup) or (isinstance(error, HalError) and error.__cause__ is not None):
         error = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error.__cause__ or error
     if isinstance(error, HalError | AssertionError):
@@ -52,17 +52,17 @@ def trace_of(error: BaseException) -> str:
 
 
 class InvalidValue(HalError, ValueError):
-    """An argument or option has a value that cannot be used; nothing was changed."""
+    """An argument or option has an unusable value; no state was changed."""
 
 
 class InvalidBatch(InvalidValue):
-    """A task batch is invalid; nothing was changed. ``problems`` lists every one of them (G8)."""
+    """A task batch is invalid; no state was changed. ``problems`` lists every problem (G8)."""
 
     def __init__(self, problems: Sequence[str], *, device: str = "", hook: str = "insert_tasks") -> None:
         self.problems = tuple(problems)
         super().__init__(
             f"{len(self.problems)} problem(s), nothing was inserted: " + "; ".join(self.problems),
-            cure="mend or leave out the tasks named, then insert the batch again",
+            cure="correct or leave out the tasks named, then insert the batch again",
             device=device,
             hook=hook,
             argument="tasks",
@@ -78,7 +78,7 @@ class ShapeMismatch(InvalidValue):
 
 
 class DeviceNotFound(HalError, LookupError):
-    """No installed distribution provides a device of that name."""
+    """No installed distribution provides a device with that name."""
 
 
 class Unavailable(HalError, RuntimeError):
@@ -94,27 +94,28 @@ class ContractMismatch(PluginError):
 
 
 class CapabilityMissing(HalError, RuntimeError):
-    """``require=`` asked for something that the device does not offer; nothing was opened."""
+    """``require=`` named a capability that the device lacks; no device was opened."""
 
 
 class DeviceClosed(HalError, RuntimeError):
-    """The device (or its copy after a fork) takes no calls any more."""
+    """The device, or its copy after a fork, accepts no more calls."""
 
 
 class StateUnusable(HalError, RuntimeError):
-    """Ranks disagree about a state, so it may not be used again (G14)."""
+    """The ranks disagree about a state, so it must not be used again (G14)."""
 
 
 class OutOfMemory(HalError, MemoryError):
-    """The device or the staging ring has no room left; nothing was half-queued."""
+    """The device or the staging ring has no room left; no part of the work was queued."""
 
 
 class TicketTimeout(HalError, TimeoutError):
-    """A wait ended before the work did. The ticket stays pending and can be waited for again."""
+    """A wait timed out before the work was done. The ticket stays pending and can be waited for again."""
 
 
 class GroupLost(HalError, ConnectionError):
-    """A peer of the group is lost or hung; the group is dead (G16). ``rank``: its global rank, -1 if unknown."""
+    """A peer of the group is lost or hung, and the group is unusable (G16). ``rank``: the peer's global rank, -1 if
+    unknown."""
 
     rank: int = -1
 
@@ -122,7 +123,7 @@ class GroupLost(HalError, ConnectionError):
 class SinkFull(HalError, TimeoutError):
     """The sink took no record before its deadline. The record is kept and sent when there is room (G23).
 
-    ``ticket`` is the ticket of the output that waits, so that a worker can still read it.
+    ``ticket`` is the ticket of the waiting output, so that a worker can still read it.
     """
 
     ticket: object = None
@@ -131,15 +132,14 @@ class SinkFull(HalError, TimeoutError):
 class SinkClosed(HalError, ConnectionError):
     """The sink is closed; the record was not taken.
 
-    ``ticket`` is the ticket of the output that was to be sent: its ``record()`` says what was lost (G19).
+    ``ticket`` is the ticket of the output that was to be sent. Its ``record()`` gives the lost record (G19).
     """
 
     ticket: object = None
 
 
 class Undelivered(HalError, ConnectionError):
-    """Records that could not be delivered, by request and position: ``records`` holds
-    ``(request_id, first_position, count)`` for each (G19)."""
+    """Records that could not be delivered: ``records`` holds ``(request_id, first_position, count)`` for each (G19)."""
 
     def __init__(self, what: str, records: Sequence[tuple[str, int, int]], *, cure: str = "") -> None:
         self.records = tuple(records)
@@ -147,4 +147,4 @@ class Undelivered(HalError, ConnectionError):
 
 
 class FrameError(HalError, ValueError):
-    """Bytes that are no frame: wrong magic, version, length, checksum, count, or truncated."""
+    """Bytes that form no valid frame: wrong magic, version, length, checksum or count, or truncated."""

@@ -1,4 +1,4 @@
-"""The tensor-parallel group that a hook speaks of."""
+"""The tensor-parallel group of a hook call."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ class Group:
         if self.rank not in self.ranks:
             raise InvalidValue(
                 f"rank {self.rank} is not in the group {self.ranks}",
-                cure="give the caller's global rank and a group that holds it",
+                cure="give the caller's global rank and a group that contains it",
                 argument="group",
             )
 
     @property
     def size(self) -> int:
-        """How many ranks the group has."""
+        """The number of ranks in the group."""
         return len(self.ranks)
 
     @property
     def source(self) -> int:
-        """The global rank that all others follow: the group's first."""
+        """The group's first global rank, the source of its broadcasts."""
         return self.ranks[0]
 
     @property
     def is_first(self) -> bool:
-        """True on the rank that the others follow and that alone sends output."""
+        """True on the group's first rank, which is the source of broadcasts and the only sender of output."""
         return self.rank == self.ranks[0]
 
 
 ALONE = Group()
-"""The group of a worker that runs by itself."""
+"""The group of a worker with one rank."""

@@ -1,7 +1,7 @@
-"""Faces: packages that hand on names of the rooms behind them, each loaded on first use.
+"""Packages that re-export names of their modules and load each module on first use.
 
-What type checkers read, ``__init__.pyi``, is made of the same table by ``tools/faces.py``.
-So listing devices imports neither NumPy nor a framework, and ``import hal_core`` costs next to nothing.
+``tools/faces.py`` writes ``__init__.pyi`` for type checkers from the same table. Listing devices therefore imports
+neither NumPy nor a framework, and ``import hal_core`` is cheap.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from importlib import import_module
 
 
 def face(package: str, rooms: Mapping[str, str]) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
-    """``__getattr__``, ``__dir__`` and ``__all__`` of a package; ``rooms``: module to its names, spaces between."""
+    """Return ``__getattr__``, ``__dir__`` and ``__all__`` of a package; ``rooms``: module to its names, separated by
+    spaces."""
     home = {name: module for module, names in rooms.items() for name in names.split()}
     namespace = vars(sys.modules[package])
 

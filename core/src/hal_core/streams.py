@@ -16,16 +16,17 @@ class Event(Protocol):
 
 
 class Stream(Protocol):
-    """A queue of device work that is executed in order. ``handle`` is the device's own number for it."""
+    """A queue of device work, executed in order. ``handle`` is the device's own number for it."""
 
     @property
     def handle(self) -> int: ...
 
     def record(self) -> Event:
-        """An event after everything that is on the stream now."""
+        """Return an event after all work that is now on the stream."""
 
     def wait(self, event: Event) -> None:
-        """Let work put on the stream from now on wait for ``event``; the host does not wait."""
+        """Make work that is put on the stream from now on wait for ``event``; the host does not wait."""
 
     def synchronize(self, timeout: float | None = None) -> None:
-        """Block the host until the stream is empty; :class:`hal_core.errors.TicketTimeout` after ``timeout`` s."""
+        """Block the host until the stream is empty. Raise :class:`hal_core.errors.TicketTimeout` after ``timeout``
+        seconds."""

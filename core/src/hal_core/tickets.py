@@ -1,4 +1,4 @@
-"""Tickets: what every hook returns. A ticket is done when the hook's work is, and carries what went wrong."""
+"""Tickets, the results of hook calls. A ticket is done when the hook's work is, and carries its error."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ Mode = Literal["async", "sync"]
 
 
 class Ticket(ABC):
-    """The promise of one hook call. It may be waited for from any thread, any number of times.
+    """The pending result of one hook call. Any thread may wait for it, any number of times.
 
-    ``mode`` is "sync" where the work on the device was done when the hook returned, else "async".
-    ``observed`` turns true when an error was raised by :meth:`wait`; an error that nobody observed is raised by
-    the next hook call on the device and by ``close()``.
+    ``mode`` is "sync" if the device work was done when the hook returned, else "async". ``observed`` becomes true when
+    :meth:`wait` raises an error. If an error was not observed, the next hook call on the device and ``close()`` raise
+    it.
     """
 
     __slots__ = ("_on_end", "observed")
     mode: Mode
     watched = True
-    """False where the device itself raises a later failure at its next call (CUDA's sticky errors), so that nobody need
-    look at the ticket again."""
+    """False where the device itself raises a later failure at its next call (CUDA's sticky errors). Such a ticket need
+    not be checked again."""
 
     def __init__(self) -> None:
         self.observed = False
 
     def tell_end(self, told: Callable[[Ticket], None]) -> None:
-        """Have whoever finds the ticket ended by :meth:`wait` call ``told`` with it, each time: for observers."""
+        """Call ``told`` with the ticket each time :meth:`wait` finds it ended. Used by observers."""
         self._on_end = told
 
     @abstractmethod
@@ -39,14 +39,14 @@ class Ticket(ABC):
 
     @abstractmethod
     def _block(self, timeout: float | None) -> bool:
-        """Wait for at most ``timeout`` seconds (None: for ever); True when done."""
+        """Wait for at most ``timeout`` seconds (None: without limit); True when done."""
 
     @abstractmethod
     def failure(self) -> BaseException | None:
-        """The error the work ended with; None while it is pending or when it went well."""
+        """Return the error of the work; None while it is pending or if it succeeded."""
 
     def wait(self, timeout: float | None = None) -> None:
-        """Return when the work is done; raise what went wrong later, or :class:`TicketTimeout`.
+        """Return when the work is done. Raise the work's error, or :class:`TicketTimeout`.
 
         ``timeout`` is in seconds. After a timeout the ticket stays pending and can be waited for again.
         """
@@ -64,7 +64,7 @@ class Ticket(ABC):
 
 
 class DoneTicket(Ticket):
-    """Work that was finished when the hook returned."""
+    """A ticket of work that was done when the hook returned."""
 
     __slots__ = ()
     mode: Mode = "sync"
@@ -83,7 +83,7 @@ class DoneTicket(Ticket):
 
 
 DONE = DoneTicket()
-"""The one ticket of all synchronous work that cannot fail later."""
+"""The shared ticket of all synchronous work that cannot fail later."""
 
 
 class PromiseTicket(Ticket):
@@ -97,7 +97,7 @@ class PromiseTicket(Ticket):
         self._error: BaseException | None = None
         self._done = False
         # Two bare locks: an Event takes ten times as long to make, and each step makes a ticket.
-        self._once = Lock()  # taken by the first who completes it
+        self._once = Lock()  # taken by the first call of complete()
         self._pending = Lock()  # held until then
         self._pending.acquire()
 
@@ -113,7 +113,7 @@ class PromiseTicket(Ticket):
 
     def _block(self, timeout: float | None) -> bool:
         if not self._done and self._pending.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
-            self._pending.release()  # for the next who waits
+            self._pending.release()  # for the next waiting thread
         return self._done
 
     def failure(self) -> BaseException | None:

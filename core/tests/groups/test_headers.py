@@ -66,7 +66,7 @@ def test_g14_any_byte_of_the_header_that_differs_makes_the_state_unusable(byte):
     with pytest.raises(StateUnusable, match="this rank, 0, is at broadcast 2 after 0 steps") as raised:
         ticket.wait()
     assert raised.value.cure
-    with pytest.raises(StateUnusable, match="build the state anew"):
+    with pytest.raises(StateUnusable, match="create a new state"):
         device.broadcast_tokens(state=state, group=PAIR, stream=stream)
 
 

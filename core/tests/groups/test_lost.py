@@ -19,7 +19,7 @@ def check_lost(answers, rank=None):
         assert answer is not None, f"rank {survivor} never met an error"
         text, took, again, took_again = answer
         assert "is lost" in text
-        assert "start them anew" in text
+        assert "start them again" in text
         assert rank is None or f"rank {rank}" in text or f"[{rank}]" in text, text
         assert took < TIMEOUT + GENEROUS
         assert again is not None

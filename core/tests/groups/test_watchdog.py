@@ -120,7 +120,7 @@ def test_g16_a_call_that_outlives_the_timeout_ends_the_group_on_every_rank(meet,
     assert dogs[2].reason.startswith(("rank 0 gave it up", "rank 1 gave it up"))  # whose word came first
     assert dogs[2].reason.endswith(" because of rank 1")
     for dog in dogs:
-        with pytest.raises(GroupLost, match="start them anew"):
+        with pytest.raises(GroupLost, match="start them again"):
             dog.begin()
 
 

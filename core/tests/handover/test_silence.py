@@ -15,13 +15,13 @@ def pair():
 def test_a_sender_that_nothing_was_promised_to_is_told_so(pair):
     pair.send(key(), 0, [0])
     pair.look()
-    assert pair.p.told == [Rejected(key(), "nothing is promised to it")]
+    assert pair.p.told == [Rejected(key(), "no blocks are reserved for it")]
     pair.reserve(key(1), [1])
     other = Side(pair.net, "other", pair.clock, fill=3)
     other.transfer.send(key(1), pair.d.description, 0, [0])
     pair.look()
     other.look()
-    assert other.told == [Rejected(key(1), "its blocks are promised to another sender")]
+    assert other.told == [Rejected(key(1), "its blocks are reserved for another sender")]
     assert pair.d.told == []
 
 

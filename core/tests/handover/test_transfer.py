@@ -92,7 +92,7 @@ def further(message, data):
         (Blocks, flipped, "checksum"),
         (Blocks, other_facts, "fingerprint"),
         (Blocks, shorter, "bytes came for"),
-        (Blocks, further, "are promised"),
+        (Blocks, further, "are reserved"),
         (Seal, other_first_token, "digest"),
     ],
 )
@@ -208,7 +208,7 @@ def test_no_block_has_ended_while_it_may_be_written(how):
         pair.reserve(key(0, 1), [4, 5])
     pair.look()
     assert pair.d.told == []
-    with pytest.raises(InvalidValue, match="block 3 is promised"):
+    with pytest.raises(InvalidValue, match="block 3 is reserved"):
         pair.reserve(key(1), [3])
     for ticket in cache.tickets:
         ticket.complete()
@@ -239,7 +239,7 @@ def test_an_older_attempt_is_fenced_off(pair):
     pair.look()
     assert pair.d.told == [Cancelled(key(0, 1))] == pair.p.told
     assert np.array_equal(pair.d.cache.data, before)
-    with pytest.raises(InvalidValue, match="attempt 2 of 'r0' is known, 1 comes late"):
+    with pytest.raises(InvalidValue, match="attempt 1 of 'r0' is late: attempt 2 is already known"):
         pair.reserve(key(0, 1), [6])
     pair.send(key(0, 2), 0, [0, 1])
     handover = pair.seal(key(0, 2), 2)
@@ -258,15 +258,15 @@ def test_the_same_call_again_changes_nothing(pair):
 def test_what_cannot_be_is_refused(pair):
     pair.reserve(key(), [1, 3])
     for blocks in ([], [8], [-1], [2, 2]):
-        with pytest.raises(InvalidValue, match="no blocks to promise"):
+        with pytest.raises(InvalidValue, match="cannot be reserved"):
             pair.reserve(key(1), blocks)
-    with pytest.raises(InvalidValue, match="promised other blocks"):
+    with pytest.raises(InvalidValue, match="has other blocks reserved"):
         pair.reserve(key(), [1, 4])
-    with pytest.raises(InvalidValue, match="block 3 is promised"):
+    with pytest.raises(InvalidValue, match="block 3 is reserved"):
         pair.reserve(key(1), [3, 4])
-    with pytest.raises(InvalidValue, match="nothing was sent"):
+    with pytest.raises(InvalidValue, match="no blocks were sent"):
         pair.seal(key(), 1)
-    with pytest.raises(InvalidValue, match="no blocks"):
+    with pytest.raises(InvalidValue, match="not blocks of the cache"):
         pair.send(key(), 0, [8])
     pair.send(key(), 0, [0])
     pair.seal(key(), 1)

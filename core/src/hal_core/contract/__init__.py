@@ -1,1 +1,1 @@
-"""What a device promises: hooks, primitives, capabilities, counters."""
+"""The contract of a device: hooks, primitives, capabilities, counters."""

@@ -1,4 +1,4 @@
-"""What a device can do, asked by name of the ability and never by name of the device (G27)."""
+"""Capabilities of a device; the core asks for a capability, never for a device's name (G27)."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ HOOKS = ("broadcast_tokens", "save_output", "async_set_value", "insert_tasks")
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """Abilities of one opened device.
+    """Capabilities of one opened device.
 
-    A device whose row says yes may not skip the guarantee; the conformance kit checks each.
+    The guarantee of a capability that a device declares is binding; the conformance kit checks each.
 
     - ``async_h2d``: host-to-device writes return before the device has executed them (G3).
     - ``async_d2h``: copies out return before the device has executed them (G23).
     - ``fused_scatter``: a whole write plan is at most two submissions a staging block (G10).
     - ``pinned_host``: staging memory is page-locked.
     - ``can_hold_stream``: ``hold_stream(stream)`` blocks a stream until released, for tests with latches.
-    - ``collective``: the name of the collective library, or "" where several ranks are not offered.
-    - ``fallbacks``: hook name to reason, for each hook that is slower here than the contract's best way.
-    - ``substituted``: "" or the name of the place that stands in for missing hardware.
-    - ``async_update``: ``update_inputs`` is work on the stream: the host neither waits nor takes part, so that it may
-      prepare the next step meanwhile (G28).
+    - ``collective``: the name of the collective library, or "" if several ranks are not supported.
+    - ``fallbacks``: hook name to reason, for each hook that is slower here than the contract's best implementation.
+    - ``substituted``: the name of the place that replaces missing hardware, or "".
+    - ``async_update``: ``update_inputs`` runs on the stream without the host, which may prepare the next step meanwhile
+      (G28).
     """
 
     async_h2d: bool
@@ -43,18 +43,20 @@ class Capabilities:
         unknown = [hook for hook in self.fallbacks if hook not in HOOKS]
         if unknown:
             raise InvalidValue(
-                f"fallbacks name no hook: {unknown}", cure=f"use {', '.join(HOOKS)}", argument="fallbacks"
+                f"fallbacks contain names that are not hooks: {unknown}",
+                cure=f"use {', '.join(HOOKS)}",
+                argument="fallbacks",
             )
         if not self.async_h2d and not self.fallbacks.get("async_set_value"):
             raise InvalidValue(
-                "async_h2d is false and no reason is given",
+                "async_h2d is false, but no reason is given",
                 cure='put the reason into fallbacks["async_set_value"] (G7)',
                 argument="fallbacks",
             )
         object.__setattr__(self, "fallbacks", MappingProxyType(dict(self.fallbacks)))
 
     def check(self, require: Mapping[str, str | bool], device: str) -> None:
-        """Refuse what cannot be had: ``require`` maps a hook to "async" or "sync", or an ability to its value.
+        """Check requirements: ``require`` maps a hook to "async" or "sync", or a capability to its value.
 
         Raises :class:`CapabilityMissing` with the device's own reason, or :class:`InvalidValue` for an unknown key.
         """

@@ -1,4 +1,4 @@
-"""What a device has done, in numbers that tests assert instead of times."""
+"""Counts of a device's work, which tests assert instead of times."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ class Counters:
     allocations: int = 0
 
     def __sub__(self, earlier: Counters) -> Counters:
-        """What happened between two snapshots."""
+        """Return the counts between two snapshots."""
         return Counters(**{f.name: getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self)})

@@ -1,4 +1,4 @@
-"""What a plugin implements: the class an entry point names, and the device object that it opens."""
+"""The interface of a plugin: the class named by an entry point, and the device object that it opens."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """The answer of ``Plugin.probe()``: usable here, or the reason why not and the cure (each one line).
+    """The result of ``Plugin.probe()``: usable here, or the reason why not and the cure (one line each).
 
-    ``present``: something of the device is on this machine (a chip, a driver, a build for it), whether it can be used
-    or not. Automatic selection says what it passes over; a device that is not present it passes over without a word.
+    ``present``: a part of the device is on this machine (a chip, a driver, a build for it), usable or not. Automatic
+    selection reports a present device that it skips, and skips an absent one silently.
     """
 
     available: bool
@@ -42,34 +42,34 @@ class Probe:
 
     @classmethod
     def yes(cls, reason: str = "") -> Probe:
-        """The device can be opened; ``reason`` may say what was found."""
+        """Return that the device can be opened; ``reason`` may describe the find."""
         return cls(True, reason)
 
     @classmethod
     def no(cls, reason: str, cure: str) -> Probe:
-        """The device cannot be opened here."""
+        """Return that the device cannot be opened here."""
         return cls(False, reason, cure)
 
     @classmethod
     def absent(cls, reason: str, cure: str) -> Probe:
-        """There is no such device on this machine: nobody can have expected it to be used."""
+        """Return that this machine has no such device, so that skipping it needs no message."""
         return cls(False, reason, cure, present=False)
 
 
 class Plugin(ABC):
     """The class that an entry point of group ``hal.devices`` names.
 
-    Its module imports the standard library and light parts of ``hal_core`` alone, so that listing devices stays
-    cheap; frameworks and drivers are imported by :meth:`open`.
+    Its module imports only the standard library and light parts of ``hal_core``, so that listing devices stays cheap.
+    :meth:`open` imports frameworks and drivers.
 
-    ``kind``: the word by which Paddle's launcher tells a rank which of these devices is its own
-    (``FLAGS_selected_<kind>s``); "" where it has none.
+    ``kind``: the word in the variable with which Paddle's launcher gives a rank its device
+    (``FLAGS_selected_<kind>s``), or "".
 
-    ``resource``: the name under which Ray counts these devices on a node and assigns them ("GPU"); "" where Ray does
+    ``resource``: the name under which Ray counts these devices on a node and assigns them ("GPU"), or "" if Ray does
     not assign them.
 
-    ``name`` must equal the entry point's name. Its priority for auto-selection is in the distribution's metadata alone,
-    in the entry-point group ``hal.priorities``; without a line there the device is selected by name only.
+    ``name`` must equal the entry point's name. The priority for automatic selection is in the distribution's metadata,
+    in the entry-point group ``hal.priorities``. A device without a priority is selected only by name.
     """
 
     name: ClassVar[str]
@@ -78,32 +78,35 @@ class Plugin(ABC):
 
     @classmethod
     def count(cls) -> int:
-        """How many such devices the ranks on this host share out, one each, by index from 0; 0 where any number of
-        processes may open the same one (host memory, what is simulated). Called before ``open``; may import as it."""
+        """Return how many such devices the ranks on this host share, one per rank, by index from 0.
+
+        0 means that any number of processes may open the same one (host memory, simulated devices). Called before
+        ``open``; it may import what ``open`` imports.
+        """
         return 0
 
     @classmethod
     @abstractmethod
     def probe(cls) -> Probe:
-        """Say whether the device can be used here; must import neither NumPy nor any framework."""
+        """Return whether the device can be used here; must import neither NumPy nor any framework."""
 
     @classmethod
     @abstractmethod
     def open(cls, index: int, options: Mapping[str, object]) -> Device:
-        """Open device ``index``. Raises :class:`hal_core.errors.Unavailable` with the cure where it cannot."""
+        """Open device ``index``. Raises :class:`hal_core.errors.Unavailable` with the cure if it cannot be opened."""
 
 
 class Hooks(Protocol):
-    """The four hooks with their types; what each guarantees stands in :mod:`hal_core.contract.hookspecs`.
+    """The four hooks with their types; :mod:`hal_core.contract.hookspecs` has their guarantees.
 
-    An opened device has them, and so has what calls it by way of its observers.
+    An opened device has them, and so has the wrapper that calls it through its observers.
     """
 
     def broadcast_tokens(self, device: Device, state: SlotState, group: Group, stream: Stream) -> Ticket:
         """Make all ranks of a tensor-parallel group agree with its first rank."""
 
     def save_output(self, device: Device, state: SlotState, step: Step, sink: Sink, stream: Stream) -> Ticket:
-        """Hand the step's tokens to the engine: copied out, and put into ``sink`` once."""
+        """Hand the step's tokens to the engine: copy them out and put them into ``sink`` once."""
 
     def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
         """Write a value into a view of device memory."""
@@ -113,12 +116,11 @@ class Hooks(Protocol):
 
 
 class Device(Hooks, Protocol):
-    """An opened device. Its hooks and primitives are called from one thread; tickets are waited for from any.
+    """An opened device. Its hooks and primitives are called from one thread; tickets may be waited for from any.
 
-    ``name`` is the plugin's, or ``name (substituted: X)`` with the ``X`` of its capabilities.
-
-    The four hooks are methods marked with :data:`hal_core.hookimpl`; :class:`hal_core.devices.DeviceBase` writes them
-    in terms of the primitives below.
+    ``name`` is the plugin's, or ``name (substituted: X)`` with the ``X`` of its capabilities. The four hooks are
+    methods marked with :data:`hal_core.hookimpl`. :class:`hal_core.devices.DeviceBase` implements them with the
+    primitives below.
     """
 
     name: str
@@ -126,76 +128,79 @@ class Device(Hooks, Protocol):
     capabilities: Capabilities
 
     def allocate(self, nbytes: int) -> Memory:
-        """A block of device memory, at least 64-byte aligned; the contents are undefined."""
+        """Allocate device memory, at least 64-byte aligned; its contents are undefined."""
 
     def register_state(self, state: SlotState) -> None:
-        """Make ready what the device needs for a state (maps, parameters), once, so that no hook has to wait for it."""
+        """Prepare the device's resources for a state (maps, parameters), once, so that no hook has to wait for them."""
 
     def on_admit(self, state: SlotState, request: AdmittedRequest) -> None:
-        """A request was just admitted for a state: the device may take its bytes ahead of the insertion, or do nothing.
+        """Handle the admission of a request for a state. The device may take its bytes ahead of the insertion, or
+        ignore the call.
 
-        From any thread. It knows what it took again by ``request.admission_id``, and never changes the request.
+        Called from any thread. ``request.admission_id`` identifies the bytes at the insertion. The request must not be
+        changed.
         """
 
     def submit(self, plan: WritePlan, stream: Stream) -> Ticket:
         """Write a plan in stream order. The plan's arrays may be changed by the caller once this returns (G2)."""
 
     def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
-        """Copy byte ranges to the host as they are after the work that is on ``stream`` now.
+        """Copy byte ranges to the host, as they are after the work that is now on ``stream``.
 
-        Work put on the stream later does not change what is copied, and is not held up on the host. No other stream is
-        waited for, and none waits. ``parts`` may be changed by the caller once this returns.
+        Work put on the stream later does not change the copy, and does not wait on the host. Other streams neither wait
+        nor are waited for. ``parts`` may be changed by the caller once this returns.
         """
 
     def order_after_reads(self, stream: Stream, memory: Memory | None = None) -> None:
-        """Let ``stream`` wait for copies out that still read ``memory`` (None: any), before others' work writes there;
-        the host does not wait. What the device itself writes is ordered so by itself."""
+        """Make ``stream`` wait for copies out that still read ``memory`` (None: any), before foreign work writes there.
+        The host does not wait. The device's own writes are already ordered so."""
 
     def update_inputs(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
-        """Do to the state what a step changes by itself; see :mod:`hal_core.slots.update`."""
+        """Apply the changes of a step to the state; see :mod:`hal_core.slots.update`."""
 
     def check_stream(self, stream: Stream) -> None:
-        """Raise InvalidValue for a stream on which nothing may be put now: its work goes into a graph."""
+        """Raise InvalidValue for a stream that takes no work now, as it is being captured into a graph."""
 
     def capture_update(self, state: SlotState, stream: Stream, *, speculative: bool) -> None:
-        """Put what :meth:`update_inputs` does into the graph that ``stream`` is captured into; nothing is executed.
+        """Put the work of :meth:`update_inputs` into the graph that ``stream`` is captured into, without executing it.
 
-        Raises CapabilityMissing where there are no graphs, InvalidValue where the stream is not captured."""
+        Raises CapabilityMissing if the device has no graphs, InvalidValue if the stream is not captured.
+        """
 
     def replayed(self, event: Event) -> Ticket:
-        """Count a launch of a graph with a captured update in it; its ticket, of the event recorded behind it."""
+        """Count a launch of a graph with a captured update; return its ticket, of the event recorded after it."""
 
     def resolve(self, target: object) -> View:
-        """A view of a tensor that the device can write. Raises InvalidValue for another device's or a freed one."""
+        """Return a view of a tensor that the device can write. Raises InvalidValue for a foreign or freed tensor."""
 
     def tensor(self, view: View, framework: str = "") -> object:
-        """A framework's tensor over a view's memory; see :meth:`hal_core.SlotState.tensor`. Raises Unavailable where
-        the device has none."""
+        """Return a framework's tensor over a view's memory; see :meth:`hal_core.SlotState.tensor`. Raises Unavailable
+        if the device has none."""
 
     def is_device_value(self, value: object) -> bool:
-        """True for a value that is already on this device (read in stream order, not inspected: G6)."""
+        """Return True for a value that is already on this device (read in stream order, not inspected: G6)."""
 
     def stream(self) -> Stream:
-        """A new stream."""
+        """Create a stream."""
 
     @property
     def default_stream(self) -> Stream:
         """The stream on which the framework computes."""
 
     def event(self, stream: Stream) -> Event:
-        """An event after everything that is on ``stream`` now."""
+        """Return an event after all work that is now on ``stream``."""
 
     def communicator(self, group: Group) -> Communicator:
-        """Open a group; all its ranks call this in one order. Raises where the device has no collectives.
+        """Open a group; all its ranks call this in the same order. Raises if the device has no collectives.
 
-        A group whose opening raised :class:`hal_core.errors.GroupLost` raises it again at every later call, at once.
+        If opening a group raised :class:`hal_core.errors.GroupLost`, every later call raises it again at once.
         """
 
     def hold_stream(self, stream: Stream) -> AbstractContextManager[None]:
-        """Keep ``stream`` from executing until the context ends. Raises CapabilityMissing where it cannot."""
+        """Keep ``stream`` from executing until the context ends. Raises CapabilityMissing if the device cannot."""
 
     def counters(self) -> Counters:
         """Counts since the device was opened."""
 
     def close(self) -> None:
-        """Give everything back; calling it again does nothing."""
+        """Release everything. Idempotent."""

@@ -1,4 +1,4 @@
-"""Records as bytes, and what transports and readers of them share."""
+"""Records as bytes, and the code shared by transports and readers."""
 
 from __future__ import annotations
 

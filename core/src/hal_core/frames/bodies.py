@@ -1,7 +1,7 @@
-"""The body of an output frame: a record as a MessagePack map (``hal_core.frames.envelope`` says what lies around it).
+"""The body of an output frame: a record as a MessagePack map (:mod:`hal_core.frames.envelope` describes the frame).
 
-Arrays are written as their bytes, without a loop over tokens; what is missing is left out. A reader skips names that
-it does not know, so a later revision may add optional parts.
+Arrays are written as their bytes, without a loop over tokens; missing parts are left out. A reader skips unknown names,
+so a later revision may add optional parts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hal_core.output.record_terms import BOOL, FLOAT32, INT32, INT64, OPTIONAL, 
 from hal_core.output.records import OutputRecord, assemble, narrowed
 from hal_core.slots.request_ids import join_request_ids
 
-MAX_COLUMNS = 1 << 20  #: most log-probability columns a reader believes
+MAX_COLUMNS = 1 << 20  #: most log-probability columns that a reader accepts
 
 
 Part = bytes | memoryview
@@ -27,7 +27,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 class Body(msgspec.Struct, omit_defaults=True, gc=False):
     """The body of an output frame. Names are short because every frame carries them.
 
-    What is a few bytes a row is copied out of the message, what is many a token is a view of it.
+    Parts with a few bytes per row are copied out of the message; parts with many bytes per token are views of it.
     """
 
     step: Count
@@ -50,13 +50,13 @@ class Body(msgspec.Struct, omit_defaults=True, gc=False):
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Body)
-#: What decoding unsound bytes may raise, apart from FrameError
+#: Exceptions that decoding invalid bytes may raise, apart from FrameError
 _UNREADABLE = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError, MemoryError)
-_CURE = "have it sent again; if that does not help, sender and reader differ in version"
+_CURE = "send the frame again; if that fails too, install one version of hal on both sides"
 
 
 def encode_body(record: OutputRecord) -> tuple[Part, ...]:
-    """Return the record as the body of a frame, in parts that follow each other: large arrays are not copied."""
+    """Return the record as the body of a frame, in consecutive parts: large arrays are not copied."""
     try:
         body = _body_of(record)
         if record.logprobs is None:
@@ -74,8 +74,8 @@ _LARGE = ("lids", "lps", "ranks")
 
 
 def _with_entries(encoded: bytes, entries: dict[str, memoryview]) -> tuple[Part, ...]:
-    """A MessagePack map of less than 2**16 entries with more entries, binary ones, behind them."""
-    if encoded[0] == 0xDE:  # map 16: the count follows; else it is a fixmap, which has it in its first byte
+    """Return a MessagePack map of less than 2**16 entries with more, binary entries appended."""
+    if encoded[0] == 0xDE:  # map 16 has the count next; a fixmap has it in its first byte
         count, begin = int.from_bytes(encoded[1:3], "big"), 3
     else:
         count, begin = encoded[0] & 0x0F, 1
@@ -88,13 +88,13 @@ def _with_entries(encoded: bytes, entries: dict[str, memoryview]) -> tuple[Part,
 
 
 def decode_body(data: memoryview) -> OutputRecord:
-    """Return the record that the body holds; arrays may be views of the body. Raises FrameError and nothing else."""
+    """Return the record that the body holds; arrays may be views of the body. Raises only FrameError."""
     try:
         return _record_of(_decoder.decode(data))
     except FrameError:
         raise
     except _UNREADABLE as error:
-        raise FrameError(f"the body is no record: {error}", cure=_CURE) from error
+        raise FrameError(f"the body is not a record: {error}", cure=_CURE) from error
 
 
 def _body_of(record: OutputRecord) -> Body:
@@ -121,7 +121,7 @@ def _body_of(record: OutputRecord) -> Body:
 
 
 class _Rows:
-    """The parts of a body that stay the same while a batch does, and what they were found to be."""
+    """The parts of a body that do not change while the batch does not, and their decoded values."""
 
     __slots__ = ("fields", "key", "names", "tokens")
 
@@ -131,7 +131,7 @@ class _Rows:
         self.key = key  #: ids, status, finish, counts, first
         self.names = names
         self.tokens = _total(numbers)
-        #: A record's fields, but for step, positions and tokens; without optional parts.
+        #: A record's fields except step, positions and tokens; without optional parts.
         self.fields: dict[str, Any] = {
             "request_ids": names,
             "status": np.frombuffer(status, UINT8),
@@ -175,14 +175,14 @@ def _read_rows(key: tuple[str, bytes, bytes, bytes, bytes]) -> _Rows:
     rows = len(status)
     if len(finish) != rows or len(first) != rows or len(counts) != 4 * rows:
         raise FrameError(f"the arrays do not all have {rows} rows", cure=_CURE)
-    if first.translate(None, b"\0\1"):  # any other byte would be a bool that NumPy computes wrongly with
+    if first.translate(None, b"\0\1"):  # any other byte would be a bool with which NumPy computes wrong results
         raise FrameError("a flag is neither 0 nor 1", cure=_CURE)
     last = _last_rows
     return _Rows(key, last.names if joined == last.key[0] else tuple(joined.split("\0") if joined else ()))
 
 
 def _options(body: Body, tokens: int) -> dict[str, Any]:
-    """The optional parts of a record."""
+    """Return the optional parts of a record."""
     with_logprobs = {bool(body.columns), body.lids is not None, body.lps is not None}
     lone = len(with_logprobs) > 1 or (body.ranks is not None and body.lps is None)
     if lone or (body.dcounts is None) != (body.drafts is None) or body.columns > MAX_COLUMNS:
@@ -202,7 +202,7 @@ def _options(body: Body, tokens: int) -> dict[str, Any]:
 
 
 def _total(counts: NDArray[np.int32]) -> int:
-    """The sum; the plain case, one token a row, is known without adding up."""
+    """Return the sum; in the plain case, one token a row, without adding."""
     rows = len(counts)
     return rows if counts.tobytes() == b"\1\0\0\0" * rows else int(np.add.reduce(counts, dtype=INT64))
 
@@ -214,7 +214,7 @@ def _sized(data: bytes | memoryview, dtype: np.dtype[Any], elements: int) -> NDA
 
 
 def _wide(data: bytes | memoryview, elements: int) -> NDArray[np.int64]:
-    """An int64 array of so many elements, written with 64 or 32 bits each."""
+    """Return an int64 array of ``elements`` elements, written with 64 or 32 bits each."""
     if len(data) == 8 * elements:
         return np.frombuffer(data, INT64)
     if len(data) == 4 * elements:
@@ -222,6 +222,6 @@ def _wide(data: bytes | memoryview, elements: int) -> NDArray[np.int64]:
     raise FrameError(f"{len(data)} bytes are not {elements} integers", cure=_CURE)
 
 
-#: The rows of the last good record. What was checked once is not checked again. One assignment replaces it, so threads
-#: need no lock.
+#: The rows of the last valid record, so that equal rows are checked once. One assignment replaces it, so threads need
+#: no lock.
 _last_rows = _Rows(("", b"", b"", b"", b""), ())

@@ -1,20 +1,20 @@
 """Frames: the bytes in which records and the transports' control messages travel.
 
-A frame is a header of 64 bytes, a body, and behind large bodies a trailer. Everything is little-endian. The header
-is final: later versions of version 1 add to bodies, never to the header.
+A frame is a header of 64 bytes, a body, and after large bodies a trailer. Everything is little-endian. The header is
+final: later versions of version 1 add to bodies, never to the header.
 
 ======  ====  =========================================================================================
 offset  type  meaning
 ======  ====  =========================================================================================
 0       4s    magic, ``b"HALf"``
 4       u8    version, 1; a reader refuses any other
-5       u8    revision, what the writer may have added to bodies; a reader ignores it
+5       u8    revision, for additions of the writer to bodies; a reader ignores it
 6       u16   header length, 64
 8       u16   kind, :class:`FrameKind`
 10      u16   flags: bit 0 the body's checksum is given, bit 1 a trailer follows; the rest is zero
 12      u32   sender, the number of the worker or rank
 16      u64   total length in bytes: header, body and trailer
-24      u64   session, random for each life of a sender
+24      u64   session, random for each start of a sender
 32      u64   sequence of the frame within its session, counted from 1; control frames: see their kind
 40      16s   reserved, zero; a reader ignores it
 56      u32   CRC-32 (zlib) of the body if bit 0 of the flags is set, else 0
@@ -22,13 +22,13 @@ offset  type  meaning
 ======  ====  =========================================================================================
 
 A body of up to 65,536 bytes has a checksum. A larger one has a trailer instead, u64 total length and u64 sequence
-again, so that a torn frame is noticed without reading it all.
+again, so that a torn frame is noticed without reading all of it.
 
 The body of an output frame is a MessagePack map from short names to values (:class:`hal_core.frames.bodies.Body`);
-arrays are binary strings of their bytes. A reader skips names it does not know, so a writer may add optional parts. An
-array of 64-bit integers may be written with 32 bits an element; which of the two follows from its length.
+arrays are binary strings of their bytes. A reader skips unknown names, so a writer may add optional parts. An array of
+64-bit integers may be written with 32 bits an element; its length shows which.
 
-Several frames may follow each other in one buffer: :func:`split` takes them apart.
+Several frames may follow each other in one buffer: :func:`split` separates them.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from hal_core.errors import FrameError, InvalidValue
 from hal_core.frames.bodies import Part, decode_body, encode_body
 from hal_core.output.records import OutputRecord
 
-try:  # the same checksum by vector instructions: a tenth of the time for 4 KB, but more for a header
+try:  # the same checksum with vector instructions: a tenth of the time for 4 KB, but more for a header
     from zlib_ng.zlib_ng import crc32 as body_crc32
-except ImportError:  # a platform it has no wheel for
+except ImportError:  # no wheel for this platform
     body_crc32 = crc32
 
-Buffer = bytes | bytearray | memoryview  #: what a frame may lie in
+Buffer = bytes | bytearray | memoryview  #: types of a buffer with a frame
 
-if sys.byteorder != "little":  # frames are written as the bytes of arrays
+if sys.byteorder != "little":  # Frames contain the bytes of arrays.
     raise ImportError("hal_core.frames.envelope needs a little-endian machine")
 
 MAGIC, VERSION, REVISION = b"HALf", 1, 0
@@ -64,27 +64,27 @@ HAS_CHECKSUM, HAS_TRAILER = 1, 2
 
 
 class FrameKind(IntEnum):
-    """What a frame is. Control frames belong to transports (``hal.transport.protocol``), the last three to ranks."""
+    """The kind of a frame. Control frames are for transports (``hal.transport.protocol``), the last three for ranks."""
 
     OUTPUT = 1
     STATE = 2  #: sender to reader: the last sequence it made, and the oldest that it still holds
     ACKNOWLEDGE = 3  #: reader to sender: everything up to this sequence is taken
     CURSOR = 4  #: reader to sender: send everything after this sequence
     BYE = 5  #: sender to reader: the session has ended with this sequence
-    REFUSE = 6  #: reader to sender: the session was declared lost, nothing more of it is taken
-    # 7 to 11 had a meaning once (docs/decisions/0012, 0014), for readers that said they knew it: not to be given again
-    STEP = 12  #: engine to rank: what the step of this number does (``hal.distributed.steps``)
-    WORD = 13  #: engine to rank and back: anything else that they say (``hal.distributed.words``)
-    BLOCKS = 14  #: rank to rank: keys and values, and what is said of them (``hal_core.handover.messages``)
+    REFUSE = 6  #: reader to sender: the session was declared lost, its frames are refused
+    # 7 to 11 were used by earlier versions (docs/decisions/0012, 0014): do not reuse them
+    STEP = 12  #: engine to rank: the tasks of the step with this number (``hal.distributed.steps``)
+    WORD = 13  #: engine to rank and back: control messages (``hal.distributed.words``)
+    BLOCKS = 14  #: rank to rank: keys and values, and messages about them (``hal_core.handover.messages``)
 
 
 _OUTPUT = int(FrameKind.OUTPUT)  # reading an enum's member costs a call
 
 
 class FrameHeader(NamedTuple):
-    """The fields of a header that say something about the frame."""
+    """The fields of a header that describe the frame."""
 
-    kind: int  #: a :class:`FrameKind`, or a number that a later revision knows
+    kind: int  #: a :class:`FrameKind`, or the number of a later revision
     flags: int
     sender: int
     session: int
@@ -100,7 +100,7 @@ class Frame(NamedTuple):
     record: OutputRecord
 
 
-_new: Any = tuple.__new__  # of a NamedTuple's fields in a tuple: half the time of calling it
+_new: Any = tuple.__new__  # makes a NamedTuple from a tuple of its fields in half the time of calling it
 
 
 def encode(record: OutputRecord, *, session: int, sender: int, sequence: int) -> bytes:
@@ -109,7 +109,7 @@ def encode(record: OutputRecord, *, session: int, sender: int, sequence: int) ->
 
 
 def seal(kind: int, body: Part, *more: Part, session: int, sender: int, sequence: int) -> bytes:
-    """Return header, body, which may be given in parts, and, for a large body, trailer as one frame.
+    """Return header, body and, for a large body, trailer as one frame. The body may be given in parts.
 
     Raises InvalidValue for a number that the header cannot hold.
     """
@@ -135,21 +135,21 @@ def seal(kind: int, body: Part, *more: Part, session: int, sender: int, sequence
 
 
 def decode(buffer: Buffer) -> Frame:
-    """Return the output frame that the buffer is, no byte more or less. Arrays are read-only views of the buffer.
+    """Return the output frame in the buffer, which must contain exactly one. Arrays are read-only views of the buffer.
 
-    Raises FrameError, and nothing else, for any other bytes. Allocates no more than a small multiple of the buffer.
+    Raises only FrameError, for any other bytes. Allocates no more than a small multiple of the buffer.
     """
     view = memoryview(buffer).toreadonly()
     header = read_header(view)
     if header.total_length != len(view):
-        raise FrameError(f"the frame says it has {header.total_length} bytes, there are {len(view)}", cure=_RESEND)
+        raise FrameError(f"the header gives {header.total_length} bytes, but there are {len(view)}", cure=_RESEND)
     return decode_frame(header, view)
 
 
 def decode_frame(header: FrameHeader, frame: memoryview) -> Frame:
     """Decode an output frame whose header is already read; ``frame`` is exactly its bytes.
 
-    :raises FrameError: for a frame of another kind, and for bytes that are no record.
+    :raises FrameError: for a frame of another kind, and for an invalid record.
     """
     if header.kind != _OUTPUT:
         raise FrameError(f"a frame of kind {header.kind} carries no record", cure="only output frames do")
@@ -157,11 +157,11 @@ def decode_frame(header: FrameHeader, frame: memoryview) -> Frame:
     return decoded
 
 
-_RESEND = "have it sent again; if that does not help, sender and reader differ in version"
+_RESEND = "send the frame again; if that fails too, install one version of hal on both sides"
 
 
 def read_header(buffer: memoryview, offset: int = 0) -> FrameHeader:
-    """Check and return the header at ``offset``. The body may not be there yet. Raises FrameError."""
+    """Check and return the header at ``offset``. The body may still be missing. Raises FrameError."""
     body = offset + HEADER_LENGTH
     if len(buffer) < body:
         raise FrameError(f"{len(buffer) - offset} bytes are too few for a header of {HEADER_LENGTH}", cure=_RESEND)
@@ -171,12 +171,14 @@ def read_header(buffer: memoryview, offset: int = 0) -> FrameHeader:
     if magic != MAGIC:
         raise FrameError(f"the magic is {magic!r}, not {MAGIC!r}", cure="connect only hal's own senders here")
     if version != VERSION:
-        raise FrameError(f"the frame has version {version}, this reader knows {VERSION}", cure="install one version")
+        raise FrameError(
+            f"the frame has version {version}, but this reader needs {VERSION}", cure="install one version"
+        )
     if own != crc32(buffer[offset : body - 4]):
         raise FrameError("the header's checksum is wrong", cure=_RESEND)
     tail = TRAILER.size if flags & HAS_TRAILER else 0
     if length != HEADER_LENGTH or total < HEADER_LENGTH + tail or flags & ~(HAS_CHECKSUM | HAS_TRAILER):
-        raise FrameError(f"the header is odd: length {length}, total {total}, flags {flags}", cure=_RESEND)
+        raise FrameError(f"the header is invalid: length {length}, total {total}, flags {flags}", cure=_RESEND)
     header: FrameHeader = _new(FrameHeader, (kind, flags, sender, session, sequence, total, checksum))
     return header
 
@@ -197,9 +199,9 @@ def read_body(header: FrameHeader, frame: memoryview) -> memoryview:
 
 
 def split(buffer: Buffer) -> Iterator[tuple[FrameHeader, memoryview]]:
-    """Take apart the frames that follow each other in the buffer; bodies are not checked yet.
+    """Yield the consecutive frames in the buffer; bodies are not checked yet.
 
-    Raises FrameError where a header is wrong or a frame ends behind the buffer: nothing after it can be found.
+    Raises FrameError if a header is wrong or a frame ends beyond the buffer: later frames cannot be found then.
     """
     view, start = memoryview(buffer).toreadonly(), 0
     while start < len(view):

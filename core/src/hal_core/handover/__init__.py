@@ -1,4 +1,4 @@
-"""Handing a request's keys and values from one worker to another: what both sides promise, and how it is kept."""
+"""Transfer of a request's keys and values from one worker to another: the protocol and its implementation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks in a device's memory: a :class:`BlockCache` over one allocation, for runners that keep theirs there."""
+"""Blocks in device memory: a :class:`BlockCache` over one allocation, for runners that keep their cache there."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class Copies(Protocol):
-    """What is asked of a device; a bound one is such."""
+    """The device methods used here; a bound device has them."""
 
     @property
     def default_stream(self) -> Any:  # noqa: ANN401 (a stream of the device's)
         """The stream on which steps run."""
 
     def copy_out(self, *, memory: Memory, parts: Sequence[ByteRange], stream: Any) -> Any:  # noqa: ANN401
-        """Copy byte ranges to the host: a ticket with ``data``."""
+        """Copy byte ranges to the host; return a ticket with ``data``."""
 
     def async_set_value(self, *, target: View, value: Any, stream: Any) -> Ticket:  # noqa: ANN401
-        """Write a value behind the work on the stream."""
+        """Write a value after the work on the stream."""
 
 
 class AllOf(Ticket):
-    """Done when all are; what went wrong in any of them went wrong."""
+    """A ticket that is done when all its tickets are; it fails with the first of their errors."""
 
     mode = "async"
 
@@ -55,8 +55,10 @@ class AllOf(Ticket):
 
 
 class DeviceBlocks:
-    """``blocks`` blocks of ``block_bytes`` bytes each, one after the other from the start of ``memory``; they are read
-    and written in the order of ``stream``, the one on which steps run."""
+    """``blocks`` contiguous blocks of ``block_bytes`` bytes each, from the start of ``memory``.
+
+    They are read and written in the order of ``stream``, the stream on which steps run.
+    """
 
     def __init__(
         self,
@@ -72,11 +74,11 @@ class DeviceBlocks:
         self._stream = device.default_stream if stream is None else stream
 
     def facts(self) -> Mapping[str, str]:
-        """As they were given."""
+        """Return the facts given to the constructor."""
         return self._facts
 
     def read(self, blocks: Sequence[int]) -> Bytes:
-        """See :class:`hal_core.handover.BlockCache`. Waits for the work that is on the stream."""
+        """See :class:`hal_core.handover.BlockCache`. Waits for the work on the stream."""
         parts = [ByteRange(block * self.block_bytes, self.block_bytes) for block in blocks]
         copied = self._device.copy_out(memory=self._memory, parts=parts, stream=self._stream)
         copied.wait()

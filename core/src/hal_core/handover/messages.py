@@ -1,17 +1,17 @@
-"""What two transfers say to each other: frames of kind ``BLOCKS``, whose body has a checksum of its own at any size.
+"""Messages between two transfers: frames of kind ``BLOCKS``, whose body has its own checksum at any size.
 
-The body is u32 length and u32 CRC-32 of a MessagePack array, the array, and behind it the bytes of blocks.
+The body is u32 length and u32 CRC-32 of a MessagePack array, the array, and then the bytes of the blocks.
 
-sender                                     receiver
-Blocks   (contents, CRC-32 of each) ─────>
-Seal     (that was all)             ─────>
-Withdraw (given up)                 ─────>
-Beat     (waiting for an answer)    ─────>
-         <─────────────────────────────────  Alive  (how far it has taken), Answer (how a key has ended), Gone
+    sender                                     receiver
+    Blocks   (contents, CRC-32 of each) ─────>
+    Seal     (all blocks were sent)     ─────>
+    Withdraw (key cancelled)            ─────>
+    Beat     (waiting for an answer)    ─────>
+             <─────────────────────────────────  Alive  (how far it has received), Answer (how a key ended), Gone
 
-What the sender says is numbered: ``epoch`` rises whenever it says everything again from the beginning, as after a
-broken connection, and the frame's sequence counts from 1 in each. Who misses a number takes nothing more until the next
-epoch, and asks for it. So nothing that was lost on the way goes unnoticed, and what comes twice is known.
+The sender numbers its messages. ``epoch`` rises whenever it sends everything again from the beginning, as after a
+broken connection; the frame's sequence counts from 1 in each epoch. If a receiver misses a number, it takes no message
+until the next epoch, and requests that epoch. So every lost message is detected, and every duplicate is recognized.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from hal_core.errors import FrameError
 from hal_core.frames.envelope import Buffer, FrameKind, read_body, seal, split
 from hal_core.handover.protocol import HandoverKey
 
-try:  # the same checksum by vector instructions
+try:  # the same checksum with vector instructions
     from zlib_ng.zlib_ng import crc32 as block_crc32
-except ImportError:  # a platform it has no wheel for
+except ImportError:  # no wheel for this platform
     block_crc32 = crc32
 
 _HEAD = struct.Struct("<II")
 
 
 class _Message(msgspec.Struct, tag=True, array_like=True, gc=False):
-    """``to``: the session that it is meant for."""
+    """``to``: the session addressed."""
 
     to: int
 
@@ -45,7 +45,7 @@ class _Numbered(_Message, gc=False):
 
 
 class Blocks(_Numbered, gc=False):
-    """Contents of number ``first`` and on of the blocks promised. ``facts``: digest of the sender's fingerprint."""
+    """Contents of the promised blocks from number ``first``. ``facts``: digest of the sender's fingerprint."""
 
     request_id: str
     attempt: int
@@ -55,7 +55,7 @@ class Blocks(_Numbered, gc=False):
 
 
 class Seal(_Numbered, gc=False):
-    """All was sent. ``digest``: of the blocks' checksums and of what the seal says."""
+    """All blocks were sent. ``digest``: of the blocks' checksums and of the seal's fields."""
 
     request_id: str
     attempt: int
@@ -68,22 +68,22 @@ class Seal(_Numbered, gc=False):
 
 
 class Withdraw(_Numbered, gc=False):
-    """The sender has given the key up."""
+    """The sender has cancelled the key."""
 
     request_id: str
     attempt: int
 
 
 class Beat(_Numbered, gc=False):
-    """The sender is there, and waits for answers to these keys."""
+    """Heartbeat of a sender that waits for answers to these keys."""
 
     waiting: list[tuple[str, int]]
 
 
 class Alive(_Message, gc=False):
-    """The receiver is there: of this epoch it has taken everything up to ``number``, ``nbytes`` in all.
+    """Heartbeat of the receiver: in this epoch it has taken all messages up to ``number``, ``nbytes`` in all.
 
-    ``again``: it misses something and wants everything again.
+    ``again``: it has missed a message and requests all of them again.
     """
 
     epoch: int
@@ -93,7 +93,7 @@ class Alive(_Message, gc=False):
 
 
 class Answer(_Message, gc=False):
-    """How a key has ended at the receiver: ``arrived``, ``rejected`` or ``cancelled``, and why."""
+    """How a key ended at the receiver: ``arrived``, ``rejected`` or ``cancelled``, and why."""
 
     request_id: str
     attempt: int
@@ -102,7 +102,7 @@ class Answer(_Message, gc=False):
 
 
 class Gone(_Message, gc=False):
-    """The session ``meant`` is not here any more."""
+    """The session ``meant`` no longer exists here."""
 
     meant: int
 
@@ -112,27 +112,27 @@ _encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Message)
 
 
 def key_of(message: Blocks | Seal | Withdraw | Answer) -> HandoverKey:
-    """Whose it is."""
+    """Return the key of a message."""
     return HandoverKey(message.request_id, message.attempt)
 
 
 def crc_of(block: Buffer) -> int:
-    """CRC-32 of a block's bytes."""
+    """Return the CRC-32 of a block's bytes."""
     return int(block_crc32(block))
 
 
 def pack(message: Message, data: Buffer = b"", *, session: int, number: int = 0) -> bytes:
-    """The message as a frame, ``data`` behind it."""
+    """Return the message as a frame, followed by ``data``."""
     told = _encoder.encode(message)
     head = _HEAD.pack(len(told), crc32(told))
     return seal(FrameKind.BLOCKS, head + told, memoryview(data), session=session, sender=0, sequence=number)
 
 
 def unpack(buffer: Buffer) -> tuple[int, int, Message, memoryview]:
-    """Session and number of a frame, its message and the data behind it. Raises FrameError and nothing else."""
+    """Return a frame's session and number, its message and the data after it. Raises only FrameError."""
     frames = list(split(buffer))
     if len(frames) != 1 or frames[0][0].kind != FrameKind.BLOCKS:
-        raise FrameError("not one frame of blocks")
+        raise FrameError("not a single frame of kind BLOCKS")
     header, frame = frames[0]
     body = read_body(header, frame)
     if len(body) < _HEAD.size:

@@ -1,4 +1,4 @@
-"""The sending side: what is to go to each peer, and how far it has come."""
+"""The sending side of a transfer: pending blocks for each peer, and the progress of sending them."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from hal_core.handover.protocol import BlockCache, Description, Handover, Handov
 from hal_core.handover.wire import Wire
 
 WINDOW_BYTES = 64 << 20
-"""So much may be on its way to one peer that it has not said to have taken."""
+"""Limit on bytes that were sent to one peer and that it has not yet acknowledged."""
 MESSAGE_BYTES = 8 << 20
-"""Blocks of so many bytes go in one message, or one block."""
+"""A message carries blocks of up to this many bytes, or one block."""
 
 
 @dataclass
 class Offer:
-    """What goes to one key: pieces in their order, and after them the seal."""
+    """Blocks to send for one key: pieces in order, then the seal."""
 
     pieces: list[tuple[int, list[int]]] = field(default_factory=list)
     crcs: dict[int, int] = field(default_factory=dict)
     handover: Handover | None = None
     since: float = 0.0
-    """When the last of it was given here."""
+    """When its last part was given here."""
     next_piece: int = 0
     is_sealed: bool = False
-    """Whether the seal has been given to the wire."""
+    """Whether the seal was given to the wire."""
 
 
 class Peer:
-    """One receiver and what is offered to it."""
+    """One receiver and the blocks offered to it."""
 
     def __init__(self, to: Description, wire: Wire, cache: BlockCache, digest: bytes, now: float) -> None:
         self.to, self._wire, self._cache, self._digest = to, wire, cache, digest
         self.offers: dict[HandoverKey, Offer] = {}
         self.withdrawn: dict[HandoverKey, bool] = {}
-        """Keys given up here, and whether the peer was told; until it has answered."""
+        """Keys cancelled here, and whether the peer was notified; kept until it has answered."""
         self.heard = self.used = now
         self.next_beat = now
         self.epoch = 0
@@ -46,11 +46,11 @@ class Peer:
 
     @property
     def is_busy(self) -> bool:
-        """Whether anything is expected of it."""
+        """Whether an answer of the peer is pending."""
         return bool(self.offers or self.withdrawn)
 
     def begin(self, epoch: int) -> None:
-        """Say everything from the beginning: what was on its way may be lost."""
+        """Send everything from the beginning, as messages on the way may be lost."""
         self.epoch = epoch
         self._number = self._sent = self._taken = 0
         for offer in self.offers.values():
@@ -58,37 +58,37 @@ class Peer:
         self.withdrawn = dict.fromkeys(self.withdrawn, False)
 
     def add(self, key: HandoverKey, first: int, blocks: list[int], now: float) -> None:
-        """More of a key's blocks, in pieces of a message each."""
+        """Add blocks of a key, in pieces of one message each."""
         offer = self.offers.setdefault(key, Offer())
         if offer.handover is not None:
-            raise InvalidValue(f"{key} is sealed already", cure="send all blocks before the seal", argument="key")
+            raise InvalidValue(f"{key} is already sealed", cure="send all blocks before the seal", argument="key")
         most = max(1, MESSAGE_BYTES // self._cache.block_bytes)
         offer.pieces += [(first + at, blocks[at : at + most]) for at in range(0, len(blocks), most)]
         offer.since = self.used = now
 
     def seal(self, key: HandoverKey, handover: Handover, now: float) -> None:
-        """That was all of a key."""
+        """Mark a key as complete: all its blocks were given."""
         offer = self.offers.get(key)
         if offer is None:
-            raise InvalidValue(f"nothing was sent for {key}", cure="send its blocks first", argument="key")
+            raise InvalidValue(f"no blocks were sent for {key}", cure="send its blocks first", argument="key")
         if offer.handover not in (None, handover):
             raise InvalidValue(f"{key} is sealed as {offer.handover}", cure="raise the attempt", argument="handover")
         offer.handover, offer.since = handover, now
 
     def withdraw(self, key: HandoverKey) -> None:
-        """Give a key up."""
+        """Cancel a key."""
         del self.offers[key]
         self.withdrawn[key] = False
 
     def hear(self, alive: Alive, renew: Callable[[], int]) -> None:
-        """It has said how far it is; where it has missed something, all is said again in the epoch ``renew()``."""
+        """Take the peer's progress. If it missed a message, send everything again in the epoch ``renew()``."""
         if alive.epoch == self.epoch:
             self._taken = max(self._taken, alive.nbytes)
             if alive.again:
                 self.begin(renew())
 
     def pump(self, now: float, beat: float) -> None:
-        """Send what is due, as far as window and wire have room; every ``beat`` seconds a word that it is here."""
+        """Send pending messages as far as window and wire have room, and a heartbeat every ``beat`` seconds."""
         for message, data, done in self._due():
             if not self._say(message, data):
                 return
@@ -100,7 +100,7 @@ class Peer:
                 self.next_beat = now + beat
 
     def _due(self) -> Iterator[tuple[Message, bytes | memoryview, Callable[[], None]]]:
-        """What is to be said, and what to note of it once the wire has it."""
+        """Yield pending messages, each with the function to call once the wire has taken it."""
         head = (self.to.session, self.epoch)
         for key, offer in self.offers.items():
             while offer.next_piece < len(offer.pieces):

@@ -1,4 +1,4 @@
-"""The receiving side: blocks that were promised, what has come into them, and how each promise ends (G29, G30)."""
+"""The receiving side of a transfer: promised blocks, the contents received, and how each promise ends (G29, G30)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 KEPT = 4096
-"""Of so many keys that have ended it is remembered how, for peers that ask again; and so many requests' attempts."""
+"""How many ended keys are remembered, for peers that ask again; and for how many requests the attempt is."""
 
 
 _K = TypeVar("_K")
@@ -38,7 +38,7 @@ _V = TypeVar("_V")
 
 @dataclass
 class Promise:
-    """Blocks that a source may fill. ``crcs``: number of a block to the checksum of what has come."""
+    """Blocks that a source may fill. ``crcs``: number of a block to the checksum of its received contents."""
 
     key: HandoverKey
     blocks: tuple[int, ...]
@@ -53,7 +53,7 @@ class Promises:
     """All promises of one cache."""
 
     def __init__(self, cache: BlockCache, digest: bytes) -> None:
-        """``digest``: of the own fingerprint."""
+        """``digest``: of this side's fingerprint."""
         self._cache, self._digest = cache, digest
         self.open: dict[HandoverKey, Promise] = {}
         self._ending: list[Promise] = []
@@ -61,29 +61,32 @@ class Promises:
         self._outcomes: OrderedDict[HandoverKey, Answer] = OrderedDict()
 
     def add(self, key: HandoverKey, blocks: Sequence[int], source: Description, now: float) -> None:
-        """See ``KvTransfer.reserve``, behind the comparison of fingerprints."""
+        """Reserve blocks as ``KvTransfer.reserve`` does; fingerprints were already compared."""
         wanted = tuple(map(int, blocks))
         if (known := self.open.get(key)) is not None:
             if (known.blocks, known.source.session) != (wanted, source.session):
-                raise InvalidValue(f"{key} is promised other blocks", cure="raise the attempt", argument="key")
+                raise InvalidValue(f"{key} has other blocks reserved", cure="raise the attempt", argument="key")
             return
         if key.attempt <= self._attempts.get(key.request_id, -1):
-            what = f"attempt {self._attempts[key.request_id]} of {key.request_id!r} is known, {key.attempt} comes late"
+            what = (
+                f"attempt {key.attempt} of {key.request_id!r} is late: attempt {self._attempts[key.request_id]} is "
+                "already known"
+            )
             raise InvalidValue(what, cure="raise the attempt for each try", argument="key")
         if not wanted or len({*wanted}) != len(wanted) or not all(0 <= b < self._cache.blocks for b in wanted):
-            cure = f"give each block once, of 0 to {self._cache.blocks - 1}"
-            raise InvalidValue(f"{list(wanted)} are no blocks to promise", cure=cure, argument="blocks")
+            cure = f"give each block once, from 0 to {self._cache.blocks - 1}"
+            raise InvalidValue(f"{list(wanted)} cannot be reserved", cure=cure, argument="blocks")
         for other in (*self.open.values(), *self._ending):
             if taken := sorted({*wanted} & {*other.blocks}):
-                what = f"block {taken[0]} is promised to {other.key}, which has not ended"
-                raise InvalidValue(what, cure="wait until receive() tells its end", argument="blocks")
+                what = f"block {taken[0]} is reserved for {other.key}, which has not ended"
+                raise InvalidValue(what, cure="wait until receive() returns its end", argument="blocks")
         for former in [known for known in self.open if known.request_id == key.request_id]:
             self.end(former, Cancelled(former))
         self.open[key] = Promise(key, wanted, source, now)
         _remember(self._attempts, key.request_id, key.attempt)
 
     def take(self, key: HandoverKey, message: Blocks, data: memoryview) -> None:
-        """Put what has come into the blocks that were promised; anything wrong ends the promise."""
+        """Write received contents into the promised blocks; anything wrong ends the promise."""
         promise = self.open[key]
         if wrong := self._wrong(promise, message, data):
             self.end(key, Rejected(key, wrong))
@@ -113,15 +116,15 @@ class Promises:
     def _wrong(self, promise: Promise, message: Blocks, data: memoryview) -> str:
         count = len(message.crcs)
         if message.facts != self._digest:
-            return "the sender's blocks are not like those here: its fingerprint is another"
+            return "the sender's blocks differ from those here: its fingerprint is another"
         if message.first < 0 or not count or message.first + count > len(promise.blocks):
-            return f"blocks {message.first} to {message.first + count - 1} came, {len(promise.blocks)} are promised"
+            return f"blocks {message.first} to {message.first + count - 1} came, {len(promise.blocks)} are reserved"
         if len(data) != count * self._cache.block_bytes:
             return f"{len(data)} bytes came for {count} blocks of {self._cache.block_bytes}"
         return ""
 
     def seal(self, key: HandoverKey, message: Seal) -> None:
-        """End the promise well if everything is there, and not otherwise (G29)."""
+        """End the promise as arrived if all blocks are there, else as rejected (G29)."""
         promise = self.open[key]
         drafts = tuple(message.drafts)
         handover = Handover(message.blocks, message.tokens, message.first_token, drafts, message.state)
@@ -131,13 +134,13 @@ class Promises:
             self.end(key, Arrived(key, handover))
 
     def end(self, key: HandoverKey, event: HandoverEvent) -> None:
-        """The promise takes nothing more; it has ended when what was begun to be written is."""
+        """Close the promise: it takes no more blocks, and ends when its running writes have finished."""
         promise = self.open.pop(key)
         promise.end = event
         self._ending.append(promise)
 
     def cancel(self, key: HandoverKey) -> None:
-        """End it, also when all has come but nobody was told yet."""
+        """Cancel the promise, even if all blocks have arrived but the end was not yet returned."""
         if key in self.open:
             self.end(key, Cancelled(key))
         for promise in self._ending:
@@ -145,7 +148,7 @@ class Promises:
                 promise.end = Cancelled(key)
 
     def settled(self) -> Iterator[tuple[Promise, HandoverEvent]]:
-        """Promises that have ended, and into whose blocks nothing is written any more (G30)."""
+        """Yield promises that have ended and into whose blocks no write is running (G30)."""
         ending, self._ending = self._ending, []
         for promise in ending:
             if may_be_written(promise):
@@ -161,32 +164,32 @@ class Promises:
             yield promise, event
 
     def outcome(self, key: HandoverKey) -> Answer | None:
-        """How a key has ended; None while it has not."""
+        """Return how a key ended; None while it is open."""
         if key in self.open or any(promise.key == key for promise in self._ending):
             return None
-        return self._outcomes.get(key) or Answer(0, *_named(key), "rejected", "nothing is promised to it")
+        return self._outcomes.get(key) or Answer(0, *_named(key), "rejected", "no blocks are reserved for it")
 
 
 _OUTCOMES = {Arrived: "arrived", Rejected: "rejected", Cancelled: "cancelled", PeerLost: "cancelled"}
 
 
 def may_be_written(promise: Promise) -> bool:
-    """Whether anything that was begun still writes blocks of an ended promise."""
+    """Return whether a running write may still change blocks of an ended promise."""
     return not all(write.done() for write in promise.writes)
 
 
 def incomplete(promise: Promise, handover: Handover, digest: bytes) -> str:
-    """What is wrong with a seal; "" when all has come as it says."""
+    """Return what is wrong with a seal; "" if everything arrived as it states."""
     missing = [number for number in range(handover.blocks) if number not in promise.crcs]
     if missing:
-        return f"the seal says {handover.blocks} blocks, and block {missing[0]} has not come"
+        return f"the seal states {handover.blocks} blocks, and block {missing[0]} has not come"
     if len(promise.crcs) != handover.blocks or handover.blocks < 1 or handover.tokens < 1:
-        return f"the seal says {handover.blocks} blocks of {handover.tokens} tokens, {len(promise.crcs)} have come"
+        return f"the seal states {handover.blocks} blocks of {handover.tokens} tokens, {len(promise.crcs)} have come"
     return "" if digest == digest_of(promise.crcs, handover) else "the digest of the seal is wrong"
 
 
 def digest_of(crcs: Mapping[int, int], handover: Handover) -> bytes:
-    """Sixteen bytes over numbers and checksums of all blocks and what the seal says."""
+    """Return a 16-byte digest of all blocks' numbers and checksums and the seal's fields."""
     digest = blake2b(digest_size=16)
     digest.update(np.array(sorted(crcs.items()), "<i8").tobytes())
     numbers = (handover.blocks, handover.tokens, handover.first_token, *handover.drafts)
@@ -197,7 +200,7 @@ def digest_of(crcs: Mapping[int, int], handover: Handover) -> bytes:
 
 def _failure(write: Ticket) -> BaseException | None:
     error = write.failure()
-    write.observed = write.observed or error is not None  # it is told as the end of the promise
+    write.observed = write.observed or error is not None  # reported as the end of the promise
     return error
 
 

@@ -1,7 +1,7 @@
-"""What two workers say to each other of a request whose keys and values move: the terms, and :class:`KvTransfer`.
+"""Terms of a request whose keys and values move between two workers, and the protocol :class:`KvTransfer`.
 
-The decode worker promises blocks (``reserve``), the prefill worker fills them (``send``) and says that it was all
-(``seal``); what became of it both learn of ``receive``. Who gives a request to whom is the engine's affair.
+The decode worker reserves blocks (``reserve``). The prefill worker fills them (``send``) and marks the end (``seal``).
+Both learn the result from ``receive``. The engine decides which workers exchange a request.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, order=True)
 class HandoverKey:
-    """One try to hand a request over. The request keeps its name; each further try has a higher ``attempt``."""
+    """One attempt to hand a request over. The request keeps its name; each further attempt has a higher ``attempt``."""
 
     request_id: str
     attempt: int
@@ -26,12 +26,12 @@ class HandoverKey:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """Where a transfer listens, and what its blocks are.
+    """The address of a transfer and the fingerprint of its blocks.
 
-    :param url: as :mod:`hal.transport` writes addresses; a vendor's own transfer writes its own.
-    :param public_key: the key that it is known by (CURVE, Z85), "" where its wire needs none.
-    :param facts: label to text of what both sides must hold equal (:data:`hal_core.handover.FACTS`).
-    :param session: random for each life of a transfer, so that what was meant for a former one is not taken.
+    :param url: in the address format of :mod:`hal.transport`; a vendor's own transfer uses its own format.
+    :param public_key: its public key (CURVE, Z85), "" where its wire needs none.
+    :param facts: the facts that both sides must share, label to text (:data:`hal_core.handover.FACTS`).
+    :param session: random for each start of a transfer, so that it rejects messages for an earlier one.
     """
 
     url: str
@@ -42,13 +42,13 @@ class Description:
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """What a seal says.
+    """The contents of a seal.
 
     :param blocks: how many blocks were sent, numbered from 0.
-    :param tokens: whose keys and values lie in them: the prompt's, and of the output all but the last.
-    :param first_token: the token that the prefill worker sampled, -1 if it goes another way.
-    :param drafts: the drafts behind it.
-    :param state: what a proposer needs to go on there; the transfer does not look into it.
+    :param tokens: how many tokens have their keys and values in them: the prompt's, and of the output all but the last.
+    :param first_token: the token sampled by the prefill worker, -1 if it travels another way.
+    :param drafts: the drafts after it.
+    :param state: the proposer's state, which the transfer does not interpret.
     """
 
     blocks: int
@@ -60,9 +60,9 @@ class Handover:
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """Every block is in place and the seal was found right.
+    """Every block is in place and the seal was verified.
 
-    On the receiving side the blocks may be used; on the sending side nothing of the transfer reads them any more.
+    On the receiving side the blocks may be used. On the sending side the transfer no longer reads them.
     """
 
     key: HandoverKey
@@ -71,7 +71,7 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """The receiving side found something wrong and dropped what it had. Told on both sides; nothing was used."""
+    """The receiving side found an error and dropped the blocks; none was used. Both sides receive this event."""
 
     key: HandoverKey
     why: str
@@ -79,100 +79,102 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """It was given up here or there, and on this side nothing writes or reads the blocks any more."""
+    """The handover was cancelled on either side. On this side the blocks are neither written nor read any more."""
 
     key: HandoverKey
 
 
 @dataclass(frozen=True, slots=True)
 class PeerLost:
-    """The other side is gone. All of ``keys`` have ended with it, and nothing writes or reads their blocks here."""
+    """The peer is gone. All of ``keys`` have ended, and their blocks are neither written nor read here any more."""
 
     url: str
     keys: tuple[HandoverKey, ...]
 
 
 HandoverEvent: TypeAlias = Arrived | Rejected | Cancelled | PeerLost
-"""How a handover ends. Each key that was reserved, or sent for, ends once on that side."""
+"""How a handover ended. Each key that was reserved or sent for ends once on that side."""
 
 
 class BlockCache(Protocol):
-    """The blocks of a worker as bytes: of one block id the keys and values of all layers, one after the other."""
+    """The blocks of a worker as bytes. A block holds the keys and values of all layers, one layer after the other."""
 
     blocks: int
-    """How many there are; ids are 0 to ``blocks - 1``."""
+    """Their number; ids are 0 to ``blocks - 1``."""
     block_bytes: int
-    """Bytes of one."""
+    """Bytes of one block."""
 
     def facts(self) -> Mapping[str, str]:
-        """What these bytes mean, label to text: see :data:`hal_core.handover.FACTS`."""
+        """Return the meaning of these bytes, label to text: see :data:`hal_core.handover.FACTS`."""
 
     def read(self, blocks: Sequence[int]) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """The bytes of these blocks, uint8 ``[len(blocks), block_bytes]``, as the work put on the device before the
-        call leaves them. It may wait for that work. The caller may keep the array."""
+        """Return the bytes of these blocks, uint8 ``[len(blocks), block_bytes]``, after the device work queued before
+        the call. The call may wait for that work. The caller may keep the array."""
 
     def write(self, blocks: Sequence[int], data: np.ndarray[Any, np.dtype[np.uint8]]) -> Ticket:
-        """Put ``data``, uint8 ``[len(blocks), block_bytes]``, into these blocks, each of which is named once.
+        """Write ``data``, uint8 ``[len(blocks), block_bytes]``, into these blocks, each named once.
 
-        The data may be changed when the call returns; the ticket is done when the blocks hold it.
+        The data may be changed when the call returns. The ticket is done when the blocks hold the data.
         """
 
 
 class KvTransfer(Protocol):
-    """Moves blocks between two workers: six methods, and what closes it. One thread uses it, and no call waits for a
-    peer.
+    """Transfer of blocks between two workers. One thread uses it, and no call waits for a peer.
 
-    - G29 no block is used before its seal: ``Arrived`` is told once every block that was sent lies in its place, with
-      the contents that the sender read, and the seal's count and digest were found right; else ``Rejected``.
-    - G30 no block is freed while it may be written: the end of a handover is told when nothing that was begun writes
-      its blocks any more, and nothing that comes later does, whatever is still on its way. Until then its blocks are
-      promised to no other; of a request the newest attempt alone is promised anything.
-    - G31 the fingerprints of both sides are compared before the first byte moves, and what differs is refused by name.
-    - G32 each key that was reserved, or sent for, ends by one event on that side, in bounded time: also when the peer
-      hangs, vanishes, or forgets it, so long as ``receive`` is called four times a second, and as ``sockets`` ask.
+    - G29 no block is used before its seal: ``Arrived`` is returned once every block that was sent is in place with the
+      contents that the sender read, and the seal's count and digest were verified; else ``Rejected``.
+    - G30 no block is freed while it may be written: a handover ends only when no running write touches its blocks and
+      no later message can write them. Until then its blocks are reserved for no other key. Only the newest attempt of a
+      request has blocks reserved.
+    - G31 the fingerprints of both sides are compared before the first byte moves. A difference is refused, and the
+      error names the fact.
+    - G32 each key that was reserved or sent for ends with one event on that side, in bounded time, even if the peer
+      hangs, vanishes or forgets the key. This needs ``receive`` to be called four times a second, and whenever one of
+      ``sockets`` is readable.
     """
 
     def describe(self) -> Description:
-        """Where this side listens and what its blocks are; the engine carries it to the other side."""
+        """Return the address and the fingerprint of this side; the engine sends it to the other side."""
 
     def reserve(self, key: HandoverKey, blocks: Sequence[int], source: Description) -> None:
-        """Decode side: promise blocks of the own cache to what ``source`` sends for the key.
+        """Decode side: reserve blocks of the own cache for the blocks that ``source`` sends for the key.
 
-        The same call again changes nothing. A promise of an older attempt of the request is cancelled by it.
+        Repeating the call has no effect. A reservation for an older attempt of the request is cancelled.
 
-        :raises InvalidValue: naming the first fact that differs from the source's; for blocks that are none or are
-            promised already; for an attempt that is not above those known of the request. Nothing is promised then.
+        :raises InvalidValue: naming the first fact that differs from the source's; for blocks that do not exist or are
+            already reserved; for an attempt not above those known of the request. No block is reserved then.
         """
 
     def send(self, key: HandoverKey, to: Description, first: int, blocks: Sequence[int]) -> None:
-        """Prefill side: the contents of own ``blocks`` are for number ``first`` and on of those promised there.
+        """Prefill side: send the contents of own ``blocks`` for the reserved blocks from number ``first``.
 
-        Never waits: what the wire has no room for is read from the blocks later, so they must stay as they are until
-        the key has ended. With no blocks it opens the way, so that the peer's silence is noticed from then on.
+        Never waits. Blocks that the wire has no room for are read later, so they must not change until the key has
+        ended. Without blocks it connects to the peer, whose silence is noticed from then on.
 
-        :raises InvalidValue: naming the first fact that differs from the receiver's, before any byte leaves; for blocks
-            that are none; after the seal; for a key that has ended here.
+        :raises InvalidValue: naming the first fact that differs from the receiver's, before any byte is sent; for
+            blocks that do not exist; after the seal; for a key that has ended here.
         """
 
     def seal(self, key: HandoverKey, to: Description, handover: Handover) -> None:
-        """Prefill side: that was all. Goes behind everything sent for the key. The same call again changes nothing.
+        """Prefill side: mark the key as complete. The seal follows all blocks sent for the key. Repeating the call has
+        no effect.
 
         :raises InvalidValue: as ``send`` does.
         """
 
     def receive(self) -> Sequence[HandoverEvent]:
-        """Move what can move now, and return what has ended since the last call. Never waits."""
+        """Move what can move now, and return the events since the last call. Never waits."""
 
     def cancel(self, key: HandoverKey) -> None:
-        """Give it up, on either side, and tell the other. ``receive`` tells ``Cancelled`` once nothing here writes or
-        reads its blocks. For a key that is not known, or has ended, nothing happens."""
+        """Cancel the key on either side and notify the peer. ``receive`` returns ``Cancelled`` once nothing here writes
+        or reads its blocks. For an unknown or ended key the call has no effect."""
 
     @property
     def sockets(self) -> Sequence[Any]:
-        """What a poll may wait for (``zmq.Poller``: sockets or descriptors); when one can be read, call ``receive``."""
+        """Return sockets or descriptors to poll (``zmq.Poller``); when one is readable, call ``receive``."""
 
     def close(self) -> None:
-        """End all without a word more than is on its way. Idempotent."""
+        """End all handovers without sending more. Idempotent."""
 
     def __enter__(self) -> KvTransfer: ...
 

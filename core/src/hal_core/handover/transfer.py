@@ -1,4 +1,4 @@
-"""The :class:`KvTransfer` that ships: blocks as messages over a wire, with checksums, numbers and a window."""
+"""The default :class:`KvTransfer`: blocks as messages over a wire, with checksums, numbers and a window."""
 
 from __future__ import annotations
 
@@ -27,14 +27,17 @@ from hal_core.handover.protocol import (
 from hal_core.handover.wire import Wire
 
 MOST_SOURCES = 1024
-"""Of so many senders it is remembered how far they were heard."""
+"""The progress of this many senders is remembered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Seconds: ``silence`` of a peer of which something is expected, after which it is lost; ``deadline`` in which what
-    was promised must be sealed, and what was sealed must be answered; ``beat`` between two words of a sender that
-    waits; ``idle`` after which a connection that nobody needs is given up."""
+    """Timeouts in seconds.
+
+    ``silence``: a peer that owes an answer and sends nothing for so long is lost. ``deadline``: reserved blocks must be
+    sealed, and sealed keys answered, within it. ``beat``: the interval between heartbeats of a waiting sender.
+    ``idle``: an unused connection is closed after it.
+    """
 
     silence: float = 20.0
     deadline: float = 300.0
@@ -44,7 +47,7 @@ class Patience:
 
 @dataclass(slots=True)
 class _Source:
-    """A sender: how far it was taken in its epoch, and when it was heard last."""
+    """A sender: its progress in its epoch, and when its last message came."""
 
     heard: float
     epoch: int = 0
@@ -53,7 +56,7 @@ class _Source:
 
 
 class BlockTransfer:
-    """See :class:`hal_core.handover.KvTransfer`. Both sides in one: a worker may receive and send."""
+    """See :class:`hal_core.handover.KvTransfer`. It serves both sides: a worker may receive and send."""
 
     def __init__(
         self,
@@ -62,7 +65,7 @@ class BlockTransfer:
         patience: Patience | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """The transfer closes ``wire`` when it is closed."""
+        """``wire`` is closed when the transfer is closed."""
         self._cache, self._wire, self._patience, self._clock = cache, wire, patience or Patience(), clock
         self._facts: Mapping[str, str] = dict(cache.facts())
         self._digest = facts_digest(self._facts)
@@ -70,7 +73,7 @@ class BlockTransfer:
         self._peers: dict[int, Peer] = {}
         self._sources: OrderedDict[int, _Source] = OrderedDict()
         self._events: list[HandoverEvent] = []
-        self._sent: OrderedDict[HandoverKey, None] = OrderedDict()  # keys that have ended here as the sender's
+        self._sent: OrderedDict[HandoverKey, None] = OrderedDict()  # keys that have ended on the sending side here
         self._epoch = 0
         self._looked = clock()
         self._closed = False
@@ -86,14 +89,16 @@ class BlockTransfer:
         self._wire.admit(source)
 
     def send(self, key: HandoverKey, to: Description, first: int, blocks: Sequence[int]) -> None:
-        """See :class:`hal_core.handover.KvTransfer`. What finds no room waits as numbers of blocks, not as bytes.
+        """See :class:`hal_core.handover.KvTransfer`. Blocks that find no room wait as numbers, not as bytes.
 
-        :raises InvalidValue: for numbers that are no blocks of the cache.
+        :raises InvalidValue: for numbers outside the cache.
         """
         numbers = list(map(int, blocks))
         if first < 0 or not all(0 <= number < self._cache.blocks for number in numbers):
-            cure = f"give blocks of 0 to {self._cache.blocks - 1}, and which of those promised is the first"
-            raise InvalidValue(f"{numbers} from number {first} on are no blocks", cure=cure, argument="blocks")
+            cure = f"give blocks from 0 to {self._cache.blocks - 1}, and the number of the first of those reserved"
+            raise InvalidValue(
+                f"{numbers} from number {first} on are not blocks of the cache", cure=cure, argument="blocks"
+            )
         peer, now = self._peer(key, to), self._clock()
         peer.add(key, first, numbers, now)
         peer.pump(now, self._patience.beat)
@@ -123,7 +128,7 @@ class BlockTransfer:
         for buffer in self._wire.receive():
             try:
                 session, number, message, data = unpack(buffer)
-            except FrameError:  # whatever it was: if it was a peer's, its number is missed
+            except FrameError:  # A bad message of a peer leaves a gap in its numbers, so it is sent again.
                 continue
             if isinstance(message, Alive | Answer | Gone):
                 self._hear(session, message, now)
@@ -163,7 +168,7 @@ class BlockTransfer:
         return found
 
     def _take(self, session: int, number: int, message: Message, data: memoryview, size: int, now: float) -> None:
-        """A numbered message of a sender: in its turn, or not at all."""
+        """Process a sender's numbered message if it is the next in order, else drop it."""
         assert isinstance(message, Blocks | Seal | Withdraw | Beat)
         if message.to != self._wire.session:
             self._reply(session, Gone(session, message.to))
@@ -190,7 +195,7 @@ class BlockTransfer:
         if promise is None:
             self._answer(session, key)
         elif promise.source.session != session:
-            why = "its blocks are promised to another sender"
+            why = "its blocks are reserved for another sender"
             self._reply(session, Answer(session, key.request_id, key.attempt, "rejected", why))
         elif isinstance(message, Blocks):
             self._promises.take(key, message, data)
@@ -200,12 +205,12 @@ class BlockTransfer:
             self._promises.end(key, Cancelled(key))
 
     def _answer(self, session: int, key: HandoverKey) -> None:
-        """Say again how a key has ended."""
+        """Send again how a key ended."""
         if (told := self._promises.outcome(key)) is not None:
             self._reply(session, told)
 
     def _reply(self, session: int, message: Alive | Answer | Gone) -> None:
-        """Say it if the wire takes it: it is said again when the sender asks."""
+        """Reply if the wire takes it; the sender asks again otherwise."""
         message.to = session
         self._wire.reply(session, pack(message, session=self._wire.session))
 
@@ -222,17 +227,19 @@ class BlockTransfer:
     # The sending side --------------------------------------------------------------------------------------------
 
     def _peer(self, key: HandoverKey, to: Description) -> Peer:
-        """The peer, connected to; what must be right before anything is sent to it (G31)."""
+        """Return the connected peer, after all checks that must precede sending (G31)."""
         check_facts(self._facts, to.facts, to.url, "to")
         if key in self._sent:
             raise InvalidValue(f"{key} has ended here", cure="raise the attempt for each try", argument="key")
         if any(key in peer.offers for session, peer in self._peers.items() if session != to.session):
-            raise InvalidValue(f"{key} goes to another peer", cure="raise the attempt for each try", argument="to")
+            raise InvalidValue(
+                f"{key} is being sent to another peer", cure="raise the attempt for each try", argument="to"
+            )
         if (found := self._peers.get(to.session)) is None:
             self._wire.connect(to)
             found = self._peers[to.session] = Peer(to, self._wire, self._cache, self._digest, self._clock())
             found.begin(self._next_epoch())
-        if not found.is_busy:  # nothing was expected of it until now
+        if not found.is_busy:  # No answer was pending until now.
             found.heard = self._clock()
         return found
 
@@ -243,7 +250,7 @@ class BlockTransfer:
     def _hear(self, session: int, message: Alive | Answer | Gone, now: float) -> None:
         if message.to != self._wire.session:
             return
-        if isinstance(message, Gone) and message.meant in self._peers:  # who listens there now says it
+        if isinstance(message, Gone) and message.meant in self._peers:  # A newer listener at this address sends it.
             self._drop(message.meant)
         peer = self._peers.get(session)
         if peer is None or isinstance(message, Gone):
@@ -268,7 +275,7 @@ class BlockTransfer:
     # Time --------------------------------------------------------------------------------------------------------
 
     def _forgive(self, now: float) -> None:
-        """Time in which this side did not look is no silence of the others."""
+        """Extend deadlines by the time in which this side did not call receive(): the peers were not silent then."""
         away, self._looked = now - self._looked, now
         if away > self._patience.silence / 2:
             for source in self._sources.values():
@@ -279,7 +286,7 @@ class BlockTransfer:
                 promise.since += away
 
     def _end_late(self, now: float) -> None:
-        """End what waits for somebody who is gone, or has waited too long (G32)."""
+        """End keys whose peer is gone or whose deadline has passed (G32)."""
         for key, promise in list(self._promises.open.items()):
             known = self._sources.get(promise.source.session)
             heard = promise.since if known is None else max(promise.since, known.heard)
@@ -304,12 +311,12 @@ class BlockTransfer:
 
 
 def is_over(since: float, now: float, seconds: float) -> bool:
-    """Whether so much time has gone by."""
+    """Return whether more than ``seconds`` have passed."""
     return now - since > seconds
 
 
 def _event(key: HandoverKey, answer: Answer, offer: Offer) -> HandoverEvent:
-    """What the receiver's answer means for the offer."""
+    """Translate the receiver's answer into the offer's event."""
     if answer.outcome == "arrived" and offer.handover is not None:
         return Arrived(key, replace(offer.handover))
     return Cancelled(key) if answer.outcome == "cancelled" else Rejected(key, answer.why)

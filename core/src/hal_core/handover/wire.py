@@ -1,4 +1,4 @@
-"""What a :class:`hal_core.handover.BlockTransfer` needs of whatever carries its messages."""
+"""The transport interface of :class:`hal_core.handover.BlockTransfer`."""
 
 from __future__ import annotations
 
@@ -10,42 +10,42 @@ from hal_core.handover.protocol import Description
 
 
 class Wire(Protocol):
-    """Carries messages between transfers, each known by its session. May lose messages, never changes their order.
+    """Carries messages between transfers, each identified by its session. May lose messages, never reorders them.
 
-    Who sends blocks connects to who takes them; what the latter says goes back the same way.
+    The sender of blocks connects to the receiver; replies use the same connection.
     """
 
     url: str
-    """Where this one listens."""
+    """The address where this one listens."""
     public_key: str
-    """The key it is known by, "" if none."""
+    """Its public key, "" if it has none."""
     session: int
-    """Random for each life."""
+    """Random for each start."""
 
     def admit(self, peer: Description) -> None:
         """Let that peer connect here."""
 
     def connect(self, peer: Description) -> None:
-        """Begin to connect to that peer. Raises :class:`InvalidValue` for an address that makes no sense."""
+        """Start connecting to that peer. Raises :class:`InvalidValue` for an invalid address."""
 
     def disconnect(self, peer: int) -> None:
-        """Give up the connection to that session."""
+        """Close the connection to that session."""
 
     def renewed(self) -> Iterable[int]:
-        """Sessions that were connected to anew: what was on its way there may be lost."""
+        """Return sessions that were reconnected; messages on the way to them may be lost."""
 
     def send(self, peer: int, message: bytes) -> bool:
-        """Send to a session that was connected to. False: not now."""
+        """Send to a connected session. False if it cannot be sent now."""
 
     def reply(self, peer: int, message: bytes) -> bool:
-        """Send to a session that has connected here. False: not now, or it is gone."""
+        """Reply to a session that has connected here. False if it cannot be sent now or the session is gone."""
 
     def receive(self) -> Iterable[Buffer]:
-        """The messages that have come."""
+        """Return the received messages."""
 
     @property
     def sockets(self) -> Sequence[Any]:
-        """What can be polled for them."""
+        """Return the sockets to poll for them."""
 
     def close(self) -> None:
-        """Give everything back. Idempotent."""
+        """Release everything. Idempotent."""

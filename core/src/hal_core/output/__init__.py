@@ -1,1 +1,1 @@
-"""What a step tells the engine: records, the ticket that makes one, and the sinks that take them."""
+"""Output of a step for the engine: records, the ticket that builds one, and the sinks that take them."""

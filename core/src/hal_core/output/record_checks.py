@@ -1,4 +1,4 @@
-"""Whether a record is sound: shapes first, then values; the usual record is checked on bytes, an order cheaper."""
+"""Checks of a record: first shapes, then values. The usual record is checked on bytes, ten times as fast."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from hal_core.slots.request_ids import join_request_ids
 _STATUS_BYTES, _FINISH_BYTES = bytes(SlotStatus), bytes(FinishReason)
 _NATURAL_FINISH = bytes((FinishReason.NONE, FinishReason.STOP, FinishReason.LENGTH))
 
-#: Arrays that may be int32 too: half of a large record is token ids, which fit.
+#: Arrays that may also be int32: half of a large record is token ids, which fit.
 _MAY_BE_NARROW = ("logprob_token_ids",)
 
 
 def is_plainly_shaped(record: RecordFields) -> bool:
-    """Whether a record without optional arrays has sound shapes: the usual case, in a third of the time."""
+    """Return whether a record without optional arrays has valid shapes: the usual case, in a third of the time."""
     if type(record.request_ids) is not tuple:
         return False
     if record.draft_counts is not None or record.drafts is not None or record.ranks is not None:
@@ -51,7 +51,7 @@ def is_plainly_shaped(record: RecordFields) -> bool:
 
 
 def shape_problems(record: RecordFields) -> list[str]:
-    """Types, dtypes, dimensions and lengths: what must hold before any value is looked at."""
+    """Check types, dtypes, dimensions and lengths, on which the checks of values rely."""
     problems = []
     if type(record.request_ids) is not tuple:
         problems.append(f"request_ids is a {type(record.request_ids).__name__}, not a tuple")
@@ -68,12 +68,12 @@ def shape_problems(record: RecordFields) -> list[str]:
         elif array.ndim != dimensions or not array.flags.c_contiguous:
             problems.append(f"{name} is {_describe(array)}, not C-contiguous with {dimensions} dimension(s)")
         elif sizes[counted] not in (-1, array.shape[0]):
-            problems.append(f"{name} has length {array.shape[0]}, there are {sizes[counted]} {counted}")
+            problems.append(f"{name} has length {array.shape[0]}, but there are {sizes[counted]} {counted}")
     return problems + _pair_problems(record)
 
 
 def _pair_problems(record: RecordFields) -> list[str]:
-    """Optional arrays that only make sense together."""
+    """Check optional arrays that belong together."""
     problems = []
     if (record.drafts is None) != (record.draft_counts is None):
         problems.append("drafts and draft_counts must be given together")
@@ -95,7 +95,7 @@ def _describe(value: object) -> str:
 
 
 def value_problems(record: RecordFields) -> list[str]:
-    """Values within arrays of the right shapes. The plain case is checked on bytes: an order cheaper."""
+    """Check the values in arrays of valid shapes. The plain case is checked on bytes, ten times as fast."""
     problems = []
     if type(record.step) is not int or not 0 <= record.step < 1 << 63:
         problems.append(f"step is {record.step!r}, not an int of 0 to 2**63 - 1")
@@ -112,7 +112,7 @@ def value_problems(record: RecordFields) -> list[str]:
 
 
 def _is_plain(record: RecordFields) -> bool:
-    """Whether every row has one token and none ended otherwise than naturally."""
+    """Return whether every row has one token and no row ended otherwise than naturally."""
     rows = len(record.request_ids)
     return (
         record.tokens.size == rows
@@ -125,15 +125,15 @@ def _is_plain(record: RecordFields) -> bool:
 def _count_problems(record: RecordFields) -> list[str]:
     problems = []
     if record.status.tobytes().translate(None, _STATUS_BYTES) or record.finish.tobytes().translate(None, _FINISH_BYTES):
-        return ["status or finish holds a value that its type does not know"]
+        return ["status or finish holds a value unknown to its type"]
     counts, has_tokens = record.counts, record.status == SlotStatus.TOKEN
     if (counts < 0).any() or int(counts.sum(dtype=np.int64)) != record.tokens.size:
-        problems.append(f"counts add up to {counts.sum(dtype=np.int64)}, there are {record.tokens.size} tokens")
+        problems.append(f"counts add up to {counts.sum(dtype=np.int64)}, but there are {record.tokens.size} tokens")
     if (wrong := has_tokens != (counts > 0)).any():
-        problems.append(f"a row has tokens if and only if its status is TOKEN; not so in rows {_rows(wrong)}")
+        problems.append(f"a row must have tokens if and only if its status is TOKEN; rows {_rows(wrong)} differ")
     places = record.status.astype(np.intp) * ALLOWED_FINISH.shape[1] + record.finish
-    if (wrong := ~ALLOWED_FINISH.reshape(-1)[places]).any():  # by one index: two would give up the interpreter's lock
-        problems.append(f"the finish reason does not go with the status in rows {_rows(wrong)}")
+    if (wrong := ~ALLOWED_FINISH.reshape(-1)[places]).any():  # with one index: two would release the GIL
+        problems.append(f"the finish reason does not match the status in rows {_rows(wrong)}")
     if (wrong := record.first_token & ~has_tokens).any():
         problems.append(f"first_token is set without a token in rows {_rows(wrong)}")
     return problems
@@ -147,7 +147,7 @@ def optional_problems(record: RecordFields) -> list[str]:
         counts = record.draft_counts
         if (counts < 0).any() or int(counts.sum(dtype=np.int64)) != record.drafts.size:
             problems.append(
-                f"draft_counts add up to {counts.sum(dtype=np.int64)}, there are {record.drafts.size} drafts"
+                f"draft_counts add up to {counts.sum(dtype=np.int64)}, but there are {record.drafts.size} drafts"
             )
     if record.logprob_token_ids is not None and (record.logprob_token_ids[:, 0] != record.tokens).any():
         problems.append("column 0 of logprob_token_ids is not the sampled token")

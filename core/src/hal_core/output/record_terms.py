@@ -1,4 +1,4 @@
-"""What rows of a record may say, and the arrays that a record consists of: the words that records and frames share."""
+"""Terms of a record: the values of its rows and its arrays, shared by records and frames."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ FLOAT32, BOOL = np.dtype("<f4"), np.dtype("bool")
 
 
 class SlotStatus(IntEnum):
-    """What became of a row's request in this step."""
+    """The state of a row's request after this step."""
 
-    NONE = 0  #: nothing to report, for example a chunk of a prefill that is not finished
+    NONE = 0  #: no event, for example an unfinished chunk of a prefill
     TOKEN = 1  #: at least one token; the only status whose rows have tokens
-    PREEMPTED = 2  #: taken out of its slot, to be scheduled again
-    ABORTED = 3  #: ended by the engine's wish
+    PREEMPTED = 2  #: removed from its slot, to be scheduled again
+    ABORTED = 3  #: ended by the engine
     ERROR = 4  #: ended by an error; ``messages`` may hold its text
     RECOVERED = 5  #: stopped by the recovery of its worker
 
 
-#: Which finish reasons a status may carry, bool[status, finish]. A row that ended may still report NONE here
-#: when the finish was told before, but an abort or an error never looks like a natural end, nor the reverse.
+#: Which finish reasons a status may have, bool[status, finish]. A row that ended may report NONE here if the finish was
+#: reported earlier. An abort or an error never looks like a natural end, nor the reverse.
 ALLOWED_FINISH: NDArray[np.bool_] = np.array(
     [
         # NONE  STOP  LENGTH ABORT ERROR
@@ -38,7 +38,7 @@ ALLOWED_FINISH: NDArray[np.bool_] = np.array(
         [True, True, False, False, True],  # RECOVERED
     ]
 )
-#: The arrays of a record: dtype, number of dimensions, what the first dimension counts. Ids may be int32 as well.
+#: The arrays of a record: dtype, number of dimensions, the unit of the first dimension. Ids may be int32 as well.
 LAYOUT: dict[str, tuple[np.dtype[Any], int, str]] = {
     "status": (UINT8, 1, "rows"),
     "finish": (UINT8, 1, "rows"),
@@ -57,7 +57,7 @@ OPTIONAL = ("draft_counts", "drafts", "logprob_token_ids", "logprobs", "ranks")
 
 @dataclass(frozen=True, eq=False)
 class RecordFields:
-    """What a record says, as it is given: nothing is checked here."""
+    """The contents of a record, unchecked."""
 
     step: int  #: the step's number, 0 to 2**63 - 1
     request_ids: tuple[str, ...]  #: n ids, not empty, without NUL characters
@@ -65,7 +65,7 @@ class RecordFields:
     finish: NDArray[np.uint8]  #: uint8[n], :class:`FinishReason`
     positions: NDArray[np.int64]  #: int64[n], index of the row's first token in the request's generated tokens
     counts: NDArray[np.int32]  #: int32[n], number of tokens of the row, always (G24)
-    tokens: NDArray[np.int64]  #: int64[t], the rows' tokens one after the other
+    tokens: NDArray[np.int64]  #: int64[t], all rows' tokens in row order
     first_token: NDArray[np.bool_]  #: bool[n], the row reports a prefill's first token
     draft_counts: NDArray[np.int32] | None = None  #: int32[n]
     drafts: NDArray[np.int64] | None = None  #: int64[sum(draft_counts)]

@@ -1,11 +1,11 @@
-"""The record: what one step tells the engine, the same for every mode of decoding (G24, G25).
+"""The record: the output of one step for the engine, the same for every mode of decoding (G24, G25).
 
-Plain, speculative, top-k, first-token and preempted output are all rows of an :class:`OutputRecord`; what a
-mode does not have is ``None`` or a count of zero. There are no sentinel values inside the tokens: what became
-of a row is its typed :class:`SlotStatus`.
+Plain, speculative, top-k, first-token and preempted output are all rows of an :class:`OutputRecord`. Parts that a mode
+lacks are ``None`` or a count of zero. Tokens contain no sentinel values: the state of a row is its typed
+:class:`SlotStatus`.
 
-``n`` is the number of rows, ``t`` the number of tokens in all rows together, ``K`` the number of top
-log-probabilities asked for. Arrays are little-endian and C-contiguous.
+``n`` is the number of rows, ``t`` the number of tokens in all rows together, ``K`` the requested number of top
+log-probabilities. Arrays are little-endian and C-contiguous.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class OutputRow(NamedTuple):
 class OutputRecord(RecordFields):
     """One step's output, rows in batch-id order. Validates itself; an error lists every problem found.
 
-    A record owns its arrays: who builds one does not write to them afterwards. Its fields:
+    A record owns its arrays: its creator must not write to them afterwards. Its fields:
     :class:`hal_core.output.record_terms.RecordFields`.
     """
 
@@ -60,7 +60,8 @@ class OutputRecord(RecordFields):
             )
 
     def __eq__(self, other: object) -> bool:
-        """Whether the two say the same; floats bit for bit (so a NaN log-probability equals itself)."""
+        """Return whether both have equal contents; floats are compared bit for bit (a NaN log-probability equals
+        itself)."""
         if not isinstance(other, OutputRecord):
             return NotImplemented
         return all(_same(getattr(self, item.name), getattr(other, item.name)) for item in fields(self))
@@ -68,7 +69,7 @@ class OutputRecord(RecordFields):
     __hash__ = None  # type: ignore[assignment]  # arrays are compared by value, so records have no hash
 
     def rows(self) -> Iterator[OutputRow]:
-        """Give each request's part in row order; arrays are views."""
+        """Yield each request's part in row order; arrays are views."""
         ends, draft_ends = _ends(self.counts), _ends(self.draft_counts)
         start = draft_start = 0
         for row, request_id in enumerate(self.request_ids):
@@ -89,7 +90,7 @@ class OutputRecord(RecordFields):
             start, draft_start = end, draft_end
 
     def deliveries(self) -> list[tuple[str, int, int]]:
-        """``(request_id, first_position, count)`` of every row that tells something; what G19 accounts for."""
+        """Return ``(request_id, first_position, count)`` of every row with an event, for G19."""
         told = (self.status != SlotStatus.NONE) | (self.finish != FinishReason.NONE)
         return [
             (self.request_ids[row], int(self.positions[row]), int(self.counts[row]))
@@ -110,7 +111,7 @@ def _same(mine: object, other: object) -> bool:
 
 
 def narrowed(ids: NDArray[np.int64] | NDArray[np.int32]) -> NDArray[np.int64] | NDArray[np.int32]:
-    """The ids with 32 bits each if they fit, as token ids do."""
+    """Return the ids as int32 if they fit, as token ids do."""
     if ids.dtype == INT32:
         return ids
     if ids.size and (np.minimum.reduce(ids, None) < -(1 << 31) or np.maximum.reduce(ids, None) >= 1 << 31):
@@ -119,10 +120,10 @@ def narrowed(ids: NDArray[np.int64] | NDArray[np.int32]) -> NDArray[np.int64] | 
 
 
 def assemble(values: dict[str, Any], *, checked: bool) -> OutputRecord:
-    """Return a record of ``values``, which has every field, and whose shapes and dtypes the caller has seen to.
+    """Return a record of ``values``, a dictionary with every field, whose shapes and dtypes the caller has checked.
 
-    For decoders: it checks the values alone, and of the optional parts alone where the caller has ``checked`` the rest.
-    The record keeps the dictionary: setting fields one by one would cost twice as much.
+    For decoders: it checks only the values; if the caller has ``checked`` them, only those of the optional parts. The
+    record keeps the dictionary, because setting fields one by one would cost twice as much.
     """
     record = object.__new__(OutputRecord)
     object.__setattr__(record, "__dict__", values)

@@ -1,4 +1,4 @@
-"""The rows of a step's record: what the copied fields and the host table say of each slot (G17 to G22, G24)."""
+"""The rows of a step's record, built from the copied fields and the host table (G17 to G22, G24)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Built = tuple[OutputRecord, tuple[int, ...], InvalidValue | None]
 
 
 class OutputSnapshot(NamedTuple):
-    """What the host knows at the call: it must not change while the copy is under way."""
+    """The host's data at the call, which must not change while the copy is in flight."""
 
     step: Step
     order: np.ndarray[Any, np.dtype[np.intp]]
@@ -36,14 +36,15 @@ class OutputSnapshot(NamedTuple):
     top_k: int
     token_limit: int
     failed: dict[int, int]
-    """The state's own, as of when the record is made, which adds to it; see :class:`hal_core.slots.state.SlotState`."""
+    """The state's own dictionary, current when the record is built, which adds to it; see
+    :class:`hal_core.slots.state.SlotState`."""
     plain: bool
-    """Tokens of slots that are all held, with nothing else to report of any."""
+    """All slots are held, and only tokens are reported."""
 
     @classmethod
     def of(cls, state: SlotState, step: Step) -> OutputSnapshot:
         host_table, sizes = state.host_table, state.sizes
-        step.order(state.name)  # raises where there is none
+        step.order(state.name)  # raises for an unknown state
         order = step.places[state.name]
         admission_ids = host_table.admission_ids[order]
         names, prefill_role, ordinary = _held(host_table, order, admission_ids)
@@ -53,18 +54,18 @@ class OutputSnapshot(NamedTuple):
         aborted = {slot: host_table.aborted[slot] for slot in slots if slot in host_table.aborted}
         most = sizes.max_draft_tokens, sizes.max_logprobs, sizes.token_limit, state.failed
         told = step, order, admission_ids, names, prefill_role, preempted, aborted, sizes.max_accept, *most
-        return tuple.__new__(cls, (*told, ordinary and not special))  # as the class does, a call of Python's less
+        return tuple.__new__(cls, (*told, ordinary and not special))  # as the class does, with one Python call less
 
 
 _Held = tuple[tuple[str, ...], np.ndarray[Any, np.dtype[np.bool_]], bool]
-#: The requests of the last step: their admission ids, and what ``_held`` says of them. An id never names another
-#: request, and a batch mostly keeps its requests from step to step. One assignment replaces it: no lock.
+#: The requests of the last step: their admission ids, and the result of ``_held`` for them. An id is never reused, and
+#: a batch mostly keeps its requests from step to step. One assignment replaces it: no lock.
 _last_held: tuple[bytes, _Held] = (b"", ((), np.zeros(0, np.bool_), True))
 
 
 def _held(host_table: HostSlotTable, order: np.ndarray[Any, Any], admission_ids: np.ndarray[Any, Any]) -> _Held:
-    """The name in each slot, "" where it is free; whether it plays the prefill part of a split; and whether all slots
-    are held and none plays that part."""
+    """Return each slot's request name ("" if free), whether it has the prefill role of a split, and whether all slots
+    are held by requests without that role."""
     global _last_held
     key, (last, found) = admission_ids.tobytes(), _last_held
     if key != last:
@@ -79,9 +80,10 @@ def _held(host_table: HostSlotTable, order: np.ndarray[Any, Any], admission_ids:
 
 
 def build_record(columns: Columns, snapshot: OutputSnapshot) -> Built:
-    """The record of a step, rows in batch-id order; each row's batch id; and what was found out of bounds.
+    """Return the step's record with rows in batch-id order, each row's batch id, and the error for values out of
+    bounds.
 
-    Rows of what was out of bounds are errors.
+    Rows with values out of bounds are errors.
     """
     if snapshot.plain and not snapshot.failed:
         known = snapshot.step, snapshot.order, snapshot.admission_ids, snapshot.names, snapshot.token_limit
@@ -91,8 +93,8 @@ def build_record(columns: Columns, snapshot: OutputSnapshot) -> Built:
 
 
 def _plain_record(columns: Columns, snapshot: OutputSnapshot) -> Built | None:
-    """The record of a step that tells of tokens alone and in which nothing is wrong, in a third of the time; None if
-    anything is."""
+    """Return the record of a step with tokens only and without errors, in a third of the time; None if it is another
+    step."""
     if snapshot.step.late_errors is not None and snapshot.step.late_errors():
         return None
     order, speculative = snapshot.order, snapshot.step.speculative
@@ -117,13 +119,13 @@ def _plain_record(columns: Columns, snapshot: OutputSnapshot) -> Built | None:
 
 
 def _of(column: np.ndarray[Any, Any], order: np.ndarray[Any, np.dtype[np.intp]]) -> np.ndarray[Any, Any]:
-    """Of a column ``[slots, 1]`` what those slots have. Two indices at once would give up the interpreter's lock."""
+    """Return the values of those slots in a column ``[slots, 1]``. Two indices at once would release the GIL."""
     found: np.ndarray[Any, Any] = column.reshape(-1)[order]
     return found
 
 
 def _any_record(columns: Columns, snapshot: OutputSnapshot) -> Built:
-    """The record of any step."""
+    """Return the record of any step."""
     order = snapshot.order
     held = snapshot.admission_ids != 0
     counts = np.where(held, columns["accept_num"][order, 0], 0)
@@ -183,7 +185,7 @@ def _violation(texts: list[str], snapshot: OutputSnapshot) -> InvalidValue:
 def _out_of_bounds(
     columns: Columns, snapshot: OutputSnapshot, counts: np.ndarray[Any, Any], held: np.ndarray[Any, Any]
 ) -> dict[int, str]:
-    """Row to what is wrong with the numbers the device holds for it (G21)."""
+    """Return row to error text for values of the device that are out of bounds (G21)."""
     order = snapshot.order
     most = snapshot.max_accept if snapshot.step.speculative else 1
     drafts, generated = columns["draft_num"][order, 0], columns["step_idx"][order, 0]
@@ -206,8 +208,11 @@ def _out_of_bounds(
 def _strange_tokens(
     columns: Columns, snapshot: OutputSnapshot, counts: np.ndarray[Any, Any], bad: dict[int, str]
 ) -> dict[int, str]:
-    """Slot to message where a token that would be told is outside the vocabulary (G21): one that was given, one of its
-    alternatives (-1 is none), or a draft beside a first token. ``bad``: rows of which nothing is told."""
+    """Return slot to message for reported tokens outside the vocabulary (G21).
+
+    Checked are the step's tokens, their alternatives (-1 is none), and drafts beside a first token. ``bad``: rows
+    without reported tokens.
+    """
     order, highest, step = snapshot.order, snapshot.token_limit - 1, snapshot.step
     told = [("token", columns["accept_tokens" if step.speculative else "sampled_token_ids"], counts, 0)]
     if step.logprobs is not None:
@@ -231,7 +236,7 @@ def _strange_tokens(
 def _token_parts(
     columns: Columns, snapshot: OutputSnapshot, counts: np.ndarray[Any, Any]
 ) -> dict[str, np.ndarray[Any, Any]]:
-    """The tokens of all rows one after the other, and their log-probabilities where the step made some."""
+    """Return the tokens of all rows in row order, and their log-probabilities if the step made some."""
     order, width = snapshot.order, snapshot.max_accept
     source = columns["accept_tokens" if snapshot.step.speculative else "sampled_token_ids"]
     chosen = np.arange(source.shape[1]) < counts[:, None]
@@ -250,7 +255,7 @@ def _token_parts(
 def _drafts(
     columns: Columns, snapshot: OutputSnapshot, first: np.ndarray[Any, Any]
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """The drafts that a prefill node hands over with the first token (G24): their number a row, and themselves."""
+    """Return the drafts of a prefill node for the first token (G24): their number per row, and the drafts."""
     counts = np.where(first, columns["draft_num"][snapshot.order, 0], 0).astype(np.int32)
     drafts = columns["draft_tokens"][snapshot.order]
     return counts, drafts[np.arange(drafts.shape[1]) < counts[:, None]]
@@ -259,9 +264,9 @@ def _drafts(
 def _arranged(
     snapshot: OutputSnapshot, held: np.ndarray[Any, Any], bad: dict[int, str]
 ) -> tuple[tuple[str, ...], tuple[int, ...], list[SlotStatus | None]]:
-    """Of each row of the record: its name, its batch id, and how its request left the slot, None where it did not.
+    """Return each row's name, its batch id, and how its request left the slot (None if it did not).
 
-    Each slot's row in batch-id order, and before it a row for a request that left the slot.
+    Slots are in batch-id order. A request that left its slot has a row before that of the slot.
     """
     if not snapshot.preempted and not snapshot.aborted and held.all():
         return snapshot.names, tuple(range(len(snapshot.names))), []

@@ -1,7 +1,7 @@
-"""The contract between the save_output policy and a transport, and a sink that needs none.
+"""The contract between the save_output policy and a transport, and a sink in memory.
 
-The policy makes a :class:`PendingOutput` for each step and puts it into a :class:`Sink`. From then on the sink
-owns it: it resolves it, in order, on a thread of its own, encodes the record, queues it for the wire and completes it.
+The policy makes a :class:`PendingOutput` for each step and puts it into a :class:`Sink`, which then owns it. The sink
+resolves outputs in order on a thread of its own, encodes each record, queues it for the wire and completes the output.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ log = logging.getLogger("hal")
 class PendingOutput(Protocol):
     """One step's output on its way to the host. Made by the policy, owned by the sink once ``put`` has taken it.
 
-    It may have more, and the outputs of the hooks do:
+    It may have further members, and the outputs of the hooks have them:
 
-    - ``request_ids: tuple[str, ...]``; a sink that is closed before the copy-out has ended names them in
-      :class:`~hal_core.errors.Undelivered`, with position and count -1 because nobody knows those;
+    - ``request_ids: tuple[str, ...]``: a sink that is closed before the copy-out has ended names them in
+      :class:`~hal_core.errors.Undelivered`, with position and count -1 as these are unknown;
     - ``ready() -> bool``: the copy-out has ended, so ``resolve`` does not wait;
-    - ``batch_ids: Sequence[int]`` and ``batch_size: int``, for sinks whose readers know batch ids instead of names: of
-      each row of the resolved record, and of the step.
+    - ``batch_ids: Sequence[int]`` and ``batch_size: int``, for sinks whose readers use batch ids instead of names: the
+      batch id of each row of the resolved record, and the size of the step's batch.
     """
 
     step: int
@@ -43,19 +43,20 @@ class PendingOutput(Protocol):
 
 @runtime_checkable
 class Sink(Protocol):
-    """Where a step's output goes. ``put`` is called from one thread; ``close`` may be called from any.
+    """The destination of a step's output. ``put`` is called from one thread; ``close`` may be called from any.
 
-    It may have ``entries: int``: its readers know a request by its batch id alone, which is below this number. A worker
-    then gives a request the same batch id, its slot, in every step. 0 or missing: readers know requests by name.
+    It may have ``entries: int`` if its readers identify a request only by its batch id, which is below this number. A
+    worker then gives a request the same batch id, its slot, in every step. 0 or missing: readers identify requests by
+    name.
     """
 
-    session: int  #: random 64-bit number of this sink's life; frames carry it
+    session: int  #: random 64-bit number, new for each sink; frames carry it
 
     def put(self, pending: PendingOutput) -> None:
         """Take the pending output, keeping the order of the calls.
 
-        A full queue is waited for up to the sink's deadline. Then ``SinkFull`` is raised, and the record is kept all
-        the same and sent when there is room. ``SinkClosed``: the record was not taken, and not completed either.
+        If the queue is full, the call waits up to the sink's deadline. Then it raises ``SinkFull``; the record is kept
+        and sent when there is room. ``SinkClosed``: the record was neither taken nor completed.
         """
 
     def close(self, timeout: float) -> None:
@@ -73,39 +74,42 @@ def new_session() -> int:
 
 
 def complete_with(pending: PendingOutput) -> OutputRecord | None:
-    """Resolve the output and, if that fails, complete it with the error and return None.
+    """Resolve the output. If that fails, complete it with the error and return None.
 
-    The record is lost then; the ticket behind ``complete`` says so, and the thread that serves the others goes on.
+    The record is lost then. Its ticket raises the error, and the sink's thread continues with the next output.
     """
     try:
         return pending.resolve()
     except Exception as error:  # noqa: BLE001  # handed on to the ticket, which raises it
         pending.complete(error)
         return None
-    except BaseException as error:  # an interrupt: the ticket must know, the caller too
+    except BaseException as error:  # an interrupt: the ticket and the caller both receive it
         pending.complete(error)
         raise
 
 
 def unresolved(pending: PendingOutput) -> list[tuple[str, int, int]]:
-    """Name an output that will not be sent, for ``Undelivered``, once the sink's thread no longer resolves any.
+    """Return the names of an output that will not be sent, for ``Undelivered``, once the sink's thread resolves no
+    more.
 
-    By request, position and count if its copy-out has ended; else by request alone, with -1 for what nobody knows.
+    They come with position and count if the copy-out has ended; else these are unknown and given as -1.
     """
     if is_ready(pending):
-        with contextlib.suppress(Exception):  # then its rows are unknown; the ticket is completed with the sink's error
+        with contextlib.suppress(
+            Exception
+        ):  # Else its rows are unknown; the ticket is completed with the sink's error.
             return pending.resolve().deliveries()
     return unknown(pending)
 
 
 def unknown(pending: PendingOutput) -> list[tuple[str, int, int]]:
-    """Name an output whose record nobody can have: by request alone, with position and count -1."""
+    """Return the names of an output whose record cannot be read: requests with position and count -1."""
     names = getattr(pending, "request_ids", ()) or (f"<step {pending.step}>",)
     return [(name, -1, -1) for name in names]
 
 
 def is_ready(pending: PendingOutput) -> bool:
-    """Whether the output says, by an optional method ``ready()``, that resolving it does not wait."""
+    """Return whether the output has a method ``ready()`` that returns true, so that resolving it does not wait."""
     ready = getattr(pending, "ready", None)
     return ready is not None and bool(ready())
 
@@ -114,21 +118,23 @@ class MemorySink:
     """Collects records in the list ``records``, for tests and for engines in the worker's own process.
 
     By default ``put`` resolves at once on the caller's thread, so the record is there when it returns. With
-    ``threaded=True`` a thread does it, and the caller never waits for the device. Unbounded: whoever embeds it takes
-    the records out.
+    ``threaded=True`` a thread does it, and the caller never waits for the device. Unbounded: the embedding program must
+    remove the records.
     """
 
     def __init__(self, *, threaded: bool = False) -> None:
         self.session = new_session()
         self.records: list[OutputRecord] = []
         self._closed = self._given_up = False
-        self._left: deque[PendingOutput] = deque()  # what the thread has not completed, the one it is at included
+        self._left: deque[PendingOutput] = (
+            deque()
+        )  # outputs that the thread has not completed, including its current one
         self._queue: SimpleQueue[PendingOutput | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name="hal-memory-sink", daemon=True) if threaded else None
         self._lock = threading.Lock()
 
     def put(self, pending: PendingOutput) -> None:
-        """Resolve and keep the record, or have the thread do it.
+        """Resolve and keep the record, or let the thread do it.
 
         :raises SinkClosed: when the sink is closed; the record was not taken.
         """
@@ -144,7 +150,7 @@ class MemorySink:
         self._keep(pending, complete_with(pending))
 
     def close(self, timeout: float) -> None:
-        """Wait ``timeout`` seconds at most until every record is in the list.
+        """Wait at most ``timeout`` seconds until every record is in the list.
 
         :raises Undelivered: naming the requests whose output did not come in time.
         """
@@ -159,18 +165,18 @@ class MemorySink:
         with self._lock:
             self._given_up = True
             late = tuple(self._left)
-        for pending in late[1:]:  # the first is the thread's, which waits for it
+        for pending in late[1:]:  # The first belongs to the thread, which waits for it.
             pending.complete(SinkClosed("the sink was closed first", hook="save_output", argument="sink"))
         if late:
             names = [name for pending in late for name in unresolved(pending)]
             raise Undelivered(f"{len(late)} record(s) not copied out within {timeout} s", names, cure="wait longer")
 
     def _serve(self) -> None:
-        """The thread: complete what comes, in order, until the sink is closed or gives up."""
+        """Complete outputs in order until the sink is closed or gives up. The thread's main loop."""
         while (pending := self._queue.get()) is not None:
             try:
                 self._keep(pending, complete_with(pending))
-            except Exception:  # the output's own complete() failed: those after it are still to be served
+            except Exception:  # The output's own complete() failed; continue with the later ones.
                 log.exception("a memory sink could not complete the output of step %d", pending.step)
             with self._lock:
                 if self._given_up:

@@ -1,4 +1,4 @@
-"""From the copied output fields of a step to its record: the ticket of ``save_output``."""
+"""The ticket of ``save_output``: from a step's copied output fields to its record."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 LOOK = 5e-3
-"""Seconds after which a sink's thread looks by itself whether the output is there, which the worker is to take."""
+"""Seconds after which a sink's thread checks by itself for an output that the worker is expected to take."""
 
 
 class OutputTicket(PromiseTicket):
-    """The output of one step: what ``save_output`` returns, and what a sink resolves, encodes and completes.
+    """The output of one step: returned by ``save_output``, and resolved, encoded and completed by a sink.
 
     Done when the record is queued for the wire (or discarded, on ranks that do not send). :meth:`record` gives the
-    record earlier, to the worker that needs the tokens itself; it is built once.
+    record earlier, to a worker that needs the tokens itself; it is built once.
     """
 
     __slots__ = (
@@ -51,53 +51,55 @@ class OutputTicket(PromiseTicket):
         super().__init__(copy.mode)
         self.step = step.number
         self.columns: Columns = {}
-        #: Of each row of the record, the batch id: where the step's order names its slot. There once the record is.
+        #: The batch id of each row of the record: where the step's order names its slot. Set with the record.
         self.batch_ids: tuple[int, ...] = ()
         self._state, self._copy, self._part = state, copy, part
         self._snapshot = OutputSnapshot.of(state, step)
         self._check = OutputCheck.of(state, step.group, part) if state.channels else None
         self._lock, self._taken = Lock(), Lock()
-        self._taken.acquire()  # until there is a record
+        self._taken.acquire()  # held until the record exists
         self._record: OutputRecord | None = None
         self._violation: InvalidValue | None = None
 
     @property
     def request_ids(self) -> tuple[str, ...]:
-        """The requests that the step may report; for errors that name what was lost."""
+        """The requests that the step may report, for errors that name lost output."""
         return tuple(name for name in self._snapshot.names if name)
 
     @property
     def batch_size(self) -> int:
-        """How many slots the step's order names."""
+        """The number of slots in the step's order."""
         return len(self._snapshot.order)
 
     @property
     def failed(self) -> list[tuple[int, int]]:
-        """Slot and admission id of each request whose row is an error. There once the record is."""
+        """Return slot and admission id of each request whose row is an error. Requires the record."""
         assert self._record is not None
         order, held = self._snapshot.order, self._snapshot.admission_ids
         rows = np.flatnonzero(self._record.finish == FinishReason.ERROR).tolist()
         return [(int(order[at]), int(held[at])) for at in (self.batch_ids[row] for row in rows)]
 
     def ready(self) -> bool:
-        """True when the copy is there, so that :meth:`resolve` does not wait; never blocks."""
+        """Return True when the copy has arrived, so that :meth:`resolve` does not wait; never blocks."""
         return self._copy.done()
 
     def record(self, timeout: float | None = None) -> OutputRecord:
-        """The record, for the worker; see :meth:`resolve`."""
+        """Return the record, for the worker; see :meth:`resolve`."""
         return self.resolve(timeout)
 
     def resolve(self, timeout: float | None = None) -> OutputRecord:
         """Wait for the copy and return the step's record, checked. ``timeout`` in seconds. From any thread.
 
-        A sink's thread beside a worker that takes its steps itself waits for that: it would look at the device over and
-        over, and want the interpreter just when the worker does.
+        If a worker takes its steps itself, a sink's thread waits for the worker. Otherwise the thread would poll the
+        device, and compete for the interpreter just when the worker needs it.
         """
         columns: Columns | None = None
         if self._record is None:
             if timeout is None and self._state.taker not in (0, get_ident()):
                 self._wait_for_worker()
-            elif (ahead := self._copy.ahead()) is not None:  # what needs none of the bytes, before they are waited for
+            elif (
+                ahead := self._copy.ahead()
+            ) is not None:  # work that needs none of the bytes, before waiting for them
                 columns = self._state.columns(ahead[0], self._part)
             self._copy.wait(timeout)  # not under the lock: a thread that sleeps there wakes to cold caches
         with self._lock:
@@ -111,14 +113,14 @@ class OutputTicket(PromiseTicket):
             return self._record
 
     def _wait_for_worker(self) -> None:
-        """Until the worker has made the record, or the copy is there while it is busy with something else."""
+        """Wait until the worker has made the record, or until the copy has arrived while the worker is busy."""
         while not self._copy.done():
             if self._taken.acquire(timeout=LOOK):
-                self._taken.release()  # for the next who waits
+                self._taken.release()  # for the next waiting thread
                 return
 
     def complete(self, error: BaseException | None = None) -> None:
-        """Finish the ticket; what was found out of bounds is raised by it (G21)."""
+        """Finish the ticket. It raises the error for values out of bounds (G21)."""
         if self._violation is not None:
             device = self._state.device
             self._violation.located(device=f"{device.name}:{device.index}")

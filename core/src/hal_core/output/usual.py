@@ -1,7 +1,7 @@
-"""The record of the usual step, in which every slot is given one token and has no more to tell than perhaps its end.
+"""The record of the usual step, in which every slot gets one token and reports at most its end.
 
-Its fields are compared as bytes and what all such records share is made once: a reduction of NumPy's takes 30 times as
-long as a comparison of bytes, and a worker that waits for its tokens makes this record while the device idles.
+Its fields are compared as bytes, and the parts common to all such records are made once. A reduction in NumPy takes 30
+times as long as a comparison of bytes. A worker that waits for its tokens makes this record while the device idles.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NATURAL = bytes((FinishReason.NONE, FinishReason.STOP, FinishReason.LENGTH))
 
 
 class _Shared(NamedTuple):
-    """What the records of ``n`` rows have in common; the arrays are read-only."""
+    """The common parts of all records with ``n`` rows; the arrays are read-only."""
 
     ones: bytes
     zeros: bytes
@@ -44,16 +44,17 @@ def _shared(n: int) -> _Shared:
 
 
 def beyond(tokens: Arrays, limit: int) -> bool:
-    """Whether a token id is negative or not below ``limit``: one reduction, as negative ones are large without sign."""
+    """Return whether a token id is negative or not below ``limit``: one reduction, as negative ids are large if
+    unsigned."""
     return bool(np.maximum.reduce(tokens.view(np.uint64), initial=0) >= limit)
 
 
 def usual_record(
     columns: Mapping[str, Arrays], step: Step, order: Arrays, admission_ids: Arrays, names: tuple[str, ...], limit: int
 ) -> tuple[OutputRecord, tuple[int, ...], None] | None:
-    """The record and each row's batch id; None for any other step, or where something is out of bounds.
+    """Return the record and each row's batch id; None for any other step, or for values out of bounds.
 
-    ``order``, ``admission_ids``, ``names``: the places of the step's slots, all held, and who is in them; ``columns``:
+    ``order``, ``admission_ids``, ``names``: the indices of the step's slots, all held, and their requests; ``columns``:
     their fields; ``limit``: token ids are below it.
     """
     ones, zeros, fields, batch_ids = _shared(len(order))
@@ -66,7 +67,9 @@ def usual_record(
     if step.late_errors is not None and step.late_errors():
         return None
     positions = columns["step_idx"].reshape(-1)[order] - 1
-    if positions.view(np.uint32)[1::2].tobytes() != zeros:  # the upper halves: below 0, or as no request is long
+    if (
+        positions.view(np.uint32)[1::2].tobytes() != zeros
+    ):  # the upper halves: not zero for negative positions, or for positions beyond any request
         return None
     values: dict[str, Any] = {"step": step.number, "request_ids": names, "positions": positions, "messages": {}}
     values |= fields

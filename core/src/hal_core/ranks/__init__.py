@@ -1,1 +1,1 @@
-"""Ranks of a group: what they agree on, who is there, and who is gone."""
+"""Ranks of a group: shared configuration, membership and the detection of lost ranks."""

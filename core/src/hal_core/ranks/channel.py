@@ -1,7 +1,7 @@
-"""What a broadcast is made of besides the moving of bytes: the shared configuration, the header, the checked ticket.
+"""Parts of a broadcast besides moving bytes: the shared configuration, the header, the checked ticket.
 
-Nothing here knows a device or a framework. :class:`BroadcastChannel` belongs to one state and one group: at its opening
-the ranks compare their configurations, and each broadcast begins with a header that says which of them it is (G14).
+This module is independent of device and framework. A :class:`BroadcastChannel` belongs to one state and one group. When
+it is opened, the ranks compare their configurations. Each broadcast begins with a header that identifies it (G14).
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ HEADER = struct.Struct("<4sHHQQQ32s")
 """Magic, version, header bytes, slice bytes, number of the broadcast, updates of the state, digest of the terms."""
 MAGIC, VERSION = b"HALB", 1
 COUNTS, COUNTS_AT = struct.Struct("<QQ"), 16
-"""The part of the header that changes from call to call: number and updates."""
+"""The part of the header that changes with each call: number and updates."""
 assert HEADER.size == HEADER_BYTES
 
 
 @cache
 def contract_version() -> str:
-    """The version of the contract that this process runs: that of the distribution, else "source"."""
+    """Return the version of the contract that this process runs: the installed distribution's, else "source"."""
     try:
         return metadata.version("paddle-hal-core")
     except metadata.PackageNotFoundError:
@@ -50,7 +50,7 @@ def contract_version() -> str:
 
 
 def shared_config_of(state: SlotState, group: Group) -> SharedConfig:
-    """What every rank of ``group`` must hold equal about ``state``."""
+    """Return the configuration of ``state`` that every rank of ``group`` must share."""
     layout, part = state.layout, state.broadcast_range()
     table = "".join(
         f"{p.field.name}:{p.field.dtype.name}:{p.width}:{sorted(p.field.groups)}:{p.field.reset};"
@@ -73,9 +73,9 @@ def shared_config_of(state: SlotState, group: Group) -> SharedConfig:
 
 
 class BroadcastChannel:
-    """What the ranks of one group agreed on for one state, and which broadcast comes next.
+    """The agreement of one group's ranks about one state, and the next broadcast's number.
 
-    ``number`` counts the broadcasts of this state on this group, from 1; ``expected`` is the header of the last one,
+    ``number`` counts the broadcasts of this state on this group, from 1. ``expected`` is the header of the last one,
     ``last`` its ticket.
     """
 
@@ -85,7 +85,7 @@ class BroadcastChannel:
     )  # fmt: skip
 
     def __init__(self, device: MemoryDevice, state: SlotState, group: Group, communicator: Communicator) -> None:
-        """Exchange and compare the terms: every rank of the group calls this, and every rank raises if one differs."""
+        """Exchange and compare the terms. Every rank of the group calls this, and every rank raises if one differs."""
         shared = shared_config_of(state, group)
         found = differences(communicator.exchange(shared.block()))
         if found:
@@ -108,14 +108,14 @@ class BroadcastChannel:
         builder.copy(np.array([begin], np.int64), HEADER_BYTES, np.zeros(HEADER_BYTES, np.uint8))
         self._writes = builder.build().writes
         self._put: Callable[..., Ticket] | None = getattr(device, "put_bytes", None)
-        # On a device whose memory the host may touch at any time, the header needs neither a plan nor a copy: they
-        # cost 10 us a call each, as everything does that runs right after a wait, with cold caches.
+        # If the host may touch the device's memory at any time, the header needs neither a plan nor a copy. They cost
+        # 10 us a call each, as does everything that runs with cold caches right after a wait.
         touchable: memoryview | None = getattr(state.memory, "host_bytes", None)
         self._host = None if touchable is None else touchable[begin : begin + HEADER_BYTES]
         self._announce: Callable[..., None] | None = getattr(communicator, "announce", None)
 
     def begin(self, stream: Stream) -> None:
-        """Count the broadcast; on the source, write its header in stream order, or have the communicator do so."""
+        """Count the broadcast. On the source, write its header in stream order, or have the communicator write it."""
         self.number += 1
         COUNTS.pack_into(self._start, COUNTS_AT, self.number, self.state.updates)
         self.expected = bytes(self._start)
@@ -132,7 +132,7 @@ class BroadcastChannel:
             self.device.submit(WritePlan(self.state.memory, self._writes, (self.expected,)), stream)
 
     def lost(self, error: GroupLost) -> Ticket:
-        """The ticket of a broadcast that met a lost group."""
+        """Return the ticket of a broadcast whose group was lost."""
         ticket = PromiseTicket("sync")
         error.located(device=f"{self.device.name}:{self.device.index}", hook="broadcast_tokens")
         ticket.complete(error)
@@ -140,7 +140,7 @@ class BroadcastChannel:
         return ticket
 
     def checked(self, ticket: Ticket, stream: Stream) -> Ticket:
-        """The ticket of a broadcast put on ``stream``: done when the bytes are there, and the header is right."""
+        """Return the ticket of a broadcast on ``stream``: done when the bytes have arrived and the header is right."""
         if ticket is DONE and self._host is not None and self._host.tobytes() == self.expected:
             self.last = DONE
             return DONE
@@ -149,11 +149,11 @@ class BroadcastChannel:
         return self.last
 
     def disagreement(self, header: bytes, expected: bytes) -> StateUnusable:
-        """Mark the state unusable, and say what the header of a slice has that it should not."""
+        """Mark the state unusable and return the error that compares the slice's header with the expected one."""
         error = StateUnusable(
-            f"the slice from rank {self.group.source} begins with {describe(header)}, but this rank, {self.group.rank},"
-            f" is at {describe(expected)}",
-            cure="a rank missed a step or sent other fields; build the state anew on every rank of the group",
+            f"the slice from rank {self.group.source} begins with {describe(header)}, but this rank, "
+            f"{self.group.rank}, is at {describe(expected)}",
+            cure="a rank missed a step or sent other fields; create a new state on every rank of the group",
             device=f"{self.device.name}:{self.device.index}",
             hook="broadcast_tokens",
             argument="state",
@@ -163,13 +163,13 @@ class BroadcastChannel:
 
 
 def channel_of(state: SlotState, group: Group) -> BroadcastChannel | None:
-    """What the ranks of the group agreed on for the state; None before its opening."""
+    """Return the channel of a state and group; None before it is opened."""
     found: BroadcastChannel | None = state.channels.get(group.ranks)
     return found
 
 
 def describe(header: bytes) -> str:
-    """A header in words, for errors."""
+    """Return the text of a header, for errors."""
     magic, version, size, nbytes, number, updates, digest = HEADER.unpack(header)
     if (magic, version, size) != (MAGIC, VERSION, HEADER_BYTES):
         return "no header" if any(header) else "a header of zeros"
@@ -177,7 +177,8 @@ def describe(header: bytes) -> str:
 
 
 class CheckedTicket(Ticket):
-    """Done when the collective is and its header was compared; a wrong one makes the state unusable (G14)."""
+    """A ticket that is done when the collective is and its header was compared; a wrong header makes the state unusable
+    (G14)."""
 
     __slots__ = ("_channel", "_copy", "_error", "_expected", "_inner", "_known", "_over", "mode")
     _error: BaseException | None
@@ -187,11 +188,13 @@ class CheckedTicket(Ticket):
         self.mode: Mode = "sync" if inner.mode == copy.mode == "sync" else "async"
         self._channel, self._inner, self._copy, self._expected = channel, inner, copy, expected
         self._known, self._over, self._error = False, False, None
-        if self.mode == "sync" and self.done():  # a look at work that was just put on a stream is early, and costs
-            self.failure()  # marks the state now, before anybody waits
+        if (
+            self.mode == "sync" and self.done()
+        ):  # Checking work that was just put on a stream is too early, and costs time.
+            self.failure()  # marks the state now, before any wait
 
     def done(self) -> bool:
-        if not self._over:  # asked once too often it costs: the next hook asks for this, and what it met
+        if not self._over:  # Each check costs time, and the next hook checks this ticket and its error anyway.
             self._over = self._inner.done() and (self._inner.failure() is not None or self._copy.done())
         return self._over
 
@@ -217,7 +220,7 @@ class CheckedTicket(Ticket):
 
 
 class OutputCheck:
-    """For the output of a step: what the copied bytes must begin with, and the broadcast they come from (G14)."""
+    """A check for a step's output: the expected start of the copied bytes and the broadcast they come from (G14)."""
 
     __slots__ = ("_channel", "_expected", "_last", "_offset")
 
@@ -227,12 +230,12 @@ class OutputCheck:
 
     @classmethod
     def of(cls, state: SlotState, group: Group, part: ByteRange) -> OutputCheck | None:
-        """The check for a state and a group; None where nothing was broadcast (a group of one, no step yet)."""
+        """Return the check for a state and a group; None if no broadcast took place (a group of one, no step yet)."""
         channel = channel_of(state, group)
         return cls(channel, part) if channel is not None and channel.number else None
 
     def verify(self, data: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> None:
-        """Raise what the broadcast failed with, or :class:`StateUnusable` when the header is another's."""
+        """Raise the broadcast's error, or :class:`StateUnusable` if the header is of another broadcast."""
         self._last.wait()
         header = data[self._offset : self._offset + HEADER_BYTES].tobytes()
         if header != self._expected:

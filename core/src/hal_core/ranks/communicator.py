@@ -11,24 +11,24 @@ from ..tickets import Ticket
 
 
 class Communicator(Protocol):
-    """One group's collectives on a device."""
+    """The collectives of one group on a device."""
 
     def broadcast(self, memory: Memory, part: ByteRange, stream: Stream) -> Ticket:
         """Make ``part`` of ``memory`` equal to that of the group's first rank, in one collective."""
 
     def exchange(self, block: bytes) -> Mapping[int, bytes]:
-        """Give every rank of the group this rank's block, of one size on all, and return all by global rank."""
+        """Send this rank's block to every rank of the group and return all by global rank; all have the same size."""
 
     def close(self) -> None:
-        """Give back what this device holds for the group; the process's own connections stay."""
+        """Release the device's resources for the group; the process's own connections stay open."""
 
 
 class HeadedCommunicator(Communicator, Protocol):
-    """One whose broadcast also writes the slice's header on the source, and copies out what came, in the same call.
+    """A communicator whose broadcast also writes the slice's header on the source and copies out the received one.
 
     Its ticket has ``header``: the :class:`hal_core.memory.copies.CopyTicket` of that copy.
     """
 
     def announce(self, memory: Memory, place: ByteRange, header: bytes) -> None:
-        """The next broadcast, of a part of ``memory`` that begins with ``place``, begins with ``header``; b"" on ranks
-        that are not the source. It replaces what was announced before."""
+        """Set the ``header`` of the next broadcast of a part of ``memory`` that begins with ``place``; b"" on ranks
+        that are not the source. It replaces an earlier announced header."""

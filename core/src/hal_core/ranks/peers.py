@@ -1,8 +1,8 @@
-"""Connections between the members of a group, apart from those of the collectives: who is there, and who is gone.
+"""Connections between the members of a group, apart from those of the collectives, to detect lost members.
 
-Every member is connected with every other, so that the end of any process is seen by all at once. (A collective tells
-only those who wait for the dead rank: of four ranks over gloo, one.) The connections carry messages of 16 bytes, and
-carry a question and its answer at most twice in a timeout while all is well.
+Every member is connected with every other, so that all detect the end of a process at once. A collective reports it
+only to ranks that wait for the dead one (of four ranks over gloo: one). Messages have 16 bytes; as long as all is well,
+a connection carries at most two questions and answers per timeout.
 """
 
 from __future__ import annotations
@@ -19,43 +19,43 @@ from zlib import crc32
 from ..errors import GroupLost
 
 ENDPOINT = struct.Struct("<46sH16s")
-"""Host, port, and a random token that whoever connects has to show."""
+"""Host, port, and a random token that the connecting side must send."""
 HELLO = struct.Struct("<16sII")
-"""The token, which of the groups being opened, the global rank that connects."""
+"""The token, the number of the group being opened, the global rank of the connecting side."""
 MESSAGE = struct.Struct("<BxxxiQ")
 """A :class:`Kind`, a global rank or -1, a number of calls."""
 
 
 class Kind(IntEnum):
-    """What a message says. ``LOST``: the sender gave the group up, because of the rank named."""
+    """The kind of a message. ``LOST``: the sender gave the group up, because of the rank named."""
 
     LEFT = 1  # the sender closed the group after that many calls
     LOST = 2
-    PROBE = 3  # are you there?
-    ANSWER = 4  # I am, and have begun that many calls
+    PROBE = 3  # asks for an ANSWER
+    ANSWER = 4  # the sender is alive and has begun that many calls
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a rank listens while groups are opened."""
+    """The address where a rank listens while groups are opened."""
 
     host: str
     port: int
     token: bytes
 
     def pack(self) -> bytes:
-        """The endpoint as bytes of fixed size."""
+        """Return the endpoint as bytes of fixed size."""
         return ENDPOINT.pack(self.host.encode(), self.port, self.token)
 
     @classmethod
     def unpack(cls, data: bytes) -> Endpoint:
-        """The endpoint of :meth:`pack`."""
+        """Return the endpoint packed by :meth:`pack`."""
         host, port, token = ENDPOINT.unpack(data)
         return cls(host.rstrip(b"\0").decode(), port, token)
 
 
 class Listener:
-    """Listens for the other members of the groups that are being opened. A context manager."""
+    """Listener for the other members of the groups being opened. A context manager."""
 
     def __init__(self, host: str) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -71,11 +71,13 @@ class Listener:
     def meet(
         self, me: int, groups: Sequence[tuple[int, ...]], endpoints: Mapping[int, Endpoint], timeout: float
     ) -> list[dict[int, socket.socket]]:
-        """Connect with every other member of each of ``groups`` (all hold ``me``): for each, rank to connection.
+        """Connect with every other member of each of ``groups`` (all contain ``me``); return rank to connection for
+        each.
 
-        All ranks call this with the same groups of theirs in one order; a group may be there several times. The higher
-        rank connects, the lower accepts.
-        Raises :class:`GroupLost` naming who is missing after ``timeout`` seconds.
+        All ranks call this with their common groups in the same order; a group may occur several times. The higher rank
+        connects, the lower accepts.
+
+        :raises GroupLost: naming the missing ranks after ``timeout`` seconds.
         """
         deadline = monotonic() + timeout
         met: list[dict[int, socket.socket]] = [{} for _ in groups]
@@ -94,14 +96,14 @@ class Listener:
             for link in (link for group in met for link in group.values()):
                 link.close()
             raise GroupLost(
-                f"rank {me} found no connection with rank(s) {_missing(me, groups, met)} within {timeout} s: {error}",
-                cure="see what became of these ranks, and whether a firewall stands between the hosts",
+                f"rank {me} has no connection with rank(s) {_missing(me, groups, met)} after {timeout} s: {error}",
+                cure="check whether these ranks are running, and whether a firewall separates the hosts",
                 argument="group",
             ) from error
         return met
 
     def _accept(self, groups: Sequence[tuple[int, ...]], deadline: float) -> tuple[int, int, socket.socket]:
-        """The next connection that shows the token; others are closed."""
+        """Return the next connection that sends the token; close others."""
         while True:
             self._socket.settimeout(max(0.001, deadline - monotonic()))
             link, _ = self._socket.accept()
@@ -111,12 +113,12 @@ class Listener:
                 if token == self.endpoint.token and at >= 0:
                     return at, rank, _ready(link)
             except (OSError, struct.error):
-                pass  # whoever it was is no member, or died just now: the deadline names whom we miss
+                pass  # Not a member, or it ended just now: the deadline's error names the missing ranks.
             link.close()
 
 
 def _key(groups: Sequence[tuple[int, ...]], at: int) -> int:
-    """A number for one of the groups, the same on all its members: by its ranks, and how many had the same before."""
+    """Return a number for one of the groups, equal on all its members: from its ranks and its earlier occurrences."""
     return crc32(repr((sorted(groups[at]), [*groups[:at]].count(groups[at]))).encode())
 
 
@@ -131,14 +133,14 @@ def _connect(endpoint: Endpoint, key: int, me: int, deadline: float) -> socket.s
 
 
 def _ready(link: socket.socket) -> socket.socket:
-    """A connection that never blocks whoever uses it, and sends its few bytes at once."""
+    """Make a connection non-blocking, and send its few bytes without delay."""
     link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     link.setblocking(False)
     return link
 
 
 def receive(link: socket.socket, nbytes: int, timeout: float) -> bytes:
-    """Receive exactly ``nbytes`` over a connection that nobody watches yet, within ``timeout`` seconds."""
+    """Receive exactly ``nbytes`` within ``timeout`` seconds, over a connection that the watchdog does not read yet."""
     link.settimeout(max(0.001, timeout))
     try:
         data = b""

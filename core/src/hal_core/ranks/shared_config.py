@@ -1,7 +1,7 @@
-"""What all ranks of a group must hold equal, as one block of fixed size that they exchange and compare (G14).
+"""The configuration that all ranks of a group must share, as one block of fixed size to exchange and compare (G14).
 
-The block has the same size whatever is in it, so that ranks that differ can still exchange it: a collective whose
-sizes differ ends gloo's reader with an abort, or leaves stale bytes without a word.
+The block has the same size whatever its contents, so that ranks that differ can still exchange it. In a collective with
+different sizes gloo's reader aborts, or stale bytes remain without an error.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ BLOCK_BYTES = SLOTS * (DIGEST_BYTES + LABEL_BYTES + TEXT_BYTES)
 
 @dataclass(frozen=True, slots=True)
 class SharedConfig:
-    """Label to text, in order: ``items`` are compared by digest, and the texts (cut if long) are shown in errors."""
+    """Terms, label to text, in order: ``items`` are compared by digest; errors show the texts, cut if long."""
 
     items: tuple[tuple[str, str], ...]
 
     @classmethod
     def of(cls, items: Mapping[str, str]) -> SharedConfig:
-        """The terms of a mapping, in its order; at most :data:`SLOTS`."""
+        """Return the terms of a mapping, in its order; at most :data:`SLOTS`."""
         if len(items) > SLOTS:
-            raise InvalidValue(f"{len(items)} terms, a block holds {SLOTS}", argument="terms")
+            raise InvalidValue(f"{len(items)} terms, but a block holds {SLOTS}", argument="terms")
         return cls(tuple(items.items()))
 
     def block(self) -> bytes:
-        """The terms as :data:`BLOCK_BYTES` bytes."""
+        """Return the terms as :data:`BLOCK_BYTES` bytes."""
         parts = []
         for label, text in self.items:
             raw = text.encode()
@@ -43,14 +43,14 @@ class SharedConfig:
         return b"".join(parts).ljust(BLOCK_BYTES, b"\0")
 
     def digest(self) -> bytes:
-        """32 bytes that differ whenever a term differs (SHA-256)."""
+        """Return 32 bytes that differ whenever a term differs (SHA-256)."""
         return hashlib.sha256(repr(self.items).encode()).digest()
 
 
 def differences(blocks: Mapping[int, bytes]) -> list[str]:
-    """What differs between the blocks of some ranks, each as one phrase with both texts; empty when all agree.
+    """Return the differences between some ranks' blocks, each as one phrase with both texts; empty when all agree.
 
-    ``blocks`` maps a global rank to its block. Every rank that has the same blocks finds the same differences.
+    ``blocks`` maps a global rank to its block. Every rank with the same blocks finds the same differences.
     """
     first, *others = sorted(blocks)
     size = DIGEST_BYTES + LABEL_BYTES + TEXT_BYTES

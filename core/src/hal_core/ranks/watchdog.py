@@ -1,17 +1,17 @@
 """The watchdog of one group: ends a collective that waits for a lost or hung rank (G16).
 
-The collective itself stays in the caller's thread (handing it to another costs 40 us a call). The watchdog's thread
-sleeps on the connections with the other members (:mod:`hal_core.ranks.peers`), and wakes
+The collective itself runs in the caller's thread, as handing it to another thread costs 40 us a call. The watchdog's
+thread sleeps on the connections with the other members (:mod:`hal_core.ranks.peers`), and wakes
 
 - when a connection ends without a goodbye: that process is gone;
-- when a member says that it has given the group up;
-- when a call has lasted half of the timeout: it asks who is there; and at the whole of it: it gives up, naming the
-  ranks that did not answer, or that have not come to the call. Of calls that overlap, as they do on devices, the
-  oldest counts;
-- when a call was over here and some rank has not come to it in that time: a library may have put what was sent into
-  buffers (NCCL between hosts does), where a source would go on for a rank that takes nothing.
+- when a member reports that it has given the group up;
+- when a call has lasted half of the timeout: it asks which members are alive. At the full timeout it gives up and names
+  the ranks that did not answer or that have not come to the call. If calls overlap, as they do on devices, the oldest
+  counts;
+- when a call has ended here and some rank has not come to it within the timeout. A library may have buffered the data
+  (NCCL between hosts does), so that a source would continue although a rank takes no data.
 
-Giving up is for good: the others are told, ``abort`` ends the call that waits, and every later one raises.
+Giving up is final: the other members are notified, ``abort`` ends the waiting call, and every later call raises.
 """
 
 from __future__ import annotations
@@ -31,25 +31,28 @@ GRACE = 0.5
 
 
 class Watchdog:
-    """Watches one group from rank ``me``; ``peers`` are its connections, ``abort`` ends what waits in a collective.
+    """Watchdog of one group on rank ``me``; ``peers`` are its connections, ``abort`` ends a waiting collective.
 
-    ``timeout`` (seconds) bounds every call from its :meth:`begin`. ``calls`` counts them; it is equal on all ranks.
+    ``timeout`` (seconds) bounds every call from its :meth:`begin`. ``calls`` counts them and is equal on all ranks.
     """
 
     def __init__(self, me: int, peers: Mapping[int, socket.socket], timeout: float, abort: Callable[[], None]) -> None:
         self.me, self.timeout, self.calls = me, timeout, 0
         self.reason = ""
-        self.missed = -1  # the rank because of which the group was given up
+        self.missed = -1  # the rank that caused the group to be given up
         self._abort, self._peers = abort, dict(peers)
-        self._since = 0.0  # when the oldest call that is under way began; 0: none is
-        self._ended = 0  # the last call that is over
-        self._unmet, self._unmet_call = 0.0, 0  # the oldest call to which not all are known to have come, its begin
-        self._asked_unmet, self._late = 0.0, max(GRACE, timeout / 8)  # in which the last answers may come
-        self._reached = dict.fromkeys(peers, 0)  # to which call each is known to have come
+        self._since = 0.0  # when the oldest running call began; 0: no call is running
+        self._ended = 0  # the last call that ended
+        self._unmet, self._unmet_call = (
+            0.0,
+            0,
+        )  # the begin and number of the oldest call that some rank may not have reached
+        self._asked_unmet, self._late = 0.0, max(GRACE, timeout / 8)  # seconds in which the last answers may come
+        self._reached = dict.fromkeys(peers, 0)  # the last call that each rank is known to have reached
         self._left: dict[int, int] = {}
         self._partial = dict.fromkeys(peers, b"")
         self._answers: dict[int, int] = {}
-        self._asked = 0.0  # the ``_since`` of the call about which the others were asked
+        self._asked = 0.0  # the ``_since`` of the call for which the other members were probed
         self._failed = ""
         self._give_up_at = 0.0
         self._closing = False
@@ -66,17 +69,17 @@ class Watchdog:
     # -- the caller's thread ------------------------------------------------------------------------------------
 
     def begin(self) -> int:
-        """A collective begins; its number. Raises :class:`GroupLost` where it could not end well any more."""
+        """Begin a collective and return its number. Raise :class:`GroupLost` if it could no longer succeed."""
         self.calls += 1
         if not self._since:
             self._since = monotonic()
         if self.reason or self._failed or self._left:
             early = [rank for rank, calls in self._left.items() if calls < self.calls]
             if self.reason or self._failed or early:
-                self.calls -= 1  # this one never begins; what is under way before it may still end
+                self.calls -= 1  # this call never begins; earlier running calls may still end
                 if self._ended == self.calls:
                     self._since = 0.0
-                # A collective that has failed is enough, whether the thread has found out why yet or not.
+                # A failed collective is reason enough, whether or not the thread has found the cause yet.
                 failed = self._failed and f"a collective failed: {self._failed}"
                 raise self.error(self.reason or failed or f"rank {early[0]} has closed the group")
         if not self._unmet:
@@ -84,14 +87,14 @@ class Watchdog:
         return self.calls
 
     def end(self, number: int = -1) -> None:
-        """A collective is over: the one of this number, and all before it; by default the last."""
+        """End a collective: the one with this number, and all before it; by default the last."""
         number = self.calls if number < 0 else number
         if number > self._ended:
             self._ended = number
             self._since = 0.0 if number == self.calls else monotonic()  # the next had to wait for this one
 
     def failed(self, error: BaseException) -> GroupLost:
-        """A collective raised: give the group up, and return the error that says why."""
+        """Give the group up because a collective raised, and return the error with the reason."""
         self._failed = self._failed or (str(error).strip().splitlines() or [type(error).__name__])[-1]
         self._prod()
         self._over.wait(GRACE + 1.0)
@@ -99,17 +102,17 @@ class Watchdog:
         return self.error(self.reason or f"a collective failed: {self._failed}")
 
     def error(self, reason: str) -> GroupLost:
-        """The error of every call on a lost group."""
+        """Return the error of every call on a lost group."""
         error = GroupLost(
             f"the group of rank {self.me} is lost: {reason}",
-            cure="its ranks no longer agree: end them all and start them anew",
+            cure="its ranks no longer agree: end all of them and start them again",
             argument="group",
         )
         error.rank = self.missed
         return error
 
     def close(self) -> None:
-        """Say goodbye, end the thread, close the connections. Calling it again does nothing."""
+        """Send a goodbye, end the thread, close the connections. Idempotent."""
         self._closing = True
         self._prod()
         if threading.current_thread() is not self._thread:
@@ -120,7 +123,7 @@ class Watchdog:
         self.reason = self.reason or "it was closed here"
 
     def _prod(self) -> None:
-        with contextlib.suppress(OSError):  # the thread has ended and its sockets are closed
+        with contextlib.suppress(OSError):  # The thread has ended and its sockets are closed.
             self._wake.send(b"!")
 
     # -- the watchdog's thread ----------------------------------------------------------------------------------
@@ -128,7 +131,7 @@ class Watchdog:
     def _run(self) -> None:
         try:
             self._watch()
-        except Exception as error:  # a group that nobody watches may not go on
+        except Exception as error:  # A group without a watchdog must not continue.
             self._die(f"its watchdog failed: {error!r}", -1)
             raise
 
@@ -147,7 +150,8 @@ class Watchdog:
                 self._look_at_the_clock(monotonic())
 
     def _patience(self) -> float:
-        """Seconds until the clock matters. A call that begins meanwhile is seen before half of its time is over."""
+        """Return the seconds until the next deadline. A call that begins meanwhile is seen before half of its time has
+        passed."""
         now = monotonic()
         if self._give_up_at:
             return max(0.0, self._give_up_at - now)
@@ -177,7 +181,7 @@ class Watchdog:
             self._look_who_came(now)
 
     def _look_who_came(self, now: float) -> None:
-        """To the oldest call that is not known to have been met: ask at half of its time, and at its end once more."""
+        """Probe the oldest call that some rank may not have reached: at half of its time, and once more at its end."""
         began, call = self._unmet, self._unmet_call
         if all(reached >= call for reached in self._reached.values()):
             self._unmet = 0.0
@@ -190,12 +194,12 @@ class Watchdog:
             self._ask(self.calls)
 
     def _ask(self, calls: int) -> None:
-        """Who is there, and how far?"""
+        """Ask all members for their progress."""
         self._answers = {}
         self._tell(Kind.PROBE, self.me, calls)
 
     def _whom_we_miss(self, calls: int, missing: Collection[int]) -> tuple[str, int]:
-        """After a deadline: what to say, and of which rank of the ``missing``."""
+        """After a deadline, return a reason and the rank at fault among the ``missing``."""
         silent = sorted(rank for rank in missing if rank not in self._answers)
         if silent:
             return f"no answer from rank(s) {silent} within {self.timeout:g} s (stopped, or the host is lost)", silent[
@@ -207,7 +211,7 @@ class Watchdog:
         return f"the collective did not end within {self.timeout:g} s, though every rank is in it", -1
 
     def _hear(self, rank: int) -> None:
-        """Read what one member says; the end of its connection without a goodbye is the end of its process."""
+        """Read one member's messages; a connection that ends without a goodbye means that its process has ended."""
         link = self._peers[rank]
         try:
             data = link.recv(4096)
@@ -246,7 +250,7 @@ class Watchdog:
         message = MESSAGE.pack(kind, about, calls)
         for rank, link in self._peers.items():
             if to in (None, rank):
-                with contextlib.suppress(OSError):  # whoever cannot be told is gone, or so far behind as to be lost
+                with contextlib.suppress(OSError):  # That rank is gone, or so far behind that it counts as lost.
                     link.send(message)
 
     def _die(self, reason: str, about: int) -> None:

@@ -1,1 +1,1 @@
-"""An opened device with its hooks bound, each behind the policy."""
+"""An opened device with its hooks bound, each called through the policy."""

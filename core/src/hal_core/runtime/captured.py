@@ -1,4 +1,4 @@
-"""``update_inputs`` inside a graph of the worker's own: captured once, replayed with each step."""
+"""``update_inputs`` inside a graph of the worker: captured once, replayed with each step."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 class CapturedUpdate:
-    """What :meth:`BoundDevice.update_inputs` does, put into the graph that the worker captures on ``stream``.
+    """The work of :meth:`BoundDevice.update_inputs` in a graph that the worker captures on ``stream``.
 
-    Made between the beginning of a capture and its end, in place of a call of ``update_inputs``; nothing is executed
-    and nothing booked. A graph that was made of it reads and writes the state's memory wherever it is launched, so
-    each launch goes by :meth:`replay`. The state is kept; the device must stay open.
+    It is created between the beginning and the end of a capture, in place of a call of ``update_inputs``; no work is
+    executed or booked. The graph reads and writes the state's memory wherever it is launched, so each launch must use
+    :meth:`replay`. The state is kept alive; the device must stay open.
 
     :param speculative: whether the steps that replay it verify drafts.
-    :raises CapabilityMissing: where the device has no graphs.
+    :raises CapabilityMissing: if the device has no graphs.
     :raises InvalidValue: for a stream that is not being captured, and for drafts on a state without room for them.
     """
 
@@ -33,22 +33,24 @@ class CapturedUpdate:
         bound._call("capture_update", stream, self._capture, (stream,))
 
     def replay(self, *, step: Step, stream: Stream, launch: Callable[[], object]) -> Ticket:
-        """Launch the graph once, as the update of ``step``: with the checks, the order and the booking of one.
+        """Launch the graph once, as the update of ``step``, with the same checks, order and booking as an update.
 
-        :param step: the step that the graph computes; its ``speculative`` is the capture's.
+        :param step: the step that the graph computes; its ``speculative`` must equal the capture's.
         :param stream: where ``launch`` puts the graph; it waits for copies out that still read the state.
-        :param launch: puts the graph on ``stream``. An event of hal's that it returns (``stream.record()``) is taken
-            for the one behind the graph; after any other value one is recorded here.
+        :param launch: puts the graph on ``stream``. If it returns an event of hal (``stream.record()``), that marks the
+            end of the graph; for any other value an event is recorded here.
         :return: done when the event has passed.
         :raises InvalidValue: as ``update_inputs``, for a step of the other kind, and for a stream that is being
-            captured; nothing was launched.
+            captured; no graph was launched.
         """
         return self._bound._call("update_inputs", stream, self._replay, (step, launch, stream))
 
     def _capture(self, stream: Stream) -> None:
         device = self._bound.device
         if self.state.device is not device:
-            raise InvalidValue("the state lives on another opened device", cure="use its own device", argument="state")
+            raise InvalidValue(
+                "the state belongs to another opened device", cure="use its own device", argument="state"
+            )
         self.state.check_usable()
         if self.speculative and not self.state.speculative:
             cure = "give StateConfig(max_draft_tokens=…)"

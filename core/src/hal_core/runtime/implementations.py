@@ -1,4 +1,4 @@
-"""What a device's hooks must look like: each there once, no wrapper, with exactly the contract's parameters."""
+"""Checks of a device's hooks: each present once, no wrapper, with exactly the contract's parameters."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from ..errors import PluginError
 
 
 class HookManager(pluggy.PluginManager):
-    """Looks for hooks among a device's methods alone: its properties are nobody's to call before they are asked for."""
+    """A hook manager that looks for hooks among a device's methods only and calls no property."""
 
     def parse_hookimpl_opts(self, plugin: object, name: str) -> Any:  # noqa: ANN401 (pluggy's options, or None)
-        """See pluggy, whose 1.6 calls properties. One may wait for the device, import a framework, or raise."""
+        """Skip properties, which pluggy 1.6 would call. One may wait for the device, import a framework, or raise."""
         if isinstance(getattr_static(plugin, name, None), property | cached_property):
             return None
         return super().parse_hookimpl_opts(plugin, name)
 
 
 def check_implementation(manager: pluggy.PluginManager, hook: str, device: str) -> None:
-    """Raise :class:`PluginError` naming the hook and what is wrong with it."""
+    """Raise :class:`PluginError` naming the hook and its fault."""
     found = getattr(manager.hook, hook).get_hookimpls()
     if len(found) != 1:
         raise PluginError(

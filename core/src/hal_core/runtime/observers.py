@@ -1,4 +1,4 @@
-"""Observers of one opened device: pluggy plugins whose wrappers see every hook call, and can change none.
+"""Observers of one opened device: pluggy plugins whose wrappers see every hook call and can change none.
 
 An observer is an object with wrappers of hooks, marked as pluggy's are::
 
@@ -10,21 +10,20 @@ An observer is an object with wrappers of hooks, marked as pluggy's are::
             print(len(tasks), ticket.mode, perf_counter() - began)
             return ticket
 
-        def ticket_ended(self, hook, ticket, error):   # if it wants to know
+        def ticket_ended(self, hook, ticket, error):   # optional
             ...
 
-Its wrappers run around the device's own hook, inside the policy, in pluggy's order (``tryfirst``, ``trylast``, else who
-came last is outermost). What one returns or raises is dropped: the call goes on with the device's own result or error,
-and an observer that raises is reported once, by name. The arguments are the caller's own objects; the contract forbids
-writing to them.
+Its wrappers run around the device's own hook, inside the policy, in pluggy's order (``tryfirst``, ``trylast``, else the
+last registered is outermost). Its results and exceptions are dropped: the call continues with the device's own result
+or error. An observer that raises is reported once, by name. The arguments are the caller's own objects; the contract
+forbids writing to them.
 
-``bound.observe(Times())`` registers one. An installed distribution offers one under the entry-point group
-``hal.observers``, a class or an object; :func:`hal.open_device` uses those that the user names in ``HAL_OBSERVERS``
-(separated by commas; none by default), and ``hal devices`` lists them all. Every line about one says whose it is.
+``bound.observe(Times())`` registers one. An installed distribution offers an observer, a class or an object, in the
+entry-point group ``hal.observers``. :func:`hal.open_device` uses those that the user names in ``HAL_OBSERVERS``
+(separated by commas; none by default). ``hal devices`` lists them all, each with its distribution.
 
-``ticket_ended`` is called once for each ticket that the observer's device gave, when the end is noticed: where the
-ticket is waited for, else at the next hook call, else at :meth:`hal_core.BoundDevice.close`. ``error`` is what
-the work ended with, or None.
+``ticket_ended`` is called once for each ticket of the device, when its end is noticed: where the ticket is waited for,
+else at the next hook call, else at :meth:`hal_core.BoundDevice.close`. ``error`` is the work's error, or None.
 """
 
 from __future__ import annotations
@@ -62,17 +61,18 @@ class Observers:
         self._ended: list[tuple[str, Callable[..., object]]] = []
         self._reported: set[str] = set()
         self.hooks = cast("Hooks", SimpleNamespace())
-        """The four hooks by way of the observers, once there is one; a hook that nobody wraps is the device's own."""
+        """The four hooks with their observers; a hook without observers is the device's own."""
         self.wants_ends = False
-        """Whether any observer asks for the ends of tickets."""
+        """Whether any observer has a ``ticket_ended``."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The observers' names, in the order in which they came."""
+        """The observers' names, in the order of registration."""
         return tuple(self._names)
 
     def add(self, plugin: object, name: str) -> None:
-        """Register an observer. Raises :class:`InvalidValue` for what observes nothing, or wraps what is no hook."""
+        """Register an observer. Raises :class:`InvalidValue` for an object without observing methods, or a wrapper of
+        an unknown hook."""
         wrappers = {hook: _wrapper(plugin, hook) for hook in HOOKS}
         wrong = [hook for hook in dir(plugin) if hook not in HOOKS and _marked(plugin, hook)]
         ended = getattr(plugin, "ticket_ended", None)
@@ -84,10 +84,10 @@ class Observers:
             raise self._refused(
                 name,
                 "has no wrapper of a hook and no ticket_ended",
-                "mark a method that is named as a hook with hookimpl(wrapper=True)",
+                "mark a method that has a hook's name with hookimpl(wrapper=True)",
             )
         if name in self._names:
-            raise self._refused(name, "observes the device already", "give it another name")
+            raise self._refused(name, "already observes the device", "give it another name")
         observer = SimpleNamespace(hal_name=name, **{hook: wrapper for hook, wrapper in wrappers.items() if wrapper})
         self._manager.register(observer, name=f"observer {name}")
         for hook in HOOKS:
@@ -98,7 +98,7 @@ class Observers:
             self.wants_ends = True
 
     def _road(self, hook: str) -> Callable[..., Ticket]:
-        """The device's hook with its wrappers around it, in pluggy's order and with the arguments that each names."""
+        """Return the device's hook inside its wrappers, in pluggy's order, each with the arguments that it names."""
         watchers: list[_Watcher] = []
         for found in reversed(getattr(self._manager.hook, hook).get_hookimpls()):
             if not found.wrapper:
@@ -109,7 +109,7 @@ class Observers:
         raise AssertionError(hook)
 
     def end(self, hook: str, ticket: Ticket) -> None:
-        """Tell those who want to know that a ticket has ended."""
+        """Call each observer's ``ticket_ended`` for a ticket that has ended."""
         error = ticket.failure()
         for name, ended in self._ended:
             try:
@@ -118,7 +118,7 @@ class Observers:
                 self.report(name, "ticket_ended", met)
 
     def report(self, name: str, where: str, error: BaseException) -> None:
-        """Tell of an observer that raised, once; it goes on observing."""
+        """Log, once, that an observer raised; it continues to observe."""
         if name not in self._reported:
             self._reported.add(name)
             log.warning("%s: observer %s raised in %s, which changes nothing: %r", self._device, name, where, error)
@@ -128,7 +128,7 @@ class Observers:
 
 
 class _Watcher(NamedTuple):
-    """One observer's wrapper of a hook, and what takes the arguments that it asks for out of all of them."""
+    """One observer's wrapper of a hook, and the function that selects its arguments."""
 
     name: str
     wrapper: Callable[..., Watching]
@@ -137,16 +137,17 @@ class _Watcher(NamedTuple):
 
 def _asked(names: Sequence[str]) -> Callable[[dict[str, object]], tuple[object, ...]]:
     if len(names) > 1:
-        return itemgetter(*names)  # a third of the time of a comprehension
+        return itemgetter(*names)  # takes a third of the time of a comprehension
     return lambda given: tuple([given[name] for name in names])
 
 
 def _watched(
     hook: str, own: Callable[..., Ticket], watchers: Sequence[_Watcher], report: Report
 ) -> Callable[..., Ticket]:
-    """The device's hook, whose every call the watchers see. It gives and raises what the device's own does.
+    """Return the device's hook with its observers. It returns and raises the same as the device's own.
 
-    pluggy says who watches; the loop is not pluggy's, which takes more than twice as long (docs/decisions/0036).
+    pluggy registers the observers, but the loop is our own: pluggy's takes more than twice as long
+    (docs/decisions/0036).
     """
 
     def call(**given: object) -> Ticket:
@@ -181,13 +182,13 @@ def _watched(
 
 
 def _end(watch: Watching, error: BaseException) -> BaseException | None:
-    """Let a wrapper run to its end with the call's error; what it raised besides, if anything."""
+    """Let a wrapper run to its end with the call's error; return another error that it raised, or None."""
     try:
         watch.throw(error)
     except StopIteration:
         return None
     except Exception as met:  # noqa: BLE001 (told by the caller)
-        return None if met is error else met  # a wrapper should let the call's own error through
+        return None if met is error else met  # A wrapper should pass the call's own error on.
     except BaseException as met:
         if met is not error:
             raise
@@ -196,7 +197,7 @@ def _end(watch: Watching, error: BaseException) -> BaseException | None:
 
 
 def _twice(watch: Watching) -> BaseException:
-    """End a wrapper that did not end with its call; what is wrong with it."""
+    """Close a wrapper that yielded a second time, and return its fault."""
     try:
         watch.close()
     except Exception as met:  # noqa: BLE001 (told by the caller)
@@ -205,7 +206,7 @@ def _twice(watch: Watching) -> BaseException:
 
 
 def _marked(plugin: object, name: str) -> Any:  # noqa: ANN401 (pluggy's own options)
-    """What pluggy's marker left on a method, or None."""
+    """Return the options that pluggy's marker left on a method, or None."""
     try:
         return getattr(getattr(plugin, name, None), f"{PROJECT}_impl", None)
     except Exception:  # noqa: BLE001 (a property of the observer's own, which is no business of ours)
@@ -213,14 +214,14 @@ def _marked(plugin: object, name: str) -> Any:  # noqa: ANN401 (pluggy's own opt
 
 
 def _wrapper(plugin: object, hook: str) -> Callable[..., Watching] | None:
-    """The observer's wrapper of a hook. Raises :class:`InvalidValue` for an implementation that is no wrapper."""
+    """Return the observer's wrapper of a hook. Raises :class:`InvalidValue` if the implementation is no wrapper."""
     options = _marked(plugin, hook)
     if options is None:
         return None
     method: Callable[..., Watching] = getattr(plugin, hook)
     if not options.get("wrapper") or not inspect.isgeneratorfunction(method):
         raise InvalidValue(
-            f"an observer's {hook} is no wrapper",
+            f"an observer's {hook} is not a wrapper",
             cure="mark it with hookimpl(wrapper=True), and yield once",
             argument="plugin",
         )

@@ -1,4 +1,4 @@
-"""Tickets of one device that a later call may have to tell of: errors nobody waited for, ends observers wait for."""
+"""Pending tickets of one device: errors that were never waited for, and ends that observers wait for."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from ..tickets import DONE, Ticket
 from .observers import Observers
 
 _kinds: set[type] = set()
-"""Classes that were seen to be tickets."""
+"""Classes already checked to be tickets."""
 
 
 class OpenTickets:
-    """What calls have returned and is not over, as far as somebody wants to know of its end.
+    """Pending tickets whose errors or completion must still be reported.
 
-    ``pending``: tickets whose error nobody may wait for. ``watched``: those whose ends observers want to know, with the
-    names of their hooks. Both are empty where there is nothing to do.
+    ``pending``: tickets whose errors may never be waited for. ``watched``: tickets whose ends observers want, with the
+    names of their hooks. Both are usually empty.
     """
 
     __slots__ = ("_observers", "_telling", "pending", "watched")
@@ -29,9 +29,9 @@ class OpenTickets:
         self.watched: list[tuple[str, Ticket]] = []
 
     def track(self, hook: str, ticket: Any) -> None:  # noqa: ANN401 (what any call returns)
-        """Remember what a call has returned, if it is a ticket that somebody wants to know of."""
+        """Track the result of a call if it is a ticket whose end must be reported."""
         if type(ticket) not in _kinds:
-            if not isinstance(ticket, Ticket):  # slow, asked of an abstract class
+            if not isinstance(ticket, Ticket):  # slow for an abstract class
                 return
             _kinds.add(type(ticket))
         if ticket is not DONE and ticket.watched:
@@ -45,7 +45,7 @@ class OpenTickets:
             ticket.tell_end(self.tell_ends)
 
     def tell_ends(self, _: Ticket | None = None) -> None:
-        """Tell observers of the tickets that have ended, each once; from any thread."""
+        """Report ended tickets to observers, each once; from any thread."""
         with self._telling:
             ended = [entry for entry in self.watched if entry[1].done()]
             self.watched = [entry for entry in self.watched if entry not in ended]
@@ -53,7 +53,7 @@ class OpenTickets:
             self._observers.end(hook, ticket)
 
     def unseen(self) -> list[BaseException]:
-        """Forget tickets that are done; the errors among them that nobody has seen."""
+        """Forget tickets that are done, and return the errors that were never raised by a wait."""
         left = []
         unseen = []
         for ticket in self.pending:
@@ -67,10 +67,10 @@ class OpenTickets:
 
 
 def tell(unseen: list[BaseException]) -> None:
-    """Raise the first of the errors that nobody has seen, naming the others; nothing, where there is none."""
+    """Raise the first of the unobserved errors, with the others as notes; return if there are no errors."""
     if unseen:
         first, *others = dict.fromkeys(unseen)
-        first.add_note("met by an earlier call, whose ticket nobody waited for")
+        first.add_note("raised by an earlier call whose ticket was never waited for")
         for other in others:
-            first.add_note(f"another such call met: {other!r}")
+            first.add_note(f"another such call raised: {other!r}")
         raise first

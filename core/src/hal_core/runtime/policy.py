@@ -1,7 +1,8 @@
-"""The policy around each hook: check, decide, call the plugin's hook at most once, clean up. The same on every device.
+"""The policy around each hook: check, decide, call the plugin's hook at most once, clean up. It is the same on every
+device.
 
-It is plain Python and not a pluggy wrapper: a wrapper cannot decide not to call, and a plugin's own would sit outside
-it. ``hooks`` is the device itself, or the way to it past its observers.
+It is plain Python and not a pluggy wrapper. A wrapper cannot skip the call, and a plugin's own wrapper would sit
+outside it. ``hooks`` is the device itself, or the device with its observers.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class Outbox:
-    """The sink a plugin's ``save_output`` sees: it keeps the one output, for the policy to send or not (G17)."""
+    """The sink passed to a plugin's ``save_output``: it keeps the one output for the policy (G17)."""
 
     session = 0
 
@@ -46,18 +47,18 @@ class Outbox:
     def put(self, pending: PendingOutput) -> None:
         """Keep the step's output. A second one is refused: a step has one record (G19)."""
         if self.pending is not None:
-            raise PluginError("put two outputs of one step into the sink", cure="put one", hook="save_output")
+            raise PluginError("two outputs of one step were put into the sink", cure="put one", hook="save_output")
         self.pending = pending
 
     def close(self, timeout: float) -> None:
-        """Nothing to drain: the policy sends."""
+        """Return at once: the policy sends the output."""
 
 
 class Policy:
-    """What is decided on the host around the four hooks. Stateless; one object serves any number of devices."""
+    """Host-side decisions around the four hooks. Stateless; one object serves any number of devices."""
 
     def state(self, device: Device, sizes: StateConfig, name: str, beside: Sequence[str] = ()) -> SlotState:
-        """A new state; where there is no room for it, the error says so of its sizes."""
+        """Create a state. If there is no room for it, raise an error that names its sizes."""
         try:
             return open_states(device, sizes, name, beside)
         except OutOfMemory as error:
@@ -67,20 +68,20 @@ class Policy:
             raise OutOfMemory(f"no room for {sizes}: {error}", cure=cure, argument="sizes") from error
 
     def async_set_value(self, device: Device, hooks: Hooks, target: object, value: object, stream: Stream) -> Ticket:
-        """Resolve the target, convert the value (G6), keep it apart from the caller's (G2), then write it."""
+        """Resolve the target, convert the value (G6), protect it from changes by the caller (G2), then write it."""
         view = target if type(target) is View else device.resolve(target)
         if view.memory.device is not device:
             raise InvalidValue(
                 "the target is memory of another opened device", cure="write it with that device", argument="target"
             )
-        if not (view._apart or view.elements_apart):  # worked out before, most often
+        if not (view._apart or view.elements_apart):  # usually computed before
             raise InvalidValue(
-                f"elements of the target {view} share memory, so what is written depends on an order that there is not",
+                f"the target {view} has overlapping elements: the result would be undefined",
                 cure="write to the tensor that it was expanded from, or to a contiguous one",
                 argument="target",
             )
         prepared: Value
-        maker = SCALAR_MAKERS.get((view.dtype, type(value)))  # most values are plain scalars: a call of Python's less
+        maker = SCALAR_MAKERS.get((view.dtype, type(value)))  # Most values are plain scalars; this saves a Python call.
         if maker is not None:
             prepared = maker(value)
         elif type(value) is View or device.is_device_value(value):
@@ -109,7 +110,7 @@ class Policy:
         batch = tasks if isinstance(tasks, TaskBatch) else TaskBatch.of(tasks)
         _check_state(device, state)
         sound = is_sound(state.host_table, batch)
-        if not sound or state.host_table.twin is None:  # which looks at the sizes too
+        if not sound or state.host_table.twin is None:  # that check covers the sizes too
             batch.check_sizes(state.layout)
         if not sound:
             found = problems(state.host_table, batch)
@@ -130,14 +131,15 @@ class Policy:
         return ticket
 
     def broadcast_tokens(self, device: Device, hooks: Hooks, state: SlotState, group: Group, stream: Stream) -> Ticket:
-        """A group of one communicates nothing (G15); otherwise a header, the plugin's one collective, and its check.
+        """Broadcast a header and the slice in the plugin's one collective, and check it; a group of one communicates
+        nothing (G15).
 
-        A group that is lost, before or under way, makes the ticket raise (G16).
+        If the group is lost before or during the call, the ticket raises (G16).
         """
         _check_state(device, state)
         if len(group.ranks) == 1:
             return DONE
-        device.check_stream(stream)  # before it is counted: ranks tell broadcasts by their number
+        device.check_stream(stream)  # checked before counting: ranks identify broadcasts by their number
         channel = channel_of(state, group) or self._open_group(device, state, group)
         channel.begin(stream)
         try:
@@ -147,12 +149,12 @@ class Policy:
         return channel.checked(ticket, stream)
 
     def open_group(self, device: Device, state: SlotState, group: Group) -> None:
-        """The same opening for a caller who wants it ahead of the first broadcast; once for each state and group."""
+        """Open the group ahead of the first broadcast; once for each state and group."""
         if group.size > 1 and channel_of(state, group) is None:
             self._open_group(device, state, group)
 
     def _open_group(self, device: Device, state: SlotState, group: Group) -> BroadcastChannel:
-        """Have all ranks of the group compare what they hold of the state, before its first broadcast (G14)."""
+        """Compare the state on all ranks of the group, before its first broadcast (G14)."""
         _check_state(device, state)
         channel = BroadcastChannel(device, state, group, device.communicator(group))
         state.channels[group.ranks] = channel
@@ -161,19 +163,21 @@ class Policy:
     def save_output(
         self, device: Device, hooks: Hooks, state: SlotState, step: Step, sink: Sink, stream: Stream
     ) -> Ticket:
-        """Have the output copied, clean up after that copy on every rank (G18), then send on the first rank (G17)."""
+        """Copy the output, clean up after that copy on every rank (G18), then send on the first rank (G17)."""
         _check_state(device, state)
         order = _check_step(state, step)
         outbox = Outbox()
         first = step.group.is_first
-        send = sink.put if first else outbox.put  # looked up before anything is done: what is no sink ends here
+        send = sink.put if first else outbox.put  # looked up before any work, so that an object without put fails here
         try:
             ticket = _ticket(hooks.save_output(device=device, state=state, step=step, sink=outbox, stream=stream))
         finally:
             if state.host_table.preempted or state.host_table.aborted:
                 device.submit(state.cleanup_plan(order), stream)
                 state.host_table.reported(order.tolist())
-            for companion in state.companions:  # nobody saves their output: the target's says who left
+            for (
+                companion
+            ) in state.companions:  # A companion's output is never saved: the target's reports the slots that left.
                 if left := {*companion.host_table.preempted, *companion.host_table.aborted}:
                     device.submit(companion.cleanup_plan(np.array([*left])), stream)
                     companion.host_table.reported([*left])
@@ -188,7 +192,7 @@ class Policy:
         except SinkFull as error:
             error.ticket = ticket
             raise
-        except SinkClosed as error:  # not taken: the ticket leads to the tokens that nobody will be sent (G19)
+        except SinkClosed as error:  # Not taken: the ticket gives the tokens that will not be sent (G19).
             error.ticket = ticket
             outbox.pending.complete(error)
             raise
@@ -199,7 +203,7 @@ class Policy:
         foreign = getattr(memory, "device", None) is not device
         if foreign:
             raise InvalidValue(
-                f"{memory!r} is no memory of this device", cure="give state.memory, or a view's", argument="memory"
+                f"{memory!r} is not memory of this device", cure="give state.memory, or a view's", argument="memory"
             )
         for part in parts:
             if part.offset < 0 or part.nbytes < 0 or part.end > memory.nbytes:
@@ -211,9 +215,10 @@ class Policy:
         return device.copy_out(memory, parts, stream)
 
     def update_inputs(self, device: Device, state: SlotState, step: Step, stream: Stream) -> Ticket:
-        """Advance the state by one step, and remember that it reads the state (G28).
+        """Advance the state by one step, and book that the step reads the state (G28).
 
-        It looks at every slot, whatever the step's order names: a request that entered another one meanwhile would run.
+        The update reads every slot, whatever slots the step's order names: a request that entered another slot
+        meanwhile would run.
         """
         order = check_update(device, state, step)
         ticket = device.update_inputs(state, step, stream)
@@ -221,7 +226,8 @@ class Policy:
         return ticket
 
     def set_drafts(self, device: Device, state: SlotState, step: Step, drafts: object, stream: Stream) -> Ticket:
-        """Check that the drafts come in order and fit, and write them after the slots' last readers (G28), at once."""
+        """Check that the drafts come in order and fit, and write them after the slots' last readers (G28), in one
+        submission."""
         _check_state(device, state)
         _check_step(state, step)
         found = check_drafts(state, step, drafts)
@@ -235,7 +241,7 @@ class Policy:
 
 
 def check_update(device: Device, state: SlotState, step: Step) -> Any:  # noqa: ANN401 (an int32 array)
-    """The step's order for this state, which may be advanced by this step."""
+    """Return the step's order for this state, after checking that this step may advance it."""
     _check_state(device, state)
     order = _check_step(state, step)
     state.drafts.check_update(state.mirror, step)
@@ -243,7 +249,7 @@ def check_update(device: Device, state: SlotState, step: Step) -> Any:  # noqa: 
 
 
 def advanced(state: SlotState, step: Step, order: Any, event: Event | None) -> None:  # noqa: ANN401 (an int32 array)
-    """Book that a step advances the state; ``event``: behind the work that does it, None where that is over."""
+    """Book that a step advances the state; ``event``: after the work of the step, None if that is done."""
     state.updates += 1
     state.drafts.advanced(step)
     state.host_table.appended(order, state.sizes.max_accept if step.speculative else 1)
@@ -252,7 +258,8 @@ def advanced(state: SlotState, step: Step, order: Any, event: Event | None) -> N
 
 
 def check_kinds(arguments: Mapping[str, object]) -> None:
-    """Raise :class:`InvalidValue` for an argument of the wrong kind: asked once a call has failed, not at each call."""
+    """Raise :class:`InvalidValue` for an argument of the wrong type. Checked only after a call has failed, as it costs
+    time."""
     for name, given in arguments.items():
         kind, cure = _KINDS.get(name, (object, ""))
         if not isinstance(given, kind):
@@ -261,26 +268,28 @@ def check_kinds(arguments: Mapping[str, object]) -> None:
             check_tasks(given)
         if name == "sink" and _sends(arguments) and not callable(getattr(given, "put", None)):
             raise InvalidValue(
-                f"{given!r} is no sink: it has no put", cure="give a MemorySink or open_sink(url)", argument=name
+                f"{given!r} is not a sink: it has no method put",
+                cure="give a MemorySink or open_sink(url)",
+                argument=name,
             )
 
 
 def _sends(arguments: Mapping[str, object]) -> bool:
-    """True on the rank that sends; the others need no sink."""
+    """Return True on the rank that sends; the others need no sink."""
     step = arguments.get("step")
     return isinstance(step, Step) and step.group.is_first
 
 
 def is_stream(stream: object) -> bool:
-    """True for a stream in hal's words, which a device without asynchrony would take, whatever it is."""
+    """Return True for an object with the methods of a stream. A device without asynchrony would accept any object."""
     methods = ("record", "wait", "synchronize")
     return not isinstance(stream, type) and all(callable(getattr(stream, method, None)) for method in methods)
 
 
 def no_stream(stream: object) -> InvalidValue:
-    """The error for what is no stream."""
+    """Return the error for an object that is not a stream."""
     return InvalidValue(
-        f"{stream!r} is no stream",
+        f"{stream!r} is not a stream",
         cure="give device.default_stream, one that device.stream() made, or a stream of a framework on this device",
         argument="stream",
     )
@@ -294,8 +303,8 @@ _KINDS: dict[str, tuple[type, str]] = {
 
 
 def _ticket(result: object) -> Ticket:
-    """What a plugin's hook returned, which must be a ticket: None would hide a hook that did nothing."""
-    if type(result) in _tickets or isinstance(result, Ticket):  # the latter is slow, asked of an abstract class
+    """Check that a plugin's hook returned a ticket; None would hide a hook without effect."""
+    if type(result) in _tickets or isinstance(result, Ticket):  # isinstance is slow for an abstract class
         _tickets.add(type(result))
         return result  # type: ignore[return-value]
     raise PluginError(f"the plugin's hook returned {result!r}", cure="return a Ticket, never None")
@@ -306,15 +315,15 @@ _tickets: set[type] = set()
 
 def _check_state(device: Device, state: SlotState) -> None:
     if not isinstance(state, SlotState):
-        raise InvalidValue(f"{type(state).__name__} is no SlotState", cure="make a SlotState", argument="state")
+        raise InvalidValue(f"{type(state).__name__} is not a SlotState", cure="make a SlotState", argument="state")
     if state.device is not device:
-        raise InvalidValue("the state lives on another opened device", cure="use its own device", argument="state")
+        raise InvalidValue("the state belongs to another opened device", cure="use its own device", argument="state")
     if state.unusable:
         state.check_usable()
 
 
 def _check_step(state: SlotState, step: Step) -> Any:  # noqa: ANN401 (an int32 array)
-    """The step's order for this state, after checking all bounds that the host knows (G21)."""
+    """Return the step's order for this state, after checking all bounds that the host knows (G21)."""
     order = step.order(state.name)
     state.check_slots(step.spans[state.name], "step")
     if step.speculative and not state.speculative:
@@ -323,7 +332,7 @@ def _check_step(state: SlotState, step: Step) -> Any:  # noqa: ANN401 (an int32 
         )
     if step.logprobs is not None and not 0 <= step.logprobs <= state.sizes.max_logprobs:
         raise InvalidValue(
-            f"{step.logprobs} log-probabilities, the state holds {state.sizes.max_logprobs}",
+            f"{step.logprobs} log-probabilities, but the state holds {state.sizes.max_logprobs}",
             cure="ask for less, or give StateConfig(max_logprobs=…)",
             argument="step",
         )

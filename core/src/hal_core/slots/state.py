@@ -248,7 +248,7 @@ class SlotState:
     def check_usable(self) -> None:
         """Raise :class:`StateUnusable` after a disagreement between ranks (G14)."""
         if self.unusable:
-            raise StateUnusable(self.unusable, cure="build the state anew on every rank", argument="state")
+            raise StateUnusable(self.unusable, cure="create a new state on every rank", argument="state")
 
     def mark_unusable(self, why: str) -> None:
         """Refuse every later use of the state, for the reason given."""

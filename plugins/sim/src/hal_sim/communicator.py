@@ -122,7 +122,7 @@ class SimCommunicator:
     def _loss(self, why: str) -> GroupLost:
         return GroupLost(
             f"the group of rank {self.rank} is lost: {why}",
-            cure="its ranks no longer agree: end them all and start them anew",
+            cure="its ranks no longer agree: end all of them and start them again",
             device=self._device.located,
             hook="broadcast_tokens",
             argument="group",
