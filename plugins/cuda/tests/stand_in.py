@@ -210,6 +210,7 @@ class Library:
         "cuMemsetD32Async": ("cuMemsetD32Async", P, ctypes.c_uint, S, P),
         "cuLaunchKernel": ("cuLaunchKernel", P, *[ctypes.c_uint] * 7, P, P, P),
         "cuEventRecord": ("cuEventRecord", P, P),
+        "cuGraphLaunch": ("cuGraphLaunch", P, P),
         "cuEventQuery": ("cuEventQuery", P),
         "cuEventSynchronize": ("cuEventSynchronize", P),
         "cuEventDestroy": ("cuEventDestroy_v2", P),

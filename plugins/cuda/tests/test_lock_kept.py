@@ -7,10 +7,7 @@ call of the driver's bindings, or in one of those of NumPy that do so however fe
 from __future__ import annotations
 
 import ctypes
-import sys
-import threading
 from itertools import count
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,66 +16,11 @@ from hal_core.devices import dtype_of
 
 from hal.engine import Engine
 from hal.stepping import Stepper
+from tests.lock_wanted import Waiting
 
 SIZES = StateConfig(num_slots=128, max_model_len=2048, block_size=16)
 LENGTH, BLOCKS, ROUNDS = 1024, 64, 5
 _names = count()
-
-
-class Waiting:
-    """A thread that waits for a semaphore of the C library, and then for the interpreter's lock; ``ran`` counts its
-    turns, ``where`` is what the test's thread was doing at the last one."""
-
-    def __init__(self):
-        self.ran, self.where, self._over, self._done = 0, "", False, threading.Semaphore(0)
-        self._place = ctypes.create_string_buffer(64)
-        self._freely, self._kept = ctypes.CDLL(None), ctypes.PyDLL(None)  # the second keeps the interpreter's lock
-        self._kept.sem_init(self._place, 0, 0)
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def _run(self):
-        while True:
-            self._freely.sem_wait(self._place)
-            if self._over:
-                return
-            self.where = stack(sys._current_frames()[threading.main_thread().ident])
-            self.ran += 1
-            self._done.release()
-
-    def __enter__(self):
-        self._former = sys.getswitchinterval()
-        sys.setswitchinterval(1000)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_):
-        sys.setswitchinterval(self._former)
-        self._over = True
-        self._kept.sem_post(self._place)
-        self._thread.join(30)
-
-    def gets_in(self, call):
-        """Where the call let the thread get the interpreter's lock, or ""."""
-        before, left = self.ran, ctypes.c_int(1)
-        self._kept.sem_post(self._place)
-        while left.value:  # it has passed the semaphore, and wants the interpreter's lock now
-            self._kept.sem_getvalue(self._place, ctypes.byref(left))
-        for _ in range(2000):
-            pass
-        assert self.ran == before, "it was let in before"
-        call()
-        found = self.ran != before and self.where
-        self._done.acquire()
-        return found or ""
-
-
-def stack(frame):
-    """The innermost calls, the last one first."""
-    told = []
-    while frame is not None and len(told) < 5:
-        told.append(f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}")
-        frame = frame.f_back
-    return " < ".join(told)
 
 
 def admitted(state, how_many):
@@ -121,6 +63,10 @@ def settle(bound):
     """Nothing is under way: nobody has to wait, and what was dropped is there to be used again."""
     for event in [*bound.device.last.values()]:
         assert event.wait(30)
+
+
+def graphs(bound, state):
+    return lambda: bound.launch_graphs(graphs=(1, 2, 3), stream=bound.default_stream)
 
 
 def launched(bound, state):
@@ -174,6 +120,7 @@ CALLS = {
     "64 tokens": lambda bound, state, _: value(bound, state, "token_ids", list(range(64))),
     "update": lambda bound, state, _: update(bound, state),
     "save output": saved,
+    "graphs": lambda bound, state, _: graphs(bound, state),
     "take": taken,
 }
 WARM, TRIES, LONG = 6, 200, 100

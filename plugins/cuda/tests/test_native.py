@@ -11,7 +11,7 @@ import pytest
 from hal_core import ByteRange, Request, StateConfig, Task, TaskBatch, TaskKind
 from hal_core.errors import InvalidBatch, InvalidValue, OutOfMemory
 from hal_cuda import building
-from hal_cuda.native import Book
+from hal_cuda.native import CALLS, Book
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -251,7 +251,7 @@ def test_what_does_not_fit_is_refused_by_native_calls(opened):
         with pytest.raises((TypeError, ValueError)):
             module.Book(*wrong)
     with pytest.raises(ValueError, match="missing"):
-        module.Driver(None, None, (0,) * 14)
+        module.Driver(None, None, (0,) * len(CALLS))
 
 
 @on_native

@@ -10,6 +10,7 @@ from hal_core import CapturedUpdate, MemorySink, Request, SamplingParams, StateC
 from hal_core.devices.cpu import CpuPlugin
 from hal_core.errors import CapabilityMissing, InvalidValue
 from hal_core.runtime.bound import bind
+from hal_cuda.driver import CudaError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -231,3 +232,43 @@ def test_many_captured_updates_leave_the_count_of_calls_in_flight_alone(opened):
         bound.async_set_value(target=state.view("seed")[0], value=1, stream=stream)
     if bound.device.driver.native:
         assert bound.device.driver.native.calls.given_up() == 0
+
+
+class TestGraphsOfTheCallers:
+    """``launch_graphs``: graphs that the caller has captured and instantiated."""
+
+    def test_they_are_launched_in_order_behind_the_streams_work(self, opened):
+        bound = opened()
+        state, stream = bound.state(SIZES), bound.device.stream()
+        captured(bound, state, stream)
+        calls = bound.device.driver.api.calls
+        calls.clear()
+        bound.launch_graphs(graphs=[0x1A, 0x1B], stream=stream)
+        assert [name for name in calls[:] if name.startswith("graph")] == ["graph 1a", "graph 1b"]
+
+    def test_a_graph_waits_for_what_holds_its_stream_and_the_host_does_not(self, opened):
+        bound = opened()
+        state, stream = bound.state(SIZES), bound.device.stream()
+        insert(bound, state, stream).wait(30)
+        captured(bound, state, stream)
+        with bound.device.hold_stream(stream):
+            bound.async_set_value(target=state.view("sampled_token_ids"), value=9, stream=stream)
+            bound.launch_graphs(graphs=[1], stream=stream)
+            assert not stream.record().done()
+        step = step_of(0)
+        record = state.take(bound.save_output(state=state, step=step, sink=MemorySink(), stream=stream))
+        assert [row.tokens.tolist() for row in record.rows()] == [[9]] * 4
+
+    def test_what_cannot_be_launched_is_refused_by_name(self, opened):
+        bound = opened()
+        stream, library = bound.device.stream(), bound.device.driver.api.library
+        library.stand_in_capture(stream.handle, 1)
+        with pytest.raises(InvalidValue, match=r"launch_graphs.*is being captured"):
+            bound.launch_graphs(graphs=[1], stream=stream)
+        library.stand_in_capture(stream.handle, 0)
+        bound.device.driver.api.fail = "graph"
+        with pytest.raises(CudaError, match="cuGraphLaunch"):
+            bound.launch_graphs(graphs=[1], stream=stream)
+        bound.device.driver.api.fail = ""
+        with bind(CpuPlugin.open(0, {})) as cpu, pytest.raises(CapabilityMissing, match="has no graphs"):
+            cpu.launch_graphs(graphs=[1], stream=cpu.default_stream)

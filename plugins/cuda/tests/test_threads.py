@@ -53,7 +53,19 @@ def make(bound, state, stream):
     made.synchronize(10)
 
 
-CALLS = {"insert": insert, "values": values, "advance": advance, "save": save, "large": large, "make": make}
+def graphs(bound, state, stream):
+    bound.launch_graphs(graphs=(5,), stream=stream)
+
+
+CALLS = {
+    "graphs": graphs,
+    "insert": insert,
+    "values": values,
+    "advance": advance,
+    "save": save,
+    "large": large,
+    "make": make,
+}
 
 
 @pytest.mark.parametrize("current", [0, OTHER], ids=["no context", "another context"])

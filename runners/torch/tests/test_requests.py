@@ -15,8 +15,9 @@ from .requests_drawn import drawn_requests
 from .served import SIZES, by_paddle, by_torch, run, torch_stepper
 
 torch = pytest.importorskip("torch")
-from hal_torch.plan import Parts, Piece, Size, captured_sizes, packed, size_of  # noqa: E402
+from hal_torch.plan import Piece, Plan, Size, captured_sizes, packed, size_of  # noqa: E402
 from hal_torch.sampling import TROUBLES  # noqa: E402
+from hal_torch.steps import Layers  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +50,7 @@ def test_every_control_gives_what_the_paddle_model_gives(small, chunk, blocks):
     alike(given, expected)
 
 
-@pytest.mark.parametrize("room", [Size(64, 256, 4), Size(128, 512, 9)])
+@pytest.mark.parametrize("room", [Size(64, 256, 4), Size(128, 512, 4)])
 def test_padding_to_a_captured_size_changes_no_token(small, room, monkeypatch):
     requests = drawn_requests(12, LLAMA["vocab_size"], SIZES.max_model_len, seed=3)
     plain = by_torch(small, requests, chunk=40)
@@ -62,13 +63,11 @@ def test_padding_to_a_captured_size_changes_no_token(small, room, monkeypatch):
 def test_prompts_of_a_step_are_one_run_beside_the_slots_that_decode(small):
     requests = [Request(f"r{n}", [3 + n] * 6, SamplingParams(max_tokens=3 + 4 * n)) for n in range(8)]
     with torch_stepper(small) as stepper:
-        steps, seen = stepper.runner._steps, []
-        real = steps.layers
-        steps.layers = lambda plan, size, decodes: (
-            seen.append((size.tokens, decodes)),
-            real(plan, size, decodes=decodes),
-        )
+        steps, ran = stepper.runner._steps, []
+        real = steps.run
+        steps.run = lambda part: (ran.append(part), real(part))
         told, _ = run(stepper, requests, chunk=24)
+    seen = [(part.size.tokens, part.decodes) for part in ran if isinstance(part, Layers)]
     assert len(seen) == stepper.steps, "a step ran its layers more than once"
     assert seen[0] == (32, False)  # four prompts of 6 tokens, rounded up
     assert any(tokens and decodes for tokens, decodes in seen)
@@ -116,20 +115,25 @@ class TestUseless:
 class TestPlan:
     """The plan of a step's prompts."""
 
-    def test_it_names_every_token_key_and_last_token(self):
+    def test_it_names_every_piece_and_last_token(self):
         pieces = [Piece(2, 3, 6, True), Piece(0, 0, 2, False)]
-        size = size_of(pieces, ())
-        assert size == Size(16, 16, 2)
-        size = Size(16, 16, 3)
-        out = np.empty(size.numbers(4), np.int32)
-        packed(pieces, size, 4, out)
-        plan = Parts.of(out, size, 4)
-        assert plan.last.tolist() == [-1, -1, 2, -1]
-        assert (plan.token_ends.tolist(), plan.key_ends.tolist()) == ([0, 3, 5, 5], [0, 6, 8, 8])
-        assert plan.slots[:5].tolist() == [2, 2, 2, 0, 0]
-        assert plan.positions.tolist() == [3, 4, 5, 0, 1] + [-1] * 11
-        assert plan.key_slots[:8].tolist() == [2] * 6 + [0, 0]
-        assert plan.key_positions.tolist() == [0, 1, 2, 3, 4, 5, 0, 1] + [-1] * 8
+        assert size_of(pieces, ()) == Size(16, 16, 2)
+        plan = Plan.of(packed(pieces, 4).tolist(), 4)
+        assert plan.last == [-1, -1, 2, -1]
+        assert (plan.token_ends, plan.key_ends) == ([0, 3, 5, 5, 5], [0, 6, 8, 8, 8])
+        assert (plan.slots, plan.starts) == ([2, 0, 0, 0], [3, 0, 0, 0])
+
+    def test_the_device_spreads_it_over_tokens_and_keys(self, small):
+        pieces = [Piece(2, 3, 6, True), Piece(0, 0, 2, False)]
+        plan = Plan.of(torch.tensor(packed(pieces, 4)), 4)
+        with torch_stepper(small) as stepper:
+            spread = stepper.runner._steps._spread
+            slots, positions = spread(plan.token_ends, plan.starts, plan, 16, 2)
+            key_slots, key_positions = spread(plan.key_ends, None, plan, 16, 3)
+        assert slots.tolist() == [2, 2, 2] + [0] * 13
+        assert positions.tolist() == [3, 4, 5, 0, 1] + [-1] * 11
+        assert key_slots.tolist() == [2] * 6 + [0] * 10
+        assert key_positions.tolist() == [0, 1, 2, 3, 4, 5, 0, 1] + [-1] * 8
 
     @pytest.mark.parametrize(("slots", "longest"), [(1, 1), (4, 10), (4, 1024), (128, 8192)])
     def test_a_captured_size_holds_every_prompt_that_begins(self, slots, longest):

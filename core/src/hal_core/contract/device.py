@@ -167,6 +167,10 @@ class Device(Hooks, Protocol):
         Raises CapabilityMissing if the device has no graphs, InvalidValue if the stream is not captured.
         """
 
+    def launch_graphs(self, graphs: Sequence[int], stream: Stream) -> None:
+        """Launch graphs of the caller's, by their handles; see :meth:`hal_core.BoundDevice.launch_graphs`. Raises
+        CapabilityMissing where there are no graphs."""
+
     def replayed(self, event: Event) -> Ticket:
         """Count a launch of a graph with a captured update; return its ticket, of the event recorded after it."""
 

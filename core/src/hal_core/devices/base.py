@@ -210,6 +210,15 @@ class DeviceBase(ABC):
             "has no graphs", cure="call update_inputs in each step", device=f"{self.name}:{self.index}"
         )
 
+    def launch_graphs(self, graphs: Sequence[int], stream: Stream) -> None:
+        """Launch instantiated graphs, one after the other. By default a device has no graphs.
+
+        :raises CapabilityMissing: where it has none.
+        """
+        raise CapabilityMissing(
+            "has no graphs", cure="launch the work itself in each step", device=f"{self.name}:{self.index}"
+        )
+
     def replayed(self, event: Event) -> Ticket:
         """The ticket of a graph's launch; where :meth:`capture_update` captures, so does this."""
         raise NotImplementedError

@@ -204,6 +204,18 @@ class BoundDevice:
         writes there. The host does not wait. Writes of the hooks are already ordered so."""
         self._call("order_after_reads", stream, self.device.order_after_reads, (stream, memory))
 
+    def launch_graphs(self, *, graphs: Sequence[int], stream: Stream) -> None:
+        """Launch graphs of the caller's own (a model's) on ``stream``, one after the other.
+
+        It is one call, so that a busy Python thread delays a step with several graphs no more than one with a single
+        graph: on cuda's native path it keeps the interpreter's lock.
+
+        :param graphs: handles of instantiated graphs (on cuda ``cudaGraphExec_t``), at most 16; the caller keeps them.
+        :raises CapabilityMissing: where the device has no graphs.
+        :raises InvalidValue: for a stream that is being captured; nothing was launched.
+        """
+        self._call("launch_graphs", stream, self.device.launch_graphs, (graphs, stream))
+
     def observe(self, plugin: object, *, name: str = "") -> None:
         """Let a pluggy plugin observe every hook call of this device; see :mod:`hal_core.runtime.observers`.
 

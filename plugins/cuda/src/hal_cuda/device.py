@@ -225,6 +225,12 @@ class CudaDevice(OnGpu):
         self.last[event.stream_key] = event
         return self.ticket_type(event)
 
+    def launch_graphs(self, graphs: Sequence[int], stream: Stream) -> None:
+        """``cudaGraphExec_t`` handles, launched in order; on the native path in one call that keeps the GIL."""
+        if self._closed or self.driver.broken or self.health.unusable:
+            self.check_open()
+        self._runtime.launch_graphs(graphs, self.own(stream).raw)
+
     # -- work ---------------------------------------------------------------------------------------------------
 
     def pack(self, plan: WritePlan) -> tuple[WritePlan, Packed]:

@@ -53,6 +53,7 @@ CALLS = (
     "cuCtxGetCurrent",
     "cuCtxPushCurrent_v2",
     "cuCtxPopCurrent_v2",
+    "cuGraphLaunch",
 )
 """The driver's functions, in the order in which the native part takes them."""
 

@@ -192,6 +192,14 @@ class CudaPrimitives(Primitives):
     def launch(self, launch: Launch, block: int, stream: int) -> None:
         self._kernel.launch(self.fill_plan(launch, block), THREADS, stream)
 
+    def launch_graphs(self, graphs: Sequence[int], stream: int) -> None:
+        """Launch instantiated graphs, one after the other."""
+        self.check_capture(stream)
+        self.room(stream)
+        for graph in graphs:
+            self.driver.ok(self.driver.on.cuGraphLaunch(graph, stream), "cuGraphLaunch")
+            self._queues.add(stream, 1)
+
     def fill_plan(self, launch: Launch, block: int) -> int:
         """Set the parameters of a plan's launch; how many blocks of threads it has."""
         assert isinstance(launch, PlanLaunch)
@@ -294,6 +302,9 @@ class NativePrimitives(CudaPrimitives):
             return super()._passes(event, seconds, patience)
         passed: bool = self._calls.passes(event, max(0, int(seconds * 1e6)))
         return passed
+
+    def launch_graphs(self, graphs: Sequence[int], stream: int) -> None:
+        self._calls.graphs(stream, *graphs)
 
     def copy_in(self, target: int, source: int, nbytes: int, stream: int) -> None:
         self._calls.run(target, source, nbytes, stream, 0, stream, 0, 0, 0, 0, 0, 0)

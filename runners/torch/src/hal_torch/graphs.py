@@ -1,72 +1,87 @@
-"""CUDA graphs of a step's work: layers by size, with and without decoding rows, and sampling by what it needs."""
+"""CUDA graphs of a step's parts, captured when the runner is made; the device launches all of a step in one call.
+
+Torch's own replay gives the interpreter's lock up for each graph, and a busy Python thread then keeps it for 5 ms.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from hal_core import Unavailable
 
-from .plan import NOTHING, Size, packed
+from .plan import NOTHING, Size
 from .sampling import DRAWN, GREEDY, TRUNCATED, Want
+from .steps import UNDER_WAY, Feed, Layers, Part, Still, Tell
 
 if TYPE_CHECKING:
+    from hal_core import BoundDevice, Stream
+
     from .steps import Steps
 
 
 class Graphs:
-    """Everything of :class:`hal_torch.steps.Steps` that can be captured, captured when this is made.
+    """Every part of a step that can be captured (:data:`hal_torch.steps.Part`): layers by size, with and without
+    decoding rows, sampling by what it needs.
 
-    All slots are empty then, so a capture changes nothing. The graphs take their memory from one pool: they run one
-    after the other on the stream of the steps.
+    All slots are empty when this is made, so a capture changes nothing. The graphs take their memory from one pool:
+    they run one after the other on the stream of the steps.
     """
 
-    def __init__(self, steps: Steps, sizes: Sequence[Size], slots: int, device: torch.device) -> None:
+    def __init__(self, steps: Steps, sizes: Sequence[Size], bound: BoundDevice, device: torch.device) -> None:
         self.sizes = sizes
-        self.plan = torch.zeros(max(size.numbers(slots) for size in sizes), dtype=torch.int32, device=device)
-        self._device, self._graphs, self._pool = device, dict[Hashable, Any](), torch.cuda.graph_pool_handle()
+        self._bound, self._steps, self._device = bound, steps, device
+        self._graphs, self._pool = dict[Part, torch.cuda.CUDAGraph](), torch.cuda.graph_pool_handle()
         self._side = torch.cuda.Stream(device)
         torch.cuda.synchronize(device)
         with torch.no_grad():
-            for size, decodes in product((NOTHING, *sizes), (True, False)):
-                if size != NOTHING or decodes:
-                    self._layers(steps, size, slots, decodes=decodes)
-            for draw, adjusts, logprobs in product((GREEDY, DRAWN, TRUNCATED), (False, True), (False, True)):
-                want = Want(draw, adjusts, logprobs)
-                self._capture(want, lambda want=want: steps.sample(want), warm=True)  # type: ignore[misc]
+            for part in _parts(sizes):
+                self._graphs[part] = self._captured(part)
         torch.cuda.synchronize(device)
+        self._handles = {part: _handle(graph) for part, graph in self._graphs.items()}
 
     def __len__(self) -> int:
         return len(self._graphs)
 
-    def replay(self, key: Hashable) -> bool:
-        """Launch a graph, if there is one: ``(size, decodes)`` of layers, or a :class:`Want` of sampling."""
-        graph = self._graphs.get(key)
-        if graph is not None:
-            graph.replay()
-        return graph is not None
+    def launch(self, parts: Sequence[Part], stream: Stream) -> bool:
+        """Launch a step's parts on ``stream``; False, with nothing launched, where one of them was not captured."""
+        handles = [self._handles[part] for part in parts if part in self._handles]
+        if len(handles) < len(parts):
+            return False
+        self._bound.launch_graphs(graphs=handles, stream=stream)
+        return True
 
-    def _layers(self, steps: Steps, size: Size, slots: int, *, decodes: bool) -> None:
-        plan: Tensor | None = None
-        if size != NOTHING:
-            empty = torch.zeros(size.numbers(slots), dtype=torch.int32)
-            packed((), size, slots, empty.numpy())
-            plan = self.plan[: len(empty)]
-            plan.copy_(empty)
+    def _captured(self, part: Part) -> torch.cuda.CUDAGraph:
+        """The mode of the capture is the one that other threads' work on the device does not spoil."""
         # What is loaded or compiled at the first use of a kernel: of one token, and of many.
-        warm = size == NOTHING or size in (self.sizes[0], self.sizes[-1])
-        self._capture((size, decodes), lambda: steps.layers(plan, size, decodes=decodes), warm=warm)
-
-    def _capture(self, key: Hashable, work: Callable[[], None], *, warm: bool) -> None:
-        """Capture some work. The mode is the one that other threads' work on the device does not spoil."""
-        if warm:
+        if not isinstance(part, Layers) or part.size in (NOTHING, self.sizes[0], self.sizes[-1]):
             self._side.wait_stream(torch.cuda.current_stream(self._device))
             with torch.cuda.stream(self._side):
-                work()
+                self._steps.run(part)
             self._side.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=self._side, capture_error_mode="thread_local"):
-            work()
-        self._graphs[key] = graph
+            self._steps.run(part)
+        return graph
+
+
+def _parts(sizes: Sequence[Size]) -> Iterator[Part]:
+    for size, decodes in product((NOTHING, *sizes), (True, False)):
+        if size != NOTHING or decodes:
+            yield Layers(size, decodes)
+    for draw, adjusts, logprobs in product((GREEDY, DRAWN, TRUNCATED), (False, True), (False, True)):
+        yield Want(draw, adjusts, logprobs)
+    yield from Still
+    for turn in range(UNDER_WAY):
+        yield from (Feed(turn), Tell(turn))
+
+
+def _handle(graph: torch.cuda.CUDAGraph) -> int:
+    """The graph's ``cudaGraphExec_t``."""
+    try:
+        return int(graph.raw_cuda_graph_exec())
+    except AttributeError as error:
+        what = f"torch {torch.__version__} does not tell the handles of its CUDA graphs"
+        raise Unavailable(what, cure="install torch 2.11 or later", argument="--runner") from error

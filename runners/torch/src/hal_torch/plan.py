@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 from hal_core import ENTERING, TaskKind
 
 from .sampling import Want
@@ -14,7 +14,6 @@ from .sampling import Want
 if TYPE_CHECKING:
     from hal.stepping import PlannedStep
 
-Ints = np.ndarray[Any, np.dtype[np.int32]]
 _FEEDING = (TaskKind.PREFILL, TaskKind.PREFILL_CHUNK)
 _TOKENS, _TIMES, _MOST_KEYS, _MOST_PIECES = (32, 128, 256, 512, 1024, 2048), (1, 4, 16), 16384, 32
 _ALIGNED = 16
@@ -38,36 +37,29 @@ class Size:
     keys: int
     pieces: int
 
-    def numbers(self, slots: int) -> int:
-        """How many numbers a plan of this size is (:class:`Parts`)."""
-        return slots + 2 * (self.pieces + 1) + 2 * self.tokens + 2 * self.keys
-
 
 NOTHING = Size(0, 0, 0)
 
 
-class Parts(NamedTuple):
-    """A plan, int32 and in one line: what the device needs of packed prompts. What pads it has slot 0, position -1.
+class Plan(NamedTuple):
+    """What the host uploads of a step's pieces, int32 and in one line; the device spreads it over tokens and keys.
 
     - ``last`` ``[slots]``: the packed token whose logits are wanted of a slot, or -1.
-    - ``token_ends``, ``key_ends`` ``[pieces + 1]``: where each piece ends among the tokens, and the keys; 0 first.
-    - ``slots``, ``positions`` ``[tokens]``; ``key_slots``, ``key_positions`` ``[keys]``.
+    - ``token_ends``, ``key_ends`` ``[slots + 1]``: where each piece ends among the tokens, and the keys; 0 first.
+    - ``slots``, ``starts`` ``[slots]``: the slot of each piece, and the position of its first token.
     """
 
     last: Any
     token_ends: Any
     key_ends: Any
     slots: Any
-    positions: Any
-    key_slots: Any
-    key_positions: Any
+    starts: Any
 
     @classmethod
-    def of(cls, line: Any, size: Size, slots: int) -> Parts:  # noqa: ANN401 (an array or a tensor)
+    def of(cls, line: Any, slots: int) -> Plan:  # noqa: ANN401 (an array or a tensor)
         """The parts of a line of numbers."""
-        lengths = (slots, *(size.pieces + 1,) * 2, *(size.tokens,) * 2, *(size.keys,) * 2)
         found, begin = [], 0
-        for length in lengths:
+        for length in (slots, slots + 1, slots + 1, slots, slots):
             found.append(line[begin : begin + length])
             begin += length
         return cls(*found)
@@ -111,20 +103,15 @@ def size_of(pieces: Sequence[Piece], captured: Sequence[Size]) -> Size:
     return Size(-(-tokens // _ALIGNED) * _ALIGNED, -(-keys // _ALIGNED) * _ALIGNED, len(pieces))
 
 
-def packed(pieces: Sequence[Piece], size: Size, slots: int, out: Ints) -> None:
-    """Write the plan of some pieces into ``out``, int32 ``[size.numbers(slots)]``."""
-    out.fill(-1)
-    plan = Parts.of(out, size, slots)
-    plan.slots[:], plan.key_slots[:] = 0, 0
-    plan.token_ends[0] = plan.key_ends[0] = token = key = 0
-    for number, piece in enumerate(pieces):
-        count = piece.stop - piece.start
-        plan.slots[token : token + count] = piece.slot
-        plan.positions[token : token + count] = np.arange(piece.start, piece.stop)
-        plan.key_slots[key : key + piece.stop] = piece.slot
-        plan.key_positions[key : key + piece.stop] = np.arange(piece.stop)
-        token, key = token + count, key + piece.stop
-        plan.token_ends[number + 1], plan.key_ends[number + 1] = token, key
+def packed(pieces: Sequence[Piece], slots: int) -> array[int]:
+    """The plan of some pieces (:class:`Plan`). No NumPy: it gives the interpreter's lock up for long arrays."""
+    last, token_ends, key_ends = [-1] * slots, [0], [0]
+    for piece in pieces:
+        token_ends.append(token_ends[-1] + piece.stop - piece.start)
+        key_ends.append(key_ends[-1] + piece.stop)
         if piece.gives:
-            plan.last[piece.slot] = token - 1
-    plan.token_ends[len(pieces) + 1 :], plan.key_ends[len(pieces) + 1 :] = token, key
+            last[piece.slot] = token_ends[-1] - 1
+    rest = slots - len(pieces)
+    ends = [*token_ends, *token_ends[-1:] * rest, *key_ends, *key_ends[-1:] * rest]
+    whose = [*(piece.slot for piece in pieces), *[0] * rest, *(piece.start for piece in pieces), *[0] * rest]
+    return array("i", [*last, *ends, *whose])

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import torch
 from hal_core import InvalidValue, Request, SlotState, Step, Stream
-from torch import Tensor
 
 from hal.model.config import read_config
 from hal.model.loading import checked_entries
@@ -19,19 +18,16 @@ from hal.model.split import Shard, check_split
 from .attention import Kernels, TorchKernels, TritonKernels, packs
 from .graphs import Graphs
 from .model import Decoder
-from .plan import NOTHING, Piece, Size, captured_sizes, packed, pieces_of, size_of
+from .plan import NOTHING, captured_sizes, pieces_of, size_of
 from .ranks import meet
 from .sampling import TROUBLES, Want
-from .steps import Steps
+from .steps import UNDER_WAY, Layers, Part, Steps, Still, Tell
 from .support import check_room, check_sees, computing_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hal.stepping import PlannedStep, RunnerSetup
-
-_UNDER_WAY = 3
-"""Steps whose outcome may not have been read yet: a record is made before the next step but one is launched."""
 
 
 class TorchRunner:
@@ -73,13 +69,12 @@ class TorchRunner:
             self.decoder.allocate_cache(max(1, setup.blocks), state.sizes.block_size)
             kernels = kernels or self._kernels()
             self._steps = Steps(state, self.decoder, kernels)
-        self.vocab_size, self._slots = self.decoder.config.vocab_size, state.sizes.num_slots
+        self.vocab_size = self.decoder.config.vocab_size
         self._wants: dict[int, Want] = {}
-        self._known = [torch.zeros(self._slots, dtype=torch.uint8, pin_memory=self._on_cuda) for _ in range(_UNDER_WAY)]
         self.graphs: Graphs | None = None
         if self._on_cuda if captures is None else captures:
-            sizes = captured_sizes(self._slots, state.sizes.max_model_len)
-            self.graphs = Graphs(self._steps, sizes, self._slots, self._device)
+            sizes = captured_sizes(state.sizes.num_slots, state.sizes.max_model_len)
+            self.graphs = Graphs(self._steps, sizes, setup.device, self._device)
 
     @property
     def note(self) -> str:
@@ -91,49 +86,37 @@ class TorchRunner:
         """Every request that fits the state can be run."""
 
     def launch(self, state: SlotState, step: PlannedStep, stream: Stream) -> Step:
-        """Put the layers and the choice of tokens on ``stream``."""
-        known, pieces = self._known[step.step.number % _UNDER_WAY], pieces_of(step, self._wants)
+        """Put the layers and the choice of tokens on ``stream``: where all of it was captured, by one call that keeps
+        the interpreter's lock."""
+        turn, pieces = step.step.number % UNDER_WAY, pieces_of(step, self._wants)
         decoding = step.step.order(state.name)[step.decodes].tolist()
         giving = [*decoding, *(piece.slot for piece in pieces if piece.gives)]
-        with torch.no_grad(), self._on(stream):
-            if pieces or decoding:
-                self._layers(pieces, decodes=bool(decoding))
-            else:
-                self._steps.codes.zero_()
-            if giving:
-                # The step reports log-probabilities where any of its slots wants them, one that gives no token too.
-                reports = Want(logprobs=step.step.logprobs is not None)
-                self._sample(reduce(or_, (self._wants[slot] for slot in giving), reports))
-            else:
-                self._steps.nothing()
-            known.copy_(self._steps.codes, non_blocking=True)
-        codes, logprobs = known.numpy(), step.step.logprobs if giving else None
+        parts: list[Part] = [self._steps.plan(pieces, turn)] if pieces else []
+        if pieces or decoding:
+            size = size_of(pieces, () if self.graphs is None else self.graphs.sizes) if pieces else NOTHING
+            parts.append(Layers(size, bool(decoding)))
+        else:
+            parts.append(Still.NO_LAYERS)
+        # The step reports log-probabilities where any of its slots wants them, one that gives no token too.
+        reports = Want(logprobs=step.step.logprobs is not None)
+        parts.append(reduce(or_, (self._wants[slot] for slot in giving), reports) if giving else Still.NO_TOKENS)
+        self._put([*parts, Tell(turn)], stream)
+        told = self._steps.told[turn]
 
         def errors() -> dict[int, str]:
-            return {slot: TROUBLES[codes[slot]] for slot in codes.nonzero()[0].tolist()}
+            codes = bytes(told)
+            return {slot: TROUBLES[code] for slot, code in enumerate(codes) if code} if any(codes) else {}
 
-        return replace(step.step, logprobs=logprobs, late_errors=errors)
+        return replace(step.step, logprobs=step.step.logprobs if giving else None, late_errors=errors)
 
     def propose(self, state: SlotState, step: Step, stream: Stream) -> None:
         """There are no drafts."""
 
-    def _layers(self, pieces: Sequence[Piece], *, decodes: bool) -> None:
-        """Run the layers, by a graph where the step's size has one."""
-        graphs, size, plan = self.graphs, NOTHING, None
-        if pieces:
-            size = size_of(pieces, () if graphs is None else graphs.sizes)
-            plan = self._uploaded(pieces, size)
-        if graphs is None or not graphs.replay((size, decodes)):
-            self._steps.layers(plan, size, decodes=decodes)
-
-    def _uploaded(self, pieces: Sequence[Piece], size: Size) -> Tensor:
-        """The plan of some pieces on the device, where the graphs of its size read it."""
-        count = size.numbers(self._slots)
-        made = torch.empty(count, dtype=torch.int32, pin_memory=self._on_cuda)
-        packed(pieces, size, self._slots, made.numpy())
-        if self.graphs is None or size not in self.graphs.sizes:
-            return made.to(self._device, non_blocking=True)
-        return self.graphs.plan[:count].copy_(made, non_blocking=True)
+    def _put(self, parts: Sequence[Part], stream: Stream) -> None:
+        if self.graphs is None or not self.graphs.launch(parts, stream):
+            with torch.no_grad(), self._on(stream):
+                for part in parts:
+                    self._steps.run(part)
 
     def _kernels(self) -> Kernels:
         if not self._on_cuda:
@@ -149,10 +132,6 @@ class TorchRunner:
         if dtype == torch.float32:  # the tokens are to be the cpu device's
             torch.backends.cuda.matmul.allow_tf32 = False
         return Decoder.load(setup.model, str(self._device), dtype, shard)
-
-    def _sample(self, want: Want) -> None:
-        if self.graphs is None or not self.graphs.replay(want):
-            self._steps.sample(want)
 
     def _on(self, stream: Stream) -> AbstractContextManager[object]:
         """Torch's work goes on the stream of the step."""

@@ -3,7 +3,8 @@
 #include <sched.h>
 #include <time.h>
 
-#define FUNCTIONS 14 /* CALLS of native.py */
+#define FUNCTIONS 15 /* CALLS of native.py */
+#define GRAPHS 16 /* of one call, at most */
 
 /* -- work on streams ------------------------------------------------------------------------------------------------ */
 
@@ -182,6 +183,25 @@ static PyObject *fill(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   Py_RETURN_TRUE;
 }
 
+/* Graphs that others have made, one after the other: a stream, then the handle of each. */
+static PyObject *graphs(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+  Driver *driver = (Driver *)self;
+  unsigned long long a[GRAPHS + 1];
+  Turn turn;
+  if (count < 1 || count > GRAPHS + 1)
+    return PyErr_Format(PyExc_TypeError, "graphs takes a stream and at most %d graphs, not %zd numbers", GRAPHS, count);
+  if (numbers(args, count, a, count, "graphs")) return NULL;
+  Handle stream = HANDLE(a[0]);
+  if (refused(driver, stream) || has_room(driver, stream, ROOM)) return NULL;
+  driver->working = PyThread_get_thread_ident();
+  turn_begin(driver, &turn, stream, (int)count - 1);
+  Status status = 0;
+  for (Py_ssize_t i = 1; !status && i < count; i++) status = driver->graph(HANDLE(a[i]), stream);
+  turn_end(&turn, driver, stream);
+  if (status) return failed(driver, status, "cuGraphLaunch"), NULL;
+  Py_RETURN_NONE;
+}
+
 static PyObject *record(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   NUMBERS("record", 2); /* event, stream */
   Work work = {.stream = HANDLE(a[1]), .event = HANDLE(a[0])};
@@ -275,6 +295,7 @@ WITHIN(put)
 WITHIN(write_out)
 WITHIN(copy_out)
 WITHIN(fill)
+WITHIN(graphs)
 WITHIN(record)
 WITHIN(wait_for)
 WITHIN(capturing)
@@ -318,7 +339,7 @@ static PyObject *driver_new(PyTypeObject *type, PyObject *args, PyObject *named)
   if (!driver) return NULL;
   void *places[] = {&driver->upload, &driver->download, &driver->memset32, &driver->launch, &driver->record, &driver->query,
                     &driver->create, &driver->destroy, &driver->wait, &driver->capturing, &driver->exchange,
-                    &driver->current, &driver->push, &driver->pop};
+                    &driver->current, &driver->push, &driver->pop, &driver->graph};
   for (int i = 0; i < FUNCTIONS; i++) {
     uintptr_t address = (uintptr_t)f[i];
     memcpy(places[i], &address, sizeof address);
@@ -345,6 +366,7 @@ static PyMethodDef methods[] = {
     METHOD("write_out", write_out_within, "write_out(to, from, nbytes, stream, function, event): by a kernel, in order on the stream"),
     METHOD("copy_out", copy_out_within, "copy_out(to, after, stream, before, event, (address, nbytes, ...))"),
     METHOD("fill", fill_within, "fill(element, address, nbytes, stream, event): False, with nothing done, unless it is one word"),
+    METHOD("graphs", graphs_within, "graphs(stream, graph, ...): launches them, one after the other"),
     METHOD("record", record_within, "record(event, stream)"),
     METHOD("wait", wait_for_within, "wait(stream, event)"),
     METHOD("query", query, "query(event): True once it has passed"),

@@ -80,6 +80,7 @@ typedef struct {
   Status (*current)(Handle *);
   Status (*push)(Handle);
   Status (*pop)(Handle *);
+  Status (*graph)(Handle, Handle);
   Handle context; /* the device's; NULL until Python has told */
   PyObject *fail; /* fail(status, call) raises */
   PyObject *full; /* full(stream, event) waits until a stream has room, or raises */

@@ -1,0 +1,64 @@
+"""Another thread that wants the interpreter's lock all the while, to find out who gives it up."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+from pathlib import Path
+
+
+class Waiting:
+    """A thread that waits for a semaphore of the C library, and then for the interpreter's lock; ``ran`` counts its
+    turns, ``where`` is what the test's thread was doing at the last one."""
+
+    def __init__(self):
+        self.ran, self.where, self._over, self._done = 0, "", False, threading.Semaphore(0)
+        self._place = ctypes.create_string_buffer(64)
+        self._freely, self._kept = ctypes.CDLL(None), ctypes.PyDLL(None)  # the second keeps the interpreter's lock
+        self._kept.sem_init(self._place, 0, 0)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self):
+        while True:
+            self._freely.sem_wait(self._place)
+            if self._over:
+                return
+            self.where = stack(sys._current_frames()[threading.main_thread().ident])
+            self.ran += 1
+            self._done.release()
+
+    def __enter__(self):
+        self._former = sys.getswitchinterval()
+        sys.setswitchinterval(1000)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        sys.setswitchinterval(self._former)
+        self._over = True
+        self._kept.sem_post(self._place)
+        self._thread.join(30)
+
+    def gets_in(self, call):
+        """Where the call let the thread get the interpreter's lock, or ""."""
+        before, left = self.ran, ctypes.c_int(1)
+        self._kept.sem_post(self._place)
+        while left.value:  # it has passed the semaphore, and wants the interpreter's lock now
+            self._kept.sem_getvalue(self._place, ctypes.byref(left))
+        for _ in range(2000):
+            pass
+        assert self.ran == before, "it was let in before"
+        call()
+        found = self.ran != before and self.where
+        self._done.acquire()
+        return found or ""
+
+
+def stack(frame):
+    """The innermost calls, the last one first."""
+    told = []
+    while frame is not None and len(told) < 5:
+        told.append(f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}")
+        frame = frame.f_back
+    return " < ".join(told)
