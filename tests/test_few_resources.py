@@ -91,7 +91,7 @@ def test_g26_with_few_descriptors_it_works_or_says_so_and_leaves_nothing(tmp_pat
     assert worked >= 5
 
 
-@pytest.mark.parametrize("limit", share.cases([8, 16, 24, 34], {16, 34}.__contains__))
+@pytest.mark.parametrize("limit", share.cases([8, 12, 24, 34], {12, 24}.__contains__))
 def test_hal_run_works_with_few_descriptors_or_says_so(tmp_path, limit):
     done = limited(tmp_path, limit, "run", "--prompt", "def f(", "--max-tokens", "2")
     assert (done.returncode, done.stdout.startswith("def f(")) in [(0, True), (2, False)], done.stderr
@@ -99,8 +99,7 @@ def test_hal_run_works_with_few_descriptors_or_says_so(tmp_path, limit):
     if done.returncode:
         assert "ulimit -n" in done.stderr
     assert left_in(tmp_path) == []
-    assert (done.returncode == 0) >= (limit == 34)
-    assert (done.returncode == 0) <= (limit > 24)
+    assert (done.returncode == 0) == (limit >= 24)
 
 
 @pytest.mark.parametrize("limit", [8, 16, 32])
@@ -198,13 +197,13 @@ DISK = """
 
 
 #: The files that a command makes: an address has its socket and its lock, a private folder itself and its own lock.
-FILES = {"run": 4, "tail": 2, "devices": 0}
+FILES = {"run": 0, "tail": 2, "devices": 0}
 
 
 ROOMS = [(command, room) for command, files in FILES.items() for room in range(files + 1)]
 
 
-@pytest.mark.parametrize(("command", "room"), share.cases(ROOMS, lambda one: one not in (("run", 1), ("run", 2))))
+@pytest.mark.parametrize(("command", "room"), ROOMS)
 def test_on_a_full_disk_it_works_or_says_so_and_leaves_nothing(tmp_path, request, command, room):
     """``room``: how many files more there may be, up to what the command makes; blocks there are none."""
     if shutil.which("unshare") is None or subprocess.run(["unshare", "-m", "true"], check=False).returncode:

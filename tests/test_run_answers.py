@@ -18,8 +18,7 @@ from tokenizers import Tokenizer as Backend
 
 import hal.cli.run_session as session
 from hal.cli import main
-from hal.cli.run_output import Answers
-from hal.cli.run_ranks import _Shown
+from hal.cli.run_output import Answers, Shown
 from hal.distributed.errors import RankLost
 from hal.engine import Engine, Finished
 from hal.model import DEFAULT_CHECKPOINT
@@ -314,7 +313,7 @@ def test_complete_answers_behind_one_of_a_lost_rank_are_shown(tokenizer, device)
     answers.take(record(0, tokens))
     for name in ("r1", "r3"):
         answers.end(Finished(name, (*tokens,), FinishReason.LENGTH, reported=False))
-    with pytest.raises(RankLost), _Shown().by(answers):
+    with pytest.raises(RankLost), Shown().by(answers):
         raise RankLost("rank 0 was lost", 0, 3, [("r0", 2, -1), ("r2", 0, -1)])
     shown = "".join(screen.written)
     if device is None:

@@ -1,15 +1,20 @@
-"""What ``hal run`` has generated is shown to the end, however slowly standard output is read."""
+"""``hal run`` hands its records over in its own process, and shows them however slowly standard output is read."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 
 import numpy as np
 import pytest
+from hal_core import SinkClosed
 from hal_core.output.records import OutputRecord
 
-from hal.cli import run_ranks, run_session
-from hal.transport.connection import Connection
+from hal.cli import run_output, run_session
+from hal.reading import OutputReader
+
+from .commands import environment, left_in
 
 
 class Slow:
@@ -30,41 +35,29 @@ def record(step):
 
 
 class Output:
-    """A step's output that is there already."""
+    """A step's output; ``ends`` has how it was completed."""
+
+    request_ids = ("r0",)
 
     def __init__(self, step):
-        self.step = step
+        self.step, self.ends = step, []
 
     def resolve(self):
         return record(self.step)
 
     def complete(self, error):
-        assert error is None
+        self.ends.append(error)
 
 
-def plain(answers, monkeypatch):
-    monkeypatch.setattr(run_session, "_CLOSE_SECONDS", 0.01)
-    show = run_session._Show(answers, None, None)
-    for step in range(3):
-        show.sink.put(Output(step))
-    return show
-
-
-def on_ranks(answers, monkeypatch):
-    monkeypatch.setattr(run_ranks, "_LEAVE_SECONDS", 0.01)
-    show = run_ranks._Shown().by(answers)
-    for step in range(3):
-        show.take(record(step))
-    return show
-
-
-@pytest.mark.parametrize("make", [plain, on_ranks])
-def test_it_waits_for_a_reader_that_takes_its_time(make, monkeypatch):
+def test_it_waits_for_a_reader_that_takes_its_time(monkeypatch):
+    monkeypatch.setattr(run_output, "_LEAVE_SECONDS", 0.01)
     answers = Slow()
-    show = make(answers, monkeypatch)
+    shown = run_output.Shown().by(answers)
+    for step in range(3):
+        shown.take(record(step))
 
     def use():
-        with show:
+        with shown:
             pass
 
     leaving = threading.Thread(target=use)
@@ -77,10 +70,66 @@ def test_it_waits_for_a_reader_that_takes_its_time(make, monkeypatch):
     assert answers.taken == [0, 1, 2]
 
 
-def test_a_run_without_records_does_not_wait_for_a_connection_that_was_not_made(monkeypatch):
-    """As when every request is refused at once: the sink closes before it has found its reader."""
-    monkeypatch.setattr(Connection, "_look_for_reader", lambda connection: None)
-    monkeypatch.setattr(run_session, "_CLOSE_SECONDS", 5.0)
-    with run_session._Show(Slow(), None, None) as show:
-        pass
-    assert not show._thread.is_alive()
+def test_an_output_is_complete_when_the_engine_has_taken_its_record():
+    outputs, taken = [Output(step) for step in range(3)], []
+    with run_session._open_output(None, None) as (sink, handed):
+        handed.to = taken.append
+        for one in outputs:
+            sink.put(one)
+        assert [one.ends for one in outputs] == [[], [], []]
+        for one in outputs[:2]:
+            handed.take(one.resolve())
+    assert [one.step for one in taken] == [0, 1]
+    assert [one.ends for one in outputs] == [[None], [None], [None]], "the step behind the last end is complete too"
+    with pytest.raises(SinkClosed):
+        sink.put(Output(3))
+
+
+def test_after_an_error_the_tickets_of_outputs_end_with_their_sink():
+    output = Output(0)
+
+    def fail():
+        with run_session._open_output(None, None) as (sink, _):
+            sink.put(output)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert isinstance(output.ends[0], SinkClosed)
+
+
+def test_with_a_sink_the_records_are_sent_there_as_well(tmp_path):
+    taken, outputs = [], [Output(step) for step in range(2)]
+    with OutputReader(f"ipc://{tmp_path}/socket", auto_ack=True) as reader:
+
+        def use():
+            with run_session._open_output(reader.url, None) as (sink, handed):
+                handed.to = taken.append
+                for one in outputs:
+                    sink.put(one)
+                    handed.take(one.resolve())
+
+        sending = threading.Thread(target=use)
+        sending.start()
+        frames = [reader.read(60.0) for _ in outputs]
+        while sending.is_alive():  # it waits for the acknowledgement, which a reader sends when it is asked for more
+            reader.read(0.01)
+        sending.join()
+    assert [frame.record.step for frame in frames] == [one.step for one in taken] == [0, 1]
+    assert [one.ends for one in outputs] == [[None], [None]]
+
+
+WITHOUT_ZMQ = """
+import sys
+sys.modules["zmq"] = None
+from hal.cli import main
+main()
+"""
+
+
+def test_in_one_process_nothing_is_sent_and_no_file_is_made(tmp_path):
+    """ZeroMQ, which stood between the engine and the text, cannot be imported here."""
+    command = [sys.executable, "-c", WITHOUT_ZMQ, "run", "--prompt", "def f(", "--max-tokens", "4"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(tmp_path), check=False)
+    assert (done.returncode, done.stdout[:6]) == (0, "def f("), done.stderr
+    assert left_in(tmp_path) == []

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from hal.cli import deadline, signals
-from hal.cli.run_drive import drive
+from hal.cli.run_output import drive
 
 from .commands import LIBRARIES, left_in, start
 
@@ -93,8 +93,14 @@ STATES = {
     "loading": ("c", "hal.model.llama:LlamaModel.load", *PROMPT),
     "in a step": ("python", "hal.worker.runner:ModelRunner.launch", *PROMPT),
     "in a step, in a library": ("c", "hal.worker.runner:ModelRunner.launch", *PROMPT),
-    "closing": ("python", "hal.transport.zmq_sink:ZmqSink.close", *PROMPT),
-    "closing a sink that nobody reads": ("on", "hal.cli.run_session:close_all", *PROMPT, "--sink", "ipc://{}/none"),
+    "closing": ("python", "hal.transport.zmq_sink:ZmqSink.close", *PROMPT, "--sink", "ipc://{}/none"),
+    "closing a sink that nobody reads": (
+        "on",
+        "hal.transport.zmq_sink:ZmqSink.close",
+        *PROMPT,
+        "--sink",
+        "ipc://{}/none",
+    ),
     "idle": ("c", "hal.reading.reader:OutputReader.read", "tail", "ipc://{}/socket"),
 }
 ON_RANKS = {

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from .commands import LIBRARIES, check_end, left_in, place_of, start
+from .commands import LIBRARIES, check_end, left_in, start
 
 pytestmark = pytest.mark.long(12)
 WARM = LIBRARIES
@@ -33,8 +33,8 @@ def reading_nothing(folder, *arguments, warm=None):
 def test_a_run_whose_output_nobody_reads_ends_all_the_same(tmp_path, warm):
     number = signal.SIGTERM
     process, reading = reading_nothing(tmp_path, "run", "--prompt", "def f(", "--max-tokens", "4", warm=warm)
-    folder = place_of(tmp_path)
-    while not list(folder.glob("hal-*/output")):  # until it runs
+    tasks = Path(f"/proc/{process.pid}/task")
+    while not any("pipe" in (task / "wchan").read_text() for task in tasks.iterdir()):  # until it waits for its reader
         assert process.poll() is None
         time.sleep(0.01)
     process.send_signal(number)

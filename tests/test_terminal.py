@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 from hal_core import FinishReason, OutputRecord, SlotStatus
 
-from hal.cli import console, devices, run_screen
-from hal.cli.run_drive import drive
-from hal.cli.run_output import Answers
+from hal.cli import console, devices, screen
+from hal.cli.run_output import Answers, drive
 from hal.cli.run_session import _plain_logs
 from hal.cli.tail import Printer
 from hal.engine import Finished
@@ -53,11 +52,11 @@ def test_control_characters_are_escaped_on_a_terminal_alone():
 def test_no_screen_hands_control_characters_to_a_terminal(streams, monkeypatch, out, err):
     monkeypatch.setenv("TERM", "dumb")  # rich then writes no control characters of its own
     output, errors = streams(out, err)
-    screen = run_screen.open_screen()
-    screen.write(EVIL)
-    screen.write("\n")
-    screen.note(EVIL)
-    screen.close()
+    shown = screen.open_screen()
+    shown.write(EVIL)
+    shown.write("\n")
+    shown.note(EVIL)
+    shown.close()
     told, noted = output.getvalue(), errors.getvalue()
     if not out:
         assert EVIL in told
@@ -167,16 +166,16 @@ class Text:
 def interrupted(monkeypatch, count, **options):
     """A screen after Ctrl-C in ``count`` prompts, and what the command says of it in the end."""
     came = []
-    monkeypatch.setattr("hal.cli.run_drive.signals.came", lambda: 2 if came else None)
+    monkeypatch.setattr("hal.cli.run_output.signals.came", lambda: 2 if came else None)
     requests = [SimpleNamespace(request_id=f"r{at}") for at in range(count)]
     plan = SimpleNamespace(requests=requests, prompts=["x"] * count, answer=lambda request: Text())
-    screen = Counting()
-    answers = Answers(plan, screen, **{"device": None, "logprobs": False} | options)
+    counting = Counting()
+    answers = Answers(plan, counting, **{"device": None, "logprobs": False} | options)
     answers.take(first_token())
-    before = len("".join(screen.written).splitlines()), screen.calls
+    before = len("".join(counting.written).splitlines()), counting.calls
     drive(Aborting(lambda: came.append(1)), plan, answers, SimpleNamespace(error=None))
-    lines = "".join(screen.written).splitlines()
-    return lines[before[0] :], screen.calls - before[1], answers.cut_off
+    lines = "".join(counting.written).splitlines()
+    return lines[before[0] :], counting.calls - before[1], answers.cut_off
 
 
 def first_token():

@@ -11,20 +11,23 @@ from typing import TYPE_CHECKING, Any
 
 from hal_core import InvalidValue, SamplingParams
 
-from hal.distributed.hiring import record_keys
 from hal.makers import check_maker
 from hal.proposers import NONE
 from hal.sharing import SHARED
 from hal.stepping import AUTO, PADDLE, check_dtype, check_overlap, check_runner_name
 from hal.transport.urls import scheme_of
 
-from .run_speculation import check_acceptance, check_speculation
-
 if TYPE_CHECKING:
+    from hal.model.config import LlamaConfig
     from hal.transport.curve import CurveKeys
 
 STRATEGIES = ("strict-pack", "pack", "spread", "strict-spread")
 """What ``--ray-placement`` takes: Ray's placement strategies."""
+REJECTION = "rejection"
+MOST_DRAFTS = 5
+"""Most drafts of a step."""
+_OF_THE_CHECKPOINT = {"mtp", "hybrid"}
+"""Proposers that draft with the checkpoint's own prediction layer."""
 PADDLE_MODEL = "the Paddle model"
 """What the runner is called where none is named."""
 MODEL_PLACE = "cpu"
@@ -130,6 +133,31 @@ class RankOptions:
         return self.tp * self.dp
 
 
+def check_speculation(speculate: str, drafts: int) -> None:
+    """Raise :class:`InvalidValue` for a count of drafts that a state has no room for."""
+    if speculate != NONE and not 1 <= drafts <= MOST_DRAFTS:
+        raise InvalidValue(f"{drafts}", cure=f"give a whole number from 1 to {MOST_DRAFTS}", argument="--drafts")
+
+
+def check_layer(speculate: str, config: LlamaConfig) -> None:
+    """Raise :class:`InvalidValue` where the checkpoint has no prediction layer to draft with."""
+    if not config.num_nextn_predict_layers and _OF_THE_CHECKPOINT & set(speculate.split("+")):
+        raise InvalidValue(
+            f"{speculate}: the checkpoint has no multi-token-prediction layer (num_nextn_predict_layers is 0)",
+            cure="choose another proposer, as ngram, or a checkpoint that has one",
+            argument="--speculate",
+        )
+
+
+def check_acceptance(acceptance: str, speculate: str) -> None:
+    """Raise :class:`InvalidValue` for a way to accept drafts that there is not."""
+    if acceptance not in ("exact", REJECTION):
+        raise InvalidValue(f"{acceptance!r}", cure=f"give exact or {REJECTION}", argument="--acceptance")
+    if acceptance == REJECTION and speculate == NONE:
+        cure = "leave it out, or name a proposer with --speculate"
+        raise InvalidValue("there are no drafts to accept", cure=cure, argument="--acceptance")
+
+
 def split_of(text: str | None) -> tuple[int, int] | None:
     """``"P,D"`` as numbers of prefill and decode workers; None for None. Raises :class:`InvalidValue`."""
     if text is None:
@@ -204,7 +232,11 @@ class Options:
 
     def sink_keys(self) -> CurveKeys | None:
         """The keys for ``--sink``. Raises :class:`InvalidValue` where it goes to another host and there is none."""
-        return record_keys(str(self.sink), self.ranks.key) if self.sends_by_tcp else None
+        if not self.sends_by_tcp:
+            return None
+        from hal.distributed.hiring import record_keys  # with ZeroMQ behind it
+
+        return record_keys(str(self.sink), self.ranks.key)
 
     @property
     def named_runner(self) -> str:

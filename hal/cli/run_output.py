@@ -1,26 +1,79 @@
-"""What ``hal run`` makes of the records that its reader reads: text as it comes, or one JSON object a request."""
+"""Output of ``hal run``: answers as text or JSON, the thread that shows them, and the closing line."""
 
 from __future__ import annotations
 
 import json
 import math
+import queue
+import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hal_core import FinishReason, HalError, OutputRecord, OutputRow, SlotStatus
 
-from .run_device import DeviceFacts
-from .run_screen import Screen
-from .run_speculation import told_of_answer
+from hal.proposers import NONE
+
+from . import deadline, signals
+from .console import say
+from .screen import Screen
 
 if TYPE_CHECKING:
+    from hal_core import Request
+
     from hal.engine import Finished
     from hal.model.streaming import AnswerText
+    from hal.worker.drafting import Acceptance
 
     from .run_plan import Plan
+
+_LOOK_SECONDS = 0.1
+_LEAVE_SECONDS = 2.0
+"""After a signal. A reader of standard output that takes nothing is not waited for any longer."""
+
+
+class Able(Protocol):
+    """What is said of a device's abilities."""
+
+    @property
+    def substituted(self) -> str: ...
+
+    @property
+    def fallbacks(self) -> Mapping[str, str]: ...
+
+
+class Named(Protocol):
+    """A device by name and abilities: one that is opened here, or the one that all ranks have opened."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def capabilities(self) -> Able: ...
+
+
+DeviceFacts = dict[str, Any]
+"""``name``, ``substituted`` ("" where nothing stands in), and ``fallbacks``, hook to reason."""
+
+
+def facts_of(device: Named) -> DeviceFacts:
+    """What each JSON object says of the device."""
+    able = device.capabilities
+    return {"name": device.name, "substituted": able.substituted, "fallbacks": dict(able.fallbacks)}
+
+
+def where(device: Named, place: str, *, no_overlap: str = "", why_paddle: str = "") -> str:
+    """The same in the line that sums a run up: what falls back, why steps did not overlap, why ``auto`` took the Paddle
+    model, the device with its stand-in, and the runner or the place of the model."""
+    by_reason: dict[str, list[str]] = {}
+    for hook, reason in device.capabilities.fallbacks.items():
+        by_reason.setdefault(" ".join(reason.split()), []).append(hook)
+    told = [f"{' and '.join(hooks)} fall{'s' * (len(hooks) == 1)} back: {why}" for why, hooks in by_reason.items()]
+    apart = [f"steps do not overlap: {no_overlap}"] if no_overlap else []
+    apart += [f"runner paddle, as {why_paddle}"] if why_paddle else []
+    return "; ".join([*told, *apart, f"device {device.name}, {place}"])
 
 
 @dataclass(slots=True, eq=False)
@@ -232,3 +285,122 @@ def _logprobs(row: OutputRow) -> list[dict[str, Any]]:
         ]
         entries.append({**pairs[0], "rank": rank, "top": pairs[1:]})
     return entries
+
+
+def told_of_answer(name: str, drafted: int, steps: int, tokens: int) -> dict[str, Any]:
+    """What a JSON object says of an answer of so many ``tokens`` that came in so many ``steps``."""
+    rate = round(tokens / steps, 3) if steps else 0.0
+    return {"proposer": name, "drafted": drafted, "accepted": max(0, tokens - steps), "tokens_a_step": rate}
+
+
+def summed_up(speculate: str, acceptance: Acceptance) -> str:
+    """The part of the closing line that tells of drafts, with a comma before it; "" without speculation."""
+    if speculate == NONE:
+        return ""
+    told = (
+        f"{acceptance.accepted} of {acceptance.drafted} drafts accepted, {acceptance.tokens_a_turn:.2f} tokens a step"
+    )
+    return f", {told} ({speculate})"
+
+
+class Shown:
+    """A thread that shows records, so that a slow reader of standard output does not hold the engine up."""
+
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
+        self._records: queue.SimpleQueue[OutputRecord | None] = queue.SimpleQueue()
+        self._answers: Answers | None = None
+        self._thread = threading.Thread(target=self._serve, name="hal-run-shown", daemon=True)
+
+    def by(self, answers: Answers) -> Shown:
+        """Set where the records are shown."""
+        self._answers = answers
+        return self
+
+    def take(self, record: OutputRecord) -> None:
+        """Show a record, later."""
+        self._records.put(record)
+
+    def _serve(self) -> None:
+        assert self._answers is not None
+        while (record := self._records.get()) is not None:
+            try:
+                if self.error is None:
+                    self._answers.take(record)
+            except BaseException as error:  # noqa: BLE001 (handed to the command's thread, which raises it)
+                self.error = error
+
+    def __enter__(self) -> Shown:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Have everything shown, however slowly it is read; a signal ends the wait."""
+        self._records.put(None)
+        while self._thread.is_alive() and signals.came() is None:
+            self._thread.join(_LOOK_SECONDS)
+        self._thread.join(_LEAVE_SECONDS)
+        if self._thread.is_alive() and signals.came() is not None:
+            say("hal: standard output takes nothing: what was left of the text is not shown")
+            signals.end_now()
+        if kind is None and self.error is not None:
+            raise self.error
+        if kind is not None and not self._thread.is_alive() and self._answers is not None:
+            self._answers.show_rest()
+
+
+class Drivable(Protocol):
+    """What is asked of an engine; :class:`hal.engine.Engine` is one."""
+
+    @property
+    def busy(self) -> bool: ...
+
+    def submit(self, request: Request) -> None: ...
+
+    def abort(self, request_id: str) -> None: ...
+
+    def step(self) -> list[Finished]: ...
+
+
+class Shows(Protocol):
+    """What shows the records elsewhere."""
+
+    @property
+    def error(self) -> BaseException | None:
+        """What has ended it."""
+
+
+def drive(engine: Drivable, plan: Plan, answers: Answers, show: Shows) -> None:
+    """Run every request to its end, which may be that all are aborted. After a signal that takes half of the time that
+    is left: where a step hangs, what need not wait for it still ends in order."""
+    for request in plan.requests:
+        engine.submit(request)
+    aborted = False
+    while engine.busy and show.error is None and signals.since() < deadline.SECONDS / 2:
+        for finished in engine.step():
+            if not finished.reported:
+                answers.end(finished)
+        while answers.stopped:
+            engine.abort(answers.stopped.popleft())
+        if signals.came() is not None and not aborted:
+            aborted = True
+            answers.break_off()
+            for request in plan.requests:
+                engine.abort(request.request_id)
+
+
+def summarize(
+    screen: Screen, answers: Answers, seconds: float, used: tuple[int, int, int], drafts: str, place: str
+) -> None:
+    """Say how much was generated how fast. ``used``: most slots at once, slots there are, preemptions; ``drafts``: what
+    is told of them, with a comma before it, or ""."""
+    speed = answers.tokens / seconds if seconds else 0.0
+    most, slots, preemptions = used
+    preempted = f"{preemptions} preemption{'s' * (preemptions != 1)}"
+    screen.close()
+    if answers.cut_off:
+        screen.note(answers.cut_off)
+    screen.note(
+        f"{answers.tokens} tokens in {seconds:.2f} s ({speed:.1f} tokens/s), {most} of {slots} slots used, "
+        f"{preempted}{drafts}; {place}"
+    )

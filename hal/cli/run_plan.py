@@ -16,8 +16,7 @@ from hal.model.streaming import AnswerText
 from hal.model.tokenizer import Tokenizer
 from hal.proposers import NONE, check_names
 
-from .run_options import Options
-from .run_speculation import check_layer
+from .run_options import Options, check_layer
 
 BLOCK_SIZE = 16
 

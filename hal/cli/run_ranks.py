@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import queue
-import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from typing import TYPE_CHECKING
 
-from hal_core import HalError, InvalidValue, OutputRecord, Undelivered, lay_out
+from hal_core import HalError, InvalidValue, Undelivered, lay_out
 
 from hal.distributed.check import VARIABLE
 from hal.distributed.crew import Crew
@@ -29,16 +27,13 @@ from hal.worker.drafting import Acceptance
 
 from . import signals
 from .console import say
-from .run_device import facts_of, where
-from .run_drive import drive, summarize
 from .run_launched import launched_crew
-from .run_options import PADDLE_MODEL, Options
-from .run_output import Answers
+from .run_options import PADDLE_MODEL, REJECTION, Options
+from .run_output import Answers, Shown, drive, facts_of, summarize, summed_up, where
 from .run_plan import Plan
-from .run_screen import Screen, open_screen
-from .run_speculation import REJECTION, summed_up
 from .run_split import ranks_told, split_engine
 from .run_workers import Hired, hire
+from .screen import Screen, open_screen
 
 if TYPE_CHECKING:
     from hal_core import SamplingParams
@@ -49,7 +44,6 @@ if TYPE_CHECKING:
 
 LOST, FAILED = 1, 2
 """Exit statuses: ranks were lost; a request ended with an error."""
-_LOOK_SECONDS, _LEAVE_SECONDS = 0.1, 2.0
 
 
 def generate_on_ranks(plan: Plan, params: SamplingParams, options: Options) -> int:
@@ -95,7 +89,7 @@ def _generate(
         for note in plan.notes:
             screen.note(note)
         stack.enter_context(on_ray or nullcontext())
-        shown = _Shown()
+        shown = Shown()
         engine = _engine(plan, options, shown, screen, hired, on_ray)
         stack.callback(lambda: engine.close())
         able = engine.abilities
@@ -167,7 +161,7 @@ def _setup(plan: Plan, options: Options) -> Setup:
 
 
 def _engine(
-    plan: Plan, options: Options, shown: _Shown, screen: Screen, hired: Hired | None, on_ray: RayRanks | None
+    plan: Plan, options: Options, shown: Shown, screen: Screen, hired: Hired | None, on_ray: RayRanks | None
 ) -> RanksEngine | SplitEngine:
     ranks, setup = options.ranks, _setup(plan, options)
     if ranks.split is not None:
@@ -215,48 +209,3 @@ def _listed(deliveries: Sequence[tuple[str, int, int]]) -> str:
         else:
             runs.append([name])
     return ", ".join(f"{run[0]}{f' to {run[-1]}' * (len(run) > 1)} from {first[run[0]]} on" for run in runs)
-
-
-class _Shown:
-    """A thread that shows records, so that who reads standard output slowly does not hold the engine up."""
-
-    def __init__(self) -> None:
-        self.error: BaseException | None = None
-        self._records: queue.SimpleQueue[OutputRecord | None] = queue.SimpleQueue()
-        self._answers: Answers | None = None
-        self._thread = threading.Thread(target=self._serve, name="hal-run-shown", daemon=True)
-
-    def by(self, answers: Answers) -> _Shown:
-        """Where the records are shown."""
-        self._answers = answers
-        return self
-
-    def take(self, record: OutputRecord) -> None:
-        """Show a record, later."""
-        self._records.put(record)
-
-    def _serve(self) -> None:
-        assert self._answers is not None
-        while (record := self._records.get()) is not None:
-            try:
-                if self.error is None:
-                    self._answers.take(record)
-            except BaseException as error:  # noqa: BLE001 (handed to the command's thread, which raises it)
-                self.error = error
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Have everything shown, however slowly it is read; a signal ends the wait."""
-        self._records.put(None)
-        while self._thread.is_alive() and signals.came() is None:
-            self._thread.join(_LOOK_SECONDS)
-        self._thread.join(_LEAVE_SECONDS)
-        if self._thread.is_alive() and signals.came() is not None:
-            say("hal: standard output takes nothing: what was left of the text is not shown")
-            signals.end_now()
-        if kind is None and self.error is not None:
-            raise self.error
-        if kind is not None and not self._thread.is_alive() and self._answers is not None:
-            self._answers.show_rest()

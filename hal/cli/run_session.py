@@ -1,45 +1,42 @@
-"""``hal run`` at work: an engine with its worker, and a reader in a thread that shows what arrives."""
+"""``hal run`` in one process: an engine with its worker, and a thread that shows the records it hands over."""
 
 from __future__ import annotations
 
 import logging
 import os
-import threading
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from hal_core import ALONE, HalError, InvalidValue, SamplingParams, Unavailable
+from hal_core import ALONE, HalError, InvalidValue, SamplingParams, SinkClosed, Unavailable
 from hal_core.devices import check_processor
+from hal_core.frames import complete_with, new_session
 
 from hal.distributed.rollcall import Launched
 from hal.engine import Engine
 from hal.model.split import check_split
 from hal.opening import open_as_asked
-from hal.reading import Event, OutputReader, SessionEnded, StreamLoss
+from hal.proposers.counted import closing_well, open_proposer
 from hal.stepping import AUTO, PADDLE, RunnerSetup, Stepper, choose_runner, make_runner, overlap_of
-from hal.transport import open_sink
-from hal.transport.copies import Copies, close_all
-from hal.transport.descriptors import check_descriptors
+from hal.transport.descriptors import SENDER, check_descriptors
 from hal.worker import ModelRunner, Worker
 
 from . import failures, signals
 from .console import say
 from .failures import cure_of, one_line
 from .imports import uncollected
-from .run_device import facts_of, where
-from .run_drive import drive, summarize
-from .run_options import PADDLE_MODEL, Options
-from .run_output import Answers
+from .run_options import PADDLE_MODEL, REJECTION, Options
+from .run_output import Answers, Shown, drive, facts_of, summarize, summed_up, where
 from .run_plan import make_plan
-from .run_screen import open_screen
-from .run_speculation import REJECTION, closing_well, open_proposer, summed_up
+from .screen import open_screen
 
 if TYPE_CHECKING:
     from hal_core import BoundDevice, OutputRecord, Sink, SlotState
+    from hal_core.frames import PendingOutput
 
     from hal.model.llama import LlamaModel
     from hal.stepping import Runner
@@ -49,11 +46,10 @@ if TYPE_CHECKING:
 
 FAILED = 2
 """Exit status: a request ended with an error."""
-_CLOSE_SECONDS, _LOOK_SECONDS, _SHOW_SECONDS = 10.0, 0.2, 0.005
-#: After a signal. A reader of standard output that takes nothing is not waited for any longer.
-_LEAVE_SECONDS = 2.0
-#: Reader and sink with their connection (22), the private folder's lock, and what Paddle and a device open meanwhile.
-_DESCRIPTORS = 28
+_CLOSE_SECONDS, _LEAVE_SECONDS = 10.0, 2.0
+"""Seconds that the sink of ``--sink`` has to send what it holds; after a signal."""
+_DESCRIPTORS = 8
+"""File descriptors that Paddle and a device open."""
 
 
 def generate(texts: Sequence[str], params: SamplingParams, options: Options) -> int:
@@ -61,7 +57,7 @@ def generate(texts: Sequence[str], params: SamplingParams, options: Options) -> 
     if options.runner == PADDLE or (options.runner == AUTO and options.paddle_alone):
         _check_paddle()
     plan = make_plan(texts, params, options)
-    check_descriptors(_DESCRIPTORS, "hal run")
+    check_descriptors(_DESCRIPTORS + SENDER * (options.sink is not None), "hal run")
     with signals.noted(), ExitStack() as stack:
         stack.enter_context(_plain_logs())
         if (launched := Launched.of(os.environ)) is not None:
@@ -97,20 +93,21 @@ def generate(texts: Sequence[str], params: SamplingParams, options: Options) -> 
         if proposer is not None:
             stack.enter_context(closing_well(proposer))
             answers.speculate = options.speculate, proposer.drafted
-        with _Show(answers, options.sink, keys) as show:
+        with _open_output(options.sink, keys) as (sink, handed), Shown().by(answers) as shown:
             worker: Stepper
             if runner is None:
                 assert model is not None
-                worker = Worker(
-                    device, model, plan.sizes, plan.blocks, show.sink, proposer=proposer, rejection=rejection
-                )
+                worker = Worker(device, model, plan.sizes, plan.blocks, sink, proposer=proposer, rejection=rejection)
             else:
-                worker = Stepper(device, runner[1], runner[0], show.sink, blocks=plan.blocks)
+                worker = Stepper(device, runner[1], runner[0], sink, blocks=plan.blocks)
             who, needs_host = PADDLE_MODEL if runner is None else name, worker.runner.needs_host
             overlap, why = overlap_of(options.overlap, device, who, needs_host)
-            engine = Engine(worker, chunk=options.chunk, step_tokens=options.step_tokens, overlap=overlap)
+            handed.to = shown.take
+            engine = Engine(
+                worker, chunk=options.chunk, step_tokens=options.step_tokens, overlap=overlap, on_record=handed.take
+            )
             began = time.perf_counter()
-            drive(engine, plan, answers, show)
+            drive(engine, plan, answers, shown)
             seconds = time.perf_counter() - began
         if answers.incomplete:
             raise HalError(f"no record told the end of {answers.incomplete}", cure="report it: the output path lost it")
@@ -124,82 +121,64 @@ def generate(texts: Sequence[str], params: SamplingParams, options: Options) -> 
     return FAILED if answers.failed else 0
 
 
-class _Show:
-    """The output path: the worker's sink, and the thread that reads what comes out of it and shows it."""
+class _Handed:
+    """The sink of a worker in the engine's own process: an output is complete when the engine has taken its record."""
 
-    def __init__(self, answers: Answers, also: str | None, keys: CurveKeys | None) -> None:
-        """``also``: a url to which the records go as well, with ``keys``."""
-        self._answers = answers
-        self._over = False
-        self.error: BaseException | None = None
-        reader = OutputReader(on_event=self._hear)
-        self._sinks: list[Sink] = []
-        try:
-            self._sinks.append(open_sink(reader.url))
-            self._sinks += [open_sink(also, curve=keys)] if also else []
-        except BaseException:
-            close_all(self._sinks, 0.0)
-            reader.close()
-            raise
-        self._own: Any = self._sinks[0]
-        self.sink: Sink = Copies(self._sinks) if also else self._own
-        self._thread = threading.Thread(target=self._read, args=(reader,), name="hal-run-reader", daemon=True)
-        try:
-            self._thread.start()
-        except BaseException:
-            close_all(self._sinks, 0.0)
-            reader.close()
-            raise
+    def __init__(self) -> None:
+        self.session = new_session()
+        self.to: Callable[[OutputRecord], None] = lambda record: None
+        self._pending: deque[PendingOutput] = deque()
+        self._closed = False
 
-    def _read(self, reader: OutputReader) -> None:
-        try:
-            with reader:
-                while not self._over:
-                    if (frame := reader.read(_LOOK_SECONDS)) is not None and self.error is None:
-                        self._take(frame.record)
-        except BaseException as error:  # noqa: BLE001 (handed to the command's thread, which raises it)
-            self.error = error
+    def put(self, pending: PendingOutput) -> None:
+        """Keep the output until the engine takes its record."""
+        if self._closed:
+            raise SinkClosed("the sink is closed", cure="open a new one", hook="save_output", argument="sink")
+        self._pending.append(pending)
 
-    def _take(self, record: OutputRecord) -> None:
-        """Show the record. After an error reading goes on all the same: the sink would wait for that to close."""
-        try:
-            self._answers.take(record)
-        except BaseException as error:  # noqa: BLE001 (handed on, as above)
-            self.error = error
+    def take(self, record: OutputRecord) -> None:
+        """Hand the record on. The engine takes records in the order of their steps."""
+        self._pending.popleft().complete(None)
+        self.to(record)
 
-    def _hear(self, event: Event) -> None:
-        if isinstance(event, StreamLoss):
-            raise event
-        self._over = self._over or isinstance(event, SessionEnded)
+    def close(self, timeout: float) -> None:
+        """Complete the outputs that the engine has not taken, as of the step behind the last end; at 0 s fail them."""
+        self._closed = True
+        while self._pending:
+            pending = self._pending.popleft()
+            if not timeout:
+                pending.complete(SinkClosed("the sink was closed first", hook="save_output", argument="sink"))
+            elif complete_with(pending) is not None:
+                pending.complete(None)
 
-    def _shows(self) -> bool:
-        """Whether the thread has still something to show."""
-        counts = self._own.counters()
-        return self._thread.is_alive() and bool(counts["queued"] or counts["unacknowledged"])
 
-    def __enter__(self) -> _Show:
-        return self
+@contextmanager
+def _open_output(url: str | None, keys: CurveKeys | None) -> Iterator[tuple[Sink, _Handed]]:
+    """Open the worker's sink, which hands records over here and, with ``url``, sends them there as well.
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Have everything shown, however slowly it is read; after an error only leave nothing behind."""
-        while kind is None and self.error is None and signals.came() is None and self._shows():
-            self._thread.join(_SHOW_SECONDS)
-        failed = kind is not None or self.error is not None
-        patience = _CLOSE_SECONDS if signals.came() is None else _LEAVE_SECONDS
-        try:
-            close_all(self._sinks, 0.0 if failed else patience)
-        except HalError:
-            if not failed and self.error is None and signals.came() is None:  # that one says why
-                raise
-        finally:
-            unused = not self._own.counters()["frames"]  # no good-bye comes if the two never met
-            self._over = self._over or failed or unused or signals.came() is not None
-            self._thread.join(patience)
-        if self._thread.is_alive() and signals.came() is not None:
-            say("hal: standard output takes nothing: what was left of the text is not shown")
-            signals.end_now()
-        if kind is None and self.error is not None:
-            raise self.error
+    At the end it sends what it still holds; after an error or a signal it does not wait long for that.
+    """
+    handed = _Handed()
+    sent: list[Sink] = []
+    sink: Sink = handed
+    if url is not None:
+        from hal.transport import open_sink
+        from hal.transport.copies import Copies
+
+        sent = [open_sink(url, curve=keys)]
+        sink = Copies([*sent, handed])
+    failed = True
+    try:
+        yield sink, handed
+        failed = False
+    finally:
+        handed.close(0.0 if failed or signals.came() is not None else _CLOSE_SECONDS)
+        for one in sent:
+            try:
+                one.close(0.0 if failed else _CLOSE_SECONDS if signals.came() is None else _LEAVE_SECONDS)
+            except HalError:
+                if not failed and signals.came() is None:  # that one says why
+                    raise
 
 
 def _choose(options: Options, device: BoundDevice) -> tuple[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from hal_core import (
@@ -58,12 +58,20 @@ class Engine:
     ``overlap``: while the device runs a step, the host takes over the one before it and schedules, inserts and launches
     the next one; the end of a request is then known one step later (:func:`hal.stepping.overlap_of` says whether it can
     be). The host waits for the output of the step before, and for nothing else.
+    ``on_record`` is called with each record that was taken, in the order of the steps.
     """
 
     def __init__(
-        self, worker: Steps, *, chunk: int = DEFAULT_CHUNK, step_tokens: int | None = None, overlap: bool = False
+        self,
+        worker: Steps,
+        *,
+        chunk: int = DEFAULT_CHUNK,
+        step_tokens: int | None = None,
+        overlap: bool = False,
+        on_record: Callable[[OutputRecord], None] | None = None,
     ) -> None:
         self.worker, self.overlap = worker, overlap
+        self._on_record = on_record or (lambda record: None)
         self.scheduler = Scheduler(
             worker.layout, worker.blocks, chunk=chunk, step_tokens=step_tokens, admit=worker.admit, overlap=overlap
         )
@@ -129,5 +137,7 @@ class Engine:
             raise launched.trouble
 
     def _take(self, launched: Launched) -> None:
-        self._ended += self.scheduler.update(self.worker.take(launched))
+        record = self.worker.take(launched)
+        self._ended += self.scheduler.update(record)
         self.steps += 1
+        self._on_record(record)

@@ -9,9 +9,9 @@ import pytest
 from hal_core import GroupLost, PluginError
 
 from hal.cli import main
-from hal.cli.run_speculation import Counted, closing_well
 from hal.discovery import PROPOSERS, Entry
 from hal.proposers import Drawn, Setup, loading, make_proposer
+from hal.proposers.counted import Counted, closing_well
 from hal.proposers.host import Guess
 from hal.proposers.naive import Naive
 
