@@ -86,7 +86,14 @@ def run(
             "installed proposer, or two or more as first+second. It changes no token.",
         ),
     ] = "none",
-    drafts: Annotated[int, typer.Option(metavar="K", help="Most drafts that a step verifies of a prompt, 1 to 5.")] = 4,
+    drafts: Annotated[
+        int | None,
+        typer.Option(
+            metavar="K",
+            help="Most drafts that a step verifies of a prompt, 1 to 5: with --speculate (4 unless told), or of a "
+            "--runner that drafts on the device.",
+        ),
+    ] = None,
     acceptance: Annotated[
         str,
         typer.Option(

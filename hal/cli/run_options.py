@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 STRATEGIES = ("strict-pack", "pack", "spread", "strict-spread")
 """What ``--ray-placement`` takes: Ray's placement strategies."""
 REJECTION = "rejection"
-MOST_DRAFTS = 5
-"""Most drafts of a step."""
+MOST_DRAFTS, USUAL_DRAFTS = 5, 4
+"""Most drafts of a step, and how many a proposer may make unless told."""
 _OF_THE_CHECKPOINT = {"mtp", "hybrid"}
 """Proposers that draft with the checkpoint's own prediction layer."""
 PADDLE_MODEL = "the Paddle model"
@@ -133,10 +133,18 @@ class RankOptions:
         return self.tp * self.dp
 
 
-def check_speculation(speculate: str, drafts: int) -> None:
+def check_drafts_count(drafts: int | None) -> None:
     """Raise :class:`InvalidValue` for a count of drafts that a state has no room for."""
-    if speculate != NONE and not 1 <= drafts <= MOST_DRAFTS:
+    if drafts is not None and not 1 <= drafts <= MOST_DRAFTS:
         raise InvalidValue(f"{drafts}", cure=f"give a whole number from 1 to {MOST_DRAFTS}", argument="--drafts")
+
+
+def no_drafts(why: str) -> InvalidValue:
+    """Return the refusal of ``--drafts`` where the Paddle model runs without a proposer; ``why`` it runs, where that
+    was not asked for."""
+    what = f"the Paddle model runs{f', as {why}' if why else ''}, and nothing drafts for it"
+    cure = "name a proposer with --speculate, or a --runner that drafts on the device"
+    return InvalidValue(what, cure=cure, argument="--drafts")
 
 
 def check_layer(speculate: str, config: LlamaConfig) -> None:
@@ -190,7 +198,7 @@ class Options:
     chunk: int
     stop: Sequence[str]
     speculate: str
-    drafts: int
+    drafts: int | None
     as_json: bool
     sink: str | None = None
     ranks: RankOptions = RankOptions()
@@ -206,7 +214,7 @@ class Options:
             if value is not None and value < 1:
                 argument = f"--{name.replace('_', '-')}"
                 raise InvalidValue(f"{value}", cure="give a whole number of at least 1", argument=argument)
-        check_speculation(self.speculate, self.drafts)
+        check_drafts_count(self.drafts)
         check_acceptance(self.acceptance, self.speculate)
         if self.ranks.key is not None and not self.ranks.workers and not self.sends_by_tcp:
             cure = "leave it out, or give --workers URL,URL or --sink tcp://host:port"
@@ -216,6 +224,8 @@ class Options:
         check_dtype(self.dtype)
         if self.named_runner:
             self._check_runner()
+        elif self.asks_runner and (self.runner == PADDLE or self.paddle_alone):
+            raise no_drafts(self.paddle_alone)
         for text in self.stop:
             if not text:
                 raise InvalidValue("an empty text", cure="leave it out", argument="--stop")
@@ -244,6 +254,16 @@ class Options:
         return "" if self.runner in (AUTO, PADDLE) else self.runner
 
     @property
+    def asks_runner(self) -> bool:
+        """Whether a runner is to draft for itself."""
+        return self.drafts is not None and self.speculate == NONE
+
+    @property
+    def most_drafts(self) -> int:
+        """Most drafts that a step verifies of a prompt; 0: steps are plain."""
+        return USUAL_DRAFTS if self.drafts is None and self.speculate != NONE else self.drafts or 0
+
+    @property
     def paddle_alone(self) -> str:
         """Why the Paddle model runs whatever else is installed, as far as the options say; "": they do not."""
         if self.speculate != NONE:
@@ -256,7 +276,7 @@ class Options:
     def _check_runner(self) -> None:
         """Refuse options that concern the Paddle model alone."""
         if self.speculate != NONE:
-            cure = "leave it out: a runner drafts for itself"
+            cure = "leave it out: with --drafts K a runner drafts for itself"
             raise InvalidValue(f"{self.speculate} drafts beside the Paddle model", cure=cure, argument="--speculate")
         for option, asked in (("--dp-sync", self.ranks.dp_sync), ("--sampling", self.ranks.sampling != "first")):
             if asked:

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hal_core import FinishReason, HalError, OutputRecord, OutputRow, SlotStatus
 
-from hal.proposers import NONE
-
 from . import deadline, signals
 from .console import say
 from .screen import Screen
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
 
     from hal.engine import Finished
     from hal.model.streaming import AnswerText
-    from hal.worker.drafting import Acceptance
+    from hal.stepping import Acceptance
 
     from .run_plan import Plan
 
@@ -117,15 +115,15 @@ class Answer:
             answer["message"] = self.message
         if speculate is not None:
             name, drafted = speculate
-            made = drafted.get(self.request_id, 0)
+            made = None if drafted is None else drafted.get(self.request_id, 0)
             answer["speculation"] = told_of_answer(name, made, self.steps, len(self.token_ids))
         if with_logprobs:
             answer["logprobs"] = self.logprobs
         return json.dumps(answer)
 
 
-Speculation = tuple[str, Mapping[str, int]]
-"""The proposer's name, and request id to how many drafts it made."""
+Speculation = tuple[str, Mapping[str, int] | None]
+"""The name of what drafts, and request id to how many drafts it made; None for a runner, whose stay on the device."""
 
 
 class Answers:
@@ -287,20 +285,23 @@ def _logprobs(row: OutputRow) -> list[dict[str, Any]]:
     return entries
 
 
-def told_of_answer(name: str, drafted: int, steps: int, tokens: int) -> dict[str, Any]:
-    """What a JSON object says of an answer of so many ``tokens`` that came in so many ``steps``."""
+def told_of_answer(name: str, drafted: int | None, steps: int, tokens: int) -> dict[str, Any]:
+    """What a JSON object says of an answer of so many ``tokens`` that came in so many ``steps``. ``drafted``: None
+    where drafts stay on the device."""
     rate = round(tokens / steps, 3) if steps else 0.0
-    return {"proposer": name, "drafted": drafted, "accepted": max(0, tokens - steps), "tokens_a_step": rate}
+    known = {} if drafted is None else {"drafted": drafted}
+    return {"proposer": name, **known, "accepted": max(0, tokens - steps), "tokens_a_step": rate}
 
 
-def summed_up(speculate: str, acceptance: Acceptance) -> str:
-    """The part of the closing line that tells of drafts, with a comma before it; "" without speculation."""
-    if speculate == NONE:
+def summed_up(drafts: int, who: str, acceptance: Acceptance) -> str:
+    """The part of the closing line that tells of drafts, with a comma before it; "" where steps verify none. ``who``:
+    what drafts."""
+    if not drafts:
         return ""
     told = (
         f"{acceptance.accepted} of {acceptance.drafted} drafts accepted, {acceptance.tokens_a_turn:.2f} tokens a step"
     )
-    return f", {told} ({speculate})"
+    return f", {told} ({who})"
 
 
 class Shown:

@@ -14,7 +14,7 @@ from hal.engine.budget import Budget
 from hal.model.config import LlamaConfig, read_config
 from hal.model.streaming import AnswerText
 from hal.model.tokenizer import Tokenizer
-from hal.proposers import NONE, check_names
+from hal.proposers import check_names
 
 from .run_options import Options, check_layer
 
@@ -53,7 +53,7 @@ def make_plan(texts: Sequence[str], params: SamplingParams, options: Options) ->
         num_slots=min(options.slots, len(requests)),  # more would never be used
         max_model_len=config.max_position_embeddings,
         block_size=BLOCK_SIZE,
-        max_draft_tokens=0 if options.speculate == NONE else options.drafts,
+        max_draft_tokens=options.most_drafts,
         max_logprobs=params.logprobs or 0,
         max_eos=max(1, len(params.eos_token_ids)),
         max_stop_sequences=1,

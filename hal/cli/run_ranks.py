@@ -20,10 +20,9 @@ from hal.distributed.limits import COLLECTIVE, STARTING
 from hal.distributed.words import Setup
 from hal.model.split import check_split
 from hal.proposers import NONE
-from hal.stepping import AUTO, overlap_of
+from hal.stepping import AUTO, Acceptance, overlap_of
 from hal.transport.descriptors import check_rank_limit
 from hal.worker import ModelRunner
-from hal.worker.drafting import Acceptance
 
 from . import signals
 from .console import say
@@ -97,6 +96,8 @@ def _generate(
         answers = Answers(plan, screen, device=facts, logprobs=params.logprobs is not None)
         if options.speculate != NONE:
             answers.speculate = options.speculate, engine.drafted
+        elif options.asks_runner:
+            answers.speculate = options.named_runner, None
         with shown.by(answers):
             began = time.perf_counter()
             drive(engine, plan, answers, shown)
@@ -110,7 +111,8 @@ def _generate(
             )
         if answers.incomplete:
             raise HalError(f"no record told the end of {answers.incomplete}", cure="report it: the output path lost it")
-        drafts = summed_up(options.speculate, Acceptance(*engine.drafts))
+        who_drafts = options.named_runner if options.asks_runner else options.speculate
+        drafts = summed_up(options.most_drafts, who_drafts, Acceptance(*engine.drafts))
         ranks = ranks_told(options.ranks)
         if len(set(able.indices)) > 1:
             ranks += f" on devices {', '.join(map(str, able.indices))}"

@@ -21,7 +21,7 @@ from hal.engine import Engine
 from hal.model.split import check_split
 from hal.opening import open_as_asked
 from hal.proposers.counted import closing_well, open_proposer
-from hal.stepping import AUTO, PADDLE, RunnerSetup, Stepper, choose_runner, make_runner, overlap_of
+from hal.stepping import AUTO, PADDLE, RunnerSetup, Stepper, check_drafts, choose_runner, make_runner, overlap_of
 from hal.transport.descriptors import SENDER, check_descriptors
 from hal.worker import ModelRunner, Worker
 
@@ -29,7 +29,7 @@ from . import failures, signals
 from .console import say
 from .failures import cure_of, one_line
 from .imports import uncollected
-from .run_options import PADDLE_MODEL, REJECTION, Options
+from .run_options import PADDLE_MODEL, REJECTION, Options, no_drafts
 from .run_output import Answers, Shown, drive, facts_of, summarize, summed_up, where
 from .run_plan import make_plan
 from .screen import open_screen
@@ -93,6 +93,8 @@ def generate(texts: Sequence[str], params: SamplingParams, options: Options) -> 
         if proposer is not None:
             stack.enter_context(closing_well(proposer))
             answers.speculate = options.speculate, proposer.drafted
+        elif options.asks_runner:
+            answers.speculate = name, None
         with _open_output(options.sink, keys) as (sink, handed), Shown().by(answers) as shown:
             worker: Stepper
             if runner is None:
@@ -112,7 +114,8 @@ def generate(texts: Sequence[str], params: SamplingParams, options: Options) -> 
         if answers.incomplete:
             raise HalError(f"no record told the end of {answers.incomplete}", cure="report it: the output path lost it")
         scheduler = engine.scheduler
-        drafts = summed_up(options.speculate, worker.acceptance) if isinstance(worker, Worker) else ""
+        who_drafts = name if options.asks_runner else options.speculate
+        drafts = summed_up(options.most_drafts, who_drafts, worker.acceptance)
         used = (scheduler.most_running, plan.sizes.num_slots, scheduler.preemptions)
         place = f"model on {options.model_place}" if runner is None else _called(name, runner[0])
         said = where(device, place, no_overlap=why, why_paddle=why_paddle)
@@ -187,6 +190,8 @@ def _choose(options: Options, device: BoundDevice) -> tuple[str, str]:
         return PADDLE, options.paddle_alone
     name, why = choose_runner(options.runner, device, options.model)
     if name == PADDLE:
+        if options.asks_runner:
+            raise no_drafts(why)
         _check_paddle()
     return name, why
 
@@ -203,6 +208,7 @@ def _open_runner(name: str, device: BoundDevice, plan: Plan, options: Options) -
     vocab, place = plan.config.vocab_size, options.model_place
     setup = RunnerSetup(device, state, plan.blocks, options.model, place, vocab, ALONE, options.dtype)
     runner = make_runner(name, setup)
+    check_drafts(name, runner, options.most_drafts)
     overlap_of(options.overlap, device, name, runner.needs_host)
     return runner, state
 

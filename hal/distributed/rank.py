@@ -29,11 +29,10 @@ from hal.proposers import NONE, make_proposer
 from hal.proposers import Setup as ProposerSetup
 from hal.selection import requested
 from hal.sharing import LocalRank, moved
-from hal.stepping import RunnerSetup, Stepper, make_runner, overlap_of
+from hal.stepping import Acceptance, RunnerSetup, Stepper, check_drafts, make_runner, overlap_of
 from hal.transport import open_sink
 from hal.transport.copies import Copies, close_all
 from hal.transport.curve import CurveKeys
-from hal.worker.drafting import Acceptance
 
 from .check import RankCheck
 from .errors import error_of, trace_told, word_of
@@ -132,6 +131,7 @@ class _Serving:
             self.wait(Go)
             self._patience = 2 * setup.timeout
             worker, check = self._worker(setup, layout, device)
+            self._acceptance = worker.acceptance
             worker.on_raised = lambda error: self.line.say(Raised(self.rank, trace_told(error)), 1.0)
             runner, able = setup.runner or "the Paddle model", device.capabilities
             overlap, why = overlap_of(setup.overlap, device, runner, worker.runner.needs_host)
@@ -263,7 +263,6 @@ class _Serving:
             shares_drafts=group.size > 1 and setup.speculate != NONE,
             rejection=setup.rejection,
         )
-        self._acceptance = worker.acceptance
         if self._first:
             worker.runner.on_drafts = lambda counts: self.line.say(Drafted(self.rank, counts), 1.0)
         if setup.dp_sync and setup.dp > 1:
@@ -292,7 +291,9 @@ class _Serving:
         state, model = device.state(setup.sizes), Path(setup.model)
         place = moved(setup.place, device.index - requested(setup.device).index)
         made = RunnerSetup(device, state, setup.blocks, model, place, read_config(model).vocab_size, group, setup.dtype)
-        stepper = Stepper(device, state, make_runner(setup.runner, made), self._sink, blocks=setup.blocks, group=group)
+        runner = make_runner(setup.runner, made)
+        check_drafts(setup.runner, runner, setup.sizes.max_draft_tokens)
+        stepper = Stepper(device, state, runner, self._sink, blocks=setup.blocks, group=group)
         if setup.params is not None:
             stepper.runner.check(Request("every request", (0,), setup.params))
         device.open_group(state=state, group=group)

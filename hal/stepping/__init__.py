@@ -6,17 +6,20 @@
 
 from __future__ import annotations
 
+from .acceptance import Acceptance
 from .ahead import StepsAhead
-from .loading import AUTO, PADDLE, check_dtype, check_runner_name, choose_runner, make_runner
+from .loading import AUTO, PADDLE, check_drafts, check_dtype, check_runner_name, choose_runner, make_runner
 from .overlap import OVERLAPS, check_overlap, overlap_of
 from .planned import PlannedStep
-from .runner import HostRunner, KeepsBlocks, Runner, RunnerSetup
+from .runner import DraftsOnDevice, HostRunner, KeepsBlocks, Runner, RunnerSetup
 from .stepper import Launched, Stepper
 
 __all__ = [
     "AUTO",
     "OVERLAPS",
     "PADDLE",
+    "Acceptance",
+    "DraftsOnDevice",
     "HostRunner",
     "KeepsBlocks",
     "Launched",
@@ -25,6 +28,7 @@ __all__ = [
     "RunnerSetup",
     "Stepper",
     "StepsAhead",
+    "check_drafts",
     "check_dtype",
     "check_overlap",
     "check_runner_name",

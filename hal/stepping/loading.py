@@ -15,6 +15,8 @@ from hal_core import InvalidValue, PluginError
 from hal.discovery import AUTOMATIC, RUNNER, RUNNERS, Entry, installed_in, load_made, load_maker, named
 from hal.makers import check_maker, make
 
+from .runner import DraftsOnDevice
+
 if TYPE_CHECKING:
     from hal_core import BoundDevice
 
@@ -77,6 +79,13 @@ def make_runner(name: str, setup: RunnerSetup) -> Runner:
         what = f"{name} made {type(made).__name__}, which has no {', '.join(lacks)}"
         raise PluginError(what, cure="see hal/stepping/runner.py for what a runner is", argument=RUNNER)
     return cast("Runner", made)
+
+
+def check_drafts(name: str, runner: Runner, drafts: int) -> None:
+    """Raise :class:`InvalidValue` where ``drafts`` a step are asked of a runner that makes none."""
+    if drafts and not (isinstance(runner, DraftsOnDevice) and runner.drafts_on_device):
+        cure = "leave it out, or give a --runner that drafts on the device"
+        raise InvalidValue(f"runner {name} makes no drafts", cure=cure, argument="--drafts")
 
 
 def _entry(name: str) -> Entry:

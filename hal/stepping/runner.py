@@ -94,6 +94,14 @@ class Runner(Protocol):
 
 
 @runtime_checkable
+class DraftsOnDevice(Protocol):
+    """A runner that drafts for itself, by work on the device (``--drafts``): ``propose`` does it."""
+
+    drafts_on_device: bool
+    """True. On several ranks all draft the same: from fields that are equal on all of them, as ``token_ids``."""
+
+
+@runtime_checkable
 class KeepsBlocks(Protocol):
     """A runner whose requests may move to another worker with their blocks (``--split``)."""
 

@@ -29,6 +29,7 @@ from hal_core import (
 )
 from hal_core.frames import entries_of
 
+from .acceptance import Acceptance
 from .planned import Int32s, PlannedStep, StepPlanner
 from .runner import HostRunner, RunnerFailed
 
@@ -71,6 +72,7 @@ class Stepper:
       (``entries``), that is its slot: the output of each step names all slots.
     - ``group``: the tensor-parallel group that it is in.
     - ``last``: the record of the last step that was taken; ``steps``: how many were launched.
+    - ``acceptance``: what became of drafts so far, on a state with room for drafts.
     - ``on_raised``: is called with what the runner raised in a step whose requests end with it.
     """
 
@@ -82,6 +84,7 @@ class Stepper:
         self.stream = device.default_stream
         self.steps = 0
         self.last: OutputRecord | None = None
+        self.acceptance = Acceptance()
         self.on_raised: Callable[[Exception], object] = lambda error: None
         self._planner = StepPlanner(state, group)
         self._every_slot = _every_slot(state, sink)
@@ -145,6 +148,8 @@ class Stepper:
         state, number = self.state, launched.step.number
         record = self.last = state.take(launched.ticket)
         self._taken = number + 1
+        if state.speculative:
+            self.acceptance.count(launched.planned, state)
         mirror, order, ended = state.mirror, launched.step.places[state.name], []
         flags = mirror["stop_flags"].reshape(-1)[order]
         if any(flags.tobytes()):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,32 +28,6 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
-
-
-@dataclass(slots=True)
-class Acceptance:
-    """What became of drafts so far.
-
-    - ``drafted``: drafts that were fed; ``accepted``: tokens that a step gave a slot beyond its first one.
-    - ``turns``: how often a slot that decodes was given tokens by a step.
-    """
-
-    drafted: int = 0
-    accepted: int = 0
-    turns: int = 0
-
-    @property
-    def tokens_a_turn(self) -> float:
-        """Tokens that a step gives a decoding slot, on average; 0.0 before the first."""
-        return (self.turns + self.accepted) / self.turns if self.turns else 0.0
-
-    def count(self, inputs: StepInput, outputs: Columns) -> None:
-        """Take over a step that verified drafts; ``outputs`` has ``accept_num`` as of its ``update_inputs``."""
-        given = outputs["accept_num"][inputs.slots[inputs.decodes], 0]
-        turns = int(np.count_nonzero(given))
-        self.drafted += int(inputs.drafts.sum())
-        self.turns += turns
-        self.accepted += int(given.sum()) - turns
 
 
 class Drafting:

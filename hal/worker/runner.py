@@ -11,7 +11,7 @@ from hal_core import ByteRange, Group, InvalidValue, Request, Step, Ticket
 
 from hal.model.batch import ModelBatch
 from hal.stepping import HostRunner, PlannedStep
-from hal.worker.drafting import Acceptance, Drafting, accepted_tokens, called, read_outputs, share_drafts
+from hal.worker.drafting import Drafting, accepted_tokens, called, read_outputs, share_drafts
 from hal.worker.histories import Histories
 from hal.worker.inputs import Columns, StepInput, chunks_of, read_inputs
 from hal.worker.tokens import StepTokens, choose_tokens
@@ -61,7 +61,7 @@ class ModelRunner(HostRunner):
 
     - ``noise``, ``proposer``, ``shares_drafts``, ``rejection``: as of :class:`hal.worker.Worker`.
     - ``on_drafts``: is told how many drafts each request is given, before the step's record is made.
-    - ``acceptance``: what became of drafts so far. ``histories``: by slot, what was said, for penalties.
+    - ``histories``: by slot, what was said, for penalties.
     """
 
     needs_host = "its tokens are chosen on the host"
@@ -81,7 +81,6 @@ class ModelRunner(HostRunner):
         self.device, self.state, self.model, self.group = device, state, model, group
         self.stream = device.default_stream
         self._noise, self._shares, self._rejection = noise, shares_drafts, rejection
-        self.acceptance = Acceptance()
         self.on_drafts: Callable[[dict[str, int]], object] | None = None
         self.histories = Histories()
         self._drafting = None if proposer is None else Drafting(proposer, state, model.config.vocab_size)
@@ -142,10 +141,8 @@ class ModelRunner(HostRunner):
             self.device.set_drafts(state=state, step=step, drafts=drafts, stream=stream)
 
     def took(self, step: PlannedStep, outputs: Columns, ended: Sequence[int]) -> None:
-        """Count what became of drafts, remember what was said, and forget who is gone."""
+        """Remember what was said, and forget who is gone."""
         assert self._inputs is not None
-        if self.state.speculative:
-            self.acceptance.count(self._inputs, outputs)
         if self.histories:
             slots = self._inputs.slots.tolist()
             name = "accept_tokens" if self.state.speculative else "sampled_token_ids"

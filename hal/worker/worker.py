@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, ClassVar
 from hal_core import ALONE, Group
 
 from hal.stepping import Stepper
-from hal.worker.drafting import Acceptance
 from hal.worker.runner import Model, ModelRunner
 
 if TYPE_CHECKING:
@@ -68,8 +67,3 @@ class Worker(Stepper):
     def model(self) -> Model:
         """The model that it runs."""
         return self.runner.model
-
-    @property
-    def acceptance(self) -> Acceptance:
-        """What became of drafts so far."""
-        return self.runner.acceptance

@@ -53,7 +53,7 @@ class Employed:
 
 def options(*urls, key=None, tp=1, model=DEFAULT_CHECKPOINT):
     ranks = RankOptions(tp=tp, workers=tuple(urls), key=key)
-    return Options("cpu", {}, model, "cpu", 8, None, 256, [], "none", 4, False, ranks=ranks)
+    return Options("cpu", {}, model, "cpu", 8, None, 256, [], "none", None, False, ranks=ranks)
 
 
 @pytest.fixture

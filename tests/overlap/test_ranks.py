@@ -24,7 +24,8 @@ PROMPTS = ("def main(", "x = ", "class Reader:", "if not")
 TOKENS = 10
 
 
-def test_two_ranks_one_step_ahead_give_the_tokens_foretold_also_after_a_loss(capsys, monkeypatch, tmp_path):
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_two_ranks_one_step_ahead_give_the_tokens_foretold_also_after_a_loss(capsys, monkeypatch, tmp_path, drafts):
     try:
         core_library()
     except NoCompiler as error:
@@ -36,12 +37,14 @@ def test_two_ranks_one_step_ahead_give_the_tokens_foretold_also_after_a_loss(cap
     monkeypatch.chdir(Path(__file__).parent)
     arguments = ["--device", "sim", "--runner", "mortal:MortalRunner", "--tp", "2", "--restart", "1", "--overlap", "on"]
     arguments += ["--slots", "1", "--chunk", "4", "--max-tokens", str(TOKENS), "--seed", "3", "--json"]
+    arguments += ["--drafts", str(drafts)] if drafts else []
     with pytest.raises(SystemExit) as end:
         main(["run", *arguments, *(part for prompt in PROMPTS for part in ("--prompt", prompt))])
     out, err = capsys.readouterr()
     assert end.value.code == 0, err
     assert "started again 1 time(s)" in err
     assert "overlap" not in err
+    assert ("drafts accepted" in err) is bool(drafts), err
     config = read_config(DEFAULT_CHECKPOINT)
     tokenizer = Tokenizer.load(DEFAULT_CHECKPOINT, config)
     found = [json.loads(line) for line in out.splitlines()]

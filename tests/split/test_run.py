@@ -74,14 +74,14 @@ PROMPTS = ("def main(", "x = ", "class Reader: takes what comes and shows it to 
 
 
 @pytest.mark.conform
-@pytest.mark.parametrize("overlap", ["on", "off"])
-def test_a_runner_that_says_where_its_blocks_are_may_be_split_too(overlap, tmp_path, capfd, monkeypatch):
+@pytest.mark.parametrize(("overlap", "drafts"), [("on", ()), ("off", ()), ("on", ("--drafts", "3"))])
+def test_a_runner_that_says_where_its_blocks_are_may_be_split_too(overlap, drafts, tmp_path, capfd, monkeypatch):
     """Its tokens are made of what lies in the blocks, on the device's stream, a step ahead of the host or not."""
     mixing = pytest.importorskip("hal_sim.mixing", reason="paddle-hal-sim is not installed")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     arguments = [*MIX, *(part for prompt in PROMPTS for part in ("--prompt", prompt)), "--chunk", "4", "--slots", "2"]
     with pytest.raises(SystemExit) as ended:
-        main(["run", *arguments, "--split", "1,1", "--overlap", overlap])
+        main(["run", *arguments, "--split", "1,1", "--overlap", overlap, *drafts])
     out, err = capfd.readouterr()
     assert ended.value.code == 0, err
     config = read_config(DEFAULT_CHECKPOINT)

@@ -60,7 +60,7 @@ class MixRunner:
     """Mixes tokens on the sim device (:class:`hal.stepping.Runner`). It needs nothing of the host; ``cache`` is what it
     reads them from, and its requests may move (``--split``)."""
 
-    needs_host = ""
+    needs_host, drafts_on_device = "", True
 
     def __init__(self, setup: Setup) -> None:
         device, state = setup.device.device, setup.state
