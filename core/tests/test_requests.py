@@ -92,3 +92,35 @@ def test_an_admitted_request_stays_in_its_process():
     for carry in (pickle.dumps, copy.copy, copy.deepcopy):
         with pytest.raises(InvalidValue, match="admit it where it is inserted"):
             carry(request)
+
+
+class TestTokenArrays:
+    """Prompts that are arrays: of any whole type, in any order, longer than what is copied at once."""
+
+    LONG = lay_out(StateConfig(num_slots=1, max_model_len=4096))
+
+    @pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.int32, np.uint32, np.int64, np.uint64, ">i4"])
+    @pytest.mark.parametrize("count", [1, 499, 500, 501, 1700])
+    def test_every_token_is_copied(self, dtype, count):
+        prompt = (np.arange(2 * count) % 251).astype(dtype)[::-2]
+        admitted = admit(Request("r", prompt, SamplingParams(max_tokens=900), prompt[:700]), self.LONG)
+        expected = [*prompt.tolist(), *prompt[:700].tolist()]
+        prompt[:] = 9
+        assert admitted.tokens.tolist() == expected
+        assert (admitted.prompt_len, admitted.generated) == (count, min(count, 700))
+
+    @pytest.mark.parametrize("where", [0, 499, 500, 1023])
+    @pytest.mark.parametrize("wrong", [-1, 2**31, 2**40, -(2**63)])
+    def test_a_token_that_is_no_id_is_found_anywhere(self, where, wrong):
+        prompt = np.full(1024, 5)
+        prompt[where] = wrong
+        for name, given in (("prompt", (prompt, ())), ("output", ([5], prompt))):
+            with pytest.raises(InvalidValue, match=f"{name} must be one list of token ids"):
+                admit(Request("r", given[0], SamplingParams(max_tokens=2000), given[1]), self.LONG)
+
+    def test_the_largest_token_is_compared_with_the_vocabulary(self):
+        prompt = np.full(1024, 5, np.int32)
+        prompt[700] = 300
+        assert admit(Request("r", prompt), self.LONG, vocab_size=301).total == 1024
+        with pytest.raises(InvalidValue, match="token 300 is outside the vocabulary of 300"):
+            admit(Request("r", prompt), self.LONG, vocab_size=300)

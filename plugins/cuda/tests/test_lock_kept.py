@@ -65,6 +65,14 @@ def settle(bound):
         assert event.wait(30)
 
 
+def admission(state, dtype):
+    """Of an array; a list's elements are converted with the lock kept."""
+    tokens = np.arange(LENGTH, dtype=dtype)
+    return lambda: state.admit(
+        Request(f"r{next(_names)}", tokens, SamplingParams(max_tokens=900, bad_words=(3,)), [4] * 700)
+    )
+
+
 def graphs(bound, state):
     return lambda: bound.launch_graphs(graphs=(1, 2, 3), stream=bound.default_stream)
 
@@ -113,6 +121,8 @@ class Later(MemorySink):
 
 
 CALLS = {
+    "admit int32": lambda bound, state, _: admission(state, np.int32),
+    "admit int64": lambda bound, state, _: admission(state, np.int64),
     "insert 1": lambda bound, state, _: insertion(bound, state, 1),
     "insert 128": lambda bound, state, _: insertion(bound, state, 128),
     "hand over 16, grow 1": lambda bound, state, _: mixed_insertion(bound, state, 16),
@@ -123,6 +133,7 @@ CALLS = {
     "graphs": lambda bound, state, _: graphs(bound, state),
     "take": taken,
 }
+NO_DRIVER = ("take", "admit int32", "admit int64")
 WARM, TRIES, LONG = 6, 200, 100
 """Calls after which events and memory are used again; and in which who lets go is noticed; turns until requests end."""
 
@@ -145,7 +156,7 @@ def test_no_hook_lets_go_of_the_interpreters_lock(opened, name):
             assert other.gets_in(prepared(bound, state, sink, name)) == "", "the call let another thread in there"
 
 
-@pytest.mark.parametrize("name", [name for name in CALLS if name != "take"])  # which asks the driver nothing
+@pytest.mark.parametrize("name", [name for name in CALLS if name not in NO_DRIVER])
 @pytest.mark.parametrize("opened", ["python over the library"], indirect=True)
 def test_that_the_python_path_lets_go_is_noticed(opened, name):
     bound, sink = opened(), Later()

@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from hal_core import OutOfMemory
-from hal_core.devices import ROW_FIELDS
 
 from .structs import CHUNK_NUMBERS, PLACE
 
@@ -43,7 +42,6 @@ PLACES = 1 << 14
 """Requests that can be staged and not yet inserted; a power of two."""
 SPARE = 1
 """Chunks kept for later besides the one being filled; what a burst took beyond is given back."""
-BLOCKS = ROW_FIELDS.index("block_tables")
 
 
 def _up16(nbytes: int) -> int:
@@ -142,9 +140,10 @@ class Admissions:
         """Put a request's bytes into a chunk, ``record`` among them; where there is no room, do nothing."""
         if os.getpid() != self._process:  # a fork's child: the pinned memory is not its own
             return
-        rows = [row for at, row in enumerate(request.rows) if at != BLOCKS]
-        begins = list(itertools.accumulate([0, len(record), *map(len, rows)], lambda at, n: _up16(at + n)))
-        nbytes = begins.pop()
+        nbytes, placed = 0, []
+        for piece in (record, *request.rows):  # the block table is empty, and takes no room
+            placed.append((nbytes, nbytes + len(piece), piece))
+            nbytes += _up16(len(piece))
         admission_id, place, dropped = request.admission_id, request.admission_id % PLACES, self._dropped
         with self.lock:
             self._forget_dropped()
@@ -152,8 +151,8 @@ class Admissions:
             at = None if chunk is None else chunk.take(nbytes)
             if chunk is not None and at is not None:
                 buffer = chunk.block.buffer.data
-                for begin, piece in zip(begins, (record, *rows), strict=True):
-                    buffer[at + begin : at + begin + len(piece)] = piece
+                for begin, end, piece in placed:
+                    buffer[at + begin : at + end] = piece
                 self.table[place] = admission_id, chunk.block.mirror + at, chunk.number, 1
                 self._alive[admission_id] = weakref.ref(request, lambda _: dropped.append(admission_id))
         if self._leaving:  # freeing waits for the device, so not under the lock, which an insertion needs
