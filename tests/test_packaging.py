@@ -232,7 +232,7 @@ def test_the_import_check_sees_what_it_should(tmp_path):
 # Device names. The rule: in hal and hal_core, outside comments and docstrings, no identifier and no string may contain
 # the name of a device that is a plugin; and nothing, the embedded device's name included, may be compared with one.
 
-DEVICES = ("cuda", "xpu", "maca", "metax", "sim")
+DEVICES = ("cuda", "xpu", "maca", "metax", "opencl", "sim")
 #: Names of protocols of other projects, which have a device's name in them.
 PROTOCOLS = ("__cuda_array_interface__", "DLPACK_CUDA")
 WORD = re.compile(rf"(?<![A-Za-z])({'|'.join(DEVICES)})(?![A-Za-z])", re.IGNORECASE)

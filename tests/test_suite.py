@@ -30,6 +30,7 @@ FILES = (
     "conformance/tests/test_liars.py",
     "plugins/sim/tests/test_device_kit.py",
     "plugins/maca/tests/test_maca.py",
+    "plugins/opencl/tests/test_kit.py",
     "plugins/xpu/tests/test_xpu.py",
     "tests/test_adding_a_device.py",
 )
@@ -57,6 +58,7 @@ def test_four_whole_runs_of_the_kit_are_in_make_test_and_the_others_in_make_conf
         "test_the_cpu_device_conforms_with_several_ranks_and_one_pool_serves_them_all",
         "test_the_device_conforms",
         "test_the_conformance_kit",
+        "test_the_conformance_kit_on_an_opencl_driver",
         "test_the_conformance_kit_under_the_checker",
         "test_the_kits_tests_of_several_ranks",
         "test_a_run_that_requires_asynchrony_is_refused",

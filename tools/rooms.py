@@ -22,6 +22,7 @@ PACKAGES = {
     "hal_cuda": "plugins/cuda/src/hal_cuda",
     "hal_fastdeploy": "plugins/fastdeploy/src/hal_fastdeploy",
     "hal_maca": "plugins/maca/src/hal_maca",
+    "hal_opencl": "plugins/opencl/src/hal_opencl",
     "hal_sim": "plugins/sim/src/hal_sim",
     "hal_xpu": "plugins/xpu/src/hal_xpu",
 }

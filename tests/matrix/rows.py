@@ -24,7 +24,7 @@ AXES = {
     "speculate": ("none", "naive", "ngram", "suffix", "mtp", "hybrid", "own"),
     "chunk": (WHOLE, CHUNK),
     "blocks": (AMPLE, SCARCE),
-    "device": ("cpu", "sim", "xpu", "maca"),
+    "device": ("cpu", "sim", "xpu", "maca", "opencl"),
     "split": ("off", "1,1", "2,1", "1,2"),
     "overlap": ("cannot", "on", "off"),
     "launcher": ("paddle", "ray"),
@@ -107,6 +107,8 @@ def there_is(row: Row) -> bool:
     if row.launcher == "ray" and (row.device not in ON_RAY or (row.ranks == 1 and row.split == "off")):
         return False
     if row.split != "off" and row.dp > 1:
+        return False
+    if row.device == "opencl" and row.ranks > 1:  # it has no collectives
         return False
     if row.overlap == "cannot":
         return row.speculate != "own"

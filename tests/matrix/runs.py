@@ -151,6 +151,18 @@ def on_ray(row: Row, cluster: RayCluster) -> Told:
     return rows.run_with(row, lambda: None, row.requests, crew=crew)
 
 
+def missing(row: Row) -> str:
+    """Return what the machine lacks for a row, with the cure, or ""."""
+    if row.device != "opencl":
+        return ""
+    try:
+        from hal_opencl import OpenCLPlugin
+    except ModuleNotFoundError:
+        return "paddle-hal-opencl is missing: pip install './plugins/opencl[pocl]'"
+    probe = OpenCLPlugin.probe()
+    return "" if probe.available else f"opencl: {probe.reason} ({probe.cure})"
+
+
 def run(row: Row, made: Worlds) -> Told:
     """Run a row."""
     if row.launcher == "ray":

@@ -28,13 +28,15 @@ def worlds():
 def test_g13_g25_the_tokens_are_those_of_the_plain_run(worlds, row):
     if row.device in ("sim", "maca"):
         core_library()  # without a compiler this test is skipped here, and not in ranks that others share
+    if why := runs.missing(row):
+        pytest.skip(why)
     runs.check(row, runs.run(row, worlds))
 
 
 def test_the_rows_show_what_they_should():
     """Every pair of values in the pairwise set, every value in the few of ``make test``, each row once."""
     everything, few = rows.all_rows(), rows.in_make_test()
-    assert len(set(everything)) == len(everything) == 1150
+    assert len(set(everything)) == len(everything) == 1246
     assert len(few) <= rows.IN_MAKE_TEST
     pairs = [set().union(*map(rows.pairs_of, some)) for some in (everything, rows.pairwise())]
     assert pairs[0] == pairs[1]

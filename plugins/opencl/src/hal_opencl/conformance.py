@@ -1,0 +1,46 @@
+"""What the opencl plugin offers the conformance kit: tensors, which are views of memory that the device allocates."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+from hal_core import Device, Support, View
+from hal_core.devices import dtype_of
+
+from . import cl
+from .device import OpenCLDevice
+from .runtime import Queue
+
+
+class OpenCLSupport(Support):
+    """Tensors are written and read by a queue of their own, which the host waits for."""
+
+    tensors = True
+
+    def tensor(self, device: Device, values: np.ndarray[Any, Any]) -> View:
+        """A view with these values, in device memory of its own."""
+        values = np.ascontiguousarray(values)
+        made = View.contiguous(device.allocate(values.nbytes), 0, values.shape, dtype_of(values.dtype))
+        self._copy(device, made, values, inward=True)
+        return made
+
+    def values_of(self, device: Device, tensor: View) -> np.ndarray[Any, Any]:
+        """The values of a view that :meth:`tensor` made."""
+        values = np.empty(tensor.shape, tensor.dtype.storage)
+        self._copy(device, tensor, values, inward=False)
+        return values
+
+    def _copy(self, device: Device, view: View, values: np.ndarray[Any, Any], *, inward: bool) -> None:
+        assert isinstance(device, OpenCLDevice)
+        if not values.nbytes:
+            return
+        primitives, address = device.primitives, view.memory.address + view.offset
+        queue = Queue(device.runtime.device, Counter())
+        if inward:
+            primitives.copy_in(address, values.ctypes.data, values.nbytes, queue)
+        else:
+            primitives.copy_out(values.ctypes.data, address, values.nbytes, queue)
+        cl.call("clFinish", queue.handle)
+        cl.call("clReleaseCommandQueue", queue.handle)

@@ -1,0 +1,192 @@
+"""The opencl device: what a call costs, that the host does not wait, what is refused, and faults found late."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("hal_opencl", reason="paddle-hal-opencl is missing: pip install './plugins/opencl[pocl]'")
+
+from hal_core import (
+    ByteRange,
+    CapabilityMissing,
+    DeviceClosed,
+    Group,
+    OutOfMemory,
+    Request,
+    SamplingParams,
+    StateConfig,
+    Task,
+    TaskKind,
+)
+from hal_opencl import cl
+from hal_opencl.primitives import SHIFT, OpenCLPrimitives
+
+import hal
+
+PATIENCE = 60.0
+
+
+def insertion(device, state, count):
+    params = SamplingParams(0.5, 3, 0.9, 0.1, 7, 1.1, 0.2, 0.3, 1, 9, ((1, 2), (3,)), (4, 5), (6,), 1)
+    tasks = []
+    for slot in range(count):
+        request = state.admit(Request(f"r{count}-{slot}", [5, 6, 7 + slot], params))
+        tasks.append(Task(TaskKind.PREFILL, slot, request, num_scheduled_tokens=3, blocks=[slot]))
+    return device.insert_tasks(state=state, tasks=tasks, stream=device.default_stream)
+
+
+def copied(device, state, view):
+    low, high = view.bounds()
+    copy = device.copy_out(memory=state.memory, parts=[ByteRange(low, high - low)], stream=device.default_stream)
+    copy.wait(PATIENCE)
+    return np.ndarray(view.shape, view.dtype.storage, copy.data[0], view.offset - low, view.strides)
+
+
+# -- cost -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 128])
+def test_g10_a_batch_is_one_upload_and_one_launch(opened, count):
+    state = opened.state(StateConfig(num_slots=128, max_model_len=32))
+    before = opened.counters()
+    insertion(opened, state, count).wait(PATIENCE)
+    cost = opened.counters() - before
+    assert (cost.uploads, cost.launches, cost.submissions, cost.host_waits) == (1, 1, 2, 0)
+    assert copied(opened, state, state.view("token_ids"))[:count, 2].tolist() == [7 + slot for slot in range(count)]
+
+
+def test_the_kernels_are_compiled_once_for_all_devices(opened, monkeypatch):
+    built, call = [], cl.call
+    monkeypatch.setattr(cl, "call", lambda name, *given: (built.append(name), call(name, *given))[1])
+    with hal.open_device("opencl") as other:
+        state = other.state(StateConfig(num_slots=2, max_model_len=8))
+        insertion(other, state, 2).wait(PATIENCE)
+    assert "clEnqueueNDRangeKernel" in built
+    assert "clBuildProgram" not in built
+
+
+def test_each_event_of_the_driver_is_given_back(runtime, monkeypatch):
+    made, call = [0, 0], cl.call
+
+    def counting(name, *given):
+        made[0] += name == "clEnqueueMarkerWithWaitList"
+        made[1] += name == "clReleaseEvent"
+        return call(name, *given)
+
+    monkeypatch.setattr(cl, "call", counting)
+    with hal.open_device("opencl") as device:
+        state = device.state(StateConfig(num_slots=2, max_model_len=8))
+        for value in range(1000):
+            device.async_set_value(target=state.view("seed"), value=value, stream=device.default_stream).wait(PATIENCE)
+        assert made[0] - made[1] <= device.device.events.made < 300
+        del state
+    assert made[0] == made[1]
+
+
+# -- asynchrony -------------------------------------------------------------------------------------------------------
+
+
+def test_g03_g28_nothing_waits_for_a_held_stream(opened):
+    state, stream = opened.state(StateConfig(num_slots=4, max_model_len=32)), opened.default_stream
+    insertion(opened, state, 2).wait(PATIENCE)
+    before = opened.counters().host_waits
+    with opened.device.hold_stream(stream):
+        write = opened.async_set_value(target=state.view("temperature")[3], value=0.25, stream=stream)
+        other = state.view("temperature")
+        within = opened.async_set_value(target=other[2], value=other[3], stream=stream)
+        read = opened.copy_out(memory=state.memory, parts=[ByteRange(*_range(other[2]))], stream=stream)
+        assert not write.done()
+        assert not within.done()
+        assert not read.done()
+    for ticket in (write, within, read):
+        ticket.wait(PATIENCE)
+    assert read.data[0].view(np.float32).tolist() == [0.25]
+    assert opened.counters().host_waits == before
+
+
+def _range(view):
+    low, high = view.bounds()
+    return low, high - low
+
+
+def test_host_memory_is_mapped_and_given_back_while_a_stream_is_held(opened):
+    primitives, stream = opened.device.primitives, opened.default_stream
+    with opened.device.hold_stream(stream):
+        stream.record()
+        address = primitives.allocate_host(5000)
+        _, mapped = primitives._host[address]
+        assert address % 256 == 0
+        assert mapped <= address < mapped + 256
+        primitives.free_host(address)
+        assert address not in primitives._host
+
+
+def test_copies_between_views_that_overlap_or_have_many_axes(opened):
+    device, stream = opened, opened.default_stream
+    state = device.state(StateConfig(num_slots=8, max_model_len=64))
+    tokens = state.view("token_ids")
+    device.async_set_value(target=tokens, value=np.arange(8 * 64).reshape(8, 64), stream=stream)
+    device.async_set_value(target=tokens[1:, 1::2], value=tokens[:7, ::2], stream=stream).wait(PATIENCE)
+    should = np.arange(8 * 64).reshape(8, 64)
+    should[1:, 1::2] = should[:7, ::2].copy()
+    assert (copied(device, state, tokens) == should).all()
+
+
+# -- refused ----------------------------------------------------------------------------------------------------------
+
+
+def test_dlpack_and_groups_of_several_ranks_are_refused_by_name(opened):
+    state = opened.state(StateConfig(num_slots=2, max_model_len=8))
+    with pytest.raises(BufferError, match="opencl:0 has no memory that DLPack could describe"):
+        state.view("seed").__dlpack_device__()
+    with pytest.raises(CapabilityMissing, match="opencl:0: broadcast_tokens: group: has no collectives"):
+        opened.device.communicator(Group((0, 1), 0))
+
+
+def test_g26_more_memory_than_the_device_has_is_out_of_memory(opened):
+    with pytest.raises(OutOfMemory, match=r"opencl:0: .*clCreateBuffer gave the OpenCL status"):
+        opened.device.allocate(1 << 50)
+    opened.device.allocate(64)
+
+
+def test_an_address_is_a_buffer_and_a_byte_of_it(opened):
+    one, two = (opened.device.allocate(nbytes) for nbytes in (0, 1 << 20))
+    assert one.address >> SHIFT != two.address >> SHIFT
+    assert one.address % (1 << SHIFT) == two.address % (1 << SHIFT) == 0
+
+
+# -- faults that the driver finds late --------------------------------------------------------------------------------
+
+
+class Faulty(OpenCLPrimitives):
+    """A layer under which work on the queue ``fails`` ends with ``code``: PoCL ends the process for a real one."""
+
+    fails, code = 0, 0
+
+    def __init__(self, device):
+        super().__init__(device)
+        self.bad = set()
+
+    def event_record(self, event, stream):
+        super().event_record(event, stream)
+        if stream.handle == self.fails:
+            self.bad.add(event.handle)
+
+    def event_error(self, event):
+        return cl.CLError("work on a queue", self.code) if event.handle in self.bad else super().event_error(event)
+
+
+@pytest.mark.parametrize("code", [-5, -14])
+def test_g26_work_that_fails_late_ends_the_device_and_no_other(opened, monkeypatch, code):
+    monkeypatch.setattr("hal_opencl.device.OpenCLPrimitives", Faulty)
+    with hal.open_device("opencl") as device:
+        state, stream = device.state(StateConfig(num_slots=2, max_model_len=8)), device.default_stream
+        primitives = device.device.primitives
+        primitives.code, primitives.fails = code, device.device.own(stream).raw.handle
+        ticket = device.async_set_value(target=state.view("seed"), value=1, stream=stream)
+        with pytest.raises(cl.CLError, match=f"opencl:0: work on a queue gave the OpenCL status {code}"):
+            ticket.wait(PATIENCE)
+        with pytest.raises(DeviceClosed, match="earlier work failed while it ran: work on a queue gave"):
+            device.async_set_value(target=state.view("seed"), value=2, stream=stream)
+        insertion(opened, opened.state(StateConfig(num_slots=2, max_model_len=8)), 2).wait(PATIENCE)

@@ -1,0 +1,161 @@
+"""The kernels against NumPy: a packed plan, a strided copy, and a step's update, byte for byte."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("hal_opencl", reason="paddle-hal-opencl is missing: pip install './plugins/opencl[pocl]'")
+
+from hal_core import ByteRange, StateConfig, Step, View
+from hal_core.devices import (
+    SCATTER_MAP,
+    STEP_FIELDS,
+    PlanBuilder,
+    apply_to_host,
+    dtype_of,
+    update_inputs,
+)
+from hal_core.memory.plan import Records
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import hal
+from tests import share
+
+PATIENCE = 60.0
+SIZE = 1 << 12
+
+
+@pytest.fixture(scope="module")
+def bound(runtime):
+    with hal.open_device("opencl") as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def device(bound):
+    return bound.device
+
+
+@pytest.fixture(scope="module")
+def state(bound):
+    return bound.state(CONFIG)
+
+
+def filled(device, nbytes, seed=0):
+    """Device memory with random bytes, and those."""
+    memory, data = device.allocate(nbytes), np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8)
+    target = View.contiguous(memory, 0, (nbytes,), dtype_of("uint8"))
+    device.submit_value(target, data, device.default_stream).wait(PATIENCE)
+    return memory, data.copy()
+
+
+def read(device, memory):
+    copy = device.copy_out(memory, [ByteRange(0, memory.nbytes)], device.default_stream)
+    copy.wait(PATIENCE)
+    return copy.data[0].copy()
+
+
+@st.composite
+def plans(draw):
+    """Runs and fills of any length at any place, some over others, long ones among them."""
+    writes = []
+    for _ in range(draw(st.integers(1, 8))):
+        offset = draw(st.integers(0, SIZE - 1))
+        nbytes = draw(st.integers(1, SIZE - offset))
+        item = draw(st.sampled_from([0, 1, 2, 4, 8]))
+        writes.append((offset, nbytes - nbytes % (item or 1), item))
+    return writes
+
+
+@settings(max_examples=share.of(100), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(writes=plans(), seed=st.integers(0, 99))
+def test_g05_a_plan_is_what_the_host_makes_of_it(device, writes, seed):
+    memory, should = filled(device, SIZE, seed)
+    random, builder = np.random.default_rng(seed), PlanBuilder(memory)
+    for offset, nbytes, item in writes:
+        if item == 0:
+            builder.copy(np.array([offset]), nbytes, random.integers(0, 256, nbytes, np.uint8))
+        elif nbytes:
+            builder.fill(np.array([offset]), nbytes, _item(random, item))
+    plan = builder.build()
+    apply_to_host(plan, should)
+    device.submit(plan, device.default_stream).wait(PATIENCE)
+    assert (read(device, memory) == should).all()
+
+
+def _item(random, size):
+    return np.frombuffer(random.bytes(size), f"u{size}")[0]
+
+
+def test_g05_a_record_of_a_slot_beyond_the_last_writes_nothing(device):
+    """What a spoilt block asks for outside the plan's memory does not happen."""
+    memory, should = filled(device, SIZE)
+    scatter_map = np.array([(64, 128, 0, 16), (16, 128, 16, 8)], SCATTER_MAP)
+    device.table(scatter_map, 8)
+    data = np.random.default_rng(1).integers(0, 256, (3, 24), np.uint8)
+    for slots, written in (([0, 5, 7], True), ([8, 9, 1000], False)):
+        records = Records(np.array(slots, np.int32), data, scatter_map)
+        plan = PlanBuilder(memory).build(records)
+        if written:
+            apply_to_host(plan, should)
+        device.submit(plan, device.default_stream).wait(PATIENCE)
+        assert (read(device, memory) == should).all()
+
+
+@pytest.mark.parametrize("axes", [1, 3, 8, 11])
+def test_g05_a_strided_copy_takes_any_count_of_axes(device, axes):
+    shape = (2,) * axes
+    bytes_of = 3 * 2**axes
+    source, given_bytes = filled(device, bytes_of, 1)
+    target, should = filled(device, bytes_of, 2)
+    strides = tuple(3 << axis for axis in range(axes))  # column-major, with two bytes after each element
+    one = View(source, 0, shape, strides, dtype_of("uint8"))
+    other = View(target, 1, shape, strides[::-1], dtype_of("uint8"))
+    np.ndarray(shape, np.uint8, should, 1, strides[::-1])[...] = np.ndarray(shape, np.uint8, given_bytes, 0, strides)
+    device.copy_within(other, one, device.default_stream).wait(PATIENCE)
+    assert (read(device, target) == should).all()
+
+
+CONFIG = StateConfig(
+    num_slots=16, max_model_len=48, max_draft_tokens=3, max_stop_length=4, max_stop_sequences=3, max_eos=3
+)
+
+
+def random_fields(state, seed):
+    """Every field of a step with values in their bounds; tokens of few kinds, so that sequences are met."""
+    random, fields = np.random.default_rng(seed), {}
+    for name in STEP_FIELDS:
+        view = state.view(name)
+        fields[name] = random.integers(0, 3, view.shape).astype(view.dtype.storage)
+    slots = CONFIG.num_slots
+    fields["prompt_lens"][:, 0] = random.integers(1, 30, slots)
+    fields["step_idx"][:, 0] = random.integers(0, 14, slots)
+    fields["stop_flags"][:, 0] = random.random(slots) < 0.2
+    fields["min_dec_len"][:, 0] = random.integers(0, 6, slots)
+    fields["max_dec_len"][:, 0] = random.integers(1, 30, slots)
+    fields["accept_num"][:, 0] = random.integers(-1, CONFIG.max_accept + 2, slots)
+    fields["stop_seqs_len"][...] = random.integers(0, CONFIG.max_stop_length + 1, fields["stop_seqs_len"].shape)
+    fields["stop_seqs_num"][:, 0] = random.integers(0, CONFIG.max_stop_sequences + 1, slots)
+    prefills = random.random(slots) < 0.4
+    fields["seq_lens_encoder"][:, 0] = np.where(prefills, random.integers(1, 30, slots), 0)
+    known = fields["prompt_lens"][:, 0] + fields["step_idx"][:, 0]
+    fields["seq_lens_decoder"][:, 0] = np.where(prefills, random.integers(0, 10, slots), known - 1)
+    return fields
+
+
+@settings(max_examples=share.of(200), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 2**32 - 1), speculative=st.booleans())
+def test_g09_an_update_is_the_references(device, state, seed, speculative):
+    fields = random_fields(state, seed)
+    for name in STEP_FIELDS:
+        device.submit_value(state.view(name), fields[name], device.default_stream)
+    step = Step(0, {"target": range(CONFIG.num_slots)}, speculative=speculative)
+    device.update_inputs(state, step, device.default_stream).wait(PATIENCE)
+    update_inputs(fields, CONFIG, speculative=speculative)
+    found = read(device, state.memory)
+    for name in STEP_FIELDS:
+        view = state.view(name)
+        got = np.ndarray(view.shape, view.dtype.storage, found, view.offset, view.strides)
+        np.testing.assert_array_equal(got, fields[name], err_msg=name)
