@@ -55,7 +55,6 @@ def there(folder, *arguments, **variables):
         ("run", "--prompt", "x", "--tp", "2"),
         ("run", "--prompt", "x", "--tp", "2", "--runner", "anything:Runner"),
         ("run", "--prompt", "x", "--device", "xpu", "--runner", "anything:Runner"),
-        ("worker", "--role", "decode", "--listen", "ipc:///nowhere/x"),
     ],
     ids=" ".join,
 )

@@ -1,4 +1,4 @@
-"""The command line: ``hal devices``, ``hal run``, ``hal worker``, ``hal tail``, ``hal conform``, ``hal --version``.
+"""The command line: ``hal devices``, ``hal run``, ``hal tail``, ``hal conform``, ``hal --version``.
 
 What only lists is read with argparse and costs no framework import; ``hal run`` with its many options is a typer
 command, imported when it is invoked (typer's own imports would be half the time of a listing).
@@ -78,11 +78,6 @@ def _dispatch(arguments: list[str]) -> None:
         from .tail import run as tail
 
         tail(arguments[1:])
-        return
-    if arguments[:1] == ["worker"]:
-        from .worker import run as worker
-
-        worker(arguments[1:])
         return
     if arguments[:1] == ["conform"]:
         from .conform import run as conform

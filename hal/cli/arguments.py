@@ -13,7 +13,6 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--version", action="store_true", help="show the versions of hal, contract, Python and Paddle")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
     commands.add_parser("run", help="generate text with a model (hal run --help)")
-    commands.add_parser("worker", help="prefill or decode for a hal run on any host (hal worker --help)")
     commands.add_parser("tail", help="print what workers send to a url (hal tail --help)")
     commands.add_parser("conform", help="check that a device keeps the contract (hal conform --help)")
     devices = commands.add_parser(
@@ -34,8 +33,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     )
     options = parser.parse_args(arguments)
     if options.command is None and not options.version:
-        parser.error("which command? hal run, hal devices, hal worker, hal tail, hal conform (hal --help says more)")
-    if options.command in ("run", "worker", "tail", "conform"):
+        parser.error("which command? hal run, hal devices, hal tail, hal conform (hal --help says more)")
+    if options.command in ("run", "tail", "conform"):
         parser.error(f"put options of hal {options.command} after the word {options.command}")
     return options
 

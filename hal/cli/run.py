@@ -23,7 +23,6 @@ from .run_options import (
     runner_of,
     sampling_params,
     split_of,
-    workers_of,
 )
 
 _defaults = SamplingParams()
@@ -107,19 +106,9 @@ def run(
         str | None,
         typer.Option(metavar="P,D", help="Let P workers prefill prompts and D others decode, of --tp ranks each."),
     ] = None,
-    workers: Annotated[
-        str | None,
-        typer.Option(metavar="URL,URL", help="Use these workers of both roles, started by hal worker on any host."),
-    ] = None,
-    key: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="With --workers or --sink over tcp: the key of hal worker or hal tail."),
-    ] = None,
     transfer: Annotated[
         str | None,
-        typer.Option(
-            metavar="MODULE:NAME", help="With --split or --workers: what moves keys and values in place of hal's own."
-        ),
+        typer.Option(metavar="MODULE:NAME", help="With --split: what moves keys and values in place of hal's own."),
     ] = None,
     sampling: Annotated[
         str,
@@ -151,9 +140,12 @@ def run(
         typer.Option(
             metavar="URL",
             help="Send the records there as well: ipc:// or tcp:// for hal tail or an engine, sysv:// for FastDeploy's "
-            "readers. With --dp, --split or --workers each worker that sends has a sysv queue of its own, ids counting "
-            "up.",
+            "readers. With --dp or --split each worker that sends has a sysv queue of its own, ids counting up.",
         ),
+    ] = None,
+    key: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="With --sink over tcp: the key that hal tail has made."),
     ] = None,
     runner: Annotated[
         list[str] | None,
@@ -209,8 +201,6 @@ def run(
         restart=restart,
         share_devices=share_devices,
         split=split_of(split),
-        workers=workers_of(workers),
-        key=key,
         transfer=transfer,
         launcher=launcher,
         ray_address=ray_address,
@@ -235,6 +225,7 @@ def run(
         overlap,
         step_tokens,
         dtype,
+        key,
     )
     from .run_session import generate
 

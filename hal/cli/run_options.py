@@ -15,7 +15,6 @@ from hal.makers import check_maker
 from hal.proposers import NONE
 from hal.sharing import SHARED
 from hal.stepping import AUTO, PADDLE, check_dtype, check_overlap, check_runner_name
-from hal.transport.urls import scheme_of
 
 if TYPE_CHECKING:
     from hal.model.config import LlamaConfig
@@ -46,10 +45,6 @@ class RankOptions:
     share_devices: bool = False
     split: tuple[int, int] | None = None
     """How many prefill and how many decode workers there are; None: every worker does both."""
-    workers: tuple[str, ...] = ()
-    """Where workers of both roles listen that were started by themselves."""
-    key: Path | None = None
-    """The file of the key that they, or the reader of ``--sink``, have in common with this engine, for tcp."""
     transfer: str | None = None
     """MODULE:NAME of what moves keys and values between workers; None: hal's own."""
     launcher: str = "paddle"
@@ -69,13 +64,12 @@ class RankOptions:
         if self.split is not None and self.dp > 1:
             cure = "leave it out: --split P,D has as many workers of each role as it says"
             raise InvalidValue(f"{self.dp} groups of ranks that do both", cure=cure, argument="--dp")
-        self._check_workers()
         self._check_launcher()
         if self.transfer is not None:
             check_maker(self.transfer, "--transfer", "my_transfers:MyTransfer")
         idle = "there is one rank, of which this asks nothing"
-        together = "--dp without --split and --workers" if self.split or self.workers else "--dp"
-        divided = self.split is not None or bool(self.workers)
+        together = "--dp without --split" if self.split else "--dp"
+        divided = self.split is not None
         several = self.size > 1 or divided
         for name, given, enough, why, needs in (
             ("--sampling", self.sampling != "first", self.tp > 1, "each group has one rank, which samples", "--tp"),
@@ -97,10 +91,9 @@ class RankOptions:
             if given not in known:
                 raise InvalidValue(f"{given!r}", cure=f"give {' or '.join(known)}", argument=name)
         if self.launcher == "ray":
-            for name, asked in (("--workers", bool(self.workers)), (SHARED, self.share_devices)):
-                if asked:
-                    cure = "leave it out: Ray starts the ranks and assigns their devices"
-                    raise InvalidValue("it does not go with --launcher ray", cure=cure, argument=name)
+            if self.share_devices:
+                cure = "leave it out: Ray starts the ranks and assigns their devices"
+                raise InvalidValue("it does not go with --launcher ray", cure=cure, argument=SHARED)
             return
         for name, asked in (
             ("--ray-address", self.ray_address is not None),
@@ -108,24 +101,6 @@ class RankOptions:
         ):
             if asked:
                 raise InvalidValue("needs --launcher ray", cure="leave it out, or give that too", argument=name)
-
-    def _check_workers(self) -> None:
-        if not self.workers:
-            return
-        for name, given, cure in (
-            ("--split", self.split is not None, "leave it out: each worker has its role"),
-            ("--dp", self.dp > 1, "leave it out: name as many workers of each role as there are to be"),
-        ):
-            if given:
-                raise InvalidValue("the workers were started by themselves", cure=cure, argument=name)
-        try:
-            schemes = {scheme_of(url) for url in self.workers}
-        except InvalidValue as error:
-            error.argument = "--workers"
-            raise
-        if len(schemes) > 1 or len({*self.workers}) < len(self.workers):
-            cure = "give each worker's url once: all ipc, of one host, or all tcp"
-            raise InvalidValue(", ".join(self.workers), cure=cure, argument="--workers")
 
     @property
     def size(self) -> int:
@@ -177,14 +152,6 @@ def split_of(text: str | None) -> tuple[int, int] | None:
     return int(parts[0]), int(parts[1])
 
 
-def workers_of(text: str | None) -> tuple[str, ...]:
-    """``"URL,URL"`` as urls; none for None. Raises :class:`InvalidValue`."""
-    urls = tuple(part.strip() for part in (text or "").split(",")) if text is not None else ()
-    if not all(urls):
-        raise InvalidValue(f"{text!r}", cure="give urls where hal worker listens, as URL,URL", argument="--workers")
-    return urls
-
-
 @dataclass(frozen=True, slots=True)
 class Options:
     """What concerns all prompts alike. Raises :class:`InvalidValue` for a count that is not positive."""
@@ -207,6 +174,8 @@ class Options:
     overlap: str = "auto"
     step_tokens: int | None = None
     dtype: str = "auto"
+    key: Path | None = None
+    """The file with the key that this command and the reader of ``sink`` have in common, for tcp."""
 
     def __post_init__(self) -> None:
         for name in ("slots", "blocks", "chunk", "step_tokens"):
@@ -216,8 +185,8 @@ class Options:
                 raise InvalidValue(f"{value}", cure="give a whole number of at least 1", argument=argument)
         check_drafts_count(self.drafts)
         check_acceptance(self.acceptance, self.speculate)
-        if self.ranks.key is not None and not self.ranks.workers and not self.sends_by_tcp:
-            cure = "leave it out, or give --workers URL,URL or --sink tcp://host:port"
+        if self.key is not None and not self.sends_by_tcp:
+            cure = "leave it out, or give --sink tcp://host:port"
             raise InvalidValue("nothing goes over the network", cure=cure, argument="--key")
         check_overlap(self.overlap)
         check_runner_name(self.runner)
@@ -244,9 +213,9 @@ class Options:
         """The keys for ``--sink``. Raises :class:`InvalidValue` where it goes to another host and there is none."""
         if not self.sends_by_tcp:
             return None
-        from hal.distributed.hiring import record_keys  # with ZeroMQ behind it
+        from hal.transport.key_file import record_keys  # with ZeroMQ behind it
 
-        return record_keys(str(self.sink), self.ranks.key)
+        return record_keys(str(self.sink), self.key)
 
     @property
     def named_runner(self) -> str:
@@ -270,7 +239,7 @@ class Options:
             return f"{self.speculate} drafts beside it"
         if self.model_place != MODEL_PLACE:
             return f"--model-place {self.model_place} is its place"
-        several = self.ranks.size > 1 or self.ranks.split or self.ranks.workers
+        several = self.ranks.size > 1 or self.ranks.split
         return "there are several ranks, for which a runner is named" if several else ""
 
     def _check_runner(self) -> None:

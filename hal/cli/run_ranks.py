@@ -14,9 +14,8 @@ from hal.distributed.check import VARIABLE
 from hal.distributed.crew import Crew
 from hal.distributed.engine import RanksEngine
 from hal.distributed.errors import RankLost
-from hal.distributed.hiring import MEETING
 from hal.distributed.launch import PaddleLaunch
-from hal.distributed.limits import COLLECTIVE, STARTING
+from hal.distributed.limits import COLLECTIVE
 from hal.distributed.words import Setup
 from hal.model.split import check_split
 from hal.proposers import NONE
@@ -31,7 +30,6 @@ from .run_options import PADDLE_MODEL, REJECTION, Options
 from .run_output import Answers, Shown, drive, facts_of, summarize, summed_up, where
 from .run_plan import Plan
 from .run_split import ranks_told, split_engine
-from .run_workers import Hired, hire
 from .screen import Screen, open_screen
 
 if TYPE_CHECKING:
@@ -48,7 +46,7 @@ LOST, FAILED = 1, 2
 def generate_on_ranks(plan: Plan, params: SamplingParams, options: Options) -> int:
     """Generate for all prompts on ranks and show it; the exit status."""
     ranks = options.ranks
-    if ranks.launcher == "paddle" and not ranks.workers:  # known before a rank fails for it, deep in a library
+    if ranks.launcher == "paddle":  # known before a rank fails for it, deep in a library
         option = "--split" if ranks.split else "--tp" if ranks.tp > 1 else "--dp"
         check_rank_limit(ranks.size, argument=option)
     if options.named_runner and _asked_to_check():
@@ -60,18 +58,13 @@ def generate_on_ranks(plan: Plan, params: SamplingParams, options: Options) -> i
     if not options.named_runner:
         check_split(plan.config, options.ranks.tp)
         overlap_of(options.overlap, None, PADDLE_MODEL, ModelRunner.needs_host)
-    hired = None
-    if options.ranks.workers:
-        hired = hire(options, min(MEETING, STARTING.read()))
-        options = hired.options
     on_ray = None
     if options.ranks.launcher == "ray":
         from .run_ray import RayRanks
 
         on_ray = RayRanks(options)
     try:
-        with hired or nullcontext():
-            status = _generate(plan, params, options, hired, on_ray)
+        status = _generate(plan, params, options, on_ray)
     except RankLost as error:
         say(f"hal: error: {_told(error)}")
         return LOST
@@ -79,9 +72,7 @@ def generate_on_ranks(plan: Plan, params: SamplingParams, options: Options) -> i
     return status
 
 
-def _generate(
-    plan: Plan, params: SamplingParams, options: Options, hired: Hired | None, on_ray: RayRanks | None
-) -> int:
+def _generate(plan: Plan, params: SamplingParams, options: Options, on_ray: RayRanks | None) -> int:
     with ExitStack() as stack:
         screen = open_screen()
         stack.callback(screen.close)
@@ -89,7 +80,7 @@ def _generate(
             screen.note(note)
         stack.enter_context(on_ray or nullcontext())
         shown = Shown()
-        engine = _engine(plan, options, shown, screen, hired, on_ray)
+        engine = _engine(plan, options, shown, screen, on_ray)
         stack.callback(lambda: engine.close())
         able = engine.abilities
         facts = facts_of(able) if options.as_json else None
@@ -163,11 +154,11 @@ def _setup(plan: Plan, options: Options) -> Setup:
 
 
 def _engine(
-    plan: Plan, options: Options, shown: Shown, screen: Screen, hired: Hired | None, on_ray: RayRanks | None
+    plan: Plan, options: Options, shown: Shown, screen: Screen, on_ray: RayRanks | None
 ) -> RanksEngine | SplitEngine:
     ranks, setup = options.ranks, _setup(plan, options)
     if ranks.split is not None:
-        return split_engine(plan, options, setup, shown.take, screen.note, hired, on_ray)
+        return split_engine(plan, options, setup, shown.take, screen.note, on_ray)
     return RanksEngine(
         lambda: (
             launched_crew(setup)

@@ -63,15 +63,14 @@ def generate(texts: Sequence[str], params: SamplingParams, options: Options) -> 
         if (launched := Launched.of(os.environ)) is not None:
             from .run_launched import take_part
 
-            if options.ranks.split or options.ranks.workers:
+            if options.ranks.split:
                 cure = "leave it out, or start hal run by itself"
-                argument = "--split" if options.ranks.split else "--workers"
-                raise InvalidValue("these ranks are started by a launcher of yours", cure=cure, argument=argument)
+                raise InvalidValue("these ranks are started by a launcher of yours", cure=cure, argument="--split")
             if not options.named_runner:
                 check_split(plan.config, options.ranks.tp)
             return take_part(launched, options)
         keys = options.sink_keys()
-        if options.ranks.size > 1 or options.ranks.split or options.ranks.workers:
+        if options.ranks.size > 1 or options.ranks.split:
             from .run_ranks import generate_on_ranks
 
             return generate_on_ranks(plan, params, options)

@@ -1,4 +1,4 @@
-"""``hal run --split P,D``: P workers that prefill and D that decode, each of ranks of its own on this host."""
+"""``hal run --split P,D``: P workers that prefill and D that decode, each of ranks of its own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
-from hal_core import HalError, OutputRecord, SplitRole, admit, lay_out
+from hal_core import OutputRecord, SplitRole, admit, lay_out
 
 from hal.distributed.crew import Crew
 from hal.distributed.launch import PaddleLaunch
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from .run_options import Options, RankOptions
     from .run_plan import Plan
     from .run_ray import RayRanks
-    from .run_workers import Hired
 
 
 def ranks_told(ranks: RankOptions) -> str:
@@ -42,10 +41,9 @@ def split_engine(
     setup: Setup,
     on_record: Callable[[OutputRecord], None],
     note: Callable[[str], None],
-    hired: Hired | None = None,
     on_ray: RayRanks | None = None,
 ) -> SplitEngine:
-    """Start the workers, here or ``on_ray``, or take those that were ``hired``; start the engine that they share.
+    """Start the workers, here or ``on_ray``, and the engine that they share.
 
     ``note`` gets a line for each worker that is lost. Raises as :class:`SplitEngine`."""
     assert options.ranks.split is not None
@@ -58,8 +56,6 @@ def split_engine(
 
     def crew(role: SplitRole, place: int) -> Crew:
         mine = msgspec.structs.replace(setup, role=role, number=place)
-        if hired is not None:
-            return hired.crew(mine, place)
         if on_ray is not None:
             return on_ray.crew(mine, wait=False)
         starter = PaddleLaunch(tp, before=place * tp, among=(prefill + decode) * tp)
@@ -76,23 +72,13 @@ def split_engine(
         vocabularies.add(made.abilities.vocab_size)
         return Team(made, [limits(DecodeScheduler)], told)  # type: ignore[list-item]
 
-    def again(place: int) -> str:
-        return "it is started again" if hired is None else f"it is waited for at {hired.workers[place][0].url}"
-
-    def refused(place: int, error: HalError) -> None:
-        if hired is not None:
-            hired.workers[place][0].dismiss(error.what, error.cure)
-
-    def told(place: int) -> tuple[str, Callable[[HalError], object]]:
-        return again(place), partial(refused, place)
-
     return SplitEngine(
         [
-            SplitWorker(SplitRole.PREFILL, number, partial(crew, SplitRole.PREFILL, number), prefills, *told(number))
+            SplitWorker(SplitRole.PREFILL, number, partial(crew, SplitRole.PREFILL, number), prefills)
             for number in range(prefill)
         ],
         [
-            SplitWorker(SplitRole.DECODE, number, partial(crew, SplitRole.DECODE, place), decodes, *told(place))
+            SplitWorker(SplitRole.DECODE, number, partial(crew, SplitRole.DECODE, place), decodes)
             for number, place in enumerate(range(prefill, prefill + decode))
         ],
         limits(Scheduler).check,

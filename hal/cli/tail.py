@@ -54,8 +54,8 @@ def run(arguments: list[str]) -> None:
 
     Ctrl-C while it listens is how it is meant to be ended: status 0. Other signals give their own.
     """
-    from hal.distributed.hiring import record_keys
     from hal.reading import OutputReader  # so that a listing does not load ZeroMQ
+    from hal.transport.key_file import record_keys
 
     options = parse(arguments)
     keys = record_keys(options.url, options.key, make=True)

@@ -16,7 +16,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -61,14 +60,10 @@ class Starter(Protocol):
 
 class PaddleLaunch:
     """``size`` ranks on this host, by Paddle's launcher. ``before``: ranks of this host that others have before these,
-    ``among``: how many there are of all of them, by default these alone. ``more``: variables that these ranks get."""
+    ``among``: how many there are of all of them, by default these alone."""
 
-    def __init__(
-        self, size: int, *, before: int = 0, among: int | None = None, more: Mapping[str, str] | None = None
-    ) -> None:
-        self.size, self._before, self._among, self._more = size, before, among or size, dict(more or {})
-        self.status = 0
-        """How it has ended: 0 well, 2 where the ranks were refused, 1 otherwise."""
+    def __init__(self, size: int, *, before: int = 0, among: int | None = None) -> None:
+        self.size, self._before, self._among = size, before, among or size
         self._process: subprocess.Popen[bytes] | None = None
         self._port: HeldPort | None = None
         self._folder: Path | None = None
@@ -99,7 +94,6 @@ class PaddleLaunch:
             "PYTHONPATH": paths,
             "OMP_NUM_THREADS": threads,
         }
-        told |= self._more
         try:
             with (self._folder / "launcher").open("wb") as log:
                 self._process = subprocess.Popen(
@@ -120,8 +114,6 @@ class PaddleLaunch:
             return ""
         printed = self._printed("launcher")
         failed = _FAILED.findall(printed)
-        if code:
-            self.status = 2 if any(int(its) == 2 for _, its in failed) else 1
         said = [f"rank {rank} ended with code {its}" for rank, its in failed]
         for rank in range(self.size):
             if told := _telling(self._printed(f"workerlog.{rank}")):

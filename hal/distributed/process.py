@@ -5,16 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from pathlib import Path
 
 from hal_core import HalError, InvalidValue
 
-from .hiring import job_keys
 from .launch import STORE, URL
 from .rank import serve
-
-KEY, MODEL = "HAL_RANKS_KEY", "HAL_RANKS_MODEL"
-"""The variables that tell a rank of a worker that was started by itself the file of its key, and its checkpoint."""
 
 LOST, REFUSED = 1, 2
 """Exit statuses: ranks were lost; the start was refused."""
@@ -29,9 +24,7 @@ def main() -> int:
     status = 0
     os.environ["PADDLE_MASTER"] = os.environ[STORE]  # in place of the launcher's, which anybody may have taken
     try:
-        url, key = os.environ[URL], os.environ.get(KEY)
-        curve = None if key is None else job_keys(url, Path(key))
-        serve(url, rank, size, curve=curve, model=os.environ.get(MODEL))
+        serve(os.environ[URL], rank, size)
     except InvalidValue as error:
         print(f"hal: rank {rank}: {error}", file=sys.stderr, flush=True)
         status = REFUSED

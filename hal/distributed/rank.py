@@ -64,14 +64,13 @@ def serve(
     *,
     facts: Mapping[str, str] | None = None,
     curve: CurveKeys | None = None,
-    model: str | None = None,
     host: str | None = None,
 ) -> None:
     """Be rank ``rank`` of ``size`` for the engine at ``url``, until it says that this was all.
 
     The process has joined nothing yet, or is in a job of these ranks already (``PADDLE_TRAINER_*``). ``facts``: label
-    to text of what all ranks must hold equal besides what is compared anyway. ``model``: this host's folder with the
-    checkpoint, where it is another than the engine's. ``host``: an address of this host that the other ranks reach.
+    to text of what all ranks must hold equal besides what is compared anyway. ``host``: an address of this
+    host that the other ranks reach.
 
     Raises what the engine's verdict says, the same on every rank: :class:`InvalidValue` where the start is refused,
     :class:`hal.distributed.errors.RankLost` where a rank was lost. :class:`GroupLost` when the engine is gone.
@@ -87,8 +86,7 @@ def serve(
                     argument="engine",
                 )
             setup = serving.wait(Setup)
-            own = {"model": model, "host": host}  # of this host, in place of the engine's
-            serving.run(msgspec.structs.replace(setup, **{name: value for name, value in own.items() if value}))
+            serving.run(msgspec.structs.replace(setup, host=host) if host else setup)
     finally:
         line.close()
 

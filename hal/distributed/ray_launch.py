@@ -118,7 +118,6 @@ class RayLaunch:
     ) -> None:
         self._tp, self._dp, self._bundle, self._strategy = tp, dp, dict(bundle), strategy.upper().replace("-", "_")
         self._starting, self._grows = starting, grows
-        self.status = 0
         self._known: set[str] = set()
         self.keys = CurveKeys.new(gate=self)
         self._groups: list[Any] = []
@@ -221,9 +220,7 @@ class RayLaunch:
             if text := self._failure(rank, ref):
                 said.append(text)
                 continue
-            status, words = ray.get(ref)
-            self.status = max(self.status, status)
-            if words:
+            if words := ray.get(ref):
                 said.append(f"rank {rank}: {words}")
         return "; ".join(said) or ("all ranks have ended" if len(done) == len(self._serving) else "")
 
@@ -234,10 +231,8 @@ class RayLaunch:
         try:
             ray.get(ref)
         except ray.exceptions.RayTaskError as error:  # raised in the actor
-            self.status = self.status or 1
             return f"rank {rank}: {str(error.cause or error).strip().splitlines()[-1]}"
         except ray.exceptions.RayError as error:
-            self.status = self.status or 1
             if not self._ranks:
                 return f"rank {rank}'s actor was lost: {_first_line(error)}"
             lost = self._ranks[rank]

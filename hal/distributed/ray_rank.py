@@ -40,16 +40,15 @@ class RayRank:
         node = ray.get_runtime_context().get_node_id()
         return Prepared(ray.util.get_node_ip_address(), self._port.number, self._keys.public, node, log)
 
-    def serve(self, url: str, key: str, rank: int, ranks: Sequence[Prepared], own_device: bool) -> tuple[int, str]:
-        """Be rank ``rank`` of ``ranks`` until the engine at ``url`` ends the run; the exit status and the last words.
+    def serve(self, url: str, key: str, rank: int, ranks: Sequence[Prepared], own_device: bool) -> str:
+        """Be rank ``rank`` of ``ranks`` until the engine at ``url`` ends the run; return why it ended early, or "".
 
         ``key``: the engine's public key. ``own_device``: Ray has assigned a device to this rank.
         """
-        from hal_core import HalError, InvalidValue
+        from hal_core import HalError
 
         from hal.sharing import AMONG, OWN_DEVICE
 
-        from .process import LOST, REFUSED
         from .rank import serve
 
         ends = [f"{one.host}:{one.port}" for one in ranks]
@@ -65,10 +64,8 @@ class RayRank:
             os.environ[AMONG] = OWN_DEVICE
         try:
             serve(url, rank, len(ends), curve=self._keys.knowing(key), host=ranks[rank].host)
-        except InvalidValue as error:
-            return REFUSED, str(error)
         except HalError as error:
-            return LOST, str(error)
+            return str(error)
         finally:
             os.unlink(ranks[rank].log)
-        return 0, ""
+        return ""

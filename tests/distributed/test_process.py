@@ -28,7 +28,6 @@ def test_a_rank_whose_run_went_well_has_a_minute_to_end(monkeypatch, capsys, err
         process.URL: "u",
     }.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.delenv(process.KEY, raising=False)
     monkeypatch.setenv("PADDLE_MASTER", "")
     monkeypatch.setattr(process, "serve", serve)
     monkeypatch.setattr(process.signal, "alarm", asked.append)

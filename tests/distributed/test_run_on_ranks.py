@@ -74,6 +74,7 @@ def test_the_engine_imports_no_framework(tmp_path):
         (["--sampling", "every-rank"], "--sampling: there is one rank, of which this asks nothing (leave it out, or"),
         (["--dp-sync"], "--dp-sync: there is one rank, of which this asks nothing (leave it out, or give --dp as well"),
         (["--tp", "2", "--dp-sync"], "--dp-sync: there is one group, which waits for no other (leave it out, or give"),
+        (["--split", "1,1", "--dp-sync"], "or give --dp without --split"),
         (["--dp", "2", "--sampling", "every-rank"], "--sampling: each group has one rank, which samples (leave it"),
         (["--share-devices"], "--share-devices: there is one rank, of which this asks nothing (leave it out, or give"),
         (["--restart", "2"], "--restart: there is one rank, of which this asks nothing (leave it out, or give --tp"),

@@ -13,13 +13,13 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from hal.cli import main
-from hal.distributed.hiring import job_keys
 from hal.model import DEFAULT_CHECKPOINT, bounded
 from hal.model.config import parse_config, read_config
 from hal.model.digest import checkpoint_digest
 from hal.model.files import check_regular
 from hal.model.loading import _file_entries
 from hal.model.tokenizer import Tokenizer
+from hal.transport.key_file import record_keys
 
 
 def made(checkpoints, **parts):
@@ -166,7 +166,7 @@ def test_a_pipe_in_place_of_a_file_is_refused_at_once(tmp_path, name):
 def test_a_pipe_in_place_of_a_key_is_refused_and_links_are_followed(tmp_path):
     os.mkfifo(tmp_path / "key")
     with pytest.raises(InvalidValue, match=r"--key: .* is no regular file"):
-        job_keys("tcp://h:1", tmp_path / "key", make=True)
+        record_keys("tcp://h:1", tmp_path / "key", make=True)
     (tmp_path / "file").write_text("")
     (tmp_path / "link").symlink_to("file")
     check_regular(tmp_path / "link")

@@ -1,8 +1,12 @@
-"""``hal run --workers`` on two hosts: the tokens of one process, whatever the cable between them does."""
+"""``hal run --split 1,1 --launcher ray`` on two hosts prints what one process does, whatever the cable does."""
 
+import contextlib
 import json
+import secrets
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +14,7 @@ from tests.namespaces.hosts import Hosts, why_not
 
 pytestmark = [pytest.mark.long(80), pytest.mark.conform]
 HAL = ("-W", "ignore", "-c", "from hal.cli import main; main()")
+RAY = Path(sys.executable).with_name("ray")
 PROMPTS = tuple(
     part
     for text in ("def main(", "import os", "class Reader:\n    def ", "x = [", "for")
@@ -28,45 +33,50 @@ def alone():
 
 @pytest.fixture
 def hosts():
+    pytest.importorskip("ray", reason="ray is not installed: pip install 'ray>=2.40'")
     if why_not():
         pytest.skip(why_not())
     with Hosts() as made:
         yield made
 
 
-class Job:
-    """A prefill worker beside the engine, a decode worker on the other host."""
+class Nodes:
+    """A Ray cluster of both hosts, with ``cpus`` each, that lets nobody in without its token."""
 
-    def __init__(self, hosts, tmp_path, *more):
-        self.key, self.hosts = tmp_path / "key", hosts
-        self.workers, self.urls = [], []
-        for host, role in zip(hosts.all, ("prefill", "decode"), strict=True):
-            arguments = ("worker", "--role", role, "--listen", f"tcp://{host.address}:*", "--key", self.key, *more)
-            self.workers.append(self.start(host, *arguments))
-            self.urls.append(self.workers[-1].stderr.readline().split()[-1])
-
-    def start(self, host, *arguments, **options):
-        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return host.start(*HAL, *arguments, text=True, **pipes, **options)
-
-    def run(self, *arguments, urls=None, **options):
-        """The engine, on the first host."""
-        told = ("--workers", ",".join(urls or self.urls), "--key", self.key)
-        return self.start(self.hosts.all[0], "run", *told, *arguments, **options)
-
-    def check_ended(self):
-        """All workers have ended well."""
-        for worker in self.workers:
-            assert worker.wait(PATIENCE) == 0, worker.stderr.read()
+    def __init__(self, hosts, cpus):
+        self.hosts, self._cpus, self._stack = hosts, cpus, contextlib.ExitStack()
+        self._address = f"{hosts.all[0].address}:6379"
 
     def __enter__(self):
+        folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="ray-"))  # its sockets' paths are short
+        token = secrets.token_hex(32)
+        known = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token, "RAY_USAGE_STATS_ENABLED": "0"}
+        self.env = known | {"RAY_ADDRESS": "", "PYTHONUNBUFFERED": "1"}
+        head = ("--head", "--port", "6379", "--include-dashboard", "false", "--temp-dir", folder)
+        with contextlib.ExitStack() as started:
+            for host, more in zip(self.hosts.all, (head, ("--address", self._address)), strict=True):
+                node = ("--node-ip-address", host.address, "--num-cpus", self._cpus, "--block")
+                self._start(started, host, *more, *node)
+            self._stack.push(started.pop_all())
         return self
 
-    def __exit__(self, *_):
-        for worker in self.workers:
-            worker.kill()
-            with worker:
-                pass
+    def _start(self, stack, host, *arguments):
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        node = stack.enter_context(host.start(RAY, "start", *arguments, env=self.env, **pipes))
+        stack.callback(node.terminate)
+        said = ""
+        while "Ray runtime started" not in (line := node.stdout.readline()):
+            said += line
+            assert line, said
+
+    def __exit__(self, *ended):
+        self._stack.__exit__(*ended)
+
+    def run(self, *arguments):
+        """Start the engine on the first host."""
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        on_ray = ("--split", "1,1", "--launcher", "ray", "--ray-address", self._address)
+        return self.hosts.all[0].start(*HAL, "run", *PROMPTS, *LONG, *on_ray, *arguments, env=self.env, **pipes)
 
 
 def compare(out, alone):
@@ -78,27 +88,24 @@ def compare(out, alone):
             assert its["logprob"] == pytest.approx(mine["logprob"], abs=1e-4)
 
 
-def test_the_job_on_two_hosts_prints_what_one_process_does_whatever_the_cable_does(hosts, tmp_path, alone):
+def test_two_hosts_print_what_one_process_does_whatever_the_cable_does(hosts, alone):
     """It loses 5 % of the packets all the time, and is pulled for 3 s when the first answer is there."""
-    with Job(hosts, tmp_path) as job:
+    with Nodes(hosts, 1) as nodes:
         hosts.lose(20)
-        engine = job.run(*PROMPTS, *LONG)
+        engine = nodes.run()
         first = engine.stdout.readline()  # the others are under way, or wait for a slot
         hosts.cut(3)
         out, err = engine.stdout.read(), engine.stderr.read()  # communicate() would not see what was read ahead
         with engine:
             assert engine.wait(PATIENCE) == 0, err
-        job.check_ended()
         compare(first + out, alone)
         assert "split 1,1 of tp 1" in err
         assert "lost" not in err
     assert sum(host.sent_again() for host in hosts.all) > 0
 
 
-def test_the_job_on_two_hosts_of_two_ranks_each(hosts, tmp_path, alone):
-    with Job(hosts, tmp_path, "--tp", "2") as job:
-        engine = job.run(*PROMPTS, *LONG, "--tp", "2")
+def test_two_hosts_with_two_ranks_each(hosts, alone):
+    with Nodes(hosts, 2) as nodes, nodes.run("--tp", "2") as engine:
         out, err = engine.communicate(timeout=PATIENCE)
         assert engine.returncode == 0, err
-        job.check_ended()
         compare(out, alone)

@@ -1,4 +1,4 @@
-"""What an engine refuses of workers that others started is told to them, with what differs."""
+"""What an engine refuses of its workers is sent to their ranks, with what differs."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import pytest
 from hal_core import FinishReason, GroupLost, InvalidValue
 from hal_core.handover import Description
 
+from hal.cli.run_options import Options, RankOptions
 from hal.cli.run_split import split_engine
-from hal.cli.run_workers import hire
 from hal.distributed.lines import RankLine
 from hal.distributed.split.states import State
 from hal.distributed.words import Failed, Go, Hello, Ready, Setup, Up, Verdict
-from tests.distributed.rows import Row
-from tests.distributed.test_hiring import PATIENCE, Employed, ipc, options
+from hal.model import DEFAULT_CHECKPOINT
+from tests.distributed.rows import PATIENCE, Row
 from tests.split.test_engine import world_with
-
-__all__ = ["ipc"]
 
 
 class Rank:
-    """A worker's one rank, in place of the launcher: a thread that comes up with blocks of a layout, or refuses."""
+    """A worker's one rank, in place of the launcher: a thread that comes up with blocks of a layout, or refuses when
+    the rank ``after`` has its setup."""
 
-    def __init__(self, layout, refuses="", **able):
-        self.status, self._how = 0, ""
+    def __init__(self, layout, refuses="", after=None, **able):
+        self.verdict, self.has_setup, self._after = None, threading.Event(), after
+        self._how = ""
         self._refuses = refuses and Failed(0, refuses, "choose another", refused=True)
         self._up = Up(0, "cpu", {}, "", peer=Description("ipc:///nowhere", facts={"layout": layout}), **able)
         self._thread = threading.Thread(target=self._act, daemon=True)
@@ -41,11 +41,15 @@ class Rank:
                 line.say(said)
                 while not isinstance(word := line.receive(PATIENCE), wanted | Verdict):
                     assert word is not None
+                if isinstance(word, Setup):
+                    self.has_setup.set()
+                    if self._after is not None:
+                        assert self._after.has_setup.wait(PATIENCE)
                 if isinstance(word, Verdict):
-                    self.status, self._how = 2, f"rank 0: {word.what} ({word.cure})"
+                    self.verdict, self._how = word, f"rank 0: {word.what} ({word.cure})"
                     return
         except GroupLost as error:
-            self.status, self._how = 1, str(error)
+            self._how = str(error)
         finally:
             line.close()
 
@@ -53,39 +57,37 @@ class Rank:
         return self._how
 
     def end(self, patience):
-        self._thread.join(patience)
+        self._thread.join(PATIENCE)
 
 
-def refused(urls, monkeypatch, first, second):
-    """What becomes of an engine with a prefill and a decode worker of these ranks: its error, and the workers."""
-    row = Row()
-    workers = [Employed(role, url) for role, url in zip(("prefill", "decode"), urls, strict=True)]
-    ranks = dict(zip((worker.thread for worker in workers), (first, second), strict=True))  # whichever begins first
-    monkeypatch.setattr("hal.distributed.hired.PaddleLaunch", lambda size, more: ranks[threading.current_thread()])
+def refused(monkeypatch, *ranks):
+    """The error of an engine with a prefill and a decode worker of one rank each."""
+    row, given = Row(), iter(ranks)
+    monkeypatch.setattr("hal.cli.run_split.PaddleLaunch", lambda *_, **__: next(given))
     plan = SimpleNamespace(sizes=row.sizes, config=SimpleNamespace(vocab_size=256), blocks=row.blocks)
-    with pytest.raises(InvalidValue) as error, hire(options(*urls), PATIENCE) as hired:
-        split_engine(plan, hired.options, row.setup(), print, print, hired)
-    return error.value, workers
+    split = RankOptions(split=(1, 1))
+    options = Options("cpu", {}, DEFAULT_CHECKPOINT, "cpu", 8, None, 256, [], "none", None, False, ranks=split)
+    with pytest.raises(InvalidValue) as error:
+        split_engine(plan, options, row.setup(), print, print)
+    return error.value
 
 
-def test_blocks_that_are_not_alike_are_refused_by_name_on_both_sides(ipc, monkeypatch):
-    error, workers = refused(ipc[:2], monkeypatch, Rank("heads"), Rank("tokens"))
+def test_blocks_that_are_not_alike_are_refused_by_name_on_both_sides(monkeypatch):
+    ranks = Rank("heads"), Rank("tokens")
+    error = refused(monkeypatch, *ranks)
     differs = "the blocks of decode worker 0, rank 0, differ from those here: layout: 'heads' here, 'tokens' there"
     assert error.what == differs
-    for worker in workers:
-        ended = worker.wait()
-        assert isinstance(ended, InvalidValue), ended
-        assert (ended.what, ended.cure) == (f"the engine refuses: {differs}", error.cure)
+    assert [(rank.verdict.what, rank.verdict.cure, rank.verdict.refused) for rank in ranks] == [
+        (differs, error.cure, True)
+    ] * 2
 
 
-def test_what_a_rank_refuses_is_told_where_it_was_started_and_to_the_others(ipc, monkeypatch):
-    error, (its, other) = refused(ipc[:2], monkeypatch, Rank("heads", "there is no such device"), Rank("heads"))
+def test_what_one_rank_refuses_is_sent_to_the_other_worker_too(monkeypatch):
+    other = Rank("heads")
+    ranks = Rank("heads", "there is no such device", after=other), other
+    error = refused(monkeypatch, *ranks)
     assert error.what == "there is no such device"
-    assert its.wait() == 2
-    assert its.how == "rank 0: there is no such device (choose another)"
-    ended = other.wait()
-    assert isinstance(ended, InvalidValue), ended
-    assert (ended.what, ended.cure) == ("the engine refuses: there is no such device", "choose another")
+    assert [(rank.verdict.what, rank.verdict.cure) for rank in ranks] == [(error.what, "choose another")] * 2
 
 
 def test_a_worker_that_comes_again_with_other_blocks_is_refused_by_name(monkeypatch):

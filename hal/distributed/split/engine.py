@@ -290,7 +290,7 @@ class SplitEngine:
     def _start_again(self, worker: Worker, error: HalError) -> None:
         self._last_loss = f"{worker.name} was lost: {error.what}"
         again = self._may_restart()
-        self._note(self._last_loss + (f"; {worker.again}" if again else ""))
+        self._note(self._last_loss + ("; it is started again" if again else ""))
         if again:
             try:
                 worker.start()

@@ -31,8 +31,6 @@ class SplitWorker(Generic[S]):
     - ``leaving``: attempts that the engine has released, with the ranks that have not answered yet, and what follows
       when all have.
     - ``drafted``: what its crews count of drafts, the engine's; ``restarts``: whether it may be started again.
-    - ``again``: in words, what is done about its loss where that may be.
-    - ``refused``: tells whoever has started it why it is refused, where that is not this process.
     """
 
     def __init__(
@@ -41,10 +39,7 @@ class SplitWorker(Generic[S]):
         number: int,
         start: Callable[[], Crew],
         team: Callable[[Crew, Callable[[OutputRecord], None]], Team[S]],
-        again: str = "it is started again",
-        refused: Callable[[HalError], object] = lambda _: None,
     ) -> None:
-        self.again, self._refused = again, refused
         self.role, self.number = role, number
         self._start, self._made = start, team
         self.crew: Crew | None = None
@@ -95,8 +90,7 @@ class SplitWorker(Generic[S]):
         self.crew.line.say(word, *ranks)
 
     def refuse(self, error: HalError) -> None:
-        """Tell its ranks, and who has started it, why nothing comes of it."""
-        self._refused(error)
+        """Tell its ranks why they are refused."""
         if self.crew is not None:
             self.crew.line.say(Verdict(error.what, error.cure, refused=True))
 
