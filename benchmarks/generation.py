@@ -5,7 +5,7 @@
 ``--python`` is an interpreter with transformers and torch (``pip install torch==2.13.0 transformers safetensors``),
 whose ``generate`` answers the same prompts from the same checkpoint. ``--before`` is another checkout of this
 repository. Each is a process of its own with as many threads, and all take turns in one run. hal runs as ``hal run``
-does by default: its environment, its chunks, a sink, and a reader that takes every record.
+does by default: its environment, its chunks, a sink, and a reader that takes every record, in a process of its own.
 
 - decode: prompts of 64 tokens, 64 new tokens each; tokens a second of all slots.
 - prefill: one prompt, one new token; prompt tokens a second.
@@ -29,7 +29,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -92,47 +91,58 @@ def write_random_model(folder: Path) -> None:
 
 @contextmanager
 def hal_job(device: Any, checkpoint: Path, slots: int) -> Iterator[Job]:  # noqa: ANN401 (imported where it runs)
-    """Prompts through the engine, as ``hal run`` feeds them; over when the reader has every record."""
+    """Prompts through the engine, as ``hal run --sink`` feeds them; a job ends when a reader, a process as ``hal tail``
+    is, has every record."""
     from hal_core import Request, SamplingParams, StateConfig
 
     from hal.engine import Engine
     from hal.model.llama import LlamaModel
-    from hal.reading import OutputReader
     from hal.transport import open_sink
     from hal.worker import Worker
 
-    reader, seen, wanted = OutputReader(), 0, 0
-    all_seen = threading.Event()
-
-    def read() -> None:
-        nonlocal seen
-        with reader:
-            for record in reader:  # to the end of the session
-                seen += len(record.tokens)
-                if seen == wanted:
-                    all_seen.set()
-
-    sink, thread = open_sink(reader.url), threading.Thread(target=read)
-    thread.start()
+    reader = subprocess.Popen(
+        [sys.executable, "-P", "-W", "ignore", str(Path(__file__).resolve()), "--serve", "reader"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert reader.stdin is not None
+    assert reader.stdout is not None
+    sink = open_sink(reader.stdout.readline().strip())
     sizes = StateConfig(num_slots=slots, max_model_len=512)
     engine = Engine(Worker(device, LlamaModel.load(checkpoint), sizes, slots * sizes.max_blocks, sink))
 
     def job(texts: list[list[int]], new_tokens: int) -> Answers:
-        nonlocal seen, wanted
+        assert reader.stdin is not None
+        assert reader.stdout is not None
         params = SamplingParams(temperature=0.0, max_tokens=new_tokens)
-        seen, wanted = 0, len(texts) * new_tokens
-        all_seen.clear()
+        print(len(texts) * new_tokens, file=reader.stdin, flush=True)
         for number, text in enumerate(texts):
             engine.submit(Request(f"r{number}", text, params))
         made = {done.request_id: done.token_ids for done in engine.run()}
-        assert all_seen.wait(30), "a record did not come"
+        assert reader.stdout.readline() == "all\n", "a record did not come"
         return [made[f"r{number}"] for number in range(len(texts))]
 
     try:
         yield job
     finally:
+        reader.stdin.close()
         sink.close(10)
-        thread.join(10)
+        reader.wait(10)
+
+
+def serve_reader() -> None:
+    """Read records: for each line of standard input, a number of tokens, print a line when so many have arrived."""
+    from hal.reading import OutputReader
+
+    with OutputReader() as reader:
+        print(reader.url, flush=True)
+        left = int(sys.stdin.readline())
+        for record in reader:  # to the end of the session
+            left -= len(record.tokens)
+            if left == 0:
+                print("all", flush=True)
+                left = int(sys.stdin.readline() or -1)
 
 
 @contextmanager
@@ -271,10 +281,13 @@ def main() -> None:
     parser.add_argument(
         "--only", default="", metavar="TEXT", help="cases with this in their name, as 'default prefill'"
     )
-    parser.add_argument("--serve", choices=("hal", "transformers"), help=argparse.SUPPRESS)
+    parser.add_argument("--serve", choices=("hal", "reader", "transformers"), help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.serve == "transformers":
         serve(lambda checkpoint, slots: transformers_job(checkpoint))
+        return
+    if chosen.serve == "reader":
+        serve_reader()
         return
     if chosen.serve:
         serve_hal()

@@ -64,27 +64,29 @@ class HostPart:
 
 
 class PlacedPart:
-    """Layers in tensors of another place than the host's memory: seen ``[blocks * heads, row of a head]``."""
+    """Layers in tensors of another place than the host's memory: seen ``[2 * blocks * heads, row of a head]``."""
 
-    def __init__(self, pairs: Sequence[tuple[Tensor, Tensor]], heads: int, layout: str, place: str) -> None:
-        self.layers, self.layout, self._pairs, self._heads, self._place = len(pairs), layout, pairs, heads, place
+    def __init__(self, tensors: Sequence[Tensor], heads: int, layout: str, place: str) -> None:
+        self.layers, self.layout, self._tensors, self._heads, self._place = len(tensors), layout, tensors, heads, place
 
-    def _index(self, blocks: np.ndarray[Any, Any]) -> Tensor:
-        found = blocks[:, None] * self._heads + np.arange(self._heads)
-        return paddle.to_tensor(found.reshape(-1), place=self._place)
+    def _indices(self, blocks: np.ndarray[Any, Any]) -> list[Tensor]:
+        """The rows of the blocks' keys, and those of their values."""
+        found = (blocks[:, None] * self._heads + np.arange(self._heads)).reshape(-1)
+        half = self._tensors[0].shape[0] // 2
+        return [paddle.to_tensor(rows, place=self._place) for rows in (found, found + half)]
 
     def read(self, blocks: np.ndarray[Any, Any], out: Floats) -> None:
         """See :class:`Part`. Waits for the work on the place's current stream."""
-        index = self._index(blocks)
-        for layer, pair in enumerate(self._pairs):
-            for which, tensor in enumerate(pair):
+        indices = self._indices(blocks)
+        for layer, tensor in enumerate(self._tensors):
+            for which, index in enumerate(indices):
                 out[:, layer, which] = paddle.gather(tensor, index).numpy().reshape(len(blocks), -1)
 
     def write(self, blocks: np.ndarray[Any, Any], rows: Floats) -> None:
         """See :class:`Part`. In the order of the place's current stream, and waits for it."""
-        index = self._index(blocks)
-        for layer, pair in enumerate(self._pairs):
-            for which, tensor in enumerate(pair):
+        indices = self._indices(blocks)
+        for layer, tensor in enumerate(self._tensors):
+            for which, index in enumerate(indices):
                 flat = np.ascontiguousarray(rows[:, layer, which]).reshape(len(blocks) * self._heads, -1)
                 paddle.scatter_(tensor, index, paddle.to_tensor(flat, place=self._place))
         if self._place != HOST_PLACE:
@@ -93,13 +95,11 @@ class PlacedPart:
 
 def part_of(cache: PagedCache, heads: int, place: str) -> Part:
     """The layers of a paged cache, whose blocks have so many heads."""
-    size, layout = cache.shape.block_size, "heads, tokens"
-    pairs = list(zip(cache.keys, cache.values, strict=True))
-    if place == HOST_PLACE and all(_is_shared(tensor) for pair in pairs for tensor in pair):
-        views = [tuple(as_array(tensor).reshape(cache.shape.blocks + 1, -1) for tensor in pair) for pair in pairs]
-        return HostPart([(keys, values) for keys, values in views], layout)
-    width = cache.keys[0].shape[1]
-    seen = [(keys.reshape([-1, size * width]), values.reshape([-1, size * width])) for keys, values in pairs]
+    size, layout, layers = cache.shape.block_size, "heads, tokens", cache.layers
+    if place == HOST_PLACE and all(_is_shared(tensor) for tensor in layers):
+        pairs = [as_array(tensor).reshape(2, cache.shape.blocks + 1, -1) for tensor in layers]
+        return HostPart([(pair[0], pair[1]) for pair in pairs], layout)
+    seen = [tensor.reshape([-1, size * tensor.shape[1]]) for tensor in layers]
     return PlacedPart(seen, heads, layout, place)
 
 

@@ -5,6 +5,7 @@ Plain NumPy: nothing here needs a framework, so the plan is tested without one.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,11 +37,19 @@ class ModelBatch:
 
 @dataclass(frozen=True)
 class CacheShape:
-    """Sizes of a paged cache, laid out ``[blocks + 1, kv_heads, block_size, head_dim]``: a head's tokens of one block
-    lie together, so that reading a block copies long rows. The last block is always zero; padding reads it."""
+    """Sizes of a paged cache, laid out ``[2, blocks + 1, kv_heads, block_size, head_dim]``, keys before values.
+
+    A head's tokens of one block lie together, so that reading copies long rows. The last block is always zero; padding
+    reads it.
+    """
 
     blocks: int
     block_size: int
+
+    @property
+    def piece(self) -> int:
+        """Tokens of a head that are read together: at most 16, and a divisor of the block size."""
+        return math.gcd(self.block_size, 16)
 
 
 @dataclass(frozen=True)
@@ -53,10 +62,10 @@ class GroupPlan:
     rows: int
     queries: int
     keys: int
-    """A multiple of the block size."""
-    block_index: np.ndarray
-    """int64 ``[rows * kv_heads * keys / block_size]`` into a cache seen as
-    ``[(blocks + 1) * kv_heads, block_size * head_dim]``."""
+    """A multiple of the cache's piece."""
+    read_index: np.ndarray
+    """int64 ``[2 * rows * kv_heads * keys / piece]``, keys before values, into a cache seen as
+    ``[…, piece * head_dim]``."""
     mask: np.ndarray
     """float32 ``[rows, kv_heads, heads_per_group * queries, keys]``, the scores' own shape: stretching a smaller one to
     them takes Paddle forty times as long on a CPU. 0 where the query may look and -inf elsewhere; every query may look
@@ -81,7 +90,7 @@ class StepPlan:
     """Everything a step's layers have in common. Slots are rows of a cache seen as ``[…, head_dim]``."""
 
     write_index: np.ndarray
-    """int64 ``[tokens * kv_heads]``: the slots of the step's tokens."""
+    """int64 ``[2 * tokens * kv_heads]``: the slots of the step's tokens, keys before values."""
     clear_index: np.ndarray | None
     """int64: slots that follow a row's last token in a block that this step begins; None: there are none."""
     groups: tuple[GroupPlan, ...]
@@ -138,7 +147,7 @@ def plan_step(batch: ModelBatch, config: LlamaConfig, cache: CacheShape) -> Step
     come through as NaN times a weight of zero: so the rest of a block is cleared when its first token is written, and
     blocks a row does not have are read from the zero block. What another request left behind is therefore never read.
     """
-    size, lengths = cache.block_size, batch.row_lengths
+    lengths = batch.row_lengths
     if batch.token_ids.size == lengths.size:  # every row is one token: most steps are
         write_rows = last = np.arange(lengths.size)
         groups = [_plan_group(batch, config, cache, write_rows)]
@@ -146,8 +155,8 @@ def plan_step(batch: ModelBatch, config: LlamaConfig, cache: CacheShape) -> Step
         write_rows, last = np.repeat(np.arange(lengths.size), lengths), np.cumsum(lengths, dtype=np.int64) - 1
         groups = [_plan_group(batch, config, cache, rows) for rows in _by_length(lengths)]
     return StepPlan(
-        write_index=_slots(batch, config, size, write_rows, batch.positions),
-        clear_index=_clear_index(batch, config, size),
+        write_index=_slots(batch, config, cache, write_rows, batch.positions),
+        clear_index=_clear_index(batch, config, cache),
         groups=tuple(groups),
         outputs=last if batch.outputs is None else batch.outputs,
     )
@@ -179,7 +188,7 @@ class RunPlan:
     positions: np.ndarray
     """int64 ``[steps, rows]``."""
     write_index: np.ndarray
-    """int64 ``[steps, rows * kv_heads]``."""
+    """int64 ``[steps, 2 * rows * kv_heads]``, keys before values."""
     group: GroupPlan
     """With the mask of the first step."""
     masks: np.ndarray
@@ -193,17 +202,33 @@ def plan_run(
     behind the first ``reach`` int64 ``[rows]`` are put over the last of these."""
     size, kv_heads, rows = cache.block_size, config.num_key_value_heads, len(first)
     positions = first + np.minimum(np.arange(count)[:, None], reach - 1)
-    needed = positions[-1] // size + 1
-    blocks = np.arange(needed.max())
-    table = np.where(blocks < needed[:, None], tables[:, : len(blocks)], cache.blocks).astype(np.int64)
-    block_index = (table[:, None, :] * kv_heads + np.arange(kv_heads)[None, :, None]).reshape(-1)
+    read_index, keys = _read_index(tables, positions[-1] + 1, config, cache)
     slots = np.take_along_axis(tables, positions.T // size, axis=1).T.astype(np.int64)
     index = (slots[..., None] * kv_heads + np.arange(kv_heads)) * size + (positions % size)[..., None]
-    keys = len(blocks) * size
     mask = np.where(np.arange(keys) <= positions[..., None], np.float32(0), np.float32(-np.inf))
     masks = np.tile(mask[:, :, None, None], (1, 1, kv_heads, config.heads_per_group, 1))
-    group = GroupPlan(rows, 1, keys, block_index, masks[0])
-    return RunPlan(positions, index.reshape(count, -1), group, masks)
+    group = GroupPlan(rows, 1, keys, read_index, masks[0])
+    return RunPlan(positions, _with_values(index.reshape(count, -1), config, cache), group, masks)
+
+
+def _read_index(
+    tables: np.ndarray, totals: np.ndarray, config: LlamaConfig, cache: CacheShape
+) -> tuple[np.ndarray, int]:
+    """``GroupPlan.read_index`` of rows with so many tokens, int64 ``[rows]``, and ``GroupPlan.keys``."""
+    piece = cache.piece
+    parts, needed = cache.block_size // piece, -(-totals // piece)
+    pieces = np.arange(needed.max())
+    table = np.where(pieces < needed[:, None], tables[:, pieces // parts], cache.blocks).astype(np.int64)
+    heads = np.arange(config.num_key_value_heads)
+    index = ((table[:, None, :] * heads.size + heads[:, None]) * parts + pieces % parts).reshape(-1)
+    behind = (cache.blocks + 1) * heads.size * parts
+    return np.concatenate([index, index + behind]), len(pieces) * piece
+
+
+def _with_values(index: np.ndarray, config: LlamaConfig, cache: CacheShape) -> np.ndarray:
+    """Slots of keys, and behind them those of the values of the same tokens."""
+    behind = (cache.blocks + 1) * config.num_key_value_heads * cache.block_size
+    return np.concatenate([index, index + behind], axis=-1)
 
 
 def _by_length(lengths: np.ndarray) -> list[np.ndarray]:
@@ -212,36 +237,36 @@ def _by_length(lengths: np.ndarray) -> list[np.ndarray]:
     return [rows for kind in kinds if (rows := np.flatnonzero(kind)).size]
 
 
-def _clear_index(batch: ModelBatch, config: LlamaConfig, size: int) -> np.ndarray | None:
+def _clear_index(batch: ModelBatch, config: LlamaConfig, cache: CacheShape) -> np.ndarray | None:
     """int64: the slots behind each row's last token in a block that is new to the row."""
+    size = cache.block_size
     totals = batch.context_lengths.astype(np.int64) + batch.row_lengths
     left = np.where(totals // size * size >= batch.context_lengths, -totals % size, 0)
     count = int(left.sum())
     if not count:
         return None
     positions = np.repeat(totals - (np.cumsum(left) - left), left) + np.arange(count)
-    return _slots(batch, config, size, np.repeat(np.arange(left.size), left), positions)
+    return _slots(batch, config, cache, np.repeat(np.arange(left.size), left), positions)
 
 
-def _slots(batch: ModelBatch, config: LlamaConfig, size: int, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """int64 ``[n * kv_heads]``: the slots of these positions of these rows, the heads of a token together."""
+def _slots(
+    batch: ModelBatch, config: LlamaConfig, cache: CacheShape, rows: np.ndarray, positions: np.ndarray
+) -> np.ndarray:
+    """int64 ``[2 * n * kv_heads]``: the slots of these positions of these rows, the heads of a token together, keys
+    before values."""
+    size, kv_heads = cache.block_size, config.num_key_value_heads
     blocks = batch.block_tables[rows, positions // size].astype(np.int64)
-    kv_heads = config.num_key_value_heads
-    index: np.ndarray = (blocks[:, None] * kv_heads + np.arange(kv_heads)) * size + (positions % size)[:, None]
-    return index.reshape(-1)
+    index = (blocks[:, None] * kv_heads + np.arange(kv_heads)) * size + (positions % size)[:, None]
+    return _with_values(index.reshape(-1), config, cache)
 
 
 def _plan_group(batch: ModelBatch, config: LlamaConfig, cache: CacheShape, rows: np.ndarray) -> GroupPlan:
     """The plan of the rows with these numbers."""
     lengths, contexts = batch.row_lengths[rows], batch.context_lengths[rows].astype(np.int64)
-    needed = -(-(contexts + lengths) // cache.block_size)
-    blocks = np.arange(needed.max())
-    table = np.where(blocks < needed[:, None], batch.block_tables[rows][:, blocks], cache.blocks).astype(np.int64)
-    kv_heads = config.num_key_value_heads
-    block_index = table[:, None, :] * kv_heads + np.arange(kv_heads)[None, :, None]
-    queries, keys = int(lengths.max()), len(blocks) * cache.block_size
+    read_index, keys = _read_index(batch.block_tables[rows], contexts + lengths, config, cache)
+    queries = int(lengths.max())
     offsets, position = np.arange(queries), np.arange(keys)
     visible = position <= (contexts[:, None] + np.minimum(offsets, lengths[:, None] - 1))[:, :, None]
     mask = np.where(visible, np.float32(0), np.float32(-np.inf))[:, None]
-    mask = np.tile(mask, (1, kv_heads, config.heads_per_group, 1))
-    return GroupPlan(len(rows), queries, keys, block_index.reshape(-1), mask)
+    mask = np.tile(mask, (1, config.num_key_value_heads, config.heads_per_group, 1))
+    return GroupPlan(len(rows), queries, keys, read_index, mask)

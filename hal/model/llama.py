@@ -37,7 +37,7 @@ class _Group:
     """A ``GroupPlan`` with its arrays on the model's place."""
 
     plan: GroupPlan
-    block_index: Tensor
+    read_index: Tensor
     mask: Tensor
 
 
@@ -46,13 +46,13 @@ class _Heads:
     """Where the heads of rows of some lengths lie."""
 
     queries: int
-    qk_index: Tensor
+    turned: int
+    """Queries and keys, which are turned by their positions."""
+    index: Tensor
     """Of ``[tokens * (heads + 2 kv_heads), head_dim]``, the projections: ``queries`` of them as the groups have them,
-    then all tokens' keys."""
+    then all tokens' keys, then their values."""
     tokens: np.ndarray
-    """int64: whose each of them is."""
-    value_index: Tensor
-    """The same: the values."""
+    """int64: the token of each of them."""
     merge_index: Tensor | None
     """int64 ``[tokens * heads]`` into what the groups found, one after the other; None: in order."""
 
@@ -67,7 +67,7 @@ class Step:
     groups: tuple[_Group, ...]
     heads: _Heads
     cos: Tensor
-    """``[n, head_dim]``, as ``heads.qk_index`` orders it; not stretched to that shape by an
+    """``[n, head_dim]``, as ``heads.index`` orders it; not stretched to that shape by an
     operator, which on a cpu takes ten times as long."""
     sin: Tensor
 
@@ -179,7 +179,7 @@ class LlamaModel:
         check_batch(batch, self.config, cache.shape)
         plan = plan_step(batch, self.local, cache.shape)
         heads = self._head_indices(batch.row_lengths)
-        turns = self._put(self.rotations(batch.positions[heads.tokens]))
+        turns = self._put(self._turns(batch.positions, heads))
         step = Step(
             cache=cache,
             write_index=self._put(plan.write_index),
@@ -203,8 +203,7 @@ class LlamaModel:
         """
         plan = plan_run(tables, positions, reach, count, self.local, cache.shape)
         heads = self._head_indices(np.ones(len(positions), np.int32))
-        rows = plan.positions[:, heads.tokens].reshape(-1)
-        turns = self._put(self.rotations(rows)).reshape([2, count, -1, self.config.head_dim])
+        turns = self._put(self._turns(plan.positions, heads))
         cos, sin = (paddle.unbind(part) for part in paddle.unbind(turns))
         writes, masks = paddle.unbind(self._put(plan.write_index)), paddle.unbind(self._put(plan.masks))
         group = self._place_group(plan.group)
@@ -227,7 +226,7 @@ class LlamaModel:
         return partial if self.ranks is None else self.ranks.all_reduce(partial)
 
     def _place_group(self, plan: GroupPlan) -> _Group:
-        return _Group(plan, self._put(plan.block_index), self._put(plan.mask))
+        return _Group(plan, self._put(plan.read_index), self._put(plan.mask))
 
     def _place_clear(self, index: np.ndarray) -> tuple[Tensor, Tensor]:
         return self._put(index), self._put(np.zeros((index.size, self.config.head_dim), np.float32))
@@ -242,14 +241,21 @@ class LlamaModel:
             merge_index = None
             if (order := order_rows(lengths, self.local)) is not None:
                 query, merge_index = query[order.query_index], self._put(order.merge_index)
-            turned = np.concatenate([query, key])
-            whose = turned // (heads + 2 * kv_heads)
-            found = _Heads(query.size, self._put(turned), whose, self._put(value), merge_index)
+            order_of_all = np.concatenate([query, key, value])
+            tokens = order_of_all // (heads + 2 * kv_heads)
+            found = _Heads(query.size, query.size + key.size, self._put(order_of_all), tokens, merge_index)
             self._heads = dict([*self._heads.items()][-7:]) | {lengths.tobytes(): found}
         return found
 
+    def _turns(self, positions: np.ndarray, heads: _Heads) -> np.ndarray:
+        """The rotations of tokens at ``positions`` int64 ``[..., tokens]``, for each of ``heads.index``. A value keeps
+        its numbers: it is multiplied by one, as at position 0."""
+        rows = positions[..., heads.tokens]
+        rows[..., heads.turned :] = 0
+        return self.rotations(rows)
+
     def rotations(self, positions: np.ndarray) -> np.ndarray:
-        """float32 ``[2, n, head_dim]``: the cosines at some positions, and the sines with their signs."""
+        """float32 ``[2, ..., head_dim]``: cosines at ``positions`` int64 ``[...]``, and sines with their signs."""
         most = int(positions.max()) + 1
         if most > self._rotations.shape[1]:  # twice as many as are needed, so that it seldom grows
             self._rotations = self._rotation_table(min(2 * most, self.config.max_position_embeddings))
@@ -273,10 +279,10 @@ class LlamaModel:
 
     def layer(self, x: Tensor, number: int, layer: LayerWeights, step: Step) -> Tensor:
         """One decoder layer on ``[tokens, hidden]``: attention and SwiGLU, each with its norm and residual."""
-        query, key, value = self._projected(self.normed(x), layer, step)
+        query, written = self._projected(self.normed(x), layer, step)
         if step.clear is not None:
-            step.cache.clear(number, *step.clear)
-        step.cache.write(number, step.write_index, key, value)
+            step.cache.write(number, *step.clear)
+        step.cache.write(number, step.write_index, written)
         attended = self._summed(paddle.matmul(self._attention(query, number, step), layer.output))
         if layer.output_bias is not None:
             attended = attended + layer.output_bias
@@ -285,19 +291,19 @@ class LlamaModel:
         gate = functional.silu(paddle.matmul(normed, layer.gate))
         return x + self._summed(paddle.matmul(gate * paddle.matmul(normed, layer.up), layer.down))
 
-    def _projected(self, x: Tensor, layer: LayerWeights, step: Step) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries ``[queries, head_dim]`` as the groups have them, keys and values ``[tokens * kv_heads, head_dim]`` of
-        ``x``, at their positions."""
-        width, queries = self.config.head_dim, step.heads.queries
+    def _projected(self, x: Tensor, layer: LayerWeights, step: Step) -> tuple[Tensor, Tensor]:
+        """Queries ``[queries, head_dim]`` as the groups have them, and keys and values ``[2 * tokens * kv_heads,
+        head_dim]`` of ``x``, at their positions."""
+        width, heads = self.config.head_dim, step.heads
         qkv = paddle.matmul(x, layer.qkv)
         if layer.qkv_bias is not None:
             qkv = qkv + layer.qkv_bias
-        flat = qkv.reshape([-1, width])
-        qk = paddle.gather(flat, step.heads.qk_index)
+        rows = paddle.gather(qkv.reshape([-1, width]), heads.index)
         if layer.q_norm is not None:
-            qk = paddle.concat([self.normed(qk[:queries], layer.q_norm), self.normed(qk[queries:], layer.k_norm)])
-        qk = qk * step.cos + paddle.roll(qk, width // 2, axis=-1) * step.sin
-        return qk[:queries], qk[queries:], paddle.gather(flat, step.heads.value_index)
+            query, key, value = paddle.split(rows, [heads.queries, heads.turned - heads.queries, -1])
+            rows = paddle.concat([self.normed(query, layer.q_norm), self.normed(key, layer.k_norm), value])
+        rows = rows * step.cos + paddle.roll(rows, width // 2, axis=-1) * step.sin
+        return rows[: heads.queries], rows[heads.queries :]
 
     def _attention(self, query: Tensor, number: int, step: Step) -> Tensor:
         """Softmax attention of ``[queries, head_dim]`` over the cache: ``[tokens, heads * head_dim]``."""
@@ -310,8 +316,8 @@ class LlamaModel:
             begin = end
             # Heads of one key/value head lie side by side, so its queries are the rows of one product.
             chosen = chosen.reshape([plan.rows, kv_heads, -1, width])
-            shape = [plan.rows, kv_heads, plan.keys, width]
-            key, value = (read.reshape(shape) for read in step.cache.read(number, group.block_index))
+            shape = [2, plan.rows, kv_heads, plan.keys, width]
+            key, value = paddle.unbind(step.cache.read(number, group.read_index).reshape(shape))
             scores = paddle.matmul(chosen, key, transpose_y=True).add_(group.mask)
             scores = functional.softmax_(scores, axis=-1)
             outputs.append(paddle.matmul(scores, value))

@@ -86,7 +86,7 @@ def test_a_prediction_layer_is_a_layer_more(host, way):
     rng = np.random.default_rng(3)
     data = rng.normal(size=(2, parts[0].block_bytes // 4)).astype(np.float32).view(np.uint8)
     parts[0].write([4, 6], data)
-    assert (layers[0].keys if host else layers[0].cache.keys[0].numpy()).any()
+    assert (layers[0].keys if host else layers[0].cache.layers[0].numpy()).any()
     moved = parts[0].read([4, 6])
     assert np.array_equal(moved, data)
     parts[1].write([1, 2], moved)

@@ -60,9 +60,9 @@ def batch_of(rows: list[Row], lengths: list[int], width: int) -> ModelBatch:
 def poison(model: LlamaModel, blocks: list[int]) -> None:
     """Fill these blocks with NaN: whatever reads one and lets it matter returns NaN."""
     shape = model.cache.shape
-    for tensor in (*model.cache.keys, *model.cache.values):
-        array = tensor.numpy().reshape(shape.blocks + 1, -1)
-        array[blocks] = np.nan
+    for tensor in model.cache.layers:
+        array = tensor.numpy().reshape(2, shape.blocks + 1, -1)
+        array[:, blocks] = np.nan
         tensor.set_value(array.reshape(tensor.shape))
 
 
@@ -297,7 +297,7 @@ def test_a_row_that_reaches_less_far_than_its_neighbours_writes_nothing_behind(m
     hidden = paddle.to_tensor(np.ones((2, 16), np.float32))
     for step in layer.run(tables, np.array([2, 2]), np.array([2, 4]), 4):
         layer.follow(step, np.array([3, 4]), hidden)
-    written = cache.keys[0].numpy().reshape(5, -1, 4, cache.keys[0].shape[-1]).any(axis=(1, 3))
+    written = cache.layers[0].numpy().reshape(2, 5, -1, 4, cache.layers[0].shape[-1])[0].any(axis=(1, 3))
     assert written.tolist() == [
         [False, False, True, True],
         [False, False, True, True],
@@ -335,10 +335,10 @@ GOOD = Row(tokens(6), blocks=[2, 0])
 def test_a_batch_that_cannot_be_computed_is_refused_and_writes_nothing(model, change, argument):
     good = batch_of([GOOD], [6], 2)
     before = model.forward(good)
-    kept = [tensor.numpy() for tensor in model.cache.keys]
+    kept = [tensor.numpy() for tensor in model.cache.layers]
     with pytest.raises(InvalidValue, match=rf"batch\.{argument}"):
         model.forward(dataclasses.replace(good, **change))
-    for tensor, array in zip(model.cache.keys, kept, strict=True):
+    for tensor, array in zip(model.cache.layers, kept, strict=True):
         np.testing.assert_array_equal(tensor.numpy(), array)
     np.testing.assert_array_equal(model.forward(good), before)
 
@@ -359,7 +359,7 @@ def test_an_unknown_place_is_refused(tmp_path, checkpoints):
 
 def test_no_gradients_are_recorded(model):
     model.forward(batch_of([GOOD], [6], 2))
-    assert all(tensor.stop_gradient for tensor in model.cache.keys)
+    assert all(tensor.stop_gradient for tensor in model.cache.layers)
     assert paddle.is_grad_enabled(), "the caller's own gradient mode is left alone"
 
 
