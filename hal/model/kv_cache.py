@@ -16,6 +16,7 @@ from hal_core import InvalidValue
 
 from hal.model.batch import CacheShape
 from hal.model.config import LlamaConfig
+from hal.model.operators import gather, scatter_
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -38,8 +39,8 @@ class PagedCache:
 
     def write(self, layer: int, index: Tensor, rows: Tensor) -> None:
         """Store ``[slots, head_dim]`` keys and values at the slots ``index``, in place."""
-        paddle.scatter_(self.layers[layer], index, rows)
+        scatter_(self.layers[layer], index, rows)
 
     def read(self, layer: int, index: Tensor) -> Tensor:
         """The pieces ``index``, each of one head, ``[indices, piece * head_dim]``."""
-        return paddle.gather(self._pieces[layer], index)
+        return gather(self._pieces[layer], index)

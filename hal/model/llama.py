@@ -25,6 +25,7 @@ from hal.model.batch import GroupPlan, ModelBatch, check_batch, order_rows, plan
 from hal.model.config import LlamaConfig, read_config
 from hal.model.kv_cache import PagedCache
 from hal.model.loading import read_tensors
+from hal.model.operators import gather, matmul, reshape, silu, softmax_
 from hal.model.split import WHOLE, Ranks, Shard, check_split, local_config
 from hal.model.weights import DecoderWeights, LayerWeights, has_fused_norm, prepare_weights
 
@@ -156,7 +157,7 @@ class LlamaModel:
 
     def chosen(self, hidden: Tensor, outputs: np.ndarray) -> Tensor:
         """Some of the rows, rising."""
-        return hidden if len(outputs) == len(hidden) else paddle.gather(hidden, self._put(outputs))
+        return hidden if len(outputs) == len(hidden) else gather(hidden, self._put(outputs))
 
     def _put(self, array: np.ndarray) -> Tensor:
         """Copy to the model's place. ``paddle.to_tensor`` does the same after so much Python that several calls of it
@@ -283,22 +284,22 @@ class LlamaModel:
         if step.clear is not None:
             step.cache.write(number, *step.clear)
         step.cache.write(number, step.write_index, written)
-        attended = self._summed(paddle.matmul(self._attention(query, number, step), layer.output))
+        attended = self._summed(matmul(self._attention(query, number, step), layer.output))
         if layer.output_bias is not None:
             attended = attended + layer.output_bias
         x = x + attended
         normed = self.normed(x)
-        gate = functional.silu(paddle.matmul(normed, layer.gate))
-        return x + self._summed(paddle.matmul(gate * paddle.matmul(normed, layer.up), layer.down))
+        gate = silu(matmul(normed, layer.gate))
+        return x + self._summed(matmul(gate * matmul(normed, layer.up), layer.down))
 
     def _projected(self, x: Tensor, layer: LayerWeights, step: Step) -> tuple[Tensor, Tensor]:
         """Queries ``[queries, head_dim]`` as the groups have them, and keys and values ``[2 * tokens * kv_heads,
         head_dim]`` of ``x``, at their positions."""
         width, heads = self.config.head_dim, step.heads
-        qkv = paddle.matmul(x, layer.qkv)
+        qkv = matmul(x, layer.qkv)
         if layer.qkv_bias is not None:
             qkv = qkv + layer.qkv_bias
-        rows = paddle.gather(qkv.reshape([-1, width]), heads.index)
+        rows = gather(reshape(qkv, [-1, width]), heads.index)
         if layer.q_norm is not None:
             query, key, value = paddle.split(rows, [heads.queries, heads.turned - heads.queries, -1])
             rows = paddle.concat([self.normed(query, layer.q_norm), self.normed(key, layer.k_norm), value])
@@ -315,21 +316,21 @@ class LlamaModel:
             chosen = query if len(step.groups) == 1 else query[begin:end]
             begin = end
             # Heads of one key/value head lie side by side, so its queries are the rows of one product.
-            chosen = chosen.reshape([plan.rows, kv_heads, -1, width])
+            chosen = reshape(chosen, [plan.rows, kv_heads, -1, width])
             shape = [2, plan.rows, kv_heads, plan.keys, width]
-            key, value = paddle.unbind(step.cache.read(number, group.read_index).reshape(shape))
-            scores = paddle.matmul(chosen, key, transpose_y=True).add_(group.mask)
-            scores = functional.softmax_(scores, axis=-1)
-            outputs.append(paddle.matmul(scores, value))
+            key, value = paddle.unbind(reshape(step.cache.read(number, group.read_index), shape))
+            scores = matmul(chosen, key, transpose_y=True).add_(group.mask)
+            scores = softmax_(scores)
+            outputs.append(matmul(scores, value))
         joined = outputs[0] if len(outputs) == 1 else paddle.concat([output.reshape([-1, width]) for output in outputs])
         if step.heads.merge_index is not None:
-            joined = paddle.gather(joined.reshape([-1, width]), step.heads.merge_index)
-        return joined.reshape([-1, self.local.num_attention_heads * width])
+            joined = gather(joined.reshape([-1, width]), step.heads.merge_index)
+        return reshape(joined, [-1, self.local.num_attention_heads * width])
 
     def logits(self, normed: Tensor, *, everywhere: bool = False) -> np.ndarray | None:
         """float32 ``[n, vocab]`` of hidden states after the last norm, where they are wanted: on every rank, or on the
         first one alone, as the model says unless ``everywhere``."""
-        part = paddle.matmul(normed, self.weights.head, transpose_y=True)
+        part = matmul(normed, self.weights.head, transpose_y=True)
         if self.ranks is None:
             whole: np.ndarray = part.numpy()
             return whole
