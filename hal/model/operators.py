@@ -7,39 +7,46 @@ calls take as long as the operators: about a tenth of the step. What they call i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paddle import _C_ops
 
 if TYPE_CHECKING:
     from paddle import Tensor
 
+_operators: Any = _C_ops  # most of them have no types
+
 
 def matmul(x: Tensor, y: Tensor, *, transpose_y: bool = False) -> Tensor:
     """``x @ y``, or ``x @ y.T`` over the last two dimensions."""
-    return _C_ops.matmul(x, y, False, transpose_y)
+    found: Tensor = _operators.matmul(x, y, False, transpose_y)
+    return found
 
 
 def gather(x: Tensor, index: Tensor) -> Tensor:
     """The rows ``index`` of ``x``."""
-    return _C_ops.gather(x, index, 0)
+    found: Tensor = _operators.gather(x, index, 0)
+    return found
 
 
 def scatter_(x: Tensor, index: Tensor, rows: Tensor) -> None:
     """Overwrite the rows ``index`` of ``x``, in place."""
-    _C_ops.scatter_(x, index, rows, True)
+    _operators.scatter_(x, index, rows, True)
 
 
 def reshape(x: Tensor, shape: Sequence[int]) -> Tensor:
     """``x`` in another shape."""
-    return _C_ops.reshape(x, shape)
+    found: Tensor = _operators.reshape(x, shape)
+    return found
 
 
 def softmax_(x: Tensor) -> Tensor:
     """Softmax over the last dimension, in place."""
-    return _C_ops.softmax_(x, -1)
+    found: Tensor = _operators.softmax_(x, -1)
+    return found
 
 
 def silu(x: Tensor) -> Tensor:
     """``x * sigmoid(x)``."""
-    return _C_ops.silu(x)
+    found: Tensor = _operators.silu(x)
+    return found
