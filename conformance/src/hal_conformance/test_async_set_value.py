@@ -133,8 +133,8 @@ def test_g05_a_target_whose_elements_share_memory_is_refused(
     given = {"scalar": 7, "array": np.ones(shape, np.int32), "device": source.view(shape, int32)}[value]
     error = assert_raises(InvalidValue, lambda: block.set(target, given), f"a target of strides {strides}")
     assert_says(error, device=kit.bound.name, hook="async_set_value", argument="target")
-    assert "share memory" in str(error), f"{error} does not say that elements share memory"
-    block.check("a target whose elements share memory was refused")
+    assert "overlapping elements" in str(error), f"{error} does not name the overlapping elements"
+    block.check("a target with overlapping elements was refused")
 
 
 @guarantee(5)
