@@ -124,21 +124,20 @@ def test_quick_must_kill_most_and_default_all():
 def test_a_liar_that_outlives_quick_meets_default(monkeypatch):
     met = []
 
-    def judge(one, options, verdict):
-        met.append(options.profile)
+    def judge(one, options, verdict, say):
         if options.profile == "default":
             verdict.verdict, verdict.by = "killed", "test_g01_x"
 
     monkeypatch.setattr(running, "judge", judge)
-    (found,) = running.run(Options(device="cpu", only="G15"), lambda _: None)[:1]
-    assert met[:2] == ["quick", "default"]
-    assert (found.verdict, found.profile) == ("killed", "default")
+    found = running.run(Options(device="cpu", only="G15"), met.append, lambda _: None)
+    assert met == found
+    assert (found[0].verdict, found[0].profile, found[0].by) == ("killed", "default", "test_g01_x")
 
 
 def test_the_table_names_liar_guarantee_profile_and_seconds(tmp_path):
     tally = running.Tally([FIVE[2], SKIPPED], laddered=True)
     page = running.document(tally, html=True)
-    assert "<td>G1<td>killed<td>quick<td>2.0<td>L2<td>test_g01_x" in page
+    assert "<td>G1<td>L2<td>killed<td>quick<td>2.0<td>test_g01_x" in page
     found = json.loads(running.document(tally, html=False))
     assert (found["ok"], found["quick"]) == (True, 1.0)
     told = [found["liars"][0][name] for name in ("liar", "guarantee", "verdict", "by", "profile", "seconds")]
@@ -147,6 +146,6 @@ def test_the_table_names_liar_guarantee_profile_and_seconds(tmp_path):
     command = [sys.executable, "-m", "hal_conformance", "cpu", "--liars", "--only=G4", f"--report={target}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     line = next(line for line in done.stdout.splitlines() if "FirstWins" in line)
-    assert line.split()[:3] == ["G4", "killed", "quick"]
+    assert line.split()[:4] == ["G4", "FirstWins", "killed", "quick"]
     told = json.loads(target.read_text(encoding="utf-8"))["liars"][0]
     assert (told["liar"], told["profile"], told["seconds"] > 0) == ("FirstWins", "quick", True)

@@ -204,6 +204,17 @@ def accepting(kit: Kit, role: SplitRole) -> Rig:
 
 
 @guarantee(24)
+@pytest.mark.parametrize("logprobs", [None, 1])
+def test_g24_first_tokens_leave_with_every_count_of_drafts(kit: Kit, logprobs: int | None) -> None:
+    rig = accepting(kit, SplitRole.PREFILL)
+    step = rig.step([2, 0, 1], speculative=True, logprobs=logprobs)
+    rig.update_inputs(step).wait(PATIENCE)
+    rig.propose({0: [], 1: [7], 2: [8, 9]}).wait(PATIENCE)
+    drafted = [(row.first, row.drafts) for row in rig.output(step)]
+    assert drafted == [(True, [8, 9]), (True, []), (True, [7])], f"the kit's own rows have {drafted}"
+
+
+@guarantee(24)
 def test_g24_log_probabilities_belong_to_their_tokens(kit: Kit) -> None:
     rig = accepting(kit, SplitRole.PREFILL)
     step = rig.step([2, 0, 1], speculative=True, logprobs=1)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from hypothesis.errors import Flaky, HypothesisException
-from hypothesis.internal.conjecture import engine
+from hypothesis.internal.conjecture import engine, providers
 from hypothesis.reporting import current_reporter, with_reporter
 
 SHRINKING = 20.0
@@ -15,6 +15,8 @@ SHRINKING = 20.0
 LIMIT = "MAX_SHRINKING_SECONDS"
 CAN_BOUND = hasattr(engine, LIMIT)
 """False with a Hypothesis that has no such limit: then nothing is shrunk, as nobody could say how long it takes."""
+LITERALS = "_get_local_constants"
+"""The function of Hypothesis that collects the literals of imported modules."""
 
 
 class Results:
@@ -66,11 +68,32 @@ def bounded(seconds: float = SHRINKING) -> Iterator[None]:
         setattr(engine, LIMIT, before)
 
 
+@contextmanager
+def own_draws() -> Iterator[None]:
+    """Let the seed alone determine what is drawn.
+
+    Hypothesis draws some values from the literals of all imported modules outside site-packages. An editable install
+    would then draw otherwise than a wheel, and an edited number in a plugin would change every example.
+    """
+    find, cache = getattr(providers, LITERALS, None), getattr(providers, "CONSTANTS_CACHE", None)
+    if find is None or cache is None:  # a Hypothesis that has no such pool
+        yield
+        return
+    nothing = vars(providers)["Constants"]()
+    setattr(providers, LITERALS, lambda: nothing)
+    cache.cache.clear()
+    try:
+        yield
+    finally:
+        setattr(providers, LITERALS, find)
+        cache.cache.clear()
+
+
 def explore(device: str, results: Results, run: Callable[[], None]) -> None:
     """Run a property; what Hypothesis calls flaky is raised as an assertion that names the device and both results."""
     __tracebackhide__ = True
     try:
-        with bounded():
+        with bounded(), own_draws():
             run()
     except Flaky as error:
         first = results.failed[-1] if results.failed else told(error)

@@ -71,6 +71,31 @@ class FirstDraftsCutOff(Told):
         return replace(record, drafts=None, draft_counts=None) if record.first_token.any() else record
 
 
+@liar(24, "the last draft of a first token is cut off where all drafts are used")
+class LastDraftCutOff(Told):
+    """A bound that is one too low, for the first slot that meets it."""
+
+    @classmethod
+    def change(cls, record: OutputRecord) -> OutputRecord:
+        """Drop the last draft of the record."""
+        if record.drafts is None or record.draft_counts is None or not record.draft_counts.max(initial=0) > 1:
+            return record
+        counts, at = record.draft_counts.copy(), int(record.draft_counts.argmax())
+        counts[at] -= 1
+        end = int(record.draft_counts[: at + 1].sum())
+        return replace(record, drafts=np.delete(record.drafts, end - 1), draft_counts=counts)
+
+
+@liar(24, "drafts are told of the row before theirs", seen="FastDeploy: rows of two lists in two orders")
+class DraftsOfTheNextRow(Told):
+    """The counts are in another order than the rows."""
+
+    @classmethod
+    def change(cls, record: OutputRecord) -> OutputRecord:
+        """Shift the counts by a row."""
+        return record if record.draft_counts is None else replace(record, draft_counts=np.roll(record.draft_counts, -1))
+
+
 @liar(24, "the log-probabilities of a prefill node are cut off", seen="vLLM 51919")
 class FirstLogprobsCutOff(Told):
     """The first token comes without them."""

@@ -1,7 +1,7 @@
 """The kit's ranks: four worker processes, started when the first test needs several ranks, and shared by all tests.
 
-What they do is in :mod:`hal_conformance.ranks.work`. A rank opens the device under test anew for each call, liar
-or not, so that one pool serves a whole session, and all liars of ``--liars``.
+What they do is in :mod:`hal_conformance.ranks.work`. A rank opens the device under test anew for each call, so that one
+pool serves a whole session.
 """
 
 from __future__ import annotations
@@ -147,7 +147,6 @@ class Ranks:
 
 
 _shared: dict[type[Support], Ranks] = {}
-_keeping = 0
 
 
 def shared(support: Support) -> Ranks:
@@ -156,21 +155,9 @@ def shared(support: Support) -> Ranks:
 
 
 def release() -> None:
-    """End all ranks, unless somebody has more sessions to run."""
-    while _shared and not _keeping:
+    """End all ranks."""
+    while _shared:
         _shared.popitem()[1].close()
-
-
-@contextmanager
-def kept() -> Iterator[None]:
-    """Keep the ranks from session to session."""
-    global _keeping
-    _keeping += 1
-    try:
-        yield
-    finally:
-        _keeping -= 1
-        release()
 
 
 atexit.register(release)

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .options import Options, arguments
 
@@ -191,15 +191,19 @@ def _check(options: Options) -> None:
 
 
 def _run_liars(options: Options) -> int:
-    from .running import COLUMNS, Tally, as_json, document, line, row, run
+    from .running import COLUMNS, Tally, Verdict, as_json, begun, document, ended, row, run
 
-    def tell(verdict: Any) -> None:  # noqa: ANN401 (a Verdict; the import is late)
+    def begin(verdict: Verdict) -> None:
         if not options.json:
-            print(line(row(verdict)), flush=True)
+            print(begun(row(verdict)), end="", flush=True)
+
+    def tell(verdict: Verdict) -> None:
+        if not options.json:
+            print(ended(row(verdict)), flush=True)
 
     if not options.json:
-        print(line(COLUMNS), flush=True)
-    tally = Tally(run(options, tell), laddered=not options.profile)
+        print(begun(COLUMNS) + ended(COLUMNS), flush=True)
+    tally = Tally(run(options, begin, tell), laddered=not options.profile)
     target = options.html or options.report
     if target:
         try:

@@ -133,7 +133,7 @@ class Recorder:
     def command(self, what: str) -> str:
         """The command line that does the same again."""
         option = self.config.getoption
-        parts = ["hal conform", option("--hal-device") or self.config.getini("hal_device"), what]
+        parts = [self._substitution(), "hal conform", option("--hal-device") or self.config.getini("hal_device"), what]
         for flag in ("device-factory", "policy", "liar", "fault"):
             if option(f"--hal-{flag}"):
                 parts.append(f"--{flag} {option(f'--hal-{flag}')}")
@@ -142,6 +142,12 @@ class Recorder:
             parts.append(f"--profile {chosen.profile} --seed {chosen.seed}")
             parts += [f"--examples {chosen.examples}"] if chosen.examples else []
         return " ".join(filter(None, parts))
+
+    def _substitution(self) -> str:
+        """The variables that put another place under the device's name, as a shell takes them."""
+        place = self.device["capabilities"]["substituted"] if self.device else ""
+        names = [name for name, value in os.environ.items() if place and name.startswith("HAL_") and value == place]
+        return " ".join(f"{name}={place}" for name in sorted(names))
 
     def finish(self, status: int | pytest.ExitCode) -> bool:
         """Make and write the report; true when it must fail the session."""

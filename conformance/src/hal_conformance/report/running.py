@@ -1,5 +1,8 @@
 """Run every liar against the tests of its own guarantee: each must be killed by one of them, by assertion.
 
+Each runs in a process of its own, one after the other, and is named before it begins: a liar that ends its process, as
+one on a native device may, is reported as crashed, and the next one runs.
+
 Unless a profile is asked for, each is tried with quick, and those that outlive it with default: quick has to kill at
 least :data:`SHARE` of them, and default the rest.
 """
@@ -11,16 +14,19 @@ import io
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from html import escape
 from time import monotonic
 from typing import Any
 
 import pytest
+from hal_core.errors import PluginError
 
 from ..kit import Effort, Kit
 from ..mutants import Liar, everyone
 from ..opening import subject
-from ..ranks.pool import kept
+from ..ranks.pool import release
+from .apart import Say, apart
 from .key import KEY
 from .options import Options, arguments
 from .report import Recorder, chosen
@@ -59,53 +65,75 @@ class Verdict:
 
 
 class Session:
-    """A pytest plugin that keeps the recorder of a run."""
+    """A pytest plugin that keeps the recorder of a run, and names each test that begins."""
 
-    def __init__(self) -> None:
+    def __init__(self, say: Say) -> None:
         self.recorder: Recorder | None = None
+        self._say = say
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """Name it."""
+        self._say(nodeid.rpartition("::")[2])
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Keep it."""
         self.recorder = session.config.stash.get(KEY, None)
 
 
-def run(options: Options, tell: Callable[[Verdict], None]) -> list[Verdict]:
-    """Test all liars of the chosen guarantees on the device of ``options``."""
-    wanted = chosen(options.only)
-    with kept():
-        return _run(options, wanted, tell)
-
-
-def _run(options: Options, wanted: set[int], tell: Callable[[Verdict], None]) -> list[Verdict]:
-    verdicts = []
-    honest = Kit(subject(options.device, factory=options.device_factory, target=options.target), Effort())
-    for one in everyone():
-        if not wanted or one.guarantee in wanted:
-            verdict = Verdict(one.name, f"G{one.guarantee}", one.story, one.seen, "alive")
-            missing = honest.missing(one.requires)
-            if missing:
-                verdict.verdict, verdict.by = "skipped", f"needs {missing}"
-            else:
-                _climb(one, options, verdict)
-            verdicts.append(verdict)
-            tell(verdict)
-    honest.renew()
+def run(options: Options, begin: Callable[[Verdict], None], tell: Callable[[Verdict], None]) -> list[Verdict]:
+    """Test all liars of the chosen guarantees on the device of ``options``. ``begin`` is called before each runs."""
+    wanted, verdicts = chosen(options.only), []
+    found = [one for one in everyone() if not wanted or one.guarantee in wanted]
+    asked = apart(lambda _: missing(found, options))
+    if asked.result is None:
+        what = f"{options.device or options.device_factory} was not opened: {asked.why}"
+        raise PluginError(what, cure="run hal conform without --liars first", argument="--liars")
+    for one in found:
+        verdict = Verdict(one.name, f"G{one.guarantee}", one.story, one.seen, "alive")
+        begin(verdict)
+        if why := asked.result[one.name]:
+            verdict.verdict, verdict.by = "skipped", f"needs {why}"
+        else:
+            _climb(one, options, verdict)
+        verdicts.append(verdict)
+        tell(verdict)
     return verdicts
+
+
+def missing(liars: Sequence[Liar], options: Options) -> dict[str, str]:
+    """What the device lacks to be each liar; "" where it can be one."""
+    honest = Kit(subject(options.device, factory=options.device_factory, target=options.target), Effort())
+    found = {one.name: honest.missing(one.requires) for one in liars}
+    honest.renew()
+    return found
 
 
 def _climb(one: Liar, options: Options, verdict: Verdict) -> None:
     """One profile after the other, until the liar is dead."""
     for profile in [options.profile] if options.profile else LADDER:
         began = monotonic()
-        judge(one, options.but(profile=profile), verdict)
+        ended = apart(partial(_judged, one, options.but(profile=profile), verdict))
+        if ended.result is None:
+            verdict.verdict, verdict.by = "crashed", f"{ended.why} in {ended.doing or 'no test'}"
+        else:
+            verdict.verdict, verdict.by = ended.result
         verdict.profile, verdict.seconds = profile, round(monotonic() - began, 2)
         if verdict.verdict != "alive":
             return
 
 
-def judge(one: Liar, options: Options, verdict: Verdict) -> None:
+def _judged(one: Liar, options: Options, verdict: Verdict, say: Say) -> tuple[str, str]:
+    """In the liar's process: the verdict and the reason."""
+    try:
+        judge(one, options, verdict, say)
+    finally:
+        release()
+    return verdict.verdict, verdict.by
+
+
+def judge(one: Liar, options: Options, verdict: Verdict, say: Say) -> None:
     """Run one liar against its guarantee's tests alone, and write down how it ended."""
-    session = Session()
+    session = Session(say)
     chosen_options = options.but(
         only=f"G{one.guarantee}", liar=one.name, shrink=False, hang=HANG, report="", seed=options.seed or 0
     )
@@ -121,25 +149,34 @@ def judge(one: Liar, options: Options, verdict: Verdict) -> None:
     killers = [outcome.test for outcome in failed if outcome.kind == KILLS]
     if killers:
         verdict.verdict, verdict.by = "killed", ", ".join(killers)
+    elif not failed:
+        own = [outcome for outcome in session.recorder.outcomes.values() if outcome.guarantee == one.guarantee]
+        if not any(outcome.outcome == "passed" for outcome in own):
+            reasons = sorted({outcome.reason for outcome in own if outcome.reason})
+            verdict.verdict, verdict.by = "skipped", "; ".join(reasons) or "no test of its guarantee runs here"
     elif failed:
         verdict.verdict = "crashed"
         verdict.by = "; ".join(f"{outcome.test}: {outcome.kind}: {outcome.error.splitlines()[0]}" for outcome in failed)
 
 
-COLUMNS = ("guarantee", "verdict", "profile", "seconds", "liar", "killed by, or its story")
+COLUMNS = ("guarantee", "liar", "verdict", "profile", "seconds", "killed by, or its story")
 
 
 def row(verdict: Verdict) -> tuple[str, ...]:
     """A verdict under :data:`COLUMNS`."""
     seconds = f"{verdict.seconds:.1f}" if verdict.profile else ""
     told = verdict.by or verdict.story
-    return verdict.guarantee, verdict.verdict, verdict.profile, seconds, verdict.liar, told
+    return verdict.guarantee, verdict.liar, verdict.verdict, verdict.profile, seconds, told
 
 
-def line(cells: Sequence[str]) -> str:
-    """A row of the table for a terminal."""
-    guarantee, verdict, profile, seconds, liar, told = cells
-    return f"{guarantee:<9} {verdict:<8} {profile:<8} {seconds:>7} {liar:<24} {told}"
+def begun(cells: Sequence[str]) -> str:
+    """The part of a row that is known before the liar runs."""
+    return f"{cells[0]:<9} {cells[1]:<32}"
+
+
+def ended(cells: Sequence[str]) -> str:
+    """The rest of the row."""
+    return f" {cells[2]:<8} {cells[3]:<8} {cells[4]:>7} {cells[5]}"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,78 @@
+"""Work in a forked process: its result, or how the process ended and what it was doing then."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+Say = Callable[[str], None]
+"""Names what the work does from now on."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How the work ended. ``result``: what it returned; None where it did not return, and ``why`` says why not.
+
+    ``doing``: the last name that the work gave.
+    """
+
+    result: Any
+    why: str = ""
+    doing: str = ""
+
+
+def apart(work: Callable[[Say], Any]) -> Ending:
+    """Run ``work`` in a fork of this process, which must have opened no device. Its result must be JSON's.
+
+    :raises KeyboardInterrupt: where the work was interrupted.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        _work(work, writing)
+    os.close(writing)
+    try:
+        with open(reading, encoding="utf-8") as told:
+            lines = [json.loads(line) for line in told if line.endswith("\n")]
+    except BaseException:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        raise
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    doing = next((line["doing"] for line in reversed(lines) if "doing" in line), "")
+    ended = lines[-1] if lines else {}
+    if ended.get("interrupted"):
+        raise KeyboardInterrupt
+    if "result" in ended:
+        return Ending(ended["result"], doing=doing)
+    how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
+    return Ending(None, ended.get("error") or f"the process ended with {how}", doing)
+
+
+def _work(work: Callable[[Say], Any], writing: int) -> None:
+    """The child's whole life: nothing of the parent's may run after it, such as its exit handlers."""
+    with open(writing, "w", encoding="utf-8", buffering=1) as told:
+
+        def say(**line: object) -> None:
+            told.write(json.dumps(line) + "\n")
+
+        try:
+            result = work(lambda doing: say(doing=doing))
+            say(result=result)
+        except KeyboardInterrupt:
+            say(interrupted=True)
+        except BaseException as error:  # noqa: BLE001 (reported to the parent)
+            say(error=f"{type(error).__name__}: {error}")
+            traceback.print_exc()
+        finally:
+            told.flush()
+            os._exit(0)
