@@ -23,6 +23,8 @@ Chunk = tuple[int, int, int]
 
 def chunks_of(tasks: TaskBatch) -> list[Chunk]:
     """The pieces of prompts that the step after ``tasks`` feeds, in the order of their slots."""
+    if not tasks.requests:
+        return []
     feeding = np.flatnonzero((tasks.kinds == TaskKind.PREFILL) | (tasks.kinds == TaskKind.PREFILL_CHUNK))
     columns = (
         tasks.slots[feeding].tolist(),

@@ -109,6 +109,8 @@ class Policy:
         """Check the whole batch (G8), order it after the slots' last readers (G28), write it, then book it."""
         batch = tasks if isinstance(tasks, TaskBatch) else TaskBatch.of(tasks)
         _check_state(device, state)
+        if not batch.requests:
+            return DONE
         sound = is_sound(state.host_table, batch)
         if not sound or state.host_table.twin is None:  # that check covers the sizes too
             batch.check_sizes(state.layout)
@@ -116,8 +118,6 @@ class Policy:
             found = problems(state.host_table, batch)
             if found:
                 raise InvalidBatch(found)
-        if not batch.requests:
-            return DONE
         state.wait_for_readers_of_batch(batch, stream)
         beside = [(one, tasks_beside(one, batch)) for one in state.companions] if state.companions else ()
         for companion, own in beside:

@@ -234,6 +234,8 @@ class TaskBatch:
     @classmethod
     def of(cls, tasks: Sequence[Task]) -> TaskBatch:
         """The batch of some tasks, in their order."""
+        if isinstance(tasks, list | tuple) and not tasks:
+            return NO_TASKS  # most decode steps
         if gathering.of_tasks is not None:
             found = gathering.of_tasks(tasks, Task, AdmittedRequest, SplitRole.PREFILL, NAMES, _IDS)
             if found is not None:
@@ -319,3 +321,7 @@ def check_kinds(tasks: Any) -> None:  # noqa: ANN401 (whatever the caller gave)
                 raise InvalidValue(
                     f"{name} of task {at} = {getattr(task, name)!r}", cure="give a list of numbers", argument="tasks"
                 )
+
+
+NO_TASKS = TaskBatch([], [], [], None, [], [])
+"""The batch of a step that changes no slot. Batches are immutable."""

@@ -48,6 +48,8 @@ WRITES = (
 STEP_FIELDS = (*READS, *WRITES, "token_ids")
 """All that a step touches: the order in which kernels are told where the fields lie."""
 
+_NO_SLOTS: Column = np.zeros(0, np.int64)
+
 
 def update_inputs(fields: Mapping[str, Column], sizes: StateConfig, *, speculative: bool) -> None:
     """Advance every slot in place; ``fields`` maps each name to its array ``[slots, width]``.
@@ -70,19 +72,26 @@ def update_inputs(fields: Mapping[str, Column], sizes: StateConfig, *, speculati
     runs = ~column["stop_flags"] & (column["seq_lens_this_time"] > 0)
     encoder = np.where(runs, column["seq_lens_encoder"], 0)
     known = column["prompt_lens"] + column["step_idx"]
-    prefilled = column["seq_lens_decoder"] + encoder
-    gives = runs & ((encoder == 0) | (prefilled >= known))
-    bad = gives & speculative & ((column["accept_num"] < 0) | (column["accept_num"] > sizes.max_accept))
-    column["accept_num"][...] = np.where(gives, column["accept_num"] if speculative else 1, 0)
-    gives = gives & ~bad
-    column["stop_flags"][bad], column["stop_reason"][bad] = True, FinishReason.ERROR
-    column["seq_lens_decoder"][...] = np.where(encoder > 0, prefilled, column["seq_lens_decoder"])
+    gives, feeds = runs, encoder > 0
+    if feeds.any():
+        prefilled = column["seq_lens_decoder"] + encoder
+        gives = runs & (~feeds | (prefilled >= known))
+        column["seq_lens_decoder"][feeds] = prefilled[feeds]
+    several = _NO_SLOTS
+    if speculative:
+        bad = gives & ((column["accept_num"] < 0) | (column["accept_num"] > sizes.max_accept))
+        column["accept_num"][~gives] = 0
+        gives = gives & ~bad
+        column["stop_flags"][bad], column["stop_reason"][bad] = True, FinishReason.ERROR
+        several = np.flatnonzero(gives & (column["accept_num"] > 1))
+    else:
+        column["accept_num"][...] = gives
     accepted = column["accept_num"]
     # A single token, which most steps give also where drafts are verified, is taken in all slots at once.
-    single, several = np.flatnonzero(gives & (accepted == 1)), np.flatnonzero(gives & (accepted > 1))
+    single = np.flatnonzero(gives & (accepted == 1)) if speculative else np.flatnonzero(gives)
     for slot in several.tolist():
         _cut(fields, slot, sizes)
-    decodes = gives & (encoder == 0)
+    decodes = gives & ~feeds
     column["seq_lens_decoder"][decodes] += accepted[decodes]
     _append_several(fields, column, several, known)
     if len(single):
