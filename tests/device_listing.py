@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 
-HEAVY = {"numpy", "paddle", "torch", "zmq", "safetensors", "tokenizers", "typer", "pydantic"}
+HEAVY = {"numpy", "paddle", "torch", "zmq", "safetensors", "tokenizers", "pydantic"}
 #: Runs the command and reports on the last line of stderr what was imported by then.
 REPORTING = """
 import atexit, json, sys

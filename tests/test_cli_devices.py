@@ -180,15 +180,18 @@ def test_an_error_of_ours_is_one_line_on_stderr_and_exit_status_2(site):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["devices", "--bad"], "unrecognized arguments: --bad"),
-        (["devices", "extra"], "unrecognized arguments: extra"),
-        (["devices", "--js"], "unrecognized arguments: --js"),
-        (["nothing"], "invalid choice: 'nothing'"),
-        (["devices", "--timeout", "0"], "'0' is no number of seconds"),
-        (["devices", "--timeout", "nan"], "'nan' is no number of seconds"),
-        (["devices", "--timeout", "soon"], "'soon' is no number of seconds"),
+        (["devices", "--bad"], "--bad: no such option (hal devices -h lists the options)"),
+        (["devices", "extra"], "Got unexpected extra argument(s) (extra) (hal devices -h lists the options)"),
+        (["devices", "--js"], "--js: no such option (did you mean --json?)"),
+        (["devices", "--jsn", "-v"], "--jsn: no such option (did you mean --json"),
+        (["nothing"], "No such command 'nothing' (hal -h lists the commands)"),
+        (["devics"], "No such command 'devics' (did you mean 'devices'?)"),
+        (["devices", "--timeout"], "--timeout: it needs a value"),
+        (["devices", "--timeout", "0"], "--timeout: 0 (give seconds from 0.1 to 86400)"),
+        (["devices", "--timeout", "nan"], "--timeout: nan (give seconds"),
+        (["devices", "--timeout", "soon"], "--timeout: 'soon' is no number"),
+        (["tail"], "URL: it is missing (hal tail -h lists the options)"),
         ([], "which command?"),
-        (["--version", "run"], "after the word run"),
     ],
 )
 def test_a_usage_error_exits_2_with_a_message(capsys, arguments, says):
@@ -196,8 +199,34 @@ def test_a_usage_error_exits_2_with_a_message(capsys, arguments, says):
         main(arguments)
     assert stop.value.code == 2
     shown = capsys.readouterr()
-    assert says in shown.err
-    assert shown.out == ""
+    assert shown.err.startswith(f"hal: error: {says}")
+    assert (shown.err.count("\n"), shown.out) == (1, "")
+
+
+def test_python_m_hal_is_the_command():
+    command = [sys.executable, "-m", "hal", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), check=True)
+    assert done.stdout.startswith(f"hal {hal.__version__}\n")
+
+
+@pytest.mark.parametrize("command", [[], ["run"], ["devices"], ["tail"], ["conform"]])
+def test_h_and_help_are_the_same_page(capsys, command):
+    pages = []
+    for option in ("-h", "--help"):
+        with pytest.raises(SystemExit) as stop:
+            main([*command, option])
+        assert stop.value.code == 0
+        pages.append(capsys.readouterr().out)
+    assert pages[0] == pages[1]
+    assert " ".join(["usage: hal", *command]) in pages[0]
+
+
+def test_completion_knows_the_commands_and_their_options():
+    for words, found in (("hal dev", "devices"), ("hal devices --o", "--open")):
+        more = {"_HAL_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+        command = [sys.executable, "-m", "hal"]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment(**more), check=False)
+        assert found in done.stdout.split(), done.stderr
 
 
 def test_a_reason_in_another_script_does_not_break_an_ascii_terminal(tmp_path):
@@ -292,8 +321,9 @@ def test_run_is_imported_only_when_it_is_invoked(monkeypatch, capsys):
     def run(prompt: str = "none", count: int = 1) -> None:
         """The real help text."""
         seen.append((prompt, count))
+        raise SystemExit(0)
 
-    module.run = run
+    module.command = run
     monkeypatch.setitem(sys.modules, "hal.cli.run", module)
     for arguments, code in (
         (["run", "--prompt", "x", "--count", "3"], 0),
@@ -306,4 +336,4 @@ def test_run_is_imported_only_when_it_is_invoked(monkeypatch, capsys):
     assert seen == [("x", 3)]
     shown = capsys.readouterr()
     assert "The real help text." in shown.out
-    assert "Usage: hal run" in shown.out
+    assert "usage: hal run" in shown.out

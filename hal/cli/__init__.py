@@ -1,8 +1,4 @@
-"""The command line: ``hal devices``, ``hal run``, ``hal tail``, ``hal conform``, ``hal --version``.
-
-What only lists is read with argparse and costs no framework import; ``hal run`` with its many options is a typer
-command, imported when it is invoked (typer's own imports would be half the time of a listing).
-"""
+"""The command line: signals, standard streams and exit statuses around the tree of commands (:mod:`hal.cli.tree`)."""
 
 from __future__ import annotations
 
@@ -71,39 +67,6 @@ def _main(arguments: list[str]) -> None:
 
 
 def _dispatch(arguments: list[str]) -> None:
-    if arguments[:1] == ["run"]:
-        _run(arguments[1:])
-        return
-    if arguments[:1] == ["tail"]:
-        from .tail import run as tail
+    from .tree import invoke
 
-        tail(arguments[1:])
-        return
-    if arguments[:1] == ["conform"]:
-        from .conform import run as conform
-
-        conform(arguments[1:])
-        return
-    from . import failures
-    from .arguments import parse
-
-    options = parse(arguments)
-    failures.verbose = options.command == "devices" and options.verbose
-    if options.version:
-        from .versions import lines
-
-        print("\n".join(lines()))
-    else:
-        from .devices import show
-
-        show(as_json=options.json, opened=options.open, timeout=options.timeout, verbose=options.verbose)
-
-
-def _run(arguments: list[str]) -> None:
-    import typer
-
-    from .run import run
-
-    command = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-    command.command("run")(run)
-    command(args=arguments, prog_name="hal run")
+    invoke(arguments)

@@ -9,8 +9,9 @@ import logging
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
 from hal_core import HalError
 
 from hal import contract
@@ -19,8 +20,9 @@ from hal.listing import Listed, devices
 from hal.observing import chosen
 from hal.selection import NOTHING_INSTALLED, select
 
+from . import failures
 from .console import shown
-from .failures import one_line
+from .failures import check_seconds, one_line
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -29,6 +31,22 @@ if TYPE_CHECKING:
 
 _REASON_COLUMNS = 40
 """So many columns a terminal must leave for the last one of the table; else there is a paragraph a device."""
+
+
+def command(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    opened: Annotated[
+        bool, typer.Option("--open", help="Open each available device in a subprocess and show what it can do.")
+    ] = False,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="What opening one may take.")] = 120.0,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Show the traceback of a plugin's own code that failed.")
+    ] = False,
+) -> None:
+    """List the installed devices: distribution, contract, whether each can be used here, and why not."""
+    failures.verbose = verbose
+    check_seconds(timeout)
+    show(as_json=as_json, opened=opened, timeout=timeout, verbose=verbose)
 
 
 def show(*, as_json: bool, opened: bool, timeout: float, verbose: bool = False) -> None:

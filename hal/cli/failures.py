@@ -29,6 +29,9 @@ verbose = False
 
 def told(error: Exception) -> str | None:
     """The line for an error that a command ends with; None for one that is a fault of ours and wants its traceback."""
+    tree = sys.modules.get(f"{__package__}.tree")
+    if tree is not None and isinstance(error, tree.UsageError):
+        return str(tree.usage_line(error))
     errors = sys.modules.get("hal_core.errors")  # not there: then it was not raised either
     if errors is not None and isinstance(error, errors.HalError):
         return one_line(error)
@@ -56,6 +59,14 @@ def trace(error: Exception) -> str:
     from hal_core import trace_of
 
     return trace_of(error)
+
+
+def check_seconds(number: float) -> None:
+    """Raise :class:`hal_core.InvalidValue` for a ``--timeout`` that nobody can wait."""
+    from hal_core import InvalidValue
+
+    if not 0.1 <= number <= 86_400:
+        raise InvalidValue(f"{number:g}", cure="give seconds from 0.1 to 86400", argument="--timeout")
 
 
 def one_line(what: object) -> str:

@@ -28,7 +28,7 @@ from .run_options import (
 _defaults = SamplingParams()
 
 
-def run(
+def command(
     prompt: Annotated[list[str] | None, typer.Option(help="A text to continue; may be given several times.")] = None,
     prompts: Annotated[Path | None, typer.Option(metavar="FILE", help="A file with one prompt a line.")] = None,
     max_tokens: Annotated[int, typer.Option(help="Most tokens to generate for each prompt.")] = 64,
@@ -234,5 +234,4 @@ def run(
     except SystemExit as end:  # hal raises none here, and its status may be 0
         what = f"a runner or plugin called sys.exit({'' if end.code is None else repr(end.code)}) during the run"
         raise PluginError(what, cure="have it raise an error instead; -v shows where") from end
-    if code:
-        raise typer.Exit(code)
+    raise typer.Exit(code)

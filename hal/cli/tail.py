@@ -5,7 +5,6 @@ It is the reader of that url, in an engine's place: a url has one reader, and wh
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import math
@@ -13,11 +12,14 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from hal_core import InvalidValue
 
 from . import signals
-from .arguments import seconds
 from .console import say, shown
+from .failures import check_seconds
 
 if TYPE_CHECKING:
     from hal_core import OutputRow
@@ -30,26 +32,36 @@ if TYPE_CHECKING:
 _LOOK_SECONDS = 0.2
 
 
-def parse(arguments: list[str]) -> argparse.Namespace:
-    """Read the options of ``hal tail``. Exits 2 on bad usage."""
-    parser = argparse.ArgumentParser(
-        prog="hal tail",
-        description="Print what workers send to a url: records, gaps, duplicates, restarts, losses. It reads in the "
-        "engine's place and acknowledges what it has printed.",
-        allow_abbrev=False,
-    )
-    where = "ipc:///folder/name or tcp://host:port, where workers send to"
-    parser.add_argument("url", metavar="URL", help=where)
-    kept = "with tcp: a file with the key that hal run --sink is given too; made if there is none"
-    parser.add_argument("--key", metavar="FILE", type=Path, help=kept)
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
-    parser.add_argument("--request", metavar="ID", help="only this request's rows")
-    parser.add_argument("--keep", action="store_true", help="acknowledge nothing: the next reader gets all of it again")
-    parser.add_argument("--timeout", type=seconds, metavar="SECONDS", help="end when nothing came for so long")
-    return parser.parse_args(arguments)
+def command(
+    url: Annotated[
+        str, typer.Argument(metavar="URL", help="ipc:///folder/name or tcp://host:port, where workers send to.")
+    ],
+    key: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="With tcp: the key that hal run --sink is given too; made if it is missing."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+    request: Annotated[str | None, typer.Option(metavar="ID", help="Print the rows of this request alone.")] = None,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Acknowledge nothing: the next reader gets all of it again.")
+    ] = False,
+    timeout: Annotated[float | None, typer.Option(metavar="SECONDS", help="End when nothing came for so long.")] = None,
+) -> None:
+    """Print what workers send to a url: records, gaps, duplicates, restarts, losses.
+
+    It reads in the engine's place and acknowledges what it has printed. Ctrl-C ends it with status 0.
+    """
+    if timeout is not None:
+        check_seconds(timeout)
+    try:
+        tail(url, key, Printer(as_json=as_json, request=request), keep=keep, timeout=timeout)
+    except InvalidValue as error:
+        if error.argument == "url":
+            error.argument = "URL"
+        raise
 
 
-def run(arguments: list[str]) -> None:
+def tail(url: str, key: Path | None, printer: Printer, *, keep: bool, timeout: float | None) -> None:
     """Print until every sender has said good-bye for good, the time is over, or a signal; the counts go to stderr.
 
     Ctrl-C while it listens is how it is meant to be ended: status 0. Other signals give their own.
@@ -57,19 +69,17 @@ def run(arguments: list[str]) -> None:
     from hal.reading import OutputReader  # so that a listing does not load ZeroMQ
     from hal.transport.key_file import record_keys
 
-    options = parse(arguments)
-    keys = record_keys(options.url, options.key, make=True)
-    printer = Printer(as_json=options.json, request=options.request)
+    keys = record_keys(url, key, make=True)
     counts: dict[str, int] = {}
     with (
         contextlib.suppress(signals.Interrupted),
         signals.noted(),
-        OutputReader(options.url, auto_ack=not options.keep, on_event=printer.event, curve=keys) as reader,
+        OutputReader(url, auto_ack=not keep, on_event=printer.event, curve=keys) as reader,
     ):
         printer.reader = reader
-        if reader.url != options.url:
+        if reader.url != url:
             say(f"hal tail: listens on {reader.url}")
-        while (frame := _next(reader, printer, options.timeout)) is not None:
+        while (frame := _next(reader, printer, timeout)) is not None:
             printer.record(frame)  # broken off, it is not acknowledged
         counts = reader.counters()
     told = ", ".join(f"{number} {name}" for name, number in (counts | printer.counts).items())

@@ -1,0 +1,5 @@
+"""``python -m hal``: the ``hal`` command."""
+
+from hal.cli import main
+
+main()

@@ -1,0 +1,57 @@
+"""Help pages of the commands, laid out for the width of the terminal."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+
+TYPE_CHECKING = False  # as in hal
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+MOST_COLUMNS = 100
+"""Columns that are used at most: longer lines are hard to read."""
+_NARROW = 56
+"""In fewer columns what an option does stands below its name."""
+_NAMES = 26
+"""Columns for names at most; what a longer one does begins on the next line."""
+
+Row = tuple[str, str]
+"""A name, and what it does."""
+
+
+def columns() -> int:
+    """Return how many columns a page may have."""
+    return min(shutil.get_terminal_size().columns, MOST_COLUMNS)
+
+
+def page(usage: str, about: str, sections: Iterable[tuple[str, Sequence[Row]]], width: int) -> str:
+    """Return a help page: the usage, what the command does, and tables with their titles."""
+    parts = [_wrapped(f"usage: {usage}", width, " " * 7), *(_wrapped(text, width) for text in about.split("\n\n"))]
+    for title, rows in sections:
+        if rows:
+            parts.append("\n".join([f"{title}:" if title else "", *_table(rows, width)]).lstrip("\n"))
+    return "\n\n".join(part for part in parts if part)
+
+
+def _table(rows: Sequence[Row], width: int) -> list[str]:
+    if width < _NARROW:
+        return [line for name, text in rows for line in (*_lines(name, width, "  "), *_lines(text, width, " " * 6))]
+    beside = 2 + min(max(len(name) for name, _ in rows), _NAMES) + 2
+    lines = []
+    for name, text in rows:
+        told = _lines(text, width, " " * beside) or [""]
+        first = f"  {name}".ljust(beside)
+        lines += [first.rstrip(), *told] if len(first) > beside else [first + told[0][beside:], *told[1:]]
+    return [line.rstrip() for line in lines]
+
+
+def _lines(text: str, width: int, indent: str) -> list[str]:
+    return textwrap.wrap(
+        text, width, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def _wrapped(text: str, width: int, indent: str = "") -> str:
+    flat = " ".join(text.split())
+    return textwrap.fill(flat, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

@@ -1,0 +1,184 @@
+"""The tree of commands, in typer. The module of a command is imported when that command is invoked."""
+
+from __future__ import annotations
+
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
+
+from . import failures
+from .help import Row, columns, page
+
+if TYPE_CHECKING:
+    from typer._click import Context, Parameter
+
+COMMANDS = {
+    "run": "generate text with a model",
+    "devices": "list the installed devices",
+    "tail": "print what workers send to a url",
+    "conform": "check that a device keeps the contract",
+}
+"""Each command and what it does. Its function is ``hal.cli.NAME.command``, or ``run``, which gets all arguments."""
+_HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
+_AS_GIVEN: dict[str, Any] = {"help_option_names": [], "allow_extra_args": True, "ignore_unknown_options": True}
+UsageError = typer.TyperException
+"""A command line that cannot be: a mistyped option, a missing value."""
+
+
+class Command(TyperCommand):
+    """A command with a help page of ours."""
+
+    def get_params(self, ctx: Context) -> list[Parameter]:
+        """Return the parameters."""
+        return _defaults_kept(super().get_params(ctx))
+
+    def get_help(self, ctx: Context) -> str:
+        """Return the help page, with the options of no group alone."""
+        return self.page_of(ctx, all_groups=False)
+
+    def page_of(self, ctx: Context, *, all_groups: bool) -> str:
+        """Return the help page, with the options of all groups or of none."""
+        params = [param for param in self.get_params(ctx) if not getattr(param, "hidden", False)]
+        arguments = [param for param in params if param.param_type_name == "argument"]
+        groups: dict[str, list[Row]] = {"": []}
+        for param in params:
+            if param.param_type_name == "option":
+                groups.setdefault(getattr(param, "rich_help_panel", None) or "", []).append(_row(param))
+        tables = [(f"{name.capitalize()} options" if name else "Options", rows) for name, rows in groups.items()]
+        usage = " ".join([ctx.command_path, "[OPTIONS]", *map(_usage, arguments)])
+        wanted = tables if all_groups else tables[:1]
+        return page(usage, self.help or "", [("", [*map(_row, arguments)]), *wanted], columns())
+
+
+class Tree(TyperGroup):
+    """The root, with a help page of ours."""
+
+    def get_params(self, ctx: Context) -> list[Parameter]:
+        """Return the parameters."""
+        return _defaults_kept(super().get_params(ctx))
+
+    def get_help(self, ctx: Context) -> str:
+        """Return the help page."""
+        about = f"{self.help}\n\nhal COMMAND -h tells more of a command."
+        sections = [("Commands", [*COMMANDS.items()]), ("Options", [*map(_row, self.get_params(ctx))])]
+        return page(f"{ctx.command_path} [OPTIONS] COMMAND ...", about, sections, columns())
+
+
+class _Lazy(TyperCommand):
+    """Stands for a command until it is invoked."""
+
+    def make_context(self, *given: Any, **options: Any) -> Context:  # noqa: ANN401 (those of typer)
+        """Import the command's module, and have the command read its arguments."""
+        module, settings = import_module(f".{self.name}", __package__), _HELP
+        if (function := getattr(module, "command", None)) is None:
+            settings = _AS_GIVEN
+
+            def function(ctx: typer.Context) -> None:
+                module.run(ctx.args)
+
+        app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+        app.command(self.name, cls=Command, context_settings=settings)(function)
+        return get_command(app).make_context(*given, **options)
+
+
+def invoke(arguments: list[str]) -> None:
+    """Run a command line. Raises :class:`UsageError`, and SystemExit with a command's status."""
+    app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.callback(cls=Tree, invoke_without_command=True, context_settings=_HELP)(_root)
+    root = get_command(app)
+    assert isinstance(root, Tree)
+    for name, about in COMMANDS.items():
+        root.add_command(_Lazy(name, help=about))
+    status = root.main(args=arguments, prog_name="hal", standalone_mode=False)
+    if isinstance(status, int):
+        raise SystemExit(status)
+
+
+def _root(
+    ctx: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the versions of hal, contract, Python and Paddle.")
+    ] = False,
+) -> None:
+    """One set of worker hooks for LLM inference on any accelerator."""
+    if version:
+        from .versions import lines
+
+        print("\n".join(lines()))
+    elif ctx.invoked_subcommand is None:
+        raise UsageError(f"which command? {', '.join(f'hal {name}' for name in COMMANDS)} (hal --help says more)")
+
+
+def usage_line(error: typer.TyperException) -> str:
+    """Return the one line that a mistyped command line ends with: the option as typed, what is wrong, the cure."""
+    context, param = getattr(error, "ctx", None), getattr(error, "param", None)
+    what, option = failures.one_line(error.format_message()), getattr(error, "option_name", "")
+    listed = "commands" if isinstance(getattr(context, "command", None), Tree) else "options"
+    cure = f"{context.command_path} -h lists the {listed}" if context is not None else ""
+    if possible := getattr(error, "possibilities", None):
+        what, cure = "no such option", f"did you mean {' or '.join(possible[:2])}?"
+    elif what.startswith("No such option"):
+        what = "no such option"
+    elif "requires an argument" in what:
+        what = "it needs a value"
+    elif param is not None and isinstance(error, typer.BadParameter):
+        option = param.opts[0] if param.param_type_name == "option" else param.metavar
+        missing = what.startswith("Missing")
+        what, cure = (_mistaken(error) or what, "") if not missing else ("it is missing", cure)
+    head, _, meant = what.partition(" Did you mean ")
+    if meant:
+        what, cure = head.rstrip("."), f"did you mean {meant.replace(', ', ' or ')}"
+    what = f"{option}: {what}" if option and option not in what else what.rstrip(".")
+    return f"{what} ({cure})" if cure else what
+
+
+def _mistaken(error: BaseException) -> str:
+    """Return what was typed in place of a number; "" for another mistake."""
+    found: list[dict[str, Any]] = getattr(error.__cause__, "errors", list)()
+    kinds = {"int_parsing": "whole number", "float_parsing": "number"}
+    return next((f"{one['input']!r} is no {kinds[one['type']]}" for one in found if one["type"] in kinds), "")
+
+
+def _defaults_kept(params: list[Parameter]) -> list[Parameter]:
+    """Have values that are defaults not converted: for each conversion typer imports pydantic, 70 ms."""
+    for param in params:
+        vars(param)["process_value"] = partial(_converted, param)
+    return params
+
+
+def _converted(param: Parameter, ctx: Context, value: Any) -> Any:  # noqa: ANN401 (as the parameter says)
+    """Convert a value that was given; a default is what it is."""
+    is_default = value is None or value == param.default or value == ()
+    if is_default and not getattr(param, "required", False):
+        return [] if value is None and (getattr(param, "multiple", False) or param.nargs == -1) else value
+    return type(param).process_value(param, ctx, value)
+
+
+def _usage(argument: Parameter) -> str:
+    name = str(argument.metavar) if argument.required else f"[{argument.metavar}]"
+    return name + "..." * (argument.nargs == -1)
+
+
+def _row(param: Parameter) -> Row:
+    """Return an option's names with the kind of its value, and what it does with its default."""
+    about, default = getattr(param, "help", "") or "", param.default
+    if param.param_type_name == "argument":
+        return f"{param.metavar}{'...' * (param.nargs == -1)}", about
+    names = ", ".join(sorted(param.opts, key=len))
+    if not getattr(param, "is_flag", False):
+        names += f" {param.metavar}"
+    if getattr(param, "show_default", False) and type(default) in (str, int, float):
+        about += f" (default: {default:g})" if isinstance(default, float) else f" (default: {default})"
+    return names, about
+
+
+def all_options(ctx: typer.Context, wanted: bool) -> None:
+    """Print the help page with the options of all groups, and exit: what ``--help-all`` does."""
+    if wanted:
+        assert isinstance(ctx.command, Command)
+        print(ctx.command.page_of(ctx, all_groups=True))
+        raise typer.Exit
