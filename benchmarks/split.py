@@ -15,22 +15,21 @@ import time
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // 2)))
 
 import hal_core.handover
 import numpy as np
-from hal_core import OutputRecord, Request, SamplingParams, lay_out
+from hal_core import OutputRecord, Request, SamplingParams
 from run import versions
 
 from hal.cli.run_options import Options, RankOptions
-from hal.cli.run_plan import make_plan
+from hal.cli.run_plan import Plan, make_plan
 from hal.cli.run_ranks import _setup
-from hal.cli.run_split import split_engine
 from hal.distributed.crew import Crew
-from hal.distributed.engine import RanksEngine
+from hal.distributed.engine import open_engine
 from hal.distributed.launch import PaddleLaunch
+from hal.engine import Engine
 from hal.model import DEFAULT_CHECKPOINT
 
 PROMPT, GENERATED, OTHERS, LONG = 480, 24, 3, 480
@@ -54,20 +53,18 @@ class Way:
         plan = make_plan([text[:800]], params, options)
         plan = replace(plan, sizes=replace(plan.sizes, num_slots=4, max_model_len=512), blocks=160)
         self.prompt, self.params = plan.tokenizer.encode(text)[:PROMPT], plan.requests[0].params
-        self.engine: Any = self._engine(plan, options)
+        self.engine = self._engine(plan, options)
 
-    def _engine(self, plan: Any, options: Options) -> Any:  # noqa: ANN401 (either kind of engine)
-        setup = _setup(plan, options)
-        if self.split is not None:
-            return split_engine(plan, options, setup, 300.0, self._take, print)
-        return RanksEngine(
-            lambda: Crew(setup, PaddleLaunch(1)),
-            lay_out(plan.sizes),
-            plan.blocks,
-            1,
+    def _engine(self, plan: Plan, options: Options) -> Engine:
+        among = sum(self.split or (1,))
+        return open_engine(
+            _setup(plan, options),
+            lambda setup: Crew(setup, PaddleLaunch(1, before=setup.number, among=among), wait=False),
             vocab_size=plan.config.vocab_size,
+            split=self.split,
             chunk=self.chunk,
             on_record=self._take,
+            note=print,
         )
 
     def _take(self, record: OutputRecord) -> None:

@@ -135,7 +135,7 @@ def test_a_command_that_hangs_ends_by_force(tmp_path, warm, state):
 
 @pytest.mark.parametrize("state", ON_RANKS)
 def test_an_engine_whose_ranks_hang_ends_by_force(tmp_path, warm, state):
-    nothing = "on", "hal.cli.run_ranks:hire"
+    nothing = "on", "hal.cli.run_ranks:_told"
     process = begin(tmp_path, *nothing, *PROMPT, *ON_RANKS[state], code=HANGING + RANKS, warm=warm)
     check(process, tmp_path, signal.SIGINT)
 

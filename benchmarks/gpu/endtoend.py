@@ -31,6 +31,7 @@ from hal_torch.runner import TorchRunner
 
 from hal import open_device
 from hal.engine import Engine
+from hal.engine.worker import EngineWorker
 from hal.model.config import parse_config
 from hal.stepping import RunnerSetup
 
@@ -98,11 +99,8 @@ class Node:
 
     def engine(self, *, overlap: bool) -> Engine:
         """An engine of a decode node, with all slots free."""
-        engine = Engine(self.stepper, overlap=overlap)
-        engine.scheduler = DecodeScheduler(
-            self.state.layout, self.stepper.blocks, admit=self.stepper.admit, overlap=overlap
-        )
-        return engine
+        limits = {"admit": self.stepper.admit, "overlap": overlap}
+        return Engine([EngineWorker(self.stepper, DecodeScheduler(self.state.layout, self.stepper.blocks, **limits))])
 
     def run(self, way: str, load: Sequence[Arrival], seconds: float, *, overlap: bool) -> Run:
         """Serve the load for so long; the node is empty before and after."""

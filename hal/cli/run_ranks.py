@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from typing import TYPE_CHECKING
 
-from hal_core import HalError, InvalidValue, Undelivered, lay_out
+from hal_core import HalError, InvalidValue, Undelivered
 
 from hal.distributed.check import VARIABLE
 from hal.distributed.crew import Crew
-from hal.distributed.engine import RanksEngine
+from hal.distributed.engine import open_engine
 from hal.distributed.errors import RankLost
 from hal.distributed.launch import PaddleLaunch
 from hal.distributed.limits import COLLECTIVE
@@ -26,16 +26,15 @@ from hal.worker import ModelRunner
 from . import signals
 from .console import say
 from .run_launched import launched_crew
-from .run_options import PADDLE_MODEL, REJECTION, Options
+from .run_options import PADDLE_MODEL, REJECTION, Options, RankOptions
 from .run_output import Answers, Shown, drive, facts_of, summarize, summed_up, where
 from .run_plan import Plan
-from .run_split import ranks_told, split_engine
 from .screen import Screen, open_screen
 
 if TYPE_CHECKING:
     from hal_core import SamplingParams
 
-    from hal.distributed.split import SplitEngine
+    from hal.engine import Engine
 
     from .run_ray import RayRanks
 
@@ -82,7 +81,7 @@ def _generate(plan: Plan, params: SamplingParams, options: Options, on_ray: RayR
         shown = Shown()
         engine = _engine(plan, options, shown, screen, on_ray)
         stack.callback(lambda: engine.close())
-        able = engine.abilities
+        able = engine.worker.abilities
         facts = facts_of(able) if options.as_json else None
         answers = Answers(plan, screen, device=facts, logprobs=params.logprobs is not None)
         if options.speculate != NONE:
@@ -104,7 +103,7 @@ def _generate(plan: Plan, params: SamplingParams, options: Options, on_ray: RayR
             raise HalError(f"no record told the end of {answers.incomplete}", cure="report it: the output path lost it")
         who_drafts = options.named_runner if options.asks_runner else options.speculate
         drafts = summed_up(options.most_drafts, who_drafts, Acceptance(*engine.drafts))
-        ranks = ranks_told(options.ranks)
+        ranks = _ranks_told(options.ranks)
         if len(set(able.indices)) > 1:
             ranks += f" on devices {', '.join(map(str, able.indices))}"
         again = f", started again {engine.restarts} time(s)" if engine.restarts else ""
@@ -153,28 +152,36 @@ def _setup(plan: Plan, options: Options) -> Setup:
     )
 
 
-def _engine(
-    plan: Plan, options: Options, shown: Shown, screen: Screen, on_ray: RayRanks | None
-) -> RanksEngine | SplitEngine:
-    ranks, setup = options.ranks, _setup(plan, options)
-    if ranks.split is not None:
-        return split_engine(plan, options, setup, shown.take, screen.note, on_ray)
-    return RanksEngine(
-        lambda: (
-            launched_crew(setup)
-            or (on_ray and on_ray.crew(setup, wait=True))
-            or Crew(setup, PaddleLaunch(ranks.size), look=signals.check)
-        ),
-        lay_out(plan.sizes),
-        plan.blocks,
-        ranks.dp,
+def _engine(plan: Plan, options: Options, shown: Shown, screen: Screen, on_ray: RayRanks | None) -> Engine:
+    ranks = options.ranks
+    among = ranks.size * sum(ranks.split or (1,))
+
+    def start(setup: Setup) -> Crew:
+        if on_ray is not None:
+            return on_ray.crew(setup)
+        if (crew := launched_crew(setup)) is not None:
+            return crew
+        starter = PaddleLaunch(ranks.size, before=setup.number * ranks.size, among=among)
+        return Crew(setup, starter, look=signals.check, wait=False)
+
+    return open_engine(
+        _setup(plan, options),
+        start,
         vocab_size=plan.config.vocab_size,
+        split=ranks.split,
         chunk=options.chunk,
         step_tokens=options.step_tokens,
-        dp_sync=ranks.dp_sync,
         restarts=ranks.restart,
         on_record=shown.take,
+        note=screen.note if ranks.split else lambda text: None,
     )
+
+
+def _ranks_told(ranks: RankOptions) -> str:
+    """How the closing line calls the ranks."""
+    if ranks.split is None:
+        return f"tp {ranks.tp} x dp {ranks.dp}"
+    return f"split {ranks.split[0]},{ranks.split[1]} of tp {ranks.tp}"
 
 
 def _asked_to_check() -> bool:

@@ -33,10 +33,10 @@ class RayRanks:
         workers = sum(ranks.split) if ranks.split else 1
         self._cluster = RayCluster(ranks.ray_address or os.environ.get(ADDRESS) or None, ranks.size * workers)
 
-    def crew(self, setup: Setup, *, wait: bool) -> Crew:
-        """Start the ranks of a setup. See :class:`hal.distributed.crew.Crew`."""
+    def crew(self, setup: Setup) -> Crew:
+        """Begin to start the ranks of a setup. See :class:`hal.distributed.crew.Crew`."""
         chosen = self._bundle, self._strategy
-        return self._cluster.crew(setup, *chosen, look=signals.check, wait=wait)
+        return self._cluster.crew(setup, *chosen, look=signals.check)
 
     def __enter__(self) -> RayRanks:
         self._cluster.__enter__()

@@ -6,11 +6,11 @@ import contextlib
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
-from hal_core import HalError, InvalidValue, OutputRecord
+from hal_core import HalError, InvalidValue, OutputRecord, Task
 
 from hal.reading import Event, Gap, OutputReader, SessionLost
 
@@ -21,7 +21,7 @@ from .layout import RankLayout
 from .limits import STARTING, STEP
 from .lines import EngineLine
 from .step_clock import StepClock
-from .steps import StepOrder, TaskOrder
+from .steps import StepOrder, orders_of
 from .words import (
     PROTOCOL,
     Arrived,
@@ -60,7 +60,8 @@ _Said = TypeVar("_Said", Hello, Ready, Up)
 
 
 class Crew:
-    """The ranks of one run. One thread uses it; a context manager, with which the ranks end."""
+    """The ranks of one run, the executor of their engine (:class:`hal.engine.Executor`). One thread uses it; a context
+    manager, with which the ranks end."""
 
     def __init__(
         self,
@@ -132,15 +133,13 @@ class Crew:
 
     # -- steps ----------------------------------------------------------------------------------------------------
 
-    def order(self, number: int, tasks: tuple[TaskOrder, ...], taken: int = 0) -> int:
-        """Give the ranks of group ``number`` their next step, when the output of ``taken`` steps has been taken; its
-        number. Raises :class:`RankLost`."""
-        self._numbers[number] += 1
-        missed = self.line.order(StepOrder(number, self._numbers[number], tasks, taken), *self.layout.members(number))
-        if missed:
+    def order(self, group: int, tasks: Sequence[Task], taken: int = 0) -> None:
+        """Give the ranks of a group their next step. See :class:`hal.engine.Executor`; raises :class:`RankLost`."""
+        self._numbers[group] += 1
+        order = StepOrder(group, self._numbers[group], orders_of(tasks), taken)
+        if missed := self.line.order(order, *self.layout.members(group)):
             raise self._lose(missed[0], "it takes no messages any more")
-        self._clock.given(number)
-        return self._numbers[number]
+        self._clock.given(group)
 
     def receive(self, timeout: float) -> tuple[int, OutputRecord] | None:
         """The next record with the number of its group; None after ``timeout`` seconds. Raises :class:`RankLost`."""

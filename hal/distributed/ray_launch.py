@@ -84,14 +84,13 @@ class RayCluster:
         strategy: str,
         *,
         look: Callable[[], None],
-        wait: bool,
     ) -> Crew:
-        """Start the ranks of ``setup`` on this cluster; ``bundle``: the resources of each rank."""
+        """Begin to start the ranks of ``setup`` on this cluster; ``bundle``: the resources of each rank."""
         import ray
 
         starter = RayLaunch(setup.tp, setup.dp, bundle, strategy, starting=STARTING.read(), grows=not self.own)
         url = f"tcp://{ray.util.get_node_ip_address()}:*"
-        more: dict[str, Any] = {"look": look, "wait": wait, "name_of": starter.name_of}
+        more: dict[str, Any] = {"look": look, "wait": False, "name_of": starter.name_of}
         return Crew(setup, starter, url=url, records=url, curve=starter.keys, **more)
 
 

@@ -1,143 +1,334 @@
-"""The engine: drives one worker, step by step, until every request has ended."""
+"""The engine: takes requests, drives workers step by step until every request has ended, and says how each ended."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from typing import Protocol
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from hal_core import (
-    AdmittedRequest,
     FinishReason,
+    GroupLost,
     HalError,
     InvalidValue,
     OutputRecord,
     Request,
-    StateLayout,
-    Task,
+    SinkClosed,
+    SinkFull,
+    SplitRole,
+    Unavailable,
 )
 
-from hal.stepping import Launched
-
 from .budget import DEFAULT_CHUNK
+from .front import End, Front, Queue
 from .generation import Finished
 from .scheduler import Scheduler
+from .worker import EngineWorker
+
+if TYPE_CHECKING:
+    from .executor import LocalExecutor
+
+WAIT_SECONDS = 0.1
+"""Seconds that a step waits at most for an output of ranks."""
+Wait = Callable[[Sequence[Any], float], None]
 
 
-class Steps(Protocol):
-    """What the engine asks of a worker; :class:`hal.stepping.Stepper` is one."""
+def local_worker(
+    executor: LocalExecutor, *, chunk: int = DEFAULT_CHUNK, step_tokens: int | None = None, overlap: bool = False
+) -> EngineWorker[Scheduler]:
+    """Return an executor of this process, such as a :class:`hal.stepping.Stepper`, with its scheduler."""
+    limits = {"chunk": chunk, "step_tokens": step_tokens, "overlap": overlap}
+    return EngineWorker(executor, Scheduler(executor.layout, executor.blocks, admit=executor.admit, **limits))  # type: ignore[arg-type]
 
-    @property
-    def layout(self) -> StateLayout:
-        """The layout of the state that requests are admitted to."""
 
-    @property
-    def blocks(self) -> int:
-        """KV blocks of the model's cache."""
+def wait_for(sockets: Sequence[Any], seconds: float) -> None:
+    """Wait until one of ``sockets`` can be read, at most so many seconds."""
+    import zmq
 
-    @property
-    def vocab_size(self) -> int:
-        """Token ids go from 0 to this number less one."""
+    poller = zmq.Poller()
+    for socket in sockets:
+        poller.register(socket, zmq.POLLIN)
+    poller.poll(int(1000 * seconds))
 
-    def admit(self, request: Request) -> AdmittedRequest:
-        """Check a request and pack it for the state."""
 
-    def launch(self, tasks: list[Task]) -> Launched:
-        """Put a step on the device."""
+@dataclass(frozen=True)
+class _Totals:
+    """Counts over all workers, those that were lost among them."""
 
-    def take(self, launched: Launched) -> OutputRecord:
-        """Wait for a step's output and take it over; each step once, in their order."""
+    drafts: tuple[int, int, int] = (0, 0, 0)
+    preemptions: int = 0
+    most_running: int = 0
+    undelivered: tuple[tuple[str, int, int], ...] = ()
 
 
 class Engine:
     """Generates for any number of requests at once. One thread calls it.
 
     ``step`` returns the requests that have ended, each once: with an end token or stop sequence, at their length,
-    aborted, or with an error and its message. Tokens leave through the worker's sink as they come.
+    aborted, or with an error and its message. Tokens leave through the workers' sinks as they come.
 
-    ``overlap``: while the device runs a step, the host takes over the one before it and schedules, inserts and launches
-    the next one; the end of a request is then known one step later (:func:`hal.stepping.overlap_of` says whether it can
-    be). The host waits for the output of the step before, and for nothing else.
-    ``on_record`` is called with each record that was taken, in the order of the steps.
+    - ``workers``: an executor of this process, with the options of :func:`local_worker`; or workers, which are started
+      here (:func:`hal.distributed.engine.open_engine` makes those of ranks).
+    - ``overlap``: while the device runs a step, the host takes over the one before it and schedules and launches the
+      next one; the end of a request is then known one step later (:func:`hal.stepping.overlap_of` says whether it can
+      be). The host waits for the output of the step before, and for nothing else.
+    - ``front``: makes what decides which worker has which request.
+    - ``restarts``: how often lost workers are started again. Their requests continue from what was delivered, and
+      other workers go on meanwhile.
+    - ``on_record``: is given each record that was taken over; ``note``: a line about each worker that is lost.
     """
 
     def __init__(
         self,
-        worker: Steps,
+        workers: LocalExecutor | Sequence[EngineWorker[Any]],
         *,
         chunk: int = DEFAULT_CHUNK,
         step_tokens: int | None = None,
         overlap: bool = False,
-        on_record: Callable[[OutputRecord], None] | None = None,
+        front: Callable[[Sequence[EngineWorker[Any]], End], Front] = Queue,
+        restarts: int = 0,
+        on_record: Callable[[OutputRecord], object] = lambda record: None,
+        note: Callable[[str], object] = lambda text: None,
+        wait: Wait = wait_for,
     ) -> None:
-        self.worker, self.overlap = worker, overlap
-        self._on_record = on_record or (lambda record: None)
-        self.scheduler = Scheduler(
-            worker.layout, worker.blocks, chunk=chunk, step_tokens=step_tokens, admit=worker.admit, overlap=overlap
-        )
-        self.steps = 0
-        self._before: Launched | None = None
+        if not isinstance(workers, Sequence):
+            workers = (local_worker(workers, chunk=chunk, step_tokens=step_tokens, overlap=overlap),)
+        self.workers = workers
+        self.steps = self.restarts = 0
+        self.drafted: Counter[str] = Counter()
+        """How many drafts ranks made for each request; complete when its end is told."""
+        self._restarts_left, self._on_record, self._note, self._wait = restarts, on_record, note, wait
+        self._names: set[str] = set()
         self._ended: list[Finished] = []
+        self._former = _Totals()
+        self.front = front(workers, self._end)
+        self._start()
+
+    # -- what is known --------------------------------------------------------------------------------------------
+
+    @property
+    def worker(self) -> Any:  # noqa: ANN401 (whatever was given)
+        """The executor of this process."""
+        return self.workers[0].executor
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """Its scheduler."""
+        found: Scheduler = self.workers[0].scheduler
+        return found
+
+    @property
+    def _totals(self) -> _Totals:
+        former, up = self._former, [worker for worker in self.workers if worker.up]
+        fed, accepted, turns = (sum(counts) for counts in zip(former.drafts, *(one.drafts for one in up), strict=True))
+        serving = [one for worker in up if worker.role is not SplitRole.PREFILL for one in worker.schedulers]
+        return _Totals(
+            (fed, accepted, turns),
+            former.preemptions + sum(one.preemptions for worker in up for one in worker.schedulers),
+            max(former.most_running, sum(one.most_running for one in serving)),
+            (*former.undelivered, *(one for worker in up for one in worker.undelivered)),
+        )
+
+    @property
+    def preemptions(self) -> int:
+        """How many there were."""
+        return self._totals.preemptions
+
+    @property
+    def most_running(self) -> int:
+        """Most requests in slots at once, each group's own most together; of a split, in those of decode workers."""
+        return self._totals.most_running
+
+    @property
+    def drafts(self) -> tuple[int, int, int]:
+        """What became of drafts, as ranks reported at each step: fed, accepted, turns of a slot that decodes. Of a
+        first rank that is lost the step that it was in does not count."""
+        return self._totals.drafts
+
+    @property
+    def undelivered(self) -> Sequence[tuple[str, int, int]]:
+        """What the reader of a sink besides the engine's has not acknowledged: request, position, count of tokens."""
+        return tuple(dict.fromkeys(self._totals.undelivered))
+
+    # -- requests -------------------------------------------------------------------------------------------------
 
     @property
     def busy(self) -> bool:
         """True while there is something that ``step`` has to do or to tell."""
-        return self.scheduler.busy or bool(self._ended)
+        return bool(self._names or self._ended)
 
     def submit(self, request: Request) -> None:
         """Take a request. One that can never run ends with an error, told by the next step; others are unaffected."""
+        name = request.request_id
         try:
-            self.scheduler.add(request)
+            if name in self._names:
+                what, cure = "a request of that name has not ended yet", "choose another name"
+                raise InvalidValue(what, cure=cure, argument=f"request {name!r}")
+            self.front.add(request)
         except InvalidValue as error:
             tokens = tuple(request.output)
-            self._ended.append(Finished(request.request_id, tokens, FinishReason.ERROR, str(error), reported=False))
+            self._ended.append(Finished(name, tokens, FinishReason.ERROR, str(error), reported=False))
+        else:
+            self._names.add(name)
 
     def abort(self, request_id: str) -> None:
         """End a request; its end is told by a later step. One that has ended, or never was, is nothing to do."""
-        if (ended := self.scheduler.abort(request_id)) is not None:
-            self._ended.append(ended)
+        self.front.abort(request_id)
 
-    def step(self) -> list[Finished]:
-        """One turn of the loop if there is work; the requests that have ended since the step before.
-
-        Raises what launching or taking a step does. After :class:`hal_core.errors.SinkFull` and
-        :class:`hal_core.errors.SinkClosed` it is launched all the same, and who catches that may go on.
-        """
-        if self.scheduler.busy:
-            self._turn(self._before)
-        ended, self._ended = self._ended, []
-        return ended
+    def _end(self, ended: Finished) -> None:
+        self._names.discard(ended.request_id)
+        self._ended.append(ended)
 
     def withdraw(self) -> tuple[list[Request], list[Finished]]:
         """Take all requests back, of a worker that is lost or will take no more steps: each as it goes on elsewhere,
-        the oldest first, and the ends that were not told yet. What the step under way has given counts, if it is whole.
+        the oldest first, and the ends that were not told yet. What steps in flight have given counts, if it is whole.
         """
-        before, self._before = self._before, None
-        if before is not None:
-            with contextlib.suppress(HalError):
-                self._take(before)
-        going_on, ended = self.scheduler.withdraw()
-        ended, self._ended = self._ended + ended, []
+        assert isinstance(self.front, Queue)
+        with contextlib.suppress(HalError):
+            while (found := self.workers[0].executor.receive(0.0)) is not None:
+                self._take(self.workers[0], *found)
+        going_on = self.front.withdraw()
+        self._names.clear()
+        ended, self._ended = self._ended, []
         return going_on, ended
+
+    # -- steps ----------------------------------------------------------------------------------------------------
+
+    def step(self) -> list[Finished]:
+        """Give workers their next steps, and take over what has come; the requests that have ended since.
+
+        Raises what launching or taking a step does, and a loss of ranks that are not started again, with what was not
+        delivered. After :class:`hal_core.errors.SinkFull` and :class:`hal_core.errors.SinkClosed` the step is launched
+        all the same, and who catches that may go on.
+        """
+        self.front.go_on()
+        trouble: SinkFull | SinkClosed | None = None
+        for worker in self.workers:
+            try:
+                trouble = worker.give() or trouble
+            except GroupLost as error:
+                self._lost(worker, error)
+        if not any(worker.due for worker in self.workers):  # else each has more to do before anything is waited for
+            self._receive()
+        if trouble is not None:
+            raise trouble
+        ended, self._ended = self._ended, []
+        return ended
 
     def run(self) -> Iterator[Finished]:
         """Step until every request has ended; each as it ends."""
         while self.busy:
             yield from self.step()
 
-    def _turn(self, before: Launched | None) -> None:
-        """Launch the next step, then take over the step before, which ran until now."""
-        launched = self.worker.launch(self.scheduler.schedule())
-        self._before, due = None, before if self.overlap else launched
-        if due is not None:
-            self._take(due)
-        if self.overlap:
-            self._before = launched
-        if launched.trouble is not None:
-            raise launched.trouble
+    def _receive(self) -> None:
+        """Take over what has come; wait for it unless there is an end to tell."""
+        patience = 0.0 if self._ended else WAIT_SECONDS
+        alone = len(self.workers) == 1 and self.workers[0].up  # its executor waits, and gives one output at a time
+        if not alone:
+            self._wait([socket for worker in self.workers for socket in worker.sockets], patience)
+        for worker in self.workers:
+            try:
+                if not worker.up:
+                    self._assemble(worker)
+                elif not alone:
+                    while (found := worker.executor.receive(0.0)) is not None:
+                        self._take(worker, *found)
+                elif worker.busy and (found := worker.executor.receive(patience)) is not None:
+                    self._take(worker, *found)
+                while worker.said:
+                    self.front.hear(worker.said.popleft(), worker)
+            except GroupLost as error:
+                self._lost(worker, error)
 
-    def _take(self, launched: Launched) -> None:
-        record = self.worker.take(launched)
-        self._ended += self.scheduler.update(record)
+    def _take(self, worker: EngineWorker[Any], number: int, record: OutputRecord) -> None:
         self.steps += 1
+        ended = worker.take(number, record)
         self._on_record(record)
+        self.front.took(worker, record, ended)
+
+    # -- starts and losses ----------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        """Start all workers; a loss is an error here unless workers may be started again."""
+        try:
+            for worker in self.workers:
+                worker.drafted, worker.restarts = self.drafted, lambda: self._restarts_left > 0
+                self._begin(worker)
+            while late := [worker for worker in self.workers if not self._assembled(worker)]:
+                self._wait([socket for worker in late for socket in worker.sockets], WAIT_SECONDS)
+            self.front.begin()
+        except BaseException as error:
+            if isinstance(error, InvalidValue | Unavailable):
+                for worker in self.workers:
+                    worker.refuse(error)
+            self.close()
+            raise
+
+    def _begin(self, worker: EngineWorker[Any]) -> None:
+        """Begin to start a worker, again while restarts are left."""
+        while True:
+            try:
+                return worker.start()
+            except (GroupLost, Unavailable):
+                if not self._may_restart():
+                    raise
+
+    def _assembled(self, worker: EngineWorker[Any]) -> bool:
+        try:
+            return worker.assemble()
+        except (GroupLost, Unavailable):
+            if not self._may_restart():
+                raise
+            self._begin(worker)
+            return False
+
+    def _may_restart(self) -> bool:
+        if not self._restarts_left:
+            return False
+        self._restarts_left -= 1
+        self.restarts += 1
+        return True
+
+    def _assemble(self, worker: EngineWorker[Any]) -> None:
+        """Continue the start of a worker that was lost, if it is started again."""
+        try:
+            if worker.assemble():
+                self.front.came_up(worker)
+        except (GroupLost, Unavailable, InvalidValue) as error:
+            if isinstance(error, InvalidValue):
+                worker.refuse(error)
+            self._gone(worker, error)
+
+    def _lost(self, worker: EngineWorker[Any], error: GroupLost) -> None:
+        """A worker is gone: its requests continue with what was delivered, the others do not notice."""
+        for number, record in worker.rest(error):
+            self._take(worker, number, record)
+        self._former = self._totals
+        self._gone(worker, error)
+
+    def _gone(self, worker: EngineWorker[Any], error: HalError) -> None:
+        self.front.lost(worker, error)
+        worker.lose()
+        again = not isinstance(error, InvalidValue) and self._may_restart()
+        self._note(f"{worker.name} was lost: {error.what}" + "; it is started again" * again)
+        if not again:
+            self.front.forsaken(error)
+            return
+        try:
+            worker.start()
+        except (GroupLost, Unavailable, InvalidValue) as failed:
+            self._gone(worker, failed)
+
+    # -- the end --------------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """End all ranks in order, everything sent; those that are not up at once."""
+        for worker in self.workers:
+            worker.stop()
+
+    def close(self) -> None:
+        """End all ranks, at once where they cannot end in order. Idempotent."""
+        for worker in self.workers:
+            worker.close()

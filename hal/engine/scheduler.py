@@ -27,7 +27,6 @@ from functools import partial
 from hal_core import (
     AdmittedRequest,
     FinishReason,
-    InvalidValue,
     OutputRecord,
     PluginError,
     Request,
@@ -102,19 +101,18 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Let a request wait for its turn. Raises as :meth:`check`."""
-        admitted = self.check(request)
-        generated = admitted.tokens[admitted.prompt_len :].tolist()
-        self._live[request.request_id] = generation = Generation(request, admitted, admitted.prompt_len, generated)
-        self.waiting.append(generation)
+        self.enqueue(self.check(request))
 
-    def check(self, request: Request) -> AdmittedRequest:
-        """The request, admitted. Raises :class:`InvalidValue`, with the cure, when it can never run."""
-        who = f"request {request.request_id!r}"
-        if request.request_id in self._live:
-            raise InvalidValue("a request of that name has not ended yet", cure="choose another name", argument=who)
+    def check(self, request: Request) -> Generation:
+        """Admit a request. Raises :class:`InvalidValue`, with the cure, when it can never run."""
         admitted = self._admit(request)
         check_fits(admitted, self.layout.sizes, self.pool.size)
-        return admitted
+        return Generation(request, admitted, admitted.prompt_len, admitted.tokens[admitted.prompt_len :].tolist())
+
+    def enqueue(self, generation: Generation) -> None:
+        """Let a request that was checked wait for its turn; no other one of its name has not ended."""
+        self._live[generation.request_id] = generation
+        self.waiting.append(generation)
 
     def abort(self, request_id: str) -> Finished | None:
         """End a request: at once while it waits (then this returns its end), else with the next step. Unknown: None."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -61,7 +62,8 @@ class Launched:
 
 
 class Stepper:
-    """One rank: a slot state on a device, a runner, and the four hooks called in order at each step.
+    """One rank: a slot state on a device, a runner, and the four hooks called in order at each step. It is the executor
+    of an engine in its process (:class:`hal.engine.Executor`).
 
     The state is device memory that the host neither computes on nor looks into: it changes by the hooks, the runner and
     ``update_inputs`` alone. One thread calls it, and each step that is launched is taken once, in their order.
@@ -73,8 +75,11 @@ class Stepper:
     - ``group``: the tensor-parallel group that it is in.
     - ``last``: the record of the last step that was taken; ``steps``: how many were launched.
     - ``acceptance``: what became of drafts so far, on a state with room for drafts.
+    - ``in_flight``: the steps of :meth:`order` that were not received, the oldest first.
     - ``on_raised``: is called with what the runner raised in a step whose requests end with it.
     """
+
+    sockets = ()
 
     def __init__(
         self, device: BoundDevice, state: SlotState, runner: Runner, sink: Sink, *, blocks: int, group: Group = ALONE
@@ -82,7 +87,7 @@ class Stepper:
         self.device, self.state, self.runner, self.sink = device, state, runner, sink
         self.group, self.blocks = group, blocks
         self.stream = device.default_stream
-        self.steps = 0
+        self.steps, self.in_flight = 0, deque[Launched]()
         self.last: OutputRecord | None = None
         self.acceptance = Acceptance()
         self.on_raised: Callable[[Exception], object] = lambda error: None
@@ -167,6 +172,23 @@ class Stepper:
         if self._told is not None and not launched.failed:
             self._told.took(launched.planned, mirror, ended)
         return record
+
+    def order(self, group: int, tasks: Sequence[Task], taken: int) -> SinkFull | SinkClosed | None:
+        """Launch the next step of the only group, to be received; return its ``trouble``. See :meth:`launch`."""
+        self.in_flight.append(self.launch(tasks))
+        return self.in_flight[-1].trouble
+
+    def receive(self, timeout: float) -> tuple[int, OutputRecord] | None:
+        """Wait for the oldest step that was ordered and take it, however long it runs; None without one. After an
+        error nothing is in flight: what the steps behind it have computed is not known."""
+        if not self.in_flight:
+            return None
+        launched = self.in_flight.popleft()
+        try:
+            return 0, self.take(launched)
+        except BaseException:
+            self.in_flight.clear()
+            raise
 
     def _make_way(self, batch: TaskBatch) -> None:
         """Free slots that are entered behind requests whose length ends them in the step under way: it gives each at

@@ -7,11 +7,11 @@ import threading
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 
-from hal_core import MemorySink, Request, SamplingParams, SlotStatus, StateConfig, lay_out
+from hal_core import MemorySink, Request, SamplingParams, SlotStatus, StateConfig
 
 from hal import open_device
 from hal.distributed.crew import Crew
-from hal.distributed.engine import RanksEngine
+from hal.distributed.engine import open_engine
 from hal.distributed.words import Setup
 from hal.engine import Engine
 from hal.model import DEFAULT_CHECKPOINT
@@ -189,14 +189,11 @@ class Row:
 
 def engine_of(row, start, told, crew=Crew, **options):
     """An engine whose ranks ``start`` gives; their records are told. ``crew``: makes the ranks' crew."""
-    return RanksEngine(
-        lambda: crew(row.setup(), start()),
-        lay_out(row.sizes),
-        row.blocks,
-        row.dp,
+    return open_engine(
+        row.setup(),
+        lambda setup: crew(setup, start(), wait=False),
         vocab_size=read_config(DEFAULT_CHECKPOINT).vocab_size,
         chunk=row.chunk,
-        dp_sync=row.dp_sync,
         on_record=told.take,
         **options,
     )
@@ -218,8 +215,8 @@ def run_with(row, start, chosen=None, **options):
         for _ in engine.run():
             pass
     except BaseException:
-        engine.crew.close()
+        engine.close()
         raise
-    engine.crew.stop()
-    told.drafts = engine.crew.drafts
+    engine.stop()
+    told.drafts = engine.drafts
     return told

@@ -87,8 +87,7 @@ def hangs(monkeypatch, tmp_path, tmp_path_factory):
         return Own(size, ("hung", 0, 3, str(mark)) if victim else ())
 
     monkeypatch.setattr("hal.distributed.crew.StepClock", partial(StepClock, clock=now))
-    for module in ("run_ranks", "run_split"):
-        monkeypatch.setattr(f"hal.cli.{module}.PaddleLaunch", ranks)
+    monkeypatch.setattr("hal.cli.run_ranks.PaddleLaunch", ranks)
     return started
 
 

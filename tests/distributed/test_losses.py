@@ -59,7 +59,7 @@ def survivors_agree(worlds, how, tp, dp, victim, step):
         with pytest.raises(RankLost) as caught:
             ended.update(finished.request_id for finished in engine.run())
     finally:
-        engine.crew.close()
+        engine.close()
         worlds.end(tp * dp)
     assert caught.value.rank == victim
     assert caught.value.step in (step, step + 1)
@@ -82,9 +82,9 @@ def goes_on(worlds, how, tp, dp, victim, step, speculate="none"):
         engine.submit(request)
     try:
         ended = {finished.request_id: finished.token_ids for finished in engine.run()}
-        engine.crew.stop()
+        engine.stop()
     finally:
-        engine.crew.close()
+        engine.close()
     assert engine.restarts == 1
     survivors = {answer for rank, answer in start.pooled[0].answers.items() if rank != victim}
     assert {answer[0] for answer in survivors} == {"RankLost"}
@@ -131,7 +131,7 @@ def test_restarted_ranks_go_on_whichever_was_lost_in_whatever_step(worlds):
 def test_drafts_are_counted_over_a_restart(worlds, victim):
     """Those of the ranks that were lost too, also where the first one, which tells of them, is killed itself."""
     engine = goes_on(worlds, "killed", 2, 1, victim, 7, speculate="ngram")
-    former, last = engine._former_drafts, engine.crew.drafts
+    former, last = engine._former.drafts, engine.workers[0].crew.drafts
     assert former[0]
     assert last[0]
     assert engine.drafts == tuple(a + b for a, b in zip(former, last, strict=True))

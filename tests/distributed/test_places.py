@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 
 import numpy as np
 import pytest
-from hal_core import ENTERING, FinishReason, OutputRecord, Request, SamplingParams, StateConfig, lay_out
+from hal_core import ENTERING, FinishReason, OutputRecord, Request, SamplingParams, StateConfig
 from hal_core.output.records import SlotStatus
 
 from hal.distributed.abilities import Abilities
-from hal.distributed.engine import RanksEngine
+from hal.distributed.engine import open_engine
 from hal.distributed.errors import RankLost
+from hal.distributed.words import Setup
 
 SIZES = StateConfig(num_slots=2, max_model_len=64, block_size=4, max_logprobs=0)
 
@@ -24,12 +25,15 @@ class Paper:
     """
 
     undelivered = ()
-    drafts = (0, 0, 0)
+    drafts, said = (0, 0, 0), deque()
     abilities = Abilities("cpu:0", {}, "", overlap=False)
 
     def __init__(self):
         self.entered, self.slots = defaultdict(list), defaultdict(dict)
         self.orders, self.came, self.held = [], [], set()
+
+    def assemble(self):
+        return True
 
     def order(self, number, tasks, taken):
         for task in tasks:
@@ -38,7 +42,6 @@ class Paper:
                 self.came.append(task.request.request_id)
                 self.slots[number][task.slot] = [task.request, 0]
         self.orders.append(number)
-        return len(self.orders)
 
     def receive(self, timeout):
         ready = [number for number in self.orders if number not in self.held]
@@ -81,9 +84,10 @@ def paper():
     return Paper()
 
 
-def engine_of(paper, *requests, blocks=8, groups=2, **options):
+def engine_of(paper, *requests, blocks=8, groups=2, dp_sync=False):
     """An engine of groups with two slots and eight blocks of four tokens each."""
-    engine = RanksEngine(lambda: paper, lay_out(SIZES), blocks, groups, vocab_size=100, **options)
+    setup = Setup("", "cpu", None, {}, SIZES, blocks, 1, groups, "", 1.0, dp_sync=dp_sync)
+    engine = open_engine(setup, lambda setup: paper, vocab_size=100)
     for one in requests:
         engine.submit(one)
     return engine

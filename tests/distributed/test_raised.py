@@ -22,7 +22,9 @@ WAYS = {("--dp", "2"): 2, ("--tp", "2"): 1}
 def raising(worlds, monkeypatch, tmp_path):
     """The ranks' runner raises in step 1."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setattr("hal.cli.run_ranks.PaddleLaunch", lambda size: Pooled(worlds.of(size), ("raising", FOLDER)))
+    monkeypatch.setattr(
+        "hal.cli.run_ranks.PaddleLaunch", lambda size, **_: Pooled(worlds.of(size), ("raising", FOLDER))
+    )
     monkeypatch.syspath_prepend(FOLDER)
 
 

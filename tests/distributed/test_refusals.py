@@ -48,7 +48,7 @@ def test_a_step_out_of_its_turn_is_refused_by_name(worlds):
     pooled = Pooled(worlds.of(2))
     engine = engine_of(Row(tp=2, timeout=2.0), lambda: pooled, Told())
     told = r"step 3 of group 0 came to rank \d, which is in group 0 and due for step 2"
-    with contextlib.closing(engine.crew) as crew:  # also where a liar lets this fail
+    with contextlib.closing(engine.workers[0].crew) as crew:  # also where a liar lets this fail
         crew.order(0, ())
         crew._numbers[0] += 1
         crew.order(0, ())

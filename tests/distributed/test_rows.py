@@ -51,7 +51,7 @@ def test_a_token_outside_the_vocabulary_is_its_requests_error(worlds):
     try:
         ended = {one.request_id: one for one in engine.run()}
     finally:
-        engine.crew.stop()
+        engine.stop()
     assert set(pooled.answers.values()) == {None}
     (failed,) = [one for one in ended.values() if one.reason is FinishReason.ERROR]
     assert failed.message.startswith(f"the step gave token {1 << 40}, outside the vocabulary of ")
@@ -85,7 +85,7 @@ def test_a_step_has_one_collective_for_its_tokens_and_one_for_its_drafts(worlds,
     engine.submit(requests()[0])
     for _ in engine.run():
         pass
-    engine.crew.stop()
+    engine.stop()
     for nbytes in worlds.of(2).run(broadcasts).values():
         assert nbytes == nbytes[:collectives] * engine.steps
 
@@ -129,7 +129,7 @@ def test_a_group_without_requests_runs_as_often_with_no_tokens(worlds, speculate
     engine.submit(second)
     for _ in engine.run():
         pass
-    engine.crew.stop()
+    engine.stop()
     for request in (first, second):
         expected = reference().tokens[request.request_id][: request.params.max_tokens]
         assert told.tokens[request.request_id] == expected

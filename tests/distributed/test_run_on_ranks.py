@@ -44,7 +44,7 @@ ENGINE = """
 import sys
 import hal.cli.run_ranks
 class NoRanks:
-    def __init__(self, size): pass
+    def __init__(self, size, **_): pass
     def start(self, url): pass
     def ended(self): return "there are none"
     def end(self, patience): pass

@@ -89,7 +89,7 @@ def test_hal_tail_stays_until_restarted_ranks_have_sent_all(worlds, tmp_path):
         rows[row["request"]] += row["tokens"]
     assert dict(rows) == dict(reference().tokens)
     assert engine.restarts == 1
-    assert engine.undelivered == []
+    assert not engine.undelivered
     ends = [event["text"] for event in events if event["event"] == "SessionEnded"]
     assert [text.endswith("its worker is started again") for text in ends] == [True, False]
 

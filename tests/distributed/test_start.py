@@ -5,20 +5,22 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import deque
+from typing import ClassVar
 
 import pytest
-from hal_core import CapabilityMissing, GroupLost, InvalidValue, Unavailable, lay_out
+from hal_core import CapabilityMissing, GroupLost, InvalidValue, Unavailable
 
 from hal.cli import main
 from hal.distributed.abilities import Abilities
 from hal.distributed.crew import Crew
-from hal.distributed.engine import RanksEngine
+from hal.distributed.engine import open_engine
 from hal.distributed.errors import RankLost, word_of
 from hal.distributed.lines import RankLine
 from hal.distributed.words import Beat, Failed, Go, Hello, Ready, Release, Setup, Up, Verdict
 from hal.reading import Gap
 
-from .rows import AMPLE, PATIENCE, SIZES, Row, requests
+from .rows import PATIENCE, Row, requests
 
 
 class Actors:
@@ -194,9 +196,13 @@ class Losing:
     undelivered = ()
     drafts = (0, 0, 0)
     abilities = Abilities("cpu:0", {}, "")
+    said: ClassVar = deque()
+
+    def assemble(self):
+        return True
 
     def order(self, number, tasks, taken):
-        return 1
+        pass
 
     def receive(self, timeout):
         raise RankLost("rank 1 was lost in step 1: gone", 1, 1)
@@ -217,7 +223,7 @@ def engine_with(starts, restarts):
             raise found
         return found
 
-    return RanksEngine(start, lay_out(SIZES), AMPLE, 1, vocab_size=1 << 20, restarts=restarts)
+    return open_engine(Row().setup(), lambda setup: start(), vocab_size=1 << 20, restarts=restarts)
 
 
 LOST = RankLost("rank 0 was lost at its start: killed", 0, 0)
@@ -229,7 +235,7 @@ def test_a_start_that_fails_is_tried_again_while_restarts_are_left():
     engine.submit(requests()[0])
     engine.step()
     assert engine.restarts == 4
-    assert engine.crew is last
+    assert engine.workers[0].crew is last
 
 
 @pytest.mark.parametrize("failed", [LOST, Unavailable("no process")])
@@ -248,7 +254,7 @@ def test_a_refusal_is_not_tried_again():
 
 
 def test_a_rank_that_is_lost_at_the_first_start_ends_the_command_with_1(monkeypatch, capsys):
-    monkeypatch.setattr("hal.cli.run_ranks.PaddleLaunch", lambda size: Ended())
+    monkeypatch.setattr("hal.cli.run_ranks.PaddleLaunch", lambda size, **_: Ended())
     with pytest.raises(SystemExit) as end:
         main(["run", "--device", "cpu", "--prompt", "x", "--tp", "2"])
     assert end.value.code == 1

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from hal_core import FinishReason, HalError, Request, SamplingParams
 
 from hal.cli import main
-from hal.cli.run_split import split_engine
+from hal.distributed.crew import Crew
+from hal.distributed.engine import open_engine
 from hal.model import DEFAULT_CHECKPOINT
 from hal.model.config import read_config
 from hal.model.tokenizer import Tokenizer
@@ -35,7 +35,7 @@ def prompts():
 def test_only_a_prompt_beyond_the_runners_vocabulary_is_refused(way, worlds, monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     how = ("raising", FOLDER, "1000")
-    monkeypatch.setattr("hal.cli.run_ranks.PaddleLaunch", lambda size: Pooled(worlds.of(size), how))
+    monkeypatch.setattr("hal.cli.run_ranks.PaddleLaunch", lambda size, **_: Pooled(worlds.of(size), how))
     monkeypatch.syspath_prepend(FOLDER)
     texts, far = prompts()
     given = [part for text in texts for part in ("--prompt", text)]
@@ -55,18 +55,20 @@ def test_only_a_prompt_beyond_the_runners_vocabulary_is_refused(way, worlds, mon
 def test_a_split_refuses_what_either_role_has_no_token_for(smaller, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     ranks = [Rank("heads", vocab_size=SMALLER if at == smaller else 1000) for at in range(2)]
-    monkeypatch.setattr("hal.cli.run_split.PaddleLaunch", lambda size, before, among: ranks[before])
     row = Row()
-    plan = SimpleNamespace(sizes=row.sizes, config=SimpleNamespace(vocab_size=2000), blocks=row.blocks)
-    options = SimpleNamespace(ranks=SimpleNamespace(split=(1, 1), tp=1, restart=0), chunk=256, step_tokens=None)
-    engine = split_engine(plan, options, row.setup(), print, print)
+    engine = open_engine(
+        row.setup(),
+        lambda setup: Crew(setup, ranks[setup.number], wait=False),
+        vocab_size=2000,
+        split=(1, 1),
+    )
     try:
         engine.submit(Request("far", (SMALLER,), SamplingParams(max_tokens=4)))
         (ended,) = engine.step()
         assert ended.reason is FinishReason.ERROR
         assert f"request 'far': token {SMALLER} is outside the vocabulary of {SMALLER}" in ended.message
         engine.submit(Request("near", (SMALLER - 1,), SamplingParams(max_tokens=4)))
-        assert "near" in engine.moves.journeys
+        assert "near" in engine.front.journeys
     finally:
         for worker in engine.workers:
             worker.refuse(HalError("the test is over"))

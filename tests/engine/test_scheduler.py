@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -52,11 +51,11 @@ class PaperWorker:
     def admit(self, request):
         return self.state.admit(request, vocab_size=self.vocab_size)
 
-    def launch(self, tasks):
-        return SimpleNamespace(record=self.step(tasks), trouble=None)
+    def order(self, group, tasks, taken):
+        self.came = group, self.step(tasks)
 
-    def take(self, launched):
-        return launched.record
+    def receive(self, timeout):
+        return self.came
 
     def step(self, tasks):
         self.device.insert_tasks(state=self.state, tasks=tasks, stream=self.device.default_stream)
@@ -247,16 +246,25 @@ def test_more_requests_than_slots_wait_in_order():
         (Request("r", [1] * 20, SamplingParams(max_tokens=5)), "lower max_tokens to 4"),
         (Request("r", [1] * 12, SamplingParams(max_tokens=6)), "needs up to 5 KV blocks of 4 tokens, there are 4"),
         (Request("r", [100]), "outside the vocabulary"),
-        (Request("taken", [1], SamplingParams(max_tokens=2)), "has not ended yet"),
     ],
 )
 def test_a_request_that_can_never_run_is_refused_with_the_cure(request_, names):
     layout = lay_out(StateConfig(num_slots=2, max_model_len=MAX_TOKENS, block_size=BLOCK))
     scheduler = Scheduler(layout, 4, admit=partial(admit, layout=layout, vocab_size=100))
-    scheduler.add(Request("taken", [1], SamplingParams(max_tokens=2)))
     with pytest.raises(InvalidValue, match=names):
         scheduler.add(request_)
-    assert len(scheduler.waiting) == 1
+    assert not scheduler.busy
+
+
+def test_a_name_is_refused_until_its_request_has_ended():
+    engine = Engine(PaperWorker(StateConfig(num_slots=1, max_model_len=MAX_TOKENS, block_size=BLOCK), 4))
+    for most in (2, 3):
+        engine.submit(Request("taken", [1], SamplingParams(max_tokens=most)))
+    refused, ended = engine.run()
+    assert "a request of that name has not ended yet" in refused.message
+    assert (ended.reason, len(ended.token_ids)) == (FinishReason.LENGTH, 2)
+    engine.submit(Request("taken", [1], SamplingParams(max_tokens=3)))
+    assert [one.reason for one in engine.run()] == [FinishReason.LENGTH]
 
 
 def test_an_abort_of_nobody_is_nothing_to_do():

@@ -143,8 +143,8 @@ def on_ranks(row: Row, pool: RankPool, how: tuple[object, ...] = ()) -> Told:
 def on_ray(row: Row, cluster: RayCluster) -> Told:
     """The engine of this process with ranks that Ray starts, as ``--launcher ray`` has them."""
 
-    def crew(setup: Setup, _: object, *, wait: bool = True) -> Crew:
-        return cluster.crew(setup, {"CPU": 1.0}, "pack", look=lambda: None, wait=wait)
+    def crew(setup: Setup, _: object, *, wait: bool) -> Crew:
+        return cluster.crew(setup, {"CPU": 1.0}, "pack", look=lambda: None)
 
     if row.split != "off":
         return split_rows.run(row, row.workers, lambda number: None, row.requests, made_by=crew)

@@ -132,7 +132,7 @@ def first_has_left():
         player.engine.submit(Request(name, [1, 2], SamplingParams(max_tokens=1)))
     player.engine.step()
     yield player.engine
-    player.engine._before = None
+    player.stepper.in_flight.clear()
     player.end()
 
 
@@ -148,7 +148,7 @@ def test_who_has_left_is_taken_back_where_its_step_is_lost(first_has_left):
 
 
 def test_a_step_that_gives_no_token_is_named_and_not_waited_for_ever(first_has_left):
-    record = first_has_left._before.ticket.record()
+    record = first_has_left.worker.in_flight[0].ticket.record()
     nothing, none = np.zeros(1, np.int32), np.zeros(1, np.uint8)
     with pytest.raises(PluginError, match="first"):
         first_has_left.scheduler.update(

@@ -85,13 +85,14 @@ def test_without_overlap_the_newest_step_is_waited_for():
 
 
 def test_a_loop_that_waits_for_the_newest_step_is_noticed(monkeypatch):
-    turn = Engine._turn
+    step = Engine.step
 
-    def impatient(engine, before):
-        turn(engine, before)
-        engine._before.ticket.record()
+    def impatient(engine):
+        ended = step(engine)
+        engine.worker.in_flight[-1].ticket.record()
+        return ended
 
-    monkeypatch.setattr(Engine, "_turn", impatient)
+    monkeypatch.setattr(Engine, "step", impatient)
     waits, _, _, _ = waits_of(overlap=True, drafts=0)
     assert any(number == newest for number, newest in waits)
 
@@ -104,11 +105,9 @@ def test_the_device_runs_a_step_while_the_next_is_launched():
     engine.submit(Request("r", [1, 2], SamplingParams(max_tokens=4)))
     with device.hold_stream(player.device.default_stream):
         engine.step()
-        launched = player.stepper.launch(engine.scheduler.schedule())
-        assert not launched.ticket.ready()
+        engine.workers[0].give()
+        assert not player.stepper.in_flight[-1].ticket.ready()
         assert player.stepper.steps == 2
-    engine.scheduler.update(player.stepper.take(engine._before))
-    engine._before = launched
     while engine.busy:
         engine.step()
     player.close()

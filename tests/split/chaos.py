@@ -67,7 +67,7 @@ class Chaos:
             for finished in self.engine.step():
                 assert finished.request_id not in ended, f"{finished.request_id} ended twice"
                 ended[finished.request_id] = finished
-            assert time.monotonic() < end, {one.name: one.state for one in self.engine.moves.journeys.values()}
+            assert time.monotonic() < end, {one.name: one.state for one in self.engine.front.journeys.values()}
             if self.killed < self.deaths and (self.engine.steps > due[0] or time.monotonic() > due[1]):
                 self.strike()
                 due, end = self.due(), time.monotonic() + LONGEST
@@ -87,11 +87,11 @@ class Chaos:
     def strike(self):
         """One worker that is up, or is being started, loses a rank or waits for a moment."""
         there = [one for one in self.engine.workers if one.crew is not None]
-        up = [one for one in there if one.team is not None]
+        up = [one for one in there if one.up]
         if self.random.random() < 0.9 and not (there := up):
             return
         worker = self.random.choice(there)
-        pool = self.starters[worker.number].pool
+        pool = self.starters[self.engine.workers.index(worker)].pool
         rank = self.random.randrange(self.row.tp)
         if self.random.random() < 0.2:
             self.stopped += 1

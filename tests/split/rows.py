@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
-
-import msgspec
-from hal_core import SplitRole, admit, lay_out
-
 from hal.distributed.crew import Crew
-from hal.distributed.split import SplitEngine, SplitWorker
-from hal.distributed.team import Team
-from hal.engine import Scheduler
-from hal.engine.roles import DecodeScheduler, PrefillScheduler
+from hal.distributed.engine import open_engine
 from hal.model import DEFAULT_CHECKPOINT
 from hal.model.config import read_config
 from tests.distributed.rows import Pooled, Told, requests
@@ -41,28 +33,15 @@ class Own(Pooled):
 
 def engine_of(row, split, starter, told, made_by=Crew, **options):
     """An engine whose workers' ranks ``starter`` gives: of the number of the worker, prefill workers first.
-    ``made_by``: makes the crew of each."""
-    layout, config = lay_out(row.sizes), read_config(DEFAULT_CHECKPOINT)
-    limits = {"chunk": row.chunk, "admit": partial(admit, layout=layout, vocab_size=config.vocab_size)}
 
-    def crew(role, number):
-        setup = msgspec.structs.replace(row.setup(), role=role, number=number)
-        return made_by(setup, starter(number), wait=False)
-
-    def team(kind, made, on_record):
-        return Team(made, [kind(layout, row.blocks, **limits)], on_record)
-
-    prefill, decode = SplitRole.PREFILL, SplitRole.DECODE
-    places = range(sum(split))
-    return SplitEngine(
-        [
-            SplitWorker(prefill, n, partial(crew, prefill, n), partial(team, PrefillScheduler))
-            for n in places[: split[0]]
-        ],
-        [SplitWorker(decode, n, partial(crew, decode, n), partial(team, DecodeScheduler)) for n in places[split[0] :]],
-        Scheduler(layout, row.blocks, **limits).check,
+    ``made_by``: makes the ranks' crews."""
+    return open_engine(
+        row.setup(),
+        lambda setup: made_by(setup, starter(setup.number), wait=False),
+        vocab_size=read_config(DEFAULT_CHECKPOINT).vocab_size,
+        split=split,
+        chunk=row.chunk,
         on_record=told.take,
-        drafts=not row.rejection,
         **options,
     )
 

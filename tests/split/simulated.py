@@ -18,7 +18,7 @@ from hal.distributed.abilities import Abilities
 from hal.distributed.errors import RankLost
 from hal.distributed.handing import Handing
 from hal.distributed.layout import RankLayout
-from hal.distributed.steps import StepOrder
+from hal.distributed.steps import StepOrder, orders_of
 
 END, VOCABULARY = 7, 97
 FACTS = {"layout": "one int64 a token"}
@@ -224,7 +224,7 @@ class SimulatedCrew:
             raise RankLost("it takes no messages any more", 0, self._steps)
         self._steps += 1
         for rank in self.line.ranks:
-            rank.inbox.append(StepOrder(number, self._steps, tasks, taken))
+            rank.inbox.append(StepOrder(number, self._steps, orders_of(tasks), taken))
 
     def receive(self, timeout):
         if self._came:

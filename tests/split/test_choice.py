@@ -18,7 +18,7 @@ def test_the_prefill_worker_with_least_to_do_is_given_a_request():
     for number in range(4):
         world.submit([number + 1, *PROMPT], 12)
     world.step()
-    places = [world.engine.moves.journeys[name].prefill.number for name in world.requests]
+    places = [world.engine.front.journeys[name].prefill.number for name in world.requests]
     assert places == [0, 1, 0, 1]
     world.finish()
 
@@ -29,7 +29,7 @@ def test_the_decode_worker_with_most_free_blocks_is_asked():
     for length in lengths:
         world.submit([1] * length, 12)
         world.step()
-    places = [world.engine.moves.journeys[name].decode.number for name in world.requests]
+    places = [world.engine.front.journeys[name].decode.number for name in world.requests]
     assert places == [0, 1, 1]
     world.finish()
 
@@ -47,7 +47,7 @@ def test_a_role_whose_worker_is_long_in_coming_ends_requests_with_an_error_that_
     world.step()
     told = world.ended[journey.name]
     assert told.reason is FinishReason.ERROR
-    assert "no decode worker is left for 60 s (decode worker 0 was lost: it was killed)" in told.message
+    assert "no decode worker is left for 60 s (decode worker 0 was lost: it takes no messages any more)" in told.message
     assert "give more workers, or --restart" in told.message
     world.finish()
 

@@ -52,7 +52,7 @@ def until(world, state, *, words, records):
                         worker.crew.deliver(word=False)
             world.step()
             world.now += 0.01
-            found = [one for one in world.engine.moves.journeys.values() if one.state is state]
+            found = [one for one in world.engine.front.journeys.values() if one.state is state]
             if found:
                 return found[0]
     raise AssertionError(f"no request came to be {state}")
@@ -77,7 +77,7 @@ def world_with(state, count=4, **how):
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 def test_a_worker_may_die_in_any_state_of_a_request(state, role):
     world, journey = world_with(state, restarts=1)
-    worker = getattr(journey, role) or getattr(world.engine.moves, role)[0]
+    worker = getattr(journey, role) or getattr(world.engine.front, role)[0]
     worker.crew.kill(1)
     world.finish()
     assert {one.reason for one in world.ended.values()} <= {FinishReason.STOP, FinishReason.LENGTH}
@@ -162,7 +162,7 @@ def test_a_decode_worker_that_does_not_answer_is_left_for_another():
     name = world.submit(PROMPT, 12)
     journey = until(world, State.OFFERED, words=400, records=1)
     first = journey.decode
-    for _ in range(30):
+    for _ in range(60):
         world.now += 1
         for rank in [rank for one in world.engine.workers if one is not first for rank in one.crew.line.ranks]:
             rank.run()

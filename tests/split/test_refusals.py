@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import threading
-from types import SimpleNamespace
 
 import pytest
 from hal_core import FinishReason, GroupLost, InvalidValue
 from hal_core.handover import Description
 
-from hal.cli.run_options import Options, RankOptions
-from hal.cli.run_split import split_engine
+from hal.distributed.crew import Crew
+from hal.distributed.engine import open_engine
 from hal.distributed.lines import RankLine
 from hal.distributed.split.states import State
 from hal.distributed.words import Failed, Go, Hello, Ready, Setup, Up, Verdict
-from hal.model import DEFAULT_CHECKPOINT
 from tests.distributed.rows import PATIENCE, Row
 from tests.split.test_engine import world_with
 
@@ -60,21 +58,17 @@ class Rank:
         self._thread.join(PATIENCE)
 
 
-def refused(monkeypatch, *ranks):
+def refused(*ranks):
     """The error of an engine with a prefill and a decode worker of one rank each."""
-    row, given = Row(), iter(ranks)
-    monkeypatch.setattr("hal.cli.run_split.PaddleLaunch", lambda *_, **__: next(given))
-    plan = SimpleNamespace(sizes=row.sizes, config=SimpleNamespace(vocab_size=256), blocks=row.blocks)
-    split = RankOptions(split=(1, 1))
-    options = Options("cpu", {}, DEFAULT_CHECKPOINT, "cpu", 8, None, 256, [], "none", None, False, ranks=split)
+    given = iter(ranks)
     with pytest.raises(InvalidValue) as error:
-        split_engine(plan, options, row.setup(), print, print)
+        open_engine(Row().setup(), lambda setup: Crew(setup, next(given), wait=False), vocab_size=256, split=(1, 1))
     return error.value
 
 
-def test_blocks_that_are_not_alike_are_refused_by_name_on_both_sides(monkeypatch):
+def test_blocks_that_are_not_alike_are_refused_by_name_on_both_sides():
     ranks = Rank("heads"), Rank("tokens")
-    error = refused(monkeypatch, *ranks)
+    error = refused(*ranks)
     differs = "the blocks of decode worker 0, rank 0, differ from those here: layout: 'heads' here, 'tokens' there"
     assert error.what == differs
     assert [(rank.verdict.what, rank.verdict.cure, rank.verdict.refused) for rank in ranks] == [
@@ -82,10 +76,10 @@ def test_blocks_that_are_not_alike_are_refused_by_name_on_both_sides(monkeypatch
     ] * 2
 
 
-def test_what_one_rank_refuses_is_sent_to_the_other_worker_too(monkeypatch):
+def test_what_one_rank_refuses_is_sent_to_the_other_worker_too():
     other = Rank("heads")
     ranks = Rank("heads", "there is no such device", after=other), other
-    error = refused(monkeypatch, *ranks)
+    error = refused(*ranks)
     assert error.what == "there is no such device"
     assert [(rank.verdict.what, rank.verdict.cure) for rank in ranks] == [(error.what, "choose another")] * 2
 

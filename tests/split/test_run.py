@@ -37,7 +37,7 @@ def test_two_workers_print_what_one_does(alone, capsys, private_folders, monkeyp
     """Their ranks are forks of a process that has Paddle already, which takes a fifth of a start's processor time. Keys
     and values go by a transfer that was named, which uses hal's."""
     monkeypatch.setenv(FOLDER, str(tmp_path))
-    monkeypatch.setattr("hal.cli.run_split.PaddleLaunch", lambda size, **_: Own(size))
+    monkeypatch.setattr("hal.cli.run_ranks.PaddleLaunch", lambda size, **_: Own(size))
     with pytest.raises(SystemExit) as ended:
         main(["run", "--device", "cpu", *JOB, *SPLIT, "--transfer", CARRIER])
     out, err = capsys.readouterr()

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from hal_conformance.rigs.memory_wire import MemoryNet
-from hal_core import FinishReason, Request, SamplingParams, SlotStatus, SplitRole, StateConfig, admit, lay_out
+from hal_core import FinishReason, Request, SamplingParams, SlotStatus, StateConfig
 
-from hal.distributed.split import SplitEngine, SplitWorker
-from hal.distributed.team import Team
-from hal.engine import Scheduler
-from hal.engine.roles import DecodeScheduler, PrefillScheduler
+from hal.distributed.engine import open_engine
+from hal.distributed.words import Setup
 from tests.split.simulated import END, VOCABULARY, SimulatedCrew, expected
 
 SIZE = 4
@@ -23,11 +19,10 @@ class World:
         self.now = 0.0
         self.net = MemoryNet()
         sizes = StateConfig(num_slots=slots, max_model_len=40, block_size=SIZE, max_draft_tokens=drafts, max_eos=1)
-        layout = lay_out(sizes)
-        limits = partial(admit, layout=layout, vocab_size=VOCABULARY)
         self.crews, self.delivered, self.ended, self.requests = [], {}, {}, {}
 
-        def crew(label):
+        def crew(setup):
+            label = f"{setup.role.name} {setup.number}"
             made = SimulatedCrew(
                 label,
                 self.net,
@@ -42,19 +37,12 @@ class World:
             self.crews.append(made)
             return made
 
-        def team(kind, made, told):
-            return Team(made, [kind(layout, blocks, chunk=chunk, admit=limits)], told)
-
-        def workers(role, kind, count):
-            return [
-                SplitWorker(role, number, partial(crew, f"{role.name} {number}"), partial(team, kind))
-                for number in range(count)
-            ]
-
-        self.engine = SplitEngine(
-            workers(SplitRole.PREFILL, PrefillScheduler, split[0]),
-            workers(SplitRole.DECODE, DecodeScheduler, split[1]),
-            Scheduler(layout, blocks, admit=limits).check,
+        self.engine = open_engine(
+            Setup("", "cpu", None, {}, sizes, blocks, tp, 1, "", 1.0),
+            crew,
+            vocab_size=VOCABULARY,
+            split=split,
+            chunk=chunk,
             restarts=restarts,
             on_record=self._take,
             clock=lambda: self.now,
@@ -122,7 +110,7 @@ class World:
         while self.engine.busy:
             self.turn()
             turns += 1
-            assert turns < most, {name: one.state for name, one in self.engine.moves.journeys.items()}
+            assert turns < most, {name: one.state for name, one in self.engine.front.journeys.items()}
         for _ in range(600):
             self.turn()
         self.check()
@@ -137,7 +125,7 @@ class World:
                 assert got == whole, f"{name} ended after {len(got)} of {len(whole)} tokens"
             assert finished.reason is not FinishReason.ERROR or finished.message
         for worker in self.engine.workers:
-            if worker.team is not None:
+            if worker.up:
                 scheduler = worker.scheduler
                 assert scheduler.pool.free == scheduler.pool.size, f"{worker.name}: blocks are not free"
                 assert sorted(scheduler._slots) == list(range(scheduler.layout.sizes.num_slots)), worker.name

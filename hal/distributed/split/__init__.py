@@ -1,8 +1,7 @@
-"""A prefill/decode split: an engine with workers of two roles, between which requests move with their blocks."""
+"""A prefill/decode split: workers of two roles, between which requests move with their blocks."""
 
 from __future__ import annotations
 
-from .engine import SplitEngine
-from .worker import SplitWorker
+from .moves import Bounds, Moves
 
-__all__ = ["SplitEngine", "SplitWorker"]
+__all__ = ["Bounds", "Moves"]

@@ -12,7 +12,7 @@ from .states import Event, State, after
 if TYPE_CHECKING:
     from hal_core import Request
 
-    from .worker import SplitWorker
+    from hal.distributed.worker import RankWorker
 
 
 @dataclass(eq=False)
@@ -33,8 +33,8 @@ class Journey:
     state: State = State.WAITING
     first: int = -1
     drafts: tuple[int, ...] = ()
-    prefill: SplitWorker[PrefillScheduler] | None = None
-    decode: SplitWorker[DecodeScheduler] | None = None
+    prefill: RankWorker[PrefillScheduler] | None = None
+    decode: RankWorker[DecodeScheduler] | None = None
     attempt: int = 0
     reserved: set[int] = field(default_factory=set)
     arrived: set[int] = field(default_factory=set)

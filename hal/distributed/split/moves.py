@@ -1,26 +1,32 @@
-"""What becomes of requests between workers: asked for, moved, inserted, given up, taken back. No waiting, no I/O of its
-own: the engine calls it with what has come, and words go out through the workers."""
+"""Moves requests from prefill to decode workers: the front of an engine whose workers have two roles.
+
+A prefill worker with room takes the first request that waits; a decode worker is asked for room at once, and again
+until one has it. Blocks move from rank to rank, by the table of :mod:`hal.distributed.split.states`. The engine calls
+this with what has come, and messages go out through the workers: nothing here waits.
+"""
 
 from __future__ import annotations
 
 import bisect
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hal_core import FinishReason, OutputRecord, Request
+from hal_core import FinishReason, HalError, OutputRecord, Request, SplitRole
+from hal_core.handover import check_facts
 
 from hal.distributed.words import Arrived, Over, Release, Reserve, Reserved, SendTo, SplitWord
+from hal.distributed.worker import RankWorker
 from hal.engine import Finished
 from hal.engine.roles import DecodeScheduler, Key, Prefilled, PrefillScheduler
 
 from .journey import Journey
 from .states import AT_DECODE, AT_PREFILL, HELD, ON_OFFER, Event, State
-from .worker import SplitWorker
 
 if TYPE_CHECKING:
-    Prefill = SplitWorker[PrefillScheduler]
-    Decode = SplitWorker[DecodeScheduler]
+    Prefill = RankWorker[PrefillScheduler]
+    Decode = RankWorker[DecodeScheduler]
 
 MOST_FAILURES = 8
 """Offers of a request that decode workers may refuse before it ends with an error."""
@@ -40,19 +46,54 @@ class Bounds:
 class Moves:
     """All requests of an engine and where each is. One thread uses it.
 
-    ``prefill``, ``decode``: the workers that are up; ``end``: is told each end, once.
+    - ``workers``: those of both roles; ``end``: books the end of a request, once.
+    - ``check``: raises :class:`InvalidValue` for a request that can never run.
+    - ``drafts`` False: those of a first token stay behind, as they must where what they were drawn from counts.
     """
 
-    def __init__(self, clock: Callable[[], float], bounds: Bounds, end: Callable[[Finished], None]) -> None:
-        self.prefill: list[Prefill] = []
-        self.decode: list[Decode] = []
+    def __init__(
+        self,
+        workers: Sequence[Prefill | Decode],
+        end: Callable[[Finished], None],
+        *,
+        check: Callable[[Request], object],
+        drafts: bool = True,
+        bounds: Bounds | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._workers, self._check, self._with_drafts = workers, check, drafts
         self.journeys: dict[str, Journey] = {}
         self.front: list[Journey] = []
-        self._clock, self._bounds, self._end = clock, bounds, end
+        self._clock, self._bounds, self._end = clock, bounds or Bounds(), end
         self._arrivals = self._attempts = 0
+        self._alone_since: dict[SplitRole, float] = {}
+        self._last_loss = "none came up"
+
+    @property
+    def prefill(self) -> list[Prefill]:
+        """The prefill workers that are up."""
+        return [one for one in self._workers if one.up and one.role is SplitRole.PREFILL]  # type: ignore[misc]
+
+    @property
+    def decode(self) -> list[Decode]:
+        """The decode workers that are up."""
+        return [one for one in self._workers if one.up and one.role is SplitRole.DECODE]  # type: ignore[misc]
+
+    def begin(self) -> None:
+        """Raise :class:`InvalidValue` for ranks whose blocks are not alike, by the first fact that differs (G31)."""
+        for worker in self._workers[1:]:
+            for rank, (mine, its) in enumerate(zip(self._workers[0].peers, worker.peers, strict=True)):
+                check_facts(mine.facts, its.facts, f"{worker.name}, rank {rank},", "--split")
+
+    def came_up(self, worker: Prefill | Decode) -> None:
+        """As :meth:`begin`, of a worker that was started again."""
+        for other in [one for one in self._workers if one is not worker and one.up]:
+            for mine, its in zip(other.peers, worker.peers, strict=True):
+                check_facts(mine.facts, its.facts, worker.name, "--split")
 
     def add(self, request: Request) -> None:
         """A new request waits in the front."""
+        self._check(request)
         self._arrivals += 1
         self.journeys[request.request_id] = journey = Journey(self._arrivals, request, since=self._clock())
         self.front.append(journey)
@@ -63,7 +104,10 @@ class Moves:
     # -- forward --------------------------------------------------------------------------------------------------
 
     def go_on(self) -> None:
-        """Give requests to prefill workers with room, and ask decode workers for room."""
+        """Take back what has waited for too long, give requests to prefill workers with room, and ask decode workers
+        for room."""
+        self._expire()
+        self._give_up_alone()
         held = [one for one in self.journeys.values() if one.state in (State.PREFILLING, State.HELD)]
         for journey in sorted(held, key=lambda one: one.number):
             self._ask(journey)
@@ -104,7 +148,7 @@ class Moves:
                 worker.say(Reserve(*journey.key, blocks, source), rank)
             return
 
-    def hear(self, word: SplitWord, worker: SplitWorker[PrefillScheduler] | SplitWorker[DecodeScheduler]) -> None:
+    def hear(self, word: SplitWord, worker: Prefill | Decode) -> None:
         """A rank of ``worker`` has said something of an attempt; of a former one nothing but that it is over counts."""
         key: Key = word.request, word.attempt
         if isinstance(word, Over) and worker.is_over(key, word.rank):
@@ -136,7 +180,18 @@ class Moves:
         if journey.state is State.INSERTING:
             self._insert(journey)
 
-    def first_tokens(self, worker: Prefill, drafts: dict[str, tuple[int, ...]]) -> None:
+    def took(self, worker: Prefill | Decode, record: OutputRecord, ended: Sequence[Finished]) -> None:
+        """A worker's output was taken over."""
+        if worker.role is SplitRole.DECODE:
+            self._inserted(worker, record)  # type: ignore[arg-type]
+        for finished in ended:
+            self.finish(finished)
+        if worker.role is SplitRole.PREFILL:
+            rows = record.rows() if self._with_drafts and record.drafts is not None else ()
+            drafts = {row.request_id: tuple(row.drafts.tolist()) for row in rows if row.drafts is not None}
+            self._first_tokens(worker, drafts)  # type: ignore[arg-type]
+
+    def _first_tokens(self, worker: Prefill, drafts: dict[str, tuple[int, ...]]) -> None:
         """The prefill worker's output was taken: those that have their first token go on."""
         found, worker.scheduler.prefilled = worker.scheduler.prefilled, []
         for one in found:
@@ -155,7 +210,7 @@ class Moves:
         assert journey.decode is not None
         journey.decode.scheduler.insert(journey.key, journey.first, journey.drafts)
 
-    def inserted(self, worker: Decode, record: OutputRecord) -> None:
+    def _inserted(self, worker: Decode, record: OutputRecord) -> None:
         """Whom a decode worker's record names has entered: its blocks on the prefill worker are free."""
         for name in record.request_ids:
             journey = self.journeys.get(name)
@@ -175,14 +230,14 @@ class Moves:
 
     def _withdraw_offer(self, journey: Journey) -> None:
         worker, journey.decode = journey.decode, None
-        if worker is not None and worker.team is not None:
+        if worker is not None and worker.up:
             scheduler, key = worker.scheduler, journey.key
             worker.release(key, lambda: scheduler.drop(key), frozenset(journey.over))
 
     def _let_go(self, journey: Journey) -> None:
         """The prefill worker need not keep the blocks any longer."""
         worker, journey.prefill = journey.prefill, None
-        if worker is not None and worker.team is not None and worker.scheduler.keeps(journey.name):
+        if worker is not None and worker.up and worker.scheduler.keeps(journey.name):
             scheduler, name = worker.scheduler, journey.name
             worker.release(journey.key, lambda: scheduler.release(name))
 
@@ -191,7 +246,7 @@ class Moves:
         journey.turn_back(tuple(output))
         bisect.insort(self.front, journey, key=lambda one: one.number)
 
-    def expire(self) -> None:
+    def _expire(self) -> None:
         """Take back what has waited for too long."""
         now, bounds = self._clock(), self._bounds
         for journey in list(self.journeys.values()):
@@ -207,9 +262,36 @@ class Moves:
                 journey.careful = True
                 self._to_front(journey, Event.GIVEN_UP, journey.output)
 
-    def lost_prefill(self, worker: Prefill) -> None:
-        """A prefill worker is gone, with its blocks; what it has still delivered was taken."""
-        ended = {one.request_id: one for one in worker.scheduler.withdraw()[1]}
+    def _give_up_alone(self) -> None:
+        """End requests that need a role of which there has been no worker for too long, and none will come."""
+        for role in (SplitRole.PREFILL, SplitRole.DECODE):
+            workers = [one for one in self._workers if one.role is role]
+            if any(one.up for one in workers):
+                self._alone_since.pop(role, None)
+                continue
+            since = self._alone_since.setdefault(role, self._clock())
+            coming = any(one.crew is not None for one in workers)
+            if coming and self._clock() - since <= self._bounds.alone:
+                continue
+            states = frozenset({State.WAITING}) if role is SplitRole.PREFILL else HELD | {State.WAITING}
+            why = f"no {role.name.lower()} worker is left" + ("" if not coming else f" for {self._bounds.alone:g} s")
+            self._fail(states, f"{why} ({self._last_loss}); give more workers, or --restart")
+
+    def lost(self, worker: Prefill | Decode, error: HalError) -> None:
+        """A worker is gone, with its blocks; what it has still delivered was taken."""
+        self._last_loss = f"{worker.name} was lost: {error.what}"
+        if not any(one.up for one in self._workers if one.role is worker.role and one is not worker):
+            self._alone_since.setdefault(worker.role, self._clock())
+        if worker.role is SplitRole.PREFILL:
+            self._lost_prefill(worker)  # type: ignore[arg-type]
+        else:
+            self._lost_decode(worker)  # type: ignore[arg-type]
+
+    def forsaken(self, error: HalError) -> None:
+        """Requests that need the role end when no other worker has it."""
+
+    def _lost_prefill(self, worker: Prefill) -> None:
+        ended = {one.request_id: one for one in worker.withdraw()[1]}
         for journey in [one for one in self.journeys.values() if one.prefill is worker]:
             journey.prefill = None
             if journey.name in ended:
@@ -221,9 +303,8 @@ class Moves:
                     self._withdraw_offer(journey)
                 self._to_front(journey, Event.PREFILL_LOST, journey.output)
 
-    def lost_decode(self, worker: Decode) -> None:
-        """A decode worker is gone, with its blocks; what it has still delivered was taken."""
-        going_on, told = worker.scheduler.withdraw()
+    def _lost_decode(self, worker: Decode) -> None:
+        going_on, told = worker.withdraw()
         outputs, ended = {one.request_id: one.output for one in going_on}, {one.request_id: one for one in told}
         for journey in [one for one in self.journeys.values() if one.decode is worker]:
             journey.decode = None
@@ -275,7 +356,7 @@ class Moves:
     def _end_held(self, journey: Journey, reason: FinishReason, message: str = "") -> None:
         self.finish(Finished(journey.name, journey.output, reason, message, reported=False))
 
-    def fail(self, states: frozenset[State], message: str) -> None:
+    def _fail(self, states: frozenset[State], message: str) -> None:
         """End every request in one of these states with an error."""
         for journey in [one for one in self.journeys.values() if one.state in states]:
             end = self._end_waiting if journey.state is State.WAITING else self._end_held

@@ -1,0 +1,49 @@
+"""What the engine needs of whatever runs the steps that it schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from hal_core import AdmittedRequest, OutputRecord, Request, SinkClosed, SinkFull, StateLayout, Task
+
+
+class Executor(Protocol):
+    """Runs the steps of one or several groups, each with a scheduler of its own. One thread calls it.
+
+    :class:`hal.stepping.Stepper` runs them in this process, :class:`hal.distributed.crew.Crew` on ranks. Each step is
+    received once; those of one group in the order in which they were given.
+    """
+
+    @property
+    def sockets(self) -> Sequence[Any]:
+        """Sockets that become readable when :meth:`receive` may find something; empty if it waits for the device."""
+
+    def order(self, group: int, tasks: Sequence[Task], taken: int) -> SinkFull | SinkClosed | None:
+        """Start a group's next step. ``taken``: how many of its steps were received when ``tasks`` were made.
+
+        Return what the sink of the step's record raised, if anything: the step runs all the same. Raises
+        :class:`hal_core.errors.GroupLost` if ranks are lost.
+        """
+
+    def receive(self, timeout: float) -> tuple[int, OutputRecord] | None:
+        """Return the next output with the number of its group, or None if none came in ``timeout`` seconds.
+
+        Raises what the step raised: :class:`hal_core.errors.GroupLost` if ranks are lost.
+        """
+
+
+class LocalExecutor(Executor, Protocol):
+    """An executor with one group, in this process."""
+
+    @property
+    def layout(self) -> StateLayout:
+        """The layout of the state that requests are admitted to."""
+
+    @property
+    def blocks(self) -> int:
+        """KV blocks of the model's cache."""
+
+    def admit(self, request: Request) -> AdmittedRequest:
+        """Check a request and pack it for the state."""
