@@ -1,13 +1,16 @@
 """The kit as its users meet it: the cpu device passes, failures can be reproduced, expectations must be true."""
 
 import json
+import os
 import re
 import subprocess
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 from hal_conformance.harness.guarantees import GUARANTEES
+from hal_conformance.harness.isolated import KitProcess
 
 from .kit_reports import HANGS, RUN_MODULE, entry, outcomes
 
@@ -185,6 +188,15 @@ def test_the_cpu_device_conforms_with_several_ranks_and_one_pool_serves_them_all
 def test_the_kit_passes_under_copies_that_come_late(report):
     found = report("cpu", "--fault=DelayedCopies", "--only=G12,G19,G20,G22,G23,G24", code=0)
     assert found["ok"]
+
+
+def test_the_tickets_of_late_copies_are_done_without_a_wait():
+    """The fault is a slow device, and no wrong one: G3 holds under it on a device whose streams can be held."""
+    options = ["--hal-device-factory=queued_device:queued", "--hal-fault=DelayedCopies", "--hal-profile=quick"]
+    found = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    with KitProcess("", *options, "-k", "nobody_asked", environment=found) as run:
+        (three,) = [one for one in run.report(HANGS)["guarantees"] if one["guarantee"] == "G3"]
+    assert {test["outcome"] for test in three["tests"]} == {"passed"}
 
 
 def test_a_report_that_could_not_be_written_after_all_fails_the_run(conform):

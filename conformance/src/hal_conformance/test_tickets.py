@@ -15,7 +15,7 @@ from .harness.asserts import assert_no_error, assert_raises
 from .harness.backdoor import PATIENCE, arrive
 from .harness.guarantees import guarantee
 from .harness.sinks import KeepingSink
-from .harness.waiters import AT_ONCE, SHORT, Waiter, stay_done, succeed, time_out, times_out_at_once
+from .harness.waiters import AT_ONCE, SHORT, Waiter, come_true, stay_done, succeed, time_out, times_out_at_once
 from .kit import Kit
 from .rigs.rig import Rig
 from .rigs.roads import ROADS, SIZES, filled, overlaps, roads
@@ -111,6 +111,7 @@ def test_g03_a_ticket_that_nobody_asked_is_done_with_its_work(kit: Kit, which: s
     stream.synchronize(PATIENCE)
     with kit.held(stream):
         late = [backdoor.put(device, memory, [(0, bytes(64))], stream) for _ in range(AGAIN)]
+        come_true(tickets, kit.effort.hang)
         stay_done(tickets | {f"write {at} before the stream was held": early[at] for at in (0, 1, AGAIN - 1)})
         done = [ticket.done() for ticket in late]
         assert not any(done), f"tickets of a held stream say done={done}"

@@ -231,8 +231,15 @@ class Pretended:
         """Nothing is open."""
 
 
+LOOKS = 8
+"""How often a late copy answers that it is not done, before it answers for its work."""
+
+
 class DelayedCopies(Fault):
-    """Copies to the host are as late as they may be: not there until somebody waits for them."""
+    """Copies to the host are late: not there until somebody waits for them, or has asked :data:`LOOKS` times.
+
+    A ticket that is never done without a wait would break G3.
+    """
 
     @property
     def capabilities(self) -> Capabilities:
@@ -246,13 +253,13 @@ class DelayedCopies(Fault):
 
 
 class LateCopy(CopyTicket):
-    """A copy that is done only once it is waited for, and may have failed then."""
+    """A copy that is done once it is waited for, or was asked several times; it may have failed then."""
 
-    __slots__ = ("_error", "_inner", "_waited", "mode")
+    __slots__ = ("_error", "_inner", "_looks", "_waited", "mode")
 
     def __init__(self, inner: CopyTicket, error: HalError | None = None) -> None:
         super().__init__()
-        self._inner, self._error, self._waited = inner, error, False
+        self._inner, self._error, self._waited, self._looks = inner, error, False, 0
         self.mode: Mode = "async"  # it is not there when the call returns, whatever the device below says
 
     @property
@@ -262,6 +269,9 @@ class LateCopy(CopyTicket):
         return self._inner.data
 
     def done(self) -> bool:
+        if not self._waited:
+            self._looks += 1
+            self._waited = self._looks > LOOKS and self._inner.done()
         return self._waited
 
     def _block(self, timeout: float | None) -> bool:
