@@ -21,6 +21,7 @@ from .harness.properties import CAN_BOUND, Results, explore
 if TYPE_CHECKING:
     from hal_core.contract.capabilities import Capabilities
     from hal_core.contract.device import Device
+    from hal_core.slots.declared import StateField
     from hal_core.streams import Stream
 
     from .harness.subject import Recipe, Subject
@@ -80,6 +81,8 @@ class Kit:
         """Found out by a check of G28: nothing that needs a step on a held stream can be shown."""
         self.sparing = False
         """In the profile quick, where no guarantees are chosen: :meth:`once` runs a check once."""
+        self.fields: tuple[StateField, ...] = ()
+        """What a worker declares (``--fields``); without them tests of declared fields draw their own."""
         self._passed: set[Hashable] = set()
         self._bound: BoundDevice | None = None
 
@@ -149,7 +152,7 @@ class Kit:
     def another(self) -> Kit:
         """The kit of another opened device of the same kind, which knows what has passed."""
         other = Kit(self.subject, self.effort)
-        other.sparing, other._passed = self.sparing, self._passed
+        other.sparing, other._passed, other.fields = self.sparing, self._passed, self.fields
         return other
 
     def renew(self) -> None:

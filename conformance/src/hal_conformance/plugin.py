@@ -34,6 +34,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--hal-policy", default="", metavar="MODULE:ATTR", help="another Policy class or object")
     group.addoption("--hal-liar", default="", metavar="NAME", help="turn the device into one of the kit's mutants")
     group.addoption("--hal-fault", default="", metavar="NAME", help="run the device under one of the kit's faults")
+    group.addoption(
+        "--hal-fields", default="", metavar="MODULE:ATTR", help="a worker's StateFields, instead of drawn ones"
+    )
     group.addoption("--hal-profile", default="", metavar="NAME", help="quick, default or nightly (env HAL_PROFILE)")
     group.addoption("--hal-examples", default=0, type=int, metavar="N", help="examples a property, over the profile's")
     group.addoption("--hal-seed", default=None, type=int, metavar="N", help="seed of everything that is drawn")
@@ -116,11 +119,14 @@ def kit_session(request: pytest.FixtureRequest, device_subject: Subject) -> Iter
     """The device under test, opened once and renewed after a failure."""
     from hal_core.errors import trace_of
 
+    from .draw.fields import declared_at
     from .kit import Kit
     from .report.report import effort
 
     option = request.config.getoption
     kit = Kit(device_subject, effort(request.config))
+    if path := option("--hal-fields"):
+        kit.fields = declared_at(path)
     kit.sparing = kit.effort.profile == "quick" and not option("--hal-only")
     try:
         request.config.stash[KEY].opened(kit)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from hal_core.slots.declared import StateField, table_with
 from hal_core.slots.fields import StateConfig
 from hal_core.slots.layout import lay_out
 from hal_core.slots.tasks import Task, TaskKind
@@ -27,10 +30,10 @@ class Beside:
     ``slots``: admission id to the slot that the host gave the request; which one is the host's choice.
     """
 
-    def __init__(self, rig: Rig, number: int) -> None:
+    def __init__(self, rig: Rig, number: int, fields: Sequence[StateField] = ()) -> None:
         self.rig, self.state = rig, rig.state.companions[number]
         self.begin = rig.state.layout.nbytes * (number + 1)
-        self.model = Model(lay_out(rig.sizes))
+        self.model = Model(lay_out(rig.sizes, table_with(rig.sizes, fields)), fields)
         self.model.requests = rig.model.requests
         self.slots: dict[int, int] = {}
         backdoor.write(rig.device, rig.state.memory, self.begin, self.model.block, rig.stream)
@@ -69,7 +72,7 @@ class Beside:
         """Compare every byte of the companion with the model."""
         __tracebackhide__ = True
         whole = backdoor.read(self.rig.device, self.rig.state.memory, self.rig.stream)
-        wrong = difference(self.model, whole[self.begin : self.begin + self.rig.state.layout.nbytes])
+        wrong = difference(self.model, whole[self.begin : self.begin + self.model.layout.nbytes])
         assert not wrong, f"companion {self.state.name!r} after {after}: {wrong}"
 
 

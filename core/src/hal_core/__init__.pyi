@@ -43,6 +43,8 @@ from .runtime.captured import CapturedUpdate as CapturedUpdate
 from .slots.admission import AdmittedRequest as AdmittedRequest
 from .slots.admission import Request as Request
 from .slots.admission import admit as admit
+from .slots.declared import Companion as Companion
+from .slots.declared import StateField as StateField
 from .slots.fields import FinishReason as FinishReason
 from .slots.fields import SplitRole as SplitRole
 from .slots.fields import StateConfig as StateConfig

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 MODULES = (
     *("devices", "policies", "outputs", "ordering", "ranks"),
-    *("sizes", "ring", "copies", "streams", "values", "slices", "life", "companions", "handing"),
+    *("sizes", "ring", "copies", "streams", "values", "slices", "life", "companions", "fields", "handing"),
     *("tickets",),
 )
 """The modules of this package that register liars."""

@@ -15,11 +15,13 @@ from typing import Any
 
 import numpy as np
 from hal_core.slots.admission import AdmittedRequest, Request
+from hal_core.slots.declared import StateField
 from hal_core.slots.fields import SplitRole
 from hal_core.slots.layout import StateLayout
 from hal_core.slots.tasks import Task, TaskKind
 
 from ..harness.backdoor import Bytes, poisoned
+from .values import stored
 
 ROWS = ("token_ids", "block_tables", "stop_seqs", "stop_seqs_len", "bad_words")
 """Rows of a request's own length; what lies behind the largest length written may not be read (G11)."""
@@ -65,10 +67,11 @@ class Model:
     - ``written``: row field to the length written to each slot's row since it was last reset.
     - ``bound``: the same for ``token_ids`` as far as a host can know it, who does not see how many drafts a step
       accepted; between the two a reset may or may not reach (``loose``).
+    - ``declared``: the fields that the state was opened with besides the slot table's.
     """
 
-    def __init__(self, layout: StateLayout) -> None:
-        self.layout, self.sizes = layout, layout.sizes
+    def __init__(self, layout: StateLayout, declared: Sequence[StateField] = ()) -> None:
+        self.layout, self.sizes, self.declared = layout, layout.sizes, tuple(declared)
         self.block = poisoned(layout.nbytes)
         self.cells: dict[str, np.ndarray[Any, Any]] = {}
         for name, place in layout.fields.items():
@@ -118,6 +121,10 @@ class Model:
         self._empty(slot)
         for name, value in request_values(request, task.request.admission_id).items():
             self.set(name, slot, value)
+        for field in self.declared:
+            if field.value is not None:
+                value = request.extra[field.name] if isinstance(field.value, str) else field.value(request)
+                self.set(field.name, slot, stored(value, self.layout.fields[field.name].field.dtype))
         self.set("blocks_num", slot, len(task.blocks))
         if handoff:
             self.set("seq_lens_decoder", slot, len(tokens) - 1)
@@ -172,14 +179,14 @@ class Model:
 
     def _leave(self, task: Task) -> None:
         resident = self.residents.pop(task.slot)
-        self._empty(task.slot)
+        self._empty(task.slot, {field.name for field in self.declared if field.kept})
         name = "last_preempted" if task.kind is TaskKind.PREEMPTED else "last_aborted"
         self.set(name, task.slot, resident.admission_id)
         self.leavers.setdefault(task.slot, []).append(Leaver(resident.request.request_id, task.kind))
 
-    def _empty(self, slot: int) -> None:
+    def _empty(self, slot: int, kept: Iterable[str] = ()) -> None:
         for name, cells in self.cells.items():
-            if name not in KEPT:
+            if name not in KEPT and name not in kept:
                 cells[slot] = self.reset(name)
 
     # -- what the worker does ---------------------------------------------------------------------------------------

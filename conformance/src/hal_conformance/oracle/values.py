@@ -66,6 +66,13 @@ def _encoded(value: float, dtype: DType) -> bytes:
     return struct.pack("<f", value)[2:] if dtype.name == "bfloat16" else struct.pack(PACKED[dtype.name], value)
 
 
+def stored(values: Any, dtype: DType) -> np.ndarray[Any, Any]:  # noqa: ANN401 (a number, or a list of numbers)
+    """Values of a declared field as they must be in memory. Each must be one that the type holds."""
+    listed = values if isinstance(values, list | tuple) else [values]
+    data = b"".join([one for value in listed if isinstance(one := converted(value, dtype), bytes)])
+    return np.frombuffer(data, dtype.storage)
+
+
 def same(got: bytes, should: bytes | str, dtype: DType) -> bool:
     """Whether an element's bytes are the ones wanted; any NaN will do for a NaN."""
     if should != NAN:

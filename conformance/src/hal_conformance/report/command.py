@@ -174,6 +174,7 @@ if test:
 
 def _check(options: Options) -> None:
     """Raise with the cure for what cannot be run, before anything is."""
+    from ..draw.fields import declared_at
     from ..mutants import by_name
     from ..mutants.faults import named
     from ..opening import subject
@@ -185,6 +186,8 @@ def _check(options: Options) -> None:
             check_target(path, f"--{option}")
     if options.liar:
         by_name(options.liar)  # not more: some liars take effect at once
+    if options.fields:
+        declared_at(options.fields)
     if options.fault:
         named(options.fault)
     subject(options.device, factory=options.device_factory, policy=options.policy, target=options.target)
@@ -253,6 +256,7 @@ def main(
     parser.add_argument("--device-factory", default="", metavar="MODULE:ATTR", help="callable that opens the device")
     parser.add_argument("--liar", default="", metavar="NAME", help="turn the device into one of the kit's mutants")
     parser.add_argument("--fault", default="", metavar="NAME", help="run the device under one of the kit's faults")
+    parser.add_argument("--fields", default="", metavar="MODULE:ATTR", help="a worker's StateFields, not drawn ones")
     parser.add_argument("--liars", action="store_true", help="test the kit: every mutant must be killed")
     found = vars(parser.parse_args(given))
     if found["liars"] and not found["device"] and not found["device_factory"]:

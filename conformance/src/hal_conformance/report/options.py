@@ -20,6 +20,7 @@ class Options:
     policy: str = ""
     liar: str = ""
     fault: str = ""
+    fields: str = ""
     only: str = ""
     profile: str = ""
     examples: int = 0
@@ -50,6 +51,7 @@ def arguments(options: Options) -> list[str]:
         ("--hal-policy", options.policy),
         ("--hal-liar", options.liar),
         ("--hal-fault", options.fault),
+        ("--hal-fields", options.fields),
         ("--hal-only", options.only),
         ("--hal-profile", options.profile),
         ("--hal-examples", options.examples),

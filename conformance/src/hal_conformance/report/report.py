@@ -134,7 +134,7 @@ class Recorder:
         """The command line that does the same again."""
         option = self.config.getoption
         parts = [self._substitution(), "hal conform", option("--hal-device") or self.config.getini("hal_device"), what]
-        for flag in ("device-factory", "policy", "liar", "fault"):
+        for flag in ("device-factory", "policy", "liar", "fault", "fields"):
             if option(f"--hal-{flag}"):
                 parts.append(f"--{flag} {option(f'--hal-{flag}')}")
         if self.kit is not None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hal_core.slots.fields import SplitRole
 from hal_core.slots.tasks import Task, TaskKind
 from hypothesis import strategies as st
 
+from ..draw.fields import draw_extra
 from ..draw.requests import blocks as blocks_ids
 from ..draw.requests import requests, row, tokens, whole
 from ..kit import Draw
@@ -95,7 +97,10 @@ def draw_entering(draw: Draw, rig: Rig, slot: int, kind: TaskKind, role: SplitRo
     if role is SplitRole.PREFILL:
         kind = TaskKind.PREFILL  # such a request is handed over from here, not to here
     left = 2 if kind is TaskKind.REMOTE_PREFILL else 1  # the first token is there, and another is to follow
-    request = rig.admit(draw(requests(rig.sizes, rig.new_name(), role, left=left), f"request for slot {slot}"))
+    asked = draw(requests(rig.sizes, rig.new_name(), role, left=left), f"request for slot {slot}")
+    if rig.extra:
+        asked = replace(asked, extra=draw_extra(draw, rig.extra, rig.sizes))
+    request = rig.admit(asked)
     if kind is TaskKind.REMOTE_PREFILL:
         blocks = draw_blocks(draw, rig, slot, request.total, 0)
         drafts = draw(row(0, rig.sizes.max_draft_tokens), "drafts")

@@ -11,6 +11,7 @@ from hal_core.group import ALONE
 from hal_core.output.records import OutputRecord
 from hal_core.output.sinks import MemorySink, Sink
 from hal_core.slots.admission import AdmittedRequest, Request, admit
+from hal_core.slots.declared import Companion, StateField
 from hal_core.slots.fields import StateConfig
 from hal_core.slots.step import Step
 from hal_core.slots.tasks import Task
@@ -40,11 +41,20 @@ class Rig:
     shows, and overwriting it too.
     """
 
-    def __init__(self, kit: Kit, sizes: StateConfig, *, name: str = "target", beside: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        kit: Kit,
+        sizes: StateConfig,
+        *,
+        name: str = "target",
+        beside: Sequence[str | Companion] = (),
+        fields: Sequence[StateField] = (),
+    ) -> None:
         self.kit, self.bound, self.device = kit, kit.bound, kit.device
-        self.state: SlotState = self.bound.state(sizes, name=name, beside=beside)
-        self.sizes, self.name = sizes, name
-        self.model = Model(self.state.layout)
+        self.state: SlotState = self.bound.state(sizes, name=name, beside=beside, fields=fields)
+        self.sizes, self.name, self.fields = sizes, name, tuple(fields)
+        self.extra = tuple([field for field in fields if field.value == "extra"])  # what each request must bring
+        self.model = Model(self.state.layout, fields)
         self.stream: Stream = self.device.default_stream
         self.sink = MemorySink()
         self.steps = 0
@@ -59,7 +69,7 @@ class Rig:
     def admit(self, request: Request) -> AdmittedRequest:
         """Admit a request, and tell the model of it."""
         self._admitted += 1
-        bare = self._admitted % UNSTAGED == 0
+        bare = self._admitted % UNSTAGED == 0 and not self.state.companions
         admitted = admit(request, self.state.layout) if bare else self.state.admit(request)
         self.model.requests[admitted.admission_id] = request
         return admitted

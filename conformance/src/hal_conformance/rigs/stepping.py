@@ -40,6 +40,11 @@ def draw_sampling(draw: Draw, rig: Rig, step: Step) -> None:
         fields["sampled_token_ids"] = draw_array(draw, (n,), wide_tokens, "int64", "sampled tokens")
     if step.logprobs is not None:
         fields |= alternatives(draw, size, fields)
+    for field in rig.fields:
+        if field.value is None:  # the step's own
+            place = rig.state.layout.fields[field.name]
+            bits = draw_array(draw, (n, place.stride), st.integers(0, 1), "uint8", f"bytes of {field.name}")
+            fields[field.name] = bits.view(place.field.dtype.storage)
     rig.poke(fields)  # not waited for: what follows is on the same stream
 
 

@@ -130,7 +130,8 @@ def insert_tasks(device: Device, state: SlotState, tasks: TaskBatch, stream: Str
 
     - G8: all or nothing: an invalid batch changes no slot, and the error lists every problem.
     - G9: every field of every named slot equals the reference model afterwards; every other slot is untouched. A
-      state's companions hold the same requests, each in the companion's own slot; one call serves them all.
+      state's companions hold the same requests, each in the companion's own slot or, declared so, the
+      target's; one call serves them all. Fields that a worker declares (``device.state(fields=…)``) count as well.
     - G10: with ``fused_scatter`` the number of submissions does not grow with requests or fields: at most two a call
       for each staging block it fills, and no wait for the device.
     - G11: no data of the slot's former request can be read: tails of block tables, drafts, stop sequences, bad words,

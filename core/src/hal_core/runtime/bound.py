@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ..memory.views import ByteRange, Memory
     from ..output.sinks import Sink
     from ..ranks.communicator import Communicator
+    from ..slots.declared import Companion, StateField
     from ..slots.fields import StateConfig
     from ..slots.state import SlotState
     from ..slots.step import Step
@@ -87,13 +88,21 @@ class BoundDevice:
         """Counts since the device was opened."""
         return self.device.counters()
 
-    def state(self, sizes: StateConfig, *, name: str = "target", beside: Sequence[str] = ()) -> SlotState:
+    def state(
+        self,
+        sizes: StateConfig,
+        *,
+        name: str = "target",
+        beside: Sequence[str | Companion] = (),
+        fields: Sequence[StateField] = (),
+    ) -> SlotState:
         """Create a slot state on this device, every slot empty.
 
-        :param beside: names of companions: states in the same memory that hold the same requests, each in its own slot
-            order (``state.companions``). One ``insert_tasks`` into the state serves them too.
+        :param beside: companions, by name or as :class:`hal_core.Companion`: states in the same memory that hold the
+            same requests (``state.companions``). One ``insert_tasks`` into the state serves them too.
+        :param fields: fields of this state besides the slot table's: :class:`hal_core.StateField`.
         """
-        return self._call("state", NO_STREAM, self.policy.state, (self.device, sizes, name, beside))
+        return self._call("state", NO_STREAM, self.policy.state, (self.device, sizes, name, beside, fields))
 
     def async_set_value(self, *, target: object, value: object, stream: Stream) -> Ticket:
         """Write a value into device memory; see :func:`hal_core.contract.hookspecs.async_set_value`.

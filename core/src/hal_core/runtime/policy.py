@@ -21,6 +21,7 @@ from ..output.sinks import PendingOutput, Sink
 from ..ranks.channel import BroadcastChannel, channel_of
 from ..slots.checks import is_sound, problems
 from ..slots.companions import open_states, tasks_beside
+from ..slots.declared import Companion, StateField
 from ..slots.drafts import check_drafts, plan_drafts
 from ..slots.state import SlotState
 from ..slots.step import Step
@@ -57,10 +58,17 @@ class Outbox:
 class Policy:
     """Host-side decisions around the four hooks. Stateless; one object serves any number of devices."""
 
-    def state(self, device: Device, sizes: StateConfig, name: str, beside: Sequence[str] = ()) -> SlotState:
+    def state(
+        self,
+        device: Device,
+        sizes: StateConfig,
+        name: str,
+        beside: Sequence[str | Companion] = (),
+        fields: Sequence[StateField] = (),
+    ) -> SlotState:
         """Create a state. If there is no room for it, raise an error that names its sizes."""
         try:
-            return open_states(device, sizes, name, beside)
+            return open_states(device, sizes, name, beside, fields)
         except OutOfMemory as error:
             raise error.located(argument="sizes") from error.__cause__
         except MemoryError as error:

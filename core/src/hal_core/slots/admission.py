@@ -5,14 +5,15 @@ from __future__ import annotations
 import itertools
 import zlib
 from array import array as ints
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from struct import Struct
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
 from ..errors import InvalidValue
+from .declared import fill_declared
 from .fields import SplitRole
 from .layout import ADMISSION_ID, REQUEST_ROW, StateLayout
 from .request_ids import check_request_id
@@ -27,7 +28,8 @@ _admission_ids = itertools.count(1)
 class Request:
     """What a user asks for: token ids of the prompt and how to go on.
 
-    ``output`` holds tokens generated before, when a preempted request is resumed.
+    ``output`` holds tokens generated before, when a preempted request is resumed. ``extra`` has the values of fields
+    that a state declares (:class:`hal_core.StateField`), by their names.
     """
 
     request_id: str
@@ -35,6 +37,7 @@ class Request:
     params: SamplingParams = field(default_factory=SamplingParams)
     output: Sequence[int] = ()
     role: SplitRole = SplitRole.MIXED
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_request_id(self.request_id)
@@ -44,6 +47,8 @@ class Request:
             )
         if not isinstance(self.role, SplitRole):
             raise InvalidValue(f"role = {self.role!r}", cure="give a SplitRole, or leave it out", argument="role")
+        if not isinstance(self.extra, Mapping):
+            raise InvalidValue(f"extra = {self.extra!r}", cure="give a dict of field names to values", argument="extra")
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -59,6 +64,7 @@ class AdmittedRequest:
     - ``row_lengths``: the lengths of its rows, in the order of ``ROW_FIELDS``, the block table's 0.
     - ``rows``: the bytes of each of ``ROW_FIELDS``, of the tokens those of ``tokens`` themselves; the block table is
       empty, its blocks come with the task.
+    - ``beside``: the same request packed for each companion of the state, where those have fields of their own.
     """
 
     request_id: str
@@ -74,6 +80,7 @@ class AdmittedRequest:
     request_row: bytes
     row_lengths: tuple[int, int, int, int, int]
     rows: tuple[bytes | memoryview, ...]
+    beside: tuple[AdmittedRequest, ...] = ()
 
     def __reduce__(self) -> NoReturn:
         """Refuse to be copied or pickled: the admission id, and what devices know by it, are of this process alone."""
@@ -84,14 +91,19 @@ class AdmittedRequest:
         )
 
 
-def admit(request: Request, layout: StateLayout, *, vocab_size: int | None = None) -> AdmittedRequest:
-    """Check ``request`` against the sizes of a state, and pack it.
+def admit(
+    request: Request, layout: StateLayout, *, vocab_size: int | None = None, beside: Sequence[StateLayout] = ()
+) -> AdmittedRequest:
+    """Check ``request`` against the sizes of a state, and pack it; ``beside``: of companions with fields of their own.
 
     Raises :class:`InvalidValue`, naming the request and the cure, for an empty or too long prompt, tokens that
-    are no whole numbers of at least 0 (below the state's ``vocab_size``, or a lower one that is given), and lists
-    longer than the state's bounds. One bad request never takes others along: nothing is shared.
+    are no whole numbers of at least 0 (below the state's ``vocab_size``, or a lower one that is given), lists
+    longer than the state's bounds, and a declared field without a value that fits. One bad request never takes others
+    along: nothing is shared.
     """
     _check_admission(request, layout, vocab_size)
+    if request.extra:
+        _check_extra(request, (layout, *beside))
     sizes, params = layout.sizes, request.params
     prompt, output = _ids_of(request, request.prompt, "prompt"), _ids_of(request, request.output, "output")
     tokens, largest = _copied(prompt, output)
@@ -108,7 +120,9 @@ def admit(request: Request, layout: StateLayout, *, vocab_size: int | None = Non
     tokens.flags.writeable = False
     admission_id, total, stops = next(_admission_ids), len(tokens), len(params.stop_sequences)
     row_lengths = (len(params.bad_words), stops, stops * sizes.max_stop_length, 0, total)
-    packed = _packed(request, layout, row_lengths, admission_id, len(prompt), len(output))
+    packed, *others = [
+        _packed(request, one, row_lengths, admission_id, len(prompt), len(output)) for one in (layout, *beside)
+    ]
     bad = stop_lengths = stop = b""
     if params.bad_words:
         bad = ints("q", params.bad_words).tobytes()
@@ -117,7 +131,7 @@ def admit(request: Request, layout: StateLayout, *, vocab_size: int | None = Non
         padded = [[*sequence, *[-1] * (sizes.max_stop_length - len(sequence))] for sequence in params.stop_sequences]
         stop = ints("q", itertools.chain.from_iterable(padded)).tobytes()
     rows = bad, stop_lengths, stop, b"", tokens.data.cast("B")
-    return AdmittedRequest(
+    admitted = AdmittedRequest(
         request_id=request.request_id,
         admission_id=admission_id,
         tokens=tokens,
@@ -132,6 +146,13 @@ def admit(request: Request, layout: StateLayout, *, vocab_size: int | None = Non
         row_lengths=row_lengths,
         rows=rows,
     )
+    if not beside:
+        return admitted
+    own = [
+        replace(admitted, packed=data, request_row=data[: REQUEST_ROW.itemsize], config_key=one.config_key)
+        for data, one in zip(others, beside, strict=True)
+    ]
+    return replace(admitted, beside=tuple(own))
 
 
 def _check_admission(request: Request, layout: StateLayout, vocab_size: int | None) -> None:
@@ -142,6 +163,21 @@ def _check_admission(request: Request, layout: StateLayout, vocab_size: int | No
         raise InvalidValue(f"{type(layout).__name__} is no layout", cure="give state.layout", argument="layout")
     if vocab_size is not None:
         check_number("vocab_size", vocab_size, 1, whole=True)
+
+
+def _check_extra(request: Request, layouts: Sequence[StateLayout]) -> None:
+    """Refuse a value that no field of the state or its companions takes."""
+    known: set[str] = set()
+    for layout in layouts:
+        if layout.extras is None:
+            return
+        known |= layout.extras
+    if unknown := sorted(map(str, request.extra.keys() - known)):
+        raise InvalidValue(
+            f"extra has {', '.join(unknown)}, and the state declares {', '.join(sorted(known)) or 'no field'}",
+            cure="declare the fields with device.state(sizes, fields=[…]), or leave the values out",
+            argument=f"request {request.request_id!r}",
+        )
 
 
 _AT_ONCE = 500
@@ -226,11 +262,11 @@ _CODES = {"b1": "?", "i1": "b", "i2": "h", "i4": "i", "i8": "q", "u1": "B", "u2"
     "f8": "d",
 }
 _ROW_NUMBERS = REQUEST_ROW.itemsize // 8
-_packings: dict[bytes, _Packing] = {}
+_packings: dict[int, _Packing] = {}
 
 
 def _packing_of(layout: StateLayout) -> _Packing:
-    found = _packings.get(layout.digest)
+    found = _packings.get(layout.config_key)
     if found is None:
         codes, empty, at = "<" + "q" * _ROW_NUMBERS, [0] * (_ROW_NUMBERS - 1) + [layout.config_key], {}
         for name in layout.record_dtype.names or ():
@@ -241,7 +277,7 @@ def _packing_of(layout: StateLayout) -> _Packing:
             empty += [storage.type(place.field.reset).item()] * place.width
         made = Struct(codes)
         assert made.size == layout.admission_dtype.itemsize
-        found = _packings[layout.digest] = _Packing(made.pack, tuple(empty), at)
+        found = _packings[layout.config_key] = _Packing(made.pack, tuple(empty), at)
     return found
 
 
@@ -287,4 +323,6 @@ def _packed(
         first = at["eos_token_ids"]
         numbers[at["eos_num"]], numbers[first : first + len(ends)] = len(ends), ends
     numbers[at["stop_seqs_num"]], numbers[at["bad_words_num"]] = len(params.stop_sequences), len(params.bad_words)
+    if layout.declared:
+        fill_declared(numbers, at, request, layout.declared)
     return packing.pack(*numbers)

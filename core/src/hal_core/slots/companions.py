@@ -1,6 +1,7 @@
-"""States beside a state: the same requests, each in a slot of the companion's own, written by one insertion.
+"""States beside a state: the same requests, written by one insertion.
 
-A proposer keeps such a state next to the target's (block tables, parameters of sampling), with its own slot order. The
+A proposer keeps such a state next to the target's (block tables, parameters of sampling), with its own slot order or,
+declared so, the target's, and with fields of its own. The
 two lie in one block of device memory, so that whatever an insertion writes to both is one plan and one submission. What
 a step changes by itself it changes in the target's alone: of a companion, lengths are as of the insertion.
 """
@@ -8,38 +9,70 @@ a step changes by itself it changes in the target's alone: of a companion, lengt
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from ..errors import InvalidValue
+from .declared import Companion, StateField, table_with
 from .fields import StateConfig
-from .state import SlotState, placed
+from .state import SlotState, check_sizes, placed
 from .tasks import ENTERING, LEAVING, TaskBatch
 
 if TYPE_CHECKING:
+    from .admission import AdmittedRequest
     from .state import StateDevice
 
 
-def open_states(device: StateDevice, sizes: StateConfig, name: str, beside: Sequence[str]) -> SlotState:
-    """A state, and companions of these names behind it in its memory (``SlotState.companions``).
+def open_states(
+    device: StateDevice,
+    sizes: StateConfig,
+    name: str,
+    beside: Sequence[str | Companion],
+    fields: Sequence[StateField] = (),
+) -> SlotState:
+    """A state, and companions behind it in its memory (``SlotState.companions``).
 
-    Raises :class:`InvalidValue` for sizes that no machine has room for, and for a name given twice.
+    Raises :class:`InvalidValue` for sizes that no machine has room for, a name given twice, and a field that cannot be.
     """
-    if not beside:
-        return SlotState(device, sizes, name=name)
-    if len({name, *beside}) != 1 + len(beside):
-        raise InvalidValue(f"{[name, *beside]} name a state twice", cure="give each its own name", argument="beside")
-    nbytes = placed(sizes).nbytes
-    memory = device.allocate(nbytes * (1 + len(beside)))
-    target = SlotState(device, sizes, name=name, room=(memory, 0))
-    others = [
-        SlotState(device, sizes, name=other, room=(memory, nbytes * number)) for number, other in enumerate(beside, 1)
-    ]
-    target.companions = tuple(others)
+    own = [one if isinstance(one, Companion) else Companion(one) for one in beside]
+    check_sizes(sizes)
+    table = table_with(sizes, fields)
+    if not own:
+        return SlotState(device, sizes, name=name, table=table)
+    if len({name, *[one.name for one in own]}) != 1 + len(own):
+        names = [name, *[one.name for one in own]]
+        raise InvalidValue(f"{names} name a state twice", cure="give each its own name", argument="beside")
+    tables = [table, *[table_with(sizes, one.fields, stepped=False) for one in own]]
+    ends = [*accumulate([placed(sizes, one).nbytes for one in tables])]
+    memory = device.allocate(ends[-1])
+    target = SlotState(device, sizes, name=name, table=table, room=(memory, 0))
+    target.companions = tuple(
+        [
+            SlotState(device, sizes, name=one.name, table=lines, room=(memory, begin), same_slots=one.same_slots)
+            for one, lines, begin in zip(own, tables[1:], ends, strict=False)
+        ]
+    )
     return target
 
 
 def tasks_beside(companion: SlotState, tasks: TaskBatch) -> TaskBatch:
-    """The same tasks for the slots that the requests have in a companion; who enters gets its highest free one."""
+    """The same tasks for the slots that the requests have in a companion: the target's where the companion was declared
+    so, else who enters gets the highest free one."""
+    plain = tasks.plain
+    return TaskBatch(
+        plain["kinds"],
+        plain["slots"] if companion.same_slots else _own_slots(companion, tasks),
+        _own_requests(companion, tasks.requests),
+        plain["num_computed_tokens"],
+        plain["num_scheduled_tokens"],
+        tasks.block_ids,
+        plain["first_blocks"],
+        plain["first_tokens"],
+        tasks.drafts,
+    )
+
+
+def _own_slots(companion: SlotState, tasks: TaskBatch) -> list[int]:
     table = companion.host_table
     free = [slot for slot, request in enumerate(table.requests) if request is None]
     slots = []
@@ -48,15 +81,19 @@ def tasks_beside(companion: SlotState, tasks: TaskBatch) -> TaskBatch:
         if kind in LEAVING:
             free.append(slot)
         slots.append(slot)
-    plain = tasks.plain
-    return TaskBatch(
-        plain["kinds"],
-        slots,
-        tasks.requests,
-        plain["num_computed_tokens"],
-        plain["num_scheduled_tokens"],
-        tasks.block_ids,
-        plain["first_blocks"],
-        plain["first_tokens"],
-        tasks.drafts,
-    )
+    return slots
+
+
+def _own_requests(companion: SlotState, requests: Sequence[AdmittedRequest]) -> list[AdmittedRequest]:
+    """The requests as they were packed for a companion, of which each has its own fields."""
+    key, found = companion.layout.config_key, []
+    for request in requests:
+        own = next((one for one in (request, *request.beside) if one.config_key == key), None)
+        if own is None:
+            raise InvalidValue(
+                f"the request {request.request_id!r} was not admitted for the companion {companion.name!r}",
+                cure="admit it with state.admit",
+                argument="tasks",
+            )
+        found.append(own)
+    return found

@@ -9,11 +9,16 @@ The names follow FastDeploy's ``share_inputs`` where it has the field (``seq_len
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any, Literal
 
 from ..errors import InvalidValue
 from ..memory.dtypes import DType, dtype_of
+
+Source = Literal["extra"] | Callable[[Any], object] | None
+"""Where a declared field's value comes from: ``Request.extra``, a function of the request, or the step alone."""
 
 
 class SplitRole(IntEnum):
@@ -90,8 +95,10 @@ class StateConfig:
         """Token ids are below this number, and at least 0."""
         return self.vocab_size or 1 << 63
 
-    def width(self, name: str) -> int:
+    def width(self, name: str | int) -> int:
         """The number of elements that a slot has of a field whose width is ``name``."""
+        if isinstance(name, int):
+            return name
         widths = {
             "1": 1,
             "max_model_len": self.max_model_len,
@@ -109,20 +116,24 @@ class StateConfig:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field: ``width`` names an entry of :meth:`StateConfig.width`; ``reset`` is the value of an empty slot.
+    """One field: ``width`` names an entry of :meth:`StateConfig.width`; ``reset`` is the value of an empty slot, as
+    it is stored.
 
     ``record`` fields travel in a request's packed record, made at admission; the others are rows that a plan
     writes up to the request's own length and resets up to the length written before (G11), or are written by the
     step alone. ``param`` names the sampling parameter that a record field has, if any; admission puts it there.
+    ``source`` and ``kept``: of a declared field (:class:`hal_core.slots.declared.StateField`).
     """
 
     name: str
     dtype: DType
-    width: str
+    width: str | int
     reset: int | float | bool
     groups: frozenset[str]
     record: bool
     param: str = ""
+    source: Source = None
+    kept: bool = False
 
 
 def _field(

@@ -61,7 +61,7 @@ def _plan_state(state: SlotState, tasks: TaskBatch) -> WritePlan:
     records = _enter(state, writes, tasks, entering) if len(entering) else None
     left = leaving[~np.isin(tasks.slots[leaving], tasks.slots[entering])]
     if len(left):
-        records = _with_empty(state, records, tasks.slots[left])
+        records = _with_empty(state, writes, records, tasks.slots[left])
     if len(growing):
         _grow(state, writes, tasks, growing)
     if len(chunks):
@@ -198,8 +198,14 @@ def _hand_off(
     return token_rows
 
 
-def _with_empty(state: SlotState, records: Records | None, slots: Ints) -> Records:
-    """The records with those of empty slots after them."""
+def _with_empty(state: SlotState, writes: PlanBuilder, records: Records | None, slots: Ints) -> Records | None:
+    """The records with those of empty slots after them; where a field is kept, each other one is reset by itself."""
+    if state.layout.keeps:
+        for place in state.layout.fields.values():
+            if place.field.record and not place.field.kept:
+                offsets = place.offset + slots.astype(np.int64) * place.stride
+                writes.fill(offsets, place.stride, place.field.dtype.storage.type(place.field.reset))
+        return records
     empty = np.repeat(empty_record(state.layout), len(slots)).view(np.uint8).reshape(len(slots), -1)
     if records is None:
         return Records(slots.astype(np.int32), empty, state.scatter_map)

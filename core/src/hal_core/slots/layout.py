@@ -51,9 +51,12 @@ class StateLayout:
 
     @cached_property
     def digest(self) -> bytes:
-        """32 bytes that differ whenever sizes, fields, their order, types, places or groups differ (SHA-256)."""
+        """32 bytes that differ whenever sizes, fields, their order, types, places, groups or reset values differ
+        (SHA-256). Where a declared field's value comes from is not in it: ranks get the same requests.
+        """
         text = repr(self.sizes) + "".join(
             f"|{p.field.name}:{p.field.dtype.name}:{p.width}:{p.offset}:{sorted(p.field.groups)}"
+            f":{p.field.reset!r}:{p.field.kept}"
             for p in self.fields.values()
         )
         return hashlib.sha256(text.encode()).digest()
@@ -75,6 +78,23 @@ class StateLayout:
         return tuple((p.field.name, p.field.param) for p in self.fields.values() if p.field.record and p.field.param)
 
     @cached_property
+    def declared(self) -> tuple[Placed, ...]:
+        """The declared fields that take a value from the request."""
+        return tuple(p for p in self.fields.values() if p.field.source is not None)
+
+    @cached_property
+    def keeps(self) -> bool:
+        """Whether a request that leaves its slot leaves a field's value there."""
+        return any(p.field.kept for p in self.fields.values())
+
+    @cached_property
+    def extras(self) -> frozenset[str] | None:
+        """The names that ``Request.extra`` may have; None for any, since a field's function may read them."""
+        if any(callable(p.field.source) for p in self.declared):
+            return None
+        return frozenset(p.field.name for p in self.declared)
+
+    @cached_property
     def admission_dtype(self) -> np.dtype[np.void]:
         """What admission packs: the fields of :data:`REQUEST_ROW`, and the request's record."""
         return np.dtype([*REQUEST_ROW.descr, ("record", self.record_dtype)])
@@ -82,9 +102,10 @@ class StateLayout:
     @cached_property
     def config_key(self) -> int:
         """A number that differs where a request's rows or record would: in all sizes but ``num_slots`` and
-        ``block_size``, and in the fields of the record."""
+        ``block_size``, and in the fields of the record, their reset values and where they come from."""
         sizes = replace(self.sizes, num_slots=1, block_size=1)
-        text = f"{sizes!r}{self.record_dtype.descr}"
+        sources = [p.field.source if isinstance(p.field.source, str) else id(p.field.source) for p in self.declared]
+        text = f"{sizes!r}{self.record_dtype.descr}{sources}{[p.field.reset for p in self.fields.values()]}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little", signed=True)
 
     def place(self, name: str) -> Placed:

@@ -80,8 +80,10 @@ class SlotState:
         name: str = "target",
         table: Sequence[Field] = STATE_TABLE,
         room: tuple[Memory, int] | None = None,
+        same_slots: bool = False,
     ) -> None:
         """``room``: memory of the device that holds the state from this byte on; else it allocates its own.
+        ``same_slots``: of a companion, whether its requests have the target's slots.
 
         :raises InvalidValue: for a name that is no text, or empty.
         :raises OutOfMemory: where the device has no room for it.
@@ -94,6 +96,7 @@ class SlotState:
         # First of all: sizes that are too large end here.
         self.memory = device.allocate(self.layout.nbytes) if room is None else room[0]
         self.companions: tuple[SlotState, ...] = ()
+        self.same_slots = same_slots
         self.host_table = HostSlotTable(sizes)
         self.drafts = DraftBook()
         self.failed: dict[int, int] = {}
@@ -196,7 +199,8 @@ class SlotState:
 
         The device may begin to move its bytes, so that its insertion has less to do.
         """
-        admitted = admit(request, self.layout, vocab_size=vocab_size)
+        own = [one.layout for one in self.companions if one.layout.config_key != self.layout.config_key]
+        admitted = admit(request, self.layout, vocab_size=vocab_size, beside=own)
         self.device.on_admit(self, admitted)
         return admitted
 
@@ -273,12 +277,17 @@ class SlotState:
         return np.array(rows, SCATTER_MAP)
 
 
-def placed(sizes: StateConfig, table: Sequence[Field] = STATE_TABLE, begin: int = 0) -> StateLayout:
-    """The layout. Raises :class:`InvalidValue` for sizes that no machine has room for, before memory is asked for."""
+def check_sizes(sizes: StateConfig) -> None:
+    """Raise :class:`InvalidValue` for what is no StateConfig."""
     if not isinstance(sizes, StateConfig):
         raise InvalidValue(
             f"{type(sizes).__name__} is no StateConfig", cure="give StateConfig(num_slots=…, …)", argument="sizes"
         )
+
+
+def placed(sizes: StateConfig, table: Sequence[Field] = STATE_TABLE, begin: int = 0) -> StateLayout:
+    """The layout. Raises :class:`InvalidValue` for sizes that no machine has room for, before memory is asked for."""
+    check_sizes(sizes)
     layout = lay_out(sizes, table, begin)
     try:
         fits = layout.nbytes < ADDRESSABLE and layout.admission_dtype.itemsize > 0
