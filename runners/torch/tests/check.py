@@ -18,6 +18,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -77,11 +78,11 @@ def generate(stepper: Stepper, requests: list[Request], **options: object) -> tu
     return told, engine
 
 
-def tokens(name: str, blocks: int = AMPLE, least_preemptions: int = 0, **options: object) -> str:
+def tokens(name: str, blocks: int = AMPLE, least_preemptions: int = 0, drafts: int = 0, **options: object) -> str:
     """All recorded requests at once."""
     engine_options = {key: options.pop(key) for key in ("chunk", "overlap") if key in options}
     wanted = recorded()
-    with opened(name, blocks=blocks, **options) as stepper:
+    with opened(name, replace(SIZES, max_draft_tokens=drafts), blocks, **options) as stepper:
         if engine_options.get("overlap"):
             assert overlap_of("on", stepper.device, "TorchRunner", stepper.runner.needs_host)[0]
         told, engine = generate(stepper, [request for request, _ in wanted], **engine_options)
@@ -92,7 +93,9 @@ def tokens(name: str, blocks: int = AMPLE, least_preemptions: int = 0, **options
             print("  ", request.request_id, "wanted", given, "given", told[request.request_id])
     assert not wrong, f"{len(wrong)} of {len(wanted)} requests differ: {wrong}"
     assert engine.scheduler.preemptions >= least_preemptions, engine.scheduler.preemptions
-    return f"{len(wanted)} requests equal, {engine.scheduler.preemptions} preemptions, {graphs} graphs"
+    told = f"{stepper.acceptance.accepted} of {stepper.acceptance.drafted} drafts accepted, " if drafts else ""
+    assert not drafts or stepper.acceptance.accepted, told
+    return f"{len(wanted)} requests equal, {told}{engine.scheduler.preemptions} preemptions, {graphs} graphs"
 
 
 def attention(name: str) -> str:
@@ -107,13 +110,17 @@ def attention(name: str) -> str:
     ):
         made = {"device": "cuda", "dtype": getattr(torch, dtype)}
         caches = [torch.randn(152, size, kv_heads, width, **made) for _ in "kv"]
-        projected = torch.randn(9, heads + 2 * kv_heads, width, **made)
-        projected[7, -1] = float("nan")  # a value of one token
-        table = torch.randperm(150, device="cuda").reshape(5, 30).int()  # rows share no block
+        count = 14 if width == 80 else 9
+        projected = torch.randn(count, heads + 2 * kv_heads, width, **made)
+        projected[count - 2, -1] = float("nan")  # a value of one token
+        # Rows of other slots share no block; of two rows a slot, each sees as far as it is told.
+        table = torch.randperm(150, device="cuda").reshape(5, 30).int()
         last = torch.tensor([-1, 0, size * 30 - 1, 17, 3], device="cuda")
+        if width == 80:
+            last = torch.stack([last, torch.tensor([-1, 1, -1, 18, 33], device="cuda")], 1).flatten()
         prompt = torch.arange(4, device="cuda")  # of a sixth row, in blocks of the first
         positions = torch.cat([prompt, last])
-        tables = torch.cat([table[:1].expand(4, -1), table])
+        tables = torch.cat([table[:1].expand(4, -1), table.repeat_interleave(len(last) // 5, 0)])
         ends = torch.tensor([0, 1, 4, 4], dtype=torch.int32, device="cuda")
         block = tables.gather(1, positions.clamp(min=0)[:, None] // size)[:, 0].long()
         places = torch.where(positions < 0, 150, block) * size + positions.clamp(min=0) % size
@@ -122,10 +129,10 @@ def attention(name: str) -> str:
         key_ends = torch.tensor([0, 1, 6, 6], dtype=torch.int32, device="cuda")
         rows = torch.tensor([[1, 0, 0, 0, 0, 0], [0, 1, 1, 1, 0, 0], [0, 1, 1, 1, 1, 0], [0, 1, 1, 1, 1, 1]])
         bias = torch.where(rows.cuda() == 1, 0, torch.finfo(made["dtype"]).min / 4).to(made["dtype"])
-        angles = torch.rand(9, width // 2, device="cuda") * 6
+        angles = torch.rand(count, width // 2, device="cuda") * 6
         given = []
         for kernels in (TorchKernels(), TritonKernels(packs=dtype == "bfloat16")):
-            mine, bad = tuple(cache.clone() for cache in caches), torch.zeros(9, dtype=torch.uint8, device="cuda")
+            mine, bad = tuple(cache.clone() for cache in caches), torch.zeros(count, dtype=torch.uint8, device="cuda")
             tokens = Tokens(
                 positions, positions, places, bad, 4, Prompts(seen, (ends, key_ends), bias), Rows(table, last)
             )
@@ -135,17 +142,18 @@ def attention(name: str) -> str:
         for one, other in zip(*given, strict=True):
             assert torch.isfinite(one.float()).all(), "NaN reached the cache"
             worst[dtype] = max(worst[dtype], float((one.float() - other.float()).abs().max()))
-        assert bad.tolist() == [0] * 7 + [1, 0], bad
+            assert bad.tolist() == [0] * (count - 2) + [1, 0], bad
     assert worst["float32"] < 1e-5, worst
     assert worst["bfloat16"] < 4e-2, worst
     return f"largest differences {worst}"
 
 
 def controls(name: str) -> str:
-    """Every control, of drawn requests: the device's tokens and log-probabilities are those of torch's CPU."""
-    given = [drawn_told(place) for place in (name, "cpu")]
-    assert len(given[0]) == len(given[1])
-    different = [one for one, told in given[0].items() if told[0] != given[1][one][0]]
+    """Every control, of drawn requests: the device's tokens and log-probabilities are those of torch's CPU, and its
+    tokens those with drafts."""
+    given = [drawn_told(place, drafts) for place, drafts in ((name, 0), ("cpu", 0), (name, 3))]
+    assert len(given[0]) == len(given[1]) == len(given[2])
+    different = [one for one, told in given[0].items() if not told[0] == given[1][one][0] == given[2][one][0]]
     assert not different, f"{len(different)} of {len(given[0])} requests differ: {different}"
     apart = max(
         (abs(a - b) for name in given[0] for a, b in zip(given[0][name][1], given[1][name][1], strict=True)), default=0
@@ -154,9 +162,9 @@ def controls(name: str) -> str:
     return f"{len(given[0])} requests equal, log-probabilities within {apart:.1e}"
 
 
-def drawn_told(name: str) -> dict[str, tuple[list[int], list[float]]]:
+def drawn_told(name: str, drafts: int) -> dict[str, tuple[list[int], list[float]]]:
     """Tokens and log-probabilities of drawn requests."""
-    sizes = StateConfig(8, 96, 16, max_logprobs=3, max_eos=2, max_stop_length=3)
+    sizes = StateConfig(8, 96, 16, max_draft_tokens=drafts, max_logprobs=3, max_eos=2, max_stop_length=3)
     with opened(name, sizes, blocks=48) as stepper:
         engine = Engine(stepper, chunk=40, overlap=name == "cuda")
         for request in drawn_requests(24, 2000, sizes.max_model_len):
@@ -229,8 +237,9 @@ def ranks(name: str) -> str:
     if find_spec("paddle") is None or (name == "cuda" and torch.cuda.device_count() < 2):
         return "not here: it needs Paddle, and two GPUs where it runs on them"
     wanted = {request.request_id: tokens for request, tokens in recorded()}
-    given, said = run(name, TEXTS, "--tp", "2")
-    assert given == [wanted[f"w0s0p{number}"] for number in range(len(TEXTS))], given
+    for more in (("--drafts", "3"), ()):
+        given, said = run(name, TEXTS, "--tp", "2", *more)
+        assert given == [wanted[f"w0s0p{number}"] for number in range(len(TEXTS))], (more, given)
     for options in DRAWS:
         given, _ = run(name, TEXTS, "--tp", "2", *options)
         alone, _ = run(name, TEXTS, *options)
@@ -248,8 +257,11 @@ def stages(name: str) -> dict[str, Any]:
         made["tokens, graphs, attention in torch"] = lambda n: tokens(n, kernels=TorchKernels())
     made["tokens"] = tokens
     made["tokens, chunks of 3"] = lambda n: tokens(n, chunk=3)
+    made["tokens, drafts"] = lambda n: tokens(n, drafts=3)
+    made["tokens, drafts, scarce blocks"] = lambda n: tokens(n, drafts=3, blocks=SCARCE, least_preemptions=1)
     made["tokens, scarce blocks"] = lambda n: tokens(n, blocks=SCARCE, least_preemptions=1)
     if name == "cuda":
+        made["tokens, overlapped, drafts"] = lambda n: tokens(n, drafts=4, overlap=True)
         made["tokens, overlapped"] = lambda n: tokens(n, overlap=True)
         made["tokens, overlapped, scarce blocks"] = lambda n: tokens(
             n, overlap=True, blocks=SCARCE, least_preemptions=1

@@ -40,9 +40,9 @@ def run(stepper, requests, **options):
             if row.status is SlotStatus.TOKEN:
                 told[row.request_id].tokens += row.tokens.tolist()
             if row.logprobs is not None and len(row.logprobs) and np.isfinite(row.logprobs[0, 0]):  # it wanted them
-                used = np.isfinite(row.logprobs[0])
-                ids = row.logprob_token_ids[0][used].tolist()
-                told[row.request_id].logprobs.append((ids, row.logprobs[0][used], row.ranks.tolist()))
+                for ids, values, rank in zip(row.logprob_token_ids, row.logprobs, row.ranks.tolist(), strict=True):
+                    used = np.isfinite(values)
+                    told[row.request_id].logprobs.append((ids[used].tolist(), values[used], rank))
     return told, engine
 
 

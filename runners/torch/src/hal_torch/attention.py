@@ -39,11 +39,17 @@ class Prompts:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Decoding rows, of one token each: ``table`` ``[rows, blocks]``, the blocks of each, and ``last`` int64
-    ``[rows]``, the last position that it sees; below 0: none."""
+    """Rows of slots that decode, of one token each, as many of every slot, which lie side by side: ``table`` ``[slots,
+    blocks]``, the blocks of each slot, and ``last`` int64 ``[rows]``, the last position that a row sees; below 0:
+    none."""
 
     table: Tensor
     last: Tensor
+
+    @property
+    def each(self) -> int:
+        """How many rows a slot has."""
+        return len(self.last) // len(self.table)
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,16 +171,16 @@ class TorchKernels:
 
     def attend(self, query: Tensor, cache: Pair, rows: Rows, out: Tensor) -> None:
         reach = torch.arange(rows.table.shape[1] * cache[0].shape[1], device=query.device)
-        sees = reach <= rows.last[:, None]  # [rows, keys]
+        sees = reach <= rows.last.view(-1, rows.each, 1)  # [slots, rows of each, keys]
         key, value = (cached[rows.table.long()].flatten(1, 2).transpose(1, 2) for cached in cache)
-        mask = sees[:, None, None]
-        mixed = functional.scaled_dot_product_attention(query[:, :, None], key, value, mask, enable_gqa=True)
-        out.copy_(torch.where(sees.any(1)[:, None, None], mixed[:, :, 0], 0))
+        split = query.unflatten(0, (-1, rows.each)).transpose(1, 2)
+        mixed = functional.scaled_dot_product_attention(split, key, value, sees[:, None], enable_gqa=True)
+        out.copy_(torch.where((rows.last >= 0)[:, None, None], mixed.transpose(1, 2).flatten(0, 1), 0))
 
 
 class TritonKernels:
-    """Kernels that read each key and value of a row once, and no row further than it is. ``packs``: as of the function
-    of this name."""
+    """Kernels that read each key and value of a slot once, and no slot further than it is. ``packs``: as of the
+    function of this name."""
 
     tile, warps, stages, columns = 64, 4, 3, 1024
 
@@ -212,10 +218,11 @@ class TritonKernels:
         count, heads, width = query.shape
         size, kv_heads = cache[0].shape[1:3]
         group, room = heads // kv_heads, 1 << (width - 1).bit_length()
-        rooms = (group, max(16, 1 << (group - 1).bit_length()), width, max(16, room))  # a product's least sizes
+        beside = max(16, 1 << (group * rows.each - 1).bit_length())  # a product's least sizes
+        rooms = (group, rows.each, beside, width, max(16, room))
         known = (query, *cache, rows.table, rows.last, out, width**-0.5, rows.table.stride(0))
         stages = self.stages if query.dtype.itemsize < 4 else 1
-        self._kernel.attend_one[(count, kv_heads)](
+        self._kernel.attend_rows[(count // rows.each, kv_heads)](
             *known, size, kv_heads, *rooms, self.tile, num_warps=self.warps, num_stages=stages
         )
 

@@ -14,7 +14,7 @@ from hal_core import Unavailable
 
 from .plan import NOTHING, Size
 from .sampling import DRAWN, GREEDY, TRUNCATED, Want
-from .steps import UNDER_WAY, Feed, Layers, Part, Still, Tell
+from .steps import UNDER_WAY, Draft, Feed, Layers, Part, Still, Tell
 
 if TYPE_CHECKING:
     from hal_core import BoundDevice, Stream
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 class Graphs:
     """Every part of a step that can be captured (:data:`hal_torch.steps.Part`): layers by size, with and without
-    decoding rows, sampling by what it needs.
+    decoding rows, sampling by what it needs, drafts.
 
     All slots are empty when this is made, so a capture changes nothing. The graphs take their memory from one pool:
     they run one after the other on the stream of the steps.
@@ -37,7 +37,7 @@ class Graphs:
         self._side = torch.cuda.Stream(device)
         torch.cuda.synchronize(device)
         with torch.no_grad():
-            for part in _parts(sizes):
+            for part in _parts(sizes, drafts=steps.each > 1):
                 self._graphs[part] = self._captured(part)
         torch.cuda.synchronize(device)
         self._handles = {part: _handle(graph) for part, graph in self._graphs.items()}
@@ -67,13 +67,15 @@ class Graphs:
         return graph
 
 
-def _parts(sizes: Sequence[Size]) -> Iterator[Part]:
+def _parts(sizes: Sequence[Size], *, drafts: bool) -> Iterator[Part]:
     for size, decodes in product((NOTHING, *sizes), (True, False)):
         if size != NOTHING or decodes:
             yield Layers(size, decodes)
     for draw, adjusts, logprobs in product((GREEDY, DRAWN, TRUNCATED), (False, True), (False, True)):
         yield Want(draw, adjusts, logprobs)
     yield from Still
+    if drafts:
+        yield Draft()
     for turn in range(UNDER_WAY):
         yield from (Feed(turn), Tell(turn))
 

@@ -1,5 +1,5 @@
-"""Triton kernels: rotary positions with the cache's new entries, attention of one query a row over a paged cache, and
-the gate of the MLP."""
+"""Triton kernels: rotary positions with the cache's new entries, attention of few queries a slot over a paged cache,
+and the gate of the MLP."""
 
 # No ``from __future__ import annotations``: Triton reads the annotations.
 import triton
@@ -60,36 +60,40 @@ def gate(inner, out, width, TILE: tl.constexpr):  # noqa: ANN001, ANN201
 
 
 @triton.jit
-def attend_one(  # noqa: ANN201
+def attend_rows(  # noqa: ANN201
     query, keys, values, table, last, out, scale, table_stride,  # noqa: ANN001
-    SIZE: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_ROOM: tl.constexpr,
+    SIZE: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, EACH: tl.constexpr, ROOM: tl.constexpr,
     WIDTH: tl.constexpr, WIDTH_ROOM: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """``query``, ``out`` ``[rows, heads, WIDTH]``; the heads of one key/value head lie side by side."""
-    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    count = tl.load(last + row) + 1
-    group, lane, offset = tl.arange(0, GROUP_ROOM), tl.arange(0, WIDTH_ROOM), tl.arange(0, TILE)
-    inside = (group < GROUP)[:, None] & (lane < WIDTH)[None, :]
-    place = (row * KV_HEADS * GROUP + head * GROUP + group)[:, None] * WIDTH + lane[None, :]
+    """``query``, ``out`` ``[slots * EACH, heads, WIDTH]``; the heads of one key/value head lie side by side. A program
+    has all rows of a slot, whose keys and values it reads once."""
+    slot, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    each, lane, offset = tl.arange(0, ROOM), tl.arange(0, WIDTH_ROOM), tl.arange(0, TILE)
+    row = slot * EACH + each // GROUP
+    seen = tl.load(last + row, mask=each < GROUP * EACH, other=-1) + 1
+    count = tl.max(seen, axis=0)
+    limit = tl.where(seen > 0, seen, count)  # what sees nothing computes something that makes no NaN
+    inside = (each < GROUP * EACH)[:, None] & (lane < WIDTH)[None, :]
+    place = (row * KV_HEADS * GROUP + head * GROUP + each % GROUP)[:, None] * WIDTH + lane[None, :]
     asked = tl.load(query + place, mask=inside, other=0.0)
-    top = tl.full([GROUP_ROOM], float("-inf"), tl.float32)
-    total = tl.zeros([GROUP_ROOM], tl.float32)
-    mixed = tl.zeros([GROUP_ROOM, WIDTH_ROOM], tl.float32)
+    top = tl.full([ROOM], float("-inf"), tl.float32)
+    total = tl.zeros([ROOM], tl.float32)
+    mixed = tl.zeros([ROOM, WIDTH_ROOM], tl.float32)
     for begin in range(0, count, TILE):
         position = begin + offset
         there = position < count
-        block = tl.load(table + row * table_stride + position // SIZE, mask=there, other=0).to(tl.int64)
+        block = tl.load(table + slot * table_stride + position // SIZE, mask=there, other=0).to(tl.int64)
         at = ((block * SIZE + position % SIZE) * KV_HEADS + head)[:, None] * WIDTH + lane[None, :]
         known = there[:, None] & (lane < WIDTH)[None, :]
         key = tl.load(keys + at, mask=known, other=0.0)
         value = tl.load(values + at, mask=known, other=0.0)
         scores = tl.dot(asked, tl.trans(key), input_precision="ieee") * scale
-        scores = tl.where(there[None, :], scores, float("-inf"))
+        scores = tl.where(position[None, :] < limit[:, None], scores, float("-inf"))
         above = tl.maximum(top, tl.max(scores, axis=1))
         shares = tl.exp(scores - above[:, None])
         kept = tl.exp(top - above)
         total = total * kept + tl.sum(shares, axis=1)
         mixed = mixed * kept[:, None] + tl.dot(shares.to(value.dtype), value, input_precision="ieee")
         top = above
-    result = mixed / tl.where(total > 0, total, 1.0)[:, None]
+    result = tl.where((seen > 0)[:, None], mixed / tl.where(total > 0, total, 1.0)[:, None], 0.0)
     tl.store(out + place, result.to(out.dtype.element_ty), mask=inside)

@@ -9,7 +9,7 @@ from operator import or_
 from typing import TYPE_CHECKING
 
 import torch
-from hal_core import InvalidValue, Request, SlotState, Step, Stream
+from hal_core import Request, SlotState, Step, Stream
 
 from hal.model.config import read_config
 from hal.model.loading import checked_entries
@@ -21,7 +21,7 @@ from .model import Decoder
 from .plan import NOTHING, captured_sizes, pieces_of, size_of
 from .ranks import meet
 from .sampling import TROUBLES, Want
-from .steps import UNDER_WAY, Layers, Part, Steps, Still, Tell
+from .steps import UNDER_WAY, Draft, Layers, Part, Steps, Still, Tell
 from .support import check_room, check_sees, computing_dtype
 
 if TYPE_CHECKING:
@@ -37,10 +37,11 @@ class TorchRunner:
     cuda each is a graph that was captured when the runner was made, where the step's size is a captured one. A slot
     that does not run writes to a block that no request has, and its result is dropped. A request whose logits are no
     use is stopped by the step itself, whose record has the error. On several ranks of one host each has its part of the
-    heads and of the MLP, and all sample the same.
+    heads and of the MLP, and all sample the same. With drafts each slot feeds as many rows as it may have tokens in a
+    step, and the step keeps those that it samples itself (:mod:`hal_torch.drafting`).
     """
 
-    needs_host = ""
+    needs_host, drafts_on_device = "", True
 
     def __init__(
         self,
@@ -54,9 +55,6 @@ class TorchRunner:
         ``captures``, ``kernels``: on cuda graphs and the Triton kernels, elsewhere neither, unless told."""
         state, group = setup.state, setup.group
         check_sees(setup.device)
-        if state.speculative:
-            what, cure = "runner torch knows no drafts, and the state has room for some", "run it without --speculate"
-            raise InvalidValue(what, cure=cure, argument="--runner")
         self._device = state.tensor("token_ids", "torch").device
         self._on_cuda = self._device.type == "cuda"
         shard = Shard(group.ranks.index(group.rank), group.size)
@@ -110,7 +108,8 @@ class TorchRunner:
         return replace(step.step, logprobs=step.step.logprobs if giving else None, late_errors=errors)
 
     def propose(self, state: SlotState, step: Step, stream: Stream) -> None:
-        """There are no drafts."""
+        """Look drafts up in what each slot has said."""
+        self._put([Draft()], stream)
 
     def _put(self, parts: Sequence[Part], stream: Stream) -> None:
         if self.graphs is None or not self.graphs.launch(parts, stream):

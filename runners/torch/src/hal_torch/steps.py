@@ -1,4 +1,4 @@
-"""The device's work of a step on the slot state: layers over packed prompts and decoding rows, then a token a slot.
+"""The device's work of a step on the slot state: layers over packed prompts and decoding rows, then tokens, drafts.
 
 A step is a few parts, one after the other. Each has fixed shapes and reads the state where it is, so each is a CUDA
 graph where it is captured; what a step brings from the host and takes there goes by one of a few pinned places.
@@ -6,7 +6,7 @@ graph where it is captured; what a step brings from the host and takes there goe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, assert_never
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, assert_never
 import torch
 from torch import Tensor
 
+from . import drafting
 from .adjusting import FIELDS
 from .attention import Kernels, Pair, Prompts, Rows, Tokens, lowest
 from .plan import NOTHING, Piece, Plan, Size, packed
@@ -24,11 +25,15 @@ if TYPE_CHECKING:
 
     from .model import Decoder
 
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed", "step_idx", "logprobs_num")
 _COLUMNS = (
-    *("next_tokens", "seq_lens_this_time", "seq_lens_encoder", "seq_lens_decoder", "stop_flags", "step_idx"),
-    *("temperature", "top_k", "top_p", "min_p", "seed", "logprobs_num", "sampled_token_ids"),
+    *("next_tokens", "seq_lens_this_time", "seq_lens_encoder", "seq_lens_decoder", "stop_flags", "sampled_token_ids"),
+    *_SAMPLING,
 )
-_WIDE = ("token_ids", "block_tables", "bad_words", "eos_token_ids", "stop_seqs", "stop_seqs_len")
+_WIDE = (
+    *("token_ids", "block_tables", "bad_words", "eos_token_ids", "stop_seqs", "stop_seqs_len", "accept_tokens"),
+    "draft_tokens",
+)
 _TOPK = ("topk_token_ids", "topk_logprobs", "topk_ranks")
 
 
@@ -45,7 +50,8 @@ class Feed:
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """Run the layers over packed prompts of this size and, if ``decodes``, one token of each slot that decodes."""
+    """Run the layers over packed prompts of this size and, if ``decodes``, the next token and the drafts of each slot
+    that decodes."""
 
     size: Size
     decodes: bool
@@ -65,24 +71,32 @@ class Tell:
     turn: int
 
 
-Part = Feed | Layers | Still | Want | Tell
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Draft behind what the step gave, after ``update_inputs``."""
+
+
+Part = Feed | Layers | Still | Want | Tell | Draft
 
 
 class Steps:
     """Launches of work on one state with one decoder; ``codes`` uint8 ``[slots]``: what is wrong with a slot's step
-    (:data:`hal_torch.sampling.TROUBLES`), whose ``stop_flags`` are set then; ``told``: those of each turn, as bytes."""
+    (:data:`hal_torch.sampling.TROUBLES`), whose ``stop_flags`` are set then; ``told``: those of each turn, as bytes.
+
+    A slot has ``each`` rows that decode: its next token and as many drafts as the state has room for, fed or not."""
 
     def __init__(self, state: SlotState, decoder: Decoder, kernels: Kernels) -> None:
         self._decoder, self._kernels, self._size = decoder, kernels, state.sizes.block_size
         self._slots, self._alternatives = state.sizes.num_slots, state.sizes.max_logprobs
-        self._fields = {name: state.tensor(name, "torch") for name in {*_COLUMNS, *_WIDE, *FIELDS}}
+        self.sizes, self.each = state.sizes, state.sizes.max_accept
+        self._fields = {name: state.tensor(name, "torch") for name in {*_COLUMNS, *_WIDE, *FIELDS, *drafting.FIELDS}}
         for name in self._fields.keys() - {*_WIDE}:
             self._fields[name] = self._fields[name][:, 0]
         self._topk = [state.tensor(name, "torch") for name in _TOPK]
         made, pinned = {"device": decoder.device}, {"pin_memory": decoder.device.type == "cuda"}
         self.codes = torch.zeros(self._slots, dtype=torch.uint8, **made)
-        self._runs = torch.zeros(self._slots, dtype=torch.bool, **made)
-        self._hidden = torch.zeros((self._slots, decoder.config.hidden_size), dtype=decoder.dtype, **made)
+        self._bad, self._runs = (torch.zeros((self._slots, self.each), dtype=torch.bool, **made) for _ in range(2))
+        self._hidden = torch.zeros((self._slots, self.each, decoder.config.hidden_size), dtype=decoder.dtype, **made)
         empty = torch.tensor(packed((), self._slots), dtype=torch.int32)
         self._line = empty.to(decoder.device)
         self._lines = [torch.empty_like(empty, **pinned).copy_(empty) for _ in range(UNDER_WAY)]
@@ -108,7 +122,9 @@ class Steps:
         elif part is Still.NO_LAYERS:
             self.codes.zero_()
         elif part is Still.NO_TOKENS:
-            self._fields["sampled_token_ids"].fill_(-1)
+            self._give(torch.full_like(self._fields["accept_tokens"], -1), torch.zeros_like(self._fields["step_idx"]))
+        elif isinstance(part, Draft):
+            drafting.draft(self._fields, self.sizes)
         else:
             assert_never(part)
 
@@ -122,7 +138,7 @@ class Steps:
             made.append(self._prompt_tokens(*fed, stopped))
             prompts = self._seen(plan, size, fed[0], made[0][1])
         if decodes:
-            runs = (self._fields["seq_lens_this_time"] > 0) & (self._fields["seq_lens_encoder"] == 0) & ~stopped
+            runs = self._decoding(stopped)
             made.append(self._row_tokens(runs))
             rows = Rows(self._fields["block_tables"], made[-1][1])
         ids, positions, places = (torch.cat(columns) for columns in zip(*made, strict=True))
@@ -133,19 +149,43 @@ class Steps:
         self._mark(bad, positions, None if fed is None else fed[0], size.tokens, decodes=decodes)
 
     def sample(self, want: Want) -> None:
-        """A token for each slot that was kept, as ``want`` says at most; -1 for the others."""
-        logits = self._decoder.logits(self._hidden)
-        chosen = choose(logits, want, self._fields)
-        codes = torch.where(self._runs & (self.codes == 0), chosen.codes, self.codes)
-        sound = self._runs & (codes == 0)
-        self.codes.copy_(codes)
-        tokens = torch.where(sound, chosen.tokens, -1)
-        self._fields["sampled_token_ids"].copy_(tokens)
-        self._fields["stop_flags"].logical_or_(codes != 0)  # update_inputs leaves it as it is
+        """Tokens for each slot that was kept, as ``want`` says at most: one, and those before it that confirm drafts;
+        -1 for the others."""
+        logits, fields = self._decoder.logits(self._hidden.flatten(0, 1)), self._row_fields(want)
+        chosen = choose(logits, want, fields)
+        tokens, found = chosen.tokens.view(-1, self.each), chosen.codes.view(-1, self.each)
+        sound = self._runs & ~self._bad & (found == 0)
+        counts = drafting.accepted(tokens, sound, self._runs, self._fields["draft_tokens"])
+        # A row of no use behind others ends the run of tokens; the next step begins with it, and meets it as its first.
+        useless = self._runs[:, 0] & (self.codes == 0) & (counts == 0)
+        self.codes.copy_(torch.where(useless, found[:, 0], self.codes))
+        counts = torch.where(self.codes == 0, counts, 0)
+        tokens = torch.where(torch.arange(self.each, device=tokens.device) < counts[:, None], tokens, -1)
+        self._give(tokens, counts)
+        self._fields["stop_flags"].logical_or_(self.codes != 0)  # update_inputs leaves it as it is
         if want.logprobs:
-            found = log_probabilities(logits, tokens, self._fields["logprobs_num"], self._alternatives)
-            for field, values in zip(self._topk, found, strict=True):
-                field[:, : values[0].numel()] = values.view(self._slots, -1)
+            told = log_probabilities(logits, tokens.flatten(), fields["logprobs_num"], self._alternatives)
+            for field, values in zip(self._topk, told, strict=True):
+                field.copy_(values.view(self._slots, -1))
+
+    def _give(self, tokens: Tensor, counts: Tensor) -> None:
+        """Write what each slot is given: ``tokens`` ``[slots, each]``, -1 behind the first ``counts``."""
+        if self.each == 1:
+            self._fields["sampled_token_ids"].copy_(tokens[:, 0])
+        else:
+            self._fields["accept_tokens"].copy_(tokens)
+            self._fields["accept_num"].copy_(counts)
+
+    def _row_fields(self, want: Want) -> Mapping[str, Tensor]:
+        """What sampling reads, by row: each draft moves a slot's position on, and stands in what was said."""
+        if self.each == 1:
+            return self._fields
+        names = {*_SAMPLING, *(FIELDS if want.adjusts else ())}
+        rows = {name: self._fields[name].repeat_interleave(self.each, 0) for name in names - {"token_ids"}}
+        rows["step_idx"] = rows["step_idx"] + torch.arange(self.each, device=rows["seed"].device).repeat(self._slots)
+        if want.adjusts:
+            rows["token_ids"] = drafting.with_drafts(self._fields).repeat_interleave(self.each, 0)
+        return rows
 
     def _spread(self, ends: Tensor, starts: Tensor | None, plan: Plan, count: int, pieces: int) -> Pair:
         """The slot and the position of each of ``count`` packed tokens, or keys; what pads them has slot 0 and
@@ -164,11 +204,20 @@ class Steps:
         ids = self._known_ids(self._fields["token_ids"][slots, positions.clamp(min=0)])
         return ids, positions, self._cache_places(slots, positions, self._decoder.nobody)
 
+    def _decoding(self, stopped: Tensor) -> Tensor:
+        """Which rows are fed, bool ``[slots, each]``."""
+        decodes = (self._fields["seq_lens_encoder"] == 0) & ~stopped
+        number = torch.arange(self.each, device=stopped.device)
+        return decodes[:, None] & (number < self._fields["seq_lens_this_time"][:, None])
+
     def _row_tokens(self, runs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        positions = torch.where(runs, self._fields["seq_lens_decoder"], -1).long()
-        ids = self._known_ids(torch.where(runs, self._fields["next_tokens"], 0))
-        every = torch.arange(self._slots, device=runs.device)
-        return ids, positions, self._cache_places(every, positions, self._decoder.nobody)
+        number = torch.arange(self.each, device=runs.device)
+        positions = torch.where(runs, self._fields["seq_lens_decoder"][:, None] + number, -1).long()
+        behind = self._fields["draft_tokens"][:, : self.each - 1]
+        ids = torch.where(runs, torch.cat([self._fields["next_tokens"][:, None], behind], 1), 0)
+        every = torch.arange(self._slots, device=runs.device)[:, None].expand(-1, self.each)
+        places = self._cache_places(every, positions, self._decoder.nobody)
+        return self._known_ids(ids).flatten(), positions.flatten(), places.flatten()
 
     def _seen(self, plan: Plan, size: Size, slots: Tensor, positions: Tensor) -> Prompts:
         """Which keys are gathered, and which of them each token sees: those of its own slot up to itself."""
@@ -195,23 +244,28 @@ class Steps:
         return ids.clamp(0, self._decoder.config.vocab_size - 1)
 
     def _keep(self, rows: Tensor, hidden: Tensor, last: Tensor | None, stopped: Tensor, runs: Tensor | None) -> None:
-        """Keep the hidden state of each slot that is given a token: of ``rows`` those that decode."""
-        found = rows
+        """Keep the hidden state of each row that gives a token: of ``rows`` those that decode, and the last of a
+        prompt as its slot's first."""
+        if runs is None:
+            self._runs.zero_()
+        else:
+            self._runs.copy_(runs)
+            self._hidden.copy_(rows.view_as(self._hidden))
         if last is not None:
             gives = (last >= 0) & ~stopped
-            prompted = hidden[last.clamp(min=0)]
-            found = prompted if runs is None else torch.where(gives[:, None], prompted, rows)
-            runs = gives if runs is None else gives | runs
-        self._hidden.copy_(found)
-        self._runs.copy_(runs)
+            first = self._hidden[:, 0]
+            first.copy_(torch.where(gives[:, None], hidden[last.clamp(min=0)], first))
+            self._runs[:, 0].logical_or_(gives)
 
     def _mark(self, bad: Tensor, positions: Tensor, slots: Tensor | None, tokens: int, *, decodes: bool) -> None:
-        """Stop the slots that have a token whose keys or values are no use; ``slots``: of the packed tokens."""
+        """Stop the slots that have a token whose keys or values are no use, drafts apart, which may be refused;
+        ``slots``: of the packed tokens."""
         wrong = ((bad != 0) & (positions >= 0)).int()
-        count = torch.zeros(self._slots, dtype=torch.int32, device=bad.device)
+        count = torch.zeros((self._slots, self.each), dtype=torch.int32, device=bad.device)
         if slots is not None:
-            count.index_add_(0, slots, wrong[:tokens])
+            count[:, 0].index_add_(0, slots, wrong[:tokens])
         if decodes:
-            count += wrong[tokens:]
-        self.codes.copy_(count > 0)
-        self._fields["stop_flags"].logical_or_(count > 0)
+            count += wrong[tokens:].view_as(count)
+        self._bad.copy_(count > 0)
+        self.codes.copy_(self._bad[:, 0])
+        self._fields["stop_flags"].logical_or_(self._bad[:, 0])
