@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING
+import time
+from typing import IO, TYPE_CHECKING
 
 from hal_core import GroupLost, InvalidValue, Unavailable
 
 from hal.distributed.crew import Crew
+from hal.distributed.limits import STARTING
 from hal.distributed.process import IN_ORDER, LEAVING
-from hal.distributed.rollcall import Launched, RollCall, Where, answer
+from hal.distributed.rendezvous import SECRET, Launched, Rendezvous, Where
 from hal.transport.curve import CurveKeys
 
 from . import signals
@@ -45,13 +48,22 @@ def take_part(launched: Launched, options: Options) -> int:
             argument="--restart",
         )
     keys = CurveKeys.new() if len(launched.hosts) > 1 else None
+    secret = launched.secret(os.environ)
+    with signals.kept():
+        import paddle  # noqa: F401 (whose store is used, in a thread)
+    meeting = Rendezvous(launched, secret, STARTING.read(), signals.check)
     engine: subprocess.Popen[bytes] | None = None
     if launched.rank:
-        where = answer(launched, "" if keys is None else keys.public)
+        where = meeting.answer("" if keys is None else keys.public)
     else:
-        with RollCall(launched) as roll:
-            engine, where = _start_engine(launched, [*roll.keys(), *([] if keys is None else [keys.public])])
-            roll.tell(where)
+        known = [*meeting.keys(), *([] if keys is None else [keys.public])]
+        engine, where = _start_engine(launched, known, meeting.end)
+        try:
+            meeting.tell(where)
+        except BaseException:  # else it would wait for ranks that do not come
+            engine.terminate()
+            engine.wait()
+            raise
     try:
         status = _serve(launched, where, keys, engine)
     except BaseException:
@@ -96,11 +108,11 @@ def _forward_signals(engine: subprocess.Popen[bytes] | None, over: threading.Eve
             return
 
 
-def _start_engine(launched: Launched, known: list[str]) -> tuple[subprocess.Popen[bytes], Where]:
-    """Start the engine with this command's own arguments; where it listens."""
+def _start_engine(launched: Launched, known: list[str], end: float) -> tuple[subprocess.Popen[bytes], Where]:
+    """Start the engine with this command's own arguments; where it listens, which it reports before ``end``."""
     reads, writes = os.pipe()
     told = {"report": writes, "host": launched.meeting[0] if len(launched.hosts) > 1 else "", "keys": known}
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PADDLE_")}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PADDLE_", SECRET))}
     command = [sys.executable, "-P", "-c", "from hal.cli import main; main()", *sys.argv[1:]]
     paths = os.pathsep.join(path for path in sys.path if path)
     try:
@@ -112,14 +124,32 @@ def _start_engine(launched: Launched, known: list[str]) -> tuple[subprocess.Pope
         )
     finally:
         os.close(writes)
-    with os.fdopen(reads, "rb") as pipe:
-        said = pipe.read()
-    if not said:
-        raise Unavailable(
-            f"the engine, a child of rank 0, ended with status {engine.wait()} before it listened",
-            cure="see what it says above",
-        )
+    try:
+        with os.fdopen(reads, "rb") as pipe:
+            said = _reported(pipe, end)
+        if not said:
+            raise Unavailable(
+                f"the engine, a child of rank 0, ended with status {engine.wait()} before it listened",
+                cure="see what it says above",
+            )
+    except BaseException:
+        engine.kill()
+        engine.wait()
+        raise
     return engine, Where(**json.loads(said))
+
+
+def _reported(pipe: IO[bytes], end: float) -> bytes:
+    """Read the engine's report to its end. Raises :class:`GroupLost` when the time is over."""
+    said = b""
+    while True:
+        signals.check()
+        if select.select([pipe], [], [], _LOOK_SECONDS)[0]:
+            if not (part := os.read(pipe.fileno(), 1 << 16)):
+                return said
+            said += part
+        if time.monotonic() > end:
+            raise GroupLost("the engine, a child of rank 0, did not say in time where it listens", argument="engine")
 
 
 class _Launched:

@@ -16,7 +16,7 @@ from hal_core import ALONE, HalError, InvalidValue, SamplingParams, SinkClosed, 
 from hal_core.devices import check_processor
 from hal_core.frames import complete_with, new_session
 
-from hal.distributed.rollcall import Launched
+from hal.distributed.rendezvous import Launched
 from hal.engine import Engine
 from hal.model.split import check_split
 from hal.opening import open_as_asked

@@ -22,6 +22,7 @@ from hal.transport.curve import CurveKeys
 from .crew import Crew
 from .limits import STARTING
 from .ray_rank import Prepared, RayRank
+from .rendezvous import SECRET
 
 if TYPE_CHECKING:
     from .words import Setup
@@ -137,7 +138,9 @@ class RayLaunch:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         self._url, self._end = url, time.monotonic() + self._starting
-        environment = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
+        environment = {
+            name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON) and name != SECRET
+        }
         resources = {name: amount for name, amount in self._bundle.items() if name not in ("CPU", "GPU")}
         needs = {"num_cpus": self._bundle["CPU"], "num_gpus": self._bundle.get("GPU", 0), "resources": resources}
         for _ in range(self._dp):

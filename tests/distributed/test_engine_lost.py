@@ -15,7 +15,7 @@ from hal_core import GroupLost
 from hal.cli import run_launched
 from hal.distributed import rank
 from hal.distributed.launch import PARENT, TIED
-from hal.distributed.rollcall import Launched, Where
+from hal.distributed.rendezvous import Launched, Where
 from hal.distributed.words import Over
 
 
@@ -78,7 +78,7 @@ def test_under_the_users_launcher_a_lost_engine_is_a_loss(capsys):
     launched = Launched(1, ("127.0.0.1:1", "127.0.0.1:2"))
     options = SimpleNamespace(ranks=SimpleNamespace(size=2, restart=0))
     gone = mock.patch.object(rank, "serve", side_effect=GroupLost("it is gone", argument="engine"))
-    with gone, mock.patch.object(run_launched, "answer", return_value=Where("ipc:///x", "")):
+    with gone, mock.patch.object(run_launched.Rendezvous, "answer", return_value=Where("ipc:///x", "")):
         assert run_launched.take_part(launched, options) == run_launched.LOST
     assert "hal: rank 1: engine: it is gone" in capsys.readouterr().err
 

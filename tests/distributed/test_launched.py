@@ -16,15 +16,15 @@ PROMPT = ("--prompt", "def main(", "--max-tokens", "6", "--json")
 PATIENCE = 120
 
 
-def ranks(folder, *arguments, hosts=("127.0.0.1", "127.0.0.1"), first=None):
+def ranks(folder, *arguments, hosts=("127.0.0.1", "127.0.0.1"), first=None, **more):
     """Start two ranks with these arguments, one list for both or one for each; status and both outputs of each.
     ``first``: the port of the first one's endpoint, unless a free one will do."""
     with contextlib.ExitStack() as stack:
         ports = [stack.enter_context(HeldPort()).number for _ in range(3)]
-        return on_ports(folder, arguments, hosts, [first or ports[0], *ports[1:]])
+        return on_ports(folder, arguments, hosts, [first or ports[0], *ports[1:]], more)
 
 
-def on_ports(folder, arguments, hosts, ports):
+def on_ports(folder, arguments, hosts, ports, more):
     endpoints = [f"{host}:{port}" for host, port in zip(hosts, ports, strict=False)]
     processes = []
     for rank in range(2):
@@ -36,6 +36,7 @@ def on_ports(folder, arguments, hosts, ports):
             "PADDLE_MASTER": f"127.0.0.1:{ports[2]}",
             "PADDLE_DISTRI_BACKEND": "gloo",
             "OMP_NUM_THREADS": "1",
+            **more,
         }
         own = arguments if isinstance(arguments[0], str) else arguments[rank]
         processes.append(start(folder, "run", *own, env=environment(folder, **told)))
@@ -51,11 +52,13 @@ def on_ports(folder, arguments, hosts, ports):
 @pytest.mark.conform
 @pytest.mark.parametrize("hosts", [("127.0.0.1", "127.0.0.1"), ("127.0.0.1", "127.0.0.2")])
 def test_they_print_what_one_rank_does(tmp_path, capsys, hosts):
-    """On one host over ipc; on several, of which one has two names here, over tcp with keys."""
+    """On one host over ipc; on several, of which one has two names here, over tcp with keys and a secret."""
     with contextlib.suppress(SystemExit):
         main(["run", "--device", "cpu", *PROMPT])
     alone = json.loads(capsys.readouterr().out)
-    (status, out, err), (other, silent, _) = ranks(tmp_path, *PROMPT, "--tp", "2", hosts=hosts)
+    (status, out, err), (other, silent, _) = ranks(
+        tmp_path, *PROMPT, "--tp", "2", hosts=hosts, HAL_RANKS_SECRET="s" * 32 * (hosts[0] != hosts[1])
+    )
     assert (status, other) == (0, 0), err
     assert json.loads(out)["token_ids"] == alone["token_ids"]
     assert silent == ""
@@ -86,9 +89,18 @@ def test_ranks_that_were_told_different_things_are_refused_on_each(tmp_path):
     assert "the ranks differ in their options: rank 0 has" in said
 
 
-def test_a_busy_port_is_refused_on_each(tmp_path):
-    """Another program listens on rank 0's endpoint, takes connections, and says something or nothing."""
+def test_several_hosts_without_a_secret_are_refused_on_each(tmp_path):
+    said = refused(ranks(tmp_path, *PROMPT, "--tp", "2", hosts=("127.0.0.1", "127.0.0.2"), HAL_RANKS_SECRET=""))
+    assert "HAL_RANKS_SECRET: the ranks are on 2 hosts (127.0.0.1, 127.0.0.2), and it is not set" in said
+
+
+def test_a_busy_port_is_refused_by_name(tmp_path):
+    """Another program listens on rank 0's endpoint, takes connections, and says nothing."""
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         port = stranger.getsockname()[1]
-        said = refused(ranks(tmp_path, *PROMPT, "--tp", "2", first=port))
+        more = {"HAL_RANKS_STARTING": "1"}
+        (first, _, said), (other, _, waited) = ranks(tmp_path, *PROMPT, "--tp", "2", first=port, **more)
+    assert first == 2
     assert f"port {port} of 127.0.0.1, rank 0's endpoint, is taken by another program" in said
+    assert other != 0
+    assert f"rank 1 did not meet the others within 1 s at rank 0's endpoint 127.0.0.1:{port}" in waited
