@@ -22,12 +22,12 @@ from typing import Any
 
 import torch
 from hal_core import ALONE, StateConfig
-from hal_torch.graphs import Graphs
 from hal_torch.loading import allocate
 from hal_torch.model import Decoder
-from hal_torch.plan import NOTHING, Piece, packed, size_of
+from hal_torch.plan import NOTHING, Piece, size_of
 from hal_torch.runner import TorchRunner
 from hal_torch.sampling import Want
+from hal_torch.steps import Layers
 from safetensors.torch import save_file
 from torch.nn import functional
 
@@ -121,38 +121,37 @@ def steps(config: LlamaConfig) -> dict[str, Any]:
         fields["next_tokens"].fill_(5)
         for cache in (*decoder.keys, *decoder.values):
             cache[:-1].normal_()
-        found["rows"] = [prompts(runner.graphs, decoder, lengths, fields) for lengths in PROMPTS]
-        decode = timed({"decode": lambda: (replay(runner.graphs, (NOTHING, True)), replay(runner.graphs, Want()))})
+        found["rows"] = [prompts(runner, decoder, lengths, fields) for lengths in PROMPTS]
+        decode = timed({"decode": lambda: replay(runner, Layers(NOTHING, True), Want())})
         print(f"decoding {SLOTS} slots at 1,024 tokens: {decode['decode']:.2f} ms", flush=True)
         found |= decode
-        profile(runner.graphs, decoder, fields)
+        profile(runner)
         torch.cuda.synchronize()
     return found
 
 
-def planned(graphs: Graphs, lengths: tuple[int, ...]) -> Any:  # noqa: ANN401 (a size)
+def planned(runner: TorchRunner, lengths: tuple[int, ...]) -> Any:  # noqa: ANN401 (a size)
     """Put the plan of prompts of these lengths where the graphs read it; its size."""
+    assert runner.graphs is not None
     pieces = [Piece(slot, 0, length, True) for slot, length in enumerate(lengths)]
-    size = size_of(pieces, graphs.sizes)
-    host = torch.empty(size.numbers(SLOTS), dtype=torch.int32)
-    packed(pieces, size, SLOTS, host.numpy())
-    graphs.plan[: len(host)].copy_(host)
-    return size
+    replay(runner, runner._steps.plan(pieces, 0))
+    return size_of(pieces, runner.graphs.sizes)
 
 
-def replay(graphs: Graphs, key: Any) -> None:  # noqa: ANN401 (a key)
-    assert graphs.replay(key), key
+def replay(runner: TorchRunner, *parts: Any) -> None:  # noqa: ANN401 (parts of a step)
+    """Launch parts that were captured."""
+    assert runner.graphs is not None
+    assert runner.graphs.launch(parts, runner.graphs._bound.default_stream), parts
 
 
-def prompts(graphs: Graphs, decoder: Decoder, lengths: tuple[int, ...], fields: dict[str, Any]) -> dict[str, Any]:
+def prompts(runner: TorchRunner, decoder: Decoder, lengths: tuple[int, ...], fields: dict[str, Any]) -> dict[str, Any]:
     """A step of prompts alone, and beside decoding slots, against the products and attention alone."""
     fields["stop_flags"].zero_()
-    size = planned(graphs, lengths)
+    size = planned(runner, lengths)
     bare, tokens = bare_graph(decoder, lengths), sum(lengths)
 
     def step(*, decodes: bool) -> None:
-        replay(graphs, (size, decodes))
-        replay(graphs, Want())
+        replay(runner, Layers(size, decodes), Want())
 
     ways: dict[str, Callable[[], object]] = {
         "bare": bare.replay,
@@ -224,13 +223,12 @@ def timed(ways: dict[str, Callable[[], object]]) -> dict[str, float]:
     return {name: median(found) for name, found in times.items()}
 
 
-def profile(graphs: Graphs, decoder: Decoder, fields: dict[str, Any]) -> None:
+def profile(runner: TorchRunner) -> None:
     """Kernels of a step of prompts by the time that they take."""
     for lengths in ((128,), (1024,)):
-        size = planned(graphs, lengths)
+        size = planned(runner, lengths)
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
-            replay(graphs, (size, False))
-            replay(graphs, Want())
+            replay(runner, Layers(size, False), Want())
             torch.cuda.synchronize()
         events = sorted(seen.key_averages(), key=lambda event: -event.self_device_time_total)
         print(f"kernels of {lengths[0]} tokens, ms, calls:", flush=True)
