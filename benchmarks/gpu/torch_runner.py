@@ -31,7 +31,7 @@ from hal_torch.steps import Layers
 from safetensors.torch import save_file
 from torch.nn import functional
 
-from hal import open_device
+from benchmarks.report.node import device_of
 from hal.model.config import LlamaConfig, parse_config
 from hal.stepping import RunnerSetup
 
@@ -104,7 +104,7 @@ def steps(config: LlamaConfig) -> dict[str, Any]:
     torch.cuda.set_stream(torch.cuda.Stream())
     sizes = StateConfig(SLOTS, LENGTH, 16, max_logprobs=0, max_eos=1, max_stop_sequences=1, max_bad_words=1)
     decoder, found = Decoder.random(config, "cuda", torch.bfloat16), {}
-    with open_device("cuda") as device:
+    with device_of() as device:
         state, blocks = device.state(sizes), SLOTS * sizes.max_blocks
         setup = RunnerSetup(device, state, blocks, Path(), "", config.vocab_size, ALONE)
         began = time.perf_counter()

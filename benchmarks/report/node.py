@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from hal_core import ALONE, BoundDevice, MemorySink, SlotState, StateConfig
+from hal_core.runtime.bound import bind
 from hal_torch.model import Decoder
 from hal_torch.runner import TorchRunner
 
@@ -66,6 +67,15 @@ def decoder_of(shape: str) -> Decoder:
     return Decoder.random(made, "cuda" if on_gpu else "cpu", torch.bfloat16 if on_gpu else torch.float32)
 
 
+def device_of() -> BoundDevice:
+    """The GPU, by its plugin alone: nothing has to be installed. Else the cpu device."""
+    if not torch.cuda.is_available():
+        return open_device("cpu")
+    from hal_cuda import CudaPlugin
+
+    return bind(CudaPlugin.open(0, {}))
+
+
 @contextmanager
 def opened(decoder: Decoder, slots: int, longest: int = LONGEST) -> Iterator[Node]:
     """A state of so many slots with its runner, on a stream of torch's that is not CUDA's default one."""
@@ -73,7 +83,7 @@ def opened(decoder: Decoder, slots: int, longest: int = LONGEST) -> Iterator[Nod
         if torch.cuda.is_available():
             stack.enter_context(torch.cuda.stream(torch.cuda.Stream()))
         sizes = StateConfig(slots, longest, BLOCK, max_logprobs=0, max_eos=1, max_stop_sequences=1, max_bad_words=1)
-        device = stack.enter_context(open_device("cuda" if torch.cuda.is_available() else "cpu"))
+        device = stack.enter_context(device_of())
         state, blocks = device.state(sizes), slots * sizes.max_blocks
         setup = RunnerSetup(device, state, blocks, Path(), "", decoder.config.vocab_size, ALONE)
         yield Node(device, state, TorchRunner(setup, decoder=decoder), blocks)
