@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from hal_core import Request, SamplingParams
+from hal_core import OutputRecord, Request, SamplingParams
 from hal_torch.plan import NOTHING, Piece, size_of
 from hal_torch.sampling import Want
 from hal_torch.steps import UNDER_WAY, Layers
@@ -39,41 +39,43 @@ class Run:
     most_waiting: int = 0
 
 
+MOST_PIECES = 32
+"""Of prompts in a step of the plain loop: as many as the captured graphs have room for."""
 Enough = Callable[[Run], bool]
 Loop = Callable[[Node, Sequence[Asked], Enough], Run]
 
 
 def by_hal(node: Node, load: Sequence[Asked], enough: Enough, *, overlap: bool = True) -> Run:
     """hal's engine. ``enough``: whether to stop; all requests have ended, or are ended then."""
-    engine, run, at, last = node.engine(overlap=overlap), Run(), 0, None
-    records = engine.worker.sink.records  # type: ignore[attr-defined]
+    run, at = Run(), 0
     begin = time.perf_counter()
-    while not enough(run):
-        now = time.perf_counter() - begin
-        while at < len(load) and load[at].due <= now:
-            one = load[at]
-            engine.submit(Request(one.name, one.prompt, SamplingParams(max_tokens=one.tokens)))
-            at += 1
-        if not engine.busy:
-            if at == len(load):
+
+    def note(record: OutputRecord) -> None:
+        given = record.counts.tolist()
+        names = [name for name, count in zip(record.request_ids, given, strict=True) if count]
+        run.taken.append((time.perf_counter() - begin, names))
+
+    with node.engine(note, overlap=overlap) as engine:
+        while not enough(run):
+            now = time.perf_counter() - begin
+            while at < len(load) and load[at].due <= now:
+                one = load[at]
+                engine.submit(Request(one.name, one.prompt, SamplingParams(max_tokens=one.tokens)))
+                at += 1
+            run.most_waiting = max(run.most_waiting, len(engine.scheduler.waiting))
+            if engine.busy:
+                engine.step()
+            elif at < len(load):
+                time.sleep(max(0.0, min(1e-3, load[at].due - now)))
+            else:
                 break
-            time.sleep(max(0.0, min(1e-3, load[at].due - now)))
-            continue
-        engine.step()
-        record = engine.worker.last  # type: ignore[attr-defined]
-        if record is not None and record is not last:
-            last = record
-            given = record.counts.tolist()
-            names = [name for name, count in zip(record.request_ids, given, strict=True) if count]
-            run.taken.append((time.perf_counter() - begin, names))
-            records.clear()
-        run.most_waiting = max(run.most_waiting, len(engine.scheduler.waiting))
-    for one in load[:at]:
-        engine.abort(one.name)
-    for _ in engine.run():
-        pass
-    engine.withdraw()
-    engine.worker.sink.close(30.0)  # type: ignore[attr-defined]
+        over = len(run.taken)
+        for one in load[:at]:
+            engine.abort(one.name)
+        for _ in engine.run():
+            pass
+        engine.withdraw()
+        del run.taken[over:]
     return run
 
 
@@ -153,7 +155,7 @@ class Plain:
             launched, turn = None, number % UNDER_WAY
             if left or waiting:
                 decodes, pieces, room = bool(left), list[Piece](), CHUNK
-                while waiting and free and len(waiting[0].prompt) <= room:
+                while waiting and free and len(waiting[0].prompt) <= room and len(pieces) < MOST_PIECES:
                     one, slot = waiting.popleft(), free.pop()
                     room -= len(one.prompt)
                     self._enter(slot, one)

@@ -5,19 +5,20 @@ from __future__ import annotations
 import gc
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from hal_core import ALONE, BoundDevice, MemorySink, SlotState, StateConfig
+from hal_core import ALONE, BoundDevice, OutputRecord, SlotState, StateConfig
 from hal_core.runtime.bound import bind
 from hal_torch.model import Decoder
 from hal_torch.runner import TorchRunner
 
 from hal import open_device
+from hal.cli.run_session import _Handed as Handed
 from hal.engine import Engine
 from hal.model.config import parse_config
 from hal.stepping import RunnerSetup, Stepper
@@ -52,12 +53,14 @@ class Node:
     def slots(self) -> int:
         return self.state.sizes.num_slots
 
-    def engine(self, *, overlap: bool) -> Engine:
-        """An engine with all slots free. Its records go to a thread's sink, as in ``hal run``."""
-        sink = MemorySink(threaded=True)
-        return Engine(
-            Stepper(self.device, self.state, self.runner, sink, blocks=self.blocks), chunk=CHUNK, overlap=overlap
-        )
+    @contextmanager
+    def engine(self, to: Callable[[OutputRecord], None], *, overlap: bool) -> Iterator[Engine]:
+        """An engine with all slots free, which hands each record on as in ``hal run`` of one process."""
+        sink = Handed()
+        sink.to = to
+        stepper = Stepper(self.device, self.state, self.runner, sink, blocks=self.blocks)
+        yield Engine(stepper, chunk=CHUNK, overlap=overlap, on_record=sink.take)
+        sink.close(30.0)
 
 
 def decoder_of(shape: str) -> Decoder:

@@ -70,13 +70,14 @@ class Step:
         for name in ("errors", "recovered"):
             object.__setattr__(self, name, MappingProxyType(_messages(name, getattr(self, name), orders)))
 
-    def again(self, number: int) -> Step:
-        """A later step with the same slots, which are not checked again; errors are of one step, and not taken over."""
+    def again(self, number: int, late_errors: Callable[[], Mapping[int, str]] | None = None) -> Step:
+        """This step, or a later one, with the same slots, which are not checked again; errors are of one step, and not
+        taken over."""
         made, put = object.__new__(Step), object.__setattr__
         for name in ("orders", "speculative", "group", "logprobs", "spans", "places"):
             put(made, name, getattr(self, name))
         put(made, "number", number)
-        put(made, "late_errors", None)
+        put(made, "late_errors", late_errors)
         put(made, "errors", _NONE)
         put(made, "recovered", _NONE)
         made._check_scalars()

@@ -18,7 +18,7 @@ from hal.model.split import Shard, check_split
 from .attention import Kernels, TorchKernels, TritonKernels, packs
 from .graphs import Graphs
 from .model import Decoder
-from .plan import NOTHING, captured_sizes, pieces_of, size_of
+from .plan import NOTHING, Piece, captured_sizes, pieces_of, size_of
 from .ranks import meet
 from .sampling import TROUBLES, Want
 from .steps import UNDER_WAY, Draft, Layers, Part, Steps, Still, Tell
@@ -69,6 +69,8 @@ class TorchRunner:
             self._steps = Steps(state, self.decoder, kernels)
         self.vocab_size = self.decoder.config.vocab_size
         self._wants: dict[int, Want] = {}
+        self._decodes: object = None  # of the step before, and its parts
+        self._parts: tuple[Part, Part] = Still.NO_LAYERS, Still.NO_TOKENS
         self.graphs: Graphs | None = None
         if self._on_cuda if captures is None else captures:
             sizes = captured_sizes(state.sizes.num_slots, state.sizes.max_model_len)
@@ -87,25 +89,33 @@ class TorchRunner:
         """Put the layers and the choice of tokens on ``stream``: where all of it was captured, by one call that keeps
         the interpreter's lock."""
         turn, pieces = step.step.number % UNDER_WAY, pieces_of(step, self._wants)
-        decoding = step.step.order(state.name)[step.decodes].tolist()
-        giving = [*decoding, *(piece.slot for piece in pieces if piece.gives)]
-        parts: list[Part] = [self._steps.plan(pieces, turn)] if pieces else []
-        if pieces or decoding:
-            size = size_of(pieces, () if self.graphs is None else self.graphs.sizes) if pieces else NOTHING
-            parts.append(Layers(size, bool(decoding)))
-        else:
-            parts.append(Still.NO_LAYERS)
-        # The step reports log-probabilities where any of its slots wants them, one that gives no token too.
-        reports = Want(logprobs=step.step.logprobs is not None)
-        parts.append(reduce(or_, (self._wants[slot] for slot in giving), reports) if giving else Still.NO_TOKENS)
-        self._put([*parts, Tell(turn)], stream)
-        told = self._steps.told[turn]
+        if pieces or step.decodes is not self._decodes:
+            self._decodes, self._parts = step.decodes, self._planned(state, step, pieces)
+        feed = [self._steps.plan(pieces, turn)] if pieces else []
+        self._put([*feed, *self._parts, Tell(turn)], stream)
+        told, planned = self._steps.told[turn], step.step
 
         def errors() -> dict[int, str]:
             codes = bytes(told)
             return {slot: TROUBLES[code] for slot, code in enumerate(codes) if code} if any(codes) else {}
 
-        return replace(step.step, logprobs=step.step.logprobs if giving else None, late_errors=errors)
+        if self._parts[1] is Still.NO_TOKENS and planned.logprobs is not None:
+            planned = replace(planned, logprobs=None)
+        return planned.again(planned.number, errors)
+
+    def _planned(self, state: SlotState, step: PlannedStep, pieces: Sequence[Piece]) -> tuple[Part, Part]:
+        """How a step runs its layers, and chooses tokens; a later step that only decodes the same slots has the same
+        ``decodes``, and is not planned again."""
+        decoding = step.step.order(state.name)[step.decodes].tolist()
+        giving = [*decoding, *(piece.slot for piece in pieces if piece.gives)]
+        layers: Part = Still.NO_LAYERS
+        if pieces or decoding:
+            size = size_of(pieces, () if self.graphs is None else self.graphs.sizes) if pieces else NOTHING
+            layers = Layers(size, bool(decoding))
+        # The step reports log-probabilities where any of its slots wants them, one that gives no token too.
+        reports = Want(logprobs=step.step.logprobs is not None)
+        wants = {self._wants[slot] for slot in giving}
+        return layers, reduce(or_, wants, reports) if giving else Still.NO_TOKENS
 
     def propose(self, state: SlotState, step: Step, stream: Stream) -> None:
         """Look drafts up in what each slot has said."""
