@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from ..errors import InvalidValue
+from . import gathering
 from .declared import fill_declared
 from .fields import SplitRole
 from .layout import ADMISSION_ID, REQUEST_ROW, StateLayout
@@ -105,11 +106,9 @@ def admit(
     if request.extra:
         _check_extra(request, (layout, *beside))
     sizes, params = layout.sizes, request.params
-    prompt, output = _ids_of(request, request.prompt, "prompt"), _ids_of(request, request.output, "output")
-    tokens, largest = _copied(prompt, output)
-    if largest >= 2**31:
-        raise _no_ids(request, "output" if _copied(prompt, ())[1] < 2**31 else "prompt")
-    _check_lengths(request, len(prompt), len(output), layout)
+    tokens, prompt_len, largest = _tokens(request)
+    total = len(tokens)
+    _check_lengths(request, prompt_len, total - prompt_len, layout)
     limit = min(sizes.token_limit, vocab_size or sizes.token_limit)
     if largest >= limit:
         raise InvalidValue(
@@ -117,11 +116,10 @@ def admit(
             cure="tokenize with the model's own tokenizer",
             argument=f"request {request.request_id!r}",
         )
-    tokens.flags.writeable = False
-    admission_id, total, stops = next(_admission_ids), len(tokens), len(params.stop_sequences)
+    admission_id, stops = next(_admission_ids), len(params.stop_sequences)
     row_lengths = (len(params.bad_words), stops, stops * sizes.max_stop_length, 0, total)
     packed, *others = [
-        _packed(request, one, row_lengths, admission_id, len(prompt), len(output)) for one in (layout, *beside)
+        _packed(request, one, row_lengths, admission_id, prompt_len, total - prompt_len) for one in (layout, *beside)
     ]
     bad = stop_lengths = stop = b""
     if params.bad_words:
@@ -135,8 +133,8 @@ def admit(
         request_id=request.request_id,
         admission_id=admission_id,
         tokens=tokens,
-        prompt_len=len(prompt),
-        generated=len(output),
+        prompt_len=prompt_len,
+        generated=total - prompt_len,
         params=params,
         role=request.role,
         total=total,
@@ -182,6 +180,19 @@ def _check_extra(request: Request, layouts: Sequence[StateLayout]) -> None:
 
 _AT_ONCE = 500
 """Elements. NumPy gives the interpreter's lock up for longer arrays, and a busy thread then keeps it for 5 ms."""
+
+
+def _tokens(request: Request) -> tuple[Int64s, int, int]:
+    """All token ids, read-only and the caller's no more; how many are the prompt's, and the largest. From what they are
+    given as, natively where it is plain."""
+    if gathering.of_ids is not None and (found := gathering.of_ids(request.prompt, request.output)) is not None:
+        return np.frombuffer(found[0], np.int64), found[1], found[2]
+    prompt, output = _ids_of(request, request.prompt, "prompt"), _ids_of(request, request.output, "output")
+    tokens, largest = _copied(prompt, output)
+    if largest >= 2**31:
+        raise _no_ids(request, "output" if _copied(prompt, ())[1] < 2**31 else "prompt")
+    tokens.flags.writeable = False
+    return tokens, len(prompt), largest
 
 
 def _ids_of(request: Request, values: object, name: str) -> Any:  # noqa: ANN401 (an array of some kind)

@@ -1,4 +1,4 @@
-"""Native code that makes the columns of a batch, where a device has brought some.
+"""Native code that makes the columns of a batch, and a request's token ids, where a device has brought some.
 
 For the whole process: it is the same code, whichever device brings it. It gives None for what is not plain, which the
 core's own code takes, or refuses with words.
@@ -24,11 +24,15 @@ COLUMNS = (*FIRST, "kinds", "first_blocks", "first_tokens")
 
 of_lists: Callable[..., NativeColumns | None] | None = None
 of_tasks: Callable[..., tuple[NativeColumns, Any] | None] | None = None
+of_ids: Callable[[object, object], tuple[bytes, int, int] | None] | None = None
+"""Of a prompt and an output: both as int64, how many ids the prompt has, and the largest of all."""
 
 
 def gather_with(
-    lists: Callable[..., NativeColumns | None], tasks: Callable[..., tuple[NativeColumns, Any] | None]
+    lists: Callable[..., NativeColumns | None],
+    tasks: Callable[..., tuple[NativeColumns, Any] | None],
+    ids: Callable[[object, object], tuple[bytes, int, int] | None],
 ) -> None:
-    """Let native code make the columns: of new requests from lists, and of tasks."""
-    global of_lists, of_tasks
-    of_lists, of_tasks = lists, tasks
+    """Let native code make the columns: of new requests from lists, and of tasks; and the ids of a request."""
+    global of_lists, of_tasks, of_ids
+    of_lists, of_tasks, of_ids = lists, tasks, ids

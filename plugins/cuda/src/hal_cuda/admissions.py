@@ -22,6 +22,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("hal")
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
+Rows = tuple[bytes | memoryview, ...]
 CHUNK = 4 << 20
 """Bytes of a chunk, unless one request needs more."""
 PLACES = 1 << 14
@@ -56,10 +58,18 @@ class Chunk:
     them too: ``Chunk`` of native/entering.c.
     """
 
-    def __init__(self, number: int, block: MirroredBlock, nbytes: int) -> None:
+    def __init__(
+        self,
+        number: int,
+        block: MirroredBlock,
+        nbytes: int,
+        stage: Callable[[int, bytes, Rows], int] | None = None,
+    ) -> None:
         self.number, self.block, self.nbytes = number, block, nbytes
         self.fences: dict[int, RecordedEvent] = {}
         self.numbers = array("Q", [block.address, block.mirror, nbytes, 0, 0])
+        self.address = self.numbers.buffer_info()[0]
+        self.put: Callable[[bytes, Rows], int] = self._put if stage is None else partial(stage, self.address)
         assert len(self.numbers) == CHUNK_NUMBERS
 
     @property
@@ -79,6 +89,20 @@ class Chunk:
     @uploaded.setter
     def uploaded(self, nbytes: int) -> None:
         self.numbers[4] = nbytes
+
+    def _put(self, record: bytes, rows: Rows) -> int:
+        """Copy a request's record and rows behind what is there, each to a 16-byte boundary; where they begin, or -1,
+        with nothing done, where they do not fit."""
+        pieces = (record, *rows)  # the block table is empty, and takes no room
+        begin = at = self.used
+        if at + sum([_up16(len(piece)) for piece in pieces]) > self.nbytes:
+            return -1
+        buffer = self.block.buffer.data
+        for piece in pieces:
+            buffer[at : at + len(piece)] = piece
+            at += _up16(len(piece))
+        self.used = at
+        return begin
 
     def take(self, nbytes: int) -> int | None:
         """Where ``nbytes`` begin, a multiple of 16; None where they do not fit."""
@@ -103,6 +127,7 @@ class Admissions:
     - ``table`` int64 ``[PLACES, PLACE]``, by a request's admission id modulo ``PLACES``: that id, its address on the
       device, the number of its chunk, and 1 while it waits for its insertion. One table, so that an insertion looks
       once. An id names one request of this process, so no device takes another's for its own.
+    - ``stage``: native code for :meth:`Chunk.put`, which takes the address of a chunk's numbers.
     - ``listed``: for native code the addresses of chunks' numbers: that of the one being filled, or 0, then of all.
     """
 
@@ -112,8 +137,10 @@ class Admissions:
         entered: Callable[[], AbstractContextManager[None]],
         *,
         limit: int,
+        stage: Callable[[int, bytes, Rows], int] | None = None,
     ) -> None:
         self._allocate, self._entered, self.limit = allocate, entered, limit
+        self._stage = stage
         self.lock = Lock()
         self.chunks: list[Chunk] = []
         self._filling: Chunk | None = None
@@ -140,19 +167,17 @@ class Admissions:
         """Put a request's bytes into a chunk, ``record`` among them; where there is no room, do nothing."""
         if os.getpid() != self._process:  # a fork's child: the pinned memory is not its own
             return
-        nbytes, placed = 0, []
-        for piece in (record, *request.rows):  # the block table is empty, and takes no room
-            placed.append((nbytes, nbytes + len(piece), piece))
-            nbytes += _up16(len(piece))
         admission_id, place, dropped = request.admission_id, request.admission_id % PLACES, self._dropped
         with self.lock:
-            self._forget_dropped()
-            chunk = None if self._waits[place] else self._chunk_for(nbytes)
-            at = None if chunk is None else chunk.take(nbytes)
-            if chunk is not None and at is not None:
-                buffer = chunk.block.buffer.data
-                for begin, end, piece in placed:
-                    buffer[at + begin : at + end] = piece
+            if dropped:
+                self._forget_dropped()
+            free = not self._waits[place]
+            chunk = self._filling if free else None
+            at = -1 if chunk is None else chunk.put(record, request.rows)
+            if at < 0 and free:
+                chunk = self._chunk_for(sum([_up16(len(piece)) for piece in (record, *request.rows)]))
+                at = -1 if chunk is None else chunk.put(record, request.rows)
+            if chunk is not None and at >= 0:
                 self.table[place] = admission_id, chunk.block.mirror + at, chunk.number, 1
                 self._alive[admission_id] = weakref.ref(request, lambda _: dropped.append(admission_id))
         if self._leaving:  # freeing waits for the device, so not under the lock, which an insertion needs
@@ -173,8 +198,8 @@ class Admissions:
 
     def _list(self) -> None:
         """Tell native code of the chunks."""
-        numbers = [one.numbers.buffer_info()[0] for one in self.chunks]
-        self.listed = array("Q", [0 if self._filling is None else self._filling.numbers.buffer_info()[0], *numbers])
+        numbers = [one.address for one in self.chunks]
+        self.listed = array("Q", [0 if self._filling is None else self._filling.address, *numbers])
 
     def _other(self, nbytes: int) -> Chunk | None:
         """Another chunk than the one that was filled."""
@@ -210,7 +235,7 @@ class Admissions:
         if self.held + size > self.limit:
             return None
         try:
-            chunk = Chunk(next(self._made), self._allocate(size), size)
+            chunk = Chunk(next(self._made), self._allocate(size), size, self._stage)
         except OutOfMemory as error:
             self.limit = self.held
             log.warning("cuda: admitted requests are staged in %d bytes from now on: %s", self.limit, error)

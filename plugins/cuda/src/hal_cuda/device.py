@@ -82,7 +82,8 @@ class CudaDevice(OnGpu):
         super().__init__(index, self._runtime, chosen)
         self.writer = NativeWriter(self, native) if native else Writer(self)
         make = partial(MirroredBlock, self._runtime)
-        self.admissions = Admissions(make, self.context.entered, limit=chosen.admission_limit)
+        stage = native.module.stage if native else None
+        self.admissions = Admissions(make, self.context.entered, limit=chosen.admission_limit, stage=stage)
         self.entering = NativeEntering(self, native) if native else Entering(self)
         self.steps = StepKernel(self.driver, self.kernels)
         self.copies: Copies | None = NativeCopies(self, native) if native else Copies(self)

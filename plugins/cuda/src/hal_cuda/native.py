@@ -138,7 +138,7 @@ class Native:
     ) -> None:
         self.module = module
         self.calls = module.Driver(fail, full, functions(library))
-        gather_with(module.gather, module.gather_tasks)
+        gather_with(module.gather, module.gather_tasks, module.ids)
 
 
 class Book:

@@ -150,6 +150,8 @@ typedef struct {
   uint8_t *seen; /* [slots] zeros between calls */
 } Book;
 PyObject *gather(PyObject *self, PyObject *const *args, Py_ssize_t count); /* gathering.c */
+PyObject *ids(PyObject *self, PyObject *const *args, Py_ssize_t count); /* admitting.c */
+PyObject *stage(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *gather_tasks(PyObject *self, PyObject *const *args, Py_ssize_t count);
 extern PyTypeObject *book_type;
 extern PyType_Spec book_spec, driver_spec;

@@ -1,0 +1,122 @@
+"""The native part's admission: the same ids, refusals and places as the core's and the plugin's own code."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hal_core import InvalidValue, Request, SamplingParams, StateConfig
+from hal_core.slots import gathering
+from hal_core.slots.admission import admit
+from hal_core.slots.layout import lay_out
+from hal_cuda.admissions import Admissions, Chunk
+from hypothesis import given
+from hypothesis import strategies as st
+
+from .stand_in import built
+
+if isinstance(built(), str):
+    pytest.skip(built(), allow_module_level=True)
+NATIVE = built()[0]
+LAYOUT = lay_out(StateConfig(num_slots=1, max_model_len=4096))
+PARAMS = SamplingParams(max_tokens=4000, bad_words=(3,), stop_sequences=((4, 5), (6,)))
+
+
+class Overlong(list):
+    """A list whose length is not that of its elements' array."""
+
+
+def forms(ids):
+    """What a caller may give a list of ids as; the first four are plain."""
+    yield from (ids, tuple(ids))
+    yield from (np.array(ids, kind) for kind in (np.int32, np.int64, np.uint16, ">i4"))
+    yield np.repeat(np.array(ids, np.int32), 2)[::2]
+    yield Overlong(ids)
+
+
+@pytest.mark.parametrize("count", [2, 700])
+def test_ids_are_those_of_the_cores_own_code(count, monkeypatch):
+    ids = [(7 * number) % 3001 for number in range(count)]
+    for at, (prompt, output) in enumerate(zip(forms(ids), forms(ids[::-1]), strict=True)):
+        found = NATIVE.ids(prompt, output)
+        assert (found is not None) == (at < 4), type(prompt)
+        if found is not None:
+            assert np.frombuffer(found[0], np.int64).tolist() == ids + ids[::-1]
+            assert found[1:] == (count, max(ids))
+        taken = []
+        for of_ids in (NATIVE.ids, None):
+            monkeypatch.setattr(gathering, "of_ids", of_ids)
+            taken.append(admit(Request("r", prompt, PARAMS, output), LAYOUT))
+        one, other = taken
+        assert one.tokens.tolist() == other.tokens.tolist()
+        assert not one.tokens.flags.writeable
+        assert (one.prompt_len, one.generated, one.row_lengths) == (
+            other.prompt_len,
+            other.generated,
+            other.row_lengths,
+        )
+        assert [bytes(row) for row in one.rows] == [bytes(row) for row in other.rows]
+
+
+NO_IDS = (-1, 2**31, 2**63, -(2**70), True, 1.0, "5", None)
+
+
+@given(st.lists(st.one_of(st.integers(0, 2**31 - 1), st.sampled_from(NO_IDS)), max_size=6), st.booleans())
+def test_what_is_no_id_is_left_to_the_core_which_refuses_it(ids, output):
+    given_ = ([5], ids) if output else (ids, [])
+    plain = all(type(one) is int and 0 <= one < 2**31 for one in ids)
+    assert (NATIVE.ids(*given_) is not None) == plain
+    for array in (np.array([5, -1], np.int32), np.array([5, 2**31]), np.zeros((2, 2), np.int32), np.zeros(2, bool)):
+        assert NATIVE.ids(array, []) is None
+        with pytest.raises(InvalidValue, match="one list of token ids"):
+            admit(Request("r", array, PARAMS), LAYOUT)
+
+
+def test_the_largest_id_is_told(monkeypatch):
+    monkeypatch.setattr(gathering, "of_ids", NATIVE.ids)
+    with pytest.raises(InvalidValue, match="token 30 is outside the vocabulary of 30"):
+        admit(Request("r", [7, 30, 2]), LAYOUT, vocab_size=30)
+    assert NATIVE.ids([], ()) == (b"", 0, -1)
+    with pytest.raises(InvalidValue, match="no tokens"):
+        admit(Request("r", []), LAYOUT)
+
+
+class Block:
+    """Memory of the host in place of pinned memory."""
+
+    def __init__(self, nbytes):
+        self.buffer = np.full(nbytes, 0xA5, np.uint8)
+        self.address, self.mirror = self.buffer.ctypes.data, 1 << 40
+
+
+@given(st.lists(st.tuples(st.binary(max_size=70), st.lists(st.binary(max_size=50), max_size=5)), max_size=12))
+def test_bytes_are_staged_as_the_plugins_own_code_does(requests):
+    chunks = [Chunk(0, Block(400), 400, stage) for stage in (None, NATIVE.stage)]
+    for record, rows in requests:
+        placed = [chunk.put(record, tuple(map(memoryview, rows))) for chunk in chunks]
+        assert placed[0] == placed[1]
+        assert chunks[0].used == chunks[1].used
+    np.testing.assert_array_equal(*[chunk.block.buffer for chunk in chunks])
+
+
+def test_a_chunk_that_is_full_is_left_for_another():
+    staged = Admissions(Block, nullcontext, limit=3 << 22, stage=NATIVE.stage)
+    state = SimpleNamespace()
+    for number in range(3):
+        request = admit(Request(f"r{number}", np.full(4000, number + 1, np.int32)), LAYOUT)
+        setattr(state, f"r{number}", request)
+        staged.put(request, bytes(3 << 20))
+        assert staged.has(request)
+    assert len(staged.chunks) == 3
+
+
+def test_wrong_calls_are_refused():
+    for call in (lambda: NATIVE.ids(), lambda: NATIVE.stage(1, b""), lambda: NATIVE.stage(1, b"", (b"",) * 8)):
+        with pytest.raises(TypeError):
+            call()
+    chunk = Chunk(0, Block(64), 64, NATIVE.stage)
+    with pytest.raises((TypeError, BufferError)):
+        chunk.put(b"", ("no bytes",))
+    assert chunk.used == 0
