@@ -229,14 +229,14 @@ def make_small(pipe):
 def tail(_words, url, out):
     """``hal tail`` itself; Ctrl-C ends it."""
     from hal.cli import signals
-    from hal.cli.tail import run
+    from hal.cli.tail import command
 
     os.dup2(out, 1)
     sys.stdout = os.fdopen(1, "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     with signals.watched(to_the_end=True):  # as the command does
         heed_interrupts()
-        run([url, "--json"])
+        command(url, as_json=True)
 
 
 def journal_of_tail(printed, path):

@@ -180,7 +180,7 @@ def test_what_update_inputs_refuses_a_replay_refuses_before_it_launches(opened):
     refuse(plain, "update_inputs.*step", step=Step(0, {"target": np.array([9], np.int32)}), stream=stream)
     refuse(plain, "a speculative step for a graph", step=step_of(0, speculative=True), stream=stream)
     refuse(speculative, "a plain step for a graph", step=step_of(0), stream=stream)
-    refuse(plain, "no stream", step=step_of(0), stream=None)
+    refuse(plain, "is not a stream", step=step_of(0), stream=None)
     library = bound.device.driver.api.library
     library.stand_in_capture(stream.handle, 1)
     refuse(plain, "is being captured", step=step_of(0), stream=stream)
