@@ -21,6 +21,8 @@ SEAMS: dict[str, str] = {
     "plan of an insertion": "devices.base:plan_insert",
     "conversion of an array": "runtime.policy:prepare_array",
     "conversion of a value": "runtime.policy:prepare",
+    # streams
+    "wait of a stream": "devices.events:AsyncStream.wait",
     # batches and slots
     "check of a batch": "runtime.policy:problems",
     "quick check of a batch": "runtime.policy:is_sound",

@@ -84,6 +84,10 @@ class Support:
             found.add("probe_counts")
         if isinstance(device, Staged):
             found.add("staging")
+        if hasattr(device, "primitives"):
+            found.add("primitives")
+        if type(self).native_objects is not Support.native_objects:
+            found.add("native_objects")
         return found
 
     def why_not(self, need: str) -> str:
@@ -113,6 +117,18 @@ class Support:
     def values_of(self, device: Device, tensor: Any) -> np.ndarray[Any, Any]:  # noqa: ANN401 (the framework's)
         """Return the values of such a tensor, read in the framework's own way."""
         raise NotImplementedError("tensors is true, but values_of() is not implemented")
+
+    def is_locked(self, device: Device, address: int) -> bool | None:
+        """Whether the driver knows host memory at ``address`` as page-locked; None where it cannot be asked."""
+        return None
+
+    def native_objects(self, device: Device) -> Mapping[str, int]:
+        """Kind to count of the driver's objects (events, buffers) that the device has made and not given back.
+
+        Overriding it offers ``native_objects``: the kit then checks that calls keep none, which Python's own counts of
+        objects cannot show.
+        """
+        raise NotImplementedError("native_objects() is not offered")
 
     def rank_environment(self, rank: int, endpoints: Sequence[str]) -> Mapping[str, str]:
         """Return the environment variables for the process of a rank; ``endpoints`` are free ports of this host.

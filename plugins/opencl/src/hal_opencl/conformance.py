@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from hal_core.devices import dtype_of
 
 from . import cl
 from .device import OpenCLDevice
-from .runtime import Queue
+from .runtime import Event, Queue
 
 
 class OpenCLSupport(Support):
@@ -31,6 +32,11 @@ class OpenCLSupport(Support):
         values = np.empty(tensor.shape, tensor.dtype.storage)
         self._copy(device, tensor, values, inward=False)
         return values
+
+    def native_objects(self, device: Device) -> Mapping[str, int]:
+        """The events and buffers that were made and not released."""
+        assert isinstance(device, OpenCLDevice)
+        return {"events": Event.alive, "buffers": device.runtime.buffers}
 
     def _copy(self, device: Device, view: View, values: np.ndarray[Any, Any], *, inward: bool) -> None:
         assert isinstance(device, OpenCLDevice)

@@ -46,6 +46,11 @@ class OpenCLPrimitives(Primitives):
         end = weakref.finalize(self, _release, os.getpid(), self._maps.handle, tuple(self._kernels.values()))
         end.atexit = False
 
+    @property
+    def buffers(self) -> int:
+        """Buffers that were made and not released."""
+        return len(self._buffers) + len(self._host)
+
     # -- streams and events -------------------------------------------------------------------------------------------
 
     def stream_create(self) -> Queue:

@@ -7,6 +7,7 @@ import os
 from collections import Counter
 from functools import cache
 from pathlib import Path
+from typing import ClassVar
 
 from hal_core import DeviceClosed, PluginError
 
@@ -47,9 +48,13 @@ def program() -> int:
 
 
 class Event:
-    """An event that can be recorded again: the handle of its last record, 0 before the first."""
+    """An event that can be recorded again: the handle of its last record, 0 before the first.
+
+    ``alive``: handles of all events of the process that were not released.
+    """
 
     __slots__ = ("handle",)
+    alive: ClassVar[int] = 0
 
     def __init__(self) -> None:
         self.handle = 0
@@ -66,6 +71,7 @@ class Event:
         """Give the handle back."""
         handle, self.handle = self.handle, 0
         if handle:
+            Event.alive -= 1
             cl.call("clReleaseEvent", handle)
 
 
@@ -99,6 +105,7 @@ class Queue:
         cl.call("clEnqueueMarkerWithWaitList", self.handle, 0, None, c.byref(made))
         event.release()
         event.handle = made.value or 0
+        Event.alive += 1
         cl.call("clFlush", self.handle)  # neither a query nor another queue's wait makes the work begin
 
     def wait(self, event: int) -> None:

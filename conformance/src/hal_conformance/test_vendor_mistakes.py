@@ -1,0 +1,208 @@
+"""What a vendor on a real runtime gets wrong: events, locked memory, counts, handles, bytes beside those written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hal_core.contract.support import SubmissionProbe
+from hal_core.errors import TicketTimeout
+from hal_core.memory.dtypes import dtype_of
+from hal_core.memory.views import View
+from hal_core.slots.admission import Request, SamplingParams
+from hal_core.slots.fields import FinishReason, StateConfig
+from hal_core.slots.tasks import Task, TaskKind
+
+from .harness import backdoor
+from .harness.asserts import assert_no_error, assert_raises
+from .harness.backdoor import arrive
+from .harness.bits import noise
+from .harness.guarantees import guarantee
+from .harness.waiters import A_WHILE
+from .kit import Kit
+from .rigs import acts
+from .rigs.forms import VALUES
+from .rigs.rig import Rig
+from .rigs.stream_cases import copied
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hal_core.tickets import Ticket
+
+COUNTED = ("submissions", "uploads", "launches", "copies_out")
+LOCKED = 256
+"""Bytes to which ``allocate_host`` aligns."""
+ROUNDS, WARM = 60, 40
+"""Rounds of calls in which native objects are counted, after as many in which pools fill."""
+
+
+@contextmanager
+def another(kit: Kit) -> Iterator[Kit]:
+    """Another opened device of the same kind, closed at the end."""
+    other = kit.another()
+    try:
+        yield other
+    finally:
+        other.renew()
+
+
+@guarantee(1, requires=("can_hold_stream", "async_d2h"))
+def test_g01_a_stream_waits_for_the_event_of_another_opened_device(kit: Kit) -> None:
+    with another(kit) as other:
+        theirs, mine = other.device.stream(), kit.device.stream()
+        memory, elsewhere = kit.device.allocate(4096), other.device.allocate(64)
+        before, after = noise(1, 4096), noise(2, 4096)
+        backdoor.write(kit.device, memory, 0, before, mine)
+        with other.held(theirs, "a wait for another opened device's event"):
+            backdoor.put(other.device, elsewhere, [(0, bytes(64))], theirs)
+            event = other.device.event(theirs)
+            assert_no_error(lambda: mine.wait(event), "stream.wait() for an event of another opened device")
+            early = copied(kit, memory, mine)
+            write = backdoor.put(kit.device, memory, [(0, after.tobytes())], mine)
+            why = "synchronize of a stream that waits for another device's held stream"
+            assert_raises(TicketTimeout, lambda: mine.synchronize(A_WHILE), why)
+            for told, ticket in (("copy", early), ("write", write)):
+                assert not ticket.done(), f"a {told} is done, but its stream waits for another device's held stream"
+        for ticket in (early, write):
+            arrive(ticket)
+        assert (early.data[0] == before).all(), "the copy behind another device's event has other bytes"
+
+
+NARROW = ("uint8", "bool", "int16")
+
+
+@guarantee(5, requires=("async_h2d", "can_hold_stream"))
+@pytest.mark.parametrize("dtype", NARROW)
+def test_g05_a_write_that_waits_takes_no_neighbours_along(kit: Kit, dtype: str) -> None:
+    """Elements of one word written on two streams, the first of which is held: whole words would undo the second."""
+    device, kind = kit.device, dtype_of(dtype)
+    count = 64
+    memory, one, two = device.allocate(count * kind.itemsize), device.stream(), device.stream()
+    backdoor.write(device, memory, 0, np.zeros(count * kind.itemsize, np.uint8), one)
+    view, should = View.contiguous(memory, 0, (count,), kind), np.zeros(count, kind.storage)
+    parts: Mapping[str, tuple[Any, Any]] = {
+        "an element": (view[0], 1), "a strided fill": (view[4:32:2], 1), "a strided array": (view[34::2], [1] * 15),
+    }  # fmt: skip
+    with kit.held(one):
+        held = {told: kit.bound.async_set_value(target=t, value=v, stream=one) for told, (t, v) in parts.items()}
+        for at in (1, 2, 3, *range(5, 32, 2), 32, 33, *range(35, count, 2)):
+            arrive(kit.bound.async_set_value(target=view[at], value=1, stream=two))
+    for told, ticket in held.items():
+        arrive(ticket, told)
+    should[...] = 1
+    got = backdoor.read(device, memory, one)[: should.nbytes].view(kind.storage)
+    wrong = np.flatnonzero(got != should).tolist()
+    assert not wrong, f"elements {wrong} of {dtype} lost what was written beside them while a write waited"
+
+
+@guarantee(7, requires=("pinned_host", "primitives"))
+def test_g07_locked_host_memory_comes_from_the_runtime(kit: Kit) -> None:
+    """``pinned_host`` says that staging memory is page-locked, so ``allocate_host`` has to give some."""
+    device: Any = kit.device
+    primitives, support = device.primitives, kit.subject.support
+    blocks = [primitives.allocate_host(nbytes) for nbytes in (1, 1000, 1 << 16)]
+    try:
+        assert None not in blocks, "pinned_host is true, but allocate_host() gives no memory"
+        off = [address % LOCKED for address in blocks]
+        assert not any(off), f"allocate_host() gave blocks {off} bytes past a boundary of {LOCKED} bytes"
+        assert len(set(blocks)) == len(blocks), "allocate_host() gave one block twice"
+        locked = [support.is_locked(device, address) for address in blocks]
+        assert False not in locked, "pinned_host is true, but the driver says that allocate_host()'s memory is not"
+    finally:
+        for address in blocks:
+            if address is not None:
+                primitives.free_host(address)
+
+
+def prepared(kit: Kit, what: str) -> Callable[[], Ticket]:
+    """A call of the kit's acts, or of the forms of a value, made ready."""
+    if what in acts.ACTS:
+        rig = acts.working(kit)
+        return lambda: acts.ACTS[what](rig)
+    road, stream = VALUES[what].road(kit), kit.device.default_stream
+    for memory, data in ((road.memory, road.before), *road.sources):
+        backdoor.write(kit.device, memory, 0, data, stream)
+    return lambda: road.act(stream)
+
+
+@guarantee(10, requires="probe_counts")
+@pytest.mark.parametrize("what", [*acts.ACTS, *VALUES])
+def test_g10_each_call_counts_what_reached_the_driver(kit: Kit, what: str) -> None:
+    device, call = kit.device, prepared(kit, what)
+    assert isinstance(device, SubmissionProbe), "the seam that `requires` asks for"
+    below, own = device.probe_counts(), kit.bound.counters()
+    arrive(call(), what)
+    seen, said = device.probe_counts() - below, kit.bound.counters() - own
+    for name in COUNTED:
+        got, should = getattr(said, name), getattr(seen, name)
+        assert got == should, f"{what}: counters() says {got} {name}, but {should} reached the driver"
+
+
+@guarantee(11)
+@pytest.mark.parametrize("speculative", [False, True], ids=["plain", "speculative"])
+def test_g11_a_stop_reason_leaves_with_its_request(kit: Kit, speculative: bool) -> None:
+    """A slot whose request ended by length, by a stop and by an abort takes a new one that has not ended."""
+    rig = Rig(kit, StateConfig(num_slots=3, max_model_len=16, block_size=4, max_draft_tokens=2, max_logprobs=0))
+    ends = [
+        SamplingParams(max_tokens=1),
+        SamplingParams(max_tokens=9, eos_token_ids=(7,)),
+        SamplingParams(max_tokens=9),
+    ]
+    first = [rig.admit(Request(f"old{slot}", [1, 2], params)) for slot, params in enumerate(ends)]
+    arrive(rig.insert([Task(TaskKind.PREFILL, slot, one, 0, 2, [slot]) for slot, one in enumerate(first)]))
+    _step(rig, speculative)
+    reasons = rig.model.cells["stop_reason"].reshape(-1).tolist()
+    assert reasons == [FinishReason.LENGTH, FinishReason.STOP, 0], f"the kit's own reasons are {reasons}"
+    arrive(rig.insert([Task(TaskKind.ABORTED, 2, first[2])]))
+    rig.output(rig.step([0, 1, 2], speculative=speculative))
+    rig.release([0, 1])
+    new = [rig.admit(Request(f"new{slot}", [3, 4, 5], SamplingParams(max_tokens=9))) for slot in range(3)]
+    arrive(rig.insert([Task(TaskKind.PREFILL, slot, one, 0, 3, [slot]) for slot, one in enumerate(new)]))
+    rig.check("requests that took the slots of ended ones")
+    rows = rig.output(_step(rig, speculative))
+    finished = [(row.request_id, row.finish.name) for row in rows if row.finish]
+    assert not finished, f"the kit's own rows have {finished}"
+    rig.check("a step after them")
+
+
+def _step(rig: Rig, speculative: bool) -> Any:  # noqa: ANN401 (a Step)
+    """A step that gives each slot token 7."""
+    step = rig.step([0, 1, 2], speculative=speculative)
+    cells = {name: rig.model.cells[name].copy() for name in ("sampled_token_ids", "accept_tokens", "accept_num")}
+    for name, value in (("sampled_token_ids", 7), ("accept_tokens", 7), ("accept_num", 1)):
+        cells[name][...] = value
+    arrive(rig.poke(cells))
+    arrive(rig.update_inputs(step))
+    return step
+
+
+@guarantee(26, requires="native_objects")
+@pytest.mark.parametrize("what", [*acts.VALUES, "insert and leave", "a step", "copy_out"])
+def test_g26_calls_keep_no_object_of_the_driver(kit: Kit, what: str) -> None:
+    """Handles that are no objects of Python's: the plugin counts those that it has made and not given back."""
+    rig, support = acts.working(kit), kit.subject.support
+
+    def call() -> None:
+        if what == "insert and leave":
+            arrive(acts.insert(rig))
+            arrive(rig.insert([acts.leaving(rig, max(rig.model.residents))]))
+            rig.output(rig.step(range(acts.SIZES.num_slots)))
+        elif what == "a step":
+            arrive(acts.submit(rig))
+            arrive(rig.update_inputs(rig.step(range(acts.ENTERED))))
+            rig.output(rig.step(range(acts.ENTERED)))
+        else:
+            arrive(acts.ACTS[what](rig))
+
+    for _ in range(WARM):
+        call()
+    before = dict(support.native_objects(kit.device))
+    for _ in range(ROUNDS):
+        call()
+    after = dict(support.native_objects(kit.device))
+    kept = {name: after[name] - before[name] for name in after if after[name] - before[name] > ROUNDS // 4}
+    assert not kept, f"{ROUNDS} rounds of {what} left {kept} more objects of the driver"
