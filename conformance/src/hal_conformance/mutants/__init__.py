@@ -31,6 +31,7 @@ MODULES = (
     *("devices", "policies", "outputs", "ordering", "ranks"),
     *("sizes", "ring", "copies", "streams", "values", "slices", "life", "companions", "fields", "handing"),
     *("tickets", "vendors"),
+    *("memories",),
 )
 """The modules of this package that register liars."""
 

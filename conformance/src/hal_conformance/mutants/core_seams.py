@@ -18,6 +18,7 @@ SEAMS: dict[str, str] = {
     # writes
     "overlaps in a plan": "memory.plan:last_wins",
     "plan of a value": "devices.base:plan_value",
+    "plan of several memories": "devices.asynchronous:across",
     "plan of an insertion": "devices.base:plan_insert",
     "conversion of an array": "runtime.policy:prepare_array",
     "conversion of a value": "runtime.policy:prepare",

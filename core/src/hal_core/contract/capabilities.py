@@ -27,6 +27,8 @@ class Capabilities:
     - ``substituted``: the name of the place that replaces missing hardware, or "".
     - ``async_update``: ``update_inputs`` runs on the stream without the host, which may prepare the next step meanwhile
       (G28).
+    - ``several_memories``: one plan writes any number of memories (``device.write``), since kernels take addresses. If
+      false, each memory has a plan of its own.
     """
 
     async_h2d: bool
@@ -38,6 +40,7 @@ class Capabilities:
     fallbacks: Mapping[str, str] = field(default_factory=dict)
     substituted: str = ""
     async_update: bool = False
+    several_memories: bool = False
 
     def __post_init__(self) -> None:
         unknown = [hook for hook in self.fallbacks if hook not in HOOKS]

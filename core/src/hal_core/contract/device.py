@@ -144,6 +144,9 @@ class Device(Hooks, Protocol):
     def submit(self, plan: WritePlan, stream: Stream) -> Ticket:
         """Write a plan in stream order. The plan's arrays may be changed by the caller once this returns (G2)."""
 
+    def submit_all(self, plans: Sequence[WritePlan], stream: Stream) -> Ticket:
+        """Write plans of different memories in stream order: one submission with ``several_memories``."""
+
     def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
         """Copy byte ranges to the host, as they are after the work that is now on ``stream``.
 

@@ -15,7 +15,7 @@ A vendor writes :class:`hal_core.devices.primitives.Primitives` and a class deri
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -24,6 +24,7 @@ import numpy as np
 from ..errors import InvalidValue, OutOfMemory
 from ..memory.packing import Packed
 from ..memory.plan import Buffer, WritePlan, runs_of
+from ..memory.writes import across
 from ..tickets import DONE, Ticket
 from .blocks import Bytes, MirroredBlock
 from .lifetimes import DeviceMemory
@@ -183,6 +184,15 @@ class AsyncDevice(StreamDevice):
         fields = 0 if plan.records is None else len(plan.records.scatter_map)
         launch = PlanLaunch(memory, plan.memory.nbytes, scatter_map, fields, slots, packed)
         return self.launch_staged(packed.nbytes, partial(packed.fill, plan=plan), launch, plan.memory, own)
+
+    def submit_all(self, plans: Sequence[WritePlan], stream: Stream) -> Ticket:
+        """One plan of the addresses from the lowest memory to the end of the highest, where kernels take addresses."""
+        if len(plans) < 2 or not self.capabilities.several_memories:
+            return super().submit_all(plans, stream)
+        begins = [self.address_of(plan.memory) for plan in plans]
+        end = max([begin + plan.memory.nbytes for begin, plan in zip(begins, plans, strict=True)])
+        span = DeviceMemory(self, min(begins), end - min(begins), keep=[plan.memory for plan in plans])
+        return self.submit(across(plans, span), stream)
 
     def pack(self, plan: WritePlan) -> tuple[WritePlan, Packed]:
         """The plan as it is launched (its writes may be cut or put in another order), and its layout in the block."""

@@ -20,7 +20,7 @@ from ..memory.plan import PlanBuilder, WritePlan
 from ..memory.views import ByteRange, View
 from ..output.ticket import OutputTicket
 from ..slots.insertion import plan_insert
-from ..tickets import Ticket
+from ..tickets import DONE, Ticket
 from .tensors import tensor_over
 from .update_by_copy import update_by_copy
 
@@ -73,6 +73,13 @@ class DeviceBase(ABC):
     @abstractmethod
     def submit(self, plan: WritePlan, stream: Stream) -> Ticket:
         """Write a plan in stream order."""
+
+    def submit_all(self, plans: Sequence[WritePlan], stream: Stream) -> Ticket:
+        """Write plans of different memories in stream order; by default one submission after the other."""
+        ticket: Ticket = DONE
+        for plan in plans:
+            ticket = self.submit(plan, stream)
+        return ticket
 
     @abstractmethod
     def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:

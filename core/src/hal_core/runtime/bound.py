@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ..group import Group
     from ..memory.copies import CopyTicket
     from ..memory.views import ByteRange, Memory
+    from ..memory.writes import Writes
     from ..output.sinks import Sink
     from ..ranks.communicator import Communicator
     from ..slots.declared import Companion, StateField
@@ -118,6 +119,18 @@ class BoundDevice:
         """
         act = self.policy.async_set_value
         return self._call("async_set_value", stream, act, (self.device, self._hooks, target, value, stream))
+
+    def write(self, *, writes: Writes, stream: Stream) -> Ticket:
+        """Write to any number of memories: tensors that a framework has allocated (``device.resolve``), and states.
+
+        One submission where the device has ``several_memories``, else one for each memory.
+
+        :param writes: what to write; unchanged until this returns (G2).
+        :param stream: one of this device's streams; work put on it later sees the values.
+        :raises InvalidValue: for memory or a stream of another device, and for two memories that overlap.
+        :raises OutOfMemory: when the staging ring stays full until its deadline.
+        """
+        return self._call("write", stream, self.policy.write, (self.device, writes, stream))
 
     def insert_tasks(self, *, state: SlotState, tasks: TaskBatch | Sequence[Task], stream: Stream) -> Ticket:
         """Put requests into their slots; see :func:`hal_core.contract.hookspecs.insert_tasks`.

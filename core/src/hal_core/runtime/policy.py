@@ -17,6 +17,7 @@ from ..group import Group
 from ..memory.dtypes import SCALAR_MAKERS
 from ..memory.values import Value, device_value, host_array, prepare, prepare_array, prepare_on_device
 from ..memory.views import View
+from ..memory.writes import Writes
 from ..output.sinks import PendingOutput, Sink
 from ..ranks.channel import BroadcastChannel, channel_of
 from ..slots.checks import is_sound, problems
@@ -110,6 +111,24 @@ class Policy:
             if owner._readers:
                 owner.wait_for_readers(None, stream)
         return _ticket(hooks.async_set_value(device=device, target=view, value=prepared, stream=stream))
+
+    def write(self, device: Device, writes: Writes, stream: Stream) -> Ticket:
+        """Check where the writes go, order them after steps that read a state's slots, and submit them."""
+        plans = writes.plans()
+        if any(plan.memory.device is not device for plan in plans):
+            raise InvalidValue(
+                "a target is memory of another opened device", cure="resolve it with that device", argument="writes"
+            )
+        for owner in writes.owners.values():
+            if isinstance(owner, SlotState):
+                owner.check_usable()
+                owner.wait_for_readers(None, stream)
+        if device.capabilities.several_memories:
+            return _ticket(device.submit_all(plans, stream))
+        ticket: Ticket = DONE
+        for plan in plans:
+            ticket = _ticket(device.submit(plan, stream))
+        return ticket
 
     def insert_tasks(
         self, device: Device, hooks: Hooks, state: SlotState, tasks: TaskBatch | Sequence[Task], stream: Stream

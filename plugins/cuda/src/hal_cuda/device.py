@@ -64,6 +64,7 @@ class CudaDevice(OnGpu):
         can_hold_stream=True,
         collective="nccl",
         async_update=True,
+        several_memories=True,
     )
     dlpack_type = DLPACK_CUDA
     raises_faults = True  # an error of the device is sticky: its next call raises it

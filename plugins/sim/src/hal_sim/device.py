@@ -39,6 +39,7 @@ class SimDevice(OnAccelerator):
         can_hold_stream=True,
         collective="shared memory",
         async_update=True,
+        several_memories=True,
     )
 
     fault_cure = "mend what that work did (Accelerator.races() tells more), and open the device again"

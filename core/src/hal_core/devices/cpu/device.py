@@ -44,6 +44,7 @@ class CpuDevice(SyncDevice):
         pinned_host=False,
         can_hold_stream=False,
         collective="gloo",
+        several_memories=True,
         fallbacks={"async_set_value": SYNCHRONOUS},
     )
 
@@ -64,11 +65,20 @@ class CpuDevice(SyncDevice):
 
     def submit(self, plan: WritePlan, stream: Stream) -> Ticket:
         """Write the plan into host memory, as :func:`hal_core.memory.plan.apply_to_host` would."""
-        memory = plan.memory
-        assert isinstance(memory, HostMemory)
-        if not plan.empty:
+        return self.submit_all([plan], stream)
+
+    def submit_all(self, plans: Sequence[WritePlan], stream: Stream) -> Ticket:
+        """The same for plans of several blocks."""
+        if not all(plan.empty for plan in plans):
             self.count("launches")
             self.count("submissions")
+        for plan in plans:
+            self._write(plan)
+        return DONE
+
+    def _write(self, plan: WritePlan) -> None:
+        memory = plan.memory
+        assert isinstance(memory, HostMemory)
         if plan.records is not None:
             scatter_map = plan.records.scatter_map
             spreader = memory.spreader
@@ -77,7 +87,6 @@ class CpuDevice(SyncDevice):
             spreader.write(plan.records.slots, plan.records.data)
         if len(plan.writes):
             memory.write(plan.writes, plan.payload)
-        return DONE
 
     def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
         """Copy byte ranges; they are there on return."""
