@@ -36,7 +36,7 @@ lint: $(STAMP)   ## ruff, mypy (strict), who may import whom, and the faces' stu
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python tools/rooms.py
+	PYTHONPATH=examples/arena:examples/npu:examples/queue $(BIN)/lint-imports --no-logo --no-cache
 	$(BIN)/python tools/faces.py --check
 
 test: $(STAMP)   ## lint and every test, beside each other

@@ -1,56 +1,101 @@
-"""Paddle's import in a command: where the process ends with it, no collection walks through what it leaves."""
+"""Which package imports which: each contract of import-linter finds its fault; the host uses public names alone."""
 
 from __future__ import annotations
 
-import gc
+import ast
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from hal.cli import imports, main, signals
+ROOT = Path(__file__).parents[1]
 
-from .commands import environment
 
-#: In Paddle's place: it tells whether garbage is collected, and of how many objects no more is.
-PADDLE = """
-import atexit, gc, sys
-print("collects:", gc.isenabled(), file=sys.stderr)
-atexit.register(lambda: print("later:", gc.isenabled(), gc.get_freeze_count() > 10_000, file=sys.stderr))
-raise ImportError("it is a stand-in")
-"""
-PROCESS = "from hal.cli import main; main()"
-LIBRARY = "import sys; from hal.cli import main; main(sys.argv[1:])"
+def check(folder, files):
+    """Lint a tree of packages by this repository's contracts. Return what it prints, and the exit status."""
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    contracts = text[text.index("[[tool.importlinter.contracts]]") : text.index("[tool.pytest.ini_options]")]
+    packages = sorted({name.partition("/")[0] for name in files})
+    (folder / "pyproject.toml").write_text(f"[tool.importlinter]\nroot_packages = {packages}\n\n{contracts}")
+    command = [Path(sys.executable).parent / "lint-imports", "--no-logo", "--no-cache"]
+    environment = {**os.environ, "PYTHONPATH": str(folder), "COLUMNS": "200"}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stderr == ""
+    return done.stdout, done.returncode
+
+
+TYPES = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    "
+SOUND = {
+    "hal_core/__init__.py": "from .slots.state import State\n",  # a face: its imports make no circle
+    "hal_core/slots/__init__.py": "",
+    "hal_core/slots/state.py": TYPES + "from ..memory import views\n",
+    "hal_core/memory/__init__.py": "",
+    "hal_core/memory/views.py": "from hal_core import errors\n",
+    "hal_core/errors.py": "",
+    "hal_core/devices/__init__.py": "",
+    "hal_conformance/__init__.py": "from hal_core.slots.state import State\n",  # the kit may look inside
+    "hal/__init__.py": "",
+    "hal/engine.py": "from hal_core import State\nimport hal_core.devices\nfrom .other import thing\n",
+    "hal/other.py": "",
+    "hal_cuda/__init__.py": "",
+    "hal_cuda/device.py": "from hal_core.devices import AsyncDevice\n",
+}
+CIRCLES, FACES, ONE_WAY = "No circles between", "The core is imported through", "Imports point one way"
+
+
+def test_a_tree_without_faults_passes(tmp_path):
+    printed, status = check(tmp_path, SOUND)
+    assert status == 0, printed
+    assert "Contracts: 3 kept, 0 broken." in printed
 
 
 @pytest.mark.parametrize(
-    ("code", "told"),
-    [(PROCESS, ["collects: False", "later: True True"]), (LIBRARY, ["collects: True", "later: True False"])],
-    ids=["process", "library"],
+    ("file", "text", "broken"),
+    [
+        ("hal_core/memory/views.py", TYPES + "from ..slots.state import State\n", CIRCLES),
+        ("hal_core/memory/views.py", "def f():\n    import hal_core.slots.state\n", CIRCLES),
+        ("hal/other.py", "from . import engine\n", CIRCLES),
+        ("hal/engine.py", "from hal_core.slots.state import State\n", FACES),
+        ("hal/engine.py", "from hal_core import slots\n", FACES),
+        ("hal_cuda/device.py", TYPES + "import hal_core.errors\n", FACES),
+        ("hal_core/errors.py", "import hal.engine\n", ONE_WAY),
+        ("hal/engine.py", "def f():\n    import hal_cuda.device\n", ONE_WAY),
+    ],
 )
-def test_paddle_is_imported_uncollected_where_the_process_ends(tmp_path, code, told):
-    (tmp_path / "paddle").mkdir()
-    (tmp_path / "paddle" / "__init__.py").write_text(PADDLE)
-    more = environment(tmp_path, PYTHONPATH=str(tmp_path))
-    done = subprocess.run(
-        [sys.executable, "-c", code, "run", "--prompt", "x"], capture_output=True, text=True, check=False, env=more
-    )
-    lines = done.stderr.splitlines()
-    assert done.returncode == 2
-    assert [line for line in lines if line.startswith(("collects:", "later:"))] == told
-    assert any("Paddle, which the model runs on, cannot be imported: it is a stand-in" in line for line in lines)
+def test_each_fault_is_named(tmp_path, file, text, broken):
+    printed, status = check(tmp_path, SOUND | {file: text})
+    assert status == 1
+    assert [line.partition(" BROKEN")[0][: len(broken)] for line in printed.splitlines() if " BROKEN" in line] == [
+        broken
+    ]
+    assert file.removesuffix(".py").replace("/", ".") in printed or broken == CIRCLES
 
 
-def test_a_caller_who_collects_nothing_is_left_alone(monkeypatch):
-    monkeypatch.setattr(signals, "ends_process", lambda: True)
-    monkeypatch.setattr(gc, "isenabled", lambda: False)
-    monkeypatch.setattr(gc, "freeze", lambda: pytest.fail("the caller's objects were frozen"))
-    monkeypatch.setattr(gc, "enable", lambda: pytest.fail("the caller's collections were turned on"))
-    with imports.uncollected():
-        pass
+def test_the_check_is_part_of_lint():
+    lint = (ROOT / "Makefile").read_text(encoding="utf-8").partition("\nlint:")[2].partition("\n\n")[0]
+    assert "lint-imports" in lint
 
 
-def test_a_command_called_by_a_library_does_not_end_its_process():
-    with pytest.raises(SystemExit):
-        main(["--version", "--nonsense"])
-    assert not signals.ends_process()
+def through(text):
+    """Lines that reach through a bound device to the device behind it."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Attribute) and node.attr == "device":
+            inner = node.value
+            if (inner.attr if isinstance(inner, ast.Attribute) else getattr(inner, "id", "")) in ("device", "bound"):
+                yield node.lineno
+
+
+def test_the_host_reaches_through_no_bound_device():
+    """What a worker needs of its device is public on it, behind the checks of the policy."""
+    found = [
+        f"{path.relative_to(ROOT)}:{line}"
+        for path in sorted((ROOT / "hal").rglob("*.py"))
+        for line in through(path.read_text(encoding="utf-8"))
+    ]
+    assert found == []
+    assert {*through("self.device.device.copy_out()\nbound.device.index\nself.device.copy_out()\n")} == {1, 2}
