@@ -45,8 +45,8 @@ test: $(STAMP)   ## lint and every test, beside each other
 tests: $(STAMP)  ## every test, without lint, some files at a time
 	$(BIN)/python -m pytest $(BESIDE) $(ARGS)
 
-slowest: $(STAMP) ## the same, and the table of the slowest tests (docs/evidence/slowest-tests.md)
-	$(BIN)/python tools/slowest.py -- $(BESIDE) $(ARGS)
+slowest: $(STAMP) ## the same, and the slowest tests
+	$(BIN)/python -m pytest $(BESIDE) --durations=40 --durations-min=1 $(ARGS)
 
 bench: $(STAMP)  ## the benchmarks, compared in one run
 	$(BIN)/python benchmarks/run.py $(ARGS)
