@@ -88,6 +88,7 @@ class Runner(Protocol):
     def propose(self, state: SlotState, step: Step, stream: Stream) -> None:
         """After ``update_inputs``, of a state with room for drafts: hand it those of its next step, or none.
 
+        Where this raises, the requests of the step that have not ended in it end with that error.
         By ``BoundDevice.set_drafts``, or by work on ``stream`` that writes ``draft_num``, ``draft_tokens`` and
         ``seq_lens_this_time`` as that would: for slots that go on decoding, inside the blocks that they hold.
         """

@@ -13,6 +13,7 @@ from hal_core import (
     ALONE,
     ENTERING,
     LEAVING,
+    ByteRange,
     DeviceClosed,
     FinishReason,
     Group,
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger("hal")
+_OF_THE_DEVICE = (DeviceClosed, GroupLost, Unavailable)
+"""What ends the stepper, whoever meets it."""
 PATIENCE = 10.0
 """Seconds in which the device must have done what was on its stream when a runner raised."""
 
@@ -77,6 +80,9 @@ class Stepper:
     - ``acceptance``: what became of drafts so far, on a state with room for drafts.
     - ``in_flight``: the steps of :meth:`order` that were not received, the oldest first.
     - ``on_raised``: is called with what the runner raised in a step whose requests end with it.
+
+    What a runner raises in ``launch`` or ``propose`` ends the requests of that step. On a rank of several it ends the
+    rank, as the others of its group have done the step: the engine starts the group again, or ends.
     """
 
     sockets = ()
@@ -134,7 +140,7 @@ class Stepper:
             self._told.agreed(step, agreed, stream)
         device.update_inputs(state=state, step=step, stream=stream)
         if state.speculative and not failed:
-            self.runner.propose(state, step, stream)
+            step = self._propose(planned, step)
         trouble: SinkFull | SinkClosed | None = None
         try:
             ticket: object = device.save_output(state=state, step=self._saved(step), sink=self.sink, stream=stream)
@@ -237,34 +243,71 @@ class Stepper:
         """
         try:
             step: object = self.runner.launch(self.state, planned, self.stream)
-        except (DeviceClosed, GroupLost, Unavailable):
+        except _OF_THE_DEVICE:
             raise
         except Exception as error:
             if self.group.size > 1:
                 raise
-            return self._failed(planned, error), True
+            given = ("accept_num", 0) if self.state.speculative else ("sampled_token_ids", -1)
+            return self._failed(planned.step, self._fed(planned), given, "launch", error), True
         if not isinstance(step, Step) or step.number != planned.step.number:
             raise self._no_step(step, planned)
         return step, False
 
-    def _failed(self, planned: PlannedStep, error: Exception) -> Step:
-        """The step whose requests all end with the runner's error: the device has run nothing of it, as far as anybody
-        knows. Raises :class:`RunnerFailed` where the device was broken too."""
-        state, stream = self.state, self.stream
-        what = " ".join(f"{type(self.runner).__name__}.launch raised {type(error).__name__}: {error}".split())
-        slots = planned.step.order(state.name)[planned.counts > 0].tolist()
-        given = ("accept_num", 0) if state.speculative else ("sampled_token_ids", -1)
+    def _propose(self, planned: PlannedStep, step: Step) -> Step:
+        """The step with the drafts of the next one made; where that raises, its requests that have not ended in it end
+        with the error. A rank of a group raises: the others of it have made their drafts."""
         try:
+            self.runner.propose(self.state, step, self.stream)
+        except _OF_THE_DEVICE:
+            raise
+        except Exception as error:
+            if self.group.size > 1:
+                raise
+            return self._failed(step, self._fed(planned), ("draft_num", 0), "propose", error, ended=self._stopped)
+        return step
+
+    def _fed(self, planned: PlannedStep) -> list[int]:
+        """The slots that a step may have run."""
+        slots: list[int] = planned.step.order(self.state.name)[planned.counts > 0].tolist()
+        return slots
+
+    def _stopped(self) -> set[int]:
+        """The slots that have stopped, when all work on the stream is done."""
+        place = self.state.layout.fields["stop_flags"]
+        part = ByteRange(place.offset, place.stride * self.state.sizes.num_slots)
+        self.stream.synchronize(PATIENCE)
+        copied = self.device.copy_out(memory=self.state.memory, parts=(part,), stream=self.stream)
+        copied.wait(PATIENCE)
+        return set(np.flatnonzero(self.state.copied_fields(copied.data[0], part)["stop_flags"]).tolist())
+
+    def _failed(
+        self,
+        step: Step,
+        slots: list[int],
+        given: tuple[str, int],
+        method: str,
+        error: Exception,
+        ended: Callable[[], set[int]] = set,
+    ) -> Step:
+        """The step whose requests in ``slots``, but for those that have ``ended``, end with what a method of the runner
+        raised: nobody knows what of its work the device has done. ``given``: a field and its value for each slot.
+        Raises :class:`RunnerFailed` where the device was broken too."""
+        state, stream = self.state, self.stream
+        what = " ".join(f"{type(self.runner).__name__}.{method} raised {type(error).__name__}: {error}".split())
+        try:
+            over = ended()
+            slots = [slot for slot in slots if slot not in over]
             for slot in slots:
                 for name, value in (("stop_flags", True), given):
                     self.device.async_set_value(target=state.view(name)[slot], value=value, stream=stream)
             stream.synchronize(PATIENCE)
         except HalError as broken:
             raise RunnerFailed(what, cure=f"and the device does not go on: {broken.what}") from error
-        log.error("step %d: %s", planned.step.number, what)
+        log.error("step %d: %s", step.number, what)
         log.debug("where the runner raised", exc_info=error)
         self.on_raised(error)
-        return replace(planned.step, errors=dict.fromkeys(slots, what))
+        return replace(step, errors={**step.errors, **dict.fromkeys(slots, what)})
 
     def _saved(self, step: Step) -> Step:
         """The step as its output is saved: with the order that the sink's readers know."""

@@ -1,4 +1,4 @@
-"""A runner for ``hal run`` that gives each request one token, and raises in the steps it is told."""
+"""A runner for ``hal run`` that gives each request one token a step, and raises in the steps it is told."""
 
 from __future__ import annotations
 
@@ -6,23 +6,32 @@ import os
 
 
 class FailingRunner:
-    needs_host = ""
+    needs_host, drafts_on_device = "", True
     vocab_size = 512
 
     def __init__(self, setup):
         self._device = setup.device
-        self._raises = {int(step) for step in os.environ["FAILING_STEPS"].split(",")}
+        self._raises = {
+            method: {int(step) for step in os.environ.get(f"FAILING_{method.upper()}", "").split(",") if step}
+            for method in ("steps", "drafts")
+        }
         self._breaks = os.environ.get("FAILING_BREAKS") == "1"
 
     def check(self, request): ...
 
     def launch(self, state, step, stream):
-        if step.step.number in self._raises:
+        self._raise("steps", step.step)
+        fields = {"accept_tokens": 300, "accept_num": 1} if state.speculative else {"sampled_token_ids": 300}
+        for slot in step.step.order(state.name).tolist():
+            for name, value in fields.items():
+                self._device.async_set_value(target=state.view(name)[slot], value=value, stream=stream)
+        return step.step
+
+    def propose(self, state, step, stream):
+        self._raise("drafts", step)
+
+    def _raise(self, method, step):
+        if step.number in self._raises[method]:
             if self._breaks:
                 self._device.close()
             raise RuntimeError("out of memory:\n 2 GiB were asked for")
-        for slot in step.step.order(state.name).tolist():
-            self._device.async_set_value(target=state.view("sampled_token_ids")[slot], value=300, stream=stream)
-        return step.step
-
-    def propose(self, state, step, stream): ...

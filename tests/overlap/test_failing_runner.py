@@ -18,8 +18,9 @@ def run(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
 
-    def call(*arguments, steps, breaks="0"):
+    def call(*arguments, steps="", drafts="", breaks="0"):
         monkeypatch.setenv("FAILING_STEPS", steps)
+        monkeypatch.setenv("FAILING_DRAFTS", drafts)
         monkeypatch.setenv("FAILING_BREAKS", breaks)
         given = [part for name in ("aa", "bb", "cc") for part in ("--prompt", name)]
         with pytest.raises(SystemExit) as end:
@@ -46,6 +47,32 @@ def test_a_step_that_raises_ends_its_requests_and_no_others(run, device, overlap
             assert found["token_ids"] == [300] * min(int(steps[0]), 4)
         else:
             assert found["token_ids"] == [300] * 4
+
+
+@pytest.mark.parametrize(("device", "overlap"), [("cpu", "off"), ("sim", "off"), ("sim", "on")])
+@pytest.mark.parametrize("step", [0, 2, 3])
+def test_drafting_that_raises_ends_the_steps_requests_that_go_on(run, device, overlap, step):
+    """Both have ended by their length in step 3, so that no request is left for the error."""
+    if device == "sim":
+        pytest.importorskip("hal_sim", reason="paddle-hal-sim is not installed: pip install ./plugins/sim")
+    code, objects, err = run("--device", device, "--overlap", overlap, "--drafts", "2", drafts=str(step))
+    assert "Traceback" not in err
+    assert "FailingRunner.propose raised RuntimeError: out of memory: 2 GiB were asked for" in err
+    ends = sorted(found["finish_reason"] for found in objects)
+    assert ends == (["length"] * 3 if step == 3 else ["error", "error", "length"]), err
+    assert (code != 0) == (step != 3)
+    for found in objects:
+        failed = found["finish_reason"] == "error"
+        assert found["token_ids"] == [300] * (step if failed else 4)
+        assert ("FailingRunner.propose raised" in found.get("message", "")) is failed
+
+
+def test_drafting_that_breaks_the_device_ends_the_command_in_one_line(run):
+    code, _, err = run("--device", "cpu", "--drafts", "2", drafts="2", breaks="1")
+    assert code == 1
+    assert "Traceback" not in err
+    (line,) = [line for line in err.splitlines() if "hal: error:" in line]
+    assert "FailingRunner.propose raised RuntimeError" in line
 
 
 def test_a_runner_that_breaks_the_device_ends_the_command_in_one_line(run):

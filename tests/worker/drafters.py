@@ -81,6 +81,7 @@ class Told:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[tuple[list[int], list[float], int]] = field(default_factory=list)
     finish: FinishReason = FinishReason.NONE
+    message: str = ""
 
 
 def told(sink):
@@ -89,7 +90,7 @@ def told(sink):
     for record in sink.records:
         for row in record.rows():
             entry = found.setdefault(row.request_id, Told())
-            entry.finish = row.finish or entry.finish
+            entry.finish, entry.message = row.finish or entry.finish, row.message or entry.message
             if row.status is not SlotStatus.TOKEN:
                 continue
             assert row.position == len(entry.tokens), "tokens out of order"
