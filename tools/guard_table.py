@@ -174,7 +174,7 @@ GUARDS: tuple[Guard, ...] = (
         "what a failed call has staged keeps its fence",
         "G3",
         CORE + "devices/asynchronous.py",
-        "            self.staging.fence(span, self.mark(stream))  # a part of it may be under way\n",
+        "            self.staging.fence(span, self.mark(stream))  # a part of it may be in flight\n",
         "            self.staging.drop(span)\n",
         (BASE + "test_what_a_failed_call_has_left_on_the_stream_is_waited_for_by_closing",),
     ),

@@ -215,37 +215,37 @@ def test_g06_a_long_double_is_refused():
         (
             [[1, 2], [300, 4]],
             INT8,
-            "value: at index [1, 0]: the value has int 300, int8 takes bools and ints from -128 to 127 "
+            "value: at index [1, 0]: the value has int 300, but int8 takes only bools and ints from -128 to 127 "
             "(clip it to that range, or use a wider target)",
         ),
         (
             np.array([0.5]),
             INT64,
-            "value: at index [0]: the value has float 0.5, int64 takes bools and ints from -9223372036854775808 to "
-            "9223372036854775807 (round it to int first, or use a wider target)",
+            "value: at index [0]: the value has float 0.5, but int64 takes only bools and ints from "
+            "-9223372036854775808 to 9223372036854775807 (round it to int first, or use a wider target)",
         ),
         (
             np.array([1, 2], np.uint8),
             BOOL,
-            "value: at index [1]: the value has int 2, bool takes bools and the ints 0 and 1 "
+            "value: at index [1]: the value has int 2, but bool takes only bools and the ints 0 and 1 "
             "(compare it first: value != 0)",
         ),
         (
             [0.5, 2**24 + 1],
             FLOAT32,
-            "value: at index [1]: the value has int 16777217, float32 holds ints of 24 significant bits below 2**128 "
-            "exactly (pass a float where rounding is meant, or use a wider target)",
+            "value: at index [1]: the value has int 16777217, but float32 holds only ints of 24 significant bits below "
+            "2**128 exactly (pass a float if rounding is meant, or use a wider target)",
         ),
         (
             70000.0,
             FLOAT16,
-            "value: the value has float 70000.0, float16 overflows to infinity from a magnitude of 65520.0 "
-            "(clip it, or pass an infinity where one is meant)",
+            "value: the value has float 70000.0, but float16 overflows to infinity from a magnitude of 65520.0 "
+            "(clip it, or pass an infinity if one is meant)",
         ),
         (
             10**5000,
             UINT8,
-            "value: the value has an int of 16610 bits, uint8 takes bools and ints from 0 to 255 "
+            "value: the value has an int of 16610 bits, but uint8 takes only bools and ints from 0 to 255 "
             "(clip it to that range, or use a wider target)",
         ),
     ],

@@ -89,7 +89,7 @@ def test_g09_g11_a_batch_equals_its_tasks_one_by_one(device, data):
     [
         ({"num_scheduled_tokens": 99}, "tokens 0 to 99"),
         ({"num_computed_tokens": -1}, "tokens -1"),
-        ({"blocks": []}, "blocks, has 0"),
+        ({"blocks": []}, "blocks, but the task has 0"),
         ({"blocks": [-7]}, "block -7 is negative"),
         ({"blocks": [1] * 11}, "the table holds 10"),
         ({"slots": 24}, "slots go from 0 to 23"),

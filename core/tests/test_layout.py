@@ -67,7 +67,7 @@ def test_g14_the_digest_differs_when_the_order_of_fields_differs():
 
 def test_fields_of_a_group_that_lie_apart_are_refused():
     apart = [STATE_TABLE[3], STATE_TABLE[-1], STATE_TABLE[5]]
-    with pytest.raises(InvalidValue, match="broadcast_speculative lie apart: \\['token_ids'\\]"):
+    with pytest.raises(InvalidValue, match="broadcast_speculative are not adjacent: \\['token_ids'\\]"):
         lay_out(StateConfig(num_slots=2, max_model_len=8), apart)
 
 

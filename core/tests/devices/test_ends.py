@@ -24,7 +24,9 @@ def test_a_fault_sticks_to_its_device_alone(device):
     with pytest.raises(HalError, match="latched:0: page fault"):
         ticket.wait()
     for _ in range(2):
-        with pytest.raises(DeviceClosed, match=r"earlier work failed while it ran: page fault .*open the device again"):
+        with pytest.raises(
+            DeviceClosed, match=r"earlier work failed on the device: page fault .*open the device again"
+        ):
             device.submit(PlanBuilder(memory).build(), device.default_stream)
     with pytest.raises(DeviceClosed):
         device.allocate(8)
@@ -36,7 +38,7 @@ def test_a_fault_sticks_to_its_device_alone(device):
 def test_a_lost_group_is_told_by_its_ticket_and_the_device_goes_on(device):
     memory = device.allocate(64)
     first = write(device, memory, 1)
-    device.primitives.raises = GroupLost("rank 1 has left", cure="start all ranks anew")
+    device.primitives.raises = GroupLost("rank 1 has left", cure="start all ranks again")
     with pytest.raises(GroupLost, match="rank 1 has left"):
         first.wait()
     device.primitives.raises = None

@@ -66,7 +66,7 @@ def test_g16_what_the_library_raises_is_the_loss_of_the_group():
 
 
 def test_a_library_that_nobody_knows_is_refused_before_anything_is_made():
-    with pytest.raises(InvalidValue, match=r"over 'smoke' are known \(known: gloo, xccl, bkcl, nccl\)"):
+    with pytest.raises(InvalidValue, match=r"over 'smoke' are not supported \(known: gloo, xccl, bkcl, nccl\)"):
         make_group("smoke", (0, 1), 0, {}, SimpleNamespace(), 1.0)
 
 

@@ -1,12 +1,12 @@
-"""What a device needs: bases to derive from, and the pieces that those are made of.
+"""Base classes and parts of devices.
 
-- ``primitives``: what the vendor of an asynchronous device writes (:class:`~hal_core.devices.primitives.Primitives`).
+- ``primitives``: the interface that the vendor of an asynchronous device implements
+  (:class:`~hal_core.devices.primitives.Primitives`).
 - ``asynchronous``: the device over them (:class:`~hal_core.devices.asynchronous.AsyncDevice`).
-- ``streaming``: its half that needs streams, events and host memory alone, for devices that move bytes in a way of
-  their own (:class:`~hal_core.devices.streaming.StreamDevice`; Paddle's CustomDevices).
-- ``events``, ``tickets``, ``blocks``, ``lifetimes``: what the two are made of, and the vendor need not read.
-- ``sync``, ``base``: synchronous devices, and what all devices share; ``cpu``, ``paddle``: devices that ship with the
-  core.
+- ``streaming``: its base, which needs only streams, events and host memory, for devices with their own way to move
+  bytes (:class:`~hal_core.devices.streaming.StreamDevice`; Paddle's CustomDevices).
+- ``events``, ``tickets``, ``blocks``, ``lifetimes``: parts of these two, which a vendor need not read.
+- ``sync``, ``base``: synchronous devices, and the base of all devices; ``cpu``, ``paddle``: devices in the core.
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
 """The asynchronous device: everything but the vendor's primitives.
 
 A vendor writes :class:`hal_core.devices.primitives.Primitives` and a class derived from :class:`AsyncDevice` with its
-``name`` and ``capabilities``. What the base does with them:
+``name`` and ``capabilities``. The base adds:
 
-- **staging**: bytes of the host go through a ring whose spans are used again only after the event of their last use;
-- **order**: writes wait on their stream for copies out that still read what they change; the host does not wait;
-- **all or nothing**: what a call writes is on the device before the one launch that changes the target;
-- **lifetimes**: memory that nobody holds is freed when the last work that was put on any stream by then is over; arrays
-  of a copy out keep their host block;
-- **two of everything**: nothing is shared between two opened devices, two states or two streams but the ring
-  of their device.
+- **staging**: host bytes go through a ring whose spans are reused only after the event of their last use;
+- **order**: writes wait on their stream for copies out that still read their target; the host does not wait;
+- **all or nothing**: a call's data is on the device before the one launch that changes the target;
+- **lifetimes**: unreferenced memory is freed when the work that was queued on any stream by then is done; the arrays of
+  a copy out keep their host block;
+- **isolation**: two opened devices, states or streams share only the ring of their device.
 """
 
 from __future__ import annotations
@@ -45,11 +44,11 @@ if TYPE_CHECKING:
 
 
 class AsyncDevice(StreamDevice):
-    """One opened device over ``primitives``, with a staging ring as its ``options`` say."""
+    """One opened device over ``primitives``, with a staging ring configured by its ``options``."""
 
     piece: ClassVar[int] = 256 << 10
-    """Bytes; what does not fit the ring is uploaded in pieces of this size, the next while the last two are under way:
-    more would spread over more of the ring, and out of the processor's caches."""
+    """Bytes; data larger than the ring is uploaded in pieces of this size, the next one while the last two are in
+    flight. Larger pieces would spread over more of the ring, and out of the processor's caches."""
 
     def __init__(self, index: int, primitives: Primitives, options: RingOptions | None = None) -> None:
         super().__init__(index, primitives)
@@ -62,35 +61,35 @@ class AsyncDevice(StreamDevice):
 
     @primitive
     def allocate(self, nbytes: int) -> DeviceMemory:
-        """A block of device memory; what nobody holds any more is freed first."""
+        """Allocate device memory, after freeing unreferenced memory."""
         self.retired.reap()
         for stream_key in [stream_key for stream_key, event in self.last.items() if event.done()]:
-            del self.last[stream_key]  # of streams that are gone, or have nothing to do
+            del self.last[stream_key]  # streams that are gone or idle
         try:
             address = self.primitives.allocate(nbytes)
         except OutOfMemory:
-            if not self.retired.reap(self.staging.deadline):  # memory that is given back once its work is over
+            if not self.retired.reap(self.staging.deadline):  # memory is freed once its work is done
                 raise
             address = self.primitives.allocate(nbytes)
         self.count("allocations")
         return DeviceMemory(self, address, nbytes, free=partial(self.primitives.free, address))
 
     def address_of(self, memory: Memory) -> int:
-        """The address of memory that this device can write. Raises :class:`InvalidValue` for another's."""
+        """Return the address of memory that this device can write. Raises :class:`InvalidValue` for foreign memory."""
         if not isinstance(memory, DeviceMemory):
             raise InvalidValue(
-                f"{type(memory).__name__} is no memory of this device", cure="use what its allocate() gave"
+                f"{type(memory).__name__} is not memory of this device", cure="use memory from its allocate()"
             )
         return memory.address
 
     @primitive
     def register_state(self, state: SlotState) -> None:
-        """Put the map of the state's records where launches find it; waits until it is there."""
+        """Upload the map of the state's records for launches, and wait for it."""
         if self.capabilities.fused_scatter:
             self.table(state.scatter_map, state.sizes.num_slots)
 
     def table(self, scatter_map: np.ndarray[Any, np.dtype[np.void]], slots: int) -> DeviceMemory:
-        """A map of records in device memory, where it stays until the array is gone; waits for its upload."""
+        """Return a map of records in device memory, where it stays until the array is deleted; waits for its upload."""
         found = self._tables.get(id(scatter_map))
         if found is None:
             data = np.ascontiguousarray(scatter_map).view(np.uint8).reshape(-1)
@@ -103,18 +102,19 @@ class AsyncDevice(StreamDevice):
     # -- staging ------------------------------------------------------------------------------------------------------
 
     def take(self, nbytes: int) -> Span:
-        """A span of the ring for the host to write, then to :meth:`send`; waits for room where the ring is full."""
+        """Return a span of the ring for the host to write and then :meth:`send`; waits for room if the ring is full."""
         span = self.staging.take(nbytes)
         self.primitives.host_write(span.address, nbytes)
         return span
 
     def send(self, span: Span, target: int, launch: Launch | None, stream: AsyncStream) -> RecordedEvent:
-        """Upload a span to device address ``target``, launch what reads it, and fence it; the event after both."""
+        """Upload a span to device address ``target``, launch the kernel that reads it, and fence it; return the event
+        after both."""
         event = self.events.take(stream)
         try:
             self.primitives.submit(span.address, target, span.nbytes, launch, stream.raw, event.raw)
         except BaseException:
-            self.staging.fence(span, self.mark(stream))  # a part of it may be under way
+            self.staging.fence(span, self.mark(stream))  # a part of it may be in flight
             raise
         self.staging.fence(span, event)
         self.last[stream.stream_key] = event
@@ -132,15 +132,15 @@ class AsyncDevice(StreamDevice):
         events: list[RecordedEvent] = []
         for at in range(0, data.nbytes, step):
             if len(events) == 2 and not events.pop(0).wait(self.staging.deadline):
-                raise self.full(f"the upload of {data.nbytes} bytes did not go on for {self.staging.deadline} s")
+                raise self.full(f"the upload of {data.nbytes} bytes made no progress for {self.staging.deadline} s")
             events.append(self.upload(target + at, data[at : at + step], stream))
         return events[-1]
 
     def room(self, data: Bytes, stream: AsyncStream) -> DeviceMemory:
-        """Device memory with bytes that do not fit the ring, for what is put on ``stream`` next.
+        """Return device memory with bytes that do not fit the ring, for the next work on ``stream``.
 
-        They are uploaded beside all streams, so a held one is not waited for (G3). Bytes above ``value_limit`` take as
-        much device memory only for a stream that goes on. Where this raises, nothing of the caller's has changed.
+        They are uploaded on a separate stream, so a held stream is not waited for (G3). Bytes above ``value_limit`` get
+        device memory only if the stream makes progress. If this raises, the caller's memory is unchanged.
         """
         if data.nbytes > self.value_limit:
             self.require_moving(data.nbytes, stream)
@@ -149,22 +149,23 @@ class AsyncDevice(StreamDevice):
         return room
 
     def require_moving(self, nbytes: int, stream: AsyncStream) -> None:
-        """Wait until a stream has done what is on it, before anything is put there that would wait for it half done."""
+        """Wait until a stream has done its queued work, before queuing work that a held stream would leave half
+        done."""
         self.count("host_waits")
         if not stream.record().wait(self.staging.deadline):
             raise self.full(f"{nbytes} bytes wait for a stream that was busy for {self.staging.deadline} s")
 
     def full(self, what: str) -> OutOfMemory:
-        """The error of a wait that has reached its deadline."""
+        """Return the error of a wait that has reached its deadline."""
         cure = "the device has stopped, or holds its stream; find out why, or give less at once, or raise value_limit"
         return OutOfMemory(what, cure=cure, device=self.located, argument="ring")
 
     # -- work ---------------------------------------------------------------------------------------------------------
 
     def submit(self, plan: WritePlan, stream: Stream) -> Ticket:
-        """One upload and one launch; a plan over the ring's limit is uploaded in pieces and launched once.
+        """Upload once and launch once; a plan over the ring's limit is uploaded in pieces and launched once.
 
-        Without ``fused_scatter`` each run of bytes is a copy of its own.
+        Without ``fused_scatter`` each run of bytes is a separate copy.
         """
         self.check_open()
         if plan.empty:
@@ -176,7 +177,7 @@ class AsyncDevice(StreamDevice):
         scatter_map = slots = 0
         if plan.records is not None:
             table = self._tables.get(id(plan.records.scatter_map))
-            if table is None:  # a map of no state: putting it on the device would wait
+            if table is None:  # a map without a state: uploading it would wait
                 plan = plan.flat()
             else:
                 scatter_map, slots = table[0].address, table[1]
@@ -195,13 +196,14 @@ class AsyncDevice(StreamDevice):
         return self.submit(across(plans, span), stream)
 
     def pack(self, plan: WritePlan) -> tuple[WritePlan, Packed]:
-        """The plan as it is launched (its writes may be cut or put in another order), and its layout in the block."""
+        """Return the plan as it is launched (its writes may be cut or reordered), and its layout in the block."""
         return plan, Packed.of(plan)
 
     def launch_staged(
         self, nbytes: int, fill: Callable[[Bytes], None], launch: Launch, memory: Memory, stream: AsyncStream
     ) -> Ticket:
-        """Stage ``nbytes`` that ``fill`` writes, upload them, and launch what reads them and writes to ``memory``."""
+        """Stage ``nbytes`` written by ``fill``, upload them, and launch the kernel that reads them and writes to
+        ``memory``."""
         if nbytes <= self.staging.limit:
             span = self.take(nbytes)
             try:
@@ -222,7 +224,7 @@ class AsyncDevice(StreamDevice):
         return self.ticket(stream)
 
     def submit_runs(self, plan: WritePlan, stream: AsyncStream) -> Ticket:
-        """A plan by copies alone, one a run of bytes; all of them are staged first, as far as the ring holds them."""
+        """Submit a plan as one copy per run of bytes; all runs are staged first, as far as the ring holds them."""
         address, limit = self.address_of(plan.memory), self.staging.limit
         plan = plan.flat()
         if (nbytes := int(plan.writes["nbytes"].sum())) > limit:
@@ -244,7 +246,7 @@ class AsyncDevice(StreamDevice):
         return ticket
 
     def submit_value(self, target: View, value: np.ndarray[Any, Any] | np.generic, stream: Stream) -> Ticket:
-        """Bytes that lie together go straight to their place; everything else is a plan."""
+        """Copy contiguous bytes straight to their target; submit everything else as a plan."""
         shape, _, _ = target.collapsed()
         if shape or not isinstance(value, np.ndarray) or not 0 < value.nbytes <= self.staging.limit:
             return super().submit_value(target, value, stream)
@@ -256,7 +258,7 @@ class AsyncDevice(StreamDevice):
     def enqueue_copies(
         self, block: HostBlock, memory: Memory, parts: Sequence[ByteRange], after: AsyncStream, stream: AsyncStream
     ) -> RecordedEvent:
-        """One compound primitive for all parts."""
+        """Copy all parts with one compound primitive."""
         address = self.address_of(memory)
         places = [(address + part.offset, part.nbytes) for part in parts]
         before, event = self.events.take(after), self.events.take(stream)
@@ -265,18 +267,18 @@ class AsyncDevice(StreamDevice):
         return event
 
     def release(self, *, whole: bool) -> None:
-        """Give the states' maps back with the rest."""
+        """Release the states' maps with the rest."""
         if whole:
             self._tables.clear()
         super().release(whole=whole)
 
 
 Run = tuple[int, Buffer]
-"""Where in the memory a run of bytes begins, and the bytes."""
+"""The offset of a run in the memory, and its bytes."""
 
 
 def short_runs(plan: WritePlan, longest: int) -> Iterator[Run]:
-    """What a plan writes as runs of at most ``longest`` bytes."""
+    """Yield the writes of a plan as runs of at most ``longest`` bytes."""
     flat = plan.flat()
     for offset, data in runs_of(flat.writes, flat.payload):
         for at in range(0, len(data), longest):
@@ -284,7 +286,7 @@ def short_runs(plan: WritePlan, longest: int) -> Iterator[Run]:
 
 
 def grouped(runs: Iterable[Run], limit: int) -> Iterator[list[Run]]:
-    """Runs one after the other, in lists of at most ``limit`` bytes."""
+    """Yield consecutive runs in lists of at most ``limit`` bytes."""
     group: list[Run] = []
     size = 0
     for run in runs:

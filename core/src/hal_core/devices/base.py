@@ -1,7 +1,7 @@
-"""The shared base of devices: the four hooks and ``update_inputs``, written in terms of a device's primitives.
+"""The base class of devices: the four hooks and ``update_inputs``, written with a device's primitives.
 
-A device that derives from :class:`DeviceBase` says how bytes move (``allocate``, ``submit``, ``copy_out``), what its
-streams are (or derives from :class:`hal_core.devices.sync.SyncDevice`), and nothing else.
+A device derived from :class:`DeviceBase` defines how bytes move (``allocate``, ``submit``, ``copy_out``) and its
+streams (or derives from :class:`hal_core.devices.sync.SyncDevice`).
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ if TYPE_CHECKING:
 
 
 class DeviceBase(ABC):
-    """What devices share. Subclasses set ``name`` and ``capabilities`` and implement the abstract methods."""
+    """Base of all devices. Subclasses set ``name`` and ``capabilities`` and implement the abstract methods."""
 
     name: str
     capabilities: Capabilities
     note: str = ""
-    """What else is to be known of an opened device, one line; ``hal devices --open`` shows it."""
+    """A remark about an opened device, one line, shown by ``hal devices --open``."""
 
     dlpack_type: ClassVar[int] = 0
-    """The ``DLDeviceType`` of memory whose addresses other libraries can use; 0: there is none."""
+    """The ``DLDeviceType`` of memory whose addresses other libraries can use; 0 if they cannot."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -62,13 +62,13 @@ class DeviceBase(ABC):
 
     @abstractmethod
     def allocate(self, nbytes: int) -> Memory:
-        """A block of device memory; see :class:`hal_core.contract.device.Device`."""
+        """Allocate device memory; see :class:`hal_core.contract.device.Device`."""
 
     def register_state(self, state: SlotState) -> None:  # noqa: B027 (most devices need nothing)
-        """Make ready what the device needs for a state; by default nothing."""
+        """Prepare the device's resources for a state; none by default."""
 
     def on_admit(self, state: SlotState, request: AdmittedRequest) -> None:  # noqa: B027 (most devices take nothing)
-        """Take an admitted request's bytes ahead of its insertion; by default nothing."""
+        """Take an admitted request's bytes ahead of its insertion; ignored by default."""
 
     @abstractmethod
     def submit(self, plan: WritePlan, stream: Stream) -> Ticket:
@@ -83,11 +83,11 @@ class DeviceBase(ABC):
 
     @abstractmethod
     def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
-        """Copy byte ranges to the host, as they are after the work that is on ``stream`` now."""
+        """Copy byte ranges to the host, as they are after the work that is now on ``stream``."""
 
     @abstractmethod
     def stream(self) -> Stream:
-        """A new stream."""
+        """Create a stream."""
 
     @property
     @abstractmethod
@@ -95,59 +95,60 @@ class DeviceBase(ABC):
         """The stream on which the framework computes."""
 
     def resolve(self, target: object) -> View:
-        """A view of a tensor that the device can write; by default there is no framework, and views alone are taken.
+        """Return a view of a tensor that the device can write; by default without a framework, for views only.
 
-        :raises InvalidValue: for what is no tensor of this device.
+        :raises InvalidValue: for an object that is no tensor of this device.
         """
         if isinstance(target, View):
             return target
         raise InvalidValue(
-            f"{type(target).__name__} is no tensor of this device", cure="give a view of a state", argument="target"
+            f"{type(target).__name__} is not a tensor of this device", cure="give a view of a state", argument="target"
         )
 
     @property
     def dlpack_device(self) -> tuple[int, int] | None:
-        """``(DLDeviceType, index)`` of this device's memory, None where DLPack has no word for it."""
+        """``(DLDeviceType, index)`` of this device's memory, None if DLPack does not support it."""
         return (self.dlpack_type, self.index) if self.dlpack_type else None
 
     def before_consumer(self, stream: int | None) -> None:  # noqa: B027 (most devices have nothing under way)
-        """Let a DLPack consumer's stream wait for what this device has under way; by default nothing is.
+        """Make a DLPack consumer's stream wait for this device's queued work; by default there is none.
 
         ``stream`` as in ``__dlpack__``: a handle, None for the library's default stream, -1 for no order at all.
         """
 
     def tensor(self, view: View, framework: str = "") -> Any:  # noqa: ANN401 (a framework's)
-        """A tensor of a framework over a view's memory; see :meth:`hal_core.SlotState.tensor`."""
+        """Return a framework's tensor over a view's memory; see :meth:`hal_core.SlotState.tensor`."""
         self.check_open()
         return tensor_over(view, framework)
 
     def close(self) -> None:
-        """Leave the groups; whoever holds memory keeps it. Idempotent. A device with more to give back adds that."""
+        """Leave the groups; memory lives as long as its references. Idempotent. Subclasses release further
+        resources."""
         self._closed = True
         while self._communicators:
             self._communicators.popitem()[1].close()
 
     def check_open(self) -> None:
-        """Raise :class:`DeviceClosed` after :meth:`close`; for primitives to begin with."""
+        """Raise :class:`DeviceClosed` after :meth:`close`; called at the beginning of primitives."""
         if self._closed:
             raise DeviceClosed("the device is closed", cure="open it again", device=f"{self.name}:{self.index}")
 
     def is_device_value(self, value: object) -> bool:
-        """True for a value that is on this device; by default none is."""
+        """Return True for a value that is on this device; False by default."""
         return False
 
     def event(self, stream: Stream) -> Event:
-        """An event after everything that is on ``stream`` now."""
+        """Return an event after all work that is now on ``stream``."""
         return stream.record()
 
     def communicator(self, group: Group) -> Communicator:
-        """The group's collectives; opened once. A group whose opening was lost stays lost for this device (G16).
+        """Return the group's collectives, opened once. A group whose opening was lost stays lost for this device (G16).
 
-        Waiting for its ranks once more would take the whole timeout again, at each call; and ranks that are late now
-        would meet a second opening where the others are at their first.
+        A second opening would wait the whole timeout again at each call, and a late rank would meet a second opening
+        while it is at its first.
 
-        :raises GroupLost: where a rank does not come, and at each later call.
-        :raises CapabilityMissing: where the device has no collectives.
+        :raises GroupLost: if a rank does not come, and at each later call.
+        :raises CapabilityMissing: if the device has no collectives.
         """
         found = self._communicators.get(group.ranks)
         if found is not None:
@@ -163,12 +164,12 @@ class DeviceBase(ABC):
         return found
 
     def open_communicator(self, group: Group) -> Communicator:
-        """Open a group, of all ranks that call this in one order. By default a device has no collectives.
+        """Open a group, of all ranks that call this in the same order. By default a device has no collectives.
 
-        :raises CapabilityMissing: where it has none.
+        :raises CapabilityMissing: if it has none.
         """
         raise CapabilityMissing(
-            f"has no collectives, and the group {group.ranks} has {group.size} ranks",
+            f"has no collectives, but the group {group.ranks} has {group.size} ranks",
             cure="run one rank, or choose a device whose capabilities name a collective",
             device=f"{self.name}:{self.index}",
             hook="broadcast_tokens",
@@ -178,14 +179,14 @@ class DeviceBase(ABC):
     def hold_stream(self, stream: Stream) -> AbstractContextManager[None]:
         """Hold a stream. By default a device cannot.
 
-        :raises CapabilityMissing: where it cannot.
+        :raises CapabilityMissing: if it cannot.
         """
         raise CapabilityMissing(
-            "cannot hold a stream", cure="ask capabilities.can_hold_stream first", device=f"{self.name}:{self.index}"
+            "cannot hold a stream", cure="check capabilities.can_hold_stream first", device=f"{self.name}:{self.index}"
         )
 
     def counters(self) -> Counters:
-        """Counts since the device was opened; each wait of a staging ring is one of the host's, too."""
+        """Return the counts since the device was opened; each wait of a staging ring is also a wait of the host."""
         waits = getattr(getattr(self, "staging", None), "waits", 0)
         return Counters(**self._counts | {"ring_waits": waits, "host_waits": self._counts["host_waits"] + waits})
 
@@ -194,24 +195,26 @@ class DeviceBase(ABC):
         self._counts[name] += by
 
     def fall_back(self, hook: str) -> None:
-        """Count a call of a hook that the capabilities name a fallback for."""
+        """Count a call of a hook that has a fallback in the capabilities."""
         if hook in self.capabilities.fallbacks:
             self._counts["fallbacks"] += 1
 
     def order_after_reads(self, stream: Stream, memory: Memory | None = None) -> None:  # noqa: B027 (nothing is pending)
-        """Copies out are over when :meth:`copy_out` returns, unless the device says otherwise."""
+        """Return at once: copies out are done when :meth:`copy_out` returns, unless a subclass overrides this."""
 
     def update_inputs(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
-        """The reference on a copy of the state, written back as one plan; waits for the device once or twice."""
+        """Run the reference on a copy of the state and write it back as one plan; waits for the device once or
+        twice."""
         return update_by_copy(self, state, step, stream)
 
     def check_stream(self, stream: Stream) -> None:  # noqa: B027 (most devices have no graphs)
-        """Raise :class:`InvalidValue` for a stream whose work goes into a graph now; by default there are no graphs."""
+        """Raise :class:`InvalidValue` for a stream that is being captured into a graph; by default there are no
+        graphs."""
 
     def capture_update(self, state: SlotState, stream: Stream, *, speculative: bool) -> None:
         """Put an update into the graph that ``stream`` is captured into. By default a device has no graphs.
 
-        :raises CapabilityMissing: where it has none.
+        :raises CapabilityMissing: if it has none.
         """
         raise CapabilityMissing(
             "has no graphs", cure="call update_inputs in each step", device=f"{self.name}:{self.index}"
@@ -227,20 +230,20 @@ class DeviceBase(ABC):
         )
 
     def replayed(self, event: Event) -> Ticket:
-        """The ticket of a graph's launch; where :meth:`capture_update` captures, so does this."""
+        """Return the ticket of a graph's launch; implemented if :meth:`capture_update` is."""
         raise NotImplementedError
 
     # -- hooks --------------------------------------------------------------------------------------------------
 
     @hookimpl
     def insert_tasks(self, device: Device, state: SlotState, tasks: TaskBatch, stream: Stream) -> Ticket:
-        """One plan for all fields of all requests."""
+        """Write one plan for all fields of all requests."""
         self.fall_back("insert_tasks")
         return self.submit(plan_insert(state, tasks), stream)
 
     @hookimpl
     def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
-        """One plan for all runs of the target."""
+        """Write one plan for all runs of the target."""
         self.check_open()
         self.fall_back("async_set_value")
         if isinstance(value, View):
@@ -254,7 +257,7 @@ class DeviceBase(ABC):
     def copy_within(self, target: View, value: View, stream: Stream) -> Ticket:
         """Copy between two views of this device's memory in stream order, row-major element by element.
 
-        By default by way of the host, which waits for the copy out.
+        By default through the host, which waits for the copy out.
         """
         low, high = value.bounds()
         copied = self.copy_out(value.memory, [ByteRange(low, high - low)], stream)
@@ -265,7 +268,7 @@ class DeviceBase(ABC):
 
     @hookimpl
     def save_output(self, device: Device, state: SlotState, step: Step, sink: Sink, stream: Stream) -> Ticket:
-        """One copy of the adjacent output fields; the record is built when the copy is there."""
+        """Copy the adjacent output fields once; the record is built when the copy has arrived."""
         if self.capabilities.fallbacks:
             self.fall_back("save_output")
         part = state.output_range(topk=step.logprobs is not None)
@@ -275,15 +278,15 @@ class DeviceBase(ABC):
 
     @hookimpl
     def broadcast_tokens(self, device: Device, state: SlotState, group: Group, stream: Stream) -> Ticket:
-        """One collective over the state's broadcast slice."""
+        """Run one collective over the state's broadcast slice."""
         self.fall_back("broadcast_tokens")
         return self.communicator(group).broadcast(state.memory, state.broadcast_range(), stream)
 
 
 def check_index(device: str, index: int, count: int) -> None:
-    """Raise :class:`InvalidValue` for an index of a device that is not there."""
+    """Raise :class:`InvalidValue` for an index without a device."""
     if not 0 <= index < count:
-        there = f"indices go from 0 to {count - 1}" if count else "there is none"
+        there = f"indices go from 0 to {count - 1}" if count else "no device was found"
         raise InvalidValue(
             f"no device {device}:{index}: {there}", cure="choose another", device=device, argument="index"
         )
@@ -298,7 +301,8 @@ def check_options(device: str, options: Mapping[str, object], known: Sequence[st
 
 
 def plan_value(target: View, value: np.ndarray[Any, Any] | np.generic) -> WritePlan:
-    """The plan that writes a host value to all runs of a view: an array of its shape, or one element that fills."""
+    """Return the plan that writes a host value to all runs of a view: an array of its shape, or one element that
+    fills."""
     builder = PlanBuilder(target.memory)
     offsets, nbytes = target.runs()
     if isinstance(value, np.ndarray):

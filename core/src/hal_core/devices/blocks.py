@@ -1,4 +1,4 @@
-"""Host memory that copies read and write when they run: blocks of the staging ring, blocks of copies out."""
+"""Host memory that copies read and write when they run: blocks of the staging ring and of copies out."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from .staging import ALIGNMENT
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 KEPT = 16
-"""Blocks of one size kept for later copies; a worker has a few copies under way at once."""
+"""Blocks of one size kept for later copies; a worker has a few copies in flight at once."""
 KEPT_BYTES = 32 << 20
-"""Of all kept blocks together; what a burst took beyond is given back once its copies are over."""
+"""Limit on all kept blocks together; after a burst the rest is released once its copies are done."""
 
 
 class HostBlock:
-    """Host memory, page-locked where the runtime has such, else pageable. ``buffer`` is its bytes (uint8)."""
+    """Host memory, page-locked if the runtime supports it, else pageable. ``buffer`` is its bytes (uint8)."""
 
     __slots__ = ("_locked", "_primitives", "address", "buffer", "nbytes")
 
@@ -42,14 +42,14 @@ class HostBlock:
             self.buffer = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
 
     def release(self) -> None:
-        """Give it back. Calling it again does nothing."""
+        """Release the memory. Idempotent."""
         if self._locked:
             self._locked = False
             self._primitives.free_host(self.address)
 
 
 class MirroredBlock(HostBlock):
-    """The same with device memory of the same size at ``mirror``, for uploads that a kernel reads."""
+    """A host block with device memory of the same size at ``mirror``, for uploads that a kernel reads."""
 
     __slots__ = ("_memory", "mirror")
 
@@ -64,7 +64,7 @@ class MirroredBlock(HostBlock):
         self._memory = primitives
 
     def release(self) -> None:
-        """Give both back."""
+        """Release host and device memory."""
         super().release()
         memory, self._memory = self._memory, None
         if memory is not None:
@@ -72,7 +72,7 @@ class MirroredBlock(HostBlock):
 
 
 _sizes: dict[int, int] = {}
-"""Bytes that were asked for, and of the block that they are given; of as many as come again and again."""
+"""Requested size to block size in bytes, for a limited number of sizes that recur."""
 
 
 def _size_of(nbytes: int) -> int:
@@ -83,7 +83,7 @@ def _size_of(nbytes: int) -> int:
 
 
 class HostBlocks:
-    """Blocks for copies out, by size; one is used again when its arrays are gone and its copy is over."""
+    """Blocks for copies out, by size; a block is reused when its arrays are gone and its copy is done."""
 
     def __init__(self, primitives: StreamPrimitives) -> None:
         self._primitives = primitives
@@ -94,7 +94,7 @@ class HostBlocks:
         self._closed = False
 
     def take(self, nbytes: int) -> HostBlock:
-        """A block of at least ``nbytes``, of a power-of-two size."""
+        """Return a block of at least ``nbytes``, of a power-of-two size."""
         ending = self._ending
         while ending and ((event := ending[0][0]) is None or event.passed or event.done()):
             self.give(ending.popleft()[1])
@@ -106,8 +106,8 @@ class HostBlocks:
         return free.pop()
 
     def give(self, block: HostBlock) -> None:
-        """Keep a block for later, or give it back when enough are kept."""
-        self._primitives.host_read(block.address, block.nbytes)  # whoever had its arrays may have read them until now
+        """Keep a block for later, or release it if enough are kept."""
+        self._primitives.host_read(block.address, block.nbytes)  # holders of its arrays may have read them until now
         free = self._free.get(block.nbytes)
         if free is None:
             free = self._free.setdefault(block.nbytes, [])
@@ -118,16 +118,16 @@ class HostBlocks:
             free.append(block)
 
     def give_after(self, event: RecordedEvent | None, block: HostBlock) -> None:
-        """Keep a block whose copy may still be under way, for when it has ended. Calls nothing; from any thread."""
+        """Keep a block whose copy may be in flight until it has ended. Makes no calls; from any thread."""
         if not self._closed:
             self._ending.append((event, block))
-        elif self._process == os.getpid() and (event is None or event.passed):  # all work was over then
+        elif self._process == os.getpid() and (event is None or event.passed):  # all work was done then
             self.give(block)
 
     def close(self, deadline: float) -> None:
-        """Give back what is kept and whose copy ends in time; another block is lost rather than used again.
+        """Release kept blocks and blocks whose copy ends in time; a later one is leaked rather than reused.
 
-        A block with arrays over it goes when they do.
+        A block with arrays over it is released with them.
         """
         self._closed = True
         while self._ending:
@@ -140,7 +140,7 @@ class HostBlocks:
 
 
 class Lease:
-    """Holds a block; it goes back when the last array over it is gone. A ticket may be dropped at any time."""
+    """Holds a block until the last array over it is deleted, even if the ticket is dropped earlier."""
 
     __slots__ = ("block", "blocks", "event")
 
@@ -153,7 +153,7 @@ class Lease:
         return {"shape": (self.block.nbytes,), "typestr": "|u1", "data": (self.block.address, False), "version": 3}
 
     def array(self) -> Bytes:
-        """The block as uint8; the array holds the lease."""
+        """Return the block as uint8; the array holds the lease."""
         return np.asarray(self)
 
     def __del__(self) -> None:

@@ -16,7 +16,7 @@ _lanes = count(1)
 
 
 class EventPool:
-    """Events made as needed, and used again once nobody holds them."""
+    """Pool of events, created on demand and reused once unreferenced."""
 
     def __init__(self, primitives: StreamPrimitives, health: Health, retired: Retired) -> None:
         self.primitives, self.health, self.retired = primitives, health, retired
@@ -27,14 +27,14 @@ class EventPool:
         self.made = 0
 
     def record(self, stream: AsyncStream) -> RecordedEvent:
-        """An event after everything that is on ``stream`` now."""
+        """Return an event after all work that is now on ``stream``."""
         free = self.free
         event = RecordedEvent(self, free.pop(), stream.stream_key) if free and self._rerecords else self.take(stream)
         self._record(event.raw, stream.raw)
         return event
 
     def take(self, stream: AsyncStream) -> RecordedEvent:
-        """An event that is not recorded yet, for a primitive that does so on ``stream``."""
+        """Return an event that is not recorded yet, for a primitive that records it on ``stream``."""
         free = self.free
         if free and (self._rerecords or self.query(free[0])):
             return RecordedEvent(self, free.popleft(), stream.stream_key)
@@ -42,15 +42,15 @@ class EventPool:
         return RecordedEvent(self, self.primitives.event_create(), stream.stream_key)
 
     def close(self) -> None:
-        """Destroy the events that nobody holds."""
+        """Destroy the unreferenced events."""
         while self.free:
             self.primitives.event_destroy(self.free.popleft())
 
 
 class RecordedEvent:
-    """A recorded event (:class:`hal_core.streams.Event`). Goes back to its pool when nobody holds it any more.
+    """A recorded event (:class:`hal_core.streams.Event`). Returns to its pool when unreferenced.
 
-    ``stream_key``: that of its stream, whose work is executed in order. ``keep``: what lives until it has passed.
+    ``stream_key``: that of its stream, whose work is executed in order. ``keep``: kept alive until it has passed.
     """
 
     __slots__ = ("keep", "passed", "pool", "raw", "stream_key")
@@ -61,7 +61,8 @@ class RecordedEvent:
         self.keep: object = None
 
     def done(self) -> bool:
-        """True once everything before the event has been executed. Raises what the device met, where asking tells."""
+        """Return True once all work before the event has been executed. Raises the device's error if the query reports
+        one."""
         if not self.passed and self.pool.query(self.raw):
             self.passed, self.keep = True, None
         return self.passed
@@ -77,9 +78,9 @@ class RecordedEvent:
 
 
 class AsyncStream:
-    """A stream (:class:`hal_core.streams.Stream`): one of our own, given back when nobody holds it, or a framework's.
+    """A stream (:class:`hal_core.streams.Stream`): hal's own, released when unreferenced, or a framework's.
 
-    ``stream_key``: a number of this object alone; the runtime may use the handle of a stream that is gone for another.
+    ``stream_key``: a number of this object alone; the runtime may reuse the handle of a destroyed stream.
     """
 
     __slots__ = ("_beside", "_owned", "handle", "pool", "raw", "stream_key")
@@ -90,20 +91,20 @@ class AsyncStream:
         self._beside: AsyncStream | None = None
 
     def beside(self) -> AsyncStream:
-        """The stream for copies out of this one's work, made when it is first needed.
+        """The stream for copies out of this one's work, created on first use.
 
-        Were it shared by several, one that is held up would hold up the copies of all.
+        If several streams shared it, a held one would delay the copies of all.
         """
         if self._beside is None:
             self._beside = AsyncStream(self.pool, self.pool.primitives.stream_create(), owned=True)
         return self._beside
 
     def record(self) -> Event:
-        """An event after everything that is on the stream now."""
+        """Return an event after all work that is now on the stream."""
         return self.pool.record(self)
 
     def wait(self, event: Event) -> None:
-        """Let later work on this stream wait for ``event``; the host does not wait.
+        """Make later work on this stream wait for ``event``; the host does not wait.
 
         :raises InvalidValue: for an event of another kind of device.
         """
@@ -117,7 +118,7 @@ class AsyncStream:
     def synchronize(self, timeout: float | None = None) -> None:
         """Block the host until the stream is empty.
 
-        :raises TicketTimeout: where it is not after ``timeout`` seconds.
+        :raises TicketTimeout: if it is still busy after ``timeout`` seconds.
         """
         pool = self.pool
         if not pool.record(self).wait(timeout):

@@ -1,4 +1,4 @@
-"""What a device met, and whether it may be used."""
+"""Faults of a device, and whether it may still be used."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from ..errors import DeviceClosed, HalError
 
 
 class Health:
-    """What the device met while it ran work that had been accepted, and whether it may be used at all.
+    """The device's fault while it ran accepted work, and whether the device may still be used.
 
-    A fault counts for the whole device, as with CUDA: every ticket looked at from then on fails, and so does every
-    later call.
+    As with CUDA, a fault affects the whole device: from then on every checked ticket fails, and so does every later
+    call.
     """
 
     def __init__(self, device: str, cure: str) -> None:
@@ -20,7 +20,7 @@ class Health:
         self.forked = self.unusable = False
 
     def met(self, error: Exception, spoils: Callable[[Exception], bool]) -> Exception:
-        """Remember an error that an event told of, if it ends the device as ``spoils`` says; the error."""
+        """Return an error that an event reported, and keep it as the device's fault if ``spoils`` says so."""
         if isinstance(error, HalError):
             error.located(device=self.device)
         if self.fault is None and spoils(error):
@@ -28,7 +28,7 @@ class Health:
         return error
 
     def check(self) -> None:
-        """Raise when the device has met a fault, or is the copy in a fork's child."""
+        """Raise if the device has a fault, or is the copy in a fork's child."""
         if self.forked:
             raise DeviceClosed(
                 "the device was opened before a fork, which its streams do not survive",
@@ -37,4 +37,4 @@ class Health:
             )
         if self.fault is not None:
             what = self.fault.what if isinstance(self.fault, HalError) else repr(self.fault)
-            raise DeviceClosed(f"earlier work failed while it ran: {what}", cure=self.cure, device=self.device)
+            raise DeviceClosed(f"earlier work failed on the device: {what}", cure=self.cure, device=self.device)

@@ -1,4 +1,4 @@
-"""Memory of a device, and when what nobody holds any more may be given back."""
+"""Memory of a device, and the release of unreferenced memory."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ..streams import Event
 
 Free = Callable[[], None]
 LOOKS = 4
-"""Entries that a frequent call looks at: more than it adds, so that the list gets shorter once the work is over."""
+"""Entries checked by a frequent call: more than it adds, so that the list shrinks once the work is done."""
 
 
 class Retired:
-    """What nobody holds any more, but work that is under way may still use.
+    """Unreferenced memory kept until in-flight work finishes.
 
-    Filled by finalizers, which may run in any thread and at any point, so adding calls nothing; emptied where the
-    device's thread makes or closes something.
+    Finalizers fill it, in any thread and at any point, so adding makes no calls. The device's thread empties it when it
+    creates or closes something.
     """
 
     def __init__(self) -> None:
@@ -29,28 +29,28 @@ class Retired:
         self._closed = False
 
     def add(self, events: Iterable[Event], free: Free) -> None:
-        """Have ``free`` called once all events have passed."""
-        if self._closed:  # all work was over then
+        """Call ``free`` once all events have passed."""
+        if self._closed:  # all work was done then
             if self._process == os.getpid():
                 free()
             return
         self._waiting.append((tuple(events), free))
 
     def close(self, deadline: float) -> None:
-        """Give back what is over within ``deadline`` seconds; from now on at once what comes."""
+        """Release entries whose work is done within ``deadline`` seconds; from now on release new ones at once."""
         self.reap(deadline)
         self._closed = True
 
     def look(self) -> None:
-        """Give back what is over among the first few entries: cheap enough for every hook call."""
+        """Release finished entries among the first few: cheap enough for every hook call."""
         if self._waiting:
             self.reap(most=LOOKS)
 
     def reap(self, deadline: float = 0.0, most: int | None = None) -> int:
-        """Give back what is over by now, or within ``deadline`` seconds; how many that were. ``most``: entries
-        that are looked at, up to the first that is under way."""
+        """Release entries whose work is done by now, or within ``deadline`` seconds, and return their number. ``most``:
+        entries to check, up to the first unfinished one."""
         if self._process != os.getpid():
-            return 0  # a fork's child: memory and streams are the parent's
+            return 0  # a fork's child: memory and streams belong to the parent
         freed, end = 0, time.monotonic() + deadline
         for _ in range(len(self._waiting) if most is None else min(most, len(self._waiting))):
             events, free = self._waiting.popleft()
@@ -60,7 +60,7 @@ class Retired:
             else:
                 self._waiting.append((events, free))
                 if most is not None:
-                    break  # those behind it came later: most often they are under way too
+                    break  # later entries are usually in flight too
         return freed
 
 
@@ -72,7 +72,7 @@ class Noted(Event, Protocol):
 
 
 class Owner(Protocol):
-    """The device that memory belongs to, as far as the memory asks."""
+    """The part of a device that its memory uses."""
 
     @property
     def last(self) -> Mapping[int, Noted]: ...
@@ -82,10 +82,10 @@ class Owner(Protocol):
 
 
 class DeviceMemory:
-    """Device memory at ``address``. It goes back when nobody holds it and the work that was given it is over.
+    """Device memory at ``address``. It is released when it is unreferenced and its queued work is done.
 
-    ``keep``: the owner of memory that a framework allocated. Its allocator gives memory to the next tensor as soon as
-    the owner is dropped, so the owner is held until that work is over. ``_free``: what gives other memory back.
+    ``keep``: the owner of memory that a framework allocated. The framework's allocator reuses memory as soon as the
+    owner is dropped, so the owner is held until that work is done. ``_free``: releases other memory.
     """
 
     __slots__ = ("__weakref__", "_free", "address", "device", "keep", "nbytes")
@@ -97,7 +97,7 @@ class DeviceMemory:
         free = self._free
         if free is None and self.keep is not None:
             free = partial(_let_go, self.keep)
-        if free is not None:  # work that uses it was put on a stream before now, so before its last event
+        if free is not None:  # work that uses it was queued before now, so before the stream's last event
             self.device.retired.add([event for event in self.device.last.values() if not event.passed], free)
 
 

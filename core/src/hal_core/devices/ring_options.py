@@ -1,4 +1,4 @@
-"""What ``open`` takes for a device's staging ring."""
+"""Options of ``open`` for a device's staging ring."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ LEAST = 256
 
 @dataclass(frozen=True, slots=True)
 class RingOptions:
-    """Bytes of staging memory at first and at most, and seconds a full ring is waited for. ``value_limit``: bytes of
-    device memory that one value above the ring may take on its way; a larger one waits for its stream (G3).
+    """Options of the staging ring: bytes at first and at most, and seconds to wait for a full ring. ``value_limit``:
+    bytes of device memory that one value larger than the ring may occupy in transit; a larger one waits for its stream
+    (G3).
 
-    A device that takes more options derives from it. Raises :class:`InvalidValue` for senseless ones.
+    A device with more options derives from it. Raises :class:`InvalidValue` for invalid values.
     """
 
     ring_start: int = 1 << 20
@@ -35,13 +36,13 @@ class RingOptions:
             what = f"value_limit = {self.value_limit!r}"
             raise InvalidValue(what, cure="give bytes, 0 for none", argument="options")
         if self.ring_start > self.ring_limit:
-            raise InvalidValue("ring_start over ring_limit", cure="raise ring_limit", argument="options")
+            raise InvalidValue("ring_start is larger than ring_limit", cure="raise ring_limit", argument="options")
         if type(self.deadline) not in (int, float) or not self.deadline > 0:
-            raise InvalidValue(f"deadline = {self.deadline!r}", cure="give seconds above 0", argument="options")
+            raise InvalidValue(f"deadline = {self.deadline!r}", cure="give more than 0 seconds", argument="options")
 
     @classmethod
     def of(cls: type[O], device: str, given: Mapping[str, Any]) -> O:
-        """The options that a device was given. Raises :class:`InvalidValue`, naming it, for an unknown one."""
+        """Return the options given to a device. Raises :class:`InvalidValue`, naming it, for an unknown one."""
         check_options(device, given, [field.name for field in fields(cls)])
         try:
             return cls(**given)

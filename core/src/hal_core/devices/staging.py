@@ -1,8 +1,8 @@
-"""A fenced ring of staging memory: what an asynchronous device uploads from.
+"""A fenced ring of staging memory, from which an asynchronous device uploads.
 
-A span is used again only after the event of its last use has passed. Depth alone is no guard: the peers had five bugs
-of that class. The ring starts small, grows in steps up to a limit, then waits for its oldest entry alone, and gives
-back what a burst made it take.
+A span is reused only after the event of its last use has passed. A deep ring alone is not safe: five such bugs were
+found in other runners. The ring starts small, grows in steps up to a limit, then waits only for its oldest entry, and
+shrinks again after a burst.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 ALIGNMENT = 256
 """Bytes; every span begins on such a boundary, which suits vector loads of any device."""
 THINNED = 64
-"""Entries that are looked at together once twice as many have come together."""
+"""Entries that are checked together once twice as many have accumulated."""
 CALM = 1024
-"""After so many spans that would all have fitted the first segment, the ring gives back what it grew by."""
+"""After so many spans that would all have fitted the first segment, the ring releases the memory it grew by."""
 
 
 class Block(Protocol):
@@ -40,7 +40,7 @@ class Block(Protocol):
     def address(self) -> int: ...
 
     def release(self) -> None:
-        """Give the memory back."""
+        """Release the memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Segment:
         self.entries: deque[tuple[int, int, Event]] = deque()
 
     def place(self, nbytes: int) -> int | None:
-        """Where ``nbytes`` fit now, or None. Spans are taken in order, so the free bytes are head to oldest."""
+        """Return where ``nbytes`` fit now, or None. Spans are taken in order, so the free bytes are head to oldest."""
         if not self.entries:
             self.head = 0
             return 0 if nbytes <= self.size else None
@@ -92,7 +92,7 @@ class Segment:
     def thin(self) -> None:
         """Forget the oldest entries when the last of them has passed, so that fences do not pile up.
 
-        One look serves for all where the events are of one ``stream_key``, a stream whose work is executed in order.
+        One query suffices if the events have the same ``stream_key``, as a stream's work is executed in order.
         """
         oldest = [event for _, _, event in islice(self.entries, THINNED)]
         stream_keys = {getattr(event, "stream_key", None) for event in oldest}
@@ -106,9 +106,9 @@ class Segment:
 class StagingRing:
     """The ring. Used from one thread.
 
-    - ``allocate(nbytes)`` gives a :class:`Block`, or raises :class:`OutOfMemory`.
-    - ``start`` and ``limit``: bytes held at first, and at most; ``deadline``: seconds a full ring is waited for before
-      :class:`OutOfMemory`. All three as ``options`` say.
+    - ``allocate(nbytes)`` returns a :class:`Block`, or raises :class:`OutOfMemory`.
+    - ``start`` and ``limit``: bytes held at first, and at most; ``deadline``: seconds to wait for a full ring before
+      :class:`OutOfMemory`. ``options`` give all three.
     - ``waits`` counts waits for the oldest entry (G3).
     """
 
@@ -127,13 +127,13 @@ class StagingRing:
         return self._segment.size + sum(segment.size for segment in self._draining)
 
     def take(self, nbytes: int) -> Span:
-        """A span of ``nbytes``; it must be fenced, or dropped, before the next is taken.
+        """Return a span of ``nbytes``; it must be fenced, or dropped, before the next is taken.
 
-        Raises :class:`OutOfMemory` when the ring stays full for ``deadline`` seconds, with nothing taken, and
-        :class:`InvalidValue` for more than ``limit``: such a value goes in pieces.
+        Raises :class:`OutOfMemory` when the ring stays full for ``deadline`` seconds, with no span taken, and
+        :class:`InvalidValue` for more than ``limit``: such a value is uploaded in pieces.
         """
         if self._taken is not None:
-            raise InvalidValue("the span taken before has no fence", cure="fence() or drop() it", argument="ring")
+            raise InvalidValue("the previous span has no fence", cure="fence() or drop() it", argument="ring")
         size = -(-max(nbytes, 1) // ALIGNMENT) * ALIGNMENT
         if size > self.limit:
             raise InvalidValue(
@@ -151,7 +151,7 @@ class StagingRing:
         return self._taken
 
     def fence(self, span: Span, event: Event) -> None:
-        """Guard the span: it is used again only after ``event``."""
+        """Guard the span: it is reused only after ``event``."""
         size = -(-max(span.nbytes, 1) // ALIGNMENT) * ALIGNMENT
         span.segment.entries.append((span.begin, span.begin + size, event))
         span.segment.head = span.begin + size
@@ -160,7 +160,7 @@ class StagingRing:
         self._taken = None
 
     def drop(self, span: Span) -> None:
-        """Give back a span that no device work reads."""
+        """Return a span that no device work reads."""
         del span
         self._taken = None
 
@@ -193,12 +193,12 @@ class StagingRing:
             at = segment.place(size)
             if at is not None:
                 return at
-            if not segment.entries:  # too small even when empty: only the draining ones hold the rest of the limit
+            if not segment.entries:  # too small even when empty: the draining segments hold the rest of the limit
                 return self._replace(size)
             self._await(segment)
 
     def _replace(self, size: int) -> int:
-        """The segment is empty and too small: give everything back and allocate one that fits."""
+        """Release everything and allocate a segment that fits, as the current one is empty and too small."""
         for segment in self._draining:
             while segment.entries:
                 self._await(segment)
@@ -212,7 +212,7 @@ class StagingRing:
         if not segment.entries[0][2].wait(self.deadline):
             raise OutOfMemory(
                 f"the staging ring of {self.held} bytes stayed full for {self.deadline} s",
-                cure="the device has stopped, or holds its stream; raise the ring's limit or find out why it is held",
+                cure="the device has stopped, or its stream is held; raise the ring's limit or find out why it is held",
                 argument="ring",
             )
         segment.retire()
@@ -228,7 +228,8 @@ class StagingRing:
         self._draining = left
 
     def _settle(self, size: int, at: int) -> int:
-        """Release drained segments; after a calm time go back to a segment of the first size. Where to put the span."""
+        """Release drained segments; after a calm period return to a segment of the first size. Return the span's
+        place."""
         if self._draining:
             self._release_drained()
         self._calm = self._calm + 1 if size <= self.start // 2 else 0

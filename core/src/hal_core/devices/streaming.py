@@ -1,4 +1,4 @@
-"""The half of an asynchronous device that needs streams, events and host memory alone."""
+"""The base of asynchronous devices, which needs only streams, events and host memory."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 def primitive(call: Callable[Concatenate[D, P], T]) -> Callable[Concatenate[D, P], T]:
-    """A call that a closed or faulty device refuses, and whose errors name the device."""
+    """Decorate a call so that a closed or faulty device refuses it and its errors name the device."""
 
     @wraps(call)
     def checked(device: D, /, *arguments: P.args, **named: P.kwargs) -> T:
@@ -52,20 +52,20 @@ _open: weakref.WeakSet[StreamDevice] = weakref.WeakSet()
 class StreamDevice(DeviceBase):
     """Streams, events, tickets, copies out beside each stream, counting and closing, over a vendor's primitives.
 
-    It is for devices that move bytes in a way of their own: a subclass writes ``allocate``, ``submit`` and
-    :meth:`enqueue_copies`, and sets ``staging``. A device with addresses derives from
-    :class:`hal_core.devices.asynchronous.AsyncDevice`, which does.
+    For devices with their own way to move bytes: a subclass writes ``allocate``, ``submit`` and :meth:`enqueue_copies`,
+    and sets ``staging``. A device with addresses derives from :class:`hal_core.devices.asynchronous.AsyncDevice`, which
+    implements these.
 
-    ``last``: by ``stream_key``, the last event of the work that was given to the device.
+    ``last``: by ``stream_key``, the last event of the device's queued work.
     """
 
     staging: StagingRing
-    """Guarded staging memory; the conformance kit makes it small and impatient (G3)."""
+    """Fenced staging memory; the conformance kit makes it small and its deadline short (G3)."""
     raises_faults: ClassVar[bool] = False
-    """True where the runtime itself raises an earlier failure at its next call, so that tickets need not be watched."""
+    """True if the runtime itself raises an earlier failure at its next call, so that tickets need not be watched."""
     opened = False
-    """Set at the end of its opening by a device whose memory is given back too where it is dropped without a close."""
-    fault_cure: ClassVar[str] = "mend what that work did, and open the device again"
+    """Set at the end of opening by a device that also releases its memory if it is dropped without a close."""
+    fault_cure: ClassVar[str] = "fix the failed work, and open the device again"
 
     def __init__(self, index: int, primitives: StreamPrimitives) -> None:
         super().__init__(index)
@@ -79,7 +79,7 @@ class StreamDevice(DeviceBase):
         self.copy_type: type[AsyncCopy] = QuietCopy if self.raises_faults else AsyncCopy
         self._wrapped: dict[int, AsyncStream] = {}
         self._main: AsyncStream | None = None
-        self.uploads = self.stream()  # what is put on the device beside all work, and is waited for
+        self.uploads = self.stream()  # for uploads that run beside all other work and are waited for
         _open.add(self)
         give_back_dropped()
 
@@ -91,33 +91,34 @@ class StreamDevice(DeviceBase):
     # -- streams ------------------------------------------------------------------------------------------------------
 
     def stream(self) -> AsyncStream:
-        """A new stream, given back when nobody holds it."""
+        """Create a stream, released when unreferenced."""
         return AsyncStream(self.events, self.events.primitives.stream_create(), owned=True)
 
     @property
     def default_stream(self) -> Stream:
-        """A stream of our own. A device that a framework computes on gives that framework's current stream."""
+        """hal's own stream. A device on which a framework computes returns that framework's current stream."""
         if self._main is None:
             self._main = self.stream()
         return self._main
 
     def own(self, stream: object) -> AsyncStream:
-        """The stream as one of this device: made by it, or somebody else's that it can use."""
+        """Return the stream as one of this device: its own, or a usable foreign one."""
         if type(stream) is AsyncStream and stream.pool is self.events:
             return stream
         return self.foreign_stream(stream)
 
     def foreign_stream(self, stream: object) -> AsyncStream:
-        """Somebody else's stream (a framework's), by :meth:`wrap`. By default there are none.
+        """Return a foreign stream (a framework's), by :meth:`wrap`. By default there are none.
 
-        Raises :class:`InvalidValue` for what holds no stream, or one of another device.
+        Raises :class:`InvalidValue` for an object without a stream, or a stream of another device.
         """
         raise InvalidValue(
-            f"{type(stream).__name__} is no stream of this device", cure="use device.stream()", argument="stream"
+            f"{type(stream).__name__} is not a stream of this device", cure="use device.stream()", argument="stream"
         )
 
     def wrap(self, handle: int, find: Callable[[], RawStream]) -> AsyncStream:
-        """A stream that somebody else made and keeps; the same object for the same handle, found and checked once."""
+        """Return a stream that foreign code created and owns; the same object for the same handle, found and checked
+        once."""
         found = self._wrapped.get(handle)
         if found is None:
             found = self._wrapped[handle] = AsyncStream(self.events, find(), owned=False)
@@ -132,17 +133,17 @@ class StreamDevice(DeviceBase):
             self.health.check()
 
     def mark(self, stream: AsyncStream) -> RecordedEvent:
-        """Record the event after the work that was just put on ``stream``; memory dropped later waits for it."""
+        """Record the event after the work just queued on ``stream``; memory dropped later waits for it."""
         event = self.last[stream.stream_key] = self.events.record(stream)
         return event
 
     def ticket(self, stream: AsyncStream) -> AsyncTicket:
-        """The ticket of the work that was just put on ``stream``; for kernels of the device's own."""
+        """Return the ticket of the work just queued on ``stream``; for the device's own kernels."""
         event = self.last[stream.stream_key] = self.events.record(stream)
         return self.ticket_type(event)
 
     def order_after_reads(self, stream: Stream, memory: Memory | None = None) -> None:
-        """Let ``stream`` wait for copies out that still read ``memory`` (None: any), before kernels write there."""
+        """Make ``stream`` wait for copies out that still read ``memory`` (None: any), before kernels write there."""
         if self.reads.under_way:
             self.reads.order(memory, self.own(stream))
 
@@ -150,10 +151,10 @@ class StreamDevice(DeviceBase):
     def enqueue_copies(
         self, block: HostBlock, memory: Memory, parts: Sequence[ByteRange], after: AsyncStream, stream: AsyncStream
     ) -> RecordedEvent:
-        """Put the copies of ``parts``, one after the other into ``block``, on ``stream``, after what is on ``after``.
+        """Queue copies of ``parts``, consecutive in ``block``, on ``stream``, after the work that is now on ``after``.
 
-        Counts them, and returns the event after them, also recorded in :attr:`last`. Where it raises, no copy may be
-        left that writes to the block, or :attr:`last` has an event after it.
+        Count them, and return the event after them, also recorded in :attr:`last`. If this raises, no copy to the block
+        may remain queued, or :attr:`last` must have an event after it.
         """
 
     def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
@@ -171,7 +172,7 @@ class StreamDevice(DeviceBase):
             try:
                 event = lease.event = self.enqueue_copies(lease.block, memory, parts, after, copies)
             except BaseException:
-                event = lease.event = self.mark(copies)  # some of them may be under way
+                event = lease.event = self.mark(copies)  # some of them may be in flight
                 raise
             finally:
                 if parts and lease.event is not None:
@@ -183,33 +184,34 @@ class StreamDevice(DeviceBase):
     # -- the end ------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Wait for the work that is under way, for the ring's deadline at most, then give everything back.
+        """Wait for queued work, at most for the ring's deadline, then release everything.
 
-        Groups are left after that: a collective that is under way is one of all ranks. Where a group was lost nothing
-        is waited for, and nothing given back: work that never ends may still use it. So also where work does not end in
-        time, or its events only fail. Idempotent. A subclass closes what is its own in :meth:`release`.
+        Groups are left after that, as a running collective involves all ranks. If a group was lost, this neither waits
+        nor releases memory, as work that never ends may still use it. The same holds if work does not end in time, or
+        its events only fail. Idempotent. A subclass releases its own resources in :meth:`release`.
         """
         if self._closed:
             return
         self._closed = True
-        if self.health.forked:  # all of it is the parent's
+        if self.health.forked:  # everything belongs to the parent
             return
         lost = any(getattr(communicator, "lost", "") for communicator in self._communicators.values())
         whole = False
         try:
             whole = not lost and self._settled()
-        finally:  # also where the wait is interrupted: the others of a group must not wait for this rank
+        finally:  # also after an interrupted wait: the group's other ranks must not wait for this one
             super().close()
             self.release(whole=whole)
 
     def _settled(self) -> bool:
-        """Wait for the last work on each stream; False where it does not end, or its events no longer tell."""
-        with contextlib.suppress(HalError):  # what it met is told by tickets
+        """Wait for the last work on each stream; return False if it does not end, or its events no longer work."""
+        with contextlib.suppress(HalError):  # tickets report its error
             return all(event.wait(self.staging.deadline) for event in self.last.values())
         return False
 
     def release(self, *, whole: bool) -> None:
-        """Give memory, events and streams back. ``whole``: all work is over; else what it may use is lost."""
+        """Release memory, events and streams. ``whole``: all work is done; otherwise memory that work may use is
+        leaked."""
         if whole:
             self.last.clear()
             self.staging.close()
@@ -222,16 +224,16 @@ class StreamDevice(DeviceBase):
 
 
 _dropped: deque[StreamDevice] = deque()
-"""Devices that nobody holds and nobody has closed, whose work is under way."""
+"""Unreferenced devices that were not closed and have work in flight."""
 
 
 def give_back_dropped() -> None:
-    """Close those whose work is over, without waiting; others are looked at when a device is opened or dropped."""
+    """Close those whose work is done, without waiting; the rest are checked when a device is opened or dropped."""
     for _ in range(len(_dropped)):
         device = _dropped.popleft()
         try:
             over = all(event.done() for event in device.last.values())
-        except HalError:  # it is broken, and gives nothing back before its process ends
+        except HalError:  # It is faulty, and keeps its resources until its process ends.
             continue
         if over and not device._communicators:
             device.close()

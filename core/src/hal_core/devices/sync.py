@@ -1,4 +1,4 @@
-"""Devices that execute each call before it returns: their base, their streams and events."""
+"""The base of devices that execute each call before it returns, with their streams and events."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ if TYPE_CHECKING:
 
 
 class PassedEvent:
-    """An event of a device that has executed everything it was given."""
+    """An event of a device that has executed all its work."""
 
     __slots__ = ()
 
     def done(self) -> bool:
-        """Always true."""
+        """Return True."""
         return True
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Nothing to wait for."""
+        """Return True at once."""
         return True
 
 
@@ -28,7 +28,7 @@ PASSED = PassedEvent()
 
 
 class SyncStream:
-    """A stream whose work is done when the call that puts it there returns."""
+    """A stream whose work is done when the call that queues it returns."""
 
     __slots__ = ("handle",)
 
@@ -36,19 +36,19 @@ class SyncStream:
         self.handle = handle
 
     def record(self) -> Event:
-        """An event that has passed."""
+        """Return an event that has passed."""
         return PASSED
 
     def wait(self, event: Event) -> None:
-        """Wait for an event of another device on the host: this stream has no other way."""
+        """Wait on the host for an event of another device, as this stream has no other way."""
         event.wait()
 
     def synchronize(self, timeout: float | None = None) -> None:
-        """Nothing to wait for."""
+        """Return at once."""
 
 
 class SyncDevice(DeviceBase):
-    """The base of devices without asynchrony. Their streams differ in their handles alone."""
+    """The base of devices without asynchrony. Their streams differ only in their handles."""
 
     def __init__(self, index: int) -> None:
         super().__init__(index)
@@ -61,6 +61,6 @@ class SyncDevice(DeviceBase):
         return self._stream
 
     def stream(self) -> Stream:
-        """A new stream."""
+        """Create a stream."""
         self._streams += 1
         return SyncStream(self._streams)

@@ -1,4 +1,4 @@
-"""Tensors of a framework over device memory, without a copy."""
+"""A framework's tensors over device memory, without a copy."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ FRAMEWORKS = {
     "cupy": "cupy",
     "numpy": "numpy",
 }
-"""By name: the module whose ``from_dlpack`` is called. In this order for who does not name one."""
+"""Framework to the module whose ``from_dlpack`` is called; also the order of the defaults."""
 
 
 def framework_of(name: str, *, host: bool) -> str:
-    """The framework asked for; by default the first that this process has imported, on the host NumPy at last.
+    """Return the requested framework; by default the first one that this process has imported, on the host finally
+    NumPy.
 
-    Raises :class:`InvalidValue` for an unknown one, and where none is imported.
+    Raises :class:`InvalidValue` for an unknown one, and if none is imported.
     """
     if not name:
         name = next((one for one in ("paddle", "torch", "cupy") if one in sys.modules), "numpy" if host else "")
     if name not in FRAMEWORKS:
         raise InvalidValue(
-            f"{name!r} is no framework that tensors can be made for" if name else "no framework is imported",
+            f"{name!r} is not a framework with tensors for hal" if name else "no framework is imported",
             cure=f"import one first, or name one of {', '.join(FRAMEWORKS)}",
             argument="framework",
         )
@@ -36,13 +37,13 @@ def framework_of(name: str, *, host: bool) -> str:
 
 
 def tensor_over(view: View, framework: str = "") -> Any:  # noqa: ANN401 (a framework's tensor)
-    """By DLPack. Raises :class:`Unavailable` where the device or the framework cannot."""
+    """Return a tensor made by DLPack. Raises :class:`Unavailable` if the device or the framework cannot make it."""
     device: Any = view.memory.device
     place = device.dlpack_device
     located = f"{device.name}:{device.index}"
     if place is None:
         raise Unavailable(
-            "the addresses of its memory mean nothing to frameworks",
+            "frameworks cannot use the addresses of its memory",
             cure="use device.copy_out and async_set_value",
             device=located,
         )
@@ -52,7 +53,7 @@ def tensor_over(view: View, framework: str = "") -> Any:  # noqa: ANN401 (a fram
         return module.from_dlpack(view)
     except (ImportError, BufferError, RuntimeError, TypeError, ValueError) as error:
         raise Unavailable(
-            f"{chosen} makes no tensor of {view!r}: {error}",
+            f"{chosen} cannot make a tensor of {view!r}: {error}",
             cure="name another framework, or install a build of it for this device",
             device=located,
         ) from error

@@ -1,4 +1,4 @@
-"""Tickets of asynchronous work, copies out among them, and the copies that later writes must wait for."""
+"""Tickets of asynchronous work and copies out, and the copies that later writes must wait for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class AsyncTicket(Ticket):
-    """Work before an event. A failure of the device is raised by :meth:`wait`. ``keep``: what the work still uses."""
+    """A ticket of the work before an event. :meth:`wait` raises a failure of the device. ``keep``: objects that the
+    work uses."""
 
     __slots__ = ("_error", "_event", "_looked", "keep")
     mode: Mode = "async"
@@ -53,7 +54,7 @@ class AsyncTicket(Ticket):
         return self._error
 
     def _find(self) -> Exception | None:
-        """What the work met, now that it is over."""
+        """Return the error of the work, which is done now."""
         pool = self._event.pool
         return pool.health.fault or pool.error(self._event.raw)
 
@@ -63,19 +64,19 @@ class AsyncTicket(Ticket):
 
 
 class QuietTicket(AsyncTicket):
-    """A ticket of a device whose runtime raises a failure at its next call, whoever has looked (as CUDA does)."""
+    """A ticket of a device whose runtime itself raises a failure at its next call (as CUDA does)."""
 
     __slots__ = ()
     watched = False
 
 
 class AsyncCopy(AsyncTicket, CopyTicket):
-    """A copy under way. The arrays of ``data`` lie in its host block, which they keep."""
+    """A copy in flight. The arrays of ``data`` lie in its host block and keep it."""
 
     __slots__ = ("_data", "_lease", "_places", "_read")
 
     def __init__(self, event: RecordedEvent, lease: Lease, places: Sequence[tuple[int, int]]) -> None:
-        self.observed = self._looked = False  # as the base does, a call of Python's less: one of each output
+        self.observed = self._looked = False  # as the base does, with one Python call less, for each output
         self.keep = self._error = None
         self._event, self._lease, self._places = event, lease, places
         self._data: list[Bytes] | None = None
@@ -90,7 +91,7 @@ class AsyncCopy(AsyncTicket, CopyTicket):
         return self.ahead()
 
     def ahead(self) -> Sequence[Bytes]:
-        if self._data is None:  # made by whoever reads, not by the step
+        if self._data is None:  # made by the reader, not by the step
             whole = self._lease.array()
             self._data = [whole[begin : begin + nbytes] for begin, nbytes in self._places]
         return self._data
@@ -102,30 +103,30 @@ class AsyncCopy(AsyncTicket, CopyTicket):
 
 
 class QuietCopy(AsyncCopy):
-    """The same for :class:`QuietTicket`'s devices."""
+    """A copy of a device with :class:`QuietTicket`."""
 
     __slots__ = ()
     watched = False
 
 
 MANY = 64
-"""Copies under way from which on those that are over are looked for."""
+"""Number of copies in flight from which on finished ones are removed."""
 LOOKS = 4
-"""Of them that one call looks at: more than it adds."""
+"""How many of them one call checks: more than it adds."""
 
 
 class ReadsInFlight:
-    """Copies out under way: whoever writes what they read lets its stream wait for them first.
+    """Copies out in flight; a stream waits for them before it writes what they read.
 
-    ``under_way``: the event behind the last copy of each range of addresses on each stream, which is behind all before
-    it there.
+    ``under_way``: the event after the last copy of each range of addresses on each stream, and so after all earlier
+    ones there.
     """
 
     def __init__(self) -> None:
         self.under_way: dict[tuple[int, int, int], RecordedEvent] = {}
 
     def add(self, memory: Memory, parts: Sequence[ByteRange], event: RecordedEvent) -> None:
-        """Remember that the copy up to ``event`` reads these parts; at least one."""
+        """Record that the copy up to ``event`` reads these parts; at least one."""
         if len(parts) == 1:
             begin, end = parts[0].offset, parts[0].end
         else:
@@ -133,18 +134,21 @@ class ReadsInFlight:
         self.note(memory.address + begin, memory.address + end, event)
 
     def note(self, begin: int, end: int, event: RecordedEvent) -> None:
-        """The same for a range of addresses."""
+        """Record the same for a range of addresses."""
         under_way = self.under_way
         under_way[event.stream_key, begin, end] = event
         if len(under_way) > MANY:
             for key in list(islice(under_way, LOOKS)):
                 read = under_way.pop(key)
                 if not read.done():
-                    under_way[key] = read  # behind the others, which are looked at next
+                    under_way[key] = read  # moved to the end; the next call checks others
 
     def order(self, memory: Memory | None, stream: AsyncStream) -> None:
-        """Let ``stream`` wait for copies that still read ``memory`` (None: any memory); for its own, it is behind them.
-        By address, since two views of one tensor are two memories."""
+        """Make ``stream`` wait for copies that still read ``memory`` (None: any memory); its own copies are earlier
+        anyway.
+
+        By address, since two views of one tensor are two memories.
+        """
         left = {}
         for key, event in self.under_way.items():
             stream_key, begin, end = key

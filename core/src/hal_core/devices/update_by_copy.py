@@ -1,4 +1,5 @@
-"""``update_inputs`` for devices without a kernel for it: the reference on a copy of the state, written back as one."""
+"""``update_inputs`` for devices without a kernel for it: the reference on a copy of the state, written back as one
+plan."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def update_by_copy(device: MemoryDevice, state: SlotState, step: Step, stream: Stream) -> Ticket:
-    """Copy out what ``update_inputs`` reads, compute on the host, and write back what changed as one plan."""
+    """Copy out the inputs of ``update_inputs``, compute on the host, and write the changes back as one plan."""
     part = state.layout.groups["step_input"]
     copied = device.copy_out(state.memory, [part], stream)
     copied.wait()
@@ -43,9 +44,9 @@ def update_by_copy(device: MemoryDevice, state: SlotState, step: Step, stream: S
 def _token_tails(
     device: MemoryDevice, state: SlotState, before: dict[str, np.ndarray[Any, Any]], stream: Stream
 ) -> np.ndarray[Any, Any]:
-    """A host stand-in for ``token_ids`` that holds the last tokens of slots with stop sequences, zeros elsewhere.
+    """Return a host replacement of ``token_ids`` with the last tokens of slots with stop sequences, zeros elsewhere.
 
-    ``np.zeros`` takes memory only for the pages that are touched, so the stand-in costs little.
+    ``np.zeros`` takes memory only for touched pages, so the replacement costs little.
     """
     place, sizes = state.layout.fields["token_ids"], state.sizes
     tokens = np.zeros((sizes.num_slots, place.width), np.int64)

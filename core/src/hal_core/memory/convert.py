@@ -1,7 +1,7 @@
-"""Values into a target's dtype and shape, by class and by value (guarantee G6), into memory of their own (G2).
+"""Conversion of values to a target's dtype and shape, by class and by value (guarantee G6), into new memory (G2).
 
-A value has a class: bool, int or float. Lists convert element by element, each by its own class, so all-bool lists
-are bool, bools among ints count as 0 and 1, and ints among floats must be exact in the target.
+A value has a class: bool, int or float. Lists convert element by element, each by its own class, so all-bool lists are
+bool, bools among ints count as 0 and 1, and ints among floats must be exact in the target.
 
 =========  ======================  ============================  ==============================================
 from / to  bool                    int                           float
@@ -13,8 +13,8 @@ float      refused                 refused                       to nearest, tie
 =========  ======================  ============================  ==============================================
 
 Sources: IEEE 754-2019, 4.3.1 (roundTiesToEven) and 7.4 (overflow is decided on the rounded result); bfloat16 is the
-upper half of binary32. Every conversion rounds once. NaNs stay NaNs, without a promise for their payload, except
-that a value that has the target's dtype is copied bit by bit.
+upper half of binary32. Every conversion rounds once. NaNs stay NaNs; their payload is unspecified, except that a value
+of the target's dtype is copied bit by bit.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from hal_core.memory.dtypes import (
 Array = NDArray[Any]
 
 _INT64: Final = INT64.storage
-# From and to pairs where every int fits.
+# From-to pairs in which every int fits.
 _WIDENING: Final = {
     (a, b)
     for a, (low, high) in INT_RANGE.items()
@@ -57,15 +57,15 @@ _WIDENING: Final = {
     if least <= low <= high <= most
 }
 _LISTS: Final[dict[type, DType]] = {bool: BOOL, int: INT64, float: FLOAT64}
-_MAX_DEPTH: Final = 16  # of nested lists; also ends a list that contains itself
+_MAX_DEPTH: Final = 16  # of nested lists; also stops at a list that contains itself
 
 
 def convert(value: object, dtype: DType, shape: tuple[int, ...], source: DType | None = None) -> Array:
-    """A new C-contiguous array of ``dtype.storage`` with exactly ``shape`` that holds the converted ``value``.
+    """Return a new C-contiguous array of ``dtype.storage`` with exactly ``shape`` and the converted ``value``.
 
-    A Python or NumPy scalar or a 0-d array fills the shape. Lists and tuples (nested ones too) and arrays are
-    reshaped where the element count fits; an empty one has no values to refuse and fits an empty shape only.
-    ``source`` names the dtype of an array that holds raw storage: bfloat16 given as uint16.
+    A Python or NumPy scalar or a 0-d array fills the shape. Lists and tuples (also nested) and arrays are reshaped if
+    the element count fits; an empty one fits only an empty shape. ``source`` names the dtype of an array that holds raw
+    storage: bfloat16 given as uint16.
 
     Raises :class:`ShapeMismatch` and :class:`ConversionRefused`; the latter names the first offending element.
     """
@@ -84,7 +84,7 @@ def convert(value: object, dtype: DType, shape: tuple[int, ...], source: DType |
 
 
 def convert_scalar(value: object, dtype: DType, source: DType | None = None) -> np.generic | None:
-    """``value`` as a NumPy scalar of ``dtype.storage``, or None where it is no scalar (a list, tuple or array).
+    """Return ``value`` as a NumPy scalar of ``dtype.storage``, or None if it is no scalar (a list, tuple or array).
 
     For ``view[...] = scalar``: a fill needs no array. Raises :class:`ConversionRefused`, as :func:`convert` does.
     """
@@ -96,7 +96,7 @@ def convert_scalar(value: object, dtype: DType, source: DType | None = None) -> 
 
 
 def _other_scalar(value: object, dtype: DType, source: DType | None) -> np.generic | None:
-    """Scalars outside the table: 0-d arrays, raw storage, byte-swapped scalars, subclasses of int and float."""
+    """Convert scalars outside the table: 0-d arrays, raw storage, byte-swapped scalars, subclasses of int and float."""
     if isinstance(value, (np.ndarray, np.generic)):
         if value.ndim:
             return None
@@ -123,7 +123,7 @@ def _other_scalar(value: object, dtype: DType, source: DType | None) -> np.gener
 
 
 def _source_of(value: Array | np.generic, source: DType | None) -> DType:
-    """The dtype of the values in ``value``, which is the storage of ``source`` where that is given."""
+    """Return the dtype of the values in ``value``, which is the storage of ``source`` if that is given."""
     if isinstance(value, np.ma.MaskedArray):
         raise unknown_value("a masked array")
     try:
@@ -135,7 +135,7 @@ def _source_of(value: Array | np.generic, source: DType | None) -> DType:
     if source.storage == found.storage:
         return source
     raise InvalidValue(
-        f"source={source} is stored as {source.storage}, the value is {found}",
+        f"source={source} is stored as {source.storage}, but the value is {found}",
         cure=f"give the raw {source.storage} storage, or leave source out",
         argument="source",
     )
@@ -145,7 +145,8 @@ def _source_of(value: Array | np.generic, source: DType | None) -> DType:
 
 
 def _native(value: Array, source: DType) -> Array:
-    """``value`` C-contiguous with at least one dimension, in its storage dtype and native byte order; may share."""
+    """Return ``value`` C-contiguous with at least one dimension, in its storage dtype and native byte order; may share
+    memory."""
     if source is BFLOAT16 and value.dtype.kind == "V":
         value = value.view(np.uint16)  # the bfloat16 of the ml_dtypes package
     return np.ascontiguousarray(value, dtype=source.storage)
@@ -159,7 +160,7 @@ def _from_array(value: Array, dtype: DType, shape: tuple[int, ...], source: DTyp
 
 
 def _cast(native: Array, source: DType, dtype: DType) -> Array:
-    """A new array of ``dtype`` from a native C-contiguous one of another dtype."""
+    """Return a new array of ``dtype`` from a native C-contiguous one of another dtype."""
     if not native.size:
         return np.empty(native.shape, dtype.storage)
     if source.kind == "float":
@@ -176,7 +177,7 @@ def _cast(native: Array, source: DType, dtype: DType) -> Array:
 def _cast_float(native: Array, source: DType, dtype: DType) -> Array:
     if dtype.kind != "float":
         _refuse_where(np.ones(native.shape, bool), native, source, dtype)
-    with np.errstate(all="ignore"):  # underflow and signalling NaNs are no faults here
+    with np.errstate(all="ignore"):  # underflow and signalling NaNs are valid here
         values = bfloat16_to_float32(native) if source is BFLOAT16 else native
         limit = OVERFLOW[dtype]
         if limit < OVERFLOW[source]:
@@ -217,11 +218,11 @@ def _from_elements(flat: Sequence[Any], have: tuple[int, ...], dtype: DType) -> 
 
 
 def _flatten(value: Sequence[Any], types: list[type]) -> tuple[Sequence[Any], tuple[int, ...], type]:
-    """The elements in C order, the shape, and the one type of all elements (``object`` where there are several)."""
+    """Return the elements in C order, the shape, and the one type of all elements (``object`` if there are several)."""
     flat: Sequence[Any] = value
     have: tuple[int, ...] = (len(value),)
     while kinds := set(types):
-        if any(issubclass(k, np.ndarray) for k in kinds):  # by value: Python's scalars hold all of ours
+        if any(issubclass(k, np.ndarray) for k in kinds):  # by value: Python's scalars represent all element types
             flat = [_listed(x, have, i) if isinstance(x, np.ndarray) else x for i, x in enumerate(flat)]
         elif any(issubclass(k, (list, tuple)) for k in kinds):
             lengths = [len(x) if isinstance(x, (list, tuple)) else -1 for x in flat]
@@ -246,7 +247,7 @@ def _listed(array: Array, have: tuple[int, ...], i: int) -> object:
 
 
 def _fit(own: Array, shape: tuple[int, ...]) -> Array:
-    """``own``, a new C-contiguous array, in that shape."""
+    """Return ``own``, a new C-contiguous array, in that shape."""
     if own.shape == shape:
         return own
     if own.size != math.prod(shape):
@@ -270,7 +271,7 @@ def _located(error: ConversionRefused, have: tuple[int, ...], i: int) -> Convers
 
 
 def _refuse_where(bad: Array, native: Array, source: DType, dtype: DType) -> None:
-    """Refuse the first element that is ``bad``, if any: converting it alone says what is wrong with it."""
+    """Refuse the first element that is ``bad``, if any: its own conversion gives the error text."""
     if not np.count_nonzero(bad):
         return
     i = int(bad.argmax())

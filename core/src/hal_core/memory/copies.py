@@ -1,4 +1,4 @@
-"""What copies out return: a ticket that carries the bytes."""
+"""The ticket of a copy out, which holds the copied bytes."""
 
 from __future__ import annotations
 
@@ -14,27 +14,28 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class CopyTicket(Ticket):
-    """A ticket of ``copy_out``. ``data`` may be read once the ticket is done; the arrays stay valid and unchanged."""
+    """The ticket of ``copy_out``. ``data`` may be read once the ticket is done; the arrays stay valid and unchanged."""
 
     __slots__ = ()
 
     @property
     @abstractmethod
     def data(self) -> Sequence[Bytes]:
-        """One uint8 array for each range that was asked for, in that order."""
+        """One uint8 array for each requested range, in that order."""
 
     def first_bytes(self) -> bytes:
-        """The bytes of the first range, once the ticket is done; for a few that are compared and forgotten."""
+        """Return the bytes of the first range, once the ticket is done; for a few bytes that are compared and then
+        dropped."""
         return self.data[0].tobytes()
 
     def ahead(self) -> Sequence[Bytes] | None:
-        """The arrays of ``data`` while the copy may be under way: nobody reads them before it is done, and ``data`` was
-        asked for. None where they are not there yet."""
+        """Return the arrays of ``data`` while the copy may be in flight, or None if they do not exist yet. They must
+        not be read before the ticket is done and ``data`` was read."""
         return None
 
 
 class HostCopy(DoneTicket, CopyTicket):
-    """A copy that was made when ``copy_out`` returned."""
+    """A copy that was complete when ``copy_out`` returned."""
 
     __slots__ = ("_data",)
 

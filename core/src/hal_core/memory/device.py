@@ -1,4 +1,4 @@
-"""The part of an opened device that moves bytes: what states, groups and outputs ask of it."""
+"""The part of an opened device that moves bytes, used by states, groups and outputs."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class MemoryDevice(Protocol):
     index: int
 
     def allocate(self, nbytes: int) -> Memory:
-        """A block of device memory, at least 64-byte aligned; the contents are undefined."""
+        """Allocate device memory, at least 64-byte aligned; its contents are undefined."""
 
     def submit(self, plan: WritePlan, stream: Stream) -> Ticket:
         """Write a plan in stream order. The plan's arrays may be changed by the caller once this returns (G2)."""
 
     def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
-        """Copy byte ranges to the host as they are after the work that is on ``stream`` now.
+        """Copy byte ranges to the host, as they are after the work that is now on ``stream``.
 
-        Work put on the stream later does not change what is copied, and is not held up on the host.
+        Work put on the stream later does not change the copy, and does not wait on the host.
         """

@@ -1,8 +1,8 @@
-"""Views for other libraries without a copy: DLPack capsules, written as its C header lays them out.
+"""DLPack capsules over views, for other libraries without a copy, in the layout of DLPack's C header.
 
 DLPack 1.0, ``dlpack.h``: a managed tensor is a ``DLTensor`` (data, device, axes, dtype, shape, strides, byte offset), a
-pointer for its maker, and a deleter. A capsule holds its address, under a name that the consumer changes. Consumers
-that know no version get the layout of before 1.0, which NumPy then takes for read-only.
+pointer for its producer, and a deleter. A capsule holds its address, under a name that the consumer changes. Consumers
+without a version get the layout from before 1.0, which NumPy treats as read-only.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _Versioned(ctypes.Structure):
 
 
 _out: dict[int, tuple[Any, ...]] = {}
-"""What capsules and their tensors need, by the address of the managed tensor, until it is deleted."""
+"""Objects needed by capsules and their tensors, by the address of the managed tensor, until it is deleted."""
 
 
 def _forget(managed: int) -> None:
@@ -64,7 +64,7 @@ def _forget(managed: int) -> None:
 
 
 def _drop(capsule: int) -> None:
-    """A capsule is gone: what nobody took goes with it."""
+    """Drop the tensor of a deleted capsule if no consumer has taken it."""
     for name in (_NAME, _VERSIONED):
         if _is_valid(capsule, name):
             _out.pop(_pointer(capsule, name), None)
@@ -80,7 +80,7 @@ _pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(
 
 
 def code_of(dtype: DType) -> int:
-    """The ``DLDataTypeCode`` of a type."""
+    """Return the ``DLDataTypeCode`` of a type."""
     name = dtype.name.rstrip("0123456789")
     return _CODES[name]
 
@@ -95,13 +95,13 @@ def capsule(
     *,
     versioned: bool = False,
 ) -> object:
-    """A capsule over device memory.
+    """Return a capsule over device memory.
 
     :param address: of the first element.
     :param strides: in elements, one for each of ``shape``.
     :param device: ``(DLDeviceType, index)``.
-    :param keep: lives until the consumer has done with the memory.
-    :param versioned: in the layout of DLPack 1.0, for a consumer that said it knows it.
+    :param keep: kept alive until the consumer releases the memory.
+    :param versioned: in the layout of DLPack 1.0, for a consumer that supports it.
     """
     axes = (ctypes.c_int64 * len(shape))(*shape)
     steps = (ctypes.c_int64 * len(shape))(*strides)

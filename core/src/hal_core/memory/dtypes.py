@@ -1,8 +1,7 @@
-"""The element types of hal: one small object a type, the same on every device and without its framework.
+"""The element types of hal: one small object for each type, the same on every device and without its framework.
 
-NumPy has no bfloat16 (the upper half of an IEEE 754 binary32: sign, 8 exponent bits, 7 fraction bits), so it is
-stored as its uint16 pattern, and this module converts to and from it; every other type is stored as the NumPy type
-of its name.
+NumPy has no bfloat16 (the upper half of an IEEE 754 binary32: sign, 8 exponent bits, 7 fraction bits). It is stored as
+its uint16 pattern, and this module converts to and from it. Every other type is stored as the NumPy type with its name.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class DType:
         return self.name
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return dtype_of, (self.name,)  # copies and unpickled objects are the one object again
+        return dtype_of, (self.name,)  # copies and unpickled objects are the same object
 
 
 def _make(name: str, kind: Kind) -> DType:
@@ -72,8 +71,8 @@ OVERFLOW[FLOAT64] = math.inf
 # The type of an array's elements, by its NumPy dtype in native byte order.
 ARRAY_TYPES: Final[dict[np.dtype[Any], DType]] = {d.storage: d for d in DTYPES if d is not BFLOAT16}
 
-# One table for everything that names a type: the object itself, its name alone and as a framework prints it, and
-# the NumPy dtype. A NumPy uint16 is uint16; that it holds bfloat16 must be said by name.
+# One table for everything that names a type: the object itself, its bare name, its name in a framework, and the NumPy
+# dtype. A NumPy uint16 is uint16; bfloat16 in it must be named.
 _TYPES: Final[dict[Any, DType]] = {
     **{d: d for d in DTYPES},
     **{prefix + d.name: d for d in DTYPES for prefix in ("", "paddle.", "torch.")},
@@ -82,10 +81,11 @@ _TYPES: Final[dict[Any, DType]] = {
 
 
 def dtype_of(x: object) -> DType:
-    """The :class:`DType` that ``x`` names: a DType, a NumPy dtype, or a name such as "int64", "paddle.int64" or
-    "torch.bfloat16". Byte order is a matter of storage: a byte-swapped NumPy dtype names the same type.
+    """Return the :class:`DType` named by ``x``: a DType, a NumPy dtype, or a name such as "int64", "paddle.int64" or
+    "torch.bfloat16".
 
-    Raises :class:`InvalidValue` for anything else.
+    Byte order belongs to storage: a byte-swapped NumPy dtype names the same type. Raises :class:`InvalidValue` for
+    anything else.
     """
     try:
         return _TYPES[x]
@@ -93,27 +93,28 @@ def dtype_of(x: object) -> DType:
         if isinstance(x, np.dtype) and x.name in _TYPES:
             return _TYPES[x.name]
     raise InvalidValue(
-        f"{x!r} is no element type of hal",
-        cure="use one of " + ", ".join(d.name for d in DTYPES) + ", or a NumPy dtype of that name",
+        f"{x!r} is not an element type of hal",
+        cure="use one of " + ", ".join(d.name for d in DTYPES) + " , or a NumPy dtype of that name",
         argument="dtype",
     )
 
 
 def bfloat16_to_float32(bits: NDArray[Any]) -> NDArray[np.float32]:
-    """The values of bfloat16 patterns, exactly, in a new array."""
+    """Return the exact values of bfloat16 patterns, in a new array."""
     return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 def float_to_bfloat16(values: NDArray[Any]) -> NDArray[np.uint16]:
-    """Floats below the overflow limit as bfloat16 patterns in a new array: one rounding to nearest, ties to even.
+    """Return floats below the overflow limit as bfloat16 patterns in a new array: one rounding to nearest, ties to
+    even.
 
-    Binary64 goes through binary32 rounded *to odd*, which keeps what the second rounding has to know (Boldo and
+    Binary64 goes through binary32 rounded *to odd*, which keeps the information for the second rounding (Boldo and
     Melquiond, "Emulation of a FMA and correctly rounded sums", IEEE Transactions on Computers, 2008). Call it with
     NumPy's floating-point warnings off.
     """
     near = values.astype(np.float32)
     bits = near.view(np.uint32)
-    if values.dtype == np.float64:  # towards zero, then the last bit set where anything was lost
+    if values.dtype == np.float64:  # towards zero, then the last bit is set if the result is inexact
         bits = bits - (np.abs(near) > np.abs(values)) | (near != values)
     upper = bits >> np.uint32(16)
     rounded = (bits + np.uint32(0x7FFF) + (upper & np.uint32(1))) >> np.uint32(16)
@@ -121,7 +122,7 @@ def float_to_bfloat16(values: NDArray[Any]) -> NDArray[np.uint16]:
 
 
 def bfloat16_scalar(v: float) -> np.uint16:
-    """The same for one Python float, without arrays: scaled so that its last place in bfloat16 is the unit."""
+    """Return the same for one Python float, without arrays: scaled so that its last place in bfloat16 is the unit."""
     if math.isfinite(v):
         unit = max(math.frexp(v)[1] - 8, -133)  # 2**-133 is the smallest subnormal
         rounded = round(math.ldexp(v, -unit))  # the scaling is exact, round() is half to even
@@ -131,8 +132,8 @@ def bfloat16_scalar(v: float) -> np.uint16:
 
 
 def inexact_ints(ints: NDArray[Any], dtype: DType) -> NDArray[np.bool_]:
-    """Where an int has more significant bits than ``dtype``, or is too large for it; in integers throughout."""
-    size = ints if ints.dtype.kind == "u" else np.abs(ints.astype(np.int64))  # the least int64 wraps to its size
+    """Return where an int has more significant bits than ``dtype``, or is too large for it; computed in integers."""
+    size = ints if ints.dtype.kind == "u" else np.abs(ints.astype(np.int64))  # the least int64 wraps to its magnitude
     size = size.astype(np.uint64)
     lowest = np.maximum(size & (~size + np.uint64(1)), np.uint64(1))  # the lowest bit that is set
     bad: NDArray[np.bool_] = size >> np.uint64(PRECISION[dtype]) >= lowest
@@ -143,7 +144,7 @@ def inexact_ints(ints: NDArray[Any], dtype: DType) -> NDArray[np.bool_]:
 
 
 def _int_maker(dtype: DType, to_float: ScalarMaker) -> ScalarMaker:
-    """Ints and bools (Python's bool is an int) into ``dtype``."""
+    """Return a converter of ints and bools (Python's bool is an int) to ``dtype``."""
     if dtype.kind == "float":
         precision, top = PRECISION[dtype], TOP[dtype]
 
@@ -168,9 +169,9 @@ def _int_maker(dtype: DType, to_float: ScalarMaker) -> ScalarMaker:
 
 
 def _float_maker(dtype: DType) -> ScalarMaker:
-    """Floats into ``dtype``, rounded once, as NumPy's scalar constructors do."""
+    """Return a converter of floats to ``dtype``, rounded once, as NumPy's scalar constructors do."""
     make: ScalarMaker = bfloat16_scalar if dtype is BFLOAT16 else dtype.storage.type
-    limit = OVERFLOW.get(dtype, math.nan)  # no float is below NaN: bool and int take none
+    limit = OVERFLOW.get(dtype, math.nan)  # no float is below NaN: bool and int accept no float
 
     def to_float(v: float) -> np.generic:
         if -limit < v < limit or (limit == limit and not math.isfinite(v)):
@@ -197,22 +198,24 @@ def _scalar_makers() -> dict[tuple[DType, type], ScalarMaker]:
 
 
 def _refused(v: int | float, dtype: DType) -> ConversionRefused:
-    """Why the scalar ``v`` does not fit ``dtype``."""
+    """Return the error for a scalar ``v`` that does not fit ``dtype``."""
     if isinstance(v, float):
         what = f"the value has float {v!r}"
     else:  # Python refuses to print very large ints
         what = f"the value has int {v}" if v.bit_length() <= 128 else f"the value has an int of {v.bit_length()} bits"
     if dtype is BOOL:
-        return refusal(f"{what}, bool takes bools and the ints 0 and 1", "compare it first: value != 0")
+        return refusal(f"{what}, but bool takes only bools and the ints 0 and 1", "compare it first: value != 0")
     if dtype.kind == "int":
         low, high = INT_RANGE[dtype]
         cure = "round it to int first" if isinstance(v, float) else "clip it to that range"
-        return refusal(f"{what}, {dtype} takes bools and ints from {low} to {high}", f"{cure}, or use a wider target")
+        return refusal(
+            f"{what}, but {dtype} takes only bools and ints from {low} to {high}", f"{cure}, or use a wider target"
+        )
     if isinstance(v, float):
-        overflow = f"{what}, {dtype} overflows to infinity from a magnitude of {OVERFLOW[dtype]!r}"
-        return refusal(overflow, "clip it, or pass an infinity where one is meant")
-    exact = f"{what}, {dtype} holds ints of {PRECISION[dtype]} significant bits below 2**{TOP[dtype]} exactly"
-    return refusal(exact, "pass a float where rounding is meant, or use a wider target")
+        overflow = f"{what}, but {dtype} overflows to infinity from a magnitude of {OVERFLOW[dtype]!r}"
+        return refusal(overflow, "clip it, or pass an infinity if one is meant")
+    exact = f"{what}, but {dtype} holds only ints of {PRECISION[dtype]} significant bits below 2**{TOP[dtype]} exactly"
+    return refusal(exact, "pass a float if rounding is meant, or use a wider target")
 
 
 def unknown_value(what: str) -> ConversionRefused:

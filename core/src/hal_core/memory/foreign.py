@@ -1,7 +1,7 @@
-"""Tensors of frameworks: whether shape and strides say where the elements are, and a host tensor's elements.
+"""Tensors of frameworks: checks of their memory layout, and the elements of a host tensor.
 
-A framework has tensors that no view can describe: sparse, nested and quantized ones, and those of torch whose memory
-holds the negative or the conjugate of their elements. They are resolved on the host, or refused by name.
+No view can describe some tensors: sparse, nested and quantized ones, and torch's whose memory holds the negative or the
+conjugate of their elements. They are resolved on the host, or refused with their kind.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from ..errors import InvalidValue
 from .dtypes import BFLOAT16, DType, dtype_of
 
 Tensor = Any
-"""Of Paddle or torch."""
+"""A tensor of Paddle or torch."""
 _HOST = "cpu"
-"""What torch calls the host's memory."""
+"""torch's name for host memory."""
 
 
 def check_plain(tensor: Tensor, argument: str) -> None:
-    """Raise :class:`InvalidValue` for a tensor whose elements do not lie where its shape and strides say."""
+    """Raise :class:`InvalidValue` for a tensor whose shape and strides do not give the places of its elements."""
     if hasattr(tensor, "is_nested") and hasattr(tensor, "layout"):
         _check_torch(tensor, argument)
     elif hasattr(tensor, "is_dense") and hasattr(tensor, "_is_initialized"):
@@ -32,7 +32,8 @@ def check_plain(tensor: Tensor, argument: str) -> None:
 
 
 def check_resolved(tensor: Tensor, argument: str) -> None:
-    """The same, and for torch's lazy tensors, whose memory holds other values than their elements."""
+    """Check as :func:`check_plain`, and refuse torch's lazy tensors, whose memory holds other values than their
+    elements."""
     check_plain(tensor, argument)
     for asked, bit in (("is_neg", "neg"), ("is_conj", "conj")):
         if hasattr(tensor, asked) and getattr(tensor, asked)():
@@ -54,9 +55,10 @@ def _refused(kind: str, cure: str, argument: str) -> InvalidValue:
 
 
 def host_elements(tensor: Tensor, argument: str = "value") -> tuple[np.ndarray[Any, Any], DType]:
-    """A host tensor's elements as an array (bfloat16 as uint16), and their dtype; it may share the tensor's memory.
+    """Return a host tensor's elements as an array (bfloat16 as uint16), and their dtype; it may share the tensor's
+    memory.
 
-    :raises InvalidValue: for a tensor that is elsewhere, or that no array can describe.
+    :raises InvalidValue: for a tensor on another device, or one that no array can describe.
     """
     check_plain(tensor, argument)
     dtype = dtype_of(str(tensor.dtype))
@@ -67,7 +69,7 @@ def host_elements(tensor: Tensor, argument: str = "value") -> tuple[np.ndarray[A
 
 
 def _torch_values(tensor: Tensor, dtype: DType, argument: str) -> Tensor:
-    """A tensor of torch that ``numpy()`` takes."""
+    """Return a torch tensor on which ``numpy()`` works."""
     if tensor.device.type != _HOST:
         what = f"the tensor is on {tensor.device}, which is not the opened device"
         raise InvalidValue(what, cure="give tensor.cpu(), or open the device that holds it", argument=argument)

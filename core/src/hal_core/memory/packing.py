@@ -1,4 +1,4 @@
-"""From a write plan to the bytes of a staging block, and back. Plain NumPy, no device.
+"""Packing of a write plan into the bytes of a staging block, and back. Plain NumPy, no device.
 
 A block is: descriptors, slots, records, payload, each on a 16-byte boundary (the widest load of the kernel).
 """
@@ -13,11 +13,11 @@ from .plan import WRITE, Records, WritePlan, write_to_host
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 ROW = 16 << 10
-"""Bytes; a longer copy is cut into descriptors of so many, so that it is spread over blocks of threads."""
+"""Bytes; a longer copy is cut into descriptors of this size, so that it is spread over blocks of threads."""
 
 JOINED = 96 << 10
-"""Bytes; up to here joining bytes and copying once is faster than many small copies. Beyond, the joined bytes would be
-fresh pages each time (malloc maps them), which costs more than the copies."""
+"""Bytes; up to this size joining bytes and copying once is faster than many small copies. Above it, the joined bytes
+would be fresh pages each time (malloc maps them), which costs more than the copies."""
 
 
 def _up(nbytes: int) -> int:
@@ -25,7 +25,7 @@ def _up(nbytes: int) -> int:
 
 
 class Packed(NamedTuple):
-    """Where the parts of a plan lie in its staging block; byte offsets and counts."""
+    """The layout of a plan in its staging block; byte offsets and counts."""
 
     nbytes: int
     writes: int
@@ -75,7 +75,7 @@ def _gap(begin: int, end: int) -> bytes:
 
 
 def apply_packed(packed: Packed, block: Bytes, scatter_map: np.ndarray[Any, np.dtype[np.void]], buffer: Bytes) -> None:
-    """Carry out on host memory the plan that is packed in ``block``: what the launch of a plan must amount to.
+    """Apply to host memory the plan that is packed in ``block``: the reference for the launch of a plan.
 
     ``scatter_map`` is the table of its records (dtype :data:`hal_core.memory.plan.SCATTER_MAP`), ``buffer`` uint8
     ``[memory.nbytes]``.
@@ -89,7 +89,7 @@ def apply_packed(packed: Packed, block: Bytes, scatter_map: np.ndarray[Any, np.d
 
 
 def cut_rows(plan: WritePlan) -> WritePlan:
-    """The same plan with no copy or fill longer than ``ROW``; the plan itself when it has none."""
+    """Return the same plan with no copy or fill longer than ``ROW``; the plan itself if it has none."""
     writes = plan.writes
     if not len(writes) or int(writes["nbytes"].max()) <= ROW:
         return plan
@@ -97,7 +97,7 @@ def cut_rows(plan: WritePlan) -> WritePlan:
 
 
 def cut(writes: np.ndarray[Any, np.dtype[np.void]], longest: int) -> np.ndarray[Any, np.dtype[np.void]]:
-    """The same writes with none longer than ``longest`` bytes, a multiple of 8, which is a whole cycle of a pattern."""
+    """Return the same writes, cut to at most ``longest`` bytes each (a multiple of 8, a whole cycle of a pattern)."""
     parts = (writes["nbytes"].astype(np.int64) + longest - 1) // longest
     index = np.repeat(np.arange(len(writes)), parts)
     first = np.cumsum(parts) - parts

@@ -1,11 +1,11 @@
-"""Write plans: what a device is asked to write, as data that can be tested without any device.
+"""Write plans: the writes of a device as data that can be tested without a device.
 
 A plan has two parts, written in this order and never overlapping:
 
-- ``records``: packed per-request records that the device spreads over the fields by a :data:`SCATTER_MAP` it knows;
+- ``records``: packed per-request records that the device spreads over the fields by a registered :data:`SCATTER_MAP`;
 - ``writes``: descriptors, each a run of bytes taken from ``payload`` or filled with a pattern.
 
-A device submits a plan and knows nothing of requests, fields or tasks.
+A device submits a plan without any knowledge of requests, fields or tasks.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from .views import Memory
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Buffer = Any
-"""bytes, or a contiguous uint8 array (which type checkers know as a buffer from Python 3.12 on)."""
+"""bytes, or a contiguous uint8 array (which type checkers accept as a buffer from Python 3.12 on)."""
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 WRITE = np.dtype([("dst", "<u8"), ("source", "<u8"), ("nbytes", "<u4"), ("pattern", "<u4")])
-"""One descriptor, 24 bytes. ``dst``: byte offset into the memory. ``pattern`` 0: copy ``nbytes`` from byte
-``source`` of the payload. ``pattern`` 1, 2, 4 or 8: fill ``nbytes`` with a pattern of that many bytes, which
-``source`` holds repeated to 8 bytes (so that a device may write 8 bytes at a time from any aligned place)."""
+"""One descriptor, 24 bytes. ``dst``: byte offset into the memory. ``pattern`` 0: copy ``nbytes`` from byte ``source``
+of the payload. ``pattern`` 1, 2, 4 or 8: fill ``nbytes`` with a pattern of that many bytes, which ``source`` holds
+repeated to 8 bytes (so that a device may write 8 bytes at a time at any aligned address)."""
 
 SCATTER_MAP = np.dtype([("base", "<u8"), ("stride", "<u8"), ("source", "<u4"), ("nbytes", "<u4")])
 """One field of a record: ``nbytes`` from byte ``source`` of the record go to ``base + slot * stride``."""
@@ -44,10 +44,10 @@ class Records:
 
 
 class WritePlan:
-    """Everything one submission writes to ``memory``; see the module's text. Immutable.
+    """All writes of one submission to ``memory``; see the module's text. Immutable.
 
-    The payload is given as ``pieces``, bytes or contiguous uint8 arrays one after the other, so that a device can join
-    them where it uploads from.
+    The payload is given as ``pieces``, consecutive bytes or contiguous uint8 arrays, so that a device can join them in
+    its upload buffer.
     """
 
     __slots__ = ("_payload", "memory", "pieces", "records", "writes")
@@ -64,25 +64,25 @@ class WritePlan:
 
     @property
     def payload(self) -> Bytes:
-        """The pieces as one uint8 array."""
+        """Return the pieces as one uint8 array."""
         if self._payload is None:
             self._payload = np.frombuffer(b"".join(self.pieces), np.uint8)
         return self._payload
 
     @property
     def empty(self) -> bool:
-        """True when nothing is to be written."""
+        """True for a plan without writes."""
         return len(self.writes) == 0 and self.records is None
 
     def joined(self, other: WritePlan) -> WritePlan:
-        """This plan and another of the same memory, none of whose writes touch, as one; the other without records."""
+        """Return this plan and a disjoint one of the same memory as one plan; the other must have no records."""
         flat = other.flat()
         writes = flat.writes.copy()
         writes["source"][writes["pattern"] == 0] += np.uint64(sum([memoryview(piece).nbytes for piece in self.pieces]))
         return WritePlan(self.memory, np.concatenate([self.writes, writes]), [*self.pieces, *flat.pieces], self.records)
 
     def flat(self) -> WritePlan:
-        """The same plan without records, for devices that know descriptors only."""
+        """Return the same plan without records, for devices that support only descriptors."""
         if self.records is None:
             return self
         rec, payload = self.records, self.payload
@@ -99,7 +99,7 @@ class WritePlan:
 class PlanBuilder:
     """Collects writes: descriptors as an int64 matrix ``[n, 3]`` (dst, source, pattern << 32 | nbytes), and a payload.
 
-    ``copy`` and ``fill`` check what they are given; ``runs`` and ``fills`` are what they are made of, for insertion.
+    ``copy`` and ``fill`` check their arguments; ``runs`` and ``fills``, their unchecked parts, are for insertion.
     """
 
     def __init__(self, memory: Memory) -> None:
@@ -109,15 +109,15 @@ class PlanBuilder:
         self._size = 0
 
     def copy(self, offsets: Ints, lengths: Ints | int, data: Bytes) -> None:
-        """Write ``data`` (uint8, the runs one after the other) to ``offsets``; ``lengths`` bytes each.
+        """Write ``data`` (uint8, consecutive runs) to ``offsets``; ``lengths`` bytes each.
 
-        :raises InvalidValue: where ``data`` has not as many bytes as the runs together.
+        :raises InvalidValue: if ``data`` has another number of bytes than the runs together.
         """
         if len(offsets) == 0:
             return
         together = int(_run_lengths(offsets, lengths).sum())
         if together != data.nbytes:
-            raise InvalidValue(f"{data.nbytes} bytes for runs of {together} bytes together", argument="data")
+            raise InvalidValue(f"{data.nbytes} bytes for runs of {together} bytes in total", argument="data")
         self.runs(offsets, lengths, [data])
 
     def fill(self, offsets: Ints, lengths: Ints | int, value: np.generic) -> None:
@@ -129,7 +129,7 @@ class PlanBuilder:
         self.fills(offsets, _run_lengths(offsets, lengths), cycle, len(pattern))
 
     def runs(self, dst: Ints, nbytes: Ints | int, pieces: Sequence[Buffer]) -> None:
-        """Copy the pieces, one after the other, in runs of ``nbytes`` to ``dst``."""
+        """Copy consecutive pieces in runs of ``nbytes`` to ``dst``."""
         rows = np.empty((len(dst), 3), np.int64)
         rows[:, 0], rows[:, 2] = dst, nbytes
         ends = rows[:, 2].cumsum() + self._size
@@ -145,10 +145,10 @@ class PlanBuilder:
         self._rows.append(rows)
 
     def build(self, records: Records | None = None, *, disjoint: bool = False) -> WritePlan:
-        """The plan, in which of two writes to one place the last has won (G4).
+        """Return the plan; of two overlapping writes the last wins (G4).
 
-        ``records`` must not touch what the writes touch. ``disjoint``: the writes are known to lie inside the memory,
-        none over another, none empty.
+        ``records`` must not overlap the writes. ``disjoint``: the caller guarantees that the writes lie inside the
+        memory, do not overlap and are not empty.
 
         :raises InvalidValue: for a write that ends outside the memory.
         """
@@ -166,7 +166,7 @@ _NO_ROWS = np.zeros((0, 3), np.int64)
 
 
 def _run_lengths(offsets: Ints, lengths: Ints | int) -> Ints:
-    """Bytes of each run. Raises :class:`InvalidValue` for more than a descriptor holds."""
+    """Return the bytes of each run. Raises :class:`InvalidValue` for more than a descriptor holds."""
     runs = np.broadcast_to(np.asarray(lengths, np.int64), len(offsets))
     if int(runs.max()) >= 2**32:
         raise InvalidValue(f"a write of {int(runs.max())} bytes", cure="give less than 4 GiB at once", argument="plan")
@@ -174,7 +174,7 @@ def _run_lengths(offsets: Ints, lengths: Ints | int) -> Ints:
 
 
 def last_wins(writes: np.ndarray[Any, np.dtype[np.void]]) -> np.ndarray[Any, np.dtype[np.void]]:
-    """The same effect without overlaps: earlier writes lose the bytes that later ones write."""
+    """Return writes with the same effect without overlaps: earlier writes lose the bytes that later ones write."""
     if len(writes) < 2:
         return writes
     order = np.argsort(writes["dst"], kind="stable")
@@ -191,7 +191,7 @@ def last_wins(writes: np.ndarray[Any, np.dtype[np.void]]) -> np.ndarray[Any, np.
 
 
 def _advance_source(source: int, skipped: int, pattern: int) -> int:
-    """Where the source of a write continues after ``skipped`` bytes; a pattern is rotated by them."""
+    """Return the source of a write after ``skipped`` bytes; a pattern is rotated by them."""
     if pattern == 0:
         return source + skipped
     turned = (skipped % 8) * 8
@@ -199,7 +199,7 @@ def _advance_source(source: int, skipped: int, pattern: int) -> int:
 
 
 def _uncovered(low: int, high: int, taken: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The parts of ``[low, high)`` that no range of ``taken`` covers."""
+    """Return the parts of ``[low, high)`` that no range of ``taken`` covers."""
     parts = []
     for begin, end in taken:
         if end <= low or begin >= high:
@@ -213,7 +213,7 @@ def _uncovered(low: int, high: int, taken: Sequence[tuple[int, int]]) -> list[tu
 
 
 def _merged(taken: list[tuple[int, int]], new: tuple[int, int]) -> list[tuple[int, int]]:
-    """``taken`` with ``new`` added, sorted and disjoint."""
+    """Return ``taken`` with ``new`` added, sorted and disjoint."""
     low, high = new
     rest = []
     for begin, end in taken:
@@ -225,7 +225,7 @@ def _merged(taken: list[tuple[int, int]], new: tuple[int, int]) -> list[tuple[in
 
 
 def apply_to_host(plan: WritePlan, buffer: Bytes) -> None:
-    """Write a plan into host memory: what every device's submission must amount to.
+    """Write a plan into host memory: the reference for every device's submission.
 
     ``buffer`` is uint8 ``[memory.nbytes]``. The cpu device runs this, and a device's tests compare with it.
     """
@@ -235,7 +235,7 @@ def apply_to_host(plan: WritePlan, buffer: Bytes) -> None:
 def write_to_host(
     writes: np.ndarray[Any, np.dtype[np.void]], payload: Bytes, records: Records | None, buffer: Bytes
 ) -> None:
-    """The same for the parts of a plan."""
+    """Write the parts of a plan into host memory."""
     if records is not None:
         _spread_to_host(records, buffer)
     target = buffer.data
@@ -244,7 +244,7 @@ def write_to_host(
 
 
 def runs_of(writes: np.ndarray[Any, np.dtype[np.void]], payload: Bytes) -> Iterator[tuple[int, Buffer]]:
-    """Where each write begins, and its bytes: a part of the payload, or a fill written out."""
+    """Yield the offset of each write and its bytes: a part of the payload, or the repeated pattern of a fill."""
     given = payload.data
     for dst, source, nbytes, pattern in writes.tolist():
         if pattern == 0:

@@ -1,4 +1,4 @@
-"""The value of ``async_set_value`` on its way to a device: checked, converted, and no longer the caller's memory."""
+"""Preparation of the value of ``async_set_value``: checked, converted, and independent of the caller's memory."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _PLAIN = (bool, int, float, list, tuple, np.ndarray)
 
 
 def host_array(value: object) -> tuple[Array, DType] | None:
-    """A framework's tensor on the host as an array with its dtype (bfloat16 as uint16); None for plain values."""
+    """Return a framework's host tensor as an array with its dtype (bfloat16 as uint16); None for plain values."""
     if isinstance(value, _PLAIN) or not hasattr(value, "numpy") or not hasattr(value, "dtype"):
         return None
     return host_elements(value)
 
 
 def device_value(resolve: Callable[[object], View], value: object) -> View:
-    """A view of a tensor on the device; its error names the value, where ``resolve`` would name the target."""
+    """Return a view of a tensor on the device. Its error names the value, where ``resolve`` would name the target."""
     try:
         return resolve(value)
     except InvalidValue as error:
@@ -39,19 +39,19 @@ def device_value(resolve: Callable[[object], View], value: object) -> View:
 
 def prepare(target: View, value: object) -> Value:
     """Convert a host value for ``target`` by the rules of G6 (:mod:`hal_core.memory.convert`)."""
-    maker = SCALAR_MAKERS.get((target.dtype, type(value)))  # most values are scalars, and most of these plain
+    maker = SCALAR_MAKERS.get((target.dtype, type(value)))  # most values are scalars of these types
     if maker is not None:
         return maker(value)
     if type(value) is np.ndarray and value.ndim and ARRAY_TYPES.get(value.dtype) is target.dtype:
         if value.size != target.size:
-            return convert(value, target.dtype, target.shape)  # which says what does not fit
+            return convert(value, target.dtype, target.shape)  # raises the error if it does not fit
         return np.ascontiguousarray(value).reshape(target.shape)
     element = convert_scalar(value, target.dtype)
     return convert(value, target.dtype, target.shape) if element is None else element
 
 
 def prepare_array(target: View, value: Array, source: DType) -> Value:
-    """The same for a host tensor of a framework, whose dtype NumPy may not know."""
+    """Convert a framework's host tensor, whose dtype may be unknown to NumPy."""
     return convert(value, target.dtype, target.shape, source=source)
 
 
@@ -59,14 +59,14 @@ def prepare_on_device(target: View, value: View) -> View:
     """Check a value that is on the device: it must have the target's dtype and as many elements (G6)."""
     if value.dtype is not target.dtype:
         raise ConversionRefused(
-            f"a device value of {value.dtype.name} for a target of {target.dtype.name}",
+            f"the device value has dtype {value.dtype.name}, the target {target.dtype.name}",
             cure="convert it on the device first; values there are not inspected",
             argument="value",
         )
     if value.size == target.size:
         return value
     raise ShapeMismatch(
-        f"a device value of shape {value.shape} for a target of shape {target.shape}",
-        cure="give as many elements as the target has",
+        f"the device value has shape {value.shape}, the target {target.shape}",
+        cure="give a value with as many elements as the target",
         argument="value",
     )

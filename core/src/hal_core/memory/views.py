@@ -1,4 +1,4 @@
-"""Views: strided pieces of device memory, the targets of writes and the sources of copies."""
+"""Views: strided parts of device memory, the targets of writes and the sources of copies."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class ByteRange:
 
 Index = int | slice
 MOST_RUNS = 1 << 24
-"""Runs whose places are compared one by one where the strides alone do not tell whether elements overlap."""
+"""Most runs whose addresses are compared one by one if the strides alone do not show whether elements overlap."""
 
 
 class Memory(Protocol):
-    """A block of device memory. ``address`` is the device's own; the host must not follow it."""
+    """A block of device memory. ``address`` is valid on the device only; the host must not dereference it."""
 
     @property
     def device(self) -> object:
@@ -47,7 +47,8 @@ class Memory(Protocol):
 
 
 def extent(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> tuple[int, int]:
-    """``(low, end)``: the bytes that strided elements take up, from the first element's first; (0, 0) for none."""
+    """Return ``(low, end)``: the bytes of strided elements, relative to the first element; (0, 0) if there are no
+    elements."""
     if 0 in shape:
         return 0, 0
     reach = [(count - 1) * step for count, step in zip(shape, strides, strict=True)]
@@ -55,11 +56,11 @@ def extent(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> tuple
 
 
 class View:
-    """A strided view of device memory: what ``async_set_value`` writes to.
+    """A strided view of device memory, a target of ``async_set_value``.
 
-    ``offset`` and ``strides`` are bytes (strides may be negative), ``shape`` elements. Views are made by
-    ``state.view(name)`` or ``device.resolve(tensor)`` and sliced with whole numbers and slices, as NumPy's are.
-    ``host`` caches the NumPy view of memory that the host may touch (the cpu device).
+    ``offset`` and ``strides`` are bytes (strides may be negative), ``shape`` elements. ``state.view(name)`` and
+    ``device.resolve(tensor)`` create views, and they are sliced as NumPy's are. ``host`` caches the NumPy view of
+    memory that the host may touch (the cpu device).
     """
 
     __slots__ = ("_apart", "_collapsed", "dtype", "host", "memory", "offset", "owner", "shape", "strides")
@@ -83,7 +84,7 @@ class View:
     def contiguous(
         cls, memory: Memory, offset: int, shape: tuple[int, ...], dtype: DType, owner: object = None
     ) -> View:
-        """A view of ``shape`` elements that lie one after the other in row-major order."""
+        """Return a view of ``shape`` contiguous elements in row-major order."""
         strides, step = [], dtype.itemsize
         for extent in reversed(shape):
             strides.append(step)
@@ -98,7 +99,7 @@ class View:
         return math.prod(self.shape)
 
     def __getitem__(self, index: Index | tuple[Index, ...]) -> View:
-        """A view of the part; a whole number drops its axis. Raises :class:`InvalidValue` out of bounds."""
+        """Return a view of the part; a whole number drops its axis. Raises :class:`InvalidValue` out of bounds."""
         parts = index if isinstance(index, tuple) else (index,)
         if len(parts) > len(self.shape):
             raise InvalidValue(f"{len(parts)} indices for a view of shape {self.shape}", argument="index")
@@ -122,16 +123,17 @@ class View:
 
     @property
     def elements_apart(self) -> bool:
-        """Whether no two elements share a byte of memory, as those of an expanded or overlapping tensor do.
+        """Return whether no two elements share a byte, as those of an expanded or overlapping tensor do.
 
-        Nearly always the strides tell; else the runs are compared. Worked out once.
+        Usually the strides show it; else the runs are compared. Computed once.
         """
         if not self._apart:
             self._apart = 0 in self.shape or self._strides_nest() or self._runs_differ()
         return self._apart
 
     def _strides_nest(self) -> bool:
-        """Every axis steps over all that the axes of smaller strides reach: enough, but not needed."""
+        """Return whether every axis steps over all bytes of the axes with smaller strides: sufficient, but not
+        necessary."""
         reach = self.dtype.itemsize
         for stride, extent in sorted((abs(s), n) for n, s in zip(self.shape, self.strides, strict=True) if n > 1):
             if stride < reach:
@@ -140,13 +142,14 @@ class View:
         return True
 
     def _runs_differ(self) -> bool:
-        """The places of all elements, one by one. Interleaved axes may be apart though their strides do not nest."""
+        """Compare the addresses of all elements. Interleaved axes may be disjoint although their strides do not
+        nest."""
         low, high = self.bounds()
         if self.size * self.dtype.itemsize > high - low:
             return False
         if self.size > MOST_RUNS:
             raise InvalidValue(
-                f"{self} has more elements than are compared one by one, and its strides do not tell if they overlap",
+                f"{self} has too many elements to compare one by one, and its strides do not show whether they overlap",
                 cure=f"write it in parts of at most {MOST_RUNS} elements",
                 argument="target",
             )
@@ -154,9 +157,10 @@ class View:
         return bool((np.diff(np.sort(offsets)) >= nbytes).all())
 
     def collapsed(self) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-        """``(shape, strides, run)``: the outer axes that are left when neighbouring bytes are one run of ``run`` bytes.
+        """Return ``(shape, strides, run)``: the outer axes that remain when adjacent bytes are joined to runs of
+        ``run`` bytes.
 
-        Row-major over ``shape``, the runs are the view's elements in order. Worked out once.
+        In row-major order over ``shape``, the runs are the view's elements in order. Computed once.
         """
         if self._collapsed is None:
             run, keep = self.dtype.itemsize, len(self.shape)
@@ -168,7 +172,7 @@ class View:
         return self._collapsed
 
     def runs(self) -> tuple[np.ndarray[Any, np.dtype[np.int64]], int]:
-        """``(offsets, nbytes)``: the view in row-major order as equal runs of neighbouring bytes.
+        """Return ``(offsets, nbytes)``: the view in row-major order as equal runs of adjacent bytes.
 
         ``offsets`` is int64 ``[runs]``, bytes into the memory; each run is ``nbytes`` long.
         """
@@ -183,11 +187,11 @@ class View:
     # -- for other libraries, in place --------------------------------------------------------------------------
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """``(DLDeviceType, index)``. Raises :class:`BufferError` on a device that DLPack does not know."""
+        """Return ``(DLDeviceType, index)``. Raises :class:`BufferError` on a device unknown to DLPack."""
         device: Any = self.memory.device
         found: tuple[int, int] | None = getattr(device, "dlpack_device", None)
         if found is None:
-            raise BufferError(f"{device.name}:{device.index} has no memory that DLPack could describe")
+            raise BufferError(f"{device.name}:{device.index} has no memory that DLPack can describe")
         return found
 
     def __dlpack__(
@@ -198,19 +202,19 @@ class View:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> object:
-        """A DLPack capsule over the view's own memory, which stays until the consumer has done with it.
+        """Return a DLPack capsule over the view's own memory, which is kept until the consumer releases it.
 
-        :param stream: the consumer's stream, which is made to wait for what this device has under way; -1: no order.
-        :raises BufferError: where a copy, or another device, is asked for, where ``__dlpack_device__`` raises, and for
-            strides of no whole elements, which DLPack cannot tell.
+        :param stream: the consumer's stream, which waits for this device's queued work; -1: no order.
+        :raises BufferError: for a copy or another device, where ``__dlpack_device__`` raises, and for strides that are
+            no multiple of the element size, which DLPack cannot express.
         :raises DeviceClosed: after the device was closed.
         """
         place = self.__dlpack_device__()
         if copy or (dl_device is not None and tuple(dl_device) != place):
-            raise BufferError(f"{self!r} is handed out in place, on {place}, and not as a copy elsewhere")
+            raise BufferError(f"{self!r} is exported in place, on {place}, and not as a copy elsewhere")
         size = self.dtype.itemsize
         if any(step % size for count, step in zip(self.shape, self.strides, strict=True) if count > 1):
-            raise BufferError(f"{self!r} has strides that are no whole elements, and DLPack counts in elements")
+            raise BufferError(f"the strides of {self!r} are no multiples of the element size, in which DLPack counts")
         device: Any = self.memory.device
         device.check_open()
         device.before_consumer(stream)
@@ -220,10 +224,10 @@ class View:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """Of a view on a CUDA device (version 3); elsewhere there is no such attribute."""
+        """Interface of a view on a CUDA device (version 3); other views have no such attribute."""
         device: Any = self.memory.device
         if (getattr(device, "dlpack_device", None) or (0,))[0] != dlpack.DLPACK_CUDA:
-            raise AttributeError(f"{device.name}:{device.index} has no memory that this interface describes")
+            raise AttributeError(f"{device.name}:{device.index} has no memory that this interface can describe")
         device.check_open()
         return {
             "version": 3,
@@ -235,7 +239,7 @@ class View:
         }
 
     def bounds(self) -> tuple[int, int]:
-        """``(first, end)``: the smallest byte range of the memory that holds the view."""
+        """Return ``(first, end)``: the smallest byte range of the memory that holds the view."""
         low, end = extent(self.shape, self.strides, self.dtype.itemsize)
         return self.offset + low, self.offset + end
 

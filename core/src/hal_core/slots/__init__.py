@@ -1,1 +1,1 @@
-"""The slot table and what is in it: fields, layout, admission, tasks, insertion, the state itself, a step."""
+"""The slot table and its users: fields, layout, admission, tasks, insertion, the state itself, a step."""

@@ -1,4 +1,4 @@
-"""Requests and their admission, which checks a request once and packs what its slot will need."""
+"""Requests and their admission, which checks a request once and packs the data for its slot."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _admission_ids = itertools.count(1)
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a user asks for: token ids of the prompt and how to go on.
+    """A user's request: token ids of the prompt and parameters of generation.
 
-    ``output`` holds tokens generated before, when a preempted request is resumed. ``extra`` has the values of fields
-    that a state declares (:class:`hal_core.StateField`), by their names.
+    ``output`` holds tokens generated before, when a preempted request is resumed. ``extra`` has the values of a state's
+    declared fields (:class:`hal_core.StateField`), by their names.
     """
 
     request_id: str
@@ -54,18 +54,19 @@ class Request:
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class AdmittedRequest:
-    """A request that fits a state's sizes, packed for its slot. Made by :func:`admit`; nothing changes it.
+    """A request that fits a state's sizes, packed for its slot. Made by :func:`admit`; immutable.
 
-    - ``admission_id``: the number that names this stay of the request in a slot; a resumed request has a new one.
+    - ``admission_id``: identifies this stay of the request in a slot; a resumed request has a new one.
     - ``tokens``: int64 ``[prompt + output]``, read-only; ``prompt_len`` and ``generated`` are its two parts.
     - ``total``: tokens known so far, prompt and generated.
-    - ``config_key``: which sizes it was checked against (``StateLayout.config_key``).
-    - ``packed``: row lengths, admission id, config key and record (``StateLayout.admission_dtype``), as bytes; what
-      depends on the moment of insertion (lengths, blocks, drafts) is set then. ``request_row`` comes before the record.
+    - ``config_key``: the sizes it was checked against (``StateLayout.config_key``).
+    - ``packed``: row lengths, admission id, config key and record (``StateLayout.admission_dtype``), as bytes; values
+      that depend on the moment of insertion (lengths, blocks, drafts) are set then. ``request_row`` is the part before
+      the record.
     - ``row_lengths``: the lengths of its rows, in the order of ``ROW_FIELDS``, the block table's 0.
-    - ``rows``: the bytes of each of ``ROW_FIELDS``, of the tokens those of ``tokens`` themselves; the block table is
-      empty, its blocks come with the task.
-    - ``beside``: the same request packed for each companion of the state, where those have fields of their own.
+    - ``rows``: the bytes of each of ``ROW_FIELDS``, for the tokens the memory of ``tokens`` itself; the block table is
+      empty, as its blocks come with the task.
+    - ``beside``: the same request packed for each companion of the state with fields of its own.
     """
 
     request_id: str
@@ -84,7 +85,8 @@ class AdmittedRequest:
     beside: tuple[AdmittedRequest, ...] = ()
 
     def __reduce__(self) -> NoReturn:
-        """Refuse to be copied or pickled: the admission id, and what devices know by it, are of this process alone."""
+        """Refuse to be copied or pickled: the admission id, and devices' data under it, are valid only in this
+        process."""
         raise InvalidValue(
             f"the admitted request {self.request_id!r} belongs to the process that admitted it",
             cure="send the Request, and admit it where it is inserted",
@@ -95,12 +97,13 @@ class AdmittedRequest:
 def admit(
     request: Request, layout: StateLayout, *, vocab_size: int | None = None, beside: Sequence[StateLayout] = ()
 ) -> AdmittedRequest:
-    """Check ``request`` against the sizes of a state, and pack it; ``beside``: of companions with fields of their own.
+    """Check ``request`` against the sizes of a state, and pack it; ``beside``: layouts of companions with their own
+    fields.
 
-    Raises :class:`InvalidValue`, naming the request and the cure, for an empty or too long prompt, tokens that
-    are no whole numbers of at least 0 (below the state's ``vocab_size``, or a lower one that is given), lists
-    longer than the state's bounds, and a declared field without a value that fits. One bad request never takes others
-    along: nothing is shared.
+    Raises :class:`InvalidValue`, naming the request and the cure, for an empty or too long prompt, for tokens that are
+    not whole numbers of at least 0 (and below the state's ``vocab_size``, or a lower one that is given), for lists
+    longer than the state's bounds, and for a declared field without a valid value. An invalid request does not affect
+    any other request.
     """
     _check_admission(request, layout, vocab_size)
     if request.extra:
@@ -154,17 +157,17 @@ def admit(
 
 
 def _check_admission(request: Request, layout: StateLayout, vocab_size: int | None) -> None:
-    """Refuse arguments of another kind."""
+    """Refuse arguments of another type."""
     if not isinstance(request, Request):
-        raise InvalidValue(f"{type(request).__name__} is no Request", cure="make a Request", argument="request")
+        raise InvalidValue(f"{type(request).__name__} is not a Request", cure="make a Request", argument="request")
     if not isinstance(layout, StateLayout):
-        raise InvalidValue(f"{type(layout).__name__} is no layout", cure="give state.layout", argument="layout")
+        raise InvalidValue(f"{type(layout).__name__} is not a layout", cure="give state.layout", argument="layout")
     if vocab_size is not None:
         check_number("vocab_size", vocab_size, 1, whole=True)
 
 
 def _check_extra(request: Request, layouts: Sequence[StateLayout]) -> None:
-    """Refuse a value that no field of the state or its companions takes."""
+    """Refuse a value without a field in the state or its companions."""
     known: set[str] = set()
     for layout in layouts:
         if layout.extras is None:
@@ -172,14 +175,14 @@ def _check_extra(request: Request, layouts: Sequence[StateLayout]) -> None:
         known |= layout.extras
     if unknown := sorted(map(str, request.extra.keys() - known)):
         raise InvalidValue(
-            f"extra has {', '.join(unknown)}, and the state declares {', '.join(sorted(known)) or 'no field'}",
+            f"extra has {', '.join(unknown)}, but the state declares {', '.join(sorted(known)) or 'no field'}",
             cure="declare the fields with device.state(sizes, fields=[…]), or leave the values out",
             argument=f"request {request.request_id!r}",
         )
 
 
 _AT_ONCE = 500
-"""Elements. NumPy gives the interpreter's lock up for longer arrays, and a busy thread then keeps it for 5 ms."""
+"""Elements. NumPy releases the GIL for longer arrays, and a busy thread then keeps it for 5 ms."""
 
 
 def _tokens(request: Request) -> tuple[Int64s, int, int]:
@@ -196,12 +199,12 @@ def _tokens(request: Request) -> tuple[Int64s, int, int]:
 
 
 def _ids_of(request: Request, values: object, name: str) -> Any:  # noqa: ANN401 (an array of some kind)
-    """The token ids as an array of whole numbers, which may be the caller's; floats and bools are refused."""
-    array: Any = values  # an array of NumPy, or what one can be made of
+    """Return the token ids as an array of whole numbers, which may be the caller's; floats and bools are refused."""
+    array: Any = values  # a NumPy array, or an object to make one of
     if not isinstance(values, np.ndarray):
         try:
             array = np.array(values)
-        except (TypeError, ValueError):  # a ragged list, or something that cannot be an array
+        except (TypeError, ValueError):  # a ragged list, or an object that cannot be an array
             raise _no_ids(request, name) from None
     if array.size == 0:
         return ()
@@ -211,7 +214,8 @@ def _ids_of(request: Request, values: object, name: str) -> Any:  # noqa: ANN401
 
 
 def _copied(*parts: Any) -> tuple[Int64s, int]:  # noqa: ANN401 (arrays of whole numbers)
-    """All ids in a new array, as the caller's may change, and the largest of them; a negative one is 2**63 or more."""
+    """Return all ids in a new array, as the caller's may change, and the largest; a negative one counts as 2**63 or
+    more."""
     tokens, at, largest = np.empty(sum(map(len, parts)), np.int64), 0, 0
     unsigned = tokens.view(np.uint64)
     for part in parts:
@@ -243,7 +247,7 @@ def _check_lengths(request: Request, prompt_len: int, generated: int, layout: St
             argument=who,
         )
     if generated >= params.max_tokens:
-        raise InvalidValue(f"{generated} tokens are generated already", cure="raise max_tokens", argument=who)
+        raise InvalidValue(f"{generated} tokens are already generated", cure="raise max_tokens", argument=who)
     longest = max(map(len, params.stop_sequences), default=0)
     for name, count, bound in (
         ("stop_sequences", len(params.stop_sequences), sizes.max_stop_sequences),
@@ -253,14 +257,12 @@ def _check_lengths(request: Request, prompt_len: int, generated: int, layout: St
         ("logprobs", params.logprobs or 0, sizes.max_logprobs),
     ):
         if count > bound:
-            raise InvalidValue(
-                f"{name}: {count} is over the state's bound of {bound}", cure="ask for less", argument=who
-            )
+            raise InvalidValue(f"{name}: {count} exceeds the state's bound of {bound}", cure="use less", argument=who)
 
 
 class _Packing(NamedTuple):
-    """What admission packs for a layout (``layout.admission_dtype``), as the numbers that ``struct`` takes: those of an
-    empty slot, and where each field of the record begins among them."""
+    """Admission's result for a layout (``layout.admission_dtype``) as numbers for ``struct``: those of an empty slot,
+    and the index of each field of the record among them."""
 
     pack: Callable[..., bytes]
     empty: tuple[int | float | bool, ...]
@@ -293,13 +295,13 @@ def _packing_of(layout: StateLayout) -> _Packing:
 
 
 def empty_record(layout: StateLayout) -> np.ndarray[Any, np.dtype[np.void]]:
-    """A record of an empty slot, shape ``[1]``: every field at its reset value."""
+    """Return a record of an empty slot, shape ``[1]``: every field at its reset value."""
     packing = _packing_of(layout)
     return np.frombuffer(packing.pack(*packing.empty), layout.admission_dtype)["record"].copy()
 
 
 def draw_seed(seed: int, request_id: str) -> int:
-    """The number that a request's draws depend on besides their position: its seed and its name, mixed.
+    """Return the seed of a request's draws, mixed from its seed and its name; draws also depend on the position.
 
     The multiplier is the 64-bit golden ratio of Knuth's multiplicative hashing; the result is 0 to 2**63 - 1.
     """
@@ -314,9 +316,11 @@ def _packed(
     prompt_len: int,
     generated: int,
 ) -> bytes:
-    """The request's row and record: its parameters by the slot table, the rest by name, all else as of an empty slot.
+    """Return the request's row and record: its parameters by the slot table, the rest by name, all else as in an empty
+    slot.
 
-    One call packs all numbers: NumPy takes 0.3 us for each field that is set."""
+    One call packs all numbers, as NumPy takes 0.3 us for each field that is set.
+    """
     packing, params = _packing_of(layout), request.params
     at, numbers = packing.at, [*packing.empty]
     numbers[:ADMISSION_ID], numbers[ADMISSION_ID] = row_lengths, admission_id

@@ -1,4 +1,4 @@
-"""Whether a task batch may go into a state: everything that forbids it, found before anything is written (G8)."""
+"""Checks of a task batch against a state: all problems are found before anything is written (G8)."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ Ints = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
 
 
 def is_sound(host_table: HostSlotTable, tasks: TaskBatch) -> bool:
-    """True when ``tasks`` can surely go in: requests that enter free slots, decided without a loop, or that stay and
-    get more blocks; by a device's native code, any that enter or stay.
+    """Return True if ``tasks`` can surely be inserted.
 
-    False means that :func:`problems` has to look, which may still find nothing.
+    Decided without a loop for requests that enter free slots, or that stay and get more blocks; by a device's native
+    code for any requests that enter or stay. False means that :func:`problems` must check, which may still find no
+    problem.
     """
     if host_table.twin is not None and (tasks.all_new or tasks.more is not None):
         return host_table.twin.sound(tasks)
@@ -44,8 +45,8 @@ def is_sound(host_table: HostSlotTable, tasks: TaskBatch) -> bool:
         max(plain["num_computed_tokens"]) >= sizes.max_model_len
         or max(plain["num_scheduled_tokens"]) >= sizes.max_model_len
     ):
-        return False  # the sum may be more than int32 holds
-    # Of requests whose config key is this state's, admission has seen to it that their tokens fit.
+        return False  # the sum may exceed int32
+    # If a request's config key is this state's, admission has checked that its tokens fit.
     end = tasks.num_computed_tokens + tasks.num_scheduled_tokens
     if (end > np.minimum(request_row[:, TOKENS], tasks.block_counts * sizes.block_size)).any():
         return False
@@ -53,7 +54,7 @@ def is_sound(host_table: HostSlotTable, tasks: TaskBatch) -> bool:
 
 
 def _few_are_sound(host_table: HostSlotTable, tasks: TaskBatch) -> bool:
-    """The same for a few new requests, in plain Python.
+    """Do the same for a few new requests, in plain Python.
 
     Without it an insertion of 1 request takes 30 % longer, of 8 requests 14 % (``python benchmarks/run.py few``, cpu
     device, medians of 800 in turn, 2026-11-22).
@@ -79,7 +80,7 @@ def _few_are_sound(host_table: HostSlotTable, tasks: TaskBatch) -> bool:
 
 
 def _growing_are_sound(host_table: HostSlotTable, tasks: TaskBatch) -> bool:
-    """Of requests that get more blocks. Each is the very one in its slot, so it was admitted for these sizes.
+    """Check requests that get more blocks. Each must be the one in its slot, so it was admitted for these sizes.
 
     Without it more blocks for 1 request take 21 % longer, for 8 requests 10.5 % (as in ``_plan_few_growing``).
     """
@@ -98,7 +99,7 @@ def _growing_are_sound(host_table: HostSlotTable, tasks: TaskBatch) -> bool:
 
 
 def problems(host_table: HostSlotTable, tasks: TaskBatch) -> list[str]:
-    """Everything that forbids inserting ``tasks`` now, each as one sentence; empty when they may go in (G8)."""
+    """Return every problem of inserting ``tasks`` now, each as one sentence; empty if they can be inserted (G8)."""
     found: list[str] = []
     left: set[int] = set()
     used: set[int] = set()
@@ -138,7 +139,7 @@ class Row(NamedTuple):
 
     @classmethod
     def of(cls, tasks: TaskBatch) -> Iterator[Row]:
-        """The tasks in their order."""
+        """Yield the tasks in their order."""
         plain = tasks.plain
         kinds, slots, starts, lengths = (
             plain["kinds"],
@@ -155,7 +156,7 @@ def _leaving(host_table: HostSlotTable, row: Row) -> list[str]:
     if host_table.admission_ids[row.slot] != row.request.admission_id:
         return ["the slot does not hold this request"]
     if row.slot in pending:
-        return [f"{pending[row.slot][1]!r} left this slot and is not reported yet; save an output first"]
+        return [f"{pending[row.slot][1]!r} left this slot and is not yet reported; save an output first"]
     return []
 
 
@@ -170,17 +171,17 @@ def _holding(host_table: HostSlotTable, row: Row, left: set[int], entered: set[i
     if holder is not None and slot not in left:
         texts.append(f"the slot still holds {holder.request_id!r}; release, preempt or abort it first")
     if admission_id in entered or admission_id in host_table.live:
-        texts.append("the request is in a slot already; admit it again to run it again")
+        texts.append("the request is already in a slot; admit it again to run it again")
     return texts
 
 
 def _extents(host_table: HostSlotTable, row: Row, blocks: Ints) -> list[str]:
-    """Lengths and blocks of one task against the sizes and the request."""
+    """Check lengths and blocks of one task against the sizes and the request."""
     sizes, kind, slot, total = host_table.sizes, row.kind, row.slot, row.request.total
     texts = []
     end = row.start + row.length
     if total >= sizes.max_model_len:
-        texts.append(f"{total} tokens do not fit {sizes.max_model_len}; it was admitted for another state")
+        texts.append(f"{total} tokens do not fit {sizes.max_model_len}; the request was admitted for another state")
     if kind in (TaskKind.PREFILL, TaskKind.PREFILL_CHUNK) and not (row.start >= 0 and row.length >= 1 and end <= total):
         texts.append(f"tokens {row.start} to {end} of {total}")
     if kind == TaskKind.PREFILL_CHUNK and row.start != host_table.prefilled[slot]:
@@ -192,15 +193,15 @@ def _extents(host_table: HostSlotTable, row: Row, blocks: Ints) -> list[str]:
         texts.append(f"block {min(blocks.tolist())} is negative")
     count = have + row.blocks
     if count > sizes.max_blocks:
-        texts.append(f"{count} blocks, the table holds {sizes.max_blocks}")
+        texts.append(f"{count} blocks, but the table holds {sizes.max_blocks}")
     needed = total if kind == TaskKind.REMOTE_PREFILL else 0 if kind == TaskKind.MORE_BLOCKS else end
     if needed > count * sizes.block_size:
-        texts.append(f"{needed} tokens need {-(-needed // sizes.block_size)} blocks, has {count}")
+        texts.append(f"{needed} tokens need {-(-needed // sizes.block_size)} blocks, but the task has {count}")
     return texts + _handoff(row, sizes) if kind == TaskKind.REMOTE_PREFILL or row.drafts else texts
 
 
 def _handoff(row: Row, sizes: StateConfig) -> list[str]:
-    """First token and drafts, which only a handoff may bring (G12)."""
+    """Check first token and drafts, which only a handoff may have (G12)."""
     texts = []
     fit = sizes.max_draft_tokens if row.kind == TaskKind.REMOTE_PREFILL else 0
     if row.kind == TaskKind.REMOTE_PREFILL:
@@ -214,7 +215,7 @@ def _handoff(row: Row, sizes: StateConfig) -> list[str]:
         if row.first_token < 0:
             texts.append("a handoff needs the first token")
         if row.request.total + 1 >= sizes.max_model_len or row.request.generated + 1 >= row.request.params.max_tokens:
-            texts.append("the request has ended with its first token; there is nothing left to decode")
+            texts.append("the request has ended with its first token; no token is left to decode")
     if len(row.drafts) > fit:
         texts.append(f"{len(row.drafts)} drafts, but {fit} fit here")
     if any(not isinstance(token, int) or token < 0 for token in row.drafts):

@@ -1,9 +1,9 @@
-"""States beside a state: the same requests, written by one insertion.
+"""Companion states: the same requests, written by one insertion.
 
-A proposer keeps such a state next to the target's (block tables, parameters of sampling), with its own slot order or,
-declared so, the target's, and with fields of its own. The
-two lie in one block of device memory, so that whatever an insertion writes to both is one plan and one submission. What
-a step changes by itself it changes in the target's alone: of a companion, lengths are as of the insertion.
+A proposer keeps such a state next to the target's (block tables, parameters of sampling), with its own slot order or a
+declared copy of the target's, and with its own fields. The two share one block of device memory, so that the writes of
+an insertion to both are one plan and one submission. A step's own changes are made only in the target's state: in a
+companion, lengths are as of the insertion.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def open_states(
     beside: Sequence[str | Companion],
     fields: Sequence[StateField] = (),
 ) -> SlotState:
-    """A state, and companions behind it in its memory (``SlotState.companions``).
+    """Return a state, with companions after it in its memory (``SlotState.companions``).
 
-    Raises :class:`InvalidValue` for sizes that no machine has room for, a name given twice, and a field that cannot be.
+    Raises :class:`InvalidValue` for sizes that fit no machine, a name given twice, and an invalid field.
     """
     own = [one if isinstance(one, Companion) else Companion(one) for one in beside]
     check_sizes(sizes)
@@ -41,7 +41,7 @@ def open_states(
         return SlotState(device, sizes, name=name, table=table)
     if len({name, *[one.name for one in own]}) != 1 + len(own):
         names = [name, *[one.name for one in own]]
-        raise InvalidValue(f"{names} name a state twice", cure="give each its own name", argument="beside")
+        raise InvalidValue(f"{names} contain a name twice", cure="give each its own name", argument="beside")
     tables = [table, *[table_with(sizes, one.fields, stepped=False) for one in own]]
     ends = [*accumulate([placed(sizes, one).nbytes for one in tables])]
     memory = device.allocate(ends[-1])
@@ -56,8 +56,8 @@ def open_states(
 
 
 def tasks_beside(companion: SlotState, tasks: TaskBatch) -> TaskBatch:
-    """The same tasks for the slots that the requests have in a companion: the target's where the companion was declared
-    so, else who enters gets the highest free one."""
+    """Return the same tasks for the requests' slots in a companion: the target's slots if declared so, else an entering
+    request gets the highest free one."""
     plain = tasks.plain
     return TaskBatch(
         plain["kinds"],
@@ -85,7 +85,7 @@ def _own_slots(companion: SlotState, tasks: TaskBatch) -> list[int]:
 
 
 def _own_requests(companion: SlotState, requests: Sequence[AdmittedRequest]) -> list[AdmittedRequest]:
-    """The requests as they were packed for a companion, of which each has its own fields."""
+    """Return the requests as they were packed for a companion with its own fields."""
     key, found = companion.layout.config_key, []
     for request in requests:
         own = next((one for one in (request, *request.beside) if one.config_key == key), None)

@@ -1,4 +1,4 @@
-"""Fields of a state from bytes that were copied out."""
+"""A state's fields read from copied bytes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 def fields_of(layout: StateLayout, slots: int, part: ByteRange) -> np.dtype[np.void]:
-    """The fields that lie wholly in ``part``, ``[slots, width]`` each, as one NumPy structure of its size, so that one
-    view has them all."""
+    """Return the fields entirely within ``part``, ``[slots, width]`` each, as one NumPy structure of its size, so that
+    one view covers all of them."""
     inside = {
         name: (place.field.dtype.storage, (slots, place.width), place.offset - part.offset)
         for name, place in layout.fields.items()

@@ -1,8 +1,8 @@
 """Fields that a worker declares for its state, besides the slot table's (``device.state(sizes, fields=[…])``).
 
-A declared field is one line more of the slot table. It travels in a request's packed record, so whatever handles
-records handles it on every device: insertion, reset, leaving. Its groups decide where it lies in the state, and so
-whether it is copied out, mirrored and broadcast.
+A declared field is one more line of the slot table. It is part of a request's packed record, so all code for records
+handles it on every device: insertion, reset, leaving. Its groups determine its place in the state, and so whether it is
+copied out, mirrored and broadcast.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ _BEFORE: Mapping[str, str] = {
     "step_input": "block_tables",
     "": "token_ids",
 }
-"""Group to the field of the table behind which a declared one lies. The groups' slices lie within each other, so of a
-field's groups the first of these decides, and the field is in all slices that reach over that place."""
+"""Group to the field of the table after which a declared one is placed. The groups' slices are nested, so the first of
+these among a field's groups decides, and the field is in all slices that cover that place."""
 _WITHIN: Mapping[str, tuple[str, ...]] = {
     "broadcast": ("broadcast_speculative", "output", "output_topk", "step_input"),
     "broadcast_speculative": ("output", "output_topk", "step_input"),
     "output": ("output_topk", "step_input"),
 }
 _OF_STEPS = frozenset(GROUPS) - {"step_input"}
-"""Groups that steps read; a companion is inserted into and not stepped."""
+"""Groups that steps read; a companion has insertions but no steps."""
 
 
 class Requested(Protocol):
-    """What a field's value is taken from: a :class:`hal_core.Request`."""
+    """The source of a field's value: a :class:`hal_core.Request`."""
 
     @property
     def request_id(self) -> str: ...
@@ -56,15 +56,15 @@ class Requested(Protocol):
 class StateField:
     """One declared field, ``[slots, width]``.
 
-    - ``dtype``: an element type's name; ``width``: elements a slot, a number or the name of a size of ``WIDTHS``.
-    - ``reset``: the value of an empty slot, and of what a row's value leaves over.
-    - ``groups``: names separated by blanks: ``step_input`` (copied out with what a step reads), ``output`` (copied out
+    - ``dtype``: an element type's name; ``width``: elements per slot, a number or the name of a size of ``WIDTHS``.
+    - ``reset``: the value of an empty slot, and of a row's elements after its value.
+    - ``groups``: names separated by blanks: ``step_input`` (copied out with a step's inputs), ``output`` (copied out
       with each step's output, and in ``state.mirror``), ``output_topk`` (only with log-probabilities), ``broadcast``
-      (agreed on by all ranks after each step), ``broadcast_speculative`` (in states with drafts). A field of
-      ``broadcast`` is of ``output`` too, and one of ``output`` of ``step_input``.
-    - ``value``: ``"extra"`` for ``Request.extra[name]``, a function of the request, called once at admission
-      from any thread, or None: entering sets the reset value, and steps write the field. A scalar field takes a number,
-      a row a list of at most ``width``.
+      (made equal on all ranks after each step), ``broadcast_speculative`` (in states with drafts). A field in
+      ``broadcast`` is also in ``output``, and one in ``output`` is also in ``step_input``.
+    - ``value``: ``"extra"`` for ``Request.extra[name]``, a function of the request, called once at admission from any
+      thread, or None: entering sets the reset value, and steps write the field. A scalar field takes a number, a row a
+      list of at most ``width``.
     - ``kept``: leaving a slot (PREEMPTED, ABORTED) does not reset the field.
     """
 
@@ -79,7 +79,7 @@ class StateField:
 
 @dataclass(frozen=True, slots=True)
 class Companion:
-    """A state beside the target's, with fields of its own.
+    """A state beside the target's, with its own fields.
 
     ``same_slots``: a request has the target's slot there too; else the core chooses the companion's slots.
     """
@@ -90,9 +90,9 @@ class Companion:
 
 
 def table_with(sizes: StateConfig, fields: Sequence[StateField], *, stepped: bool = True) -> tuple[Field, ...]:
-    """The slot table with declared fields, each where its groups need it.
+    """Return the slot table with declared fields, each at the place that its groups need.
 
-    ``stepped``: false for a companion. Raises :class:`InvalidValue` for a field that cannot be.
+    ``stepped``: false for a companion. Raises :class:`InvalidValue` for an invalid field.
     """
     if not isinstance(fields, list | tuple):
         raise InvalidValue(f"{type(fields).__name__} is no list", cure="give [StateField(…)]", argument="fields")
@@ -112,7 +112,7 @@ def table_with(sizes: StateConfig, fields: Sequence[StateField], *, stepped: boo
 
 
 def _made(sizes: StateConfig, one: StateField, *, stepped: bool) -> Field:
-    """The line of the slot table."""
+    """Return the line of the slot table."""
     groups = frozenset(one.groups.split()) if isinstance(one.groups, str) else frozenset(["?"])
     if unknown := groups - set(GROUPS):
         raise _bad(one, f"names the groups {sorted(unknown)}", f"name some of {', '.join(GROUPS)}, separated by blanks")
@@ -145,7 +145,7 @@ def _width(sizes: StateConfig, one: StateField) -> int:
 
 
 def fill_declared(numbers: list[Any], at: Mapping[str, int], request: Requested, places: Sequence[Placed]) -> None:
-    """Put the request's values of declared fields among the numbers of its record; ``at``: where each field begins."""
+    """Put the request's values of declared fields among the numbers of its record; ``at``: the index of each field."""
     for place in places:
         given, begin = _given(place.field, request), at[place.field.name]
         try:

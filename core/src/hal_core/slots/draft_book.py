@@ -1,4 +1,4 @@
-"""What the host knows of a state's drafts; what checks and writes them is :mod:`hal_core.slots.drafts`."""
+"""The host's record of a state's drafts; :mod:`hal_core.slots.drafts` checks and writes them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Mirror = Mapping[str, np.ndarray[Any, Any]]
 
 
 class DraftBook:
-    """What the host knows of a state's drafts.
+    """The host's record of a state's drafts.
 
-    - ``step``: number of the last step that advanced the state, None before the first. Of these, ``handed`` is the one
-      whose drafts were handed over last, ``saved`` the one whose output was saved last.
-    - ``holders``: slot to admission id of the requests whose drafts no step has verified yet.
+    - ``step``: number of the last step that advanced the state, None before the first. ``handed`` is the last step
+      whose drafts were set, ``saved`` the last one whose output was saved.
+    - ``holders``: slot to admission id of the requests with drafts that no step has verified yet.
     - ``changed``: slots that a request has entered or left, or got a piece of its prompt, since that step.
     """
 
@@ -36,20 +36,20 @@ class DraftBook:
         self.changed: set[int] = set()
 
     def follow(self, tasks: TaskBatch) -> None:
-        """Take over a batch that was inserted."""
+        """Record an inserted batch."""
         for kind, slot in zip(tasks.plain["kinds"], tasks.plain["slots"], strict=True):
-            if kind != TaskKind.MORE_BLOCKS:  # more blocks change nothing for drafts
+            if kind != TaskKind.MORE_BLOCKS:  # more blocks do not affect drafts
                 self.changed.add(slot)
                 self.holders.pop(slot, None)
 
     def advanced(self, step: Step) -> None:
-        """Take over a step: whatever was drafted is verified, or gone."""
+        """Record a step: all earlier drafts are verified or dropped."""
         self.step = step.number
         self.holders.clear()
         self.changed.clear()
 
     def check_update(self, mirror: Mirror, step: Step) -> None:
-        """Refuse a plain step for slots whose drafts it would drop unseen."""
+        """Refuse a plain step for slots whose drafts it would drop."""
         if step.speculative or not self.holders:
             return
         waiting = sorted(
@@ -57,12 +57,12 @@ class DraftBook:
         )
         if waiting:
             raise InvalidValue(
-                f"step {step.number} verifies no drafts, but slots {waiting} were handed some for it",
-                cure="give Step(…, speculative=True), or hand over no drafts before a plain step",
+                f"step {step.number} verifies no drafts, but slots {waiting} have some for it",
+                cure="give Step(…, speculative=True), or set no drafts before a plain step",
                 argument="step",
             )
 
 
 def has_ended(mirror: Mirror, slot: int, admission_id: int) -> bool:
-    """True when an output that was taken says so. While none does, a slot that has stopped just does not run."""
+    """Return True if a taken output shows it. Until then a stopped slot simply does not run."""
     return bool(mirror["request_serial"][slot, 0] == admission_id and mirror["stop_flags"][slot, 0])

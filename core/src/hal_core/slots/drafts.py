@@ -1,7 +1,7 @@
-"""Handing drafts to a state, for its next step to verify: when that may be done, for whom, and what is written.
+"""Setting a state's drafts for its next step to verify: the order of calls, the allowed slots, and the writes.
 
-``update_inputs`` drops what a slot had drafted, so drafts that were written before it are lost without a sound. They
-come by one call instead, ``BoundDevice.set_drafts``, which names the step whose tokens they were made from.
+``update_inputs`` drops a slot's drafts, so drafts written before it would be lost silently. They are therefore set by
+one call, ``BoundDevice.set_drafts``, which names the step whose tokens they were made from.
 """
 
 from __future__ import annotations
@@ -25,10 +25,13 @@ Drafts = dict[int, list[int]]
 
 
 def check_drafts(state: SlotState, step: Step, drafts: object) -> Drafts:
-    """The drafts of slots that have some; raises :class:`InvalidValue` when they come out of order, or do not fit."""
+    """Return the drafts of slots that have some. Raises :class:`InvalidValue` if they come out of order, or do not
+    fit."""
     _check_order(state, step)
     if not isinstance(drafts, Mapping):
-        raise InvalidValue(f"{type(drafts).__name__} is no mapping", cure="give {slot: [token, …]}", argument="drafts")
+        raise InvalidValue(
+            f"{type(drafts).__name__} is not a mapping", cure="give {slot: [token, …]}", argument="drafts"
+        )
     found: Drafts = {}
     wrong: list[str] = []
     ran = set(step.order(state.name).tolist())
@@ -48,15 +51,15 @@ def check_drafts(state: SlotState, step: Step, drafts: object) -> Drafts:
             wrong.append(f"slot {slot}: {text}")
     if wrong:
         raise InvalidValue(
-            f"nothing was handed over: {'; '.join(wrong)}",
-            cure="hand drafts to slots that decoded in this step, no more than StateConfig(max_draft_tokens=…)",
+            f"no draft was set: {'; '.join(wrong)}",
+            cure="set drafts of slots that decoded in this step, no more than StateConfig(max_draft_tokens=…)",
             argument="drafts",
         )
     return found
 
 
 def _check_order(state: SlotState, step: Step) -> None:
-    """The call's place in a step: once, after its ``update_inputs``, before that of the next."""
+    """Check that the call comes once, after the step's ``update_inputs`` and before that of the next."""
     book = state.drafts
     if not state.speculative:
         raise InvalidValue(
@@ -71,24 +74,24 @@ def _check_order(state: SlotState, step: Step) -> None:
     if step.number < book.step:
         raise InvalidValue(
             f"drafts after step {step.number} come too late: step {book.step} has advanced the state without them",
-            cure="hand them over between the update_inputs of their step and that of the next",
+            cure="set them between the update_inputs of their step and that of the next",
             argument="step",
         )
     if book.handed == book.step:
         raise InvalidValue(
-            f"the drafts after step {step.number} were handed over already",
-            cure="hand over those of all slots in one call",
+            f"the drafts after step {step.number} were already set",
+            cure="set those of all slots in one call",
             argument="step",
         )
 
 
 def _unfit(state: SlotState, step: Step, slot: int, ran: set[int]) -> str:
-    """Why a slot has nothing to draft from this step, or ""."""
+    """Return why a slot cannot have drafts after this step, or ""."""
     host_table, request = state.host_table, state.host_table.requests[slot]
     if request is None:
         return "it holds no request"
     if slot in state.drafts.changed:
-        return f"what it holds, {request.request_id!r}, was changed after the step"
+        return f"its request {request.request_id!r} was changed after the step"
     if slot not in ran:
         return f"the order of step {step.number} does not name it"
     if host_table.prefilled[slot] < request.total:
@@ -96,12 +99,12 @@ def _unfit(state: SlotState, step: Step, slot: int, ran: set[int]) -> str:
     if has_ended(state.mirror, slot, request.admission_id):
         return f"{request.request_id!r} has ended"
     if request.role is SplitRole.PREFILL and state.drafts.saved == step.number:
-        return f"the output that takes the drafts of {request.request_id!r} to its decode node was saved before"
+        return f"the output with the drafts of {request.request_id!r} for its decode node was already saved"
     return ""
 
 
 def _tokens(given: Any) -> list[int] | None:  # noqa: ANN401 (the caller's)
-    """Drafts as Python integers; None for what is no list of token ids."""
+    """Return drafts as Python integers; None for anything but a list of token ids."""
     try:
         tokens = given.tolist() if isinstance(given, np.ndarray) else list(given)
     except TypeError:
@@ -113,9 +116,9 @@ def _tokens(given: Any) -> list[int] | None:  # noqa: ANN401 (the caller's)
 
 
 def plan_drafts(state: SlotState, drafts: Drafts) -> WritePlan:
-    """One plan: each slot's row of drafts, reset behind them, their number, and what the next step feeds.
+    """Return one plan: each slot's row of drafts, the reset of its rest, their number, and the next step's inputs.
 
-    That is the next token and the drafts; a slot that plays the prefill part of a split feeds nothing more.
+    The inputs are the next token and the drafts; a slot with the prefill role of a split has no further inputs.
     """
     tokens, number, fed = (state.layout.fields[name] for name in ("draft_tokens", "draft_num", "seq_lens_this_time"))
     reset, requests = [int(tokens.field.reset)] * tokens.width, state.host_table.requests

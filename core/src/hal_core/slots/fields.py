@@ -1,8 +1,8 @@
 """The slot table: every field that plain and speculative decoding keep for a slot, declared once.
 
-A slot is the place of one running request. Each field is one contiguous ``[slots, width]`` array. The order of the
-table is the order of storage, chosen so that the fields of each group lie side by side: a broadcast is one
-collective over a slice, an output copy one device-to-host copy, and neither packs anything.
+A slot holds one running request. Each field is one contiguous ``[slots, width]`` array. The order of the table is the
+order of storage, chosen so that the fields of each group are adjacent: a broadcast is one collective over a slice, an
+output copy one device-to-host copy, and neither packs data.
 
 The names follow FastDeploy's ``share_inputs`` where it has the field (``seq_lens_encoder``, ``accept_num``, …).
 """
@@ -18,11 +18,11 @@ from ..errors import InvalidValue
 from ..memory.dtypes import DType, dtype_of
 
 Source = Literal["extra"] | Callable[[Any], object] | None
-"""Where a declared field's value comes from: ``Request.extra``, a function of the request, or the step alone."""
+"""Source of a declared field's value: ``Request.extra``, a function of the request, or only the step."""
 
 
 class SplitRole(IntEnum):
-    """Which part of a prefill/decode split the worker plays for a request."""
+    """The worker's part of a prefill/decode split for a request."""
 
     MIXED = 0
     PREFILL = 1
@@ -30,7 +30,7 @@ class SplitRole(IntEnum):
 
 
 class FinishReason(IntEnum):
-    """Why a request is over with this row; ``NONE`` while it is not."""
+    """Why a request ends with this row; ``NONE`` while it does not."""
 
     NONE = 0
     STOP = 1  #: an end-of-sequence token or a stop sequence
@@ -55,9 +55,9 @@ class StateConfig:
     - ``block_size``: tokens in one block of the paged KV cache.
     - ``max_draft_tokens``: most draft tokens a step may verify; 0 means plain decoding.
     - ``max_logprobs``: most alternatives whose log-probabilities a step can report, besides the sampled token's.
-    - ``max_eos``, ``max_stop_sequences``, ``max_stop_length``, ``max_bad_words``: bounds of a request's lists;
-      a bad word is one token here.
-    - ``vocab_size``: token ids go from 0 to this number less one; 0: not known, so that any id of at least 0 passes.
+    - ``max_eos``, ``max_stop_sequences``, ``max_stop_length``, ``max_bad_words``: bounds of a request's lists; a bad
+      word is one token here.
+    - ``vocab_size``: token ids are from 0 to this number less one; 0: unknown, any id of at least 0 is valid.
     """
 
     num_slots: int
@@ -96,7 +96,7 @@ class StateConfig:
         return self.vocab_size or 1 << 63
 
     def width(self, name: str | int) -> int:
-        """The number of elements that a slot has of a field whose width is ``name``."""
+        """Return the number of elements per slot of a field whose width is ``name``."""
         if isinstance(name, int):
             return name
         widths = {
@@ -116,13 +116,12 @@ class StateConfig:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field: ``width`` names an entry of :meth:`StateConfig.width`; ``reset`` is the value of an empty slot, as
-    it is stored.
+    """One field: ``width`` names an entry of :meth:`StateConfig.width`; ``reset`` is the stored value of an empty slot.
 
-    ``record`` fields travel in a request's packed record, made at admission; the others are rows that a plan
-    writes up to the request's own length and resets up to the length written before (G11), or are written by the
-    step alone. ``param`` names the sampling parameter that a record field has, if any; admission puts it there.
-    ``source`` and ``kept``: of a declared field (:class:`hal_core.slots.declared.StateField`).
+    ``record`` fields are part of a request's packed record, made at admission. The others are rows that a plan writes
+    up to the request's own length and resets up to the length written before (G11), or are written only by the step.
+    ``param`` names the sampling parameter that admission copies into a record field, if any. ``source`` and ``kept``
+    belong to declared fields (:class:`hal_core.slots.declared.StateField`).
     """
 
     name: str
@@ -161,15 +160,15 @@ STATE_TABLE: tuple[Field, ...] = (
     _field("topk_token_ids", "int64", "topk", -1, _TOPK, record=False),
     _field("topk_logprobs", "float32", "topk", 0.0, _TOPK, record=False),
     _field("topk_ranks", "int32", "max_accept", 0, _TOPK, record=False),
-    # What ranks must agree on after plain decoding: one token a slot. A state with drafts runs plain steps too, so its
-    # slice has this field as well: one slice, whichever kind the step is.
+    # Fields that ranks must share after plain decoding: one token a slot. A state with drafts runs plain steps too, so
+    # its slice has this field as well: one slice for both kinds of step.
     _field("sampled_token_ids", "int64", "1", -1, f"{_OUT} broadcast broadcast_speculative"),
-    # What ranks must agree on besides after speculative decoding.
+    # Further fields that ranks must share after speculative decoding.
     _field("accept_tokens", "int64", "max_accept", -1, f"{_OUT} broadcast_speculative"),
     _field("accept_num", "int32", "1", 0, f"{_OUT} broadcast_speculative"),
     _field("step_idx", "int64", "1", 0, f"{_OUT} broadcast_speculative"),  # tokens generated so far
     _field("stop_flags", "bool", "1", True, f"{_OUT} broadcast_speculative"),  # true: the slot does not run
-    # The rest of what a step reports.
+    # The other fields that a step reports.
     _field("stop_reason", "int32", "1", 0, _OUT),  # a FinishReason
     _field("request_serial", "int64", "1", 0, _OUT),  # which request the slot holds; 0: none
     _field("last_preempted", "int64", "1", 0, _OUT, record=False),  # admission id preempted since the last output, or 0
@@ -177,7 +176,7 @@ STATE_TABLE: tuple[Field, ...] = (
     _field("seq_lens_decoder", "int32", "1", 0, _OUT),  # tokens whose KV is in the cache
     _field("draft_num", "int32", "1", 0, _OUT),
     _field("draft_tokens", "int64", "draft", -1, _OUT),
-    # What the next step reads besides.
+    # Further inputs of the next step.
     _field("next_tokens", "int64", "1", -1, _STEP),  # the token that decoding feeds next
     _field("prompt_lens", "int64", "1", 0, _STEP),
     _field("seq_lens_this_time", "int32", "1", 0, _STEP),  # tokens the next step feeds; 0: the slot is idle
@@ -211,4 +210,4 @@ ROW_FIELDS = ("bad_words", "stop_seqs_len", "stop_seqs", "block_tables", "token_
 """Rows that ``insert_tasks`` writes to a request's own length and resets to the longest length since (G11)."""
 
 CLEANUP_FIELDS = ("last_preempted", "last_aborted")
-"""What ``save_output`` cleans up after each step, on every rank (G18)."""
+"""Fields that ``save_output`` cleans up after each step, on every rank (G18)."""

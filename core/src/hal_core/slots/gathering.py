@@ -17,10 +17,10 @@ NativeColumns = tuple[bytes, Column, Column, Column, Column, bytes, bytes]
 NUMBERS = ("kind", "slot", "num_computed_tokens", "num_scheduled_tokens", "first_block", "first_token")
 OTHERS = ("request", "blocks", "drafts", "request_row", "role", "generated", "params", "max_tokens", "dtype")
 NAMES = (*NUMBERS, *OTHERS)
-"""What native code asks of a task, its request, its parameters and an array, in the order in which it does."""
+"""The attributes that native code reads of a task, its request, its parameters and an array, in its order."""
 FIRST = ("slots", "num_computed_tokens", "num_scheduled_tokens", "block_counts")
 COLUMNS = (*FIRST, "kinds", "first_blocks", "first_tokens")
-"""What it makes of whole numbers: columns 1 to 4, then the first three of the last."""
+"""The columns it makes of whole numbers: columns 1 to 4, then the first three of the last."""
 
 of_lists: Callable[..., NativeColumns | None] | None = None
 of_tasks: Callable[..., tuple[NativeColumns, Any] | None] | None = None

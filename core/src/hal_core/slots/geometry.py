@@ -1,4 +1,4 @@
-"""Where a layout's rows and records lie, in the numbers that the plan of an insertion is made of."""
+"""Geometry of a layout's rows and records, as the numbers that an insertion plan uses."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Ints = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
 
 @dataclass(frozen=True, slots=True)
 class RowGeometry:
-    """Where the row fields lie, for plans: int64 ``[row fields, 1]`` each, in the order of ``ROW_FIELDS``.
+    """Places of the row fields, for plans: int64 ``[row fields, 1]`` each, in the order of ``ROW_FIELDS``.
 
-    ``base`` and ``stride`` are bytes, ``size`` bytes an element; ``cycle`` (``[row fields]``) is the reset value
-    repeated to 8 bytes; ``plain`` has the same four numbers of each row field as Python's.
+    ``base`` and ``stride`` are bytes, ``size`` bytes per element; ``cycle`` (``[row fields]``) is the reset value
+    repeated to 8 bytes; ``plain`` has the same four numbers of each row field as Python integers.
     """
 
     base: Ints
@@ -29,7 +29,7 @@ class RowGeometry:
 
     @classmethod
     def of(cls, layout: StateLayout) -> RowGeometry:
-        """The geometry of a layout's rows."""
+        """Return the geometry of a layout's rows."""
         places = [layout.fields[name] for name in ROW_FIELDS]
         cycles = [p.field.dtype.storage.type(p.field.reset).tobytes() * (8 // p.field.dtype.itemsize) for p in places]
         plain = [
@@ -46,14 +46,14 @@ DYNAMIC = ("seq_lens_this_time", "seq_lens_encoder", "seq_lens_decoder", "blocks
 
 @dataclass(frozen=True, slots=True)
 class RecordPlaces:
-    """Byte offsets into what admission packed: where the record begins, and where its ``DYNAMIC`` fields are."""
+    """Byte offsets into packed requests: the begin of the record, and its ``DYNAMIC`` fields."""
 
     begin: int
     dynamic: tuple[int, ...]
 
     @classmethod
     def of(cls, layout: StateLayout) -> RecordPlaces:
-        """The places in a layout's admission record."""
+        """Return the offsets in a layout's admission record."""
         packed, record = layout.admission_dtype.fields, layout.record_dtype.fields
         assert packed is not None
         assert record is not None

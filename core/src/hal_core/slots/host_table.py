@@ -1,6 +1,6 @@
-"""The host's table of a slot state: which request is in which slot, how far it is prefilled, how long its rows are.
+"""The host's table of a slot state: the request in each slot, its prefilled tokens, the lengths of its rows.
 
-It says what the host has decided, not what the device has done, so it never waits for the device.
+It records the host's decisions, not the device's progress, so it never waits for the device.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .layout import ADMISSION_ID
 from .tasks import TaskBatch, TaskKind
 
 FEW = 8
-"""Up to so many new requests are planned, checked and booked in plain Python; what that saves: benchmarks/few.py."""
+"""Up to this many new requests are planned, checked and booked in plain Python; benchmarks/few.py measures the gain."""
 BLOCKS, TOKENS = ROW_FIELDS.index("block_tables"), ROW_FIELDS.index("token_ids")
 PREFILLED, SLOT_ADMISSION, HELD = range(len(ROW_FIELDS), len(ROW_FIELDS) + 3)
 """Columns of the table after the lengths: ``prefilled``, ``admission_ids``, ``blocks``."""
@@ -26,30 +26,31 @@ Records = np.ndarray[Any, np.dtype[np.void]]
 
 
 class Twin(Protocol):
-    """A device's native twin of the checks and the booking of requests that enter or stay, over the same table."""
+    """A device's native version of the checks and the booking of requests that enter or stay, over the same table."""
 
     def sound(self, tasks: TaskBatch) -> bool:
-        """True only where :func:`hal_core.slots.checks.problems` finds nothing and the requests were admitted for
-        these sizes; of a batch whose ``more`` is not None."""
+        """Return True only if :func:`hal_core.slots.checks.problems` finds no problem and the requests were admitted
+        for these sizes. The batch has a ``more`` that is not None."""
 
     def commit(self, tasks: TaskBatch) -> None:
-        """As :meth:`HostSlotTable.commit`, of such a batch."""
+        """Commit such a batch as :meth:`HostSlotTable.commit` does."""
 
 
 class HostSlotTable:
-    """Arrays of one entry a slot, and the requests in the slots.
+    """Arrays with one entry per slot, and the requests in the slots.
 
-    - ``table`` int64 ``[slots, 8]``: what the arrays below are columns of, so that an insertion reads and writes all of
+    - ``table`` int64 ``[slots, 8]``: the arrays below are its columns, so that an insertion reads and writes all of
       them at once: five ``row_lengths``, ``prefilled``, ``admission_ids``, ``blocks``.
     - ``requests``: the admitted request in each slot, or None.
-    - ``admission_ids`` int64: its admission id, 0 where the slot is free.
-    - ``prefilled`` int64: tokens whose KV the tasks inserted so far have asked for.
+    - ``admission_ids`` int64: its admission id, 0 if the slot is free.
+    - ``prefilled`` int64: tokens whose KV was requested by the tasks inserted so far.
     - ``blocks`` int64: entries of the block table in use.
     - ``live``: admission id to slot, for every request in a slot.
-    - ``row_lengths`` int64 ``[row fields, slots]``, in the order of ``ROW_FIELDS``: the largest length, in
-      elements, that was written since the row was last reset (G11).
-    - ``preempted``, ``aborted``: slot to ``(admission_id, request id)`` of what left and no output has reported yet.
-    - ``twin``: what does both for requests that enter or stay in native code, where the state's device has such.
+    - ``row_lengths`` int64 ``[row fields, slots]``, in the order of ``ROW_FIELDS``: the largest length, in elements,
+      that was written since the row was last reset (G11).
+    - ``preempted``, ``aborted``: slot to ``(admission_id, request id)`` of requests that left and that no output has
+      reported yet.
+    - ``twin``: checks and books requests that enter or stay in native code, if the state's device has such code.
     """
 
     def __init__(self, sizes: StateConfig) -> None:
@@ -65,7 +66,7 @@ class HostSlotTable:
         self.twin: Twin | None = None
 
     def commit(self, tasks: TaskBatch) -> None:
-        """Take over what an insertion has put into the slots."""
+        """Book the requests of an insertion in their slots."""
         if self.twin is not None and (tasks.all_new or tasks.more is not None):
             self.twin.commit(tasks)
             return
@@ -96,12 +97,12 @@ class HostSlotTable:
             )
 
     def _grow(self, slots: Ints, counts: Ints) -> None:
-        """Take over more blocks of requests that stay."""
+        """Book more blocks of requests that stay."""
         self.blocks[slots] += counts
         self.row_lengths[BLOCKS, slots] = np.maximum(self.row_lengths[BLOCKS, slots], self.blocks[slots])
 
     def _enter(self, tasks: TaskBatch, entering: Ints | None) -> None:
-        """Take over the entering tasks; None: all tasks, and none is a handoff."""
+        """Book the entering tasks; None: all tasks, without handoffs."""
         request_row, slots, counts, ends = (
             tasks.request_row,
             tasks.slots,
@@ -125,7 +126,7 @@ class HostSlotTable:
         deque(map(self.requests.__setitem__, places, requests), maxlen=0)
 
     def _enter_few(self, tasks: TaskBatch) -> None:
-        """The same for a few new requests, without NumPy calls whose cost is all overhead.
+        """Do the same for a few new requests, without NumPy calls that would be all overhead.
 
         Without it an insertion of 1 request takes 21 % longer, of 8 requests 11 % (``python benchmarks/run.py few``,
         cpu device, medians of 800 in turn, 2026-11-22).
@@ -141,18 +142,18 @@ class HostSlotTable:
             self.table[slot] = (bad, stop_lengths, stops, count, tokens, end, request.admission_id, count)
 
     def appended(self, slots: Ints, most: int) -> None:
-        """Account for a step that may append up to ``most`` tokens to ``token_ids`` of these slots."""
-        row, slots = self.row_lengths[TOKENS], slots.astype(np.intp)  # else NumPy gives up the interpreter's lock
+        """Book a step that may append up to ``most`` tokens to ``token_ids`` of these slots."""
+        row, slots = self.row_lengths[TOKENS], slots.astype(np.intp)  # otherwise NumPy releases the GIL
         row[slots] = np.minimum(row[slots] + most, self.sizes.max_model_len)
 
     def reported(self, slots: Sequence[int]) -> None:
-        """Forget what left these slots: an output that names them was put on its way."""
+        """Forget the requests that left these slots, as a started output reports them."""
         for slot in slots:
             self.preempted.pop(slot, None)
             self.aborted.pop(slot, None)
 
     def release(self, slots: Sequence[int]) -> None:
-        """Free slots whose requests have ended, or have left."""
+        """Free slots whose requests have ended or left."""
         for slot in slots:
             request = self.requests[slot]
             if request is not None:
@@ -160,9 +161,9 @@ class HostSlotTable:
                 self.requests[slot] = None
         places = np.array(slots, np.intp)
         for column in (self.prefilled, self.admission_ids, self.blocks):
-            column[places] = 0  # one after the other: for all at once NumPy gives up the interpreter's lock
+            column[places] = 0  # one by one: for all at once NumPy releases the GIL
 
     def role(self, slot: int) -> SplitRole:
-        """The split role of the request in a slot."""
+        """Return the split role of the request in a slot."""
         request = self.requests[slot]
         return SplitRole.MIXED if request is None else request.role

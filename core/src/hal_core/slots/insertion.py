@@ -1,10 +1,10 @@
-"""From a task batch to a write plan: plain NumPy, all fields of all requests at once, no device (G9 to G11).
+"""Conversion of a task batch to a write plan: plain NumPy, all fields of all requests at once, no device (G9 to G11).
 
-A slot that is entered or left gets a whole packed record: its request's, or the empty slot's. Rows are written to the
-request's own length and reset from there to the largest length written before. The host table is read and left as it
-is; the policy commits the batch once the device has taken the plan.
+A slot that a request enters or leaves gets a whole packed record: the request's, or the empty slot's. Rows are written
+to the request's own length and reset from there to the largest length written before. The host table is only read; the
+policy commits the batch once the device has taken the plan.
 
-This is the hot path of ``insert_tasks``: it works on ``[row fields, requests]`` matrices, so that the number of NumPy
+This is the hot path of ``insert_tasks``. It works on ``[row fields, requests]`` matrices, so that the number of NumPy
 calls does not grow with either.
 """
 
@@ -29,15 +29,16 @@ Ints = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 FEW_GROWING = 32
-"""Up to so many requests that get more blocks are planned in plain Python: nearly every step of a decoder has some."""
+"""Up to this many requests that get more blocks are planned in plain Python: nearly every step of a decoder has
+some."""
 PUT, ROW = struct.Struct("<i"), struct.Struct("<3q")
 
 
 def plan_insert(state: SlotState, tasks: TaskBatch) -> WritePlan:
-    """The plan that puts ``tasks``, already checked, into their slots, and into those of the state's companions.
-    Nothing is written or committed here.
+    """Return the plan that writes the checked ``tasks`` into their slots, and into those of the state's companions.
 
-    Its writes never overlap, as each slot's fields are written once in a batch.
+    Neither device nor host table is changed here. The plan's writes never overlap, as each slot's fields are written
+    once in a batch.
     """
     plan = _plan_state(state, tasks)
     for companion in state.companions:
@@ -76,10 +77,11 @@ def _plan_state(state: SlotState, tasks: TaskBatch) -> WritePlan:
 
 
 def _enter(state: SlotState, writes: PlanBuilder, tasks: TaskBatch, entering: Ints | None) -> Records:
-    """The records of the requests that enter slots (None: of all tasks), completed by what insertion decides.
+    """Return the records of the requests that enter slots (None: of all tasks), completed with values known at
+    insertion.
 
-    Their own rows, and the reset of what earlier requests left behind them (G11), are put into ``writes``: all rows of
-    all requests are one ``[row fields, requests]`` matrix.
+    Their rows, and the reset of earlier requests' data (G11), are added to ``writes``: all rows of all requests are one
+    ``[row fields, requests]`` matrix.
     """
     packed, slots, lengths, starts = (
         tasks.packed(state.layout),
@@ -120,7 +122,7 @@ def _enter(state: SlotState, writes: PlanBuilder, tasks: TaskBatch, entering: In
 
 
 def _plan_few(state: SlotState, tasks: TaskBatch) -> WritePlan:
-    """The same for a few new requests: for them most of a NumPy call is overhead, so plain Python is faster.
+    """Do the same for a few new requests: most of a NumPy call is overhead for them, so plain Python is faster.
 
     Without it an insertion of 1 request takes 51 % longer, of 8 requests 18 % (``python benchmarks/run.py few``, cpu
     device, medians of 800 in turn, 2026-11-22).
@@ -153,7 +155,7 @@ def _plan_few(state: SlotState, tasks: TaskBatch) -> WritePlan:
 
 
 def _plan_few_growing(state: SlotState, tasks: TaskBatch) -> WritePlan:
-    """New entries of the block tables of a few requests, and nothing else, in plain Python (as :func:`_grow`).
+    """Return new entries of the block tables of a few requests, in plain Python (as :func:`_grow`).
 
     Without it more blocks for 1 request take 3.6 times as long, for 8 requests 1.8 times (``python benchmarks/run.py
     few``, cpu device, medians of 150 in turn on a busy machine, 2026-11-23).
@@ -177,9 +179,11 @@ def _plan_few_growing(state: SlotState, tasks: TaskBatch) -> WritePlan:
 def _hand_off(
     state: SlotState, tasks: TaskBatch, entering: Ints, data: Bytes, row_lengths: Ints, tokens: Sequence[Buffer]
 ) -> list[Buffer]:
-    """The decode role of a split: the prompt's KV is there, first token and drafts are given (G12).
+    """Complete requests with the decode role of a split: the prompt's KV is present, first token and drafts are given
+    (G12).
 
-    Completes ``data`` and ``row_lengths`` of such requests; the token rows, theirs with the first token after them.
+    Completes ``data`` and ``row_lengths`` of such requests; returns the token rows, theirs with the first token
+    appended.
     """
     rows, token_rows = data.view(state.layout.record_dtype)[:, 0], list(tokens)
     for at in (tasks.kinds[entering] == TaskKind.REMOTE_PREFILL).nonzero()[0].tolist():
@@ -199,7 +203,8 @@ def _hand_off(
 
 
 def _with_empty(state: SlotState, writes: PlanBuilder, records: Records | None, slots: Ints) -> Records | None:
-    """The records with those of empty slots after them; where a field is kept, each other one is reset by itself."""
+    """Return the records with those of empty slots after them; if a field is kept, reset each other field
+    separately."""
     if state.layout.keeps:
         for place in state.layout.fields.values():
             if place.field.record and not place.field.kept:
@@ -214,7 +219,7 @@ def _with_empty(state: SlotState, writes: PlanBuilder, records: Records | None, 
 
 
 def _grow(state: SlotState, writes: PlanBuilder, tasks: TaskBatch, growing: Ints) -> None:
-    """New entries of the block tables of requests that stay."""
+    """Write new entries of the block tables of requests that stay."""
     slots, counts = tasks.slots[growing], tasks.block_counts[growing]
     if counts.any():
         place = state.layout.fields["block_tables"]
@@ -224,7 +229,7 @@ def _grow(state: SlotState, writes: PlanBuilder, tasks: TaskBatch, growing: Ints
 
 
 def _scalars(state: SlotState, writes: PlanBuilder, name: str, slots: Ints, values: Ints) -> None:
-    """One scalar field of some slots."""
+    """Write one scalar field of some slots."""
     place = state.layout.fields[name]
     data = np.ascontiguousarray(values, place.field.dtype.storage).view(np.uint8)
     writes.runs(place.offset + slots.astype(np.int64) * place.stride, place.stride, [data])

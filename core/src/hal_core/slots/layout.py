@@ -1,4 +1,4 @@
-"""Where each field of the slot table lies in a state's one block of device memory."""
+"""The layout of the slot table's fields in a state's one block of device memory."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ..memory.views import ByteRange
 from .fields import GROUPS, HEADER_BYTES, ROW_FIELDS, STATE_TABLE, Field, StateConfig
 
 ALIGNMENT = 64
-"""Bytes; each field begins on a cache line, which is also the coarsest alignment a vector copy asks for."""
+"""Bytes; each field begins on a cache line, which is also the coarsest alignment that a vector copy needs."""
 
 REQUEST_ROW = np.dtype(
     [("row_lengths", np.int64, (len(ROW_FIELDS),)), ("admission_id", np.int64), ("config_key", np.int64)]
 )
-"""What insertion asks of each request: the lengths of its rows, in the order of ``ROW_FIELDS``, its admission id, and
-for which sizes it was admitted. All int64, so that a batch of them is a matrix."""
+"""The part of each request that insertion reads: the lengths of its rows, in the order of ``ROW_FIELDS``, its admission
+id, and the sizes it was admitted for. All int64, so that a batch of them is a matrix."""
 ADMISSION_ID = len(ROW_FIELDS)
 CONFIG_KEY = ADMISSION_ID + 1
 """Columns of that matrix, after the lengths."""
@@ -31,7 +31,7 @@ BROADCAST_GROUPS = ("broadcast", "broadcast_speculative")
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A field with its place: ``offset`` bytes into the block, ``width`` elements and ``stride`` bytes a slot."""
+    """A field and its place: ``offset`` bytes into the block, ``width`` elements and ``stride`` bytes a slot."""
 
     field: Field
     offset: int
@@ -41,7 +41,7 @@ class Placed:
 
 @dataclass(frozen=True)
 class StateLayout:
-    """The layout of a state: each field's place, each group's byte range, and the digest ranks compare (G14)."""
+    """The layout of a state: each field's place, each group's byte range, and the digest that ranks compare (G14)."""
 
     sizes: StateConfig
     fields: MappingProxyType[str, Placed]
@@ -52,8 +52,7 @@ class StateLayout:
     @cached_property
     def digest(self) -> bytes:
         """32 bytes that differ whenever sizes, fields, their order, types, places, groups or reset values differ
-        (SHA-256). Where a declared field's value comes from is not in it: ranks get the same requests.
-        """
+        (SHA-256). The source of a declared field's value is not included, as ranks get the same requests."""
         text = repr(self.sizes) + "".join(
             f"|{p.field.name}:{p.field.dtype.name}:{p.width}:{p.offset}:{sorted(p.field.groups)}"
             f":{p.field.reset!r}:{p.field.kept}"
@@ -63,7 +62,7 @@ class StateLayout:
 
     @cached_property
     def record_dtype(self) -> np.dtype[np.void]:
-        """The packed record that carries a request's scalars and short rows, fields in table order, no padding."""
+        """The packed record with a request's scalars and short rows, fields in table order, no padding."""
         return np.dtype(
             [
                 (p.field.name, p.field.dtype.storage, (p.width,) if p.width > 1 else ())
@@ -84,32 +83,32 @@ class StateLayout:
 
     @cached_property
     def keeps(self) -> bool:
-        """Whether a request that leaves its slot leaves a field's value there."""
+        """Whether a field keeps its value when the request leaves its slot."""
         return any(p.field.kept for p in self.fields.values())
 
     @cached_property
     def extras(self) -> frozenset[str] | None:
-        """The names that ``Request.extra`` may have; None for any, since a field's function may read them."""
+        """The valid names in ``Request.extra``; None for any, since a field's function may read them."""
         if any(callable(p.field.source) for p in self.declared):
             return None
         return frozenset(p.field.name for p in self.declared)
 
     @cached_property
     def admission_dtype(self) -> np.dtype[np.void]:
-        """What admission packs: the fields of :data:`REQUEST_ROW`, and the request's record."""
+        """The dtype of admission's result: the fields of :data:`REQUEST_ROW`, and the request's record."""
         return np.dtype([*REQUEST_ROW.descr, ("record", self.record_dtype)])
 
     @cached_property
     def config_key(self) -> int:
-        """A number that differs where a request's rows or record would: in all sizes but ``num_slots`` and
-        ``block_size``, and in the fields of the record, their reset values and where they come from."""
+        """A number that differs if a request's rows or record would: in all sizes but ``num_slots`` and ``block_size``,
+        and in the fields of the record, their reset values and sources."""
         sizes = replace(self.sizes, num_slots=1, block_size=1)
         sources = [p.field.source if isinstance(p.field.source, str) else id(p.field.source) for p in self.declared]
         text = f"{sizes!r}{self.record_dtype.descr}{sources}{[p.field.reset for p in self.fields.values()]}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little", signed=True)
 
     def place(self, name: str) -> Placed:
-        """The place of a field. Raises :class:`InvalidValue` naming the fields there are."""
+        """Return the place of a field. Raises :class:`InvalidValue` naming the existing fields."""
         try:
             return self.fields[name]
         except KeyError:
@@ -119,8 +118,8 @@ class StateLayout:
 
 
 def lay_out(sizes: StateConfig, table: Sequence[Field] = STATE_TABLE, begin: int = 0) -> StateLayout:
-    """Place ``table``, in order, into one block, from its byte ``begin`` on. Raises :class:`InvalidValue` when a
-    group's fields lie apart."""
+    """Place ``table``, in order, into one block, starting at its byte ``begin``. Raises :class:`InvalidValue` if a
+    group's fields are not adjacent."""
     placed: dict[str, Placed] = {}
     headers: dict[str, ByteRange] = {}
     at = begin
@@ -128,7 +127,7 @@ def lay_out(sizes: StateConfig, table: Sequence[Field] = STATE_TABLE, begin: int
         if field.name in placed:
             raise InvalidValue(f"field {field.name} is declared twice", argument="table")
         beginning = [group for group in BROADCAST_GROUPS if group in field.groups and group not in headers]
-        if beginning:  # groups that begin with the same field have one header: a state sends one of them
+        if beginning:  # groups that begin with the same field share one header: a state sends one of them
             headers |= dict.fromkeys(beginning, ByteRange(at, HEADER_BYTES))
             at += HEADER_BYTES
         width = sizes.width(field.width)
@@ -140,7 +139,7 @@ def lay_out(sizes: StateConfig, table: Sequence[Field] = STATE_TABLE, begin: int
 
 
 def _group_range(group: str, sizes: StateConfig, placed: dict[str, Placed], headers: dict[str, ByteRange]) -> ByteRange:
-    """The bytes of a group, its header included; its fields must be neighbours, or one copy would not do."""
+    """Return the bytes of a group, including its header; its fields must be adjacent, as they are copied at once."""
     names = list(placed)
     inside = [name for name in names if group in placed[name].field.groups]
     if not inside:
@@ -148,7 +147,7 @@ def _group_range(group: str, sizes: StateConfig, placed: dict[str, Placed], head
     first, last = names.index(inside[0]), names.index(inside[-1])
     apart = [name for name in names[first:last] if name not in inside]
     if apart:
-        raise InvalidValue(f"fields of group {group} lie apart: {apart} between them", argument="table")
+        raise InvalidValue(f"fields of group {group} are not adjacent: {apart} between them", argument="table")
     begin = headers[group].offset if group in headers else placed[inside[0]].offset
     end = placed[inside[-1]]
     return ByteRange(begin, end.offset + end.stride * sizes.num_slots - begin)

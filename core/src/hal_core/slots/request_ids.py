@@ -1,19 +1,19 @@
-"""What names a request: text that is not empty, has no NUL character and that UTF-8 can encode.
+"""Request ids: non-empty text without NUL characters that UTF-8 can encode.
 
-Frames carry the names of a step's requests joined by NUL characters, and a draw depends on the bytes of the name.
+Frames carry the ids of a step's requests joined by NUL characters, and a draw depends on the bytes of the id.
 """
 
 from __future__ import annotations
 
 from ..errors import InvalidValue
 
-#: The last ids that were joined. A batch often keeps its requests from step to step, and each record's ids are
-#: needed twice: to check it and to encode it. One assignment replaces it, so threads need no lock.
+#: The last ids that were joined. A batch often keeps its requests from step to step, and each record's ids are needed
+#: twice: to check it and to encode it. One assignment replaces it, so threads need no lock.
 _last_joined: tuple[tuple[str, ...], str] = ((), "")
 
 
 def check_request_id(name: object) -> None:
-    """Raise :class:`InvalidValue` for what no frame can carry among others."""
+    """Raise :class:`InvalidValue` for a name that a frame cannot carry."""
     if not isinstance(name, str) or not (name.isascii() or _is_text(name)):
         raise InvalidValue(f"request_id = {name!r}", cure="give a string that UTF-8 can encode", argument="request_id")
     if not name or "\0" in name:
@@ -23,7 +23,7 @@ def check_request_id(name: object) -> None:
 
 
 def _is_text(name: str) -> bool:
-    """False for a surrogate by itself."""
+    """Return False for a lone surrogate."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -34,7 +34,7 @@ def _is_text(name: str) -> bool:
 def join_request_ids(request_ids: tuple[str, ...]) -> str:
     """Return the ids joined by NUL characters, the form in which frames carry them.
 
-    Raises ValueError or TypeError when an id is empty, holds a NUL character or is no string.
+    Raises ValueError or TypeError if an id is empty, holds a NUL character or is not a string.
     """
     global _last_joined
     last_ids, joined = _last_joined

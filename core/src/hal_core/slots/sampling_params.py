@@ -1,4 +1,4 @@
-"""Sampling parameters of a request, checked when they are made."""
+"""Sampling parameters of a request, checked when they are created."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..errors import InvalidValue
 
 
 def check_number(name: str, value: object, low: float, high: float = math.inf, *, whole: bool = False) -> None:
-    """Refuse anything but a number (a whole one where asked) from ``low`` to ``high``; NaN is none."""
+    """Raise for anything but a number (a whole one if ``whole``) from ``low`` to ``high``; NaN is refused."""
     kinds = (int, np.integer) if whole else (int, float, np.integer, np.floating)
     if isinstance(value, bool | np.bool_) or not isinstance(value, kinds) or not low <= value <= high:
         kind = "a whole number" if whole else "a number"
@@ -23,11 +23,11 @@ def check_number(name: str, value: object, low: float, high: float = math.inf, *
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token of a request is chosen.
+    """Parameters for choosing a request's next token.
 
     - ``temperature``: 0 is greedy; otherwise logits are divided by it.
     - ``top_k`` (0: off), ``top_p`` (1: off), ``min_p`` (0: off): truncate the distribution, in this order.
-    - ``seed``: draws depend on seed, request and position alone.
+    - ``seed``: draws depend only on seed, request and position.
     - ``repetition_penalty`` (1: off; Keskar et al. 2019), ``frequency_penalty``, ``presence_penalty`` (0: off).
     - ``min_tokens``: end and stop tokens cannot be sampled before; ``max_tokens``: most tokens to generate.
     - ``stop_sequences``, ``bad_words``, ``eos_token_ids``: token ids. A bad word is never sampled.
@@ -87,10 +87,10 @@ def _ids(name: str, values: Sequence[int]) -> tuple[int, ...]:
 
 
 def _sequence(values: Sequence[int]) -> tuple[int, ...]:
-    """One stop sequence; a token id by itself is most likely a list that lacks its outer brackets."""
+    """Return one stop sequence; a bare token id is most likely a list without its outer brackets."""
     if isinstance(values, int | np.integer):
         raise InvalidValue(
-            f"stop_sequences has {values!r} where a sequence should be",
+            f"stop_sequences has {values!r} instead of a sequence",
             cure="give a tuple of tuples of token ids, such as ((13, 10),)",
             argument="stop_sequences",
         )

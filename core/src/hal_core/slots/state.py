@@ -1,4 +1,4 @@
-"""Slot state: one block of device memory laid out by the slot table, with the host's table of who is where."""
+"""Slot state: one block of device memory laid out by the slot table, with the host's table of its requests."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ R_co = TypeVar("R_co", covariant=True)
 R = TypeVar("R")
 
 ADDRESSABLE = 2**47
-"""Bytes that a process can address on x86_64; beyond, libraries fail in ways of their own."""
+"""Bytes that a process can address on x86_64; beyond it, libraries fail in various ways."""
 
 
 class StateDevice(MemoryDevice, Protocol):
-    """What a state asks of its device; see :class:`hal_core.contract.device.Device`."""
+    """The part of a device that a state uses; see :class:`hal_core.contract.device.Device`."""
 
     @property
     def default_stream(self) -> Stream: ...
@@ -57,19 +57,19 @@ class StepOutput(Protocol[R_co]):
 class SlotState:
     """The state of one model in one worker: a worker may hold several, each with its own slot order.
 
-    - ``name``: how steps name it ("target" for the main model).
+    - ``name``: its name in steps ("target" for the main model).
     - ``speculative``: sized for drafts, so broadcasts carry the speculative slice.
-    - ``memory``: the one block of device memory; ``layout`` says where each field lies in it.
-    - ``host_table``: what the host knows for certain: which request is in which slot, and how long its rows are.
-    - ``drafts``: what the host knows of drafts: after which step they may come, and who holds some.
-    - ``failed``: slot to admission id, of requests that were given a token outside the vocabulary: their row was an
-      error, and what later steps give them is not told.
-    - ``updates``: how often ``update_inputs`` was called; ``channels``: by a group's ranks, what they agreed on (G14).
+    - ``memory``: the one block of device memory; ``layout`` gives the place of each field in it.
+    - ``host_table``: the host's record: the request in each slot, and the lengths of its rows.
+    - ``drafts``: the host's record of drafts: after which step they may come, and which slots have some.
+    - ``failed``: slot to admission id, of requests that got a token outside the vocabulary: their row was an error, and
+      their later tokens are not reported.
+    - ``updates``: how often ``update_inputs`` was called; ``channels``: a group's ranks to their agreement (G14).
     - ``companions``: states of the same requests in the same memory (:mod:`hal_core.slots.companions`).
     - ``mirror``: field name to array, the output fields as of the last step whose output was taken (G12).
-    - ``taker``: the thread that takes steps' output (:meth:`take`), 0 where none did yet.
+    - ``taker``: the thread that takes steps' output (:meth:`take`), 0 before the first.
 
-    Views of the fields are device memory: nobody applies a framework operator to them.
+    Views of the fields are device memory: framework operators must not be applied to them.
     """
 
     def __init__(
@@ -82,18 +82,18 @@ class SlotState:
         room: tuple[Memory, int] | None = None,
         same_slots: bool = False,
     ) -> None:
-        """``room``: memory of the device that holds the state from this byte on; else it allocates its own.
-        ``same_slots``: of a companion, whether its requests have the target's slots.
+        """``room``: memory of the device for the state, and its offset there; else the state allocates its own.
+        ``same_slots``: for a companion, whether its requests have the target's slots.
 
-        :raises InvalidValue: for a name that is no text, or empty.
-        :raises OutOfMemory: where the device has no room for it.
+        :raises InvalidValue: for a name that is empty or no text.
+        :raises OutOfMemory: if the device has no room for it.
         """
         if not isinstance(name, str) or not name:
-            raise InvalidValue(f"name = {name!r}", cure="give the state a name, as steps will", argument="name")
+            raise InvalidValue(f"name = {name!r}", cure="give the state the name that steps will use", argument="name")
         self.name, self.sizes, self.device = name, sizes, device
         self.layout = placed(sizes, table, 0 if room is None else room[1])
         self.speculative = sizes.max_draft_tokens > 0
-        # First of all: sizes that are too large end here.
+        # First, so that sizes that are too large fail here.
         self.memory = device.allocate(self.layout.nbytes) if room is None else room[0]
         self.companions: tuple[SlotState, ...] = ()
         self.same_slots = same_slots
@@ -101,7 +101,7 @@ class SlotState:
         self.drafts = DraftBook()
         self.failed: dict[int, int] = {}
         self._views: dict[str, View] = {}
-        self._output_ranges: dict[bool, ByteRange] = {}  # by whether with log-probabilities
+        self._output_ranges: dict[bool, ByteRange] = {}  # keyed by whether log-probabilities are included
         self._parts: dict[ByteRange, np.dtype[np.void]] = {}
         self.unusable = ""
         self.updates = self.taker = 0
@@ -116,7 +116,7 @@ class SlotState:
         self.mirror = self.columns(np.zeros(told.nbytes, np.uint8), told)
 
     def view(self, name: str) -> View:
-        """The view ``[slots, width]`` of a field; the same object each time. Raises for an unknown field."""
+        """Return the view ``[slots, width]`` of a field; the same object each time. Raises for an unknown field."""
         view = self._views.get(name)
         if view is None:
             place = self.layout.place(name)
@@ -125,21 +125,21 @@ class SlotState:
         return view
 
     def tensor(self, name: str, framework: str = "") -> Any:  # noqa: ANN401 (a framework's tensor)
-        """A field ``[slots, width]`` as a framework's own tensor over its memory: a model reads it in place.
+        """Return a field ``[slots, width]`` as a framework's own tensor over its memory: a model reads it in place.
 
-        It sees what hooks have written before on the stream that it is read on. It keeps the memory alive, also after
-        the state is gone and the device closed; what is written into it then reaches nobody.
+        It contains the hooks' earlier writes on the stream on which it is read. It keeps the memory alive even when the
+        state is dropped and the device closed; later writes into it then have no effect.
 
         :param framework: "paddle", "torch", "cupy" or "numpy" (on the host); by default the first of them that the
             process has imported.
-        :raises InvalidValue: for a field or framework that there is none of.
-        :raises Unavailable: where the device's memory cannot be that framework's tensor.
+        :raises InvalidValue: if the field or framework does not exist.
+        :raises Unavailable: if the device's memory cannot be that framework's tensor.
         :raises DeviceClosed: after the device was closed.
         """
         return self.device.tensor(self.view(name), framework)
 
     def reset_plan(self) -> WritePlan:
-        """Write every field of every slot to its reset value, and zero the headers."""
+        """Return a plan that writes every field of every slot to its reset value, and zeroes the headers."""
         builder = PlanBuilder(self.memory)
         for place in self.layout.fields.values():
             value = place.field.dtype.storage.type(place.field.reset)
@@ -149,7 +149,7 @@ class SlotState:
         return builder.build()
 
     def cleanup_plan(self, slots: Ints) -> WritePlan:
-        """Zero what ``save_output`` cleans up, for the slots of a step (G18)."""
+        """Return a plan that zeroes the clean-up fields of ``save_output``, for the slots of a step (G18)."""
         builder = PlanBuilder(self.memory)
         for name in CLEANUP_FIELDS:
             place = self.layout.fields[name]
@@ -158,7 +158,7 @@ class SlotState:
         return builder.build()
 
     def output_range(self, *, topk: bool) -> ByteRange:
-        """The bytes of the output fields, with the log-probabilities before them where ``topk``.
+        """Return the bytes of the output fields, preceded by the log-probabilities if ``topk``.
 
         They begin no later than the broadcast slice, so that its header is copied out with them (G14).
         """
@@ -170,11 +170,11 @@ class SlotState:
         return found
 
     def broadcast_range(self) -> ByteRange:
-        """The slice that ``broadcast_tokens`` sends, header first; with drafts, what steps of both kinds need."""
+        """Return the slice that ``broadcast_tokens`` sends, header first; with drafts, for steps of both kinds."""
         return self.layout.groups["broadcast_speculative" if self.speculative else "broadcast"]
 
     def columns(self, data: np.ndarray[Any, np.dtype[np.uint8]], part: ByteRange) -> dict[str, np.ndarray[Any, Any]]:
-        """The fields that lie wholly in ``part`` as arrays ``[slots, width]`` over its copied bytes (no copy)."""
+        """Return the fields entirely within ``part`` as arrays ``[slots, width]`` over its copied bytes (no copy)."""
         kind = self._kind_of(part)
         if not kind.names:
             return {}
@@ -184,7 +184,7 @@ class SlotState:
     def copied_fields(
         self, data: np.ndarray[Any, np.dtype[np.uint8]], part: ByteRange
     ) -> Mapping[str, np.ndarray[Any, Any]]:
-        """The same, looked up one by one: for who asks for a few of them."""
+        """Return the same, looked up one by one, for callers that need a few of them."""
         kind = self._kind_of(part)
         return CopiedFields(data[: part.nbytes].view(kind)[0]) if kind.names else {}
 
@@ -197,7 +197,7 @@ class SlotState:
     def admit(self, request: Request, *, vocab_size: int | None = None) -> AdmittedRequest:
         """Check a request and pack it for a slot of this state; see :func:`hal_core.admit`. From any thread.
 
-        The device may begin to move its bytes, so that its insertion has less to do.
+        The device may begin to move its bytes, so that its insertion has less work.
         """
         own = [one.layout for one in self.companions if one.layout.config_key != self.layout.config_key]
         admitted = admit(request, self.layout, vocab_size=vocab_size, beside=own)
@@ -205,7 +205,7 @@ class SlotState:
         return admitted
 
     def take(self, ticket: StepOutput[R]) -> R:
-        """Wait for a step's output, bring ``mirror`` up to it, and return the record. For the worker's thread."""
+        """Wait for a step's output, update ``mirror`` to it, and return the record. For the worker's thread."""
         self.taker = get_ident()
         record = ticket.record()
         self.mirror = {name: ticket.columns[name] for name in self.mirror}
@@ -214,13 +214,13 @@ class SlotState:
     def release(self, slots: Sequence[int]) -> None:
         """Declare slots free whose requests have ended; their next request resets their rows.
 
-        A slot that is free already stays so. Raises :class:`InvalidValue`, and frees none, for what is no slot.
+        Freeing a free slot has no effect. Raises :class:`InvalidValue`, and frees no slot, for an invalid slot.
         """
         try:
             numbers = [index(slot) for slot in slots]
         except TypeError:
             raise InvalidValue(
-                f"{slots!r} is no list of slots", cure="give the numbers of the slots", argument="slots"
+                f"{slots!r} is not a list of slots", cure="give the numbers of the slots", argument="slots"
             ) from None
         if numbers:
             self.check_slots((min(numbers), max(numbers)), "slots")
@@ -233,19 +233,19 @@ class SlotState:
             self.failed.pop(slot, None)
 
     def add_reader(self, slots: Ints | None, event: Event) -> None:
-        """Remember that work up to ``event`` reads these slots (None: every slot) (G28)."""
+        """Record that work up to ``event`` reads these slots (None: every slot) (G28)."""
         self._readers = [reader for reader in self._readers if not reader[0].done()]
         if not event.done():
             self._readers.append((event, slots))
 
     def wait_for_readers(self, slots: Ints | None, stream: Stream) -> None:
-        """Let ``stream`` wait until no step reads these slots (None: any slot) any more (G28), the host not."""
+        """Make ``stream``, and not the host, wait until no step reads these slots (None: any slot) any more (G28)."""
         for event, read in self._readers:
             if (slots is None or read is None or np.isin(slots, read).any()) and not event.done():
                 stream.wait(event)
 
     def wait_for_readers_of_batch(self, tasks: TaskBatch, stream: Stream) -> None:
-        """The same for the slots of a batch."""
+        """Do the same for the slots of a batch."""
         if self._readers:
             self.wait_for_readers(tasks.slots, stream)
 
@@ -259,7 +259,7 @@ class SlotState:
         self.unusable = why
 
     def check_slots(self, span: tuple[int, int], what: str) -> None:
-        """Raise :class:`InvalidValue` when the slots, of which ``span`` is the lowest and highest, are not all here."""
+        """Raise :class:`InvalidValue` if the slots, whose lowest and highest are ``span``, do not all exist."""
         if span[0] < 0 or span[1] >= self.sizes.num_slots:
             raise InvalidValue(
                 f"{what} names slots {span[0]} to {span[1]} of {self.sizes.num_slots}",
@@ -268,7 +268,7 @@ class SlotState:
             )
 
     def _spread_map(self) -> np.ndarray[Any, np.dtype[np.void]]:
-        """Where each part of a packed record goes (:data:`hal_core.memory.plan.SCATTER_MAP`)."""
+        """Return the target of each part of a packed record (:data:`hal_core.memory.plan.SCATTER_MAP`)."""
         record = self.layout.record_dtype
         assert record.fields is not None
         places = [self.layout.fields[name] for name in record.fields]
@@ -281,12 +281,12 @@ def check_sizes(sizes: StateConfig) -> None:
     """Raise :class:`InvalidValue` for what is no StateConfig."""
     if not isinstance(sizes, StateConfig):
         raise InvalidValue(
-            f"{type(sizes).__name__} is no StateConfig", cure="give StateConfig(num_slots=…, …)", argument="sizes"
+            f"{type(sizes).__name__} is not a StateConfig", cure="give StateConfig(num_slots=…, …)", argument="sizes"
         )
 
 
 def placed(sizes: StateConfig, table: Sequence[Field] = STATE_TABLE, begin: int = 0) -> StateLayout:
-    """The layout. Raises :class:`InvalidValue` for sizes that no machine has room for, before memory is asked for."""
+    """Return the layout. Raises :class:`InvalidValue` for sizes that fit no machine, before allocating memory."""
     check_sizes(sizes)
     layout = lay_out(sizes, table, begin)
     try:
@@ -295,7 +295,7 @@ def placed(sizes: StateConfig, table: Sequence[Field] = STATE_TABLE, begin: int 
         fits = False
     if not fits:
         raise InvalidValue(
-            f"{sizes} are a state of {layout.nbytes} bytes",
+            f"{sizes} need a state of {layout.nbytes} bytes",
             cure="give fewer slots, or lower the sizes of one request",
             argument="sizes",
         )

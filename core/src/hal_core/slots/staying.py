@@ -1,7 +1,7 @@
-"""Batches of more than new requests, for native code: what it needs besides the columns that those have.
+"""Columns for native code of batches with other tasks than new requests.
 
-Requests that enter a slot, new or handed over, and requests that stay and get a piece of their prompt or more blocks
-come in one batch with nearly every step of a decoder.
+Nearly every step of a decoder has one batch with requests that enter a slot, new or handed over, and requests that stay
+and get a piece of their prompt or more blocks.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ HAND_OFF = int(TaskKind.REMOTE_PREFILL)
 def more_of(
     plain: Mapping[str, list[int]], requests: Sequence[AdmittedRequest], drafts: Sequence[Sequence[int]]
 ) -> bytes | None:
-    """Of a batch's columns as lists, its requests and their drafts: columns of n int32 each, one after the other:
-    ``kinds``, ``first_blocks``, ``first_tokens``, the number of each task's drafts; then all drafts, int32.
+    """Return columns of n int32 each, one after the other: ``kinds``, ``first_blocks``, ``first_tokens``, the number of
+    each task's drafts; then all drafts, int32.
 
-    None for a batch that native code leaves to the core: with requests that leave, none at all, or hand-offs that no
-    state can take. Those are refused with words, which :func:`hal_core.slots.checks.problems` has.
+    They are made from a batch's columns as lists, its requests and their drafts. None for a batch that native code
+    leaves to the core: with requests that leave, without requests, or with handoffs that no state can take.
+    :func:`hal_core.slots.checks.problems` has the error texts for those.
     """
     kinds = plain["kinds"]
     if not kinds or max(kinds) > HAND_OFF:

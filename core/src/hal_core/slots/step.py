@@ -1,4 +1,4 @@
-"""The value objects of one step: which slots it ran, in which order, and with what."""
+"""The value objects of one step: its slots, their order, and its options."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Step:
     - ``speculative``: the step verified drafts, so its tokens are in ``accept_tokens``, else in ``sampled_token_ids``.
     - ``group``: the caller's tensor-parallel group; only its first rank sends (G17).
     - ``logprobs``: how many alternatives the step wrote besides the sampled token, None for no log-probabilities.
-    - ``errors``: slot to message, for requests that the step could not go on with.
+    - ``errors``: slot to message, for requests that the step could not continue.
     - ``recovered``: slot to message, for requests that were stopped by the recovery of their worker.
-    - ``late_errors``: gives more ``errors``, or none, when the step's output is on the host: for what only the device
-      knows before, as logits that are no use. Called at most twice, on the thread that makes the record; the step has
-      set ``stop_flags`` of these slots before ``update_inputs``. None: there are none.
+    - ``late_errors``: returns further ``errors`` when the step's output is on the host, for conditions that only the
+      device knows before, such as unusable logits. Called at most twice, on the thread that makes the record; the step
+      has set ``stop_flags`` of these slots before ``update_inputs``. None: no late errors.
 
     Raises :class:`InvalidValue` for anything else, and for a message of a slot that is in no order.
     """
@@ -46,7 +46,7 @@ class Step:
     spans: Mapping[str, tuple[int, int]] = field(init=False, repr=False)
     """State name to the lowest and the highest slot of its order; (0, -1) for an empty one."""
     places: Mapping[str, Places] = field(init=False, repr=False)
-    """The orders as NumPy indexes with them: any other integer is converted, and the interpreter's lock given up."""
+    """The orders in NumPy's index type: any other integer type is converted, which releases the GIL."""
 
     def __post_init__(self) -> None:
         self._check_scalars()
@@ -84,19 +84,19 @@ class Step:
         return made
 
     def _check_scalars(self) -> None:
-        """Refuse what is no step at all; what depends on a state is checked when a hook is given both."""
+        """Refuse values that no step can have; a hook checks them against its state."""
         number, logprobs = self.number, self.logprobs
         if type(number) is not int or not 0 <= number < 2**63:
             raise _refused(f"step number {number!r}", "count up from 0, in Python integers below 2**63")
         if not isinstance(self.group, Group):
-            raise _refused(f"group = {self.group!r}", "give a Group, or leave it out for a worker alone")
+            raise _refused(f"group = {self.group!r}", "give a Group, or leave it out for a single worker")
         if logprobs is not None and type(logprobs) is not int:
             raise _refused(f"logprobs = {logprobs!r}", "give a whole number of alternatives, or None")
         if type(self.speculative) is not bool:
             raise _refused(f"speculative = {self.speculative!r}", "give True or False")
 
     def order(self, state: str) -> Int32s:
-        """The slot of each batch id in a state. Raises :class:`InvalidValue` when the step names none."""
+        """Return the slot of each batch id in a state. Raises :class:`InvalidValue` if the step names none."""
         try:
             return self.orders[state]
         except KeyError:
@@ -117,20 +117,21 @@ def _refused(what: str, cure: str) -> InvalidValue:
 
 
 def _is_mapping(given: object) -> bool:
-    """A dict is told apart first: asking an abstract class costs more than all else that is checked."""
+    """Return whether it is a mapping. A dict is checked first, as isinstance on an abstract class costs more than all
+    other checks."""
     return type(given) is dict or isinstance(given, Mapping)
 
 
 def _slots(name: object, order: Any) -> Int32s:  # noqa: ANN401 (a list or an array)
-    """An order as an array of its own; what is no whole number that fits int32 is refused, not rounded or cut."""
+    """Return an order as a new array; anything but whole numbers that fit int32 is refused, not rounded or cut."""
     if type(name) is not str:
-        raise _refused(f"orders names a state {name!r}", "name states by strings")
+        raise _refused(f"orders has the state name {name!r}", "give state names as strings")
     plain = isinstance(order, np.ndarray)
     if plain and order.dtype == _INT32 and order.ndim == 1:
         return np.array(order, np.int32)
     try:
         found = np.array(order) if plain or not {bool, np.bool_} & set(map(type, order)) else None
-    except (TypeError, ValueError, OverflowError):  # a number by itself, a ragged list, no sequence at all
+    except (TypeError, ValueError, OverflowError):  # a bare number, a ragged list, no sequence at all
         found = None
     if found is not None and found.ndim == 1 and found.size == 0:
         return np.zeros(0, np.int32)
@@ -143,7 +144,7 @@ def _slots(name: object, order: Any) -> Int32s:  # noqa: ANN401 (a list or an ar
 
 
 def _messages(name: str, given: Any, orders: Mapping[str, Int32s]) -> dict[int, str]:  # noqa: ANN401 (the caller's)
-    """Slot to message, as a copy; a slot that no order names has no row that could carry its message."""
+    """Return slot to message, as a copy; a slot in no order has no row for its message."""
     if not _is_mapping(given):
         raise _refused(f"{name} = {given!r}", "give a mapping of slot to message")
     if not given:
@@ -163,11 +164,11 @@ def _messages(name: str, given: Any, orders: Mapping[str, Int32s]) -> dict[int, 
 
 
 def predict_launch_tokens(requests: int, tokens_per_step: int) -> int:
-    """How many tokens the next launch feeds while decoding: requests x tokens a step.
+    """Return how many tokens the next launch feeds while decoding: requests x tokens a step.
 
-    FastDeploy derived it from sequence lengths and step counts, which is wrong as soon as the step that is running
-    accepts another number of drafts than the one before (its pull request 7172). While decoding, each running
-    request feeds one token and ``tokens_per_step - 1`` drafts, whatever was accepted before.
+    FastDeploy derived it from sequence lengths and step counts. That is wrong as soon as the running step accepts
+    another number of drafts than the one before (its pull request 7172). While decoding, each running request feeds one
+    token and ``tokens_per_step - 1`` drafts, regardless of earlier acceptance.
 
     :raises InvalidValue: for less than 0 requests, or less than one token a step.
     """

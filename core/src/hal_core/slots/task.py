@@ -1,4 +1,4 @@
-"""One task: what ``insert_tasks`` does with one request in one slot."""
+"""A task: the change that ``insert_tasks`` makes for one request in one slot."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from .admission import AdmittedRequest
 
 
 class TaskKind(IntEnum):
-    """What happens to a slot.
+    """The change of a slot.
 
-    - ``PREFILL``: a new (or resumed) request takes the slot; the next step feeds its first
-      ``num_scheduled_tokens`` tokens.
-    - ``PREFILL_CHUNK``: the next ``num_scheduled_tokens`` tokens of the request that is in the slot (chunked prefill).
+    - ``PREFILL``: a new (or resumed) request takes the slot; the next step feeds its first ``num_scheduled_tokens``
+      tokens.
+    - ``PREFILL_CHUNK``: the next ``num_scheduled_tokens`` tokens of the request in the slot (chunked prefill).
     - ``MORE_BLOCKS``: more KV blocks for the request that is decoding in the slot.
-    - ``REMOTE_PREFILL``: the decode role of a prefill/decode split: the request goes on after its first token. Its
+    - ``REMOTE_PREFILL``: the decode role of a prefill/decode split: the request continues after its first token. Its
       blocks must hold the keys and values of all its tokens but that one, which the task declares by
       ``num_computed_tokens``.
     - ``PREEMPTED``: the request leaves the slot and will be resumed; reported once by the next output.
@@ -40,13 +40,13 @@ LEAVING = (TaskKind.PREEMPTED, TaskKind.ABORTED)
 class Task:
     """One request, one slot.
 
-    - ``request``: needed by every kind; it names the request that the caller believes to be in the slot.
-    - ``num_computed_tokens``: tokens of it whose KV is in the cache before the next step (PREFILL with a cached
-      prefix, PREFILL_CHUNK). For a REMOTE_PREFILL that is ``request.total``, with which the caller declares that the
-      blocks are present. Until then the handoff is refused: the request would go on from whatever is in them.
+    - ``request``: needed by every kind; for a leaving request, the one that the caller expects in the slot.
+    - ``num_computed_tokens``: its tokens whose KV is in the cache before the next step (PREFILL with a cached prefix,
+      PREFILL_CHUNK). For a REMOTE_PREFILL that is ``request.total``, by which the caller declares that the blocks are
+      present. Without it the handoff is refused, as the request would continue from undefined blocks.
     - ``num_scheduled_tokens``: tokens that the next step feeds (PREFILL, PREFILL_CHUNK).
-    - ``blocks``: physical KV block ids to put into the block table from entry ``first_block`` on.
-    - ``first_token``, ``drafts``: what the prefill node sampled (REMOTE_PREFILL).
+    - ``blocks``: physical KV block ids for the block table, starting at entry ``first_block``.
+    - ``first_token``, ``drafts``: sampled by the prefill node (REMOTE_PREFILL).
     """
 
     kind: TaskKind

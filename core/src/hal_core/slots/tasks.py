@@ -1,4 +1,4 @@
-"""Tasks in columns: what ``insert_tasks`` puts into slots."""
+"""Tasks in columns, the batch of ``insert_tasks``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Int64s = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class _Column:
-    """A column of a batch: the array is made when it is first asked for, as a few tasks are handled without it."""
+    """A column of a batch: the array is made on first use, as small batches do without it."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name, self.code = name, "q" if name == "first_tokens" else "i"
@@ -34,7 +34,7 @@ class _Column:
     def __get__(self, batch: TaskBatch, owner: type) -> Any:  # noqa: ANN401 (int32 or int64 [n])
         column = batch.arrays.get(self.name)
         if column is None:
-            # By way of an array of the standard library, which takes a list in half of NumPy's time.
+            # Through an array of the standard library, which converts a list in half of NumPy's time.
             ints = batch._checked.get(self.name) or array(self.code, batch.plain[self.name])
             column = np.frombuffer(ints, self.code)
             column.flags.writeable = False
@@ -47,13 +47,11 @@ class TaskBatch:
 
     Columns of length n, int32 (``first_tokens`` int64): ``kinds``, ``slots``, ``num_computed_tokens``,
     ``num_scheduled_tokens``, ``first_blocks``, ``block_counts``. ``plain`` has them as lists. ``requests`` and
-    ``drafts`` are tuples, ``block_ids`` each task's block ids, ``blocks`` all of them one after the other, int32.
+    ``drafts`` are tuples, ``block_ids`` each task's block ids, ``blocks`` all of them in order, int32. ``native`` has
+    the data for native code, if ``more`` is not None. ``all_new``: all tasks are new requests, with their blocks from
+    entry 0 and without drafts. ``all_growing``: all tasks bring more blocks.
 
-    ``native`` has for native code what it needs, of a batch whose ``more`` is not None. ``all_new``: there are only new
-    requests, each has its blocks from entry 0 on, and none has drafts. ``all_growing``: there are only tasks that bring
-    more blocks.
-
-    :raises InvalidValue: for columns that differ in length, and for what is no number of their types.
+    :raises InvalidValue: for columns of different lengths, and for values that do not fit their types.
     """
 
     __slots__ = (
@@ -155,14 +153,14 @@ class TaskBatch:
             pieces: tuple[Any, ...] = self.block_ids
             try:
                 joined = b"".join(pieces)
-            except (BufferError, TypeError, ValueError):  # an array of the caller's that is not contiguous
+            except (BufferError, TypeError, ValueError):  # a caller's array that is not contiguous
                 joined = b"".join([piece.tobytes() for piece in pieces])
             self.arrays["block_bytes"] = joined
         return joined
 
     @property
     def blocks(self) -> Int32s:
-        """All tasks' block ids one after the other."""
+        """Return all tasks' block ids in order."""
         found: Int32s | None = self.arrays.get("blocks")
         if found is None:
             found = self.arrays["blocks"] = np.frombuffer(self.block_bytes, np.int32)
@@ -170,7 +168,7 @@ class TaskBatch:
 
     @property
     def rows(self) -> bytes:
-        """What insertion asks of the requests, one :data:`hal_core.slots.layout.REQUEST_ROW` after the other."""
+        """Return the requests' rows as consecutive :data:`hal_core.slots.layout.REQUEST_ROW`."""
         joined: bytes | None = self.arrays.get("rows")
         if joined is None and "native" in self.arrays:
             joined = self.arrays["native"][0]
@@ -180,7 +178,7 @@ class TaskBatch:
 
     @property
     def native(self) -> NativeColumns:
-        """For code that takes buffers, made without NumPy, which may give up the interpreter's lock: ``rows``; slots,
+        """Return the data for native code, made without NumPy, which may release the GIL: ``rows``; slots,
         ``num_computed_tokens``, ``num_scheduled_tokens``, ``block_counts`` as int32; ``block_bytes``; ``more``."""
         found: NativeColumns | None = self.arrays.get("native")
         if found is None:
@@ -193,7 +191,7 @@ class TaskBatch:
 
     @property
     def more(self) -> bytes | None:
-        """What native code needs of other tasks than new requests: :func:`hal_core.slots.staying.more_of`."""
+        """Return the columns for other tasks than new requests: :func:`hal_core.slots.staying.more_of`."""
         if "more" not in self.arrays:
             self.arrays["more"] = b"" if self.all_new else more_of(self.plain, self.requests, self.drafts)
         found: bytes | None = self.arrays["more"]
@@ -201,14 +199,14 @@ class TaskBatch:
 
     @property
     def request_row(self) -> Int64s:
-        """The same as a matrix, int64 ``[n, 7]``, read-only."""
+        """Return ``rows`` as a matrix, int64 ``[n, 7]``, read-only."""
         request_row: Int64s | None = self.arrays.get("request_row")
         if request_row is None:
             request_row = self.arrays["request_row"] = np.frombuffer(self.rows, np.int64).reshape(len(self), -1)
         return request_row
 
     def check_sizes(self, layout: StateLayout) -> None:
-        """Raise :class:`InvalidValue` when a request was admitted for other sizes."""
+        """Raise :class:`InvalidValue` if a request was admitted for other sizes."""
         config_key = layout.config_key
         for request in self.requests:
             if request.config_key != config_key:
@@ -219,7 +217,7 @@ class TaskBatch:
                 )
 
     def packed(self, layout: StateLayout) -> np.ndarray[Any, np.dtype[np.void]]:
-        """What admission packed ``[n]`` (``layout.admission_dtype``), read-only. Raises as :meth:`check_sizes`."""
+        """Return the packed requests ``[n]`` (``layout.admission_dtype``), read-only. Raises as :meth:`check_sizes`."""
         known, packed = self.arrays.get("packed", (None, None))
         if known is not layout:
             self.check_sizes(layout)
@@ -233,7 +231,7 @@ class TaskBatch:
 
     @classmethod
     def of(cls, tasks: Sequence[Task]) -> TaskBatch:
-        """The batch of some tasks, in their order."""
+        """Return the batch of some tasks, in their order."""
         if isinstance(tasks, list | tuple) and not tasks:
             return NO_TASKS  # most decode steps
         if gathering.of_tasks is not None:
@@ -265,7 +263,8 @@ class TaskBatch:
         blocks: Sequence[Ids],
         num_computed_tokens: Sequence[int] | None = None,
     ) -> TaskBatch:
-        """New requests for some slots; the next step feeds the first ``num_scheduled_tokens`` tokens of each."""
+        """Return a batch of new requests for some slots; the next step feeds the first ``num_scheduled_tokens`` tokens
+        of each."""
         n = len(slots)
         starts, found = num_computed_tokens, None
         if gathering.of_lists is not None:
@@ -280,7 +279,7 @@ class TaskBatch:
 
     @classmethod
     def _gathered(cls, columns: NativeColumns, requests: tuple[AdmittedRequest, ...]) -> TaskBatch:
-        """The batch of columns that native code has made."""
+        """Return a batch of columns made by native code."""
         batch, put, more = cls.__new__(cls), object.__setattr__, columns[6]
         put(batch, "arrays", {"native": columns, "more": more})
         put(batch, "_checked", {})
@@ -304,18 +303,20 @@ _ARRAY, _IDS = np.ndarray, np.dtype(np.int32)
 
 
 def check_kinds(tasks: Any) -> None:  # noqa: ANN401 (whatever the caller gave)
-    """Raise :class:`InvalidValue` for what is neither a batch nor tasks. Asked once an error is under way."""
+    """Raise :class:`InvalidValue` for anything but a batch or tasks. Checked only after another error."""
     if isinstance(tasks, TaskBatch):
         wrong = next((r for r in tasks.requests if not isinstance(r, AdmittedRequest)), None)
         if wrong is not None:
             raise InvalidValue(f"request {wrong!r}", cure="admit() the request first", argument="tasks")
         return
     cure = "give a list of tasks, or a TaskBatch"
-    if not isinstance(tasks, Iterable) or not isinstance(tasks, Sized):  # one task, or an iterator: it ends once
-        raise InvalidValue(f"{type(tasks).__name__} by itself is no list of tasks", cure=cure, argument="tasks")
+    if not isinstance(tasks, Iterable) or not isinstance(
+        tasks, Sized
+    ):  # one task, or an iterator, which can be read only once
+        raise InvalidValue(f"a bare {type(tasks).__name__} is not a list of tasks", cure=cure, argument="tasks")
     for at, task in enumerate(tasks):
         if not isinstance(task, Task):
-            raise InvalidValue(f"entry {at} is {task!r}, which is no Task", cure=cure, argument="tasks")
+            raise InvalidValue(f"entry {at} is {task!r}, which is not a Task", cure=cure, argument="tasks")
         for name in ("blocks", "drafts"):
             if not isinstance(getattr(task, name), Sized) or not isinstance(getattr(task, name), Iterable):
                 raise InvalidValue(

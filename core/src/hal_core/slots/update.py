@@ -1,8 +1,8 @@
-"""What a step changes by itself: positions, counters, stop flags, and the token that is fed next.
+"""The state changes of a step: positions, counters, stop flags, and the token that is fed next.
 
 :func:`update_inputs` is the reference in NumPy, for every slot of a state at once. A device may run it on the state's
-own memory (cpu), on a copy that is written back as one plan (the default of :class:`hal_core.devices.DeviceBase`), or
-as a kernel; the effect is the same.
+    own memory (cpu), on a copy that is written back as one plan (the default of :class:`hal_core.devices.DeviceBase`),
+    or as a kernel; the effect is the same.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ READS = (
     "stop_seqs",
     "split_role",
 )
-"""Fields read only."""
+"""Fields that are only read."""
 
 WRITES = (
     "accept_num",
@@ -43,10 +43,10 @@ WRITES = (
     "next_tokens",
     "draft_num",
 )
-"""Fields changed, besides ``token_ids``, to which accepted tokens are appended."""
+"""Fields that are changed, besides ``token_ids``, to which accepted tokens are appended."""
 
 STEP_FIELDS = (*READS, *WRITES, "token_ids")
-"""All that a step touches: the order in which kernels are told where the fields lie."""
+"""All fields used by a step, in the order in which kernels get their places."""
 
 _NO_SLOTS: Column = np.zeros(0, np.int64)
 
@@ -56,17 +56,17 @@ def update_inputs(fields: Mapping[str, Column], sizes: StateConfig, *, speculati
 
     A slot runs when its ``stop_flags`` is false and ``seq_lens_this_time`` is not 0.
 
-    - Prefilling (``seq_lens_encoder`` not 0): that many tokens are in the KV cache now. Until the last token of the
-      request is, nothing is accepted and the slot waits for its next chunk (``seq_lens_this_time`` 0).
+    - Prefilling (``seq_lens_encoder`` not 0): that many more tokens are in the KV cache now. Before the last token of
+      the request is there, no token is accepted and the slot waits for its next chunk (``seq_lens_this_time`` 0).
     - Else the step's tokens are accepted: the sampled one, or, speculative, the first ``accept_num`` of
       ``accept_tokens``, cut after the first that ends the request. They are appended to ``token_ids``, counted in
       ``step_idx``, and the last of them is fed next.
-    - A request ends (``stop_flags``, ``stop_reason``) with an end token or stop sequence once ``step_idx`` has
-      reached ``min_dec_len``, at ``max_dec_len``, and where its row is full.
-    - A slot whose ``split_role`` is PREFILL stops with the first token it gives, the others of the step left out;
-      ``stop_reason`` stays 0 unless the request ends with that token: it goes on elsewhere.
-    - ``accept_num`` is the number of tokens the step gave the slot, 0 where it did not run (G22, G24). One that is out
-      of bounds is left as it is, for ``save_output`` to report; the slot stops and nothing is appended (G21).
+    - A request ends (``stop_flags``, ``stop_reason``) with an end token or stop sequence once ``step_idx`` has reached
+      ``min_dec_len``, at ``max_dec_len``, and when its row is full.
+    - A slot whose ``split_role`` is PREFILL stops with its first token and drops the step's other tokens.
+      ``stop_reason`` stays 0 unless the request ends with that token: otherwise it continues on another worker.
+    - ``accept_num`` is the number of tokens the step gave the slot, 0 if it did not run (G22, G24). A value out of
+      bounds is left unchanged, for ``save_output`` to report; the slot stops and no token is appended (G21).
     """
     column = {name: array[:, 0] for name, array in fields.items()}
     runs = ~column["stop_flags"] & (column["seq_lens_this_time"] > 0)
@@ -87,7 +87,7 @@ def update_inputs(fields: Mapping[str, Column], sizes: StateConfig, *, speculati
     else:
         column["accept_num"][...] = gives
     accepted = column["accept_num"]
-    # A single token, which most steps give also where drafts are verified, is taken in all slots at once.
+    # A single token, the usual case even with drafts, is appended in all slots at once.
     single = np.flatnonzero(gives & (accepted == 1)) if speculative else np.flatnonzero(gives)
     for slot in several.tolist():
         _cut(fields, slot, sizes)
@@ -106,7 +106,7 @@ def update_inputs(fields: Mapping[str, Column], sizes: StateConfig, *, speculati
 def _append_single(
     fields: Mapping[str, Column], column: Mapping[str, Column], slots: Column, known: Column, given: Column
 ) -> None:
-    """Append the one token that each of ``slots`` was given to its row, count it, and feed it next."""
+    """Append the one new token of each of ``slots`` to its row, count it, and feed it next."""
     tokens = given[slots]
     fields["token_ids"][slots, known[slots]] = tokens
     column["next_tokens"][slots] = tokens
@@ -114,7 +114,7 @@ def _append_single(
 
 
 def _append_several(fields: Mapping[str, Column], column: Mapping[str, Column], slots: Column, known: Column) -> None:
-    """Append what was accepted, at least one token each, to the token rows, count it, and feed the last of it next."""
+    """Append the accepted tokens, at least one each, to the token rows, count them, and feed the last one next."""
     for slot in slots.tolist():
         count, at = int(column["accept_num"][slot]), int(known[slot])
         fields["token_ids"][slot, at : at + count] = fields["accept_tokens"][slot, :count]
@@ -125,7 +125,7 @@ def _append_several(fields: Mapping[str, Column], column: Mapping[str, Column], 
 def _stop_single(
     fields: Mapping[str, Column], column: Mapping[str, Column], slots: Column, sizes: StateConfig, speculative: bool
 ) -> None:
-    """Find the requests that end with the one token they were given."""
+    """Find the requests that end with their one new token."""
     generated, token = column["step_idx"][slots], column["next_tokens"][slots]
     total = column["prompt_lens"][slots] + generated
     inside = np.arange(fields["eos_token_ids"].shape[1]) < column["eos_num"][slots][:, None]
@@ -160,7 +160,7 @@ def _cut(fields: Mapping[str, Column], slot: int, sizes: StateConfig) -> None:
 
 
 def _ends_with_stop(fields: Mapping[str, Column], slot: int, total: int, generated: int, sizes: StateConfig) -> bool:
-    """True when the generated tokens of a slot end with one of its stop sequences."""
+    """Return True if the generated tokens of a slot end with one of its stop sequences."""
     sequences = fields["stop_seqs"][slot].reshape(-1, sizes.max_stop_length)
     for i in range(int(fields["stop_seqs_num"][slot, 0])):
         length = int(fields["stop_seqs_len"][slot, i])

@@ -1,4 +1,4 @@
-"""Whole numbers of a batch: what callers give, as plain integers that fit int32."""
+"""Conversion of callers' numbers to plain integers that fit int32."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Ids = Sequence[int] | Int32s
 
 
 def whole(values: Any, name: str, ints: dict[str, array[int]] | None = None) -> list[int]:  # noqa: ANN401
-    """The values as Python integers that fit int32, as which ``ints`` gets them; floats and bools are refused."""
+    """Return the values as Python integers that fit int32, and add them to ``ints``; floats and bools are refused."""
     plain: list[Any] = values.tolist() if isinstance(values, np.ndarray) else list(values)
     if plain and set(map(type, plain)) != {int}:
         plain = [int(v) if isinstance(v, np.integer) else v for v in plain]
         if set(map(type, plain)) != {int}:
-            raise InvalidValue(f"{name} must be whole numbers", cure="give int, no bool or float", argument=name)
+            raise InvalidValue(f"{name} must be whole numbers", cure="give int, not bool or float", argument=name)
     try:
         column = array("i", plain)
     except OverflowError:
@@ -33,7 +33,7 @@ def whole(values: Any, name: str, ints: dict[str, array[int]] | None = None) -> 
 
 
 def block_ids(ids: Ids) -> Int32s:
-    """One task's block ids; an int32 array is taken as it is."""
+    """Return one task's block ids; an int32 array is returned unchanged."""
     if type(ids) is np.ndarray and ids.dtype == np.int32 and ids.ndim == 1:
         return ids
     return np.array(whole(ids, "blocks"), np.int32)

@@ -1,4 +1,4 @@
-"""The cpu device: the embedded default, host memory and no asynchrony. Its plugin class imports nothing heavy."""
+"""The cpu device: the built-in default on host memory, without asynchrony. Its plugin class has only light imports."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class CpuPlugin(Plugin):
 
     @classmethod
     def probe(cls) -> Probe:
-        """Host memory is always there; the model's framework is the model's own affair."""
+        """Return yes: host memory always exists, and the model checks its own framework."""
         return Probe.yes("host memory")
 
     @classmethod

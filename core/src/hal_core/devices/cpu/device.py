@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ...slots.step import Step
     from ...streams import Stream
 
-SYNCHRONOUS = "host memory: there is no copy engine to hand the write to, so it is done when the call returns"
+SYNCHRONOUS = "host memory: no copy engine takes the write, so it is done when the call returns"
 
 
 class CpuDevice(SyncDevice):
@@ -54,13 +54,13 @@ class CpuDevice(SyncDevice):
         super().__init__(index)
 
     def allocate(self, nbytes: int) -> HostMemory:
-        """A block of host memory on a 64-byte boundary."""
+        """Allocate host memory on a 64-byte boundary."""
         self.check_open()
         self.count("allocations")
         return HostMemory.allocate(self, nbytes)
 
     def resolve(self, target: object) -> View:
-        """A view of a writable NumPy array or of a Paddle tensor on the CPU place, sharing its memory."""
+        """Return a view of a writable NumPy array or of a Paddle tensor on the CPU place, sharing its memory."""
         return target if isinstance(target, View) else resolve_host(self, target)
 
     def submit(self, plan: WritePlan, stream: Stream) -> Ticket:
@@ -89,24 +89,24 @@ class CpuDevice(SyncDevice):
             memory.write(plan.writes, plan.payload)
 
     def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
-        """Copy byte ranges; they are there on return."""
+        """Copy byte ranges; the copies are complete on return."""
         assert isinstance(memory, HostMemory)
         self.count("copies_out", len(parts))
         return HostCopy([memory.buffer[part.offset : part.end].copy() for part in parts])
 
     def update_inputs(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
-        """The reference, on the state's own memory."""
+        """Run the reference on the state's own memory."""
         fields = {name: host_view(state.view(name)) for name in reference.STEP_FIELDS}
         reference.update_inputs(fields, state.sizes, speculative=step.speculative)
         return DONE
 
     def open_communicator(self, group: Group) -> PaddleCommunicator:
-        """The group over gloo; see :func:`hal_core.devices.paddle.ranks.groups.open_groups`."""
+        """Open the group over gloo; see :func:`hal_core.devices.paddle.ranks.groups.open_groups`."""
         return PaddleCommunicator(group, opened(group), paddle_bytes)
 
     @hookimpl
     def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
-        """One assignment of NumPy; the value is there on return (G7)."""
+        """Assign with NumPy; the value is there on return (G7)."""
         self._counts["fallbacks"] += 1
         view = target.host
         if view is None:
@@ -120,7 +120,7 @@ class CpuDevice(SyncDevice):
 
 
 def host_view(view: View) -> np.ndarray[Any, Any]:
-    """The NumPy array over a view of host memory; made once for each view."""
+    """Return the NumPy array over a view of host memory; made once for each view."""
     if view.host is None:
         memory = view.memory
         assert isinstance(memory, HostMemory)

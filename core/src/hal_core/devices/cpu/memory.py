@@ -1,4 +1,4 @@
-"""Host memory: blocks of our own, the memory of tensors, and how plans are written into them."""
+"""Host memory: own blocks, the memory of tensors, and writing plans into them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Structured = np.ndarray[Any, np.dtype[np.void]]
 
 
 MANY = 16
-"""From so many rows on, one NumPy call for all costs less than a slice assignment each."""
+"""From this number of rows on, one NumPy call for all costs less than a slice assignment each."""
 
 
 class HostMemory:
-    """A block of host memory: ``buffer`` is uint8 ``[nbytes]`` over it; ``keep`` holds its owner alive.
+    """A block of host memory: ``buffer`` is uint8 ``[nbytes]`` over it; ``keep`` keeps its owner alive.
 
-    ``spreader`` is what writes records into it, once there was one to write.
+    ``spreader`` writes records into it; created with the first record.
     """
 
     __slots__ = ("__weakref__", "address", "buffer", "device", "keep", "nbytes", "spreader")
@@ -43,21 +43,21 @@ class HostMemory:
 
     @classmethod
     def allocate(cls, device: object, nbytes: int) -> HostMemory:
-        """A new block on a cache-line boundary."""
+        """Return a new block on a cache-line boundary."""
         raw = np.empty(nbytes + ALIGNMENT, np.uint8)
         skip = -raw.ctypes.data % ALIGNMENT
         return cls(device, raw[skip : skip + nbytes], raw)
 
     @classmethod
     def at(cls, device: object, address: int, nbytes: int, keep: object) -> HostMemory:
-        """The memory of somebody else's object, which ``keep`` holds alive."""
+        """Return the memory of a foreign object, which ``keep`` keeps alive."""
         if nbytes == 0:
             return cls(device, np.zeros(0, np.uint8), keep)
         raw = (ctypes.c_uint8 * nbytes).from_address(address)
         return cls(device, np.ctypeslib.as_array(raw), keep)
 
     def write(self, writes: Structured, payload: Bytes) -> None:
-        """Carry out the descriptors of a plan (:data:`hal_core.memory.plan.WRITE`)."""
+        """Execute the descriptors of a plan (:data:`hal_core.memory.plan.WRITE`)."""
         if len(writes) >= MANY:
             writes = self._write_runs(writes, payload)
         buffer = self.buffer
@@ -68,7 +68,7 @@ class HostMemory:
                 self._fill(dst, source, nbytes)
 
     def _write_runs(self, writes: Structured, payload: Bytes) -> Structured:
-        """Copy rows of one length whose bytes follow each other in one NumPy call each; give back the other writes.
+        """Copy adjacent rows of equal length in one NumPy call each, and return the other writes.
 
         Writes of a plan never overlap, so their order does not matter.
         """
@@ -90,7 +90,7 @@ class HostMemory:
         return writes[kept]
 
     def _fill(self, dst: int, source: int, nbytes: int) -> None:
-        """Fill with the 8-byte cycle ``source``; whole words first, where the place allows it."""
+        """Fill with the 8-byte cycle ``source``; whole words first, if the address is aligned."""
         words, rest = divmod(nbytes, 8)
         if words and dst % 8 == 0:
             self.buffer[dst : dst + words * 8].view(np.uint64)[...] = source
@@ -101,7 +101,7 @@ class HostMemory:
 
 
 def paddle_bytes(memory: Memory, part: ByteRange) -> Any:  # noqa: ANN401 (a Paddle tensor)
-    """A Paddle tensor, uint8, that shares ``part`` of a block of host memory and keeps it alive."""
+    """Return a Paddle tensor, uint8, that shares ``part`` of a block of host memory and keeps it alive."""
     import paddle
 
     assert isinstance(memory, HostMemory)
@@ -109,7 +109,7 @@ def paddle_bytes(memory: Memory, part: ByteRange) -> Any:  # noqa: ANN401 (a Pad
 
 
 class Spreader:
-    """Writes packed records into one state's fields, which lie in ``memory``: a typed view of each, made once."""
+    """Writes packed records into one state's fields in ``memory``, with a typed view of each field, made once."""
 
     def __init__(self, memory: HostMemory, scatter_map: Structured) -> None:
         self.scatter_map = scatter_map
@@ -135,14 +135,15 @@ class Spreader:
 
 
 def resolve_host(device: object, target: Any) -> View:  # noqa: ANN401 (any framework's tensor)
-    """A view over a NumPy array or a Paddle tensor on the CPU place. Raises :class:`InvalidValue` for others."""
+    """Return a view over a NumPy array or a Paddle tensor on the CPU place. Raises :class:`InvalidValue` for other
+    objects."""
     if isinstance(target, np.ndarray):
         return _resolve_array(device, target)
     check_plain(target, "target")
     place = getattr(target, "place", None)
     if place is None or not hasattr(target, "data_ptr") or not hasattr(target, "strides"):
         raise InvalidValue(
-            f"{type(target).__name__} is no tensor of this device",
+            f"{type(target).__name__} is not a tensor of this device",
             cure="give a view of a state, a NumPy array, or a Paddle tensor on the CPU place",
             argument="target",
         )
@@ -164,7 +165,7 @@ def _resolve_array(device: object, target: np.ndarray[Any, Any]) -> View:
 def _foreign(
     device: object, address: int, shape: Sequence[int], strides: Sequence[int], dtype: DType, keep: object
 ) -> View:
-    """A view at ``address``; its memory is cut to the view's own bounds, so nothing else can be reached by it."""
+    """Return a view at ``address``; its memory is limited to the view's own bounds."""
     low, end = extent(shape, strides, dtype.itemsize)
     memory = HostMemory.at(device, address + low, end - low, keep)
     return View(memory, -low, tuple(shape), tuple(strides), dtype)

@@ -1,4 +1,4 @@
-"""Copies between two views of one device: the source as a new contiguous tensor, its elements then put into place."""
+"""Copies between two views of one device: the source as a new contiguous tensor, whose elements are then scattered."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 MOST_AXES = 9
-"""Axes that a Paddle tensor can have."""
+"""Most axes of a Paddle tensor."""
 
 
 def gather(value: View, dtype: str) -> Tensor:
-    """The elements of a view in a new flat tensor, in the order of :func:`elements_of`; computed on the device.
+    """Return the elements of a view in a new flat tensor, in the order of :func:`elements_of`; computed on the device.
 
     Paddle has no negative strides, so reversed axes are read forwards. Raises :class:`InvalidValue` for more axes than
     its tensors have.
@@ -30,7 +30,7 @@ def gather(value: View, dtype: str) -> Tensor:
     axes = [(count, abs(step) // size) for count, step in zip(value.shape, value.strides, strict=True) if count != 1]
     if len(axes) > MOST_AXES:
         raise InvalidValue(
-            f"a device value of {len(axes)} axes", cure=f"reshape it to at most {MOST_AXES}", argument="value"
+            f"the device value has {len(axes)} axes", cure=f"reshape it to at most {MOST_AXES}", argument="value"
         )
     low = memory.begin + value.bounds()[0]
     shape, strides = [count for count, _ in axes], [step for _, step in axes]
@@ -40,7 +40,7 @@ def gather(value: View, dtype: str) -> Tensor:
 
 
 def elements_of(target: View, value: View) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Which element of the target's storage takes each element that :func:`gather` gives of ``value``."""
+    """Return the index, in the target's storage, of each element that :func:`gather` returns for ``value``."""
     memory, size = target.memory, target.dtype.itemsize
     assert isinstance(memory, PaddleMemory)
     at = np.array(memory.begin + target.offset, np.int64)

@@ -1,4 +1,4 @@
-"""What the conformance kit is told of a Paddle-backed device (entry-point group ``hal.conformance``)."""
+"""Support of a Paddle-backed device for the conformance kit (entry-point group ``hal.conformance``)."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ class PaddleSupport(Support):
 
     tensors = True
     update_waits = True
-    keeps = 2  # an empty list and its place, of each tensor that is made over memory of the host (seen with 3.3)
+    keeps = 2  # an empty list and its place for each tensor made over host memory (seen with 3.3)
 
     def tensor(self, device: Device, values: np.ndarray[Any, Any]) -> object:
-        """A Paddle tensor with these values on the device's place."""
+        """Return a Paddle tensor with these values on the device's place."""
         import paddle
 
         return paddle.to_tensor(values, place=device.place)  # type: ignore[attr-defined]  # a PaddleDevice
 
     def values_of(self, device: Device, tensor: Any) -> np.ndarray[Any, Any]:  # noqa: ANN401 (a Paddle tensor)
-        """The values as Paddle itself copies them to the host."""
+        """Return the values as Paddle itself copies them to the host."""
         return np.asarray(tensor.numpy())
 
 
 class SimulatedRanks(PaddleSupport):
-    """Several ranks where a simulated accelerator stands in for the chip, each a process with that accelerator.
+    """Several ranks on a simulated accelerator in place of the chip, each a process with that accelerator.
 
-    ``module`` stands in (see :class:`hal_core.devices.CustomDevicePlugin`), ``kind`` is the type name that Paddle
-    knows it by. Ranks are not offered on a chip: which of its devices a rank should take, nobody here could try.
+    ``module`` is the simulator (see :class:`hal_core.devices.CustomDevicePlugin`), ``kind`` is its type name in Paddle.
+    Ranks on a chip are not offered: the choice of a device for each rank could not be tested.
     """
 
     ranks = True
@@ -48,13 +48,13 @@ class SimulatedRanks(PaddleSupport):
         self.module, self.kind = module, kind
 
     def rank_environment(self, rank: int, endpoints: Sequence[str]) -> Mapping[str, str]:
-        """What ``paddle.distributed`` and the accelerator ask for; each rank has devices of its own."""
+        """Return the variables for ``paddle.distributed`` and the accelerator; each rank has its own devices."""
         environment = import_module(f"{self.module}.paddle_env")
         told: dict[str, str] = environment.distributed(rank, endpoints, endpoints[0], self.kind)
         return told | {f"FLAGS_selected_{self.kind}s": "0"}
 
     def join(self, groups: Sequence[Sequence[int]], timeout: float, epoch: str) -> None:
-        """Join the job, in whatever time it takes; open all groups. The accelerator gives up after the watchdog."""
+        """Join the job without a time limit and open all groups. The accelerator gives up after the watchdog."""
         import paddle
 
         paddle.set_device(f"{self.kind}:0")

@@ -1,4 +1,4 @@
-"""A device for any Paddle CustomDevice: a plugin says its name, Paddle's name of the type, and little else.
+"""A device for any Paddle CustomDevice: a plugin gives its name, Paddle's name of the type, and little else.
 
     class NpuPlugin(CustomDevicePlugin):
         name = "npu"
@@ -23,42 +23,46 @@ if TYPE_CHECKING:
 
 
 class CustomDevicePlugin(PaddlePlugin):
-    """Derive from it, and say its ``kind``.
+    """Base of plugin classes for CustomDevices; a subclass sets ``kind``.
 
-    What stands in (``stand_ins``) is a simulated accelerator that shows itself to Paddle under any type name. Its
-    module has ``paddle_env.announce(kind)``, ``paddle_env.distributed(rank, endpoints, master, kind)``,
-    ``set_option(name, value)`` and ``Stream.adopt(handle).held()``.
+    A substitute (``stand_ins``) is a simulated accelerator that registers with Paddle under any type name. Its module
+    has ``paddle_env.announce(kind)``, ``paddle_env.distributed(rank, endpoints, master, kind)``, ``set_option(name,
+    value)`` and ``Stream.adopt(handle).held()``.
     """
 
     collective: ClassVar[str] = "xccl"
 
     @classmethod
     def probe_build(cls, paddle: probing.Installed) -> Probe:
-        """Look for a CustomDevice library. Its file need not bear the name of the type, which Paddle learns from it."""
+        """Look for a CustomDevice library. Its file name need not contain the type's name, which Paddle reads from
+        it."""
         libraries = probing.custom_device_libraries(paddle)
         if not libraries:
             build = f"Paddle {paddle.version} (built for {paddle.build})"
             return Probe.no(f"{build} has no CustomDevice library, so no {cls.kind}", cls.cure)
         which = " or ".join(libraries)
-        return Probe.yes(f"Paddle {paddle.version} loads {which}; that it brings {cls.kind} is checked when opened")
+        return Probe.yes(
+            f"Paddle {paddle.version} loads {which}; whether it provides {cls.kind} is checked when opened"
+        )
 
     @classmethod
     def chips(cls) -> int:
-        """The devices of its type that Paddle sees."""
+        """Return the number of devices of its type in Paddle."""
         from .places import paddle_core
 
         return int(paddle_core().get_custom_device_count(cls.kind))
 
     @classmethod
     def make(cls, index: int, options: Mapping[str, object]) -> Device:
-        """The device; a plugin with more to say overrides this."""
+        """Return the device; a plugin with further settings overrides this."""
         from .custom_device import CustomDevice
 
         return CustomDevice(cls, index, options)
 
     @classmethod
     def support(cls) -> Support:
-        """For the conformance kit; the entry point in ``hal.conformance`` says ``my_plugin:MyPlugin.support``."""
+        """Return the support for the conformance kit; the entry point in ``hal.conformance`` is
+        ``my_plugin:MyPlugin.support``."""
         from .conformance import PaddleSupport, SimulatedRanks
 
         module = cls.stand_ins.get(cls.substituted(), "")

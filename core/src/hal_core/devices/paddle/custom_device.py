@@ -1,8 +1,8 @@
 """The device of :class:`hal_core.devices.CustomDevicePlugin`: asynchronous, on a place of a CustomDevice.
 
-What Paddle 3.0 to 3.3 does on any CustomDevice decides the shape of this file (measured on the simulated one): a
-non-blocking ``copy_`` goes to the *current* stream, does not keep its host source alive, and is safe for contiguous
-destinations only; destroying an event waits for it on the host; pinned memory does not exist.
+Paddle 3.0 to 3.3 behaves as follows on any CustomDevice (measured on the simulated one). A non-blocking ``copy_`` goes
+to the *current* stream, does not keep its host source alive, and is safe for contiguous destinations only. Destroying
+an event waits for it on the host. Pinned memory does not exist.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class CustomDevice(PaddlePlace, StreamDevice):
             pinned_host=False,
             can_hold_stream=bool(substitute),
             collective=plugin.collective,
-            fallbacks={} if plugin.collective else {"broadcast_tokens": "no collective library is named"},
+            fallbacks={} if plugin.collective else {"broadcast_tokens": "the plugin names no collective library"},
             substituted=substitute,
         )
         place = custom_place(self.name, plugin.kind, index, plugin.cure)
@@ -65,14 +65,14 @@ class CustomDevice(PaddlePlace, StreamDevice):
         return self.wrap(int(base.raw_stream), lambda: base)
 
     def foreign_stream(self, stream: Any) -> AsyncStream:  # noqa: ANN401 (a Paddle stream)
-        """A Paddle stream, or that of another opened device.
+        """Return a Paddle stream, or that of another opened device, as one of this device.
 
-        :raises InvalidValue: for what is no stream of this device.
+        :raises InvalidValue: for an object that is no stream of this device.
         """
         base = getattr(stream, "stream_base", getattr(stream, "raw", stream))
         if not hasattr(base, "raw_stream"):
             raise InvalidValue(
-                f"{type(stream).__name__} is no stream of this device",
+                f"{type(stream).__name__} is not a stream of this device",
                 cure="give device.default_stream, device.stream() or a Paddle stream",
                 argument="stream",
             )
@@ -80,7 +80,7 @@ class CustomDevice(PaddlePlace, StreamDevice):
 
     @contextmanager
     def current(self, stream: Stream) -> Iterator[None]:
-        """Let Paddle put its work for this device on ``stream``."""
+        """Make Paddle queue its work for this device on ``stream``."""
         core, own = self._core, self.own(stream)
         before = core._get_current_custom_device_stream(self.kind, self.index)
         if int(before.raw_stream) == own.handle:
@@ -94,7 +94,7 @@ class CustomDevice(PaddlePlace, StreamDevice):
 
     @contextmanager
     def hold_stream(self, stream: Stream) -> Iterator[None]:
-        """Hold a stream, where the runtime below can. Something is left on it, so that later events are not done."""
+        """Hold a stream, if the runtime below can. Some work is left on it, so that later events are not done."""
         if self._simulator is None:
             with super().hold_stream(stream):
                 yield
@@ -110,17 +110,18 @@ class CustomDevice(PaddlePlace, StreamDevice):
     # -- work ---------------------------------------------------------------------------------------------------------
 
     def before_write(self, memory: PaddleMemory, stream: Stream) -> None:
-        """Writes wait on their stream for copies out that still read the memory."""
+        """Make writes wait on their stream for copies out that still read the memory."""
         self.order_after_reads(stream, memory)
 
     def after_work(self, stream: Stream, keep: object) -> tuple[RecordedEvent, Ticket]:
-        """An event, which keeps the memory alive until the device is done with it; whoever fences with it holds it."""
+        """Return an event, which keeps the memory alive until the device is done with it, and its ticket. The event
+        must be kept."""
         event = self.events.record(self.own(stream))
         event.keep = keep
         return event, self.ticket_type(event)
 
     def read_now(self, source: Tensor, target: Bytes, stream: Stream) -> None:
-        """Copy a contiguous tensor to the host, after the work on ``stream``, and wait for it alone."""
+        """Copy a contiguous tensor to the host, after the work on ``stream``, and wait only for it."""
         self.count("copies_out")
         self.count("host_waits")
         with self.current(stream):
@@ -130,7 +131,7 @@ class CustomDevice(PaddlePlace, StreamDevice):
     def enqueue_copies(
         self, block: HostBlock, memory: Memory, parts: Sequence[ByteRange], after: AsyncStream, stream: AsyncStream
     ) -> RecordedEvent:
-        """One copy a part, into a block that Paddle does not keep alive."""
+        """Queue one copy for each part, into a block that Paddle does not keep alive."""
         assert isinstance(memory, PaddleMemory)
         before = self.events.record(after)
         stream.wait(before)
@@ -147,7 +148,7 @@ class CustomDevice(PaddlePlace, StreamDevice):
         return event
 
     def copy_within(self, target: View, value: View, stream: Stream) -> Ticket:
-        """Copy between two views in stream order; by way of the host only where no scatter of that width exists."""
+        """Copy between two views in stream order; through the host only if no scatter of that width exists."""
         scatter = self.scatters.get(target.dtype.itemsize)
         if scatter is None:
             return super().copy_within(target, value, stream)

@@ -1,4 +1,4 @@
-"""Devices that are reached through Paddle: what all of them share, and the synchronous one."""
+"""Devices that use Paddle: the common base, and the synchronous device."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ if TYPE_CHECKING:
 
 
 class PaddlePlace(DeviceBase):
-    """What the devices of a Paddle place share: memory, targets, plans by scatters, and the ring that they upload from.
+    """Base of the devices of a Paddle place: memory, targets, plans by scatters, and the ring that they upload from.
 
-    A subclass sets ``name``, calls :meth:`open_place` when its base is ready, and says what is different.
-    ``candidates``: scatters to try at opening (:mod:`hal_core.devices.paddle.scatters`); ``blocking``: how copies are
-    asked for.
+    A subclass sets ``name``, calls :meth:`open_place` when its base is ready, and implements the abstract methods.
+    ``candidates``: scatters to try at opening (:mod:`hal_core.devices.paddle.scatters`); ``blocking``: whether copies
+    are blocking.
     """
 
     candidates: ClassVar[Candidates] = COMMON
     blocking: ClassVar[bool] = False
 
     def open_place(self, place: Any, options: Mapping[str, object], capabilities: Capabilities) -> None:  # noqa: ANN401
-        """Try out what the place can do, and make the staging ring. Raises :class:`Unavailable` with the cure."""
+        """Test the place's abilities, and create the staging ring. Raises :class:`Unavailable` with the cure."""
         chosen = RingOptions.of(self.name, options)
         self.place = place
         self._check_views()
@@ -66,7 +66,7 @@ class PaddlePlace(DeviceBase):
         self.writer = Writer(self)
 
     def _check_views(self) -> None:
-        """Views must share memory, or writing into one would write a copy (a Paddle flag can make them copies)."""
+        """Check that views share memory (a Paddle flag can make them copies, and writes would then be lost)."""
         memory = PaddleMemory.allocate(self, self.place, 64)
         if int(memory.bytes(8, 8).data_ptr()) != memory.address + 8:
             raise Unavailable(
@@ -76,14 +76,15 @@ class PaddlePlace(DeviceBase):
             )
 
     def _with_merges(self, capabilities: Capabilities) -> Capabilities:
-        """Say which element widths this place cannot scatter: they cost a read of the words around them."""
+        """Add the element widths that this place cannot scatter to the fallbacks: they cost a read of the surrounding
+        words."""
         missing = [width for width in self.candidates if width not in self.scatters] + [
             width for width in COMMON if width not in self.candidates
         ]
         if not missing:
             return capabilities
         widths = " and ".join(str(width) for width in sorted(missing))
-        why = f"no in-place scatter of {widths}-byte elements: the words around them are read back and written whole"
+        why = f"no in-place scatter of {widths}-byte elements: the surrounding words are read back and written whole"
         reasons = dict(capabilities.fallbacks)
         for hook in ("insert_tasks", "async_set_value"):
             reasons[hook] = f"{reasons[hook]}; {why}" if hook in reasons else why
@@ -93,22 +94,22 @@ class PaddlePlace(DeviceBase):
 
     @abstractmethod
     def current(self, stream: Stream) -> AbstractContextManager[None]:
-        """Let Paddle put work on ``stream`` within the context."""
+        """Make Paddle queue work on ``stream`` within the context."""
 
     @abstractmethod
     def before_write(self, memory: PaddleMemory, stream: Stream) -> None:
-        """Order a write after what still reads the memory."""
+        """Order a write after pending reads of the memory."""
 
     @abstractmethod
     def after_work(self, stream: Stream, keep: object) -> tuple[Event, Ticket]:
-        """The event and the ticket of the work that was just put on ``stream`` and uses the memory of ``keep``."""
+        """Return the event and the ticket of the work just queued on ``stream``, which uses the memory of ``keep``."""
 
     @abstractmethod
     def read_now(self, source: Tensor, target: Bytes, stream: Stream) -> None:
         """Copy a contiguous tensor to the host, after the work on ``stream``, and wait."""
 
     def synchronize(self) -> None:
-        """Wait for the place. Kernels of an accelerator are asynchronous even where its copies are not."""
+        """Wait for the place. Kernels of an accelerator are asynchronous even if its copies are not."""
         import paddle
 
         if not self.place.is_cpu_place():
@@ -117,51 +118,54 @@ class PaddlePlace(DeviceBase):
     # -- primitives ---------------------------------------------------------------------------------------------------
 
     def allocate(self, nbytes: int) -> PaddleMemory:
-        """A block of device memory, from Paddle's own allocator."""
+        """Allocate device memory with Paddle's own allocator."""
         self.check_open()
         self.count("allocations")
         return PaddleMemory.allocate(self, self.place, nbytes)
 
     def resolve(self, target: object) -> View:
-        """A view of a Paddle tensor on this place, sharing its memory."""
+        """Return a view of a Paddle tensor on this place, sharing its memory."""
         return target if isinstance(target, View) else resolve(self, self.place, target)
 
     def tensor(self, view: View, framework: str = "") -> Tensor:
-        """A Paddle tensor over a state's field; there are no others on this place."""
+        """Return a Paddle tensor over a state's field; other frameworks are not supported on this place."""
         self.check_open()
         assert isinstance(view.memory, PaddleMemory)
         if framework not in ("", "paddle"):
             raise Unavailable(
-                f"its memory is Paddle's, and no tensor of {framework}", cure="ask for paddle", device=self.name
+                f"its memory is Paddle's, so {framework} can have no tensor of it",
+                cure="ask for paddle",
+                device=self.name,
             )
         return paddle_piece(view.memory.base, view.memory.begin, view)
 
     def is_device_value(self, value: object) -> bool:
-        """True for a Paddle tensor on this place; on the host's place a tensor is a host value like any other."""
+        """Return True for a Paddle tensor on this place; on the host's place a tensor is an ordinary host value."""
         return not self.place.is_cpu_place() and is_on(self.place, value)
 
     def submit(self, plan: WritePlan, stream: Stream) -> Ticket:
-        """One upload, and at most one in-place scatter an element width."""
+        """Upload once, and scatter in place at most once for each element width."""
         self.check_open()
         return DONE if plan.empty else self.writer.submit(plan, stream)
 
     def update_inputs(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
-        """The reference on a copy of the state, written back as one plan."""
+        """Run the reference on a copy of the state and write it back as one plan."""
         self.count("host_waits")
         return update_by_copy(self, state, step, stream)
 
     def open_communicator(self, group: Group) -> Communicator:
-        """The group over the library that the capabilities name; where they name none, there are no collectives."""
+        """Open the group over the library named by the capabilities; without one there are no collectives."""
         library = self.capabilities.collective
         return open_collectives(self, group, library) if library else super().open_communicator(group)
 
     def submit_value(self, target: View, value: np.ndarray[Any, Any] | np.generic, stream: Stream) -> Ticket:
-        """One upload, straight to a contiguous target; else one scatter after it, of elements of the target's width."""
+        """Upload once, straight to a contiguous target, or followed by one scatter of elements of the target's
+        width."""
         return self.writer.submit(plan_value(target, value), stream, target.dtype.itemsize)
 
 
 class PaddleDevice(PaddlePlace, SyncDevice):
-    """One synchronous place: what it is asked for is done when the call returns. A subclass sets ``name``."""
+    """One synchronous place: each call's work is done when it returns. A subclass sets ``name``."""
 
     blocking: ClassVar[bool] = True
 
@@ -170,11 +174,11 @@ class PaddleDevice(PaddlePlace, SyncDevice):
         self.open_place(place, options, capabilities)
 
     def current(self, stream: Stream) -> AbstractContextManager[None]:
-        """There is one order only."""
+        """Return an empty context: there is only one order."""
         return nullcontext()
 
     def before_write(self, memory: PaddleMemory, stream: Stream) -> None:
-        """Nothing reads the memory any more."""
+        """Return at once: reads of the memory are done."""
 
     def after_work(self, stream: Stream, keep: object) -> tuple[Event, Ticket]:
         """Wait for the place."""
@@ -182,13 +186,13 @@ class PaddleDevice(PaddlePlace, SyncDevice):
         return PASSED, DONE
 
     def read_now(self, source: Tensor, target: Bytes, stream: Stream) -> None:
-        """A blocking copy."""
+        """Copy and wait."""
         self.count("copies_out")
         self.count("host_waits")
         host_tensor(target).copy_(source, True)
 
     def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
-        """Copy byte ranges; they are there on return."""
+        """Copy byte ranges; the copies are complete on return."""
         self.check_open()
         assert isinstance(memory, PaddleMemory)
         found = [np.empty(part.nbytes, np.uint8) for part in parts]
@@ -199,7 +203,7 @@ class PaddleDevice(PaddlePlace, SyncDevice):
         return HostCopy(found)
 
     def close(self) -> None:
-        """Wait for the staging ring, then forget what was handed out; whoever holds memory keeps it alive."""
+        """Wait for the staging ring, then drop all references; memory lives as long as its users."""
         if not self._closed:
             super().close()
             self.staging.close()

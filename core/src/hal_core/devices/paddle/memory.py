@@ -1,6 +1,6 @@
-"""Device memory as Paddle tensors: one int64 base, viewed whole and then sliced.
+"""Device memory as Paddle tensors: one int64 base, viewed as another type as a whole and then sliced.
 
-That order is the one on which all Paddle versions agree: a slice that is viewed as another type has a wrong offset.
+All Paddle versions agree only on that order: a slice that is then viewed as another type has a wrong offset.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ Tensor = Any
 
 
 def empty_words(place: Any, nbytes: int) -> Tensor:  # noqa: ANN401 (a Paddle place)
-    """An int64 tensor of at least ``nbytes`` on a place. Nothing is copied, so that a stream held elsewhere is no
-    hindrance (``paddle.to_tensor`` would wait for it)."""
+    """Return an int64 tensor of at least ``nbytes`` on a place. It copies no data, so it does not wait for a held
+    stream (``paddle.to_tensor`` would)."""
     import paddle
 
     return paddle._C_ops.empty([max(1, -(-nbytes // WORD))], paddle.int64, place)
 
 
 def host_tensor(array: np.ndarray[Any, Any]) -> Tensor:
-    """A Paddle tensor on the CPU place that shares the memory of an array, and keeps it alive."""
+    """Return a Paddle tensor on the CPU place that shares the memory of an array, and keeps it alive."""
     import paddle
 
     return paddle.Tensor(value=array, place=paddle.CPUPlace(), zero_copy=True)
@@ -39,8 +39,8 @@ def host_tensor(array: np.ndarray[Any, Any]) -> Tensor:
 class PaddleMemory:
     """``nbytes`` of device memory from byte ``begin`` of ``base``, a flat contiguous tensor that starts at its storage.
 
-    ``unit`` is the widest element, in bytes, in which the memory can be viewed: 8 for memory of our own, the element of
-    a tensor that somebody else made.
+    ``unit`` is the widest element, in bytes, in which the memory can be viewed: 8 for hal's own memory, for a foreign
+    tensor its element.
     """
 
     __slots__ = ("__weakref__", "_views", "address", "base", "begin", "device", "nbytes", "unit")
@@ -52,36 +52,38 @@ class PaddleMemory:
 
     @classmethod
     def allocate(cls, device: object, place: Any, nbytes: int) -> PaddleMemory:  # noqa: ANN401
-        """A new block on a 64-byte boundary; the contents are undefined."""
+        """Return a new block on a 64-byte boundary; the contents are undefined."""
         base = empty_words(place, nbytes + ALIGNMENT)
         return cls(device, base, -int(base.data_ptr()) % ALIGNMENT, nbytes, WORD)
 
     def typed(self, dtype: str) -> Tensor:
-        """The whole base as another type; its element 0 is the first of the storage, ``begin`` bytes before ours."""
+        """Return the whole base as another type; its element 0 is the first of the storage, ``begin`` bytes before this
+        memory."""
         view = self._views.get(dtype)
         if view is None:
             view = self._views[dtype] = self.base.view(dtype)
         return view
 
     def bytes(self, offset: int, nbytes: int) -> Tensor:
-        """``nbytes`` from byte ``offset``, contiguous, as uint8."""
+        """Return ``nbytes`` from byte ``offset``, contiguous, as uint8."""
         at = self.begin + offset
         return self.typed("uint8")[at : at + nbytes]
 
 
 def paddle_piece(base: Tensor, begin: int, view: View) -> Tensor:
-    """A contiguous view's memory as a tensor: ``begin`` bytes into ``base``, a flat int64 tensor, lies its memory."""
+    """Return a contiguous view's memory as a tensor; the memory starts ``begin`` bytes into ``base``, a flat int64
+    tensor."""
     first = (begin + view.offset) // view.dtype.itemsize
     return base.view(view.dtype.name)[first : first + view.size].view(list(view.shape))
 
 
 def resolve(device: Any, place: Any, target: Any) -> View:  # noqa: ANN401 (a device; a place; any tensor)
-    """A view of a Paddle tensor on ``place``. Raises :class:`InvalidValue` for anything else."""
+    """Return a view of a Paddle tensor on ``place``. Raises :class:`InvalidValue` for anything else."""
     if not is_on(place, target):
         what = type(target).__name__
-        where = f"the tensor is on {target.place}" if hasattr(target, "place") else f"{what} is no tensor"
+        where = f"the tensor is on {target.place}" if hasattr(target, "place") else f"{what} is not a tensor"
         raise InvalidValue(
-            f"{where}, and the target must be a Paddle tensor on {place}",
+            f"{where}, but the target must be a Paddle tensor on {place}",
             cure="give a view of a state, or a tensor on that place",
             argument="target",
         )
@@ -99,7 +101,7 @@ def resolve(device: Any, place: Any, target: Any) -> View:  # noqa: ANN401 (a de
 
 
 def is_on(place: Any, value: Any) -> bool:  # noqa: ANN401 (a place; anything)
-    """True for a Paddle tensor with memory on ``place``."""
+    """Return True for a Paddle tensor with memory on ``place``."""
     if not hasattr(value, "data_ptr") or not hasattr(value, "strides") or not hasattr(value, "place"):
         return False
     return str(value.place) == str(place) and (value.data_ptr() != 0 or 0 in value.shape)

@@ -1,6 +1,6 @@
-"""From a write plan to elements: for each width an index array and the values, ready for one in-place scatter each.
+"""Conversion of a write plan to elements: for each width an index array and the values, for one in-place scatter each.
 
-Every run of bytes is written in the widest elements that its place and length allow, so a whole plan is at most one
+Every run of bytes is written in the widest elements that its address and length allow, so a whole plan is at most one
 scatter of 8, 4, 2 and 1 bytes each, whatever the number of requests. Plain NumPy, no Paddle.
 """
 
@@ -23,7 +23,7 @@ Rows = np.ndarray[Any, np.dtype[np.void]]
 
 @dataclass
 class Elements:
-    """What is written in elements of ``width`` bytes: pieces of element indices, and pieces of values."""
+    """Writes in elements of ``width`` bytes: pieces of element indices, and pieces of values."""
 
     width: int
     indices: list[Ints] = field(default_factory=list)
@@ -31,13 +31,13 @@ class Elements:
     count: int = 0
 
     def add(self, indices: Ints, values: list[Any]) -> None:
-        """Add elements; the values are buffers of together ``width`` bytes an index."""
+        """Add elements; the values are buffers with a total of ``width`` bytes per index."""
         self.indices.append(indices)
         self.values += values
         self.count += indices.size
 
     def fill(self, indices: Ints, values: Bytes) -> None:
-        """Write all of it into two flat arrays."""
+        """Copy all pieces into two flat arrays."""
         at = 0
         for piece in self.indices:
             indices[at : at + piece.size] = piece.reshape(-1)
@@ -49,7 +49,7 @@ class ScatterColumns:
     """A scatter map as columns: for each width, which bytes of a record go to which elements."""
 
     def __init__(self, scatter_map: Rows, shift: int, widest: int) -> None:
-        self.keep = scatter_map  # its id() is the key under which it is found
+        self.keep = scatter_map  # kept alive, as its id() is its key
         found: dict[int, list[tuple[Ints, Ints, Ints]]] = {}
         for base, stride, source, nbytes in scatter_map.tolist():
             width = int(_width(np.int64((base + shift) | stride | nbytes), widest))
@@ -70,8 +70,8 @@ class ScatterColumns:
 
 
 def elements(plan: WritePlan, shift: int, widest: int, columns: ScatterColumns | None) -> dict[int, Elements]:
-    """The plan's elements by width. ``shift``: bytes from the storage's first to the memory's; ``widest``: the widest
-    element that may be used; ``columns``: those of the plan's scatter map."""
+    """Return the plan's elements by width. ``shift``: bytes from the storage's start to the memory's; ``widest``: the
+    widest element that may be used; ``columns``: those of the plan's scatter map."""
     found: dict[int, Elements] = {}
     if plan.records is not None and columns is not None:
         columns.add(plan.records, found)
@@ -89,17 +89,17 @@ def elements(plan: WritePlan, shift: int, widest: int, columns: ScatterColumns |
 
 
 FEW = 16
-"""Writes up to which each is a buffer of its own; of more, NumPy makes one of all of them."""
+"""Number of writes up to which each is a separate buffer; NumPy joins more into one."""
 
 
 def _values(writes: Rows, payload: Bytes) -> list[Any]:
-    """What the writes write, one after the other, as some buffers."""
+    """Return the consecutive data of the writes, as some buffers."""
     if len(writes) > FEW:
         source, nbytes = writes["source"].astype(np.int64), writes["nbytes"].astype(np.int64)
         ends = nbytes.cumsum()
         if not writes["pattern"].any():
             first = int(source[0])
-            if np.array_equal(source - first, ends - nbytes):  # as a strided value is packed
+            if np.array_equal(source - first, ends - nbytes):  # the layout of a packed strided value
                 return [payload[first : first + int(ends[-1])]]
             return [payload[np.repeat(source - (ends - nbytes), nbytes) + np.arange(int(ends[-1]))]]
         if writes["pattern"].all() and (nbytes == nbytes[0]).all():
@@ -110,7 +110,7 @@ def _values(writes: Rows, payload: Bytes) -> list[Any]:
 
 
 def _width(aligned: Any, widest: int) -> Any:  # noqa: ANN401 (int64, one or an array)
-    """The lowest bit that is set, at most ``widest``: the widest element that divides place and length."""
+    """Return the lowest set bit, at most ``widest``: the widest element that divides address and length."""
     bits = aligned | widest
     return bits & -bits
 
@@ -125,7 +125,7 @@ def _indices(starts: Ints, sizes: Ints, width: int) -> Ints:
 
 
 def in_pieces(plan: WritePlan, limit: int) -> Iterator[WritePlan]:
-    """The plan as plans that write at most ``limit`` bytes each (a record at least), in an order of the same effect."""
+    """Yield plans that write at most ``limit`` bytes each (at least a record), in an order with the same effect."""
     records = plan.records
     size = int(plan.writes["nbytes"].sum()) + (0 if records is None else records.data.nbytes)
     if size <= limit:

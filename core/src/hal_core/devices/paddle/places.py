@@ -1,4 +1,4 @@
-"""Paddle's places by name, with errors that say what there is instead."""
+"""Paddle's places by name, with errors that list the existing ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .processor import check_processor
 
 
 def paddle_core() -> Any:  # noqa: ANN401 (a module without types)
-    """Paddle's own bindings, on which ``paddle.device`` stands. Raises :class:`Unavailable` on a CPU without AVX2."""
+    """Return Paddle's own bindings, which ``paddle.device`` uses. Raises :class:`Unavailable` on a CPU without AVX2."""
     check_processor()
     import paddle
 
@@ -18,22 +18,22 @@ def paddle_core() -> Any:  # noqa: ANN401 (a module without types)
 
 
 def import_paddle(device: str, cure: str) -> Any:  # noqa: ANN401 (a module without types)
-    """The module.
+    """Return the module.
 
-    :raises Unavailable: where it does not import.
+    :raises Unavailable: if it cannot be imported.
     """
     check_processor()
     try:
         import paddle
     except ImportError as error:
-        raise Unavailable(f"paddle does not import: {error}", cure=cure, device=device) from error
+        raise Unavailable(f"paddle cannot be imported: {error}", cure=cure, device=device) from error
     return paddle
 
 
 def custom_place(device: str, kind: str, index: int, cure: str) -> Any:  # noqa: ANN401 (a Paddle place)
-    """The place ``index`` of the CustomDevice type ``kind``.
+    """Return the place ``index`` of the CustomDevice type ``kind``.
 
-    :raises Unavailable: where Paddle does not import, or knows no such type.
+    :raises Unavailable: if Paddle cannot be imported, or does not have that type.
     :raises InvalidValue: for an index beyond its devices.
     """
     paddle = import_paddle(device, cure)

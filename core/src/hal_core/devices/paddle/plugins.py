@@ -1,4 +1,4 @@
-"""The plugin class of devices that are reached through Paddle: what it looks for, and what may stand in for the chip.
+"""The plugin class of devices that use Paddle: its probe, and the substitutes for the chip.
 
 Its module imports the standard library alone, as a plugin class must.
 """
@@ -21,12 +21,13 @@ if TYPE_CHECKING:
 
 
 class PaddlePlugin(Plugin):
-    """Derive from it. Selected by name only, as a line in the metadata cannot know of a substitution.
+    """Base of plugin classes for devices that use Paddle. Selected only by name, as metadata cannot reflect a
+    substitution.
 
-    ``cure``: what to install. ``kind``: Paddle's device type; ``collective``: of a CustomDevice, the library's name,
-    "" where there is none. ``stand_ins``: what may stand in for the chip, by the word with which
-    ``HAL_<NAME>_PLACE`` declares it: the module of a simulated accelerator, or "" where Paddle alone will do. The
-    device then says everywhere that it is substituted.
+    ``cure``: the packages to install. ``kind``: Paddle's device type. ``collective``: for a CustomDevice, the library's
+    name, or "". ``stand_ins``: substitutes for the chip, by the word that declares them in ``HAL_<NAME>_PLACE``: the
+    module of a simulated accelerator, or "" if Paddle alone suffices. The device then always reports that it is
+    substituted.
     """
 
     cure: ClassVar[str]
@@ -36,37 +37,39 @@ class PaddlePlugin(Plugin):
 
     @classmethod
     def variable(cls) -> str:
-        """The environment variable that declares a substitution."""
+        """Return the environment variable that declares a substitution."""
         return f"HAL_{cls.name.upper().replace('-', '_')}_PLACE"
 
     @classmethod
     def substituted(cls) -> str:
-        """The word for what stands in, or ""."""
+        """Return the word of the substitute, or ""."""
         return os.environ.get(cls.variable(), "") if cls.stand_ins else ""
 
     @classmethod
     def shown(cls) -> str:
-        """The name that the device gives itself."""
+        """Return the name under which the device appears."""
         substitute = cls.substituted()
         return f"{cls.name} (substituted: {substitute})" if substitute else cls.name
 
     @classmethod
     def count(cls) -> int:
-        """The chips that Paddle sees; what stands in for one is each process's own."""
+        """Return the number of chips in Paddle; each process has its own substitute."""
         return 0 if cls.substituted() else cls.chips()
 
     @classmethod
     @abstractmethod
     def chips(cls) -> int:
-        """How many chips Paddle sees on this host."""
+        """Return the number of this host's chips in Paddle."""
 
     @classmethod
     def probe(cls) -> Probe:
-        """Look for Paddle and for a build that may know the chip, in files; the chip is looked for by ``open``."""
+        """Look for Paddle and for a build that may support the chip, in files; ``open`` looks for the chip."""
         substitute = cls.substituted()
         if substitute and substitute not in cls.stand_ins:
             known = " or ".join(cls.stand_ins)
-            return Probe.no(f"{cls.variable()}={substitute} names no substitute", f"set it to {known}, or unset it")
+            return Probe.no(
+                f"{cls.variable()}={substitute} is not a known substitute", f"set it to {known}, or unset it"
+            )
         paddle = probing.installed_paddle()
         if paddle is None:
             return Probe.no(probing.NO_PADDLE, cls.cure)
@@ -75,7 +78,7 @@ class PaddlePlugin(Plugin):
         module = cls.stand_ins[substitute]
         if module and find_spec(module) is None:
             return Probe.no(
-                f"{module}, which stands in, is not installed",
+                f"the substitute {module} is not installed",
                 f"pip install ./plugins/{module.removeprefix('hal_')} in hal's checkout",
             )
         return Probe.yes(f"substituted: {substitute}, no chip is used")
@@ -83,13 +86,13 @@ class PaddlePlugin(Plugin):
     @classmethod
     @abstractmethod
     def probe_build(cls, paddle: probing.Installed) -> Probe:
-        """Whether this build of Paddle may know the chip."""
+        """Return whether this build of Paddle may support the chip."""
 
     @classmethod
     def open(cls, index: int, options: Mapping[str, object]) -> Device:
         """Open device ``index``. Options: ``ring_start``, ``ring_limit`` (bytes), ``deadline`` (seconds).
 
-        :raises Unavailable: with the probe's reason and cure, where it cannot be used here.
+        :raises Unavailable: with the probe's reason and cure, if the device cannot be used here.
         """
         found = cls.probe()
         if not found.available:
@@ -99,4 +102,4 @@ class PaddlePlugin(Plugin):
     @classmethod
     @abstractmethod
     def make(cls, index: int, options: Mapping[str, object]) -> Device:
-        """The device; heavy imports belong here."""
+        """Return the device; heavy imports belong here."""

@@ -1,4 +1,4 @@
-"""What Paddle is installed and which devices it was built for, read from its files: ``probe()`` may import nothing."""
+"""The installed Paddle and the devices it was built for, read from its files, as ``probe()`` may not import Paddle."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 
 NO_PADDLE = "paddle is not installed"
 NOTHING = ("", "0", "False", "None")
-"""What Paddle writes as the version of a library that it was built without."""
+"""Versions that Paddle gives for a library it was built without."""
 
 
 @dataclass(frozen=True, slots=True)
 class Installed:
     """An installed Paddle: its folder, its version, and the libraries that its version file names.
 
-    ``parts`` holds X for each ``X_version`` that is one; a build for the CPU alone names none.
+    ``parts`` holds X for each ``X_version`` with a version; a build for the CPU alone names none.
     """
 
     folder: Path
@@ -26,12 +26,12 @@ class Installed:
 
     @property
     def build(self) -> str:
-        """What it was built for, in a word or two."""
+        """The targets of the build, in a word or two."""
         return ", ".join(sorted(self.parts)) or "the CPU"
 
 
 def installed_paddle() -> Installed | None:
-    """The installed Paddle, or None."""
+    """Return the installed Paddle, or None."""
     spec = find_spec("paddle")
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -46,7 +46,7 @@ def installed_paddle() -> Installed | None:
 
 
 def custom_device_libraries(paddle: Installed) -> list[str]:
-    """File names of the CustomDevice plugins that Paddle will load, from the two places where it looks."""
+    """Return file names of the CustomDevice plugins that Paddle will load, from the two folders that it searches."""
     folders = [paddle.folder.parent / "paddle_custom_device"]
     named = os.environ.get("CUSTOM_DEVICE_ROOT")
     if named:

@@ -1,4 +1,4 @@
-"""What the host's processor has, as far as Paddle needs it. Known without importing Paddle."""
+"""Features of the host's processor that Paddle needs, found without importing Paddle."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import numpy as np
 from ...errors import Unavailable
 
 X86 = "SSE2"
-"""NumPy's name for what every x86-64 processor has, and no other."""
+"""NumPy's name for a feature of every x86-64 processor and no other."""
 
 
 @cache
 def processor_features() -> frozenset[str]:
-    """The features of this processor, by NumPy's names.
+    """Return the features of this processor, by NumPy's names.
 
-    NumPy reads them with the CPUID instruction, which an emulator answers for the processor that it emulates.
-    ``/proc/cpuinfo`` shows the host's there.
+    NumPy reads them with the CPUID instruction, which an emulator answers for the emulated processor. ``/proc/cpuinfo``
+    shows the host's there.
     """
     core = "numpy.core" if np.__version__.startswith("1.") else "numpy._core"
     found = import_module(f"{core}._multiarray_umath").__cpu_features__
@@ -26,7 +26,7 @@ def processor_features() -> frozenset[str]:
 
 
 def lacks_for_paddle() -> str:
-    """The feature without which ``import paddle`` ends the process with SIGILL, if this CPU lacks it; else "".
+    """Return the feature without which ``import paddle`` ends the process with SIGILL, if this CPU lacks it; else "".
 
     Paddle's libraries for x86-64 are compiled for AVX2, and the first of them uses it while it is loaded.
     """
@@ -35,7 +35,7 @@ def lacks_for_paddle() -> str:
 
 
 def check_processor() -> None:
-    """Raise :class:`Unavailable` where Paddle cannot be imported on this CPU."""
+    """Raise :class:`Unavailable` if Paddle cannot be imported on this CPU."""
     if lacking := lacks_for_paddle():
         raise Unavailable(
             f"Paddle cannot be imported: this CPU has no {lacking}",

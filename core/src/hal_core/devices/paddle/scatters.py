@@ -1,8 +1,7 @@
-"""Which in-place scatter a place really has for elements of each width: tried out when the device is opened.
+"""In-place scatters of a place for elements of each width, tested when the device is opened.
 
-Paddle registers its kernels by operator, place and type, and where one is missing it computes on the CPU instead and
-says nothing. So nothing is believed here: each candidate runs once with that fallback switched off, and must give the
-right bytes.
+Paddle registers its kernels by operator, place and type. If one is missing, it silently computes on the CPU instead. So
+each candidate runs once with that fallback switched off, and must give the right bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ COMMON: Candidates = {
     2: (("scatter_", "int16"), ("scatter_", "float16"), ("index_put_", "int16")),
     1: (("scatter_", "uint8"), ("index_put_", "uint8")),
 }
-"""By element width, the operators (of ``paddle``) and types to try, best first. The type is a way to move bits."""
+"""By element width, the operators (of ``paddle``) and types to try, best first. The type only moves bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,7 @@ class Scatter:
 
 @contextmanager
 def without_fallback() -> Iterator[None]:
-    """A missing kernel raises here, rather than being computed on the CPU."""
+    """Make a missing kernel raise instead of being computed on the CPU."""
     import paddle
 
     before = paddle.get_flags([FALLBACK])
@@ -59,7 +58,7 @@ def without_fallback() -> Iterator[None]:
 
 
 def find(place: Any, candidates: Candidates, finish: Callable[[], None]) -> dict[int, Scatter]:  # noqa: ANN401
-    """For each width the first candidate that works on ``place``; a width without one is left out.
+    """Return for each width the first candidate that works on ``place``; a width without one is left out.
 
     ``finish`` waits for the place.
     """

@@ -1,4 +1,4 @@
-"""Staging memory: a host block that uploads are read from, and a device block of the same size for scatters to read."""
+"""Staging memory: a host block that uploads read, and a device block of the same size that scatters read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .memory import WORD, Bytes, PaddleMemory, Tensor, empty_words, host_tensor
 class PaddleBlock:
     """One allocation of the staging ring (:class:`hal_core.devices.staging.Block`).
 
-    The host part is pageable memory of ours. Paddle keeps no source alive, and a driver may read pageable memory only
+    The host part is hal's own pageable memory. Paddle keeps no source alive, and a driver may read pageable memory only
     when the copy runs, so a span is written again only once the event after its last use has passed.
     """
 
@@ -25,4 +25,4 @@ class PaddleBlock:
         self.mirror = PaddleMemory(None, empty_words(place, nbytes), 0, self.buffer.nbytes, WORD)
 
     def release(self) -> None:
-        """Nothing to do: Python and Paddle free both once nobody holds them."""
+        """Return at once: Python and Paddle free both parts once they are unreferenced."""

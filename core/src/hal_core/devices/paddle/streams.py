@@ -1,6 +1,6 @@
 """Streams and events of Paddle's CustomDevices, over the bindings that ``paddle.device`` itself uses.
 
-``paddle.device.Event`` takes the current device, which is the framework's affair and not ours, so it is not used.
+``paddle.device.Event`` uses the framework's current device, so it is not used here.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from .places import paddle_core
 
 
 class PaddlePrimitives(StreamPrimitives):
-    """One place. Paddle's own wait for an event holds the interpreter and knows no deadline, so events are polled.
+    """One place. Paddle's own wait for an event holds the GIL and has no deadline, so events are polled.
 
-    Paddle waits on the host when an event is destroyed; the base uses them again, and only those that have passed: what
-    a wait that is still queued then means is the vendor's affair. There is no locked memory.
+    Paddle waits on the host when an event is destroyed. The base therefore reuses events, and only those that have
+    passed; the effect on a wait that is still queued is the vendor's responsibility. There is no locked memory.
     """
 
     def __init__(self, place: Any) -> None:  # noqa: ANN401 (a Paddle CustomPlace)
@@ -41,5 +41,6 @@ class PaddlePrimitives(StreamPrimitives):
         return bool(event.query())
 
     def spoils(self, error: Exception) -> bool:
-        """No: what Paddle raises does not tell a lost group, after which the device goes on, from a fault."""
+        """Return False: Paddle's errors do not distinguish a lost group, after which the device continues, from a
+        fault."""
         return False

@@ -1,4 +1,5 @@
-"""How plans and values reach a Paddle place: one upload, then at most one in-place scatter for each element width."""
+"""Writing of plans and values to a Paddle place: one upload, then at most one in-place scatter for each element
+width."""
 
 from __future__ import annotations
 
@@ -23,9 +24,9 @@ if TYPE_CHECKING:
 
 Ints = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
 Place = tuple[int, int, int, int]
-"""Of the elements of one width: the width, their number, and where in the span their indices and values begin."""
+"""The elements of one width: the width, their number, and the offsets of their indices and values in the span."""
 MANY = 1 << 31
-"""Elements beyond which an index needs 8 bytes."""
+"""Number of elements beyond which an index needs 8 bytes."""
 
 
 class WritingPlace(Protocol):
@@ -54,11 +55,11 @@ class Writer:
 
     def __init__(self, device: WritingPlace) -> None:
         self._device = device
-        # By memory, which a state owns: nothing of it stays when the state has gone.
+        # By memory, which a state owns, so that the entry is dropped with the state.
         self._columns: WeakKeyDictionary[PaddleMemory, dict[tuple[int, int], ScatterColumns]] = WeakKeyDictionary()
 
     def put(self, memory: PaddleMemory, offset: int, data: Bytes, stream: Stream) -> Ticket:
-        """Upload contiguous bytes straight to where they belong; more than the ring holds by way of a block beside."""
+        """Upload contiguous bytes straight to their target; more than the ring holds goes through another block."""
         limit, target = self._device.staging.limit, memory.bytes(offset, data.nbytes)
         if data.nbytes <= limit:
             return self._send(self._filled(data.nbytes, partial(np.copyto, src=data)), stream, memory, target)
@@ -68,7 +69,7 @@ class Writer:
             target.copy_(room.bytes(0, data.nbytes), self._device.blocking)
             self._launched()
 
-        for at in range(0, data.nbytes, limit):  # all of it is there before the target changes (G3)
+        for at in range(0, data.nbytes, limit):  # all data arrives before the target changes (G3)
             part = data[at : at + limit]
             last = move if at + limit >= data.nbytes else None
             span = self._filled(part.nbytes, partial(np.copyto, src=part))
@@ -76,7 +77,7 @@ class Writer:
         return ticket
 
     def _filled(self, nbytes: int, fill: Callable[[Bytes], None]) -> Span:
-        """A span with what ``fill`` writes into it; given back where that fails."""
+        """Return a span filled by ``fill``; release it if that fails."""
         span = self._device.staging.take(nbytes)
         try:
             fill(span.buffer)
@@ -86,7 +87,7 @@ class Writer:
         return span
 
     def submit(self, plan: WritePlan, stream: Stream, widest: int = WORD) -> Ticket:
-        """Write a plan. ``widest``: the widest element to use, where all targets are of one type."""
+        """Write a plan. ``widest``: the widest element to use, if all targets have one type."""
         memory = plan.memory
         assert isinstance(memory, PaddleMemory)
         single = _one_run(plan)
@@ -97,7 +98,7 @@ class Writer:
         if len(pieces) > 1 and all(width in self._device.scatters for width in WIDTHS):
             return self._scatter_together(pieces, memory, widest, stream)
         ticket: Ticket = DONE
-        for piece in pieces:  # one by one: a place without some widths reads what the piece before has written
+        for piece in pieces:  # One by one: a place without some widths reads bytes written by the previous piece.
             ticket = self._scatter(piece, memory, widest, stream)
         return ticket
 
@@ -132,8 +133,8 @@ class Writer:
     def _scatter_together(
         self, pieces: Sequence[WritePlan], memory: PaddleMemory, widest: int, stream: Stream
     ) -> Ticket:
-        """A plan in pieces: each has a block of its own on the device, and the first is scattered once the last is
-        there, so that a ring that refuses one of them leaves the memory as it was (G3, G8)."""
+        """Scatter a plan in pieces: each has its own block on the device, and the first is scattered once the last has
+        arrived. So a ring that refuses a piece leaves the memory unchanged (G3, G8)."""
         rooms: list[PaddleMemory] = []
         launches: list[Callable[[], None]] = []
         ticket: Ticket = DONE
@@ -156,9 +157,9 @@ class Writer:
         launch: Callable[[], None] | None = None,
         keep: object = None,
     ) -> Ticket:
-        """One upload of the span to ``target`` and what is launched after it; then the span's fence.
+        """Upload the span to ``target``, call ``launch`` after it, then fence the span.
 
-        ``keep`` is kept alive besides ``memory`` until the work is over.
+        ``keep`` is kept alive besides ``memory`` until the work is done.
         """
         device, block = self._device, span.segment.block
         source = block.host[span.begin : span.begin + span.nbytes]  # type: ignore[attr-defined]  # a PaddleBlock
@@ -176,7 +177,7 @@ class Writer:
         return ticket
 
     def _launch(self, mirror: PaddleMemory, begin: int, memory: PaddleMemory, packed: _Packed) -> None:
-        """One scatter for each width, from what was uploaded to byte ``begin`` of the mirror's storage."""
+        """Scatter once for each width, from the upload at byte ``begin`` of the mirror's storage."""
         index = packed.index
         for width, count, index_at, value_at in packed.places:
             scatter = self._device.scatters[width]
@@ -191,7 +192,8 @@ class Writer:
         self._device.count("submissions")
 
     def _merged(self, missing: list[Elements], memory: PaddleMemory, stream: Stream) -> tuple[Ints, list[Any]]:
-        """Elements too narrow for this place as whole words, with what the words hold besides; waits for the device."""
+        """Return elements too narrow for this place as whole words, with the other bytes of these words; waits for the
+        device."""
         places = [np.concatenate([piece.reshape(-1) for piece in part.indices]) * part.width for part in missing]
         words = np.unique(np.concatenate(places) // WORD)
         low, count = int(words[0]), int(words[-1] - words[0]) + 1
@@ -203,7 +205,8 @@ class Writer:
         return words, [window.view(np.int64)[words - low].tobytes()]
 
     def _rewrite(self, plan: WritePlan, memory: PaddleMemory, stream: Stream) -> Ticket:
-        """The same for the memory of a tensor, which need not be whole words: its bytes read, changed, written back."""
+        """Do the same for the memory of a tensor, which need not be whole words: read its bytes, change them, write
+        them back."""
         low = int(plan.writes["dst"].min())
         high = int((plan.writes["dst"] + plan.writes["nbytes"]).max())
         window = np.empty(high - low, np.uint8)
@@ -242,7 +245,7 @@ class _Packed:
 
     @property
     def places(self) -> list[Place]:
-        """Where the indices and values of each width begin."""
+        """The offsets of the indices and values of each width."""
         return [(part.width, part.count, index_at, value_at) for part, index_at, value_at in self._parts]
 
     def fill(self, buffer: Bytes) -> None:
@@ -258,7 +261,7 @@ def _call_all(calls: Sequence[Callable[[], None]]) -> None:
 
 
 def _one_run(plan: WritePlan) -> tuple[int, Bytes] | None:
-    """``(offset, bytes)`` of a plan that writes one run and nothing else."""
+    """Return ``(offset, bytes)`` of a plan with exactly one run."""
     if plan.records is not None or len(plan.writes) != 1:
         return None
     ((offset, data),) = runs_of(plan.writes, plan.payload)

@@ -1,9 +1,9 @@
-"""Collectives of devices whose memory Paddle knows: one broadcast of one slice, through ``paddle.distributed``.
+"""Collectives of devices with Paddle memory: one broadcast of one slice, through ``paddle.distributed``.
 
-Over gloo (the CPU place) that is :class:`PaddleCommunicator`. Device libraries (XCCL, BKCL) put their work on the
-stream and return; what is here watches it. Through Paddle they cannot be told to give up: where a rank is lost, the
-ticket raises :class:`hal_core.errors.GroupLost` within the timeout, and the process has to be ended. (The cuda device
-reaches NCCL itself, and makes its groups by ``make_group``.)
+Over gloo (the CPU place) that is :class:`PaddleCommunicator`. Device libraries (XCCL, BKCL) queue their work on the
+stream and return; this module watches it. Paddle has no call to abort them. If a rank is lost, the ticket raises
+:class:`hal_core.errors.GroupLost` within the timeout, and the process must be ended. (The cuda device calls NCCL
+itself, and creates its groups by ``make_group``.)
 """
 
 from __future__ import annotations
@@ -27,40 +27,41 @@ if TYPE_CHECKING:
 
 
 class CollectiveDevice(Protocol):
-    """What a device does around a collective of Paddle's."""
+    """The device calls around a collective of Paddle."""
 
     @property
     def place(self) -> Any:  # noqa: ANN401 (a Paddle place)
-        """Where its tensors are."""
+        """The place of its tensors."""
 
     @property
     def default_stream(self) -> Stream:
         """The stream on which Paddle computes."""
 
     def before_write(self, memory: Any, stream: Any) -> None:  # noqa: ANN401 (the device's own)
-        """Order a write on ``stream`` after what still reads the memory."""
+        """Order a write on ``stream`` after pending reads of the memory."""
 
     def current(self, stream: Any) -> AbstractContextManager[None]:  # noqa: ANN401 (the device's own)
-        """Let what Paddle does within the context be in the order of ``stream``."""
+        """Make Paddle's work within the context follow the order of ``stream``."""
 
     def after_work(self, stream: Any, keep: object) -> tuple[Event, Ticket]:  # noqa: ANN401 (the device's own)
-        """The event and the ticket of the work just put on ``stream``; ``keep`` must live until it is over."""
+        """Return the event and the ticket of the work just queued on ``stream``; ``keep`` must live until it is
+        done."""
 
     def count(self, name: str, by: int = 1) -> None:
         """Add to one of the device's counts."""
 
 
 class CollectiveTicket(Ticket):
-    """A broadcast under way: done when its event has passed, failed when the watchdog has given the group up.
+    """A broadcast in flight: done when its event has passed, failed when the watchdog has given the group up.
 
-    An event also passes when a library gives a collective up, and says nothing of it (the runtime keeps the error for
-    the next wait of a stream). So the watchdog decides: of a group that was given up, nothing is taken for sent.
+    An event also passes when a library gives a collective up, without an error (the runtime keeps the error for the
+    next wait of a stream). So the watchdog decides: if a group was given up, its data does not count as sent.
     """
 
     __slots__ = ("_error", "_event", "_number", "_watchdog", "mode")
 
     def __init__(self, event: Event, watchdog: Watchdog, mode: Mode, number: int) -> None:
-        """``number``: the watchdog's call that is over, with all before it, when the event has passed."""
+        """``number``: the watchdog's call that has ended, with all before it, when the event has passed."""
         super().__init__()
         self._event, self._watchdog, self._number = event, watchdog, number
         self._error: BaseException | None = None
@@ -97,7 +98,7 @@ class DeviceCommunicator(PaddleCommunicator):
 
     @property
     def lost(self) -> str:
-        """Why the group was given up; "" while it is sound. What waits for it on the device then waits for ever."""
+        """The reason why the group was given up, or "". Work on the device that waits for it never ends."""
         return self._open.watchdog.reason
 
     def broadcast(self, memory: Memory, part: ByteRange, stream: Stream) -> Ticket:
@@ -108,9 +109,9 @@ class DeviceCommunicator(PaddleCommunicator):
         return ticket
 
     def exchange(self, block: bytes) -> Mapping[int, bytes]:
-        """Every rank's block, by global rank."""
+        """Return every rank's block, by global rank."""
         stream = self._device.default_stream
-        # Paddle's own copies wait for the stream without end: a collective that is still on it may never be over.
+        # Paddle's own copies wait for the stream without limit, and a collective that is still on it may never end.
         event, ticket = self._device.after_work(stream, None)
         CollectiveTicket(event, self._open.watchdog, ticket.mode, self._open.watchdog.calls).wait()
 
@@ -121,7 +122,7 @@ class DeviceCommunicator(PaddleCommunicator):
             return exchange(block, self.group.rank, self._open.ranks, send, self._device.place)
 
     def _collective(self, tensor: Tensor, source: int, stream: Stream, keep: object) -> CollectiveTicket:
-        """One broadcast on the stream; ``keep`` lives until it is over."""
+        """Queue one broadcast on the stream; ``keep`` lives until it is done."""
         watchdog = self._open.watchdog
         number = watchdog.begin()
         try:
@@ -135,7 +136,8 @@ class DeviceCommunicator(PaddleCommunicator):
 
 @contextmanager
 def _on(device: CollectiveDevice, named: str = "") -> Iterator[None]:
-    """Let Paddle make new tensors on the device, as it does for collectives; ``named`` says where it is to Paddle."""
+    """Make Paddle create new tensors on the device, as it does for collectives; ``named``: Paddle's name of the
+    device."""
     import paddle
 
     before = paddle.get_device()
@@ -153,9 +155,9 @@ def open_collectives(
     timeout: float = DEFAULT_TIMEOUT,
     tensor_of: TensorOf | None = None,
 ) -> Communicator:
-    """The group over gloo, or over the device's own library; see :func:`hal_core.devices.open_groups`.
+    """Open the group over gloo, or over the device's own library; see :func:`hal_core.devices.open_groups`.
 
-    ``tensor_of``: for memory that is no :class:`hal_core.devices.paddle.memory.PaddleMemory`.
+    ``tensor_of``: for memory that is not a :class:`hal_core.devices.paddle.memory.PaddleMemory`.
     """
     made = tensor_of or _bytes
     if backend == "gloo":
@@ -165,11 +167,12 @@ def open_collectives(
 
 
 def open_job(device: Any, groups: Sequence[Sequence[int]], *, timeout: float = DEFAULT_TIMEOUT) -> None:  # noqa: ANN401 (a device)
-    """Open groups of global ranks over gloo and over the library that the device names: by the device itself, where it
-    has ``make_group``, and by Paddle, for a model's tensors, where Paddle has it (a device that makes groups itself
-    says so by ``paddle_has_library``).
+    """Open groups of global ranks over gloo and over the device's library.
 
-    ``device``: opened, bound or not. Every rank of the job makes the same call, members of a group or not; see
+    The device opens them if it has ``make_group``. Paddle also opens them, for a model's tensors, if it has the library
+    (a device that makes groups itself reports this by ``paddle_has_library``).
+
+    ``device``: opened, bound or not. Every rank of the job makes the same call, whether or not it is a member; see
     :func:`hal_core.devices.open_groups`.
     """
     open_groups(groups, timeout=timeout)
@@ -184,7 +187,7 @@ def open_job(device: Any, groups: Sequence[Sequence[int]], *, timeout: float = D
 
 
 _KINDS = {"nccl": "gpu", "bkcl": "", "xccl": ""}
-"""Library to the kind of Paddle device that it is for; "" where a device over Paddle itself says where it is."""
+"""Library to the kind of Paddle device for it; "" if a device over Paddle itself gives its place."""
 
 
 def _bytes(memory: Memory, part: ByteRange) -> Tensor:

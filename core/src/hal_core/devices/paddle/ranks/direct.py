@@ -1,6 +1,6 @@
-"""Small collectives on the host's memory over connections of the group's own; large ones over gloo.
+"""Small collectives on host memory over the group's own connections; large ones over gloo.
 
-Through Paddle's gloo a sum of 4 KB took milliseconds where two ranks had two busy cores: it hands each message from
+Through Paddle's gloo a sum of 4 KB took milliseconds when two ranks had two busy cores, as it hands each message from
 thread to thread. Here it is one message each way (benchmarks/ranks.py). A split model makes two sums a layer.
 """
 
@@ -20,12 +20,12 @@ from ..places import paddle_core
 
 ProcessGroup = Any
 Call = Any
-"""What a process group's call returns: it has a ``wait``."""
+"""The result of a process group's call, with a ``wait``."""
 LARGE = 1 << 20
-"""Bytes of a rank's tensor above which gloo moves it: its ring sends less where there are many ranks."""
+"""Bytes of a rank's tensor above which gloo moves it: with many ranks its ring sends less."""
 PIECE = 1 << 16
-"""Bytes that ranks send to each other at once. All send before they receive, and a rank is one piece ahead of another
-at most, so two pieces must fit into the buffers of a connection."""
+"""Bytes that ranks send to each other at once. All send before they receive, and a rank is at most one piece ahead of
+another, so two pieces must fit into the buffers of a connection."""
 FRAME = Struct("<QQ")
 """The number of the piece or collective, which all ranks count alike, and its bytes."""
 _NOTHING = memoryview(bytearray())
@@ -33,16 +33,16 @@ _SUMMED = {"float32": np.float32, "float64": np.float64, "int32": np.int32, "int
 
 
 class DirectGroup:
-    """What hal calls of Paddle's process group ``gloo``, in the same words. Calls return when they are over.
+    """The subset of Paddle's process group ``gloo`` that hal calls, with the same interface. Calls return when done.
 
-    Sums are added in the order of ranks, so that all ranks get the same bits. What fails is an ``OSError``.
+    Sums are added in the order of ranks, so that all ranks get the same bits. A failure is an ``OSError``.
     """
 
     def __init__(
         self, gloo: ProcessGroup, me: int, links: Mapping[int, socket.socket], abort: Callable[[], None], keep: object
     ) -> None:
-        """``me``: this rank's index in the group; ``links``: by index, connected with every other one. ``abort`` ends
-        what waits in gloo, and ``keep`` lives as long as this."""
+        """``me``: this rank's index in the group; ``links``: connections with every other rank, by index. ``abort``
+        ends a waiting call of gloo, and ``keep`` lives as long as this object."""
         self._gloo, self._me, self._links = gloo, me, dict(links)
         self._abort, self._keep, self._number = abort, keep, 0
         self._size, self._sum = len(links) + 1, paddle_core().ReduceOp.SUM
@@ -53,7 +53,8 @@ class DirectGroup:
                 link.setsockopt(socket.SOL_SOCKET, buffer, 4 * PIECE)
 
     def broadcast(self, tensor: Tensor, root: int, sync: bool) -> Call:
-        """Make ``tensor`` equal to that of the rank ``root``. As over gloo, its call ends when the others have come."""
+        """Make ``tensor`` equal to that of the rank ``root``. As over gloo, the root's call ends when the other ranks
+        have come."""
         if (own := _bytes(tensor)) is None:
             return self._gloo.broadcast(tensor, root, sync)
         self._number += 1
@@ -86,7 +87,7 @@ class DirectGroup:
         return self
 
     def gather(self, tensor: Tensor, found: Tensor, root: int, sync: bool, on_stream: bool) -> Call:
-        """On the rank ``root``, fill ``found`` with the tensors of all ranks, one after the other."""
+        """On the rank ``root``, fill ``found`` with the tensors of all ranks in order."""
         if (own := _bytes(tensor)) is None:
             return self._gloo.gather(tensor, found, root, sync, on_stream)
         self._number += 1
@@ -101,7 +102,7 @@ class DirectGroup:
         return self
 
     def all_gather(self, found: Tensor, tensor: Tensor, sync: bool) -> Call:
-        """The same, on every rank."""
+        """Fill ``found`` with the tensors of all ranks, on every rank."""
         if (own := _bytes(tensor)) is None:
             return self._gloo.all_gather(found, tensor, sync)
         parts = self._parts(found, len(own))
@@ -114,12 +115,12 @@ class DirectGroup:
         return self
 
     def wait(self) -> None:
-        """What was called is over."""
+        """Return at once: calls are done when they return."""
 
     def abort(self) -> None:
-        """End what waits, for good; from any thread."""
+        """End waiting calls for good; from any thread."""
         for link in self._links.values():
-            with contextlib.suppress(OSError):  # whose other end may be gone
+            with contextlib.suppress(OSError):  # the peer may be gone
                 link.shutdown(socket.SHUT_RDWR)
         self._abort()
 
@@ -140,7 +141,7 @@ class DirectGroup:
                 self._links[index].sendall((frame + own.tobytes())[sent:])
 
     def _receive(self, index: int, into: memoryview) -> None:
-        """Take what that rank has sent for this collective."""
+        """Receive that rank's message for this collective."""
         link, buffers = self._links[index], [self._frame, into]
         came, whole = 0, FRAME.size + len(into)
         while came < whole:
@@ -153,14 +154,15 @@ class DirectGroup:
             buffers = _after(buffers, count)
 
     def _check(self, index: int, nbytes: int) -> None:
-        """Raise unless the message is of the collective that this rank is in."""
+        """Raise unless the message belongs to this rank's current collective."""
         if (its := FRAME.unpack(self._frame)) != (self._number, nbytes):
-            what = f"rank {index} of the group is in collective {its[0]}, of {its[1]} bytes, and this one in"
+            what = f"rank {index} of the group is in collective {its[0]}, of {its[1]} bytes, but this one in"
             raise ConnectionError(f"{what} {self._number}, of {nbytes} bytes")
 
 
 def _bytes(tensor: Tensor) -> memoryview | None:
-    """The bytes of a tensor that goes over the connections; None for another one. All ranks find the same."""
+    """Return the bytes of a tensor that goes over the connections; None for another one. The result is equal on all
+    ranks."""
     count = tensor.element_size()
     for length in tensor.shape:
         count *= length
@@ -176,7 +178,7 @@ def _pieces(whole: memoryview) -> Iterator[memoryview]:
 
 
 def _after(buffers: list[memoryview], count: int) -> list[memoryview]:
-    """What is left of buffers of which so many bytes are filled."""
+    """Return the unfilled rest of buffers of which ``count`` bytes are filled."""
     left = []
     for buffer in buffers:
         left += [buffer[count:]] if count < len(buffer) else []

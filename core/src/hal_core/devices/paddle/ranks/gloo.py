@@ -1,12 +1,12 @@
-"""The sockets of a group over gloo, so that a call that waits in it can be ended.
+"""The sockets of a group over gloo, by which a waiting call can be ended.
 
-Gloo waits 30 s whatever one asks for, and Paddle hands out no handle to its connections. They are the connected
-sockets that appear while the group is made. Shutting them down for reading (not closing: the descriptors stay gloo's)
-makes the call that waits raise at once (G16).
+Gloo waits 30 s regardless of the timeout, and Paddle gives no access to its connections. They are the connected sockets
+that appear while the group is created. Shutting them down for reading (not closing: the descriptors remain gloo's)
+makes the waiting call raise at once (G16).
 
-Each is kept by a descriptor of our own too. Gloo closes its descriptor after that, and a rank that was stopped and goes
-on answers what it had received: on a connection that nobody holds any more it could not write, where gloo throws in a
-thread of its own, which ends that process (2 of 14 times on a fast machine). Kept, the connection takes what it writes.
+A descriptor of our own keeps each connection open. Gloo closes its descriptor after the call. A rank that was stopped
+and then continues answers messages it had received. On a closed connection that write fails, gloo throws in a thread of
+its own, and the process ends (2 of 14 times on a fast machine). An open connection accepts the write.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ FOLDER = Path("/proc/self/fd")
 
 
 class GlooSockets:
-    """Keeps the connected sockets that appear while it is used as a context manager, for as long as it lives.
+    """Context manager that keeps the connected sockets that appear within it, for as long as it lives.
 
-    ``found`` are its own descriptors of them. Nothing else in the process should open connections meanwhile.
+    ``found`` are its own descriptors of them. The process should open no other connections meanwhile.
     """
 
     def __init__(self) -> None:
@@ -46,11 +46,11 @@ class GlooSockets:
     def shut_down(self) -> None:
         """End every call that waits on the sockets; they cannot be used again.
 
-        Only reading is shut down. Gloo's own thread may be about to answer what it has read already: where it could
-        not write any more, it would throw, and end the process (seen on a rank that was stopped and went on later).
+        Only reading is shut down. Gloo's own thread may be about to answer a message it has read. If that write failed,
+        it would throw, and end the process (seen on a rank that was stopped and continued later).
         """
         for fd in self.found:
-            with contextlib.suppress(OSError), _borrowed(fd) as link:  # whose other end may be gone
+            with contextlib.suppress(OSError), _borrowed(fd) as link:  # the peer may be gone
                 link.shutdown(socket.SHUT_RD)
 
 
@@ -60,7 +60,7 @@ def _close(descriptors: Sequence[int]) -> None:
 
 
 def _sockets() -> dict[int, int]:
-    """Descriptor to inode of each socket of this process."""
+    """Return descriptor to inode of each socket of this process."""
     found = {}
     for name in os.listdir(FOLDER):
         inode = _inode(int(name))
@@ -70,7 +70,7 @@ def _sockets() -> dict[int, int]:
 
 
 def _inode(fd: int) -> int:
-    """The inode of an open socket, else 0."""
+    """Return the inode of an open socket, else 0."""
     try:
         status = os.fstat(fd)
     except OSError:
@@ -88,10 +88,11 @@ def _is_connected(fd: int) -> bool:
 
 
 def _borrowed(fd: int) -> socket.socket:
-    """A socket object over a descriptor of its own, so that closing it leaves the other open. Raises OSError."""
+    """Return a socket object over a duplicated descriptor, so that closing it leaves the original open. Raises
+    OSError."""
     own = os.dup(fd)
     try:
         return socket.socket(fileno=own)
-    except OSError:  # no socket (any more)
+    except OSError:  # no longer a socket
         os.close(own)
         raise

@@ -1,7 +1,7 @@
-"""Process groups over ``paddle.distributed``, opened by all ranks in one order, watched, and used for broadcasts.
+"""Process groups over ``paddle.distributed``, opened by all ranks in the same order, watched, and used for broadcasts.
 
-Paddle is imported when a group is opened, not before. What is open belongs to the process, as Paddle's own groups do;
-devices borrow it through :class:`PaddleCommunicator`.
+Paddle is imported when a group is opened, not before. Open groups belong to the process, as Paddle's own groups do;
+devices use them through :class:`PaddleCommunicator`.
 
     open_groups([(0, 1), (2, 3)], timeout=30.0)     # every rank of the job, the same call
 """
@@ -32,56 +32,56 @@ if TYPE_CHECKING:
     from ....streams import Stream
 
 MOST_GROUPS = 256
-"""Groups that one call of :func:`open_groups` can open: their block has a fixed size."""
+"""Most groups in one call of :func:`open_groups`: their block has a fixed size."""
 
 TensorOf = Callable[["Memory", "ByteRange"], Any]
 
 
 class OpenGroup:
-    """A group that this process has opened: its global ranks in rising order, Paddle's process group or what a device
-    made in its place, its watchdog.
+    """A group that this process has opened: its global ranks in rising order, its process group (Paddle's or a
+    device's), its watchdog.
 
-    ``keep`` lives as long as the group does; where it has a ``close``, that is called when the group is closed.
+    ``keep`` lives as long as the group does; its ``close``, if any, is called when the group is closed.
     """
 
     def __init__(self, ranks: tuple[int, ...], process_group: Any, watchdog: Watchdog, keep: object) -> None:  # noqa: ANN401
         self.ranks, self.process_group, self.watchdog, self.keep = ranks, process_group, watchdog, keep
 
     def start(self, tensor: Any, source: int) -> None:  # noqa: ANN401 (a Paddle tensor)
-        """Put a broadcast in place, from a global rank, on the current stream; its end is the caller's affair."""
-        # wait() lets the current stream wait for the library's own stream, and not the host.
+        """Start a broadcast in place, from a global rank, on the current stream; the caller waits for its end."""
+        # wait() makes the current stream, and not the host, wait for the library's own stream.
         self.process_group.broadcast(tensor, self.ranks.index(source), True).wait()
 
     def broadcast(self, tensor: Any, source: int) -> None:  # noqa: ANN401 (a Paddle tensor)
         """Broadcast in place from a global rank. Raises :class:`GroupLost` for this and every later call."""
-        # What paddle.distributed.broadcast calls after checks that cost 10 us; over gloo it returns when done.
+        # The call that paddle.distributed.broadcast makes after checks that cost 10 us; over gloo it returns when done.
         self.watched(self.process_group.broadcast, tensor, self.ranks.index(source), True)
 
     def watched(self, call: Callable[..., Any], *arguments: object) -> None:
-        """Make a call of the process group's that returns when it is over. Raises :class:`GroupLost`, as every later
-        one then does."""
+        """Make a call of the process group that returns when it is done. Raises :class:`GroupLost`, as every later call
+        then does."""
         watchdog = self.watchdog
         watchdog.begin()
         try:
             call(*arguments)
-        except Exception as error:  # gloo raises RuntimeError, ValueError or OSError, as it happens
+        except Exception as error:  # gloo raises RuntimeError, ValueError or OSError
             raise watchdog.failed(error) from error
         watchdog.end()
         if watchdog.reason:
             raise watchdog.error(watchdog.reason)
 
     def close(self) -> None:
-        """Say goodbye to the members, and give back what the library holds. Idempotent."""
+        """Send the members a goodbye, and release the library's resources. Idempotent."""
         self.watchdog.close()
         getattr(self.keep, "close", _nothing)()
 
 
 def _nothing() -> None:
-    """Paddle's groups end with the process."""
+    """Do nothing, as Paddle's groups end with the process."""
 
 
 _open: dict[tuple[str, tuple[int, ...]], OpenGroup] = {}
-"""By library and ranks: a state may be on a device with a library of its own, and the model's tensors on another."""
+"""By library and ranks: a state's device may have a library of its own, and the model's tensors use another."""
 _lock = threading.RLock()
 
 
@@ -92,14 +92,15 @@ def open_groups(
     timeout: float = DEFAULT_TIMEOUT,
     make: Maker | None = None,
 ) -> None:
-    """Open groups of global ranks. Every rank of the job makes the same call, members of a group or not.
+    """Open groups of global ranks. Every rank of the job makes the same call, whether or not it is a member.
 
-    ``backend``: "gloo", or the library of the device that is Paddle's current one ("xccl", "bkcl", "nccl"). The job
-    itself may be joined over another (``PADDLE_DISTRI_BACKEND``): over gloo, ranks that share a GPU may be in it, as
-    long as those of one group have a GPU each. ``make`` makes the groups in place of Paddle, which then only joins the
-    job; ``backend`` names what it makes, and all ranks give it.
-    Groups that are open stay open and take the new timeout; a group that was lost on any member is made anew. Raises
-    :class:`InvalidValue` on every rank, before any group is made, when the ranks' calls differ.
+    ``backend``: "gloo", or the library of Paddle's current device ("xccl", "bkcl", "nccl"). The job itself may be
+    joined over another (``PADDLE_DISTRI_BACKEND``): over gloo it may contain ranks that share a GPU, as long as the
+    ranks of one group have a GPU each. ``make`` creates the groups in place of Paddle, which then only joins the job;
+    all ranks give it, and ``backend`` names its library.
+
+    Open groups stay open and take the new timeout; a group lost on any member is created again. Raises
+    :class:`InvalidValue` on every rank, before any group is created, if the ranks' calls differ.
     """
     with _lock:
         me, size = join_world(backend="gloo" if make else backend, timeout=timeout)
@@ -133,7 +134,7 @@ def open_groups(
 def opened(
     group: Group, *, backend: str = "gloo", timeout: float = DEFAULT_TIMEOUT, make: Maker | None = None
 ) -> OpenGroup:
-    """The open group of these ranks. A group of all ranks of the job is opened here, as all of them ask for it.
+    """Return the open group of these ranks. A group of all ranks of the job is opened here, as all of them call this.
 
     ``backend``, ``timeout`` and ``make``: those of :func:`open_groups`.
     """
@@ -153,7 +154,7 @@ def opened(
 
 
 def close_groups() -> None:
-    """Say goodbye to the members of every group that is open, and end the watchdogs. Idempotent."""
+    """Send a goodbye to the members of every open group, and end the watchdogs. Idempotent."""
     with _lock:
         while _open:
             _open.popitem()[1].close()
@@ -162,7 +163,7 @@ def close_groups() -> None:
 class PaddleCommunicator:
     """One group's collectives on the memory of one device; see :class:`hal_core.ranks.communicator.Communicator`.
 
-    ``tensor_of(memory, part)`` gives a Paddle tensor, uint8, that shares the bytes; it is called once for each.
+    ``tensor_of(memory, part)`` returns a Paddle tensor, uint8, that shares the bytes; it is called once for each.
     """
 
     def __init__(self, group: Group, open_group: OpenGroup, tensor_of: TensorOf) -> None:
@@ -177,7 +178,7 @@ class PaddleCommunicator:
         return DONE
 
     def exchange(self, block: bytes) -> Mapping[int, bytes]:
-        """Every rank's block, by global rank: one broadcast of fixed size from each rank in turn."""
+        """Return every rank's block, by global rank: one broadcast of fixed size from each rank in turn."""
         return exchange(block, self.group.rank, self._open.ranks, self._open.broadcast)
 
     def close(self) -> None:
@@ -186,7 +187,7 @@ class PaddleCommunicator:
         self._last = None
 
     def _tensor(self, memory: Memory, part: ByteRange) -> Any:  # noqa: ANN401 (a Paddle tensor)
-        last = self._last  # usually the same again; looking into the weak dictionary takes 1 us
+        last = self._last  # usually the same as before; a lookup in the weak dictionary takes 1 us
         if last is not None and last[0]() is memory and last[1] is part:
             return last[2]
         tensors = self._tensors.setdefault(memory, {})
@@ -208,7 +209,7 @@ def _agree(
     listener: Listener,
     timeout: float,
 ) -> tuple[dict[int, Endpoint], set[tuple[int, ...]]]:
-    """All ranks compare what they are about to open: endpoints by rank, and the groups that have to be made."""
+    """Compare the groups to open on all ranks; return endpoints by rank, and the groups that must be created."""
     dist = distributed()
     shared = SharedConfig.of(
         {
@@ -228,7 +229,7 @@ def _agree(
             cure="call open_groups with the same arguments on every rank",
             argument="groups",
         )
-    _check_groups(wanted, size)  # only now, so that all ranks come here
+    _check_groups(wanted, size)  # checked only now, so that all ranks come here
     end = BLOCK_BYTES + ENDPOINT.size
     endpoints = {rank: Endpoint.unpack(data[BLOCK_BYTES:end]) for rank, data in blocks.items()}
     missing = {
@@ -238,7 +239,7 @@ def _agree(
 
 
 def _is_sound(backend: str, ranks: tuple[int, ...]) -> bool:
-    """Whether this process has the group, and it was not given up."""
+    """Return whether this process has the group, and it was not given up."""
     found = _open.get((backend, ranks))
     return found is not None and not found.watchdog.reason
 
@@ -247,12 +248,12 @@ def _check_groups(wanted: Sequence[tuple[int, ...]], size: int) -> None:
     for group in wanted:
         if not group or group[0] < 0 or group[-1] >= size or len(set(group)) != len(group):
             raise InvalidValue(
-                f"group {group} of a job of {size} ranks",
+                f"invalid group {group} for a job of {size} ranks",
                 cure=f"give distinct global ranks from 0 to {size - 1}",
                 argument="groups",
             )
     if len(wanted) > MOST_GROUPS:
-        raise InvalidValue(f"{len(wanted)} groups, at most {MOST_GROUPS} at once", argument="groups")
+        raise InvalidValue(f"{len(wanted)} groups, but at most {MOST_GROUPS} can be opened at once", argument="groups")
 
 
 atexit.register(close_groups)

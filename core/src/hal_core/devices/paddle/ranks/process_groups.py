@@ -1,8 +1,8 @@
-"""Paddle's process groups, each made by its members alone, with a store of its own.
+"""Paddle's process groups, each created only by its members, with its own store.
 
-``paddle.distributed.new_group`` has every group of a job publish its addresses in one store under the same keys, so
-that a rank now and then reads those of an older group and connects to nobody, or waits for ever. Each group here gets
-a store of its own, which its first rank serves. Only members take part.
+``paddle.distributed.new_group`` makes every group of a job publish its addresses in one store under the same keys. A
+rank sometimes reads those of an older group and then fails to connect, or waits without end. Here each group gets its
+own store, served by its first rank, and only members take part.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ from .gloo import GlooSockets
 from .world import wait_for_listener
 
 WHERE = struct.Struct("<II")
-"""Port of a group's store, and the number under which Paddle keeps the group."""
+"""Port of a group's store, and Paddle's number of the group."""
 
 CONNECTING = 60.0
-"""Seconds, at least, in which the ranks of a group over NCCL must have found each other: its start alone takes some."""
+"""Least seconds for the ranks of a group over NCCL to find each other, as its start alone takes some."""
 
 Made = tuple[Any, Callable[[], None]]
-"""A process group, and what ends a call that waits in it."""
+"""A process group, and a function that ends a waiting call."""
 
 Share = Callable[[bytes], bytes]
-"""Gives every member the bytes of the group's first rank; all give as many."""
+"""Sends every member the bytes of the group's first rank; all ranks pass the same size."""
 
 
 class OwnGroup(Protocol):
-    """What a device has made of a group by a library of its own."""
+    """A group that a device created with its own library."""
 
     def abort(self) -> None:
-        """End what waits in it, on the host and on the device. Called once, by the watchdog's thread."""
+        """End waiting calls, on the host and on the device. Called once, by the watchdog's thread."""
 
     def close(self) -> None:
-        """Give back what the library holds; the group is left. Also after :meth:`abort`."""
+        """Release the library's resources and leave the group. Also called after :meth:`abort`."""
 
 
 Maker = Callable[[Sequence[int], int, Share, float], OwnGroup]
-"""Makes a group, from its ranks, this rank, a :data:`Share` and the timeout in seconds, as all members do together.
-Raises :class:`GroupLost` when one does not come."""
+"""Creates a group from its ranks, this rank, a :data:`Share` and the timeout in seconds; all members call it together.
+Raises :class:`GroupLost` if a rank does not come."""
 
 
 def make_group(
@@ -61,9 +61,10 @@ def make_group(
     links: Mapping[int, socket.socket],
     timeout: float,
 ) -> tuple[Any, Callable[[], None], Any]:
-    """Make the group of these ranks, as its members do together: Paddle's process group, what ends a call, its store.
+    """Create the group of these ranks together with its members; return Paddle's process group, its abort function and
+    its store.
 
-    ``links`` are the connections with the other members. Raises :class:`GroupLost` when one does not come.
+    ``links`` are the connections with the other members. Raises :class:`GroupLost` if a rank does not come.
     """
     if backend == "nccl":
         timeout = max(timeout, CONNECTING)
@@ -71,7 +72,7 @@ def make_group(
     host, first = endpoints[ranks[0]].host, me == ranks[0]
     held = HeldPort(host) if first else contextlib.nullcontext(None)
     try:
-        with held as port_here:  # until the store has it: Paddle ends the process where the port is another's
+        with held as port_here:  # held until the store binds it: Paddle ends the process if the port is in use
             if port_here is not None:
                 port, number = port_here.number, int.from_bytes(os.urandom(4), "little") % (1 << 30) + (1 << 30)
                 for link in links.values():
@@ -86,14 +87,15 @@ def make_group(
             raise
         raise GroupLost(
             f"rank {me} could not make the group {tuple(ranks)}: {error}",
-            cure="see what became of its ranks, and whether they reach each other",
+            cure="check whether its ranks are running, and whether they can reach each other",
             argument="group",
         ) from error
     return group, abort, store
 
 
 def make_by(make: Maker, ranks: Sequence[int], me: int, links: Mapping[int, socket.socket], timeout: float) -> OwnGroup:
-    """What a device makes of the group. Where it raises the connections end, so that nobody waits for this rank."""
+    """Create a group with a device's library. If that raises, the connections are closed, so that no rank waits for
+    this one."""
 
     def share(data: bytes) -> bytes:
         if me != ranks[0]:
@@ -110,14 +112,15 @@ def make_by(make: Maker, ranks: Sequence[int], me: int, links: Mapping[int, sock
         if isinstance(error, OSError) and not isinstance(error, HalError):
             raise GroupLost(
                 f"rank {me} could not make the group {tuple(ranks)}: {error}",
-                cure="see what became of its ranks",
+                cure="check whether its ranks are running",
                 argument="group",
             ) from error
         raise
 
 
 def _creator(backend: str, timeout: float) -> Callable[[Any, int, int, int], Made]:
-    """The way to make a group over this library, from a store, the rank within the group, its size, and a number."""
+    """Return a function that creates a group over this library, from a store, the rank within the group, its size, and
+    a number."""
     core = paddle_core()
 
     def gloo(store: Any, rank: int, size: int, number: int) -> Made:  # noqa: ANN401 (a Paddle store)
@@ -136,7 +139,7 @@ def _creator(backend: str, timeout: float) -> Callable[[Any, int, int, int], Mad
 
     def nccl(store: Any, rank: int, size: int, number: int) -> Made:  # noqa: ANN401
         place = _current_gpu()
-        # As Paddle itself does before it uses NCCL; a group's communicator has no stream otherwise.
+        # As Paddle itself does before it uses NCCL; otherwise a group's communicator has no stream.
         core.CommContextManager.set_device_id(place.get_device_id())
         group = _by_paddle("nccl", store, rank, size, number)
         connect(group, place, timeout)
@@ -145,17 +148,18 @@ def _creator(backend: str, timeout: float) -> Callable[[Any, int, int, int], Mad
     known = {"gloo": gloo, "xccl": xccl, "bkcl": bkcl, "nccl": nccl}
     if backend not in known:
         raise InvalidValue(
-            f"no process groups over {backend!r} are known", cure=f"known: {', '.join(known)}", argument="group"
+            f"process groups over {backend!r} are not supported", cure=f"known: {', '.join(known)}", argument="group"
         )
     return known[backend]
 
 
 def _nothing() -> None:
-    """Libraries of devices cannot be told to give up: their watchdog tells the caller, and the process has to end."""
+    """Do nothing: device libraries cannot be aborted. Their watchdog reports to the caller, and the process must
+    end."""
 
 
 def _by_paddle(backend: str, store: Any, rank: int, size: int, number: int) -> Any:  # noqa: ANN401 (a store; a group)
-    """The group as Paddle's own Python makes it, which knows what the class of its version takes.
+    """Create the group through Paddle's own Python, which passes the arguments that its version takes.
 
     ``ProcessGroupNCCL.create`` takes five arguments in Paddle 2.6 and seven in 3.3.
     """
@@ -165,13 +169,13 @@ def _by_paddle(backend: str, store: Any, rank: int, size: int, number: int) -> A
 
 
 def _current_gpu() -> Any:  # noqa: ANN401 (a Paddle place)
-    """The place of Paddle's current device, which must be a GPU."""
+    """Return the place of Paddle's current device, which must be a GPU."""
     from paddle.framework import _current_expected_place
 
     place = _current_expected_place()
     if not isinstance(place, paddle_core().CUDAPlace):
         raise InvalidValue(
-            f"a group over nccl, and Paddle's current place is {place}",
+            f"a group over nccl needs a GPU, but Paddle's current place is {place}",
             cure="call paddle.set_device('gpu:N') first, in each rank with a GPU of its own",
             argument="group",
         )
@@ -179,10 +183,11 @@ def _current_gpu() -> Any:  # noqa: ANN401 (a Paddle place)
 
 
 def connect(group: Any, place: Any, timeout: float) -> None:  # noqa: ANN401 (a Paddle process group; a place)
-    """Make the first collective of a group whose library connects the ranks only then: now, while all are here.
+    """Make the first collective of a group whose library connects the ranks only then: now, while all ranks are
+    present.
 
-    The library waits for a rank that does not come without end and cannot be told to give up. So a thread makes the
-    call; after ``timeout`` seconds :class:`GroupLost` is raised, and the thread stays behind: the process has to end.
+    The library waits for a missing rank without end and cannot be aborted. So a thread makes the call. After
+    ``timeout`` seconds :class:`GroupLost` is raised and the thread remains: the process must end.
     """
     import paddle
 
@@ -201,8 +206,8 @@ def connect(group: Any, place: Any, timeout: float) -> None:  # noqa: ANN401 (a 
         if monotonic() >= deadline:
             raise GroupLost(
                 f"the ranks of the group did not find each other within {timeout:g} s",
-                cure="end this process; see what became of the others (NCCL_DEBUG=INFO says what NCCL does), and that "
-                "each rank of the group has a GPU of its own",
+                cure="end this process; check the other ranks (NCCL_DEBUG=INFO shows NCCL's work), and that each rank "
+                "of the group has its own GPU",
                 argument="group",
             )
         sleep(0.001)

@@ -19,19 +19,20 @@ if TYPE_CHECKING:
 
 
 def library_of(place: str, beside: str) -> str:
-    """The library of collectives for tensors on a place (Paddle's name, as "gpu:0"): "gloo" for the host's memory, else
-    ``beside``, that of the device which computes there."""
+    """Return the collective library for tensors on a place (Paddle's name, such as "gpu:0"): "gloo" for host memory,
+    else ``beside``, the library of the computing device."""
     import paddle
 
     return "gloo" if paddle.to_tensor(0, place=place).place.is_cpu_place() else beside
 
 
 class TensorRanks:
-    """One rank's view of its group. Every rank makes the same calls in one order, with tensors of one shape and dtype.
+    """One rank's view of its group. Every rank makes the same calls in the same order, with tensors of one shape and
+    dtype.
 
-    The group must be open (:func:`hal_core.devices.open_groups`, with the same library). A lost or hung rank makes the
-    call raise :class:`hal_core.errors.GroupLost` within the group's timeout over gloo; other libraries cannot be told
-    to give up, so there the wait for their results has to be watched.
+    The group must be open (:func:`hal_core.devices.open_groups`, with the same library). Over gloo, a lost or hung rank
+    makes the call raise :class:`hal_core.errors.GroupLost` within the group's timeout. Other libraries cannot be
+    aborted, so the caller must watch the wait for their results.
     """
 
     def __init__(self, group: Group, *, backend: str = "gloo", timeout: float = DEFAULT_TIMEOUT) -> None:
@@ -42,24 +43,25 @@ class TensorRanks:
         self._sum = paddle_core().ReduceOp.SUM
 
     def all_reduce(self, tensor: Any) -> Any:  # noqa: ANN401 (a Paddle tensor)
-        """The sum over all ranks, in place; the same tensor."""
+        """Sum over all ranks, in place; return the same tensor."""
         self._wait(lambda group: group.all_reduce(tensor, self._sum, True))
         return tensor
 
     def gather(self, tensor: Any) -> Any:  # noqa: ANN401
-        """``[n, …]`` of each rank as ``[size, n, …]`` on the group's first rank; None on the others."""
+        """Return ``[n, …]`` of each rank as ``[size, n, …]`` on the group's first rank; None on the others."""
         found = self._empty(tensor) if self.group.is_first else tensor
         self._wait(lambda group: group.gather(tensor, found, self._first, True, False))
         return found.reshape([self.size, *tensor.shape]) if self.group.is_first else None
 
     def all_gather(self, tensor: Any) -> Any:  # noqa: ANN401
-        """``[n, …]`` of each rank as ``[size, n, …]`` on all of them."""
+        """Return ``[n, …]`` of each rank as ``[size, n, …]`` on all ranks."""
         found = self._empty(tensor)
         self._wait(lambda group: group.all_gather(found, tensor, True))
         return found.reshape([self.size, *tensor.shape])
 
     def _empty(self, tensor: Any) -> Any:  # noqa: ANN401
-        """Room for what all ranks have; the ranks of a process group are in rising order, as those of a group are."""
+        """Return a tensor for the results of all ranks; the ranks of a process group are in rising order, as a group's
+        are."""
         import paddle
 
         with paddle.no_grad():

@@ -1,4 +1,4 @@
-"""The job that this process is a rank of, over ``paddle.distributed``: joining it, and comparing blocks of bytes.
+"""The job of this process over ``paddle.distributed``: joining it, and exchanging blocks of bytes.
 
 Paddle is imported by the functions, never by the module.
 """
@@ -22,7 +22,8 @@ DEFAULT_TIMEOUT = 30.0
 
 
 def join_world(*, backend: str = "gloo", timeout: float = DEFAULT_TIMEOUT) -> tuple[int, int]:
-    """Join the job that the environment describes (``PADDLE_TRAINER_*``): ``(global rank, ranks)``. Idempotent."""
+    """Join the job that the environment describes (``PADDLE_TRAINER_*``); return ``(global rank, ranks)``.
+    Idempotent."""
     _check_environment()
     os.environ.setdefault("PADDLE_DISTRI_BACKEND", backend)
     dist = distributed()
@@ -43,9 +44,10 @@ def exchange(
     broadcast: Callable[[Any, int], None],
     on: Any = None,  # noqa: ANN401 (a Paddle place)
 ) -> dict[int, bytes]:
-    """Every rank's block, by global rank, over tensors on the place ``on``; by default that of the job's collectives.
+    """Return every rank's block, by global rank, over tensors on the place ``on``; by default that of the job's
+    collectives.
 
-    All blocks are of one size; waits for the device.
+    All blocks have the same size; waits for the device.
     """
     import paddle
 
@@ -63,14 +65,14 @@ def _check_environment() -> None:
     absent = [name for name in wanted if not os.environ.get(name)]
     if absent:
         raise InvalidValue(
-            f"this process is no rank of a job: {', '.join(absent)} not set",
+            f"this process is not a rank of a job: {', '.join(absent)} not set",
             cure="start the ranks with python -m paddle.distributed.launch, or set these variables",
             argument="group",
         )
 
 
 def wait_for_listener(host: str, port: int, timeout: float, rank: int) -> None:
-    """Wait until a rank listens. Paddle itself looks once and then again after 3 s, and may never give up."""
+    """Wait until a rank listens. Paddle itself tries once and again only after 3 s, and may never give up."""
     deadline = monotonic() + timeout
     pause = threading.Event()
     while True:
@@ -80,8 +82,8 @@ def wait_for_listener(host: str, port: int, timeout: float, rank: int) -> None:
         except OSError as error:
             if monotonic() > deadline:
                 raise GroupLost(
-                    f"rank {rank} does not listen at {host}:{port} within {timeout:g} s: {error}",
-                    cure="see whether the rank was started, and PADDLE_MASTER or PADDLE_TRAINER_ENDPOINTS",
+                    f"rank {rank} did not listen at {host}:{port} within {timeout:g} s: {error}",
+                    cure="check whether the rank was started, and PADDLE_MASTER or PADDLE_TRAINER_ENDPOINTS",
                     argument="group",
                 ) from error
         pause.wait(0.01)
@@ -99,7 +101,7 @@ def distributed() -> Any:  # noqa: ANN401 (a module without types)
         import paddle.distributed as dist
     except ImportError as error:
         raise Unavailable(
-            f"several ranks need Paddle, which does not import: {error}",
+            f"several ranks need Paddle, which cannot be imported: {error}",
             cure="pip install 'paddlepaddle>=3.1,<3.4' setuptools, or a Paddle build for your device",
             argument="group",
         ) from error
