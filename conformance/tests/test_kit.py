@@ -78,7 +78,7 @@ def test_expected_failures_are_reported_with_their_reason(report):
     ("factory", "problem"),
     [
         ("passes", "passes, but is listed as an expected failure"),
-        ("unknown", "is no test of the kit"),
+        ("unknown", "is not a test of the kit"),
         ("no_reason", "has no reason"),
     ],
 )
@@ -218,7 +218,7 @@ def test_failures_of_one_cause_are_told_once_and_the_others_counted_by_name(tmp_
     arguments = ("--device-factory=kit_devices:broken", "--only=G9,G11", f"--report={tmp_path}/report.json")
     done = conform(*arguments, "--profile=quick", "--examples=1", code=1)
     assert done.stdout.count("    reproduce: ") == 1
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("    of the same cause, ")]
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("    with the same cause, ")]
     assert "G11 test_g11_nothing_of_the_former_request_is_left_in_a_slot" in line
     found = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
     failed = [test for one in found["guarantees"] for test in one["tests"] if test["outcome"] == "failed"]

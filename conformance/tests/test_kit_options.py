@@ -13,7 +13,7 @@ from hal_core.errors import InvalidValue
     [
         (["--policy=nomod:x"], "--policy: 'nomod:x': importing nomod failed: ModuleNotFoundError"),
         (["--policy=os:nosuch"], "--policy: 'os:nosuch': module 'os' has no attribute 'nosuch' (mend the name)"),
-        (["--policy=os:sep"], "--policy: 'os:sep' is no Policy, but str (name a class"),
+        (["--policy=os:sep"], "--policy: 'os:sep' is not a Policy, but str (name a class"),
         (["--policy=argparse:Action"], "--policy: 'argparse:Action' was not made: TypeError"),
         (["--policy=os"], "--policy: 'os' names no attribute (write module:attribute)"),
         (["--policy=:x"], "--policy: ':x' names no attribute"),
@@ -21,8 +21,11 @@ from hal_core.errors import InvalidValue
         (["--device-factory=os:sep"], "--device-factory: 'os:sep' cannot be called (name a function"),
         (["--liar=Nobody"], "no liar 'Nobody' (one of "),
         (["--fault=NoSuchFault"], "no fault 'NoSuchFault' (one of FailingWrites"),
-        (["--html=/nonexist/x.html"], "--html: '/nonexist/x.html' cannot be written: there is no folder '/nonexist'"),
-        (["--report=/nonexist/x.json"], "--report: '/nonexist/x.json' cannot be written: there is no folder"),
+        (
+            ["--html=/nonexist/x.html"],
+            "--html: '/nonexist/x.html' cannot be written: the folder '/nonexist' does not exist",
+        ),
+        (["--report=/nonexist/x.json"], "--report: '/nonexist/x.json' cannot be written: the folder '/nonexist' does"),
         (["--report=/"], "--report: '/' is a folder (name a file"),
         ([f"--report=/{'x' * 300}"], "cannot be written: File name too long"),
     ],
@@ -41,7 +44,7 @@ def test_a_count_that_cannot_be_is_a_usage_error(argument, capsys):
         main(["cpu", argument])
     assert stop.value.code == 2
     option, _, text = argument.partition("=")
-    assert f"argument {option}: {text!r} is no whole number of at least" in capsys.readouterr().err
+    assert f"argument {option}: {text!r} is not a whole number of at least" in capsys.readouterr().err
 
 
 def test_a_reproduction_line_names_the_declared_substitution(monkeypatch):

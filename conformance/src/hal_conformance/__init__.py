@@ -1,10 +1,9 @@
-"""The conformance kit: properties that prove, on any device, what :mod:`hal_core.contract.hookspecs` promises.
+"""The conformance kit: property tests that check the contract of :mod:`hal_core.contract.hookspecs` on any device.
 
-Run it with ``pytest --pyargs hal_conformance --hal-device=NAME``, ``hal conform NAME`` or
-``python -m hal_conformance NAME``; in a plugin's own tests, ``from hal_conformance.suite import *``.
-``docs/conformance.md`` says how to read what it reports.
+Run it with ``pytest --pyargs hal_conformance --hal-device=NAME``, ``hal conform NAME`` or ``python -m hal_conformance
+NAME``; in a plugin's own tests, ``from hal_conformance.suite import *``. ``docs/conformance.md`` explains the report.
 
-Names are loaded on first use, so that a pytest that does not use the kit stays as quick as it was.
+Names are loaded on first use, so that the kit does not slow down a pytest that does not use it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The kit as tests see it: the opened device, how many examples to draw, and how to run a property."""
+"""The kit for its tests: the opened device, the number of examples, and the running of properties."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PROFILES = {"quick": 10, "default": 40, "nightly": 400}
-"""Examples a property."""
+"""Examples per property."""
 STEPS = {"quick": 20, "default": 40, "nightly": 80}
 """Steps of one run of the state machine."""
 HANG = 10.0
-"""Seconds after which a call that should return at once is taken to wait for the stream that the test holds."""
+"""Seconds after which a call that should return at once counts as waiting for the held stream."""
 
 INNERMOST = 5
-"""Functions that are named of a call that waits, so that its author finds where."""
+"""Functions named in the error for a waiting call, so that its author finds the place."""
 
 
 class Draw(Protocol):
@@ -48,7 +48,7 @@ class Draw(Protocol):
 
 @dataclass(frozen=True)
 class Effort:
-    """How hard the kit tries."""
+    """The effort of a run."""
 
     profile: str = "default"
     examples: int = 0
@@ -57,7 +57,8 @@ class Effort:
     hang: float = HANG
 
     def settings(self, scale: float = 1.0) -> settings:
-        """For one property: ``scale`` times the profile's examples, no database, so that a seed says it all."""
+        """Return the settings of one property: ``scale`` times the profile's examples, no database, so that a seed
+        suffices."""
         count = self.examples or PROFILES[self.profile]
         phases = (Phase.explicit, Phase.generate, *((Phase.shrink,) if self.shrink and CAN_BOUND else ()))
         return settings(
@@ -73,14 +74,14 @@ class Effort:
 
 
 class Kit:
-    """One session's device under test, bound, and the effort to spend. A test that failed leaves a fresh device."""
+    """One session's device under test, bound, and the effort. After a failed test the next one gets a new device."""
 
     def __init__(self, subject: Subject, effort: Effort) -> None:
         self.subject, self.effort = subject, effort
         self.update_waits = False
-        """Found out by a check of G28: nothing that needs a step on a held stream can be shown."""
+        """Set by a check of G28: tests that need a step on a held stream are impossible."""
         self.sparing = False
-        """In the profile quick, where no guarantees are chosen: :meth:`once` runs a check once."""
+        """In the profile quick, unless guarantees are chosen: :meth:`once` runs a check once."""
         self.fields: tuple[StateField, ...] = ()
         """What a worker declares (``--fields``); without them tests of declared fields draw their own."""
         self._passed: set[Hashable] = set()
@@ -100,22 +101,22 @@ class Kit:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the device says it can do."""
+        """The device's capabilities."""
         return self.bound.capabilities
 
     @property
     def can_hold(self) -> bool:
-        """True where a stream can be held, so that asynchrony can be shown."""
+        """True if a stream can be held, so that asynchrony can be tested."""
         return self.capabilities.can_hold_stream
 
     def open(self) -> BoundDevice:
-        """Another opened device, for tests that close or break theirs."""
+        """Open another device, for tests that close or break theirs."""
         return bind(self.subject.open(), self.subject.policy)
 
     def missing(self, needs: tuple[str, ...]) -> str:
-        """The first of ``needs`` that the device does not offer; "" when it offers them all."""
+        """Return the first of ``needs`` that the device does not offer; "" if it offers all."""
         offered = self.subject.support.offers(self.device)
-        if self.subject.recipe is None:  # a test file's own subject, which another process cannot find
+        if self.subject.recipe is None:  # a test file's own subject, which another process cannot open
             offered.discard("several_ranks")
         for need in needs:
             wanted, name = (False, need[4:]) if need.startswith("not ") else (True, need)
@@ -126,21 +127,21 @@ class Kit:
 
     @property
     def ranks(self) -> Ranks:
-        """The worker processes; they are started by the first call."""
+        """The worker processes, started on first use."""
         from .ranks.pool import shared
 
         return shared(self.subject.support)
 
     @property
     def recipe(self) -> Recipe:
-        """How a rank opens the same device."""
-        assert self.subject.recipe is not None, "missing() says so"
+        """The recipe with which a rank opens the same device."""
+        assert self.subject.recipe is not None, "checked by missing()"
         return self.subject.recipe
 
     def once(self, what: Hashable, check: Callable[[], object]) -> None:
-        """Run a check that tests of several guarantees share, each to be found by its own number.
+        """Run a check that is shared by tests of several guarantees, each with its own number.
 
-        The profile quick runs it for the first of them that asks: if it passes, it has passed for the others too. Where
+        The profile quick runs it once, for the first of these tests; if it passes, it counts for all of them. If
         guarantees are chosen (``--only``), as for a liar, each test runs it.
         """
         __tracebackhide__ = True
@@ -150,13 +151,13 @@ class Kit:
                 self._passed.add(what)
 
     def another(self) -> Kit:
-        """The kit of another opened device of the same kind, which knows what has passed."""
+        """Return the kit of another opened device of the same kind, with the same passed checks."""
         other = Kit(self.subject, self.effort)
         other.sparing, other._passed, other.fields = self.sparing, self._passed, self.fields
         return other
 
     def renew(self) -> None:
-        """Give the device back, whatever state it is in; the next test opens another."""
+        """Close the device, whatever its state; the next test opens another."""
         bound, self._bound = self._bound, None
         if bound is not None:
             try:
@@ -165,14 +166,14 @@ class Kit:
                 bound.device.close()
 
     def held(self, stream: Stream, what: str = "a call") -> Latch:
-        """Keep a stream from executing within a ``with``, where the device can; else the work is done at once."""
+        """Keep a stream from executing within a ``with``, if the device can; else the work is done at once."""
         return Latch(self.device.hold_stream(stream) if self.can_hold else nullcontext(), self.effort.hang, what)
 
 
 class Latch:
-    """A held stream. A call that waits for it would hang, so a timer lets go in the end, and the test fails.
+    """A held stream. A call that waits for it would hang, so a timer releases it in the end, and the test fails.
 
-    ``what``: what is called while it is held, for the message.
+    ``what``: the calls made while it is held, for the message.
     """
 
     def __init__(self, hold: AbstractContextManager[None], hang: float, what: str = "a call") -> None:
@@ -192,7 +193,7 @@ class Latch:
         self._timer.cancel()
         self.release()
         waited = f"{self._what} waited for the held stream (let go after {self._hang} s){self._where}"
-        if self.forced and error is not None:  # what it met may only come of that
+        if self.forced and error is not None:  # the error may result from the forced release
             error.add_note(waited)
         assert not self.forced or error is not None, waited
 
@@ -205,7 +206,7 @@ class Latch:
         self.release()
 
     def release(self) -> None:
-        """Let the stream go on."""
+        """Release the stream."""
         with self._lock:
             if self._held:
                 self._held = False
@@ -213,7 +214,7 @@ class Latch:
 
 
 def examples(scale: float = 1.0) -> Callable[[Callable[[Kit, Draw], None]], Callable[[Kit], None]]:
-    """Make a test ``(kit, draw)`` a property: it runs once an example, ``scale`` times the profile's count."""
+    """Make a test ``(kit, draw)`` a property: it runs once per example, ``scale`` times the profile's count."""
 
     def decorate(body: Callable[[Kit, Draw], None]) -> Callable[[Kit], None]:
         @functools.wraps(body)
@@ -231,7 +232,7 @@ def examples(scale: float = 1.0) -> Callable[[Callable[[Kit, Draw], None]], Call
 
             explore(kit.bound.name, results, run)
 
-        del test.__wrapped__  # pytest would look behind it, and ask for `draw`
+        del test.__wrapped__  # pytest would find it, and request `draw`
         return test
 
     return decorate

@@ -1,4 +1,4 @@
-"""Find and open the device under test, by the metadata of installed distributions or by ``module:attribute``."""
+"""Opening of the device under test, by the metadata of installed distributions or by ``module:attribute``."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ DEVICES, SUPPORTS = "hal.devices", "hal.conformance"
 
 
 def subject_of(recipe: Recipe) -> Subject:
-    """What a recipe leads to, in this process."""
+    """Return the subject of a recipe, in this process."""
     return subject(**vars(recipe))
 
 
 def attribute(path: str, option: str = "path") -> Any:  # noqa: ANN401 (whatever the path names)
-    """The object at ``module:attribute``; ``option`` is who asked. Raises :class:`InvalidValue`."""
+    """Return the object at ``module:attribute``; ``option``: the option with the path. Raises :class:`InvalidValue`."""
     module, _, name = path.partition(":")
     if not module or not name:
         raise InvalidValue(f"{path!r} names no attribute", cure="write module:attribute", argument=option)
@@ -47,9 +47,10 @@ def attribute(path: str, option: str = "path") -> Any:  # noqa: ANN401 (whatever
 def subject(
     name: str = "", *, factory: str = "", policy: str = "", liar: str = "", fault: str = "", target: str = ""
 ) -> Subject:
-    """The device called ``name``, or that ``factory`` makes; under another policy, made a liar, or under a fault.
+    """Return the device called ``name``, or made by ``factory``, optionally with another policy, as a liar, or with a
+    fault.
 
-    ``target``: the value of the entry point that is meant, where the caller has found it; else ``name`` must be unique.
+    ``target``: the value of the entry point, if the caller has chosen it; else ``name`` must be unique.
     """
     found = _by_factory(factory) if factory else _by_name(name, target)
     if policy:
@@ -67,7 +68,7 @@ def subject(
 
 
 def _policy(path: str) -> Policy:
-    """The policy at ``module:attribute``, or one made by the class there."""
+    """Return the policy at ``module:attribute``, or one made by the class there."""
     from hal_core.runtime.policy import Policy
 
     made = attribute(path, "--policy")
@@ -78,12 +79,12 @@ def _policy(path: str) -> Policy:
         raise InvalidValue(what, cure="a policy is made without arguments", argument="--policy") from error
     if not isinstance(made, Policy):
         cure = "name a class derived from hal_core.runtime.policy.Policy, or an object of one"
-        raise InvalidValue(f"{path!r} is no Policy, but {type(made).__name__}", cure=cure, argument="--policy")
+        raise InvalidValue(f"{path!r} is not a Policy, but {type(made).__name__}", cure=cure, argument="--policy")
     return made
 
 
 def _by_name(name: str, target: str) -> Subject:
-    """Open by entry point. The name may carry an index: ``name:1``."""
+    """Open by entry point. The name may contain an index: ``name:1``."""
     name, _, index = name.partition(":")
     points = [point for point in metadata.entry_points(group=DEVICES) if point.name == name]
     if target:
@@ -109,12 +110,12 @@ def _support(name: str) -> Support:
         return Support()
     made = points[0].load()()
     if not isinstance(made, Support):
-        raise InvalidValue(f"{points[0].value} is no Support", cure="derive it from hal_conformance.Support")
+        raise InvalidValue(f"{points[0].value} is not a Support", cure="derive it from hal_conformance.Support")
     return made
 
 
 def _by_factory(path: str) -> Subject:
-    """A factory is called without arguments; its attribute ``support``, where it has one, is the plugin's part."""
+    """Open by a factory, called without arguments; its optional attribute ``support`` is the plugin's support."""
     factory = attribute(path, "--device-factory")
     if not callable(factory):
         cure = "name a function that opens the device"

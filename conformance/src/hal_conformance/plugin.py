@@ -1,7 +1,7 @@
 """The pytest plugin of the kit: options, the fixture ``kit``, selection by guarantee, and the report.
 
-It is loaded by every pytest of an environment that has the kit, so it imports pytest alone; everything else is
-imported when a test of the kit is really there.
+Every pytest of an environment with the kit loads it, so it imports only pytest. Everything else is imported when a test
+of the kit is collected.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--hal-seed", default=None, type=int, metavar="N", help="seed of everything that is drawn")
     group.addoption("--hal-only", default="", metavar="G3,G15", help="only the tests of these guarantees")
     group.addoption("--hal-no-shrink", action="store_true", help="report the first failing example as it is")
-    group.addoption("--hal-hang", default=0.0, type=float, metavar="SECONDS", help="after which a call is said to wait")
+    group.addoption(
+        "--hal-hang", default=0.0, type=float, metavar="SECONDS", help="after which a call counts as waiting"
+    )
     group.addoption("--hal-report", default="", metavar="FILE", help="write the report; .json or .html")
     parser.addini("hal_device", "device to test where --hal-device is not given", default="")
 
@@ -57,20 +59,20 @@ def _number(item: pytest.Item) -> int:
 
 
 def _bears(item: pytest.Item) -> set[int]:
-    """The guarantee that a test checks, and those that it checks besides."""
+    """Return the guarantee that a test checks, and its additional ones."""
     mark = item.get_closest_marker("guarantee")
     return {int(mark.args[0]), *mark.args[3]} if mark else set()
 
 
 def _place(item: pytest.Item) -> tuple[bool, int, bool]:
-    """By number; tests of one process before those of several; those that kill a rank after everything else."""
+    """Return the sort key: by number; tests of one process before those of several; tests that kill a rank last."""
     mark = item.get_closest_marker("guarantee")
     return (bool(mark.args[2]), int(mark.args[0]), _RANKS in mark.args[1]) if mark else (False, 0, False)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the chosen guarantees, and put the tests into the order of their numbers."""
+    """Keep the chosen guarantees, and sort the tests by their numbers."""
     ours = [item for item in items if _number(item)]
     if not ours:
         return
@@ -89,7 +91,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = [item for item in ours if wanted and not _bears(item) & wanted]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-    besides = {item for item in ours if wanted and _number(item) not in wanted}  # after the chosen ones' own tests
+    besides = {
+        item for item in ours if wanted and _number(item) not in wanted
+    }  # after the chosen guarantees' own tests
     kept = sorted((item for item in ours if item not in left_out), key=lambda item: (item in besides, _place(item)))
     items[:] = [item for item in items if not _number(item)] + kept
     config.stash[KEY].await_all(kept, _number)
@@ -116,7 +120,7 @@ def device_subject(request: pytest.FixtureRequest) -> Subject:
 
 @pytest.fixture(scope="session")
 def kit_session(request: pytest.FixtureRequest, device_subject: Subject) -> Iterator[Kit]:
-    """The device under test, opened once and renewed after a failure."""
+    """Open the device under test once, and again after a failure."""
     from hal_core.errors import trace_of
 
     from .draw.fields import declared_at
@@ -133,7 +137,8 @@ def kit_session(request: pytest.FixtureRequest, device_subject: Subject) -> Iter
     except Exception as error:  # noqa: BLE001 (whatever a plugin raises, no test can run without its device)
         what = f"{device_subject.name} was not opened: {type(error).__name__}: {error}"
         pytest.exit(f"{what}\n{trace_of(error)}".rstrip(), returncode=4)
-    # The checks collect garbage hundreds of times; what was imported until now is none, and Paddle is most of it.
+    # The checks collect garbage hundreds of times; objects imported until now are no garbage, and Paddle is most of
+    # them.
     gc.collect()
     gc.freeze()
     yield kit
@@ -147,7 +152,7 @@ def kit_session(request: pytest.FixtureRequest, device_subject: Subject) -> Iter
 
 @pytest.fixture
 def kit(request: pytest.FixtureRequest, kit_session: Kit) -> Iterator[Kit]:
-    """The kit, for one test: skips it where the device does not offer what it requires."""
+    """Return the kit for one test; skip the test if the device does not offer its requirements."""
     mark = request.node.get_closest_marker("guarantee")
     missing = kit_session.missing(mark.args[1]) if mark else ""
     if missing:
@@ -167,7 +172,7 @@ def kit(request: pytest.FixtureRequest, kit_session: Kit) -> Iterator[Kit]:
 
 @pytest.fixture
 def small(kit: Kit) -> Iterator[Kit]:
-    """Another opened device, whose staging ring is soon full."""
+    """Return another opened device with a small staging ring."""
     from .rigs.lines import pressed
 
     with pressed(kit) as found:
@@ -176,7 +181,7 @@ def small(kit: Kit) -> Iterator[Kit]:
 
 @pytest.fixture
 def far(kit: Kit) -> Far:
-    """A block of more than 4 GiB; the test is skipped where there is no room for one."""
+    """Return a block of more than 4 GiB; skip the test if there is no room for one."""
     from .rigs.far import far_block
 
     return far_block(kit)
@@ -186,7 +191,7 @@ def far(kit: Kit) -> Far:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Note how a test of the kit ended; an expected failure is no failure, an unexpected pass is one."""
+    """Record how a test of the kit ended; an expected failure counts as success, an unexpected pass as failure."""
     report = yield
     if _number(item) and KEY in item.config.stash:
         item.config.stash[KEY].note(item, call, report, _number(item))
@@ -200,7 +205,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail on expectations that match nothing, and write the report."""
+    """Fail on expectations without a test, and write the report."""
     if KEY in session.config.stash:
         recorder = session.config.stash[KEY]
         if recorder.finish(session.exitstatus) and session.exitstatus == pytest.ExitCode.OK:

@@ -22,7 +22,7 @@ from .rigs.block import Block
 
 
 def draw_write(draw: Draw, block: Block) -> tuple[Any, Any, list[Any]]:
-    """A target, a value that fits it, and the elements that must be there afterwards."""
+    """Return a target, a value that fits it, and the expected elements."""
     target = draw_view(draw, block.memory)
     elements = st.integers(0, 1) | st.booleans() if target.dtype.kind == "bool" else st.integers(0, 100)
     if draw(st.booleans(), "a scalar"):
@@ -52,7 +52,7 @@ def test_g01_the_host_sees_the_value_after_the_ticket_was_waited_for(kit: Kit, d
     arrive(block.set(target, value))
     seen_by_another_stream = backdoor.read(kit.device, block.memory, kit.device.stream())
     block.expect(target, items)
-    block.compare(seen_by_another_stream, "ticket.wait(), read on a stream that waits for nothing")
+    block.compare(seen_by_another_stream, "ticket.wait(), read on an independent stream")
 
 
 @guarantee(2)
@@ -82,7 +82,7 @@ def test_g02_a_value_on_the_device_is_read_in_stream_order(kit: Kit, draw: Draw)
     target = draw_view(draw, block.memory)
     source = Block(kit, fill=7)
     value = source.view(target.shape, target.dtype)
-    with kit.held(block.stream):  # what makes the value, what takes it and what writes over it are all under way
+    with kit.held(block.stream):  # the work that makes the value, uses it and overwrites it is all in flight
         source.set(value, 0)
         ticket = block.set(target, value)
         source.set(value, 1)
@@ -126,7 +126,7 @@ def test_g05_not_one_byte_outside_the_target_changes(kit: Kit, draw: Draw) -> No
 def test_g05_a_target_whose_elements_share_memory_is_refused(
     kit: Kit, shape: tuple[int, ...], strides: tuple[int, ...], value: str
 ) -> None:
-    """What such a target holds afterwards would depend on an order that writing has not."""
+    """The result on such a target would depend on the order of the writes, which is undefined."""
     block, source = Block(kit), Block(kit, fill=3)
     int32 = dtype_of("int32")
     target = View(block.memory, 64, shape, strides, int32)

@@ -1,4 +1,4 @@
-"""``async_set_value``: what is asynchronous is shown with a latch (G3), what is not says so (G7)."""
+"""``async_set_value``: asynchrony is shown with a latch (G3); a synchronous device declares it (G7)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The whole slice of ``broadcast_tokens``, from any rank (G13), its header (G14), and peers that stay away (G16)."""
+"""The whole slice of ``broadcast_tokens``, from any rank (G13), its header (G14), and absent peers (G16)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ MANY = tuple(
 
 
 def assert_whole(rank: int, mine: Slices, source: Slices, size: StateConfig) -> None:
-    """After each broadcast the slice is the source's, header and padding too, and nothing elsewhere has changed."""
+    """Assert that after each broadcast the slice equals the source's, including header and padding, and all else is
+    unchanged."""
     __tracebackhide__ = True
     layout = lay_out(size)
     part = layout.groups["broadcast_speculative" if size.max_draft_tokens else "broadcast"]
@@ -49,7 +50,7 @@ def assert_whole(rank: int, mine: Slices, source: Slices, size: StateConfig) -> 
 
 
 def named(layout: Any, part: Any, at: int) -> str:  # noqa: ANN401 (a layout and a range)
-    """Which field and slot a byte of the slice belongs to."""
+    """Return the field and slot of a byte of the slice."""
     byte = part.offset + HEADER_BYTES + at
     for name, place in layout.fields.items():
         if place.offset <= byte < place.offset + place.stride * layout.sizes.num_slots:
@@ -58,7 +59,7 @@ def named(layout: Any, part: Any, at: int) -> str:  # noqa: ANN401 (a layout and
 
 
 def check_whole(kit: Kit, groups: Any, idle: Any = ()) -> None:  # noqa: ANN401 (nested tuples)
-    """Each rank of each group holds its source's slice, and those of a group that is idle what they had."""
+    """Check that each rank of each group holds its source's slice, and that idle groups are unchanged."""
     __tracebackhide__ = True
     seen = kit.ranks.run(kit.recipe, rank_slice.whole, groups, idle, MANY, ranks=told(groups))
     for group in groups:
@@ -92,10 +93,10 @@ def test_g13_any_of_four_ranks_is_the_source(kit: Kit, groups: Any) -> None:  # 
 
 
 def assert_corrupted(rank: int, found: Corrupted, what: str) -> None:
-    """The rank met the error, sent nothing, and no hook uses the state again."""
+    """Assert that the rank got the error, sent no output, and that every hook refuses the state."""
     __tracebackhide__ = True
     assert_well(rank, found.before, f"the step before {what}")
-    assert found.error is not None, f"{what}, and rank {rank} went on"
+    assert found.error is not None, f"{what}, but rank {rank} continued"
     assert found.error.kind == "StateUnusable", f"{what}: rank {rank} met {found.error.kind}: {found.error.text}"
     assert all(found.error.named), f"{what}: rank {rank}: {found.error.text} names {found.error.named}"
     assert found.sent == 0, f"{what}: rank {rank} sent {found.sent} records of that step"
@@ -110,7 +111,7 @@ HEADERS = (
     (((1, 0),), "output", ALL[1::5]),
     (REVERSED, "ticket", ALL[::9]),
 )
-"""Groups, by what their ranks look at, and the bytes of the header that are wrong."""
+"""Groups, the check of their ranks (ticket or output), and the wrong bytes of the header."""
 
 
 @guarantee(14, requires=RANKS)
@@ -140,7 +141,9 @@ def test_g14_a_header_that_is_wrong_on_one_receiver_alone_is_found_there(kit: Ki
 @pytest.mark.parametrize("who", [0, 1])
 def test_g14_a_rank_that_is_a_step_ahead_is_found_by_the_header(kit: Kit, who: int, by: str) -> None:
     answers = kit.ranks.run(kit.recipe, rank_slice.stray, who, by, ranks=[0, 1])
-    assert_corrupted(1, answers[1], f"rank {who} was a step ahead (looked at by {by})")  # the source's own is right
+    assert_corrupted(
+        1, answers[1], f"rank {who} was a step ahead (checked by {by})"
+    )  # the source's own header is right
 
 
 @guarantee(16, requires=RANKS, also=(14,))

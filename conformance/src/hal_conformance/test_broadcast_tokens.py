@@ -1,4 +1,4 @@
-"""``broadcast_tokens``: what one process can see of it (G14, G15)."""
+"""``broadcast_tokens`` in one process (G14, G15)."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_g14_a_state_that_ranks_disagree_about_is_refused_by_every_hook(kit: Kit
     for hook, call in calls.items():
         error = assert_raises(StateUnusable, call, f"{hook} on a state that is unusable")
         assert_says(error, device=kit.bound.name, hook=hook)
-        assert "rank 1 sent step 4" in str(error), f"{error} does not say why the state is unusable"
+        assert "rank 1 sent step 4" in str(error), f"{error} does not explain why the state is unusable"
     assert not rig.sink.records, "output of a state that is unusable was sent"
     rig.check("every hook was refused")
 

@@ -1,4 +1,4 @@
-"""What a caller may change or free once a call has returned: values, targets, plans (G2, G5)."""
+"""Memory that a caller may change or free once a call has returned: values, targets, plans (G2, G5)."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ GIVEN: dict[str, Given] = {
 
 
 def spoil(value: Any) -> None:  # noqa: ANN401 (an array or a list)
-    """What a caller may do once the call has returned: write over the value."""
+    """Overwrite a value, as a caller may once the call has returned."""
     if isinstance(value, list):
         value[:] = [0xEE] * len(value)
     else:
@@ -74,7 +74,7 @@ def test_g02_a_large_value_may_be_changed_and_freed_once_the_call_has_returned(k
             tickets.append(slab.set(target, value))
             spoil(value)
             del value
-            recycled += [np.full(length, 0xDD, np.uint8) for _ in range(2)]  # where the freed memory may be found
+            recycled += [np.full(length, 0xDD, np.uint8) for _ in range(2)]  # likely to reuse the freed memory
             slab.over(target)[...] = should
             at += length + GAP
     for ticket in tickets:
@@ -94,7 +94,7 @@ def test_g02_a_device_value_may_be_freed_once_the_call_has_returned(kit: Kit) ->
             ticket = slab.set(target, source.at(0, (length,)))
             source = None
             gc.collect()
-            others = [kit.device.allocate(length) for _ in range(3)]  # where the freed memory may be found
+            others = [kit.device.allocate(length) for _ in range(3)]  # likely to reuse the freed memory
             for memory in others:
                 backdoor.write(kit.device, memory, 0, np.full(length, 0xDD, np.uint8), other)
         arrive(ticket)
@@ -119,7 +119,7 @@ def test_g02_a_tensor_may_be_dropped_once_the_call_has_returned(kit: Kit, which:
     arrive(ticket)
     if which == "value":
         slab.over(slab.at(0, (MIB,)))[...] = should
-        slab.check("a tensor was dropped by its caller, and others were made where it was")
+        slab.check("a tensor was dropped by its caller, and new ones were made in its memory")
     for tensor in made:
         assert (support.values_of(kit.device, tensor) == others).all(), "a tensor was written in place of a dropped one"
 

@@ -1,4 +1,4 @@
-"""The end of a device: closing with work under way, closing twice, calls after it, and a fork (G26)."""
+"""The end of a device: closing with queued work, closing twice, later calls, and a fork (G26)."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from .test_device_faults import HOOKS, next_call
 from .test_faults import under
 
 A_MOMENT = 0.2
-"""Seconds in which a closing that waits for work under way has surely begun; one that does not has ended."""
+"""Seconds in which a close that waits for work has surely begun; one that does not wait has ended."""
 
 
 def another(kit: Kit) -> Kit:
-    """A second opened device of the same kind."""
+    """Open a second device of the same kind."""
     return Kit(kit.subject, kit.effort)
 
 
@@ -46,10 +46,10 @@ def test_g26_closing_one_device_leaves_another_as_it_was(kit: Kit) -> None:
     (record,) = sink.resolve_all()
     assert_rows(record, should)
     for what, act in acts.ACTS.items():
-        assert_no_error(lambda act=act: act(rigs[1]).wait(PATIENCE), f"{what}, when others were closed")  # type: ignore[misc]
-    rigs[1].check("it worked on when others were closed")
+        assert_no_error(lambda act=act: act(rigs[1]).wait(PATIENCE), f"{what}, after other devices were closed")  # type: ignore[misc]
+    rigs[1].check("it kept working after other devices were closed")
     assert_no_error(lambda: acts.working(second, name="after"), "a new state, when other devices were closed")
-    assert_no_error(lambda: acts.working(another(kit)), "another opened device, when others were closed")
+    assert_no_error(lambda: acts.working(another(kit)), "another opened device, after other devices were closed")
     assert_no_error(second.bound.close, "closing the last of three devices")
 
 
@@ -75,7 +75,7 @@ def test_g26_a_closed_device_refuses_each_call_and_closes_again_without_a_word(k
 @guarantee(19, also=(23, 26))
 @pytest.mark.parametrize("fault", [Fault, DelayedCopies], ids=["as it is", "copies come late"])
 def test_g19_output_saved_before_closing_is_delivered_after_it(kit: Kit, fault: type[Fault]) -> None:
-    """On a device that is asynchronous its copies are under way: on a held stream, and behind much work."""
+    """On an asynchronous device its copies are in flight: on a held stream, and after much other work."""
     with under(kit, fault) as (laid, _):
         rig = acts.working(laid)
         kept, threaded = KeepingSink(), MemorySink(threaded=True)
@@ -119,7 +119,7 @@ def test_g26_a_context_closes_the_device_and_keeps_the_error_under_way(kit: Kit)
 
 
 def refused_in_child(rig: Rig) -> str:
-    """In the child of a fork: "" where each call is refused and closing does nothing, else what was not."""
+    """In the child of a fork, return "" if each call is refused and closing has no effect, else the violation."""
     wrong = []
     for hook in HOOKS:
         try:

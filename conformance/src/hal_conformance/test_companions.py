@@ -1,4 +1,4 @@
-"""``insert_tasks`` into a state with companions: the same requests in slots of their own (G9), at once (G10)."""
+"""``insert_tasks`` into a state with companions: the same requests in their own slots (G9), in one call (G10)."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ NAMES = ("proposer", "other")
 
 
 class Beside:
-    """A companion with the model of what it must be; its bytes lie behind the target's.
+    """A companion with its model; its bytes follow the target's.
 
-    ``slots``: admission id to the slot that the host gave the request; which one is the host's choice.
+    ``slots``: admission id to the slot that the host chose for the request.
     """
 
     def __init__(self, rig: Rig, number: int, fields: Sequence[StateField] = ()) -> None:
@@ -39,7 +39,7 @@ class Beside:
         backdoor.write(rig.device, rig.state.memory, self.begin, self.model.block, rig.stream)
 
     def inserted(self, tasks: list[Task]) -> None:
-        """Take a batch over that was inserted into the target."""
+        """Apply a batch that was inserted into the target."""
         own = []
         live = self.state.host_table.live
         for task in tasks:
@@ -63,7 +63,7 @@ class Beside:
         self.model.insert(own)
 
     def follow_releases(self) -> None:
-        """Free the slots of requests that the target holds no more."""
+        """Free the slots of requests that have left the target."""
         held = {resident.admission_id for resident in self.rig.model.residents.values()}
         gone = [admission_id for admission_id in self.slots if admission_id not in held]
         self.model.release([self.slots.pop(admission_id) for admission_id in gone])
@@ -77,7 +77,7 @@ class Beside:
 
 
 def opened(kit: Kit, size: StateConfig, count: int) -> tuple[Rig, list[Beside]]:
-    """A state with so many companions."""
+    """Open a state with so many companions."""
     rig = Rig(kit, size, beside=NAMES[:count])
     return rig, [Beside(rig, number) for number in range(count)]
 

@@ -1,4 +1,4 @@
-"""``async_set_value``: what becomes of a value (G6), against exact arithmetic."""
+"""``async_set_value``: conversion of values (G6), compared with exact arithmetic."""
 
 from __future__ import annotations
 

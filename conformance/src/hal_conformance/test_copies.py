@@ -1,4 +1,4 @@
-"""Copies out: whole, pending, apart from each other and from all that happens later (G1, G22)."""
+"""Copies out: complete, pending, and independent of each other and of later work (G1, G22)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LENGTHS = {
     "1 MiB and 5": (1 << 20) + 5,
     "17 MiB and 7": (17 << 20) + 7,
 }
-"""Sizes of one range: on both sides of what drivers, pools and rings are cut into."""
+"""Sizes of one range: on both sides of the borders of drivers, pools and rings."""
 SHAPES: dict[str, list[tuple[int, int]]] = {
     "none": [],
     "one that is empty": [(4096, 0)],
@@ -43,16 +43,16 @@ SHAPES: dict[str, list[tuple[int, int]]] = {
 }
 """Ranges of a block of 8 KiB as ``(offset, nbytes)``."""
 KEPT = 300
-"""Copies whose arrays are all kept: more than any pool of buffers would count."""
+"""Copies whose arrays are all kept: more than any pool of buffers holds."""
 
 
 def parts_of(ranges: Sequence[tuple[int, int]]) -> list[ByteRange]:
-    """As ``copy_out`` takes them."""
+    """Return the ranges as ``copy_out`` takes them."""
     return [ByteRange(offset, nbytes) for offset, nbytes in ranges]
 
 
 def assert_data(told: str, data: Sequence[Bytes], ranges: Sequence[tuple[int, int]], whole: Bytes) -> None:
-    """One array a range, in their order, each as the memory was."""
+    """Assert that there is one array for each range, in order, with the memory's former contents."""
     __tracebackhide__ = True
     assert len(data) == len(ranges), f"{told}: {len(data)} arrays for {len(ranges)} ranges"
     for at, (array, (offset, nbytes)) in enumerate(zip(data, ranges, strict=True)):
@@ -60,11 +60,11 @@ def assert_data(told: str, data: Sequence[Bytes], ranges: Sequence[tuple[int, in
         assert array.dtype == np.uint8, f"{what} is of {array.dtype}, but should be uint8"
         assert array.shape == (nbytes,), f"{what} has the shape {array.shape}"
         wrong = unlike(array, whole[offset : offset + nbytes])
-        assert not wrong, f"{what} is not what was there: {wrong}"
+        assert not wrong, f"{what} differs from the memory: {wrong}"
 
 
 PIECE = 1 << 20
-"""Bytes of one plan that fills a large block: what the smallest staging ring takes."""
+"""Bytes of one plan that fills a large block: they fit the smallest staging ring."""
 
 
 def filling(kit: Kit, memory: Memory, data: Bytes, stream: Stream) -> None:
@@ -74,12 +74,12 @@ def filling(kit: Kit, memory: Memory, data: Bytes, stream: Stream) -> None:
 
 
 def stream_cases(kit: Kit) -> list[tuple[str, Stream]]:
-    """A stream of each kind."""
+    """Return a stream of each kind."""
     return [("a stream of its own", kit.device.stream()), ("the default stream", kit.device.default_stream)]
 
 
 def asynchronous(kit: Kit) -> bool:
-    """True where a copy of a held stream must be pending."""
+    """Return True if a copy of a held stream must be pending."""
     return kit.can_hold and kit.capabilities.async_d2h
 
 
@@ -100,7 +100,7 @@ def test_g01_a_copy_of_any_length_is_whole_and_pending_while_its_stream_is_held(
             overwritten = backdoor.put(device, memory, [(at, b"x") for at in places], stream)
             if asynchronous(kit):
                 assert not copy.done(), f"{told} is done, but its stream is held"
-                assert copy.mode == "async", f"{told} says {copy.mode!r}, but is not done"
+                assert copy.mode == "async", f"{told} has mode {copy.mode!r}, but is not done"
         arrive(copy)
         assert copy.done(), f"{told} was waited for, but is not done"
         arrive(overwritten)
@@ -119,14 +119,14 @@ def test_g01_ranges_of_any_shape_are_copied_in_their_order(kit: Kit, shape: str)
                 backdoor.put(kit.device, memory, [(0, should.tobytes())], stream)
             given = parts_of(ranges)
             copy = kit.device.copy_out(memory, given, stream)
-            given[:] = [ByteRange(0, 1)] * (len(ranges) + 1)  # the list is the caller's again
+            given[:] = [ByteRange(0, 1)] * (len(ranges) + 1)  # the caller may change the list again
             if asynchronous(kit) and any(nbytes for _, nbytes in ranges):
                 assert not copy.done(), f"{told} is done, but its stream is held"
         arrive(copy)
         assert_data(told, copy.data, ranges, should)
 
 
-# -- arrays stay as they are ------------------------------------------------------------------------------------------
+# -- arrays do not change --------------------------------------------------------------------------------------------
 
 HANDLES: dict[str, Callable[[CopyTicket], Any]] = {
     "the ticket": lambda copy: copy,
@@ -135,18 +135,18 @@ HANDLES: dict[str, Callable[[CopyTicket], Any]] = {
     "a buffer over an array": lambda copy: copy.data[0].data,
     "an array of another type over it": lambda copy: copy.data[0][:2048].view(np.int64),
 }
-"""What of a copy is kept, and the rest dropped."""
+"""The kept part of a copy; the rest is dropped."""
 
 
 def content_of(kept: Any) -> bytes:  # noqa: ANN401 (one of HANDLES)
-    """The bytes of what was kept."""
+    """Return the bytes of the kept part."""
     if hasattr(kept, "data") and hasattr(kept, "wait"):
         return b"".join(array.tobytes() for array in kept.data)
     return b"".join(array.tobytes() for array in kept) if isinstance(kept, list) else bytes(kept)
 
 
 def keep_copies(kit: Kit, told: str) -> None:
-    """Many copies of one size, of which something is kept; nothing that follows may change it."""
+    """Make many copies of one size and keep a part of each; later work must not change them."""
     __tracebackhide__ = True
     device, memory, stream = kit.device, kit.device.allocate(4096), kit.device.default_stream
     names = [*HANDLES]
@@ -155,18 +155,18 @@ def keep_copies(kit: Kit, told: str) -> None:
     for at in range(KEPT):
         content = noise(at, 4096)
         backdoor.put(device, memory, [(0, content.tobytes())], stream)
-        nbytes = 4096 - at % 3  # pools keep buffers by classes of size
+        nbytes = 4096 - at % 3  # pools keep buffers by size class
         copy = device.copy_out(memory, [ByteRange(0, nbytes)], stream)
         arrive(copy)
         kept.append(HANDLES[names[at % len(names)]](copy))
         should.append(content_of(kept[-1]))
-        assert should[-1] in content.tobytes(), f"copy {at} of {KEPT} is not what was there"
+        assert should[-1] in content.tobytes(), f"copy {at} of {KEPT} differs from the memory"
         del copy
     gc.collect()
     backdoor.write(device, memory, 0, noise(999, 4096), stream)
     del memory
     gc.collect()
-    for at in range(KEPT // 4):  # what was dropped may be used again
+    for at in range(KEPT // 4):  # dropped buffers may be reused
         fresh = device.allocate(4096)
         backdoor.write(device, fresh, 0, noise(2000 + at, 4096), stream)
         arrive(copied(kit, fresh, stream))
@@ -182,12 +182,12 @@ def test_g01_arrays_that_are_kept_never_change(kit: Kit) -> None:
 
 @guarantee(22)
 def test_g22_arrays_that_are_kept_never_change(kit: Kit) -> None:
-    keep_copies(kit, "copy_out, on which every output stands")
+    keep_copies(kit, "copy_out, on which every output relies")
 
 
 @guarantee(1, requires=("can_hold_stream", "async_d2h"))
 def test_g01_a_copy_that_nobody_waits_for_writes_into_nobody_elses_arrays(kit: Kit) -> None:
-    """Its ticket is dropped while its stream is held; others of its size are made and read meanwhile."""
+    """Its ticket is dropped while its stream is held; other copies of its size are made and read meanwhile."""
     device, memory = kit.device, kit.device.allocate(4096)
     held, free = device.stream(), device.stream()
     other, should = device.allocate(4096), noise(1, 4096)
@@ -225,7 +225,7 @@ def test_g01_copies_of_several_streams_come_when_their_own_stream_goes_on(kit: K
                 copies.append(copied(kit, memory, stream))
             for at, stream_case in enumerate(order):
                 done = [copies[other].done() for other in order[at:]]
-                assert not any(done), f"copies of streams {order[at:]} say done={done}, but their streams are held"
+                assert not any(done), f"copies of streams {order[at:]} have done={done}, but their streams are held"
                 latches[stream_case].release()
                 arrive(copies[stream_case])
                 wrong = unlike(copies[stream_case].data[0], contents[stream_case])
@@ -233,4 +233,4 @@ def test_g01_copies_of_several_streams_come_when_their_own_stream_goes_on(kit: K
         for stream_case, copy in enumerate(copies):
             assert copy.done(), f"the copy of stream {stream_case} is not done any more"
             wrong = unlike(copy.data[0], contents[stream_case])
-            assert not wrong, f"the copy of stream {stream_case}, after those of the others: {wrong}"
+            assert not wrong, f"the copy of stream {stream_case}, after those of the other ones: {wrong}"

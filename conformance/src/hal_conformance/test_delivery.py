@@ -57,7 +57,7 @@ def test_g19_each_token_of_each_request_is_delivered_once_and_in_order(kit: Kit,
         prompt = len(resident.request.prompt)
         should = rig.model.cells["token_ids"][slot, prompt : prompt + rig.model.get("step_idx", slot)].tolist()
         name = resident.request.request_id
-        assert given[name] == should, f"{name} was told {given[name]}, but generated {should}"
+        assert given[name] == should, f"{name} got {given[name]}, but generated {should}"
     wrong = {name: count for name, count in left.items() if count}
     assert not wrong, f"requests that left and were not reported exactly once (missing reports): {wrong}"
 
@@ -71,7 +71,7 @@ def test_g19_a_batch_that_is_preempted_as_a_whole_is_reported(kit: Kit, draw: Dr
     leaving = [Task(draw(st.sampled_from(LEAVE), "how"), slot, r.admitted) for slot, r in rig.model.residents.items()]
     rig.insert(leaving).wait(PATIENCE)
     rows = rig.output(run_step(draw, rig))
-    assert len(rows) == len(leaving), f"{len(leaving)} requests left, but {len(rows)} rows tell of it"
+    assert len(rows) == len(leaving), f"{len(leaving)} requests left, but {len(rows)} rows report it"
     rig.check("everything was preempted or aborted")
 
 
@@ -133,7 +133,7 @@ def test_g21_what_only_the_device_knows_is_checked_before_encoding(kit: Kit, dra
 
 
 def expect_error(rig: Rig, step: Step) -> None:
-    """The ticket raises, the row is an error, and the other rows are right."""
+    """Assert that the ticket raises, the row is an error, and the other rows are right."""
     __tracebackhide__ = True
     should = rig.rows_of(step)
     ticket = rig.save(step)
@@ -167,7 +167,7 @@ def test_g21_an_error_that_the_step_met_is_reported_for_its_request_alone(kit: K
 
 
 def busy(kit: Kit) -> tuple[Rig, Step, list[Row]]:
-    """A state whose step has given tokens, and the rows they make."""
+    """Return a state whose step has given tokens, and the expected rows."""
     rig = Rig(kit, StateConfig(num_slots=4, max_model_len=16, block_size=2))
     requests = [rig.admit(Request(f"r{slot}", [1, 2], SamplingParams(max_tokens=9))) for slot in range(4)]
     rig.insert([Task(TaskKind.PREFILL, i, request, 0, 2, [i]) for i, request in enumerate(requests)]).wait(PATIENCE)

@@ -1,4 +1,4 @@
-"""What goes wrong on the device is told, by the ticket, the next call or closing, and nothing is half made (G26)."""
+"""Failures on the device are raised by the ticket, the next call or closing, and no work is half done (G26)."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from .rigs.rig import Rig
 from .test_faults import under
 
 TELLS = (1, 3, 8, 16, 18, 19, 23)
-"""Guarantees that a device may break by not telling what went wrong."""
+"""Guarantees that a device may break by hiding a failure."""
 
 
 class DriverError(RuntimeError):
-    """An error that is none of the contract's, as a library below the plugin raises it."""
+    """An error outside the contract, as raised by a library below the plugin."""
 
 
 def raw(what: str) -> DriverError:
-    """The error of a library."""
+    """Return the error of a library."""
     return DriverError(f"error 719 in {what}")
 
 
@@ -44,7 +44,7 @@ HOOKS = ("async_set_value", "insert_tasks", "save_output", "broadcast_tokens", "
 
 
 def next_call(rig: Rig, hook: str) -> Any:  # noqa: ANN401 (a ticket, or a state)
-    """One more call, which tells what an earlier one met."""
+    """Make one more call, which raises the error of an earlier one."""
     acted: dict[str, Act] = {
         "async_set_value": acts.scalar,
         "insert_tasks": acts.insert,
@@ -60,7 +60,7 @@ def next_call(rig: Rig, hook: str) -> Any:  # noqa: ANN401 (a ticket, or a state
 
 
 def call_failing_late(rig: Rig, fuse: faults.Fuse, what: str) -> Any:  # noqa: ANN401 (a ticket)
-    """A call whose work fails when it is done."""
+    """Make a call whose work fails after the call."""
     __tracebackhide__ = True
     met, fuse.at = fuse.met, 1
     ticket = acts.HOOKS[what](rig)
@@ -93,11 +93,11 @@ def test_g26_what_fails_late_is_told_by_its_ticket_to_everybody_who_waits(kit: K
         for thread in waiters:
             thread.join(PATIENCE)
         wait()
-        assert [type(one) for one in met] == [kind] * 3, f"{what} failed late; three who waited for it met {met}"
+        assert [type(one) for one in met] == [kind] * 3, f"{what} failed late; its three waiters got {met}"
         assert ticket.done(), f"{what} failed, and its ticket is not done"
-        assert_no_error(lambda: acts.array(rig).wait(PATIENCE), f"a call after the error of {what} was told")
-        rig.check(f"{what} failed late, and its ticket said so")
-        assert_no_error(laid.bound.close, f"closing, after the error of {what} was told")
+        assert_no_error(lambda: acts.array(rig).wait(PATIENCE), f"a call after the error of {what} was raised")
+        rig.check(f"{what} failed late, and its ticket raised it")
+        assert_no_error(laid.bound.close, f"closing, after the error of {what} was raised")
 
 
 @guarantee(26, also=TELLS)
@@ -109,7 +109,7 @@ def test_g26_what_nobody_waited_for_is_told_by_the_next_call_which_does_nothing(
 
 
 def check_next_call(rig: Rig, fuse: faults.Fuse, what: str, hook: str) -> None:
-    """``what`` fails unseen; ``hook`` tells, does nothing, and does its work when it is called once more."""
+    """Let ``what`` fail unobserved; ``hook`` must raise the error without effect, and work when it is called again."""
     __tracebackhide__ = True
     fuse.ripe.clear()
     call_failing_late(rig, fuse, what)
@@ -120,10 +120,10 @@ def check_next_call(rig: Rig, fuse: faults.Fuse, what: str, hook: str) -> None:
     error = assert_raises(faults.CopyFailed, lambda: next_call(rig, hook), f"{hook} after {what}, which failed unseen")
     assert error.cure, f"{error} names no cure"
     rig.model.block[...], rig.model.leavers = before, leavers  # the model of save_output cleans up at every call
-    rig.check(f"{hook} told that {what} had failed")
+    rig.check(f"{hook} raised that {what} had failed")
     now = rig.state.updates, len(rig.sink.records)
-    assert now == done, f"{hook} told that {what} had failed, and did its work all the same: {now}, before {done}"
-    assert_no_error(lambda: next_call(rig, hook), f"{hook} once more: the error was told already")
+    assert now == done, f"{hook} raised that {what} had failed, but did its work: {now}, before {done}"
+    assert_no_error(lambda: next_call(rig, hook), f"{hook} once more: the error was already raised")
 
 
 @guarantee(26, also=TELLS)
@@ -137,7 +137,7 @@ def test_g26_what_nobody_waited_for_is_told_by_closing(kit: Kit, what: str, ende
             rig.stream.synchronize(PATIENCE)
         assert_raises(faults.CopyFailed, laid.bound.close, f"closing after {what}, which failed unseen")
         assert_no_error(laid.bound.close, "closing once more")
-        assert_raises(DeviceClosed, lambda: acts.scalar(rig), "a call on a device whose closing told an error")
+        assert_raises(DeviceClosed, lambda: acts.scalar(rig), "a call on a device whose closing raised an error")
 
 
 @guarantee(26, also=TELLS)
@@ -158,7 +158,9 @@ def test_g26_of_several_errors_none_is_lost(kit: Kit) -> None:
             except HalError as error:
                 told += "\n".join([str(error), *getattr(error, "__notes__", ()), ""])
         missing = [number for number in range(first, fuse.met + 1) if f"number {number}" not in told]
-        assert not missing, f"of {len(LATE)} calls that failed unseen, {len(missing)} were never told: {told!r}"
+        assert not missing, (
+            f"of {len(LATE)} calls that failed unobserved, {len(missing)} errors were never raised: {told!r}"
+        )
 
 
 @guarantee(26, also=TELLS)
@@ -214,7 +216,7 @@ def test_g26_a_write_that_the_driver_refuses_is_told_at_the_call_and_nothing_is_
 @pytest.mark.parametrize("what", acts.ACTS)
 @pytest.mark.parametrize("sort", ["the contract's", "Python's own"])
 def test_g26_a_call_that_finds_no_memory_says_so_and_does_nothing(kit: Kit, what: str, sort: str) -> None:
-    """Most calls need none; those that take some (maps, scratch, staging) must survive that there is none."""
+    """Most calls need no memory; those that allocate (maps, scratch, staging) must survive a failed allocation."""
     with under(kit, faults.OutOfRoom) as (laid, fuse):
         laid.device.raw = sort != "the contract's"  # type: ignore[attr-defined]  # the fault's
         rig = acts.working(laid)
@@ -226,13 +228,13 @@ def test_g26_a_call_that_finds_no_memory_says_so_and_does_nothing(kit: Kit, what
             assert fuse.met, f"{what} ran out of memory, but every allocation was granted"
             rig.model.block[...] = before
         else:
-            assert not fuse.met, f"{what} found no memory, and did not say so"
+            assert not fuse.met, f"{what} found no memory, but raised no error"
         fuse.at = 0
         rig.check(f"{what}, when there was no memory")
 
 
 def _makes_a_state(laid: Kit, name: str) -> bool:
-    """Whether a state could be made; where not, the error is the contract's and says who and what."""
+    """Return whether a state could be created; if not, the error must be the contract's and name who and what."""
     try:
         laid.bound.state(acts.SIZES, name=name)
     except OutOfMemory as error:
@@ -259,7 +261,7 @@ def test_g26_a_state_that_finds_no_memory_leaves_nothing_behind(kit: Kit, sort: 
             if _makes_a_state(laid, f"try {tries}"):
                 assert fuse.met < tries, f"allocation {tries} found no memory, and a state was made all the same"
                 break
-            gc.collect()  # outside the handler of the error, whose traceback holds the state that was not finished
+            gc.collect()  # outside the handler of the error, whose traceback holds the unfinished state
             left = [one for one in laid.device.given[known:] if one() is not None]  # type: ignore[attr-defined]
             assert not left, f"allocation {tries} of a state failed, and {len(left)} blocks of it are still held"
         assert fuse.met, "no allocation of a state can fail: the device does not ask its own allocate() for memory"

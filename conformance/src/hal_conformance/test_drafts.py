@@ -1,4 +1,4 @@
-"""Drafts that are handed to a state: what is written, and when the call may come (G12)."""
+"""Drafts set in a state: the bytes written, and the allowed order of calls (G12)."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def test_g12_drafts_handed_over_are_what_the_next_step_feeds(kit: Kit, draw: Dra
 
 
 def held(rig: Rig) -> list[Request]:
-    """The requests in the slots."""
+    """Return the requests in the slots."""
     return [resident.request for resident in rig.model.residents.values()]
 
 
 def running(kit: Kit) -> tuple[Rig, Step]:
-    """Slots 0 and 1 decode, slot 2 has half its prompt prefilled, slot 3 is free; the first step has advanced."""
+    """Return a state after its first step: slots 0 and 1 decode, slot 2 is half prefilled, slot 3 is free."""
     rig = Rig(kit, SIZES)
     params = SamplingParams(max_tokens=20)
     requests = [rig.admit(Request(f"r{slot}", [1, 2, 3, 4], params)) for slot in range(3)]
@@ -61,7 +61,7 @@ def running(kit: Kit) -> tuple[Rig, Step]:
 
 
 def stepped(rig: Rig, *, speculative: bool = False) -> Step:
-    """One more step over slots 0 to 2, which accepts a token each."""
+    """Run one more step over slots 0 to 2, which accepts a token each."""
     step = rig.step([0, 1, 2], speculative=speculative)
     counts = rig.model.cells["accept_num"].copy()
     counts[...] = 1
@@ -75,30 +75,30 @@ def stepped(rig: Rig, *, speculative: bool = False) -> Step:
 
 
 def hand(rig: Rig, step: Step, drafts: object = None) -> Any:  # noqa: ANN401 (a ticket)
-    """The call by itself, without the model."""
+    """Make only the call, without the model."""
     chosen: Any = {0: [5]} if drafts is None else drafts
     return rig.bound.set_drafts(state=rig.state, step=step, drafts=chosen, stream=rig.stream)
 
 
 def before_its_advance(rig: Rig, last: Step) -> Step:
-    """The step has sampled, and has not advanced."""
+    """Call before the step has advanced the state."""
     return rig.step([0, 1, 2])
 
 
 def after_the_next_advance(rig: Rig, last: Step) -> Step:
-    """Another step has advanced since."""
+    """Call after another step has advanced the state."""
     stepped(rig)
     return last
 
 
 def twice(rig: Rig, last: Step) -> Step:
-    """They were handed over already."""
+    """Call a second time for the same step."""
     rig.propose({1: [6]}).wait(PATIENCE)
     return last
 
 
 def before_any_step(rig: Rig, last: Step) -> Step:
-    """The state never advanced; its step is another state's."""
+    """Call for a state that never advanced, with another state's step."""
     fresh = Rig(rig.kit, SIZES, name="fresh")
     rig.state, rig.model = fresh.state, fresh.model
     return Step(last.number, {"fresh": [0]})  # type: ignore[dict-item]
@@ -144,7 +144,7 @@ def test_g12_drafts_that_left_with_their_request_bind_nobody(kit: Kit) -> None:
     rig.insert([Task(TaskKind.PREEMPTED, 0, rig.model.residents[0].admitted)]).wait(PATIENCE)
     rig.release([1])
     stepped(rig)
-    rig.check("a plain step after those who held drafts were gone")
+    rig.check("a plain step after the slots with drafts were freed")
 
 
 UNFIT: Mapping[str, object] = {
@@ -171,7 +171,7 @@ def test_g12_drafts_that_do_not_fit_are_refused_and_none_is_written(kit: Kit, wh
     assert_says(error, device=rig.bound.name, hook="set_drafts", argument="drafts")
     rig.check("drafts that were refused")
     rig.propose({0: [5, 6], 1: []}).wait(PATIENCE)
-    rig.check("drafts that fit, after others were refused")
+    rig.check("valid drafts after refused ones")
 
 
 @guarantee(12)
@@ -183,5 +183,5 @@ def test_g12_a_slot_that_changed_after_the_step_takes_no_drafts_of_it(kit: Kit) 
     rig.insert([Task(TaskKind.MORE_BLOCKS, 1, more, blocks=[8], first_block=1)]).wait(PATIENCE)
     error = assert_raises(InvalidValue, lambda: hand(rig, last, {0: [5]}), "drafts for a request that came later")
     assert_says(error, device=rig.bound.name, hook="set_drafts", argument="drafts")
-    rig.propose({1: [5, 6]}).wait(PATIENCE)  # more blocks are no other request
+    rig.propose({1: [5, 6]}).wait(PATIENCE)  # more blocks are not another request
     rig.check("drafts for a slot that got blocks")

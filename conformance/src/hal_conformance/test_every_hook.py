@@ -33,12 +33,12 @@ from .rigs.stepping import run_step
 from .test_readers import update_held
 
 A_MOMENT = 0.1
-"""Seconds in which a write that waits for nobody is done; one that waits as it must is not, however long it is."""
+"""Seconds in which an independent write is done; a write that must wait is never done."""
 CORE = Path(hal_core.__file__).parent
 
 
 def misuses(rig: Rig, block: Block) -> dict[str, tuple[str, Callable[[], object]]]:
-    """What is done wrong, to the hook that it is done to and the call."""
+    """Return the misuses: description to the hook and the call."""
     bound, stream, state = rig.bound, rig.stream, rig.state
     one = Step(1, {rig.name: np.array([0])})
     stranger = admit(Request("stranger", [1]), state.layout)
@@ -56,7 +56,7 @@ def misuses(rig: Rig, block: Block) -> dict[str, tuple[str, Callable[[], object]
         "a value out of range": ("async_set_value", set_value(target2, 2**31)),
         "a value of another shape": ("async_set_value", set_value(target, [1, 2])),
         "a value that is none": ("async_set_value", set_value(target, None)),
-        "a target that is no tensor": ("async_set_value", set_value("token_ids", 1)),
+        "a target that is not a tensor": ("async_set_value", set_value("token_ids", 1)),
         "a device value of another type": ("async_set_value", set_value(target, block.view((4,), dtype_of("int64")))),
         "a slot that does not exist": (
             "insert_tasks",
@@ -111,7 +111,7 @@ def test_g26_a_closed_device_refuses_every_call(kit: Kit) -> None:
     state = bound.state(StateConfig(num_slots=1, max_model_len=4))
     stream = bound.default_stream
     bound.close()
-    bound.close()  # a second time does nothing
+    bound.close()  # has no effect the second time
     error = assert_raises(
         DeviceClosed,
         lambda: bound.async_set_value(target=state.view("seed"), value=1, stream=stream),
@@ -123,7 +123,7 @@ def test_g26_a_closed_device_refuses_every_call(kit: Kit) -> None:
 
 @cache
 def sources() -> list[tuple[str, ast.Module]]:
-    """Every module of the core but the devices that live in it."""
+    """Return every module of the core except the devices in it."""
     found = []
     apart = {*(point.name for point in metadata.entry_points(group=DEVICES))}
     for path in sorted(CORE.rglob("*.py")):

@@ -1,5 +1,5 @@
-"""Requests and tokens bit for bit (G9, G13, G24): odd floats in parameters, in fields that must be left alone, on their
-way out, and in a broadcast."""
+"""Requests and tokens bit for bit (G9, G13, G24): odd floats in parameters, in fields that must not change, in outputs
+and in broadcasts."""
 
 from __future__ import annotations
 
@@ -42,11 +42,12 @@ SIGNED = (
     2.0**-25 + 1,
 )
 SHARES = (1.0, 1 - 2.0**-25, 1 - 2.0**-24, 2.0**-149, 1e-40, 2.0**-126, 0.1, 0.99999997, 2.0**-150 * 1.5)
-"""Parameters at the ends of float32: zeros of both signs, denormals, ties; what a device rounds or flushes shows."""
+"""Parameters at the ends of float32: zeros of both signs, denormals, ties; rounding or flushing by a device is
+noticed."""
 
 
 def sampling(turn: int) -> SamplingParams:
-    """Parameters with another edge in each field."""
+    """Return parameters with another edge value in each field."""
     size = len(SIGNED)
     return SamplingParams(
         temperature=abs(SIGNED[turn % size]) if turn % 5 else -0.0,
@@ -102,7 +103,7 @@ ODD_SINGLES = (0x7FC00001, 0xFFC12345, 0x7F800001, 0xFFA00000, 0x7F800000, 0xFF8
 
 
 def odd_words(count: int, start: int = 0) -> Array:
-    """Float32 words: NaNs with payloads of both signs, infinities, denormals, zeros, by turns."""
+    """Return float32 words: NaNs with payloads of both signs, infinities, denormals, zeros, in turn."""
     return np.resize(np.roll(np.array(ODD_SINGLES, np.uint32), start), count)
 
 

@@ -1,6 +1,6 @@
-"""Values bit for bit (G5, G6): NaNs, infinities, denormals, signed zeros and sub-word elements, by every road.
+"""Values bit for bit (G5, G6): NaNs, infinities, denormals, signed zeros and sub-word elements, in every form.
 
-A value takes many roads: a scalar, a list, arrays, tensors and device values.
+The forms of a value: a scalar, a list, arrays, tensors and device values.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FORMS = ("contiguous", "odd places", "every second", "backwards", "columns")
 
 
 def forms(slab: Slab, count: int, dtype: DType) -> dict[str, View]:
-    """Targets for so many elements (an even number)."""
+    """Return targets for so many elements (an even number)."""
     item = dtype.itemsize
     return {
         "contiguous": slab.at(64, (count,), dtype.name),
@@ -42,7 +42,7 @@ def forms(slab: Slab, count: int, dtype: DType) -> dict[str, View]:
 
 
 def by_road(road: str, found: Array, dtype: DType, target: View, source: Slab) -> Any:  # noqa: ANN401
-    """These words as a value of the type, by one road; None where NumPy has no such array."""
+    """Return these words as a value of the type in one form; None if NumPy has no such array."""
     if road in ("device value", "strided device value"):
         step = dtype.itemsize * (1 if road == "device value" else -2)
         begin = 0 if step > 0 else (len(found) - 1) * -step
@@ -77,7 +77,7 @@ def test_g06_a_value_of_the_targets_type_is_not_converted(kit: Kit, name: str) -
 
 
 def by_every_road(kit: Kit, dtype: DType, into: Sequence[str]) -> None:
-    """Write bit patterns of a type by each road to targets of these forms."""
+    """Write bit patterns of a type in each form of value to these forms of targets."""
     __tracebackhide__ = True
     name = dtype.name
     every, some = patterns(dtype), patterns(dtype, every=False)
@@ -86,14 +86,14 @@ def by_every_road(kit: Kit, dtype: DType, into: Sequence[str]) -> None:
     skipped = {"tensor"} if name != "bfloat16" else {*ROADS[2:6]}
     reached = Reached([f"{road}, {form}" for road in ROADS for form in into if road not in skipped])
     for form in into:
-        found = every if form == FORMS[0] else some  # each pattern once by each road, and the edges everywhere
+        found = every if form == FORMS[0] else some  # each pattern once per form of value, and the edges everywhere
         target = forms(slab, len(found), dtype)[form]
         for turn, road in enumerate(ROADS):
             mixed = np.roll(found, 1 + turn)  # another element in each place than before
             value = by_road(road, mixed, dtype, target, source)
             if value is None:
                 if road == "strided device value":
-                    reached.note(f"{road}, {form}")  # of another shape it may be refused
+                    reached.note(f"{road}, {form}")  # with another shape it may be refused
                 continue
             arrive(slab.set(target, value))
             slab.over(target).view(words(dtype))[...] = mixed.reshape(target.shape)
@@ -106,7 +106,7 @@ def by_every_road(kit: Kit, dtype: DType, into: Sequence[str]) -> None:
 
 
 def singles(name: str) -> dict[str, list[int]]:
-    """By class of data, positive patterns of a type; each is to be taken with both signs."""
+    """Return positive patterns of a type by class of data; each is used with both signs."""
     exponent, fraction = FLOATS[name]
     top, quiet = ((1 << exponent) - 1) << fraction, 1 << (fraction - 1)
     one = ((1 << (exponent - 1)) - 1) << fraction
@@ -127,7 +127,7 @@ def test_g05_a_single_element_keeps_its_bits_and_fills_with_them(kit: Kit, name:
 
 
 def single_elements(kit: Kit, name: str) -> None:
-    """Write single elements of every class, as scalars, arrays of no axis and device values."""
+    """Write single elements of every class, as scalars, arrays without axes and device values."""
     __tracebackhide__ = True
     dtype, reached = dtype_of(name), Reached(CLASSES)
     kind, bits = words(dtype), 8 * dtype.itemsize
@@ -149,11 +149,12 @@ def single_elements(kit: Kit, name: str) -> None:
 
 
 PART, CONTAINERS = 2048, 3
-"""Bytes for the targets of one container of a value, and containers: each is checked beside the others' targets."""
+"""Bytes for the targets of one container of a value, and the number of containers: each is checked beside the other
+targets."""
 
 
 def single_targets(slab: Slab, begin: int, dtype: DType) -> list[View]:
-    """Targets of one element and of several, contiguous and not, from byte ``begin`` on."""
+    """Return targets of one element and of several, contiguous and not, starting at byte ``begin``."""
     name, item = dtype.name, dtype.itemsize
     return [
         slab.at(begin + 64, (), name), slab.at(begin + 128 + item, (1,), name), slab.at(begin + 256, (33,), name),
@@ -163,14 +164,14 @@ def single_targets(slab: Slab, begin: int, dtype: DType) -> list[View]:
 
 
 def clear(slab: Slab) -> None:
-    """Put poison back, so that the next write is seen."""
+    """Write poison again, so that the next write is noticed."""
     slab.should[...] = backdoor.POISON
     slab.any_nan.clear()
     backdoor.write(slab.device, slab.memory, 0, slab.should, slab.stream)
 
 
 def one_element(word: Array, dtype: DType, source: Slab) -> Iterator[Any]:
-    """One element in each container that keeps its bits."""
+    """Yield one element in each container that keeps its bits."""
     if dtype.name != "bfloat16":
         array = word.view(dtype.storage)
         yield array[0]
@@ -189,7 +190,7 @@ LISTED = {
     "finite": [1.0, -1.5, 2.0**-14, 65504.0, -(2.0**-126), 1 + 2.0**-8, 1 + 3 * 2.0**-8, 1 + 2.0**-8 + 2.0**-30,
                1 + 2.0**-11, 1 + 3 * 2.0**-11, 1 + 2.0**-24, 1 + 3 * 2.0**-24, 1 + 2.0**-24 + 2.0**-50, 0.1, -2.0**15],
 }  # fmt: skip
-"""Python floats of each class, ties and values beside ties for each type's rounding among them."""
+"""Python floats of each class, including ties and values beside ties for each type's rounding."""
 
 
 @guarantee(6)
@@ -230,14 +231,14 @@ def test_g06_float32_becomes_bfloat16_to_nearest_with_ties_to_even(kit: Kit) -> 
     ends = np.array([0x0000, 0x0001, 0x7FFF, 0x8000, 0x8001, 0xFFFF], np.uint32)
     found = (upper[:, None] | ends).reshape(-1)
     exponent = (found >> np.uint32(23)) & np.uint32(0xFF)
-    stays = (to_bfloat16(found) & np.uint16(0x7FFF)) < 0x7F80  # the others must be refused
+    stays = (to_bfloat16(found) & np.uint16(0x7FFF)) < 0x7F80  # the other values must be refused
     found = found[(exponent != 0xFF) & stays]
     slab = Slab(kit, 128 + 6 * len(found))
     for target in (slab.at(64, (len(found),), "bfloat16"), View(slab.memory, 64, (len(found),), (6,), half)):
         slab.write(target, found.view(np.float32), to_bfloat16(found))
         slab.check(f"{len(found)} float32 values, all upper halves with six lower ones each, in bfloat16")
         clear(slab)
-    sample = found[:: len(found) // 300]  # the kit's two oracles agree
+    sample = found[:: len(found) // 300]  # the kit's two oracles must agree
     for word in sample:
         should = converted(float(word.view(np.float32)), half)
         assert should == to_bfloat16(word.reshape(1)).tobytes(), f"the kit's own oracles differ at {word:#x}"
@@ -294,7 +295,7 @@ def test_g05_elements_narrower_than_a_word_leave_their_neighbours_at_every_place
 
 
 LINE = 16
-"""Bytes of neighbours: few, as some devices' order is costly to check while much of it is pending."""
+"""Bytes of neighbours: few, as checking the order of some devices is costly while much work is pending."""
 
 
 @guarantee(5)
@@ -311,7 +312,7 @@ def test_g05_neighbours_in_one_word_may_be_written_one_after_the_other(kit: Kit)
                 word = rng.integers(0, 256, dtype.itemsize, np.uint8).view(words(dtype))
                 tickets.append(slab.set(target, given(word, dtype)))
                 slab.over(target).view(words(dtype))[...] = word
-                if place % 3 == 0:  # a write over half of the former, and its neighbour
+                if place % 3 == 0:  # a write over half of the previous one, and its neighbour
                     half = slab.at(target.offset + dtype.itemsize // 2, (1,), "uint8")
                     tickets.append(slab.set(half, 7))
                     slab.over(half)[...] = 7

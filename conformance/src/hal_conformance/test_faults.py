@@ -1,4 +1,4 @@
-"""Under each fault: nothing is half applied, the error says what and the cure, and the device works afterwards."""
+"""Injected faults: no work is half applied, the error has fact and cure, and the device works afterwards."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PAIR = Group((0, 1), 0)
 
 @contextmanager
 def under(kit: Kit, fault: type[faults.Fault]) -> Iterator[tuple[Kit, faults.Fuse]]:
-    """Another opened device with the fault laid over it, and its fuse."""
+    """Open another device with the fault, and return its fuse too."""
     laid = Kit(replace(kit.subject, open=lambda: faults.lay(kit.subject.open(), fault)), kit.effort)
     try:
         yield laid, laid.device.fault  # type: ignore[attr-defined]  # laid over it
@@ -43,7 +43,7 @@ def under(kit: Kit, fault: type[faults.Fault]) -> Iterator[tuple[Kit, faults.Fus
 
 
 def attempt(call: Callable[[], object]) -> HalError | None:
-    """The error of the contract that a call raises."""
+    """Return the error of the contract that a call raises, or None."""
     try:
         call()
     except HalError as error:
@@ -52,7 +52,7 @@ def attempt(call: Callable[[], object]) -> HalError | None:
 
 
 def works(draw: Draw, rig: Rig, after: str) -> None:
-    """A request enters, a step runs, and its output is right."""
+    """Insert a request, run a step, and compare its output."""
     __tracebackhide__ = True
     rig.insert(draw_batch(draw, rig, ENTER)).wait(PATIENCE)
     rig.output(run_step(draw, rig))
@@ -176,7 +176,7 @@ def test_g16_a_lost_peer_is_told_and_nothing_of_its_step_is_sent(kit: Kit, draw:
 
 
 def saved(rig: Rig, step: Step) -> OutputRecord:
-    """Advance, save and wait, as a worker does that looks at no ticket but the last."""
+    """Advance, save and wait, as a worker that checks only the last ticket."""
     rig.update_inputs(step)
     rig.save(step).wait(PATIENCE)
     return rig.sink.records[-1]

@@ -1,4 +1,4 @@
-"""Keys and values from worker to worker: before the first byte, at the seal, when it is given up, when one is gone."""
+"""Keys and values between workers: before the first byte, at the seal, after a cancel, after a lost peer."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def test_g29_blocks_arrive_whole_where_they_were_promised(kit: Kit, draw: Draw) 
             handing.look(1)
         handover = handing.seal(KEY, len(sent))
         handing.until(lambda: bool(handing.d.told), "the end of a handover that was sealed")
-        assert handing.d.told == [Arrived(KEY, handover)], f"the decode side was told {handing.d.told}"
+        assert handing.d.told == [Arrived(KEY, handover)], f"the decode side got {handing.d.told}"
         handing.check_moved(sent, promised)
         handing.until(lambda: bool(handing.p.told), "the prefill side's word that all has arrived")
-        assert handing.p.told == [Arrived(KEY, handover)], f"the prefill side was told {handing.p.told}"
+        assert handing.p.told == [Arrived(KEY, handover)], f"the prefill side got {handing.p.told}"
 
 
 @guarantee(29)
@@ -47,7 +47,7 @@ def test_g29_nothing_has_arrived_before_its_seal(kit: Kit) -> None:
         handing.reserve(KEY, PROMISED)
         handing.send(KEY, 0, SENT)
         handing.look(50)
-        assert handing.d.told == [], f"all blocks came and no seal, and told was {handing.d.told}"
+        assert handing.d.told == [], f"all blocks came without a seal, but the events are {handing.d.told}"
         handing.seal(KEY, 3)
         handing.until(lambda: bool(handing.d.told), "the end of a handover that was sealed")
         assert kinds(handing.d.told) == [Arrived]
@@ -62,11 +62,11 @@ def test_g29_a_seal_of_another_count_is_no_arrival(kit: Kit, says: int) -> None:
         try:
             handing.seal(KEY, says)
         except InvalidValue:
-            return  # the sender's own side has seen it
+            return  # the sender's own side has noticed it
         handing.until(lambda: bool(handing.d.told and handing.p.told), "the end of a handover with a wrong seal")
-        told = f"2 blocks came, the seal says {says}, and told was"
+        told = f"2 blocks came, the seal states {says}, but the events are"
         assert kinds(handing.d.told) == [Rejected], f"{told} {handing.d.told}"
-        assert kinds(handing.p.told) == [Rejected], f"{told} {handing.p.told} to the prefill side"
+        assert kinds(handing.p.told) == [Rejected], f"{told} {handing.p.told} on the prefill side"
 
 
 def _flip(_: Blocks, data: bytearray) -> None:
@@ -139,7 +139,7 @@ def test_g30_no_end_is_told_while_blocks_are_being_written(kit: Kit, how: str) -
             _end(handing, how)
             handing.look()
             told = list(handing.d.told)
-        assert told == [], f"{told} was told while the writes of its blocks were held"
+        assert told == [], f"{told} came while the writes of its blocks were held"
         handing.until(lambda: bool(handing.d.told), "the end, once the writes had ended")
         assert len(ends(handing.d.told, KEY)) == 1
 
@@ -164,13 +164,13 @@ def test_g30_nothing_is_written_once_the_end_was_told(kit: Kit, how: str) -> Non
         handing.look()
         _end(handing, how)
         told = handing.d.told
-        handing.until_one(handing.d, lambda: bool(told), "the end")  # the prefill side has not heard of it yet
+        handing.until_one(handing.d, lambda: bool(told), "the end")  # the prefill side does not know it yet
         assert kinds(ends(handing.d.told, KEY)) == [Cancelled], f"told was {handing.d.told}"
         before = handing.d.cache.held()
         handing.send(KEY, 1, SENT[1:])
         handing.seal(KEY, 3)
         handing.until(lambda: bool(handing.p.told), "the prefill side's word that it was given up")
-        assert np.array_equal(handing.d.cache.held(), before), "blocks were written after Cancelled had been told"
+        assert np.array_equal(handing.d.cache.held(), before), "blocks were written after Cancelled"
         assert len(ends(handing.d.told, KEY)) == 1, f"one handover ended as {handing.d.told}"
 
 
@@ -243,7 +243,7 @@ def test_g32_a_peer_that_vanishes_ends_what_it_had_part_in(kit: Kit, gone: str, 
         handing.until_one(left, lambda: bool(ends(left.told, KEY)), "the end of a handover whose other side is gone")
         assert kinds(ends(left.told, KEY)) == [PeerLost], f"told was {left.told}"
         if gone == "p":
-            handing.until_one(left, lambda: bool(ends(left.told, other)), "the end of what was promised to it later")
+            handing.until_one(left, lambda: bool(ends(left.told, other)), "the end of a later reservation")
 
 
 @guarantee(32)
@@ -253,7 +253,7 @@ def test_g32_each_handover_ends_once_on_each_side(kit: Kit, draw: Draw) -> None:
     drawn = draw(st.lists(st.sampled_from(acts), max_size=12), "what happens, in turn")
     with Handing(kit, silence=SHORT) as handing:
         handing.reserve(KEY, PROMISED)
-        handing.reserve(KEY, PROMISED)  # the same call again changes nothing
+        handing.reserve(KEY, PROMISED)  # repeating the call has no effect
         sent, is_sealed = 0, False
         for act in drawn:
             if act == "send" and sent < 3 and not is_sealed and not handing.p.told:
@@ -267,7 +267,7 @@ def test_g32_each_handover_ends_once_on_each_side(kit: Kit, draw: Draw) -> None:
                 getattr(handing, act[-1]).look()
             elif act.startswith("look"):
                 getattr(handing, act[-1]).look()
-        if sent and not is_sealed:  # nobody goes on with it
+        if sent and not is_sealed:  # the handover does not continue
             handing.p.transfer.cancel(KEY)
         sides = [handing.d, *([handing.p] if sent else [])]
         handing.until(lambda: all(ends(side.told, KEY) for side in sides), "an end on each side")

@@ -155,7 +155,7 @@ def test_g12_the_decode_role_goes_on_after_the_first_token(kit: Kit, draw: Draw)
     for row in rig.output(step):
         if row.tokens:
             should = given[row.request_id]
-            assert row.position == should, f"{row.request_id} goes on at {row.position}, but should at {should}"
+            assert row.position == should, f"{row.request_id} continues at {row.position}, but should at {should}"
 
 
 @guarantee(12)
@@ -186,7 +186,7 @@ def test_g12_the_host_mirror_is_as_of_the_last_step_whose_output_was_taken(kit: 
         draw_proposal(draw, rig)
         should = {name: cells.copy() for name, cells in rig.model.cells.items()}
         ticket = cast(OutputTicket, rig.save(step))
-        insert_and_check(draw, rig)  # what comes after the output does not show in the mirror
+        insert_and_check(draw, rig)  # work after the output is not in the mirror
         rig.state.take(ticket)
         for name, column in rig.state.mirror.items():
             assert (column == should[name]).all(), (

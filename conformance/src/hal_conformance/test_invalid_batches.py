@@ -25,7 +25,7 @@ from .rigs.troubles import TROUBLES
 
 
 def prepared(kit: Kit, draw: Draw) -> Rig:
-    """A state with some requests in it."""
+    """Return a state with some requests in it."""
     rig = Rig(kit, draw(sizes(), "sizes"))
     rig.insert(draw_batch(draw, rig)).wait(PATIENCE)
     if draw(st.booleans(), "a step has run"):
@@ -34,7 +34,7 @@ def prepared(kit: Kit, draw: Draw) -> Rig:
 
 
 def refuse(rig: Rig, tasks: list[Task]) -> InvalidBatch:
-    """The batch is refused, and nothing has changed."""
+    """Assert that the batch is refused without any change."""
     __tracebackhide__ = True
     error = assert_raises(
         InvalidBatch,
@@ -127,11 +127,11 @@ def test_g08_a_slot_that_is_held_is_not_entered(kit: Kit, draw: Draw) -> None:
 def test_g08_only_who_is_in_a_slot_can_leave_it(kit: Kit, kind: TaskKind) -> None:
     rig = acts.working(kit)
     (inside, *_) = rig.model.residents.values()
-    outside = acts.entering(rig, acts.ENTERED).request  # admitted, and in no slot
+    outside = acts.entering(rig, acts.ENTERED).request  # admitted, but in no slot
     refuse(rig, [Task(kind, 0, outside)])
     refuse(rig, [Task(kind, acts.ENTERED, inside.admitted)])
     rig.insert([acts.leaving(rig, 0, kind)]).wait(PATIENCE)
-    rig.check("who was in the slot has left it")
+    rig.check("the slot's request has left it")
 
 
 @guarantee(8)
@@ -153,7 +153,7 @@ def test_g08_a_slot_is_not_preempted_again_before_that_was_reported(kit: Kit, dr
 @examples()
 def test_g08_a_request_admitted_for_a_state_of_other_sizes_is_refused(kit: Kit, draw: Draw) -> None:
     rig = Rig(kit, draw(sizes(), "sizes"))
-    alike = {"num_slots": rig.sizes.num_slots, "block_size": rig.sizes.block_size}  # no request depends on these
+    alike = {"num_slots": rig.sizes.num_slots, "block_size": rig.sizes.block_size}  # requests do not depend on these
     other = draw(sizes().filter(lambda size: replace(size, **alike) != rig.sizes), "other sizes")
     foreign = admit(draw(requests(other, "foreign"), "request"), lay_out(other))
     own = [draw_entering(draw, rig, slot, TaskKind.PREFILL, None) for slot in range(1, rig.sizes.num_slots)]

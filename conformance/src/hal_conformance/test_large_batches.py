@@ -1,6 +1,6 @@
 """``insert_tasks`` at the sizes of production: 512 slots, slot numbers past 16 bits, rows of megabytes (G9, G11).
 
-The cases are fixed rather than drawn: each size class must be met by each kind of task.
+The cases are fixed rather than drawn: each size class must occur with each kind of task.
 """
 
 from __future__ import annotations
@@ -114,11 +114,11 @@ WIDE = StateConfig(
     max_stop_length=300,
     max_bad_words=66_000,
 )
-"""Every row, and the record, longer than a number of 16 bits counts, in bytes or elements."""
+"""Every row, and the record, longer than a 16-bit number can count, in bytes or elements."""
 
 
 def wide(rig: Rig, at: int, share: float) -> AdmittedRequest:
-    """A request that fills so large a share of every row."""
+    """Return a request that fills so large a share of every row."""
 
     def part(most: int) -> int:
         return max(1, int(most * share))
@@ -161,7 +161,7 @@ def test_g09_rows_of_megabytes_are_written_to_their_last_element(kit: Kit) -> No
 
 
 def full_of_rows(kit: Kit) -> tuple[Rig, AdmittedRequest]:
-    """A state with a request in slot 1 that fills every row, and the request."""
+    """Return a state with a request in slot 1 that fills every row, and the request."""
     rig = Rig(kit, WIDE)
     reached = Reached(
         f"{what} past 16 bits" for what in ("tokens", "blocks", "bad words", "stop tokens", "record bytes")

@@ -1,6 +1,6 @@
 """``async_set_value`` at the sizes of production: megabytes, many runs, many axes, offsets past 4 GiB (G2, G3, G5).
 
-The cases are fixed rather than drawn: each size class must be met by each way that a value can take.
+The cases are fixed rather than drawn: each size class must occur with each form of value.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from .rigs.slab import GAP, Slab, comb, elements
 
 MIB = 1 << 20
 LENGTHS = [(1 << power) + off for power in (8, 12, 16, 20, 22) for off in (-1, 0, 1)]
-"""Bytes of one value: both sides of every border at which a device may change its way."""
+"""Bytes of one value: both sides of every border at which a device may change its method."""
 LONGEST = 17 * MIB + 3
 RUNS = (255, 256, 257, 1025)
 MANY_RUNS = {"quick": (70_001,), "default": (65_536, 70_001), "nightly": (65_536, 70_001)}
-"""Separate runs of one target: past what a block, a grid or a 16-bit index holds."""
+"""Separate runs of one target: more than a block, a grid or a 16-bit index holds."""
 WAYS = ("array", "array with gaps", "scalar", "device value")
 SOURCE = 2 * MIB
 AXES = range(13)
 ONES = {"quick": (0, 3, 19), "default": (0, 1, 3, 8, 19), "nightly": (0, 1, 3, 8, 19)}
-"""Axes of one element besides: with them up to 32, which every NumPy can view."""
+"""Additional axes of one element: with them up to 32, which every NumPy supports."""
 DEEP = 16
-"""Lists may be nested so deep."""
+"""Deepest nesting of lists."""
 PLENTY = 4
-"""Axes of a device value from which on a device may refuse, where it says so."""
+"""Axes of a device value from which on a device may refuse, with a reason."""
 
 
 def ways(slab: Slab, source: Slab, target: View, seed: int) -> Iterator[tuple[str, Any, Any]]:
-    """``(name, value, elements)`` for each way in which a value of the target's shape can be given."""
+    """Yield ``(name, value, elements)`` for each form of a value with the target's shape."""
     some = elements(seed, target.shape, target.dtype)
     if target.dtype.name != "bfloat16":
         yield "array", some, some
@@ -90,7 +90,7 @@ def test_g05_a_value_of_many_megabytes_lands_whole(kit: Kit) -> None:
 
 
 def many_runs(slab: Slab, begin: int, runs: int, dtype: str) -> dict[str, View]:
-    """Targets of so many separate runs, one after the other from byte ``begin`` on."""
+    """Return targets of so many separate runs, one after the other, starting at byte ``begin``."""
     kind = dtype_of(dtype)
     item = kind.itemsize
     reach, pairs = runs * 2 * item, runs * 5 * item
@@ -138,7 +138,7 @@ def test_g05_targets_of_more_runs_than_16_bits_count_are_written(kit: Kit, way: 
 
 @guarantee(5)
 def test_g05_runs_past_24_bits_of_offset_are_written_where_they_are(kit: Kit) -> None:
-    border, runs = 16 * MIB, 301  # from there on, a float of 32 bits does not tell neighbours apart
+    border, runs = 16 * MIB, 301  # from here on, a 32-bit float cannot distinguish neighbours
     slab, source = Slab(kit, border + 1 * MIB), Slab(kit, SOURCE >> 4, noise(4, SOURCE >> 4))
     for turn, way in enumerate(WAYS):
         for target in many_runs(slab, border - 601 + turn * 16 * runs, runs, "uint8").values():
@@ -147,7 +147,7 @@ def test_g05_runs_past_24_bits_of_offset_are_written_where_they_are(kit: Kit) ->
 
 
 def write_by(way: str, slab: Slab, source: Slab, target: View, seed: int) -> None:
-    """Write a value that is given one way."""
+    """Write a value in one form."""
     found = {name: (value, should) for name, value, should in ways(slab, source, target, seed)}
     slab.write(target, *found[way])
 
@@ -182,7 +182,7 @@ def test_g05_every_count_of_axes_is_written_element_by_element(kit: Kit) -> None
 
 
 def like(source: Slab, target: View, begin: int) -> View:
-    """A view of another block with a target's strides, but all its directions turned."""
+    """Return a view of another block with a target's strides, in all reversed directions."""
     strides = tuple(-stride for stride in target.strides)
     low = sum((extent - 1) * stride for extent, stride in zip(target.shape, strides, strict=True) if stride < 0)
     return View(source.memory, begin - low, target.shape, strides, target.dtype)

@@ -1,4 +1,4 @@
-"""Requests that are admitted by the thousand and inserted late, and what callers may change meanwhile (G9)."""
+"""Requests that are admitted by the thousand and inserted late, and changes by callers meanwhile (G9)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .rigs.many import MANY, leaving, prefill, prompt, request, varied
 from .rigs.rig import Rig
 
 EARLY = {"quick": 3000, "default": 20_000, "nightly": 70_000}
-"""Requests that are admitted before the first of them is inserted."""
+"""Requests admitted before the first of them is inserted."""
 
 
 @guarantee(9)
@@ -42,7 +42,7 @@ def test_g09_requests_admitted_by_the_thousand_are_inserted_late(kit: Kit) -> No
         rig.check(f"{what} of {len(made)} admitted requests entered")
         arrive(rig.insert(leaving(rig, range(64), TaskKind.ABORTED)))
         rig.output(rig.step(range(64)))
-    for at in (200, len(made) - 200, 201):  # by themselves too: a core may treat a few requests its own way
+    for at in (200, len(made) - 200, 201):  # single ones too: a core may treat a few requests differently
         arrive(rig.insert([prefill(rig, at % 64, made[at])]))
     rig.check("single requests entered late")
     rest = made[300:364]
@@ -57,7 +57,7 @@ def test_g09_what_was_inserted_is_kept_while_thousands_more_are_admitted(kit: Ki
     rig = Rig(kit, size)
     with kit.held(rig.stream):
         tickets = []
-        for low in (0, 8, 9):  # a few, one, and many: each may be staged in its own way
+        for low in (0, 8, 9):  # a few, one, and many: each may be staged differently
             high = {0: 8, 8: 9, 9: 80}[low]
             tickets.append(rig.insert([prefill(rig, slot, request(rig, slot)) for slot in range(low, high)]))
         for at in range(EARLY["quick"] // 2):

@@ -1,4 +1,4 @@
-"""Requests that leave: what is refused (G8), and each leaving reported once, whatever sinks and steps do (G18, G19)."""
+"""Requests that leave: refused tasks (G8), and each departure reported once, for all sinks and steps (G18, G19)."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ LEFT = (SlotStatus.PREEMPTED, SlotStatus.ABORTED)
 
 
 def of_another(rig: Rig, kind: TaskKind) -> Task:
-    """The slot is held, but by another request."""
+    """Return a leaving task for a slot held by another request."""
     return Task(kind, 0, rig.model.residents[1].admitted)
 
 
 def never_entered(rig: Rig, kind: TaskKind) -> Task:
-    """A request that was admitted and never inserted, for a slot that is free."""
+    """Return a leaving task for a free slot, with a request that was admitted but never inserted."""
     return replace(acts.entering(rig, FREE), kind=kind, num_computed_tokens=0, num_scheduled_tokens=0, blocks=())
 
 
 def never_held(rig: Rig, kind: TaskKind) -> Task:
-    """A request that runs, in a slot that it does not hold."""
+    """Return a leaving task with a running request, for a slot that it does not hold."""
     return Task(kind, FREE, rig.model.residents[1].admitted)
 
 
 def gone_already(rig: Rig, kind: TaskKind) -> Task:
-    """It has left before, and that was reported."""
+    """Return a leaving task for a request that has left and was reported."""
     task = acts.leaving(rig, 2, kind)
     rig.insert([task]).wait(PATIENCE)
     rig.output(rig.step(range(acts.SIZES.num_slots)))
@@ -50,21 +50,21 @@ def gone_already(rig: Rig, kind: TaskKind) -> Task:
 
 
 def released(rig: Rig, kind: TaskKind) -> Task:
-    """Its slot was released, as one whose request has ended."""
+    """Return a leaving task for a slot that was released, as if its request had ended."""
     task = acts.leaving(rig, 2, kind)
     rig.release([2])
     return task
 
 
 def replaced(rig: Rig, kind: TaskKind) -> Task:
-    """Another request has entered the slot meanwhile."""
+    """Return a leaving task for a slot that another request has entered meanwhile."""
     task = acts.leaving(rig, 2, kind)
     rig.insert([acts.leaving(rig, 2), acts.entering(rig, 2)]).wait(PATIENCE)
     return task
 
 
 def outside(rig: Rig, kind: TaskKind) -> Task:
-    """There is no such slot: counted from the end, it would be one that is held."""
+    """Return a leaving task for a slot that does not exist: counted from the end, it would be a held one."""
     return Task(kind, 2 - acts.SIZES.num_slots, rig.model.residents[2].admitted)
 
 
@@ -77,7 +77,7 @@ NOT_HELD: dict[str, Callable[[Rig, TaskKind], Task]] = {
     "replaced": replaced,
     "no slot": outside,
 }
-"""What is wrong with a leaving."""
+"""The fault of a leaving task."""
 
 
 @guarantee(19, also=(8, 9, 18))
@@ -128,7 +128,7 @@ def test_g19_releasing_what_is_free_or_wrong_changes_nothing_else(kit: Kit) -> N
 
 
 def told(records: list[OutputRecord]) -> Counter[tuple[str, SlotStatus]]:
-    """How often each leaving was told."""
+    """Count the reports of each departure."""
     found: Counter[tuple[str, SlotStatus]] = Counter()
     for record in records:
         for name, status in zip(record.request_ids, record.status.tolist(), strict=True):
@@ -138,7 +138,7 @@ def told(records: list[OutputRecord]) -> Counter[tuple[str, SlotStatus]]:
 
 
 def departed(rig: Rig) -> Counter[tuple[str, SlotStatus]]:
-    """Let one request be preempted and one aborted; what must be told of it, once each."""
+    """Let one request be preempted and one aborted; return the expected reports, once each."""
     rig.insert([acts.leaving(rig, 0), acts.leaving(rig, 2, TaskKind.ABORTED)]).wait(PATIENCE)
     names = {slot: leavers[-1].request_id for slot, leavers in rig.model.leavers.items()}
     return Counter({(names[0], SlotStatus.PREEMPTED): 1, (names[2], SlotStatus.ABORTED): 1})
@@ -182,9 +182,9 @@ def test_g19_a_leaving_is_told_once_whatever_its_sink_does(kit: Kit, kind: str, 
         acts.update_inputs(rig).wait(PATIENCE)
         rig.output(rig.step(everything))
     found = told([*records, *rig.sink.records])
-    assert found == should, f"leavings were told {dict(found)} times, but should be {dict(should)} (sink: {kind})"
-    assert not rig.state.host_table.preempted, f"the host still has {rig.state.host_table.preempted} to tell"
-    assert not rig.state.host_table.aborted, f"the host still has {rig.state.host_table.aborted} to tell"
+    assert found == should, f"departures were reported {dict(found)} times, but should be {dict(should)} (sink: {kind})"
+    assert not rig.state.host_table.preempted, f"the host still has {rig.state.host_table.preempted} to report"
+    assert not rig.state.host_table.aborted, f"the host still has {rig.state.host_table.aborted} to report"
 
 
 @guarantee(18, also=(19, 20))
@@ -202,7 +202,9 @@ def test_g18_a_leaving_waits_for_the_step_that_names_its_slot(kit: Kit, follower
         assert_rows(record, rows)
         records.append(record)
         rig.check(f"save_output of slots {order}")
-    assert told(records) == should, f"leavings were told {dict(told(records))} times, but should be {dict(should)}"
+    assert told(records) == should, (
+        f"departures were reported {dict(told(records))} times, but should be {dict(should)}"
+    )
 
 
 @guarantee(18, also=(19,))
@@ -217,9 +219,11 @@ def test_g18_who_leaves_and_who_enters_one_slot_are_both_told(kit: Kit) -> None:
     acts.update_inputs(rig).wait(PATIENCE)
     before = len(rig.sink.records)
     rows = rig.output(rig.step([1, 0, FREE]))
-    assert len(rows) == 4, f"two requests have left slot 1, one is in it and one in slot 0, but {len(rows)} are told"
+    assert len(rows) == 4, (
+        f"two requests have left slot 1, one is in it and one in slot 0, but {len(rows)} are reported"
+    )
     rig.output(rig.step([1, 0, FREE]))
-    assert told(rig.sink.records[before:]) == should, f"leavings of one slot: {told(rig.sink.records[before:])}"
+    assert told(rig.sink.records[before:]) == should, f"departures of one slot: {told(rig.sink.records[before:])}"
     assert np.array_equal(rig.state.host_table.admission_ids != 0, [True, True, True, False, False]), (
-        "who is in the slots"
+        "the requests in the slots"
     )

@@ -1,4 +1,4 @@
-"""The state machine as a test: it bears G9, as every byte is compared, and drives all other guarantees along."""
+"""The state machine as a test: it is marked G9, as every byte is compared, and exercises all other guarantees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Device memory as it is handed out (alignment, size, neighbours: G26), and nothing that a call takes and keeps."""
+"""Allocated device memory (alignment, size, neighbours: G26), and calls that must not leak."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from .rigs import acts
 from .rigs.rig import Rig
 
 SMALL = (1, 2, 7, 8, 63, 64, 65, 100, 127, 129, 1000, 4095, 4097, 65537, 1 << 20, (1 << 20) + 3)
-"""Bytes asked for, most of them no multiple of anything."""
+"""Requested bytes, most of them no round number."""
 
 
 @guarantee(26, also=(5, 9, 13, 14))
@@ -72,8 +72,8 @@ def test_g26_states_are_aligned_and_apart(kit: Kit) -> None:
 
 
 class Held(NamedTuple):
-    """What the process holds: threads, descriptors, blocks of Python's allocator (an object is one or more), bytes of
-    the C heap (arrays, long strings; 0 where the library does not tell), and bytes in memory."""
+    """The resources of the process: threads, descriptors, blocks of Python's allocator (at least one per object), bytes
+    of the C heap (arrays, long strings; 0 if the library does not report them), and resident bytes."""
 
     threads: int
     descriptors: int
@@ -89,7 +89,7 @@ class Mallinfo(ctypes.Structure):
 
 
 def heap() -> int:
-    """Bytes that the C heap has given out."""
+    """Return the bytes allocated on the C heap."""
     found = getattr(ctypes.CDLL(None), "mallinfo2", None)
     if found is None:
         return 0
@@ -99,7 +99,7 @@ def heap() -> int:
 
 
 def held() -> Held:
-    """As it is now."""
+    """Return the current resources."""
     gc.collect()
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     threads = max(len(os.listdir("/proc/self/task")), threading.active_count())
@@ -108,20 +108,20 @@ def held() -> Held:
 
 
 WINDOWS = 8
-"""A leak is there in each of so many windows; pools that fill, and other threads, are not."""
+"""A leak appears in each of so many windows; filling pools and other threads do not."""
 BLOCKS, HEAP, CALLS = 2, 16 << 10, 13
-"""Blocks that are forgiven a round, and bytes a block: caches of NumPy's fill slowly, and a simulator that writes a
-trace keeps that. Calls in the longest round."""
+"""Tolerated blocks per round, and bytes per block: caches of NumPy fill slowly, and a simulator that writes a trace
+keeps it. Calls in the longest round."""
 LARGE = 1 << 17
-"""Bytes of the large write of each round: whoever keeps what it was made of is over that."""
+"""Bytes of the large write of each round: a leak of its data exceeds the limits."""
 RESTS = 2.0
-"""Seconds that threads have to end after what they were for is over; on a busy machine they end late."""
+"""Seconds in which finished threads must end; on a busy machine they end late."""
 RESIDENT = 8 << 20
-"""Bytes in memory that are forgiven a window: of the allocators of the process."""
+"""Tolerated resident bytes per window: of the process's allocators."""
 
 
 def rested(threads: int) -> Held:
-    """As it is once threads that are ending have ended, so that no more than ``threads`` are left, or after a while."""
+    """Return the resources once ending threads have ended, so that at most ``threads`` remain, or after a while."""
     end = time.monotonic() + RESTS
     while (found := held()).threads > threads and time.monotonic() < end:
         time.sleep(0.01)
@@ -129,9 +129,9 @@ def rested(threads: int) -> Held:
 
 
 def kept(once: Callable[[], None], rounds: int, blocks: int = BLOCKS) -> str:
-    """What each of some windows of ``rounds`` left behind, or "". ``blocks``: how many are forgiven a round.
+    """Return what each of some windows of ``rounds`` left behind, or "". ``blocks``: tolerated blocks per round.
 
-    The first window that leaves nothing behind is the last: a leak would have shown in it.
+    The first window without remains is the last: a leak would have appeared in it.
     """
     bounds = Held(rounds // 5, rounds // 5, blocks * rounds, HEAP * blocks * rounds, RESIDENT)
     found, told = set(Held._fields), ""
@@ -149,12 +149,12 @@ def kept(once: Callable[[], None], rounds: int, blocks: int = BLOCKS) -> str:
 
 
 def wrap(rig: Rig, large: View) -> None:
-    """Write something large, so that a staging ring comes round, and drops what it has kept of small writes."""
+    """Write a large value, so that a staging ring wraps and drops the entries of small writes."""
     rig.bound.async_set_value(target=large, value=np.ones(large.shape, np.int64), stream=rig.stream).wait(PATIENCE)
 
 
 def hooks(rig: Rig) -> None:
-    """Every hook and primitive, once, and back to where it began."""
+    """Call every hook and primitive once, and return to the initial state."""
     for act in acts.VALUES.values():
         act(rig)
     acts.submit(rig)
@@ -167,18 +167,18 @@ def hooks(rig: Rig) -> None:
     rig.device.event(rig.stream).wait(PATIENCE)
     rig.model.requests.clear()
     rig.model.loose.clear()
-    rig.model.bound[:] = [0] * acts.SIZES.num_slots  # every round enters the slot anew
+    rig.model.bound[:] = [0] * acts.SIZES.num_slots  # every round enters the slot again
 
 
 def tickets_nobody_waits_for(rig: Rig) -> None:
-    """Calls whose tickets are thrown away."""
+    """Make calls whose tickets are dropped."""
     for act in (acts.scalar, acts.array, acts.submit, acts.update_inputs):
         act(rig)
     rig.stream.synchronize(PATIENCE)
 
 
 def refusals(rig: Rig) -> None:
-    """Calls that are refused, by the host and by a sink."""
+    """Make calls that the host and a sink refuse."""
     bound, stream, state = rig.bound, rig.stream, rig.state
     wrong: list[Callable[[], object]] = [
         lambda: bound.async_set_value(target=state.view("seed"), value=1.5, stream=stream),
@@ -196,13 +196,13 @@ def refusals(rig: Rig) -> None:
 
 
 def memory(rig: Rig) -> None:
-    """Device memory, taken and given back."""
+    """Allocate and free device memory."""
     block = rig.device.allocate(1 << 18)
     backdoor.write(rig.device, block, 0, np.full(1 << 18, 3, np.uint8), rig.stream)
 
 
 def states(rig: Rig) -> None:
-    """States, made, used and dropped."""
+    """Create, use and drop states."""
     state = rig.bound.state(acts.SIZES, name="short-lived")
     request = state.admit(Request("r", [1, 2, 3]))
     task = Task(TaskKind.PREFILL, 0, request, 0, 3, [0])
@@ -211,12 +211,12 @@ def states(rig: Rig) -> None:
 
 ROUNDS: dict[str, tuple[Callable[[Rig], None], int]] = {
     "hooks": (hooks, 40),
-    "tickets nobody waits for": (tickets_nobody_waits_for, 50),
+    "tickets without a waiter": (tickets_nobody_waits_for, 50),
     "refusals": (refusals, 40),
     "memory": (memory, 40),
     "states": (states, 20),
 }
-"""What is done again and again, and how often in a window; each is several calls."""
+"""The repeated calls, and their number in a window; each is several calls."""
 
 
 @guarantee(26, also=(1, 2, 3, 10, 19, 22, 23))
@@ -235,7 +235,7 @@ def test_g26_hundreds_of_calls_keep_nothing(kit: Kit, what: str) -> None:
         again()
     found = kept(again, rounds, BLOCKS + CALLS * kit.subject.support.keeps)
     one.renew()
-    assert not found, f"each {rounds} rounds of {what} leave {found}: the calls keep what they take"
+    assert not found, f"each {rounds} rounds of {what} leave {found}: the calls leak"
 
 
 @guarantee(26)

@@ -1,4 +1,4 @@
-"""The mode that a ticket names is true, in both directions (G7): of every hook and primitive, held and not."""
+"""The mode of a ticket is true, in both directions (G7): for every hook and primitive, held and not."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from .rigs.rig import Rig
 
 HELD = ("async_h2d", "async_d2h", "can_hold_stream")
 COPIES = ("save_output", "copy_out")
-WORKS = [name for name in acts.ACTS if name != "broadcast"]  # which in a group of one is no work
+WORKS = [name for name in acts.ACTS if name != "broadcast"]  # which in a group of one does no work
 
 
 def check_told(rig: Rig, ticket: Ticket, what: str) -> None:
-    """A ticket that says "sync" is done, and its work can be seen from another stream that waits for nothing."""
+    """Assert that a ticket with mode "sync" is done, and that an independent stream sees its work."""
     __tracebackhide__ = True
     assert ticket.mode in ("async", "sync"), f"{what}: the ticket's mode is {ticket.mode!r}"
     if ticket.mode == "async":
         return
-    if what == "broadcast":  # in a group of one it is no work, and says nothing of what was put there before
+    if what == "broadcast":  # in a group of one it does no work, and so does not cover earlier work
         return
-    if what != "save_output":  # whose work on the device is the copy; it is done when its sink has the record
+    if what != "save_output":  # its work on the device is the copy; it is done when its sink has the record
         assert ticket.done(), f'{what}: the ticket says "sync", but it is not done'
     mine, rig.stream = rig.stream, rig.device.stream()
     try:
@@ -44,7 +44,7 @@ def check_told(rig: Rig, ticket: Ticket, what: str) -> None:
 def test_g07_a_ticket_that_says_sync_is_done_and_its_work_is_there(kit: Kit, what: str) -> None:
     rig = acts.working(kit)
     for _ in range(2):
-        acts.submit(rig)  # something that a careless device is still at
+        acts.submit(rig)  # work that a careless device may still be executing
     ticket = acts.ACTS[what](rig)
     check_told(rig, ticket, what)
     said = ticket.mode
@@ -79,12 +79,12 @@ def test_g07_behind_a_held_stream_every_call_returns_and_says_async(kit: Kit, wh
 
 
 BACKLOG, LARGE, TRIES = 64, 1 << 22, 8
-"""Copies of so many bytes are put before a write; in one of so many tries its ticket must not be done at once."""
+"""Copies of so many bytes are queued before a write; in one of so many tries its ticket must not be done at once."""
 
 
 @guarantee(7, requires=("async_h2d", "not can_hold_stream"), also=(3,))
 def test_g07_a_device_that_claims_to_be_asynchronous_does_not_do_the_work_in_the_call(kit: Kit) -> None:
-    """Where a stream can be held, the test above shows it; a device may also be quick."""
+    """If a stream can be held, the test above shows it; a device may also be fast."""
     device, stream = kit.device, kit.device.default_stream
     block, small = device.allocate(2 * LARGE), device.allocate(64)
     dtype = dtype_of("int64")

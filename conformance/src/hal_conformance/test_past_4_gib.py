@@ -17,7 +17,7 @@ from .rigs.slab import elements
 
 @guarantee(1)
 def test_g01_what_is_copied_out_past_4_gib_lies_there(kit: Kit, far: Far) -> None:
-    """Every window has bytes of its own; they are copied together, and each by itself."""
+    """Every window has different bytes; they are copied together, and one by one."""
     far.tell_apart()
     far.check("every window was given other bytes")
     for begin, part in zip(far.windows, far.parts(), strict=True):
@@ -57,7 +57,7 @@ def test_g05_device_values_and_records_past_4_gib_are_not_cut(kit: Kit, far: Far
     far.set(above, other, [item.tobytes() for item in other])
     far.set(below, above[::-1], [item.tobytes() for item in other[::-1]])
     far.check("a device value from past 4 GiB to below")
-    stride = 1 << 30  # a slot's share: with it slot 4 lies past 32 bits
+    stride = 1 << 30  # a slot's share: with it slot 4 is beyond 32 bits
     records = Records(
         np.array([4, 0, 2], np.int32), noise(18, 3 * 16).reshape(3, 16), np.array([(320, stride, 0, 16)], SCATTER_MAP)
     )

@@ -1,4 +1,4 @@
-"""The primitives that everything stands on: plans against plain bytes (G4, G5), copies out (G1), and both together."""
+"""The primitives on which all else relies: plans compared with bytes (G4, G5), copies out (G1), and both together."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .rigs.block import Block
 
 
 def draw_writes(draw: Draw, block: Block) -> PlanBuilder:
-    """Copies and fills that may overlap; the block expects them in their order."""
+    """Return copies and fills that may overlap; the block expects them in their order."""
     builder = PlanBuilder(block.memory)
     for _ in range(draw(st.integers(1, 6), "writes")):
         offset = draw(st.integers(0, 60), "offset")

@@ -1,4 +1,4 @@
-"""Every mode of decoding on real ranks that draw apart, on a state of either kind (G13)."""
+"""Every mode of decoding on real ranks that sample differently, on a state of either kind (G13)."""
 
 from __future__ import annotations
 

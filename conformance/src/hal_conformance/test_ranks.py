@@ -22,30 +22,30 @@ from .ranks.work import Met, Seen
 PAIR = ((0, 1),)
 SHAPES = pytest.mark.parametrize("groups", [PAIR, GROUPS], ids=["two-ranks", "two-by-two"])
 SPLITS = (PAIR, GROUPS, ((1, 0),), ((1, 0), (3, 2)))
-"""Groups as ranks name them: the first named is the source."""
+"""Groups in the ranks' order: the first named is the source."""
 SLACK = 8.0
-"""Seconds beyond the timeout that are forgiven a machine with other things to do."""
+"""Tolerated seconds beyond the timeout, for a busy machine."""
 A_CALL = 2
 """Broadcasts of one state in one example: the second finds the first one's bytes."""
 AGREED = ("sampled_token_ids",)
 AGREED_WITH_DRAFTS = (*AGREED, "accept_tokens", "accept_num", "step_idx", "stop_flags")
-"""What ranks agree on, as the contract has it and not as the slot table does, which may lack one: before each broadcast
-the ranks differ in all of them, those too in which they differ only if something went wrong."""
+"""The fields that ranks share, by the contract and not by the slot table, which may lack one. Before each broadcast the
+ranks differ in all of them, including those that normally differ only after an error."""
 
 
 def told(groups: Any) -> list[int]:  # noqa: ANN401 (nested sequences)
-    """The ranks of all groups."""
+    """Return the ranks of all groups."""
     return [rank for group in groups for rank in group]
 
 
 def assert_well(rank: int, error: Met | None, what: str) -> None:
-    """The rank met no error."""
+    """Assert that the rank got no error."""
     __tracebackhide__ = True
     assert error is None, f"rank {rank}: {what} raised {error.kind}: {error.text}" if error else ""
 
 
 def assert_agreed(rank: int, mine: Seen, source: Seen, size: StateConfig) -> None:
-    """After each broadcast the slice is the source's, and not one other byte has changed."""
+    """Assert that after each broadcast the slice equals the source's, and that not one other byte has changed."""
     __tracebackhide__ = True
     layout = lay_out(size)
     part = layout.groups["broadcast_speculative" if size.max_draft_tokens else "broadcast"]
@@ -111,7 +111,7 @@ DIFFERENCES: dict[str, dict[str, Any]] = {
 def test_g14_what_ranks_hold_unequal_is_found_before_the_first_collective(kit: Kit, what: str) -> None:
     answers = kit.ranks.run(kit.recipe, rank_work.disagree, PLAIN, {1: DIFFERENCES[what]}, ranks=[0, 1])
     for rank, (error, unchanged, later) in answers.items():
-        assert error is not None, f"rank {rank} went on, though rank 1 has another {what}"
+        assert error is not None, f"rank {rank} continued, though rank 1 has another {what}"
         assert error.kind == "StateUnusable", f"rank {rank} met {error.kind}: {error.text}"
         assert all(error.named), f"rank {rank}: {error.text} names device, hook, argument and cure as {error.named}"
         assert unchanged, f"rank {rank}: a collective wrote to the state, though rank 1 has another {what}"
@@ -120,10 +120,10 @@ def test_g14_what_ranks_hold_unequal_is_found_before_the_first_collective(kit: K
 
 
 def assert_found(answer: tuple[Met | None, int, Met | None], rank: int, what: str) -> None:
-    """The rank met the disagreement, sent nothing, and does not use the state again."""
+    """Assert that the rank detected the disagreement, sent no output, and refuses the state."""
     __tracebackhide__ = True
     error, sent, later = answer
-    assert error is not None, f"{what}, and rank {rank} went on with another step's tokens"
+    assert error is not None, f"{what}, but rank {rank} continued with another step's tokens"
     assert error.kind == "StateUnusable", f"{what}: rank {rank} met {error.kind}: {error.text}"
     assert sent == 0, f"{what}: rank {rank} sent {sent} records of it"
     assert later is not None, f"{what}: rank {rank} may use the state again"
@@ -169,11 +169,11 @@ def test_g17_only_the_first_rank_sends_and_all_know_the_same(kit: Kit, groups: A
             assert steps == should, f"rank {rank} of {group} sent steps {steps}, but should send {should}"
             assert mine.known == first.known, f"rank {rank} knows {mine.known}, but rank {group[0]} {first.known}"
             assert mine.fields == first.fields, f"rank {rank} and rank {group[0]} differ after the last step"
-        assert [row[3] for row in first.sent] == first.known, f"rank {group[0]} sent other tokens than it knows"
+        assert [row[3] for row in first.sent] == first.known, f"rank {group[0]} sent other tokens than its own"
         of = first.known if path.endswith("top-k") else [None] * len(first.known)
         assert first.chosen == of, f"{path}: rank {group[0]} sent log-probabilities of {first.chosen}, not of {of}"
         lost = [names for _, names, status, _ in first.sent if SlotStatus.PREEMPTED in status]
-        assert len(lost) == 1, f"one request was preempted, but {len(lost)} records of rank {group[0]} say so"
+        assert len(lost) == 1, f"one request was preempted, but {len(lost)} records of rank {group[0]} report it"
 
 
 @guarantee(18, requires=RANKS)
@@ -189,7 +189,7 @@ def test_g18_the_clean_up_happens_on_every_rank_of_real_groups(kit: Kit, groups:
 
 
 def check_casualty(kit: Kit, groups: Any, victim: int, how: str, lose: Any = rank_losses.lose) -> None:  # noqa: ANN401
-    """One rank is lost, hung or stays away: its group hears of it in time, nobody else does, and devices go on."""
+    """Let one rank be lost, hung or absent: only its group gets an error, in time, and other devices continue."""
     __tracebackhide__ = True
     ranks = [rank for rank in told(groups) if rank != victim]
     with kit.ranks.casualty(kit.recipe, lose, victim, how, groups):
@@ -198,11 +198,11 @@ def check_casualty(kit: Kit, groups: Any, victim: int, how: str, lose: Any = ran
         if not any(rank in group and victim in group for group in groups):
             assert_well(rank, lost.error, f"broadcast {lost.calls}, while rank {victim} of another group was {how},")
             continue
-        assert lost.error is not None, f"rank {rank} never heard that rank {victim} was {how}"
+        assert lost.error is not None, f"rank {rank} got no error although rank {victim} was {how}"
         assert lost.error.kind == "GroupLost", f"rank {rank} met {lost.error.kind}: {lost.error.text}"
         assert all(lost.error.named), f"rank {rank}: {lost.error.text} names {lost.error.named}"
         took = lost.error.seconds
-        assert took < TIMEOUT + SLACK, f"rank {rank} heard after {took:.1f} s, the timeout is {TIMEOUT} s"
+        assert took < TIMEOUT + SLACK, f"rank {rank} got the error after {took:.1f} s, but the timeout is {TIMEOUT} s"
         for what, later in (("the same state", lost.again), ("another state", lost.another_state)):
             assert later is not None, f"rank {rank}: a broadcast of {what} goes through on a dead group"
             again = f"rank {rank}: a broadcast of {what} on a dead group"

@@ -1,4 +1,4 @@
-"""No write reaches a slot before the last step that reads it has passed (G28), whoever reads and writes, and where."""
+"""No write reaches a slot before the last step that reads it has passed (G28), for all readers, writers and streams."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hal_core.tickets import Ticket
 
 LEFT, NAMED, EMPTY = 1, (0, 1, 2), 4
-"""The slot that is left and entered, the slots that every step names, and one that no step names."""
+"""The slot that a request leaves and another enters, the slots that every step names, and one that no step names."""
 
 Write = Callable[[Rig, list[Task]], "Ticket"]
 
@@ -67,30 +67,31 @@ WRITES: dict[str, Write] = {
     "a value for one slot": _set_slot,
     "a value for every slot": _set_all,
 }
-"""Told to the call; ``update_inputs`` looks at every slot, so even a slot that no step names is read."""
-STREAMS = ("from the default stream to another", "from another stream to the default one", "between two others")
+"""Description to the call; ``update_inputs`` reads every slot, including one that no step names."""
+STREAMS = ("from the default stream to another", "from another stream to the default one", "between two other ones")
 
 
 def streams(kit: Kit, which: str) -> tuple[Stream, Stream]:
-    """Where the reader is, and where the writer."""
+    """Return the streams of the reader and the writer."""
     device = kit.device
     reader = device.default_stream if which == STREAMS[0] else device.stream()
     return reader, device.default_stream if which == STREAMS[1] else device.stream()
 
 
 WAITS = (
-    "it waits for the device, so a write that overlaps a step cannot be shown, nor be had. Either provide a kernel: "
-    "override update_inputs() so that it puts its work on the stream and returns (the default of DeviceBase copies the "
-    "state out and back). Or declare it: update_waits = True in the plugin's Support, which takes overlapped_update "
-    "from what it offers; what needs it is then skipped"
+    "it waits for the device, so a write that overlaps a step cannot be tested, nor used. Either provide a kernel: "
+    "override update_inputs() so that it queues its work on the stream and returns (the default of DeviceBase copies "
+    "the state out and back). Or declare it: update_waits = True in the plugin's Support, which removes "
+    "overlapped_update from its offers; tests that need it are then skipped"
 )
 
 
 def update_held(rig: Rig, latch: Latch, order: tuple[int, ...]) -> Ticket:
-    """A step on the stream that is held. One check tells a device whose ``update_inputs`` waits; others are skipped."""
+    """Run a step on the held stream. If the device's ``update_inputs`` waits, one check reports it; other checks are
+    skipped."""
     __tracebackhide__ = True
     if rig.kit.update_waits:
-        pytest.skip("update_inputs waits for the device, as another check of G28 says")
+        pytest.skip("update_inputs waits for the device, as reported by another check of G28")
     ticket = rig.update_inputs(rig.step(order))
     if latch.forced:
         rig.kit.update_waits = True
@@ -99,7 +100,7 @@ def update_held(rig: Rig, latch: Latch, order: tuple[int, ...]) -> Ticket:
 
 
 def still_waits(told: str, ticket: Ticket) -> None:
-    """The write is behind what is held."""
+    """Assert that the write waits behind the held step."""
     __tracebackhide__ = True
     assert not ticket.done(), f"{told} is done, though a step that reads the slots is held"
     assert_raises(TicketTimeout, lambda: ticket.wait(SHORT), f"{told}, behind a step that is held: its ticket")
@@ -129,7 +130,7 @@ def test_g28_a_write_comes_after_a_step_on_another_stream(kit: Kit, what: str, w
 def test_g28_a_write_comes_after_every_step_and_not_the_first_or_last_alone(
     kit: Kit, what: str, last_first: bool
 ) -> None:
-    """Three steps on two streams, the second of which waits for the first; they are let go one by one."""
+    """Three steps on two streams, the second of which waits for the first; they are released one by one."""
     device, held, writer = kit.device, [kit.device.stream(), kit.device.stream()], kit.device.stream()
     rig, tasks = filled(kit, NAMED)
     told = f"{what} behind three steps on two streams"
@@ -157,7 +158,7 @@ def test_g28_a_write_comes_after_every_step_and_not_the_first_or_last_alone(
 @pytest.mark.parametrize("which", STREAMS)
 @pytest.mark.parametrize("what", WRITES)
 def test_g28_what_a_reader_sees_is_not_written_over(kit: Kit, what: str, which: str) -> None:
-    """A reader that the worker tells the state of; it is a copy here, so ``update_inputs`` need not overlap."""
+    """A reader registered by the worker; it is a copy here, so ``update_inputs`` need not overlap."""
     reader, writer = streams(kit, which)
     if what == "a request that enters a slot the step does not name":
         return  # this reader names its slots
@@ -182,7 +183,7 @@ def test_g28_what_a_reader_sees_is_not_written_over(kit: Kit, what: str, which: 
 
 @guarantee(28, requires=("async_h2d", "async_d2h", "can_hold_stream"))
 def test_g28_a_write_comes_after_each_of_several_readers(kit: Kit) -> None:
-    """Readers on three streams that know nothing of each other, let go in different orders."""
+    """Independent readers on three streams, released in different orders."""
     for order in ((0, 1, 2), (2, 1, 0), (1, 2, 0)):
         rig, tasks = filled(kit, NAMED)
         should = rig.model.block.copy()
@@ -208,7 +209,7 @@ def test_g28_a_write_comes_after_each_of_several_readers(kit: Kit) -> None:
 
 @guarantee(28, requires=("async_h2d", "can_hold_stream", "overlapped_update"))
 def test_g28_a_step_holds_up_no_other_state_and_no_host(kit: Kit) -> None:
-    """The step of one state is held; another state, and the first one once the step has passed, are written at once."""
+    """The step of one state is held. Another state is written at once, and so is the first once its step has passed."""
     held, writer = kit.device.stream(), kit.device.stream()
     rig, tasks = filled(kit, NAMED)
     other = Rig(kit, SIZES, name="other")

@@ -1,7 +1,7 @@
-"""The staging ring under pressure (G2, G3): each span is fenced by its own event, also where the ring goes round.
+"""The staging ring under pressure (G2, G3): each span is fenced by its own event, also where the ring wraps.
 
-The ring is made small, streams are held, and every write has a place of its own, so that a span that was used again
-before it was read shows in the write it belonged to. What a full ring refuses is in ``test_ring_refusals.py``.
+The ring is made small, streams are held, and every write has its own target. A span reused before it was read is
+noticed in the write it belonged to. ``test_ring_refusals.py`` has the refusals of a full ring.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def test_g03_a_span_is_fenced_by_its_own_stream_and_not_a_neighbours(small: Kit)
 
 
 def on_pairs(small: Kit, first: str) -> None:
-    """:func:`two_streams` on the default stream and another, and on two others."""
+    """Run :func:`two_streams` on the default stream and another, and on two others."""
     __tracebackhide__ = True
     for told, held, free in pairs(small)[: PAIRS[small.effort.profile]]:
         two_streams(small, first, told, held, free)
@@ -51,7 +51,7 @@ def two_streams(small: Kit, first: str, told: str, held: Stream, free: Stream) -
     """Hold one stream while another one uses the ring many times over."""
     __tracebackhide__ = True
     lines = Lines(small, 5 * RING)
-    arrive(lines.must_write(300, held))  # a fence that has passed, to be mistaken for the next one's
+    arrive(lines.must_write(300, held))  # a passed fence, which must not be taken for the next one's
     if first != "early":
         for _ in range(150):
             lines.must_write(300, free)
@@ -60,7 +60,7 @@ def two_streams(small: Kit, first: str, told: str, held: Stream, free: Stream) -
             lines.must_write(nbytes, held)
             if first == "between":
                 arrive(lines.must_write(nbytes, free))
-        for _ in range(140):  # many fences of the other stream that have passed
+        for _ in range(140):  # many passed fences of the other stream
             lines.must_write(200, free)
         arrive(lines.tickets[-1])
         for _ in range(25):
@@ -72,11 +72,11 @@ def two_streams(small: Kit, first: str, told: str, held: Stream, free: Stream) -
             arrive(ticket)
     lines.check(f"{told}: the first was held while the second used the ring many times over")
     lines.must_write(400_000, held)
-    lines.check(f"{told}: both went on")
+    lines.check(f"{told}: both continued")
 
 
 ROUNDS = {"quick": 9, "default": 24, "nightly": 24}
-"""Of half a ring each."""
+"""Number of writes of half a ring each."""
 SPANS = (1, 8, 255, 256, 257, 4095, 4097, 30_000, 65_537, 100_003)
 
 
@@ -120,7 +120,7 @@ def test_g03_a_full_ring_waits_for_its_oldest_entry_alone(small: Kit, same: bool
             opener = threading.Thread(target=open_when_waited_for, args=(small, gate))
             opener.start()
             try:
-                last = lines.must_write(RING * 10 // 20, work)  # has no room until the oldest entry's work is over
+                last = lines.must_write(RING * 10 // 20, work)  # has no room until the oldest entry's work is done
             finally:
                 gate.release()
                 opener.join()
@@ -131,7 +131,7 @@ def test_g03_a_full_ring_waits_for_its_oldest_entry_alone(small: Kit, same: bool
 
 
 def open_when_waited_for(kit: Kit, gate: Latch) -> None:
-    """Let the oldest entry's stream go once the ring is waited for; after some time in any case."""
+    """Release the oldest entry's stream once a call waits for the ring; in any case after some time."""
     before = kit.bound.counters().ring_waits
     for _ in range(100):
         if kit.bound.counters().ring_waits > before:

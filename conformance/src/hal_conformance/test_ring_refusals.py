@@ -1,4 +1,4 @@
-"""What a full staging ring refuses (G3, G26): told by the contract's error, nothing half done, and it goes on."""
+"""Refusals of a full staging ring (G3, G26): the contract's error, no work half done, and later calls work."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_g03_what_a_full_ring_has_taken_is_right_and_it_goes_on_after_refusing(
 
 
 def filled_twice(small: Kit, nbytes: int, *, rows: bool) -> None:
-    """Fill the ring until it refuses, let go, compare, and do it again."""
+    """Fill the ring until it refuses, release, compare, and repeat."""
     __tracebackhide__ = True
     rounds, refusals = 2, 0
     lines = Lines(small, (rounds + 1) * (RING + RING // 64 + 4 * nbytes) + ENOUGH * 100)
@@ -53,14 +53,14 @@ def test_g02_what_a_full_ring_has_taken_is_what_the_caller_gave(small: Kit) -> N
 
 @guarantee(26, requires=NEEDS, also=(3, 8))
 def test_g26_whatever_a_full_ring_refuses_is_told_by_the_contracts_error_and_not_booked(small: Kit) -> None:
-    """Every call that writes; those that need no room in the ring may go through."""
+    """Every call that writes; calls that need no room in the ring may succeed."""
     refused = 0
     for what, act in acts.WRITES.items():
         rig = acts.working(small)
         lines, before = Lines(small, 3 * RING), rig.model.block.copy()
         booked = rig.state.host_table.table.copy(), dict(rig.state.host_table.live)
         with small.held(rig.stream), impatient(small):
-            for nbytes in (RING // 8, 4096, 1):  # the last of them leaves no room for anything
+            for nbytes in (RING // 8, 4096, 1):  # the last of them leaves no room at all
                 lines.until_refused([nbytes], rig.stream)
             ticket = None
             try:
@@ -96,7 +96,7 @@ def test_g03_a_value_larger_than_the_ring_is_taken_whole_or_not_at_all(small: Ki
                     taken.append(False)
         lines.check(f"values of {nbytes} bytes for a ring of {RING} on a held stream: taken {taken}")
         lines.must_write(nbytes, stream, rows=rows)
-        lines.check(f"a value of {nbytes} bytes, on a stream that goes on")
+        lines.check(f"a value of {nbytes} bytes, on a running stream")
 
 
 @guarantee(3, requires=(*NEEDS, "fused_scatter"))
@@ -139,7 +139,7 @@ def test_g03_an_insertion_that_a_full_ring_refuses_has_done_nothing_and_goes_thr
 
 
 def staged_by_the_ring(kit: Kit) -> bool:
-    """False where a device takes requests at admission, so that their insertion needs no room in the ring."""
+    """Return False if the device takes requests at admission, so that their insertion needs no room in the ring."""
     from hal_core.devices.base import DeviceBase
 
     stage: Any = type(kit.device).on_admit

@@ -27,7 +27,7 @@ from .rigs.stepping import draw_proposal, draw_sampling, draw_step, free_ended, 
 
 
 def working(kit: Kit, draw: Draw, *, drafts: bool | None = None, role: SplitRole | None = None) -> Rig:
-    """A state with requests in it, some of which have left again."""
+    """Return a state with requests in it, some of which have left again."""
     rig = Rig(kit, draw(sizes(drafts=drafts), "sizes"))
     rig.insert(draw_batch(draw, rig, ENTER, least=1, role=role)).wait(PATIENCE)
     if draw(st.booleans(), "some leave again"):
@@ -36,7 +36,7 @@ def working(kit: Kit, draw: Draw, *, drafts: bool | None = None, role: SplitRole
 
 
 def advanced(draw: Draw, rig: Rig, group: Group, *, speculative: bool | None = None) -> Step:
-    """A step that has run, with drafts for the next one, and whose output was not saved yet."""
+    """Return a step that has run, with drafts for the next one, and whose output is not saved yet."""
     step = draw_step(draw, rig, speculative=speculative, group=group)
     draw_sampling(draw, rig, step)
     rig.update_inputs(step).wait(PATIENCE)
@@ -182,7 +182,7 @@ def test_g24_a_prefill_node_reports_first_token_and_drafts_aligned(kit: Kit, dra
 
 
 def accepting(kit: Kit, role: SplitRole) -> Rig:
-    """A state whose three slots have accepted one, two and three tokens, with their alternatives."""
+    """Return a state whose three slots have accepted one, two and three tokens, with their alternatives."""
     rig = Rig(kit, StateConfig(num_slots=3, max_model_len=16, block_size=4, max_draft_tokens=2, max_logprobs=2))
     tasks = []
     for slot in range(3):

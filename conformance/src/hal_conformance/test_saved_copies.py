@@ -1,4 +1,5 @@
-"""Copies of outputs: each of its own step, whatever comes later, on the stream that was given (G13, G18, G22, G23)."""
+"""Copies of outputs: each belongs to its own step, regardless of later work, on the given stream (G13, G18, G22,
+G23)."""
 
 from __future__ import annotations
 
@@ -34,11 +35,11 @@ if TYPE_CHECKING:
     from hal_core.slots.step import Step
 
 OUTPUTS = 70
-"""Outputs that wait at once: more than any pool of buffers keeps."""
+"""Simultaneous pending outputs: more than any pool of buffers keeps."""
 
 
 def stepped(kit: Kit) -> tuple[Rig, Step]:
-    """A state whose step has run on the default stream, and has reported log-probabilities."""
+    """Return a state whose step has run on the default stream, and has reported log-probabilities."""
     rig, _ = filled(kit)
     step = rig.step([3, 1, 5, 0, 2, 4], logprobs=1)
     rig.poke(sampled(0))
@@ -47,7 +48,7 @@ def stepped(kit: Kit) -> tuple[Rig, Step]:
 
 
 def sampled(at: int) -> dict[str, np.ndarray[Any, Any]]:
-    """What a sampler writes into the output fields, other each time."""
+    """Return a sampler's output fields, different each time."""
     n, width = SIZES.num_slots, SIZES.max_logprobs + 1
     ids = np.arange(n * SIZES.max_accept * width, dtype=np.int64).reshape(n, -1) + 1000 * at
     return {
@@ -59,7 +60,7 @@ def sampled(at: int) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def save_many(rig: Rig, step: Step) -> tuple[KeepingSink, list[OutputTicket], list[list[Row]]]:
-    """Outputs of other tokens each, none of them looked at."""
+    """Save outputs with different tokens, and read none of them."""
     sink, tickets, rows = KeepingSink(), [], []
     for at in range(OUTPUTS):
         rig.poke(sampled(at))
@@ -95,7 +96,7 @@ def test_g22_many_outputs_that_wait_are_each_of_their_own_step(kit: Kit, held: b
 
 
 def compare_records(records: Sequence[OutputRecord], rows: Sequence[list[Row]], told: str) -> None:
-    """Each record is that of its step."""
+    """Assert that each record belongs to its step."""
     __tracebackhide__ = True
     assert len(records) == len(rows), f"{told}: {len(rows)} outputs were saved, but {len(records)} records came"
     for record, should in zip(records, rows, strict=True):
@@ -103,7 +104,7 @@ def compare_records(records: Sequence[OutputRecord], rows: Sequence[list[Row]], 
 
 
 def later(rig: Rig, step: Step, hook: str) -> None:
-    """A call that writes to what was just saved."""
+    """Make a call that writes to the fields just saved."""
     if hook == "async_set_value":
         for name in ("sampled_token_ids", "step_idx", "accept_num", "stop_flags", "draft_num"):
             rig.bound.async_set_value(target=rig.state.view(name), value=1, stream=rig.stream)
@@ -123,13 +124,13 @@ def later(rig: Rig, step: Step, hook: str) -> None:
 
 
 def overwrite(rig: Rig) -> None:
-    """Every byte of the state becomes another."""
+    """Overwrite every byte of the state."""
     data = noise(7, rig.model.block.nbytes)
     backdoor.put(rig.device, rig.state.memory, [(0, data.tobytes())], rig.stream)
 
 
 def check_later(kit: Kit, hook: str) -> None:
-    """Whatever comes next on the stream and writes to the same memory; the copy may be as late as it likes."""
+    """Make a later call that writes to the same memory; the copy may run arbitrarily late."""
     __tracebackhide__ = True
     if hook == "broadcast_tokens" and not can_pretend(kit):
         return
@@ -146,11 +147,11 @@ def check_later(kit: Kit, hook: str) -> None:
             copy = copied(kit, rig.state.memory, stream)
             later(rig, step, hook)
         told = f"{hook} on {told}"
-        assert_no_error(partial(ticket.record, PATIENCE), f"reading what was saved before {told}")
-        compare_records(sink.resolve_all(), [should], f"what was saved before {told}")
+        assert_no_error(partial(ticket.record, PATIENCE), f"reading the output saved before {told}")
+        compare_records(sink.resolve_all(), [should], f"the output saved before {told}")
         arrive(copy)
         wrong = unlike(copy.data[0], whole)
-        assert not wrong, f"what was copied out before {told}: {wrong}"
+        assert not wrong, f"the copy made before {told}: {wrong}"
 
 
 @guarantee(22)

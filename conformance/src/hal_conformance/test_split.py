@@ -1,4 +1,4 @@
-"""The two parts of a prefill/decode split: where the one stops, and what the other must be given (G12)."""
+"""The two roles of a prefill/decode split: where one stops, and what the other must get (G12)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ KINDS = pytest.mark.parametrize("speculative", [False, True], ids=["plain", "spe
 
 
 def prefilling(kit: Kit) -> Rig:
-    """Slots 0 and 1 play the prefill part, the prompt of slot 1 in two pieces; slot 2 plays both."""
+    """Return a state: slots 0 and 1 have the prefill role, the prompt of slot 1 in two pieces; slot 2 has both
+    roles."""
     rig = Rig(kit, SIZES)
     tasks = []
     for slot, role in enumerate((SplitRole.PREFILL, SplitRole.PREFILL, SplitRole.MIXED)):
@@ -31,7 +32,7 @@ def prefilling(kit: Kit) -> Rig:
 
 
 def stepped(rig: Rig, speculative: bool) -> dict[str, list[int]]:
-    """One step, which offers each slot as many tokens as it may; request to the tokens that its record gives it."""
+    """Run one step that offers each slot as many tokens as allowed; return request to the tokens in its record."""
     n, most = SIZES.num_slots, SIZES.max_accept
     tokens = 10 * rig.steps + np.arange(n * most).reshape(n, most)
     rig.poke({"sampled_token_ids": tokens[:, 0], "accept_tokens": tokens, "accept_num": np.full(n, most)})
@@ -50,10 +51,10 @@ def test_g12_the_prefill_role_stops_after_its_first_token(kit: Kit, speculative:
     assert given["r1"] == [], f"half a prompt gave {given['r1']}"
     rig.insert([Task(TaskKind.PREFILL_CHUNK, 1, rig.model.residents[1].admitted, 2, 2, (), 1)]).wait(PATIENCE)
     later = stepped(rig, speculative)
-    assert later["r0"] == [], f"r0 went on with {later['r0']} after its first token"
+    assert later["r0"] == [], f"r0 continued with {later['r0']} after its first token"
     assert len(later["r1"]) == 1, f"the rest of a prompt gave {later['r1']}, but should give the first token alone"
     last = stepped(rig, speculative)
-    assert [last["r0"], last["r1"]] == [[], []], f"a prefill node went on decoding: {last}"
+    assert [last["r0"], last["r1"]] == [[], []], f"a prefill node continued to decode: {last}"
     assert len(last["r2"]) == (SIZES.max_accept if speculative else 1), f"r2, which plays both parts, gave {last}"
     rig.release([0, 1])
     rig.insert([Task(TaskKind.PREFILL, 0, rig.admit(Request("next", [5])), 0, 1, [0])]).wait(PATIENCE)
@@ -101,7 +102,7 @@ def test_g12_a_handoff_of_the_prefill_role_is_refused(kit: Kit) -> None:
 
 
 def refuse(rig: Rig, task: Task, why: str) -> None:
-    """The task is refused by an error that says why, and changes nothing."""
+    """Assert that the task is refused with a reason, and changes nothing."""
     __tracebackhide__ = True
     act = lambda: rig.bound.insert_tasks(state=rig.state, tasks=[task], stream=rig.stream)  # noqa: E731
     assert_says(assert_raises(InvalidBatch, act, why), device=rig.bound.name, hook="insert_tasks", argument="tasks")

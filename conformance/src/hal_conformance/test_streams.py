@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 HOOKS = pytest.mark.parametrize("hook", ROADS)
 MANY = 64
-"""Events made after one that is waited for, so that one which is used again too early shows."""
+"""Events made after a waited-for one, so that one reused too early is noticed."""
 
 
 def run_beside(kit: Kit, hook: str, stream_case: str, chosen: Callable[[Road], object] = lambda road: True) -> int:
-    """Each form of a hook on a stream, among other work of that stream; how many forms were ``chosen``."""
+    """Run each form of a hook on a stream, among other work of that stream; return how many forms were ``chosen``."""
     __tracebackhide__ = True
     if stream_case in HELD and kit.can_hold and not overlaps(kit, hook):
-        return 0  # such a call waits for its stream, as its capabilities say
+        return 0  # such a call waits for its stream, as its capabilities declare
     ran = 0
     for told, make in roads(kit, hook):
         road = make(kit)
@@ -59,14 +59,14 @@ def run_beside(kit: Kit, hook: str, stream_case: str, chosen: Callable[[Road], o
 
 
 def run_beside_each(kit: Kit, hook: str) -> None:
-    """The same for every case of streams."""
+    """Do the same for every case of streams."""
     __tracebackhide__ = True
     for stream_case in (*FREE, *HELD):
         kit.once(("beside", hook, stream_case), lambda: run_beside(kit, hook, stream_case))  # noqa: B023
 
 
 def assert_pending(kit: Kit, found: Between, hook: str, told: str) -> None:
-    """While its stream is held, neither the call nor a copy is done."""
+    """Assert that while its stream is held, neither the call nor a copy is done."""
     __tracebackhide__ = True
     assert not found.ticket.done(), f"{told}: its ticket is done while the stream is held"
     assert found.ticket.mode == "async", f"{told}: its ticket says {found.ticket.mode!r}, but its work is not done"
@@ -97,7 +97,7 @@ def test_g03_a_call_waits_for_no_stream_on_the_host(kit: Kit, hook: str) -> None
 
 @guarantee(3, requires=("async_h2d", "can_hold_stream"))
 def test_g03_what_a_held_stream_will_read_is_not_written_over(kit: Kit) -> None:
-    """So many bytes that staging memory is used again, if its uses are guarded by the events of another stream."""
+    """So many bytes that staging memory would be reused, if events of another stream guarded its uses."""
     device, own = kit.device, kit.device.stream()
     form = Value((slice(None),), "array", shape=(1 << 13,))
     made = [form.road(kit, seed=seed) for seed in range(40)]
@@ -114,7 +114,8 @@ def test_g03_what_a_held_stream_will_read_is_not_written_over(kit: Kit) -> None:
 
 
 def orders(names: Sequence[str], profile: str) -> list[tuple[str, str]]:
-    """Every two in both orders; in the profile quick each with three of the others, before some and after others."""
+    """Return every pair in both orders; in the profile quick each item with three other ones, before some and after
+    some."""
     if profile != "quick":
         return [*permutations(names, 2)]
     steps = (1, 2, len(names) // 2)
@@ -124,7 +125,7 @@ def orders(names: Sequence[str], profile: str) -> list[tuple[str, str]]:
 @guarantee(4)
 @pytest.mark.parametrize("stream_case", [*HELD, *FREE])
 def test_g04_of_any_two_writes_on_one_stream_the_later_wins(kit: Kit, stream_case: str) -> None:
-    """Every form after every other, to places that overlap; none is waited for."""
+    """Every form after every other, to overlapping targets, without waits."""
     if stream_case in HELD and kit.can_hold and not overlaps(kit, "async_set_value"):
         return
     forms = {told: form for told, form in VALUES.items() if form.shape == SHAPE and form.dtype == "int64"}
@@ -158,7 +159,7 @@ def test_g04_of_any_two_writes_on_one_stream_the_later_wins(kit: Kit, stream_cas
 @guarantee(4)
 @pytest.mark.parametrize("stream_case", [*HELD, *FREE])
 def test_g04_hooks_on_one_state_take_effect_in_the_order_of_their_calls(kit: Kit, stream_case: str) -> None:
-    """Requests enter, a field is set, a step runs, its output is saved, some leave: on one stream, none waited for."""
+    """Requests enter, a field is set, a step runs, its output is saved, some leave: on one stream, without waits."""
     if stream_case in HELD and kit.can_hold and not overlaps(kit, "update_inputs"):
         return
     rig, sink = Rig(kit, SIZES), KeepingSink()
@@ -188,7 +189,7 @@ def test_g04_hooks_on_one_state_take_effect_in_the_order_of_their_calls(kit: Kit
 def compare_state(
     rig: Rig, state: CopyTicket, sink: KeepingSink, rows: Sequence[Sequence[Row]], stream_case: str
 ) -> None:
-    """Every record and every byte."""
+    """Compare every record and every byte."""
     __tracebackhide__ = True
     for record, should in zip(sink.resolve_all(), rows, strict=True):
         assert_rows(record, should)
@@ -197,7 +198,7 @@ def compare_state(
     assert not wrong, f"after three steps on {stream_case}: {wrong}"
 
 
-# -- streams and events by themselves ---------------------------------------------------------------------------------
+# -- bare streams and events -----------------------------------------------------------------------------------------
 
 
 @guarantee(1)
@@ -225,7 +226,7 @@ def test_g01_an_event_waits_for_its_own_stream_alone(kit: Kit) -> None:
             assert earlier.done(), f"{told}: an event that had passed has not any more"
             free.synchronize(PATIENCE)
             assert_raises(TicketTimeout, lambda: held.synchronize(SHORT), f"{told}: synchronize of the held stream")  # noqa: B023
-        assert late.wait(PATIENCE), f"{told}: an event has not passed, though its stream went on"
+        assert late.wait(PATIENCE), f"{told}: an event has not passed, though its stream continued"
         held.synchronize(PATIENCE)
         assert late.done(), f"{told}: an event is not done, though its stream is empty"
         behind.check()
@@ -233,7 +234,7 @@ def test_g01_an_event_waits_for_its_own_stream_alone(kit: Kit) -> None:
 
 @guarantee(1)
 def test_g01_a_stream_waits_for_the_events_that_it_was_given(kit: Kit) -> None:
-    """Each event by itself, though nobody holds it any more and many are made after it; and work before it not."""
+    """Each single event, even if it is unreferenced and many are made after it; but not other work before it."""
     device = kit.device
     for told, first, second in pairs(kit):
         other = device.stream()
@@ -276,7 +277,7 @@ def test_g01_a_stream_that_waits_for_two_waits_for_both_and_for_nothing_later(ki
             copy = copied(kit, memory, last)
             latches[order].release()
             held[order].synchronize(PATIENCE)
-            with kit.held(held[order]):  # what comes behind the event is nothing to those who wait for it
+            with kit.held(held[order]):  # work after the event does not matter to streams that wait for it
                 behind = Busy(kit, held[order], 5)
                 assert_raises(
                     TicketTimeout,
@@ -294,7 +295,7 @@ def test_g01_a_tensor_is_written_on_the_stream_that_was_given(kit: Kit) -> None:
     support, values = kit.subject.support, np.arange(4000, dtype=np.int64).reshape(40, 100)
     for stream_case in FREE:
         tensor = support.tensor(kit.device, np.zeros_like(values))
-        support.values_of(kit.device, tensor)  # it is made before anything is held
+        support.values_of(kit.device, tensor)  # created before any stream is held
         with beside(kit, stream_case, f"async_set_value of a tensor on {stream_case}") as stream:
             for part in (slice(None), slice(3, 4)):
                 kit.bound.async_set_value(target=tensor[part], value=values[part], stream=stream).wait(PATIENCE)  # type: ignore[index]

@@ -1,4 +1,4 @@
-"""``insert_tasks``: what reaches the device does not grow with requests or fields (G10); counts, not times."""
+"""``insert_tasks``: submissions do not grow with requests or fields (G10); counts, not times."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ A_CALL = 2
 
 
 def entering(rig: Rig, slots: range, *, rich: bool) -> list[Task]:
-    """A request for each slot; rich ones use every field."""
+    """Return a task with a request for each slot; rich ones use every field."""
     params = SamplingParams(max_tokens=9)
     if rich:
         params = SamplingParams(0.5, 3, 0.9, 0.1, 7, 1.1, 0.2, 0.3, 1, 9, ((1, 2), (3,)), (4, 5), (6,), 1)
@@ -35,7 +35,7 @@ def entering(rig: Rig, slots: range, *, rich: bool) -> list[Task]:
 
 
 def spent(rig: Rig, tasks: list[Task]) -> Counters:
-    """What one insertion costs, by the device's own counters."""
+    """Return the cost of one insertion, by the device's own counters."""
     before = rig.bound.counters()
     ticket = rig.insert(tasks)
     counted = rig.bound.counters() - before
@@ -102,16 +102,14 @@ def test_g10_an_insertion_does_not_wait_for_the_device(kit: Kit, draw: Draw) -> 
 
 
 def cost(rig: Rig, tasks: Sequence[Task], what: str) -> Counters:
-    """What an insertion costs by the device's own counters, which must have counted something."""
+    """Return the cost of an insertion by the device's own counters, which must have counted it."""
     __tracebackhide__ = True
     before = rig.bound.counters()
     ticket = rig.insert(tasks)
     spent = rig.bound.counters() - before
     arrive(ticket)
     later = rig.bound.counters() - before
-    assert spent.submissions >= 1, (
-        f"{what} wrote to the device, but counters() tells of {spent.submissions} submissions"
-    )
+    assert spent.submissions >= 1, f"{what} wrote to the device, but counters() has {spent.submissions} submissions"
     assert spent.submissions <= A_CALL, f"{what}: {spent.submissions} submissions, but at most {A_CALL} are due"
     assert spent.uploads + spent.launches == spent.submissions, (
         f"{what}: {spent.uploads} uploads and {spent.launches} launches are not {spent.submissions} submissions"

@@ -1,4 +1,4 @@
-"""A framework's tensor over a state's field is the field itself: a model reads in place what the hooks write."""
+"""A framework's tensor over a state's field shares its memory: a model reads the hooks' writes in place."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ SIZES = StateConfig(num_slots=512, max_model_len=256, block_size=16, max_draft_t
 def test_g01_a_tensor_over_a_field_shows_what_hooks_write_later(kit: Kit) -> None:
     bound, support = kit.bound, kit.subject.support
     state = bound.state(SIZES)
-    support.tensor(kit.device, np.zeros(4, np.int64))  # whose framework is imported from now on
+    support.tensor(kit.device, np.zeros(4, np.int64))  # its framework is imported from now on
     try:
         tensors = {name: state.tensor(name) for name in ("block_tables", "token_ids", "accept_num", "stop_flags")}
-    except Unavailable as error:  # which a device may be, by name
+    except Unavailable as error:  # which a device may be, with a reason
         pytest.skip(str(error))
     admitted = state.admit(Request("r", list(range(100, 140))))
     arrive(
@@ -40,13 +40,13 @@ def test_g01_a_tensor_over_a_field_shows_what_hooks_write_later(kit: Kit) -> Non
     seen = {name: support.values_of(kit.device, tensor) for name, tensor in tensors.items()}
     assert seen["block_tables"][511, :3].tolist() == [7, 5, 3], "the tensor of block_tables is not the state's memory"
     assert seen["token_ids"][511, :40].tolist() == list(range(100, 140)), "the tensor of token_ids is not the state's"
-    assert seen["accept_num"][:, 0].tolist() == [0] * 510 + [3, 0], "a value was written, and its tensor has others"
+    assert seen["accept_num"][:, 0].tolist() == [0] * 510 + [3, 0], "a value was written, but its tensor has other ones"
     assert seen["stop_flags"].dtype == np.bool_
-    assert seen["stop_flags"][:, 0].tolist() == [True] * 511 + [False], "one slot runs, and the tensor says otherwise"
+    assert seen["stop_flags"][:, 0].tolist() == [True] * 511 + [False], "one slot runs, but the tensor disagrees"
 
 
 def outlived(kit: Kit) -> object:
-    """A tensor over a field of a state that is gone, of a device that is closed."""
+    """Return a tensor over a field of a dropped state, of a closed device."""
     bound = kit.open()
     state = bound.state(SIZES)
     try:
@@ -64,10 +64,10 @@ def outlived(kit: Kit) -> object:
 @guarantee(1, also=(26,), requires="tensors")
 def test_g01_a_tensor_keeps_its_memory_when_its_state_and_device_are_gone(kit: Kit) -> None:
     support = kit.subject.support
-    support.tensor(kit.device, np.zeros(4, np.int64))  # whose framework is imported from now on
+    support.tensor(kit.device, np.zeros(4, np.int64))  # its framework is imported from now on
     tensor = outlived(kit)
     gc.collect()
-    others = [kit.bound.state(SIZES) for _ in range(4)]  # one of which would lie where that state was
+    others = [kit.bound.state(SIZES) for _ in range(4)]  # one of them would reuse that state's memory
     seen = support.values_of(kit.device, tensor)
     assert others
     assert seen[511, :40].tolist() == list(range(100, 140)), "a tensor that outlived its device shows something else"

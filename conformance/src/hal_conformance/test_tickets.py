@@ -1,4 +1,4 @@
-"""Tickets: pending, done, and waited for by whom, how long and how often; for every hook and every copy."""
+"""Tickets: pending, done, and waited for by several threads with all timeouts; for every hook and every copy."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 
 STREAMS = ("a stream of its own", "the default stream")
 AGAIN = 80
-"""Calls made after a ticket is done, so that an event which is used again too early shows."""
+"""Calls made after a ticket is done, so that an event reused too early is noticed."""
 
 
 def stream_of(kit: Kit, which: str) -> Stream:
-    """The stream called so."""
+    """Return the stream with that name."""
     return kit.device.default_stream if "default" in which else kit.device.stream()
 
 
 def prepared(kit: Kit, hooks: tuple[str, ...]) -> list[tuple[str, Callable[[Stream], Ticket]]]:
-    """What is to be called while the stream is held, made ready before."""
+    """Return the calls to make while the stream is held, prepared before."""
     acts: list[tuple[str, Callable[[Stream], Ticket]]] = []
     for hook in hooks:
         for told, make in [*roads(kit, hook)][-1:] if hook in ROADS and overlaps(kit, hook) else []:
@@ -49,7 +49,7 @@ def prepared(kit: Kit, hooks: tuple[str, ...]) -> list[tuple[str, Callable[[Stre
 
 
 def check_tickets(kit: Kit, hooks: tuple[str, ...], which: str) -> None:
-    """Tickets of a held stream: they time out by seconds and for each who waits, then are done and stay so."""
+    """Check tickets of a held stream: each wait times out by itself; then they are done and stay so."""
     __tracebackhide__ = True
     stream, acts = stream_of(kit, which), prepared(kit, hooks)
     with kit.held(stream):
@@ -80,7 +80,7 @@ def test_g03_waits_for_a_held_ticket_time_out_after_their_seconds(kit: Kit, whic
 @guarantee(3, requires=("async_h2d", "can_hold_stream"))
 @pytest.mark.parametrize("hook", [hook for hook in ROADS if hook != "save_output"])
 def test_g03_a_ticket_is_of_its_work_and_of_no_other(kit: Kit, hook: str) -> None:
-    """Tickets on two streams: each is done with its own, whatever the other does, and whoever is asked first."""
+    """Tickets on two streams: each is done with its own work, independent of the other and of the order of queries."""
     if not overlaps(kit, hook):
         return
     for _, make in roads(kit, hook):
@@ -100,7 +100,7 @@ def test_g03_a_ticket_is_of_its_work_and_of_no_other(kit: Kit, hook: str) -> Non
 @guarantee(3, requires=("async_h2d", "can_hold_stream"))
 @pytest.mark.parametrize("which", STREAMS)
 def test_g03_a_ticket_that_nobody_asked_is_done_with_its_work(kit: Kit, which: str) -> None:
-    """Its stream has gone on and is held again, with much more work than there was: the ticket is of the first work."""
+    """Its stream has continued and is held again, with much more work: the ticket belongs to the first work."""
     stream, device = stream_of(kit, which), kit.device
     memory = device.allocate(64)
     acts = prepared(kit, tuple(ROADS))
@@ -114,7 +114,7 @@ def test_g03_a_ticket_that_nobody_asked_is_done_with_its_work(kit: Kit, which: s
         come_true(tickets, kit.effort.hang)
         stay_done(tickets | {f"write {at} before the stream was held": early[at] for at in (0, 1, AGAIN - 1)})
         done = [ticket.done() for ticket in late]
-        assert not any(done), f"tickets of a held stream say done={done}"
+        assert not any(done), f"tickets of a held stream have done={done}"
     for ticket in late:
         arrive(ticket)
 
@@ -123,7 +123,7 @@ def test_g03_a_ticket_that_nobody_asked_is_done_with_its_work(kit: Kit, which: s
 
 
 def saved(kit: Kit, stream: Stream) -> tuple[Rig, Step, KeepingSink]:
-    """A step that has run, on its stream."""
+    """Return a step that has run, on its stream."""
     rig, _ = filled(kit)
     step = rig.step([5, 4, 3, 2, 1, 0])
     arrive(rig.update_inputs(step))
@@ -132,7 +132,7 @@ def saved(kit: Kit, stream: Stream) -> tuple[Rig, Step, KeepingSink]:
 
 
 def check_output(kit: Kit, which: str) -> None:
-    """An output's ticket is pending until its sink has completed it, also where the device does everything at once."""
+    """Check that an output's ticket is pending until its sink has completed it, also on a synchronous device."""
     __tracebackhide__ = True
     stream = stream_of(kit, which)
     rig, step, sink = saved(kit, stream)
@@ -206,11 +206,11 @@ def test_g19_an_outputs_error_that_nobody_waited_for_is_raised_once_by_what_come
             rig.bound.async_set_value(target=view, value=4, stream=rig.stream).wait(PATIENCE)
 
         call = rig.bound.close if by == "close()" else write
-        assert_raises(InvalidValue, call, f"{by} after an output whose error nobody waited for")
+        assert_raises(InvalidValue, call, f"{by} after an output whose error was never waited for")
         if by == "close()":
             assert_raises(DeviceClosed, write, "a call on a device whose close() raised an error of an earlier call")
             return
-        rig.check("a call that raised an earlier one's error, and did nothing")
+        rig.check("a call that raised an earlier one's error, and had no effect")
         assert_no_error(write, "the same call once more")
         rig.model.cells["seed"][...] = 4
         rig.check("the same call once more")

@@ -1,4 +1,4 @@
-"""``save_output``: a token outside the vocabulary is its request's error (G21), wherever the step tells it."""
+"""``save_output``: a token outside the vocabulary is its request's error (G21), in any field."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ SIZES = StateConfig(
     num_slots=3, max_model_len=16, block_size=2, max_draft_tokens=2, max_logprobs=1, vocab_size=VOCABULARY
 )
 STRANGE = (VOCABULARY, -1, -2, 2**31, 2**32 + 1, 2**63 - 1, -(2**63))
-"""What is no token of that vocabulary; an alternative may be -1."""
+"""Values outside that vocabulary; an alternative may be -1."""
 ORDER = (2, 0, 1)
 
 
 @dataclass
 class Case:
-    """A step that gives each of three requests a token, and tells a strange id for the one in ``slot``."""
+    """A step that gives each of three requests a token, and reports an invalid id for the one in ``slot``."""
 
     role: SplitRole
     speculative: bool
@@ -44,7 +44,7 @@ class Case:
         return "accept_tokens" if self.speculative else "sampled_token_ids"
 
     def sample(self, rig: Rig) -> None:
-        """Write what the step's kernels write before it advances."""
+        """Write the fields that the step's kernels write before it advances."""
         ids = np.arange(18, dtype=np.int64).reshape(3, 3, 2)
         if self.place == self.source:
             ids[self.slot, 0, 0] = self.strange
@@ -62,14 +62,14 @@ class Case:
         ).wait(PATIENCE)
 
     def draft(self, rig: Rig) -> None:
-        """Write the drafts that a prefill node hands over, one for each request."""
+        """Write the drafts of a prefill node, one for each request."""
         drafts = np.full((3, 2), 5, np.int64)
         drafts[self.slot] = self.strange
         rig.poke({"draft_num": np.ones(3, np.int32), "draft_tokens": drafts}).wait(PATIENCE)
 
 
 def draw_case(draw: Draw) -> Case:
-    """Any kind of step, and any field that tells token ids in its record."""
+    """Return any kind of step, and any field with token ids in its record."""
     role = draw(st.sampled_from(SplitRole), "role")
     prefill = role is SplitRole.PREFILL
     speculative, logprobs = prefill or draw(st.booleans(), "speculative"), draw(st.sampled_from([None, 1]), "logprobs")
@@ -81,7 +81,7 @@ def draw_case(draw: Draw) -> Case:
 
 
 def filled(kit: Kit, role: SplitRole) -> Rig:
-    """A state with three requests whose prompts the next step ends."""
+    """Return a state with three requests whose prompts the next step ends."""
     rig, params = Rig(kit, SIZES), SamplingParams(max_tokens=9, logprobs=1)
     requests = [rig.admit(Request(f"r{slot}", [1, 2], params, role=role)) for slot in range(3)]
     rig.insert([Task(TaskKind.PREFILL, at, request, 0, 2, [at]) for at, request in enumerate(requests)]).wait(PATIENCE)
@@ -89,7 +89,7 @@ def filled(kit: Kit, role: SplitRole) -> Rig:
 
 
 def save(rig: Rig, step: Step, should: list[Row]) -> None:
-    """The ticket raises nothing, and the record is right."""
+    """Assert that the ticket raises no error, and that the record is right."""
     __tracebackhide__ = True
     rig.save(step).wait(PATIENCE)
     assert_rows(rig.sink.records[-1], should)
@@ -107,14 +107,14 @@ def test_g21_a_token_outside_the_vocabulary_is_its_requests_error(kit: Kit, draw
         case.draft(rig)
     should = rig.rows_of(step)
     told = [row.request_id for row in should if row.status is SlotStatus.ERROR]
-    assert told == [f"r{case.slot}"], f"the kit's own rows tell errors of {told}"
+    assert told == [f"r{case.slot}"], f"the kit's own rows report errors of {told}"
     save(rig, step, should)
 
 
 @guarantee(21)
 @examples(0.5)
 def test_g21_nothing_more_is_told_of_a_request_after_that_error(kit: Kit, draw: Draw) -> None:
-    """A worker learns of it with the record; the step after it may be under way by then."""
+    """A worker learns of it with the record; the next step may be in flight by then."""
     speculative, slot = draw(st.booleans(), "speculative"), draw(st.integers(0, 2), "slot")
     case = Case(SplitRole.MIXED, speculative, None, "", slot, draw(st.sampled_from(STRANGE), "token"))
     case.place = case.source

@@ -1,1 +1,1 @@
-"""What Hypothesis draws: requests, batches, values, views."""
+"""Hypothesis strategies: requests, batches, values, views."""

@@ -1,4 +1,5 @@
-"""Strategies for sizes, requests and step orders. Small on purpose: bounds are met at once, and failures read well."""
+"""Strategies for sizes, requests and step orders. Small on purpose: they reach bounds at once, and failures read
+well."""
 
 from __future__ import annotations
 
@@ -14,14 +15,14 @@ from hypothesis import strategies as st
 from ..kit import Draw
 
 tokens = st.integers(0, 3) | st.sampled_from([7, 2**31 - 1])
-"""Token ids: few, so that end tokens and stop sequences are met; and the largest."""
+"""Token ids: few, so that end tokens and stop sequences occur; and the largest."""
 
 wide_tokens = tokens | st.sampled_from([2**31, 2**40 + 1, 2**63 - 1])
-"""What a step's kernels may put into an int64 field."""
+"""Values that a step's kernels may put into an int64 field."""
 
 
 def sizes(*, drafts: bool | None = None, most_slots: int = 7) -> st.SearchStrategy[StateConfig]:
-    """Sizes of a state; ``drafts`` says whether it is speculative (None: either)."""
+    """Return sizes of a state; ``drafts``: whether it is speculative (None: either)."""
     low, high = {None: (0, 3), True: (1, 3), False: (0, 0)}[drafts]
     return st.builds(
         StateConfig,
@@ -38,7 +39,7 @@ def sizes(*, drafts: bool | None = None, most_slots: int = 7) -> st.SearchStrate
 
 
 _TABLE = (0, 1, 2, 3, 7, 2**31 - 1, 7, 2**31 - 1)
-"""What a byte says of a token, as often as :data:`tokens` says it."""
+"""The token of a byte, as often as in :data:`tokens`."""
 
 _BLOCKS = (*range(10), *[2**31 - 1] * 6)
 
@@ -47,25 +48,25 @@ def _named(found: bytes) -> tuple[int, ...]:
     return tuple([_TABLE[byte % len(_TABLE)] for byte in found])
 
 
-# A request is made of some hundred numbers, and a run of the kit of thousands of requests. So its rows are drawn as one
-# string of bytes each, and no strategy is made twice: that is five times as fast as lists of numbers are.
+# A request has some hundred numbers, and a run of the kit thousands of requests. So its rows are drawn as one byte
+# string each, and no strategy is made twice: five times as fast as lists of numbers.
 
 
 @functools.cache
 def whole(low: int, high: int) -> st.SearchStrategy[int]:
-    """A whole number of these bounds."""
+    """Return a whole number from ``low`` to ``high``."""
     return st.integers(low, high)
 
 
 @functools.cache
 def row(least: int, most: int) -> st.SearchStrategy[tuple[int, ...]]:
-    """So many :data:`tokens`."""
+    """Return ``least`` to ``most`` :data:`tokens`."""
     return st.binary(min_size=least, max_size=most).map(_named)
 
 
 @functools.cache
 def blocks(least: int, most: int) -> st.SearchStrategy[list[int]]:
-    """So many ids of KV blocks: small ones, and the largest."""
+    """Return ``least`` to ``most`` ids of KV blocks: small ones, and the largest."""
     return st.binary(min_size=least, max_size=most).map(lambda found: [_BLOCKS[byte % len(_BLOCKS)] for byte in found])
 
 
@@ -96,7 +97,7 @@ _ROLES = st.sampled_from(SplitRole)
 
 
 def _params(draw: st.DrawFn, size: StateConfig, least: int) -> SamplingParams:
-    """Sampling parameters that fit a state; ``least``: of ``max_tokens``."""
+    """Return sampling parameters that fit a state; ``least``: of ``max_tokens``."""
     most = draw(whole(least, least + 8))
     return SamplingParams(
         **draw(_NUMBERS),
@@ -111,7 +112,8 @@ def _params(draw: st.DrawFn, size: StateConfig, least: int) -> SamplingParams:
 
 @st.composite
 def requests(draw: st.DrawFn, size: StateConfig, name: str, role: SplitRole | None = None, *, left: int = 1) -> Request:
-    """A request that fits a state: new, or resumed with some output. ``left``: tokens that it can generate at least."""
+    """Return a request that fits a state: new, or resumed with some output. ``left``: the least tokens it can still
+    generate."""
     total = draw(whole(1, size.max_model_len - left))
     generated = 0 if draw(_FRESH) else draw(whole(0, total - 1))
     listed = draw(row(total, total))
@@ -121,11 +123,11 @@ def requests(draw: st.DrawFn, size: StateConfig, name: str, role: SplitRole | No
 
 
 def orders(slots: Sequence[int]) -> st.SearchStrategy[list[int]]:
-    """All of ``slots``, as some worker may have them in its batch."""
+    """Return all of ``slots``, in the order of some worker's batch."""
     return st.permutations(sorted(slots))
 
 
 def draw_array(draw: Draw, shape: tuple[int, ...], elements: st.SearchStrategy[Any], dtype: str, label: str) -> Any:  # noqa: ANN401
-    """An array of drawn elements."""
+    """Return an array of drawn elements."""
     count = int(np.prod(shape))
     return np.array(draw(st.lists(elements, min_size=count, max_size=count), label), dtype).reshape(shape)

@@ -1,4 +1,4 @@
-"""Strategies for G6: values of every class near the edges of every type, and the containers they come in."""
+"""Strategies for G6: values of every class near the edges of every type, and their containers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..kit import Draw
 
 
 def draw_dtype(draw: Draw, label: str, among: Sequence[DType] = DTYPES) -> DType:
-    """An element type; drawn by name, which reads better in a failure."""
+    """Return an element type; drawn by name, which reads better in a failure."""
     return dtype_of(draw(st.sampled_from([dtype.name for dtype in among]), label))
 
 
@@ -30,7 +30,7 @@ _tiny = (2.0**-24, 2.0**-25, 1.0000001 * 2.0**-25, 2.0**-133, 2.0**-134, 2.0**-1
 
 @st.composite
 def _ties(draw: st.DrawFn) -> float:
-    """A double in the middle of two neighbours of a format of 8, 11 or 24 bits, or next to it."""
+    """Return a double in the middle of two neighbours of a format of 8, 11 or 24 bits, or next to it."""
     bits = draw(st.sampled_from([8, 11, 24]))
     middle = (draw(st.integers(2 ** (bits - 1), 2**bits - 1)) + 0.5) * 2.0 ** draw(st.integers(-20, 5))
     return math.nextafter(middle, draw(st.sampled_from([middle, 0.0, math.inf]))) * draw(st.sampled_from([1, -1]))
@@ -43,7 +43,7 @@ scalars = st.booleans() | ints | floats
 
 
 def fitting(dtype: DType) -> st.SearchStrategy[Any]:
-    """Python values that mostly convert to a type."""
+    """Return Python values that mostly convert to a type."""
     if dtype.kind == "bool":
         return st.booleans() | st.integers(0, 1)
     if dtype.kind == "float":
@@ -54,7 +54,7 @@ def fitting(dtype: DType) -> st.SearchStrategy[Any]:
 
 
 def of_dtype(dtype: DType) -> st.SearchStrategy[Any]:
-    """Python values that an array of a NumPy type holds exactly."""
+    """Return Python values that an array of a NumPy type holds exactly."""
     if dtype.kind == "float":
         return st.floats(width=8 * dtype.itemsize)  # type: ignore[arg-type]  # bfloat16 is not asked for here
     return fitting(dtype).filter(lambda value: dtype.kind == "bool" or not isinstance(value, bool)).map(_class(dtype))
@@ -65,7 +65,7 @@ def _class(dtype: DType) -> type:
 
 
 def contained(draw: Draw, items: Sequence[Any], shape: Sequence[int]) -> Any:  # noqa: ANN401 (lists and arrays)
-    """The items, in C order, as one of the containers that a caller may use."""
+    """Return the items, in C order, in one of the containers that a caller may use."""
     kind = draw(st.sampled_from(["list", "tuple", "nested", "array"]), "container")
     if kind == "array" and len({type(item) for item in items}) == 1:
         return array_of(draw, items, shape)
@@ -77,7 +77,7 @@ def contained(draw: Draw, items: Sequence[Any], shape: Sequence[int]) -> Any:  #
 
 
 def array_of(draw: Draw, items: Sequence[Any], shape: Sequence[int]) -> np.ndarray[Any, Any]:
-    """An array of a NumPy type that holds all items exactly, in some memory layout."""
+    """Return an array of a NumPy type that holds all items exactly, in some memory layout."""
     fits = [dtype for dtype in DTYPES if dtype.name != "bfloat16" and all(_holds(dtype, item) for item in items)]
     if not fits:
         return np.array(items, object)
@@ -97,17 +97,17 @@ def _holds(dtype: DType, item: Any) -> bool:  # noqa: ANN401 (a Python scalar)
 
 
 def reversed_memory(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The same values, stored back to front."""
+    """Return the same values, stored in reverse order."""
     return array[..., ::-1].copy()[..., ::-1] if array.ndim else array
 
 
 def with_gaps(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The same values, with other bytes between them."""
+    """Return the same values, with other bytes between them."""
     return np.repeat(array, 2, axis=-1)[..., ::2] if array.ndim else array
 
 
 def byte_swapped(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The same values in the other byte order."""
+    """Return the same values in the other byte order."""
     return array.astype(array.dtype.newbyteorder())
 
 

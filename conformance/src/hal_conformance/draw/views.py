@@ -1,4 +1,5 @@
-"""Views to write to: any piece of a block, strided, reversed, empty or a single element; and where its bytes lie."""
+"""Views to write to: any piece of a block, strided, reversed, empty or a single element; and the offsets of their
+bytes."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ shapes = st.lists(st.integers(0, 4), max_size=3).map(tuple)
 
 
 def draw_view(draw: Draw, memory: Memory, dtype: DType | None = None) -> View:
-    """A piece of a view somewhere in ``memory``."""
+    """Return a part of a view somewhere in ``memory``."""
     if dtype is None:
         dtype = draw_dtype(draw, "dtype of the target")
     shape = draw(shapes, "shape of the whole")
@@ -30,7 +31,7 @@ def draw_view(draw: Draw, memory: Memory, dtype: DType | None = None) -> View:
 
 
 def indices(extent: int) -> st.SearchStrategy[Index]:
-    """Whole numbers (an axis less) and slices of either direction."""
+    """Return whole numbers (an axis less) and slices of either direction."""
     pieces: st.SearchStrategy[Index] = st.slices(extent)
     if extent == 0:
         return pieces
@@ -38,7 +39,7 @@ def indices(extent: int) -> st.SearchStrategy[Index]:
 
 
 def places(view: View) -> list[int]:
-    """The byte offset of each element, in row-major order: from the view's own numbers, not by its methods."""
+    """Return the byte offset of each element, in row-major order: from the view's own numbers, not by its methods."""
     return [
         view.offset + sum(at * stride for at, stride in zip(index, view.strides, strict=True))
         for index in product(*map(range, view.shape))

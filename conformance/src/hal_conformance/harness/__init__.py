@@ -1,1 +1,1 @@
-"""The harness of the kit: the device under test, its memory seen from behind, and what checks share."""
+"""The harness of the kit: the device under test, raw access to its memory, and shared checks."""

@@ -1,4 +1,4 @@
-"""Assertions on how a call fails: what was raised, and what it must say."""
+"""Assertions about errors: their class and their text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ E = TypeVar("E", bound=HalError)
 
 
 def assert_raises(kind: type[E], act: Callable[[], object], why: str) -> E:
-    """``act`` raises an error of ``kind``; returns it. Everything else is an assertion that failed."""
+    """Assert that ``act`` raises an error of ``kind``, and return it. Any other outcome is a failed assertion."""
     __tracebackhide__ = True
     try:
         result = act()
@@ -26,7 +26,7 @@ def assert_raises(kind: type[E], act: Callable[[], object], why: str) -> E:
 
 
 def assert_says(error: HalError, *, device: str, hook: str, argument: str | None = None) -> None:
-    """G26: the error names device, hook and argument, and the cure."""
+    """Assert G26: the error names device, hook and argument, and the cure."""
     __tracebackhide__ = True
     assert error.device == device, f"{error!r} names device {error.device!r}, but should name {device!r}"
     assert error.hook == hook, f"{error!r} names hook {error.hook!r}, but should name {hook!r}"
@@ -35,11 +35,11 @@ def assert_says(error: HalError, *, device: str, hook: str, argument: str | None
         assert error.argument == argument, f"{error!r} names {error.argument!r}, but should name {argument!r}"
     assert error.cure, f"{error!r} ({error}) names no cure"
     for part in (device, hook, error.argument, error.cure):
-        assert part in str(error), f"the text {str(error)!r} does not say {part!r}"
+        assert part in str(error), f"the text {str(error)!r} does not contain {part!r}"
 
 
 def assert_no_error(act: Callable[[], object], why: str) -> None:
-    """``act`` raises nothing; what it raises is an assertion that failed, with its cause."""
+    """Assert that ``act`` raises no error; an error becomes a failed assertion with its cause."""
     __tracebackhide__ = True
     try:
         act()
@@ -49,10 +49,10 @@ def assert_no_error(act: Callable[[], object], why: str) -> None:
 
 @contextmanager
 def in_time(what: str, seconds: float) -> Iterator[None]:
-    """Within it, ``what`` must return before so many seconds are over; a call that waits for ever is interrupted.
+    """Context in which ``what`` must return within ``seconds``; a call that waits longer is interrupted.
 
-    That takes a signal, as a device may be used from one thread alone. A call that waits outside Python goes on, and in
-    another thread than the main one nothing is interrupted; the witness of the run names the test then.
+    The interrupt is a signal, as a device may be used only from one thread. A call that waits outside Python continues,
+    and in any thread but the main one no call is interrupted. The run's witness then names the test.
     """
 
     def late(*_: object) -> None:
@@ -66,5 +66,5 @@ def in_time(what: str, seconds: float) -> Iterator[None]:
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, left)  # 0: nobody else had set one
+        signal.setitimer(signal.ITIMER_REAL, left)  # 0: no other timer was set
         signal.signal(signal.SIGALRM, before)

@@ -1,8 +1,8 @@
-"""The way around the hooks: raw reads and writes of device memory, so that no test checks a method with itself.
+"""Raw reads and writes of device memory without the hooks, so that no test checks a method with itself.
 
-Reads are one ``copy_out``; writes are one hand-made plan given to ``submit``. The hooks under test are never used
-here, and the plan is written from its documented format (:data:`hal_core.memory.plan.WRITE`), not by the plan builder.
-``test_primitives.py`` checks the two against each other.
+Reads are one ``copy_out``; writes are one hand-made plan given to ``submit``. The hooks under test are never used here.
+The plan is written from its documented format (:data:`hal_core.memory.plan.WRITE`), not by the plan builder.
+``test_primitives.py`` compares the two.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 POISON = 0xA5
-"""The byte put where nothing may read: as a token or length it is far out of every bound."""
+"""The byte written where no data may be read: as a token or length it is far out of bounds."""
 
 PATIENCE = 60.0
-"""Seconds after which a wait that should end is called hung."""
+"""Seconds after which a wait that should end counts as hung."""
 
 
-def arrive(ticket: Ticket, what: str = "work that nothing holds") -> None:
-    """Wait for what must go well before long; else an assertion has failed, whatever the ticket says or raises."""
+def arrive(ticket: Ticket, what: str = "work on a running stream") -> None:
+    """Wait for work that must succeed; a timeout or an error becomes a failed assertion."""
     __tracebackhide__ = True
     try:
         ticket.wait(PATIENCE)
@@ -39,14 +39,14 @@ def arrive(ticket: Ticket, what: str = "work that nothing holds") -> None:
 
 
 def read(device: Device, memory: Memory, stream: Stream) -> Bytes:
-    """All bytes of a block, after the work that is on ``stream`` now."""
+    """Return all bytes of a block, after the work that is now on ``stream``."""
     copied = device.copy_out(memory, [ByteRange(0, memory.nbytes)], stream)
     arrive(copied, "a copy to the host")
     return np.array(copied.data[0], np.uint8)
 
 
 def put(device: Device, memory: Memory, runs: Sequence[tuple[int, bytes]], stream: Stream) -> Ticket:
-    """Write ``(offset, bytes)`` runs, which do not overlap, in stream order; not waited for."""
+    """Write ``(offset, bytes)`` runs, which do not overlap, in stream order, without waiting."""
     rows = np.zeros(len(runs), WRITE)
     payload = b"".join(data for _, data in runs)
     at = 0
@@ -58,10 +58,10 @@ def put(device: Device, memory: Memory, runs: Sequence[tuple[int, bytes]], strea
 
 
 def write(device: Device, memory: Memory, offset: int, data: Bytes, stream: Stream) -> None:
-    """Write bytes and wait until they are there."""
+    """Write bytes and wait for the write."""
     arrive(put(device, memory, [(offset, data.tobytes())], stream), "a plan")
 
 
 def poisoned(nbytes: int) -> Bytes:
-    """Bytes that nothing may read."""
+    """Return bytes that must never be read."""
     return np.full(nbytes, POISON, np.uint8)

@@ -1,4 +1,4 @@
-"""Bit patterns of every type, and the ways in which a value can be given to ``async_set_value`` bit by bit."""
+"""Bit patterns of every type, and forms of values that ``async_set_value`` takes bit by bit."""
 
 from __future__ import annotations
 
@@ -14,18 +14,21 @@ CLASSES = ("quiet NaN", "signalling NaN", "infinity", "denormal", "zero", "finit
 
 
 def noise(seed: int, nbytes: int) -> Array:
-    """Random bytes: none of them can be elsewhere unnoticed."""
+    """Return random bytes, so that a misplaced byte is noticed."""
     return np.random.default_rng([seed, nbytes]).integers(0, 256, nbytes, np.uint8)
 
 
 def words(dtype: DType) -> np.dtype[Any]:
-    """The unsigned type of a type's width."""
+    """Return the unsigned type with a type's width."""
     return np.dtype(f"<u{dtype.itemsize}")
 
 
 def patterns(dtype: DType, *, every: bool = True) -> Array:
-    """Bit patterns as unsigned words: all of 1 byte, and of 2 where ``every``; of wider types each exponent with the
-    fractions at its borders, both signs, and each bit by itself."""
+    """Return bit patterns as unsigned words.
+
+    They are all patterns of 1-byte types, and of 2-byte types if ``every``. For wider types they are each exponent with
+    the fractions at its borders, both signs, and each single bit.
+    """
     kind, bits = words(dtype), 8 * dtype.itemsize
     if dtype.kind == "bool":
         return np.arange(2, dtype=kind)
@@ -48,7 +51,7 @@ def patterns(dtype: DType, *, every: bool = True) -> Array:
 
 
 def classes(found: Array, dtype: DType) -> dict[str, int]:
-    """How many of these words are in each class of floating-point data."""
+    """Count these words by class of floating-point data."""
     exponent, fraction = FLOATS[dtype.name]
     wide = found.astype(np.uint64)
     top, low = (wide >> np.uint64(fraction)) & np.uint64((1 << exponent) - 1), wide & np.uint64((1 << fraction) - 1)
@@ -60,23 +63,23 @@ def classes(found: Array, dtype: DType) -> dict[str, int]:
 
 
 class HostTensor:
-    """A framework's tensor on the host, as small as can be: bfloat16 is given as raw uint16, as frameworks do."""
+    """A minimal host tensor of a framework: bfloat16 is given as raw uint16, as frameworks do."""
 
     def __init__(self, array: Array, dtype: str) -> None:
         self._array, self.dtype, self.shape = array, dtype, array.shape
 
     def numpy(self) -> Array:
-        """The elements' storage."""
+        """Return the elements' storage."""
         return self._array
 
 
 def given(found: Array, dtype: DType) -> Any:  # noqa: ANN401 (an array, or a tensor of bfloat16)
-    """Words as a value of the type."""
+    """Return words as a value of the type."""
     return HostTensor(found, dtype.name) if dtype.name == "bfloat16" else found.view(dtype.storage)
 
 
 def to_bfloat16(found: Array) -> Array:
-    """Words of float32 as words of bfloat16, to nearest and ties to even, by whole numbers alone; no NaN."""
+    """Convert words of float32 to bfloat16, to nearest and ties to even, in integers; without NaNs."""
     wide = found.astype(np.uint64)
     rounded = wide + np.uint64(0x7FFF) + ((wide >> np.uint64(16)) & np.uint64(1))
     return (rounded >> np.uint64(16)).astype(np.uint16)

@@ -1,8 +1,8 @@
-"""Groups that checks pretend."""
+"""Groups without real ranks, for checks."""
 
 from __future__ import annotations
 
 from hal_core.group import Group
 
 FOLLOWER = Group((0, 1), 1)
-"""The second rank of two, which sends nothing."""
+"""The second rank of two, which does not send."""

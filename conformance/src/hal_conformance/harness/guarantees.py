@@ -1,4 +1,4 @@
-"""The guarantees as data, and the mark that ties a test to one of them."""
+"""The guarantees as data, and the mark that links a test to one of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HANDOVER = "a handover"
 
 
 class Guarantee(NamedTuple):
-    """One numbered guarantee of the contract: which hook gives it, and its gist in one line."""
+    """One numbered guarantee of the contract: its hook, and a summary in one line."""
 
     number: int
     hook: str
@@ -22,7 +22,7 @@ class Guarantee(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As it is written everywhere: "G5"."""
+        """Its usual name, such as "G5"."""
         return f"G{self.number}"
 
 
@@ -38,7 +38,7 @@ GUARANTEES: tuple[Guarantee, ...] = (
     Guarantee(9, "insert_tasks", "every field of every named slot is right, every other slot untouched"),
     Guarantee(10, "insert_tasks", "submissions do not grow with requests or fields"),
     Guarantee(11, "insert_tasks", "nothing of the slot's former request can be read"),
-    Guarantee(12, "insert_tasks", "the decode role goes on after the first token, with exactly the given drafts"),
+    Guarantee(12, "insert_tasks", "the decode role continues after the first token, with exactly the given drafts"),
     Guarantee(13, "broadcast_tokens", "every broadcast field is equal on all ranks of the group"),
     Guarantee(14, "broadcast_tokens", "one checked collective; on a mismatch the state is unusable"),
     Guarantee(15, "broadcast_tokens", "a group of one communicates nothing"),
@@ -71,14 +71,14 @@ RANKS = "several_ranks"
 def guarantee(
     number: int, *, requires: str | tuple[str, ...] = (), last: bool = False, also: tuple[int, ...] = ()
 ) -> Callable[[T], T]:
-    """Mark a test as checking guarantee ``number``; ``last``: it costs a rank its life, so it comes after the others.
+    """Mark a test as checking guarantee ``number``. ``last``: it kills a rank, so it runs after the other tests.
 
-    ``also``: guarantees that a device which fails the test may have broken instead; the test runs where one of them is
-    chosen, and is reported under its number.
+    ``also``: guarantees that a failing device may have broken instead. The test runs if one of them is chosen, and is
+    reported under its number.
 
-    ``requires`` names what the device must offer for the test to make sense: fields of
-    :class:`hal_core.contract.capabilities.Capabilities` (with "not " in front: must be without), or what a
-    :class:`hal_conformance.Support` may offer. Where it is missing the test is skipped and names it.
+    ``requires`` names features that the test needs: fields of :class:`hal_core.contract.capabilities.Capabilities`
+    (with the prefix "not ": must be absent), or parts of a :class:`hal_conformance.Support`. If one is missing, the
+    test is skipped and names it.
     """
     needs = (requires,) if isinstance(requires, str) else requires
 

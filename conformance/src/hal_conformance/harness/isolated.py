@@ -1,9 +1,9 @@
-"""The kit in a process of its own: for tests of devices that a framework takes at its import, and so once a process.
+"""The kit in a separate process: for devices that a framework loads at its import, and so once per process.
 
     with KitProcess("mychip", "--hal-profile=quick", environment=os.environ | {"MYCHIP": "simulated"}) as run:
         report = run.report()
 
-It starts at once, so that several go on beside each other.
+It starts at once, so that several can run concurrently.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class KitProcess:
         )
 
     def report(self, timeout: float = 600.0) -> dict[str, Any]:
-        """Wait for the end: the report as data. A run in which a test has failed raises, with what it printed."""
+        """Wait for the end and return the report as data. Raises with the run's output if a test failed."""
         output, _ = self._process.communicate(timeout=timeout)
         if self._process.returncode:
             raise AssertionError(f"the kit ended with {self._process.returncode}:\n{output[-4000:]}")
@@ -46,7 +46,7 @@ class KitProcess:
         return found
 
     def close(self) -> None:
-        """End the process, if it has not ended by itself."""
+        """End the process if it is still running."""
         self._process.kill()
         self._process.communicate()
         self._folder.cleanup()

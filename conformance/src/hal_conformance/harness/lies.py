@@ -1,4 +1,4 @@
-"""Laying a mixin over an opened device: how liars, and faults under them, come about."""
+"""Mixins over an opened device, the basis of liars and of injected faults."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ if TYPE_CHECKING:
 
 
 class Lie(ABC):  # noqa: B024 (an ABC for its layout, see below)
-    """Base of device liars: a mixin that is laid over the class of an honest, opened device.
+    """Base of device liars: a mixin over the class of an honest, opened device.
 
-    It is an ABC because DeviceBase is one: only then does an opened device let itself be made a liar.
+    It is an ABC because DeviceBase is one: otherwise Python refuses to change an opened device's class.
     """
 
 

@@ -1,4 +1,4 @@
-"""How a property runs: shrinking ends in time, and a device that answers the same calls differently is told so."""
+"""Running of properties: bounded shrinking, and an error for devices that are not deterministic."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from hypothesis.internal.conjecture import engine, providers
 from hypothesis.reporting import current_reporter, with_reporter
 
 SHRINKING = 20.0
-"""Seconds after which Hypothesis stops to make a failing example smaller."""
+"""Seconds after which Hypothesis stops shrinking a failing example."""
 LIMIT = "MAX_SHRINKING_SECONDS"
 CAN_BOUND = hasattr(engine, LIMIT)
-"""False with a Hypothesis that has no such limit: then nothing is shrunk, as nobody could say how long it takes."""
+"""False with a Hypothesis without such a limit: then nothing is shrunk, as the time would be unbounded."""
 LITERALS = "_get_local_constants"
 """The function of Hypothesis that collects the literals of imported modules."""
 
 
 class Results:
-    """What the examples of one property came to: the failures, and how the last one ended."""
+    """The outcomes of one property's examples: the failures, and the last result."""
 
     def __init__(self) -> None:
         self.failed: list[str] = []
@@ -28,11 +28,11 @@ class Results:
 
     @contextmanager
     def example(self) -> Iterator[None]:
-        """Around one example."""
+        """Context around one example."""
         try:
             yield
         except HypothesisException:
-            raise  # an assumption that does not hold is no result
+            raise  # an unmet assumption is not a result
         except Exception as error:
             self.last = told(error)
             if self.last not in self.failed[-1:]:
@@ -42,7 +42,7 @@ class Results:
 
 
 def told(error: BaseException) -> str:
-    """An error with its class; of a group its first."""
+    """Return an error with its class; for a group, its first error."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return f"{type(error).__name__}: {error}"
@@ -50,11 +50,11 @@ def told(error: BaseException) -> str:
 
 @contextmanager
 def bounded(seconds: float = SHRINKING) -> Iterator[None]:
-    """Let Hypothesis shrink for so long and no longer."""
+    """Let Hypothesis shrink for at most ``seconds``."""
     before, say = getattr(engine, LIMIT, None), current_reporter()
 
     def report(text: Any) -> None:  # noqa: ANN401 (a text, or what gives it)
-        if "five minutes" not in str(text):  # the limit is ours, and so is not what the warning says
+        if "five minutes" not in str(text):  # The warning gives Hypothesis' own limit, which is not ours.
             say(text)
 
     if before is None:
@@ -90,7 +90,7 @@ def own_draws() -> Iterator[None]:
 
 
 def explore(device: str, results: Results, run: Callable[[], None]) -> None:
-    """Run a property; what Hypothesis calls flaky is raised as an assertion that names the device and both results."""
+    """Run a property. A flaky result becomes a failed assertion that names the device and both results."""
     __tracebackhide__ = True
     try:
         with bounded(), own_draws():
@@ -104,6 +104,6 @@ def explore(device: str, results: Results, run: Callable[[], None]) -> None:
             f"{device} is not deterministic: the same calls gave different results.\n"
             f"  once: {first}\n"
             f"  then: {then}\n"
-            "Either the device answers by chance (a race, memory that nobody wrote), or it keeps something from the "
-            "calls of one example to those of the next. Seed and example are no help then; look for what is shared."
+            "Either the results depend on chance (a race, uninitialized memory), or the device carries state between "
+            "the calls of two examples. Seed and example do not help then; look for shared state."
         ) from error

@@ -1,4 +1,4 @@
-"""What a test has to reach: named classes of sizes or values, counted, so that none goes unchecked unnoticed."""
+"""Coverage of a test: named classes of sizes or values, counted, so that an unchecked class is noticed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 class Reached:
-    """Counts how often each class was met. :meth:`check` fails for one that was not, whatever was drawn or skipped."""
+    """Counts the examples of each class. :meth:`check` fails for a class without any."""
 
     def __init__(self, classes: Iterable[str]) -> None:
         self.counts = dict.fromkeys(classes, 0)
@@ -17,10 +17,10 @@ class Reached:
         self.counts[name] += 1
 
     def check(self) -> None:
-        """Every class was met."""
+        """Assert that every class has an example."""
         __tracebackhide__ = True
         missed = [name for name, count in self.counts.items() if not count]
-        assert not missed, f"the test has not reached {missed}, so it says nothing of them (counts: {self.counts})"
+        assert not missed, f"the test has not reached {missed}, so these are unchecked (counts: {self.counts})"
 
 
 PAST = {"past 8 bits": 1 << 8, "past 16 bits": 1 << 16, "past 20 bits": 1 << 20, "past 24 bits": 1 << 24}
@@ -28,5 +28,5 @@ PAST = {"past 8 bits": 1 << 8, "past 16 bits": 1 << 16, "past 20 bits": 1 << 20,
 
 
 def past(number: int) -> list[str]:
-    """The classes of :data:`PAST` that a number is in."""
+    """Return the classes of :data:`PAST` that contain a number."""
     return [name for name, least in PAST.items() if number >= least]

@@ -8,7 +8,7 @@ from hal_core.output.sinks import PendingOutput
 
 
 class KeepingSink:
-    """Takes outputs and resolves none until :meth:`resolve_all`: the slowest reader there may be."""
+    """Takes outputs and resolves none until :meth:`resolve_all`: the slowest possible reader."""
 
     session = 1
 
@@ -29,11 +29,11 @@ class KeepingSink:
         return self.records
 
     def close(self, timeout: float) -> None:
-        """Nothing to drain."""
+        """Return at once."""
 
 
 class FullSink(KeepingSink):
-    """Says that it is full, and keeps the output all the same, as the contract of sinks has it."""
+    """Raises that it is full, and keeps the output, as the contract of sinks requires."""
 
     def put(self, pending: PendingOutput) -> None:
         """Keep the output and raise."""
@@ -42,7 +42,7 @@ class FullSink(KeepingSink):
 
 
 class DeadSink(KeepingSink):
-    """Takes nothing."""
+    """Refuses every output."""
 
     def put(self, pending: PendingOutput) -> None:
         """Refuse the output."""

@@ -1,4 +1,4 @@
-"""What is tested, and how another process finds the same."""
+"""The subject of a test run, and a recipe for other processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Subject:
-    """What is tested: how to open a new device of it, under which policy, and what its plugin tells the kit."""
+    """The device under test: a function that opens it, its policy, and its plugin's support for the kit."""
 
     name: str
     open: Callable[[], Device]
@@ -24,12 +24,12 @@ class Subject:
     origin: str = ""
     undo: Callable[[], None] = lambda: None
     recipe: Recipe | None = None
-    """How another process finds the same; None where it cannot."""
+    """For another process to open the same; None if that is impossible."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """The arguments of ``opening.subject``, which may be pickled, so that a rank opens what the kit has opened."""
+    """The picklable arguments of ``opening.subject``, with which a rank opens the kit's device."""
 
     name: str = ""
     factory: str = ""

@@ -1,4 +1,4 @@
-"""Threads that wait for a ticket, each for a time of its own, and what became of each."""
+"""Threads that wait for a ticket, each with its own timeout, and their results."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 AT_ONCE = 0.0
 SHORT = 0.02
-"""Seconds of a wait that must end with a time-out, as what it waits for is held."""
+"""Seconds of a wait that must time out, as its work is held."""
 A_WHILE = 0.3
-"""The same where it must not end before: long enough to be told from milliseconds."""
+"""Seconds of a wait that must not end earlier: long enough to distinguish from milliseconds."""
 FOR_LONG: tuple[tuple[float | None, ...], ...] = ((PATIENCE,), (), (None,))
 """Arguments of waits that last as long as the work does."""
 EARLY = 0.9
-"""A wait may end at this part of its time; clocks differ."""
+"""A wait may end at this part of its time, as clocks differ."""
 
 
 class Waiter:
-    """One thread in ``ticket.wait``: ``error`` is what it raised, ``seconds`` how long it took."""
+    """One thread in ``ticket.wait``: ``error`` is what it raised, ``seconds`` its duration."""
 
     def __init__(self, ticket: Ticket, *timeout: float | None) -> None:
         self.ticket, self.timeout = ticket, timeout
@@ -47,7 +47,7 @@ class Waiter:
         self.seconds = monotonic() - began
 
     def ended(self, within: float = 0.0) -> bool:
-        """True when the wait is over."""
+        """Return True when the wait is over."""
         self._thread.join(within)
         return not self._thread.is_alive()
 
@@ -56,9 +56,9 @@ class Waiter:
 
 
 def time_out(tickets: Mapping[str, Ticket], hang: float) -> dict[str, list[Waiter]]:
-    """Waits of pending tickets time out, each after its seconds and each by itself; returns those that wait on.
+    """Assert that waits of pending tickets time out, each after its own seconds; return those still waiting.
 
-    Nothing may complete the tickets meanwhile. Several threads wait for each ticket, some for long.
+    No ticket may complete meanwhile. Several threads wait for each ticket, some for long.
     """
     __tracebackhide__ = True
     for told, ticket in tickets.items():
@@ -80,7 +80,7 @@ def time_out(tickets: Mapping[str, Ticket], hang: float) -> dict[str, list[Waite
 
 
 def times_out_at_once(told: str, ticket: Ticket) -> None:
-    """The ticket is pending, and says so however often it is asked."""
+    """Assert that the ticket is pending, however often it is checked."""
     __tracebackhide__ = True
     for timeout in (AT_ONCE, 1e-6, SHORT, AT_ONCE):
         assert not ticket.done(), f"{told}: the ticket is done, but its work is held"
@@ -91,12 +91,12 @@ def times_out_at_once(told: str, ticket: Ticket) -> None:
 
 
 def succeed(tickets: Mapping[str, Ticket], patient: Mapping[str, list[Waiter]], hang: float) -> None:
-    """The work was let go: whoever waits is served, and tickets that are done stay so."""
+    """Assert that the released work ends every wait, and that done tickets stay done."""
     __tracebackhide__ = True
     for told, waiters in patient.items():
         for waiter in waiters:
-            assert waiter.ended(hang), f"{told}: {waiter} was not woken within {hang} s of the end of the work"
-            assert waiter.error is None, f"{told}: {waiter} ended with {waiter.error!r}, but the work went well"
+            assert waiter.ended(hang), f"{told}: {waiter} was not woken within {hang} s after the end of the work"
+            assert waiter.error is None, f"{told}: {waiter} ended with {waiter.error!r}, but the work succeeded"
     stay_done(tickets)
 
 
@@ -108,7 +108,7 @@ def come_true(tickets: Mapping[str, Ticket], seconds: float) -> None:
 
 
 def stay_done(tickets: Mapping[str, Ticket]) -> None:
-    """Tickets that are done say so however often they are asked, and no wait for them times out."""
+    """Assert that done tickets stay done, and that no wait for them times out."""
     __tracebackhide__ = True
     for told, ticket in tickets.items():
         for timeout in (AT_ONCE, SHORT, PATIENCE, None):

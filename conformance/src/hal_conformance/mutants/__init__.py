@@ -1,13 +1,13 @@
-"""Liars: devices and policies with one bug each, and the guarantee whose tests must see it. They test the kit.
+"""Liars: devices and policies with one bug each, and the guarantee whose tests must detect it. They test the kit.
 
-A liar is a mixin laid over the class of an honest device (any device: ``hal conform NAME --liars``), or a Policy, or
-a patch that is in force while the liar's device is open. :func:`liar` registers it::
+A liar is a mixin over the class of an honest device (any device: ``hal conform NAME --liars``), a Policy, or a patch in
+force while the liar's device is open. :func:`liar` registers it::
 
     @liar(11, "the row tail of the block table is not reset", seen="FastDeploy")
     class NoRowReset(Lie): ...
 
-To add one, put it into the module of its kind, or a new module named in :data:`MODULES`, and run
-``hal conform cpu --liars --only G11``. Historical bugs come first; ``seen`` says where.
+To add one, put it into the module of its kind, or a new module named in :data:`MODULES`, and run ``hal conform cpu
+--liars --only G11``. Historical bugs come first; ``seen`` names their origin.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ LIARS: list[Liar] = []
 
 
 class Patch:
-    """Base of liars in the core's own functions. ``lie(true)`` gives what stands in the place of ``seam``.
+    """Base of liars in the core's own functions. ``lie(true)`` returns the replacement of ``seam``.
 
-    A seam is a name of :data:`hal_conformance.mutants.core_seams.SEAMS`; it is replaced while the liar is tested.
+    A seam is a name in :data:`hal_conformance.mutants.core_seams.SEAMS`; it is replaced while the liar is tested.
     """
 
     seam: ClassVar[str]
 
     @classmethod
     def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
-        """What is called instead of ``true``."""
+        """Return the function called instead of ``true``."""
         raise NotImplementedError(f"{cls.__name__} lies in no way")
 
     @classmethod
     def apply(cls) -> Callable[[], None]:
-        """Put the lie in place; returns what takes it back."""
+        """Apply the lie; return the function that undoes it."""
         return put(cls.seam, cls.lie)
 
 
@@ -70,7 +70,7 @@ class Liar:
     seen: str = ""
 
     def corrupt(self, honest: Subject) -> Subject:
-        """The subject with this bug."""
+        """Return the subject with this bug."""
         if issubclass(self.how, Policy):
             return replace(honest, name=self.name, policy=self.how())
         if issubclass(self.how, Patch):
@@ -90,14 +90,14 @@ def liar(guarantee: int, story: str, *, requires: str | tuple[str, ...] = (), se
 
 
 def everyone() -> list[Liar]:
-    """All liars, in the order of their guarantees."""
+    """Return all liars, in the order of their guarantees."""
     for module in MODULES:
         import_module(f"{__name__}.{module}")
     return sorted(LIARS, key=lambda one: one.guarantee)
 
 
 def by_name(name: str) -> Liar:
-    """The liar of that name."""
+    """Return the liar with that name."""
     found = [one for one in everyone() if one.name == name]
     if not found:
         known = ", ".join(one.name for one in LIARS)

@@ -1,4 +1,4 @@
-"""Liars about companions: states beside a state, which one insertion is to serve with it."""
+"""Liars about companions: states that one insertion must serve with the target."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 @liar(9, "the companions of a state are left as they were")
 class ForgetsCompanions(Lie):
-    """A device that plans for the state that it is given, and looks no further."""
+    """A device that plans only for the given state."""
 
     @hookimpl
     def insert_tasks(self, device: Device, state: SlotState, tasks: TaskBatch, stream: Stream) -> Ticket:
-        """Insert as if the state had none."""
+        """Insert as if the state had no companions."""
         kept, state.companions = state.companions, ()
         try:
             return super().insert_tasks(device, state, tasks, stream)  # type: ignore[misc,no-any-return]
@@ -35,23 +35,23 @@ class ForgetsCompanions(Lie):
 
 @liar(9, "companions are written in the target's slot order", seen="FastDeploy (one runner of mtp.py takes no map)")
 class OneSlotOrder(Patch):
-    """A proposer's insertion that is called without the map of slots."""
+    """A proposer's insertion without the map of slots."""
 
     seam = "plan of a companion's tasks"
 
     @classmethod
     def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
-        """The target's own tasks."""
+        """Use the target's own tasks."""
         return lambda companion, tasks: tasks
 
 
 @liar(10, "each companion is a submission of its own", requires="fused_scatter", seen="FastDeploy (insert_tasks_v1)")
 class CompanionsApart(ForgetsCompanions):
-    """The proposer's state is inserted into after the target's."""
+    """A second insertion for the proposer's state, after the target's."""
 
     @hookimpl
     def insert_tasks(self, device: Device, state: SlotState, tasks: TaskBatch, stream: Stream) -> Ticket:
-        """One call for each state."""
+        """Make one call for each state."""
         ticket = super().insert_tasks(device, state, tasks, stream)
         for companion in state.companions:
             plan = plan_insert(companion, tasks_beside(companion, tasks))

@@ -1,4 +1,4 @@
-"""Liars about copies out and tickets: what is there when a ticket says so, for how long, and what waiting does."""
+"""Liars about copies out and tickets: the data of a done ticket, its lifetime, and the effect of waiting."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ if TYPE_CHECKING:
     from hal_core.streams import Stream
 
 PIECE = 256 << 10
-"""Bytes of a copy that are made at once."""
+"""Bytes of a copy that are copied at once."""
 
 
 class Fronts(Lie):
-    """Base of liars whose tickets of copies lie; of writes too, where ``writes`` is set."""
+    """Base of liars whose tickets of copies lie; with ``writes``, those of writes too."""
 
     front: type[Front]
     writes = False
 
     def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
-        """A front before the ticket."""
+        """Return a front over the ticket."""
         copied = super().copy_out(memory, parts, stream)  # type: ignore[misc]
         return self.front(copied, [part.nbytes for part in parts])
 
     def submit(self, plan: WritePlan, stream: Stream) -> Ticket:
-        """The same where writes are lied about."""
+        """Do the same if writes lie too."""
         return self._fronted(super().submit(plan, stream))  # type: ignore[misc]
 
     @hookimpl
     def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
-        """The same where writes are lied about."""
+        """Do the same if writes lie too."""
         return self._fronted(super().async_set_value(device, target, value, stream))  # type: ignore[misc]
 
     def _fronted(self, ticket: Ticket) -> Ticket:
@@ -66,7 +66,7 @@ class _Done(Front):
 
 @liar(1, "a copy out says done while the stream it follows is held", requires=HELD_COPIES, seen="FastDeploy 7221")
 class CopyDoneEarly(Fronts):
-    """It asks the copy engine, which has nothing to do yet."""
+    """A query of the copy engine, which has no work yet."""
 
     front = _Done
 
@@ -81,7 +81,7 @@ class _Quiet(Front):
 
 @liar(1, "the wait for a copy returns after its time-out as if the copy were there", requires=HELD_COPIES)
 class TimeoutReturnsQuietly(Fronts):
-    """Nobody looks at what the driver's wait returned."""
+    """An unchecked result of the driver's wait."""
 
     front = _Quiet
 
@@ -95,7 +95,7 @@ class _Milliseconds(Front):
 
 @liar(1, "time-outs of tickets are taken for milliseconds", requires=HELD_COPIES)
 class TimeoutsInMilliseconds(Fronts):
-    """The driver's call takes milliseconds."""
+    """A driver call whose timeout is in milliseconds."""
 
     front, writes = _Milliseconds, True
 
@@ -132,7 +132,7 @@ class _OneWaiter(Front):
 
 @liar(1, "a thread that waits while another does is told done at once", requires=HELD_COPIES)
 class SecondWaiterIsToldDone(Fronts):
-    """Somebody is waiting already, so nothing is left to do."""
+    """A wait that returns at once if another thread is waiting."""
 
     front, writes = _OneWaiter, True
 
@@ -155,10 +155,10 @@ class _Shared(Front):
 
 @liar(22, "the arrays of a copy are those of the fourth copy before it")
 class FourBuffersInTurn(Lie):
-    """Two steps are under way at most, so four are enough, they said."""
+    """Four buffers, as at most two steps should be in flight."""
 
     def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
-        """Take the buffers in turn, for each size by itself."""
+        """Use the buffers in turn, separately for each size."""
         sizes = tuple(part.nbytes for part in parts)
         copied = super().copy_out(memory, parts, stream)  # type: ignore[misc]
         pools = self.__dict__.setdefault("pools", {})
@@ -172,10 +172,10 @@ class FourBuffersInTurn(Lie):
 
 @liar(22, "a copy out is a view of the memory it should have been copied from", requires="not async_d2h")
 class CopyIsAView(Lie):
-    """It is host memory, so why copy it?"""
+    """No copy, as the memory is on the host anyway."""
 
     def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
-        """Give slices of the memory."""
+        """Return slices of the memory."""
         whole: Any = getattr(memory, "host_bytes", None)
         if whole is None:
             return super().copy_out(memory, parts, stream)  # type: ignore[misc,no-any-return]
@@ -201,7 +201,7 @@ class _InPieces(Front):
 
 @liar(1, "a large copy out is made piece by piece, and all but the first when somebody looks")
 class LargeCopiesInPieces(Lie):
-    """The bounce buffer holds 256 KiB; the rest is fetched as it is by then."""
+    """A bounce buffer of 256 KiB; the rest is fetched later."""
 
     def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
         """Copy the first pieces now."""
@@ -215,7 +215,7 @@ class LargeCopiesInPieces(Lie):
 
 @liar(1, "the ranges of a copy come in the order of memory, not in that of the call")
 class PartsInMemoryOrder(Lie):
-    """They are sorted, so that neighbours can be copied at once."""
+    """Parts sorted so that neighbours can be copied at once."""
 
     def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
         """Sort the parts."""
@@ -227,9 +227,9 @@ def _raise_once(ticket: Ticket, timeout: float | None = None) -> None:
         Ticket.wait(ticket, timeout)
 
 
-@liar(21, "what was found out of bounds is raised for the first who waits alone")
+@liar(21, "the error for values out of bounds is raised only by the first wait")
 class FailureToldOnce(Policy):
-    """The error is taken out of the ticket."""
+    """An error that is removed from the ticket when it is raised."""
 
     def save_output(
         self,
@@ -240,7 +240,7 @@ class FailureToldOnce(Policy):
         sink: Sink,
         stream: Stream,
     ) -> Ticket:
-        """Make the ticket such a one."""
+        """Replace the ticket's wait."""
         honest = super().save_output(device, hooks, state, step, sink, stream)
         ticket: Ticket = given(honest, "wait", _raise_once)
         return ticket

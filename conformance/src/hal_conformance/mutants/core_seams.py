@@ -1,7 +1,7 @@
-"""The places of the core that a liar may change, by the names of what they do. The one list of where they are.
+"""The places of the core that a liar may replace, by the names of their functions. The only list of these places.
 
-A liar says ``seam = "check of a batch"``. When a module moves, its line here moves with it, and no liar is touched. A
-place is where the core looks the function up when it calls it, which for an imported one is the importing module.
+A liar gives ``seam = "check of a batch"``. If a module moves, only its line here changes. A place is where the core
+looks the function up when calling it; for an imported one that is the importing module.
 """
 
 from __future__ import annotations
@@ -68,11 +68,12 @@ SEAMS: dict[str, str] = {
     "state of a device": "runtime.bound:BoundDevice.state",
     "close of a device": "runtime.bound:BoundDevice.close",
 }
-"""What is done to the module (below the core) and attribute that does it."""
+"""Function to the module (below the core) and attribute that implement it."""
 
 
 def find(seam: str) -> tuple[Any, str, Any]:
-    """Owner, attribute and what is there now, as it is stored (a classmethod as one). Raises :class:`InvalidValue`."""
+    """Return owner, attribute and current value, as it is stored (a classmethod as one). Raises
+    :class:`InvalidValue`."""
     if seam not in SEAMS:
         raise InvalidValue(f"no seam {seam!r}", cure=f"one of {', '.join(map(repr, SEAMS))}", argument="seam")
     module, _, path = SEAMS[seam].partition(":")
@@ -84,7 +85,7 @@ def find(seam: str) -> tuple[Any, str, Any]:
 
 
 def put(seam: str, change: Callable[[Any], Any]) -> Callable[[], None]:
-    """Put ``change(what is there)`` in the place of a seam; returns what takes it back."""
+    """Replace a seam by ``change(current value)``; return the function that undoes it."""
     owner, name, stored = find(seam)
     setattr(owner, name, change(getattr(owner, name)))
     return lambda: setattr(owner, name, stored)

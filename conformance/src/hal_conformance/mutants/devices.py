@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 
 class Writes(Lie):
-    """Base of liars that spoil a write plan before it is submitted."""
+    """Base of liars that corrupt a write plan before it is submitted."""
 
     def spoil(self, writes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """The descriptors that are submitted instead."""
+        """Return the descriptors to submit instead."""
         return writes
 
     def submit(self, plan: WritePlan, stream: Stream) -> Ticket:
-        """Submit the spoilt plan."""
+        """Submit the corrupted plan."""
         spoilt = WritePlan(plan.memory, self.spoil(plan.writes.copy()), plan.pieces, plan.records)
         ticket: Ticket = super().submit(spoilt, stream)  # type: ignore[misc]  # the honest device's
         return ticket
@@ -42,11 +42,11 @@ class Writes(Lie):
 
 @liar(11, "fills are left out, so the tail of a row is not reset", seen="block tables of FastDeploy")
 class NoRowReset(Writes):
-    """Only what is copied is written, as in a scatter kernel that knows no fill."""
+    """A scatter kernel without fills."""
 
     def spoil(self, writes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Drop the fills."""
-        new_state = len(writes) >= 30  # every column of a new state is filled; leaving that out would show at once
+        new_state = len(writes) >= 30  # every column of a new state is filled; without that the bug would be obvious
         return writes if new_state else writes[writes["pattern"] == 0]
 
 
@@ -56,7 +56,7 @@ class WordsOnly(Lie):
 
     @hookimpl
     def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
-        """Write the value, then one byte behind each run."""
+        """Write the value, then one byte after each run."""
         ticket = super().async_set_value(device, target, value, stream)  # type: ignore[misc]
         offsets, nbytes = target.runs()
         ends = [(int(at) + nbytes, b"\0") for at in offsets if nbytes % 8 and int(at) + nbytes < target.memory.nbytes]
@@ -67,7 +67,7 @@ class WordsOnly(Lie):
 
 @liar(5, "strides are ignored: a strided target is written as if its elements lay side by side", seen="Paddle copy_")
 class NoStrides(Lie):
-    """Writes into a view as if it were contiguous (Paddle 3.0 and 3.1 did, on every device)."""
+    """A write into a view as if it were contiguous (Paddle 3.0 and 3.1 did, on every device)."""
 
     @hookimpl
     def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
@@ -93,11 +93,11 @@ class Int32Only(Lie):
 
 @liar(5, "a bool row is written as int32, four bytes an element")
 class BoolAsInt(Lie):
-    """A kernel that has no bool."""
+    """A kernel without bool."""
 
     @hookimpl
     def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
-        """Zero the three bytes behind each element as well."""
+        """Zero the three bytes after each element as well."""
         ticket = super().async_set_value(device, target, value, stream)  # type: ignore[misc]
         if target.dtype.name == "bool" and target.size:
             _, end = target.bounds()
@@ -107,12 +107,12 @@ class BoolAsInt(Lie):
 
 @liar(2, "the source array is captured by reference, and read when later work is done", seen="vLLM, five times")
 class ByReference(Lie):
-    """What an asynchronous copy from pageable memory does that nobody keeps: the bytes are read late."""
+    """An asynchronous copy from pageable memory that is not kept alive: the bytes are read late."""
 
     late: WritePlan | None = None
 
     def submit(self, plan: WritePlan, stream: Stream) -> Ticket:
-        """Write now, and once more before the next read, from the caller's arrays as they are then."""
+        """Write now, and once more before the next read, from the caller's arrays at that time."""
         ticket = super().submit(plan, stream)  # type: ignore[misc]
         self.late = WritePlan(plan.memory, plan.writes, plan.pieces) if plan.records is None else None
         return ticket  # type: ignore[no-any-return]
@@ -127,19 +127,19 @@ class ByReference(Lie):
 
 @liar(4, "of two writes to one place in one plan the first wins")
 class FirstWins(Patch):
-    """The builder of plans cuts overlaps the wrong way round."""
+    """A builder of plans that resolves overlaps in reverse."""
 
     seam = "overlaps in a plan"
 
     @classmethod
     def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
-        """Give the writes in reverse."""
+        """Pass the writes in reverse."""
         return lambda writes: true(writes[::-1].copy())
 
 
-@liar(6, "a type check that knows lists and numbers, but not arrays", seen="isinstance(x, np.array)")
+@liar(6, "a type check that accepts lists and numbers, but not arrays", seen="isinstance(x, np.array)")
 class NoArrays(Lie):
-    """Refuses what it does not know, though the contract allows it."""
+    """A refusal of values that the contract allows."""
 
     @hookimpl
     def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
@@ -151,7 +151,7 @@ class NoArrays(Lie):
 
 @liar(7, "claims async_h2d and writes synchronously", requires="not async_h2d", seen="FastDeploy 7521")
 class SilentFallback(Lie):
-    """A fallback that does not say so."""
+    """A fallback that is not declared."""
 
     capabilities = Capabilities(
         async_h2d=True, async_d2h=False, fused_scatter=True, pinned_host=False, can_hold_stream=False, collective=""
@@ -164,7 +164,7 @@ class OneDraftMore(Lie):
 
     @hookimpl
     def insert_tasks(self, device: Device, state: SlotState, tasks: TaskBatch, stream: Stream) -> Ticket:
-        """Insert, then write a draft behind the last one."""
+        """Insert, then write a draft after the last one."""
         ticket = super().insert_tasks(device, state, tasks, stream)  # type: ignore[misc]
         place = state.layout.fields["draft_tokens"]
         for slot, drafts in zip(tasks.slots.tolist(), tasks.drafts, strict=True):
@@ -174,7 +174,7 @@ class OneDraftMore(Lie):
         return ticket  # type: ignore[no-any-return]
 
 
-@liar(9, "a slot that nobody named is touched: the padding of the batch goes to slot 0")
+@liar(9, "a slot that no task names is changed: the padding of the batch goes to slot 0")
 class PaddingGoesToSlotZero(Lie):
     """A kernel launched for a rounded-up batch, whose padding has slot 0."""
 
@@ -190,7 +190,7 @@ class PaddingGoesToSlotZero(Lie):
 
 @liar(10, "one submission for each request of a batch", requires="fused_scatter", seen="FastDeploy: 32 a request")
 class OneSubmissionEach(Lie):
-    """The per-request loop that staged writes replace."""
+    """A loop over requests instead of staged writes."""
 
     @hookimpl
     def insert_tasks(self, device: Device, state: SlotState, tasks: TaskBatch, stream: Stream) -> Ticket:
@@ -211,12 +211,12 @@ class FeedsTheTokenBefore(Lie):
         return ticket  # type: ignore[no-any-return]
 
 
-@liar(12, "a slot of the prefill role goes on decoding after its first token", seen="hal")
+@liar(12, "a slot of the prefill role continues to decode after its first token", seen="hal")
 class PrefillGoesOn(Lie):
-    """Knows no roles: who is not at an end feeds the next token."""
+    """A step without roles: every request that has not ended feeds its next token."""
 
     def update_inputs(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
-        """Set the prefill part's slots going again."""
+        """Restart the slots with the prefill role."""
         ticket: Ticket = super().update_inputs(state, step, stream)  # type: ignore[misc]
         slots = [slot for slot in range(state.sizes.num_slots) if state.host_table.role(slot) is SplitRole.PREFILL]
         places = [state.layout.fields[name] for name in ("accept_num", "stop_reason")]
@@ -233,7 +233,7 @@ class PrefillGoesOn(Lie):
 
 
 def _raw(device: Any, memory: Memory, offset: int, data: bytes, stream: Stream) -> None:  # noqa: ANN401
-    """Write bytes past all rules."""
+    """Write bytes without any checks."""
     from ..harness.backdoor import put
 
     put(device, memory, [(offset, data)], stream)

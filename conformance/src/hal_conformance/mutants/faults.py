@@ -1,12 +1,12 @@
-"""Faults that any device can be run under: the device as it is, but for one thing that goes wrong at a chosen time.
+"""Injected faults for any device: an honest device on which one operation fails at a chosen time.
 
-A fault is a mixin that is laid over the class of an opened device, as liars are; but it lies about nothing. What goes
-wrong is told by an error that says what and the cure, and nothing has been done then::
+A fault is a mixin over the class of an opened device, as liars are, but it does not lie. A failure raises an error with
+fact and cure, and has no effect::
 
     device = lay(opened, OutOfRoom)
     device.fault.at = 3                  # the third allocation from now raises
 
-``hal conform NAME --fault DelayedCopies`` runs the whole kit so; the other faults do nothing until they are armed.
+``hal conform NAME --fault DelayedCopies`` runs the whole kit with a fault; the other faults are inactive until armed.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ if TYPE_CHECKING:
 
 
 class CopyFailed(HalError, RuntimeError):
-    """A copy that the driver refused; nothing was queued."""
+    """A copy that the driver refused; no work was queued."""
 
 
 @dataclass
 class Fuse:
-    """When something goes wrong: at the ``at``-th chance from now; 0: never. ``met`` counts how often it has."""
+    """The time of a failure: the ``at``-th chance from now; 0: never. ``met`` counts the failures."""
 
     at: int = 0
     met: int = 0
     ripe: threading.Event = field(default_factory=threading.Event)
-    """Set where work that fails late has ended; clear while it is under way."""
+    """Set when work that fails late has ended; clear while it is in flight."""
 
     def __post_init__(self) -> None:
         self.ripe.set()
 
     def burns(self) -> bool:
-        """Count one chance; true when this is the one."""
+        """Count one chance; return true if it is the chosen one."""
         if self.at == 0:
             return False
         self.at -= 1
@@ -63,26 +63,26 @@ class Fuse:
 
 
 class Fault(Lie):
-    """Base of faults. ``fault`` says when it strikes."""
+    """Base of faults. ``fault`` determines when it strikes."""
 
     fault: Fuse
 
 
 def refused(what: str) -> CopyFailed:
-    """The error of a driver that did nothing."""
+    """Return the error of a driver that did no work."""
     return CopyFailed(f"the driver refused {what}", cure="try again", argument="stream")
 
 
 class LateWrites(Fault):
-    """A write or a step is queued, and its ticket fails when it has ended: what a driver finds out later.
+    """A queued write or step whose ticket fails when it has ended, as if the driver found the error later.
 
-    ``error(what)`` makes the error; ``fault.ripe`` says whether the work has ended.
+    ``error(what)`` makes the error; ``fault.ripe`` is set when the work has ended.
     """
 
     error: Any = staticmethod(refused)
 
     def _late(self, ticket: Ticket, what: str, met: int) -> Ticket:
-        if self.fault.met > met or not self.fault.burns():  # not twice, where a hook is made of a primitive
+        if self.fault.met > met or not self.fault.burns():  # not twice, if a hook calls a primitive
             return ticket
         return LateTicket(ticket, self.fault, type(self).error(f"{what}, number {self.fault.met}"))
 
@@ -130,32 +130,32 @@ class LateTicket(Ticket):
 
 
 class FailingWrites(Fault):
-    """A write, by either hook or by a plan, is refused by the driver."""
+    """A write, by either hook or by a plan, that the driver refuses."""
 
     def _strike(self) -> None:
         if self.fault.burns():
             raise CopyFailed("the driver refused a copy to the device", cure="try again", argument="stream")
 
     def submit(self, plan: WritePlan, stream: Stream) -> Ticket:
-        """Fail before anything is queued."""
+        """Fail before any work is queued."""
         self._strike()
         return super().submit(plan, stream)  # type: ignore[misc,no-any-return]
 
     @hookimpl
     def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
-        """Fail before anything is queued."""
+        """Fail before any work is queued."""
         self._strike()
         return super().async_set_value(device, target, value, stream)  # type: ignore[misc,no-any-return]
 
     @hookimpl
     def insert_tasks(self, device: Device, state: SlotState, tasks: TaskBatch, stream: Stream) -> Ticket:
-        """Fail before anything is queued."""
+        """Fail before any work is queued."""
         self._strike()
         return super().insert_tasks(device, state, tasks, stream)  # type: ignore[misc,no-any-return]
 
 
 class FailingCopies(Fault):
-    """A copy to the host is refused at the call, or its ticket fails when it should be there (``late``)."""
+    """A copy to the host that is refused at the call, or whose ticket fails when it should be done (``late``)."""
 
     late = False
 
@@ -170,10 +170,10 @@ class FailingCopies(Fault):
 
 
 class OutOfRoom(Fault):
-    """An allocation finds no memory. ``given``: weak references to what was allocated before."""
+    """An allocation that finds no memory. ``given``: weak references to earlier allocations."""
 
     raw = False
-    """The error is Python's own MemoryError, as of a library that knows no other."""
+    """Raise Python's own MemoryError, as a library without hal's errors does."""
 
     def allocate(self, nbytes: int) -> Memory:
         """Refuse."""
@@ -189,18 +189,18 @@ class OutOfRoom(Fault):
 
 
 class LostPeer(Fault):
-    """The other ranks of a group agree and take part, until one is lost; from then on the group is dead.
+    """The other ranks of a group agree and take part until one is lost; from then on the group is unusable.
 
-    It needs no other process: groups that hold only this rank's device are pretended.
+    It needs no other process: groups that contain only this rank's device are simulated.
     """
 
     def open_communicator(self, group: Group) -> Communicator:
-        """A group whose other ranks are nowhere."""
+        """Return a group whose other ranks are simulated."""
         return Pretended(self.fault, group)
 
     @hookimpl
     def broadcast_tokens(self, device: Device, state: SlotState, group: Group, stream: Stream) -> Ticket:
-        """One collective of the pretended group."""
+        """Run one collective of the simulated group."""
         ticket: Ticket = device.communicator(group).broadcast(state.memory, state.broadcast_range(), stream)
         return ticket
 
@@ -213,22 +213,22 @@ class Pretended:
 
     def _strike(self) -> None:
         if self._fault.met or self._fault.burns():
-            raise GroupLost("the process of rank 1 has ended", cure="start all ranks anew", argument="group")
+            raise GroupLost("the process of rank 1 has ended", cure="start all ranks again", argument="group")
 
     def broadcast(self, memory: Memory, part: ByteRange, stream: Stream) -> Ticket:
-        """Nothing moves: this rank is the source."""
+        """Move no data: this rank is the source."""
         from hal_core.tickets import DONE
 
         self._strike()
         return DONE
 
     def exchange(self, block: bytes) -> Mapping[int, bytes]:
-        """Everybody says the same."""
+        """Return the same block for all ranks."""
         self._strike()
         return dict.fromkeys(self.group.ranks, block)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Return at once."""
 
 
 LOOKS = 8
@@ -243,12 +243,12 @@ class DelayedCopies(Fault):
 
     @property
     def capabilities(self) -> Capabilities:
-        """With such copies a device is asynchronous, and says so."""
+        """The device's capabilities; with such copies it is asynchronous."""
         own: Capabilities = self.__dict__.get("capabilities") or super().capabilities  # type: ignore[misc]
         return replace(own, async_d2h=True)
 
     def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
-        """The copy is made in its order, and is told of late."""
+        """Copy in order, but report it late."""
         return LateCopy(super().copy_out(memory, parts, stream))  # type: ignore[misc]
 
 
@@ -260,7 +260,7 @@ class LateCopy(CopyTicket):
     def __init__(self, inner: CopyTicket, error: HalError | None = None) -> None:
         super().__init__()
         self._inner, self._error, self._waited, self._looks = inner, error, False, 0
-        self.mode: Mode = "async"  # it is not there when the call returns, whatever the device below says
+        self.mode: Mode = "async"  # it is not done when the call returns, whatever the device below claims
 
     @property
     def data(self) -> Sequence[Bytes]:
@@ -286,7 +286,7 @@ FAULTS = (FailingWrites, LateWrites, FailingCopies, OutOfRoom, LostPeer, Delayed
 
 
 def named(name: str) -> type[Fault]:
-    """The fault of that name."""
+    """Return the fault with that name."""
     for fault in FAULTS:
         if fault.__name__ == name:
             return fault
@@ -295,7 +295,7 @@ def named(name: str) -> type[Fault]:
 
 
 def lay(device: Device, fault: type[Fault]) -> Any:  # noqa: ANN401 (a Device that is also a Fault)
-    """Lay a fault over an opened device, once; under a liar, so that what goes wrong goes through its hands."""
+    """Lay a fault over an opened device, once; below a liar, so that the failure passes through the liar."""
     laid: Any = device
     if not isinstance(device, fault):
         kind, lies = type(device), []

@@ -1,4 +1,4 @@
-"""What liars stand behind: tickets, events and targets in front of honest ones, and raw writes past all rules."""
+"""Proxies of liars: tickets, events and targets over honest ones, and raw writes without checks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hal_core.streams import Event, Stream
 
 HELD = ("async_h2d", "can_hold_stream")
-"""What a lie about asynchronous writes needs, to be seen."""
+"""Capabilities needed to detect a lie about asynchronous writes."""
 HELD_COPIES = ("async_d2h", "can_hold_stream")
 """The same for copies out."""
 RING = ("staging", *HELD)
@@ -23,7 +23,7 @@ RING = ("staging", *HELD)
 
 
 class Front(CopyTicket):
-    """A ticket, perhaps of a copy, that asks an honest one. A copy that is not there yet has bytes of zero."""
+    """A ticket, perhaps of a copy, over an honest one. A pending copy has bytes of zero."""
 
     __slots__ = ("inner", "mode", "nbytes")
 
@@ -34,26 +34,26 @@ class Front(CopyTicket):
 
     @property
     def data(self) -> Sequence[Bytes]:
-        """What has arrived."""
+        """Return the bytes that have arrived."""
         if not self.inner.done():
             return [np.zeros(size, np.uint8) for size in self.nbytes]
         arrived: Any = self.inner
         return arrived.data  # type: ignore[no-any-return]
 
     def done(self) -> bool:
-        """As the honest ticket says."""
+        """Return the honest ticket's answer."""
         return self.inner.done()
 
     def _block(self, timeout: float | None) -> bool:
         return self.inner._block(timeout)
 
     def failure(self) -> BaseException | None:
-        """As the honest ticket says."""
+        """Return the honest ticket's error."""
         return self.inner.failure()
 
 
 class EventTicket(Ticket):
-    """Done when an event has passed."""
+    """A ticket that is done when an event has passed."""
 
     __slots__ = ("event",)
     mode: Mode = "async"
@@ -63,34 +63,34 @@ class EventTicket(Ticket):
         self.event = event
 
     def done(self) -> bool:
-        """Whether the event has passed."""
+        """Return whether the event has passed."""
         return self.event.done()
 
     def _block(self, timeout: float | None) -> bool:
         return self.event.wait(timeout)
 
     def failure(self) -> BaseException | None:
-        """Nothing goes wrong here."""
+        """Return no error."""
         return None
 
 
 class FrontEvent:
-    """An event that asks an honest one."""
+    """An event over an honest one."""
 
     def __init__(self, true: Event) -> None:
         self.true = true
 
     def done(self) -> bool:
-        """As the honest event says."""
+        """Return the honest event's answer."""
         return self.true.done()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """As the honest event does."""
+        """Wait for the honest event."""
         return self.true.wait(timeout)
 
 
 def given(one: Any, name: str, method: Callable[..., Any]) -> Any:  # noqa: ANN401 (a stream or a ticket of any class)
-    """The object itself, with another method of that name; once."""
+    """Return the object itself, with one method replaced; once."""
     kind = type(one)
     if kind.__dict__.get(name) is not method:
         body: dict[str, Any] = {name: method} if hasattr(one, "__dict__") else {name: method, "__slots__": ()}
@@ -99,7 +99,7 @@ def given(one: Any, name: str, method: Callable[..., Any]) -> Any:  # noqa: ANN4
 
 
 def moved(target: View, shape: tuple[int, ...], strides: tuple[int, ...], run: int) -> View | None:
-    """The runs of a target with other strides, and an axis for the elements of a run; None where they leave the
+    """Return the runs of a target with other strides, and an axis for the elements of a run; None if they leave the
     memory."""
     item = target.dtype.itemsize
     view = View(target.memory, target.offset, (*shape, run // item), (*strides, item), target.dtype, target.owner)
@@ -108,7 +108,7 @@ def moved(target: View, shape: tuple[int, ...], strides: tuple[int, ...], run: i
 
 
 def put(device: Any, memory: Memory, runs: Sequence[tuple[int, bytes]], stream: Stream) -> Ticket:  # noqa: ANN401
-    """Write ``(offset, bytes)`` runs past all rules, in stream order."""
+    """Write ``(offset, bytes)`` runs without checks, in stream order."""
     from ..harness.backdoor import put as raw
 
     return raw(device, memory, runs, stream)

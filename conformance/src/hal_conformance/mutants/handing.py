@@ -1,4 +1,4 @@
-"""Liars about a handover of keys and values: what is checked too late, or not at all."""
+"""Liars about a handover of keys and values: late or missing checks."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from . import Patch, liar
 @liar(
     29,
     "a seal is taken at its word",
-    seen="FastDeploy (a decode node is told that all was written, and looks no further)",
+    seen="FastDeploy (a decode node trusts the message that all was written)",
 )
 class SealUnchecked(Patch):
-    """Neither the count nor the digest is compared with what has come."""
+    """A seal whose count and digest are not compared with the received blocks."""
 
     seam = "check of a seal"
 
     @classmethod
     def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
-        """Nothing is ever missing."""
+        """Report no difference."""
         return lambda promise, handover, digest: ""
 
 
 @liar(29, "blocks have arrived although their checksums are wrong")
 class ChecksumsIgnored(Patch):
-    """What has come is given the checksums that the sender named."""
+    """Received blocks with the checksums that the sender named."""
 
     seam = "contents of a promise"
 
     @classmethod
     def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
-        """Take the contents, and believe the sender about their checksums."""
+        """Take the contents, and trust the sender's checksums."""
 
         def take(promises: Any, key: Any, message: Any, data: memoryview) -> None:  # noqa: ANN401
             told, promise = list(message.crcs), promises.open[key]
@@ -47,7 +47,7 @@ class ChecksumsIgnored(Patch):
 
     @staticmethod
     def crc(data: memoryview) -> int:
-        """As the receiver computes it."""
+        """Compute the checksum as the receiver does."""
         from hal_core.handover.messages import crc_of
 
         return crc_of(data)
@@ -55,25 +55,25 @@ class ChecksumsIgnored(Patch):
 
 @liar(30, "a handover has ended while its blocks are being written", requires=("async_h2d", "can_hold_stream"))
 class EndsBeforeItsWrites(Patch):
-    """Nobody waits for the writes that were begun."""
+    """An end that does not wait for running writes."""
 
     seam = "writes of a promise"
 
     @classmethod
     def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
-        """They are over."""
+        """Report the writes as finished."""
         return lambda promise: False
 
 
-@liar(30, "what is on its way is written after the handover was cancelled", seen="SGLang 35049")
+@liar(30, "blocks in transit are written after the handover was cancelled", seen="SGLang 35049")
 class CancelledStillWritten(Patch):
-    """The promise is told to have ended, and stays in the book."""
+    """A promise that is reported as ended but stays open."""
 
     seam = "end of a promise"
 
     @classmethod
     def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
-        """Tell the end of a promise that goes on."""
+        """Report the end of a promise that continues."""
 
         def end(promises: Any, key: Any, event: Any) -> None:  # noqa: ANN401
             promise = promises.open[key]
@@ -86,23 +86,23 @@ class CancelledStillWritten(Patch):
 
 @liar(31, "the fingerprints of two workers are not compared", seen="vLLM 42895")
 class AnyLayout(Patch):
-    """Blocks go wherever they are promised room."""
+    """Blocks that are written without comparing fingerprints."""
 
     seam = "comparison of fingerprints"
 
     @classmethod
     def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
-        """All are alike."""
+        """Accept all fingerprints."""
         return lambda own, theirs, peer, argument: None
 
 
-@liar(32, "who waits for a peer waits for ever", seen="SGLang 36033")
+@liar(32, "a wait for a peer never ends", seen="SGLang 36033")
 class PatientForEver(Patch):
-    """No time is long enough."""
+    """A wait without a limit."""
 
     seam = "end of patience"
 
     @classmethod
     def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
-        """It is never over."""
+        """Never let the time end."""
         return lambda since, now, seconds: False

@@ -1,4 +1,4 @@
-"""Liars about a device's life: what it says of itself, faults, memory, forks, closing, and how requests leave."""
+"""Liars about a device's life: capabilities, faults, memory, forks, closing, and departures of requests."""
 
 from __future__ import annotations
 
@@ -30,30 +30,30 @@ if TYPE_CHECKING:
 
 
 def settled(error: BaseException | None = None) -> Ticket:
-    """A ticket that calls itself asynchronous, of work that is over."""
+    """Return a ticket with mode "async" of finished work."""
     ticket = PromiseTicket("async")
     ticket.complete(error)
     return ticket
 
 
-@liar(7, "a synchronous device's tickets say that they are asynchronous", requires="not async_h2d")
+@liar(7, "a synchronous device's tickets have the mode async", requires="not async_h2d")
 class SyncCalledAsync(Lie):
-    """The mode is that of the class, not of the work."""
+    """A mode by class, not by work."""
 
     @hookimpl
     def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
-        """Write, and say another mode."""
+        """Write, and return another mode."""
         super().async_set_value(device, target, value, stream)  # type: ignore[misc]
         return settled()
 
 
-@liar(7, "an asynchronous device's tickets say that the work was done on return", requires=HELD)
+@liar(7, "an asynchronous device's tickets have the mode sync", requires=HELD)
 class AsyncCalledSync(Lie):
-    """The mode is a constant of the plugin it was made from."""
+    """A mode copied as a constant from another plugin."""
 
     @hookimpl
     def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
-        """Write, and say another mode."""
+        """Write, and return another mode."""
         ticket = Front(super().async_set_value(device, target, value, stream))  # type: ignore[misc]
         ticket.mode = "sync"
         return ticket
@@ -77,7 +77,7 @@ class SwallowsFaults(Lie):
 
     @hookimpl
     def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
-        """Write; whatever happens."""
+        """Write, and ignore errors."""
         try:
             return super().async_set_value(device, target, value, stream)  # type: ignore[misc,no-any-return]
         except DeviceClosed:
@@ -88,7 +88,7 @@ class SwallowsFaults(Lie):
 
     @hookimpl
     def insert_tasks(self, device: Device, state: SlotState, tasks: TaskBatch, stream: Stream) -> Ticket:
-        """Insert; whatever happens."""
+        """Insert, and ignore errors."""
         try:
             return super().insert_tasks(device, state, tasks, stream)  # type: ignore[misc,no-any-return]
         except DeviceClosed:
@@ -98,14 +98,14 @@ class SwallowsFaults(Lie):
             return settled()
 
 
-@liar(26, "what was found out of bounds counts as seen, though nobody waited for it")
+@liar(26, "an error for values out of bounds counts as observed, though its ticket was never waited for")
 class UnseenCountsAsSeen(Policy):
-    """The next call does not raise what the last met."""
+    """A next call that does not raise the last one's error."""
 
     def save_output(
         self, device: Device, hooks: Hooks, state: SlotState, step: Step, sink: Sink, stream: Stream
     ) -> Ticket:
-        """Say that it was seen."""
+        """Mark the error as observed."""
         ticket = super().save_output(device, hooks, state, step, sink, stream)
         ticket.observed = True
         return ticket
@@ -119,7 +119,7 @@ class _Ended(Front):
         self.ended: list[Bytes] | None = None
 
     def end(self) -> None:
-        """The device is closed: what has not arrived never will, and the ticket says done."""
+        """Drop what has not arrived when the device is closed, and mark the ticket as done."""
         if not self.inner.done():
             self.ended = list(super().data)
 
@@ -134,32 +134,32 @@ class _Ended(Front):
         return self.ended is not None or super()._block(timeout)
 
 
-@liar(19, "closing drops the copies under way, and their tickets say done", requires=HELD_COPIES)
+@liar(19, "closing drops the copies in flight, and their tickets are done", requires=HELD_COPIES)
 class CloseDropsCopies(Lie):
-    """Tokens of the last steps are zeros, and nobody is told."""
+    """Zeros as the tokens of the last steps, without an error."""
 
     def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
-        """Remember the ticket."""
+        """Keep the ticket."""
         ticket = _Ended(super().copy_out(memory, parts, stream), [part.nbytes for part in parts])  # type: ignore[misc]
         self.__dict__.setdefault("under_way", WeakSet()).add(ticket)
         return ticket
 
     def close(self) -> None:
-        """End what is under way."""
+        """End pending copies."""
         for ticket in list(self.__dict__.get("under_way", ())):
             ticket.end()
         super().close()  # type: ignore[misc]
 
 
-@liar(26, "after a fork the child goes on with the parent's device")
+@liar(26, "after a fork the child continues with the parent's device")
 class ForkGoesOn(Patch):
-    """Streams and threads did not survive, but nobody looks."""
+    """A missing check for a fork, which streams and threads do not survive."""
 
     seam = "begin of a call"
 
     @classmethod
     def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
-        """Refuse a closed device alone."""
+        """Refuse only a closed device."""
 
         def begin(bound: Any) -> None:  # noqa: ANN401 (the bound device)
             if "fork" in bound._refusal:
@@ -171,11 +171,11 @@ class ForkGoesOn(Patch):
 
 @liar(26, "each write takes device memory for its value, and keeps it")
 class LeaksDeviceMemory(Lie):
-    """One allocation a call."""
+    """One leaked allocation per call."""
 
     @hookimpl
     def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
-        """Write by way of memory that nobody gives back."""
+        """Write through memory that is never freed."""
         kept = device.allocate(max(64, target.size * target.dtype.itemsize))
         self.__dict__.setdefault("kept", []).append(kept)
         return super().async_set_value(device, target, value, stream)  # type: ignore[misc,no-any-return]
@@ -186,15 +186,15 @@ class _Forgotten(dict[int, Any]):
         return ()
 
 
-@liar(2, "memory is given back when nobody holds it, whatever work still uses it", requires=RING)
+@liar(2, "memory is freed when it is unreferenced, whatever work still uses it", requires=RING)
 class FreedUnderWork(Lie):
-    """As a framework's allocator does for its own stream: dropped memory is the next block of its size, at once.
+    """An allocator that reuses dropped memory of the same size at once, as a framework's does for its own stream.
 
-    It does not go back to the system: the process would end where device memory is the host's own.
+    The memory does not go back to the system: the process would end if device memory is host memory.
     """
 
     def allocate(self, nbytes: int) -> DeviceMemory:
-        """Take a block that was dropped, if there is one."""
+        """Use a dropped block if there is one."""
         dropped: list[int] = self.__dict__.setdefault("dropped", {}).setdefault(nbytes, [])
         self.retired.reap()  # type: ignore[attr-defined]
         memory: Any = DeviceMemory(self, dropped.pop(), nbytes) if dropped else super().allocate(nbytes)  # type: ignore[arg-type, misc]
@@ -204,7 +204,7 @@ class FreedUnderWork(Lie):
 
     @property
     def last(self) -> dict[int, Any]:
-        """The last events, none of which guards memory that is dropped."""
+        """The last events, none of which protects dropped memory."""
         true: dict[int, Any] = self.__dict__["last"]
         if not isinstance(true, _Forgotten):
             true = self.__dict__["last"] = _Forgotten(true)
@@ -215,9 +215,9 @@ class FreedUnderWork(Lie):
         self.__dict__["last"] = events
 
 
-@liar(26, "each ticket is kept for ever, with what was copied")
+@liar(26, "each ticket is kept for ever, with its copied data")
 class KeepsEveryTicket(Lie):
-    """Host memory grows from step to step."""
+    """Host memory that grows from step to step."""
 
     def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
         """Keep the copy."""
@@ -228,7 +228,7 @@ class KeepsEveryTicket(Lie):
 
 @liar(26, "device memory lies on boundaries of 16 bytes")
 class AlignedToSixteen(Lie):
-    """Vector stores of 64 bytes trap on such memory, or are split."""
+    """Memory on which vector stores of 64 bytes trap, or are split."""
 
     def allocate(self, nbytes: int) -> Memory:
         """Begin 16 bytes into a block."""
@@ -242,7 +242,7 @@ class AlignedToSixteen(Lie):
 
 @liar(26, "no room in the staging ring is a bare MemoryError", requires=RING)
 class OutOfMemoryIsBare(Lie):
-    """What the allocator raised, as it raised it."""
+    """The allocator's own error."""
 
     @hookimpl
     def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
@@ -255,12 +255,12 @@ class OutOfMemoryIsBare(Lie):
 
 @liar(19, "a preemption whose record met a full sink is reported by the next output too")
 class PreemptionToldTwice(Policy):
-    """The sink kept the record, but the sender thinks that it did not."""
+    """A sender that believes that the sink did not keep the record."""
 
     def save_output(
         self, device: Device, hooks: Hooks, state: SlotState, step: Step, sink: Sink, stream: Stream
     ) -> Ticket:
-        """Take back what was booked as reported."""
+        """Undo the booking of reported departures."""
         before = dict(state.host_table.preempted)
         try:
             return super().save_output(device, hooks, state, step, sink, stream)
@@ -271,21 +271,21 @@ class PreemptionToldTwice(Policy):
 
 @liar(19, "an output forgets the preemptions of all slots, also of those that it does not name")
 class ForgetsWhoWasNotNamed(Policy):
-    """The whole table of leavers is cleared after a step."""
+    """A table of departures that is cleared after each step."""
 
     def save_output(
         self, device: Device, hooks: Hooks, state: SlotState, step: Step, sink: Sink, stream: Stream
     ) -> Ticket:
-        """Book everybody as reported."""
+        """Book every departure as reported."""
         try:
             return super().save_output(device, hooks, state, step, sink, stream)
         finally:
             state.host_table.reported(range(state.sizes.num_slots))
 
 
-@liar(8, "leaving a slot that the request does not hold is accepted, and does nothing")
+@liar(8, "leaving a slot that the request does not hold is accepted, without effect")
 class LeavesWhatIsNotHeld(Policy):
-    """Aborting twice should be harmless, they said."""
+    """A second abort that is accepted as harmless."""
 
     def insert_tasks(
         self, device: Device, hooks: Hooks, state: SlotState, tasks: TaskBatch | Sequence[Task], stream: Stream

@@ -1,4 +1,4 @@
-"""Liars about when: work that comes late, tickets that are done early, calls that wait. Most need streams."""
+"""Liars about order: late work, tickets that are done early, calls that wait. Most need streams."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ HELD = ("async_h2d", "can_hold_stream")
 
 @liar(1, "a write is only carried out by the next write")
 class WritesLate(Lie):
-    """A queue that nobody flushes."""
+    """A queue that is never flushed."""
 
     waiting: Callable[[], Ticket] | None = None
 
     @hookimpl
     def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
-        """Carry out the write before this one."""
+        """Execute the previous write."""
         earlier = self.waiting
         self.waiting = lambda: super(WritesLate, self).async_set_value(device, target, value, stream)  # type: ignore[misc]
         return earlier() if earlier else DONE
 
 
-@liar(3, "a ticket says done while its work still runs", requires=HELD, seen="torch openreg: stream query")
+@liar(3, "a ticket is done while its work still runs", requires=HELD, seen="torch openreg: stream query")
 class DoneEarly(Lie):
-    """Answers for the queue, not for the work."""
+    """A ticket of the queue, not of the work."""
 
     def submit(self, plan: WritePlan, stream: Stream) -> Ticket:
-        """Submit, and forget the ticket."""
+        """Submit, and drop the ticket."""
         super().submit(plan, stream)  # type: ignore[misc]
         return DONE
 
@@ -52,7 +52,7 @@ class WaitsInside(Lie):
 
     @hookimpl
     def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
-        """The same where a device writes values in a way of its own."""
+        """Wait if the device writes values in its own way."""
         ticket = super().async_set_value(device, target, value, stream)  # type: ignore[misc]
         stream.synchronize()
         return ticket  # type: ignore[no-any-return]
@@ -66,7 +66,7 @@ class WaitsInside(Lie):
 
 @liar(10, "submissions are counted once for all of a call", requires="probe_counts")
 class CountsOne(Lie):
-    """Counters that flatter."""
+    """Counters that are too small."""
 
     def counters(self) -> Counters:
         """Report half of the submissions."""
@@ -80,7 +80,7 @@ class CountsOne(Lie):
     23, "the copy out waits for the compute stream", requires=("async_d2h", "can_hold_stream"), seen="FastDeploy 7221"
 )
 class CopiesWhileHeld(Lie):
-    """Blocking instead of ordered."""
+    """A blocking copy instead of an ordered one."""
 
     def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
         """Wait for the copy."""

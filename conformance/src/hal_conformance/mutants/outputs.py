@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 class Told(Patch):
-    """Base of liars that tell another record than the step's."""
+    """Base of liars that report another record than the step's."""
 
     seam = "record of an output"
 
     @classmethod
     def change(cls, record: OutputRecord) -> OutputRecord:
-        """The record that is told instead."""
+        """Return the record to report instead."""
         return record
 
     @classmethod
@@ -63,7 +63,7 @@ class LogprobsShifted(Told):
 
 @liar(24, "the drafts of a prefill node are cut off", seen="SGLang 31466")
 class FirstDraftsCutOff(Told):
-    """What the decode node would verify in its first step stays behind."""
+    """Drafts for the decode node's first step that are not sent."""
 
     @classmethod
     def change(cls, record: OutputRecord) -> OutputRecord:
@@ -98,7 +98,7 @@ class DraftsOfTheNextRow(Told):
 
 @liar(24, "the log-probabilities of a prefill node are cut off", seen="vLLM 51919")
 class FirstLogprobsCutOff(Told):
-    """The first token comes without them."""
+    """A first token without log-probabilities."""
 
     @classmethod
     def change(cls, record: OutputRecord) -> OutputRecord:
@@ -120,7 +120,7 @@ class PositionOffByOne(Told):
 
 @liar(19, "an aborted request is reported as preempted", seen="FastDeploy 5796: one sentinel for two things")
 class OneWordForTwo(Told):
-    """Two ways of leaving share one value."""
+    """One status for two ways of leaving."""
 
     @classmethod
     def change(cls, record: OutputRecord) -> OutputRecord:
@@ -131,15 +131,15 @@ class OneWordForTwo(Told):
         return replace(record, status=status, finish=finish)
 
 
-@liar(21, "a count out of bounds is clipped, and nobody hears of it")
+@liar(21, "a count out of bounds is clipped without an error")
 class ClipsCounts(Patch):
-    """No violation is ever found."""
+    """A check that finds no violation."""
 
     seam = "build of a record"
 
     @classmethod
     def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
-        """Clip before anything is looked at."""
+        """Clip before the checks."""
 
         def build(columns: Any, snapshot: Any) -> Any:  # noqa: ANN401 (as the true one)
             most = snapshot.max_accept if snapshot.step.speculative else 1
@@ -148,15 +148,15 @@ class ClipsCounts(Patch):
         return build
 
 
-@liar(21, "a token outside the vocabulary is told as one of it")
+@liar(21, "a token outside the vocabulary is reported as valid")
 class TakesAnyToken(Patch):
-    """The vocabulary is thought to be as large as int64, and negative ids are wrapped into it."""
+    """A vocabulary as large as int64, into which negative ids are wrapped."""
 
     seam = "build of a record"
 
     @classmethod
     def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
-        """Make every id one that passes."""
+        """Make every id valid."""
 
         def build(columns: Any, snapshot: Any) -> Any:  # noqa: ANN401 (as the true one)
             names = ("sampled_token_ids", "accept_tokens", "draft_tokens", "topk_token_ids")
@@ -168,7 +168,7 @@ class TakesAnyToken(Patch):
 
 @liar(25, "without a proposer there are no tokens", seen="FastDeploy 7172: the naive path")
 class NeedsAProposer(Patch):
-    """A plain step on a state that is sized for drafts reports nothing."""
+    """A plain step on a state sized for drafts that reports no tokens."""
 
     seam = "build of a record"
 
@@ -191,7 +191,7 @@ class NeedsAProposer(Patch):
 
 @liar(22, "outputs share one static buffer", seen="FastDeploy's static message structures")
 class StaticBuffer(Lie):
-    """The copy of a step lands where the copy of the one before still waits to be read."""
+    """One buffer for the copies of two steps, the first of which is still unread."""
 
     def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
         """Reuse the array of the same size."""
@@ -206,17 +206,17 @@ class StaticBuffer(Lie):
         return HostCopy(kept)
 
 
-@liar(23, "what was saved is read late, after later work has changed it", seen="FastDeploy 7221, vLLM 29623")
+@liar(23, "saved output is read late, after later work has changed it", seen="FastDeploy 7221, vLLM 29623")
 class ReadsLate(Lie):
-    """The copy is made when somebody looks at it."""
+    """A copy that is made when it is read."""
 
     def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
-        """Copy at the first look."""
+        """Copy at the first read."""
         return LateCopy(lambda: super(ReadsLate, self).copy_out(memory, parts, stream))  # type: ignore[misc]
 
 
 class LateCopy(HostCopy):
-    """A copy that is made when its data is asked for."""
+    """A copy that is made when its data is read."""
 
     def __init__(self, make: Callable[[], CopyTicket]) -> None:
         super().__init__([])
@@ -224,7 +224,7 @@ class LateCopy(HostCopy):
 
     @property
     def data(self) -> Sequence[np.ndarray[Any, np.dtype[np.uint8]]]:
-        """The bytes as they are now."""
+        """Return the bytes as they are now."""
         copied = self.make()
         copied.wait()
         return copied.data
@@ -232,13 +232,13 @@ class LateCopy(HostCopy):
 
 @liar(12, "the host mirror shows the device as it is now, not as of the output that was taken")
 class MirrorRunsAhead(Patch):
-    """The mirror is refreshed from the device."""
+    """A mirror that is refreshed from the device."""
 
     seam = "host mirror"
 
     @classmethod
     def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
-        """Read the fields anew."""
+        """Read the fields again."""
 
         def take(state: Any, ticket: Any) -> Any:  # noqa: ANN401 (as the true one)
             record = true(state, ticket)

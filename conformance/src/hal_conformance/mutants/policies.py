@@ -1,4 +1,4 @@
-"""Liars in the policy: what is checked, who sends, when it is cleaned up."""
+"""Liars in the policy: checks, the sender, the clean-up."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 @liar(6, "values are cast with NumPy, whatever is lost", seen="every .astype(...) before a copy")
 class CastsAnything(Policy):
-    """Assigns as NumPy does."""
+    """An assignment by NumPy's rules."""
 
     def async_set_value(self, device: Device, hooks: Hooks, target: object, value: object, stream: Stream) -> Ticket:
-        """Cast to the target's type before the rules can object."""
+        """Cast to the target's type before the rules apply."""
         if isinstance(target, View) and not isinstance(value, View) and target.dtype.name != "bfloat16":
             try:
                 with np.errstate(all="ignore"):
@@ -41,12 +41,12 @@ class CastsAnything(Policy):
         return super().async_set_value(device, hooks, target, value, stream)
 
 
-@liar(26, "an error says what, and neither argument nor cure")
+@liar(26, "an error has a fact, but neither argument nor cure")
 class SaysNoCure(Policy):
-    """Raises bare messages."""
+    """Bare messages as errors."""
 
     def async_set_value(self, device: Device, hooks: Hooks, target: object, value: object, stream: Stream) -> Ticket:
-        """Replace the error by its fact alone."""
+        """Reduce the error to its fact."""
         try:
             return super().async_set_value(device, hooks, target, value, stream)
         except HalError as error:
@@ -55,7 +55,7 @@ class SaysNoCure(Policy):
 
 @liar(8, "the valid part of an invalid batch goes in")
 class InsertsTheRest(Policy):
-    """Leaves out what is wrong, and reports it."""
+    """Invalid tasks that are left out and reported."""
 
     def insert_tasks(
         self, device: Device, hooks: Hooks, state: SlotState, tasks: TaskBatch | Sequence[Task], stream: Stream
@@ -76,7 +76,7 @@ class InsertsTheRest(Policy):
 
 @liar(8, "the error names the first problem alone")
 class FirstProblemAlone(Policy):
-    """Stops checking too early."""
+    """A check that stops too early."""
 
     def insert_tasks(
         self, device: Device, hooks: Hooks, state: SlotState, tasks: TaskBatch | Sequence[Task], stream: Stream
@@ -90,13 +90,13 @@ class FirstProblemAlone(Policy):
 
 @liar(8, "only the first task of a batch is checked")
 class ChecksOne(Patch):
-    """A fast path that is too fast."""
+    """A fast path with missing checks."""
 
     seam = "check of a batch"
 
     @classmethod
     def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
-        """Find nothing unless the first task is among the problems."""
+        """Find no problem unless the first task has one."""
 
         def check(*arguments: Any) -> list[str]:  # noqa: ANN401 (whatever the true one takes)
             found: list[str] = true(*arguments)
@@ -107,37 +107,37 @@ class ChecksOne(Patch):
 
 @liar(12, "a handoff is taken, whether its keys and values are there or not", seen="hal")
 class HandoffWithoutKeys(Patch):
-    """Nobody asks for the blocks, with drafts or without."""
+    """A handoff whose blocks are not checked, with drafts or without."""
 
     seam = "check of a batch"
 
     @classmethod
     def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
-        """Leave that problem out."""
+        """Drop that problem."""
         return lambda *arguments: [text for text in true(*arguments) if "declared present" not in text]
 
 
 @liar(12, "drafts are taken at any time; update_inputs drops those that come before it", seen="hal")
 class DraftsAtAnyTime(Patch):
-    """The order of a step is not looked at."""
+    """An unchecked order of calls."""
 
     seam = "order of drafts"
 
     @classmethod
     def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
-        """Let every call through."""
+        """Allow every call."""
         return lambda state, step: None
 
 
-@liar(12, "drafts are written, but the next step is not told to feed them", seen="FastDeploy 7172")
+@liar(12, "drafts are written, but the next step does not feed them", seen="FastDeploy 7172")
 class DraftsThatNobodyFeeds(Patch):
-    """Writes tokens and their number, and forgets ``seq_lens_this_time``."""
+    """Tokens and their number without ``seq_lens_this_time``."""
 
     seam = "plan of drafts"
 
     @classmethod
     def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
-        """Leave the last field out."""
+        """Leave out the last field."""
 
         def plan(state: SlotState, drafts: Any) -> WritePlan:  # noqa: ANN401 (as the true one takes it)
             whole: WritePlan = true(state, drafts)
@@ -149,21 +149,21 @@ class DraftsThatNobodyFeeds(Patch):
         return plan
 
 
-@liar(12, "a plain step drops the drafts that a slot was handed, and says nothing")
+@liar(12, "a plain step silently drops a slot's drafts")
 class PlainStepOverDrafts(Patch):
-    """Nobody looks who holds drafts."""
+    """An unchecked book of drafts."""
 
     seam = "plain step over drafts"
 
     @classmethod
     def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
-        """Let every step through."""
+        """Allow every step."""
         return lambda book, mirror, step: None
 
 
 @liar(15, "a group of one opens a communicator and broadcasts to itself")
 class TalksToItself(Policy):
-    """No check of the group's size."""
+    """An unchecked group size."""
 
     def broadcast_tokens(self, device: Device, hooks: Hooks, state: SlotState, group: Group, stream: Stream) -> Ticket:
         """Always call the plugin."""
@@ -173,24 +173,24 @@ class TalksToItself(Policy):
 
 @liar(14, "a state that ranks disagree about may be used all the same")
 class UsesAnything(Patch):
-    """The check is missing."""
+    """A missing check."""
 
     seam = "use of a state"
 
     @classmethod
     def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
-        """Never object."""
+        """Never refuse."""
         return lambda state: None
 
 
 @liar(17, "rank 1 sends too", seen="FastDeploy 7172")
 class EveryRankSends(Policy):
-    """Every rank takes itself for the first."""
+    """A rank that considers itself the first."""
 
     def save_output(
         self, device: Device, hooks: Hooks, state: SlotState, step: Step, sink: Sink, stream: Stream
     ) -> Ticket:
-        """Forget the group."""
+        """Replace the group."""
         return super().save_output(device, hooks, state, replace(step, group=ALONE), sink, stream)
 
 
@@ -201,7 +201,7 @@ class EarlyReturn(Policy):
     def save_output(
         self, device: Device, hooks: Hooks, state: SlotState, step: Step, sink: Sink, stream: Stream
     ) -> Ticket:
-        """Copy, and nothing else."""
+        """Copy, and do no more."""
         if step.group.is_first:
             return super().save_output(device, hooks, state, step, sink, stream)
         outbox = Outbox()
@@ -247,12 +247,12 @@ class CleansUpFirst(Policy):
 
 @liar(19, "a batch that was preempted as a whole is not reported", seen="FastDeploy 7633")
 class NothingRunsNothingToSay(Policy):
-    """No running request, no output."""
+    """A step without running requests that sends no output."""
 
     def save_output(
         self, device: Device, hooks: Hooks, state: SlotState, step: Step, sink: Sink, stream: Stream
     ) -> Ticket:
-        """Send only where a slot is held."""
+        """Send only if a slot is held."""
         if step.group.is_first and not state.host_table.admission_ids[step.order(state.name)].any():
             step = replace(step, group=_second())
         return super().save_output(device, hooks, state, step, sink, stream)
@@ -260,7 +260,7 @@ class NothingRunsNothingToSay(Policy):
 
 @liar(20, "rows are in slot order instead of batch-id order", seen="FastDeploy 7442")
 class SlotOrder(Policy):
-    """Walks the slots."""
+    """Rows in slot order."""
 
     def save_output(
         self, device: Device, hooks: Hooks, state: SlotState, step: Step, sink: Sink, stream: Stream
@@ -270,40 +270,40 @@ class SlotOrder(Policy):
         return super().save_output(device, hooks, state, replace(step, orders=orders), sink, stream)
 
 
-@liar(21, "bounds that the host knows are not checked")
+@liar(21, "bounds known to the host are not checked")
 class NoBounds(Patch):
-    """The check of a step gives its order and nothing else."""
+    """A check of a step that only returns its order."""
 
     seam = "check of a step"
 
     @classmethod
     def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
-        """Take any order, cut to what exists."""
+        """Accept any order, reduced to existing slots."""
         return lambda state, step: step.orders.get(state.name, np.zeros(0, np.int32)) % state.sizes.num_slots
 
 
 @liar(23, "output for a full sink is dropped silently", seen="ZeroMQ's high-water mark")
 class DropsSilently(Policy):
-    """A full queue is nobody's problem."""
+    """A full queue that is ignored."""
 
     def save_output(
         self, device: Device, hooks: Hooks, state: SlotState, step: Step, sink: Sink, stream: Stream
     ) -> Ticket:
-        """Swallow the error."""
+        """Ignore the error."""
         try:
             return super().save_output(device, hooks, state, step, sink, stream)
         except SinkFull:
             return DONE
 
 
-@liar(27, "the policy knows devices by name")
+@liar(27, "the policy tests for device names")
 class KnowsNames(Policy):
-    """A special case for a device whose name it does not know."""
+    """A special case for unknown device names."""
 
     def insert_tasks(
         self, device: Device, hooks: Hooks, state: SlotState, tasks: TaskBatch | Sequence[Task], stream: Stream
     ) -> Ticket:
-        """Forget the last task on unknown devices."""
+        """Drop the last task on unknown devices."""
         if device.name in ("", "renamed") and not isinstance(tasks, TaskBatch):
             tasks = tasks[:-1]
         return super().insert_tasks(device, hooks, state, tasks, stream)
@@ -311,13 +311,13 @@ class KnowsNames(Policy):
 
 @liar(28, "writes do not wait for the last step that reads the slot", requires=("async_h2d", "can_hold_stream"))
 class NoGuard(Patch):
-    """The freed slot is given to a new request at once (sglang 18746)."""
+    """A freed slot that is given to a new request at once (sglang 18746)."""
 
     seam = "guard of slots"
 
     @classmethod
     def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
-        """Wait for nothing."""
+        """Do not wait."""
         return lambda state, slots, stream: None
 
 

@@ -1,4 +1,4 @@
-"""Liars among several ranks: what is broadcast, from whom, who sends, and what becomes of those who wait."""
+"""Liars among several ranks: the broadcast data, its source, the sender, and waiting ranks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ RANKS = "several_ranks"
 
 @liar(13, "tokens are broadcast, their counts are not", requires=RANKS, seen="vLLM 44697")
 class TokensWithoutCounts(Lie):
-    """Forgets that another rank may have accepted another number."""
+    """A collective that ignores that another rank may have accepted another number."""
 
     @hookimpl
     def broadcast_tokens(self, device: Device, state: SlotState, group: Group, stream: Stream) -> Ticket:
@@ -42,13 +42,15 @@ class TokensWithoutCounts(Lie):
         return self.communicator(group).broadcast(state.memory, part, stream)  # type: ignore[attr-defined,no-any-return]
 
 
-@liar(13, "a state with drafts sends what verifying steps need, and nothing of a plain one", requires=RANKS, seen="hal")
+@liar(
+    13, "a state with drafts sends the fields of verifying steps, and none of a plain step", requires=RANKS, seen="hal"
+)
 class SliceOfTheState(Lie):
-    """Takes the kind of the state for that of the step: each rank keeps the token that it sampled itself."""
+    """The state's kind instead of the step's: each rank keeps the token that it sampled itself."""
 
     @hookimpl
     def broadcast_tokens(self, device: Device, state: SlotState, group: Group, stream: Stream) -> Ticket:
-        """Put back the receiver's own sampled tokens."""
+        """Restore the receiver's own sampled tokens."""
         place = state.layout.fields["sampled_token_ids"]
         part = ByteRange(place.offset, place.stride * state.sizes.num_slots)
         kept = device.copy_out(state.memory, [part], stream)
@@ -62,7 +64,7 @@ class SliceOfTheState(Lie):
 
 @liar(13, "everybody follows the last rank of the group", requires=RANKS)
 class FollowsTheLast(Lie):
-    """Takes the wrong end of the list."""
+    """The wrong end of the list."""
 
     @hookimpl
     def broadcast_tokens(self, device: Device, state: SlotState, group: Group, stream: Stream) -> Ticket:
@@ -74,11 +76,11 @@ class FollowsTheLast(Lie):
 
 @liar(13, "one rank packs the fields in another order", requires=RANKS, seen="vLLM: dictionaries in a broadcast")
 class AnotherOrder(Lie):
-    """The digest is right, as it is made from the table; the packing is not."""
+    """A right digest, as it is made from the table, with a wrong packing."""
 
     @hookimpl
     def broadcast_tokens(self, device: Device, state: SlotState, group: Group, stream: Stream) -> Ticket:
-        """Receive, then take the first field for the last; both begin with a count or a token."""
+        """Receive, then swap the first and the last field; both begin with a count or a token."""
         ticket: Ticket = super().broadcast_tokens(device, state, group, stream)  # type: ignore[misc]
         if not group.is_first:
             part = state.broadcast_range()
@@ -93,9 +95,9 @@ class AnotherOrder(Lie):
         return ticket
 
 
-@liar(14, "ranks do not compare what they hold", requires=RANKS)
+@liar(14, "ranks do not compare their configurations", requires=RANKS)
 class NobodyCompares(Patch):
-    """The exchange is there, the comparison is not."""
+    """An exchange without comparison."""
 
     seam = "comparison of terms"
 
@@ -107,18 +109,18 @@ class NobodyCompares(Patch):
 
 @liar(14, "the header of a slice is not looked at", requires=RANKS, seen="vLLM 29623")
 class NobodyReads(Patch):
-    """Whatever arrives is this step's: neither the ticket of the broadcast nor the output looks."""
+    """A header that neither the broadcast's ticket nor the output checks."""
 
     seam = "check of a broadcast"
 
     @classmethod
     def lie(cls, true: Callable[..., Any]) -> Callable[..., Any]:
-        """Take the ticket as it is."""
+        """Return the ticket unchanged."""
         return lambda channel, ticket, stream: ticket
 
     @classmethod
     def apply(cls) -> Callable[[], None]:
-        """Blind the output too."""
+        """Disable the output's check too."""
         see_broadcasts, see_outputs = super().apply(), put("check of an output's broadcast", lambda _: lambda *_: None)
 
         def restore() -> None:
@@ -130,7 +132,7 @@ class NobodyReads(Patch):
 
 @liar(14, "a field at a time", requires=RANKS, seen="FastDeploy: four broadcasts a step")
 class OneCollectiveAField(Lie):
-    """A header, then each field by itself."""
+    """A header, then each field separately."""
 
     @hookimpl
     def broadcast_tokens(self, device: Device, state: SlotState, group: Group, stream: Stream) -> Ticket:
@@ -144,12 +146,12 @@ class OneCollectiveAField(Lie):
         return ticket
 
 
-@liar(15, "a group of one that is not rank 0 resets what it should have left alone", requires=RANKS)
+@liar(15, "a group of one that is not rank 0 resets fields that it must not change", requires=RANKS)
 class ReceivesFromNobody(Policy):
-    """Takes every rank but 0 for a receiver."""
+    """Every rank but 0 as a receiver."""
 
     def broadcast_tokens(self, device: Device, hooks: Hooks, state: SlotState, group: Group, stream: Stream) -> Ticket:
-        """Make room for tokens that nobody sends."""
+        """Prepare for tokens that never come."""
         if group.ranks == (1,):
             view = state.layout.fields["step_idx"]
             _raw(device, state.memory, view.offset, np.int64(0).tobytes(), stream)
@@ -158,11 +160,11 @@ class ReceivesFromNobody(Policy):
 
 @liar(16, "a hung peer is waited for for ever", requires=RANKS, seen="gloo, NCCL: the default")
 class WaitsForEver(Lie):
-    """The loss is noticed, and nobody is told."""
+    """A noticed loss without an error."""
 
     @hookimpl
     def broadcast_tokens(self, device: Device, state: SlotState, group: Group, stream: Stream) -> Ticket:
-        """Wait where the honest device gives up."""
+        """Wait although the honest device gives up."""
         try:
             ticket: Ticket = super().broadcast_tokens(device, state, group, stream)  # type: ignore[misc]
             ticket.wait()
@@ -173,12 +175,12 @@ class WaitsForEver(Lie):
 
 @liar(17, "rank 1 sends too, once it has the tokens", requires=RANKS, seen="FastDeploy 7172")
 class SendsWhatItReceived(Policy):
-    """After a broadcast every rank has the tokens, so every rank sends them."""
+    """Tokens sent by every rank, as all have them after a broadcast."""
 
     def save_output(
         self, device: Device, hooks: Hooks, state: SlotState, step: Step, sink: Sink, stream: Stream
     ) -> Ticket:
-        """Take oneself for alone where a real group has met."""
+        """Act as a group of one although a real group exists."""
         if state.channels:
             step = replace(step, group=ALONE)
         return super().save_output(device, hooks, state, step, sink, stream)

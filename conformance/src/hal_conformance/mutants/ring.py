@@ -1,4 +1,4 @@
-"""Liars in the staging ring under pressure: whose event guards a span, what a full ring waits for, what is left."""
+"""Liars in the staging ring under pressure: fences of spans, waits of a full ring, and the state after a refusal."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ LARGE = 64 << 10
 
 
 class Ringing(Lie):
-    """Base of liars whose ring lies: ``ring`` is laid over the ring that the device shows as ``staging``."""
+    """Base of liars whose ring lies: ``ring`` is laid over the device's ring ``staging``."""
 
     ring: ClassVar[type[Ring]]
 
     @property
     def staging(self) -> Any:  # noqa: ANN401 (the device's ring)
-        """The ring, made a liar when it is first asked for."""
+        """The ring, made a liar on first use."""
         true: Any = self.__dict__["staging"] if "staging" in self.__dict__ else super().staging  # type: ignore[misc]
         if not isinstance(true, self.ring):
             true.__class__ = type(f"{type(self).__name__}Ring", (self.ring, type(true)), {})
@@ -47,11 +47,11 @@ class Ring:
     device: Any
 
     def take(self, nbytes: int) -> Span:
-        """As the honest ring."""
+        """Take from the honest ring."""
         return super().take(nbytes)  # type: ignore[misc,no-any-return]
 
     def fence(self, span: Span, event: Event) -> None:
-        """As the honest ring."""
+        """Fence in the honest ring."""
         super().fence(span, event)  # type: ignore[misc]
 
 
@@ -77,7 +77,7 @@ class _DefaultFence(Ring):
 
 @liar(2, "spans are fenced by events of the default stream, whatever stream reads them", requires=RING)
 class FenceOfTheDefaultStream(Ringing):
-    """Right for as long as there is one stream."""
+    """Right as long as there is only one stream."""
 
     ring = _DefaultFence
 
@@ -102,9 +102,9 @@ class _Depth(Ring):
         super().fence(span, _CountedFence(event, self))
 
 
-@liar(2, "a span is free again after eight others: depth is the guard", requires=RING, seen="vLLM 24527, 25279, 28706")
+@liar(2, "a span is reused after eight other ones: depth is the guard", requires=RING, seen="vLLM 24527, 25279, 28706")
 class DepthIsTheGuard(Ringing):
-    """Nobody has more than eight steps under way, they said."""
+    """A limit of eight steps in flight, taken for granted."""
 
     ring = _Depth
 
@@ -138,9 +138,9 @@ class _Wraps(Ring):
         super().fence(span, fence)
 
 
-@liar(2, "at the end of the ring the next span begins at its start, without a look at who is there", requires=RING)
+@liar(2, "at the end of the ring the next span begins at its start, without checking the spans there", requires=RING)
 class WrapsWithoutLooking(Ringing):
-    """The guard compares head and tail, but not across the end."""
+    """A comparison of head and tail that ignores the wrap."""
 
     ring = _Wraps
 
@@ -159,7 +159,7 @@ class _Frees(Ring):
     seen="Paddle: sources not kept alive",
 )
 class LargeSourceFreed(Ringing):
-    """It is no block of the pool, so nobody waits with it."""
+    """A large block outside the pool, without a fence."""
 
     ring = _Frees
 
@@ -183,7 +183,7 @@ class _Newest(Ring):
 
 @liar(3, "a full ring waits for its newest entry, not for the oldest", requires=RING)
 class NewestIsWaitedFor(Ringing):
-    """It waits for work that was put on another stream much later."""
+    """A wait for work that was queued on another stream much later."""
 
     ring = _Newest
 
@@ -200,7 +200,7 @@ class _Milliseconds(Ring):
 
 @liar(3, "the deadline of a full ring is taken for milliseconds", requires=RING)
 class DeadlineInMilliseconds(Ringing):
-    """It raises after a thousandth of the time that was set."""
+    """An error after a thousandth of the deadline."""
 
     ring = _Milliseconds
 
@@ -220,24 +220,24 @@ class _Jams(Ring):
 
 @liar(3, "a ring that was full once refuses everything from then on", requires=RING)
 class JammedAfterRefusal(Ringing):
-    """The error is a state, and nobody leaves it."""
+    """An error state that is never left."""
 
     ring = _Jams
 
 
 @liar(3, "waits for a full ring are not counted", requires=RING)
 class RingWaitsUncounted(Lie):
-    """Nobody will know why it is slow."""
+    """Waits that are not counted."""
 
     def counters(self) -> Counters:
-        """Without the waits."""
+        """Return the counts without the waits."""
         true: Counters = super().counters()  # type: ignore[misc]
         return replace(true, ring_waits=0, host_waits=true.host_waits - true.ring_waits)
 
 
 @liar(3, "a value goes in pieces, and those before the refused one are queued", requires=RING)
 class PiecesHalfQueued(Lie):
-    """Each piece asks the ring for itself."""
+    """Pieces that take spans one by one."""
 
     @hookimpl
     def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
@@ -257,7 +257,7 @@ class PiecesHalfQueued(Lie):
 
 @liar(3, "a value above the ring waits until its stream is idle", requires=(*RING, "fused_scatter"))
 class LargeValuesWaitForTheirStream(Lie):
-    """Its pieces go through the ring in the stream's own order."""
+    """Pieces that go through the ring in the stream's own order."""
 
     @hookimpl
     def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:

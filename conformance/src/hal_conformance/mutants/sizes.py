@@ -1,4 +1,4 @@
-"""Liars that lie at the sizes of production: many slots, long rows, large values, far offsets, many requests."""
+"""Liars at the sizes of production: many slots, long rows, large values, far offsets, many requests."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ LARGE = 1 << 20
 
 
 class Spoils(Lie):
-    """Base of liars that spoil a plan, or what ``async_set_value`` is given."""
+    """Base of liars that corrupt a plan, or the arguments of ``async_set_value``."""
 
     def records(self, records: Records) -> Records:
-        """The records that are written instead."""
+        """Return the records to write instead."""
         return records
 
     def target(self, target: View) -> View:
-        """The target that is written instead, of as many elements."""
+        """Return the target to write instead, with as many elements."""
         return target
 
     def submit(self, plan: WritePlan, stream: Stream) -> Ticket:
-        """Submit the plan with its records spoilt."""
+        """Submit the plan with corrupted records."""
         if plan.records is not None:
             plan = WritePlan(plan.memory, plan.writes, plan.pieces, self.records(plan.records))
         return super().submit(plan, stream)  # type: ignore[misc,no-any-return]
 
     @hookimpl
     def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
-        """Write to the spoilt target."""
+        """Write to the corrupted target."""
         other = self.target(target)
         if other is not target and isinstance(value, np.ndarray):
             value = value.reshape(other.shape)
@@ -62,16 +62,16 @@ class SlotsInEightBits(Spoils):
     """Slot 256 is slot 0."""
 
     def records(self, records: Records) -> Records:
-        """Cut the numbers."""
+        """Truncate the numbers."""
         return replace(records, slots=records.slots & np.int32(0xFF))
 
 
 @liar(9, "slot numbers are int16, and a negative one is taken for padding")
 class SlotsInSixteenBits(Spoils):
-    """Requests in slots from 32768 on never arrive."""
+    """Requests in slots from 32768 on that never arrive."""
 
     def records(self, records: Records) -> Records:
-        """Leave out what is negative as int16; the first stays, as a batch has one."""
+        """Leave out numbers that are negative as int16; the first stays, as a batch has one."""
         kept = records.slots.astype(np.int16) >= 0
         kept[0] = True
         return replace(records, slots=records.slots[kept], data=records.data[kept])
@@ -82,7 +82,7 @@ class SixtyFourAtOnce(Spoils):
     """No loop over the rest."""
 
     def records(self, records: Records) -> Records:
-        """The first 64."""
+        """Return the first 64."""
         return replace(records, slots=records.slots[:64], data=records.data[:64])
 
 
@@ -102,7 +102,7 @@ class RowsInSixteenBits(Lie):
             self.inserting = False
 
     def submit(self, plan: WritePlan, stream: Stream) -> Ticket:
-        """Cut the counts of copies."""
+        """Truncate the counts of copies."""
         if self.inserting:
             writes = plan.writes.copy()
             writes["nbytes"] = np.where(writes["pattern"] == 0, writes["nbytes"] & 0xFFFF, writes["nbytes"])
@@ -112,11 +112,11 @@ class RowsInSixteenBits(Lie):
 
 @liar(9, "requests are staged by admission number modulo 256: one inserted late is another")
 class LateAdmissionsMixedUp(Lie):
-    """A table of staged records that is written over when it is full."""
+    """A full table of staged records that is overwritten."""
 
     @property
     def staged(self) -> tuple[list[AdmittedRequest], dict[int, int]]:
-        """The requests in the order of their admission, and admission id to place in it."""
+        """The requests in the order of their admission, and admission id to index in it."""
         found: tuple[list[AdmittedRequest], dict[int, int]] = self.__dict__.setdefault("_staged", ([], {}))
         return found
 
@@ -145,7 +145,7 @@ class LateAdmissionsMixedUp(Lie):
             del self.__dict__["wrong"]
 
     def submit(self, plan: WritePlan, stream: Stream) -> Ticket:
-        """Put the other requests' records in; what is set at insertion stays."""
+        """Replace by the other requests' records; values set at insertion stay."""
         wrong, dynamic = self.__dict__.get("wrong", ({}, []))
         if plan.records is not None and wrong:
             data = plan.records.data.copy()
@@ -161,7 +161,7 @@ class LateAdmissionsMixedUp(Lie):
 
 @liar(5, "a large value is written in blocks of 256 bytes, and the last has no bounds check")
 class TailOfTheLastBlock(Lie):
-    """Values below 64 KiB go another way, which is right."""
+    """Values from 64 KiB on; smaller ones are written correctly."""
 
     @hookimpl
     def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
@@ -174,12 +174,12 @@ class TailOfTheLastBlock(Lie):
         return ticket  # type: ignore[no-any-return]
 
 
-@liar(5, "a strided kernel knows four axes, and takes the one beyond for dense")
+@liar(5, "a strided kernel supports four axes, and treats a fifth as dense")
 class FourAxesAtMost(Spoils):
-    """The outermost of five lies where it would in a contiguous array of the others."""
+    """The outermost of five axes with the stride of a contiguous array."""
 
     def target(self, target: View) -> View:
-        """With the outermost stride lost."""
+        """Return the target without its outermost stride."""
         shape, strides, run = target.collapsed()
         if len(shape) < 5:
             return target
@@ -188,10 +188,10 @@ class FourAxesAtMost(Spoils):
 
 @liar(5, "strides are 16 bits wide")
 class StridesInSixteenBits(Spoils):
-    """Rows that are further apart than 64 KiB come to lie between each other."""
+    """Rows that are further apart than 64 KiB are interleaved."""
 
     def target(self, target: View) -> View:
-        """With the upper bits of the strides lost."""
+        """Return the target without the upper bits of the strides."""
         shape, strides, run = target.collapsed()
         cut = tuple(step if abs(step) <= 0xFFFF else (abs(step) & 0xFFFF) * (1 if step > 0 else -1) for step in strides)
         return target if cut == strides else moved(target, shape, cut, run) or target
@@ -199,10 +199,10 @@ class StridesInSixteenBits(Spoils):
 
 @liar(5, "byte offsets of targets are 32 bits wide")
 class OffsetsInThirtyTwoBits(Spoils):
-    """What lies beyond 4 GiB is written at the beginning of the block."""
+    """Bytes beyond 4 GiB are written at the beginning of the block."""
 
     def target(self, target: View) -> View:
-        """With the upper bits of the offset lost."""
+        """Return the target without the upper bits of the offset."""
         if target.offset < 2**32:
             return target
         return View(target.memory, target.offset & 0xFFFFFFFF, target.shape, target.strides, target.dtype, target.owner)
@@ -210,17 +210,17 @@ class OffsetsInThirtyTwoBits(Spoils):
 
 @liar(1, "byte offsets of copies out are 32 bits wide")
 class CopyOffsetsInThirtyTwoBits(Lie):
-    """What lies beyond 4 GiB is read at the beginning of the block."""
+    """Bytes beyond 4 GiB are read at the beginning of the block."""
 
     def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
-        """Copy from elsewhere."""
+        """Copy from the wrong offset."""
         cut = [ByteRange(part.offset & 0xFFFFFFFF, part.nbytes) for part in parts]
         return super().copy_out(memory, cut, stream)  # type: ignore[misc,no-any-return]
 
 
 @liar(10, "one submission for each 64 requests of a batch", requires=("fused_scatter", "async_h2d"))
 class SubmitsBySixtyFour(Lie):
-    """Few requests look as they should."""
+    """A bug that few requests do not show."""
 
     def submit(self, plan: WritePlan, stream: Stream) -> Ticket:
         """Submit the records in portions."""
@@ -235,25 +235,25 @@ class SubmitsBySixtyFour(Lie):
         return ticket  # type: ignore[no-any-return]
 
 
-@liar(10, "submissions are not counted, and there is no trace to compare with", requires=("fused_scatter", "async_h2d"))
+@liar(10, "submissions are not counted, and no trace exists to compare with", requires=("fused_scatter", "async_h2d"))
 class CountsNothing(Lie):
-    """A bound on nothing is always kept."""
+    """A bound that is always kept, as the count is zero."""
 
     probe_counts: ClassVar[None] = None  # hides the honest device's
 
     def counters(self) -> Counters:
-        """Without submissions."""
+        """Return the counts without submissions."""
         true: Counters = super().counters()  # type: ignore[misc]
         return replace(true, submissions=0, uploads=0, launches=0)
 
 
 @liar(2, "a value of a megabyte is not copied: it is read from the caller's array when its turn comes")
 class LargeByReference(Lie):
-    """Too large for the staging ring, so it goes without."""
+    """A value too large for the staging ring, written without it."""
 
     @hookimpl
     def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
-        """Write; a large value is written once more before the next read, as it is then."""
+        """Write; a large value is written once more before the next read, with its contents at that time."""
         if isinstance(value, np.ndarray) and value.nbytes >= LARGE:
             self.__dict__.setdefault("late", []).append((device, target, value))
         return super().async_set_value(device, target, value, stream)  # type: ignore[misc,no-any-return]
@@ -267,7 +267,7 @@ class LargeByReference(Lie):
 
 @liar(3, "a value of a megabyte is written synchronously", requires=HELD)
 class LargeValuesWait(Lie):
-    """Small ones are staged by the driver, large ones are not."""
+    """Large values, which the driver does not stage."""
 
     @hookimpl
     def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:

@@ -1,4 +1,4 @@
-"""Liars about the whole of a broadcast: which bytes of the slice arrive, whose they are, who looks, who comes."""
+"""Liars about the whole of a broadcast: the bytes that arrive, their source, the checks, and absent ranks."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ T = TypeVar("T")
 
 
 def inside(state: SlotState) -> list[Placed]:
-    """The fields of the slice that is broadcast."""
+    """Return the fields of the broadcast slice."""
     part = state.broadcast_range()
     return [place for place in state.layout.fields.values() if part.offset <= place.offset < part.end]
 
 
 class LeavesOut(Lie):
-    """Base of liars whose collective does not carry everything: those who receive keep what is theirs."""
+    """Base of liars whose collective does not carry everything: receivers keep their own bytes."""
 
     def left_out(self, state: SlotState) -> Sequence[ByteRange]:
-        """The bytes that are not sent."""
+        """Return the bytes that are not sent."""
         return ()
 
     @hookimpl
     def broadcast_tokens(self, device: Device, state: SlotState, group: Group, stream: Stream) -> Ticket:
-        """Put back what would not have arrived."""
+        """Restore the bytes that would not have arrived."""
         parts = [] if group.is_first else [part for part in self.left_out(state) if part.nbytes]
         kept = device.copy_out(state.memory, parts, stream)
         kept.wait(PATIENCE)
@@ -55,12 +55,12 @@ class LeavesOut(Lie):
         return ticket
 
 
-@liar(13, "as many rows are broadcast as slots are held: idle slots behind them keep what they had", requires=RANKS)
+@liar(13, "as many rows are broadcast as slots are held: later idle slots keep their values", requires=RANKS)
 class IdleSlotsLeftOut(LeavesOut):
-    """Idle slots have no tokens, they said. Where no slot is held, everything is sent."""
+    """Idle slots without tokens, left out. If no slot is held, everything is sent."""
 
     def left_out(self, state: SlotState) -> Sequence[ByteRange]:
-        """The rows behind the last slot that is held."""
+        """Return the rows after the last held slot."""
         held = np.flatnonzero(state.host_table.admission_ids)
         end = int(held[-1]) + 1 if len(held) else state.sizes.num_slots
         rows = state.sizes.num_slots - end
@@ -72,14 +72,14 @@ class RestOfTheSliceLeftOut(LeavesOut):
     """The last field of the slice ends where it must."""
 
     def left_out(self, state: SlotState) -> Sequence[ByteRange]:
-        """The bytes behind the last 16."""
+        """Return the bytes after the last full 16."""
         part = state.broadcast_range()
         return [ByteRange(part.end - part.nbytes % 16, part.nbytes % 16)]
 
 
-@liar(13, "flags are not broadcast: the collective knows no bool", requires=RANKS)
+@liar(13, "flags are not broadcast: the collective does not support bool", requires=RANKS)
 class FlagsLeftOut(LeavesOut):
-    """The ranks stop different requests."""
+    """Different stopped requests on the ranks."""
 
     def left_out(self, state: SlotState) -> Sequence[ByteRange]:
         """The fields of dtype bool."""
@@ -87,9 +87,9 @@ class FlagsLeftOut(LeavesOut):
         return [ByteRange(place.offset, place.stride * state.sizes.num_slots) for place in found]
 
 
-@liar(13, "the collective knows int32 alone, so 64-bit fields are sent as their lower halves", requires=RANKS)
+@liar(13, "the collective supports only int32, so 64-bit fields are sent as their lower halves", requires=RANKS)
 class LongsAsInts(Lie):
-    """Tokens fit; what is larger does not."""
+    """Tokens that fit, and larger values that do not."""
 
     @hookimpl
     def broadcast_tokens(self, device: Device, state: SlotState, group: Group, stream: Stream) -> Ticket:
@@ -107,23 +107,23 @@ class LongsAsInts(Lie):
 
 @liar(13, "the lowest rank is the source, whoever the group's first is", requires=RANKS)
 class LowestRankIsTheSource(Lie):
-    """Groups are sets, and sets are sorted."""
+    """Groups that are sorted like sets."""
 
     @hookimpl
     def broadcast_tokens(self, device: Device, state: SlotState, group: Group, stream: Stream) -> Ticket:
-        """Send from the lowest."""
+        """Send from the lowest rank."""
         low = Group(tuple(sorted(group.ranks)), group.rank)
         return device.communicator(low).broadcast(state.memory, state.broadcast_range(), stream)
 
 
 class WritesTheHeader(Lie):
-    """Base of liars whose receivers put a part of the header there themselves: it is compared with itself."""
+    """Base of liars whose receivers write a part of the header themselves: it is compared with itself."""
 
     begin, end = 0, 64
 
     @hookimpl
     def broadcast_tokens(self, device: Device, state: SlotState, group: Group, stream: Stream) -> Ticket:
-        """Write what is expected over what came."""
+        """Overwrite the received part with the expected one."""
         ticket: Ticket = super().broadcast_tokens(device, state, group, stream)  # type: ignore[misc]
         if not group.is_first:
             expected = state.channels[group.ranks].expected[self.begin : self.end]
@@ -133,33 +133,33 @@ class WritesTheHeader(Lie):
 
 @liar(14, "the digest of a header is the receiver's own", requires=RANKS)
 class DigestOfTheReceiver(WritesTheHeader):
-    """It does not change from step to step, so it is not sent."""
+    """A digest that is not sent, as it does not change from step to step."""
 
     begin = 32
 
 
 @liar(14, "the step of a header is the receiver's own", requires=RANKS)
 class StepOfTheReceiver(WritesTheHeader):
-    """Each rank counts for itself."""
+    """A count per rank."""
 
     begin, end = 16, 32
 
 
 class Opening(Lie):
-    """Base of liars about the opening of a group: that ranks meet, and that they exchange their terms."""
+    """Base of liars about the opening of a group: the meeting of ranks, and the exchange of their terms."""
 
     def lossy(self, group: Group, opening: Callable[[], T]) -> T:
         """One part of an opening."""
         return opening()
 
     def communicator(self, group: Group) -> Communicator:
-        """Meet; what the ranks say of themselves goes the same way."""
+        """Open the group; the exchange of terms lies in the same way."""
         true: Communicator = self.lossy(group, lambda: super(Opening, self).communicator(group))  # type: ignore[misc]
         return cast("Communicator", _Meeting(true, lambda exchange: self.lossy(group, exchange)))
 
 
 class _Meeting:
-    """A communicator whose exchange is part of an opening that lies."""
+    """A communicator whose exchange belongs to a lying opening."""
 
     def __init__(self, true: Communicator, lossy: Callable[[Callable[[], Any]], Any]) -> None:
         self._true, self._lossy = true, lossy
@@ -175,10 +175,10 @@ class _Meeting:
 
 @liar(16, "the opening of a group waits for a peer that never comes", requires=RANKS)
 class OpeningWaitsForEver(Opening):
-    """The time-out is that of collectives, and the opening is none."""
+    """A timeout of collectives that does not cover the opening."""
 
     def lossy(self, group: Group, opening: Callable[[], T]) -> T:
-        """Wait where the honest device gives up."""
+        """Wait although the honest device gives up."""
         try:
             return opening()
         except GroupLost:
@@ -188,10 +188,10 @@ class OpeningWaitsForEver(Opening):
 
 @liar(16, "a group whose opening was lost is opened again at each call, which waits again", requires=RANKS)
 class OpeningTriedAgain(Opening):
-    """Only what was opened is remembered."""
+    """An opening that remembers only its successes."""
 
     def lossy(self, group: Group, opening: Callable[[], T]) -> T:
-        """Wait as long as the loss took that nobody remembers."""
+        """Wait as long as the forgotten loss took."""
         took: dict[tuple[int, ...], float] = self.__dict__.setdefault("took", {})
         threading.Event().wait(took.get(group.ranks, 0.0))
         began = monotonic()
@@ -202,13 +202,13 @@ class OpeningTriedAgain(Opening):
             raise
 
 
-@liar(16, "the loss of a peer is told once; after that the source goes on alone", requires=RANKS)
+@liar(16, "the loss of a peer is raised once; after that the source continues alone", requires=RANKS)
 class LossIsToldOnce(Lie):
-    """The dead communicator was thrown away, and a group without one has nobody to talk to."""
+    """A discarded communicator, and a group without one that communicates nothing."""
 
     @hookimpl
     def broadcast_tokens(self, device: Device, state: SlotState, group: Group, stream: Stream) -> Ticket:
-        """Say nothing from the second time on."""
+        """Do nothing from the second time on."""
         told: set[tuple[int, ...]] = self.__dict__.setdefault("told", set())
         if group.ranks in told:
             return DONE

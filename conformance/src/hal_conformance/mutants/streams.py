@@ -1,4 +1,4 @@
-"""Liars about streams: work, events and copies that belong to another stream than the one that was given."""
+"""Liars about streams: work, events and copies on another stream than the given one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DEFAULT = "the default stream instead of the one given"
 
 @liar(1, f"values are written on {DEFAULT}", requires=(*HELD, *HELD_COPIES), seen="Paddle's copy_")
 class WritesOnTheDefaultStream(Lie):
-    """The framework's own copy has no argument for a stream."""
+    """A framework's copy without a stream argument."""
 
     @hookimpl
     def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
@@ -37,7 +37,7 @@ class WritesOnTheDefaultStream(Lie):
 
 @liar(4, f"tasks are inserted on {DEFAULT}", requires=(*HELD, *HELD_COPIES))
 class InsertsOnTheDefaultStream(Lie):
-    """Insertions come from the scheduler, which knows one stream."""
+    """An insertion from a scheduler with one stream."""
 
     @hookimpl
     def insert_tasks(self, device: Device, state: SlotState, tasks: TaskBatch, stream: Stream) -> Ticket:
@@ -47,7 +47,7 @@ class InsertsOnTheDefaultStream(Lie):
 
 @liar(1, f"copies out follow the work of {DEFAULT}", requires=(*HELD, *HELD_COPIES), seen="sglang 28034")
 class CopiesOfTheDefaultStream(Lie):
-    """What is copied is what the given stream had not written yet."""
+    """A copy of bytes that the given stream had not written yet."""
 
     def copy_out(self, memory: Memory, parts: Sequence[ByteRange], stream: Stream) -> CopyTicket:
         """Copy after the other stream."""
@@ -65,7 +65,7 @@ class AdvancesOnTheDefaultStream(Lie):
 
 @liar(28, f"events are those of {DEFAULT}", requires=(*HELD, "overlapped_update"), seen="sglang 18746")
 class EventsOfTheDefaultStream(Lie):
-    """The slot is taken for free while the step that reads it has not begun."""
+    """A slot that counts as free while the step that reads it has not begun."""
 
     def event(self, stream: Stream) -> Event:
         """Record on the other stream."""
@@ -74,7 +74,7 @@ class EventsOfTheDefaultStream(Lie):
 
 @liar(1, f"the ticket of a write asks {DEFAULT}", requires=HELD)
 class TicketsOfTheDefaultStream(Lie):
-    """The work is where it should be, its event is not."""
+    """Work on the right stream, its event on another."""
 
     @hookimpl
     def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
@@ -91,7 +91,7 @@ def _wait_here(stream: Stream, event: Event) -> None:
 
 @liar(3, "a stream that is to wait for an event keeps the host until then", requires=HELD)
 class WaitBlocksTheHost(Lie):
-    """The vendor has no such wait, and found another."""
+    """A wait on the host, as the vendor has no other."""
 
     @property
     def default_stream(self) -> Stream:
@@ -100,12 +100,12 @@ class WaitBlocksTheHost(Lie):
         return found
 
     def stream(self) -> Stream:
-        """A new stream, with such a wait."""
+        """Create a stream with such a wait."""
         found: Stream = given(super().stream(), "wait", _wait_here)  # type: ignore[misc]
         return found
 
     def foreign_stream(self, stream: Stream) -> Stream:
-        """Such a stream is none of the class that the device makes, but still one of its own."""
+        """Accept such a stream: its class is another, but it is still one of the device's own."""
         if type(stream).__dict__.get("wait") is _wait_here:
             return stream
         return super().foreign_stream(stream)  # type: ignore[misc,no-any-return]
@@ -118,7 +118,7 @@ class WaitBlocksTheHost(Lie):
     seen="Paddle: copies between devices",
 )
 class DeviceValueOnAnotherStream(Lie):
-    """Later work waits for the copy, but the copy for nothing."""
+    """A copy for which later work waits, but which itself does not wait."""
 
     @hookimpl
     def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:

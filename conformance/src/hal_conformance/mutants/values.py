@@ -1,4 +1,4 @@
-"""Liars about values: floats that are not every day's, fields of less than a word, numbers beyond a double."""
+"""Liars about values: unusual floats, fields of less than a word, numbers beyond a double."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ EXPONENT = {"float16": 0x7C00, "bfloat16": 0x7F80, "float32": 0x7F800000, "float
 
 
 class Values(Lie):
-    """Base of liars that change the values that ``async_set_value`` is given on the host."""
+    """Base of liars that change the host values of ``async_set_value``."""
 
     def change(self, value: Array, dtype: DType, *, fills: bool) -> Array:
-        """What is written instead, of the same shape and storage; ``fills``: it is one element for all."""
+        """Return the value to write instead, of the same shape and storage; ``fills``: one element fills all."""
         return value
 
     @hookimpl
@@ -52,11 +52,11 @@ class Floats(Values):
     """Base of liars that change floats by their bits."""
 
     def bits(self, bits: Array, sign: Array, exponent: int) -> Array:
-        """The bits without sign that are written instead; ``exponent`` masks its field."""
+        """Return the bits without sign to write instead; ``exponent`` masks its field."""
         return bits
 
     def change(self, value: Array, dtype: DType, *, fills: bool) -> Array:
-        """Take floats apart, and leave others alone."""
+        """Change floats, and leave other types unchanged."""
         if dtype.name not in EXPONENT:
             return value
         kind = np.dtype(f"u{dtype.itemsize}")
@@ -67,7 +67,7 @@ class Floats(Values):
         return told
 
 
-@liar(6, "every NaN is written as the one NaN that the device knows")
+@liar(6, "every NaN is written as the device's one NaN")
 class CanonicalNaNs(Floats):
     """A conversion kernel between a type and itself."""
 
@@ -79,10 +79,10 @@ class CanonicalNaNs(Floats):
 
 @liar(6, "denormals are flushed to zero", seen="builds with -ffast-math")
 class FlushesDenormals(Floats):
-    """The device's arithmetic has none."""
+    """Arithmetic without denormals."""
 
     def bits(self, bits: Array, sign: Array, exponent: int) -> Array:
-        """Zero where the exponent is."""
+        """Return zero where the exponent is zero."""
         return np.where(bits & bits.dtype.type(exponent) == 0, bits.dtype.type(0), bits)
 
 
@@ -100,7 +100,7 @@ class ZeroIsMemset(Values):
     """``if value == 0``."""
 
     def change(self, value: Array, dtype: DType, *, fills: bool) -> Array:
-        """A zero without sign, where it fills."""
+        """Return a zero without sign if it fills."""
         if (
             fills
             and dtype.name in EXPONENT
@@ -124,10 +124,10 @@ class LongsThroughDoubles(Values):
 
 @liar(6, "floats become bfloat16 by dropping the lower half")
 class Bfloat16Truncates(Policy):
-    """A shift, and no rounding to the nearest even."""
+    """A shift without rounding to the nearest even."""
 
     def async_set_value(self, device: Device, hooks: Hooks, target: object, value: object, stream: Stream) -> Ticket:
-        """Convert in this way what the rules let pass."""
+        """Convert the values that the rules allow in this way."""
         view = target if isinstance(target, View) else device.resolve(target)
         floats = None if isinstance(value, View) or device.is_device_value(value) else np.array(value)
         if view.dtype.name != "bfloat16" or floats is None or floats.dtype not in (np.float32, np.float64):
@@ -139,22 +139,22 @@ class Bfloat16Truncates(Policy):
 
 
 class _Truncating:
-    """A hook that is given the truncated value in place of the converted one."""
+    """A hook that gets the truncated value instead of the converted one."""
 
     def __init__(self, hooks: Hooks, cut: np.ndarray[Any, np.dtype[np.uint16]]) -> None:
         self._hooks, self._cut = hooks, cut
 
     def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
-        """Call the honest one with it."""
+        """Call the honest hook with it."""
         cut = self._cut
         told = cut.reshape(value.shape) if isinstance(value, np.ndarray) else np.uint16(cut.reshape(-1)[0])
         given = value if isinstance(value, View) else told
         return self._hooks.async_set_value(device=device, target=target, value=given, stream=stream)
 
 
-@liar(5, "elements of two bytes that stand alone are stored as words of four")
+@liar(5, "single elements of two bytes are stored as words of four")
 class HalfWordsAsWords(Lie):
-    """Where they begin on a word, that is: elsewhere it would trap."""
+    """Only elements that begin on a word: other ones would trap."""
 
     @hookimpl
     def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
@@ -171,11 +171,11 @@ class HalfWordsAsWords(Lie):
 
 @liar(9, "a flag of one byte is written with its word, whose other flags are as they were at the last insertion")
 class StopFlagsByTheWord(Lie):
-    """The host keeps a shadow of the flags, since the device cannot store a byte."""
+    """A shadow of the flags on the host, since the device cannot store a byte."""
 
     @hookimpl
     def insert_tasks(self, device: Device, state: SlotState, tasks: TaskBatch, stream: Stream) -> Ticket:
-        """Insert, then write the shadow of the slots beside each."""
+        """Insert, then write the shadows of the neighbouring slots."""
         ticket = super().insert_tasks(device, state, tasks, stream)  # type: ignore[misc]
         shadows = self.__dict__.setdefault("shadows", WeakKeyDictionary())
         shadow: Array = shadows.setdefault(state, np.ones(state.sizes.num_slots, np.bool_))
@@ -191,7 +191,7 @@ class StopFlagsByTheWord(Lie):
 
 @liar(9, "denormal parameters of a request are flushed to zero")
 class RecordsFlushDenormals(Lie):
-    """The record is scattered by a kernel that knows floats."""
+    """A record scattered by a kernel for floats."""
 
     @hookimpl
     def insert_tasks(self, device: Device, state: SlotState, tasks: TaskBatch, stream: Stream) -> Ticket:
@@ -217,7 +217,7 @@ class RecordsFlushDenormals(Lie):
 
 @liar(1, "a tensor over a field is a copy of it", requires="tensors")
 class TensorsAreCopies(Lie):
-    """It has the values of the moment, and no more."""
+    """A tensor with the values of the moment."""
 
     def tensor(self, view: View, framework: str = "") -> object:
         """A clone (Paddle, torch) or copy (CuPy, NumPy) of the true one."""
@@ -227,18 +227,18 @@ class TensorsAreCopies(Lie):
 
 @liar(1, "a tensor's memory is somebody else's once its device is closed", requires="tensors")
 class TensorsLoseTheirMemory(Lie):
-    """A closed device's memory is used again, whoever holds a tensor over it."""
+    """A closed device's memory that is reused although a tensor over it exists."""
 
     _shown: Memory | None = None
 
     def tensor(self, view: View, framework: str = "") -> object:
-        """The true one."""
+        """Return the true tensor."""
         found: object = super().tensor(view, framework)  # type: ignore[misc]
         self._shown = view.memory
         return found
 
     def close(self) -> None:
-        """Somebody else's bytes in it, at last."""
+        """Close, and overwrite the memory."""
         memory, self._shown = self._shown, None
         if memory is not None:
             builder = PlanBuilder(memory)

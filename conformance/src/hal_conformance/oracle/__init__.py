@@ -1,1 +1,1 @@
-"""What must be: models in plain Python and NumPy that share no code with devices."""
+"""Models of the expected results in plain Python and NumPy that share no code with devices."""

@@ -14,7 +14,7 @@ from .slots import Model
 
 @dataclass
 class Row:
-    """One row as it must be; ``message`` None: any text, but some."""
+    """One expected row; ``message`` None: any non-empty text."""
 
     request_id: str
     status: SlotStatus = SlotStatus.NONE
@@ -37,7 +37,8 @@ def expected_rows(
     logprobs: int | None = None,
     errors: Mapping[int, str] | None = None,
 ) -> list[Row]:
-    """The rows of a step in batch-id order: who left a slot first, then who is in it (G19, G20)."""
+    """Return the rows of a step in batch-id order: for each slot first its departed requests, then its current one
+    (G19, G20)."""
     rows = []
     for slot in order:
         left = sorted(model.leavers.get(slot, ()), key=lambda leaver: leaver.kind)  # preempted before aborted
@@ -80,13 +81,14 @@ def _own(model: Model, slot: int, speculative: bool, logprobs: int | None, error
 
 
 def _in_vocabulary(row: Row, size: int) -> bool:
-    """True when every token that the row tells is one; an alternative may be missing (-1). Size 0: not known."""
+    """Return True if every token of the row is in the vocabulary; an alternative may be missing (-1). Size 0:
+    unknown."""
     others = [token for alternatives in row.alternatives for token in alternatives[1:] if token != -1]
     return all(token >= 0 and (not size or token < size) for token in (*row.tokens, *row.drafts, *others))
 
 
 def found_rows(record: OutputRecord) -> list[Row]:
-    """The rows of a record, cut out of its arrays here rather than by the record's own methods."""
+    """Return the rows of a record, cut out of its arrays here rather than by the record's own methods."""
     rows, token, draft = [], 0, 0
     for i, name in enumerate(record.request_ids):
         count = int(record.counts[i])
@@ -107,7 +109,7 @@ def found_rows(record: OutputRecord) -> list[Row]:
 
 
 def row_difference(got: Sequence[Row], should: Sequence[Row]) -> str:
-    """ "" when the rows are equal, else the first that differs."""
+    """Return "" if the rows are equal, else the first difference."""
     names = [row.request_id for row in got], [row.request_id for row in should]
     if names[0] != names[1]:
         return f"the rows are of {names[0]}, but should be of {names[1]} (batch-id order)"

@@ -1,9 +1,8 @@
-"""The oracle of slot state: what the contract says each byte must be, in plain Python and NumPy.
+"""The oracle of slot state: the expected value of each byte by the contract, in plain Python and NumPy.
 
 It is written from DESIGN section 3 and the documentation of fields, tasks and steps. It shares no code with the
 devices, :mod:`hal_core.slots.insertion`, :mod:`hal_core.slots.update`, :mod:`hal_core.slots.host_table` or
-:mod:`hal_core.output.ticket`; it
-takes from the layout only where a field lies, its type and its reset value.
+:mod:`hal_core.output.ticket`. From the layout it takes only a field's place, its type and its reset value.
 """
 
 from __future__ import annotations
@@ -24,21 +23,21 @@ from ..harness.backdoor import Bytes, poisoned
 from .values import stored
 
 ROWS = ("token_ids", "block_tables", "stop_seqs", "stop_seqs_len", "bad_words")
-"""Rows of a request's own length; what lies behind the largest length written may not be read (G11)."""
+"""Rows of a request's own length; bytes after the largest length written must not be read (G11)."""
 
 LATE = ("topk_token_ids", "topk_logprobs", "topk_ranks")
-"""What only a step that reports log-probabilities writes; until then nothing may read it."""
+"""Fields written only by a step that reports log-probabilities; until then they must not be read."""
 
 TOLD = 64
 """Elements of a row that a message shows."""
 
 KEPT = (*ROWS, *LATE, "last_preempted", "last_aborted")
-"""What entering and leaving a slot do not set to the empty slot's values."""
+"""Fields that entering and leaving a slot do not reset."""
 
 
 @dataclass
 class Resident:
-    """A request in a slot: what was asked for, and how far it is."""
+    """A request in a slot, and its progress."""
 
     request: Request
     admission_id: int
@@ -61,13 +60,13 @@ class Leaver:
 
 
 class Model:
-    """The state as it must be: ``block`` are its bytes, ``cells`` the fields ``[slots, width]`` over them.
+    """The expected state: ``block`` are its bytes, ``cells`` the fields ``[slots, width]`` over them.
 
-    - ``residents``: slot to the request in it; ``leavers``: slot to who left it unreported.
+    - ``residents``: slot to the request in it; ``leavers``: slot to its departed, unreported requests.
     - ``written``: row field to the length written to each slot's row since it was last reset.
-    - ``bound``: the same for ``token_ids`` as far as a host can know it, who does not see how many drafts a step
-      accepted; between the two a reset may or may not reach (``loose``).
-    - ``declared``: the fields that the state was opened with besides the slot table's.
+    - ``bound``: the same for ``token_ids`` as an upper bound for a host that does not know how many drafts a step
+      accepted; between the two a reset is optional (``loose``).
+    - ``declared``: the fields of the state besides the slot table's.
     """
 
     def __init__(self, layout: StateLayout, declared: Sequence[StateField] = ()) -> None:
@@ -89,11 +88,11 @@ class Model:
         self.loose: list[tuple[int, int, int]] = []
 
     def reset(self, name: str) -> Any:  # noqa: ANN401 (int, float or bool)
-        """The value of a field in an empty slot."""
+        """Return the value of a field in an empty slot."""
         return self.layout.fields[name].field.reset
 
     def get(self, name: str, slot: int) -> Any:  # noqa: ANN401 (int, float or bool)
-        """The value of a scalar field."""
+        """Return the value of a scalar field."""
         return self.cells[name][slot, 0].item()
 
     def set(self, name: str, slot: int, values: Any) -> None:  # noqa: ANN401 (a scalar, or the first elements)
@@ -102,7 +101,7 @@ class Model:
         listed = np.atleast_1d(np.asarray(values, row.dtype))
         row[: len(listed)] = listed
 
-    # -- what insert_tasks does -----------------------------------------------------------------------------------
+    # -- insert_tasks ------------------------------------------------------------------------------------------
 
     def insert(self, tasks: Iterable[Task]) -> None:
         """Apply valid tasks in their order (G9)."""
@@ -189,15 +188,15 @@ class Model:
             if name not in KEPT and name not in kept:
                 cells[slot] = self.reset(name)
 
-    # -- what the worker does ---------------------------------------------------------------------------------------
+    # -- the worker --------------------------------------------------------------------------------------------
 
     def release(self, slots: Iterable[int]) -> None:
-        """Forget requests that have ended; the device's memory stays as it is."""
+        """Forget requests that have ended; the device's memory is unchanged."""
         for slot in slots:
             self.residents.pop(slot, None)
 
     def hand(self, drafts: Mapping[int, Sequence[int]]) -> None:
-        """Drafts for the next step: the row, reset behind them, their number, and what the step feeds (G12)."""
+        """Set drafts for the next step: the row, the reset of its rest, their number, and the step's inputs (G12)."""
         for slot, tokens in drafts.items():
             if not tokens:
                 continue
@@ -207,25 +206,26 @@ class Model:
             self.set("seq_lens_this_time", slot, 1 + len(tokens) if feeds else 0)
 
     def clean_up(self, order: Iterable[int]) -> None:
-        """What save_output cleans up, on every rank (G18)."""
+        """Clean up as save_output does, on every rank (G18)."""
         for slot in order:
             self.set("last_preempted", slot, 0)
             self.set("last_aborted", slot, 0)
             self.leavers.pop(slot, None)
 
     def may_append(self, order: Iterable[int], most: int) -> None:
-        """A step that names these slots may append up to ``most`` tokens to each."""
+        """Note that a step with these slots may append up to ``most`` tokens to each."""
         for slot in order:
             self.bound[slot] = min(self.bound[slot] + most, self.sizes.max_model_len)
 
 
 def mixed_seed(seed: int, request_id: str) -> int:
-    """Seed and name of a request mixed as the contract says: CRC-32 times the golden ratio of 64 bits, 63 bits kept."""
+    """Return seed and name of a request mixed as the contract defines: CRC-32 times the golden ratio of 64 bits, 63
+    bits kept."""
     return (seed ^ (zlib.crc32(request_id.encode()) * 11400714819323198485)) % 2**63
 
 
 def request_values(request: Request, admission_id: int) -> Mapping[str, Any]:
-    """Field to value for everything that a request brings into its slot by itself."""
+    """Return field to value for every field that a request itself determines."""
     params = request.params
     return {
         "request_serial": admission_id,
@@ -252,8 +252,8 @@ def request_values(request: Request, admission_id: int) -> Mapping[str, Any]:
 
 
 def difference(model: Model, got: Bytes) -> str:
-    """ "" when a state's bytes are as the model has them, else where the first difference is, got and should."""
-    for slot, low, high in model.loose:  # the host may not have known how far the row was written
+    """Return "" if a state's bytes equal the model, else the first difference, got and expected."""
+    for slot, low, high in model.loose:  # The host may not have known the length of the row.
         place = model.layout.fields["token_ids"]
         begin = place.offset + slot * place.stride
         cell = model.cells["token_ids"][slot]
@@ -266,7 +266,7 @@ def difference(model: Model, got: Bytes) -> str:
 
 
 def describe(model: Model, got: Bytes, at: int) -> str:
-    """Which field, slot and element byte ``at`` belongs to, and what is there instead of what."""
+    """Return field, slot and element of byte ``at``, with its value and the expected one."""
     for name, place in model.layout.fields.items():
         end = place.offset + place.stride * model.sizes.num_slots
         if place.offset <= at < end:

@@ -1,15 +1,15 @@
-"""The oracle of a step: what ``update_inputs`` does to a slot, one slot at a time, from its documentation."""
+"""The oracle of a step: the effect of ``update_inputs``, one slot at a time, from its documentation."""
 
 from __future__ import annotations
 
 from .slots import Model
 
 GOES_ON, STOP, LENGTH, ERROR = 0, 1, 2, 4  # the finish reasons of the contract
-PREFILL = 1  # the split role whose slot gives its first token and no other
+PREFILL = 1  # the split role whose slot gives only its first token
 
 
 def update_inputs(model: Model, order: list[int], *, speculative: bool) -> None:
-    """One step over every slot of the state; ``order`` are the slots that the host believes it ran."""
+    """Run one step over every slot of the state; ``order``: the slots that the host believes it ran."""
     for slot in range(model.sizes.num_slots):
         if model.get("stop_flags", slot) or model.get("seq_lens_this_time", slot) == 0:
             model.set("accept_num", slot, 0)
@@ -19,7 +19,7 @@ def update_inputs(model: Model, order: list[int], *, speculative: bool) -> None:
 
 
 def _run(model: Model, slot: int, speculative: bool) -> None:
-    """One slot that runs."""
+    """Run one slot."""
     fed, known = model.get("seq_lens_encoder", slot), _known(model, slot)
     cached = model.get("seq_lens_decoder", slot) + fed
     waits = fed > 0 and cached < known
@@ -27,7 +27,7 @@ def _run(model: Model, slot: int, speculative: bool) -> None:
     tokens: list[int] = []
     reason = GOES_ON
     if not 0 <= count <= model.sizes.max_accept:
-        reason = ERROR  # left as it is, for save_output to report (G21)
+        reason = ERROR  # left unchanged, for save_output to report (G21)
     else:
         source = "accept_tokens" if speculative else "sampled_token_ids"
         most = 1 if model.get("split_role", slot) == PREFILL else count
@@ -51,7 +51,7 @@ def _known(model: Model, slot: int) -> int:
 
 
 def _accepted(model: Model, slot: int, offered: list[int]) -> tuple[list[int], int]:
-    """The tokens up to the first that ends the request, and why it ends."""
+    """Return the tokens up to the first that ends the request, and why it ends."""
     history = model.cells["token_ids"][slot, : _known(model, slot)].tolist()
     prompt, before = model.get("prompt_lens", slot), model.get("step_idx", slot)
     ends = model.cells["eos_token_ids"][slot, : model.get("eos_num", slot)].tolist()
@@ -66,7 +66,7 @@ def _accepted(model: Model, slot: int, offered: list[int]) -> tuple[list[int], i
 
 
 def _stopped(model: Model, slot: int, generated: list[int]) -> bool:
-    """True when the generated tokens end with one of the request's stop sequences."""
+    """Return True if the generated tokens end with one of the request's stop sequences."""
     rows = model.cells["stop_seqs"][slot].reshape(-1, model.sizes.max_stop_length).tolist()
     lengths = model.cells["stop_seqs_len"][slot].tolist()
     stops = [rows[i][: lengths[i]] for i in range(model.get("stop_seqs_num", slot))]

@@ -1,4 +1,4 @@
-"""The oracle of G6: what one value becomes in one type, in exact arithmetic. Shares no code with the conversion."""
+"""The oracle of G6: a value converted to a type, in exact arithmetic. Shares no code with the conversion."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PACKED = {"float16": "<e", "float32": "<f", "float64": "<d"}
 
 
 def converted(value: bool | int | float, dtype: DType) -> bytes | str:
-    """The bytes that ``value`` must become, :data:`NAN` for any NaN, or :data:`REFUSED`."""
+    """Return the bytes that ``value`` must become, :data:`NAN` for any NaN, or :data:`REFUSED`."""
     if dtype.kind == "float":
         return _to_float(value, dtype)
     if isinstance(value, float):
@@ -49,7 +49,7 @@ def _to_float(value: bool | int | float, dtype: DType) -> bytes | str:
 
 
 def _rounded(value: Fraction, precision: int, least: int, top: int) -> Fraction | None:
-    """The nearest number of the format, ties to even; None where that is infinity."""
+    """Return the nearest number of the format, ties to even; None for infinity."""
     if value == 0:
         return value
     size = abs(value)
@@ -62,7 +62,7 @@ def _rounded(value: Fraction, precision: int, least: int, top: int) -> Fraction 
 
 
 def _encoded(value: float, dtype: DType) -> bytes:
-    """The bytes of a number that the format holds exactly."""
+    """Return the bytes of a number that the format holds exactly."""
     return struct.pack("<f", value)[2:] if dtype.name == "bfloat16" else struct.pack(PACKED[dtype.name], value)
 
 
@@ -74,7 +74,7 @@ def stored(values: Any, dtype: DType) -> np.ndarray[Any, Any]:  # noqa: ANN401 (
 
 
 def same(got: bytes, should: bytes | str, dtype: DType) -> bool:
-    """Whether an element's bytes are the ones wanted; any NaN will do for a NaN."""
+    """Return whether an element's bytes are the expected ones; any NaN equals a NaN."""
     if should != NAN:
         return got == should
     wide = b"\0\0" + got if dtype.name == "bfloat16" else got
@@ -82,5 +82,5 @@ def same(got: bytes, should: bytes | str, dtype: DType) -> bool:
 
 
 def plain(value: Any) -> Any:  # noqa: ANN401 (a scalar or an array of any type)
-    """The Python values of a NumPy scalar or array, which hold those of every type exactly."""
+    """Return the Python values of a NumPy scalar or array, which hold those of every type exactly."""
     return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value

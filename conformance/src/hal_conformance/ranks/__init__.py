@@ -1,1 +1,1 @@
-"""Checks on real ranks: processes, what they run, and how they are lost."""
+"""Checks on real ranks: processes, their work, and their loss."""

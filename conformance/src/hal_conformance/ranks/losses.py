@@ -1,4 +1,4 @@
-"""What ranks do for the tests of lost and hung ranks (G16); see :mod:`hal_conformance.ranks.work`."""
+"""Work of ranks for the tests of lost and hung ranks (G16); see :mod:`hal_conformance.ranks.work`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PAUSE = 0.005
 
 @dataclass
 class Lost:
-    """What became of a rank whose group lost a member: calls that went well, the errors, and what works still."""
+    """The results of a rank whose group lost a member: successful calls, the errors, and later calls."""
 
     calls: int
     error: Met | None
@@ -39,10 +39,10 @@ class Lost:
 
 
 def until_lost(broadcast: Callable[[int], None], most: int, *, missed: bool) -> tuple[int, Met | None]:
-    """Broadcast ``most`` times, or until there is an error; the broadcasts that went well, and the error.
+    """Broadcast ``most`` times, or until there is an error; return the successful broadcasts and the error.
 
-    ``missed``: a rank of the group will not come. It goes on then for longer than a call may last, as the calls of the
-    source end where a library puts what is sent into buffers (NCCL between hosts does).
+    ``missed``: a rank of the group will not come. The loop then lasts longer than a call may, as the source's calls end
+    if a library buffers the data (NCCL between hosts does).
     """
     calls, error = 0, None
     end = monotonic() + (2 * TIMEOUT if missed else 0.0)
@@ -55,7 +55,7 @@ def until_lost(broadcast: Callable[[int], None], most: int, *, missed: bool) -> 
 
 
 def lose(rank: Rank, recipe: Recipe, groups: Groups, victim: int, how: str, well: int = 2, most: int = 200) -> Lost:
-    """Broadcast until the group is lost; ``victim`` does away with itself after ``well`` broadcasts of its own.
+    """Broadcast until the group is lost; ``victim`` kills or stops itself after ``well`` broadcasts.
 
     In a group without the victim, broadcast ``most`` times. See :func:`until_lost`.
     """
@@ -67,7 +67,7 @@ def lose(rank: Rank, recipe: Recipe, groups: Groups, victim: int, how: str, well
         )
 
         def broadcast(of: SlotState) -> None:
-            # Without a timeout: that the call ends is the device's part of the bargain, not ours.
+            # Without a timeout: the device itself must end the call.
             bound.broadcast_tokens(state=of, group=group, stream=stream).wait()
 
         def one(calls: int) -> None:
@@ -81,7 +81,9 @@ def lose(rank: Rank, recipe: Recipe, groups: Groups, victim: int, how: str, well
         again, another = meeting(lambda: broadcast(state)), meeting(lambda: broadcast(other))
 
         def work_on() -> None:
-            elsewhere = bound.device.stream()  # the other may wait for the lost rank as long as the process lives
+            elsewhere = (
+                bound.device.stream()
+            )  # the other stream may wait for the lost rank as long as the process lives
             bound.async_set_value(target=other.view("seed"), value=7, stream=elsewhere).wait(backdoor.PATIENCE)
             bound.insert_tasks(state=other, tasks=[], stream=elsewhere).wait(backdoor.PATIENCE)
 

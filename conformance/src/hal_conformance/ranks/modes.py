@@ -1,4 +1,4 @@
-"""What ranks do for the test of the modes of decoding: each draws its own tokens, as FastDeploy's ranks did."""
+"""Work of ranks for the test of the modes of decoding: each rank draws its own tokens, as FastDeploy's ranks did."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from ..harness.subject import Recipe
 
 OWN = ("request_serial", "topk_token_ids", "topk_logprobs", "topk_ranks")
-"""Fields in which ranks may differ: admission ids count in each process, log-probabilities are not broadcast."""
+"""Fields in which ranks may differ: admission ids are counted per process, log-probabilities are not broadcast."""
 
 
 @dataclass
 class Stepped:
-    """What a rank has after each step: every field that ranks share, as bytes, and the record it knows."""
+    """A rank's data after each step: every shared field as bytes, and its record."""
 
     fields: list[dict[str, bytes]] = field(default_factory=list)
     known: list[list[int]] = field(default_factory=list)
@@ -37,9 +37,10 @@ class Stepped:
 def step_apart(
     rank: Rank, recipe: Recipe, groups: Groups, sizes: StateConfig, kinds: Sequence[bool], proposes: bool
 ) -> Stepped:
-    """Run a step for each of ``kinds`` (True: it verifies drafts); every rank samples tokens of its own.
+    """Run a step for each of ``kinds`` (True: it verifies drafts); every rank samples its own tokens.
 
-    With ``proposes`` a slot's drafts are its last token again: the ranks agree in them as far as they do in that.
+    With ``proposes`` a slot's drafts are its last token again: the ranks agree on them as far as they agree on that
+    token.
     """
     group, sink, told = group_of(rank, groups), MemorySink(), Stepped()
     order = np.arange(sizes.num_slots, dtype=np.int32)
@@ -67,7 +68,7 @@ def step_apart(
 
 
 def draw(bound: BoundDevice, state: SlotState, number: int, rank: int, speculative: bool) -> None:
-    """What the sampler of each rank writes, in the fields of the step's kind alone: tokens that tell step and rank."""
+    """Write each rank's sampled tokens, only in the fields of the step's kind: the tokens identify step and rank."""
     stream, n = bound.default_stream, state.sizes.num_slots
     tokens = 1000 * (number + 1) + 100 * rank + np.arange(n)
     if not speculative:
@@ -80,7 +81,7 @@ def draw(bound: BoundDevice, state: SlotState, number: int, rank: int, speculati
 
 
 def propose(bound: BoundDevice, state: SlotState, step: Step) -> None:
-    """Hand drafts to every slot that goes on, from the tokens that the rank knows."""
+    """Set drafts of every slot that continues, from the rank's own tokens."""
     known = state.mirror["accept_tokens"]
     drafts = {
         slot: [int(known[slot, 0])] * state.sizes.max_draft_tokens
@@ -91,7 +92,7 @@ def propose(bound: BoundDevice, state: SlotState, step: Step) -> None:
 
 
 def shared(bound: BoundDevice, state: SlotState) -> dict[str, bytes]:
-    """Every field that all ranks must hold alike after a step."""
+    """Return every field that all ranks must share after a step."""
     data, slots = content(bound, state), state.sizes.num_slots
     return {
         name: data[place.offset : place.offset + place.stride * slots]

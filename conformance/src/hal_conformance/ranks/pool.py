@@ -1,7 +1,7 @@
-"""The kit's ranks: four worker processes, started when the first test needs several ranks, and shared by all tests.
+"""The kit's ranks: four worker processes, started for the first test that needs several ranks, shared by all tests.
 
-What they do is in :mod:`hal_conformance.ranks.work`. A rank opens the device under test anew for each call, so that one
-pool serves a whole session.
+:mod:`hal_conformance.ranks.work` has their functions. A rank opens the device under test for each call, so that one
+    pool serves a whole session.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 SIZE = 4
 GROUPS = ((0, 1), (2, 3))
-"""The groups of every test: 4 ranks as 2 x 2, of which a test with 2 ranks uses the first."""
+"""The groups of every test: 4 ranks as 2 x 2; a test with 2 ranks uses the first."""
 TIMEOUT = 2.0
-"""Seconds that a collective may last before its group must be given up (G16)."""
+"""Seconds after which a collective's group must be given up (G16)."""
 PATIENCE = 12.0
-"""Seconds after which a rank that should have answered is taken to wait for ever."""
+"""Seconds after which a rank without an answer counts as hung."""
 STARTING = 120.0
-"""Seconds in which ranks must be up: each imports its framework, on a machine that may be busy."""
+"""Seconds in which ranks must start: each imports its framework, on a machine that may be busy."""
 
 
 class Ranks:
-    """The pool for one kind of device. A test asks for it with :meth:`run` or :meth:`watch`."""
+    """The pool for one kind of device. A test uses it with :meth:`run` or :meth:`watch`."""
 
     def __init__(self, support: Support) -> None:
         self._support = support
@@ -45,27 +45,28 @@ class Ranks:
         self._epochs = itertools.count()
 
     def start(self, recipe: Recipe) -> str:
-        """Start the processes unless there are some; "", or why they are not up: no fault of the device."""
+        """Start the processes if there are none. Return "", or why they did not start, which is not the device's
+        fault."""
         try:
             if self._pool is None:
                 self.ready(recipe, range(SIZE))
         except TicketTimeout as error:
             return f"the kit's ranks are not up: {' '.join(str(error).split())}"
         except RankFailed:
-            pass  # the device's own groups: the test meets that, and fails
+            pass  # the device's own groups: the test meets the error, and fails
         return ""
 
     def run(
         self, recipe: Recipe, function: Callable[..., Any], *arguments: object, ranks: Sequence[int]
     ) -> dict[int, Any]:
-        """``function(rank, recipe, *arguments)`` on these ranks at once; the answers by rank."""
+        """Run ``function(rank, recipe, *arguments)`` on these ranks at once; return the answers by rank."""
         __tracebackhide__ = True
         pool = self.ready(recipe, ranks)
         pool.begin(function, recipe, *arguments, ranks=ranks)
         return self.collect(ranks)
 
     def collect(self, ranks: Sequence[int], patience: float = PATIENCE) -> dict[int, Any]:
-        """The answers of ranks that were given something to do. One that does not answer fails the test."""
+        """Return the answers of ranks that are running a function. A missing answer fails the test."""
         __tracebackhide__ = True
         assert self._pool is not None
         try:
@@ -79,9 +80,9 @@ class Ranks:
     def casualty(
         self, recipe: Recipe, function: Callable[..., Any], rank: int, how: str, groups: Sequence[Sequence[int]]
     ) -> Iterator[None]:
-        """All ranks of ``groups`` run ``function``, in which ``rank`` kills ("lost") or stops ("hung") itself.
+        """Let all ranks of ``groups`` run ``function``, in which ``rank`` kills ("lost") or stops ("hung") itself.
 
-        Within the context the others' answers are collected; then the rank is let go on, or written off.
+        Within the context the other ranks' answers are collected. Then the rank is woken, or dropped.
         """
         everyone = [one for group in groups for one in group]
         pool = self.ready(recipe, everyone)
@@ -93,7 +94,7 @@ class Ranks:
                 gone = next(group for group in groups if rank in group)
                 self._gone.update(gone)
                 if self._pool is pool:
-                    pool.kill(gone)  # what they left waiting would keep a device busy that others may share
+                    pool.kill(gone)  # Their pending work would keep a shared device busy.
             elif how == "lost":
                 self._gone.add(rank)
             elif self._pool is pool:
@@ -101,20 +102,20 @@ class Ranks:
                 self._wake(rank)
 
     def _wake(self, rank: int) -> None:
-        """Collect the answer of a rank that was stopped. It is no survivor, so it may also end.
+        """Collect the answer of a woken rank. It is not a survivor, so it may also end.
 
-        Gloo's own thread in such a rank answers what it had read; where the others have closed their side meanwhile it
-        throws, and the process aborts, which nobody can prevent from outside (seen in about half of all runs).
+        Gloo's own thread in such a rank answers messages it had read. If the other ranks have closed their side, it
+        throws and the process aborts, which cannot be prevented from outside (seen in about half of all runs).
         """
         try:
             self.collect([rank])
         except RankFailed as error:
-            if not isinstance(error.errors[rank], GroupLost):  # the process goes on, and raised something else
+            if not isinstance(error.errors[rank], GroupLost):  # the process continues, and raised another error
                 raise
             self._gone.add(rank)
 
     def ready(self, recipe: Recipe, ranks: Sequence[int]) -> RankPool:
-        """The pool, with these ranks alive and every group open and sound."""
+        """Return the pool, with these ranks alive and every group open and sound."""
         from . import work as rank_work
 
         if self._gone & set(ranks):
@@ -122,7 +123,7 @@ class Ranks:
         fresh = self._pool is None
         if self._pool is None:
             self._pool, self._gone = RankPool(SIZE, environment=self._environment), set()
-        if not self._gone:  # with a rank gone nothing can be opened any more; what is open is used for one last test
+        if not self._gone:  # without that rank no group can be opened; open ones serve one last test
             epoch = f"{os.getpid()}_{next(self._epochs)}"
             arguments = (recipe, GROUPS, TIMEOUT, epoch)
             try:
@@ -131,7 +132,7 @@ class Ranks:
                 self.close()
                 if fresh or not self._support.loss_ends_ranks:
                     raise
-                return self.ready(recipe, ranks)  # a test that failed has lost a group: that ends ranks, too
+                return self.ready(recipe, ranks)  # a failed test has lost a group: that ends ranks, too
         return self._pool
 
     def _environment(self, rank: int, endpoints: Sequence[str]) -> dict[str, str]:
@@ -139,7 +140,7 @@ class Ranks:
         return {"PYTHONPATH": paths} | dict(self._support.rank_environment(rank, endpoints))
 
     def close(self) -> None:
-        """End every process, those that hang too. The next test starts new ones."""
+        """End every process, including hung ones. The next test starts new ones."""
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.kill()
@@ -150,7 +151,7 @@ _shared: dict[type[Support], Ranks] = {}
 
 
 def shared(support: Support) -> Ranks:
-    """The ranks of all devices with this kind of support."""
+    """Return the ranks of all devices with this kind of support."""
     return _shared.setdefault(type(support), Ranks(support))
 
 

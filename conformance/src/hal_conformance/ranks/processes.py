@@ -1,14 +1,14 @@
-"""A pool of worker processes, each one rank of a job, that run functions given to them: for tests and benchmarks.
+"""A pool of worker processes, each one rank of a job, that run given functions: for tests and benchmarks.
 
-Starting a rank costs seconds (the import of Paddle, joining), so one pool serves many tests. Needs the standard
-library alone; what the ranks import is up to the functions they run.
+Starting a rank costs seconds (the import of Paddle, joining), so one pool serves many tests. Needs only the standard
+library; the functions import the rest.
 
     with RankPool(4) as pool:
         pool.run(check, "cpu", 8)               # check(rank, "cpu", 8) on every rank; results by rank
         pool.run(check, "cpu", 8, ranks=[0, 1])
 
-A function is named to the ranks by its module, or its file where the module cannot be imported by name; its arguments
-and result are pickled. It gets a :class:`Rank` first.
+A function is sent as its module's name, or as its file if the module cannot be imported by name; its arguments and
+result are pickled. Its first argument is a :class:`Rank`.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from hal_core.errors import GroupLost, HalError, InvalidValue, TicketTimeout
 from hal_core.ranks.ports import HeldPort
 
 Environment = Callable[[int, Sequence[str]], Mapping[str, str]]
-"""From a rank and the endpoints of all to the variables that this rank needs."""
+"""From a rank and all endpoints to the variables of this rank."""
 
 
 LEAVING = 4
-"""Seconds that the process of a rank may take to end once its pipe is closed."""
+"""Seconds in which a rank's process must end once its pipe is closed."""
 
 
 @dataclass(slots=True)
 class Rank:
-    """What a function sees of the rank that runs it; ``kept`` is its own to keep things in between calls."""
+    """The rank that runs a function; ``kept`` keeps its objects between calls."""
 
     rank: int
     size: int
@@ -56,12 +56,12 @@ class RankFailed(HalError, RuntimeError):
     """A function raised on some ranks, or a rank ended. ``errors``: rank to the exception; ``results`` of the rest."""
 
     def __init__(self, what: str, errors: Mapping[int, BaseException], results: Mapping[int, Any]) -> None:
-        super().__init__(what, cure="the errors of the ranks tell more")
+        super().__init__(what, cure="see the errors of the ranks")
         self.errors, self.results = dict(errors), dict(results)
 
 
 def gloo(rank: int, endpoints: Sequence[str]) -> dict[str, str]:
-    """The variables of a rank of ``paddle.distributed`` over gloo."""
+    """Return the variables of a rank of ``paddle.distributed`` over gloo."""
     return {
         "PADDLE_DISTRI_BACKEND": "gloo",
         "PADDLE_TRAINER_ID": str(rank),
@@ -76,7 +76,7 @@ class RankPool:
 
     def __init__(self, size: int, *, environment: Environment = gloo) -> None:
         self.size = size
-        self._ports = [HeldPort() for _ in range(size)]  # held, so that no other pool's ranks are given one of them
+        self._ports = [HeldPort() for _ in range(size)]  # held, so that no other pool's ranks use them
         endpoints = [f"127.0.0.1:{port.number}" for port in self._ports]
         self._links: dict[int, Connection] = {}
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
@@ -116,22 +116,22 @@ class RankPool:
     ) -> dict[int, Any]:
         """Run ``function(rank, *arguments)`` on all (or the given) ranks at once, and return the results by rank.
 
-        Raises :class:`RankFailed` with the exception of each rank that raised or ended, once all have answered, and
-        :class:`TicketTimeout` after ``timeout`` seconds, in which no rank was kept waiting for a processor.
+        Raises :class:`RankFailed` with the exception of each rank that raised or ended, once all have answered. Raises
+        :class:`TicketTimeout` after ``timeout`` seconds, not counting time in which a rank waited for a processor.
         """
         chosen = list(range(self.size)) if ranks is None else list(ranks)
         self.begin(function, *arguments, ranks=chosen)
         return self.finish(chosen, timeout)
 
     def begin(self, function: Callable[..., Any], *arguments: object, ranks: Iterable[int]) -> None:
-        """Have ranks run a function, and return at once; :meth:`finish` collects."""
+        """Start a function on ranks and return at once; :meth:`finish` collects."""
         message = pickle.dumps((function.__module__, function.__code__.co_filename, function.__qualname__, arguments))
         for rank in ranks:
-            with contextlib.suppress(OSError):  # a rank that has ended is reported by finish
+            with contextlib.suppress(OSError):  # finish reports an ended rank
                 self._links[rank].send_bytes(message)
 
     def finish(self, ranks: Iterable[int], timeout: float = 60.0) -> dict[int, Any]:
-        """The results of :meth:`begin`, by rank; raises as :meth:`run` does."""
+        """Return the results of :meth:`begin`, by rank; raises as :meth:`run` does."""
         began, kept_waiting = monotonic(), self._kept_waiting()
         results: dict[int, Any] = {}
         errors: dict[int, BaseException] = {}
@@ -158,8 +158,7 @@ class RankPool:
         return results
 
     def _kept_waiting(self) -> float:
-        """Seconds for which the rank that was kept longest could have run and had no processor: a busy machine, which
-        is no fault of what the rank does."""
+        """Return the longest time in seconds that a runnable rank had no processor, which a busy machine causes."""
         told = [_read(f"/proc/{process.pid}/schedstat").split() for process in self._processes.values()]
         return max((int(words[1]) / 1e9 for words in told if len(words) > 1), default=0.0)
 
@@ -170,14 +169,14 @@ class RankPool:
             self._processes[rank].wait()
 
     def output(self, rank: int, most: int = 2000) -> str:
-        """The end of what a rank has printed."""
+        """Return the end of a rank's printed output."""
         log = self._logs[rank]
         log.flush()
         size = os.fstat(log.fileno()).st_size
         return os.pread(log.fileno(), most, max(0, size - most)).decode(errors="replace")
 
     def _stacks(self, rank: int) -> str:
-        """Where every thread of a rank is, as the rank itself prints it; for errors."""
+        """Return the stack of every thread of a rank, printed by the rank itself; for errors."""
         before = os.fstat(self._logs[rank].fileno()).st_size
         with contextlib.suppress(OSError):
             self._processes[rank].send_signal(signal.SIGUSR1)
@@ -188,7 +187,7 @@ class RankPool:
         return self.output(rank)
 
     def kill(self, ranks: Iterable[int] | None = None) -> None:
-        """End all (or the given) ranks, those that are stopped or wait for ever too; does not wait until they have."""
+        """End all (or the given) ranks, including stopped and hung ones, without waiting for their end."""
         for rank in range(self.size) if ranks is None else ranks:
             self._processes[rank].kill()
 
@@ -216,7 +215,7 @@ class RankPool:
 
 
 def _read(path: str) -> str:
-    """A file of the kernel's; "" where it is not kept, or its process has ended."""
+    """Return a kernel's file; "" if it does not exist, or its process has ended."""
     try:
         return Path(path).read_text(encoding="ascii")
     except OSError:
@@ -227,7 +226,7 @@ def _read(path: str) -> str:
 
 
 def serve(link: Connection, rank: Rank) -> None:
-    """Run what comes over the pipe until it closes."""
+    """Run the functions received over the pipe until it closes."""
     while True:
         try:
             module, file, name, arguments = pickle.loads(link.recv_bytes())
@@ -244,7 +243,7 @@ def serve(link: Connection, rank: Rank) -> None:
 
 
 def _find(module: str, file: str, name: str) -> Callable[..., Any]:
-    """The function of a module that can be imported, else of a file."""
+    """Return a function from a module that can be imported, else from a file."""
     found: Any = sys.modules.get(f"hal_ranks:{file}")
     if found is None:
         with contextlib.suppress(ImportError, ValueError):
@@ -263,7 +262,7 @@ def _find(module: str, file: str, name: str) -> Callable[..., Any]:
 
 
 def _portable(error: BaseException) -> BaseException:
-    """The error itself where it survives pickling, else one that says the same."""
+    """Return the error itself if it survives pickling, else one with the same text."""
     try:
         copy = pickle.loads(pickle.dumps(error))
         return error if str(copy) == str(error) else RuntimeError(f"{type(error).__name__}: {error}")
@@ -272,11 +271,11 @@ def _portable(error: BaseException) -> BaseException:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """The process of one rank: the descriptor of its pipe, its rank, the number of ranks."""
+    """Run one rank; arguments: the descriptor of its pipe, its rank, the number of ranks."""
     descriptor, rank, size = map(int, arguments)
     faulthandler.register(signal.SIGUSR1)
     serve(Connection(descriptor), Rank(rank, size))
-    # Nobody asks any more. Leaving a device may wait for a collective that will never end: then the kernel ends it.
+    # The pool is gone. Closing a device may wait for a collective that never ends: then the kernel ends the process.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(LEAVING)
 

@@ -1,4 +1,4 @@
-"""What ranks do for the tests of the whole broadcast slice and its header; see ``rank_work.py``."""
+"""Work of ranks for the tests of the whole broadcast slice and its header; see :mod:`hal_conformance.ranks.work`."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ if TYPE_CHECKING:
     from ..harness.subject import Recipe
 
 FILLS = ("a", "b", "b", 0x00, "c", 0xFF, "a")
-"""What the source's bytes are, broadcast by broadcast: by a letter random ones, by a number all the same. The third is
-the second again: a device that sends only what has changed leaves the receivers with their own."""
+"""The source's bytes, broadcast by broadcast: a letter means random bytes, a number equal bytes. The third equals the
+second, as a device that sends only changes would leave the receivers with their own."""
 
 
 @dataclass
 class Slices:
-    """What a rank saw of one state: its bytes before and after each broadcast, and whether all else stayed."""
+    """A rank's view of one state: its bytes before and after each broadcast, and whether all other bytes were
+    unchanged."""
 
     before: list[bytes] = field(default_factory=list)
     after: list[bytes] = field(default_factory=list)
@@ -46,7 +47,7 @@ class Slices:
 
 
 def scribble(bound: BoundDevice, state: SlotState, rank: int, call: int, source: bool) -> bytes:
-    """Bytes over the whole state; the source's are those of :data:`FILLS`, each other rank's are its own."""
+    """Write bytes over the whole state; the source's are those of :data:`FILLS`, each other rank has different ones."""
     how = FILLS[call]
     if source and isinstance(how, int):
         data = np.full(state.layout.nbytes, how, np.uint8)
@@ -93,7 +94,7 @@ def whole(rank: Rank, recipe: Recipe, groups: Groups, idle: Groups, many: Sequen
                 if seen.error is not None:
                     break
                 if call % 3 == 2 and group.ranks not in [tuple(ranks) for ranks in idle]:
-                    broadcast(other)  # its own broadcasts are counted apart
+                    broadcast(other)  # its own broadcasts are counted separately
             told.append(seen)
     return told
 
@@ -103,7 +104,7 @@ Change = Callable[[BoundDevice, SlotState, Group], None]
 
 @contextmanager
 def interfered(recipe: Recipe, before: Change, after: Change) -> Iterator[BoundDevice]:
-    """The device, with something done just before and after the plugin's own ``broadcast_tokens``."""
+    """Open the device, with an action just before and after the plugin's own ``broadcast_tokens``."""
     subject = subject_of(recipe)
     policy: Any = subject.policy or Policy()
     bounds: list[BoundDevice] = []
@@ -126,15 +127,15 @@ def interfered(recipe: Recipe, before: Change, after: Change) -> Iterator[BoundD
         try:
             yield bounds[0]
         finally:
-            meeting(bounds[0].close)  # what nobody waited for belongs to the answer already
+            meeting(bounds[0].close)  # errors that were never waited for belong to the answer already
     finally:
         subject.undo()
 
 
 def flip(bound: BoundDevice, state: SlotState, group: Group, at: int, *, sent: bool) -> None:
-    """Turn one bit of a byte of the header, after the work on the stream: before it is sent, or of what has arrived.
+    """Flip one bit of a byte of the header, after the work on the stream: before it is sent, or after it has arrived.
 
-    Where the collective itself writes the header and copies it out, another one is announced, or another one expected.
+    If the collective itself writes the header and copies it out, the announced or the expected header is changed.
     """
     begin = state.broadcast_range().offset
     announce, channel = getattr(bound.device.communicator(group), "announce", None), state.channels[group.ranks]
@@ -152,7 +153,7 @@ def flip(bound: BoundDevice, state: SlotState, group: Group, at: int, *, sent: b
 
 @dataclass
 class Corrupted:
-    """How a broadcast with a wrong header ended: the first error, records sent of it, and what later calls met."""
+    """The results of a broadcast with a wrong header: the first error, records sent, and later calls' errors."""
 
     error: Met | None
     sent: int
@@ -162,10 +163,10 @@ class Corrupted:
 
 
 def corrupt(rank: Rank, recipe: Recipe, groups: Groups, places: Sequence[int], by: str, where: str) -> list[Corrupted]:
-    """For each place, a new state, a sound step, and one whose header has a wrong byte there.
+    """For each place, create a state, run a valid step, and one whose header has a wrong byte there.
 
-    ``where``: at the "source", so that all get it, or at the last "receiver" alone. The ranks look at the ticket, or
-    (``by``) at the output alone.
+    ``where``: at the "source", so that all ranks get it, or only at the last "receiver". The ranks check the ticket, or
+    (``by``) only the output.
     """
     group, told = group_of(rank, groups), []
     wrong = {"at": -1}
@@ -208,7 +209,8 @@ def one_step(bound: BoundDevice, state: SlotState, group: Group, sink: MemorySin
 
 
 def later(bound: BoundDevice, state: SlotState, group: Group, sink: MemorySink, error: Met | None) -> dict[str, str]:
-    """What a call of each hook meets on a state that met ``error``; a rank that met none would wait for the others."""
+    """Return the errors of each hook on a state that met ``error``; a rank without it would wait for the other
+    ranks."""
     if error is None:
         return {}
     stream = bound.default_stream
@@ -225,7 +227,7 @@ def later(bound: BoundDevice, state: SlotState, group: Group, sink: MemorySink, 
 
 
 def stray(rank: Rank, recipe: Recipe, who: int, by: str) -> Corrupted:
-    """Rank ``who`` advances once more than the others between two broadcasts."""
+    """Let rank ``who`` advance once more than the other ranks between two broadcasts."""
     group, sink = Group((0, 1), rank.rank), MemorySink()
     with opened(recipe) as bound:
         state = bound.state(StateConfig(num_slots=2, max_model_len=16))
@@ -241,11 +243,11 @@ def stray(rank: Rank, recipe: Recipe, who: int, by: str) -> Corrupted:
 
 
 LONG = 3.0
-"""Seconds that a rank which does not take part lives on: more than any other waits for it."""
+"""Seconds that an absent rank stays alive: longer than any other rank waits for it."""
 
 
 def absent(rank: Rank, recipe: Recipe, groups: Groups, victim: int, how: str) -> Lost:
-    """``victim`` lives, and never takes part: not in the "opening", nor in the "first" or "third" broadcast."""
+    """Keep ``victim`` alive but absent: from the "opening", or from the "first" or "third" broadcast on."""
     group = group_of(rank, groups)
     well = {"opening": -1, "first": 0, "third": 2}[how]
     with opened(recipe) as bound:
@@ -270,7 +272,9 @@ def absent(rank: Rank, recipe: Recipe, groups: Groups, victim: int, how: str) ->
         again, another = meeting(lambda: broadcast(state)), meeting(lambda: broadcast(other))
 
         def work_on() -> None:
-            elsewhere = bound.device.stream()  # the other may wait for the lost rank as long as the process lives
+            elsewhere = (
+                bound.device.stream()
+            )  # the other stream may wait for the lost rank as long as the process lives
             bound.async_set_value(target=other.view("seed"), value=7, stream=elsewhere).wait(backdoor.PATIENCE)
             bound.insert_tasks(state=other, tasks=[], stream=elsewhere).wait(backdoor.PATIENCE)
 

@@ -1,4 +1,4 @@
-"""What devices whose groups are gloo's lend to the kit, and those whose memory is the host's."""
+"""Support for the kit of devices with groups over gloo, and of devices in host memory."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ if TYPE_CHECKING:
 
 
 class GlooRanks(Support):
-    """Devices whose groups are those of gloo."""
+    """Support of devices with groups over gloo."""
 
     ranks = find_spec("paddle") is not None and not lacks_for_paddle()
     whole_group = ranks
 
     def rank_environment(self, rank: int, endpoints: Sequence[str]) -> Mapping[str, str]:
-        """What ``paddle.distributed`` asks for."""
+        """Return the variables for ``paddle.distributed``."""
         from .processes import gloo
 
         return gloo(rank, endpoints)
 
     def join(self, groups: Sequence[Sequence[int]], timeout: float, epoch: str) -> None:
-        """Open all groups in one order; those that were lost are made anew."""
+        """Open all groups in the same order; lost ones are created again."""
         from hal_core.devices.paddle.ranks.groups import open_groups
 
         open_groups(groups, timeout=timeout)
 
 
 class HostSupport(GlooRanks):
-    """The same, and tensors that are host memory which NumPy can share."""
+    """The same, with tensors in host memory that NumPy can share."""
 
     tensors = True
 
     def tensor(self, device: Device, values: np.ndarray[Any, Any]) -> object:
-        """The array itself: such a device writes NumPy arrays in place."""
+        """Return the array itself: such a device writes NumPy arrays in place."""
         return values
 
     def values_of(self, device: Device, tensor: Any) -> np.ndarray[Any, Any]:  # noqa: ANN401 (an array)
-        """A copy of the array."""
+        """Return a copy of the array."""
         return np.array(tensor)

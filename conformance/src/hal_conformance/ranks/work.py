@@ -1,6 +1,6 @@
-"""What the ranks do for the tests of the kit: plain functions, which tell what they saw and judge nothing.
+"""Work of the ranks in the kit's tests: plain functions that return their observations without judging them.
 
-Errors of the contract are part of the answer (:class:`Met`); any other ends the test as what it is.
+Errors of the contract are part of the answer (:class:`Met`); any other error ends the test unchanged.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 
 Groups = Sequence[Sequence[int]]
 ODD = 1 << 40
-"""The seed of :func:`agree` that stands for :data:`ODD_WORDS` instead of random bytes."""
+"""The seed of :func:`agree` that selects :data:`ODD_WORDS` instead of random bytes."""
 ODD_WORDS = (1, 0x7FF0000000000001, 0x7FA000017FA00002, 0x8000000000000000, 0xFFF8123400000005, 5, 0x8000000180000001,
              0x7FF0000000000000, 0x000FFFFFFFFFFFFF, 0x7F80FF807FC17F81, 2**63 - 1)  # fmt: skip
-"""Words that are NaNs with payloads, denormals, infinities or zeros with signs, if read as floats of any width."""
+"""Words that are NaNs with payloads, denormals, infinities or signed zeros if read as floats of any width."""
 
 
 @dataclass
 class Met:
-    """An error: its class, its text, whether it names device, hook, argument and cure, and seconds until it came."""
+    """An error: its class, its text, whether it names device, hook, argument and cure, and its delay in seconds."""
 
     kind: str
     text: str
@@ -49,7 +49,7 @@ class Met:
 
 @dataclass
 class Seen:
-    """What a rank saw of its broadcasts: the state before and after each, collectives and their bytes, an error."""
+    """A rank's view of its broadcasts: the state before and after each, collectives and their bytes, an error."""
 
     before: list[bytes] = field(default_factory=list)
     after: list[bytes] = field(default_factory=list)
@@ -66,21 +66,21 @@ def join(rank: Rank, recipe: Recipe, groups: Groups, timeout: float, epoch: str)
 
 @contextmanager
 def opened(recipe: Recipe) -> Iterator[BoundDevice]:
-    """The device under test, opened for one call."""
+    """Open the device under test for one call."""
     subject = subject_of(recipe)
     try:
         bound = bind(subject.open(), subject.policy)
         try:
             yield bound
         finally:
-            with suppress(HalError):  # what nobody waited for belongs to the answer already
+            with suppress(HalError):  # errors that were never waited for belong to the answer already
                 bound.close()
     finally:
         subject.undo()
 
 
 def meeting(call: Callable[[], object]) -> Met | None:
-    """The error of the contract that a call meets."""
+    """Return the error of the contract that a call raises, or None."""
     began = monotonic()
     try:
         call()
@@ -91,18 +91,18 @@ def meeting(call: Callable[[], object]) -> Met | None:
 
 
 def group_of(rank: Rank, groups: Groups) -> Group:
-    """The one of ``groups`` that holds the rank."""
+    """Return the one of ``groups`` that contains the rank."""
     return Group(next(tuple(ranks) for ranks in groups if rank.rank in ranks), rank.rank)
 
 
 class Spy:
-    """A communicator that takes note of its broadcasts: what is counted below the plugin's hook."""
+    """A communicator that records its broadcasts: it counts below the plugin's hook."""
 
     def __init__(self, inner: Any, seen: list[int]) -> None:  # noqa: ANN401 (a Communicator, perhaps with more)
         self._inner, self._seen = inner, seen
 
     def broadcast(self, memory: Any, part: Any, stream: Any) -> Any:  # noqa: ANN401 (passed on)
-        """Note the bytes, and pass it on."""
+        """Record the bytes, and pass the call on."""
         self._seen.append(part.nbytes)
         return self._inner.broadcast(memory, part, stream)
 
@@ -111,7 +111,7 @@ class Spy:
 
 
 def spy_on(bound: BoundDevice) -> list[int]:
-    """Bytes of each broadcast from now on."""
+    """Return a list that receives the bytes of each later broadcast."""
     seen: list[int] = []
     true = bound.device.communicator
     bound.device.communicator = lambda group: Spy(true(group), seen)  # type: ignore[method-assign]
@@ -119,12 +119,12 @@ def spy_on(bound: BoundDevice) -> list[int]:
 
 
 def content(bound: BoundDevice, state: SlotState) -> bytes:
-    """All bytes of a state, in stream order."""
+    """Return all bytes of a state, in stream order."""
     return backdoor.read(bound.device, state.memory, bound.default_stream)[: state.layout.nbytes].tobytes()
 
 
 def scribble(bound: BoundDevice, state: SlotState, seed: Sequence[int]) -> bytes:
-    """Random bytes over the whole state, headers too, or odd words by turns; the same bytes are returned."""
+    """Write random bytes over the whole state, including headers, or alternating odd words; return the bytes."""
     nbytes = state.layout.nbytes
     if seed[0] == ODD:
         turned = np.roll(np.array(ODD_WORDS, np.uint64), sum(seed[1:]))
@@ -136,7 +136,7 @@ def scribble(bound: BoundDevice, state: SlotState, seed: Sequence[int]) -> bytes
 
 
 def agree(rank: Rank, recipe: Recipe, groups: Groups, idle: Groups, sizes: StateConfig, seed: int, calls: int) -> Seen:
-    """Broadcast a scribbled state some times, but not on the groups in ``idle``."""
+    """Broadcast a scribbled state ``calls`` times, but not on the groups in ``idle``."""
     group, seen = group_of(rank, groups), Seen()
     with opened(recipe) as bound:
         state, below = bound.state(sizes), spy_on(bound)
@@ -167,7 +167,8 @@ def alone(rank: Rank, recipe: Recipe, sizes: StateConfig) -> Seen:
 def disagree(
     rank: Rank, recipe: Recipe, sizes: StateConfig, changes: Mapping[int, Mapping[str, Any]]
 ) -> tuple[Any, ...]:
-    """Open a state as ``changes[rank]`` says: the error, whether the state is unchanged, the error of a later call."""
+    """Open a state changed by ``changes[rank]``; return the error, whether the state is unchanged, and a later call's
+    error."""
     change = changes.get(rank.rank, {})
     table = list(STATE_TABLE)
     if "swap" in change:
@@ -187,9 +188,10 @@ def disagree(
 
 
 def skip(rank: Rank, recipe: Recipe, who: int, by: str) -> tuple[Met | None, int, Met | None]:
-    """Rank ``who`` leaves one of three broadcasts out: how the next ended, records sent, and a later call's error.
+    """Let rank ``who`` leave one of three broadcasts out; return the error of the next, records sent, and a later
+    call's error.
 
-    The others look at the ticket of each broadcast alone, or (``by``) at the output alone.
+    The other ranks check the ticket of each broadcast, or (``by``) only the output.
     """
     group, sink, error = Group((0, 1), rank.rank), MemorySink(), None
     with opened(recipe) as bound:
@@ -216,7 +218,7 @@ def skip(rank: Rank, recipe: Recipe, who: int, by: str) -> tuple[Met | None, int
 
 
 def tamper(rank: Rank, recipe: Recipe) -> tuple[Met | None, int, Met | None]:
-    """A header is overwritten between broadcast and output: how taking the output ends, records sent, later calls."""
+    """Overwrite a header between broadcast and output; return the output's error, records sent, and later errors."""
     group, sink = Group((0, 1), rank.rank), MemorySink()
     with opened(recipe) as bound:
         stream = bound.default_stream
@@ -235,7 +237,7 @@ def tamper(rank: Rank, recipe: Recipe) -> tuple[Met | None, int, Met | None]:
 
 
 def filled(bound: BoundDevice, sizes: StateConfig, role: SplitRole = SplitRole.MIXED) -> SlotState:
-    """A state with a request in every slot, whose prompt of two tokens the first step feeds."""
+    """Return a state with a request in every slot, whose prompt of two tokens the first step feeds."""
     state = bound.state(sizes)
     requests = [Request(f"r{slot}", [1, 2], SamplingParams(max_tokens=9), role=role) for slot in range(sizes.num_slots)]
     tasks = [
@@ -248,7 +250,7 @@ def filled(bound: BoundDevice, sizes: StateConfig, role: SplitRole = SplitRole.M
 
 @dataclass
 class Decoded:
-    """What a rank sent and knows after some steps: records as plain data, and fields as bytes."""
+    """A rank's results after some steps: records as plain data, and fields as bytes."""
 
     sent: list[tuple[int, tuple[str, ...], list[int], list[int]]]
     known: list[list[int]]
@@ -257,11 +259,11 @@ class Decoded:
     cleaned: bool
     error: Met | None = None
     chosen: list[list[int] | None] = field(default_factory=list)
-    """Of each record, the tokens that its log-probabilities are of; None where it has none."""
+    """For each record, the tokens that its log-probabilities belong to; None without log-probabilities."""
 
 
 def decode(rank: Rank, recipe: Recipe, groups: Groups, sizes: StateConfig, path: str, steps: int) -> Decoded:
-    """Decode some steps, in the last of which slot 0 is preempted. The first rank alone knows the tokens."""
+    """Decode some steps, in the last of which slot 0 is preempted. Only the first rank has the tokens."""
     group, sink = group_of(rank, groups), MemorySink()
     speculative = path.startswith("speculative")
     logprobs = sizes.max_logprobs if path.endswith("top-k") and group.is_first else None  # these are not broadcast
@@ -302,7 +304,7 @@ def decode(rank: Rank, recipe: Recipe, groups: Groups, sizes: StateConfig, path:
 
 
 def sample(bound: BoundDevice, state: SlotState, number: int, source: int, *, speculative: bool) -> None:
-    """What the sampler of a first rank writes: tokens that tell step, group and slot."""
+    """Write a first rank's sampled tokens: they identify step, group and slot."""
     stream, n = bound.default_stream, state.sizes.num_slots
     tokens = 1000 * number + 100 * source + np.arange(n)
     rows = tokens[:, None] + 10 * np.arange(state.sizes.max_accept)
@@ -317,6 +319,6 @@ def sample(bound: BoundDevice, state: SlotState, number: int, source: int, *, sp
 
 
 def field_of(bound: BoundDevice, state: SlotState, name: str) -> bytes:
-    """The bytes of one field."""
+    """Return the bytes of one field."""
     place = state.layout.fields[name]
     return content(bound, state)[place.offset : place.offset + place.stride * state.sizes.num_slots]

@@ -1,4 +1,4 @@
-"""The command line of the kit: ``python -m hal_conformance NAME``, and what ``hal conform`` calls."""
+"""The command line of the kit: ``python -m hal_conformance NAME``, and the implementation of ``hal conform``."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     import pytest
 
 EMBEDDED = "cpu"
-"""The device that every core brings: where the kit itself is tested (``--liars``) unless another is named."""
+"""The device in every core, used to test the kit itself (``--liars``) unless another is named."""
 
 
 def run(options: Options, plugins: Sequence[object] = ()) -> int:
-    """Run the kit, or its liars, and print the report; 0 when the device conforms (or every liar was killed).
+    """Run the kit, or its liars, and print the report; return 0 if the device conforms (or every liar was killed).
 
-    ``plugins`` are pytest plugins of the caller's, for the run of the kit.
+    ``plugins`` are pytest plugins of the caller, for the run of the kit.
     """
     try:
         return _run(options, plugins)
@@ -74,23 +74,23 @@ def _run(options: Options, plugins: Sequence[object]) -> int:
 
 
 INTERRUPTED = 2
-"""Exit status, which is pytest's own for it."""
+"""pytest's own exit status for an interrupt."""
 
 
 class Endings:
-    """A pytest plugin that tells why a run has ended early, in place of pytest's banner: an interrupt, or a device that
-    was not opened."""
+    """A pytest plugin that reports why a run has ended early, in place of pytest's banner: an interrupt, or a device
+    that was not opened."""
 
     def __init__(self) -> None:
         self._config: pytest.Config | None = None
         self.interrupted, self.why = False, ""
 
     def pytest_configure(self, config: pytest.Config) -> None:
-        """Keep it."""
+        """Keep the configuration."""
         self._config = config
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        """Take pytest's own reporter away, which would print the banner."""
+        """Remove pytest's own reporter, which would print the banner."""
         assert self._config is not None
         self.interrupted = excinfo.errisinstance(KeyboardInterrupt)
         self.why = "" if self.interrupted else str(excinfo.value)
@@ -99,7 +99,8 @@ class Endings:
             self._config.pluginmanager.unregister(reporter)
 
     def tell(self, write: Callable[[str], None]) -> None:
-        """Write the report after an interrupt, below pytest's line of dots. Raises it if no report was made yet."""
+        """Write the report after an interrupt, below pytest's line of dots. Raise the interrupt if no report was made
+        yet."""
         from .key import KEY
 
         if self.interrupted:
@@ -112,10 +113,10 @@ class Endings:
 
 
 class Witness:
-    """A pytest plugin that says on standard error which test was running when the process crashes, or hangs.
+    """A pytest plugin that names the running test on standard error when the process crashes, or hangs.
 
-    The process cannot say so itself: a process of its own does, which is told each test's name through a pipe and
-    sees the pipe end. What is written to the pipe outlives a crash.
+    The process itself cannot do that. Another process does: it receives each test's name through a pipe and sees the
+    pipe end. Data in the pipe outlives a crash.
     """
 
     def __enter__(self) -> Witness:
@@ -130,30 +131,30 @@ class Witness:
         self._process.stdin.close()
         try:
             self._process.wait(2.0)
-        except subprocess.TimeoutExpired:  # a process that was forked meanwhile holds the pipe open
+        except subprocess.TimeoutExpired:  # a process forked meanwhile holds the pipe open
             self._process.kill()
             self._process.wait()
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        """A test begins."""
+        """Note the begin of a test."""
         self._tell(nodeid.rpartition("::")[2])
 
     def pytest_runtest_logfinish(self) -> None:
-        """It has ended."""
+        """Note the end of a test."""
         self._tell("")
 
     def pytest_sessionfinish(self) -> None:
-        """All have ended, perhaps because of an interrupt."""
+        """Note the end of all tests, perhaps by an interrupt."""
         self._tell("")
 
     def _tell(self, test: str) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # somebody has ended the witness
+        with contextlib.suppress(BrokenPipeError):  # the witness was ended from outside
             self._process.stdin.write(f"{test}\n".encode())
 
 
 SILENCE = 60.0
-"""Seconds after which a test that goes on is named."""
+"""Seconds after which a running test is named."""
 _WITNESS = """
 import os, select, sys
 limit, rest, test, told = float(sys.argv[1]), b"", "", False
@@ -173,7 +174,7 @@ if test:
 
 
 def _check(options: Options) -> None:
-    """Raise with the cure for what cannot be run, before anything is."""
+    """Raise with the cure for impossible options, before the run."""
     from ..draw.fields import declared_at
     from ..mutants import by_name
     from ..mutants.faults import named
@@ -185,7 +186,7 @@ def _check(options: Options) -> None:
         if path := getattr(options, option):
             check_target(path, f"--{option}")
     if options.liar:
-        by_name(options.liar)  # not more: some liars take effect at once
+        by_name(options.liar)  # only checked: some liars take effect when they are made
     if options.fields:
         declared_at(options.fields)
     if options.fault:
@@ -212,7 +213,7 @@ def _run_liars(options: Options) -> int:
     if target:
         try:
             Path(target).write_text(document(tally, html=target.endswith((".html", ".htm"))), encoding="utf-8")
-        except OSError as error:  # the disk is full, or the folder has gone meanwhile
+        except OSError as error:  # the disk is full, or the folder was removed meanwhile
             print(f"hal conform: error: {target!r} was not written: {error.strerror}", file=sys.stderr)
             return 1
     print(json.dumps(as_json(tally.verdicts), indent=2) if options.json else "\n".join(tally.lines()))
@@ -220,7 +221,7 @@ def _run_liars(options: Options) -> int:
 
 
 def _at_least(least: int) -> Callable[[str], int]:
-    """The type of an option that is a count."""
+    """Return the type of an option that is a count."""
 
     def read(text: str) -> int:
         try:
@@ -228,7 +229,7 @@ def _at_least(least: int) -> Callable[[str], int]:
         except ValueError:
             number = least - 1
         if number < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least {least}")
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
         return number
 
     return read
@@ -237,10 +238,10 @@ def _at_least(least: int) -> Callable[[str], int]:
 def main(
     given: Sequence[str] | None = None, plugins: Sequence[object] = (), find: Callable[[str], str] | None = None
 ) -> int:
-    """The command itself. ``plugins``: see :func:`run`.
+    """Run the command. ``plugins``: see :func:`run`.
 
-    ``find``: the caller's discovery. It gives the value of a device's entry point, or raises :class:`HalError` for one
-    that it refuses. Without it, whatever is installed under the name is tested.
+    ``find``: the caller's discovery. It returns the value of a device's entry point, or raises :class:`HalError` for a
+    refused one. Without it, any device installed under the name is tested.
     """
     parser = argparse.ArgumentParser(
         "hal conform", description="Check that a device keeps the contract of hal.", allow_abbrev=False
@@ -265,7 +266,7 @@ def main(
     if found["html"] and not found["html"].endswith((".html", ".htm")):
         parser.error("--html FILE: name it .html; other names are written as JSON, by --report")
     if len([name for name in ("json", "html", "report") if found[name]]) > 1:
-        parser.error("--json, --html and --report each say where the report goes: give one")
+        parser.error("--json, --html and --report exclude each other: give one")
     if not found["device"] and not found["device_factory"]:
         parser.error("name a device, or give --device-factory")
     if find is not None and not found["device_factory"]:

@@ -1,4 +1,4 @@
-"""Where a pytest run keeps the kit's recorder. Every pytest beside the kit imports this: keep it light."""
+"""The key of the kit's recorder in a pytest run. Every pytest with the kit installed imports this: keep it light."""
 
 from __future__ import annotations
 

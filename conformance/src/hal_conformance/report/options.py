@@ -1,4 +1,4 @@
-"""What can be asked of a run of the kit, and the pytest run that it becomes."""
+"""Options of a run of the kit, and their translation to a pytest run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HERE = Path(__file__).parents[1]
 
 @dataclass(frozen=True)
 class Options:
-    """What can be asked of a run; the fields are the options of the command."""
+    """Options of a run; the fields are the options of the command."""
 
     device: str = ""
     device_factory: str = ""
@@ -33,12 +33,12 @@ class Options:
     report: str = ""
 
     def but(self, **changes: Any) -> Options:  # noqa: ANN401 (fields of this class)
-        """The same with some changes."""
+        """Return the same with some changes."""
         return replace(self, **changes)
 
 
 def arguments(options: Options) -> list[str]:
-    """The arguments of the pytest run. It reads no settings of the folder it is started in."""
+    """Return the arguments of the pytest run. It reads no settings of the folder it is started in."""
     chosen = [
         *("--pyargs", "hal_conformance", "-p", "hal_conformance.plugin", "-p", "no:cacheprovider"),
         *("-c", str(HERE / "conform.ini"), "--rootdir", str(HERE)),
@@ -61,6 +61,6 @@ def arguments(options: Options) -> list[str]:
     ):
         if value not in ("", None) and not (value == 0 and flag in ("--hal-examples", "--hal-hang")):
             chosen.append(f"{flag}={value}")
-    if sys.__stderr__ is None:  # closed: pytest would fail for want of a place to dump to
+    if sys.__stderr__ is None:  # closed: pytest would fail without a file for dumps
         chosen += ["-p", "no:faulthandler"]
     return chosen if options.shrink else [*chosen, "--hal-no-shrink"]

@@ -1,4 +1,4 @@
-"""What became of each test, and the whole of a run."""
+"""The outcome of each test, and of a whole run."""
 
 from __future__ import annotations
 
@@ -24,22 +24,23 @@ class Outcome:
     reproduce: str = ""
     cause: str = ""
     same_as: str = ""
-    """The first test that failed of the same cause; "" for that one itself."""
+    """The first test that failed with the same cause; "" for that one itself."""
 
 
 @dataclass
 class Report:
-    """The whole of one run; what ``--json`` prints."""
+    """The result of one run, printed by ``--json``."""
 
     header: dict[str, Any]
     guarantees: list[dict[str, Any]]
     problems: list[str] = field(default_factory=list)
     unfinished: str = ""
-    """Why tests that were chosen were not run, through no fault of the device; "" where all of them were."""
+    """Why chosen tests were not run, through no fault of the device; "" if all were."""
 
     @property
     def ok(self) -> bool | None:
-        """True if nothing failed and the list of expected failures is true; None (no verdict) for an unfinished run."""
+        """True if no test failed and the list of expected failures is right; None (no verdict) for an unfinished
+        run."""
         if self.unfinished:
             return None
         return not self.problems and all(entry["status"] != "failed" for entry in self.guarantees)

@@ -15,7 +15,7 @@ MARKS = {"checked": "ok", "skipped": "--", "failed": "FAILED", "expected failure
 
 
 def lines(report: Report) -> Iterator[str]:
-    """The report for a terminal: one line a guarantee, then each failure, then what is wrong with the lists."""
+    """Yield the report for a terminal: one line for each guarantee, then each failure, then errors of the lists."""
     header = report.header
     versions = ", ".join(f"{name} {version}" for name, version in header["versions"].items())
     yield f"hal conformance: {header.get('device', 'no device opened')} ({header.get('origin', '')})"
@@ -37,7 +37,7 @@ def lines(report: Report) -> Iterator[str]:
         yield from (f"    {line}" for line in test["error"].splitlines())
         yield f"    reproduce: {test['reproduce']}"
         if others:
-            yield f"    of the same cause, {counted(others)}"
+            yield f"    with the same cause, {counted(others)}"
     yield from (f"  ERROR {problem}" for problem in report.problems)
     counts = [entry["status"] for entry in report.guarantees]
     summary = ", ".join(f"{counts.count(status)} {status}" for status in MARKS if status in counts)
@@ -45,21 +45,21 @@ def lines(report: Report) -> Iterator[str]:
 
 
 def verdict(report: Report) -> str:
-    """What the run says of the device, in words."""
+    """Return the verdict of the run, in words."""
     if report.ok is None:
         return "no verdict"
     if not report.ok:
         return "does not conform"
     checked = any(entry["status"] not in ("skipped", NOT_RUN) for entry in report.guarantees)
-    return "conforms as far as checked" if checked else "nothing that was chosen applies to this device"
+    return "conforms as far as checked" if checked else "no chosen test applies to this device"
 
 
 def failures(report: Report) -> list[tuple[str, dict[str, Any], list[tuple[str, str]]]]:
-    """The failures, one a cause: guarantee, the first test, and guarantee and name of the others."""
+    """Return the failures, one for each cause: guarantee, the first test, and guarantee and name of the other tests."""
     found: dict[str, tuple[str, dict[str, Any], list[tuple[str, str]]]] = {}
     failed = [(entry["guarantee"], test) for entry in report.guarantees for test in entry["tests"]]
     failed = [(name, test) for name, test in failed if test["outcome"] == "failed"]
-    for name, test in sorted(failed, key=lambda one: bool(one[1]["same_as"])):  # who failed first leads
+    for name, test in sorted(failed, key=lambda one: bool(one[1]["same_as"])):  # the first failure leads
         leader = test["same_as"] or test["test"]
         if leader in found:
             found[leader][2].append((name, test["test"]))
@@ -69,14 +69,14 @@ def failures(report: Report) -> list[tuple[str, dict[str, Any], list[tuple[str, 
 
 
 def counted(others: list[tuple[str, str]]) -> str:
-    """The other tests of a cause, each function once with how many of its cases failed."""
+    """Return the other tests of a cause, each function once with its number of failed cases."""
     names = Counter((name, test.partition("[")[0]) for name, test in others)
     listed = ", ".join(f"{name} {test}" + (f" ({n} cases)" if n > 1 else "") for (name, test), n in names.items())
     return f"{len(others)} more: {listed}"
 
 
 def render(report: Report, *, html: bool) -> str:
-    """The report as a document."""
+    """Return the report as a document."""
     return _html(report) if html else json.dumps({"ok": report.ok, **asdict(report)}, indent=2, default=str)
 
 
@@ -97,7 +97,7 @@ def _html(report: Report) -> str:
     told = []
     for name, test, others in failures(report):
         body = f"{test['error']}\n\nreproduce: {test['reproduce']}"
-        body += f"\nof the same cause, {counted(others)}" if others else ""
+        body += f"\nwith the same cause, {counted(others)}" if others else ""
         told.append(f"<h3>{name} {escape(test['test'])}</h3><pre>{escape(body)}</pre>")
     problems = "".join(f"<li>{escape(problem)}</li>" for problem in report.problems)
     header = escape(json.dumps(report.header, indent=2, default=str))

@@ -1,4 +1,4 @@
-"""What the kit found: for each guarantee checked, skipped or failed, with a line to reproduce each failure."""
+"""The kit's findings: each guarantee checked, skipped or failed, with a line to reproduce each failure."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ PROFILE = "HAL_PROFILE"
 
 
 def chosen(text: str) -> set[int]:
-    """The numbers in "G3,G15". Raises :class:`InvalidValue` for anything else."""
+    """Return the numbers in "G3,G15". Raises :class:`InvalidValue` for anything else."""
     numbers = set()
     for part in filter(None, re.split(r"[\s,]+", text)):
         match = re.fullmatch(r"[Gg]?0*(\d+)", part)
         if match is None or int(match[1]) not in BY_NUMBER:
             raise InvalidValue(
-                f"{part!r} is no guarantee", cure=f"G1 to G{len(GUARANTEES)}, separated by commas", argument="only"
+                f"{part!r} is not a guarantee", cure=f"G1 to G{len(GUARANTEES)}, separated by commas", argument="only"
             )
         numbers.add(int(match[1]))
     return numbers
 
 
 def check_target(path: str, option: str) -> None:
-    """Raise :class:`InvalidValue` where no report can be written: that is better known before a run than after it."""
+    """Raise :class:`InvalidValue` if the report cannot be written, before the run rather than after it."""
     target = Path(path)
     try:
         if target.is_dir():
             what = "is a folder"
         elif not target.parent.is_dir():
-            what = f"cannot be written: there is no folder {str(target.parent)!r}"
+            what = f"cannot be written: the folder {str(target.parent)!r} does not exist"
         else:
             writable = os.access(target if target.exists() else target.parent, os.W_OK)
             what = "" if writable else "cannot be written: no permission"
@@ -55,7 +55,7 @@ def check_target(path: str, option: str) -> None:
 
 
 def effort(config: pytest.Config) -> Effort:
-    """The profile, examples and seed that were asked for. Quick is the same every time; the others draw a seed."""
+    """Return the requested profile, examples and seed. Quick always uses the same seed; other profiles draw one."""
     from ..kit import HANG, PROFILES, Effort
 
     profile = config.getoption("--hal-profile") or os.environ.get(PROFILE) or "default"
@@ -84,16 +84,16 @@ class Recorder:
         """Why tests are not run, through no fault of the device."""
 
     def await_all(self, items: Iterable[pytest.Item], number: Callable[[pytest.Item], int]) -> None:
-        """Take the tests that were chosen: what is not reached is told as not run."""
+        """Record the chosen tests, so that those not reached are reported as not run."""
         self.outcomes = {item.nodeid: Outcome(item.name, number(item)) for item in items}
 
     def failed(self, item: pytest.Item) -> bool:
-        """True when the test's call has failed, expected or not."""
+        """Return True if the test's call has failed, expected or not."""
         found = self.outcomes.get(item.nodeid)
         return found is not None and found.outcome in ("failed", "expected")
 
     def note(self, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport, number: int) -> None:
-        """Take one phase of a test. The worst phase counts."""
+        """Record one phase of a test. The worst phase counts."""
         name = item.name.partition("[")[0]
         entry = self.outcomes.setdefault(item.nodeid, Outcome(item.name, number))
         entry.seconds += call.duration
@@ -127,11 +127,11 @@ class Recorder:
                 report.sections.append(("reproduce with", entry.reproduce))
 
     def expected(self) -> dict[str, str]:
-        """The plugin's list of expected failures."""
+        """Return the plugin's list of expected failures."""
         return dict(self.kit.subject.support.expected_failures) if self.kit else {}
 
     def command(self, what: str) -> str:
-        """The command line that does the same again."""
+        """Return the command line that repeats a run."""
         option = self.config.getoption
         parts = [self._substitution(), "hal conform", option("--hal-device") or self.config.getini("hal_device"), what]
         for flag in ("device-factory", "policy", "liar", "fault", "fields"):
@@ -150,7 +150,7 @@ class Recorder:
         return " ".join(f"{name}={place}" for name in sorted(names))
 
     def finish(self, status: int | pytest.ExitCode) -> bool:
-        """Make and write the report; true when it must fail the session."""
+        """Make and write the report; return true if it must fail the session."""
         problems = self._problems()
         if status == pytest.ExitCode.INTERRUPTED:
             self.unfinished = "interrupted"
@@ -170,11 +170,11 @@ class Recorder:
 
         try:
             Path(target).write_text(render(report, html=target.endswith((".html", ".htm"))), encoding="utf-8")
-        except OSError as error:  # the disk is full, or the folder has gone meanwhile
+        except OSError as error:  # the disk is full, or the folder was removed meanwhile
             report.problems.append(f"the report was not written to {target!r}: {error.strerror}; make room, run again")
 
     def opened(self, kit: Kit) -> None:
-        """Note the device under test, once it is open."""
+        """Record the device under test, once it is open."""
         self.kit = kit
         abilities = {f.name: getattr(kit.capabilities, f.name) for f in fields(kit.capabilities)}
         self.device = {
@@ -187,7 +187,7 @@ class Recorder:
         }
 
     def header(self) -> dict[str, Any]:
-        """What ran, on what, with which versions."""
+        """Return what ran, on which device, with which versions."""
         names = ("paddle-hal-core", "numpy", "pluggy", "hypothesis", "pytest")
         versions = {"python": platform.python_version()} | {name: _version(name) for name in names}
         return {"versions": versions, **self.device, "reproduce": self.command("")}
@@ -208,7 +208,7 @@ class Recorder:
         problems = []
         for name, reason in self.expected().items():
             if name not in self.present:
-                problems.append(f"expected failure {name!r} is no test of the kit; remove it, or mend the name")
+                problems.append(f"expected failure {name!r} is not a test of the kit; remove it, or correct the name")
             if not reason.strip():
                 problems.append(f"expected failure {name!r} has no reason; write one")
         for outcome in self.outcomes.values():
@@ -226,11 +226,11 @@ class Recorder:
 
 
 _DIFFERS = re.compile(r"'[^']*'|\"[^\"]*\"|0x[0-9a-f]+|[+-]?\d[\d.e+-]*|[\[(][\d\s.,()\[\]#-]*[\])]")
-"""What of a message belongs to the example, and not to the cause."""
+"""Parts of a message that belong to the example, and not to the cause."""
 
 
 def cause_of(error: BaseException) -> str:
-    """What failures of one cause have in common: class, place and message, without what differs by the example."""
+    """Return the common part of failures with one cause: class, place and message, without the example's values."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     while error.__cause__ is not None and not isinstance(error.__cause__, BaseExceptionGroup):
@@ -244,7 +244,7 @@ def cause_of(error: BaseException) -> str:
 
 
 def _kind(error: BaseException) -> str:
-    """The error's type; that of its parts where Hypothesis saw it come and go, and reports a group."""
+    """Return the error's type; for a group that Hypothesis reports, the type of its parts."""
     kinds = {_kind(part) for part in error.exceptions} if isinstance(error, BaseExceptionGroup) else set()
     return kinds.pop() if len(kinds) == 1 else type(error).__name__
 
@@ -258,7 +258,7 @@ def _status(outcomes: Iterable[Outcome]) -> str:
 
 
 def _note(outcomes: list[Outcome], wanted: set[int], number: int) -> str:
-    """Why a guarantee, or a part of it, was not checked."""
+    """Return why a guarantee, or a part of it, was not checked."""
     reasons = [outcome.reason for outcome in outcomes if outcome.outcome in ("skipped", "expected", "unexpected")]
     left = [outcome.reason for outcome in outcomes if outcome.outcome == NOT_RUN]
     reasons += [reason or NOT_RUN for reason in left if any(left) or len(left) < len(outcomes)]

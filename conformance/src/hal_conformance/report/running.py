@@ -1,10 +1,10 @@
-"""Run every liar against the tests of its own guarantee: each must be killed by one of them, by assertion.
+"""Runs of every liar against the tests of its own guarantee: one of them must kill it, by assertion.
 
-Each runs in a process of its own, one after the other, and is named before it begins: a liar that ends its process, as
-one on a native device may, is reported as crashed, and the next one runs.
+Each runs in its own process, one after the other, and is named before it begins. If a liar ends its process, as one on
+a native device may, it is reported as crashed, and the next one runs.
 
-Unless a profile is asked for, each is tried with quick, and those that outlive it with default: quick has to kill at
-least :data:`SHARE` of them, and default the rest.
+Unless a profile is given, each liar is tried with quick, and the survivors with default: quick must kill at least
+:data:`SHARE` of them, and default the rest.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from .report import Recorder, chosen
 
 KILLS = "AssertionError"
 HANG = 2.0
-"""Seconds after which a liar's call is taken to wait for a stream that is held; some do, so the runs wait as long."""
+"""Seconds after which a liar's call counts as waiting for a held stream; some do, so the runs wait this long."""
 
 
 LADDER = ("quick", "default")
-"""The profiles that a liar meets, in this order, until one kills it."""
+"""The profiles tried on a liar, in this order, until one kills it."""
 SHARE = 0.8
-"""Of the liars that the device can be, how many the profile quick has to kill."""
+"""The share of the possible liars that the profile quick must kill."""
 
 
 @dataclass
 class Verdict:
-    """What became of one liar: "killed", "alive", "skipped" (the device cannot tell this lie) or "crashed".
+    """The result of one liar: "killed", "alive", "skipped" (impossible on the device) or "crashed".
 
-    ``profile`` is the one that killed it, or the last that did not; ``seconds`` is how long that took.
+    ``profile`` is the one that killed it, or the last that did not; ``seconds`` is the duration.
     """
 
     liar: str
@@ -76,7 +76,7 @@ class Session:
         self._say(nodeid.rpartition("::")[2])
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Keep it."""
+        """Keep the recorder."""
         self.recorder = session.config.stash.get(KEY, None)
 
 
@@ -109,7 +109,7 @@ def missing(liars: Sequence[Liar], options: Options) -> dict[str, str]:
 
 
 def _climb(one: Liar, options: Options, verdict: Verdict) -> None:
-    """One profile after the other, until the liar is dead."""
+    """Run one profile after the other, until the liar is dead."""
     for profile in [options.profile] if options.profile else LADDER:
         began = monotonic()
         ended = apart(partial(_judged, one, options.but(profile=profile), verdict))
@@ -132,7 +132,7 @@ def _judged(one: Liar, options: Options, verdict: Verdict, say: Say) -> tuple[st
 
 
 def judge(one: Liar, options: Options, verdict: Verdict, say: Say) -> None:
-    """Run one liar against its guarantee's tests alone, and write down how it ended."""
+    """Run one liar against its guarantee's tests, and record how it ended."""
     session = Session(say)
     chosen_options = options.but(
         only=f"G{one.guarantee}", liar=one.name, shrink=False, hang=HANG, report="", seed=options.seed or 0
@@ -163,7 +163,7 @@ COLUMNS = ("guarantee", "liar", "verdict", "profile", "seconds", "killed by, or 
 
 
 def row(verdict: Verdict) -> tuple[str, ...]:
-    """A verdict under :data:`COLUMNS`."""
+    """Return a verdict under :data:`COLUMNS`."""
     seconds = f"{verdict.seconds:.1f}" if verdict.profile else ""
     told = verdict.by or verdict.story
     return verdict.guarantee, verdict.liar, verdict.verdict, verdict.profile, seconds, told
@@ -185,7 +185,7 @@ class Tally:
 
     verdicts: Sequence[Verdict]
     laddered: bool
-    """True where the share that quick kills was measured, and so counts."""
+    """True if the share killed by quick was measured, and so counts."""
 
     @property
     def alive(self) -> list[str]:
@@ -194,18 +194,18 @@ class Tally:
 
     @property
     def share(self) -> float:
-        """The share of the liars that were run, and that the profile quick killed."""
+        """The share of the tested liars that the profile quick killed."""
         met = [verdict for verdict in self.verdicts if verdict.verdict != "skipped"]
         quick = [verdict for verdict in met if verdict.verdict == "killed" and verdict.profile == "quick"]
         return len(quick) / len(met) if met else 1.0
 
     @property
     def ok(self) -> bool:
-        """True when every liar is dead, and quick killed enough of them."""
+        """True if every liar is dead, and quick killed enough of them."""
         return not self.alive and (not self.laddered or self.share >= SHARE)
 
     def lines(self) -> list[str]:
-        """The sums, for a terminal."""
+        """Return the sums, for a terminal."""
         killed = [verdict for verdict in self.verdicts if verdict.verdict == "killed"]
         skipped = len(self.verdicts) - len(killed) - len(self.alive)
         told = [f"{len(killed)} killed, {skipped} skipped, {len(self.alive)} missed {self.alive or ''}".rstrip()]
@@ -219,12 +219,12 @@ class Tally:
 
 
 def as_json(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
-    """The verdicts as data."""
+    """Return the verdicts as data."""
     return [asdict(verdict) for verdict in verdicts]
 
 
 def document(tally: Tally, *, html: bool) -> str:
-    """The table as a document."""
+    """Return the table as a document."""
     if not html:
         found = {"ok": tally.ok, "quick": round(tally.share, 3), "liars": as_json(tally.verdicts)}
         return json.dumps(found, indent=2)

@@ -1,1 +1,1 @@
-"""What checks act with: a state or bare memory beside its model, batches, steps, roads to a hook."""
+"""Fixtures of checks: a state or bare memory with its model, batches, steps, cases of hook calls."""

@@ -1,6 +1,6 @@
-"""One call of each hook and primitive on a small working state, done to the device and to its model alike.
+"""One call of each hook and primitive on a small working state, applied to the device and its model.
 
-For checks that hold for every call. Each act brings the model to what the state must be when the call's work is done.
+For checks that hold for every call. Each act updates the model to the state after the call's work.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Act = Callable[[Rig], Ticket]
 
 
 def working(kit: Kit, *, name: str = "target") -> Rig:
-    """A state with requests in all slots but two, which have had one step and its output."""
+    """Return a state with requests in all slots but two, after one step and its output."""
     rig = Rig(kit, SIZES, name=name)
     rig.insert([entering(rig, slot) for slot in range(ENTERED)]).wait(PATIENCE)
     rig.poke({"sampled_token_ids": 10 + np.arange(SIZES.num_slots)}).wait(PATIENCE)
@@ -40,13 +40,13 @@ def working(kit: Kit, *, name: str = "target") -> Rig:
 
 
 def entering(rig: Rig, slot: int) -> Task:
-    """A task that puts a new request of three tokens into a slot."""
+    """Return a task that puts a new request of three tokens into a slot."""
     request = rig.admit(Request(rig.new_name(), [1, 2, 3], SamplingParams(max_tokens=9)))
     return Task(TaskKind.PREFILL, slot, request, 0, 3, [slot])
 
 
 def leaving(rig: Rig, slot: int, kind: TaskKind = TaskKind.PREEMPTED) -> Task:
-    """A task that takes the request out of a slot."""
+    """Return a task that removes the request from a slot."""
     return Task(kind, slot, rig.model.residents[slot].admitted)
 
 
@@ -59,24 +59,24 @@ def _set(rig: Rig, name: str, value: Any, key: tuple[slice, ...] = ()) -> Ticket
 
 
 def scalar(rig: Rig) -> Ticket:
-    """One element fills a field."""
+    """Fill a field with one element."""
     return _set(rig, "seed", 41)
 
 
 def array(rig: Rig) -> Ticket:
-    """An array, side by side."""
+    """Write a contiguous array."""
     return _set(rig, "temperature", np.arange(SIZES.num_slots, dtype=np.float32).reshape(-1, 1) / 8)
 
 
 def strided(rig: Rig) -> Ticket:
-    """An array into a view with strides, one of them negative."""
+    """Write an array into a view with strides, one of them negative."""
     shape = rig.model.cells["bad_words"][::2, ::-3].shape
     value = np.arange(np.prod(shape), dtype=np.int64).reshape(shape)
     return _set(rig, "bad_words", value, (slice(None, None, 2), slice(None, None, -3)))
 
 
 def on_device(rig: Rig) -> Ticket:
-    """A value that is on the device already."""
+    """Write a value that is already on the device."""
     view = rig.state.view("top_p")
     ticket = rig.bound.async_set_value(target=rig.state.view("min_p"), value=view, stream=rig.stream)
     rig.model.cells["min_p"][...] = rig.model.cells["top_p"]
@@ -84,40 +84,40 @@ def on_device(rig: Rig) -> Ticket:
 
 
 def insert(rig: Rig) -> Ticket:
-    """A request enters a free slot."""
+    """Insert a request into a free slot."""
     free = next(slot for slot in range(SIZES.num_slots) if slot not in rig.model.residents)
     return rig.insert([entering(rig, free)])
 
 
 def leave(rig: Rig) -> Ticket:
-    """A request is preempted, and one aborted."""
+    """Preempt one request and abort another."""
     first, second, *_ = sorted(rig.model.residents)
     return rig.insert([leaving(rig, first), leaving(rig, second, TaskKind.ABORTED)])
 
 
 def update_inputs(rig: Rig) -> Ticket:
-    """A step over all slots."""
+    """Run a step over all slots."""
     return rig.update_inputs(rig.step(range(SIZES.num_slots)))
 
 
 def save(rig: Rig, sink: Sink | None = None) -> Ticket:
-    """The output of a step that has advanced before."""
+    """Save the output of a step that has already advanced the state."""
     step = rig.step(range(SIZES.num_slots))
     return rig.save(step, MemorySink(threaded=True) if sink is None else sink)
 
 
 def broadcast(rig: Rig) -> Ticket:
-    """In a group of one."""
+    """Broadcast in a group of one."""
     return rig.bound.broadcast_tokens(state=rig.state, group=ALONE, stream=rig.stream)
 
 
 def submit(rig: Rig) -> Ticket:
-    """A plan, as a kernel of the worker would write."""
+    """Submit a plan, as a kernel of the worker would write."""
     return rig.poke({"sampled_token_ids": 20 + np.arange(SIZES.num_slots)})
 
 
 def copy_out(rig: Rig) -> Ticket:
-    """The whole state, to the host."""
+    """Copy the whole state to the host."""
     return rig.device.copy_out(rig.state.memory, [ByteRange(0, rig.state.layout.nbytes)], rig.stream)
 
 

@@ -29,7 +29,7 @@ def draw_batch(
     least: int = 0,
     role: SplitRole | None = None,
 ) -> list[Task]:
-    """A batch over some slots, each with what can be done to it now; empty when nothing can."""
+    """Return a batch over some slots, each with a currently possible task; empty if there is none."""
     slots = draw(st.permutations(range(rig.sizes.num_slots)), "slots")
     wanted = draw(whole(min(least, len(slots)), len(slots)), "number of slots")
     tasks: list[Task] = []
@@ -41,7 +41,7 @@ def draw_batch(
 
 
 def possible(rig: Rig, slot: int, kinds: Sequence[TaskKind]) -> list[TaskKind]:
-    """What can be done to a slot now."""
+    """Return the kinds of tasks currently possible for a slot."""
     resident = rig.model.residents.get(slot)
     if resident is None:
         return [kind for kind in kinds if kind in ENTER]
@@ -59,7 +59,7 @@ def possible(rig: Rig, slot: int, kinds: Sequence[TaskKind]) -> list[TaskKind]:
 
 
 def draw_tasks(draw: Draw, rig: Rig, slot: int, kinds: Sequence[TaskKind], role: SplitRole | None) -> list[Task]:
-    """One task for a slot, or two where a request leaves and the next enters in one batch."""
+    """Return one task for a slot, or two if a request leaves and the next enters in one batch."""
     choices = possible(rig, slot, kinds)
     if not choices:
         return []
@@ -84,19 +84,19 @@ def draw_tasks(draw: Draw, rig: Rig, slot: int, kinds: Sequence[TaskKind], role:
 
 
 def draw_blocks(draw: Draw, rig: Rig, slot: int, covered: int, have: int) -> list[int]:
-    """Block ids that, with the ``have`` in use, cover so many tokens, or a few more."""
+    """Return block ids that, with the ``have`` in use, cover so many tokens, or a few more."""
     needed = max(0, -(-covered // rig.sizes.block_size) - have)
     room = rig.sizes.max_blocks - have
     return draw(blocks_ids(needed, room), f"blocks of slot {slot}")
 
 
 def draw_entering(draw: Draw, rig: Rig, slot: int, kind: TaskKind, role: SplitRole | None) -> Task:
-    """A task that puts a new request into a slot."""
+    """Return a task that puts a new request into a slot."""
     if kind is TaskKind.REMOTE_PREFILL and role is None:
         role = SplitRole.DECODE
     if role is SplitRole.PREFILL:
         kind = TaskKind.PREFILL  # such a request is handed over from here, not to here
-    left = 2 if kind is TaskKind.REMOTE_PREFILL else 1  # the first token is there, and another is to follow
+    left = 2 if kind is TaskKind.REMOTE_PREFILL else 1  # the first token is there, and another must follow
     asked = draw(requests(rig.sizes, rig.new_name(), role, left=left), f"request for slot {slot}")
     if rig.extra:
         asked = replace(asked, extra=draw_extra(draw, rig.extra, rig.sizes))
@@ -117,5 +117,5 @@ def _nothing_or(most: int) -> st.SearchStrategy[int]:
 
 
 def told(tasks: list[Task]) -> str:
-    """A batch in a few words, for messages; the draws printed beside them say the rest."""
+    """Return a short text of a batch, for messages; the draws printed beside it have the details."""
     return ", ".join(f"{task.kind.name.lower()} {task.request.request_id!r} in slot {task.slot}" for task in tasks)

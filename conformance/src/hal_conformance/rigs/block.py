@@ -1,4 +1,4 @@
-"""A bare block of device memory with its expected bytes beside it: the target of ``async_set_value`` tests."""
+"""A bare block of device memory with its expected bytes: the target of ``async_set_value`` tests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..oracle.values import NAN, REFUSED, converted, same
 
 
 class Block:
-    """Some device memory, filled with poison (or counting bytes from ``fill`` on), and what it must hold."""
+    """Device memory, filled with poison (or counting bytes starting at ``fill``), and its expected bytes."""
 
     def __init__(self, kit: Kit, fill: int | None = None, nbytes: int = BLOCK_BYTES) -> None:
         self.kit, self.device = kit, kit.device
@@ -26,12 +26,12 @@ class Block:
         self.memory = self.device.allocate(nbytes)
         self.should = backdoor.poisoned(nbytes)
         if fill is not None:
-            self.should = ((np.arange(nbytes) // 8 + fill) % 2).astype(np.uint8)  # 0 and 1: any type's bytes
+            self.should = ((np.arange(nbytes) // 8 + fill) % 2).astype(np.uint8)  # 0 and 1: valid bytes of any type
         self.any_nan: list[tuple[int, DType]] = []
         backdoor.write(self.device, self.memory, 0, self.should, self.stream)
 
     def view(self, shape: tuple[int, ...], dtype: DType) -> View:
-        """A contiguous view at the block's beginning."""
+        """Return a contiguous view at the block's beginning."""
         return View.contiguous(self.memory, 0, shape, dtype)
 
     def set(self, target: object, value: object) -> Ticket:
@@ -39,7 +39,7 @@ class Block:
         return self.kit.bound.async_set_value(target=target, value=value, stream=self.stream)
 
     def expect(self, target: View, items: Sequence[Any]) -> None:
-        """Let the target hold these Python values, converted by the oracle."""
+        """Expect these Python values in the target, converted by the oracle."""
         for at, item in zip(places(target), items, strict=True):
             found = converted(item, target.dtype)
             assert found != REFUSED, f"the kit expects {item!r} in {target.dtype}, which cannot be"
@@ -50,16 +50,16 @@ class Block:
                 self.should[at : at + len(found)] = list(found)
 
     def expect_bytes(self, target: View, elements: Sequence[bytes]) -> None:
-        """Let the target hold these elements, as bytes."""
+        """Expect these elements in the target, as bytes."""
         for at, element in zip(places(target), elements, strict=True):
             self.should[at : at + len(element)] = list(element)
 
     def elements(self, view: View) -> list[bytes]:
-        """The bytes of each element of a view of this block, in row-major order, as they should be."""
+        """Return the expected bytes of each element of a view of this block, in row-major order."""
         return [self.should[at : at + view.dtype.itemsize].tobytes() for at in places(view)]
 
     def set_if_convertible(self, target: View, value: object, items: Sequence[Any]) -> None:
-        """Write the value; it must be refused exactly when one of its items is, and then change nothing."""
+        """Write the value. Assert that it is refused exactly if one of its items is, and then changes nothing."""
         __tracebackhide__ = True
         refused = [item for item in items if converted(item, target.dtype) == REFUSED]
         told: Exception | None = None
@@ -68,7 +68,9 @@ class Block:
         except ConversionRefused as error:
             told = error
         except Exception as error:
-            raise AssertionError(f"{value!r} for {target}: raised {error!r}, which is no answer to a value") from error
+            raise AssertionError(
+                f"{value!r} for {target}: raised {error!r}, which is not an error for a value"
+            ) from error
         if told is not None:
             assert refused, f"{value!r} for {target.dtype} was refused ({told}), but every element converts"
             return
@@ -81,7 +83,7 @@ class Block:
         self.compare(backdoor.read(self.device, self.memory, self.stream), after)
 
     def compare(self, got: backdoor.Bytes, after: str) -> None:
-        """Compare bytes that were read with those that should be there."""
+        """Compare read bytes with the expected ones."""
         __tracebackhide__ = True
         for at, dtype in self.any_nan:
             found = got[at : at + dtype.itemsize].tobytes()

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 FAR = (5 << 30) + 4096
 WINDOW = 4096
 BORDERS = {"2 GiB": 1 << 31, "4 GiB": 1 << 32, "the end": FAR - WINDOW // 2}
-"""Places at which a number of 31 or 32 bits ends. The windows around them are all that is touched."""
+"""Offsets at which a number of 31 or 32 bits ends. Only the windows around them are touched."""
 
 
 def available() -> int:
-    """Bytes of memory that this machine could give now; 0 where it does not say."""
+    """Return the bytes of memory that this machine has available; 0 if unknown."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -52,13 +52,13 @@ class Far:
         arrive(backdoor.put(self.kit.device, self.memory, runs, self.stream))
 
     def tell_apart(self) -> None:
-        """Give every window bytes of its own."""
+        """Give every window different bytes."""
         for begin in self.windows:
             self.windows[begin] = noise(begin, WINDOW)
         self._fill()
 
     def expect(self, offset: int, data: bytes) -> None:
-        """So many bytes are there from now on."""
+        """Expect these bytes at ``offset`` from now on."""
         for begin, window in self.windows.items():
             if begin <= offset < begin + WINDOW:
                 window[offset - begin : offset - begin + len(data)] = list(data)
@@ -71,11 +71,11 @@ class Far:
         self.compare(self.kit.device.copy_out(self.memory, self.parts(), self.stream), self.windows, after)
 
     def parts(self) -> list[ByteRange]:
-        """Where the windows are."""
+        """Return the ranges of the windows."""
         return [ByteRange(begin, WINDOW) for begin in self.windows]
 
     def compare(self, copied: CopyTicket, begins: Iterable[int], after: str) -> None:
-        """Compare what was copied out of the windows that begin there."""
+        """Compare the copied bytes of the windows that begin there."""
         __tracebackhide__ = True
         arrive(copied, "a copy to the host")
         for begin, got in zip(begins, copied.data, strict=True):
@@ -86,7 +86,7 @@ class Far:
             )
 
     def set(self, target: View, value: object, elements_of: list[bytes]) -> None:
-        """Set a value, and expect its elements where the view's own numbers say."""
+        """Set a value, and expect its elements at the addresses given by the view's numbers."""
         arrive(self.kit.bound.async_set_value(target=target, value=value, stream=self.stream))
         index = np.indices(target.shape).reshape(len(target.shape), -1).T.tolist()
         for at, element in zip(index, elements_of, strict=True):
@@ -95,11 +95,11 @@ class Far:
 
 
 def far_block(kit: Kit) -> Far:
-    """The block, where machine and device have room for it; else the test is skipped."""
+    """Return the block if machine and device have room for it; else skip the test."""
     if available() < 2 * FAR:
         pytest.skip(f"needs {2 * FAR >> 30} GiB of free memory, to be safe with a block of {FAR >> 30} GiB")
     try:
         return Far(kit, kit.device.allocate(FAR))
     except (OutOfMemory, MemoryError) as error:
-        why = type(error).__name__ if "\n" in str(error) else error  # a framework tells of its own stack
+        why = type(error).__name__ if "\n" in str(error) else error  # a framework adds its own stack
         pytest.skip(f"needs a device with {FAR >> 30} GiB to give: {why}")

@@ -1,4 +1,4 @@
-"""A road: one call made ready, with the bytes before and after it; and the forms of ``async_set_value``."""
+"""Prepared calls with the bytes before and after them, and the forms of ``async_set_value``."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class Road:
-    """One call, ready to be made.
+    """One prepared call.
 
-    - ``memory``: what it changes; ``before``: the bytes that must be there first.
+    - ``memory``: the memory it changes; ``before``: the bytes that must be there first.
     - ``sources``: other device memory that it reads, with the bytes that must be there first.
-    - ``act``: makes the call on a stream, and tells the model.
-    - ``wrong``: what is wrong with the bytes read after it, or "".
-    - ``complete``: waits for the ticket, and looks at what came of it besides the bytes.
-    - ``after``: the bytes that it leaves, where they are known beforehand.
+    - ``act``: makes the call on a stream, and updates the model.
+    - ``wrong``: returns what is wrong with the bytes read after it, or "".
+    - ``complete``: waits for the ticket, and checks its results besides the bytes.
+    - ``after``: the bytes after the call, if known beforehand.
     """
 
     memory: Memory
@@ -45,7 +45,7 @@ Make = Callable[[Kit], Road]
 
 
 def unlike(got: Bytes, should: Bytes) -> str:
-    """Where bytes differ, or ""."""
+    """Return where bytes differ, or ""."""
     wrong = np.flatnonzero(got != should)
     if not len(wrong):
         return ""
@@ -61,7 +61,7 @@ _ALL = slice(None)
 
 @dataclass(frozen=True)
 class Value:
-    """A form of ``async_set_value``: a part of an array of ``shape``, and what is written there.
+    """A form of ``async_set_value``: a part of an array of ``shape``, and the value written there.
 
     ``value``: "scalar", "array", "list", "device" (a view of other memory) or an index (a view of the same memory).
     """
@@ -72,7 +72,7 @@ class Value:
     shape: tuple[int, ...] = SHAPE
 
     def road(self, kit: Kit, memory: Memory | None = None, before: Bytes | None = None, seed: int = 1) -> Road:
-        """Make it ready, on memory of its own unless some is given."""
+        """Prepare the call, on the given memory or on new memory."""
         dtype = dtype_of(self.dtype)
         nbytes = int(np.prod(self.shape)) * dtype.itemsize
         memory = kit.device.allocate(nbytes) if memory is None else memory
@@ -100,7 +100,7 @@ class Value:
         def act(stream: Stream) -> Ticket:
             ticket = kit.bound.async_set_value(target=target, value=value, stream=stream)
             if isinstance(value, np.ndarray):
-                value[...] = 0  # it is the caller's again (G2)
+                value[...] = 0  # the caller may change it again (G2)
             return ticket
 
         return Road(memory, before, act, lambda got: unlike(got, after), sources, after=after)
@@ -119,7 +119,7 @@ VALUES: dict[str, Value] = {
     "a strided value on the device": Value((slice(10, 20), slice(None, None, -5)), "device"),
     "a value of the same memory": Value((slice(0, 20),), (slice(10, 30),)),
 }
-"""Told to form. All fit a staging ring of a few MiB many times over."""
+"""Description to form. All fit many times into a staging ring of a few MiB."""
 
 LARGE = Value((_ALL, slice(1, None)), "array", shape=(50, 1536))
 """600 KB that are not contiguous on the device."""

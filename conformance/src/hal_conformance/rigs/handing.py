@@ -1,4 +1,4 @@
-"""Two transfers between two caches in device memory: a prefill side and a decode side, and what each has told."""
+"""Two transfers between two caches in device memory: a prefill side, a decode side, and their events."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ FACTS: Mapping[str, str] = {
     "slot table": "5107",
 }
 LONG, SHORT = 1000.0, 0.1
-"""Seconds after which a silent peer is lost: where none is to be lost, and where one is."""
+"""Seconds after which a silent peer is lost: for tests without and with a lost peer."""
 
 
 HANGS = 15.0
-"""Seconds after which an end that should come is taken never to come."""
+"""Seconds after which a missing event fails the test."""
 BEAT = 0.002
-"""Seconds between two words of a sender that waits, so that what was lost is missed at once."""
+"""Seconds between two heartbeats of a waiting sender, so that lost messages are noticed at once."""
 
 
 class DeviceCache(DeviceBlocks):
-    """Blocks in the memory of the device under test, as a runner has them that keeps its own there."""
+    """Blocks in the memory of the device under test, as a runner with its cache there has them."""
 
     def __init__(self, kit: Kit, facts: Mapping[str, str], seed: int) -> None:
         self._kit, self.stream = kit, kit.device.stream()
@@ -60,7 +60,7 @@ class DeviceCache(DeviceBlocks):
         backdoor.write(kit.device, self.memory, 0, self.filled.reshape(-1), self.stream)
 
     def held(self) -> Bytes:
-        """What lies in the memory now, ``[blocks, bytes]``."""
+        """Return the current contents of the memory, ``[blocks, bytes]``."""
         return backdoor.read(self._kit.device, self.memory, self.stream).reshape(BLOCKS, BLOCK_BYTES)
 
 
@@ -80,13 +80,13 @@ class End:
         self.told: list[HandoverEvent] = []
 
     def look(self) -> list[HandoverEvent]:
-        """Ask the transfer what has ended."""
+        """Add the transfer's new events."""
         self.told += self.transfer.receive()
         return self.told
 
 
 class Handing:
-    """``p`` sends and ``d`` receives. A context manager; ``net`` is what lies between hal's own transfers."""
+    """``p`` sends and ``d`` receives. A context manager; ``net`` is the network between hal's own transfers."""
 
     def __init__(self, kit: Kit, *, silence: float = LONG, d_facts: Mapping[str, str] = FACTS) -> None:
         self.net = MemoryNet()
@@ -101,32 +101,32 @@ class Handing:
         self.d.transfer.close()
 
     def reserve(self, key: HandoverKey, blocks: Sequence[int]) -> None:
-        """``d`` promises blocks."""
+        """Let ``d`` reserve blocks."""
         self.d.transfer.reserve(key, blocks, self.p.transfer.describe())
 
     def send(self, key: HandoverKey, first: int, blocks: Sequence[int]) -> None:
-        """``p`` sends blocks."""
+        """Let ``p`` send blocks."""
         self.p.transfer.send(key, self.d.transfer.describe(), first, blocks)
 
     def seal(self, key: HandoverKey, blocks: int) -> Handover:
-        """``p`` says that so many were all."""
+        """Let ``p`` seal the key after so many blocks."""
         handover = Handover(blocks, 16 * blocks - 3, 7, (8, 9), b"state")
         self.p.transfer.seal(key, self.d.transfer.describe(), handover)
         return handover
 
     def look(self, rounds: int = 6) -> None:
-        """Both look, without waiting for anything."""
+        """Let both sides process messages, without waiting."""
         for _ in range(rounds):
             self.p.look()
             self.d.look()
 
     def until(self, come: Callable[[], bool], what: str) -> None:
-        """Both look until something has come; that it comes is asserted, not when."""
+        """Let both sides process messages until ``come()``; its arrival is asserted, not its time."""
         __tracebackhide__ = True
         self._until((self.p, self.d), come, what)
 
     def until_one(self, side: End, come: Callable[[], bool], what: str) -> None:
-        """The same where the other side is gone."""
+        """Do the same if the other side is gone."""
         __tracebackhide__ = True
         self._until((side,), come, what)
 
@@ -137,11 +137,11 @@ class Handing:
             for side in sides:
                 side.look()
             told = f"prefill side {self.p.told}, decode side {self.d.told}"
-            assert time.monotonic() < end, f"{what} did not come within {HANGS:g} s; told were: {told}"
+            assert time.monotonic() < end, f"{what} did not come within {HANGS:g} s; events: {told}"
             time.sleep(0.001)
 
     def change(self, kind: type, edit: Callable[[Any, bytearray], None]) -> None:
-        """Have messages of a kind changed on their way, in place."""
+        """Change messages of a kind in transit, in place."""
 
         def deliver(_from: int, _to: int, buffer: bytes) -> Sequence[bytes]:
             session, number, message, data = unpack(buffer)
@@ -154,27 +154,28 @@ class Handing:
         self.net.deliver = deliver
 
     def check_untouched(self, blocks: Sequence[int], why: str) -> None:
-        """These blocks of ``d`` hold what they held in the beginning."""
+        """Assert that these blocks of ``d`` still have their initial contents."""
         __tracebackhide__ = True
         held = self.d.cache.held()
         for block in blocks:
             assert np.array_equal(held[block], self.d.cache.filled[block]), f"{why}: block {block} was written"
 
     def check_moved(self, sent: Sequence[int], promised: Sequence[int]) -> None:
-        """What ``p`` held in ``sent`` is in ``promised``, and no other block of ``d`` was written."""
+        """Assert that the contents of ``sent`` in ``p`` are in ``promised`` of ``d``, and that no other block of ``d``
+        was written."""
         __tracebackhide__ = True
         held = self.d.cache.held()
         for ours, theirs in zip(sent, promised, strict=True):
             same = np.array_equal(held[theirs], self.p.cache.filled[ours])
-            assert same, f"Arrived was told, and block {theirs} is not what block {ours} of the prefill side is"
-        self.check_untouched([block for block in range(BLOCKS) if block not in promised], "Arrived was told")
+            assert same, f"after Arrived, block {theirs} differs from block {ours} of the prefill side"
+        self.check_untouched([block for block in range(BLOCKS) if block not in promised], "after Arrived")
 
 
 def ends(told: Sequence[HandoverEvent], key: HandoverKey) -> list[HandoverEvent]:
-    """The events by which a key has ended."""
+    """Return the events by which a key has ended."""
     return [event for event in told if key in (event.keys if isinstance(event, PeerLost) else (event.key,))]
 
 
 def kinds(told: Sequence[HandoverEvent]) -> list[type]:
-    """The kinds of events."""
+    """Return the kinds of events."""
     return [type(event) for event in told]

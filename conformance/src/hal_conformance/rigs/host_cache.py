@@ -1,4 +1,4 @@
-"""Blocks in the host's memory: a :class:`BlockCache` over one NumPy array."""
+"""Blocks in host memory: a :class:`BlockCache` over one NumPy array."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class HostCache:
-    """``data``, uint8 ``[blocks, block_bytes]``, is the caller's; it is read and written in place."""
+    """``data``, uint8 ``[blocks, block_bytes]``, belongs to the caller; it is read and written in place."""
 
     def __init__(self, data: Bytes, facts: Mapping[str, str]) -> None:
         if data.dtype != np.uint8 or data.ndim != 2:
@@ -22,7 +22,7 @@ class HostCache:
         self.blocks, self.block_bytes = data.shape
 
     def facts(self) -> Mapping[str, str]:
-        """As they were given."""
+        """Return the given facts."""
         return self._facts
 
     def read(self, blocks: Sequence[int]) -> Bytes:

@@ -1,4 +1,5 @@
-"""A small staging ring, and writes that fill it: each has a place of its own, so that a span used too early shows."""
+"""A small staging ring, and writes that fill it: each has its own target, so that a span reused too early is
+noticed."""
 
 from __future__ import annotations
 
@@ -24,12 +25,12 @@ RING = 1 << 20
 """Bytes that the ring may hold."""
 NEEDS = ("async_h2d", "can_hold_stream", "staging")
 ENOUGH = 400
-"""Writes after which a ring of that size has refused one, or never will."""
+"""Writes after which a ring of that size must have refused one."""
 
 
 @contextmanager
 def pressed(kit: Kit) -> Iterator[Kit]:
-    """Another opened device, with a ring of 1 MiB that is waited for in earnest."""
+    """Open another device, with a ring of 1 MiB and its usual deadline."""
     small = kit.another()
     small.device.staging.limit = RING  # type: ignore[attr-defined]  # the seam that `requires` asks for
     try:
@@ -40,7 +41,7 @@ def pressed(kit: Kit) -> Iterator[Kit]:
 
 @contextmanager
 def impatient(kit: Kit) -> Iterator[None]:
-    """Let a full ring refuse at once, where a stream is held that would keep it full."""
+    """Make a full ring refuse at once, while a held stream keeps it full."""
     ring = kit.device.staging  # type: ignore[attr-defined]  # the same seam
     patience, ring.deadline = ring.deadline, 0.05
     try:
@@ -50,7 +51,7 @@ def impatient(kit: Kit) -> Iterator[None]:
 
 
 def refusal(kit: Kit, error: BaseException, hook: str) -> OutOfMemory:
-    """What a call raised that found the ring full; it must be the contract's error, and say what and the cure."""
+    """Return the error of a call that found the ring full; assert that it is the contract's, with fact and cure."""
     __tracebackhide__ = True
     assert isinstance(error, OutOfMemory), f"{hook} found the ring full and raised {error!r}, but not OutOfMemory"
     assert_says(error, device=kit.bound.name, hook=hook)
@@ -58,25 +59,25 @@ def refusal(kit: Kit, error: BaseException, hook: str) -> OutOfMemory:
 
 
 ROW, BETWEEN = 512, 7
-"""Bytes of one row of a target that is written in rows, and between two of them."""
+"""Bytes of one row of a target in rows, and between two rows."""
 
 
 class Lines:
-    """A slab whose bytes are given to writes one after the other, with gaps that nothing may touch."""
+    """A slab whose bytes are assigned to consecutive writes, with gaps that must not change."""
 
     def __init__(self, kit: Kit, nbytes: int) -> None:
         self.kit, self.slab, self.at, self.turn = kit, Slab(kit, nbytes), 64, 0
         self.tickets: list[Ticket] = []
 
     def target(self, nbytes: int, *, rows: bool = False) -> View:
-        """The next place for so many bytes, as they are or in rows with gaps between them."""
+        """Return the next target of so many bytes, contiguous or in rows with gaps between them."""
         begin, self.at = self.at, self.at + nbytes + rows * nbytes // ROW * BETWEEN + 33
         assert self.at <= self.slab.memory.nbytes, "the kit's slab is too small for this test"
         shape, strides = ((nbytes // ROW, ROW), (ROW + BETWEEN, 1)) if rows else ((nbytes,), (1,))
         return View(self.slab.memory, begin, shape, strides, dtype_of("uint8"))
 
     def write(self, nbytes: int, stream: Stream, *, rows: bool = False) -> Ticket:
-        """Write new bytes to a new place, and expect them once the call has returned; raises what the call does."""
+        """Write new bytes to a new target, and expect them once the call has returned; pass its error on."""
         self.turn += 1
         target = self.target(nbytes, rows=rows)
         value = noise(self.turn, target.size).reshape(target.shape)
@@ -88,7 +89,7 @@ class Lines:
         return ticket
 
     def must_write(self, nbytes: int, stream: Stream, *, rows: bool = False) -> Ticket:
-        """The same where there is room, or will be before long: a refusal is an assertion that failed."""
+        """Do the same if there is room, or will be soon: a refusal is a failed assertion."""
         __tracebackhide__ = True
         try:
             return self.write(nbytes, stream, rows=rows)
@@ -96,16 +97,17 @@ class Lines:
             raise AssertionError(f"{nbytes} bytes, for which there is room: raised {error!r}") from error
 
     def empty_ring(self, stream: Stream) -> None:
-        """Leave the whole ring in one piece: a span of all its bytes, which has passed, is the last that it had.
+        """Leave the whole ring free in one piece: its last span has all its bytes, and has passed.
 
-        What filled the slab may have left spans anywhere, and how much room is beside them depends on how fast they
-        passed.
+        The writes that filled the slab may have left spans anywhere, and the free room beside them depends on their
+        timing.
         """
         __tracebackhide__ = True
         arrive(self.must_write(RING, stream))
 
     def until_refused(self, sizes: Sequence[int], stream: Stream, *, rows: bool = False) -> OutOfMemory | None:
-        """Write until the ring is full, at most :data:`ENOUGH` times; the refusal must be one of the contract."""
+        """Write until the ring is full, at most :data:`ENOUGH` times; return the refusal, which must be the
+        contract's."""
         for turn in range(ENOUGH):
             try:
                 self.write(sizes[turn % len(sizes)], stream, rows=rows)

@@ -1,7 +1,7 @@
-"""The state machine: all four hooks and ``update_inputs``, on two states, in any order that a worker may choose.
+"""The state machine: all four hooks and ``update_inputs``, on two states, in any order allowed to a worker.
 
-Each rule acts on the device and on the oracle. Bytes are compared when a rule says so and in the end, not after
-each rule: on an asynchronous device every comparison waits, and would hide what overlap does.
+Each rule acts on the device and on the oracle. Bytes are compared by some rules and at the end, not after each rule: on
+an asynchronous device every comparison waits, and would hide errors of overlap.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .stepping import draftable, draw_proposal, draw_sampling, draw_step, free_e
 
 STAYING = (TaskKind.PREFILL_CHUNK, TaskKind.MORE_BLOCKS)
 SETTABLE = ("temperature", "top_p", "top_k", "seed", "presence_penalty", "min_p")
-"""Fields that a worker may set in a slot without changing what the step does by itself."""
+"""Fields that a worker may set in a slot without changing the step's own results."""
 
 
 class WorkerMachine(RuleBasedStateMachine):
@@ -45,19 +45,19 @@ class WorkerMachine(RuleBasedStateMachine):
 
     @initialize(data=st.data())
     def open_states(self, data: st.DataObject) -> None:
-        """Make both states, poisoned."""
+        """Create both states, poisoned."""
         draw = labelled(data)
         for name in ("target", "proposer"):
             self.rigs.append(Rig(self.kit, draw(sizes(most_slots=4), f"sizes of {name}"), name=name))
             self.kept[name], self.rows[name] = KeepingSink(), []
 
     def pick(self, draw: Draw) -> Rig:
-        """One of the two states."""
+        """Return one of the two states."""
         return self.rigs[draw(st.integers(0, 1), "state")]
 
     @rule(data=st.data())
     def insert(self, data: st.DataObject) -> None:
-        """Insert a batch; while a step's output is not saved, nobody enters or leaves."""
+        """Insert a batch; while a step's output is not saved, no request enters or leaves."""
         draw = labelled(data)
         rig = self.pick(draw)
         self.tickets.append(rig.insert(draw_batch(draw, rig, STAYING if rig.name in self.unsaved else ALL)))
@@ -78,7 +78,7 @@ class WorkerMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def propose(self, data: st.DataObject) -> None:
-        """Hand drafts over later: after the output was saved, or requests have come and gone."""
+        """Set drafts later: after the output was saved, or after requests have entered or left."""
         draw = labelled(data)
         rig = self.pick(draw)
         if rig.proposed or not (slots := [slot for slot in draftable(rig) if not rig.model.get("stop_flags", slot)]):
@@ -97,14 +97,14 @@ class WorkerMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def read_output(self, data: st.DataObject) -> None:
-        """Resolve what was saved, in order, and compare."""
+        """Resolve the saved outputs, in order, and compare."""
         rig = self.pick(labelled(data))
         self.compare_output(rig)
         if rig.name not in self.unsaved:
             free_ended(rig)
 
     def compare_output(self, rig: Rig) -> None:
-        """Every record kept for a state says what its step's rows say."""
+        """Compare every record kept for a state with the rows of its step."""
         sink, should = self.kept[rig.name], self.rows[rig.name]
         sink.resolve_all()
         assert len(sink.records) == len(should), f"{len(should)} steps were saved, {len(sink.records)} records came"
@@ -126,7 +126,7 @@ class WorkerMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def change_stream(self, data: st.DataObject) -> None:
-        """Go on, on a new stream that waits for the old one's work."""
+        """Continue on a new stream that waits for the old one's work."""
         rig = self.pick(labelled(data))
         new = rig.device.stream()
         new.wait(rig.device.event(rig.stream))
@@ -159,7 +159,7 @@ class WorkerMachine(RuleBasedStateMachine):
         self.pick(labelled(data)).check("the rules so far")
 
     def teardown(self) -> None:
-        """Compare everything once more, whatever the rules did last."""
+        """Compare everything once more at the end."""
         for ticket in self.tickets:
             ticket.wait(PATIENCE)
         for rig in self.rigs:
@@ -168,7 +168,7 @@ class WorkerMachine(RuleBasedStateMachine):
 
 
 def labelled(data: st.DataObject) -> Draw:
-    """The labelled draw of a rule."""
+    """Return the labelled draw of a rule."""
 
     def draw(strategy: st.SearchStrategy[Any], label: str) -> Any:  # noqa: ANN401 (what the strategy gives)
         return data.draw(strategy, label=label)

@@ -1,4 +1,4 @@
-"""States of 512 slots, and requests that differ from each other in every field."""
+"""States of 512 slots, and requests that differ in every field."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MANY = StateConfig(
 
 
 def varied(at: int, size: StateConfig = MANY) -> SamplingParams:
-    """Parameters that differ from request to request in every field."""
+    """Return parameters that differ from request to request in every field."""
     return SamplingParams(
         temperature=0.5 + at / 1024,
         top_k=at,
@@ -47,42 +47,42 @@ def varied(at: int, size: StateConfig = MANY) -> SamplingParams:
 
 
 def prompt(at: int, length: int) -> list[int]:
-    """Tokens that no other request has at these places."""
+    """Return tokens that no other request has at these positions."""
     return ((np.arange(length, dtype=np.int64) * 1_000_003 + at * 7919) % 2**31).tolist()
 
 
 def request(rig: Rig, at: int, *, output: int = 0) -> AdmittedRequest:
-    """The ``at``-th request: its length, rows and parameters depend on the number."""
+    """Return the ``at``-th request: its length, rows and parameters depend on the number."""
     tokens = prompt(at, 1 + at % 37 + output)
     cut = len(tokens) - output
     return rig.admit(Request(rig.new_name(), tokens[:cut], varied(at % 1000), tokens[cut:]))
 
 
 def blocks(size: StateConfig, covered: int, at: int) -> list[int]:
-    """Block ids for so many tokens; large ones among them."""
+    """Return block ids for so many tokens, including large ones."""
     return [(at * 131 + k * 524_287) % 2**31 for k in range(-(-covered // size.block_size))]
 
 
 def prefill(rig: Rig, slot: int, admitted: AdmittedRequest, length: int = 0) -> Task:
-    """A new request, all its tokens at once unless a length is given."""
+    """Return a task for a new request, with all its tokens unless a length is given."""
     length = length or admitted.total
     return Task(TaskKind.PREFILL, slot, admitted, 0, length, blocks(rig.sizes, length, admitted.admission_id))
 
 
 def handoff(rig: Rig, slot: int, admitted: AdmittedRequest) -> Task:
-    """The decode role of a split."""
+    """Return a task for the decode role of a split."""
     drafts = [slot, 2**31 - 1 - slot][: slot % (rig.sizes.max_draft_tokens + 1)]
     ids = blocks(rig.sizes, admitted.total, admitted.admission_id)
     return Task(TaskKind.REMOTE_PREFILL, slot, admitted, admitted.total, 0, ids, first_token=slot * 3, drafts=drafts)
 
 
 def leaving(rig: Rig, slots: Sequence[int], kind: TaskKind) -> list[Task]:
-    """Those that are in these slots leave."""
+    """Return tasks that remove the requests from these slots."""
     return [Task(kind, slot, rig.model.residents[slot].admitted) for slot in slots]
 
 
 def filled(kit: Kit, size: StateConfig = MANY) -> Rig:
-    """A state with a request in every slot, some of them prefilled in part."""
+    """Return a state with a request in every slot, some of them partly prefilled."""
     rig = Rig(kit, size)
     slots = np.random.default_rng(21).permutation(size.num_slots).tolist()
     admitted = [request(rig, slot) for slot in slots]
@@ -95,7 +95,7 @@ def filled(kit: Kit, size: StateConfig = MANY) -> Rig:
 
 
 def stepped(rig: Rig, turn: int) -> None:
-    """One step over all slots in some order, with its output compared and every byte of the state."""
+    """Run one step over all slots in some order; compare its output and every byte of the state."""
     slots = rig.sizes.num_slots
     order = np.random.default_rng(22 + turn).permutation(slots).tolist()
     step = rig.step(order, logprobs=1, speculative=turn % 2 == 1)

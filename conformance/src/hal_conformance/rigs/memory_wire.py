@@ -1,4 +1,4 @@
-"""A wire within one process, whose messages a test can hold, lose, repeat or change on their way."""
+"""A wire within one process, whose messages a test can hold, lose, repeat or change in transit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hal_core.handover.protocol import Description
 from hal_core.output.sinks import new_session
 
 Filter = Callable[[int, int, bytes], Sequence[bytes]]
-"""Of a message, from session to session, what comes of it."""
+"""From the sessions of sender and receiver and a message to the messages delivered."""
 
 
 def _pass(_from: int, _to: int, message: bytes) -> Sequence[bytes]:
@@ -18,22 +18,22 @@ def _pass(_from: int, _to: int, message: bytes) -> Sequence[bytes]:
 
 
 class MemoryNet:
-    """Wires that reach each other by their urls. ``deliver`` may be set to what becomes of each message."""
+    """Wires that reach each other by their urls. ``deliver`` may be set to a filter of messages."""
 
     def __init__(self) -> None:
         self.wires: dict[int, MemoryWire] = {}
         self.deliver: Filter = _pass
         self.sent = 0
-        """Messages that were given to any wire."""
+        """The number of messages given to any wire."""
 
     def wire(self, url: str) -> MemoryWire:
-        """A new wire that listens at ``url``."""
+        """Return a new wire that listens at ``url``."""
         made = MemoryWire(self, url)
         self.wires[made.session] = made
         return made
 
     def cut(self) -> None:
-        """Break all connections: what was on its way is lost, and each is made anew."""
+        """Break all connections: messages in transit are lost, and every connection is made again."""
         for wire in self.wires.values():
             wire.inbox.clear()
             wire.again |= wire.connected
@@ -48,15 +48,15 @@ class MemoryWire:
         self.connected: set[int] = set()
         self.again: set[int] = set()
         self.room = True
-        """Set false, it takes no message."""
+        """If false, it accepts no message."""
 
     def admit(self, peer: Description) -> None:
-        """Everybody may connect."""
+        """Allow any peer to connect."""
 
     def connect(self, peer: Description) -> None:
         """See :class:`hal_core.handover.Wire`."""
         if not peer.url:
-            raise InvalidValue("'' is no address", cure="give the peer's own description", argument="to")
+            raise InvalidValue("'' is not an address", cure="give the peer's own description", argument="to")
         self.connected.add(peer.session)
 
     def disconnect(self, peer: int) -> None:
@@ -90,7 +90,7 @@ class MemoryWire:
 
     @property
     def sockets(self) -> Sequence[int]:
-        """None."""
+        """Return no sockets."""
         return ()
 
     def close(self) -> None:

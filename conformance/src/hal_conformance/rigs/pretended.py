@@ -1,4 +1,4 @@
-"""A group of two ranks of which the other one is pretended, so that one process shows the stream of a broadcast."""
+"""A group of two ranks whose other rank is simulated, so that one process can test the stream of a broadcast."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ PAIR = Group((0, 1), 1)
 
 
 class FarSource:
-    """The communicator of rank 1 whose rank 0 is nowhere: what that would send is written in stream order."""
+    """The communicator of rank 1 with a simulated rank 0, whose data is written in stream order."""
 
     def __init__(self, rig: Rig) -> None:
         self._rig = rig
         self.streams: list[Stream] = []
 
     def broadcast(self, memory: Memory, part: ByteRange, stream: Stream) -> Ticket:
-        """Receive the header that is due, and other fields than there are."""
+        """Receive the expected header, and fields that differ from the current ones."""
         self.streams.append(stream)
         header = self._rig.state.channels[PAIR.ranks].expected
         sent = header + noise(5, part.nbytes - HEADER_BYTES).tobytes()
@@ -41,16 +41,16 @@ class FarSource:
         return backdoor.put(self._rig.device, memory, [(part.offset, sent)], stream)
 
     def exchange(self, block: bytes) -> Mapping[int, bytes]:
-        """Rank 0 says the same."""
+        """Return the same block for rank 0."""
         return dict.fromkeys(PAIR.ranks, block)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Return at once."""
 
 
 @contextmanager
 def far_from_its_source(rig: Rig) -> Iterator[None]:
-    """Within it, groups of the device are of two ranks, of which the other one is pretended."""
+    """Context in which the device's groups have two ranks, of which the other is simulated."""
     far, device = FarSource(rig), rig.device
     device.communicator = lambda group: far  # type: ignore[method-assign]
     try:
@@ -60,6 +60,6 @@ def far_from_its_source(rig: Rig) -> Iterator[None]:
 
 
 def can_pretend(kit: Kit) -> bool:
-    """True where the device's hook is the base's, which asks ``communicator`` for the group."""
+    """Return True if the device's hook is the base's, which asks ``communicator`` for the group."""
     kinds = [kind for kind in type(kit.device).__mro__ if not issubclass(kind, Lie)]
     return next((kind for kind in kinds if "broadcast_tokens" in vars(kind)), None) is DeviceBase

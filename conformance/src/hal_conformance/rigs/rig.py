@@ -1,4 +1,4 @@
-"""A state with its oracle beside it: each act is done to both, and :meth:`Rig.check` compares every byte."""
+"""A state with its oracle: each act is applied to both, and :meth:`Rig.check` compares every byte."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 
 UNSTAGED = 8
-"""Of so many requests one is admitted without the state: a device that stages requests must take both kinds."""
+"""One of so many requests is admitted without the state: a device that stages requests must accept both kinds."""
 
 
 class Rig:
-    """One slot state of the device under test, and the model of what it must be.
+    """One slot state of the device under test, and the model of its expected contents.
 
-    Its memory is poisoned first: whatever no request has written holds :data:`backdoor.POISON`, so that reading it
-    shows, and overwriting it too.
+    Its memory is poisoned first: bytes that no request has written hold :data:`backdoor.POISON`, so that reading or
+    overwriting them is noticed.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Rig:
         backdoor.write(self.device, self.state.memory, 0, self.model.block, self.stream)
 
     def admit(self, request: Request) -> AdmittedRequest:
-        """Admit a request, and tell the model of it."""
+        """Admit a request, and give it to the model."""
         self._admitted += 1
         bare = self._admitted % UNSTAGED == 0 and not self.state.companions
         admitted = admit(request, self.state.layout) if bare else self.state.admit(request)
@@ -75,7 +75,7 @@ class Rig:
         return admitted
 
     def new_name(self) -> str:
-        """A request id that was not used yet."""
+        """Return an unused request id."""
         return f"request-{next(self._names)}"
 
     # -- hooks --------------------------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ class Rig:
         return ticket
 
     def step(self, order: Sequence[int], **arguments: Any) -> Step:  # noqa: ANN401 (the arguments of Step)
-        """The next step over slots in batch-id order."""
+        """Return the next step over slots in batch-id order."""
         self.steps += 1
         return Step(self.steps, {self.name: np.array(order, np.int32)}, **arguments)
 
@@ -100,7 +100,7 @@ class Rig:
         return ticket
 
     def propose(self, drafts: Mapping[int, Sequence[int]]) -> Ticket:
-        """Hand over the drafts that follow the last step, to the state and the model."""
+        """Set the drafts after the last step, in the state and the model."""
         assert self.advanced is not None
         call = {"state": self.state, "step": self.advanced, "drafts": drafts, "stream": self.stream}
         ticket = self.bound.set_drafts(**call)  # type: ignore[arg-type]
@@ -109,7 +109,7 @@ class Rig:
         return ticket
 
     def save(self, step: Step, sink: Sink | None = None) -> Ticket:
-        """Save the step's output into ``sink``, and clean the model up as the hook must the state."""
+        """Save the step's output into ``sink``, and clean the model up as the hook must clean the state."""
         chosen = self.sink if sink is None else sink
         try:
             return self.bound.save_output(state=self.state, step=step, sink=chosen, stream=self.stream)
@@ -130,7 +130,7 @@ class Rig:
         return should
 
     def rows_of(self, step: Step) -> list[oracle_output.Row]:
-        """The rows that a step must report as the model is now."""
+        """Return the rows that a step must report in the model's current state."""
         return oracle_output.expected_rows(
             self.model,
             step.orders[self.name].tolist(),
@@ -144,7 +144,7 @@ class Rig:
         self.state.release(slots)
         self.model.release(slots)
 
-    # -- what the worker's kernels do ---------------------------------------------------------------------------------
+    # -- the worker's kernels -----------------------------------------------------------------------------------------
 
     def poke(self, values: Mapping[str, np.ndarray[Any, Any]]) -> Ticket:
         """Write whole fields, as a kernel of the worker would, in stream order."""
@@ -165,7 +165,7 @@ class Rig:
     # -- comparison ---------------------------------------------------------------------------------------------------
 
     def bytes(self) -> backdoor.Bytes:
-        """Every byte of the state as it is after the work on the stream."""
+        """Return every byte of the state after the work on the stream."""
         return backdoor.read(self.device, self.state.memory, self.stream)[: self.state.layout.nbytes]
 
     def check(self, after: str) -> None:
@@ -177,7 +177,7 @@ class Rig:
 
 
 def assert_fresh(rig: Rig) -> None:
-    """A new state holds the reset value in every slot of every field."""
+    """Assert that a new state holds the reset value in every slot of every field."""
     __tracebackhide__ = True
     got = rig.bytes()
     for name, place in rig.state.layout.fields.items():
@@ -188,12 +188,12 @@ def assert_fresh(rig: Rig) -> None:
 
 
 def assert_rows(record: OutputRecord, should: Sequence[oracle_output.Row]) -> None:
-    """The record says exactly what the rows say."""
+    """Assert that the record equals the rows."""
     __tracebackhide__ = True
     wrong = oracle_output.row_difference(oracle_output.found_rows(record), should)
     if wrong:
         raise AssertionError(f"record of step {record.step}: {wrong}")
 
 
-"""A group whose other rank is not there; enough for hooks that only ask who is first."""
+"""A group without its other rank; enough for hooks that only need to know the first rank."""
 __all__ = ["ALONE", "FOLLOWER", "Rig", "assert_fresh", "assert_rows"]

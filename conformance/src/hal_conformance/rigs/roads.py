@@ -1,7 +1,7 @@
-"""Every road by which work reaches a stream: each hook in several forms, ``update_inputs`` and a plan by itself.
+"""All ways to put work on a stream: each hook in several forms, ``update_inputs`` and a bare plan.
 
-A :class:`hal_conformance.rigs.forms.Road` is made ready before anything is held. Then its ``act`` puts its one
-call on a stream, and its ``wrong`` says how bytes that were read after it differ from what they must be.
+A :class:`hal_conformance.rigs.forms.Road` is prepared before anything is held. Then its ``act`` makes its one call on a
+stream, and its ``wrong`` compares bytes read later with the expected ones.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ RICH = SamplingParams(0.5, 3, 0.9, 0.1, 7, 1.1, 0.2, 0.3, 1, 9, ((1, 2), (3,)), 
 
 
 def new_tasks(rig: Rig, slots: Sequence[int]) -> list[Task]:
-    """A new request for each slot, with another prompt in each."""
+    """Return a new request for each slot, each with a different prompt."""
     found = []
     for slot in slots:
         prompt = [100 * slot + 1, 100 * slot + 2, 100 * slot + 3]
@@ -56,7 +56,7 @@ def new_tasks(rig: Rig, slots: Sequence[int]) -> list[Task]:
 
 
 def of_state(rig: Rig, call: Callable[[], Ticket], complete: Callable[[Ticket], None] | None = None) -> Road:
-    """The road of a call that a rig makes on its stream."""
+    """Return the road of a call that a rig makes on its stream."""
 
     def act(stream: Stream) -> Ticket:
         rig.stream = stream
@@ -68,7 +68,7 @@ def of_state(rig: Rig, call: Callable[[], Ticket], complete: Callable[[Ticket], 
 
 
 def inserting(slots: Sequence[int]) -> Make:
-    """New requests enter an empty state."""
+    """Insert new requests into an empty state."""
 
     def make(kit: Kit) -> Road:
         rig = Rig(kit, SIZES)
@@ -79,7 +79,7 @@ def inserting(slots: Sequence[int]) -> Make:
 
 
 def filled(kit: Kit, slots: Sequence[int] = range(6)) -> tuple[Rig, list[Task]]:
-    """A state with a request in each of the slots, whose first tokens are sampled."""
+    """Return a state with a request in each of the slots, whose first tokens are sampled."""
     rig = Rig(kit, SIZES)
     tasks = new_tasks(rig, slots)
     arrive(rig.insert(tasks))
@@ -91,7 +91,7 @@ def filled(kit: Kit, slots: Sequence[int] = range(6)) -> tuple[Rig, list[Task]]:
 
 
 def changing(kit: Kit) -> Road:
-    """Requests leave, one enters at once, one is handed over, and one gets more blocks."""
+    """Let requests leave, one enter at once, one be handed over, and one get more blocks."""
     rig, tasks = filled(kit, range(5))
     (again,) = new_tasks(rig, [1])
     handed = rig.admit(Request(rig.new_name(), [7, 8], SamplingParams(max_tokens=9), role=SplitRole.DECODE))
@@ -106,7 +106,7 @@ def changing(kit: Kit) -> Road:
 
 
 def advancing(*, speculative: bool) -> Make:
-    """A step over every slot."""
+    """Run a step over every slot."""
 
     def make(kit: Kit) -> Road:
         rig, _ = filled(kit)
@@ -117,7 +117,7 @@ def advancing(*, speculative: bool) -> Make:
 
 
 def drafting(kit: Kit) -> Road:
-    """Drafts after a step: as many as fit, one, none; a slot whose request has left gets none."""
+    """Set drafts after a step: as many as fit, one, none; none for a slot whose request has left."""
     rig, tasks = filled(kit)
     arrive(rig.update_inputs(rig.step([4, 0, 2, 5, 1, 3], speculative=True)))
     arrive(rig.insert([Task(TaskKind.PREEMPTED, 1, tasks[1].request)]))
@@ -125,7 +125,7 @@ def drafting(kit: Kit) -> Road:
 
 
 def saving(kit: Kit) -> Road:
-    """The output of a step that two requests have left, with its clean-up."""
+    """Save the output of a step that two requests have left, with its clean-up."""
     rig, tasks = filled(kit)
     step = rig.step([4, 0, 2, 5, 1, 3])
     arrive(rig.update_inputs(step))
@@ -152,7 +152,7 @@ def saving(kit: Kit) -> Road:
 
 
 def broadcasting(kit: Kit) -> Road:
-    """The slice of the group's first rank arrives."""
+    """Receive the slice of the group's first rank."""
     rig, _ = filled(kit)
     with far_from_its_source(rig):
         rig.bound.open_group(state=rig.state, group=PAIR)
@@ -164,11 +164,11 @@ def broadcasting(kit: Kit) -> Road:
     return of_state(rig, broadcast)
 
 
-# -- a plan by itself -------------------------------------------------------------------------------------------------
+# -- a bare plan ------------------------------------------------------------------------------------------------------
 
 
 def submitting(kit: Kit) -> Road:
-    """Copies and fills, scattered."""
+    """Submit scattered copies and fills."""
     before = noise(3, 1 << 15)
     memory, after = kit.device.allocate(before.nbytes), before.copy()
     builder, rows, data = PlanBuilder(memory), np.arange(40) * 512 + 8, noise(4, 40 * 24)
@@ -198,18 +198,18 @@ ROADS: dict[str, dict[str, Make]] = {
 """Hook or primitive to its forms."""
 
 ASYNC = {"save_output": "async_d2h"}
-"""What a hook's ticket is asynchronous by; the others by async_h2d."""
+"""Hook to the capability that makes its ticket asynchronous; async_h2d for all other hooks."""
 
 
 def roads(kit: Kit, hook: str) -> Iterator[tuple[str, Make]]:
-    """The forms of a hook that this device can be asked for, each told in words."""
+    """Yield the forms of a hook that this device supports, each with a description."""
     if hook != "broadcast_tokens" or can_pretend(kit):
         for told, make in ROADS[hook].items():
             yield f"{hook} ({told})", make
 
 
 def overlaps(kit: Kit, hook: str) -> bool:
-    """True where a call of the hook returns while its stream is held."""
+    """Return True if a call of the hook returns while its stream is held."""
     if hook == "update_inputs" and kit.missing(("overlapped_update",)):
         return False
     return bool(getattr(kit.capabilities, ASYNC.get(hook, "async_h2d")))

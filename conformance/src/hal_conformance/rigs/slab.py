@@ -17,11 +17,11 @@ from ..kit import Kit
 from .block import Block
 
 GAP = 37
-"""Bytes between two targets: no piece begins on a boundary that suits everybody."""
+"""Bytes between two targets, so that no piece begins on a convenient boundary."""
 
 
 class Slab(Block):
-    """A block of any size. What it must hold is written through NumPy's strides, by a view's own numbers."""
+    """A block of any size. Its expected bytes are written through NumPy's strides, from a view's own numbers."""
 
     def __init__(self, kit: Kit, nbytes: int, content: Array | None = None) -> None:
         super().__init__(kit, nbytes=nbytes)
@@ -30,20 +30,20 @@ class Slab(Block):
             backdoor.write(self.device, self.memory, 0, self.should, self.stream)
 
     def at(self, offset: int, shape: Sequence[int], dtype: str = "uint8") -> View:
-        """A contiguous view from byte ``offset``."""
+        """Return a contiguous view from byte ``offset``."""
         return View.contiguous(self.memory, offset, tuple(shape), dtype_of(dtype))
 
     def over(self, view: View) -> Array:
-        """The expected elements of a view of this slab, to be read or written."""
+        """Return the expected elements of a view of this slab, for reading or writing."""
         return np.ndarray(view.shape, view.dtype.storage, self.should.data, view.offset, view.strides)
 
     def write(self, target: View, value: object, elements: Array | np.generic | None = None) -> None:
-        """Set the value, wait, and expect it; ``elements`` are its bytes where the value itself is not an array."""
+        """Set the value, wait, and expect it; ``elements`` are its bytes if the value itself is not an array."""
         arrive(self.set(target, value))
         self.over(target)[...] = value if elements is None else elements
 
     def write_or_refuse(self, target: View, value: View, elements: Array) -> bool:
-        """The same for a device value that the device may refuse, if it says why; False when it did."""
+        """Do the same for a device value that the device may refuse with a reason; return False if it did."""
         try:
             arrive(self.set(target, value))
         except HalError as error:
@@ -54,7 +54,7 @@ class Slab(Block):
 
 
 def elements(seed: int, shape: Sequence[int], dtype: DType) -> Array:
-    """Random elements of a type's storage; a bool is 0 or 1."""
+    """Return random elements of a type's storage; a bool is 0 or 1."""
     count = int(np.prod(shape, dtype=np.int64))
     raw = noise(seed, count * dtype.itemsize)
     if dtype.kind == "bool":
@@ -63,9 +63,9 @@ def elements(seed: int, shape: Sequence[int], dtype: DType) -> Array:
 
 
 def comb(slab: Slab, begin: int, axes: int, ones: int, dtype: DType, rng: np.random.Generator) -> View:
-    """A view of ``axes`` axes no two of which can be seen as one, and ``ones`` of one element, in random order.
+    """Return a view of ``axes`` axes that cannot be merged, ``ones`` of them with one element, in random order.
 
-    Strides are of both signs and no element touches another, from byte ``begin`` of the slab on.
+    Strides have both signs and no element touches another; the view starts at byte ``begin`` of the slab.
     """
     step, places = 2 * dtype.itemsize, []
     for axis in range(axes):

@@ -1,4 +1,4 @@
-"""Steps of a worker, drawn: the tokens its sampler gave, its drafts, its order of slots, and what comes out."""
+"""Drawn steps of a worker: the sampled tokens, the drafts, the order of slots, and the output."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .rig import Rig
 
 
 def draw_step(draw: Draw, rig: Rig, *, speculative: bool | None = None, group: Group = ALONE) -> Step:
-    """A step over everything that is in a slot or left one, and perhaps some empty slots."""
+    """Return a step over every slot with a request or a departed one, and perhaps some empty slots."""
     named = {*rig.model.residents, *rig.model.leavers}
     empty = [s for s in range(rig.sizes.num_slots) if s not in named and not rig.model.get("request_serial", s)]
     if empty:
@@ -30,7 +30,8 @@ def draw_step(draw: Draw, rig: Rig, *, speculative: bool | None = None, group: G
 
 
 def draw_sampling(draw: Draw, rig: Rig, step: Step) -> None:
-    """What the sampler writes before the step advances, into every slot: idle ones hold garbage nobody may read."""
+    """Write the sampler's fields before the step advances, in every slot: idle slots hold garbage that must not be
+    read."""
     n, size = rig.sizes.num_slots, rig.sizes
     fields: dict[str, Any] = {}
     if step.speculative:
@@ -45,11 +46,11 @@ def draw_sampling(draw: Draw, rig: Rig, step: Step) -> None:
             place = rig.state.layout.fields[field.name]
             bits = draw_array(draw, (n, place.stride), st.integers(0, 1), "uint8", f"bytes of {field.name}")
             fields[field.name] = bits.view(place.field.dtype.storage)
-    rig.poke(fields)  # not waited for: what follows is on the same stream
+    rig.poke(fields)  # not waited for: the next work is on the same stream
 
 
 def alternatives(draw: Draw, size: StateConfig, sampled: dict[str, Any]) -> dict[str, Any]:
-    """Log-probabilities of each token; column 0 is the sampled one."""
+    """Return log-probabilities of each token; column 0 is the sampled one."""
     shape = (size.num_slots, size.max_accept, size.max_logprobs + 1)
     count = int(np.prod(shape))
     first = draw(st.integers(0, 1000), "first alternative")
@@ -65,7 +66,7 @@ def alternatives(draw: Draw, size: StateConfig, sampled: dict[str, Any]) -> dict
 
 
 def draftable(rig: Rig) -> list[int]:
-    """The slots that a proposer may draft for now: what ran in the last step, and is there as it was left."""
+    """Return the slots that may get drafts now: they ran in the last step and have not changed since."""
     if rig.advanced is None or rig.sizes.max_draft_tokens == 0:
         return []
     order = rig.advanced.orders[rig.name].tolist()
@@ -73,7 +74,7 @@ def draftable(rig: Rig) -> list[int]:
 
 
 def _goes_on(rig: Rig, slot: int) -> bool:
-    """True for a slot that feeds its next token alone, and for one whose first token goes to a decode node."""
+    """Return True for a slot that feeds only its next token, or whose first token goes to a decode node."""
     resident = rig.model.residents.get(slot)
     if resident is None or resident.admission_id != rig.ran.get(slot) or rig.model.get("seq_lens_encoder", slot):
         return False
@@ -83,15 +84,15 @@ def _goes_on(rig: Rig, slot: int) -> bool:
 
 
 def draw_proposal(draw: Draw, rig: Rig) -> None:
-    """What a proposer of drafts may hand over after the step has advanced: drafts for slots that go on."""
+    """Set drafts, as a proposer may after the step has advanced, for slots that continue."""
     if rig.sizes.max_draft_tokens == 0 or not draw(st.booleans(), "a proposer ran"):
         return
     drafts = {slot: draw(row(0, rig.sizes.max_draft_tokens), f"drafts of slot {slot}") for slot in draftable(rig)}
-    rig.propose(drafts)  # not waited for: what follows is on the same stream
+    rig.propose(drafts)  # not waited for: the next work is on the same stream
 
 
 def run_step(draw: Draw, rig: Rig, *, speculative: bool | None = None) -> Step:
-    """One whole step up to its output: sample, update, compare, propose."""
+    """Run one whole step up to its output: sample, update, compare, propose."""
     __tracebackhide__ = True
     step = draw_step(draw, rig, speculative=speculative)
     draw_sampling(draw, rig, step)

@@ -1,4 +1,4 @@
-"""Streams beside each other: which of them is used, which are held, and a call between work of its own stream."""
+"""Concurrent streams: the used one, the held ones, and a call between other work of its stream."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from hal_core.tickets import Ticket
 
 HELD = ("a stream of its own, held", "the default stream, held")
-FREE = ("a stream of its own while the others are held", "the default stream while others are held")
+FREE = ("a new stream while the other ones are held", "the default stream while other ones are held")
 
 
 def copied(kit: Kit, memory: Memory, stream: Stream) -> CopyTicket:
-    """A copy of all bytes, not waited for."""
+    """Start a copy of all bytes, without waiting."""
     return kit.device.copy_out(memory, [ByteRange(0, memory.nbytes)], stream)
 
 
 def pairs(kit: Kit) -> list[tuple[str, Stream, Stream]]:
-    """Two streams: the default one as either, and neither."""
+    """Return pairs of streams: the default one in either place, and in neither."""
     device = kit.device
     return [
         ("the default stream and another", device.default_stream, device.stream()),
@@ -40,7 +40,7 @@ def pairs(kit: Kit) -> list[tuple[str, Stream, Stream]]:
 
 
 class Busy:
-    """Work on a stream that a test holds: it must be right in the end, and nobody else may wait for it."""
+    """Work on a stream that a test holds: it must be right in the end, and no other work may wait for it."""
 
     def __init__(self, kit: Kit, stream: Stream, seed: int) -> None:
         self.kit, self.should = kit, noise(seed, 4096)
@@ -49,7 +49,7 @@ class Busy:
         self.copy = copied(kit, self.memory, stream)
 
     def check(self) -> None:
-        """What was put on the held stream has happened, once it went on."""
+        """Assert that the work on the held stream was done after its release."""
         __tracebackhide__ = True
         arrive(self.written)
         arrive(self.copy)
@@ -59,7 +59,8 @@ class Busy:
 
 @contextmanager
 def beside(kit: Kit, stream_case: str, what: str) -> Iterator[Stream]:
-    """The stream to use; those that ``stream_case`` says are held, with work waiting there. ``what`` is done within."""
+    """Yield the stream to use, with the streams named by ``stream_case`` held and work waiting on them. ``what`` is
+    done within."""
     device = kit.device
     own, others = device.stream(), [device.default_stream, device.stream()]
     if "default stream" in stream_case:
@@ -79,10 +80,10 @@ def beside(kit: Kit, stream_case: str, what: str) -> Iterator[Stream]:
 
 
 class Between:
-    """A call between other work of its stream, none of it waited for: each must see what came before it alone.
+    """A call between other work of its stream, without waits: each must see only the work before it.
 
-    On the stream, in this order: bytes that are nobody's, the bytes that must be there first, a copy, **the call**, a
-    copy, another stream that waits for an event and copies, and bytes that overwrite everything.
+    On the stream, in this order: irrelevant bytes, the bytes that must be there first, a copy, **the call**, a copy,
+    another stream that waits for an event and copies, and bytes that overwrite everything.
     """
 
     def __init__(self, kit: Kit, road: Road, stream: Stream) -> None:
@@ -107,7 +108,7 @@ class Between:
 
     @property
     def copies(self) -> tuple[CopyTicket, ...]:
-        """All copies that were made."""
+        """Return all copies that were made."""
         return self.first, self.second, self.aside, self.third
 
     def check(self, told: str) -> None:
@@ -122,6 +123,6 @@ class Between:
             ("on another stream that waited for its event", unlike(aside, second)),
             ("after the work that followed it", unlike(third, self.last)),
         ):
-            assert not wrong, f"{told}: what was copied out {when}: {wrong}"
+            assert not wrong, f"{told}: the copy made {when}: {wrong}"
         self.road.complete(self.ticket)
         assert self.ticket.done(), f"{told}: its ticket was waited for, but is not done"
