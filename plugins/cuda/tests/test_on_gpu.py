@@ -294,7 +294,7 @@ def test_bad_targets_are_refused(pair):
     for target, complaint in (
         (torch.zeros(2), "on cpu"),
         (np.zeros(2), "not on GPU 0"),
-        ("text", "no tensor of this device"),
+        ("text", "not a tensor of this device"),
         (torch.zeros(1, device="cuda").expand(4), "share memory"),
         (torch.zeros(8, device="cuda").unfold(0, 4, 1), "share memory"),
     ):

@@ -251,7 +251,7 @@ def test_an_index_that_is_not_there(index):
         ({"rings": 1}, "unknown options"),
         ({"ring_start": 0}, "ring_start"),
         ({"ring_limit": 1.5}, "ring_limit"),
-        ({"ring_start": 1 << 20, "ring_limit": 1 << 19}, "ring_start over ring_limit"),
+        ({"ring_start": 1 << 20, "ring_limit": 1 << 19}, "ring_start is larger than ring_limit"),
         ({"deadline": float("nan")}, "deadline"),
     ],
 )

@@ -79,7 +79,7 @@ def test_without_the_chip_it_says_why_in_a_line_and_what_to_install(unset, monke
 
 def test_an_unknown_substitute_is_named(unset, monkeypatch):
     monkeypatch.setenv("HAL_MACA_PLACE", "cpu")
-    assert MacaPlugin.probe().reason == "HAL_MACA_PLACE=cpu names no substitute"
+    assert MacaPlugin.probe().reason == "HAL_MACA_PLACE=cpu is not a known substitute"
 
 
 def test_the_simulator_under_the_type_name_is_never_shown_as_the_chip(unset, monkeypatch):
@@ -92,7 +92,7 @@ def test_another_library_is_taken_for_what_it_is(unset, monkeypatch, tmp_path):
     (tmp_path / "libpaddle-custom-npu.so").touch()
     monkeypatch.setenv("CUSTOM_DEVICE_ROOT", str(tmp_path))
     reason = MacaPlugin.probe().reason
-    assert reason.endswith("loads libpaddle-custom-npu.so; that it brings metax_gpu is checked when opened")
+    assert reason.endswith("loads libpaddle-custom-npu.so; whether it provides metax_gpu is checked when opened")
 
 
 def test_several_ranks_are_offered_where_a_simulator_stands_in(unset, monkeypatch):
@@ -142,7 +142,7 @@ def test_two_devices_in_one_process(answers):
     assert got["races"] == []
     state, tensor, host = got["refused"]
     assert "another opened device" in state
-    assert "the tensor is on Place(metax_gpu:1), and the target must be a Paddle tensor on Place(metax_gpu:0)" in tensor
+    assert "the tensor is on Place(metax_gpu:1), but the target must be a Paddle tensor on Place(metax_gpu:0)" in tensor
     assert "the tensor is on Place(cpu)" in host
 
 

@@ -15,7 +15,7 @@ from hal_sim import Mode, SimPlugin, options, set_option
         ({"mode": "fast"}, "mode = 'fast' .give one of eager, worker, lazy"),
         ({"delay_us": -1}, "delay_us = -1"),
         ({"ring_limit": 1}, "ring_limit = 1"),
-        ({"ring_start": 1 << 30}, "ring_start over ring_limit"),
+        ({"ring_start": 1 << 30}, "ring_start is larger than ring_limit"),
     ],
 )
 def test_options_are_checked_before_any_is_set(given, said):

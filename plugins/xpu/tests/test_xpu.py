@@ -91,7 +91,7 @@ def test_an_xpu_build_is_taken_at_its_word_until_it_is_opened(monkeypatch):
 
 def test_an_unknown_substitute_is_named(monkeypatch):
     monkeypatch.setenv("HAL_XPU_PLACE", "gpu")
-    with pytest.raises(Unavailable, match=r"HAL_XPU_PLACE=gpu names no substitute.*cpu or sim"):
+    with pytest.raises(Unavailable, match=r"HAL_XPU_PLACE=gpu is not a known substitute.*cpu or sim"):
         hal.open_device("xpu")
 
 

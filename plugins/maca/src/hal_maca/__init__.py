@@ -1,12 +1,12 @@
 """The maca device of hal (MetaX chips): Paddle's CustomDevice ``metax_gpu``. Imports the standard library alone.
 
 ``HAL_MACA_PLACE=sim`` declares a substitution: the same code on the simulated accelerator under the type name
-``metax_gpu``. The device then calls itself ``maca (substituted: sim)``.
+``metax_gpu``. The device is then named ``maca (substituted: sim)``.
 
-MetaX has a CUDA-compatible layer (its runtime libraries, a Triton, perhaps memory that the host can lock). Whoever can
-try it on the chip puts it here: override :meth:`MacaPlugin.make` and return a class derived from
-``hal_core.devices.CustomDevice`` that writes a plan with one kernel (``submit``), stages in locked memory
-(``staging``) and says so in its capabilities (``fused_scatter``, ``pinned_host``). Nothing of it is guessed at here.
+MetaX has a CUDA-compatible layer (its runtime libraries, a Triton, perhaps page-locked host memory). It can be added
+here by anyone with access to the chip: override :meth:`MacaPlugin.make` and return a class derived from
+``hal_core.devices.CustomDevice`` that writes a plan with one kernel (``submit``), stages in locked memory (``staging``)
+and declares both in its capabilities (``fused_scatter``, ``pinned_host``). None of it is assumed here.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ class MacaPlugin(CustomDevicePlugin):
 
     @classmethod
     def substituted(cls) -> str:
-        """Declared by ``HAL_MACA_PLACE``, or plain from the type name that the simulated accelerator was given."""
+        """Return the substitute: declared by ``HAL_MACA_PLACE``, or implied by the type name of the simulated
+        accelerator."""
         simulated = "sim" if os.environ.get("HALSIM_NAME") == cls.kind else ""
         return super().substituted() or simulated

@@ -1,7 +1,7 @@
 """A simulated accelerator: device memory the host cannot touch, streams that can be held, and a race checker.
 
-Only the plugin class is imported with the package; the rest comes with its first use, as it needs NumPy and the
-library that is built with the first of them.
+Only the plugin class is imported with the package. The rest is imported on first use, as it needs NumPy and the library
+that is built then.
 """
 
 from importlib import import_module

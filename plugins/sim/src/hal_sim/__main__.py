@@ -1,4 +1,4 @@
-"""``python -m hal_sim``: build the simulator and its Paddle device, and say where they are."""
+"""``python -m hal_sim``: build the simulator and its Paddle device, and print their paths."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The C functions of ``native/api.cc``, with their types, and what their return codes mean."""
+"""The C functions of ``native/api.cc``, with their types, and the meaning of their return codes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ MAX_RANK = 9
 
 
 class DeviceFault(HalError, RuntimeError):
-    """Work that the device had accepted failed while it ran; reported by the next wait."""
+    """Accepted work failed on the device; reported by the next wait."""
 
 
 class SubmissionRefused(HalError, RuntimeError):
-    """Fault injection refused a copy or a launch; nothing was queued."""
+    """Fault injection refused a copy or a launch; no work was queued."""
 
 
 class Record(ctypes.Structure):
@@ -159,7 +159,7 @@ _ERRORS: dict[int, tuple[type[HalError], str]] = {
     4: (DeviceClosed, "start worker processes with spawn, or open the device after the fork"),
     5: (DeviceFault, "read races() for the operation and its memory"),
     6: (SubmissionRefused, "this is fault injection: submit again"),
-    7: (GroupLost, "make a new group of the ranks that are left"),
+    7: (GroupLost, "make a new group of the remaining ranks"),
 }
 
 
@@ -177,7 +177,7 @@ class Native:
         raise AttributeError(f"the simulator has no function '{name}'")
 
     def check(self, status: int) -> None:
-        """Raise what a status other than 0 means."""
+        """Raise the error of a status other than 0."""
         if status:
             error, cure = _ERRORS[status]
             raise error(self.last_error().decode(errors="replace"), cure=cure)
@@ -185,11 +185,11 @@ class Native:
 
 @cache
 def native() -> Native:
-    """The simulator, built and loaded once a process."""
+    """Return the simulator, built and loaded once per process."""
     library = Native(str(core_library()))
     if library.abi() != ABI:
         raise BuildFailed(
-            f"the simulator library has interface {library.abi()}, this package needs {ABI}",
+            f"the simulator library has interface {library.abi()}, but this package needs {ABI}",
             cure="remove the cache folder and try again",
             device="sim",
         )

@@ -1,6 +1,6 @@
 """The simulated accelerator as Python objects, over the library that Paddle's device uses as well.
 
-It needs no Paddle. Under Paddle both see the same memory and streams: ``Stream.adopt`` takes the ``raw_stream`` of a
+It needs no Paddle. Under Paddle both use the same memory and streams: ``Stream.adopt`` takes the ``raw_stream`` of a
 Paddle stream, and the address of a Paddle tensor is an address of this device.
 """
 
@@ -41,7 +41,7 @@ class PinnedMemory(Closing):
         self._native.check(self._native.pin(nbytes, ctypes.byref(address)))
         self.address: int = address.value or 0
         self.nbytes = nbytes
-        # After close() the bytes stay readable for a while and show poison.
+        # After close() the bytes stay readable for a while and contain poison.
         buffer = (ctypes.c_uint8 * nbytes).from_address(self.address)
         self.array: NDArray[np.uint8] = np.ctypeslib.as_array(buffer)
 
@@ -80,7 +80,7 @@ _NO_RECORDS = Spread(records=0, record_nbytes=0, count=0, slots=0, fields=0, fie
 class Accelerator:
     """One simulated device. Addresses are plain integers, so that they mix with those of tensors and plans.
 
-    Several objects for one device share it. Counters, trace, reports, options and ``reset`` are the process's.
+    Several objects for one device share it. Counters, trace, reports, options and ``reset`` belong to the process.
     """
 
     def __init__(self, device: int = 0) -> None:
@@ -95,7 +95,7 @@ class Accelerator:
 
     # ---- memory ----
     def allocate(self, nbytes: int) -> int:
-        """Device memory, filled with poison; the host cannot touch it."""
+        """Allocate device memory, filled with poison; the host cannot touch it."""
         address = ctypes.c_void_p()
         self._native.check(self._native.allocate(self.device, nbytes, ctypes.byref(address)))
         return address.value or 0
@@ -111,7 +111,7 @@ class Accelerator:
         return int(self._native.memory_used(self.device))
 
     def peek(self, address: int, nbytes: int) -> bytes:
-        """The bytes as they are now, by a back door: in no order, unchecked, untraced."""
+        """Return the bytes as they are now, through a back door: unordered, unchecked, untraced."""
         out = ctypes.create_string_buffer(nbytes)
         self._native.check(self._native.peek(out, address, nbytes))
         return out.raw
@@ -139,19 +139,19 @@ class Accelerator:
         n.check(n.copy_async(_D2H, stream.handle, -1, self.device, dst, src, nbytes))
 
     def d2d(self, dst: int, src: int, nbytes: int, stream: Stream, *, src_device: int | None = None) -> None:
-        """Within the device, or from another one with ``src_device``."""
+        """Copy within the device, or from another one with ``src_device``."""
         n, other = self._native, self.device if src_device is None else src_device
         route = _D2D if other == self.device else _P2P
         n.check(n.copy_async(route, stream.handle, self.device, other, dst, src, nbytes))
 
     def h2d_now(self, dst: int, src: int, nbytes: int) -> None:
-        """By the host, in no stream's order."""
+        """Copy by the host, outside any stream's order."""
         self._native.check(self._native.copy_now(_H2D, self.device, -1, dst, src, nbytes))
 
     def d2h_now(self, dst: int, src: int, nbytes: int) -> None:
         self._native.check(self._native.copy_now(_D2H, -1, self.device, dst, src, nbytes))
 
-    # ---- what the host does with memory, told to the checker ----
+    # ---- accesses by the host, for the checker ----
     def host_read(self, address: int, nbytes: int) -> None:
         self._native.check(self._native.host_access(address, nbytes, 0))
 
@@ -159,7 +159,7 @@ class Accelerator:
         self._native.check(self._native.host_access(address, nbytes, 1))
 
     def host_publish(self, token: int) -> None:
-        """With the option ``host_threads``: this thread hands what it knows to whoever acquires the token."""
+        """With the option ``host_threads``: order this thread's past before the thread that acquires the token."""
         self._native.host_publish(token)
 
     def host_acquire(self, token: int) -> None:
@@ -183,7 +183,7 @@ class Accelerator:
         n.check(n.launch_scatter(stream.handle, block, block_nbytes, table, count, base, payload))
 
     def spread(self, call: Spread, stream: Stream) -> None:
-        """Give each field of each record's slot its bytes."""
+        """Write the fields of each record to its slot."""
         self._native.check(self._native.launch_spread(stream.handle, ctypes.byref(call._native())))
 
     def plan(
@@ -198,7 +198,7 @@ class Accelerator:
         base: int = 0,
         payload: int = 0,
     ) -> None:
-        """``scatter_map`` and then ``scatter`` in one launch: a whole write plan."""
+        """Run ``scatter_map`` and then ``scatter`` in one launch: a whole write plan."""
         first = (spread or _NO_RECORDS)._native()
         then = _native.Scatter(block, block_nbytes, table, count, base, payload)
         self._native.check(self._native.launch_plan(stream.handle, ctypes.byref(first), ctypes.byref(then)))
@@ -214,7 +214,7 @@ class Accelerator:
         item_nbytes: int,
         stream: Stream,
     ) -> None:
-        """Copy an n-dimensional view; strides in bytes, negative ones too."""
+        """Copy an n-dimensional view; strides in bytes, may be negative."""
         rank = len(shape)
         if rank > MAX_RANK or len(dst_strides) != rank or len(src_strides) != rank:
             raise InvalidValue(
@@ -231,42 +231,42 @@ class Accelerator:
         n.check(n.launch_fill(stream.handle, dst, nbytes, pattern, pattern_nbytes))
 
     def launch(self, name: str, arguments: bytes, stream: Stream) -> None:
-        """A kernel function of ``native/`` by its name; it gets a copy of the argument bytes."""
+        """Launch a kernel function of ``native/`` by its name; it gets a copy of the argument bytes."""
         n = self._native
         n.check(n.launch_function(stream.handle, name.encode(), arguments, len(arguments)))
 
     def launch_callable(self, function: Any, arguments: bytes, stream: Stream) -> None:  # noqa: ANN401
-        """A `KernelFunction` made from a Python callable; keep it alive until it ran."""
+        """Launch a `KernelFunction` made from a Python callable; keep it alive until it has run."""
         if not isinstance(function, KernelFunction):
             raise InvalidValue("a kernel must be made with KernelFunction", cure="KernelFunction(f)", device="sim")
         n = self._native
         n.check(n.launch_pointer(stream.handle, function, arguments, len(arguments)))
 
-    # ---- what happened ----
+    # ---- counters, trace, reports ----
     def counters(self) -> dict[str, int]:
         return self._reader.counters()
 
     def trace(self, after: int = 0) -> list[Operation]:
-        """The operations after a sequence number, oldest first."""
+        """Return the operations after a sequence number, oldest first."""
         return self._reader.trace(after)
 
     def races(self) -> list[Report]:
-        """What the checker found since the last reset: races, and faults of lifetime, address and collectives."""
+        """Return the checker's reports since the last reset: races, and faults of lifetime, address and collectives."""
         return self._reader.reports()
 
     @property
     def dropped(self) -> tuple[int, int]:
-        """Trace records and reports that there was no room for."""
+        """Return how many trace records and reports were dropped for lack of room."""
         return int(self._native.dropped_records()), int(self._native.dropped_reports())
 
     def reset(self) -> None:
-        """Forget trace, counters, reports and accesses. Nothing may be pending."""
+        """Clear trace, counters, reports and accesses. No work may be pending."""
         self._native.check(self._native.reset())
 
 
 @contextlib.contextmanager
 def label(text: str) -> Iterator[None]:
-    """Name what this thread does in traces and reports."""
+    """Name this thread's operations in traces and reports."""
     former = native().set_label(text.encode())
     try:
         yield

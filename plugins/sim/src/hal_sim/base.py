@@ -1,4 +1,4 @@
-"""What the parts of the sim device know of it."""
+"""The base of the sim device, used by its parts."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ class OnAccelerator(AsyncDevice):
     job: str
 
     def holds(self, address: int) -> bool:
-        """True for an address in live memory of the accelerator."""
+        """Return True for an address in live memory of the accelerator."""
         return bool(self.accelerator._native.is_device_memory(address))

@@ -1,9 +1,9 @@
-"""Builds the simulated accelerator with the C++ compiler of the machine, once, into a cache folder.
+"""Build of the simulated accelerator with the machine's C++ compiler, once, into a cache folder.
 
-Two libraries: the simulator itself (``libhalsim.so``, no Paddle in it) and the Paddle device on top of it, one for each
-installed Paddle version. A build is named by everything that went into it, so a stale one is never picked up.
+Two libraries: the simulator itself (``libhalsim.so``, without Paddle) and the Paddle device on top of it, one for each
+installed Paddle version. A build is named after all its inputs, so a stale one is never used.
 
-    python -m hal_sim     builds both and says where they are
+    python -m hal_sim     builds both and prints their paths
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WORTH_PRECOMPILING = 6  # files; for fewer, parsing the standard headers beforeh
 
 
 class NoCompiler(Unavailable):
-    """There is no C++ compiler on this machine."""
+    """This machine has no C++ compiler."""
 
     def __init__(self, tried: Sequence[str]) -> None:
         super().__init__(
@@ -51,7 +51,7 @@ class NoPaddle(Unavailable):
 
 
 class BuildFailed(HalError, RuntimeError):
-    """The compiler refused; the text is what it said."""
+    """The compiler failed; the text is its output."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Paddle:
 
 
 def compiler() -> Compiler:
-    """The compiler named in ``CXX``, else the first of the usual ones."""
+    """Return the compiler named in ``CXX``, else the first of the usual ones."""
     named = os.environ.get("CXX")
     return _compiler((named,) if named else ("g++", "c++", "clang++"), os.environ.get("PATH", ""))
 
@@ -84,7 +84,7 @@ def _compiler(names: Sequence[str], path: str) -> Compiler:
 
 
 def installed_paddle() -> Paddle:
-    """Where Paddle is and which version, without importing it: that must happen after the device is announced."""
+    """Return Paddle's folder and version without importing it, as the device must be announced before the import."""
     spec = importlib.util.find_spec("paddle")
     if spec is None or not spec.submodule_search_locations:
         raise NoPaddle("paddle is not installed")
@@ -96,7 +96,7 @@ def installed_paddle() -> Paddle:
 
 
 def cache_folder() -> Path:
-    """``HALSIM_CACHE``, or a folder of this user's."""
+    """Return ``HALSIM_CACHE``, or a folder of this user."""
     named = os.environ.get("HALSIM_CACHE")
     if named:
         return Path(named)
@@ -105,7 +105,7 @@ def cache_folder() -> Path:
 
 
 def core_library() -> Path:
-    """The simulator, built if need be."""
+    """Return the simulator's path, after building it if necessary."""
     sources = [p for p in sorted(NATIVE.glob("*.cc")) if not p.name.startswith("paddle_")]
     headers = [p for p in sorted(NATIVE.glob("*.h")) if not p.name.startswith("paddle_")]
     link = (f"-Wl,-soname,{CORE_NAME}", "-lpthread", "-lrt")
@@ -113,7 +113,7 @@ def core_library() -> Path:
 
 
 def found_build() -> str:
-    """With what the simulator is built, or that it is built already; nothing is built. Raises :class:`NoCompiler`."""
+    """Return the compiler's version, or the path of an existing build, without building. Raises :class:`NoCompiler`."""
     try:
         return compiler().version
     except NoCompiler:
@@ -121,7 +121,7 @@ def found_build() -> str:
 
 
 def paddle_device(paddle: Paddle | None = None) -> Path:
-    """The Paddle device for the installed Paddle; its folder is what ``CUSTOM_DEVICE_ROOT`` must name."""
+    """Return the path of the device for the installed Paddle; ``CUSTOM_DEVICE_ROOT`` must name its folder."""
     core = core_library()
     paddle = paddle or installed_paddle()
     sources = sorted(NATIVE.glob("paddle_*.cc"))
@@ -156,7 +156,7 @@ def _built(
         with_compiler = compiler()
     except NoCompiler:
         for found in sorted(cache_root.glob(f"{stem}-????????/{name}")):
-            return found  # built when there was one
+            return found  # built when a compiler was installed
         raise
     folder = cache_root / f"{stem}-{hashlib.sha256(repr(with_compiler).encode()).hexdigest()[:8]}"
     library = folder / name
@@ -176,7 +176,7 @@ def _built(
 
 @contextlib.contextmanager
 def _locked(file: Path) -> Iterator[None]:
-    """One process builds; the others wait for it and find the result."""
+    """Let one process build; others wait for it and use the result."""
     with open(file, "w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
@@ -215,7 +215,7 @@ def _build(
 
 
 def _precompiled(with_compiler: Compiler, work: Path) -> Sequence[str]:
-    """The flags that use the standard headers, parsed once: a third of the whole build's time."""
+    """Return the flags that use the standard headers, parsed once: this saves a third of the whole build's time."""
     header = work / "standard.h"
     shutil.copyfile(NATIVE / "standard.h", header)
     command = [with_compiler.path, *FLAGS, "-x", "c++-header", str(header), "-o", f"{header}.gch"]

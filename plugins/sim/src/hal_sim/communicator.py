@@ -1,7 +1,7 @@
-"""A group's collectives on the sim device, over shared memory; no Paddle is needed.
+"""A group's collectives on the sim device, over shared memory, without Paddle.
 
-The group finds itself by a name that all ranks of a job work out alike. Loss and silence of a peer are noticed by the
-accelerator within its option ``collective_timeout_ms``, which is read when the group is opened.
+The ranks meet under a name that all ranks of a job derive in the same way. The accelerator notices the loss and silence
+of a peer within its option ``collective_timeout_ms``, which is read when the group is opened.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from hal_sim.base import OnAccelerator
 
 _opened: dict[tuple[str, tuple[int, ...]], int] = {}
-"""How often this process has opened a group; all ranks open their groups in one order."""
+"""How often this process has opened a group; all ranks open their groups in the same order."""
 
 
 def job_name() -> str:
-    """A name for the job that this process is a rank of: ``HALSIM_JOB``, else made of what its ranks have in common.
+    """Return the name of this process's job: ``HALSIM_JOB``, else a name derived from common properties of its ranks.
 
-    That is the process that started them, with its start time, and the endpoints that ``paddle.distributed`` gives
-    them. Ranks that were started by different processes need ``HALSIM_JOB`` or the option ``job``.
+    These are the parent process, its start time, and the endpoints of ``paddle.distributed``. Ranks started by
+    different processes need ``HALSIM_JOB`` or the option ``job``.
     """
     named = os.environ.get("HALSIM_JOB")
     if named:
@@ -46,7 +46,8 @@ def job_name() -> str:
 
 
 def _segment_name(job: str, ranks: tuple[int, ...]) -> str:
-    """The name of the group's segment; its beginning lets segments of jobs that are gone be swept (``group.cc``)."""
+    """Return the name of the group's segment; its prefix allows segments of finished jobs to be removed
+    (``group.cc``)."""
     count = _opened[job, ranks] = _opened.get((job, ranks), 0) + 1
     process, _, rest = job.partition("_")
     started = rest.partition("_")[0]
@@ -55,10 +56,10 @@ def _segment_name(job: str, ranks: tuple[int, ...]) -> str:
 
 
 class SimCommunicator:
-    """One rank's part in a group; see :class:`hal_core.devices.Communicator`. A group that is lost stays lost."""
+    """One rank's membership in a group; see :class:`hal_core.devices.Communicator`. A lost group stays lost."""
 
     def __init__(self, device: OnAccelerator, group: Group) -> None:
-        """Waits for the others to join, at most ``collective_timeout_ms``."""
+        """Wait for the other ranks to join, at most ``collective_timeout_ms``."""
         self._device, self.ranks, self.rank = device, tuple(sorted(group.ranks)), group.rank
         self._source, self.closed = self.ranks.index(group.source), False
         self._at_close: GroupLost | None = None
@@ -78,7 +79,7 @@ class SimCommunicator:
         return GroupTicket(device.mark(own), self)
 
     def exchange(self, block: bytes) -> Mapping[int, bytes]:
-        """Every rank's block, by global rank: one collective. Waits for the others."""
+        """Return every rank's block, by global rank: one collective. Waits for the other ranks."""
         device, stream, size = self._device, self._device.stream(), len(block)
         accelerator, blocks = device.accelerator, device.blocks
         self._check()
@@ -99,7 +100,7 @@ class SimCommunicator:
         return {rank: data[at * size : (at + 1) * size] for at, rank in enumerate(self.ranks)}
 
     def failure(self) -> GroupLost | None:
-        """Why the group is lost, or None."""
+        """Return why the group is lost, or None."""
         try:
             self._check()
         except GroupLost as error:
@@ -107,11 +108,12 @@ class SimCommunicator:
         return None
 
     def fate(self) -> GroupLost | None:
-        """Of work that is over: the same while the group is open, and then what it was when it was left in order."""
+        """Return the error for finished work: the group's error while it is open, then its error at the time of
+        leaving."""
         return self._at_close if self.closed else self.failure()
 
     def _check(self) -> None:
-        """Raise when the group is lost."""
+        """Raise if the group is lost."""
         if self.closed:
             raise self._loss("it was closed here")
         try:
@@ -129,7 +131,7 @@ class SimCommunicator:
         )
 
     def close(self) -> None:
-        """Leave the group; peers that still wait for this rank are told. Idempotent."""
+        """Leave the group; waiting peers are notified. Idempotent."""
         if not self.closed:
             self._at_close = self.failure()
             self.closed = True
@@ -137,7 +139,7 @@ class SimCommunicator:
 
 
 class GroupTicket(AsyncTicket):
-    """A collective. It fails when the group is lost by the time that somebody asks, or that the group was left."""
+    """A collective. It fails if the group is lost when the ticket is checked, or was lost when the group was left."""
 
     __slots__ = ("_communicator",)
 

@@ -1,4 +1,4 @@
-"""What the sim plugin tells the conformance kit: how to make tensors on the accelerator, and to read them."""
+"""Support of the sim device for the conformance kit: tensors on the accelerator."""
 
 from __future__ import annotations
 
@@ -18,25 +18,26 @@ if TYPE_CHECKING:
 
 
 class SimSupport(Support):
-    """Paddle's tensors where Paddle knows the accelerator, else its own."""
+    """Paddle's tensors if Paddle has loaded the accelerator, else its own."""
 
     tensors = True
     ranks = True
     whole_group = True
 
     def rank_environment(self, rank: int, endpoints: Sequence[str]) -> Mapping[str, str]:
-        """Ranks of one set of endpoints find each other's shared memory."""
+        """Return the endpoints, by which ranks find each other's shared memory."""
         return {"PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints)}
 
     def join(self, groups: Sequence[Sequence[int]], timeout: float, epoch: str) -> None:
-        """Name the job after the parent, its start and the test, so that no group of a test before is met again."""
+        """Name the job after the parent, its start and the test, so that groups of earlier tests are never met
+        again."""
         set_option("collective_timeout_ms", round(1000 * timeout))
         parent = os.getppid()
         started = Path(f"/proc/{parent}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
         os.environ["HALSIM_JOB"] = f"{parent}_{started}_{epoch}"
 
     def tensor(self, device: Device, values: np.ndarray[Any, Any]) -> object:
-        """A tensor with these values on the device."""
+        """Return a tensor with these values on the device."""
         from hal_sim.device import SimDevice
 
         assert isinstance(device, SimDevice)
@@ -47,5 +48,5 @@ class SimSupport(Support):
         return paddle.to_tensor(values, place=paddle.CustomPlace(name, device.index))
 
     def values_of(self, device: Device, tensor: Any) -> np.ndarray[Any, Any]:  # noqa: ANN401 (Paddle's, or ours)
-        """The values, read in the tensor's own way."""
+        """Return the values, read in the tensor's own way."""
         return np.array(tensor.numpy())

@@ -1,4 +1,4 @@
-"""The sim device: the simulated accelerator behind the contract, with nothing done by the host that a device can do."""
+"""The sim device: the simulated accelerator under the contract, without host work that a device can do."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class SimDevice(OnAccelerator):
         several_memories=True,
     )
 
-    fault_cure = "mend what that work did (Accelerator.races() tells more), and open the device again"
+    fault_cure = "fix the failed work (see Accelerator.races()), and open the device again"
 
     def __init__(self, index: int, options: Mapping[str, object]) -> None:
         chosen = Options.taken(options)
@@ -58,12 +58,12 @@ class SimDevice(OnAccelerator):
 
     @property
     def default_stream(self) -> AsyncStream:
-        """Paddle's current stream where Paddle computes on this accelerator, else one of our own."""
+        """Paddle's current stream if Paddle computes on this accelerator, else hal's own."""
         known = loaded_paddle()
         return self._own if known is None else self._adopted(current_stream(self.index, known[1]).handle)
 
     def foreign_stream(self, stream: object) -> AsyncStream:
-        """A stream of this accelerator by its handle, or something that has one (Paddle's)."""
+        """Return a stream of this accelerator by its handle, or by an object with one (Paddle's)."""
         handle = stream if isinstance(stream, int) else getattr(stream, "handle", getattr(stream, "raw_stream", None))
         return self._adopted(handle) if isinstance(handle, int) else super().foreign_stream(stream)
 
@@ -83,28 +83,28 @@ class SimDevice(OnAccelerator):
 
     @contextmanager
     def hold_stream(self, stream: Stream) -> Iterator[None]:
-        """Let nothing on ``stream`` begin until the context ends; an event recorded meanwhile has not passed."""
+        """Let no work on ``stream`` begin until the context ends; an event recorded meanwhile has not passed."""
         own = self.own(stream)
         with own.raw.held():
-            # The accelerator's gate stops work alone: here is some, to stand before events.
+            # The accelerator's gate stops only work: this is some, placed before events.
             own.wait(self.uploads.record())
             yield
 
     # -- targets ------------------------------------------------------------------------------------------------
 
     def resolve(self, target: object) -> View:
-        """A view over a tensor's own memory."""
+        """Return a view over a tensor's own memory."""
         self.check_open()
         return target if isinstance(target, View) else resolve(self, target)
 
     def is_device_value(self, value: object) -> bool:
-        """True for a tensor in the accelerator's memory."""
+        """Return True for a tensor in the accelerator's memory."""
         return is_on_accelerator(value)
 
     # -- work ---------------------------------------------------------------------------------------------------
 
     def submit_value(self, target: View, value: np.ndarray[Any, Any] | np.generic, stream: Stream) -> Ticket:
-        """A fill, one upload, or an upload and a strided copy, by what value and target are."""
+        """Submit a fill, one upload, or an upload and a strided copy, depending on value and target."""
         shape = target.collapsed()[0]
         if target.size and not shape and not isinstance(value, np.ndarray):
             return writing.fill(self, target, value, self.own(stream))
@@ -113,11 +113,11 @@ class SimDevice(OnAccelerator):
         return super().submit_value(target, value, stream)
 
     def copy_within(self, target: View, value: View, stream: Stream) -> Ticket:
-        """One strided copy, or two by way of memory between them."""
+        """Copy in one strided copy, or in two through intermediate memory."""
         return writing.copy(self, target, value, self.own(stream))
 
     def update_inputs(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
-        """One kernel over all slots; the host takes no part."""
+        """Launch one kernel over all slots, without the host."""
         self.check_open()
         own = self.own(stream)
         self.order_after_reads(own, state.memory)
@@ -125,7 +125,7 @@ class SimDevice(OnAccelerator):
         return self.ticket(own)
 
     def open_communicator(self, group: Group) -> SimCommunicator:
-        """The group over shared memory."""
+        """Open the group over shared memory."""
         found = SimCommunicator(self, group)
         self._runtime.groups.append(found)
         return found
@@ -133,13 +133,13 @@ class SimDevice(OnAccelerator):
     # -- counts and the checker ---------------------------------------------------------------------------------
 
     def probe_counts(self) -> Counters:
-        """The same from the accelerator's own trace, for the conformance kit. It counts for the whole process."""
+        """Return the same counts from the accelerator's own trace, for the conformance kit. They are the process's."""
         now = self._native_counts()
         return Counters(**{name: now[name] - self._below[name] for name in now})
 
     def _native_counts(self) -> dict[str, int]:
         counted = self.accelerator.counters()
-        launches = counted["launches"] - counted["kernel_function"]  # advance, which is no write
+        launches = counted["launches"] - counted["kernel_function"]  # advance, which does not write
         return {
             "submissions": counted["async_h2d"] + launches,
             "uploads": counted["async_h2d"],
@@ -150,5 +150,5 @@ class SimDevice(OnAccelerator):
         }
 
     def races(self) -> list[Report]:
-        """What the happens-before checker has found in this process."""
+        """Return the reports of the happens-before checker in this process."""
         return self.accelerator.races()

@@ -1,4 +1,4 @@
-"""What ``open_device("sim", …)`` takes: how the accelerator behaves, and the size of the staging ring."""
+"""Options of ``open_device("sim", …)``: the accelerator's behaviour, and the size of the staging ring."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ MODES = {mode.name.lower(): int(mode) for mode in Mode}
 class Options(RingOptions):
     """The device's own options: those of its ring, and the job's name.
 
-    ``job`` is the same on all ranks of a job and differs between jobs; see :func:`hal_sim.communicator.job_name`.
+    ``job`` is equal on all ranks of a job and differs between jobs; see :func:`hal_sim.communicator.job_name`.
     """
 
     job: str = ""
 
     @classmethod
     def taken(cls, given: Mapping[str, object]) -> Options:
-        """The device's own options, after setting the accelerator's (``mode="lazy"``, ``staged=0``, ``devices=4``, …).
+        """Set the accelerator's options (``mode="lazy"``, ``staged=0``, ``devices=4``, …) and return the device's own.
 
-        Those hold for the whole process, as the variables ``HALSIM_MODE`` and its like do. Raises
-        :class:`InvalidValue` for an unknown or senseless one, before anything is set.
+        The former hold for the whole process, as do variables such as ``HALSIM_MODE``. Raises :class:`InvalidValue` for
+        an unknown or invalid option, before any is set.
         """
         own = [field.name for field in fields(cls)]
         check_options("sim", given, (*own, *_accelerator_options()))
@@ -52,7 +52,7 @@ def _number(name: str, value: object) -> int:
             raise _invalid(f"mode = {value!r}", f"give one of {', '.join(MODES)}")
         return MODES[value]
     if not isinstance(value, int) or value < 0:
-        raise _invalid(f"{name} = {value!r}", "give a whole number, not negative")
+        raise _invalid(f"{name} = {value!r}", "give a non-negative whole number")
     return int(value)
 
 

@@ -30,21 +30,23 @@ class Reduce(IntEnum):
 
 
 def new_group_name() -> str:
-    """A name that one rank makes and hands to the others. Segments of processes that are gone are swept first."""
+    """Return a new name that one rank makes and sends to the other ranks. Segments of ended processes are removed
+    first."""
     out = ctypes.create_string_buffer(_NAME_BYTES)
     native().group_name(out, _NAME_BYTES)
     return out.value.decode()
 
 
 class Group:
-    """One rank's membership. Buffers are device addresses, counts are elements; every call only puts work on a stream.
+    """One rank's membership. Buffers are device addresses, counts are elements; every call only queues work on a
+    stream.
 
     A lost, hung or disagreeing peer makes the waiting operation fail within the option ``collective_timeout_ms`` (read
     when the group is joined): the next wait for the device raises ``GroupLost``, and so does every later call.
     """
 
     def __init__(self, name: str, ranks: int, rank: int) -> None:
-        """Waits for the others to join."""
+        """Wait for the other ranks to join."""
         self._native = native()
         self.name, self.ranks, self.rank = name, ranks, rank
         handle = ctypes.c_void_p()
@@ -52,7 +54,7 @@ class Group:
         self._handle: int = handle.value or 0
 
     def check(self) -> None:
-        """Raise when the group is dead."""
+        """Raise if the group is lost."""
         self._native.check(self._native.group_check(self._handle))
 
     def broadcast(self, address: int, count: int, dtype: DTypeLike, root: int, stream: Stream) -> None:
@@ -69,13 +71,13 @@ class Group:
         self._call("reduce", src, dst, count, dtype, how, root, stream)
 
     def all_gather(self, src: int, dst: int, count: int, dtype: DTypeLike, stream: Stream) -> None:
-        """``count`` elements of each rank."""
+        """Gather ``count`` elements of each rank."""
         self._call("all_gather", src, dst, count, dtype, Reduce.SUM, 0, stream)
 
     def reduce_scatter(
         self, src: int, dst: int, count: int, dtype: DTypeLike, stream: Stream, how: Reduce = Reduce.SUM
     ) -> None:
-        """``count`` elements for each rank."""
+        """Reduce, and scatter ``count`` elements to each rank."""
         self._call("reduce_scatter", src, dst, count, dtype, how, 0, stream)
 
     def barrier(self, stream: Stream) -> None:
@@ -88,7 +90,7 @@ class Group:
         self._native.check(self._native.transfer(self._handle, stream.handle, address, nbytes, source, 0))
 
     def leave(self) -> None:
-        """Idempotent. Peers that still wait for this rank are told."""
+        """Leave the group; waiting peers are notified. Idempotent."""
         if self._handle:
             self._native.check(self._native.group_leave(self._handle))
             self._handle = 0

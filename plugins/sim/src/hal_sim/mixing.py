@@ -1,8 +1,8 @@
-"""A runner whose step is work on the device's stream alone (``native/mix.cc``): no model, but every token is checkable.
+"""A runner whose step runs entirely on the device's stream (``native/mix.cc``): no model, but every token is checkable.
 
-The next token of a request is a mix of all its tokens and its seed, read from a paged cache that the step itself fills;
-drafts, of a state with room for them, are made and checked on the device too. So the engine's own loop runs with its
-steps overlapped, under the race checker, without a GPU: ``hal run --device sim --runner hal_sim.mixing:MixRunner``.
+The next token of a request is a mix of all its tokens and its seed, read from a paged cache that the step itself fills.
+If the state has room for drafts, they are made and checked on the device too. So the engine's own loop runs with
+overlapped steps, under the race checker, without a GPU: ``hal run --device sim --runner hal_sim.mixing:MixRunner``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MASK = (1 << 64) - 1
 
 
 class Setup(Protocol):
-    """What it is made with; :class:`hal.stepping.RunnerSetup` is one."""
+    """The runner's parameters; :class:`hal.stepping.RunnerSetup` has them."""
 
     @property
     def device(self) -> BoundDevice: ...
@@ -57,8 +57,8 @@ class Planned(Protocol):
 
 
 class MixRunner:
-    """Mixes tokens on the sim device (:class:`hal.stepping.Runner`). It needs nothing of the host; ``cache`` is what it
-    reads them from, and its requests may move (``--split``)."""
+    """Mixes tokens on the sim device (:class:`hal.stepping.Runner`), without the host. It reads them from ``cache``,
+    and its requests may move (``--split``)."""
 
     needs_host, drafts_on_device = "", True
 
@@ -66,7 +66,7 @@ class MixRunner:
         device, state = setup.device.device, setup.state
         if not isinstance(device, SimDevice):
             raise InvalidValue(
-                f"MixRunner runs on the sim device alone, not on {setup.device.name}",
+                f"MixRunner runs only on the sim device, not on {setup.device.name}",
                 cure="give --device sim, or another --runner",
                 argument="--runner",
             )
@@ -89,27 +89,27 @@ class MixRunner:
         )
 
     def check(self, request: Request) -> None:
-        """Refuse what it does not do: there is no distribution to draw from."""
+        """Refuse unsupported parameters: the runner has no distribution to sample from."""
         plain = SamplingParams()
         for name in _UNHEARD:
             if (given := getattr(request.params, name)) != getattr(plain, name):
                 raise InvalidValue(
-                    f"{name} = {given!r}, which MixRunner does not know", cure="leave it out", argument=name
+                    f"{name} = {given!r} is not supported by MixRunner", cure="leave it out", argument=name
                 )
 
     def launch(self, state: SlotState, step: Planned, stream: Stream) -> Step:
-        """One kernel over all slots."""
+        """Launch one kernel over all slots."""
         self._device.accelerator.launch("hal_mix_step", self._arguments, self._device.own(stream).raw)
         return step.step
 
     def propose(self, state: SlotState, step: Step, stream: Stream) -> None:
-        """One kernel over all slots."""
+        """Launch one kernel over all slots."""
         self._device.accelerator.launch("hal_mix_draft", self._arguments, self._device.own(stream).raw)
 
 
 def mixed(seed: int, tokens: Sequence[int], count: int, vocab_size: int) -> list[int]:
-    """The ``count`` tokens that follow ``tokens``, of a request whose field ``seed`` is ``seed``: what the kernel must
-    give, in Python."""
+    """Return the ``count`` tokens after ``tokens``, for a request whose field ``seed`` is ``seed``: the reference of
+    the kernel, in Python."""
     value, given = seed & _MASK, list[int]()
     for token in tokens:
         value = _mix(value, token)

@@ -1,4 +1,4 @@
-"""How Paddle is told of the device: by environment variables that must be set before ``import paddle``."""
+"""Registration of the device with Paddle, by environment variables that must be set before ``import paddle``."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ DEFAULT_NAME = "hal_sim"
 
 
 def environment(name: str = DEFAULT_NAME, **options: int) -> dict[str, str]:
-    """The variables with which a process finds the device, built if need be, under the device type ``name``.
+    """Return the variables with which a process finds the device, built if necessary, under the device type ``name``.
 
     ``options`` are the simulator's (``mode=2``, ``devices=4``, ``staged=0``, …).
     """
     variables = {
         "CUSTOM_DEVICE_ROOT": str(paddle_device().parent),
         "HALSIM_NAME": name,
-        # glog spells it so. Paddle logs six lines for each library that it loads; warnings and errors still appear.
+        # The spelling is glog's. Paddle logs six lines for each library that it loads; warnings and errors still
+        # appear.
         "GLOG_minloglevel": os.environ.get("GLOG_minloglevel", "1"),  # noqa: SIM112
     }
     return variables | {f"HALSIM_{key.upper()}": str(value) for key, value in options.items()}
@@ -32,10 +33,10 @@ def environment(name: str = DEFAULT_NAME, **options: int) -> dict[str, str]:
 def distributed(
     rank: int, endpoints: Sequence[str], master: str, name: str = DEFAULT_NAME, **options: int
 ) -> dict[str, str]:
-    """The variables of one rank of ``paddle.distributed`` over the simulated collectives."""
+    """Return the variables of one rank of ``paddle.distributed`` over the simulated collectives."""
     return environment(name, **options) | {
         "PADDLE_DISTRI_BACKEND": "xccl",
-        "PADDLE_XCCL_BACKEND": name,  # Paddle up to 3.2 asks for it
+        "PADDLE_XCCL_BACKEND": name,  # needed by Paddle up to 3.2
         f"FLAGS_selected_{name}s": str(rank),
         "PADDLE_TRAINER_ID": str(rank),
         "PADDLE_TRAINERS_NUM": str(len(endpoints)),
@@ -46,7 +47,7 @@ def distributed(
 
 
 def announce(name: str = DEFAULT_NAME, **options: int) -> None:
-    """Set the variables in this process. Paddle must not have been imported yet, unless it knows the device already."""
+    """Set the variables in this process. Paddle must not be imported yet, unless it has the device already."""
     loaded = sys.modules.get("paddle")
     if loaded is not None:
         if name in loaded.device.get_all_custom_device_type():
@@ -62,7 +63,7 @@ def announce(name: str = DEFAULT_NAME, **options: int) -> None:
 
 
 def current_stream(device: int = 0, name: str = DEFAULT_NAME) -> Stream:
-    """The stream that Paddle uses now on this device, as one of ours."""
+    """Return Paddle's current stream on this device, as a stream of this module."""
     import paddle
 
     return Stream.adopt(paddle.device.current_stream(f"{name}:{device}").stream_base.raw_stream)

@@ -1,4 +1,4 @@
-"""The plugin class: whether the accelerator can be had here, and the device. Imports the standard library alone."""
+"""The plugin class: the probe for the accelerator, and opening it. Imports the standard library alone."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 
 
 class SimPlugin(Plugin):
-    """The entry point ``sim`` of group ``hal.devices``. Auto-selection never takes it."""
+    """The entry point ``sim`` of group ``hal.devices``. Automatic selection never chooses it."""
 
     name = "sim"
 
     @classmethod
     def probe(cls) -> Probe:
-        """A compiler, or what one has built before; nothing is built here."""
+        """Look for a compiler, or for an existing build; nothing is built here."""
         from hal_sim.build import found_build
 
         if not sys.platform.startswith("linux"):
-            return Probe.no(f"the simulator needs Linux, this is {sys.platform}", "run it in a container or a VM")
+            return Probe.no(f"the simulator needs Linux, but this is {sys.platform}", "run it in a container or a VM")
         try:
             return Probe.yes(found_build())
         except HalError as error:
@@ -31,7 +31,7 @@ class SimPlugin(Plugin):
 
     @classmethod
     def open(cls, index: int, options: Mapping[str, object]) -> SimDevice:
-        """Open simulated device ``index``, after building the accelerator if need be.
+        """Open simulated device ``index``, after building the accelerator if necessary.
 
         Options: ``ring_start``, ``ring_limit`` (bytes), ``deadline`` (s), ``job``, and the accelerator's: ``mode``
         ("eager", "worker", "lazy"), ``staged``, ``delay_us``, ``devices``, ``memory_mb``, ``fail_allocation``, …

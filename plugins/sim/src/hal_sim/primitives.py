@@ -31,7 +31,7 @@ class StridedLaunch(NamedTuple):
 
 
 class SimPrimitives(Primitives):
-    """One accelerator. ``groups``: those the device has opened, whose loss is no fault of the device."""
+    """One accelerator. ``groups``: the device's open groups, whose loss is not a fault of the device."""
 
     rerecords = True
 
@@ -63,19 +63,20 @@ class SimPrimitives(Primitives):
         return event.query()
 
     def event_synchronize(self, event: Event, timeout: float | None) -> bool:
-        """Without a timeout it raises :class:`TicketTimeout` after the option ``wait_limit_ms``: it never hangs."""
+        """Wait for the event. Without a timeout it raises :class:`TicketTimeout` after the option ``wait_limit_ms``: it
+        never hangs."""
         try:
             event.synchronize(timeout)
         except TicketTimeout:
             if timeout is None:
                 raise
             return False
-        except HalError as error:  # what the device met: the work is over all the same
+        except HalError as error:  # the device's error: the work is done nevertheless
             self.health.met(error, self.spoils)
         return True
 
     def event_error(self, event: Event) -> Exception | None:
-        """It tells of the first fault, at one wait, and not of which operation's ticket it is."""
+        """Return the first fault, reported at one wait, whichever operation's ticket is checked."""
         try:
             event.synchronize(0)
         except HalError as error:
@@ -83,7 +84,8 @@ class SimPrimitives(Primitives):
         return self.health.fault
 
     def spoils(self, error: Exception) -> bool:
-        """No for a group of ours that is lost: the tickets of its broadcasts tell of it, and the device goes on."""
+        """Return False for a lost group of this device: the tickets of its broadcasts report it, and the device
+        continues."""
         return not (isinstance(error, GroupLost) and any(group.failure() for group in self.groups))
 
     # -- memory -------------------------------------------------------------------------------------------------------

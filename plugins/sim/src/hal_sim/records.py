@@ -1,4 +1,4 @@
-"""What the simulator tells: operations, reports of the checker, counters."""
+"""Records of the simulator: operations, reports of the checker, counters."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _REPORT_KINDS: tuple[ReportKind, ...] = ("race", "lifetime", "address", "collect
 
 @dataclass(frozen=True)
 class Operation:
-    """One thing that happened. ``stream`` -1: the host did it itself. ``ran`` 0: not yet; else its place in the order
-    of execution over all streams."""
+    """One operation. ``stream`` -1: done by the host itself. ``ran`` 0: not yet; else its place in the order of
+    execution over all streams."""
 
     sequence: int
     kind: str
@@ -36,7 +36,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class Report:
-    """What the checker found. ``first`` was issued before ``second``; a fault of one operation has no second."""
+    """A finding of the checker. ``first`` was issued before ``second``; a fault of one operation has no second."""
 
     kind: ReportKind
     what: str
@@ -47,14 +47,14 @@ class Report:
 
     @property
     def missing_edge(self) -> str:
-        """What would have ordered the two operations."""
+        """Return what would have ordered the two operations."""
         if self.second is None:
             return ""
         first, second = self.first, self.second
         if self.kind == "lifetime":
             return f"the host must wait for {first.kind} #{first.sequence} before {second.kind} #{second.sequence}"
         if first.stream < 0:
-            return f"{first.kind} #{first.sequence} is ordered with nothing on stream {second.stream}"
+            return f"{first.kind} #{first.sequence} is not ordered with any work on stream {second.stream}"
         if second.stream < 0:
             return (
                 f"the host does not wait for {first.kind} #{first.sequence} (stream {first.stream}) "
@@ -73,7 +73,7 @@ class Report:
 
 
 class Reader:
-    """Reads the native records; knows the names of the kinds."""
+    """Reads the native records, with the names of their kinds."""
 
     def __init__(self, native: Native) -> None:
         self._native = native
@@ -131,7 +131,7 @@ class Reader:
             return sum(values[i] for i in self._with_flag[flag])
 
         return counted | {
-            "submissions": total("D"),  # copies, launches and collectives put on a stream
+            "submissions": total("D"),  # copies, launches and collectives queued on a stream
             "copies": total("C"),
             "launches": total("L"),
             "host_waits": total("W"),  # calls that may block the host; blocked_wait counts those that did

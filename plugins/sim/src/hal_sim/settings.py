@@ -11,7 +11,7 @@ from hal_sim._native import native
 
 
 class Mode(IntEnum):
-    """When a stream runs what was put on it."""
+    """When a stream runs its queued work."""
 
     EAGER = 0
     WORKER = 1
@@ -33,7 +33,7 @@ def get_option(name: str) -> int:
 
 @contextlib.contextmanager
 def options(**values: int) -> Iterator[None]:
-    """Options for the time of a ``with`` block."""
+    """Set options for the duration of a ``with`` block."""
     former: dict[str, int] = {}
     try:
         for name, value in values.items():

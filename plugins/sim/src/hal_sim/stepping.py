@@ -1,4 +1,4 @@
-"""The kernel of ``update_inputs`` (``native/update_inputs.cc``): what it is told of a state, once."""
+"""The kernel of ``update_inputs`` (``native/update_inputs.cc``) and its arguments, made once per state."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ def milliseconds(timeout: float | None) -> int:
 
 
 class Closing:
-    """Closed at the end of a ``with`` block."""
+    """Base of objects that are closed at the end of a ``with`` block."""
 
     def __enter__(self) -> Self:
         return self
@@ -28,7 +28,7 @@ class Closing:
 
 
 class Event(Closing):
-    """A point on a stream, to wait for or to ask about. One that was never recorded counts as done."""
+    """A point on a stream, to wait for or to query. One that was never recorded counts as done."""
 
     def __init__(self) -> None:
         self._native = native()
@@ -46,7 +46,7 @@ class Event(Closing):
         return bool(done.value)
 
     def synchronize(self, timeout: float | None = None) -> None:
-        """Let the host wait; None: as long as the option ``wait_limit_ms`` says."""
+        """Make the host wait; None: as long as the option ``wait_limit_ms``."""
         self._native.check(self._native.event_wait(self.handle, milliseconds(timeout)))
 
     def close(self) -> None:
@@ -56,7 +56,7 @@ class Event(Closing):
 
 
 class Stream(Closing):
-    """A queue of work with a worker of its own. ``handle`` is the raw stream that Paddle knows as well."""
+    """A queue of work with its own worker. ``handle`` is the raw stream that Paddle uses as well."""
 
     def __init__(self, device: int, handle: int, *, owned: bool) -> None:
         self._native = native()
@@ -70,7 +70,7 @@ class Stream(Closing):
 
     @classmethod
     def adopt(cls, raw_stream: int) -> Stream:
-        """A stream that somebody else made, such as Paddle."""
+        """Return a stream created by other code, such as Paddle."""
         device, number = ctypes.c_int(), ctypes.c_int()
         native().check(native().stream_info(raw_stream, ctypes.byref(device), ctypes.byref(number)))
         return cls(device.value, raw_stream, owned=False)
@@ -84,13 +84,13 @@ class Stream(Closing):
 
     @property
     def pending(self) -> int:
-        """Operations that are not done, the running one included."""
+        """Operations that are not done, including the running one."""
         count = ctypes.c_long()
         self._native.check(self._native.stream_pending(self.handle, ctypes.byref(count)))
         return count.value
 
     def hold_stream(self) -> None:
-        """Start nothing more, whoever waits, until ``release``: the latch of every test of asynchrony."""
+        """Start no more work until ``release``: the latch of every test of asynchrony."""
         self._native.check(self._native.stream_hold(self.handle, 1))
 
     def release(self) -> None:
@@ -105,7 +105,7 @@ class Stream(Closing):
             self.release()
 
     def query(self) -> bool:
-        """True when everything put on it has ended, not only begun."""
+        """Return True if all queued work has ended, not only begun."""
         done = ctypes.c_int()
         self._native.check(self._native.stream_query(self.handle, ctypes.byref(done)))
         return bool(done.value)
@@ -114,11 +114,11 @@ class Stream(Closing):
         self._native.check(self._native.stream_wait(self.handle, milliseconds(timeout)))
 
     def wait(self, event: Event) -> None:
-        """Work put on this stream from now on comes after the event; the host does not wait."""
+        """Make later work on this stream wait for the event; the host does not wait."""
         self._native.check(self._native.stream_wait_event(self.handle, event.handle))
 
     def close(self) -> None:
-        """Idempotent. What was put on it still runs."""
+        """Close the stream; its queued work still runs. Idempotent."""
         if self.handle and self._owned:
             self._native.check(self._native.stream_destroy(self.handle))
         self.handle = 0

@@ -1,4 +1,4 @@
-"""What the device can write besides its own memory: tensors without a framework, and Paddle's on this accelerator."""
+"""Targets besides the device's own memory: tensors without a framework, and Paddle's on this accelerator."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SimTensor:
-    """Elements in the accelerator's memory, for those who use no framework. Sliced as NumPy's arrays are."""
+    """Elements in the accelerator's memory, for use without a framework. Sliced as NumPy's arrays are."""
 
     view: View
 
     @classmethod
     def of(cls, device: OnAccelerator, values: np.ndarray[Any, Any]) -> SimTensor:
-        """A tensor with these values in new memory; the host waits for them."""
+        """Return a tensor with these values in new memory; the host waits for the copy."""
         data = np.ascontiguousarray(values)
         memory = device.allocate(data.nbytes)
         device.accelerator.h2d_now(memory.address, data.ctypes.data, data.nbytes)
         return cls(View.contiguous(memory, 0, data.shape, dtype_of(data.dtype)))
 
     def numpy(self) -> np.ndarray[Any, Any]:
-        """The values as they are after the work that the host has waited for."""
+        """Return the values after the work that the host has waited for."""
         view = self.view
         whole = np.empty(view.memory.nbytes, np.uint8)
         accelerator_of(view.memory).d2h_now(whole.ctypes.data, view.memory.address, view.memory.nbytes)
@@ -45,7 +45,7 @@ class SimTensor:
 
 
 def loaded_paddle() -> tuple[ModuleType, str] | None:
-    """Paddle and the name it knows this accelerator by, where it is loaded and does."""
+    """Return Paddle and its name of this accelerator, if it is loaded and has one."""
     paddle = sys.modules.get("paddle")
     if paddle is None or not hasattr(paddle, "device"):
         return None
@@ -54,7 +54,7 @@ def loaded_paddle() -> tuple[ModuleType, str] | None:
 
 
 def is_on_accelerator(value: object) -> bool:
-    """True for a tensor in the accelerator's memory, on whichever of its devices."""
+    """Return True for a tensor in the memory of any device of the accelerator."""
     if isinstance(value, SimTensor) or (isinstance(value, DeviceMemory) and hasattr(value.device, "accelerator")):
         return True
     place = getattr(value, "place", None)
@@ -62,7 +62,8 @@ def is_on_accelerator(value: object) -> bool:
 
 
 def resolve(device: OnAccelerator, target: Any) -> View:  # noqa: ANN401 (any library's tensor)
-    """A view over the target's own memory. Raises :class:`InvalidValue` for what this device cannot write."""
+    """Return a view over the target's own memory. Raises :class:`InvalidValue` for a target that this device cannot
+    write."""
     if isinstance(target, DeviceMemory):
         return View.contiguous(target, 0, (target.nbytes,), dtype_of("uint8"))
     if isinstance(target, SimTensor):
@@ -70,7 +71,7 @@ def resolve(device: OnAccelerator, target: Any) -> View:  # noqa: ANN401 (any li
     place = getattr(target, "place", None)
     if place is None or not hasattr(target, "data_ptr") or not hasattr(target, "strides"):
         raise InvalidValue(
-            f"{type(target).__name__} is no tensor of this device",
+            f"{type(target).__name__} is not a tensor of this device",
             cure="give a view of a state, a SimTensor, or a Paddle tensor on this accelerator",
             device=device.located,
             argument="target",
@@ -95,7 +96,7 @@ def _accelerator_type() -> str:
 
 
 def _paddle(device: OnAccelerator, target: Any) -> View:  # noqa: ANN401 (a Paddle tensor)
-    """The view's memory is cut to its own bounds, so that nothing else can be reached by it."""
+    """Return a view whose memory is limited to the view's own bounds."""
     check_plain(target, "target")
     shape, dtype = tuple(target.shape), dtype_of(str(target.dtype))
     strides = tuple(step * dtype.itemsize for step in target.strides)
@@ -116,7 +117,7 @@ def _paddle(device: OnAccelerator, target: Any) -> View:  # noqa: ANN401 (a Padd
 
 
 def accelerator_of(memory: Memory) -> Accelerator:
-    """The accelerator whose memory it is."""
+    """Return the accelerator that owns the memory."""
     found = getattr(memory.device, "accelerator", None)
     assert isinstance(found, Accelerator)
     return found

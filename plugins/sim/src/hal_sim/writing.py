@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def fill(device: OnAccelerator, target: View, value: np.generic, stream: AsyncStream) -> Ticket:
-    """One run of bytes by the pattern of one element; one launch, no staging."""
+    """Fill one run of bytes with the pattern of one element; one launch, no staging."""
     address, pattern = device.address_of(target.memory) + target.offset, value.tobytes()
     number = int.from_bytes(pattern, "little")
     device.order_after_reads(stream, target.memory)
@@ -30,7 +30,7 @@ def fill(device: OnAccelerator, target: View, value: np.generic, stream: AsyncSt
 def spread(
     device: OnAccelerator, target: View, value: np.ndarray[Any, Any] | np.generic, stream: AsyncStream
 ) -> Ticket:
-    """Staged values, and one launch that puts them where they belong; one element goes to all places."""
+    """Stage the values and launch one kernel that writes them to their places; one element goes to all places."""
     shape, strides, item = target.collapsed()
     steps: Ints
     if isinstance(value, np.ndarray):
@@ -46,7 +46,7 @@ def spread(
 
 
 def copy(device: OnAccelerator, target: View, source: View, stream: AsyncStream) -> Ticket:
-    """Between two views of this device, in stream order, as if the source were read before anything is written."""
+    """Copy between two views of this device, in stream order, as if the source were read before any write."""
     (shape, to), (from_shape, from_), item = _axes(target), _axes(source), target.dtype.itemsize
     dst = device.address_of(target.memory) + target.offset
     src = device.address_of(source.memory) + source.offset
@@ -64,22 +64,22 @@ def copy(device: OnAccelerator, target: View, source: View, stream: AsyncStream)
             launch(between.address, _packed(from_shape, item), src, from_, from_shape)
             launch(dst, to, between.address, _packed(shape, item), shape)
     finally:
-        ticket = device.ticket(stream)  # before the memory between is dropped, which waits for it
+        ticket = device.ticket(stream)  # before the intermediate memory is dropped, which waits for it
     return ticket
 
 
 def _axes(view: View) -> tuple[Ints, Ints]:
-    """Shape and strides without axes of one. Raises where more are left than the strided kernel takes."""
+    """Return shape and strides without axes of one. Raises if more remain than the strided kernel supports."""
     axes = [(n, step) for n, step in zip(view.shape, view.strides, strict=True) if n != 1]
     if len(axes) > MAX_RANK:
         raise InvalidValue(
-            f"a device value of {len(axes)} axes", cure=f"reshape it to at most {MAX_RANK}", argument="value"
+            f"the device value has {len(axes)} axes", cure=f"reshape it to at most {MAX_RANK}", argument="value"
         )
     return tuple(n for n, _ in axes), tuple(step for _, step in axes)
 
 
 def _packed(shape: Ints, item: int) -> Ints:
-    """The strides of items of ``item`` bytes that lie one after the other."""
+    """Return the strides of consecutive items of ``item`` bytes."""
     return tuple(item * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 

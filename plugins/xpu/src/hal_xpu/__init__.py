@@ -1,7 +1,7 @@
 """The xpu device of hal (Kunlun chips). The plugin class imports the standard library alone.
 
 ``HAL_XPU_PLACE=cpu`` or ``sim`` declares a substitution: the same code on Paddle's CPU place or on the simulated
-accelerator. The device then calls itself ``xpu (substituted: cpu)``.
+accelerator. The device is then named ``xpu (substituted: cpu)``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .device import XpuDevice
 
 XPU_RUNTIME = "xpu_xre"
-"""The library by which Paddle's version file shows a build for XPU (``xpu_xre_version``)."""
+"""The library in Paddle's version file that indicates a build for XPU (``xpu_xre_version``)."""
 
 
 class XpuPlugin(PaddlePlugin):
@@ -32,21 +32,21 @@ class XpuPlugin(PaddlePlugin):
 
     @classmethod
     def probe_build(cls, paddle: Installed) -> Probe:
-        """Only a build for XPU has what is needed."""
+        """Require a build for XPU."""
         if XPU_RUNTIME not in paddle.parts:
             return Probe.no(f"Paddle {paddle.version} is built for {paddle.build}, not for XPU", cls.cure)
         return Probe.yes(f"Paddle {paddle.version} for XPU (not verified on the chip)")
 
     @classmethod
     def chips(cls) -> int:
-        """The XPUs that Paddle sees."""
+        """Return the number of XPUs in Paddle."""
         from hal_core.devices import paddle_core
 
         return int(paddle_core().get_xpu_device_count())
 
     @classmethod
     def make(cls, index: int, options: Mapping[str, object]) -> XpuDevice:
-        """The XPU, or what stands in for it."""
+        """Return the XPU, or its substitute."""
         from .device import XpuDevice
 
         return XpuDevice(index, options)

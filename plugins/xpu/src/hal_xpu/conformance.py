@@ -1,4 +1,4 @@
-"""What the conformance kit is told of the xpu device."""
+"""Support of the xpu device for the conformance kit."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from . import XpuPlugin
 
 
 class OnCpu(GlooRanks, PaddleSupport):
-    """Paddle's CPU place stands in, and gloo for BKCL."""
+    """Support for Paddle's CPU place as the substitute, with gloo in place of BKCL."""
 
 
 def support() -> Support:
-    """Several ranks where something stands in for the chip; BKCL cannot be started without one."""
+    """Return the support; several ranks only with a substitute, as BKCL cannot start without a chip."""
     place = XpuPlugin.substituted()
     if place == "cpu":
         return OnCpu()

@@ -1,4 +1,4 @@
-"""The xpu device: what differs from any other synchronous Paddle place, and why its calls are not asynchronous."""
+"""The xpu device: its differences from other synchronous Paddle places, and why its calls are synchronous."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ READS = "Paddle offers XPU no asynchronous copy to host memory: the step's outpu
 
 
 class XpuDevice(PaddleDevice):
-    """One XPU, or the place that stands in for it."""
+    """One XPU, or its substitute."""
 
-    # What XPU's own sources register for an in-place scatter (paddle/phi/kernels/xpu/scatter_kernel.cc: float and
-    # int64, read and not run). The substituted places may have more, and use no more.
+    # The in-place scatters that XPU's own sources register (paddle/phi/kernels/xpu/scatter_kernel.cc: float and int64,
+    # read but not run). The substituted places may have more, but use only these.
     candidates: ClassVar[Candidates] = {8: (("scatter_", "int64"),), 4: (("scatter_", "float32"),)}
 
     def __init__(self, index: int, options: Mapping[str, object]) -> None:
@@ -27,7 +27,7 @@ class XpuDevice(PaddleDevice):
         reasons = {"async_set_value": WRITES, "insert_tasks": WRITES, "save_output": READS}
         if substitute:
             stand_in = COLLECTIVES[substitute]
-            reasons["broadcast_tokens"] = f"{stand_in} stands in for BKCL, which is not verified"
+            reasons["broadcast_tokens"] = f"{stand_in} replaces BKCL, which is not verified"
         capabilities = Capabilities(
             async_h2d=False,
             async_d2h=False,
