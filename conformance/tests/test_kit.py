@@ -103,7 +103,7 @@ def test_a_plugin_may_have_its_own_way_for_keys_and_values(report):
 
 
 def test_what_cannot_be_run_is_one_line_with_the_cure(conform):
-    assert "no guarantee (G1 to G32" in conform("cpu", "--only=G99", code=2).stderr
+    assert "not a guarantee (G1 to G32" in conform("cpu", "--only=G99", code=2).stderr
     assert "installed: cpu" in conform("nosuch", code=2).stderr
     assert "name a device" in conform(code=2).stderr
 

@@ -75,7 +75,7 @@ def broken(request):
         (replace(BIAS, dtype="int8", reset=0), {"bias": 200}, "bias: the value has int 200"),
         (replace(BIAS, width=2), {"bias": 1.0}, "bias: float is no row"),
         (replace(BIAS, width=2), {"bias": [1, 2, 3]}, "bias: 3 values are more than its width of 2"),
-        (BIAS, {"bias": 1, "bais": 2}, "extra has bais, and the state declares bias"),
+        (BIAS, {"bias": 1, "bais": 2}, "extra has bais, but the state declares bias"),
         (ROW, {}, "row: 4 values are more than its width of 3"),
         (replace(ROW, value=broken), {}, "row: its function failed: KeyError: 'colour'"),
     ],
@@ -89,7 +89,7 @@ def test_g26_a_value_that_does_not_fit_names_request_and_field(bound, field, ext
 
 
 def test_g26_an_extra_of_a_state_without_fields_is_refused(bound):
-    with pytest.raises(InvalidValue, match="extra has bias, and the state declares no field"):
+    with pytest.raises(InvalidValue, match="extra has bias, but the state declares no field"):
         bound.state(SIZES).admit(Request("r", [1], extra={"bias": 1}))
     with pytest.raises(InvalidValue, match="extra = 3"):
         Request("r", [1], extra=3)

@@ -83,7 +83,7 @@ def test_auto_says_in_one_line_why_steps_do_not_overlap(run):
         (("--runner", "nowhere:"), "--runner: 'nowhere:' (give MODULE:NAME"),
         (("--runner", "no.such.module:Runner"), "--runner: no.such.module:Runner: No module named 'no'"),
         (("--runner", "hal_sim.mixing:Nobody"), "has no attribute 'Nobody'"),
-        (("--runner", "hal_sim.mixing:MixRunner"), "runs on the sim device alone, not on cpu:0 (give --device sim"),
+        (("--runner", "hal_sim.mixing:MixRunner"), "runs only on the sim device, not on cpu:0 (give --device sim"),
         (("--runner", "hal_sim.mixing:MixRunner", "--speculate", "ngram"), "--speculate: ngram drafts beside"),
         (("--runner", "a:b", "--tp", "2", "--sampling", "every-rank"), "--sampling: it concerns the Paddle model"),
         (("--tp", "2", "--overlap", "on"), f"--overlap: the Paddle model needs the host between two steps: {HOST}"),
@@ -100,7 +100,7 @@ def test_what_cannot_be_is_refused_with_the_cure(run, sim, arguments, says):
 def test_a_runner_refuses_by_name_what_it_does_not_do(run, sim):
     code, (found,), _ = run(*MIX, "--temperature", 0.5, prompts=PROMPTS[:1])
     assert code == 2
-    assert "temperature = 0.5, which MixRunner does not know" in found["message"]
+    assert "temperature = 0.5 is not supported by MixRunner" in found["message"]
 
 
 ABLE = {"async_h2d": True, "async_d2h": True, "fused_scatter": True, "pinned_host": True, "can_hold_stream": True}
