@@ -28,7 +28,16 @@ def speed(*more: str) -> float:
     """Tokens a second that a command tells."""
     prompts = [part for number in range(PROMPTS) for part in ("--prompt", f"def main{number}(")]
     command = [sys.executable, "-c", "from hal.cli import main; main()", "run", "--device", "cpu", *prompts, *more]
-    command += ["--slots", str(PROMPTS), "--max-tokens", str(TOKENS), "--min-tokens", str(TOKENS), "--json"]
+    command += [
+        "--slots",
+        str(PROMPTS),
+        "--temperature=0",
+        "--max-tokens",
+        str(TOKENS),
+        "--min-tokens",
+        str(TOKENS),
+        "--json",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     found = _SPEED.search(done.stderr)
     assert found is not None, done.stderr

@@ -20,17 +20,16 @@ os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // 2))
 
 import hal_core.handover
 import numpy as np
-from hal_core import OutputRecord, Request, SamplingParams
+from hal_core import OutputRecord, Request
 from run import versions
 
-from hal.cli.run_options import Options, RankOptions
-from hal.cli.run_plan import Plan, make_plan
+from hal.cli.run_options import Options, RankOptions, Sampling
+from hal.cli.run_plan import Plan, Prompt, make_plan
 from hal.cli.run_ranks import _setup
 from hal.distributed.crew import Crew
 from hal.distributed.engine import open_engine
 from hal.distributed.launch import PaddleLaunch
 from hal.engine import Engine
-from hal.model import DEFAULT_CHECKPOINT
 
 PROMPT, GENERATED, OTHERS, LONG = 480, 24, 3, 480
 Times = dict[str, list[float]]
@@ -48,9 +47,10 @@ class Way:
 
     def __post_init__(self) -> None:
         text = Path(__file__).read_text() + Path(hal_core.handover.__file__ or "").read_text()
-        params, ranks = SamplingParams(max_tokens=GENERATED, min_tokens=GENERATED), RankOptions(split=self.split)
-        options = Options("cpu", {}, DEFAULT_CHECKPOINT, "cpu", 4, 160, self.chunk, [], "none", 4, False, ranks=ranks)
-        plan = make_plan([text[:800]], params, options)
+        sampling = Sampling(temperature=0.0, top_p=1.0, max_tokens=GENERATED, min_tokens=GENERATED)
+        ranks = RankOptions(split=self.split)
+        options = Options(device="cpu", slots=4, blocks=160, chunk=self.chunk, ranks=ranks)
+        plan = make_plan([Prompt(text[:800], sampling)], options)
         plan = replace(plan, sizes=replace(plan.sizes, num_slots=4, max_model_len=512), blocks=160)
         self.prompt, self.params = plan.tokenizer.encode(text)[:PROMPT], plan.requests[0].params
         self.engine = self._engine(plan, options)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 import os
 import re
@@ -139,10 +138,7 @@ def _find(entries: Sequence[Entry], request: Request) -> Entry:
             argument=request.source,
         )
     known = sorted({entry.name for entry in entries if entry.allowed and not entry.problem})
-    close = difflib.get_close_matches(name.lower(), known)
     cure = "name one of those, or install the plugin that provides it" if known else NOTHING_INSTALLED
-    if close:
-        cure = f"did you mean {' or '.join(map(repr, close))}?"
     raise DeviceNotFound(
         f"no device {name!r}; installed: {', '.join(known) or 'none'}", cure=cure, argument=request.source
     )

@@ -93,7 +93,7 @@ def test_g26_with_few_descriptors_it_works_or_says_so_and_leaves_nothing(tmp_pat
 
 @pytest.mark.parametrize("limit", share.cases([8, 12, 24, 34], {12, 24}.__contains__))
 def test_hal_run_works_with_few_descriptors_or_says_so(tmp_path, limit):
-    done = limited(tmp_path, limit, "run", "--prompt", "def f(", "--max-tokens", "2")
+    done = limited(tmp_path, limit, "run", "--prompt", "def f(", "--temperature=0", "--max-tokens", "2")
     assert (done.returncode, done.stdout.startswith("def f(")) in [(0, True), (2, False)], done.stderr
     assert done.stderr.count("\n") == 1
     if done.returncode:
@@ -209,7 +209,7 @@ def test_on_a_full_disk_it_works_or_says_so_and_leaves_nothing(tmp_path, request
     if shutil.which("unshare") is None or subprocess.run(["unshare", "-m", "true"], check=False).returncode:
         pytest.skip("no mount namespace may be made here")
     arguments = {
-        "run": ["run", "--prompt", "def f(", "--max-tokens", "2"],
+        "run": ["run", "--prompt", "def f(", "--temperature=0", "--max-tokens", "2"],
         "tail": ["tail", f"ipc://{tmp_path}/s", "--timeout", "0.1"],
         "devices": ["devices", "--open"],
     }[command]

@@ -31,7 +31,7 @@ HIDDEN = """
     from hal.cli import main
     main()
 """
-RUN = ("run", "--prompt", "x", "--max-tokens", "2")
+RUN = ("run", "--prompt", "x", "--temperature=0", "--max-tokens", "2")
 SENT = (*RUN, "--sink", "ipc:///nowhere/x")
 
 

@@ -41,7 +41,7 @@ def run(capsys):
 
     def call(*arguments):
         with pytest.raises(SystemExit) as end:
-            main(["run", *map(str, arguments)])
+            main(["run", "--temperature", "0", *map(str, arguments)])
         assert end.value.code == 0
         out, err = capsys.readouterr()
         return out, [line for line in err.splitlines() if "tokens/s" not in line]
@@ -197,8 +197,8 @@ def test_fields_that_change_nothing_are_told_in_one_line(run, tmp_path):
     shutil.copytree(DEFAULT_CHECKPOINT, folder)
     fields = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(fields | {"is_llama_config": True, "unsloth_fixed": True}))
-    out, told = run("--model", folder, *PROMPT)
-    assert told == ["hal: config.json: these change nothing at inference: is_llama_config, unsloth_fixed"]
+    out, told = run("--model", folder, *PROMPT, "-v")
+    assert "hal: config.json: these change nothing at inference: is_llama_config, unsloth_fixed" in told
     assert (out, []) == run(*PROMPT)
 
 
@@ -240,14 +240,16 @@ def tokenizer():
     return Tokenizer.load(DEFAULT_CHECKPOINT, read_config(DEFAULT_CHECKPOINT))
 
 
-def answers_to(tokenizer, stops, count=1, **options):
+def answers_to(tokenizer, stops, count=1, logprobs=None, **options):
     """Answers to so many prompts ``x``, and their screen."""
-    requests = [Request(f"r{n}", tokenizer.encode("x"), SamplingParams(max_tokens=64)) for n in range(count)]
+    requests = [
+        Request(f"r{n}", tokenizer.encode("x"), SamplingParams(max_tokens=64, logprobs=logprobs)) for n in range(count)
+    ]
     plan = SimpleNamespace(
         requests=requests, prompts=["x"] * count, answer=lambda r: AnswerText(tokenizer.stream(r.prompt), stops)
     )
     screen = Pages()
-    return Answers(plan, screen, **{"device": None, "logprobs": False, **options}), screen
+    return Answers(plan, screen, **{"device": None, **options}), screen
 
 
 def record(position, tokens, finish=FinishReason.NONE):
@@ -270,7 +272,7 @@ def record(position, tokens, finish=FinishReason.NONE):
 
 def test_tokens_behind_a_stop_text_in_the_same_row_are_given_out_nowhere(tokenizer):
     tokens = tokenizer.encode(" = 1\nif y:\n    z")
-    answers, screen = answers_to(tokenizer, ["\ni"], device={"name": "cpu:0"}, logprobs=True)
+    answers, screen = answers_to(tokenizer, ["\ni"], device={"name": "cpu:0"}, logprobs=1)
     answers.take(record(0, tokens))
     (answer,) = map(json.loads, screen.written)
     count, text = ends_of({"prompt": "x", "token_ids": tokens}, tokenizer, "\ni")

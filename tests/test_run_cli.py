@@ -24,7 +24,7 @@ def run(capsys):
     def call(*arguments):
         status = 0
         try:
-            main(["run", *map(str, arguments)])
+            main(["run", "--temperature", "0", *map(str, arguments)])
         except SystemExit as end:
             status = end.code or 0
         return status, *capsys.readouterr()
@@ -53,9 +53,9 @@ def test_one_prompt_streams_prompt_and_text(run, run_json):
     (answer,) = run_json("--prompt", "def main(", "--max-tokens", 24)[1]
     assert status == 0
     assert out == f"def main({answer['text']}\n"
-    assert "24 tokens in" in err
-    assert "tokens/s), 1 of 1 slots used, 0 preemptions" in err
-    assert err.endswith("; device cpu:0, model on cpu\n")
+    assert err.startswith("hal: 24 tokens in ")
+    assert err.endswith(" tokens/s), device cpu:0, model on cpu; 3 notes: -v\n")
+    assert (err.count("\n"), len(err) <= 101) == (1, True)
 
 
 def test_without_an_nvidia_gpu_nothing_is_said_of_cuda(run, monkeypatch):
@@ -67,20 +67,32 @@ def test_without_an_nvidia_gpu_nothing_is_said_of_cuda(run, monkeypatch):
     status, out, err = run("--prompt", "def main(", "--max-tokens", 4)
     assert status == 0
     assert "cuda" not in (out + err).lower()
-    assert [line for line in err.splitlines() if "; device cpu:0, model on cpu" not in line] == []
+    assert [line for line in err.splitlines() if ", device cpu:0, model on cpu" not in line] == []
 
 
-def test_what_falls_back_is_one_line_and_in_the_json(run, run_json):
-    status, _, err = run("--prompt", "x", "--max-tokens", 1, "--require", "async_set_value=sync")
+def test_what_falls_back_is_told_on_request_and_in_the_json(run, run_json):
+    status, _, err = run("--prompt", "x", "--max-tokens", 1, "--require", "async_set_value=sync", "-v")
     assert status == 0
-    (line,) = err.splitlines()
-    assert "0 preemptions; async_set_value falls back: host memory: " in line
-    _, (answer,), again = run_json("--prompt", "x", "--max-tokens", 1, "--require", "fused_scatter=yes")
+    _, (answer,), again = run_json("--prompt", "x", "--max-tokens", 1, "--require", "fused_scatter=yes", "-v")
     reason = answer["device"]["fallbacks"]["async_set_value"]
+    assert reason.startswith("host memory: ")
     assert answer["device"] == {"name": "cpu:0", "substituted": "", "fallbacks": {"async_set_value": reason}}
-    for told in (line, again):
-        assert f"; async_set_value falls back: {reason}; steps do not overlap: " in told
-        assert told.rstrip().endswith("; device cpu:0, model on cpu")
+    for told in (err, again):
+        lines = told.splitlines()[-5:]
+        assert lines[:2] == [
+            "hal: 1 of 1 slots used, 0 preemptions",
+            f"hal: async_set_value falls back: {reason}",
+        ]
+        assert lines[2].startswith("hal: steps do not overlap: ")
+        assert lines[3] == "hal: runner paddle, as no installed runner is for device cpu"
+        assert lines[4].endswith(" tokens/s), device cpu:0, model on cpu")
+
+
+def test_q_prints_the_text_alone(run):
+    status, out, err = run("-q", "--prompt", "x", "--max-tokens", 2)
+    assert (status, err) == (0, "")
+    assert out.startswith("x")
+    assert run("-q", "--prompt", "")[2].startswith("hal: error: ")
 
 
 def test_a_device_that_falls_back_is_refused_where_it_is_required_not_to(run):
@@ -93,7 +105,7 @@ def test_a_device_that_falls_back_is_refused_where_it_is_required_not_to(run):
 
 
 def test_several_prompts_are_labelled_and_in_order(run, run_json):
-    arguments = ("--prompt", "import", "--prompt", "class A", "--prompt", "x = ", "--max-tokens", 8, "--slots", 2)
+    arguments = ("--prompt", "import", "--prompt", "class A", "--prompt", "x = ", "--max-tokens", 8, "--slots", 2, "-v")
     status, out, err = run(*arguments)
     answers = run_json(*arguments)[1]
     assert status == 0
@@ -132,7 +144,7 @@ def test_tokens_do_not_depend_on_slots_blocks_or_chunk(run_json):
     prompts = ("def main(", "for i in range(", "if __name__ ==", "with open(")
     common = [part for text in prompts for part in ("--prompt", text)] + ["--max-tokens", 32]
     ways = [("--slots", 1), ("--slots", 32), ("--chunk", 3), ("--slots", 4, "--blocks", 4)]
-    results = [run_json(*common, *way) for way in ways]
+    results = [run_json("-v", *common, *way) for way in ways]
     tokens = [[answer["token_ids"] for answer in answers] for _, answers, _ in results]
     assert tokens[0] == tokens[1] == tokens[2] == tokens[3]
     assert " 0 preemptions" in results[1][2]
@@ -166,12 +178,11 @@ def test_stop_ends_the_text_after_its_tokens(run_json, tokenizer):
 
 
 BAD_OPTIONS = [
-    ((), "--prompts FILE"),
     (("--prompt", ""), "the only prompt is empty"),
     (("--prompt", "", "--prompt", ""), "all 2 prompts are empty"),
     (("--prompt", "x", "--temperature", "nan"), "--temperature: nan (give a number from 0.0"),
     (("--prompt", "x", "--temperature", "-1"), "--temperature: -1.0 (give a number"),
-    (("--prompt", "x", "--temperature", "warm"), "--temperature"),
+    (("--prompt", "x", "--temperature", "warm"), "--temperature: 'warm' is no number"),
     (("--prompt", "x", "--top-k", "-2"), "--top-k: -2 (give a whole number"),
     (("--prompt", "x", "--top-p", "0"), "--top-p"),
     (("--prompt", "x", "--min-p", "1.5"), "--min-p: 1.5 (give a number from 0.0 to 1.0)"),
@@ -185,7 +196,13 @@ BAD_OPTIONS = [
     (("--prompt", "x", "--blocks", "-1"), "--blocks: -1"),
     (("--prompt", "x", "--chunk", "0"), "--chunk: 0"),
     (("--prompt", "x", "--logprobs", "-1"), "--logprobs: -1"),
-    (("--prompt", "x", "--logprobs", "99999"), "ask for fewer"),
+    (("--json", "--prompt", "x", "--logprobs", "99999"), "ask for fewer"),
+    (("--prompt", "x", "--logprobs", "2"), "--logprobs: text does not show them (give --json as well"),
+    (("--prompt", "x", "--top-k", "5"), "--top-k: nothing is drawn at --temperature 0"),
+    (("--prompt", "x", "-q", "-v"), "--quiet: it contradicts --verbose"),
+    (("--promt", "x"), "--promt: no such option (did you mean --prompt"),
+    (("--prompt", "x", "--device", "gpu"), "--device: no device 'gpu'; installed: "),
+    (("--prompt", "x", "--model", "no-org/no-model"), "(fetch it: hf download no-org/no-model)"),
     (("--prompt", "x", "--stop", ""), "--stop: an empty text"),
     (("--prompt", "x", "--stop", "a\ufffd"), "--stop: U+FFFD stands for bytes that are no text"),
     (("--prompt", "x", "--device", "cpuu"), "--device: no device 'cpuu'"),
@@ -217,7 +234,7 @@ def test_a_bad_option_ends_before_anything_runs(run, arguments, message):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"", "is empty"), (b"\n\n", "all 2 prompts are empty"), (b"\xff\xfe", "is no UTF-8 text")],
+    [(b"", "is empty"), (b"\n\n", "has empty lines alone"), (b"\xff\xfe", "is no UTF-8 text")],
 )
 def test_a_bad_prompts_file_ends_before_anything_runs(run, tmp_path, content, message):
     file = tmp_path / "prompts"
@@ -264,17 +281,17 @@ def test_a_damaged_checkpoint_ends_before_anything_runs(run, tmp_path, damage):
 
 def test_a_bad_request_among_good_ones_ends_alone(run_json, tmp_path):
     file = tmp_path / "prompts"
-    file.write_text(f"import\n\n{'x' * 4000}\ndef f(\n")
-    status, answers, _ = run_json("--prompts", file, "--max-tokens", 5)
+    file.write_text(f"import\n{'x' * 4000}\ndef f(\n")
+    status, answers, _ = run_json("--prompt", "", "--prompts", file, "--max-tokens", 5)
     assert status == 2
-    assert [answer["finish_reason"] for answer in answers] == ["length", "error", "error", "length"]
-    assert "the prompt has no tokens" in answers[1]["message"]
+    assert [answer["finish_reason"] for answer in answers] == ["error", "length", "error", "length"]
+    assert "the prompt has no tokens" in answers[0]["message"]
     assert "512" in answers[2]["message"]
-    assert all("message" not in answer and len(answer["token_ids"]) == 5 for answer in (answers[0], answers[3]))
+    assert all("message" not in answer and len(answer["token_ids"]) == 5 for answer in (answers[1], answers[3]))
 
 
 def test_a_bad_request_is_told_on_stderr_too(run):
-    status, out, err = run("--prompt", "import", "--prompt", "", "--max-tokens", 3)
+    status, out, err = run("--prompt", "import", "--prompt", "", "--max-tokens", 3, "-q")
     assert status == 2
     assert "the prompt has no tokens" in err
     assert "--- r1 ---" in out

@@ -36,7 +36,7 @@ def started(warm):
 
 def test_the_command_runs_by_itself_and_keeps_stdout_clean():
     """A whole process, as its users have it; the other tests fork theirs."""
-    command = [sys.executable, "-c", RUN, "run", "--prompt", "def main(", "--max-tokens", "8"]
+    command = [sys.executable, "-c", RUN, "run", "--prompt", "def main(", "--temperature=0", "--max-tokens", "8"]
     done = subprocess.run(command, capture_output=True, text=True, preexec_fn=heed_interrupts, timeout=60, check=False)
     out, err = done.stdout, done.stderr
     assert done.returncode == 0
@@ -45,7 +45,9 @@ def test_the_command_runs_by_itself_and_keeps_stdout_clean():
 
 
 def test_interrupted_it_tells_what_it_has_and_leaves_nothing(started):
-    process = started("--prompt", "def f(", "--prompt", "import", "--max-tokens", "480", "--slots", "1")
+    process = started(
+        "--prompt", "def f(", "--prompt", "import", "--temperature=0", "--max-tokens", "480", "--slots", "1"
+    )
     select.select([process.stdout], [], [])  # until the text begins
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
@@ -85,7 +87,7 @@ def test_interrupted_while_loading_it_just_ends(tmp_path, started):
 def test_a_closed_pipe_ends_it_quietly(started):
     reading, writing = os.pipe()
     os.close(reading)
-    process = started("--prompt", "def f(", "--max-tokens", "200", stdout=writing)
+    process = started("--prompt", "def f(", "--temperature=0", "--max-tokens", "200", stdout=writing)
     os.close(writing)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1
@@ -117,7 +119,7 @@ def redirected(started, *arguments, shell, code=RUN):
 @pytest.mark.parametrize("options", [(), ("--json",)], ids=["text", "json"])
 @pytest.mark.parametrize("shell", [">/dev/full", ">&-"])
 def test_an_output_that_cannot_be_written_is_one_line_and_waits_for_nothing(started, shell, options):
-    arguments = ("--prompt", "def f(", "--max-tokens", "4", *options)
+    arguments = ("--prompt", "def f(", "--temperature=0", "--max-tokens", "4", *options)
     status, _, err = redirected(started, *arguments, shell=shell, code=PATIENT)
     assert status == 2
     assert err.startswith("hal: error: standard output: cannot be written: ")
@@ -126,7 +128,7 @@ def test_an_output_that_cannot_be_written_is_one_line_and_waits_for_nothing(star
 
 @pytest.mark.parametrize("shell", ["2>&-", "2>/dev/full", "<&- 2>&-"])
 def test_the_text_comes_without_a_standard_error_too(started, shell):
-    status, out, err = redirected(started, "--prompt", "def f(", "--max-tokens", "4", shell=shell)
+    status, out, err = redirected(started, "--prompt", "def f(", "--temperature=0", "--max-tokens", "4", shell=shell)
     assert (status, err) == (0, "")
     assert out.startswith("def f(")
 

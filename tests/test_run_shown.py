@@ -129,7 +129,7 @@ main()
 
 def test_in_one_process_nothing_is_sent_and_no_file_is_made(tmp_path):
     """ZeroMQ, which stood between the engine and the text, cannot be imported here."""
-    command = [sys.executable, "-c", WITHOUT_ZMQ, "run", "--prompt", "def f(", "--max-tokens", "4"]
+    command = [sys.executable, "-c", WITHOUT_ZMQ, "run", "--prompt", "def f(", "--temperature=0", "--max-tokens", "4"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment(tmp_path), check=False)
     assert (done.returncode, done.stdout[:6]) == (0, "def f("), done.stderr
     assert left_in(tmp_path) == []

@@ -11,7 +11,7 @@ import pytest
 from hal.cli import main
 from hal.model import DEFAULT_CHECKPOINT
 
-GREEDY = ("--prompt", "def main(", "--prompt", "try:\n    ", "--max-tokens", 24)
+GREEDY = ("--prompt", "def main(", "--prompt", "try:\n    ", "--temperature=0", "--max-tokens", 24)
 DRAWN = (*GREEDY, "--temperature", 0.7, "--top-p", 0.9, "--seed", 3, "--logprobs", 2, "--blocks", 5, "--chunk", 3)
 MARGIN = 1e-3
 
@@ -27,7 +27,7 @@ def run(capsys):
 
     def call(*arguments):
         with pytest.raises(SystemExit) as end:
-            main(["run", "--json", *map(str, arguments)])
+            main(["run", "--json", "-v", *map(str, arguments)])
         out, err = capsys.readouterr()
         return end.value.code, [json.loads(line) for line in out.splitlines()], err
 

@@ -38,7 +38,7 @@ def astray(monkeypatch):
 @pytest.mark.parametrize(("strange", "more"), [(VOCABULARY, ()), (-7, ("--speculate", "ngram"))])
 def test_a_strange_token_is_its_requests_error(strange, more, astray, capsys):
     prompts = [part for text in ("def main(", "import os", "x = ", "class A") for part in ("--prompt", text)]
-    options = ["run", "--device", "cpu", *prompts, "--max-tokens", "8", "--slots", "2", "--json"]
+    options = ["run", "--device", "cpu", *prompts, "--temperature=0", "--max-tokens", "8", "--slots", "2", "--json"]
     with pytest.raises(SystemExit):
         main([*options, *more])
     whole = [json.loads(line) for line in capsys.readouterr().out.splitlines()]

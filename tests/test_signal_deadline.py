@@ -88,7 +88,7 @@ RANKS = """
     hal.cli.run_ranks.PaddleLaunch = Failing if "--restart" in sys.argv else Idle
 """
 MAIN = "\nhal.cli.main()\n"
-PROMPT = ("run", "--device", "cpu", "--prompt", "def f(", "--max-tokens", "4")
+PROMPT = ("run", "--device", "cpu", "--prompt", "def f(", "--temperature=0", "--max-tokens", "4")
 STATES = {
     "loading": ("c", "hal.model.llama:LlamaModel.load", *PROMPT),
     "in a step": ("python", "hal.worker.runner:ModelRunner.launch", *PROMPT),

@@ -25,7 +25,19 @@ pytestmark = pytest.mark.long(20)
 #: Not hal itself: it is patched where it is imported.
 WARM = LIBRARIES
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
-PROMPTS = ("run", "--prompt", "def f(", "--prompt", "import", "--max-tokens", "16", "--slots", "1", "--json")
+PROMPTS = (
+    "run",
+    "--prompt",
+    "def f(",
+    "--prompt",
+    "import",
+    "--temperature=0",
+    "--max-tokens",
+    "16",
+    "--slots",
+    "1",
+    "--json",
+)
 #: Sends this process a signal the first time that a module is looked for, or a function called or left.
 INJECTED = """
     import functools, importlib.util, os, sys
@@ -232,7 +244,7 @@ IGNORING = """
 
 def test_signals_that_were_ignored_stay_so(tmp_path, warm):
     """``nohup`` and a shell's background jobs."""
-    arguments = ("run", "--prompt", "def f(", "--max-tokens", "4")
+    arguments = ("run", "--prompt", "def f(", "--temperature=0", "--max-tokens", "4")
     process = start(tmp_path, *arguments, code=textwrap.dedent(IGNORING), warm=warm)
     assert process.stderr.readline() == "begun\n"
     while process.poll() is None and not select.select([process.stdout], [], [], 0)[0]:

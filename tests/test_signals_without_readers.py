@@ -32,7 +32,9 @@ def reading_nothing(folder, *arguments, warm=None):
 
 def test_a_run_whose_output_nobody_reads_ends_all_the_same(tmp_path, warm):
     number = signal.SIGTERM
-    process, reading = reading_nothing(tmp_path, "run", "--prompt", "def f(", "--max-tokens", "4", warm=warm)
+    process, reading = reading_nothing(
+        tmp_path, "run", "--prompt", "def f(", "--temperature=0", "--max-tokens", "4", warm=warm
+    )
     tasks = Path(f"/proc/{process.pid}/task")
     while not any("pipe" in (task / "wchan").read_text() for task in tasks.iterdir()):  # until it waits for its reader
         assert process.poll() is None

@@ -67,7 +67,7 @@ def test_no_screen_hands_control_characters_to_a_terminal(streams, monkeypatch, 
 @pytest.mark.parametrize("terminal", [False, True])
 def test_lines_beside_the_answers_and_of_tail_are_escaped_as_well(streams, terminal):
     output, errors = streams(terminal, terminal)
-    with _plain_logs():
+    with _plain_logs(SimpleNamespace(quiet=False)):
         logging.getLogger("hal").warning("log %s", EVIL)
     console.say(EVIL)
     printer = Printer(as_json=False, request=None)
@@ -167,10 +167,10 @@ def interrupted(monkeypatch, count, **options):
     """A screen after Ctrl-C in ``count`` prompts, and what the command says of it in the end."""
     came = []
     monkeypatch.setattr("hal.cli.run_output.signals.came", lambda: 2 if came else None)
-    requests = [SimpleNamespace(request_id=f"r{at}") for at in range(count)]
+    requests = [SimpleNamespace(request_id=f"r{at}", params=SimpleNamespace(logprobs=None)) for at in range(count)]
     plan = SimpleNamespace(requests=requests, prompts=["x"] * count, answer=lambda request: Text())
     counting = Counting()
-    answers = Answers(plan, counting, **{"device": None, "logprobs": False} | options)
+    answers = Answers(plan, counting, **{"device": None} | options)
     answers.take(first_token())
     before = len("".join(counting.written).splitlines()), counting.calls
     drive(Aborting(lambda: came.append(1)), plan, answers, SimpleNamespace(error=None))

@@ -16,14 +16,14 @@ QEMU = "qemu-x86_64"
 PROPOSERS = ("none", "naive", "ngram", "suffix", "mtp", "hybrid")
 LIMIT = 1200.0
 """Seconds that one emulated process may take; it takes one to two minutes on a quiet machine."""
-RUN = ("run", "--prompt", "x = y + y = x + y = x + ", "--max-tokens", "6")
+RUN = ("run", "--prompt", "x = y + y = x + y = x + ", "--temperature=0", "--max-tokens", "6")
 #: One process for all of them: half of a run is the import of Paddle.
 EACH = f"""
 from hal.cli import main
 for name in {PROPOSERS!r}:
     print(name, flush=True)
     try:
-        main([*{RUN!r}, "--speculate", name])
+        main([*{RUN!r}, "-v", "--speculate", name])
     except SystemExit as end:
         assert not end.code, end.code
 """

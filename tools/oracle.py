@@ -168,7 +168,7 @@ def _run(directory: Path, target: Path, options: Sequence[str]) -> list[dict[str
         "--device",
         "cpu",
     ]
-    command += ["--model", target, "--prompts", texts, "--max-tokens", NEW_TOKENS, *options]
+    command += ["--model", target, "--prompts", texts, "--temperature=0", "--max-tokens", NEW_TOKENS, *options]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"hal run: {done.stderr.strip()}")

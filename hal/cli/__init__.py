@@ -29,10 +29,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _main(arguments: list[str]) -> None:
-    from . import failures
+    from . import console, failures
     from .console import prepared, say
 
-    failures.verbose = False
+    failures.verbose = console.quiet = False
     ended: SystemExit | None = None
     told: str | None = ""
     trace = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import sys
@@ -95,8 +96,41 @@ def occupy() -> None:
                 os.close(descriptor)
 
 
+_status = ""
+"""What the status line shows."""
+
+
+def status(text: str) -> None:
+    """Show on a terminal what the command is at, in a line that goes when anything else is written; "": clear it."""
+    global _status
+    if (text or _status) and sys.stderr.isatty() and os.environ.get("TERM") != "dumb" and not quiet:
+        with contextlib.suppress(OSError):
+            sys.stderr.write(f"\r{text}\x1b[K")
+            sys.stderr.flush()
+        _status = text
+
+
+quiet = False
+"""Whether the command shows no status (``-q``)."""
+
+
+def log_level() -> int | None:
+    """Return the level that ``HAL_LOG`` names, of :mod:`logging`; None where it is unset.
+
+    Raises :class:`hal_core.InvalidValue` for another word.
+    """
+    if not (word := os.environ.get("HAL_LOG", "").strip()):
+        return None
+    if word.upper() in (levels := ("DEBUG", "INFO", "WARNING", "ERROR")):
+        return getattr(logging, word.upper())  # type: ignore[no-any-return]
+    from hal_core import InvalidValue
+
+    raise InvalidValue(f"{word!r}", cure=f"give {', '.join(levels[:-1])} or {levels[-1]}", argument="HAL_LOG")
+
+
 def say(text: str) -> None:
     """A line on standard error. Where that cannot be written nobody can be told, and what is done goes on."""
+    status("")
     try:
         print(shown(text, sys.stderr), file=sys.stderr, flush=True)
     except OSError:

@@ -1,17 +1,19 @@
-"""The options of ``hal run``, checked: each error names the option and the cure."""
+"""The options of ``hal run``: each is a field with its help, of which typer's parameter is made, and is checked."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hal_core import InvalidValue, SamplingParams
 
 from hal.makers import check_maker
+from hal.model import DEFAULT_CHECKPOINT
+from hal.model.hub import find_checkpoint
 from hal.proposers import NONE
 from hal.sharing import SHARED
 from hal.stepping import AUTO, PADDLE, check_dtype, check_overlap, check_runner_name
@@ -33,26 +35,176 @@ MODEL_PLACE = "cpu"
 """Where the Paddle model runs unless told."""
 
 
-@dataclass(frozen=True, slots=True)
+def option(
+    default: Any,  # noqa: ANN401 (of the field's type)
+    about: str,
+    value: str = "",
+    *,
+    group: str = "",
+    names: Sequence[str] = (),
+    typed: Any = None,  # noqa: ANN401 (a type)
+    read: Callable[[Any], Any] | None = None,
+) -> Any:  # noqa: ANN401 (what a dataclass takes for a field)
+    """Return a field that is an option of the command.
+
+    ``about`` and ``value``: its help, and how the help calls its value. ``group``: what ``--help-all`` lists it under;
+    "": ``--help`` lists it too. ``names``: its names, where they are not the field's. ``typed`` and ``read``: the type
+    that typer reads, and what makes the field of it, where that is not the field's type.
+    """
+    told = {"about": about, "value": value, "group": group, "names": names, "typed": typed, "read": read}
+    metadata = {"option": told}
+    return (
+        field(default_factory=dict, metadata=metadata) if default is dict else field(default=default, metadata=metadata)
+    )
+
+
+def flag(about: str, *names: str, group: str = "") -> Any:  # noqa: ANN401 (as above)
+    """Return a field that is on where its option is given."""
+    return option(False, about, group=group, names=names)
+
+
+def split_of(text: str | None) -> tuple[int, int] | None:
+    """``"P,D"`` as numbers of prefill and decode workers; None for None. Raises :class:`InvalidValue`."""
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) != 2 or not all(part.isdecimal() and int(part) for part in parts):
+        cure = "give the number of prefill and of decode workers, at least 1 each, as 1,1"
+        raise InvalidValue(f"{text!r}", cure=cure, argument="--split")
+    return int(parts[0]), int(parts[1])
+
+
+_WORDS = {"yes": True, "true": True, "no": False, "false": False}
+
+
+def requirements(given: Sequence[str] | None) -> dict[str, str | bool]:
+    """What a device must offer, from ``NAME=VALUE`` each; yes and no are for abilities that it has or has not."""
+    wanted: dict[str, str | bool] = {}
+    for text in given or ():
+        name, sign, value = text.partition("=")
+        if not sign or not name:
+            raise InvalidValue(
+                f"{text!r} is no NAME=VALUE", cure="write --require async_set_value=async", argument="--require"
+            )
+        wanted[name] = _WORDS.get(value.lower(), value)
+    return wanted
+
+
+def runner_of(given: Sequence[str] | None) -> str:
+    """The runner that was named; ``auto`` where none was. Raises :class:`InvalidValue` for more than one."""
+    if given and len(given) > 1:
+        raise InvalidValue(" and ".join(given), cure="name one runner", argument="--runner")
+    return given[0] if given else AUTO
+
+
+def find_model(given: str | None) -> Path:
+    """Return a checkpoint's folder: the one that is given, or that of ``ORG/NAME`` in the Hugging Face cache."""
+    return DEFAULT_CHECKPOINT if given is None else find_checkpoint(given)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How tokens are chosen. A line of ``--prompts FILE.jsonl`` may have each of these for its prompt."""
+
+    max_tokens: int = option(64, "Most tokens to generate for each prompt.", "N")
+    temperature: float = option(0.7, "Higher: more varied. 0: always the best token.", "X")
+    top_p: float = option(0.9, "Draw from the best tokens that make up X of the probability.", "X")
+    seed: int = option(0, "Draws depend on it, the prompt's number and the position.", "N")
+    top_k: int = option(0, "Draw from the N best tokens; 0: from all.", "N", group="sampling")
+    min_p: float = option(
+        0.0, "Of these, draw from those at least X times as likely as the best.", "X", group="sampling"
+    )
+    repetition_penalty: float = option(
+        1.0, "Above 1: less of what the text has, prompt included.", "X", group="sampling"
+    )
+    frequency_penalty: float = option(0.0, "Above 0: less of what was generated, for each time.", "X", group="sampling")
+    presence_penalty: float = option(0.0, "Above 0: less of what was generated at all.", "X", group="sampling")
+    min_tokens: int = option(0, "No end before N tokens.", "N", group="sampling")
+    logprobs: int | None = option(
+        None, "With --json: log-probabilities, and those of the N best tokens.", "N", group="output"
+    )
+    stop: Sequence[str] = option(
+        (),
+        "End where the answer contains this text; may be given several times.",
+        "TEXT",
+        group="sampling",
+        typed=list[str] | None,
+        read=lambda given: tuple(given or ()),
+    )
+
+    def __post_init__(self) -> None:
+        for text in self.stop:
+            if not text:
+                raise InvalidValue("an empty text", cure="leave it out", argument="--stop")
+            check_argument(text, "--stop")
+            if "\ufffd" in text:
+                raise InvalidValue(
+                    "U+FFFD stands for bytes that are no text", cure="give the text without it", argument="--stop"
+                )
+
+    def params(self) -> SamplingParams:
+        """Return the parameters. Raises :class:`InvalidValue`, which names the option.
+
+        Where nothing is drawn ``top_p`` is off, which a runner that cannot truncate takes.
+        """
+        told = {name: value for name, value in asdict(self).items() if name != "stop"}
+        try:
+            params = SamplingParams(**told)
+            return replace(params, top_p=1.0) if params.temperature == 0 else params
+        except InvalidValue as error:
+            error.argument = f"--{error.argument.replace('_', '-')}"
+            error.what = error.what.split(" = ", 1)[-1]
+            raise
+
+    def check_given(self, given: Sequence[str]) -> None:
+        """Raise :class:`InvalidValue` for an option of draws that was given where nothing is drawn.
+
+        A ``--runner`` of one's own may use the seed all the same.
+        """
+        for name in ("top_p", "top_k", "min_p"):
+            if name in given and self.temperature == 0:
+                cure = "leave it out, or give a --temperature above 0"
+                raise InvalidValue("nothing is drawn at --temperature 0", cure=cure, argument=_typed(name))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankOptions:
     """How many ranks there are, and how they work together. Raises :class:`InvalidValue` for what cannot be."""
 
-    tp: int = 1
-    dp: int = 1
-    sampling: str = "first"
-    dp_sync: bool = False
-    restart: int = 0
-    share_devices: bool = False
-    split: tuple[int, int] | None = None
+    tp: int = option(1, "Split the model over so many ranks (tensor parallelism).", "N", group="ranks")
+    dp: int = option(1, "Serve with so many groups of ranks, each with slots and blocks.", "N", group="ranks")
+    sampling: str = option("first", "Who samples: the first rank of each group, or every-rank.", "NAME", group="ranks")
+    dp_sync: bool = flag("All groups take each step together, as expert parallelism needs it.", group="ranks")
+    restart: int = option(0, "Start lost ranks anew up to N times, and go on.", "N", group="ranks")
+    share_devices: bool = flag("Let ranks of a host open one device together, if it has too few.", group="ranks")
+    split: tuple[int, int] | None = option(
+        None,
+        "Let P workers prefill prompts and D others decode, of --tp ranks each.",
+        "P,D",
+        group="split",
+        typed=str | None,
+        read=split_of,
+    )
     """How many prefill and how many decode workers there are; None: every worker does both."""
-    transfer: str | None = None
-    """MODULE:NAME of what moves keys and values between workers; None: hal's own."""
-    launcher: str = "paddle"
-    """What starts the ranks: paddle, on this host, or ray."""
-    ray_address: str | None = None
-    """The Ray cluster; None: RAY_ADDRESS, else one of this command's own on this host."""
-    ray_placement: str = "strict-pack"
-    """How Ray places the ranks of a tensor-parallel group."""
+    transfer: str | None = option(
+        None, "With --split: what moves keys and values in place of hal's own.", "MODULE:NAME", group="split"
+    )
+    launcher: str = option(
+        "paddle",
+        "What starts the ranks: paddle, on this host, or ray, on the nodes of a cluster.",
+        "NAME",
+        group="ranks",
+    )
+    ray_address: str | None = option(
+        None, "With --launcher ray: the cluster; RAY_ADDRESS, or one of its own here.", "ADDRESS", group="ranks"
+    )
+    ray_placement: str = option(
+        "strict-pack",
+        "With --launcher ray, for the ranks of each tensor-parallel group: strict-pack (one node), pack, spread or "
+        "strict-spread (a node each).",
+        "NAME",
+        group="ranks",
+    )
 
     def __post_init__(self) -> None:
         for name, least in (("tp", 1), ("dp", 1), ("restart", 0)):
@@ -141,48 +293,106 @@ def check_acceptance(acceptance: str, speculate: str) -> None:
         raise InvalidValue("there are no drafts to accept", cure=cure, argument="--acceptance")
 
 
-def split_of(text: str | None) -> tuple[int, int] | None:
-    """``"P,D"`` as numbers of prefill and decode workers; None for None. Raises :class:`InvalidValue`."""
-    if text is None:
-        return None
-    parts = [part.strip() for part in text.split(",")]
-    if len(parts) != 2 or not all(part.isdecimal() and int(part) for part in parts):
-        cure = "give the number of prefill and of decode workers, at least 1 each, as 1,1"
-        raise InvalidValue(f"{text!r}", cure=cure, argument="--split")
-    return int(parts[0]), int(parts[1])
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What concerns all prompts alike. Raises :class:`InvalidValue` for a count that is not positive."""
+    """What concerns all prompts alike. Raises :class:`InvalidValue` for what cannot be."""
 
-    device: str | None
-    require: Mapping[str, str | bool]
-    model: Path
-    model_place: str
-    slots: int
-    blocks: int | None
-    chunk: int
-    stop: Sequence[str]
-    speculate: str
-    drafts: int | None
-    as_json: bool
-    sink: str | None = None
-    ranks: RankOptions = RankOptions()
-    acceptance: str = "exact"
-    runner: str = AUTO
-    overlap: str = "auto"
-    step_tokens: int | None = None
-    dtype: str = "auto"
-    key: Path | None = None
+    model: Path = option(  # noqa: RUF009 (a field)
+        DEFAULT_CHECKPOINT,
+        "A folder with a checkpoint, or ORG/NAME of the Hugging Face cache; without it, the small model that ships.",
+        "MODEL",
+        typed=str | None,
+        read=find_model,
+    )
+    device: str | None = option(None, "The device: a name that hal devices lists, or NAME:INDEX.", "NAME")
+    as_json: bool = flag("Print one JSON object a prompt, in their order.", "--json")
+    verbose: bool = flag("Tell what is chosen and what falls back; show tracebacks.", "--verbose", "-v")
+    quiet: bool = flag("Print the text alone, and errors.", "--quiet", "-q")
+    slots: int = option(8, "Most prompts that run at once; the others wait.", "N", group="scheduling")
+    blocks: int | None = option(
+        None, "KV blocks of 16 tokens; as many as may be needed if not given.", "N", group="scheduling"
+    )
+    chunk: int = option(
+        256, "Most prompt tokens that a step feeds: longer prompts go in pieces.", "N", group="scheduling"
+    )
+    step_tokens: int | None = option(
+        None,
+        "Most tokens that a step feeds, next tokens and drafts included; as many as come.",
+        "N",
+        group="scheduling",
+    )
+    overlap: str = option(
+        "auto",
+        "Prepare the next step while the device runs one: auto (where it can be), on (or an error), off.",
+        "NAME",
+        group="scheduling",
+    )
+    require: Mapping[str, str | bool] = option(
+        dict,
+        "Refuse a device without it, as async_set_value=async, or substituted= for no stand-in; may be given several "
+        "times.",
+        "NAME=VALUE",
+        group="device and runner",
+        typed=list[str] | None,
+        read=requirements,
+    )
+    runner: str = option(
+        AUTO,
+        "What runs the steps: auto (the installed runner of the device where it can run, else paddle), paddle (the "
+        "Paddle model), an installed one, as torch, or yours, MODULE:NAME, as my_runners:MyRunner.",
+        "NAME",
+        group="device and runner",
+        typed=list[str] | None,
+        read=runner_of,
+    )
+    dtype: str = option(
+        "auto",
+        "What a runner computes in: auto (the checkpoint's own type) or float32.",
+        "NAME",
+        group="device and runner",
+    )
+    model_place: str = option(
+        MODEL_PLACE, "The Paddle place that the Paddle model runs on.", "PLACE", group="device and runner"
+    )
+    speculate: str = option(
+        NONE,
+        "What drafts tokens, several of which a step verifies: naive, ngram, suffix, mtp, hybrid, an installed "
+        "proposer, or two or more as first+second. It changes no token.",
+        "NAME",
+        group="speculation",
+    )
+    drafts: int | None = option(
+        None,
+        f"Most drafts that a step verifies of a prompt, 1 to {MOST_DRAFTS}: of the proposer ({USUAL_DRAFTS} unless "
+        "told), or of a --runner that drafts on the device, which drafts if it is told.",
+        "N",
+        group="speculation",
+    )
+    acceptance: str = option(
+        "exact",
+        "How drafts are accepted: exact, which changes no token, or rejection, which keeps the distribution of sampled "
+        "tokens alone.",
+        "NAME",
+        group="speculation",
+    )
+    sink: str | None = option(
+        None,
+        "Send the records there as well: ipc:// or tcp:// for hal tail or an engine, sysv:// for FastDeploy's readers. "
+        "With --dp or --split each worker that sends has a sysv queue of its own, ids counting up.",
+        "URL",
+        group="output",
+    )
+    key: Path | None = option(  # noqa: RUF009 (a field)
+        None, "With --sink over tcp: the key of hal tail or another reader.", "FILE", group="output"
+    )
     """The file with the key that this command and the reader of ``sink`` have in common, for tcp."""
+    ranks: RankOptions = RankOptions()
 
     def __post_init__(self) -> None:
         for name in ("slots", "blocks", "chunk", "step_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                argument = f"--{name.replace('_', '-')}"
-                raise InvalidValue(f"{value}", cure="give a whole number of at least 1", argument=argument)
+                raise InvalidValue(f"{value}", cure="give a whole number of at least 1", argument=_typed(name))
         check_drafts_count(self.drafts)
         check_acceptance(self.acceptance, self.speculate)
         if self.key is not None and not self.sends_by_tcp:
@@ -195,14 +405,14 @@ class Options:
             self._check_runner()
         elif self.asks_runner and (self.runner == PADDLE or self.paddle_alone):
             raise no_drafts(self.paddle_alone)
-        for text in self.stop:
-            if not text:
-                raise InvalidValue("an empty text", cure="leave it out", argument="--stop")
-            check_argument(text, "--stop")
-            if "\ufffd" in text:
-                raise InvalidValue(
-                    "U+FFFD stands for bytes that are no text", cure="give the text without it", argument="--stop"
-                )
+        if self.quiet and self.verbose:
+            raise InvalidValue("it contradicts --verbose", cure="leave one of them out", argument="--quiet")
+
+    def check_shown(self, prompts: Iterable[Sampling]) -> None:
+        """Raise :class:`InvalidValue` for log-probabilities of prompts that nothing would show."""
+        if not self.as_json and any(sampling.logprobs is not None for sampling in prompts):
+            cure = "give --json as well, or leave it out"
+            raise InvalidValue("text does not show them", cure=cure, argument="--logprobs")
 
     @property
     def sends_by_tcp(self) -> bool:
@@ -252,11 +462,19 @@ class Options:
                 raise InvalidValue("it concerns the Paddle model", cure="leave it out, or --runner", argument=option)
 
 
+def _typed(name: str) -> str:
+    """Return a field's name as the user types it."""
+    return f"--{name.replace('_', '-')}"
+
+
 def check_argument(text: str, option: str) -> None:
     """Refuse an argument that holds bytes which the locale could not decode; Python makes surrogates of those."""
     if text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text):
         return
-    locale, file = sys.getfilesystemencoding(), ", or give it in a UTF-8 file with --prompts" * (option == "--prompt")
+    locale, file = (
+        sys.getfilesystemencoding(),
+        ", or give it in a UTF-8 file with --prompts" * (option in ("PROMPT", "--prompt")),
+    )
     if _is_utf8(text):
         why, cure = f"the locale's encoding, {locale}, cannot carry it", f"set a UTF-8 locale, as LC_ALL=C.UTF-8{file}"
     else:
@@ -271,71 +489,3 @@ def _is_utf8(text: str) -> bool:
     except UnicodeError:
         return False
     return True
-
-
-_WORDS = {"yes": True, "true": True, "no": False, "false": False}
-
-
-def requirements(given: Sequence[str]) -> dict[str, str | bool]:
-    """What a device must offer, from ``NAME=VALUE`` each; yes and no are for abilities that it has or has not."""
-    wanted: dict[str, str | bool] = {}
-    for text in given:
-        name, sign, value = text.partition("=")
-        if not sign or not name:
-            raise InvalidValue(
-                f"{text!r} is no NAME=VALUE", cure="write --require async_set_value=async", argument="--require"
-            )
-        wanted[name] = _WORDS.get(value.lower(), value)
-    return wanted
-
-
-def runner_of(given: Sequence[str]) -> str:
-    """The runner that was named; ``auto`` where none was. Raises :class:`InvalidValue` for more than one."""
-    if len(given) > 1:
-        raise InvalidValue(" and ".join(given), cure="name one runner", argument="--runner")
-    return given[0] if given else AUTO
-
-
-def sampling_params(**values: Any) -> SamplingParams:  # noqa: ANN401 (the types are those of SamplingParams)
-    """The parameters all prompts share; an error names the option."""
-    try:
-        return SamplingParams(**values)
-    except InvalidValue as error:
-        error.argument = f"--{error.argument.replace('_', '-')}"
-        error.what = error.what.split(" = ", 1)[-1]
-        raise
-
-
-def read_prompts(given: Sequence[str], file: Path | None) -> list[str]:
-    """All prompts in order, those of the file last, one a line. Refused when there is none that is not empty."""
-    for text in given:
-        check_argument(text, "--prompt")
-    texts = list(given)
-    if file is not None:
-        texts += _lines(file)
-    if not texts:
-        raise InvalidValue("there is none", cure="give --prompt TEXT or --prompts FILE", argument="prompt")
-    if not any(texts):
-        only = "the only prompt is empty" if len(texts) == 1 else f"all {len(texts)} prompts are empty"
-        raise InvalidValue(only, cure="give a text of at least one character", argument="--prompt")
-    return texts
-
-
-def _lines(file: Path) -> list[str]:
-    try:
-        text = file.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise InvalidValue(
-            f"no file {str(file)!r}", cure="give a file with one prompt a line", argument="--prompts"
-        ) from None
-    except UnicodeDecodeError as error:
-        raise InvalidValue(
-            f"{str(file)!r} is no UTF-8 text: {error}", cure="convert it", argument="--prompts"
-        ) from None
-    except OSError as error:
-        raise InvalidValue(
-            f"cannot read {str(file)!r}: {error.strerror}", cure="give a readable file", argument="--prompts"
-        ) from None
-    if not text:
-        raise InvalidValue(f"{str(file)!r} is empty", cure="write one prompt a line", argument="--prompts")
-    return text.removesuffix("\n").split("\n")

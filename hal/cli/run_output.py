@@ -25,9 +25,12 @@ if TYPE_CHECKING:
     from hal.model.streaming import AnswerText
     from hal.stepping import Acceptance
 
+    from .run_options import Options
     from .run_plan import Plan
 
 _LOOK_SECONDS = 0.1
+_COLUMNS = 100
+"""Columns of the closing line at most."""
 _LEAVE_SECONDS = 2.0
 """After a signal. A reader of standard output that takes nothing is not waited for any longer."""
 
@@ -62,16 +65,14 @@ def facts_of(device: Named) -> DeviceFacts:
     return {"name": device.name, "substituted": able.substituted, "fallbacks": dict(able.fallbacks)}
 
 
-def where(device: Named, place: str, *, no_overlap: str = "", why_paddle: str = "") -> str:
-    """The same in the line that sums a run up: what falls back, why steps did not overlap, why ``auto`` took the Paddle
-    model, the device with its stand-in, and the runner or the place of the model."""
+def reasons(device: Named, *, no_overlap: str = "", why_paddle: str = "") -> list[str]:
+    """Return what runs otherwise than it could, and why: hooks, steps that do not overlap, the runner of ``auto``."""
     by_reason: dict[str, list[str]] = {}
     for hook, reason in device.capabilities.fallbacks.items():
         by_reason.setdefault(" ".join(reason.split()), []).append(hook)
     told = [f"{' and '.join(hooks)} fall{'s' * (len(hooks) == 1)} back: {why}" for why, hooks in by_reason.items()]
-    apart = [f"steps do not overlap: {no_overlap}"] if no_overlap else []
-    apart += [f"runner paddle, as {why_paddle}"] if why_paddle else []
-    return "; ".join([*told, *apart, f"device {device.name}, {place}"])
+    told += [f"steps do not overlap: {no_overlap}"] if no_overlap else []
+    return told + ([f"runner paddle, as {why_paddle}"] if why_paddle else [])
 
 
 @dataclass(slots=True, eq=False)
@@ -83,7 +84,7 @@ class Answer:
     answer: AnswerText
     token_ids: list[int] = field(default_factory=list)
     shown: int = 0  # characters of the text on the screen
-    logprobs: list[dict[str, Any]] = field(default_factory=list)
+    logprobs: list[dict[str, Any]] | None = None  # None: not asked for
     steps: int = 0  # in which its tokens came
     finish: FinishReason = FinishReason.NONE
     message: str = ""
@@ -101,7 +102,7 @@ class Answer:
         self.answer.finish()
         self.finish, self.message = finish, message
 
-    def as_json(self, device: DeviceFacts, with_logprobs: bool, speculate: Speculation | None) -> str:
+    def as_json(self, device: DeviceFacts, speculate: Speculation | None) -> str:
         """One line; ASCII alone, so that it is the same in every terminal and locale."""
         answer: dict[str, Any] = {
             "request_id": self.request_id,
@@ -117,7 +118,7 @@ class Answer:
             name, drafted = speculate
             made = None if drafted is None else drafted.get(self.request_id, 0)
             answer["speculation"] = told_of_answer(name, made, self.steps, len(self.token_ids))
-        if with_logprobs:
+        if self.logprobs is not None:
             answer["logprobs"] = self.logprobs
         return json.dumps(answer)
 
@@ -138,13 +139,13 @@ class Answers:
     ``speculate``: what drafts, set before the first record; None for nothing.
     """
 
-    def __init__(self, plan: Plan, screen: Screen, *, device: DeviceFacts | None, logprobs: bool) -> None:
+    def __init__(self, plan: Plan, screen: Screen, *, device: DeviceFacts | None) -> None:
         pairs = zip(plan.requests, plan.prompts, strict=True)
-        self.answers = {r.request_id: Answer(r.request_id, prompt, plan.answer(r)) for r, prompt in pairs}
+        self.answers = {r.request_id: _begun(r, prompt, plan.answer(r)) for r, prompt in pairs}
         self.stopped: deque[str] = deque()
         self.tokens = self.ended = 0
         self.speculate: Speculation | None = None
-        self._screen, self._device, self._logprobs = screen, device, logprobs
+        self._screen, self._device = screen, device
         self._order = list(self.answers.values())
         self._next = 0  # the first answer that is not complete on the screen
         self._begun = self._broken_off = False
@@ -215,7 +216,7 @@ class Answers:
                 )
             answer.steps += 1
             self._add(answer, row.tokens.tolist())
-            if self._logprobs:
+            if answer.logprobs is not None:
                 answer.logprobs += _logprobs(row)[: len(answer.token_ids) - row.position]
         if row.finish is not FinishReason.NONE:
             self._end(answer, row.finish, row.message)
@@ -250,7 +251,7 @@ class Answers:
         if self._device is None:
             self._show_text(answer, complete)
         elif complete:
-            self._screen.write(answer.as_json(self._device, self._logprobs, self.speculate) + "\n")
+            self._screen.write(answer.as_json(self._device, self.speculate) + "\n")
 
     def _show_text(self, answer: Answer, complete: bool) -> None:
         if not self._begun:
@@ -265,6 +266,10 @@ class Answers:
             self._screen.write("\n")
             if answer.finish in (FinishReason.ERROR, FinishReason.ABORT) and not self._broken_off:
                 self._screen.note(answer.message or f"request {answer.request_id!r}: aborted")
+
+
+def _begun(request: Request, prompt: str, text: AnswerText) -> Answer:
+    return Answer(request.request_id, prompt, text, logprobs=None if request.params.logprobs is None else [])
 
 
 def _logprobs(row: OutputRow) -> list[dict[str, Any]]:
@@ -293,15 +298,19 @@ def told_of_answer(name: str, drafted: int | None, steps: int, tokens: int) -> d
     return {"proposer": name, **known, "accepted": max(0, tokens - steps), "tokens_a_step": rate}
 
 
-def summed_up(drafts: int, who: str, acceptance: Acceptance) -> str:
-    """The part of the closing line that tells of drafts, with a comma before it; "" where steps verify none. ``who``:
-    what drafts."""
+def summed_up(drafts: int, who: str, acceptance: Acceptance) -> list[str]:
+    """Return the line that tells of drafts; none where steps verify none. ``who``: what drafts."""
     if not drafts:
-        return ""
+        return []
     told = (
         f"{acceptance.accepted} of {acceptance.drafted} drafts accepted, {acceptance.tokens_a_turn:.2f} tokens a step"
     )
-    return f", {told} ({who})"
+    return [f"{told} ({who})"]
+
+
+def used_up(most: int, slots: int, preemptions: int) -> str:
+    """Return the line that tells of slots: most at once, how many there are, preemptions."""
+    return f"{most} of {slots} slots used, {preemptions} preemption{'s' * (preemptions != 1)}"
 
 
 class Shown:
@@ -391,17 +400,28 @@ def drive(engine: Drivable, plan: Plan, answers: Answers, show: Shows) -> None:
 
 
 def summarize(
-    screen: Screen, answers: Answers, seconds: float, used: tuple[int, int, int], drafts: str, place: str
+    screen: Screen,
+    answers: Answers,
+    options: Options,
+    *,
+    seconds: float,
+    place: str,
+    details: Sequence[str],
+    notes: Sequence[str],
 ) -> None:
-    """Say how much was generated how fast. ``used``: most slots at once, slots there are, preemptions; ``drafts``: what
-    is told of them, with a comma before it, or ""."""
-    speed = answers.tokens / seconds if seconds else 0.0
-    most, slots, preemptions = used
-    preempted = f"{preemptions} preemption{'s' * (preemptions != 1)}"
+    """Say in one line how much was generated how fast, and ``place``: the device and what the model ran on.
+
+    ``details`` of the run and ``notes``, as of fallbacks, are lines of their own with ``-v``; else notes are counted.
+    """
     screen.close()
+    if options.quiet:
+        return
     if answers.cut_off:
         screen.note(answers.cut_off)
-    screen.note(
-        f"{answers.tokens} tokens in {seconds:.2f} s ({speed:.1f} tokens/s), {most} of {slots} slots used, "
-        f"{preempted}{drafts}; {place}"
-    )
+    speed = answers.tokens / seconds if seconds else 0.0
+    more = f"; {len(notes)} note{'s' * (len(notes) > 1)}: -v" if notes and not options.verbose else ""
+    for line in (*details, *notes) if options.verbose else ():
+        screen.note(line)
+    line = f"{answers.tokens} tokens in {seconds:.2f} s ({speed:.1f} tokens/s), {place}"
+    most = _COLUMNS - len("hal: ") - len(more)
+    screen.note((line if len(line) <= most else f"{line[: most - 3]}...") + more)

@@ -1,11 +1,15 @@
-"""What ``hal run`` is about to do, found out before anything runs: requests, sizes, and whether any of them can run."""
+"""The plan of ``hal run``, made before anything runs: prompts, requests, sizes, and whether any request can run."""
 
 from __future__ import annotations
 
-import dataclasses
+import difflib
 import heapq
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
 
 from hal_core import InvalidValue, Request, SamplingParams, StateConfig, lay_out
 
@@ -16,9 +20,132 @@ from hal.model.streaming import AnswerText
 from hal.model.tokenizer import Tokenizer
 from hal.proposers import check_names
 
-from .run_options import Options, check_layer
+from .run_options import Options, Sampling, check_argument, check_layer
 
 BLOCK_SIZE = 16
+
+
+_LINES = "--prompts"
+_STANDARD_INPUT = "-"
+_CURE = 'hal run "def main(", --prompts FILE, or a pipe'
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A text to continue, and how."""
+
+    text: str
+    sampling: Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """All prompts in their order; ``skipped``: how many empty lines files and standard input have."""
+
+    prompts: Sequence[Prompt]
+    skipped: int = 0
+
+    @property
+    def notes(self) -> list[str]:
+        """Lines for the user."""
+        return [f"{self.skipped} empty line{'s' * (self.skipped > 1)} skipped"] if self.skipped else []
+
+
+def read_prompts(given: Sequence[str], named: Sequence[str], file: Path | None, sampling: Sampling) -> Prompts:
+    """Read the prompts that are arguments, those of ``--prompt``, and those of a file, in this order.
+
+    The argument ``-`` stands for standard input, and so does a pipe where nothing else is given. Refused when no prompt
+    has a text.
+    """
+    read: list[Prompt] = []
+    skipped = 0
+    sources = [(text, "PROMPT") for text in given] + [(text, "--prompt") for text in named]
+    if not sources and file is None and sys.stdin is not None and not sys.stdin.isatty():
+        sources = [(_STANDARD_INPUT, "PROMPT")]
+    for text, option in sources:
+        if text == _STANDARD_INPUT and option == "PROMPT":
+            found = _of_lines(sys.stdin.buffer.read(), "standard input", sampling, "PROMPT")
+            read, skipped = [*read, *found.prompts], skipped + found.skipped
+        else:
+            check_argument(text, option)
+            read.append(Prompt(text, sampling))
+    if file is not None:
+        found = _of_file(file, sampling)
+        read, skipped = [*read, *found.prompts], skipped + found.skipped
+    if not read:
+        raise InvalidValue("there is none", cure=f"give one: {_CURE}", argument="PROMPT")
+    if not any(prompt.text for prompt in read):
+        only = "the only prompt is empty" if len(read) == 1 else f"all {len(read)} prompts are empty"
+        raise InvalidValue(only, cure="give a text of at least one character", argument=sources[0][1])
+    return Prompts(read, skipped)
+
+
+def _of_file(file: Path, sampling: Sampling) -> Prompts:
+    try:
+        data = file.read_bytes()
+    except FileNotFoundError:
+        cure = "give a file with one prompt a line"
+        raise InvalidValue(f"no file {str(file)!r}", cure=cure, argument=_LINES) from None
+    except OSError as error:
+        what = f"cannot read {str(file)!r}: {error.strerror}"
+        raise InvalidValue(what, cure="give a readable file", argument=_LINES) from None
+    if file.suffix != ".jsonl":
+        return _of_lines(data, repr(str(file)), sampling, _LINES)
+    lines = [*enumerate(_text(data, repr(str(file)), _LINES).split("\n"), 1)]
+    return _kept((_of_object(line, f"{file.name} line {at}", sampling) if line.strip() else None for at, line in lines))
+
+
+def _of_lines(data: bytes, name: str, sampling: Sampling, argument: str) -> Prompts:
+    lines = _text(data, name, argument).split("\n")
+    found = _kept(Prompt(line, sampling) if line.strip() else None for line in lines)
+    if not found.prompts:
+        what = f"{name} is empty" if not data else f"{name} has empty lines alone"
+        raise InvalidValue(what, cure=f"write one prompt a line; or {_CURE}", argument=argument)
+    return found
+
+
+def _kept(found: Iterable[Prompt | None]) -> Prompts:
+    read = [*found]
+    kept = [prompt for prompt in read if prompt is not None]
+    return Prompts(kept, len(read) - len(kept))
+
+
+def _text(data: bytes, name: str, argument: str) -> str:
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InvalidValue(f"{name} is no UTF-8 text: {error}", cure="convert it", argument=argument) from None
+    return text.replace("\r\n", "\n").removesuffix("\n")
+
+
+def _of_object(line: str, place: str, sampling: Sampling) -> Prompt:
+    """Return the prompt of a line of JSON, with the sampling parameters that it has in place of the command's."""
+    try:
+        told: Any = json.loads(line)
+    except ValueError as error:
+        raise _refused(place, f"no JSON: {error}", 'write {"prompt": "def main("}') from None
+    if not isinstance(told, dict) or not isinstance(told.get("prompt"), str) or not told["prompt"]:
+        raise _refused(place, "no object with a prompt, which is a text", 'write {"prompt": "def main("}')
+    changes: Mapping[str, Any] = {key: value for key, value in told.items() if key != "prompt"}
+    known = [one.name for one in fields(Sampling)]
+    for key in changes:
+        if key not in known:
+            close = difflib.get_close_matches(key, known, 1)
+            raise _refused(place, f"unknown key {key!r}", f"did you mean {close[0]!r}?" if close else ", ".join(known))
+    if isinstance(stop := changes.get("stop", ()), str):
+        stop = [stop]
+    if not isinstance(stop, list | tuple) or not all(isinstance(text, str) for text in stop):
+        raise _refused(place, f"stop = {stop!r}", "give a text or a list of texts")
+    try:
+        own = replace(sampling, **{**changes, **({"stop": tuple(stop)} if "stop" in changes else {})})
+        own.params()
+    except InvalidValue as error:
+        raise _refused(place, f"{error.argument.lstrip('-').replace('-', '_')}: {error.what}", error.cure) from None
+    return Prompt(told["prompt"], own)
+
+
+def _refused(place: str, what: str, cure: str) -> InvalidValue:
+    return InvalidValue(f"{place}: {what}", cure=cure, argument=_LINES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,31 +158,35 @@ class Plan:
     tokenizer: Tokenizer
     sizes: StateConfig
     blocks: int
-    stops: Sequence[str]
+    stops: Mapping[str, Sequence[str]]
+    """Request id to the texts that end its answer."""
     notes: Sequence[str]
 
     def answer(self, request: Request) -> AnswerText:
         """The text of a request's answer, for its tokens as they come."""
-        return AnswerText(self.tokenizer.stream(request.prompt), self.stops, request.params.min_tokens)
+        return AnswerText(
+            self.tokenizer.stream(request.prompt), self.stops[request.request_id], request.params.min_tokens
+        )
 
 
-def make_plan(texts: Sequence[str], params: SamplingParams, options: Options) -> Plan:
+def make_plan(prompts: Sequence[Prompt], options: Options, notes: Sequence[str] = ()) -> Plan:
     """Tokenize and size up. Raises :class:`InvalidValue` when no request at all can run."""
     check_names(options.speculate)
     config = read_config(options.model)
     check_layer(options.speculate, config)
     tokenizer = Tokenizer.load(options.model, config)
-    params = _for_model(params, config)
-    encoded = iter(tokenizer.encode_all([text for text in texts if text]))
-    prompts = [next(encoded) if text else [] for text in texts]
-    requests = [Request(f"r{number}", tokens, params) for number, tokens in enumerate(prompts)]
+    encoded = iter(tokenizer.encode_all([prompt.text for prompt in prompts if prompt.text]))
+    requests = [
+        Request(f"r{number}", next(encoded) if prompt.text else [], _for_model(prompt.sampling, config))
+        for number, prompt in enumerate(prompts)
+    ]
     sizes = StateConfig(
         num_slots=min(options.slots, len(requests)),  # more would never be used
         max_model_len=config.max_position_embeddings,
         block_size=BLOCK_SIZE,
         max_draft_tokens=options.most_drafts,
-        max_logprobs=params.logprobs or 0,
-        max_eos=max(1, len(params.eos_token_ids)),
+        max_logprobs=max(request.params.logprobs or 0 for request in requests),
+        max_eos=max(1, len(config.eos_token_ids)),
         max_stop_sequences=1,
         max_stop_length=1,
         max_bad_words=1,
@@ -63,7 +194,9 @@ def make_plan(texts: Sequence[str], params: SamplingParams, options: Options) ->
     )
     _check_budget(options, sizes)
     blocks = _blocks(requests, sizes, options)
-    return Plan(texts, requests, config, tokenizer, sizes, blocks, options.stop, config.notes)
+    stops = {request.request_id: prompt.sampling.stop for request, prompt in zip(requests, prompts, strict=True)}
+    texts = [prompt.text for prompt in prompts]
+    return Plan(texts, requests, config, tokenizer, sizes, blocks, stops, [*notes, *config.notes])
 
 
 def _check_budget(options: Options, sizes: StateConfig) -> None:
@@ -74,14 +207,15 @@ def _check_budget(options: Options, sizes: StateConfig) -> None:
         raise
 
 
-def _for_model(params: SamplingParams, config: LlamaConfig) -> SamplingParams:
+def _for_model(sampling: Sampling, config: LlamaConfig) -> SamplingParams:
     """The parameters with what the model adds: its end tokens. Stop texts are found in the text, where it is decoded:
     as tokens they would be missed wherever the borders of tokens fall otherwise."""
+    params = sampling.params()
     if (params.logprobs or 0) > config.vocab_size:
         raise InvalidValue(
             f"{params.logprobs}", cure=f"the model has {config.vocab_size} tokens; ask for fewer", argument="--logprobs"
         )
-    return dataclasses.replace(params, eos_token_ids=config.eos_token_ids)
+    return replace(params, eos_token_ids=config.eos_token_ids)
 
 
 def _blocks(requests: Sequence[Request], sizes: StateConfig, options: Options) -> int:

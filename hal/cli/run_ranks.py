@@ -24,16 +24,14 @@ from hal.transport.descriptors import check_rank_limit
 from hal.worker import ModelRunner
 
 from . import signals
-from .console import say
+from .console import say, status
 from .run_launched import launched_crew
 from .run_options import PADDLE_MODEL, REJECTION, Options, RankOptions
-from .run_output import Answers, Shown, drive, facts_of, summarize, summed_up, where
+from .run_output import Answers, Shown, drive, facts_of, reasons, summarize, summed_up, used_up
 from .run_plan import Plan
 from .screen import Screen, open_screen
 
 if TYPE_CHECKING:
-    from hal_core import SamplingParams
-
     from hal.engine import Engine
 
     from .run_ray import RayRanks
@@ -42,7 +40,7 @@ LOST, FAILED = 1, 2
 """Exit statuses: ranks were lost; a request ended with an error."""
 
 
-def generate_on_ranks(plan: Plan, params: SamplingParams, options: Options) -> int:
+def generate_on_ranks(plan: Plan, options: Options) -> int:
     """Generate for all prompts on ranks and show it; the exit status."""
     ranks = options.ranks
     if ranks.launcher == "paddle":  # known before a rank fails for it, deep in a library
@@ -63,7 +61,7 @@ def generate_on_ranks(plan: Plan, params: SamplingParams, options: Options) -> i
 
         on_ray = RayRanks(options)
     try:
-        status = _generate(plan, params, options, on_ray)
+        status = _generate(plan, options, on_ray)
     except RankLost as error:
         say(f"hal: error: {_told(error)}")
         return LOST
@@ -71,19 +69,18 @@ def generate_on_ranks(plan: Plan, params: SamplingParams, options: Options) -> i
     return status
 
 
-def _generate(plan: Plan, params: SamplingParams, options: Options, on_ray: RayRanks | None) -> int:
+def _generate(plan: Plan, options: Options, on_ray: RayRanks | None) -> int:
     with ExitStack() as stack:
-        screen = open_screen()
+        status("starting the ranks")
+        screen = open_screen(quiet=options.quiet)
         stack.callback(screen.close)
-        for note in plan.notes:
-            screen.note(note)
         stack.enter_context(on_ray or nullcontext())
         shown = Shown()
         engine = _engine(plan, options, shown, screen, on_ray)
         stack.callback(lambda: engine.close())
         able = engine.worker.abilities
         facts = facts_of(able) if options.as_json else None
-        answers = Answers(plan, screen, device=facts, logprobs=params.logprobs is not None)
+        answers = Answers(plan, screen, device=facts)
         if options.speculate != NONE:
             answers.speculate = options.speculate, engine.drafted
         elif options.asks_runner:
@@ -103,22 +100,21 @@ def _generate(plan: Plan, params: SamplingParams, options: Options, on_ray: RayR
             raise HalError(f"no record told the end of {answers.incomplete}", cure="report it: the output path lost it")
         who_drafts = options.named_runner if options.asks_runner else options.speculate
         drafts = summed_up(options.most_drafts, who_drafts, Acceptance(*engine.drafts))
-        ranks = _ranks_told(options.ranks)
-        if len(set(able.indices)) > 1:
-            ranks += f" on devices {', '.join(map(str, able.indices))}"
-        again = f", started again {engine.restarts} time(s)" if engine.restarts else ""
-        named = options.named_runner
-        place = f"runner {named}" if named else f"model on {options.model_place}"
-        why = options.paddle_alone if options.runner == AUTO else ""
+        named, placed = options.named_runner, f" on devices {', '.join(map(str, able.indices))}"
+        ranks = _ranks_told(options.ranks) + placed * (len(set(able.indices)) > 1)
         decode = options.ranks.split[1] if options.ranks.split else options.ranks.dp
-        used = (engine.most_running, plan.sizes.num_slots * decode, engine.preemptions)
+        used = used_up(engine.most_running, plan.sizes.num_slots * decode, engine.preemptions)
+        again = [f"ranks were started again {engine.restarts} time(s)"] if engine.restarts else []
+        why = options.paddle_alone if options.runner == AUTO else ""
+        place = f"runner {named}" if named else f"model on {options.model_place}"
         summarize(
             screen,
             answers,
-            seconds,
-            used,
-            drafts,
-            f"{ranks}{again}; {where(able, place, no_overlap=able.no_overlap, why_paddle=why)}",
+            options,
+            seconds=seconds,
+            place=f"device {able.name}, {place}, {ranks}",
+            details=[used, *drafts],
+            notes=[*again, *plan.notes, *reasons(able, no_overlap=able.no_overlap, why_paddle=why)],
         )
     return FAILED if answers.failed else 0
 

@@ -7,12 +7,12 @@ import os
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from hal_core import ALONE, HalError, InvalidValue, SamplingParams, SinkClosed, Unavailable
+from hal_core import ALONE, HalError, InvalidValue, SinkClosed, Unavailable
 from hal_core.devices import check_processor
 from hal_core.frames import complete_with, new_session
 
@@ -26,11 +26,11 @@ from hal.transport.descriptors import SENDER, check_descriptors
 from hal.worker import ModelRunner, Worker
 
 from . import failures, signals
-from .console import say
+from .console import log_level, say, status
 from .failures import cure_of, one_line
 from .imports import uncollected
 from .run_options import PADDLE_MODEL, REJECTION, Options, no_drafts
-from .run_output import Answers, Shown, drive, facts_of, summarize, summed_up, where
+from .run_output import Answers, Shown, drive, facts_of, reasons, summarize, summed_up, used_up
 from .run_plan import make_plan
 from .screen import open_screen
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from hal.stepping import Runner
     from hal.transport.curve import CurveKeys
 
-    from .run_plan import Plan
+    from .run_plan import Plan, Prompts
 
 FAILED = 2
 """Exit status: a request ended with an error."""
@@ -52,14 +52,15 @@ _DESCRIPTORS = 8
 """File descriptors that Paddle and a device open."""
 
 
-def generate(texts: Sequence[str], params: SamplingParams, options: Options) -> int:
+def generate(prompts: Prompts, options: Options) -> int:
     """Generate for all prompts and show it; the exit status. Raises :class:`HalError` for what cannot be."""
     if options.runner == PADDLE or (options.runner == AUTO and options.paddle_alone):
         _check_paddle()
-    plan = make_plan(texts, params, options)
+    status("reading the tokenizer")
+    plan = make_plan(prompts.prompts, options, prompts.notes)
     check_descriptors(_DESCRIPTORS + SENDER * (options.sink is not None), "hal run")
     with signals.noted(), ExitStack() as stack:
-        stack.enter_context(_plain_logs())
+        stack.enter_context(_plain_logs(options))
         if (launched := Launched.of(os.environ)) is not None:
             from .run_launched import take_part
 
@@ -73,7 +74,7 @@ def generate(texts: Sequence[str], params: SamplingParams, options: Options) -> 
         if options.ranks.size > 1 or options.ranks.split:
             from .run_ranks import generate_on_ranks
 
-            return generate_on_ranks(plan, params, options)
+            return generate_on_ranks(plan, options)
         device = stack.enter_context(_open(options))
         name, why_paddle = _choose(options, device)
         if name == PADDLE:  # known before much is loaded
@@ -81,12 +82,10 @@ def generate(texts: Sequence[str], params: SamplingParams, options: Options) -> 
         with signals.at_once(device.close):  # there may be much to load, and nothing to tidy up but the device
             model = _load_model(options) if name == PADDLE else None
             runner = None if name == PADDLE else _open_runner(name, device, plan, options)
-        screen = open_screen()
+        screen = open_screen(quiet=options.quiet)
         stack.callback(screen.close)
-        for note in plan.notes:
-            screen.note(note)
         facts = facts_of(device) if options.as_json else None
-        answers = Answers(plan, screen, device=facts, logprobs=params.logprobs is not None)
+        answers = Answers(plan, screen, device=facts)
         rejection, vocab = options.acceptance == REJECTION, plan.config.vocab_size
         proposer = open_proposer(options.speculate, plan.sizes, vocab, model, rejection=rejection)
         if proposer is not None:
@@ -112,13 +111,18 @@ def generate(texts: Sequence[str], params: SamplingParams, options: Options) -> 
             seconds = time.perf_counter() - began
         if answers.incomplete:
             raise HalError(f"no record told the end of {answers.incomplete}", cure="report it: the output path lost it")
-        scheduler = engine.scheduler
         who_drafts = name if options.asks_runner else options.speculate
-        drafts = summed_up(options.most_drafts, who_drafts, worker.acceptance)
-        used = (scheduler.most_running, plan.sizes.num_slots, scheduler.preemptions)
-        place = f"model on {options.model_place}" if runner is None else _called(name, runner[0])
-        said = where(device, place, no_overlap=why, why_paddle=why_paddle)
-        summarize(screen, answers, seconds, used, drafts, said)
+        used = used_up(engine.most_running, plan.sizes.num_slots, engine.preemptions)
+        place = f"model on {options.model_place}" if runner is None else f"runner {name}"
+        summarize(
+            screen,
+            answers,
+            options,
+            seconds=seconds,
+            place=f"device {device.name}, {place}",
+            details=[used, *summed_up(options.most_drafts, who_drafts, worker.acceptance), *_of_runner(name, runner)],
+            notes=[*plan.notes, *reasons(device, no_overlap=why, why_paddle=why_paddle)],
+        )
     signals.check()
     return FAILED if answers.failed else 0
 
@@ -195,10 +199,10 @@ def _choose(options: Options, device: BoundDevice) -> tuple[str, str]:
     return name, why
 
 
-def _called(name: str, runner: Runner) -> str:
-    """A runner in the line that sums a run up: its name, and what it says of itself, if anything."""
-    note = getattr(runner, "note", "")
-    return f"runner {name} ({note})" if note else f"runner {name}"
+def _of_runner(name: str, runner: tuple[Runner, SlotState] | None) -> list[str]:
+    """Return the line of what a runner says of itself, if anything."""
+    note = "" if runner is None else getattr(runner[0], "note", "")
+    return [f"runner {name}: {note}"] if note else []
 
 
 def _open_runner(name: str, device: BoundDevice, plan: Plan, options: Options) -> tuple[Runner, SlotState]:
@@ -206,6 +210,7 @@ def _open_runner(name: str, device: BoundDevice, plan: Plan, options: Options) -
     state = device.state(plan.sizes)
     vocab, place = plan.config.vocab_size, options.model_place
     setup = RunnerSetup(device, state, plan.blocks, options.model, place, vocab, ALONE, options.dtype)
+    status(f"preparing runner {name}")
     runner = make_runner(name, setup)
     check_drafts(name, runner, options.most_drafts)
     overlap_of(options.overlap, device, name, runner.needs_host)
@@ -226,6 +231,7 @@ def _check_paddle() -> None:
 
 
 def _load_model(options: Options) -> LlamaModel:
+    status("loading Paddle")
     try:
         with warnings.catch_warnings(), signals.kept(), uncollected():
             warnings.filterwarnings("ignore", module="paddle")  # on import, it says what it cannot compile
@@ -235,6 +241,7 @@ def _load_model(options: Options) -> LlamaModel:
             raise
         what = f"Paddle, which the model runs on, cannot be imported: {one_line(error)[:400]}"
         raise Unavailable(what, cure=f"reinstall it: {cure_of('paddle')}") from error
+    status("reading the model")
     return LlamaModel.load(options.model, place=options.model_place)
 
 
@@ -246,16 +253,22 @@ class _Said(logging.Handler):
 
 
 @contextmanager
-def _plain_logs() -> Iterator[None]:
-    """Say what hal logs in a plain line; not the device's fallbacks, which the command says itself."""
+def _plain_logs(options: Options) -> Iterator[None]:
+    """Say what hal logs in a plain line; not the device's fallbacks, which the command says itself.
+
+    ``HAL_LOG`` names the lowest level that is shown; without it that is WARNING, with ``-q`` ERROR.
+    """
     handler = _Said()
     handler.setFormatter(logging.Formatter("hal: %(message)s"))
-    handler.addFilter(lambda record: record.module != "bound")
+    level = log_level()
+    if level is None:
+        handler.addFilter(lambda record: record.module != "bound")
+        level = logging.DEBUG if failures.verbose else logging.ERROR if options.quiet else None
     log = logging.getLogger("hal")
     former = log.handlers, log.propagate, log.level
     log.handlers, log.propagate = [handler], False
-    if failures.verbose:
-        log.setLevel(logging.DEBUG)  # the tracebacks of runners that failed
+    if level is not None:
+        log.setLevel(level)  # DEBUG: the tracebacks of runners that failed
     try:
         yield
     finally:

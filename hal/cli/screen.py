@@ -9,7 +9,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from .console import say, shown
+from .console import say, shown, status
 
 
 class Screen(Protocol):
@@ -28,9 +28,10 @@ class Screen(Protocol):
         """Nothing more comes."""
 
 
-def open_screen() -> Screen:
+def open_screen(*, quiet: bool = False) -> Screen:
     """The screen for where standard output and error lead. Unless errors go to a terminal there is no progress line."""
-    if not sys.stderr.isatty():
+    status("")
+    if quiet or not sys.stderr.isatty():
         return Plain()
     return OneTerminal() if sys.stdout.isatty() else WithProgress()
 

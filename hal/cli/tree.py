@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from . import failures
+from . import console, failures
 from .help import Row, columns, page
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ COMMANDS = {
 """Each command and what it does. Its function is ``hal.cli.NAME.command``, or ``run``, which gets all arguments."""
 _HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 _AS_GIVEN: dict[str, Any] = {"help_option_names": [], "allow_extra_args": True, "ignore_unknown_options": True}
+_SILENT = {"-q", "--quiet", "-h", "--help", "--help-all"}
+"""Options with which ``hal run`` shows no status."""
 UsageError = typer.TyperException
 """A command line that cannot be: a mistyped option, a missing value."""
 
@@ -73,6 +75,9 @@ class _Lazy(TyperCommand):
 
     def make_context(self, *given: Any, **options: Any) -> Context:  # noqa: ANN401 (those of typer)
         """Import the command's module, and have the command read its arguments."""
+        if self.name == "run" and not options.get("resilient_parsing"):
+            console.quiet = not {*given[1]}.isdisjoint(_SILENT)
+            console.status("starting")  # before what takes long to import
         module, settings = import_module(f".{self.name}", __package__), _HELP
         if (function := getattr(module, "command", None)) is None:
             settings = _AS_GIVEN

@@ -13,7 +13,7 @@ from hal.distributed.step_clock import LONGEST_LOOK, StepClock
 from tests.split.rows import Own
 
 pytestmark = pytest.mark.long(20)
-JOB = ("run", "--device", "cpu", "--prompt", "def main(", "--max-tokens", "8", "--json")
+JOB = ("run", "--device", "cpu", "--prompt", "def main(", "--temperature=0", "--max-tokens", "8", "--json", "-v")
 WAYS = [("--dp", "2"), ("--split", "1,1")]
 LIMIT = 5.0
 

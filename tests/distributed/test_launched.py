@@ -12,7 +12,7 @@ from hal_core.devices import HeldPort
 from hal.cli import main
 from tests.commands import environment, left_in, start
 
-PROMPT = ("--prompt", "def main(", "--max-tokens", "6", "--json")
+PROMPT = ("--prompt", "def main(", "--temperature=0", "--max-tokens", "6", "--json")
 PATIENCE = 120
 
 

@@ -70,7 +70,7 @@ def test_each_worker_that_sends_has_a_queue(workers, queues, capsys, monkeypatch
     places, readers = queues
     monkeypatch.setattr("hal.cli.run_ranks.PaddleLaunch", lambda size, **_: Own(size))
     prompts = [part for prompt in PROMPTS for part in ("--prompt", prompt)]
-    more = ("--max-tokens", str(TOKENS), "--slots", "2", "--json", "--sink", places[0].url())
+    more = ("--temperature=0", "--max-tokens", str(TOKENS), "--slots", "2", "--json", "--sink", places[0].url())
 
     def work():
         with pytest.raises(SystemExit) as end:

@@ -13,7 +13,18 @@ from hal.distributed.errors import word_of
 from .rows import Pooled
 
 FOLDER = str(Path(__file__).parents[1] / "overlap")
-COMMAND = ["run", "--device", "cpu", "--runner", "failing:FailingRunner", "--prompt", "a", "--max-tokens", "4"]
+COMMAND = [
+    "run",
+    "--device",
+    "cpu",
+    "--runner",
+    "failing:FailingRunner",
+    "--prompt",
+    "a",
+    "--temperature=0",
+    "--max-tokens",
+    "4",
+]
 WAYS = {("--dp", "2"): 2, ("--tp", "2"): 1}
 """How ranks are asked for, and the status: where a rank is a group, the step's requests end and the rank goes on."""
 

@@ -15,7 +15,7 @@ import pytest
 from tests.commands import RUN, environment, left_in
 
 PROMPTS = [f"def function_{number}(" for number in range(24)]
-SAMPLING = ("--temperature", "0.7", "--seed", "1", "--max-tokens", "24", "--slots", "2", "--json")
+SAMPLING = ("--temperature", "0.7", "--seed", "1", "--temperature=0", "--max-tokens", "24", "--slots", "2", "--json")
 KILLS = int(os.environ.get("HAL_TEST_KILLS", "2"))
 """Nodes that are killed in one run."""
 

@@ -26,7 +26,18 @@ def command(folder, *arguments, **variables):
 def test_two_ranks_print_what_one_does_and_leave_nothing(tmp_path, capsys):
     """Paddle's launcher starts the ranks: it has a card for each or an IndexError, also where it is built without CUDA,
     and takes the variables of a job on a cluster for its own. Both are there, and neither matters."""
-    arguments = ("--prompt", "def main(", "--prompt", "import os", "--max-tokens", "12", "--json", "--logprobs", "1")
+    arguments = (
+        "--prompt",
+        "def main(",
+        "--prompt",
+        "import os",
+        "--temperature=0",
+        "--max-tokens",
+        "12",
+        "--json",
+        "--logprobs",
+        "1",
+    )
     with contextlib.suppress(SystemExit):
         main(["run", "--device", "cpu", *arguments])
     alone = [json.loads(line) for line in capsys.readouterr().out.splitlines()]

@@ -41,7 +41,7 @@ def test_only_a_prompt_beyond_the_runners_vocabulary_is_refused(way, worlds, mon
     given = [part for text in texts for part in ("--prompt", text)]
     runner = ("--runner", "failing:FailingRunner")
     with pytest.raises(SystemExit) as end:
-        main(["run", "--device", "cpu", "--json", *runner, *given, "--max-tokens", "4", way, "2"])
+        main(["run", "--device", "cpu", "--json", *runner, *given, "--temperature=0", "--max-tokens", "4", way, "2"])
     out, err = capsys.readouterr()
     assert end.value.code == 2, err
     first, second, third = (json.loads(line) for line in out.splitlines())

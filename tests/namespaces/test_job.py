@@ -20,7 +20,20 @@ PROMPTS = tuple(
     for text in ("def main(", "import os", "class Reader:\n    def ", "x = [", "for")
     for part in ("--prompt", text)
 )
-LONG = ("--slots", "2", "--max-tokens", "40", "--json", "--logprobs", "1", "--speculate", "mtp", "--chunk", "3")
+LONG = (
+    "--slots",
+    "2",
+    "--temperature=0",
+    "--max-tokens",
+    "40",
+    "--json",
+    "--logprobs",
+    "1",
+    "--speculate",
+    "mtp",
+    "--chunk",
+    "3",
+)
 PATIENCE = 240
 
 

@@ -82,7 +82,7 @@ def reference():
 
 def arguments_of(form):
     asked = [part for prompt in PROMPTS for part in ("--prompt", prompt)]
-    return ["run", *asked, "--max-tokens", str(TOKENS), "--slots", "3", "--json", *form]
+    return ["run", *asked, "--temperature=0", "--max-tokens", str(TOKENS), "--slots", "3", "--json", *form]
 
 
 def environment(folder, pace):

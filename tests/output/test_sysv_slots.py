@@ -83,7 +83,19 @@ def run_and_read(url, key, layout, monkeypatch, capsys):
     monkeypatch.setattr(Generation, "enter", noted)
     reader = Reader(key, layout)
     prompts = [part for prompt in PROMPTS for part in ("--prompt", prompt)]
-    more = ("--max-tokens", "9", "--slots", "3", "--chunk", "8", "--step-tokens", "24", "--json", *READ[layout][2])
+    more = (
+        "--temperature=0",
+        "--max-tokens",
+        "9",
+        "--slots",
+        "3",
+        "--chunk",
+        "8",
+        "--step-tokens",
+        "24",
+        "--json",
+        *READ[layout][2],
+    )
     with pytest.raises(SystemExit) as end:
         main(["run", "--device", "cpu", *prompts, *more, "--sink", url])
     assert end.value.code == 0, capsys.readouterr().err

@@ -139,7 +139,7 @@ def test_over_the_network_records_travel_with_a_key_and_without_one_nobody_is_le
         assert stat.S_IMODE(key.stat().st_mode) == 0o600
         stranger = open_sink(url, heartbeat=0.05)
         with pytest.raises(SystemExit) as ended:
-            main(["run", "--prompt", "x", "--max-tokens", "3", "--sink", url, "--key", str(key)])
+            main(["run", "--prompt", "x", "--temperature=0", "--max-tokens", "3", "--sink", url, "--key", str(key)])
         out, _ = process.communicate(timeout=60)
         stranger.close(0.0)
     assert ended.value.code in (0, None), capsys.readouterr().err

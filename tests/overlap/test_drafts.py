@@ -43,7 +43,7 @@ def run(capsys):
     def call(*arguments, prompts=PROMPTS):
         given = [part for prompt in prompts for part in ("--prompt", prompt)]
         with pytest.raises(SystemExit) as end:
-            main(["run", "--json", *given, *map(str, arguments)])
+            main(["run", "--json", "-v", *given, *map(str, arguments)])
         out, err = capsys.readouterr()
         return end.value.code, [json.loads(line) for line in out.splitlines()], err
 
@@ -53,7 +53,7 @@ def run(capsys):
 @pytest.mark.parametrize("overlap", ["on", "off"])
 @pytest.mark.parametrize("drafts", [1, 5])
 def test_tokens_are_those_foretold_and_what_became_of_drafts_is_told(run, drafts, overlap):
-    options = ("--max-tokens", TOKENS, "--slots", 2, "--chunk", 4, "--seed", 5, "--blocks", 4)
+    options = ("--temperature=0", "--max-tokens", TOKENS, "--slots", 2, "--chunk", 4, "--seed", 5, "--blocks", 4)
     code, objects, err = run(*MIX, *options, "--overlap", overlap, "--drafts", drafts)
     assert code == 0, err
     config = read_config(DEFAULT_CHECKPOINT)

@@ -24,7 +24,7 @@ def run(capsys, monkeypatch, tmp_path):
         monkeypatch.setenv("FAILING_BREAKS", breaks)
         given = [part for name in ("aa", "bb", "cc") for part in ("--prompt", name)]
         with pytest.raises(SystemExit) as end:
-            main(["run", "--json", *RUNNER, "--slots", "2", "--max-tokens", "4", *given, *arguments])
+            main(["run", "--json", *RUNNER, "--slots", "2", "--temperature=0", "--max-tokens", "4", *given, *arguments])
         out, err = capsys.readouterr()
         return end.value.code, [json.loads(line) for line in out.splitlines()], err
 

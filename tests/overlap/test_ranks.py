@@ -36,7 +36,19 @@ def test_two_ranks_one_step_ahead_give_the_tokens_foretold_also_after_a_loss(cap
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(Path(__file__).parent)
     arguments = ["--device", "sim", "--runner", "mortal:MortalRunner", "--tp", "2", "--restart", "1", "--overlap", "on"]
-    arguments += ["--slots", "1", "--chunk", "4", "--max-tokens", str(TOKENS), "--seed", "3", "--json"]
+    arguments += [
+        "--slots",
+        "1",
+        "--chunk",
+        "4",
+        "--temperature=0",
+        "--max-tokens",
+        str(TOKENS),
+        "--seed",
+        "3",
+        "--json",
+        "-v",
+    ]
     arguments += ["--drafts", str(drafts)] if drafts else []
     with pytest.raises(SystemExit) as end:
         main(["run", *arguments, *(part for prompt in PROMPTS for part in ("--prompt", prompt))])

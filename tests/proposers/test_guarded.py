@@ -220,7 +220,21 @@ def test_hal_run_names_it_in_one_line(tmp_path, tmp_path_factory, monkeypatch, c
     (site.folder / f"{module}.py").write_text(CODE)
     site.distribution("acme-parrot", points={PROPOSERS: {"parrot": f"{module}:{target}"}})
     with pytest.raises(SystemExit) as end:
-        main(["run", "--device", "cpu", "--prompt", "a b a b", "--speculate", "parrot", "--max-tokens", "4", *options])
+        main(
+            [
+                "run",
+                "--device",
+                "cpu",
+                "--prompt",
+                "a b a b",
+                "--speculate",
+                "parrot",
+                "--temperature=0",
+                "--max-tokens",
+                "4",
+                *options,
+            ]
+        )
     sys.modules.pop(module, None)
     told = capsys.readouterr().err.strip().splitlines()
     assert end.value.code == 2

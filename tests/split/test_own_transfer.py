@@ -16,7 +16,7 @@ from tests.split.rows import Own
 
 __all__ = ["private_folders"]
 
-JOB = ("--device", "cpu", "--prompt", "def main(", "--max-tokens", "6", "--json")
+JOB = ("--device", "cpu", "--prompt", "def main(", "--temperature=0", "--max-tokens", "6", "--json")
 
 
 def run(capsys, *arguments):

@@ -21,7 +21,18 @@ __all__ = ["private_folders"]
 pytestmark = pytest.mark.long(18)
 
 
-JOB = ("--prompt", "def main(", "--prompt", "import os", "--max-tokens", "12", "--json", "--logprobs", "1")
+JOB = (
+    "--prompt",
+    "def main(",
+    "--prompt",
+    "import os",
+    "--temperature=0",
+    "--max-tokens",
+    "12",
+    "--json",
+    "--logprobs",
+    "1",
+)
 SPLIT = ("--speculate", "mtp", "--chunk", "3", "--split", "1,1")
 
 
@@ -69,7 +80,18 @@ def compare(alone, out, err):
     assert "split 1,1 of tp 1" in err
 
 
-MIX = ("--device", "sim", "--runner", "hal_sim.mixing:MixRunner", "--seed", "3", "--max-tokens", "20", "--json")
+MIX = (
+    "--device",
+    "sim",
+    "--runner",
+    "hal_sim.mixing:MixRunner",
+    "--seed",
+    "3",
+    "--temperature=0",
+    "--max-tokens",
+    "20",
+    "--json",
+)
 PROMPTS = ("def main(", "x = ", "class Reader: takes what comes and shows it to whoever asks")
 
 

@@ -92,7 +92,19 @@ def steps(out: Path) -> list[Step]:
     guarantees = "--hal-only=G13,G14,G15,G16,G17,G18"
     ranks = [*KIT, *quick, "--hal-device=cuda", guarantees]
     shared = [*KIT, *quick, f"--hal-device-factory={one}", guarantees]
-    job = ["run", "--model-place", "cpu", "--prompt", "def main(", "--prompt", "import", "--max-tokens", "48", "--json"]
+    job = [
+        "run",
+        "--model-place",
+        "cpu",
+        "--prompt",
+        "def main(",
+        "--prompt",
+        "import",
+        "--temperature=0",
+        "--max-tokens",
+        "48",
+        "--json",
+    ]
     pair = [*job, "--device", "cuda", "--tp", "2"]
     by_step, recorded, logits = str(HERE / "nccl_ranks.py"), str(HERE / "recorded_ranks.py"), str(out / "recorded")
     check = "compute-sanitizer --tool"

@@ -16,7 +16,7 @@ pytest.importorskip("paddle", reason="the model needs Paddle", exc_type=ImportEr
 PROMPTS = ("def main(", "for i in range(", "class Reader:")
 
 
-ARGUMENTS = ["--json", "--max-tokens", "24", "--slots", "2", "--chunk", "4", "--logprobs", "2"]
+ARGUMENTS = ["--json", "--temperature=0", "--max-tokens", "24", "--slots", "2", "--chunk", "4", "--logprobs", "2"]
 ARGUMENTS += [part for prompt in PROMPTS for part in ("--prompt", prompt)]
 CODE = "from hal.cli import main; main()"
 

@@ -214,7 +214,8 @@ def run(name: str, texts: tuple[str, ...], *more: str) -> tuple[list[list[int]],
         prompts = Path(folder) / "prompts.txt"
         prompts.write_text("".join(text + "\n" for text in texts))
         called = subprocess.run(
-            [sys.executable, "-c", CODE, "run", *words, "--max-tokens", "24", "--prompts", str(prompts)],
+            [sys.executable, "-c", CODE, "run", "--temperature=0", *words,
+             "--max-tokens", "24", "--prompts", str(prompts)],
             capture_output=True, text=True, timeout=180, check=False,
             env={**os.environ, "XDG_RUNTIME_DIR": folder, "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
