@@ -22,6 +22,10 @@ SEAMS: dict[str, str] = {
     "plan of an insertion": "devices.base:plan_insert",
     "conversion of an array": "runtime.policy:prepare_array",
     "conversion of a value": "runtime.policy:prepare",
+    # steps
+    "stop sequences of a step": "slots.update:_ends_with_stop",
+    "several tokens of a step": "slots.update:_append_several",
+    "one token of a step": "slots.update:_append_single",
     # streams
     "wait of a stream": "devices.events:AsyncStream.wait",
     # batches and slots

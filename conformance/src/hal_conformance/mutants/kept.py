@@ -1,0 +1,146 @@
+"""Liars about what is kept too short, or for another: drafts, events, values on the device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hal_core.contract.markers import hookimpl
+from hal_core.memory.views import View
+from hal_core.runtime.policy import Policy
+from hal_core.tickets import Ticket
+
+from . import Lie, liar
+from .tickets import HELD, Wrapped
+
+if TYPE_CHECKING:
+    from hal_core.contract.device import Device
+    from hal_core.memory.plan import WritePlan
+    from hal_core.memory.values import Value
+    from hal_core.slots.state import SlotState
+    from hal_core.slots.step import Step
+    from hal_core.streams import Stream
+
+
+class OtherDrafts(Policy):
+    """Base of policies whose ``set_drafts`` sees another stream or forgets what failed."""
+
+
+@liar(28, "drafts on another stream do not wait for their step", requires=(*HELD, "overlapped_update"))
+class DraftsBesideTheirStep(OtherDrafts):
+    """A proposer with a stream of its own."""
+
+    def set_drafts(self, device: Device, state: SlotState, step: Step, drafts: object, stream: Stream) -> Ticket:
+        """Forget the step's readers."""
+        kept, state._readers = state._readers, []
+        try:
+            return super().set_drafts(device, state, step, drafts, stream)
+        finally:
+            state._readers = kept
+
+
+@liar(12, "drafts that the driver refused count as handed over")
+class RefusedDraftsAreBooked(OtherDrafts):
+    """Booked before they are written."""
+
+    def set_drafts(self, device: Device, state: SlotState, step: Step, drafts: object, stream: Stream) -> Ticket:
+        """Book first."""
+        try:
+            return super().set_drafts(device, state, step, drafts, stream)
+        except RuntimeError:
+            state.drafts.handed = step.number
+            raise
+
+
+@liar(12, "slots keep that they hold drafts which the driver refused")
+class RefusedDraftsAreHeld(OtherDrafts):
+    """The same of the other half of the book."""
+
+    def set_drafts(self, device: Device, state: SlotState, step: Step, drafts: object, stream: Stream) -> Ticket:
+        """Hold first."""
+        try:
+            return super().set_drafts(device, state, step, drafts, stream)
+        except RuntimeError:
+            state.drafts.holders = {slot: int(state.host_table.admission_ids[slot]) for slot in (0, 1)}
+            raise
+
+
+class OfARing(Wrapped):
+    """A ticket that asks a place of a ring of events, which later tickets use again."""
+
+    __slots__ = ("_place", "_ring")
+
+    def at(self, ring: list[Ticket], place: int) -> OfARing:
+        """The same, of a place."""
+        self._ring, self._place = ring, place
+        return self
+
+    def done(self) -> bool:
+        return self._waited or self._ring[self._place].done()
+
+
+class EventsInARing(Lie):
+    """Base: the tickets of values share ``size`` events."""
+
+    size = 0
+
+    @hookimpl
+    def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
+        """Take the next place."""
+        return self.placed(super().async_set_value(device, target, value, stream), stream)  # type: ignore[misc]
+
+    def submit(self, plan: WritePlan, stream: Stream) -> Ticket:
+        """The same of plans."""
+        return self.placed(super().submit(plan, stream), stream)  # type: ignore[misc]
+
+    def placed(self, ticket: Ticket, stream: Stream) -> Ticket:
+        """A ticket of the ring."""
+        ring: list[Ticket] = self.__dict__.setdefault("ring", [])
+        place = self.__dict__["next_place"] = (self.__dict__.get("next_place", -1) + 1) % self.size
+        if place < len(ring):
+            ring[place] = ticket
+        else:
+            ring.append(ticket)
+        return OfARing(ticket, stream).at(ring, place)
+
+
+@liar(3, "the events of tickets are used again after 256 calls", requires=HELD)
+class EventsUsedAgain(EventsInARing):
+    """A fixed pool."""
+
+    size = 256
+
+
+@liar(3, "the events of tickets are used again after 1,024 calls", requires=HELD)
+class ManyEventsUsedAgain(EventsInARing):
+    """A larger one."""
+
+    size = 1024
+
+
+@liar(5, "a value on the device that is expanded is read as if it lay together")
+class ExpandedAsContiguous(Lie):
+    """Strides of 0 are taken for none."""
+
+    @hookimpl
+    def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
+        """Read on behind its first element, as far as the memory goes."""
+        if isinstance(value, View) and 0 in value.strides:
+            end = value.offset + value.size * value.dtype.itemsize
+            if end <= value.memory.nbytes:
+                value = View.contiguous(value.memory, value.offset, value.shape, value.dtype)
+        return super().async_set_value(device, target, value, stream)  # type: ignore[misc,no-any-return]
+
+
+@liar(5, "a value that overlaps its target is copied in two pieces")
+class OverlapsInPieces(Lie):
+    """The second piece is read when the first is written."""
+
+    @hookimpl
+    def async_set_value(self, device: Device, target: View, value: Value, stream: Stream) -> Ticket:
+        """Half of the first axis, then the other half."""
+        write: Any = super().async_set_value  # type: ignore[misc]
+        if isinstance(value, View) and target.shape == value.shape and target.shape and target.shape[0] > 1:
+            half = target.shape[0] // 2
+            write(device, target[:half], value[:half], stream)
+            target, value = target[half:], value[half:]
+        return write(device, target, value, stream)  # type: ignore[no-any-return]

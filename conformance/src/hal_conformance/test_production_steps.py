@@ -1,0 +1,114 @@
+"""Steps at the sizes of production: long rows, many accepted tokens, stop sequences to their limit (G9)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hal_core.slots.admission import Request, SamplingParams
+from hal_core.slots.fields import FinishReason, StateConfig
+from hal_core.slots.tasks import Task, TaskKind
+
+from .harness.backdoor import arrive
+from .harness.guarantees import guarantee
+from .kit import Kit
+from .rigs.rig import Rig
+
+LONG = StateConfig(num_slots=6, max_model_len=512, block_size=16, max_draft_tokens=12, max_logprobs=12)
+STOP = tuple(range(1000, 1000 + LONG.max_stop_length))
+"""A stop sequence of the greatest length."""
+OTHERS = tuple((2000 + at,) * (at + 1) for at in range(LONG.max_stop_sequences - 1))
+"""Stop sequences before it, of other lengths, so that it is the last that fits."""
+PROMPT = 300
+"""Tokens of each prompt: positions past 256."""
+
+
+def entered(kit: Kit, sizes: StateConfig, requests: Sequence[tuple[Sequence[int], SamplingParams]]) -> Rig:
+    """A state in whose slots these prompts were prefilled whole."""
+    rig = Rig(kit, sizes)
+    tasks = []
+    for slot, (prompt, params) in enumerate(requests):
+        request = rig.admit(Request(f"r{slot}", list(prompt), params))
+        blocks = [*range(-(-len(prompt) // sizes.block_size))]
+        tasks.append(Task(TaskKind.PREFILL, slot, request, 0, len(prompt), blocks))
+    arrive(rig.insert(tasks))
+    return rig
+
+
+def accept(rig: Rig, given: Sequence[Sequence[int]], told: str) -> list[Any]:
+    """A speculative step that gives each slot these tokens; compare every byte, and return the model's rows."""
+    __tracebackhide__ = True
+    sizes = rig.sizes
+    tokens = np.full((sizes.num_slots, sizes.max_accept), 5, np.int64)
+    for slot, row in enumerate(given):
+        tokens[slot, : len(row)] = row
+    counts = np.array([len(row) for row in given], np.int32)
+    shape = (sizes.num_slots, sizes.max_accept, sizes.max_logprobs + 1)
+    alternatives = np.arange(np.prod(shape), dtype=np.int64).reshape(shape)
+    logprobs = -alternatives.astype(np.float32) / 8
+    alternatives[:, :, 0] = tokens
+    arrive(
+        rig.poke(
+            {
+                "accept_tokens": tokens,
+                "accept_num": counts,
+                "topk_token_ids": alternatives,
+                "topk_logprobs": logprobs,
+                "topk_ranks": np.arange(sizes.num_slots * sizes.max_accept, dtype=np.int32),
+            }
+        )
+    )
+    step = rig.step(range(len(given)), speculative=True, logprobs=sizes.max_logprobs)
+    arrive(rig.update_inputs(step))
+    rig.check(told)
+    return rig.output(step)
+
+
+@guarantee(9, also=(12, 24, 25))
+def test_g09_many_accepted_tokens_end_where_the_first_stop_ends(kit: Kit) -> None:
+    prompt, most = list(range(3, PROMPT + 3)), LONG.max_accept
+    stops = SamplingParams(max_tokens=40, stop_sequences=(*OTHERS, STOP), logprobs=12)
+    ends = SamplingParams(max_tokens=60, eos_token_ids=(*range(100, 99 + LONG.max_eos), 4), logprobs=12)
+    rig = entered(kit, LONG, [
+        (prompt, stops), ([*prompt, *STOP[:4]], stops), (prompt, SamplingParams(max_tokens=most - 1)),
+        (prompt, SamplingParams(max_tokens=60)), (prompt, ends), ([7] * (LONG.max_model_len - 6), stops),
+    ])  # fmt: skip
+    accept(rig, [[8], [STOP[4]], [8], [8], [8], [8]], "a step that ends the prefill of long prompts")
+    first = accept(
+        rig,
+        [STOP[:most], STOP[5:], [9] * most, [9] * most, [9] * (most - 2) + [4, 9], [9] * most],
+        f"a step of up to {most} accepted tokens",
+    )
+    lengths = [len(row.tokens) for row in first]
+    assert lengths == [most, len(STOP) - 5, most - 2, most, most - 1, 5], f"the kit's own rows: {lengths}"
+    assert first[1].finish is FinishReason.NONE, "the kit's own row ends with a sequence that begins in the prompt"
+    second = accept(
+        rig,
+        [[*STOP[most:], 9, 9], [9], [], [9] * most, [], []],
+        "a step that ends a stop sequence of the greatest length",
+    )
+    found = [(len(row.tokens), row.finish.name) for row in second[:1]]
+    assert found == [(len(STOP) - most, "STOP")], f"the kit's own rows: {found}"
+
+
+FAR = StateConfig(
+    num_slots=2, max_model_len=66_000, block_size=64, max_draft_tokens=2, max_logprobs=1, max_stop_length=2
+)
+
+
+@guarantee(9)
+@pytest.mark.parametrize("speculative", [False, True], ids=["plain", "speculative"])
+def test_g09_positions_past_16_bits_are_stepped(kit: Kit, speculative: bool) -> None:
+    params = SamplingParams(max_tokens=9)
+    rig = entered(kit, FAR, [([11] * 65_534, params), ([12] * 65_990, params)])
+    for at in range(3):
+        cells = {name: rig.model.cells[name].copy() for name in ("sampled_token_ids", "accept_tokens", "accept_num")}
+        for name, value in (("sampled_token_ids", 70 + at), ("accept_tokens", 70 + at), ("accept_num", 2)):
+            cells[name][...] = value
+        arrive(rig.poke(cells))
+        step = rig.step([0, 1], speculative=speculative)
+        arrive(rig.update_inputs(step))
+        rig.check(f"step {at} at positions past 65,536")
+        rig.output(step)
