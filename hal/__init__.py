@@ -9,6 +9,10 @@ from importlib import import_module
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this, and a command is not ready for a signal before
 if TYPE_CHECKING:
+    from .generation import AsyncEngine as AsyncEngine
+    from .generation import Part as Part
+    from .generation import Ranks as Ranks
+    from .generation import generate as generate
     from .listing import Listed as Listed
     from .listing import devices as devices
     from .opening import open_device as open_device
@@ -18,6 +22,10 @@ if TYPE_CHECKING:
     __version__: str
 
 _HOME = {
+    "AsyncEngine": "generation",
+    "Part": "generation",
+    "Ranks": "generation",
+    "generate": "generation",
     "Listed": "listing",
     "devices": "listing",
     "open_device": "opening",

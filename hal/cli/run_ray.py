@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from hal_core import InvalidValue
-
-from hal.distributed.ray_launch import RayCluster
-from hal.selection import ENVIRONMENT, plugin_of
+from hal.distributed.ray_launch import RayCluster, bundle_of
+from hal.selection import ENVIRONMENT
 
 from . import signals
 
@@ -44,23 +42,3 @@ class RayRanks:
 
     def __exit__(self, *ended: object) -> None:
         self._cluster.__exit__(*ended)
-
-
-def bundle_of(device: str | None) -> dict[str, float]:
-    """Return the resources that Ray reserves for each rank: a CPU, and the device that was named.
-
-    Without a name the device is chosen on the rank's host, where Ray hides GPUs that it has not assigned.
-    """
-    bundle = {"CPU": 1.0}
-    if device is None:
-        return bundle
-    plugin = plugin_of(device)
-    if plugin.resource:
-        return bundle | {plugin.resource: 1.0}
-    if plugin.kind:
-        raise InvalidValue(
-            f"Ray does not assign devices of kind {plugin.name}: its plugin names no resource",
-            cure="use Paddle's launcher on one host (leave --launcher out), or another device",
-            argument="--launcher",
-        )
-    return bundle

@@ -6,18 +6,17 @@ import logging
 import os
 import time
 import warnings
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from hal_core import ALONE, HalError, InvalidValue, SinkClosed, Unavailable
+from hal_core import ALONE, HalError, InvalidValue, Unavailable
 from hal_core.devices import check_processor
-from hal_core.frames import complete_with, new_session
 
 from hal.distributed.rendezvous import Launched
 from hal.engine import Engine
+from hal.engine.handed import HandedSink
 from hal.model.split import check_split
 from hal.opening import open_as_asked
 from hal.proposers.counted import closing_well, open_proposer
@@ -35,8 +34,7 @@ from .run_plan import make_plan
 from .screen import open_screen
 
 if TYPE_CHECKING:
-    from hal_core import BoundDevice, OutputRecord, Sink, SlotState
-    from hal_core.frames import PendingOutput
+    from hal_core import BoundDevice, Sink, SlotState
 
     from hal.model.llama import LlamaModel
     from hal.stepping import Runner
@@ -127,44 +125,13 @@ def generate(prompts: Prompts, options: Options) -> int:
     return FAILED if answers.failed else 0
 
 
-class _Handed:
-    """The sink of a worker in the engine's own process: an output is complete when the engine has taken its record."""
-
-    def __init__(self) -> None:
-        self.session = new_session()
-        self.to: Callable[[OutputRecord], None] = lambda record: None
-        self._pending: deque[PendingOutput] = deque()
-        self._closed = False
-
-    def put(self, pending: PendingOutput) -> None:
-        """Keep the output until the engine takes its record."""
-        if self._closed:
-            raise SinkClosed("the sink is closed", cure="open a new one", hook="save_output", argument="sink")
-        self._pending.append(pending)
-
-    def take(self, record: OutputRecord) -> None:
-        """Hand the record on. The engine takes records in the order of their steps."""
-        self._pending.popleft().complete(None)
-        self.to(record)
-
-    def close(self, timeout: float) -> None:
-        """Complete the outputs that the engine has not taken, as of the step behind the last end; at 0 s fail them."""
-        self._closed = True
-        while self._pending:
-            pending = self._pending.popleft()
-            if not timeout:
-                pending.complete(SinkClosed("the sink was closed first", hook="save_output", argument="sink"))
-            elif complete_with(pending) is not None:
-                pending.complete(None)
-
-
 @contextmanager
-def _open_output(url: str | None, keys: CurveKeys | None) -> Iterator[tuple[Sink, _Handed]]:
+def _open_output(url: str | None, keys: CurveKeys | None) -> Iterator[tuple[Sink, HandedSink]]:
     """Open the worker's sink, which hands records over here and, with ``url``, sends them there as well.
 
     At the end it sends what it still holds; after an error or a signal it does not wait long for that.
     """
-    handed = _Handed()
+    handed = HandedSink()
     sent: list[Sink] = []
     sink: Sink = handed
     if url is not None:

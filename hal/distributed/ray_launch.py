@@ -15,8 +15,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hal_core import Unavailable
+from hal_core import InvalidValue, Unavailable
 
+from hal.selection import plugin_of
 from hal.transport.curve import CurveKeys
 
 from .crew import Crew
@@ -93,6 +94,26 @@ class RayCluster:
         url = f"tcp://{ray.util.get_node_ip_address()}:*"
         more: dict[str, Any] = {"look": look, "wait": False, "name_of": starter.name_of}
         return Crew(setup, starter, url=url, records=url, curve=starter.keys, **more)
+
+
+def bundle_of(device: str | None) -> dict[str, float]:
+    """Return the resources that Ray reserves for each rank: a CPU, and the device that was named.
+
+    Without a name the device is chosen on the rank's host, where Ray hides GPUs that it has not assigned.
+    """
+    bundle = {"CPU": 1.0}
+    if device is None:
+        return bundle
+    plugin = plugin_of(device)
+    if plugin.resource:
+        return bundle | {plugin.resource: 1.0}
+    if plugin.kind:
+        raise InvalidValue(
+            f"Ray does not assign devices of kind {plugin.name}: its plugin names no resource",
+            cure="use Paddle's launcher on one host (leave --launcher out), or another device",
+            argument="--launcher",
+        )
+    return bundle
 
 
 class _ToLog(io.TextIOBase):

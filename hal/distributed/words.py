@@ -20,11 +20,21 @@ Reserved (they are)          ────────>
 Arrived (all, and checked)   ────────>          inserts with the next step
        <──────────────────────────────  Release (to either: the engine is done with it)
 Over   (blocks are nobody's) ────────>          frees them
+
+Between an asyncio engine and its engine process (:mod:`hal.generation`), which is rank 0 of one:
+
+process                                caller
+Hello                        ────────>
+       <──────────────────────────────  Serve   (everything that the engine is made of)
+Up     (it takes requests)   ────────>
+       <──────────────────────────────  Submit, Abort, in the end Stop
+Ended  (and no record says so) ──────>
+Failed (why)                 ────────>          ends every stream
 """
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 from hal_core import FrameError, SamplingParams, SplitRole, StateConfig
@@ -239,9 +249,75 @@ class Over(_Word):
     why: str = ""
 
 
+class Ranks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How many ranks an engine runs its steps on and what starts them, as the options of ``hal run`` of these names.
+
+    ``split``: how many workers prefill and how many decode, each of ``tp`` ranks; None: all do both.
+    """
+
+    tp: int = 1
+    dp: int = 1
+    split: tuple[int, int] | None = None
+    dp_sync: bool = False
+    restart: int = 0
+    share_devices: bool = False
+    launcher: Literal["paddle", "ray"] = "paddle"
+    ray_address: str | None = None
+    ray_placement: str = "strict-pack"
+
+    @property
+    def workers(self) -> int:
+        """How many workers there are."""
+        return 1 if self.split is None else sum(self.split)
+
+
+class Serve(_Word):
+    """Everything that an engine process is made of (:class:`hal.generation.AsyncEngine`), said to it once.
+
+    ``records``: where it sends its records; ``ranks``: None for one worker in the process itself.
+    """
+
+    model: str
+    place: str
+    device: str | None
+    require: dict[str, str | bool]
+    sizes: StateConfig
+    blocks: int
+    records: str
+    chunk: int
+    step_tokens: int | None = None
+    runner: str = "auto"
+    dtype: str = "auto"
+    overlap: str = "auto"
+    ranks: Ranks | None = None
+
+
+class Submit(_Word):
+    """A request for the engine process, which checks it. ``prompt``: token ids."""
+
+    request: str
+    prompt: list[int]
+    params: SamplingParams
+
+
+class Abort(_Word):
+    """End a request of the engine process."""
+
+    request: str
+
+
+class Ended(_Word):
+    """A request ended and no record tells so. ``tokens``: how many it was given, all of which records tell."""
+
+    request: str
+    tokens: int
+    reason: int
+    message: str = ""
+
+
 SplitWord: TypeAlias = Reserved | Arrived | Over
 Word = (Hello | Setup | Ready | Go | Up | Beat | Stop | Failed | Raised | Drafts | Drafted | Left | Verdict) | (
-    Reserve | Reserved | SendTo | Arrived | Release | Over
+    Reserve | Reserved | SendTo | Arrived | Release | Over | Serve | Submit | Abort | Ended
 )
 _encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Word)
 

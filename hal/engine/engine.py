@@ -223,8 +223,9 @@ class Engine:
             yield from self.step()
 
     def _receive(self) -> None:
-        """Take over what has come; wait for it unless there is an end to tell."""
-        patience = 0.0 if self._ended else WAIT_SECONDS
+        """Take over what has come; wait for it if requests run and there is no end to tell. Ranks that idle are looked
+        after too: they may be lost, and those of other hosts must hear of the engine."""
+        patience = WAIT_SECONDS if self._names and not self._ended else 0.0
         alone = len(self.workers) == 1 and self.workers[0].up  # its executor waits, and gives one output at a time
         if not alone:
             self._wait([socket for worker in self.workers for socket in worker.sockets], patience)
@@ -235,7 +236,7 @@ class Engine:
                 elif not alone:
                     while (found := worker.executor.receive(0.0)) is not None:
                         self._take(worker, *found)
-                elif worker.busy and (found := worker.executor.receive(patience)) is not None:
+                elif (worker.busy or worker.sockets) and (found := worker.executor.receive(patience)) is not None:
                     self._take(worker, *found)
                 while worker.said:
                     self.front.hear(worker.said.popleft(), worker)

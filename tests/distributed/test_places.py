@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ class Paper:
     """
 
     undelivered = ()
-    drafts, said = (0, 0, 0), deque()
+    drafts, said, sockets = (0, 0, 0), deque(), ()
     abilities = Abilities("cpu:0", {}, "", overlap=False)
 
     def __init__(self):
@@ -142,6 +143,13 @@ def test_a_group_without_requests_is_given_the_steps_of_the_others_with_nothing_
     list(engine_of(paper, request("a", most=3), dp_sync=True).run())
     assert [number for number, _ in given] == [0, 1] * (len(given) // 2)
     assert {tasks for number, tasks in given if number == 1} == {0}
+
+
+def test_ranks_without_requests_are_looked_after(paper):
+    engine, paper.sockets = engine_of(paper), ("a socket",)
+    paper.receive = mock.Mock(side_effect=RankLost("rank 1 was lost", 1, 0))
+    with pytest.raises(RankLost, match="rank 1 was lost"):
+        engine.step()
 
 
 def test_a_loss_names_all_that_was_not_delivered(paper):

@@ -37,6 +37,8 @@ class PaperWorker:
     It fails by assertion when a block is in two requests, or when a token's KV is not where the table says.
     """
 
+    sockets = ()
+
     def __init__(self, sizes: StateConfig, blocks: int) -> None:
         self.device = bind(CpuPlugin.open(0, {}))
         self.state = self.device.state(sizes)

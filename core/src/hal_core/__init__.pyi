@@ -44,6 +44,7 @@ from .runtime.captured import CapturedUpdate as CapturedUpdate
 from .slots.admission import AdmittedRequest as AdmittedRequest
 from .slots.admission import Request as Request
 from .slots.admission import admit as admit
+from .slots.admission import draw_seed as draw_seed
 from .slots.declared import Companion as Companion
 from .slots.declared import StateField as StateField
 from .slots.fields import FinishReason as FinishReason

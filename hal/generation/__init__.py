@@ -1,0 +1,11 @@
+"""Text from a model: ``generate`` in the caller's process, ``AsyncEngine`` with a process for asyncio."""
+
+from __future__ import annotations
+
+from hal.distributed.words import Ranks
+
+from .async_engine import AsyncEngine
+from .local import generate
+from .streams import Part
+
+__all__ = ["AsyncEngine", "Part", "Ranks", "generate"]

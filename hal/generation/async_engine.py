@@ -1,0 +1,118 @@
+"""An engine for asyncio: its steps run in a process of their own, so that a busy event loop slows none of them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from hal_core import HalError, InvalidValue, SamplingParams, Unavailable
+
+from hal.distributed.words import Ranks
+
+from .link import EngineLink
+from .plan import ModelPlan
+from .streams import Part
+
+
+class AsyncEngine:
+    """Generates for any number of tasks of one event loop; a context manager, with which its process ends.
+
+    - ``model``, ``device``: as of :func:`hal.generate`. ``executor``: ranks that run the steps; None: the engine
+      process itself.
+    - ``slots``: requests that run at once, in each group of ranks. Others wait, in the order in which they came.
+    - ``max_waiting``: how many may wait; one more is refused (:class:`hal_core.Unavailable`). None: any number.
+    - ``options``: further ones of :meth:`hal.generation.plan.ModelPlan.serve`, such as ``blocks`` or ``max_model_len``.
+
+    If the process ends, every stream ends with an error, and so does every new one. Lost ranks are started again by it
+    (``Ranks.restart``).
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | None = None,
+        device: str | None = None,
+        *,
+        executor: Ranks | None = None,
+        slots: int = 8,
+        max_waiting: int | None = None,
+        **options: Any,  # noqa: ANN401 (those of ModelPlan.serve)
+    ) -> None:
+        self._plan = ModelPlan(model)
+        self._serve = self._plan.serve(device=device, ranks=executor, slots=slots, **options)
+        ranks = executor or Ranks()
+        self._slots = slots * (ranks.dp if ranks.split is None else ranks.split[1])
+        self._max_waiting = max_waiting
+        self._places = asyncio.Semaphore(2 * self._slots)  # so that the scheduler always has who comes next
+        self._unfinished = self._count = 0
+        self._link: EngineLink | None = None
+
+    async def __aenter__(self) -> AsyncEngine:
+        """Start the process and wait until it takes requests. Raises as opening its device, model or ranks does."""
+        loop = asyncio.get_running_loop()
+        self._link = EngineLink(self._serve, loop.call_soon_threadsafe)
+        try:
+            await asyncio.wrap_future(self._link.up)
+        except BaseException:
+            await self._close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._close()
+
+    async def _close(self) -> None:
+        if self._link is not None:
+            await asyncio.to_thread(self._link.close)
+
+    @property
+    def device(self) -> str:
+        """The name of the device that the engine has opened."""
+        assert self._link is not None
+        return self._link.up.result().device
+
+    async def generate(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams | Mapping[str, object] | None = None,
+        *,
+        stop: str | Sequence[str] = (),
+    ) -> AsyncIterator[Part]:
+        """Give the parts of an answer as they come; the last one has a ``finish_reason``.
+
+        ``params``: all of a request's parameters, or some of them by name beside the checkpoint's own defaults. A task
+        that is cancelled, or leaves the loop, aborts the request. Raises :class:`InvalidValue` for a request that can
+        never run, and :class:`Unavailable` if the queue is full or the engine process has ended.
+        """
+        if self._link is None:
+            raise InvalidValue("the engine is not open", cure="use it in async with", argument="AsyncEngine")
+        ids = await asyncio.to_thread(self._plan.encode, prompt)  # the loop goes on meanwhile
+        if isinstance(params, SamplingParams):
+            wanted = self._plan.params(params)
+        else:
+            wanted = self._plan.params(None, **dict(params or {}))
+        answer = self._plan.answer(ids, stop, wanted)
+        self._count += 1
+        request = self._plan.request(f"a{self._count}", ids, wanted)
+        waiting = self._unfinished - self._slots
+        if self._max_waiting is not None and waiting >= self._max_waiting:
+            raise Unavailable(f"{waiting} requests wait", cure="try again later, or raise max_waiting")
+        self._unfinished += 1
+        try:
+            async with self._places:
+                queue = asyncio.Queue[Part | HalError]()
+                self._link.submit(request, answer, queue.put_nowait)
+                while True:
+                    part = await queue.get()
+                    if isinstance(part, HalError):
+                        raise part
+                    yield part
+                    if part.finish_reason is not None:
+                        return
+        finally:
+            self._unfinished -= 1
+            self._link.abort(request.request_id)  # nothing to do if it has ended

@@ -1,0 +1,209 @@
+"""The caller's end of an engine process: one thread that talks to it, whatever the event loop is busy with."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from queue import SimpleQueue
+
+import msgspec
+import zmq
+from hal_core import FinishReason, HalError, InvalidValue, Request, Unavailable
+
+from hal.distributed.limits import STARTING
+from hal.distributed.lines import EngineLine
+from hal.distributed.words import Abort, Ended, Failed, Hello, Serve, Stop, Submit, Up, Word
+from hal.model.streaming import AnswerText
+from hal.reading import Event, OutputReader, StreamLoss
+
+from .streams import Part, Stream, Streams
+
+Put = Callable[[Part | HalError], object]
+Post = Callable[..., object]
+_LOOK_SECONDS = 0.25
+_LEAVE_SECONDS = 10.0
+"""Seconds that the process has to end in order."""
+_TAIL = 400
+"""Characters of what the process printed last that an error has."""
+_CHILD = "from hal.generation.process import main; main()"
+
+
+class EngineLink:
+    """Starts an engine process; what it generates goes to the streams of its requests.
+
+    ``post``: has the event loop call something, as ``loop.call_soon_threadsafe``; ``up``: done when the process takes
+    requests. All methods may be called from any thread.
+    """
+
+    def __init__(self, serve: Serve, post: Post) -> None:
+        self.up: Future[Up] = Future()
+        self._serve, self._post = serve, post
+        self._commands: SimpleQueue[Callable[[], object]] = SimpleQueue()
+        self._wake_end, self._wake = os.pipe()
+        os.set_blocking(self._wake, False)
+        self._streams, self._parts = Streams(), list[tuple[Put, Part | HalError]]()
+        self._error: HalError | None = None
+        self._lost: StreamLoss | None = None
+        self._closing, self._said_before = False, 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._thread = threading.Thread(target=self._run, name="hal-engine-link", daemon=True)
+        self._thread.start()
+
+    def submit(self, request: Request, answer: AnswerText, put: Put) -> None:
+        """Send a request; ``put`` is called in the event loop with each part of ``answer``, or with an error."""
+        self._do(partial(self._submit, request, Stream(answer, partial(self._collect, put))))
+
+    def abort(self, name: str) -> None:
+        """Abort a request, unless it has ended."""
+        self._do(partial(self._abort, name))
+
+    def close(self) -> None:
+        """End the process in order, by force if need be. Idempotent."""
+        self._closing = True
+        self._do(lambda: None)
+        self._thread.join()
+
+    def _do(self, command: Callable[[], object]) -> None:
+        self._commands.put(command)
+        with contextlib.suppress(OSError):  # full: the thread is being woken; closed: it has ended, as streams have
+            os.write(self._wake, b"w")
+
+    # -- the thread -----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            with (
+                contextlib.closing(OutputReader(on_event=self._hear)) as self._reader,
+                contextlib.closing(EngineLine()) as self._line,
+                tempfile.TemporaryFile() as self._noise,
+            ):
+                self._start()
+                try:
+                    self._loop()
+                finally:
+                    self._end()
+            self._fail(Unavailable("the engine was closed", cure="open another one"))
+        except Exception as error:  # noqa: BLE001 (each stream raises it)
+            self._fail(error if isinstance(error, HalError) else HalError(f"{type(error).__name__}: {error}"))
+        while not self._closing:  # whoever asks an engine that has failed is told
+            self._commands.get()()
+            self._flush()
+
+    def _start(self) -> None:
+        paths = os.pathsep.join(path for path in sys.path if path)
+        self._process = subprocess.Popen(  # in a session of its own: Ctrl-C is the caller's
+            [sys.executable, "-P", "-c", _CHILD, self._line.url],
+            stdin=subprocess.DEVNULL,
+            stdout=self._noise,
+            stderr=self._noise,
+            env={**os.environ, "PYTHONPATH": paths, "PYTHONWARNINGS": "ignore"},
+            start_new_session=True,
+        )
+
+    def _loop(self) -> None:
+        poller, end = zmq.Poller(), time.monotonic() + STARTING.read()
+        for socket in (self._wake_end, self._line.socket, *self._reader.sockets):
+            poller.register(socket, zmq.POLLIN)
+        while not self._closing:
+            if any(socket == self._wake_end for socket, _ in poller.poll(int(1000 * _LOOK_SECONDS))):
+                os.read(self._wake_end, 4096)
+            assert self._process is not None
+            status = self._process.poll()  # before what it has sent is read
+            self._read()
+            while not self._commands.empty():
+                self._commands.get()()
+            self._flush()
+            if status is not None:
+                raise Unavailable(f"the engine process ended: {_how(status)}{self._tail()}", cure="open another engine")
+            if self._line.unsaid or self._lost is not None:
+                raise Unavailable(f"the engine process takes no messages: {self._lost or 'its queue is full'}")
+            if not self.up.done() and time.monotonic() > end:
+                raise Unavailable("the engine process did not come up", cure=f"give it more time ({STARTING.variable})")
+
+    def _read(self) -> None:
+        """Take what the process has sent; records first, so that an end finds all tokens before it."""
+        while (frame := self._reader.read(0.0)) is not None:
+            self._streams.take(frame.record)
+        while self._streams.stopped:
+            self._line.say(Abort(self._streams.stopped.popleft()))
+        for _, word in self._line.receive(0.0):
+            self._take(word)
+
+    def _take(self, word: Word) -> None:
+        if isinstance(word, Hello):
+            self._line.say(msgspec.structs.replace(self._serve, records=self._reader.url))
+        elif isinstance(word, Up):
+            self._said_before = os.fstat(self._noise.fileno()).st_size
+            self.up.set_result(word)
+        elif isinstance(word, Ended):
+            self._streams.end(word.request, word.tokens, FinishReason(word.reason), word.message)
+        elif isinstance(word, Failed):
+            raise (InvalidValue if word.refused and not self.up.done() else Unavailable)(word.what, cure=word.cure)
+
+    def _hear(self, event: Event) -> None:
+        if isinstance(event, StreamLoss):
+            self._lost = event
+
+    def _submit(self, request: Request, stream: Stream) -> None:
+        if self._error is not None:
+            stream.fail(self._error)
+            return
+        self._streams.add(request.request_id, stream)
+        self._line.say(Submit(request.request_id, list(request.prompt), request.params))
+
+    def _abort(self, name: str) -> None:
+        if self._streams.drop(name):
+            self._line.say(Abort(name))
+
+    def _collect(self, put: Put, part: Part | HalError) -> None:
+        self._parts.append((put, part))
+
+    def _flush(self) -> None:
+        """Give the event loop all parts at once."""
+        if self._parts:
+            parts, self._parts = self._parts, []
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits
+                self._post(_give, parts)
+
+    def _fail(self, error: HalError) -> None:
+        self._error = error
+        self._streams.fail(error)
+        if not self.up.done():
+            self.up.set_exception(error)
+        self._flush()
+
+    def _tail(self) -> str:
+        """What the process printed last, since it took requests."""
+        size = os.fstat(self._noise.fileno()).st_size
+        said = os.pread(self._noise.fileno(), _TAIL, max(self._said_before, size - _TAIL))
+        words = " ".join(said.decode(errors="replace").split())
+        return f"; it said: {words}" if words else ""
+
+    def _end(self) -> None:
+        """End the process, which sends its last records first."""
+        assert self._process is not None
+        if self._closing and self.up.done():
+            self._line.say(Stop())
+            end = time.monotonic() + _LEAVE_SECONDS
+            while self._process.poll() is None and time.monotonic() < end:
+                self._reader.read(0.02)
+        self._process.kill()
+        self._process.wait()
+
+
+def _give(parts: list[tuple[Put, Part | HalError]]) -> None:
+    for put, part in parts:
+        put(part)
+
+
+def _how(status: int) -> str:
+    return f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"

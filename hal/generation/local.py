@@ -1,0 +1,146 @@
+"""``hal.generate``: text from a model, in the caller's process."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from threading import RLock
+from typing import Literal, overload
+
+from hal_core import HalError, InvalidValue
+
+from .opening import opened
+from .plan import ModelPlan
+from .streams import Part, Stream, Streams
+
+Model = str | os.PathLike[str] | None
+
+
+@overload
+def generate(
+    prompt: str, *, model: Model = ..., device: str | None = ..., stop: str | Sequence[str] = ...,
+    stream: Literal[False] = ..., **sampling: object,
+) -> str: ...  # fmt: skip
+@overload
+def generate(
+    prompt: str, *, model: Model = ..., device: str | None = ..., stop: str | Sequence[str] = ...,
+    stream: Literal[True], **sampling: object,
+) -> Iterator[str]: ...  # fmt: skip
+@overload
+def generate(
+    prompt: list[str] | tuple[str, ...], *, model: Model = ..., device: str | None = ...,
+    stop: str | Sequence[str] = ...,
+    stream: Literal[False] = ..., **sampling: object,
+) -> list[str]: ...  # fmt: skip
+def generate(
+    prompt: str | list[str] | tuple[str, ...],
+    *,
+    model: Model = None,
+    device: str | None = None,
+    stop: str | Sequence[str] = (),
+    stream: bool = False,
+    **sampling: object,
+) -> str | list[str] | Iterator[str]:
+    """Continue a text: the text that follows, with ``stream`` an iterator of its parts; of several texts a list.
+
+    The model and its device stay open for the next call with the same two; another call closes them first.
+
+    - ``model``: a checkpoint directory, by default the embedded one; ``device``: as ``hal devices`` lists it.
+    - ``stop``: texts that end the answer, which ends with the first one in it.
+    - ``sampling``: fields of :class:`hal_core.SamplingParams`, such as ``max_tokens``; others are the checkpoint's own
+      defaults (generation_config.json), else temperature 1 and 16 tokens. Without ``seed`` each call draws anew.
+
+    Raises :class:`hal_core.InvalidValue` for what cannot be run, before anything is generated.
+    """
+    if stream and not isinstance(prompt, str):
+        raise InvalidValue("a list of prompts", cure="give one text, or leave stream out", argument="stream")
+    with _lock:
+        here = _open(model, device)
+        if stream:
+            return here.parts(here.submit(str(prompt), stop, sampling))
+        texts = [prompt] if isinstance(prompt, str) else list(prompt)
+        running = [here.submit(text, stop, sampling, number) for number, text in enumerate(texts)]
+        answers = ["".join(here.parts(one)) for one in running]
+    return answers[0] if isinstance(prompt, str) else answers
+
+
+class _Local:
+    """A model that is open in this process. Several threads may use it: one at a time steps for all."""
+
+    def __init__(self, model: Model, device: str | None) -> None:
+        self.key = str(model), device
+        self.plan = ModelPlan(model)
+        self._stack, self._streams, self._count = ExitStack(), Streams(), 0
+        self.engine, _ = self._stack.enter_context(opened(self.plan.serve(device=device), self._streams.take))
+
+    def submit(
+        self, text: str, stop: str | Sequence[str], sampling: dict[str, object], number: int = 0
+    ) -> tuple[str, deque[Part | HalError]]:
+        """Begin a request; its name, and where its parts come."""
+        params, ids = self.plan.params(None, **sampling), self.plan.encode(text)
+        self._count += 1
+        request, parts = self.plan.request(f"g{self._count}", ids, params, number), deque[Part | HalError]()
+        self._streams.add(request.request_id, Stream(self.plan.answer(ids, stop, params), parts.append))
+        self.engine.submit(request)
+        return request.request_id, parts
+
+    def parts(self, running: tuple[str, deque[Part | HalError]]) -> Iterator[str]:
+        """The text of a request as it comes. One that is left before its end is aborted."""
+        name, parts = running
+        try:
+            while True:
+                with _lock:
+                    while not parts:
+                        self._step()
+                if isinstance(part := parts.popleft(), HalError):
+                    raise part
+                yield part.text
+                if part.finish_reason is not None:
+                    return
+        finally:
+            with _lock:
+                if self._streams.drop(name):
+                    self.engine.abort(name)
+
+    def _step(self) -> None:
+        try:
+            ended = self.engine.step()
+        except HalError as error:
+            self._streams.fail(error)
+            _close()
+            raise
+        for one in ended:
+            if not one.reported:
+                self._streams.end(one.request_id, len(one.token_ids), one.reason, one.message)
+        while self._streams.stopped:
+            self.engine.abort(self._streams.stopped.popleft())
+
+    def close(self) -> None:
+        """Close the model and its device."""
+        self._streams.fail(HalError("the model was closed", cure="begin anew"))
+        self._stack.close()
+
+
+_lock = RLock()
+_here: _Local | None = None
+
+
+def _open(model: Model, device: str | None) -> _Local:
+    global _here
+    if _here is None or _here.key != (str(model), device):
+        _close()
+        _here = _Local(model, device)
+    return _here
+
+
+def _close() -> None:
+    global _here
+    here, _here = _here, None
+    if here is not None:
+        here.close()
+
+
+atexit.register(_close)

@@ -1,0 +1,115 @@
+"""Opens an engine with its executor: a worker in this process, or ranks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hal_core import ALONE, OutputRecord
+from hal_core.devices import check_processor
+
+from hal.distributed.words import Ranks, Serve, Setup
+from hal.engine import Engine
+from hal.engine.handed import HandedSink
+from hal.opening import open_as_asked
+from hal.stepping import AUTO, PADDLE, RunnerSetup, Stepper, choose_runner, make_runner, overlap_of
+
+if TYPE_CHECKING:
+    from hal.distributed.crew import Crew
+
+Take = Callable[[OutputRecord], object]
+_DRAIN = 5.0
+"""Seconds that the outputs of steps in flight have at the end."""
+
+
+@contextmanager
+def opened(serve: Serve, take: Take) -> Iterator[tuple[Engine, Any]]:
+    """Open the engine; ``take`` gets each record that it has taken over. Yields it and what the device is: its name and
+    ``capabilities``. Raises as opening a device, a model or ranks does."""
+    with _ranks(serve, serve.ranks, take) if serve.ranks is not None else _worker(serve, take) as found:
+        yield found
+
+
+@contextmanager
+def _worker(serve: Serve, take: Take) -> Iterator[tuple[Engine, Any]]:
+    with open_as_asked(serve.device, serve.require) as device:
+        name, _ = choose_runner(serve.runner, device, Path(serve.model))
+        sink = HandedSink()
+        worker: Stepper
+        if name == PADDLE:
+            check_processor()
+            from hal.model.llama import LlamaModel
+            from hal.worker import Worker
+
+            model = LlamaModel.load(Path(serve.model), place=serve.place)
+            worker = Worker(device, model, serve.sizes, serve.blocks, sink)
+        else:
+            state, vocab = device.state(serve.sizes), serve.sizes.vocab_size
+            assert vocab is not None
+            setup = RunnerSetup(device, state, serve.blocks, Path(serve.model), serve.place, vocab, ALONE, serve.dtype)
+            worker = Stepper(device, state, make_runner(name, setup), sink, blocks=serve.blocks)
+        overlap, _ = overlap_of(serve.overlap, device, name, worker.runner.needs_host)
+        sink.to = take
+        try:
+            engine = Engine(
+                worker, chunk=serve.chunk, step_tokens=serve.step_tokens, overlap=overlap, on_record=sink.take
+            )
+            yield engine, device
+        finally:
+            sink.close(_DRAIN)
+
+
+@contextmanager
+def _ranks(serve: Serve, ranks: Ranks, take: Take) -> Iterator[tuple[Engine, Any]]:
+    from hal.distributed.crew import Crew
+    from hal.distributed.engine import open_engine
+    from hal.distributed.launch import PaddleLaunch
+    from hal.distributed.limits import COLLECTIVE
+
+    size = ranks.tp * ranks.dp
+    setup = Setup(
+        model=serve.model,
+        place=serve.place,
+        device=serve.device,
+        require=serve.require,
+        sizes=serve.sizes,
+        blocks=serve.blocks,
+        tp=ranks.tp,
+        dp=ranks.dp,
+        records="",
+        timeout=COLLECTIVE.read(),
+        dp_sync=ranks.dp_sync,
+        share_devices=ranks.share_devices,
+        runner="" if serve.runner in (AUTO, PADDLE) else serve.runner,
+        dtype=serve.dtype,
+        overlap=serve.overlap,
+    )
+    with ExitStack() as stack:
+        if ranks.launcher == "ray":
+            from hal.distributed.ray_launch import RayCluster, bundle_of
+
+            address = ranks.ray_address or os.environ.get("RAY_ADDRESS") or None
+            cluster = stack.enter_context(RayCluster(address, size * ranks.workers))
+            bundle = bundle_of(serve.device)
+
+        def start(mine: Setup) -> Crew:
+            if ranks.launcher == "ray":
+                return cluster.crew(mine, bundle, ranks.ray_placement, look=lambda: None)
+            starter = PaddleLaunch(size, before=mine.number * size, among=size * ranks.workers)
+            return Crew(mine, starter, wait=False)
+
+        engine = open_engine(
+            setup,
+            start,
+            vocab_size=serve.sizes.vocab_size or 1,
+            split=ranks.split,
+            chunk=serve.chunk,
+            step_tokens=serve.step_tokens,
+            restarts=ranks.restart,
+            on_record=take,
+        )
+        stack.callback(engine.close)
+        yield engine, engine.worker.abilities

@@ -1,0 +1,119 @@
+"""The engine process of an asyncio engine: it owns the scheduler and the executor, and serves one caller to its end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from typing import TYPE_CHECKING, Protocol
+
+from hal_core import GroupLost, HalError, OutputRecord, Request, SinkFull
+
+from hal.distributed.errors import word_of
+from hal.distributed.lines import SILENCE, RankLine
+from hal.distributed.rank import versions
+from hal.distributed.words import Abort, Ended, Hello, Serve, Stop, Submit, Up, Word
+from hal.transport import open_sink
+
+from .opening import opened
+
+if TYPE_CHECKING:
+    from hal.distributed.steps import StepOrder
+    from hal.engine import Engine
+
+_IDLE = 0.5
+"""Seconds without a request after which ranks that wait are looked after."""
+_DRAIN = 5.0
+"""Seconds that records have to be acknowledged at the end."""
+_STARTING = 60.0
+
+
+class Line(Protocol):
+    """The control channel's end here; :class:`RankLine` is one."""
+
+    def receive(self, timeout: float) -> Word | StepOrder | None: ...
+
+    def say(self, word: Word, patience: float = ...) -> bool: ...
+
+
+class _Taken:
+    """A record that the engine has taken over, on its way to the sink."""
+
+    def __init__(self, record: OutputRecord) -> None:
+        self.step, self._record = record.step, record
+
+    def resolve(self) -> OutputRecord:
+        return self._record
+
+    def ready(self) -> bool:
+        return True
+
+    def complete(self, error: BaseException | None) -> None:
+        """Nobody has a ticket."""
+
+
+def serve_requests(line: Line, engine: Engine) -> None:
+    """Take requests and aborts and step until the caller says stop. Raises what a step does, and the caller's loss."""
+    while True:
+        word = line.receive(0.0 if engine.busy else _IDLE)
+        while word is not None:
+            if isinstance(word, Stop):
+                return
+            if isinstance(word, Submit):
+                engine.submit(Request(word.request, word.prompt, word.params))
+            elif isinstance(word, Abort):
+                engine.abort(word.request)
+            word = line.receive(0.0)
+        for one in engine.step():
+            if not one.reported:
+                line.say(Ended(one.request_id, len(one.token_ids), int(one.reason), one.message))
+
+
+def run(url: str) -> int:
+    """Serve the caller at ``url``; the exit status."""
+    line = RankLine(url, 0)
+    try:
+        line.say(Hello(0, 1, versions()), SILENCE)
+        serve = line.receive(_STARTING)
+        if not isinstance(serve, Serve):
+            raise GroupLost("no word of what to serve came", argument="engine")
+        sink = open_sink(serve.records)
+        failed = True
+
+        def send(record: OutputRecord) -> None:
+            with contextlib.suppress(SinkFull):  # it is kept, and sent when there is room
+                sink.put(_Taken(record))
+
+        try:
+            with opened(serve, send) as (engine, device):
+                able = device.capabilities
+                line.say(Up(0, device.name, dict(able.fallbacks), able.substituted))
+                serve_requests(line, engine)
+                failed = False
+        finally:
+            with contextlib.suppress(HalError):  # a caller that has gone reads nothing any more
+                sink.close(0.0 if failed else _DRAIN)
+    except Exception as error:  # noqa: BLE001 (the caller raises it)
+        lost = isinstance(error, GroupLost) and error.argument == "engine"
+        if not lost:
+            line.say(word_of(error, 0, 0), 1.0)
+        print(f"hal: engine process: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        return 1
+    finally:
+        line.close()
+    return 0
+
+
+def main() -> None:
+    """Run with the url that the first argument is. Leave at once: nothing of a framework's exit is waited for."""
+    from hal.cli.mkl import choose_kernels
+
+    choose_kernels(os.environ)
+    status = run(sys.argv[1])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    main()

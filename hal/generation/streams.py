@@ -1,0 +1,122 @@
+"""The text of each request as its records come."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hal_core import FinishReason, HalError, InvalidValue, OutputRecord, OutputRow, SlotStatus
+
+from hal.model.streaming import AnswerText
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What steps gave a request: ``text`` that is final, and the tokens, some of which may give text later.
+
+    ``finish_reason``: of the last part, why the request ended; of the others None.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None = None
+
+
+class Stream:
+    """One request. ``put`` gets each part, or the error that ends it; nothing follows the last part or an error."""
+
+    def __init__(self, answer: AnswerText, put: Callable[[Part | HalError], object]) -> None:
+        self._answer, self._put = answer, put
+        self._tokens: list[int] = []
+        self._shown = self._told = 0  # characters and tokens that parts have
+        self._pending: tuple[int, FinishReason, str] | None = None  # an end whose last tokens have not come
+        self.ended = False
+
+    def take(self, row: OutputRow) -> bool:
+        """Take a record's row; return whether a stop text ended the request, which is to be aborted then."""
+        if row.status is SlotStatus.TOKEN:
+            if row.position != len(self._tokens):
+                what = f"{row.request_id}: tokens from {row.position} on came after {len(self._tokens)}"
+                raise HalError(what, cure="report it: the output path has lost or repeated tokens")
+            for token in row.tokens.tolist():
+                self._tokens.append(token)
+                if self._answer.push(token):
+                    self._finish(FinishReason.STOP)
+                    return True
+        if row.finish is not FinishReason.NONE:
+            self._finish(row.finish, row.message)
+        elif self._pending is not None:
+            self.end(*self._pending)
+        elif len(self._tokens) > self._told:
+            self._give(self._answer.settled)
+        return False
+
+    def end(self, tokens: int, reason: FinishReason, message: str = "") -> None:
+        """End a request whose end no record tells, as soon as records have told ``tokens`` tokens of it."""
+        if len(self._tokens) < tokens:
+            self._pending = tokens, reason, message
+        elif not self.ended:
+            self._finish(reason, message)
+
+    def fail(self, error: HalError) -> None:
+        """End with an error."""
+        self.ended = True
+        self._put(error)
+
+    def _finish(self, reason: FinishReason, message: str = "") -> None:
+        if reason is FinishReason.ERROR:
+            self.fail(InvalidValue(message) if not self._tokens else HalError(message))
+            return
+        self.ended = True
+        self._answer.finish()
+        self._give(len(self._answer.text), reason)
+
+    def _give(self, settled: int, reason: FinishReason | None = None) -> None:
+        part = Part(self._answer.text[self._shown : settled], tuple(self._tokens[self._told :]), reason)
+        self._shown, self._told = settled, len(self._tokens)
+        self._put(part)
+
+
+class Streams:
+    """The streams that have not ended, by the names of their requests.
+
+    ``stopped``: names of requests that a stop text has ended, to be aborted by whoever runs them.
+    """
+
+    def __init__(self) -> None:
+        self._streams: dict[str, Stream] = {}
+        self.stopped: deque[str] = deque()
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def add(self, name: str, stream: Stream) -> None:
+        """A request begins."""
+        self._streams[name] = stream
+
+    def drop(self, name: str) -> bool:
+        """Nobody waits for the request any more; return whether it had not ended."""
+        return self._streams.pop(name, None) is not None
+
+    def take(self, record: OutputRecord) -> None:
+        """Take a step's record."""
+        for row in record.rows():
+            if (stream := self._streams.get(row.request_id)) is not None:
+                if stream.take(row):
+                    self.stopped.append(row.request_id)
+                if stream.ended:
+                    del self._streams[row.request_id]
+
+    def end(self, name: str, tokens: int, reason: FinishReason, message: str = "") -> None:
+        """See :meth:`Stream.end`."""
+        if (stream := self._streams.get(name)) is not None:
+            stream.end(tokens, reason, message)
+            if stream.ended:
+                del self._streams[name]
+
+    def fail(self, error: HalError) -> None:
+        """End all with an error."""
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.fail(error)

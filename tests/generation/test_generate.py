@@ -1,0 +1,159 @@
+"""``hal.generate`` in this process, and ``hal.AsyncEngine`` with a process of its own: the same text."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+
+import pytest
+from hal_core import FinishReason, HalError, InvalidValue, SamplingParams, Unavailable
+
+import hal
+from hal.cli import main
+from hal.generation import local
+
+PROMPTS = ["def main(", "for i in range(", "class Stack:"]
+GREEDY = {"max_tokens": 12, "temperature": 0.0}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _closed():
+    yield
+    local._close()
+
+
+def test_a_text_gives_a_text_and_a_list_a_list():
+    texts = hal.generate(PROMPTS, **GREEDY)
+    assert isinstance(texts, list)
+    assert [hal.generate(prompt, **GREEDY) for prompt in PROMPTS] == texts
+    assert all(texts)
+
+
+def test_a_stream_gives_the_same_text_in_parts():
+    parts = list(hal.generate(PROMPTS[0], stream=True, **GREEDY))
+    assert len(parts) > 1
+    assert "".join(parts) == hal.generate(PROMPTS[0], **GREEDY)
+
+
+def test_streams_may_be_read_in_turn_and_one_that_is_left_is_aborted():
+    first = hal.generate(PROMPTS[0], stream=True, max_tokens=400, temperature=0.0)
+    second = hal.generate(PROMPTS[1], stream=True, **GREEDY)
+    begun, other = next(first), [next(second)]
+    first.close()
+    assert begun
+    assert "".join(other + list(second)) == hal.generate(PROMPTS[1], **GREEDY)
+    assert not local._here.engine.busy, "the request that was left runs on"
+
+
+def test_an_answer_ends_with_the_first_stop_text():
+    whole = hal.generate(PROMPTS[0], **GREEDY)
+    stop = whole[3:6]
+    assert hal.generate(PROMPTS[0], stop=stop, **GREEDY) == whole[: whole.index(stop) + len(stop)]
+
+
+def test_without_a_seed_each_call_draws_anew_and_with_one_it_does_not():
+    seeded = [hal.generate(PROMPTS, max_tokens=30, seed=7) for _ in range(2)]
+    free = {tuple(hal.generate(PROMPTS, max_tokens=30)) for _ in range(4)}
+    assert len(free) > 1
+    assert seeded[0] == seeded[1]
+
+
+def test_draws_are_those_of_hal_run_with_the_same_seed(capsys):
+    given = [part for prompt in PROMPTS for part in ("--prompt", prompt)]
+    own = ("--temperature", "0.7", "--top-p", "0.9")  # what the checkpoint's generation_config.json says
+    with pytest.raises(SystemExit):
+        main(["run", "--device", "cpu", *given, "--max-tokens", "20", *own, "--seed", "7", "--json"])
+    answers = [json.loads(line)["text"] for line in capsys.readouterr().out.splitlines()]
+    assert hal.generate(PROMPTS, max_tokens=20, seed=7) == answers
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ({"prompt": "x", "most_tokens": 3}, "most_tokens"),
+        ({"prompt": "x", "temperature": -1.0}, "temperature"),
+        ({"prompt": ["x"], "stream": True}, "give one text, or leave stream out"),
+        ({"prompt": "x", "stop": ""}, "stop"),
+        ({"prompt": ""}, "the prompt has no tokens"),
+        ({"prompt": "x", "model": "nowhere"}, "no directory 'nowhere'"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_its_name(given, names):
+    with pytest.raises(InvalidValue) as error:
+        hal.generate(**given)
+    assert names in str(error.value)
+
+
+async def text_of(engine, prompt, params=None, **more):
+    parts = [part async for part in engine.generate(prompt, params or GREEDY, **more)]
+    assert parts[-1].finish_reason in (FinishReason.LENGTH, FinishReason.STOP)
+    return "".join(part.text for part in parts)
+
+
+async def tasks_and_a_death():
+    found = {}
+    async with hal.AsyncEngine(device="cpu", slots=2, max_waiting=3) as engine:
+        found["device"] = engine.device
+        found["texts"] = await asyncio.gather(*(text_of(engine, prompt) for prompt in PROMPTS))
+        found["stopped"] = await text_of(engine, PROMPTS[0], stop=found["texts"][0][3:6])
+        found["whole"] = await text_of(engine, PROMPTS[0], SamplingParams(**GREEDY))
+        with pytest.raises(InvalidValue, match="the prompt has no tokens"):
+            await text_of(engine, [])
+        long = {"max_tokens": 400, "temperature": 0.0}
+        begun = [engine.generate([number + 1] * 3, long) for number in range(2)]
+        for one in begun:
+            await anext(one)
+        rest = [asyncio.create_task(text_of(engine, prompt)) for prompt in PROMPTS]
+        await asyncio.sleep(0)
+        while engine._unfinished < 5:
+            await asyncio.sleep(0)
+        with pytest.raises(Unavailable, match="3 requests wait"):
+            await text_of(engine, "one too many")
+        await begun[0].aclose()  # as a task does that is cancelled
+        found["behind"] = await asyncio.gather(*rest)  # which need the slot
+        os.kill(engine._link._process.pid, signal.SIGKILL)
+        with pytest.raises(Unavailable, match="the engine process ended: signal SIGKILL"):
+            async for _ in begun[1]:
+                pass
+        with pytest.raises(Unavailable, match="the engine process ended: signal SIGKILL"):
+            await text_of(engine, PROMPTS[0])
+        found["left"] = engine._unfinished
+    return found
+
+
+def test_an_engine_process_gives_the_same_text_to_many_tasks():
+    """A full queue refuses, a request that is left gives its slot back, and a process that dies ends every stream."""
+    found, texts = asyncio.run(tasks_and_a_death()), hal.generate(PROMPTS, **GREEDY)
+    assert found["device"] == "cpu:0"
+    assert found["texts"] == found["behind"] == texts
+    assert found["whole"] == texts[0]
+    assert texts[0].startswith(found["stopped"])
+    assert len(found["stopped"]) < len(texts[0])
+    assert found["left"] == 0
+
+
+async def opened(**options):
+    async with hal.AsyncEngine(**options):
+        raise AssertionError("it came up")
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [({"device": "nope"}, "no device 'nope'"), ({"device": "cpu", "runner": "nope"}, "nope")],
+    ids=["device", "runner"],
+)
+def test_what_the_process_cannot_open_is_raised_where_it_was_asked_for(options, names):
+    with pytest.raises(HalError, match=names):
+        asyncio.run(opened(**options))
+
+
+@pytest.mark.conform
+@pytest.mark.parametrize("executor", [{"tp": 2}, {"dp": 2}, {"split": (1, 1)}], ids=lambda given: next(iter(given)))
+def test_ranks_give_the_same_text(executor):
+    async def texts():
+        async with hal.AsyncEngine(device="cpu", executor=hal.Ranks(**executor)) as engine:
+            return await asyncio.gather(*(text_of(engine, prompt) for prompt in PROMPTS))
+
+    assert asyncio.run(texts()) == hal.generate(PROMPTS, **GREEDY)

@@ -1,0 +1,79 @@
+"""The loop of an engine process, with a caller on paper: what it takes, checks and tells."""
+
+from __future__ import annotations
+
+import pytest
+from hal_core import FinishReason, GroupLost, SamplingParams, StateConfig
+
+from hal.distributed.words import Abort, Ended, Stop, Submit
+from hal.engine import Engine
+from hal.generation.process import serve_requests
+from tests.engine.test_scheduler import PaperWorker
+
+BLOCKS = 12
+
+
+class Caller:
+    """Says each word before the step of its number, and stops before step ``until``; ``free``: blocks and slots that
+    were free before each step."""
+
+    def __init__(self, engine, until, said):
+        self.engine, self.until, self.said = engine, until, list(said)
+        self.turn, self.free, self.heard, self.open = -1, [], [], False
+
+    def receive(self, timeout):
+        if self.open and self.said and self.said[0][0] <= self.turn:
+            return self.said.pop(0)[1]
+        if self.open:
+            self.open = False
+            return None
+        self.turn, self.open = self.turn + 1, True
+        scheduler = self.engine.scheduler
+        self.free.append((scheduler.pool.free, len(scheduler._slots)))
+        assert self.turn or timeout, "an engine without requests waits"
+        return Stop() if self.turn == self.until else self.receive(timeout)
+
+    def say(self, word, patience=0.0):
+        self.heard.append(word)
+        return True
+
+
+def serve(until, *said, slots=2):
+    engine = Engine(PaperWorker(StateConfig(num_slots=slots, max_model_len=24, block_size=4), BLOCKS))
+    caller = Caller(engine, until, said)
+    serve_requests(caller, engine)
+    return caller, engine
+
+
+def submit(name, prompt=(1, 2, 3), most=12):
+    return Submit(name, list(prompt), SamplingParams(max_tokens=most))
+
+
+def test_slot_and_blocks_are_free_two_steps_after_an_abort():
+    caller, engine = serve(8, (0, submit("a")), (3, Abort("a")))
+    assert caller.free[3] < (BLOCKS, 2)
+    assert caller.free[5] == (BLOCKS, 2)
+    assert not engine.busy
+
+
+def test_a_request_is_checked_by_the_process_and_refused_there():
+    caller, _ = serve(4, (0, submit("none", [])), (0, submit("large", [1] * 20)), (0, submit("good")))
+    told = {word.request: word for word in caller.heard}
+    assert told.keys() == {"none", "large"}
+    assert all(word.reason == FinishReason.ERROR and word.message for word in told.values())
+    assert "the prompt has no tokens" in told["none"].message
+
+
+def test_an_end_that_no_record_tells_is_said():
+    caller, _ = serve(4, (0, submit("a")), (0, submit("b")), (1, Abort("b")), slots=1)
+    assert caller.heard == [Ended("b", 0, int(FinishReason.ABORT))]
+
+
+def test_without_its_caller_the_process_ends():
+    class Gone(Caller):
+        def receive(self, timeout):
+            raise GroupLost("rank 0 hears nothing of the engine", argument="engine")
+
+    engine = Engine(PaperWorker(StateConfig(num_slots=1, max_model_len=24, block_size=4), BLOCKS))
+    with pytest.raises(GroupLost):
+        serve_requests(Gone(engine, 1, ()), engine)
