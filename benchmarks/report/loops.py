@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,27 @@ class Asked:
     due: float = 0.0
 
 
+class Given(Sequence[str]):
+    """Who was given a token by a record; looked up when the run is over."""
+
+    def __init__(self, record: OutputRecord) -> None:
+        self._record = record
+
+    @cached_property
+    def _names(self) -> list[str]:
+        given = self._record.counts.tolist()
+        return [name for name, count in zip(self._record.request_ids, given, strict=True) if count]
+
+    def __len__(self) -> int:
+        return int(self._record.counts.sum())
+
+    def __getitem__(self, at: Any) -> Any:  # noqa: ANN401
+        return self._names[at]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+
 @dataclass
 class Run:
     """When each step's output was taken (seconds from the beginning), and who was given a token."""
@@ -51,9 +73,7 @@ def by_hal(node: Node, load: Sequence[Asked], enough: Enough, *, overlap: bool =
     begin = time.perf_counter()
 
     def note(record: OutputRecord) -> None:
-        given = record.counts.tolist()
-        names = [name for name, count in zip(record.request_ids, given, strict=True) if count]
-        run.taken.append((time.perf_counter() - begin, names))
+        run.taken.append((time.perf_counter() - begin, Given(record)))
 
     with node.engine(note, overlap=overlap) as engine:
         while not enough(run):
@@ -125,7 +145,10 @@ class Plain:
 
     def _enter(self, slot: int, one: Asked) -> None:
         f, count = self._f, len(one.prompt)
-        f["token_ids"][slot, :count].copy_(torch.from_numpy(one.prompt), non_blocking=True)
+        prompt = torch.from_numpy(one.prompt)
+        if self._on_gpu:  # a copy of pageable memory waits for the stream
+            prompt = prompt.pin_memory()
+        f["token_ids"][slot, :count].copy_(prompt, non_blocking=True)
         f["seq_lens_encoder"][slot] = count
         f["seq_lens_decoder"][slot] = 0
         f["seq_lens_this_time"][slot] = count

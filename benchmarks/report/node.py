@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -18,7 +19,6 @@ from hal_torch.model import Decoder
 from hal_torch.runner import TorchRunner
 
 from hal import open_device
-from hal.cli.run_session import _Handed as Handed
 from hal.engine import Engine
 from hal.model.config import parse_config
 from hal.stepping import RunnerSetup, Stepper
@@ -40,6 +40,30 @@ SHORT_INTERVAL = 1e-4
 """Seconds: the switch interval that docs/busy-threads.md explains."""
 
 
+class Handed:
+    """A sink as of ``hal run`` in one process: an output is complete when the engine has taken its record."""
+
+    session = 1
+
+    def __init__(self, to: Callable[[OutputRecord], None]) -> None:
+        self._pending, self._to = deque[Any](), to
+
+    def put(self, pending: Any) -> None:  # noqa: ANN401 (a PendingOutput)
+        self._pending.append(pending)
+
+    def take(self, record: OutputRecord) -> None:
+        """The engine has taken a record."""
+        self._pending.popleft().complete(None)
+        self._to(record)
+
+    def close(self, timeout: float) -> None:
+        """The step behind the last end is never taken."""
+        while self._pending:
+            pending = self._pending.popleft()
+            pending.resolve()
+            pending.complete(None)
+
+
 @dataclass
 class Node:
     """A runner of random weights on a state, for hal's engine and for the plain loop."""
@@ -56,8 +80,7 @@ class Node:
     @contextmanager
     def engine(self, to: Callable[[OutputRecord], None], *, overlap: bool) -> Iterator[Engine]:
         """An engine with all slots free, which hands each record on as in ``hal run`` of one process."""
-        sink = Handed()
-        sink.to = to
+        sink = Handed(to)
         stepper = Stepper(self.device, self.state, self.runner, sink, blocks=self.blocks)
         yield Engine(stepper, chunk=CHUNK, overlap=overlap, on_record=sink.take)
         sink.close(30.0)

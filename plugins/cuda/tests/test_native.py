@@ -106,18 +106,44 @@ def test_the_lock_is_kept_while_nothing_can_block(opened):
     bound.device.driver.api.library.stand_in_hold(held.handle, 0)
 
 
+@pytest.mark.parametrize("opened", LIBRARY_PATHS, indirect=True)
+def test_g03_beside_a_hundred_busy_streams_a_full_queue_has_its_deadline(opened):
+    bound = opened({"deadline": 0.05})
+    target, library = bound.state(SIZES).view("temperature")[1], bound.device.driver.api.library
+    streams = [bound.device.stream() for _ in range(100)]
+    library.stand_in_work_limit(1021)
+    for stream in streams:
+        library.stand_in_hold(stream.handle, 1)
+
+    def write(stream):
+        bound.async_set_value(target=target, value=0.5, stream=stream)
+
+    try:
+        for stream in streams:
+            write(stream)
+        for stream in (streams[-1], streams[0]):
+            inside = library.stand_in_count(1)
+            done, refused = until_refused(lambda stream=stream: write(stream), 1100)
+            assert "stayed full for 0.05 s" in str(refused)
+            assert done > 250
+            assert library.stand_in_count(1) == inside, "a call waited inside the driver, where it has no deadline"
+    finally:
+        for stream in streams:
+            library.stand_in_hold(stream.handle, 0)
+
+
 @on_native
 def test_of_many_held_streams_none_is_taken_for_idle(opened):
     """More streams than are told apart: the lock is given up rather than kept in front of a queue nobody counts."""
     bound = opened()
     library, calls = bound.device.driver.api.library, bound.device.driver.native.calls
-    streams, target = [bound.device.stream() for _ in range(70)], bound.state(SIZES).view("temperature")[1]
+    streams, target = [bound.device.stream() for _ in range(400)], bound.state(SIZES).view("temperature")[1]
     for stream in streams:
         library.stand_in_hold(stream.handle, 1)
-    for _ in range(40):
+    for _ in range(10):
         for stream in streams:
             bound.async_set_value(target=target, value=0.5, stream=stream)
-    most = 40 * 2 * 70
+    most = 10 * 2 * 400
     assert 0 < calls.given_up() < most
     for stream in streams:
         library.stand_in_hold(stream.handle, 0)

@@ -135,7 +135,7 @@ static PyObject *copy_out(PyObject *self, PyObject *const *args, Py_ssize_t coun
   for (Py_ssize_t i = 0; !status && i <= parts; i++) { /* the copies, and the event behind the last one */
     Address from = i < parts ? PyLong_AsUnsignedLongLong(PyTuple_GetItem(args[5], 2 * i)) : 0;
     size_t nbytes = i < parts ? (size_t)PyLong_AsUnsignedLongLong(PyTuple_GetItem(args[5], 2 * i + 1)) : 0;
-    if (nbytes && has_room(driver, HANDLE(a[2]), OWN)) return NULL; /* of many parts */
+    if (nbytes && i && has_room(driver, HANDLE(a[2]), OWN)) return NULL; /* of many parts */
     turn_begin(driver, &turn, HANDLE(a[2]), nbytes > 0);
     if (i == 0) status = driver->wait(HANDLE(a[2]), HANDLE(a[3]), 0), call = "cuStreamWaitEvent";
     if (!status && nbytes)
@@ -319,6 +319,8 @@ static PyObject *forget(PyObject *self, PyObject *none) {
     for (int j = 0; j < MARKS; j++)
       if (driver->lanes[i].marks[j].event) driver->destroy(driver->lanes[i].marks[j].event);
   memset(driver->lanes, 0, sizeof driver->lanes);
+  memset(driver->near, 0, sizeof driver->near);
+  driver->crowded = 0;
   Py_RETURN_NONE;
 }
 

@@ -23,31 +23,37 @@ static void look(Driver *driver, Lane *lane) {
   }
 }
 
-/* The lane of a stream; NULL where so many streams are busy that nothing is known of this one. `apart`: how much
-   work may come between two marks; none where lanes are few, so that one that is idle is seen to be. */
-static Lane *lane_of(Driver *driver, Handle stream, uint64_t *apart) {
-  Lane *unused = NULL, *found = NULL;
+static int is_busy(const Lane *lane) { return lane->issued != lane->passed; }
+
+static void count_busy(Driver *driver) {
   int busy = 0;
-  for (int i = 0; i < LANES; i++) {
+  for (int i = 0; i < LANES; i++) busy += is_busy(&driver->lanes[i]);
+  driver->crowded = busy > LANES / 2;
+}
+
+/* The lane of a stream; NULL where so many streams are busy that nothing is known of this one. Most calls find it at the
+   first look: all lanes are more than a processor's first cache holds. */
+static Lane *lane_of(Driver *driver, Handle stream) {
+  Lane **near = &driver->near[((uintptr_t)stream >> 4 ^ (uintptr_t)stream >> 12 ^ (uintptr_t)stream) % NEAR];
+  if (*near && (*near)->issued && (*near)->stream == stream) return *near;
+  Lane *unused = NULL, *found = NULL;
+  for (int i = 0; i < LANES && !found; i++) {
     Lane *lane = &driver->lanes[i];
-    busy += lane->issued != lane->passed;
     if (lane->issued && lane->stream == stream) found = lane;
-    if (lane->issued == lane->passed) unused = lane;
+    else if (!unused && !is_busy(lane)) unused = lane;
   }
-  *apart = busy > LANES / 2 ? 1 : APART; /* of all lanes, wherever the stream's own is among them */
-  if (found) return found;
-  for (int i = 0; !unused && i < LANES; i++) {
+  for (int i = 0; !found && !unused && i < LANES; i++) {
     look(driver, &driver->lanes[i]);
-    if (driver->lanes[i].issued == driver->lanes[i].passed) unused = &driver->lanes[i];
+    if (!is_busy(&driver->lanes[i])) unused = &driver->lanes[i];
   }
-  if (unused) unused->stream = stream, unused->issued = unused->marked = unused->passed = 0;
-  return unused;
+  if (!found && unused) unused->stream = stream, unused->issued = unused->marked = unused->passed = 0;
+  return *near = found ? found : unused;
 }
 
 /* 0 where the stream has room for a call's work, else -1 with an exception. Python may run meanwhile, and change lanes. */
 int has_room(Driver *driver, Handle stream, uint64_t room) {
-  for (uint64_t apart;;) {
-    Lane *lane = lane_of(driver, stream, &apart);
+  for (;;) {
+    Lane *lane = lane_of(driver, stream);
     if (!lane || lane->issued - lane->passed < room) return 0;
     look(driver, lane);
     if (lane->issued - lane->passed < room || !lane->count) return 0;
@@ -68,25 +74,26 @@ static void marked(Lane *lane, int place) {
 
 /* A mark behind what is on a stream already, so that a call of many parts is not counted with what has passed. */
 void mark_now(Driver *driver, Handle stream) {
-  uint64_t apart;
-  Lane *lane = lane_of(driver, stream, &apart);
+  Lane *lane = lane_of(driver, stream);
   if (!lane || lane->issued == lane->marked) return;
   int place = place_of(lane);
   Handle *event = &lane->marks[place].event;
   if ((*event || driver->create(event, 2) == 0) && driver->record(*event, stream) == 0) marked(lane, place);
 }
 
+/* Where few lanes are left, each call's work has a mark of its own, so that one that is idle is seen to be. */
 void turn_begin(Driver *driver, Turn *turn, Handle stream, int work) {
-  uint64_t apart;
   turn->lane = NULL;
   turn->saved = NULL;
   turn->mark = NULL;
   if (!work) return;
-  Lane *lane = turn->lane = lane_of(driver, stream, &apart);
+  Lane *lane = turn->lane = lane_of(driver, stream);
   if (lane) {
     if (lane->issued - lane->passed >= APART) look(driver, lane);
+    int idle = !is_busy(lane);
     lane->issued += work;
-    if (lane->issued - lane->marked >= apart) {
+    if (idle) count_busy(driver);
+    if (lane->issued - lane->marked >= (driver->crowded ? 1 : APART)) {
       turn->place = place_of(lane);
       Handle *event = &lane->marks[turn->place].event;
       if (*event || driver->create(event, 2) == 0) turn->mark = *event; /* CU_EVENT_DISABLE_TIMING */

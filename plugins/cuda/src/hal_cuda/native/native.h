@@ -50,7 +50,8 @@ typedef uint64_t Address;
 typedef void *Handle; /* a CUstream, CUevent or CUfunction */
 
 #define CAPTURED_STREAM (-1) /* in place of a CUresult: `call` is the handle of a stream that is being captured */
-#define LANES 32  /* streams that are told apart */
+#define LANES 256 /* streams that are told apart */
+#define NEAR 16   /* places where the lane of a stream is looked for first */
 #define MARKS 4   /* events on the way of each, */
 #define APART 64  /* copies and launches apart */
 #define BOUND 256 /* of ours in flight on a stream, until the lock is given up; CUDA's launch queues hold 1,021, */
@@ -86,6 +87,8 @@ typedef struct {
   PyObject *full; /* full(stream, event) waits until a stream has room, or raises */
   unsigned long working;
   unsigned long long given_up; /* how often the lock was */
+  int crowded;    /* more than half of the lanes are busy */
+  Lane *near[NEAR];
   Lane lanes[LANES];
 } Driver;
 
