@@ -1,1 +1,19 @@
-"""What hal needs for FastDeploy alone: its System V message queues."""
+"""What hal needs for FastDeploy alone: its System V queues, and its model runners' insertion of tasks."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .insertion import Insertion as Insertion
+    from .values import SetValue as SetValue
+
+_HOME = {"Insertion": "insertion", "SetValue": "values"}
+__all__ = [*_HOME]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_HOME[name]}", __name__), name)

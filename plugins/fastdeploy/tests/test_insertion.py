@@ -1,0 +1,288 @@
+"""``insert_tasks_v1`` against the reference writer: every array, host list and attribute, on cpu and sim."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hal_core.errors import InvalidBatch, InvalidValue
+from hal_fastdeploy.insertion import Insertion
+
+import hal
+from tests import share
+
+_spec = importlib.util.spec_from_file_location("upstream", Path(__file__).with_name("upstream.py"))
+up = importlib.util.module_from_spec(_spec)
+sys.modules.setdefault("upstream", up)
+_spec.loader.exec_module(up)
+PREFILL, DECODE, PREEMPTED, ABORT = up.PREFILL, up.DECODE, up.PREEMPTED, up.ABORT
+METHODS, ROLES = ("", "naive", "ngram", "suffix", "mtp"), ("mixed", "prefill", "decode")
+SEQUENCES = 2000
+"""Drawn sequences in all, on both devices together; ``make test`` draws a share (tests/share.py)."""
+
+
+@pytest.fixture(scope="module", params=["cpu", "sim"])
+def bound(request):
+    if request.param == "sim":
+        pytest.importorskip("hal_sim", reason="paddle-hal-sim is not installed: pip install ./plugins/sim")
+    with hal.open_device(request.param) as device:
+        yield device
+
+
+class Pair:
+    """A runner with the drop-in over a device's memory, and one with the reference over arrays."""
+
+    def __init__(self, bound, method="", role="mixed", cached=-1):
+        target, proposer = up.tables(method)
+        self.tensors, self.own = up.OnDevice(bound, target), up.OnDevice(bound, proposer)
+        options = {"method": method, "role": role, "cached": cached}
+        self.runner = up.runner_of(self.tensors.views, self.own.views if proposer else None, **options)
+        self.reference = up.runner_of(up.arrays(target), up.arrays(proposer) if proposer else None, **options)
+        self.method, self.passed = method, []
+        self.insertion = Insertion(bound, self.runner, lambda *given: self.passed.append(given))
+
+    def insert(self, requests, num_running=4):
+        ticket = self.insertion(requests, num_running)
+        up.insert(self.reference, requests, num_running)
+        ticket.wait()
+
+    def check(self):
+        """Every array, host list and attribute is the reference's."""
+        __tracebackhide__ = True
+        mine, theirs = self.runner, self.reference
+        self.compare(self.tensors, mine.share_inputs, theirs.share_inputs)
+        if self.method == "mtp":
+            self.compare(self.own, mine.proposer.model_inputs, theirs.proposer.model_inputs)
+        for name in ("exist_prefill_flag", "_cached_launch_token_num", "_cached_real_bsz", "forward_batch_reqs_list"):
+            assert getattr(mine, name) == getattr(theirs, name), name
+        for name in ("prompt_logprobs_reqs", "in_progress_prompt_logprobs", "calls"):
+            assert getattr(mine, name) == getattr(theirs, name), name
+
+    def compare(self, tensors, mine, theirs):
+        __tracebackhide__ = True
+        got = tensors.read()
+        for name, array in got.items():
+            should = theirs[name]
+            assert (array.dtype, array.shape) == (should.dtype, should.shape), name
+            np.testing.assert_array_equal(array, should, err_msg=name)
+        assert mine.data.keys() == theirs.data.keys()
+        for name in mine.data.keys() - got.keys() - {"seq_lens_this_time"}:
+            should = theirs[name]
+            same = np.array_equal(mine[name], should) if isinstance(should, np.ndarray) else mine[name] == should
+            assert same, f"{name} is {mine[name]}, but should be {should}"
+        assert mine["seq_lens_this_time"].shape == theirs["seq_lens_this_time"].shape
+        assert mine.index_to_batch_id == theirs.index_to_batch_id
+
+
+def prefill(slot, prompt, output=(), piece=None, blocks=(3, 4), **values):
+    start, end = piece or (0, len(prompt) + len(output))
+    drafts = values.pop("drafts", [30, 31])
+    return up.Request(
+        PREFILL,
+        slot,
+        values.pop("name", f"r{slot}"),
+        prompt_token_ids=list(prompt),
+        output_token_ids=list(output),
+        prefill_start_index=start,
+        prefill_end_index=end,
+        block_tables=list(blocks),
+        eos_token_ids=values.pop("eos", [2, 5]),
+        draft_token_ids=drafts,
+        values=values,
+    )
+
+
+def drawn(draw, slot, role):
+    """A request of some kind for a slot."""
+    kind = draw.choice([PREFILL, PREFILL, PREFILL, DECODE, PREEMPTED, ABORT])
+    blocks = [draw.randrange(100) for _ in range(draw.randrange(1, 7))]
+    if kind == DECODE:
+        return up.Request(DECODE, slot, f"r{slot}", block_tables=blocks)
+    if kind != PREFILL:
+        return up.Request(kind, slot, f"r{slot}")
+    prompt = [draw.randrange(16) for _ in range(draw.randrange(1, 16))]
+    output = [draw.randrange(16) for _ in range(draw.choice([0, 0, 3]))]
+    piece = None
+    if role == "decode":
+        output = [draw.randrange(16)]
+        piece = (len(prompt), len(prompt) + 1)
+    elif draw.random() < 0.5:  # a chunk, or a cached prefix
+        total = len(prompt) + len(output)
+        start = draw.randrange(total)
+        piece = (start, draw.randrange(start + 1, total + 1))
+    values = {}
+    for name, choices in VALUES.items():
+        if draw.random() < 0.5:
+            values[name] = draw.choice(choices)
+    if "stop_token_ids" in values:
+        values["stop_seqs_len"] = [*map(len, values["stop_token_ids"])]
+    eos, name = [draw.randrange(9), 2], f"{slot}-{draw.randrange(99)}"
+    return prefill(slot, prompt, output, piece, blocks, drafts=[7, 8, 9], eos=eos, name=name, **values)
+
+
+VALUES = {
+    "temperature": [0.0, 1, 1.5],
+    "top_k": [5, 1.75],
+    "top_p": [0.25, 1],
+    "min_p": [0.5],
+    "repetition_penalty": [1.25],
+    "frequency_penalty": [-0.5],
+    "presence_penalty": [2],
+    "temp_scaled_logprobs": [True],
+    "top_p_normalized_logprobs": [True],
+    "generated_modality": [1],
+    "min_tokens": [3],
+    "max_tokens": [9],
+    "seed": [0, 2**53 + 1, 2**63 - 1],
+    "bad_words_token_ids": [[1, 2, 3], [4], []],
+    "stop_token_ids": [[[1, 2], [3, 4]], [[5, 6, 7, 8]], [[1], [2], [3]]],
+    "logits_processors_args": [{"a": 1}, None],
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("role", ROLES)
+def test_drawn_sequences_leave_what_the_reference_leaves(bound, method, role):
+    draw = random.Random(f"{method} {role} 29")
+    for _ in range(share.of(SEQUENCES // (2 * len(METHODS) * len(ROLES)) + 1)):
+        pair = Pair(bound, method, role, cached=draw.choice([-1, 8]))
+        if draw.random() < 0.3:  # after a reordering
+            for one in (pair.runner, pair.reference):
+                one.share_inputs.index_to_batch_id = {0: 2, 2: 0}
+        for _ in range(draw.randrange(1, 5)):
+            slots = [draw.randrange(4) for _ in range(draw.randrange(1, 6))]  # a slot may come twice
+            pair.insert([drawn(draw, slot, role) for slot in slots], draw.randrange(1, 5))
+            pair.check()
+
+
+CASES = {
+    "prompt 6": ("mixed", "", prefill(1, range(6)), (6, 0, 6, 6, 0), False),
+    "first chunk": ("mixed", "", prefill(1, range(10), piece=(0, 4)), (10, 0, 4, 4, 0), True),
+    "last chunk": ("mixed", "", prefill(1, range(10), piece=(4, 10)), (10, 0, 6, 6, 4), False),
+    "resumed": ("mixed", "", prefill(1, range(6), [8, 9]), (8, 2, 8, 8, 0), False),
+    "decode role": ("decode", "", prefill(1, range(6), [9], (6, 7)), (7, 1, 1, 0, 6), False),
+    "decode role with drafts": ("decode", "mtp", prefill(1, range(6), [9], (6, 7)), (7, 1, 2, 0, 6), False),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_arrays_that_were_seen_of_upstreams_own_function(bound, case):
+    """The facts' table of arrays that were executed, not the reference's reading of them."""
+    role, method, request, should, chunk = CASES[case]
+    pair = Pair(bound, method, role, cached=8)
+    pair.insertion([request], 2).wait()
+    got = pair.tensors.read()
+    names = ("prompt_lens", "step_idx", "seq_lens_this_time_buffer", "seq_lens_encoder", "seq_lens_decoder")
+    assert tuple(int(got[name].reshape(-1)[1]) for name in names) == should
+    assert bool(pair.runner.share_inputs["is_chunk_step"][1]) is chunk
+    if method:
+        assert got["draft_tokens"][1].tolist() == [30, 31, 0, 0]
+        assert (pair.runner._cached_launch_token_num, pair.runner._cached_real_bsz) == (12, 3)
+        own = pair.own.read()
+        assert (int(own["seq_lens_this_time_buffer"][1]), own["mask_rollback"][1, 0]) == (2, 1)
+        assert pair.runner.proposer.model_inputs["input_ids_len"][1, 0] == 0
+
+
+def broken(**changes):
+    """A request that cannot be inserted."""
+    values = {name: changes.pop(name) for name in [*changes] if name in VALUES or name == "stop_seqs_len"}
+    request = prefill(1, range(6), **values)
+    for name, value in changes.items():
+        setattr(request, name, value)
+    return request
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"idx": 4}, "slot 4 of 4"),
+        ({"prefill_end_index": 7}, "tokens 0 to 7 of 6"),
+        ({"block_tables": [1] * 7}, "7 blocks, the table holds 6"),
+        ({"eos_token_ids": [1]}, "1 eos_token_ids, the runner holds 2"),
+        ({"temperature": None}, "temperature: None .NoneType. is no int, float or bool"),
+        ({"top_k": (1,)}, "top_k: "),
+        ({"stop_token_ids": [[1]] * 4, "stop_seqs_len": [1] * 4}, "do not fit 3 sequences of 4"),
+        ({"stop_token_ids": [[1]], "stop_seqs_len": [1, 0, 0]}, "3 lengths for 1 sequences: padded already"),
+        ({"seed": 2**63}, "too large|too big"),
+        ({"block_tables": [2**40]}, "out of bounds|too large"),
+        ({"draft_token_ids": [3]}, "needs the first token and one draft"),
+    ],
+    ids=lambda case: str(case)[:30],
+)
+def test_g08_a_wrong_request_is_named_and_nothing_changes(bound, change, message):
+    pair = Pair(bound, "mtp", "decode")
+    before, own = pair.tensors.read(), pair.own.read()
+    with pytest.raises(InvalidBatch, match=message) as raised:
+        pair.insertion([prefill(0, range(4), [9], (4, 5)), broken(**change)], 2)
+    assert "'r1'" in str(raised.value)
+    for after, had in ((pair.tensors.read(), before), (pair.own.read(), own)):
+        for name, array in after.items():
+            np.testing.assert_array_equal(array, had[name], err_msg=name)
+    assert (pair.runner.calls, pair.runner.share_inputs["req_ids"]) == ([], [None] * 4)
+
+
+def test_one_call_is_one_submission_with_128_prefills_of_two_models(bound, monkeypatch):
+    monkeypatch.setitem(up.SIZES, "n", 128)
+    pair = Pair(bound, "mtp")
+    before = bound.counters()
+    ticket = pair.insertion([prefill(slot, range(10)) for slot in range(128)], 128)
+    assert (bound.counters() - before).submissions <= 2
+    ticket.wait()
+    up.insert(pair.reference, [prefill(slot, range(10)) for slot in range(128)], 128)
+    np.testing.assert_array_equal(pair.tensors.read()["token_ids_all"], pair.reference.share_inputs["token_ids_all"])
+
+
+@pytest.mark.parametrize("attribute", ["guided_json", "enable_thinking", "pooling_params"])
+def test_what_is_not_served_goes_to_upstreams_own_function(bound, attribute, caplog):
+    pair, request = Pair(bound), prefill(1, range(3))
+    setattr(request, attribute, "x")
+    with caplog.at_level("INFO", "hal"):
+        pair.insertion([request], 2)
+    assert pair.passed == [([request], 2)]
+    assert attribute in caplog.text
+    pair.insertion([up.Request(up.EXTEND, 1, "r1")], 2)
+    assert len(pair.passed) == 2
+
+
+def test_g26_a_tensor_that_was_replaced_since_mounting_is_named(bound):
+    pair = Pair(bound)
+    pair.runner.share_inputs["step_idx"] = up.OnDevice(bound, {"step_idx": ("int64", "n1")}).views["step_idx"]
+    with pytest.raises(InvalidValue, match=r"step_idx: share_inputs\['step_idx'\] was replaced since it was mounted"):
+        pair.insertion([prefill(1, range(3))], 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "message"),
+    [
+        ("step_idx", ("int32", "n1"), r"is int32 \[4, 1\], not int64 \[n, 1\]"),
+        ("step_idx", ("int64", "n"), r"is int64 \[4\], not int64 \[n, 1\]"),
+        ("prompt_lens", ("int64", "L1"), r"is int64 \[24, 1\], not int64 \[n, 1\]"),
+        ("bad_tokens", None, "share_inputs has no 'bad_tokens'"),
+    ],
+)
+def test_g26_a_tensor_of_another_kind_is_named_at_mounting(bound, name, kind, message):
+    table = {**up.TARGET}
+    table.pop(name)
+    tensors = up.OnDevice(bound, table if kind is None else {**table, name: kind}).views
+    with pytest.raises(InvalidValue, match=message):
+        Insertion(bound, up.runner_of(tensors), lambda *given: None)
+
+
+def test_paddles_own_tensors_are_written_where_they_are():
+    paddle = pytest.importorskip("paddle")
+    with hal.open_device("cpu") as device:
+        tensors = {
+            name: paddle.to_tensor(array, place=paddle.CPUPlace()) for name, array in up.arrays(up.TARGET).items()
+        }
+        addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
+        runner, reference = up.runner_of(tensors), up.runner_of(up.arrays(up.TARGET))
+        requests = [prefill(1, range(6), temperature=0.5), prefill(3, range(4), seed=2**53 + 1)]
+        Insertion(device, runner, lambda *given: None)(requests, 4).wait()
+        up.insert(reference, requests, 4)
+        for name, tensor in tensors.items():
+            assert tensor.data_ptr() == addresses[name]
+            np.testing.assert_array_equal(tensor.numpy(), reference.share_inputs[name], err_msg=name)
