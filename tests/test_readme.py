@@ -9,17 +9,25 @@ import subprocess
 import sys
 from pathlib import Path
 
+import hal
+from hal.generation import local
+
 from .commands import environment, left_in
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_library_example_runs(capsys):
-    (example,) = re.findall(r"```python\n(.*?)```", README, re.S)
-    assert len(example.strip().splitlines()) <= 15
-    exec(compile(example, "README.md", "exec"), {})
-    assert capsys.readouterr().out == "[5 6 7]\n"
+def test_the_library_examples_run(capsys):
+    text, hooks = re.findall(r"```python\n(.*?)```", README, re.S)
+    for example in (text, hooks):
+        assert len(example.strip().splitlines()) <= 15
+        exec(compile(example, "README.md", "exec"), {})
+        printed = capsys.readouterr().out
+        if example is text:
+            assert printed.endswith(hal.generate("def main(", max_tokens=20, temperature=0))
+    local._close()
+    assert printed == "[5 6 7]\n"
 
 
 def typed():
